@@ -1,0 +1,1 @@
+"""lenz: a compiler for PyTorch programs, behind torch.compile(model, backend="lenz")."""
