@@ -1,0 +1,98 @@
+"""Element types: their names in the text form, their widths, and the map to and from torch.
+
+Invariant: one `DType` object per element type, so `is` compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Kind = Literal["bool", "uint", "int", "float", "complex"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DType:
+    """One element type; `bytes` is the size of an element in memory."""
+
+    name: str
+    kind: Kind
+    bytes: int
+    torch: torch.dtype
+
+    @property
+    def bits(self) -> int:
+        """Width of one element in bits."""
+        return 8 * self.bytes
+
+    @property
+    def is_float(self) -> bool:
+        """True for real floating-point types."""
+        return self.kind == "float"
+
+    @property
+    def is_complex(self) -> bool:
+        """True for complex types."""
+        return self.kind == "complex"
+
+    @property
+    def is_integer(self) -> bool:
+        """True for signed and unsigned integers; bool is not one."""
+        return self.kind in ("int", "uint")
+
+    @property
+    def is_half(self) -> bool:
+        """True for bf16 and fp16, which are computed in f32 and rounded when stored."""
+        return self.name in ("f16", "bf16")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+BOOL = DType("bool", "bool", 1, torch.bool)
+U8 = DType("u8", "uint", 1, torch.uint8)
+U16 = DType("u16", "uint", 2, torch.uint16)
+U32 = DType("u32", "uint", 4, torch.uint32)
+U64 = DType("u64", "uint", 8, torch.uint64)
+I8 = DType("i8", "int", 1, torch.int8)
+I16 = DType("i16", "int", 2, torch.int16)
+I32 = DType("i32", "int", 4, torch.int32)
+I64 = DType("i64", "int", 8, torch.int64)
+F16 = DType("f16", "float", 2, torch.float16)
+BF16 = DType("bf16", "float", 2, torch.bfloat16)
+F32 = DType("f32", "float", 4, torch.float32)
+F64 = DType("f64", "float", 8, torch.float64)
+C32 = DType("c32", "complex", 4, torch.complex32)
+C64 = DType("c64", "complex", 8, torch.complex64)
+C128 = DType("c128", "complex", 16, torch.complex128)
+F8E4M3FN = DType("f8e4m3fn", "float", 1, torch.float8_e4m3fn)
+F8E5M2 = DType("f8e5m2", "float", 1, torch.float8_e5m2)
+F8E4M3FNUZ = DType("f8e4m3fnuz", "float", 1, torch.float8_e4m3fnuz)
+F8E5M2FNUZ = DType("f8e5m2fnuz", "float", 1, torch.float8_e5m2fnuz)
+
+DTYPES: tuple[DType, ...] = (
+    BOOL, U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64, C32, C64, C128,
+    F8E4M3FN, F8E5M2, F8E4M3FNUZ, F8E5M2FNUZ,
+)  # fmt: skip
+_BY_NAME = {d.name: d for d in DTYPES}
+_BY_TORCH = {d.torch: d for d in DTYPES}
+
+# Types that scalar expressions compute with; tensors of any other type pass through `Extern` only.
+NATIVE: tuple[DType, ...] = (BOOL, U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64)
+
+
+def dtype_named(name: str) -> DType:
+    """Give the type with this name in the text form; raises KeyError for an unknown name."""
+    return _BY_NAME[name]
+
+
+def dtype_of(dtype: torch.dtype) -> DType | None:
+    """Give the type of a torch dtype, or None for one that lenz does not know (quantized types)."""
+    return _BY_TORCH.get(dtype)
+
+
+def compute_dtype(d: DType) -> DType:
+    """The type arithmetic on `d` is done in: f32 for bf16 and fp16, `d` itself otherwise."""
+    return F32 if d.is_half else d

@@ -1,0 +1,229 @@
+"""Scalar expressions: an interned DAG, so `is` is structural equality, and the walks over it.
+
+An expression computes one element. Integers that are indices are `Sym` (exact); values are `Expr`
+(machine arithmetic). Two bridges join them:
+
+- up: `index(sym, dtype)` is an index as a value;
+- down: a `load` or `index` may use the variables `@0`, `@1`, ... in its Syms; `@k` is the value of
+  its k-th operand (an i64 expression already wrapped and checked by the lowering). Numbering is
+  canonical: by first appearance, without gaps.
+
+Invariants: `dtype` follows from the op's rule; operand tuples never change; no cycles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from lenz.ir import op as _op
+from lenz.ir.dtype import I64, DType
+from lenz.ir.op import Op
+from lenz.sym import Sym, Var, substitute
+
+T = TypeVar("T")
+_TABLE: dict[tuple[Any, ...], Expr] = {}
+
+
+class Expr:
+    """One node: an op, its operands, its attributes and the type of its value."""
+
+    __slots__ = ("args", "attrs", "dtype", "op")
+
+    op: Op
+    args: tuple[Expr, ...]
+    attrs: tuple[Any, ...]
+    dtype: DType
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("Expr is immutable")
+
+    def __repr__(self) -> str:
+        from lenz.ir.printer import show_expr
+
+        return show_expr(self)
+
+
+def _attr_key(value: Any) -> Any:
+    # 1, 1.0 and True are equal in Python but not as constants; neither are 0.0 and -0.0, and nan.
+    if isinstance(value, (bool, float, complex)):
+        return (type(value).__name__, repr(value))
+    return value
+
+
+def expr(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
+    """Make (or find) the node; raises TypeError when the op's type rule refuses the operands."""
+    if op.arity >= 0 and len(args) != op.arity:
+        raise TypeError(f"{op.name} takes {op.arity} operands, got {len(args)}")
+    key = (op, args, tuple([_attr_key(a) for a in attrs]))
+    found = _TABLE.get(key)
+    if found is not None:
+        return found
+    e = object.__new__(Expr)
+    put = object.__setattr__
+    put(e, "op", op)
+    put(e, "args", args)
+    put(e, "attrs", attrs)
+    put(e, "dtype", op.dtype(tuple([a.dtype for a in args]), attrs))
+    _TABLE[key] = e
+    return e
+
+
+def const(value: bool | int | float, dtype: DType) -> Expr:
+    """A constant of the type; ints become floats for float types and wrap for integer types."""
+    if dtype.kind == "bool":
+        value = bool(value)
+    elif dtype.is_float:
+        value = float(value)
+    elif dtype.is_integer:
+        value = int(value) & ((1 << dtype.bits) - 1)
+        if dtype.kind == "int" and value >> (dtype.bits - 1):
+            value -= 1 << dtype.bits
+    return expr(_op.CONST, attrs=(value, dtype))
+
+
+def load(buffer: str, index: Iterable[Sym], dtype: DType, bound: tuple[Expr, ...] = ()) -> Expr:
+    """One element of a buffer; `@k` in the index is `bound[k]`."""
+    index, bound = canonical_bound(tuple(index), bound)
+    return expr(_op.LOAD, *bound, attrs=(buffer, index, dtype))
+
+
+def index(value: Sym, dtype: DType = I64, bound: tuple[Expr, ...] = ()) -> Expr:
+    """An exact integer as a value of the type; `@k` in it is `bound[k]`."""
+    (value,), bound = canonical_bound((value,), bound)
+    return expr(_op.INDEX, *bound, attrs=(value, dtype))
+
+
+def ref(name: str, dtype: DType) -> Expr:
+    """The value of a `Let` or `Reduce` of the enclosing kernel."""
+    return expr(_op.REF, attrs=(name, dtype))
+
+
+def masked(cond: Expr, value: Expr, other: Expr) -> Expr:
+    """`value` where cond holds, else `other`; loads inside `value` happen only where it holds."""
+    return expr(_op.MASKED, cond, value, other)
+
+
+def is_bound_var(v: Var) -> bool:
+    """True for the variables `@k` that stand for operands of a load or index."""
+    return v.name[0] == "@"
+
+
+def canonical_bound(
+    index: tuple[Sym, ...], bound: tuple[Expr, ...]
+) -> tuple[tuple[Sym, ...], tuple[Expr, ...]]:
+    """Renumber `@k` by first appearance and drop operands that no index uses."""
+    if not bound:
+        return index, bound
+    order: list[Expr] = []
+    mapping: dict[Var, Sym] = {}
+    for part in index:
+        for v in part.free_vars:
+            if is_bound_var(v) and v not in mapping:
+                operand = bound[int(v.name[1:])]
+                if operand not in order:
+                    order.append(operand)
+                position = order.index(operand)
+                mapping[v] = Var(f"@{position}", v.lo, v.hi, v.below)
+    if tuple(order) == bound:
+        return index, bound
+    return tuple(substitute(part, mapping) for part in index), tuple(order)
+
+
+def interpret(body: Expr, visit: Callable[[Expr, list[T]], T], memo: dict[Expr, T] | None = None) -> T:
+    """Walk the DAG once, operands first: visit(node, results of its operands) -> result.
+
+    Every analysis and every emitter is such an interpretation. Iterative, so that chains of any
+    depth work; pass `memo` to share results between bodies.
+    """
+    memo = {} if memo is None else memo
+    stack: list[Expr] = [body]
+    while stack:
+        e = stack[-1]
+        if e in memo:
+            stack.pop()
+            continue
+        todo = [a for a in e.args if a not in memo]
+        if todo:
+            stack.extend(reversed(todo))
+            continue
+        stack.pop()
+        memo[e] = visit(e, [memo[a] for a in e.args])
+    return memo[body]
+
+
+def nodes_of(*bodies: Expr) -> list[Expr]:
+    """Every distinct node of the bodies, operands before users."""
+    memo: dict[Expr, None] = {}
+    for body in bodies:
+        interpret(body, lambda e, _: None, memo)
+    return list(memo)
+
+
+def loads_of(*bodies: Expr) -> list[Expr]:
+    """Every distinct load of the bodies, operands before users."""
+    return [e for e in nodes_of(*bodies) if e.op is _op.LOAD]
+
+
+def syms_of(e: Expr) -> tuple[Sym, ...]:
+    """The Syms in the attributes of one node (load and index have some)."""
+    if e.op is _op.LOAD:
+        return tuple(e.attrs[1])
+    if e.op is _op.INDEX:
+        return (e.attrs[0],)
+    return ()
+
+
+def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
+    """The same node over other operands."""
+    if args == e.args:
+        return e
+    if e.op is _op.LOAD:
+        return load(e.attrs[0], e.attrs[1], e.attrs[2], args)
+    if e.op is _op.INDEX:
+        return index(e.attrs[0], e.attrs[1], args)
+    return expr(e.op, *args, attrs=e.attrs)
+
+
+def reindex(body: Expr, mapping: Mapping[Var, Sym], bound: tuple[Expr, ...] = ()) -> Expr:
+    """Substitute index variables in every load and index of the body.
+
+    The new Syms may use `@k`, which then stands for `bound[k]` (an index that was gathered).
+    """
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        syms = syms_of(e)
+        if not syms:
+            return rebuild(e, tuple(args))
+        # Own operands move behind the outer ones, so that the two numberings cannot clash.
+        own: dict[Var, Sym] = dict(mapping)
+        for s in syms:
+            for v in s.free_vars:
+                if is_bound_var(v):
+                    own[v] = Var(f"@{int(v.name[1:]) + len(bound)}", v.lo, v.hi, v.below)
+        new = tuple(substitute(s, own) for s in syms)
+        operands = bound + tuple(args)
+        if e.op is _op.LOAD:
+            return load(e.attrs[0], new, e.attrs[2], operands)
+        return index(new[0], e.attrs[1], operands)
+
+    return interpret(body, visit)
+
+
+def replace_loads(body: Expr, replacement: Callable[[Expr], Expr | None]) -> Expr:
+    """Replace loads, innermost first: replacement(load) gives the new expression or None to keep."""
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        new = rebuild(e, tuple(args))
+        if new.op is _op.LOAD:
+            other = replacement(new)
+            return new if other is None else other
+        return new
+
+    return interpret(body, visit)
+
+
+def cost_of(*bodies: Expr) -> float:
+    """Arithmetic of one element, in f32 additions: the sum of op costs over distinct nodes."""
+    return math.fsum(e.op.cost for e in nodes_of(*bodies))

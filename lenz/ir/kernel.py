@@ -1,0 +1,177 @@
+"""The kernel level: explicit loops over flat offsets. Every decision is in here as data.
+
+A kernel is a list of phases that run one after the other; on CPU each phase is a loop of kind
+"parallel" around the rest, and all of its iterations end before the next phase starts. Offsets are
+flat, in elements from the base pointer of the parameter.
+
+    kernel @softmax_0(%x: in f32[1024*s0], %y: out f32[1024*s0]; s0: 1..) {
+      for i in s0 : parallel {
+        for r in 1024 : vector { m = reduce max (load(%x, [1024*i + r])) over r }
+        for r in 1024 : vector { d = reduce sum (exp(sub(load(%x, [1024*i + r]), m))) over r }
+        for r in 1024 : vector { store(%y, [1024*i + r], div(exp(sub(...)), d)) }
+      }
+    }
+
+Meaning of the statements:
+- `For(axis, kind, body)`: the extent may depend on variables of enclosing loops. kind says how the
+  iterations run; it never changes the result, except that "parallel" and "grid" promise that no
+  iteration reads what another one writes.
+- `Let(name, value)`: visible to the statements after it in the same and nested bodies.
+- `Reduce(name, kind, value, over)`: accumulates over the enclosing loops named in `over`; the result
+  is `ref(name)` after the outermost of them has closed. Axes of enclosing loops inside that loop
+  which are not in `over` index an array of accumulators: a later loop over the *same* Var reads
+  its own lane (sum over the rows of a panel of columns).
+- `Store(buffer, offset, value)`: `@k` in the offset is bound[k].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from lenz.ir.dtype import DType
+from lenz.ir.expr import Expr
+from lenz.ir.graph import Extern, Graph, ReduceKind, View
+from lenz.ir.tensor import Axis
+from lenz.sym import Sym, Var
+
+LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
+LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
+Mode = Literal["in", "out", "inout"]
+KernelKind = Literal["pointwise", "reduction", "outer_reduction", "transpose", "combo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A pointer parameter. `size`: elements that may be touched from the base pointer on."""
+
+    name: str
+    dtype: DType
+    size: Sym
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Scratch of one parallel iteration, `size` elements, on the stack or in registers."""
+
+    name: str
+    dtype: DType
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """A loop."""
+
+    axis: Axis
+    kind: LoopKind
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """A named value."""
+
+    name: str
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """An accumulation over enclosing loops."""
+
+    name: str
+    kind: ReduceKind
+    value: Expr
+    over: tuple[Var, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A write of one element."""
+
+    buffer: str
+    offset: Sym
+    value: Expr
+    bound: tuple[Expr, ...] = ()
+
+
+Stmt: TypeAlias = For | Let | Reduce | Store
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Numbers that the emitter takes as they are.
+
+    grain     parallel iterations that one task must at least get (1 or more)
+    unroll    copies of a vector loop body that are emitted interleaved
+    rows      rows that one pass of a loop over column accumulators takes at once
+    """
+
+    grain: int = 1
+    unroll: int = 2
+    rows: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch: parameters in call order (pointers, then sizes as i64), phases, configuration."""
+
+    name: str
+    kind: KernelKind
+    params: tuple[Param, ...]
+    sizes: tuple[Var, ...]
+    body: tuple[Stmt, ...]
+    locals: tuple[Local, ...] = ()
+    tile: TileConfig = TileConfig()
+    origins: tuple[str, ...] = field(default=(), compare=False)
+
+
+def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement, outer before inner."""
+    for s in body:
+        yield s
+        if isinstance(s, For):
+            yield from walk(s.body)
+
+
+def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
+    """Every expression that stands in a statement, in order."""
+    found: list[Expr] = []
+    for s in walk(body):
+        match s:
+            case Let(_, value) | Reduce(_, _, value):
+                found.append(value)
+            case Store(_, _, value, bound):
+                found.extend((value, *bound))
+            case For():
+                pass
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel with the buffers it is called on, one per parameter."""
+
+    kernel: Kernel
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Two computations that were not fused, and why."""
+
+    first: str
+    second: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The graph as an ordered list of launches, library calls and views."""
+
+    graph: Graph
+    steps: tuple[Launch | Extern | View, ...]
+    rejected: tuple[Rejected, ...] = ()

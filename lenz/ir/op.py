@@ -1,0 +1,110 @@
+"""Scalar operations as data: one `Op` says all that any room needs to know about one operation.
+
+The entries stand in `lenz/ops/`. The structural operations, which are not arithmetic (constants,
+loads, indices, references, guarded evaluation), stand here because the IR itself gives them meaning.
+Invariant: one `Op` object per name (intern table `_OPS`), so `is` compares operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lenz.ir.dtype import DType
+
+# How the aten lowering of an op picks its compute and result type from its operands.
+Promotion = Literal[
+    "default",  # usual torch type promotion
+    "int_to_float",  # as default, but integers and bool become the default float type
+    "bool",  # operands are promoted together, the result is bool
+    "no_bool",  # as default, but bool operands become i64 (sum-like)
+]
+DTypeRule = Callable[[tuple[DType, ...], tuple[Any, ...]], DType]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One scalar operation.
+
+    name      in the text form; unique
+    arity     number of expression operands; -1 for any number
+    dtype     (operand types, attrs) -> result type; raises TypeError with the reason when illegal
+    eager     reference on torch tensors: eager(*tensors, *attrs); None for structural ops
+    expand    definition in simpler ops: expand(*operand Exprs, *attrs) -> Expr; used by every
+              target that has no direct form (None: the op is primitive)
+    llvm      emission: llvm(builder, result dtype, operand dtypes, operand values, attrs) -> value;
+              `builder` is the abstract builder of codegen/llvm (ops/ imports no llvmlite)
+    triton    emission template or function (None: use expand)
+    aten      names of the aten overload packets this op lowers directly, e.g. ("exp",)
+    promotion how that lowering picks types
+    commutes  operands may be swapped (used to order operands canonically)
+    cost      run time of one element relative to an f32 addition
+    domain    interval of f32 inputs that tests sample, per operand or one for all
+    ulp       greatest error, in units in the last place of f32, that tests accept inside `domain`
+    bounds    interval rule for float results, or None
+    native    element types of operands for which the LLVM form exists (None: every NATIVE type
+              that the dtype rule accepts)
+    """
+
+    name: str
+    arity: int
+    dtype: DTypeRule
+    eager: Callable[..., Any] | None = None
+    expand: Callable[..., Any] | None = None
+    llvm: Callable[..., Any] | None = None
+    triton: str | Callable[..., str] | None = None
+    aten: tuple[str, ...] = ()
+    promotion: Promotion = "default"
+    commutes: bool = False
+    cost: float = 1.0
+    domain: tuple[Any, ...] = (-10.0, 10.0)
+    ulp: float = 0.0
+    bounds: Callable[..., tuple[float, float]] | None = None
+    native: tuple[DType, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"Op({self.name})"
+
+
+_OPS: dict[str, Op] = {}
+
+
+def define(op: Op) -> Op:
+    """Enter an op into the table; raises ValueError when the name is taken."""
+    if op.name in _OPS:
+        raise ValueError(f"op {op.name!r} is defined twice")
+    _OPS[op.name] = op
+    return op
+
+
+def op_named(name: str) -> Op:
+    """Give the op with this name; raises KeyError for an unknown name."""
+    return _OPS[name]
+
+
+def all_ops() -> tuple[Op, ...]:
+    """Every op defined so far, in order of definition."""
+    return tuple(_OPS.values())
+
+
+def _attr_dtype(_: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+    dtype = attrs[-1]
+    if not isinstance(dtype, DType):
+        raise TypeError("the last attribute must be a dtype")
+    return dtype
+
+
+def _masked_dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+    if args[0].name != "bool" or args[1] is not args[2]:
+        raise TypeError(f"masked needs (bool, T, T), got {args}")
+    return args[1]
+
+
+# The structural ops. attrs always end in the dtype where the operands do not give it.
+CONST = define(Op("const", 0, _attr_dtype, cost=0.0))  # attrs (value, dtype)
+LOAD = define(Op("load", -1, _attr_dtype, cost=1.0))  # attrs (buffer name, index Syms, dtype)
+INDEX = define(Op("index", -1, _attr_dtype, cost=0.5))  # attrs (Sym, dtype)
+REF = define(Op("ref", 0, _attr_dtype, cost=0.0))  # attrs (name of Let or Reduce, dtype)
+# masked(cond, value, other): `value` (and its loads) is evaluated only where cond holds.
+MASKED = define(Op("masked", 3, _masked_dtype, cost=1.0))

@@ -1,0 +1,113 @@
+"""The plan: all that the runtime needs to know to run one graph, as a list of typed steps.
+
+Readers of a plan: `plan/python.py` prints it as a module, the executor runs it, the report counts
+it. A plan knows no `Graph`, no `Expr`: sizes are Syms over the sizes of the inputs.
+Invariants: every name is defined (input, constant, Alloc, View, Call) before it is used and not used
+after its Free; outputs are never freed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from lenz.ir.graph import Atom
+from lenz.ir.tensor import TensorType
+from lenz.sym import Sym, Var
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor argument. `checked` is False where alignment or strides cannot matter."""
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class SizeInput:
+    """An integer argument; `value` is a Var that it binds, or an expression it must equal."""
+
+    value: Sym
+
+
+@dataclass(frozen=True, slots=True)
+class BindSize:
+    """A size that no integer argument gives: var = size (or stride) `dim` of a tensor argument."""
+
+    var: Var
+    source: str
+    dim: int
+    stride: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """New memory of the type; `zero` asks for zeroed memory."""
+
+    name: str
+    type: TensorType
+    zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """The memory of `source`, which is dead, under another name and type."""
+
+    name: str
+    source: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """Other sizes and strides over the storage of `source`; the offset is from the storage's start."""
+
+    name: str
+    source: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchStep:
+    """Run a kernel: pointers of `args`, then the sizes."""
+
+    kernel: str
+    args: tuple[str, ...]
+    sizes: tuple[Sym, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallStep:
+    """Call an eager op. `into` names allocated outputs for ops with an out= form."""
+
+    op: str
+    args: tuple[Atom, ...]
+    kwargs: tuple[tuple[str, Atom], ...]
+    outs: tuple[str | Sym | None, ...]
+    single: bool
+    into: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Drop a reference to memory."""
+
+    name: str
+
+
+Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Free
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One compiled graph. `kernels` are the symbol names that LaunchSteps call, in first use."""
+
+    name: str
+    inputs: tuple[Input | SizeInput, ...]
+    constants: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Atom, ...]
+    kernels: tuple[str, ...]
+    objects: tuple[str, ...] = ()
+    comments: tuple[tuple[int, str], ...] = field(default=(), compare=False)

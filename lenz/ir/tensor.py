@@ -1,0 +1,136 @@
+"""Shapes, layouts and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lenz.ir.dtype import DType
+from lenz.sym import ONE, ZERO, Int, Sym, Var, maximum, product
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One loop axis: the variable runs over 0 <= var < extent."""
+
+    var: Var
+    extent: Sym
+
+    @property
+    def name(self) -> str:
+        """Name of the variable."""
+        return self.var.name
+
+
+def axis(name: str, extent: Sym) -> Axis:
+    """Make an axis whose variable knows its bounds, so that index rules can use them."""
+    hi = None if extent.hi is None else max(extent.hi - 1, 0)
+    below = None if isinstance(extent, Int) else extent
+    return Axis(Var(name, 0, hi, below), extent)
+
+
+AXIS_NAMES = "ijklmnopqrstuvw"
+
+
+def axes_for(shape: Sequence[Sym], names: str = AXIS_NAMES, prefix: str = "") -> tuple[Axis, ...]:
+    """Axes named i, j, k, ... for a shape."""
+    return tuple(axis(prefix + names[d], extent) for d, extent in enumerate(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where element [i0, i1, ...] lies: offset + sum(stride[d] * i[d]), in elements."""
+
+    shape: tuple[Sym, ...]
+    stride: tuple[Sym, ...]
+    offset: Sym = ZERO
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.stride):
+            raise ValueError(f"{len(self.shape)} sizes but {len(self.stride)} strides")
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Sym:
+        """Number of elements."""
+        return product(self.shape)
+
+    def at(self, index: Sequence[Sym]) -> Sym:
+        """Flat offset in elements of one index."""
+        flat = self.offset
+        for i, s in zip(index, self.stride, strict=True):
+            flat = flat + i * s
+        return flat
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True when the layout is row-major without gaps and starts at 0."""
+        return self.offset is ZERO and all(
+            a is b or size is ONE
+            for a, b, size in zip(self.stride, contiguous_strides(self.shape), self.shape, strict=True)
+        )
+
+    @property
+    def storage(self) -> Sym:
+        """Elements of storage from the base pointer to just after the last element."""
+        last = self.offset
+        for size, s in zip(self.shape, self.stride, strict=True):
+            last = last + (size - 1) * s
+        return maximum(last + 1, ZERO)
+
+
+def contiguous_strides(shape: Sequence[Sym]) -> tuple[Sym, ...]:
+    """Row-major strides in elements, as torch makes them (sizes 0 count as 1)."""
+    strides: list[Sym] = []
+    step: Sym = ONE
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (ONE if size is ZERO else size)
+    return tuple(reversed(strides))
+
+
+def contiguous(shape: Sequence[Sym]) -> Layout:
+    """The row-major layout of a shape."""
+    return Layout(tuple(shape), contiguous_strides(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type, device ("cpu", "cuda:0", ...) and layout of one tensor."""
+
+    dtype: DType
+    device: str
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[Sym, ...]:
+        """Sizes."""
+        return self.layout.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return self.layout.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named tensor. `origin` names the FX nodes it came from and the user's file:line."""
+
+    name: str
+    type: TensorType
+    origin: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def shape(self) -> tuple[Sym, ...]:
+        """Sizes."""
+        return self.type.layout.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.type.dtype
