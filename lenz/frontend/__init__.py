@@ -1,0 +1,22 @@
+"""From PyTorch into lenz: capture, normalise, and hand on an `FxProgram`.
+
+The only room that touches private modules of torch.  What leaves it is an FX graph of aten calls
+with fake tensors, and `Sym` in the place of every SymInt that a reader asks about.
+"""
+
+from lenz.frontend.capture import capture
+from lenz.frontend.decompose import decompositions
+from lenz.frontend.program import CompileFX, FxProgram, Output, Placeholder, origin
+from lenz.frontend.symbols import Binding, SymbolMap
+
+__all__ = [
+    "Binding",
+    "CompileFX",
+    "FxProgram",
+    "Output",
+    "Placeholder",
+    "SymbolMap",
+    "capture",
+    "decompositions",
+    "origin",
+]

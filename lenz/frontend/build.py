@@ -1,0 +1,159 @@
+"""One half of AOTAutograd's result -> `FxProgram`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._guards import TracingContext, detect_fake_mode
+from torch.fx import Graph, GraphModule, Node
+
+from lenz.frontend.normalise import normalise, written
+from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder
+from lenz.frontend.symbols import SymbolMap
+from lenz.frontend.values import storage_of
+
+__all__ = ["build"]
+
+
+def build(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    kind: GraphKind,
+    name: str,
+    static_names: frozenset[str] = frozenset(),
+) -> FxProgram:
+    """Normalise `gm` in place and collect the facts about it.
+
+    `inputs` are the fake arguments that AOTAutograd compiled for; `static_names` names the
+    placeholders that an earlier half of the same graph knew to be static.
+    """
+    normalise(gm)
+    places = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    placeholders = placeholders_of(places, inputs, kind, static_names)
+    mode = detect_fake_mode(list(inputs) + [p.value for p in placeholders])
+    symbols = SymbolMap(mode.shape_env if mode is not None else None)
+    symbols.bind(tuple(p.value for p in placeholders))
+    constants, modules = attributes_of(gm)
+    return FxProgram(
+        name=name,
+        kind=kind,
+        gm=gm,
+        placeholders=placeholders,
+        outputs=outputs_of(gm.graph, placeholders, symbols),
+        mutated=mutated_of(gm.graph, places),
+        constants=constants,
+        modules=modules,
+        symbols=symbols,
+    )
+
+
+def placeholders_of(
+    places: Sequence[Node], inputs: Sequence[Any], kind: GraphKind, static_names: frozenset[str]
+) -> tuple[Placeholder, ...]:
+    """Describe the arguments, in order."""
+    static: tuple[int, ...] = ()
+    context = TracingContext.try_get()
+    if kind != "backward" and context is not None and context.fw_metadata is not None:
+        static = tuple(context.fw_metadata.static_input_indices or ())
+    found = []
+    for i, node in enumerate(places):
+        value = node.meta["val"] if "val" in node.meta else inputs[i]
+        is_static = i in static or node.name in static_names
+        source = node.meta.get("desc")
+        label = source.expr() if source is not None and hasattr(source, "expr") else node.name
+        found.append(Placeholder(node.name, kind_of(value), value, is_static, label))
+    return tuple(found)
+
+
+def kind_of(value: Any) -> Any:
+    """Name the kind of an argument or a result by its traced value."""
+    match value:
+        case torch.Tensor():
+            return "tensor"
+        case torch.SymInt():
+            return "symint"
+        case torch.SymFloat():
+            return "symfloat"
+        case bool() | int() | float() | complex():
+            return "scalar"
+        case None:
+            return "none"
+        case _:
+            return "object"
+
+
+def attributes_of(gm: GraphModule) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
+    """Return the tensors, and all else, that `get_attr` nodes name, in the order of first use."""
+    constants: dict[str, torch.Tensor] = {}
+    modules: dict[str, Any] = {}
+    for node in gm.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        value: Any = gm
+        for part in node.target.split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.Tensor):
+            constants[node.target] = value
+        else:
+            modules[node.target] = value
+    return MappingProxyType(constants), MappingProxyType(modules)
+
+
+def mutated_of(graph: Graph, places: Sequence[Node]) -> tuple[int, ...]:
+    """Return the positions of the arguments whose storage the graph writes into."""
+    keys: dict[int, None] = {}
+    nodes: dict[Node, None] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            for n in written(node):
+                nodes[n] = None
+                key = storage_of(n.meta.get("val"))
+                if key is not None:
+                    keys[key] = None
+    return tuple(
+        i for i, p in enumerate(places) if p in nodes or storage_of(p.meta.get("val")) in keys
+    )
+
+
+def outputs_of(
+    graph: Graph, placeholders: Sequence[Placeholder], symbols: SymbolMap
+) -> tuple[Output, ...]:
+    """Describe the results, in order, with the strides and the sharing that eager gives them."""
+    places = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    owners: dict[int, int] = {}
+    for i, p in enumerate(placeholders):
+        key = storage_of(p.value)
+        if key is not None:
+            owners.setdefault(key, i)
+    returned = graph.output_node().args[0]
+    results = returned if isinstance(returned, (tuple, list)) else (returned,)
+    first: dict[Node, int] = {}
+    first_with: dict[int, int] = {}
+    found: list[Output] = []
+    for i, node in enumerate(results):
+        if not isinstance(node, Node):
+            found.append(Output(kind_of(node), None, node))
+            continue
+        value = node.meta.get("val")
+        key = storage_of(value)
+        is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        found.append(
+            Output(
+                kind=kind_of(value),
+                node=node,
+                value=value,
+                shape=symbols.syms(value.shape) if is_strided else (),
+                stride=symbols.syms(value.stride()) if is_strided else (),
+                is_input=places.get(node),
+                alias_input=owners.get(key) if key is not None else None,
+                alias_output=first_with.get(key) if key is not None else None,
+                duplicate_of=first.get(node),
+            )
+        )
+        first.setdefault(node, i)
+        if key is not None:
+            first_with.setdefault(key, i)
+    return tuple(found)

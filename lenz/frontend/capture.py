@@ -1,0 +1,114 @@
+"""The body of the `torch.compile` backend: Dynamo's graph in, a callable out.
+
+AOTAutograd functionalises the graph, differentiates it and cuts it in two; each part is normalised
+and given to `compile_fx`.  Arguments arrive in a list that the compiled part empties itself, so
+that an argument can die before the last kernel runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch._dynamo
+import torch._functorch.config as functorch_config
+from torch._dynamo.utils import counters, flatten_graph_inputs
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch.fx import GraphModule
+
+from lenz.frontend.build import build
+from lenz.frontend.decompose import decompositions
+from lenz.frontend.program import CompileFX, GraphKind
+from lenz.frontend.split import split
+from lenz.options import Options
+
+__all__ = ["capture"]
+
+Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+
+# Graphs are named by their order in the process, so that a log and a debug folder agree.
+ORDER: Iterator[int] = itertools.count()
+
+
+def capture(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    compile_fx: CompileFX,
+    options: Options,
+    native: frozenset[str] = frozenset(),
+) -> Callable[..., Any]:
+    """Compile one graph of Dynamo with `compile_fx`; return a callable with the graph's signature.
+
+    `native` names the aten ops that the lowering takes whole (see `decompositions`).  With grad
+    off, or nothing to differentiate, `compile_fx` is called once, with kind "inference".
+    Otherwise it is called with "forward" now, and with "backward" now or, where torch defers it,
+    at the first backward pass.  Errors of `compile_fx` leave unchanged.
+    """
+    if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
+        # Compiled autograd passes its inputs as one list.
+        return flatten_graph_inputs(
+            gm, example_inputs, lambda g, xs: capture(g, xs, compile_fx, options, native)
+        )
+    name = f"graph{next(ORDER)}"
+    static_names: list[str] = []  # from the forward half, for the backward half
+
+    def compiler(kind: GraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
+        def compile_part(part: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            program = build(part, inputs, kind, f"{name}.{kind}", frozenset(static_names))
+            static_names.extend(p.name for p in program.placeholders if p.is_static)
+            return boxed(compile_fx(program))
+
+        return compile_part
+
+    counters["aot_autograd"]["total"] += 1
+    # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
+    with functorch_config.patch(cse=False):
+        compiled = aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=compiler("forward"),
+            bw_compiler=undynamic(compiler("backward")),
+            inference_compiler=compiler("inference"),
+            partition_fn=split,
+            decompositions=decompositions(native),
+            keep_inference_input_mutations=True,
+        )
+    counters["aot_autograd"]["ok"] += 1
+    return compiled
+
+
+def boxed(run: Boxed) -> Boxed:
+    """Mark `run` as taking one list of arguments, which it empties.
+
+    AOTAutograd asks for the mark; a callable that takes no attributes is wrapped.
+    """
+    if getattr(run, "_boxed_call", False):
+        return run
+    try:
+        run._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
+        return run
+    except AttributeError:
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            return run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+
+def undynamic(
+    compiler: Callable[[GraphModule, Sequence[Any]], Boxed],
+) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
+    """Keep Dynamo out of the backward compiler and of what it returns.
+
+    The backward runs inside of the autograd engine, where Dynamo's callback may be active.
+    """
+
+    def compile_part(part: GraphModule, inputs: Sequence[Any]) -> Boxed:
+        quiet = torch._dynamo.disable(compiler, reason="a compiler of lenz")
+        run = quiet(part, inputs)
+        return boxed(torch._dynamo.disable(run, reason="a backward pass compiled by lenz"))
+
+    return compile_part

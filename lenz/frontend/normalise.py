@@ -1,0 +1,261 @@
+"""Make an AOTAutograd graph small and regular before it is lowered.
+
+Passes work in place on the graph, which nobody else holds yet.  They keep `meta` (fake values,
+stack traces), never ask a SymInt for its truth (which would add a guard), and never merge or drop
+a tensor that the caller gets or that something writes into.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree
+
+from lenz.frontend.values import is_same_layout, storage_of
+
+__all__ = ["Facts", "dedup", "drop_noops", "facts_of", "normalise", "prune", "written"]
+
+aten = torch.ops.aten
+
+ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+COPIES = (aten.clone.default, aten._to_copy.default)
+VIEWS = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.permute.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
+# Reads or views of a storage by an absolute offset: such a storage must stay what it is.
+BY_OFFSET = (
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+    aten.set_.source_Tensor_storage_offset,
+)
+# Two calls with equal arguments give different tensors, or tensors without defined values.
+UNEQUAL = (
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Which storages of a graph leave it, which are written, and which are read by offset."""
+
+    returned: frozenset[int]
+    mutated: frozenset[int]
+    by_offset: frozenset[int]
+    outputs: frozenset[Node]
+
+
+def normalise(gm: GraphModule) -> None:
+    """Run all passes: in-place results, constants, no-ops, equal calls, dead code."""
+    forward_writes(gm.graph)
+    prune(gm.graph)
+    drop_noops(gm.graph, facts_of(gm.graph))
+    dedup(gm)
+    prune(gm.graph)
+
+
+def storages(node: Node) -> Iterator[int]:
+    """Yield the storage of each tensor that `node` gives."""
+    value = node.meta.get("val")
+    leaves: Iterable[Any] = (
+        (value,) if isinstance(value, torch.Tensor) else _pytree.tree_leaves(value)
+    )
+    for leaf in leaves:
+        key = storage_of(leaf)
+        if key is not None:
+            yield key
+
+
+def written(node: Node) -> tuple[Node, ...]:
+    """Return the argument nodes that `node` writes into, in the order of its schema.
+
+    A higher-order operator whose name says that it mutates counts as writing all its arguments.
+    """
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        if not target._schema.is_mutable:
+            return ()
+        found: list[Node] = []
+        for i, a in enumerate(target._schema.arguments):
+            if a.alias_info is None or not a.alias_info.is_write:
+                continue
+            given = node.args[i] if i < len(node.args) else node.kwargs.get(a.name)
+            found += [n for n in _pytree.tree_leaves(given) if isinstance(n, Node)]
+        return tuple(found)
+    if isinstance(target, torch._ops.HigherOrderOperator) and "mutation" in target.name():
+        return tuple(node.all_input_nodes)
+    return ()
+
+
+def facts_of(graph: Graph) -> Facts:
+    """Collect the facts that decide which rewrites of `graph` are legal."""
+    mutated: dict[int, None] = {}
+    by_offset: dict[int, None] = {}
+    outputs: tuple[Node, ...] = ()
+    for node in graph.nodes:
+        if node.op == "output":
+            outputs = tuple(node.all_input_nodes)
+        elif node.op == "call_function":
+            for n in written(node):
+                mutated.update(dict.fromkeys(storages(n)))
+            if node.target in BY_OFFSET:
+                for n in node.all_input_nodes:
+                    by_offset.update(dict.fromkeys(storages(n)))
+    returned = {key: None for n in outputs for key in storages(n)}
+    return Facts(frozenset(returned), frozenset(mutated), frozenset(by_offset), frozenset(outputs))
+
+
+def forward_writes(graph: Graph) -> None:
+    """Let readers of `copy_(x, v)` read `x`: the result of an in-place op is its first argument."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is aten.copy_.default and node.users:
+            place = node.args[0]
+            # A reader between the write and the end sees the new value either way.
+            node.replace_all_uses_with(place)
+
+
+def drop_noops(graph: Graph, facts: Facts) -> None:
+    """Drop aliases, views that change nothing, and copies that nobody can tell from their source.
+
+    A constant's fresh copy stays as a `clone` if it leaves the graph or is written into, so that
+    every call has its own; otherwise its readers read the constant.
+    """
+    pinned = facts.returned | facts.mutated
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        target = node.target
+        if target is aten.lift_fresh_copy.default:
+            if pinned.isdisjoint(storages(node)):
+                replace(graph, node, node.args[0])
+            else:
+                node.target = aten.clone.default
+            continue
+        if node in facts.outputs or not node.args or not isinstance(node.args[0], Node):
+            continue
+        source = node.args[0]
+        if target in ALIASES:
+            replace(graph, node, source)
+        elif target in VIEWS:
+            if is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=True):
+                replace(graph, node, source)
+        elif target in COPIES:
+            own, from_ = tuple(storages(node)), tuple(storages(source))
+            if (
+                own
+                and from_
+                and pinned.isdisjoint(own)
+                and facts.mutated.isdisjoint(from_)
+                and facts.by_offset.isdisjoint(own)
+                and is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=False)
+            ):
+                replace(graph, node, source)
+
+
+def replace(graph: Graph, node: Node, by: Node) -> None:
+    """Let all readers of `node` read `by`, and drop `node`."""
+    node.replace_all_uses_with(by)
+    graph.erase_node(node)
+
+
+def dedup(gm: GraphModule) -> None:
+    """Merge equal calls of pure ops: the later one goes.
+
+    A write ends the validity of all that was seen before it.  A call stays if its result leaves
+    the graph (two equal results are two tensors in eager), is written into, or is random.
+    """
+    facts = facts_of(gm.graph)
+    pinned = facts.returned | facts.mutated
+    seen: dict[Hashable, Node] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            key: Hashable = ("get_attr", node.target)
+        elif node.op == "call_function":
+            if written(node) or not is_pure(node):
+                if written(node) or not isinstance(node.target, torch._ops.OpOverload):
+                    seen.clear()
+                continue
+            try:
+                key = (node.target, frozen(node.args), frozen(node.kwargs))
+                hash(key)
+            except TypeError:
+                continue  # an argument without a hash, of an op from outside of torch
+        else:
+            continue
+        earlier = seen.setdefault(key, node)
+        if earlier is node or node in facts.outputs:
+            continue
+        given = {s for n in node.all_input_nodes for s in storages(n)}
+        fresh = [s for s in storages(node) if s not in given]
+        if node.op == "get_attr" or pinned.isdisjoint(fresh):
+            if pinned_by_write(earlier, facts) and node.op != "get_attr":
+                continue
+            replace(gm.graph, node, earlier)
+
+
+def pinned_by_write(node: Node, facts: Facts) -> bool:
+    """Say whether something writes into the result of `node`."""
+    return not facts.mutated.isdisjoint(storages(node))
+
+
+def is_pure(node: Node) -> bool:
+    """Say whether equal arguments give equal results, with no other effect."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        if target in UNEQUAL or torch.Tag.nondeterministic_seeded in target.tags:
+            return False
+        return target.namespace in ("aten", "prims") and not node.is_impure()
+    if target is operator.getitem:
+        return True
+    # Arithmetic on SymInts: operator.mul, math.ceil, torch.sym_max.
+    return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat)) and (
+        not isinstance(target, torch._ops.HigherOrderOperator)
+    )
+
+
+def frozen(value: Any) -> Hashable:
+    """Return a hashable form of arguments in which 1, 1.0 and True differ, and 0.0 and -0.0 too."""
+    if isinstance(value, (tuple, list)):
+        return tuple(frozen(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, frozen(v)) for k, v in value.items())
+    if isinstance(value, slice):
+        return ("slice", frozen(value.start), frozen(value.stop), frozen(value.step))
+    if isinstance(value, (bool, int)):
+        return (type(value), value)
+    if isinstance(value, float):
+        return (float, value.hex())
+    if isinstance(value, complex):
+        return (complex, value.real.hex(), value.imag.hex())
+    if isinstance(value, Hashable):
+        return value
+    raise TypeError(f"no hash for {type(value).__name__}")
+
+
+def prune(graph: Graph) -> None:
+    """Drop calls and attributes whose results nobody reads and that have no effect.
+
+    Random ops count as having an effect, so that the generator's state goes on as in eager.
+    """
+    for node in reversed(graph.nodes):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if not node.is_impure():
+            graph.erase_node(node)

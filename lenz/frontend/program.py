@@ -1,0 +1,118 @@
+"""What the frontend hands on: one FX graph of aten calls, and all facts that FX itself lacks.
+
+An `FxProgram` is complete: whoever reads it needs no tracing context, no ShapeEnv and no module of
+torch beyond `torch.fx`.  The graph is not changed after the program is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.fx import GraphModule, Node
+
+from lenz.frontend.symbols import SymbolMap
+from lenz.sym import Sym
+
+__all__ = ["CompileFX", "FxProgram", "GraphKind", "Output", "Placeholder", "origin"]
+
+GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """One argument of the compiled callable, by position.
+
+    `value` is the fake tensor, the SymInt/SymFloat, or the constant that stood for it in tracing.
+    `is_static` says that the tensor keeps its address over calls (a parameter or a buffer).
+    `source` is a name for reports: the parameter's path, or what AOTAutograd calls the argument.
+    """
+
+    name: str
+    kind: Literal["tensor", "symint", "symfloat", "scalar", "object"]
+    value: Any
+    is_static: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One result of the compiled callable, by position.
+
+    `node` is None for a constant result, which is then `value` (None, a number).  `stride` and
+    `offset` are in elements, as eager's tensor has them.  `is_input` is the position of the
+    placeholder that is returned as it is; `alias_input` the position of the placeholder whose
+    storage the result shares (it must be a true view of that argument); `alias_output` the
+    position of an earlier result with the same storage; `duplicate_of` an earlier equal result.
+    """
+
+    kind: Literal["tensor", "symint", "scalar", "none", "object"]
+    node: Node | None
+    value: Any
+    shape: tuple[Sym, ...] = ()
+    stride: tuple[Sym, ...] = ()
+    is_input: int | None = None
+    alias_input: int | None = None
+    alias_output: int | None = None
+    duplicate_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FxProgram:
+    """One graph for `compile_fx`: inference, or the forward or backward half of a training step.
+
+    `gm.graph` has placeholders, `get_attr`, `call_function` and one output whose single argument
+    is a tuple.  `mutated` holds the positions of placeholders that the graph writes into.
+    `constants` maps each tensor `get_attr` target to its real tensor; where the program asks for a
+    fresh one on every call, the graph clones it.  `modules` maps the other `get_attr` targets: the
+    bodies of higher-order operators, to be called as they are.
+    """
+
+    name: str
+    kind: GraphKind
+    gm: GraphModule
+    placeholders: tuple[Placeholder, ...]
+    outputs: tuple[Output, ...]
+    mutated: tuple[int, ...]
+    constants: Mapping[str, torch.Tensor]
+    modules: Mapping[str, Any]
+    symbols: SymbolMap
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The calls of the graph in order: no placeholders, attributes or output."""
+        return tuple(n for n in self.gm.graph.nodes if n.op == "call_function")
+
+    def interpret(self, args: list[Any]) -> Sequence[Any]:
+        """Run the graph op by op in eager.  Clears `args`, and frees each value after its last use.
+
+        This is the oracle of the frontend and the fallback for a graph that lenz cannot compile.
+        """
+        # Interpreter.run with a GraphModule drops a value at its last use, but its own argument
+        # tuple would keep every input alive: boxed_run takes the list over and empties it.
+        result = torch.fx.Interpreter(self.gm).boxed_run(args)
+        return tuple(result)
+
+
+CompileFX: TypeAlias = Callable[[FxProgram], Callable[[list[Any]], Sequence[Any]]]
+
+
+FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+)')
+
+
+def origin(node: Node) -> str:
+    """Return `file:line` of the user's line that asked for `node`; empty if it is not known.
+
+    The innermost frame of the recorded stack is taken: it is the line that Dynamo traced.
+    """
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return ""
+    frames = FRAME.findall(trace)
+    if not frames:
+        return ""
+    file, line = frames[-1]
+    return f"{file}:{line}"

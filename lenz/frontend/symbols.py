@@ -1,0 +1,232 @@
+"""SymInt at the border: torch's symbolic integers become `Sym`, each expression once.
+
+sympy costs milliseconds per question, so nothing here asks sympy to simplify: an expression is
+walked node by node and rebuilt, with a memo.  No function here adds a guard but the three that
+say so in their name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from lenz.errors import Unsupported
+from lenz.frontend.values import storage_of
+from lenz.sym import Int, Sym, Var, maximum, minimum
+
+if TYPE_CHECKING:
+    import sympy
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = ["Binding", "SymbolMap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where the value of one `Var` is read at the start of a call.
+
+    `argument` is the position of the placeholder; `dim` counts for size and stride only.
+    """
+
+    var: Var
+    argument: int
+    what: Literal["value", "size", "stride", "offset"]
+    dim: int = 0
+
+
+class SymbolMap:
+    """The symbols of one graph: torch's expression to `Sym` and back, ranges, hints, bindings.
+
+    `bindings` has one entry for each symbol that an argument gives as it is, in the order of the
+    arguments.  `opaque` maps the name of a `Var` that stands for an expression outside of our
+    integers (a float's ceiling, say) to that expression's text.
+    """
+
+    __slots__ = ("_back", "_hints", "_memo", "_shape_env", "bindings", "opaque")
+
+    def __init__(self, shape_env: ShapeEnv | None) -> None:
+        self._shape_env = shape_env
+        self._memo: dict[Any, Sym] = {}
+        self._back: dict[Sym, torch.SymInt] = {}
+        self._hints: dict[str, int] = {}
+        self.bindings: tuple[Binding, ...] = ()
+        self.opaque: dict[str, str] = {}
+
+    def sym(self, value: int | torch.SymInt | sympy.Expr) -> Sym:
+        """Return `value` as a Sym: the same object for the same expression."""
+        if isinstance(value, int):
+            return Int(value)
+        if not isinstance(value, torch.SymInt):
+            return self._expr(value)
+        node = value.node
+        if not hasattr(node, "expr"):  # a constant or a nested int
+            constant = value.node.maybe_as_int()
+            if constant is None:
+                raise Unsupported(f"the size {value} is not an integer expression")
+            return Int(constant)
+        found = self._expr(node.expr)
+        self._back.setdefault(found, value)
+        return found
+
+    def syms(self, values: Iterable[int | torch.SymInt]) -> tuple[Sym, ...]:
+        """Return a shape or strides as a tuple of Sym."""
+        return tuple(self.sym(v) for v in values)
+
+    @property
+    def hints(self) -> Mapping[str, int]:
+        """Name of each Var met so far to its value in the traced call; none if unbacked."""
+        return self._hints
+
+    def bind(self, values: Sequence[Any]) -> None:
+        """Find for each symbol the argument that gives it; `values` are the traced arguments.
+
+        A SymInt argument is preferred over a size, a size over a stride or an offset.
+        """
+        found: dict[Var, Binding] = {}
+
+        def offer(value: int | torch.SymInt, b: Callable[[Var], Binding]) -> None:
+            if isinstance(value, torch.SymInt):
+                s = self.sym(value)
+                if isinstance(s, Var) and s.name not in self.opaque:
+                    found.setdefault(s, b(s))
+
+        for i, value in enumerate(values):
+            if isinstance(value, torch.SymInt):
+                offer(value, lambda v, i=i: Binding(v, i, "value"))
+        tensors = [(i, v) for i, v in enumerate(values) if storage_of(v) is not None]
+        for i, value in tensors:
+            for d, size in enumerate(value.shape):
+                offer(size, lambda v, i=i, d=d: Binding(v, i, "size", d))
+        for i, value in tensors:
+            for d, stride in enumerate(value.stride()):
+                offer(stride, lambda v, i=i, d=d: Binding(v, i, "stride", d))
+            offer(value.storage_offset(), lambda v, i=i: Binding(v, i, "offset"))
+        self.bindings = tuple(found.values())
+
+    def guard_equal(self, a: Sym, b: Sym) -> bool:
+        """Return whether a == b in the traced call, and guard on that answer."""
+        return a is b or bool(self.symint(a) == self.symint(b))
+
+    def guard_less(self, a: Sym, b: Sym) -> bool:
+        """Return whether a < b in the traced call, and guard on that answer."""
+        return bool(self.symint(a) < self.symint(b))
+
+    def guard_int(self, a: Sym) -> int:
+        """Return the value of `a` in the traced call, and guard that it is always that."""
+        return int(self.symint(a))
+
+    def symint(self, s: Sym) -> int | torch.SymInt:
+        """Return a Sym that came from this map, or a constant, as torch's own integer."""
+        if isinstance(s, Int):
+            return int(s.value)
+        if s not in self._back:
+            raise Unsupported(f"{s} did not come from torch, so no guard can be put on it")
+        return self._back[s]
+
+    def _expr(self, e: sympy.Expr) -> Sym:
+        """Rebuild a sympy expression in our integers."""
+        found = self._memo.get(e)
+        if found is None:
+            found = self._memo[e] = self._rebuild(e)
+        return found
+
+    def _rebuild(self, e: Any) -> Sym:
+        if e.is_Integer:
+            return Int(int(e))
+        if e.is_Symbol:
+            return self._variable(e)
+        args = e.args
+        match type(e).__name__:
+            case "Add":
+                return self._sum(e)
+            case "Mul":
+                return self._product(e)
+            case "Pow" | "PowByNatural" if args[1].is_Integer and 0 <= int(args[1]) <= 16:
+                power: Sym = Int(1)
+                for _ in range(int(args[1])):
+                    power = power * self._expr(args[0])
+                return power
+            case "FloorDiv" | "CleanDiv":
+                return self._expr(args[0]) // self._expr(args[1])
+            case "CeilDiv":
+                return -(-self._expr(args[0]) // self._expr(args[1]))
+            case "Mod" | "PythonMod":
+                return self._expr(args[0]) % self._expr(args[1])
+            case "ModularIndexing":
+                return self._expr(args[0]) // self._expr(args[1]) % self._expr(args[2])
+            case "Min" | "Max" as name:
+                fold = minimum if name == "Min" else maximum
+                result = self._expr(args[0])
+                for a in args[1:]:
+                    result = fold(result, self._expr(a))
+                return result
+            case "Identity":
+                return self._expr(args[0])
+            case _:
+                return self._stand_in(e)
+
+    def _sum(self, e: Any) -> Sym:
+        if any(a.is_Rational and not a.is_Integer for t in e.args for a in (t, *t.args)):
+            return self._fraction(e)
+        total: Sym = Int(0)
+        for a in e.args:
+            total = total + self._expr(a)
+        return total
+
+    def _product(self, e: Any) -> Sym:
+        if any(
+            (a.is_Rational and not a.is_Integer) or (a.is_Pow and a.args[1].is_negative)
+            for a in e.args
+        ):
+            return self._fraction(e)
+        product: Sym = Int(1)
+        for a in e.args:
+            product = product * self._expr(a)
+        return product
+
+    def _fraction(self, e: Any) -> Sym:
+        """Rebuild n/d, which ShapeEnv only leaves where d divides n."""
+        numerator, denominator = e.as_numer_denom()
+        if denominator == 1:
+            return self._stand_in(e)
+        return self._expr(numerator) // self._expr(denominator)
+
+    def _variable(self, symbol: Any) -> Sym:
+        env = self._shape_env
+        name = str(symbol)
+        lo, hi = ends(env.var_to_range.get(symbol)) if env is not None else (None, None)
+        hint = hints_of(env).get(symbol) if env is not None else None
+        if hint is not None and hint.is_Integer:
+            self._hints[name] = int(hint)
+        return Var(name, lo, hi)
+
+    def _stand_in(self, e: Any) -> Sym:
+        """Return a fresh variable for an expression that our integers do not have."""
+        name = f"x{len(self.opaque)}"
+        self.opaque[name] = str(e)
+        env = self._shape_env
+        lo, hi = ends(env.bound_sympy(e)) if env is not None else (None, None)
+        if env is not None:
+            value = e.xreplace(hints_of(env))
+            if value.is_Integer:
+                self._hints[name] = int(value)
+        return Var(name, lo, hi)
+
+
+def hints_of(env: ShapeEnv) -> Mapping[Any, Any]:
+    """Return the values of symbols in the traced call; the attribute's name differs by release."""
+    found = getattr(env, "backed_var_to_val", None)
+    return found if found is not None else env.var_to_val
+
+
+def ends(values: Any) -> tuple[int | None, int | None]:
+    """Return the ends of a ValueRanges as integers, None for infinity."""
+    if values is None:
+        return None, None
+    lo = int(values.lower) if values.lower.is_Integer else None
+    # sys.maxsize - 1 is how older ShapeEnvs write "no upper end".
+    hi = int(values.upper) if values.upper.is_Integer and values.upper < 2**62 else None
+    return lo, hi

@@ -1,0 +1,48 @@
+"""Questions about fake tensors that never make ShapeEnv guard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["is_same_layout", "is_same_size", "storage_of"]
+
+
+def storage_of(value: Any) -> int | None:
+    """Return a key of the storage behind a (fake) tensor; None for sparse, nested, non-tensors."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return int(value.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None  # sparse, nested and opaque tensors have no single storage
+
+
+def is_same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Say whether two sizes are equal as expressions; no guard, so False means "not known"."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return False
+
+
+def are_same(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
+    return len(a) == len(b) and all(is_same_size(x, y) for x, y in zip(a, b, strict=True))
+
+
+def is_same_layout(a: Any, b: Any, *, offset: bool) -> bool:
+    """Say whether two dense fake tensors agree in dtype, device, shape, strides (and offset)."""
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    if a.dtype != b.dtype or a.device != b.device:
+        return False
+    if a.layout != torch.strided or b.layout != torch.strided or type(a) is not type(b):
+        return False
+    if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
+        return False
+    if offset and not is_same_size(a.storage_offset(), b.storage_offset()):
+        return False
+    return are_same(a.shape, b.shape) and are_same(a.stride(), b.stride())
