@@ -1,0 +1,42 @@
+"""Exact symbolic integers for sizes, strides and indices."""
+
+from lenz.sym.divide import ceildiv
+from lenz.sym.env import ClosedError, SymEnv
+from lenz.sym.evaluate import affine_in, evaluate, product, substitute
+from lenz.sym.expr import ONE, ZERO, Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, as_int, sym
+from lenz.sym.extremum import maximum, minimum
+from lenz.sym.prove import divisor, prove_divides, prove_eq, prove_le, prove_lt
+from lenz.sym.text import read_sym, show, to_python
+
+__all__ = [
+    "ONE",
+    "ZERO",
+    "Add",
+    "ClosedError",
+    "FloorDiv",
+    "Int",
+    "Max",
+    "Min",
+    "Mod",
+    "Mul",
+    "Sym",
+    "SymEnv",
+    "Var",
+    "affine_in",
+    "as_int",
+    "ceildiv",
+    "divisor",
+    "evaluate",
+    "maximum",
+    "minimum",
+    "product",
+    "prove_divides",
+    "prove_eq",
+    "prove_le",
+    "prove_lt",
+    "read_sym",
+    "show",
+    "substitute",
+    "sym",
+    "to_python",
+]

@@ -1,0 +1,101 @@
+"""Interval arithmetic on integers: the bounds that every symbolic integer carries.
+
+An interval is a pair `(lo, hi)`; None at either end means unbounded. Every function returns an interval that holds
+each possible result (sound), as tight as the two intervals allow unless its docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+Bounds = tuple[int | None, int | None]
+
+
+def product(a: Bounds, b: Bounds) -> Bounds:
+    """The interval of x*y for x in a, y in b."""
+    (al, ah), (bl, bh) = a, b
+    if (
+        al is not None and bl is not None and al >= 0 and bl >= 0
+    ):  # the common case: sizes and indices
+        return al * bl, None if ah is None or bh is None else ah * bh
+    if al is None or ah is None or bl is None or bh is None:
+        return _product_unbounded(a, b)
+    corners = (al * bl, al * bh, ah * bl, ah * bh)
+    return min(corners), max(corners)
+
+
+def _product_unbounded(a: Bounds, b: Bounds) -> Bounds:
+    """x*y where an end is open: each corner is finite, or an infinity whose sign is known."""
+    if a == (0, 0) or b == (0, 0):
+        return 0, 0
+    ends = [_corner(x, xs, y, ys) for x, xs in zip(a, (-1, 1)) for y, ys in zip(b, (-1, 1))]
+    lo = None if any(e == "-" for e in ends) else min(e for e in ends if isinstance(e, int))
+    hi = None if any(e == "+" for e in ends) else max(e for e in ends if isinstance(e, int))
+    return lo, hi
+
+
+def _corner(x: int | None, x_sign: int, y: int | None, y_sign: int) -> int | str:
+    """The product of two ends; "+" or "-" for an infinity. 0 times infinity is 0: the end itself is never reached."""
+    if x is not None and y is not None:
+        return x * y
+    if x == 0 or y == 0:
+        return 0
+    sign = (x_sign if x is None else (1 if x > 0 else -1)) * (
+        y_sign if y is None else (1 if y > 0 else -1)
+    )
+    return "+" if sign > 0 else "-"
+
+
+def quotient(a: Bounds, b: Bounds) -> Bounds:
+    """The interval of x // y (floor) for x in a, y in b, y != 0. Not tight when y may have both signs."""
+    (al, ah), (bl, bh) = a, b
+    if bh is not None and bh < 0:
+        return quotient(
+            (None if ah is None else -ah, None if al is None else -al),
+            (-bh, None if bl is None else -bl),
+        )
+    if bl is None or bl < 0:  # |x // y| <= |x|
+        if al is None or ah is None:
+            return None, None
+        size = max(abs(al), abs(ah))
+        return -size, size
+    bl = max(bl, 1)
+    # x // y rises with x; for x >= 0 it falls with y, for x < 0 it rises with y.
+    if al is None:
+        lo = None
+    elif al >= 0:
+        lo = 0 if bh is None else al // bh
+    else:
+        lo = al // bl
+    if ah is None:
+        hi = None
+    elif ah >= 0:
+        hi = ah // bl
+    else:
+        hi = -1 if bh is None else ah // bh
+    return lo, hi
+
+
+def remainder(a: Bounds, b: Bounds) -> Bounds:
+    """The interval of x % y (sign of y) for x in a, y in b, y != 0. Not tight in general."""
+    (al, ah), (bl, bh) = a, b
+    if bl is not None and bl >= 0:
+        hi = None if bh is None else bh - 1
+        if al is not None and al >= 0 and ah is not None and (hi is None or ah < hi):
+            hi = ah
+        return 0, hi
+    if bh is not None and bh <= 0:
+        return None if bl is None else bl + 1, 0
+    return None if bl is None else bl + 1, None if bh is None else max(bh - 1, 0)
+
+
+def smallest(items: list[Bounds]) -> Bounds:
+    """The interval of min(x, y, ...) for each x in its own interval."""
+    highs = [h for _, h in items if h is not None]
+    lows = [low for low, _ in items if low is not None]
+    return min(lows) if len(lows) == len(items) else None, min(highs) if highs else None
+
+
+def largest(items: list[Bounds]) -> Bounds:
+    """The interval of max(x, y, ...) for each x in its own interval."""
+    highs = [h for _, h in items if h is not None]
+    lows = [low for low, _ in items if low is not None]
+    return max(lows) if lows else None, max(highs) if len(highs) == len(items) else None

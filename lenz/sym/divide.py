@@ -1,0 +1,263 @@
+"""Floor division and remainder: every quotient and remainder is built here.
+
+Both come from one split, so that quotient and remainder of one pair always fit together again:
+
+    a = k*q + d*r + off,   k = d*k2,   0 <= off < d      =>      a // k = q + r // k2
+                                                                 a %  k = d*(r % k2) + off
+
+which holds for floor division when d > 0 and k2 > 0 (k2 of any sign when off is 0). Constant divisors are made
+positive first. Divisors are taken to be nonzero; a constant 0 raises ZeroDivisionError.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from lenz.sym import bounds
+from lenz.sym.expr import (
+    DIV,
+    ONE,
+    ZERO,
+    Add,
+    FloorDiv,
+    Int,
+    Mod,
+    Sym,
+    Terms,
+    accumulate,
+    division_node,
+    linear,
+    remainder_node,
+    scale,
+    sum_of,
+    sym,
+    total,
+)
+
+Split = tuple[Sym, Sym, Sym, Sym, Sym]  # q, d, r, k2, off
+
+_QUOTIENTS: dict[tuple[Sym, Sym], Sym] = {}
+_REMAINDERS: dict[tuple[Sym, Sym], Sym] = {}
+_SPLITS: dict[tuple[Sym, Sym], Split | None] = {}
+
+
+def floordiv(a: Sym, b: Sym) -> Sym:
+    """a // b, rounded down."""
+    found = _QUOTIENTS.get((a, b))
+    if found is None:
+        found = _QUOTIENTS[(a, b)] = _floordiv(a, b)
+    return found
+
+
+def mod(a: Sym, b: Sym) -> Sym:
+    """a % b, with the sign of b."""
+    found = _REMAINDERS.get((a, b))
+    if found is None:
+        found = _REMAINDERS[(a, b)] = _mod(a, b)
+    return found
+
+
+def ceildiv(a: Sym | int, b: Sym | int) -> Sym:
+    """a / b rounded up: (a + b - 1) // b for b > 0, which is -(-a // b) for any b."""
+    a, b = sym(a), sym(b)
+    if b.lo is not None and b.lo >= 1:
+        return floordiv(a + b - 1, b)
+    return -floordiv(-a, b)
+
+
+def _floordiv(a: Sym, b: Sym) -> Sym:
+    if type(b) is Int and b.value == 0:
+        raise ZeroDivisionError(f"{a!r} // 0")
+    if b is ONE or a is ZERO:
+        return a
+    if a is b:
+        return ONE
+    lo, hi = bounds.quotient((a.lo, a.hi), (b.lo, b.hi))
+    if lo is not None and lo == hi:  # also every constant by a constant
+        return Int(lo)
+    if b.hi is not None and b.hi < 0:
+        return floordiv(-a, -b)
+    parts = split(a, b)
+    if parts is not None:
+        q, _, r, k2, _ = parts
+        return q + floordiv(r, k2)
+    if type(b) is Int:
+        return _floordiv_int(a, b)
+    block = _block(a, b)
+    return _nested_quotient(a, b) if block is None else Int(block)
+
+
+def _floordiv_int(a: Sym, b: Int) -> Sym:
+    """a // k for an int k > 1 and an a with nothing to split off."""
+    k = b.value
+    const, terms = linear(a)
+    if terms[0][1] < 0:  # floor_negate: -y // k = -((y + k - 1) // k)
+        return scale(floordiv((k - 1) - a, b), -1)
+    t, c = terms[0]
+    if len(terms) == 1 and c == 1 and const and type(t) is FloorDiv and type(t.den) is Int:
+        return floordiv(t.num + t.den.value * const, Int(t.den.value * k))  # nested_floor_shift
+    return _nested_quotient(a, b)
+
+
+def _nested_quotient(a: Sym, b: Sym) -> Sym:
+    """nested_floor: (n // m) // b = n // (m*b); floor_of_mod: (n % (b*w)) // b = (n // b) % w; b > 0, w > 0."""
+    if b.lo is not None and b.lo >= 1:
+        if type(a) is FloorDiv:
+            return floordiv(a.num, a.den * b)
+        if type(a) is Mod:
+            w = exact_quotient(a.den, b)
+            if w is not None and w.lo is not None and w.lo >= 1:
+                return mod(floordiv(a.num, b), w)
+    return division_node(a, b)
+
+
+def _mod(a: Sym, b: Sym) -> Sym:
+    if type(b) is Int and b.value == 0:
+        raise ZeroDivisionError(f"{a!r} % 0")
+    if b is ONE or a is ZERO or a is b:
+        return ZERO
+    lo, hi = bounds.quotient((a.lo, a.hi), (b.lo, b.hi))
+    if lo is not None and lo == hi:  # a - b*(a // b)
+        return a - scale(b, lo)
+    if b.hi is not None and b.hi < 0:
+        return -mod(-a, -b)
+    parts = split(a, b)
+    if parts is not None:
+        _, d, r, k2, off = parts
+        return d * mod(r, k2) + off
+    if type(b) is Int and linear(a)[1][0][1] < 0:  # mod_negate: -y % k = k - 1 - (y + k - 1) % k
+        return (b.value - 1) - mod((b.value - 1) - a, b)
+    if type(a) is Mod and exact_quotient(a.den, b) is not None:  # nested_mod
+        return mod(a.num, b)
+    if type(b) is Int and not a.mark and type(a) is not Add:
+        return remainder_node(a, b)
+    q = floordiv(a, b)
+    if not q.mark & DIV:  # the quotient is a polynomial: so is the remainder
+        return a - q * b
+    return remainder_node(a, b)
+
+
+def split(a: Sym, b: Sym) -> Split | None:
+    """The split of the module's docstring, None where it would say nothing (q = 0, d = 1)."""
+    if type(b) is Int:
+        return _split_int(a, b) if type(a) is Add else None
+    found = _SPLITS.get((a, b), _UNKNOWN)
+    if found is _UNKNOWN:
+        found = _SPLITS[(a, b)] = _split_symbolic(a, b)
+    return found
+
+
+_UNKNOWN: Split = (ZERO, ZERO, ZERO, ZERO, ZERO)  # no split: d is never 0
+
+
+def _split_int(a: Add, b: Int) -> Split | None:
+    """The split for an int divisor k > 1.
+
+    Whole multiples of k go to q. Of the other terms, ordered by how much they share with k, a head that d divides
+    stays and the tail that provably lies in one block of length d goes to off.
+    """
+    k = b.value
+    q_const, rest_const = divmod(a.const, k)
+    q: list[tuple[Sym, int]] = []
+    rest: list[tuple[int, Sym, int]] = []
+    for t, c in a.terms:
+        part = c // k if c > 0 else -(-c // k)  # towards zero, so that i // 8 stays i // 8
+        if part:
+            q.append((t, part))
+            c -= part * k
+        if c:
+            rest.append((-gcd(c, k), t, c))
+    rest.sort(key=_share)
+    cut, d, block = _cut(k, rest_const, rest)
+    if d == 1 and not q and not q_const:
+        return None
+    r_coefs = {t: c // d for _, t, c in rest[:cut]}
+    r = total(block, r_coefs)
+    off = _plain(rest_const - block * d, tuple([(t, c) for _, t, c in rest[cut:]]))
+    whole = sum_of(q) + q_const
+    return whole, Int(d), r, Int(k // d), off
+
+
+def _share(item: tuple[int, Sym, int]) -> int:
+    return item[0]
+
+
+def _plain(const: int, terms: Terms) -> Sym:
+    coefs: dict[Sym, int] = {}
+    for t, c in terms:
+        accumulate(coefs, t, c)
+    return total(const, coefs)
+
+
+def _cut(k: int, const: int, rest: list[tuple[int, Sym, int]]) -> tuple[int, int, int]:
+    """(cut, d, m): d divides k and the coefficients of rest[:cut]; const + rest[cut:] lies in [m*d, (m+1)*d)."""
+    lows: list[int | None] = [const]
+    highs: list[int | None] = [const]
+    low: int | None = const
+    high: int | None = const
+    for _, t, c in reversed(rest):
+        t_low, t_high = (t.lo, t.hi) if c > 0 else (t.hi, t.lo)
+        low = None if low is None or t_low is None else low + c * t_low
+        high = None if high is None or t_high is None else high + c * t_high
+        lows.append(low)
+        highs.append(high)
+    n, d = len(rest), k
+    for cut in range(n + 1):
+        if cut:
+            d = gcd(d, rest[cut - 1][2])
+        low, high = lows[n - cut], highs[n - cut]
+        if low is not None and high is not None and low // d == high // d:
+            return cut, d, low // d
+    raise AssertionError("the constant alone always lies in one block")
+
+
+def _split_symbolic(a: Sym, b: Sym) -> Split | None:
+    """The split for a symbolic divisor: polynomial division, then a common monomial d of b and a part of a."""
+    q = multiples(a, lead(b))
+    if q is not ZERO:
+        r = a - q * b
+        if len(linear(r)[1]) < len(linear(a)[1]) or r is ZERO or isinstance(r, Int):
+            return q, ONE, r, b, ZERO
+    shared = content(b)
+    seen: list[Monomial] = []
+    for m in monomials(a):
+        g = common(m, shared)
+        if g == (1, ()) or g in seen:
+            continue
+        seen.append(g)
+        u = sum_of([(from_monomial(n), 1) for n in monomials(a) if common(n, g) == g])
+        off = a - u
+        d, k2 = from_monomial(g), divide_monomial(b, g)
+        r = divide_monomial(u, g)
+        if k2 is None or r is None:
+            continue
+        if off is ZERO or (k2.lo is not None and k2.lo >= 1 and _block(off, d) == 0):
+            return ZERO, d, r, k2, off
+    return None
+
+
+def _block(a: Sym, b: Sym) -> int | None:
+    """m where a provably lies in [m*b, (m+1)*b) with m 0 or -1, else None."""
+    if (
+        (a.lo is None or a.lo >= 0 or a.hi is None or a.hi > 0)
+        and prove_lt(a, b)
+        and prove_le(ZERO, a)
+    ):
+        return 0
+    if a.hi is not None and a.hi < 0 and prove_le(ZERO, a + b):
+        return -1
+    return None
+
+
+from lenz.sym.polynomial import (  # noqa: E402  polynomial reads expr, which reads this module
+    Monomial,
+    common,
+    content,
+    divide_monomial,
+    exact_quotient,
+    from_monomial,
+    lead,
+    monomials,
+    multiples,
+)
+from lenz.sym.prove import prove_le, prove_lt  # noqa: E402

@@ -1,0 +1,146 @@
+"""Interpretations of a symbolic integer: its value, its image under a substitution, its affine parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from lenz.sym.divide import floordiv, mod
+from lenz.sym.expr import (
+    ONE,
+    Add,
+    FloorDiv,
+    Int,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Sym,
+    Var,
+    accumulate,
+    sum_of,
+    sym,
+    total,
+)
+from lenz.sym.extremum import maximum, minimum
+
+
+def product(items: Iterable[Sym | int]) -> Sym:
+    """The product of the items, 1 for none."""
+    out: Sym = ONE
+    for x in items:
+        out = out * sym(x)
+    return out
+
+
+def evaluate(e: Sym, mapping: Mapping[Var, int]) -> int:
+    """The value of e. Raises KeyError for a variable without a value, ZeroDivisionError for a zero divisor."""
+    return _value(e, mapping, {})
+
+
+def _value(e: Sym, mapping: Mapping[Var, int], memo: dict[Sym, int]) -> int:
+    if type(e) is Int:
+        return e.value
+    if type(e) is Var:
+        return mapping[e]
+    found = memo.get(e)
+    if found is not None:
+        return found
+    match e:
+        case Add():
+            out = e.const
+            for t, c in e.terms:
+                out += c * _value(t, mapping, memo)
+        case Mul():
+            out = 1
+            for f in e.factors:
+                out *= _value(f, mapping, memo)
+        case FloorDiv():
+            out = _value(e.num, mapping, memo) // _value(e.den, mapping, memo)
+        case Mod():
+            out = _value(e.num, mapping, memo) % _value(e.den, mapping, memo)
+        case Min():
+            out = min([_value(x, mapping, memo) for x in e.args])
+        case Max():
+            out = max([_value(x, mapping, memo) for x in e.args])
+        case _:
+            raise TypeError(f"not a symbolic integer: {type(e).__name__}")
+    memo[e] = out
+    return out
+
+
+def substitute(e: Sym, mapping: Mapping[Var, Sym]) -> Sym:
+    """e with variables replaced, simplified as it is rebuilt. Does not look into the `below` of variables."""
+    return _image(e, mapping, {}) if mapping else e
+
+
+def _image(e: Sym, mapping: Mapping[Var, Sym], memo: dict[Sym, Sym]) -> Sym:
+    if type(e) is Var:
+        return mapping.get(e, e)
+    found = memo.get(e)
+    if found is not None:
+        return found
+    for v in e.free_vars:
+        if v in mapping:
+            break
+    else:
+        return e
+    out: Sym
+    match e:
+        case Add():
+            coefs: dict[Sym, int] = {}
+            const = e.const
+            for t, c in e.terms:
+                const += accumulate(coefs, _image(t, mapping, memo), c)
+            out = total(const, coefs)
+        case Mul():
+            out = product([_image(f, mapping, memo) for f in e.factors])
+        case FloorDiv():
+            out = floordiv(_image(e.num, mapping, memo), _image(e.den, mapping, memo))
+        case Mod():
+            out = mod(_image(e.num, mapping, memo), _image(e.den, mapping, memo))
+        case Min():
+            out = _fold_min([_image(x, mapping, memo) for x in e.args])
+        case Max():
+            out = _fold_max([_image(x, mapping, memo) for x in e.args])
+        case _:
+            raise TypeError(f"not a symbolic integer: {type(e).__name__}")
+    memo[e] = out
+    return out
+
+
+def _fold_min(args: list[Sym]) -> Sym:
+    out = args[0]
+    for x in args[1:]:
+        out = minimum(out, x)
+    return out
+
+
+def _fold_max(args: list[Sym]) -> Sym:
+    out = args[0]
+    for x in args[1:]:
+        out = maximum(out, x)
+    return out
+
+
+def affine_in(e: Sym, v: Var) -> tuple[Sym, Sym] | None:
+    """(coefficient, rest) with e == coefficient*v + rest, both free of v; None where e is not affine in v."""
+    if type(e) is not Add:
+        parts: list[tuple[Sym, int]] = [(e, 1)]
+        const = 0
+    else:
+        parts, const = list(e.terms), e.const
+    coef: list[tuple[Sym, int]] = []
+    rest: list[tuple[Sym, int]] = [(Int(const), 1)]
+    for t, c in parts:
+        if t is v:
+            coef.append((ONE, c))
+        elif v not in t.free_vars:
+            rest.append((t, c))
+        elif type(t) is Mul and t.factors.count(v) == 1:
+            others = [f for f in t.factors if f is not v]
+            if any(v in f.free_vars for f in others):
+                return None
+            coef.append((product(others), c))
+        else:
+            return None
+    return sum_of(coef), sum_of(rest)

@@ -1,0 +1,470 @@
+"""Exact symbolic integers, interned and canonical: `is` is structural equality.
+
+Invariants. A `Sym` never changes after construction. `Add` holds an int constant and terms with nonzero int
+coefficients, sorted by key; no term is an `Int` or an `Add`. `Mul` is a product of two or more factors without a
+coefficient, sorted by key; no factor is an `Int`, an `Add` or a `Mul`, so that every product is expanded over sums.
+Division and remainder are Python's (floor). Divisors are taken to be nonzero. Nothing here knows torch or a dtype.
+
+`key` is a text that orders nodes the same way in every process; equal keys mean equal nodes. It is bounded in
+length (long ones are replaced by a digest), so that deep expressions do not make sorting slow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from hashlib import blake2b
+from operator import attrgetter
+from typing import NoReturn
+
+from lenz.sym import bounds
+
+MOD, DIV = 1, 2  # bits of `mark`: the node is, or has as a factor or term, a Mod / a FloorDiv
+KEY_LIMIT = 160  # characters after which a key becomes a digest
+NAME = re.compile(r"[@A-Za-z_][A-Za-z0-9_.]*")
+Terms = tuple[tuple["Sym", int], ...]
+
+
+class Sym:
+    """A symbolic integer. `lo` and `hi` are sound inclusive bounds, None where unbounded."""
+
+    __slots__ = ("_free", "hi", "key", "lo", "mark")
+    lo: int | None
+    hi: int | None
+    key: str
+    mark: int
+    _free: tuple[Var, ...] | None
+
+    @property
+    def free_vars(self) -> tuple[Var, ...]:
+        """The variables that occur, each once, ordered by name, then by bounds."""
+        free = self._free
+        if free is None:
+            found: dict[Var, None] = {}
+            for child in children(self):
+                found.update(dict.fromkeys(child.free_vars))
+            free = self._free = tuple(sorted(found, key=_key))
+        return free
+
+    def __add__(self, other: Sym | int) -> Sym:
+        if isinstance(other, Sym):
+            return add(self, other)
+        return _shift(self, other) if isinstance(other, int) else NotImplemented
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Sym | int) -> Sym:
+        if isinstance(other, Sym):
+            return ZERO if self is other else add(self, scale(other, -1))
+        return _shift(self, -other) if isinstance(other, int) else NotImplemented
+
+    def __rsub__(self, other: int) -> Sym:
+        return _shift(scale(self, -1), other) if isinstance(other, int) else NotImplemented
+
+    def __neg__(self) -> Sym:
+        return scale(self, -1)
+
+    def __mul__(self, other: Sym | int) -> Sym:
+        if isinstance(other, Sym):
+            return multiply(self, other)
+        return scale(self, other) if isinstance(other, int) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Sym | int) -> Sym:
+        if isinstance(other, (Sym, int)):
+            return divide.floordiv(self, sym(other))
+        return NotImplemented
+
+    def __rfloordiv__(self, other: int) -> Sym:
+        return divide.floordiv(Int(other), self) if isinstance(other, int) else NotImplemented
+
+    def __mod__(self, other: Sym | int) -> Sym:
+        if isinstance(other, (Sym, int)):
+            return divide.mod(self, sym(other))
+        return NotImplemented
+
+    def __rmod__(self, other: int) -> Sym:
+        return divide.mod(Int(other), self) if isinstance(other, int) else NotImplemented
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a symbolic integer has no truth value; use as_int, prove_eq or `is`")
+
+    def __copy__(self) -> Sym:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Sym:
+        return self
+
+    def __repr__(self) -> str:
+        from lenz.sym.text import show  # text reads this module; only debugging needs the way back
+
+        return show(self)
+
+
+class Int(Sym):
+    """A constant."""
+
+    __slots__ = ("value",)
+    value: int
+
+    def __new__(cls, value: int) -> Int:
+        found = _INTS.get(value)
+        if found is not None:
+            return found
+        value = int(value)  # no bool inside
+        e = object.__new__(cls)
+        e.value = e.lo = e.hi = value
+        e.key, e.mark, e._free = f"#{value}", 0, ()
+        _INTS[value] = e
+        return e
+
+
+class Var(Sym):
+    """A named integer with lo <= v <= hi and, where `below` is given, v < below.
+
+    Two variables of one name and other bounds are different objects. `substitute` does not look into `below`.
+    """
+
+    __slots__ = ("below", "name")
+    name: str
+    below: Sym | None
+
+    def __new__(
+        cls, name: str, lo: int | None = None, hi: int | None = None, below: Sym | int | None = None
+    ) -> Var:
+        limit = None if below is None else sym(below)
+        if limit is not None and limit.hi is not None and (hi is None or limit.hi - 1 < hi):
+            hi = limit.hi - 1
+        if isinstance(limit, Int):  # says no more than hi
+            limit = None
+        ident = (name, lo, hi, limit)
+        found = _VARS.get(ident)
+        if found is not None:
+            return found
+        if NAME.fullmatch(name) is None:
+            raise ValueError(f"{name!r} is not a name for a Var: want [@A-Za-z_][A-Za-z0-9_.]*")
+        e = object.__new__(cls)
+        e.name, e.lo, e.hi, e.below = name, lo, hi, limit
+        tail = "" if limit is None else key_of(limit)
+        e.key = _bounded(f"${name}\0{lo}:{hi}:{tail}")
+        e.mark, e._free = 0, (e,)
+        _VARS[ident] = e
+        return e
+
+
+class Add(Sym):
+    """const + sum of coefficient*term. Build with `+`, `-`, `*`."""
+
+    __slots__ = ("const", "terms")
+    const: int
+    terms: Terms
+
+    def __new__(cls) -> NoReturn:
+        raise TypeError("build an Add with a + b")
+
+
+class Mul(Sym):
+    """A product of two or more factors, none an Int, Add or Mul. Build with `*`."""
+
+    __slots__ = ("factors",)
+    factors: tuple[Sym, ...]
+
+    def __new__(cls) -> NoReturn:
+        raise TypeError("build a Mul with a * b")
+
+
+class FloorDiv(Sym):
+    """num // den, rounded down. Build with `//`."""
+
+    __slots__ = ("den", "num")
+    num: Sym
+    den: Sym
+
+    def __new__(cls) -> NoReturn:
+        raise TypeError("build a FloorDiv with a // b")
+
+
+class Mod(Sym):
+    """num % den, with the sign of den. Build with `%`."""
+
+    __slots__ = ("den", "num")
+    num: Sym
+    den: Sym
+
+    def __new__(cls) -> NoReturn:
+        raise TypeError("build a Mod with a % b")
+
+
+class Min(Sym):
+    """The smallest of two or more args, sorted by key. Build with `minimum`."""
+
+    __slots__ = ("args",)
+    args: tuple[Sym, ...]
+
+    def __new__(cls) -> NoReturn:
+        raise TypeError("build a Min with minimum(a, b)")
+
+
+class Max(Sym):
+    """The largest of two or more args, sorted by key. Build with `maximum`."""
+
+    __slots__ = ("args",)
+    args: tuple[Sym, ...]
+
+    def __new__(cls) -> NoReturn:
+        raise TypeError("build a Max with maximum(a, b)")
+
+
+_key = attrgetter("key")
+_INTS: dict[int, Int] = {}
+_VARS: dict[tuple[str, int | None, int | None, Sym | None], Var] = {}
+_ADDS: dict[tuple[int, Terms], Add] = {}
+_MULS: dict[tuple[Sym, ...], Mul] = {}
+_DIVS: dict[tuple[Sym, Sym], FloorDiv] = {}
+_MODS: dict[tuple[Sym, Sym], Mod] = {}
+_MINS: dict[tuple[Sym, ...], Min] = {}
+_MAXS: dict[tuple[Sym, ...], Max] = {}
+ZERO = Int(0)
+ONE = Int(1)
+
+
+def sym(x: int | Sym) -> Sym:
+    """x as a symbolic integer. Raises TypeError for anything but an int or a Sym."""
+    if isinstance(x, Sym):
+        return x
+    if isinstance(x, int):
+        return Int(x)
+    raise TypeError(f"a symbolic integer is made from an int or a Sym, not {type(x).__name__}")
+
+
+def as_int(e: Sym) -> int | None:
+    """The value of a constant, None for anything else."""
+    return e.value if type(e) is Int else None
+
+
+def children(e: Sym) -> tuple[Sym, ...]:
+    """The direct operands of e, in order."""
+    if type(e) is Add:
+        return tuple(t for t, _ in e.terms)
+    if type(e) is Mul:
+        return e.factors
+    if type(e) is FloorDiv or type(e) is Mod:
+        return (e.num, e.den)
+    if type(e) is Min or type(e) is Max:
+        return e.args
+    return ()
+
+
+def linear(e: Sym) -> tuple[int, Terms]:
+    """e as (constant, terms): e == constant + sum of coefficient*term."""
+    if type(e) is Add:
+        return e.const, e.terms
+    if type(e) is Int:
+        return e.value, ()
+    return 0, ((e, 1),)
+
+
+def factors(e: Sym) -> tuple[Sym, ...]:
+    """The factors of a term (anything but an Int or an Add)."""
+    return e.factors if type(e) is Mul else (e,)
+
+
+def _bounded(key: str) -> str:
+    if len(key) <= KEY_LIMIT:
+        return key
+    return key[:40] + "~" + blake2b(key.encode(), digest_size=20).hexdigest()
+
+
+def key_of(e: Sym) -> str:
+    """The ordering key; an Add gets its own when first asked, since most are never compared."""
+    if not e.key and type(e) is Add:
+        e.key = _bounded("(" + "+".join(f"{c}*{t.key}" for t, c in e.terms) + f"+{e.const})")
+    return e.key
+
+
+def _interned_add(const: int, terms: Terms) -> Add:
+    ident = (const, terms)
+    found = _ADDS.get(ident)
+    if found is not None:
+        return found
+    lo: int | None = const
+    hi: int | None = const
+    mark = 0
+    for t, c in terms:
+        mark |= t.mark
+        low, high = (t.lo, t.hi) if c > 0 else (t.hi, t.lo)
+        lo = None if lo is None or low is None else lo + c * low
+        hi = None if hi is None or high is None else hi + c * high
+    e = object.__new__(Add)
+    e.const, e.terms, e.lo, e.hi, e.mark, e.key, e._free = const, terms, lo, hi, mark, "", None
+    _ADDS[ident] = e
+    return e
+
+
+def accumulate(coefs: dict[Sym, int], e: Sym, times: int = 1) -> int:
+    """Add times*e into coefs (term -> coefficient, zeros removed) and return its constant part."""
+    if type(e) is Int:
+        return times * e.value
+    const, terms = (e.const, e.terms) if type(e) is Add else (0, ((e, 1),))
+    for t, c in terms:
+        total = coefs.get(t, 0) + times * c
+        if total:
+            coefs[t] = total
+        else:
+            coefs.pop(t, None)
+    return times * const
+
+
+def total(const: int, coefs: dict[Sym, int]) -> Sym:
+    """The canonical const + sum of coefficient*term. Consumes coefs, which holds no zero."""
+    if len(coefs) > 1:
+        mark = 0
+        for t in coefs:
+            mark |= t.mark
+        if mark:
+            const = recombine.recombine(const, coefs)
+    if not coefs:
+        return Int(const)
+    if len(coefs) == 1:
+        (pair,) = coefs.items()
+        return pair[0] if const == 0 and pair[1] == 1 else _interned_add(const, (pair,))
+    return _interned_add(const, tuple([(t, coefs[t]) for t in sorted(coefs, key=_key)]))
+
+
+def sum_of(items: Iterable[tuple[Sym, int]]) -> Sym:
+    """The sum of coefficient*expression over (expression, coefficient) pairs, built at once."""
+    coefs: dict[Sym, int] = {}
+    const = 0
+    for e, c in items:
+        const += accumulate(coefs, e, c)
+    return total(const, coefs)
+
+
+def add(a: Sym, b: Sym) -> Sym:
+    """a + b."""
+    if type(b) is Int:
+        return _shift(a, b.value)
+    if type(a) is Int:
+        return _shift(b, a.value)
+    coefs = dict(a.terms) if type(a) is Add else {a: 1}
+    const = a.const if type(a) is Add else 0
+    return total(const + accumulate(coefs, b), coefs)
+
+
+def _shift(e: Sym, by: int) -> Sym:
+    """e + by: the terms stay as they are."""
+    if by == 0:
+        return e
+    if type(e) is Int:
+        return Int(e.value + by)
+    if type(e) is not Add:
+        return _interned_add(int(by), ((e, 1),))
+    const = e.const + by
+    if const == 0 and len(e.terms) == 1 and e.terms[0][1] == 1:
+        return e.terms[0][0]
+    return _interned_add(const, e.terms)
+
+
+def scale(e: Sym, by: int) -> Sym:
+    """by * e: the order of the terms stays, and no rule for sums can newly apply (they are homogeneous)."""
+    if by == 1:
+        return e
+    if by == 0:
+        return ZERO
+    if type(e) is Int:
+        return Int(e.value * by)
+    if type(e) is not Add:
+        return _interned_add(0, ((e, int(by)),))
+    if e.const == 0 and len(e.terms) == 1 and e.terms[0][1] * by == 1:
+        return e.terms[0][0]
+    return _interned_add(e.const * by, tuple([(t, c * by) for t, c in e.terms]))
+
+
+def term_product(a: Sym, b: Sym) -> Sym:
+    """The product of two terms (neither an Int nor an Add)."""
+    found = tuple(sorted(factors(a) + factors(b), key=_key))
+    e = _MULS.get(found)
+    if e is None:
+        e = object.__new__(Mul)
+        e.factors = found
+        e.lo, e.hi = bounds.product((a.lo, a.hi), (b.lo, b.hi))
+        e.key, e.mark, e._free = _bounded("*".join(f.key for f in found)), a.mark | b.mark, None
+        _MULS[found] = e
+    return e
+
+
+def multiply(a: Sym, b: Sym) -> Sym:
+    """a * b, expanded over sums."""
+    if type(b) is Int:
+        return scale(a, b.value)
+    if type(a) is Int:
+        return scale(b, a.value)
+    if type(a) is not Add and type(b) is not Add:
+        return term_product(a, b)
+    a_const, a_terms = linear(a)
+    b_const, b_terms = linear(b)
+    coefs: dict[Sym, int] = {}
+    for t, c in a_terms:
+        for u, d in b_terms:
+            accumulate(coefs, term_product(t, u), c * d)
+        if b_const:
+            accumulate(coefs, t, c * b_const)
+    if a_const:
+        for u, d in b_terms:
+            accumulate(coefs, u, d * a_const)
+    return total(a_const * b_const, coefs)
+
+
+def division_node(num: Sym, den: Sym) -> FloorDiv:
+    """The interned num // den, as it stands: only for rules that found nothing simpler."""
+    e = _DIVS.get((num, den))
+    if e is None:
+        e = object.__new__(FloorDiv)
+        e.num, e.den = num, den
+        e.lo, e.hi = bounds.quotient((num.lo, num.hi), (den.lo, den.hi))
+        e.key, e.mark, e._free = _bounded(f"[{key_of(num)}/{key_of(den)}]"), DIV, None
+        _DIVS[(num, den)] = e
+    return e
+
+
+def remainder_node(num: Sym, den: Sym) -> Mod:
+    """The interned num % den, as it stands: only for rules that found nothing simpler."""
+    e = _MODS.get((num, den))
+    if e is None:
+        e = object.__new__(Mod)
+        e.num, e.den = num, den
+        e.lo, e.hi = bounds.remainder((num.lo, num.hi), (den.lo, den.hi))
+        e.key, e.mark, e._free = _bounded(f"[{key_of(num)}%{key_of(den)}]"), MOD, None
+        _MODS[(num, den)] = e
+    return e
+
+
+def min_node(args: Iterable[Sym]) -> Min:
+    """The interned min of two or more different args, as it stands."""
+    found = tuple(sorted(args, key=key_of))
+    e = _MINS.get(found)
+    if e is None:
+        e = object.__new__(Min)
+        e.args = found
+        e.lo, e.hi = bounds.smallest([(x.lo, x.hi) for x in found])
+        e.key, e.mark, e._free = _bounded(f"min({','.join(x.key for x in found)})"), 0, None
+        _MINS[found] = e
+    return e
+
+
+def max_node(args: Iterable[Sym]) -> Max:
+    """The interned max of two or more different args, as it stands."""
+    found = tuple(sorted(args, key=key_of))
+    e = _MAXS.get(found)
+    if e is None:
+        e = object.__new__(Max)
+        e.args = found
+        e.lo, e.hi = bounds.largest([(x.lo, x.hi) for x in found])
+        e.key, e.mark, e._free = _bounded(f"max({','.join(x.key for x in found)})"), 0, None
+        _MAXS[found] = e
+    return e
+
+
+# The operators above need the rules, and the rules need the nodes: these two are the way back.
+from lenz.sym import divide, recombine  # noqa: E402

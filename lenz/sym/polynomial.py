@@ -1,0 +1,125 @@
+"""Exact division of terms and sums: what symbolic divisors need.
+
+A monomial is a pair (coefficient, factors sorted by key), the coefficient a nonzero int.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd
+
+from lenz.sym.expr import (
+    ONE,
+    Int,
+    Sym,
+    accumulate,
+    factors,
+    linear,
+    scale,
+    sum_of,
+    term_product,
+    total,
+)
+
+Monomial = tuple[int, tuple[Sym, ...]]
+
+
+def monomials(e: Sym) -> list[Monomial]:
+    """The monomials whose sum is e; a constant is one without factors; the empty list for 0."""
+    const, terms = linear(e)
+    out: list[Monomial] = [(c, factors(t)) for t, c in terms]
+    if const:
+        out.append((const, ()))
+    return out
+
+
+def from_monomial(m: Monomial) -> Sym:
+    """coefficient * product of factors."""
+    c, fs = m
+    if not fs:
+        return Int(c)
+    e = fs[0]
+    for f in fs[1:]:
+        e = term_product(e, f)
+    return scale(e, c)
+
+
+def without(fs: tuple[Sym, ...], gone: tuple[Sym, ...]) -> tuple[Sym, ...] | None:
+    """The factors fs with those of `gone` taken out, None where one is not there."""
+    left = list(fs)
+    for f in gone:
+        if f not in left:
+            return None
+        left.remove(f)
+    return tuple(left)
+
+
+def common(a: Monomial, b: Monomial) -> Monomial:
+    """The greatest common divisor of two monomials, its coefficient positive."""
+    left, shared = list(b[1]), []
+    for f in a[1]:
+        if f in left:
+            left.remove(f)
+            shared.append(f)
+    return gcd(a[0], b[0]), tuple(shared)
+
+
+def content(e: Sym) -> Monomial:
+    """The greatest monomial that divides every term of e; (0, ()) for 0."""
+    parts = monomials(e)
+    if not parts:
+        return 0, ()
+    found = (abs(parts[0][0]), parts[0][1])
+    for m in parts[1:]:
+        found = common(found, m)
+        if found == (1, ()):
+            break
+    return found
+
+
+def divide_monomial(e: Sym, d: Monomial) -> Sym | None:
+    """e / d where d divides every term of e, else None."""
+    coefs: dict[Sym, int] = {}
+    const = 0
+    for c, fs in monomials(e):
+        rest = without(fs, d[1])
+        if rest is None or c % d[0]:
+            return None
+        const += accumulate(coefs, from_monomial((c // d[0], rest)))
+    return total(const, coefs)
+
+
+def lead(e: Sym) -> Monomial:
+    """The monomial of e with the most factors; among those the first in order."""
+    return max(monomials(e), key=lambda m: len(m[1]))
+
+
+def multiples(e: Sym, d: Monomial) -> Sym:
+    """The sum of the quotients by d (coefficients rounded to zero) of the terms of e whose factors hold d's."""
+    found: list[tuple[Sym, int]] = []
+    for c, fs in monomials(e):
+        rest = without(fs, d[1])
+        q = abs(c) // abs(d[0])
+        if rest is not None and q:
+            found.append((from_monomial((1, rest)), q if (c > 0) == (d[0] > 0) else -q))
+    return sum_of(found)
+
+
+def exact_quotient(e: Sym, by: Sym) -> Sym | None:
+    """q with e == by*q as polynomials, None where long division leaves a rest."""
+    if by is ONE:
+        return e
+    if isinstance(by, Int) and by.value == 0:
+        return None
+    first = lead(by)
+    q = multiples(e, first)
+    rest = e - q * by
+    if isinstance(rest, Int):
+        return q if rest.value == 0 else None
+    if len(linear(by)[1]) == 1 and linear(by)[0] == 0:
+        return None
+    more = multiples(rest, first)
+    if isinstance(more, Int) and more.value == 0 or len(monomials(rest)) >= len(monomials(e)):
+        return None
+    tail = exact_quotient(rest, by)
+    return None if tail is None else q + tail

@@ -1,0 +1,182 @@
+"""Proofs from the ranges of the variables. True means proved for all values; False means only: not proved."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from lenz.sym.expr import (
+    DIV,
+    MOD,
+    ZERO,
+    Add,
+    FloorDiv,
+    Int,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Sym,
+    Var,
+    factors,
+    linear,
+    sum_of,
+    sym,
+)
+
+_NONNEGATIVE: dict[Sym, bool] = {}
+_DIVISORS: dict[Sym, int] = {}
+MAX_STEPS = 16  # bounds put in per proof: more than an index of 8 dims needs
+
+
+def prove_eq(a: Sym | int, b: Sym | int) -> bool:
+    """a == b for all values in the ranges."""
+    a, b = sym(a), sym(b)
+    return a is b or a - b is ZERO
+
+
+def prove_le(a: Sym | int, b: Sym | int) -> bool:
+    """a <= b for all values in the ranges."""
+    a, b = sym(a), sym(b)
+    if a is b or (a.hi is not None and b.lo is not None and a.hi <= b.lo):
+        return True
+    return _is_nonnegative(b - a)
+
+
+def prove_lt(a: Sym | int, b: Sym | int) -> bool:
+    """a < b for all values in the ranges."""
+    a, b = sym(a), sym(b)
+    if a.hi is not None and b.lo is not None and a.hi < b.lo:
+        return True
+    return a is not b and _is_nonnegative(b - a - 1)
+
+
+def prove_divides(k: Sym | int, e: Sym | int) -> bool:
+    """e is a multiple of k for all values in the ranges; k may not be 0 there."""
+    k, e = sym(k), sym(e)
+    if e is ZERO:
+        return True
+    if type(k) is Int:
+        if k.value == 0:
+            return False
+        if divisor(e) % k.value == 0:
+            return True
+    return e % k is ZERO
+
+
+def divisor(e: Sym) -> int:
+    """The largest int known to divide e for all values; 0 for the constant 0, which everything divides."""
+    found = _DIVISORS.get(e)
+    if found is None:
+        found = _DIVISORS[e] = _divisor(e)
+    return found
+
+
+def _divisor(e: Sym) -> int:
+    match e:
+        case Int():
+            return abs(e.value)
+        case Add():
+            return gcd(e.const, *[c * divisor(t) for t, c in e.terms])
+        case Mul():
+            out = 1
+            for f in e.factors:
+                out *= divisor(f)
+            return out
+        case Mod():
+            return gcd(divisor(e.num), divisor(e.den))
+        case Min() | Max():
+            return gcd(*[divisor(x) for x in e.args])
+        case _:
+            return 1
+
+
+def _is_nonnegative(e: Sym) -> bool:
+    if e.lo is not None and e.lo >= 0:
+        return True
+    if e.hi is not None and e.hi < 0:
+        return False
+    found = _NONNEGATIVE.get(e)
+    if found is None:
+        _NONNEGATIVE[e] = False  # a proof may not rest on itself
+        found = _NONNEGATIVE[e] = _descend(e)
+    return found
+
+
+def _descend(e: Sym) -> bool:
+    """Replace one variable after the other by the end of its range where e is smallest.
+
+    Sound: where e = c*x + rest with c >= 0 (<= 0), e is at least its value at the lower (upper) end of x.
+    """
+    for _ in range(MAX_STEPS):
+        step = _lower(e)
+        if step is None:
+            return False
+        if step.lo is not None and step.lo >= 0:
+            return True
+        e = step
+    return False
+
+
+def _lower(e: Sym) -> Sym | None:
+    """e with one atom replaced by the end of its range; atoms with a symbolic end first, since they lead to others."""
+    atoms: dict[Sym, None] = {}
+    for t, _ in linear(e)[1]:
+        atoms.update(dict.fromkeys(factors(t)))
+    for symbolic in (True, False):
+        for x in atoms:
+            top = _symbolic_top(x)
+            if (top is not None) != symbolic:
+                continue
+            if top is None and x.hi is not None:
+                top = Int(x.hi)
+            step = _replace(e, x, top)
+            if step is not None:
+                return step
+    return None
+
+
+def _symbolic_top(x: Sym) -> Sym | None:
+    """A symbolic inclusive upper bound of an atom."""
+    if type(x) is Var:
+        return None if x.below is None else x.below - 1
+    if type(x) is Mod and type(x.den) is not Int and x.den.lo is not None and x.den.lo >= 1:
+        return x.den - 1
+    if type(x) is FloorDiv and x.den.lo is not None and x.den.lo >= 1 and type(x.num) is Var:
+        limit = x.num.below
+        if limit is not None:
+            top = (limit - 1) // x.den
+            return None if top.mark & (DIV | MOD) else top
+    return None
+
+
+def _replace(e: Sym, x: Sym, top: Sym | None) -> Sym | None:
+    """The smaller end of e over x, None where x is not affine in e, or the sign or the end is not known."""
+    const, terms = linear(e)
+    coef_items: list[tuple[Sym, int]] = []
+    rest: list[tuple[Sym, int]] = [(Int(const), 1)]
+    for t, c in terms:
+        fs = factors(t)
+        times = fs.count(x)
+        if times == 0:
+            if x in e.free_vars and x in t.free_vars:
+                return None
+            rest.append((t, c))
+        elif times == 1:
+            others = list(fs)
+            others.remove(x)
+            if any(x in f.free_vars for f in others):
+                return None
+            cofactor: Sym = Int(1)
+            for f in others:
+                cofactor = cofactor * f
+            coef_items.append((cofactor, c))
+        else:
+            return None
+    coef = sum_of(coef_items)
+    if coef.lo is not None and coef.lo >= 0:
+        end: Sym | None = None if x.lo is None else Int(x.lo)
+    elif coef.hi is not None and coef.hi <= 0:
+        end = top
+    else:
+        return None
+    return None if end is None else coef * end + sum_of(rest)
