@@ -228,11 +228,11 @@ def _split_symbolic(a: Sym, b: Sym) -> Split | None:
         u = sum_of([(from_monomial(n), 1) for n in monomials(a) if common(n, g) == g])
         off = a - u
         d, k2 = from_monomial(g), divide_monomial(b, g)
-        r = divide_monomial(u, g)
-        if k2 is None or r is None:
+        rest = divide_monomial(u, g)
+        if k2 is None or rest is None:
             continue
         if off is ZERO or (k2.lo is not None and k2.lo >= 1 and _block(off, d) == 0):
-            return ZERO, d, r, k2, off
+            return ZERO, d, rest, k2, off
     return None
 
 
@@ -249,7 +249,7 @@ def _block(a: Sym, b: Sym) -> int | None:
     return None
 
 
-from lenz.sym.polynomial import (  # noqa: E402  polynomial reads expr, which reads this module
+from lenz.sym.polynomial import (  # polynomial reads expr, which reads this module
     Monomial,
     common,
     content,
@@ -260,4 +260,4 @@ from lenz.sym.polynomial import (  # noqa: E402  polynomial reads expr, which re
     monomials,
     multiples,
 )
-from lenz.sym.prove import prove_le, prove_lt  # noqa: E402
+from lenz.sym.prove import prove_le, prove_lt

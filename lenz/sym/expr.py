@@ -15,9 +15,12 @@ import re
 from collections.abc import Iterable
 from hashlib import blake2b
 from operator import attrgetter
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lenz.sym import bounds
+
+if TYPE_CHECKING:
+    from typing import Self  # in typing from Python 3.11
 
 MOD, DIV = 1, 2  # bits of `mark`: the node is, or has as a factor or term, a Mod / a FloorDiv
 KEY_LIMIT = 160  # characters after which a key becomes a digest
@@ -97,7 +100,7 @@ class Sym:
         return self
 
     def __repr__(self) -> str:
-        from lenz.sym.text import show  # text reads this module; only debugging needs the way back
+        from lenz.sym.text import show  # text reads this module
 
         return show(self)
 
@@ -108,16 +111,17 @@ class Int(Sym):
     __slots__ = ("value",)
     value: int
 
-    def __new__(cls, value: int) -> Int:
+    def __new__(cls, value: int) -> Self:
         found = _INTS.get(value)
         if found is not None:
-            return found
+            same: Self = found
+            return same
         value = int(value)  # no bool inside
         e = object.__new__(cls)
         e.value = e.lo = e.hi = value
         e.key, e.mark, e._free = f"#{value}", 0, ()
-        _INTS[value] = e
-        return e
+        kept: Self = _INTS.setdefault(value, e)  # one step, since threads may build the same
+        return kept
 
 
 class Var(Sym):
@@ -132,7 +136,7 @@ class Var(Sym):
 
     def __new__(
         cls, name: str, lo: int | None = None, hi: int | None = None, below: Sym | int | None = None
-    ) -> Var:
+    ) -> Self:
         limit = None if below is None else sym(below)
         if limit is not None and limit.hi is not None and (hi is None or limit.hi - 1 < hi):
             hi = limit.hi - 1
@@ -141,7 +145,8 @@ class Var(Sym):
         ident = (name, lo, hi, limit)
         found = _VARS.get(ident)
         if found is not None:
-            return found
+            same: Self = found
+            return same
         if NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r} is not a name for a Var: want [@A-Za-z_][A-Za-z0-9_.]*")
         e = object.__new__(cls)
@@ -149,8 +154,8 @@ class Var(Sym):
         tail = "" if limit is None else key_of(limit)
         e.key = _bounded(f"${name}\0{lo}:{hi}:{tail}")
         e.mark, e._free = 0, (e,)
-        _VARS[ident] = e
-        return e
+        kept: Self = _VARS.setdefault(ident, e)
+        return kept
 
 
 class Add(Sym):
@@ -160,7 +165,7 @@ class Add(Sym):
     const: int
     terms: Terms
 
-    def __new__(cls) -> NoReturn:
+    def __new__(cls) -> Self:
         raise TypeError("build an Add with a + b")
 
 
@@ -170,7 +175,7 @@ class Mul(Sym):
     __slots__ = ("factors",)
     factors: tuple[Sym, ...]
 
-    def __new__(cls) -> NoReturn:
+    def __new__(cls) -> Self:
         raise TypeError("build a Mul with a * b")
 
 
@@ -181,7 +186,7 @@ class FloorDiv(Sym):
     num: Sym
     den: Sym
 
-    def __new__(cls) -> NoReturn:
+    def __new__(cls) -> Self:
         raise TypeError("build a FloorDiv with a // b")
 
 
@@ -192,7 +197,7 @@ class Mod(Sym):
     num: Sym
     den: Sym
 
-    def __new__(cls) -> NoReturn:
+    def __new__(cls) -> Self:
         raise TypeError("build a Mod with a % b")
 
 
@@ -202,7 +207,7 @@ class Min(Sym):
     __slots__ = ("args",)
     args: tuple[Sym, ...]
 
-    def __new__(cls) -> NoReturn:
+    def __new__(cls) -> Self:
         raise TypeError("build a Min with minimum(a, b)")
 
 
@@ -212,13 +217,13 @@ class Max(Sym):
     __slots__ = ("args",)
     args: tuple[Sym, ...]
 
-    def __new__(cls) -> NoReturn:
+    def __new__(cls) -> Self:
         raise TypeError("build a Max with maximum(a, b)")
 
 
 _key = attrgetter("key")
-_INTS: dict[int, Int] = {}
-_VARS: dict[tuple[str, int | None, int | None, Sym | None], Var] = {}
+_INTS: dict[int, Any] = {}  # Any, since Int may be given as Self
+_VARS: dict[tuple[str, int | None, int | None, Sym | None], Any] = {}
 _ADDS: dict[tuple[int, Terms], Add] = {}
 _MULS: dict[tuple[Sym, ...], Mul] = {}
 _DIVS: dict[tuple[Sym, Sym], FloorDiv] = {}
@@ -298,8 +303,7 @@ def _interned_add(const: int, terms: Terms) -> Add:
         hi = None if hi is None or high is None else hi + c * high
     e = object.__new__(Add)
     e.const, e.terms, e.lo, e.hi, e.mark, e.key, e._free = const, terms, lo, hi, mark, "", None
-    _ADDS[ident] = e
-    return e
+    return _ADDS.setdefault(ident, e)
 
 
 def accumulate(coefs: dict[Sym, int], e: Sym, times: int = 1) -> int:
@@ -390,7 +394,7 @@ def term_product(a: Sym, b: Sym) -> Sym:
         e.factors = found
         e.lo, e.hi = bounds.product((a.lo, a.hi), (b.lo, b.hi))
         e.key, e.mark, e._free = _bounded("*".join(f.key for f in found)), a.mark | b.mark, None
-        _MULS[found] = e
+        e = _MULS.setdefault(found, e)
     return e
 
 
@@ -424,7 +428,7 @@ def division_node(num: Sym, den: Sym) -> FloorDiv:
         e.num, e.den = num, den
         e.lo, e.hi = bounds.quotient((num.lo, num.hi), (den.lo, den.hi))
         e.key, e.mark, e._free = _bounded(f"[{key_of(num)}/{key_of(den)}]"), DIV, None
-        _DIVS[(num, den)] = e
+        e = _DIVS.setdefault((num, den), e)
     return e
 
 
@@ -436,7 +440,7 @@ def remainder_node(num: Sym, den: Sym) -> Mod:
         e.num, e.den = num, den
         e.lo, e.hi = bounds.remainder((num.lo, num.hi), (den.lo, den.hi))
         e.key, e.mark, e._free = _bounded(f"[{key_of(num)}%{key_of(den)}]"), MOD, None
-        _MODS[(num, den)] = e
+        e = _MODS.setdefault((num, den), e)
     return e
 
 
@@ -449,7 +453,7 @@ def min_node(args: Iterable[Sym]) -> Min:
         e.args = found
         e.lo, e.hi = bounds.smallest([(x.lo, x.hi) for x in found])
         e.key, e.mark, e._free = _bounded(f"min({','.join(x.key for x in found)})"), 0, None
-        _MINS[found] = e
+        e = _MINS.setdefault(found, e)
     return e
 
 
@@ -462,9 +466,9 @@ def max_node(args: Iterable[Sym]) -> Max:
         e.args = found
         e.lo, e.hi = bounds.largest([(x.lo, x.hi) for x in found])
         e.key, e.mark, e._free = _bounded(f"max({','.join(x.key for x in found)})"), 0, None
-        _MAXS[found] = e
+        e = _MAXS.setdefault(found, e)
     return e
 
 
 # The operators above need the rules, and the rules need the nodes: these two are the way back.
-from lenz.sym import divide, recombine  # noqa: E402
+from lenz.sym import divide, recombine

@@ -5,7 +5,6 @@ A monomial is a pair (coefficient, factors sorted by key), the coefficient a non
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import gcd
 
 from lenz.sym.expr import (

@@ -152,4 +152,4 @@ def _multiple(e: Sym, by: Sym) -> Sym | None:
     return polynomial.exact_quotient(e, by)
 
 
-from lenz.sym import polynomial  # noqa: E402  polynomial reads expr, which reads this module
+from lenz.sym import polynomial  # polynomial reads expr, which reads this module
