@@ -1,0 +1,7 @@
+"""aten -> Graph, define-by-run: one family of ops per file, each lowering a function of indices."""
+
+from lenz.lower import index as index
+from lenz.lower import pointwise as pointwise
+from lenz.lower import view as view
+from lenz.lower.registry import native_packets as native_packets
+from lenz.lower.walk import lower as lower

@@ -1,0 +1,222 @@
+"""The graph under construction, and what a lowering writes: `map`, `reduce`, `view`, `extern`.
+
+A lowering is a small Python function of index variables. It runs once, with Syms for the indices,
+and leaves one loop node with its expression. Result types come from the FX node's fake tensors, so
+shape, dtype and strides are torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from lenz import ops
+from lenz.errors import InternalError
+from lenz.ir.dtype import DType, compute_dtype
+from lenz.ir.expr import Expr, load, ref
+from lenz.ir.graph import Atom, Extern, Mutation, Node, Pointwise, ReduceKind, Reduction, View
+from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous
+from lenz.sym import ZERO, Sym, affine_in
+
+Index = tuple[Sym, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph under construction."""
+
+    buffer: Buffer
+
+    @property
+    def name(self) -> str:
+        """Name of the buffer."""
+        return self.buffer.name
+
+    @property
+    def shape(self) -> tuple[Sym, ...]:
+        """Sizes."""
+        return self.buffer.type.layout.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return self.buffer.type.layout.rank
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.buffer.type.dtype
+
+    @property
+    def device(self) -> str:
+        """Device, as torch spells it."""
+        return self.buffer.type.device
+
+    def at(self, index: Sequence[Sym], bound: tuple[Expr, ...] = ()) -> Expr:
+        """The element at a logical index, in the tensor's own type."""
+        return load(self.name, index, self.dtype, bound)
+
+    def compute(self, index: Sequence[Sym], bound: tuple[Expr, ...] = ()) -> Expr:
+        """The element at an index, in the type arithmetic is done in: f32 for bf16 and fp16."""
+        return ops.cast(self.at(index, bound), compute_dtype(self.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """A lowering's answer that it does not take this case; the op is then called in eager."""
+
+    reason: str
+
+
+class GraphBuilder:
+    """Collects the nodes of one graph while its FX nodes are lowered in order."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.mutations: list[Mutation] = []
+        self._layouts: dict[str, Layout] = {}
+        self._taken: dict[str, int] = {}
+        self._hint = "t"
+        self._origin: tuple[str, ...] = ()
+        self._results: tuple[TensorType | None, ...] = ()
+
+    def begin(
+        self, name: str, origin: tuple[str, ...], results: tuple[TensorType | None, ...]
+    ) -> None:
+        """Start the lowering of one FX node: its name, origin, and the types of its results."""
+        self._hint, self._origin, self._results = name, origin, results
+
+    @property
+    def result(self) -> TensorType:
+        """Type of the single (or first) tensor result of the FX node under lowering."""
+        first = self._results[0] if self._results else None
+        if first is None:
+            raise InternalError(f"lowering of {self._hint} asked for a tensor result it lacks")
+        return first
+
+    @property
+    def results(self) -> tuple[TensorType | None, ...]:
+        """Types of all results of the FX node under lowering; None for one that is no tensor."""
+        return self._results
+
+    def define(self, name: str, type: TensorType) -> Buffer:
+        """A new buffer under a name that is free: the hint itself, or hint.1, hint.2, ..."""
+        count = self._taken.get(name, 0)
+        self._taken[name] = count + 1
+        return Buffer(name if count == 0 else f"{name}.{count}", type, self._origin)
+
+    def temp(self, shape: Sequence[Sym], dtype: DType, like: Value | None = None) -> TensorType:
+        """A contiguous type for an intermediate, on the device of `like` or of the result."""
+        device = like.device if like is not None else self.result.device
+        return TensorType(dtype, device, contiguous(shape))
+
+    def map(
+        self,
+        fn: Callable[[Index], Expr],
+        type: TensorType | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """out[index] = fn(index), rounded to the result type if fn computes in another."""
+        type = self.result if type is None else type
+        axes = axes_for(type.shape)
+        body = round_to(fn(_vars(axes)), type.dtype)
+        out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
+        self.nodes.append(Pointwise(out, axes, body))
+        return Value(out)
+
+    def reduce(
+        self,
+        kind: ReduceKind,
+        shape: Sequence[Sym],
+        over: Sequence[Sym],
+        fn: Callable[[Index, Index], Expr],
+        finish: Callable[[Expr], Expr] | None = None,
+        type: TensorType | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """out[i] = finish(reduce of fn(i, r) over r in `over`); `shape` and `type.shape` agree.
+
+        The accumulator has the type that fn gives; `finish` defaults to rounding to the result.
+        """
+        type = self.result if type is None else type
+        axes, raxes = axes_for(shape), axes_for(over, prefix="r")
+        body = fn(_vars(axes), _vars(raxes))
+        acc = ref("acc", ops.reduce_dtype(kind, body.dtype))
+        done = round_to(acc if finish is None else finish(acc), type.dtype)
+        out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
+        self.nodes.append(Reduction(out, axes, raxes, kind, body, done))
+        return Value(out)
+
+    def view(
+        self, x: Value, fn: Callable[[Index], Index], type: TensorType | None = None
+    ) -> Value:
+        """out[index] = x[fn(index)]: a view when it is one in memory, else a copy."""
+        type = self.result if type is None else type
+        axes = axes_for(type.shape)
+        where = fn(_vars(axes))
+        layout = strided(axes, self._layout(x).at(where))
+        if layout is None:
+            return self.map(lambda i: x.at(fn(i)), type)
+        out = self.define(self._hint, replace(type, layout=layout))
+        self._layouts[out.name] = layout
+        self.nodes.append(View(out, x.name, axes, where))
+        return Value(out)
+
+    def extern(
+        self,
+        op: str,
+        args: tuple[Atom, ...],
+        kwargs: tuple[tuple[str, Atom], ...] = (),
+        *,
+        outs: tuple[TensorType | Sym | None, ...] | None = None,
+        single: bool = True,
+        mutates: tuple[str, ...] = (),
+        aliases: tuple[tuple[int, str], ...] = (),
+        reason: str = "library",
+    ) -> tuple[Value | Sym | None, ...]:
+        """Call the eager op; gives one Value (or Sym, or None) per result."""
+        declared: tuple[TensorType | Sym | None, ...] = self._results if outs is None else outs
+        made = tuple(
+            self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
+        )
+        self.nodes.append(Extern(made, op, args, kwargs, single, mutates, aliases, reason))
+        return tuple(Value(o) if isinstance(o, Buffer) else o for o in made)
+
+    def mutate(self, target: Value, value: Value) -> None:
+        """The input holds `value` when the graph ends (same shape and dtype)."""
+        self.mutations = [m for m in self.mutations if m.input != target.name]
+        self.mutations.append(Mutation(target.name, value.name))
+
+    def _layout(self, x: Value) -> Layout:
+        return self._layouts.get(x.name, x.buffer.type.layout)
+
+
+def _vars(axes: tuple[Axis, ...]) -> Index:
+    return tuple(a.var for a in axes)
+
+
+def _at_zero(layout: Layout) -> Layout:
+    return layout if layout.offset is ZERO else replace(layout, offset=ZERO)
+
+
+def round_to(e: Expr, dtype: DType) -> Expr:
+    """`e` in the type; f32 to a half type is the implicit rounding that fusion may remove."""
+    if e.dtype is dtype:
+        return e
+    return ops.narrow(e, dtype) if dtype.is_half and e.dtype.name == "f32" else ops.cast(e, dtype)
+
+
+def strided(axes: tuple[Axis, ...], flat: Sym) -> Layout | None:
+    """The layout whose element [axes] lies at `flat`, or None when `flat` is not affine in them."""
+    strides: list[Sym] = []
+    rest = flat
+    for a in axes:
+        parts = affine_in(rest, a.var)
+        if parts is None:
+            return None
+        strides.append(parts[0])
+        rest = parts[1]
+    own = {a.var for a in axes}
+    if any(v in own for s in (*strides, rest) for v in s.free_vars):
+        return None
+    return Layout(tuple(a.extent for a in axes), tuple(strides), rest)

@@ -1,0 +1,106 @@
+"""Dimensions of reductions: which are reduced, which stay, and the indices on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lenz.ir.dtype import DType
+from lenz.ir.expr import Expr, const, index
+from lenz.ir.graph import ReduceKind
+from lenz.ir.tensor import TensorType
+from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.sym import ONE, ZERO, Int, Sym, product
+
+
+def wrapped(dim: int, rank: int) -> int:
+    """A dimension counted from the front; a 0-d tensor counts as having one."""
+    return dim % max(rank, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A shape cut into the dimensions that a reduction takes (`reduced`, ascending) and the rest."""
+
+    shape: tuple[Sym, ...]
+    reduced: tuple[int, ...]
+
+    @property
+    def over(self) -> tuple[Sym, ...]:
+        """Sizes of the reduced dimensions."""
+        return tuple(self.shape[d] for d in self.reduced)
+
+    @property
+    def rows(self) -> tuple[Sym, ...]:
+        """Sizes of the dimensions that stay."""
+        return tuple(s for d, s in enumerate(self.shape) if d not in self.reduced)
+
+    @property
+    def padded(self) -> tuple[Sym, ...]:
+        """The shape with 1 for each reduced dimension (keepdim)."""
+        return tuple(ONE if d in self.reduced else s for d, s in enumerate(self.shape))
+
+    @property
+    def is_empty(self) -> bool:
+        """True when a reduced dimension is known to have no elements."""
+        return any(s is ZERO for s in self.over)
+
+    def row(self, i: Index) -> Index:
+        """The part of a full index (or of a padded one) that says which row it is in."""
+        return tuple(v for d, v in enumerate(i) if d not in self.reduced)
+
+    def pad(self, row: Index) -> Index:
+        """The index of a row in a tensor of the padded shape."""
+        kept = iter(row)
+        return tuple(ZERO if d in self.reduced else next(kept) for d in range(len(self.shape)))
+
+    def join(self, row: Index, r: Index) -> Index:
+        """The full index of the element r of a row."""
+        kept, taken = iter(row), iter(r)
+        return tuple(
+            next(taken) if d in self.reduced else next(kept) for d in range(len(self.shape))
+        )
+
+
+def split(shape: tuple[Sym, ...], dim: int | Sequence[int] | None) -> Split:
+    """Cut a shape at one dimension, some, or all (None and the empty list say all)."""
+    rank = len(shape)
+    if rank == 0:
+        return Split(shape, ())
+    if dim is None:
+        dim = ()
+    chosen = (dim,) if isinstance(dim, int) else tuple(dim)
+    taken = {wrapped(d, rank): None for d in chosen} if chosen else dict.fromkeys(range(rank))
+    return Split(shape, tuple(sorted(taken)))
+
+
+def count(sizes: Sequence[Sym], dtype: DType) -> Expr:
+    """The number of elements of a shape, as a value of the type."""
+    n = product(sizes)
+    return const(n.value, dtype) if isinstance(n, Int) else index(n, dtype)
+
+
+def reduce_over(
+    b: GraphBuilder,
+    kind: ReduceKind,
+    s: Split,
+    keepdim: bool,
+    fn: Callable[[Index], Expr],
+    finish: Callable[[Expr], Expr] | None = None,
+    type: TensorType | None = None,
+    name: str | None = None,
+) -> Value:
+    """Reduce fn(full index) over the reduced dimensions; the result has the rows or padded shape.
+
+    With nothing to reduce (a 0-d tensor) it is a map: every row has its one element.
+    """
+    if not s.over:
+        if kind in ("argmax", "argmin"):
+            return b.map(lambda i: const(0, (b.result if type is None else type).dtype), type, name)
+        return b.map(lambda i: fn(i) if finish is None else finish(fn(i)), type, name)
+    shape = s.padded if keepdim else s.rows
+
+    def body(i: Index, r: Index) -> Expr:
+        return fn(s.join(s.row(i) if keepdim else i, r))
+
+    return b.reduce(kind, shape, s.over, body, finish, type, name)

@@ -1,0 +1,94 @@
+"""Calls of eager ops for what has no lowering: values, aliases and mutation stated as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from lenz.errors import Unsupported
+from lenz.ir.graph import Atom
+from lenz.ir.tensor import TensorType
+from lenz.lower.builder import GraphBuilder
+from lenz.sym import Sym
+
+# Ops that are meant to be library calls: no better code of ours is to be expected on CPU.
+LIBRARY = frozenset(
+    "mm addmm bmm baddbmm addmv mv dot convolution convolution_backward _convolution "
+    "_scaled_dot_product_flash_attention_for_cpu "
+    "_scaled_dot_product_flash_attention_for_cpu_backward mkldnn_rnn_layer linear".split()
+)
+
+
+def op_name(target: Any) -> str:
+    """Qualified name under torch.ops ("aten.mm.default"), or of a function in torch or operator."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    module = getattr(target, "__module__", "") or ""
+    name = getattr(target, "__name__", "")
+    if module in ("_operator", "operator", "torch", "math") and name:
+        return f"py.{module.lstrip('_')}.{name}"
+    raise Unsupported(f"a call of {target!r}")
+
+
+def call_eager(
+    b: GraphBuilder,
+    n: FxNode,
+    atom: Callable[[Any], Atom],
+    val: Any,
+    to_sym: Callable[[Any], Sym],
+    reason: str,
+) -> Any:
+    """Add the call of the FX node to the graph; gives what its users see (Value, Sym, tuple)."""
+    name = op_name(n.target)
+    if name.split(".")[1] in LIBRARY:
+        reason = "library"
+    single = not isinstance(val, (tuple, list))
+    parts = (val,) if single else tuple(val)
+    outs: list[TensorType | Sym | None] = []
+    for part, result in zip(parts, b.results, strict=True):
+        if isinstance(part, (torch.SymFloat, torch.SymBool, list, tuple)):
+            raise Unsupported(f"{name} gives a {type(part).__name__}")
+        outs.append(to_sym(part) if isinstance(part, torch.SymInt) else result)
+    mutates, aliases = effects(n)
+    made = b.extern(
+        name,
+        tuple(atom(a) for a in n.args),
+        tuple((k, atom(a)) for k, a in n.kwargs.items()),
+        outs=tuple(outs),
+        single=single,
+        mutates=tuple(getattr(atom(a), "name", "") for a in mutates),
+        aliases=tuple((i, getattr(atom(a), "name", "")) for i, a in aliases),
+        reason=reason,
+    )
+    return made[0] if single else made
+
+
+def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ...]]:
+    """What the op's schema says it writes, and which results may share memory with arguments."""
+    if not isinstance(n.target, torch._ops.OpOverload):
+        return (), ()
+    schema = n.target._schema
+    mutates: list[FxNode] = []
+    aliases: list[tuple[int, FxNode]] = []
+    for position, formal in enumerate(schema.arguments):
+        info = formal.alias_info
+        if info is None:
+            continue
+        actual = n.args[position] if position < len(n.args) else n.kwargs.get(formal.name)
+        tensors = actual if isinstance(actual, (list, tuple)) else (actual,)
+        for t in tensors:
+            if not isinstance(t, FxNode):
+                continue
+            if info.is_write:
+                mutates.append(t)
+            aliases.extend(
+                (i, t)
+                for i, r in enumerate(schema.returns)
+                if r.alias_info is not None and r.alias_info.before_set & info.before_set
+            )
+    return tuple(mutates), tuple(aliases)

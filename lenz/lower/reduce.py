@@ -1,0 +1,471 @@
+"""Reductions: sums, products, extrema, positions, truth, variances and norms.
+
+Halves are accumulated in f32 and rounded once, integers in i64 (sum, prod).  A `dtype` argument
+means what it means in eager: every element is converted before it is accumulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lenz import ops
+from lenz.ir.dtype import BOOL, I64, U8, DType, compute_dtype
+from lenz.ir.expr import Expr, const
+from lenz.ir.graph import ReduceKind
+from lenz.ir.tensor import TensorType
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import Split, count, reduce_over, split
+from lenz.lower.registry import lowering
+from lenz.sym import ONE, ZERO, Sym, minimum
+
+Dim = int | Sequence[int] | None
+Scalar = int | float
+
+
+def element(x: Value, i: Index, to: DType) -> Expr:
+    """An element converted to a result type as eager does it, in the type arithmetic is done in."""
+    e = x.at(i) if x.dtype is to else ops.cast(x.at(i), to)
+    return ops.cast(e, compute_dtype(to))
+
+
+def non_zero(x: Value, i: Index) -> Expr:
+    """Truth of an element: NaN is true."""
+    e = x.compute(i)
+    return e if x.dtype is BOOL else ops.ne(e, const(0, e.dtype))
+
+
+def accumulate(
+    b: GraphBuilder,
+    kind: ReduceKind,
+    x: Value,
+    dim: Dim,
+    keepdim: bool,
+    finish: Callable[[Expr], Expr] | None = None,
+) -> Value:
+    """Sum or product in the result type; with a bool result, any or all."""
+    s, to = split(x.shape, dim), b.result.dtype
+    if to is BOOL:
+        truth: ReduceKind = "any" if kind == "sum" else "all"
+        return reduce_over(b, truth, s, keepdim, lambda i: non_zero(x, i))
+    return reduce_over(b, kind, s, keepdim, lambda i: element(x, i, to), finish)
+
+
+@lowering("sum")
+def sum_(
+    b: GraphBuilder,
+    x: Value,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    """Sum over some or all dimensions; bool and integers give i64 unless `dtype` says otherwise."""
+    return accumulate(b, "sum", x, dim, keepdim)
+
+
+@lowering("prod")
+def prod(
+    b: GraphBuilder,
+    x: Value,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    """Product over one or all dimensions."""
+    return accumulate(b, "prod", x, dim, keepdim)
+
+
+@lowering("mean")
+def mean(
+    b: GraphBuilder,
+    x: Value,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value | Decline:
+    """Mean: the sum divided by the number of elements; NaN when there are none."""
+    if not b.result.dtype.is_float:
+        return Decline("eager refuses the mean of integers")
+    n = count(split(x.shape, dim).over, compute_dtype(b.result.dtype))
+    return accumulate(b, "sum", x, dim, keepdim, lambda acc: ops.div(acc, n))
+
+
+@lowering("nansum")
+def nansum(
+    b: GraphBuilder,
+    x: Value,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    """Sum in which NaN counts as zero."""
+    if not x.dtype.is_float:
+        return accumulate(b, "sum", x, dim, keepdim)
+
+    def at(i: Index) -> Expr:
+        e = element(x, i, b.result.dtype)
+        return ops.where(ops.isnan(x.compute(i)), const(0, e.dtype), e)
+
+    return reduce_over(b, "sum", split(x.shape, dim), keepdim, at)
+
+
+@lowering("count_nonzero")
+def count_nonzero(b: GraphBuilder, x: Value, dim: Dim = None) -> Value:
+    """Number of elements that are not zero (i64)."""
+    s = split(x.shape, dim)
+    return reduce_over(b, "sum", s, False, lambda i: ops.cast(non_zero(x, i), I64))
+
+
+@lowering("trace")
+def trace(b: GraphBuilder, x: Value) -> Value:
+    """Sum of the main diagonal of a matrix."""
+    to = b.result.dtype
+    over = (minimum(x.shape[0], x.shape[1]),)
+    return b.reduce("sum", (), over, lambda i, r: element(x, (r[0], r[0]), to))
+
+
+def extremum(
+    b: GraphBuilder,
+    kind: ReduceKind,
+    x: Value,
+    s: Split,
+    keepdim: bool,
+    type: TensorType | None = None,
+    name: str | None = None,
+) -> Value:
+    """Greatest or smallest element of each row; NaN if there is one."""
+    if x.dtype is BOOL:
+        kind = "any" if kind == "max" else "all"
+    return reduce_over(b, kind, s, keepdim, x.compute, type=type, name=name)
+
+
+@lowering("amax")
+def amax(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value:
+    """Greatest element over some or all dimensions."""
+    return extremum(b, "max", x, split(x.shape, dim), keepdim)
+
+
+@lowering("amin")
+def amin(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value:
+    """Smallest element over some or all dimensions."""
+    return extremum(b, "min", x, split(x.shape, dim), keepdim)
+
+
+@lowering("max.default")
+def max_full(b: GraphBuilder, x: Value) -> Value:
+    """Greatest element of the tensor."""
+    return extremum(b, "max", x, split(x.shape, None), False)
+
+
+@lowering("min.default")
+def min_full(b: GraphBuilder, x: Value) -> Value:
+    """Smallest element of the tensor."""
+    return extremum(b, "min", x, split(x.shape, None), False)
+
+
+@lowering("aminmax")
+def aminmax(
+    b: GraphBuilder, x: Value, *, dim: int | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """Smallest and greatest element over one or all dimensions."""
+    s = split(x.shape, dim)
+    low = extremum(b, "min", x, s, keepdim, b.results[0], "amin")
+    return low, extremum(b, "max", x, s, keepdim, b.results[1], "amax")
+
+
+def position(
+    b: GraphBuilder,
+    kind: ReduceKind,
+    x: Value,
+    s: Split,
+    keepdim: bool,
+    type: TensorType | None = None,
+) -> Value:
+    """Position of the extremum in each row, the first of equals (i64)."""
+
+    def at(i: Index) -> Expr:
+        return ops.cast(x.at(i), U8) if x.dtype is BOOL else x.compute(i)
+
+    return reduce_over(b, kind, s, keepdim, at, type=type)
+
+
+@lowering("max.dim")
+def max_dim(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """Greatest element along one dimension, and its position."""
+    s = split(x.shape, dim)
+    values = extremum(b, "max", x, s, keepdim, b.results[0])
+    return values, position(b, "argmax", x, s, keepdim, b.results[1])
+
+
+@lowering("min.dim")
+def min_dim(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """Smallest element along one dimension, and its position."""
+    s = split(x.shape, dim)
+    values = extremum(b, "min", x, s, keepdim, b.results[0])
+    return values, position(b, "argmin", x, s, keepdim, b.results[1])
+
+
+@lowering("argmax")
+def argmax(
+    b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False
+) -> Value | Decline:
+    """Position of the greatest element along one dimension, or in the flattened tensor."""
+    if x.dtype is BOOL:
+        return Decline("eager refuses argmax of bool")
+    return position(b, "argmax", x, split(x.shape, dim), keepdim)
+
+
+@lowering("argmin")
+def argmin(
+    b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False
+) -> Value | Decline:
+    """Position of the smallest element along one dimension, or in the flattened tensor."""
+    if x.dtype is BOOL:
+        return Decline("eager refuses argmin of bool")
+    return position(b, "argmin", x, split(x.shape, dim), keepdim)
+
+
+def truth_over(b: GraphBuilder, kind: ReduceKind, x: Value, dim: Dim, keepdim: bool) -> Value:
+    """any and all; unlike elsewhere, an empty list of dimensions reduces none."""
+    if isinstance(dim, (list, tuple)) and not dim:
+        return b.map(lambda i: ops.cast(non_zero(x, i), b.result.dtype))
+    return reduce_over(b, kind, split(x.shape, dim), keepdim, lambda i: non_zero(x, i))
+
+
+@lowering("any")
+def any_(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
+    """Whether an element of each row is not zero (bool; u8 for u8)."""
+    return truth_over(b, "any", x, dim, keepdim)
+
+
+@lowering("all")
+def all_(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
+    """Whether no element of each row is zero (bool; u8 for u8)."""
+    return truth_over(b, "all", x, dim, keepdim)
+
+
+def moments(
+    b: GraphBuilder,
+    x: Value,
+    dim: Dim,
+    correction: Scalar,
+    keepdim: bool,
+    root: bool,
+    type: TensorType,
+) -> tuple[Value, Value]:
+    """Variance (or its root) of the type given, and the mean of each row in the compute type.
+
+    Two passes: sum((x - mean)^2) / max(n - correction, 0), which loses nothing when the mean is
+    large against the deviation.
+    """
+    s, acc = split(x.shape, dim), compute_dtype(x.dtype)
+    n = count(s.over, acc)
+    middle = reduce_over(
+        b, "sum", s, False, x.compute, lambda a: ops.div(a, n), b.temp(s.rows, acc), "mean"
+    )
+    rest = ops.maximum(ops.sub(n, const(correction, acc)), const(0, acc))
+
+    def deviation(i: Index) -> Expr:
+        return ops.square(ops.sub(x.compute(i), middle.at(s.row(i))))
+
+    def finish(a: Expr) -> Expr:
+        v = ops.div(a, rest)
+        return ops.sqrt(v) if root else v
+
+    return reduce_over(b, "sum", s, keepdim, deviation, finish, type), middle
+
+
+def _spread(
+    b: GraphBuilder,
+    x: Value,
+    dim: Dim,
+    correction: Scalar,
+    keepdim: bool,
+    root: bool,
+    with_mean: bool,
+) -> Value | tuple[Value, Value]:
+    spread, middle = moments(b, x, dim, correction, keepdim, root, b.result)
+    if not with_mean:
+        return spread
+    s = split(x.shape, dim)
+
+    def at(i: Index) -> Expr:
+        return middle.at(s.row(i) if keepdim else i)
+
+    return spread, b.map(at, b.results[1], "mean")
+
+
+def _enter_spread(packet: str, root: bool, with_mean: bool) -> None:
+    """Register the three overloads of var, std, var_mean or std_mean."""
+
+    @lowering(f"{packet}.default")
+    def full(
+        b: GraphBuilder, x: Value, unbiased: bool = True
+    ) -> Value | tuple[Value, Value]:
+        return _spread(b, x, None, int(unbiased), False, root, with_mean)
+
+    @lowering(f"{packet}.dim")
+    def along(
+        b: GraphBuilder, x: Value, dim: Dim, unbiased: bool = True, keepdim: bool = False
+    ) -> Value | tuple[Value, Value]:
+        return _spread(b, x, dim, int(unbiased), keepdim, root, with_mean)
+
+    @lowering(f"{packet}.correction")
+    def corrected(
+        b: GraphBuilder,
+        x: Value,
+        dim: Dim = None,
+        *,
+        correction: Scalar | None = None,
+        keepdim: bool = False,
+    ) -> Value | tuple[Value, Value]:
+        return _spread(
+            b, x, dim, 1 if correction is None else correction, keepdim, root, with_mean
+        )
+
+
+_enter_spread("var", root=False, with_mean=False)
+_enter_spread("std", root=True, with_mean=False)
+_enter_spread("var_mean", root=False, with_mean=True)
+_enter_spread("std_mean", root=True, with_mean=True)
+
+
+def norm_over(
+    b: GraphBuilder, p: Scalar, s: Split, keepdim: bool, at: Callable[[Index], Expr]
+) -> Value:
+    """(sum |x|^p)^(1/p), with the limits: inf and -inf the extrema of |x|, 0 the count of x != 0."""
+
+    def size(i: Index) -> Expr:
+        return ops.abs(at(i))
+
+    def power(i: Index) -> Expr:
+        e = size(i)
+        return ops.pow(e, const(p, e.dtype))
+
+    def flag(i: Index) -> Expr:
+        e = at(i)
+        return ops.cast(ops.ne(e, const(0, e.dtype)), e.dtype)
+
+    def root(acc: Expr) -> Expr:
+        return ops.pow(acc, const(1.0 / p, acc.dtype))
+
+    if p == 0:
+        return reduce_over(b, "sum", s, keepdim, flag)
+    if p == math.inf:
+        # The norm of no elements is 0, which max over |x| >= 0 must be told.
+        if s.is_empty:
+            return b.map(lambda i: const(0, b.result.dtype))
+        return reduce_over(b, "max", s, keepdim, size)
+    if p == -math.inf:
+        return reduce_over(b, "min", s, keepdim, size)
+    if p == 1:
+        return reduce_over(b, "sum", s, keepdim, size)
+    if p == 2:
+        return reduce_over(b, "sum", s, keepdim, lambda i: ops.square(at(i)), ops.sqrt)
+    return reduce_over(b, "sum", s, keepdim, power, root)
+
+
+@lowering("linalg_vector_norm")
+def linalg_vector_norm(
+    b: GraphBuilder,
+    x: Value,
+    ord: Scalar = 2,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    """The vector norm of any order."""
+    to = b.result.dtype
+    return norm_over(b, ord, split(x.shape, dim), keepdim, lambda i: element(x, i, to))
+
+
+@lowering("norm.Scalar", "norm.ScalarOpt_dtype")
+def norm_full(
+    b: GraphBuilder, x: Value, p: Scalar | None = 2, *, dtype: torch.dtype | None = None
+) -> Value:
+    """The norm of the flattened tensor."""
+    return linalg_vector_norm(b, x, 2 if p is None else p)
+
+
+@lowering("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype")
+def norm_dim(
+    b: GraphBuilder,
+    x: Value,
+    p: Scalar | None,
+    dim: Dim,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    """The norm over some dimensions."""
+    return linalg_vector_norm(b, x, 2 if p is None else p, dim, keepdim)
+
+
+@lowering("dist")
+def dist(b: GraphBuilder, x: Value, y: Value, p: Scalar = 2) -> Value | Decline:
+    """The norm of x - y."""
+    acc = compute_dtype(b.result.dtype)
+    shape = broadcast((x, y))
+
+    def at(i: Index) -> Expr:
+        left, right = (ops.cast(v.at(align(v, i)), acc) for v in (x, y))
+        return ops.sub(left, right)
+
+    return norm_over(b, p, split(shape, None), False, at)
+
+
+def broadcast(values: Sequence[Value]) -> tuple[Sym, ...]:
+    """The shape that the values broadcast to; torch has checked that there is one."""
+    rank = max(v.rank for v in values)
+    shape = [ONE] * rank
+    for v in values:
+        for d, size in enumerate(v.shape, start=rank - v.rank):
+            if size is not ONE:
+                shape[d] = size
+    return tuple(shape)
+
+
+def align(v: Value, i: Index) -> Index:
+    """The index in `v` of an element of the shape it broadcasts to."""
+    own = i[len(i) - v.rank :]
+    return tuple(ZERO if size is ONE else k for size, k in zip(v.shape, own, strict=True))
+
+
+@lowering("logsumexp")
+def logsumexp(b: GraphBuilder, x: Value, dim: Dim, keepdim: bool = False) -> Value:
+    """log(sum(exp(x))) = log(sum(exp(x - m))) + m with m = max(x), 0 where that is infinite."""
+    s, acc = split(x.shape, dim), compute_dtype(b.result.dtype)
+
+    def at(i: Index) -> Expr:
+        return ops.cast(x.compute(i), acc)
+
+    if s.is_empty:
+        return b.map(lambda i: const(-math.inf, b.result.dtype))
+    top = reduce_over(b, "max", s, False, at, type=b.temp(s.rows, acc), name="max")
+
+    def shift(row: Index) -> Expr:
+        m = top.at(row)
+        return ops.where(ops.isinf(m), const(0, acc), m)
+
+    total = reduce_over(
+        b,
+        "sum",
+        s,
+        False,
+        lambda i: ops.exp(ops.sub(at(i), shift(s.row(i)))),
+        type=b.temp(s.rows, acc),
+        name="sum",
+    )
+
+    def out(i: Index) -> Expr:
+        row = s.row(i) if keepdim else i
+        return ops.add(ops.log(total.at(row)), shift(row))
+
+    return b.map(out)

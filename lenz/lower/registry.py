@@ -1,0 +1,56 @@
+"""Which function lowers which aten op. Filled when the family files are imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from lenz.ir.op import Op, all_ops
+
+Lowering: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A lowering. `any_dtype`: it moves elements without looking at them, so every type is fine."""
+
+    fn: Lowering
+    any_dtype: bool = False
+
+
+_BY_OVERLOAD: dict[str, Entry] = {}
+
+
+def lowering(*names: str, any_dtype: bool = False) -> Callable[[Lowering], Lowering]:
+    """Register fn(builder, *args, **kwargs) for overloads ("add.Tensor") or packets ("relu").
+
+    Tensors arrive as `Value`, sizes as Sym, the rest as in FX. It returns a `Value`, a tuple of
+    them, or `Decline(reason)`. Names without a namespace are aten's.
+    """
+
+    def enter(fn: Lowering) -> Lowering:
+        for name in names:
+            if name in _BY_OVERLOAD:
+                raise ValueError(f"{name} is lowered twice")
+            _BY_OVERLOAD[name] = Entry(fn, any_dtype)
+        return fn
+
+    return enter
+
+
+def entry_for(overload: str) -> Entry | None:
+    """The lowering of "aten.add.Tensor": by overload first, then by packet; None if there is none."""
+    namespace, packet, name = overload.split(".", 2)
+    prefix = "" if namespace == "aten" else f"{namespace}."
+    return _BY_OVERLOAD.get(f"{prefix}{packet}.{name}") or _BY_OVERLOAD.get(f"{prefix}{packet}")
+
+
+def native_packets() -> frozenset[str]:
+    """Names ("add.Tensor" or "relu") that have a lowering; the frontend keeps these ops whole."""
+    return frozenset(_BY_OVERLOAD)
+
+
+def pointwise_ops() -> dict[str, Op]:
+    """aten packet -> scalar op, for the ops whose table entry lowers them one to one."""
+    return {name: op for op in all_ops() for name in op.aten}

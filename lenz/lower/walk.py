@@ -1,0 +1,222 @@
+"""FX graph -> ir.Graph: one pass over the nodes, each lowered once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from lenz.errors import Unsupported
+from lenz.ir.dtype import NATIVE, dtype_of
+from lenz.ir.graph import Atom, Graph, Named, Ref
+from lenz.ir.tensor import Buffer, Layout, TensorType
+from lenz.lower.builder import Decline, GraphBuilder, Value
+from lenz.lower.fallback import call_eager
+from lenz.lower.registry import entry_for
+from lenz.sym import Sym, SymEnv
+
+ToSym = Callable[[Any], Sym]
+
+
+def lower(
+    gm: GraphModule,
+    name: str,
+    to_sym: ToSym,
+    constants: Mapping[str, torch.Tensor],
+    origin: Callable[[FxNode], str] = lambda n: "",
+    env: SymEnv | None = None,
+) -> Graph:
+    """Lower every node of a normalised FX graph; what no lowering takes becomes an `Extern`.
+
+    Raises Unsupported for a graph with a value the IR cannot name at all (sparse, nested or
+    quantized tensors, symbolic floats); the caller then runs the whole graph in eager.
+    """
+    return _Walk(gm, name, to_sym, constants, origin).run(env or SymEnv())
+
+
+class _Walk:
+    """The state of one lowering: FX node -> what it became."""
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        name: str,
+        to_sym: ToSym,
+        constants: Mapping[str, torch.Tensor],
+        origin: Callable[[FxNode], str],
+    ) -> None:
+        self.gm, self.name, self.to_sym = gm, name, to_sym
+        self.tensors = constants
+        self.origin = origin
+        self.b = GraphBuilder()
+        self.env: dict[FxNode, Any] = {}
+        self.inputs: list[Buffer | Sym] = []
+        self.constants: list[Buffer] = []
+        self.objects: list[str] = []
+        self.outputs: tuple[Atom, ...] = ()
+
+    def run(self, env: SymEnv) -> Graph:
+        for n in self.gm.graph.nodes:
+            match n.op:
+                case "placeholder":
+                    self.placeholder(n)
+                case "get_attr":
+                    self.attribute(n)
+                case "call_function":
+                    self.call(n)
+                case "output":
+                    args = n.args[0] if isinstance(n.args[0], (tuple, list)) else (n.args[0],)
+                    self.outputs = tuple(self.atom(a) for a in args)
+                case _:
+                    raise Unsupported(f"FX node kind {n.op} ({n})")
+        return Graph(
+            self.name,
+            tuple(self.inputs),
+            tuple(self.b.nodes),
+            self.outputs,
+            tuple(self.b.mutations),
+            tuple(self.constants),
+            env,
+            tuple(self.objects),
+        )
+
+    def placeholder(self, n: FxNode) -> None:
+        val = n.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            buffer = self.b.define(n.name, self.type_of(val))
+            self.inputs.append(buffer)
+            self.env[n] = Value(buffer)
+        elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
+            size = self.to_sym(val)
+            self.inputs.append(size)
+            self.env[n] = size
+        elif val is None and not n.users:
+            # An unused argument still takes its place in the call.
+            self.inputs.append(self.to_sym(0))
+        else:
+            raise Unsupported(f"input {n.name} of type {type(val).__name__}")
+
+    def attribute(self, n: FxNode) -> None:
+        target = str(n.target)
+        tensor = self.tensors.get(target)
+        if tensor is None:
+            self.objects.append(target)
+            self.env[n] = Named("obj", target)
+            return
+        buffer = self.b.define(n.name, self.type_of(tensor))
+        self.constants.append(buffer)
+        self.env[n] = Value(buffer)
+
+    def call(self, n: FxNode) -> None:
+        val = n.meta.get("val")
+        if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
+            if not _yields_new_size(n):
+                self.env[n] = self.to_sym(val)
+                return
+        if n.target is operator.getitem:
+            self.env[n] = self.value(n.args[0])[n.args[1]]
+            return
+        where = self.origin(n)
+        results = self.types_of(val)
+        self.b.begin(n.name, (n.name, where) if where else (n.name,), results)
+        reason = self.native(n, results)
+        if reason is not None:
+            self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)
+
+    def native(self, n: FxNode, results: Sequence[TensorType | None]) -> str | None:
+        """Lower the node; gives None when done, else the reason why it must be called in eager."""
+        if not isinstance(n.target, torch._ops.OpOverload):
+            return "not an aten op"
+        entry = entry_for(str(n.target))
+        if entry is None:
+            return "no lowering"
+        args = [self.value(a) for a in n.args]
+        kwargs = {k: self.value(a) for k, a in n.kwargs.items()}
+        if not entry.any_dtype:
+            types = [v.buffer.type for v in _values(args) + _values(list(kwargs.values()))]
+            for t in (*types, *(r for r in results if r is not None)):
+                if t.dtype not in NATIVE:
+                    return f"dtype {t.dtype}"
+        made = entry.fn(self.b, *args, **kwargs)
+        if isinstance(made, Decline):
+            return made.reason
+        self.env[n] = made
+        if n.target is torch.ops.aten.copy_.default:
+            self.env[n.args[0]] = made
+        return None
+
+    def value(self, a: Any) -> Any:
+        """FX argument -> what a lowering takes: Value, Sym or the plain object."""
+        if isinstance(a, FxNode):
+            return self.env[a]
+        if isinstance(a, (list, tuple)):
+            return type(a)(self.value(x) for x in a) if type(a) in (list, tuple) else a
+        return a
+
+    def atom(self, a: Any) -> Atom:
+        """FX argument -> argument of an Extern or an output."""
+        if isinstance(a, FxNode):
+            a = self.env[a]
+        return to_atom(a, self.atom)
+
+    def type_of(self, val: torch.Tensor) -> TensorType:
+        """The type of a fake tensor; raises Unsupported for one that has no strides."""
+        return type_of(val, self.to_sym)
+
+    def types_of(self, val: Any) -> tuple[TensorType | None, ...]:
+        """Types of the results of an FX node, None for those that are no tensors."""
+        parts = val if isinstance(val, (tuple, list)) else (val,)
+        return tuple(self.type_of(v) if isinstance(v, torch.Tensor) else None for v in parts)
+
+
+def type_of(val: torch.Tensor, to_sym: ToSym) -> TensorType:
+    """The type of a tensor with the offset left out: pointers point at the first element."""
+    dtype = dtype_of(val.dtype)
+    if dtype is None or val.layout is not torch.strided or val.is_nested:
+        raise Unsupported(f"a tensor of dtype {val.dtype} and layout {val.layout}")
+    shape = tuple(to_sym(s) for s in val.shape)
+    stride = tuple(to_sym(s) for s in val.stride())
+    return TensorType(dtype, str(val.device), Layout(shape, stride))
+
+
+def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:
+    """One argument as data; raises Unsupported for an object that has no name."""
+    match a:
+        case Value():
+            return Ref(a.name)
+        case None | bool() | int() | float() | complex() | str() | Sym() | Named() | Ref():
+            return a
+        case list() | tuple():
+            return tuple(inner(x) for x in a)
+        case torch.dtype():
+            return Named("dtype", str(a).removeprefix("torch."))
+        case torch.device():
+            return Named("device", str(a))
+        case torch.layout():
+            return Named("layout", str(a).removeprefix("torch."))
+        case torch.memory_format():
+            return Named("memory_format", str(a).removeprefix("torch."))
+        case _:
+            raise Unsupported(f"an argument of type {type(a).__name__}")
+
+
+def _values(args: Sequence[Any]) -> list[Value]:
+    found: list[Value] = []
+    for a in args:
+        if isinstance(a, Value):
+            found.append(a)
+        elif isinstance(a, (list, tuple)):
+            found.extend(_values(a))
+    return found
+
+
+def _yields_new_size(n: FxNode) -> bool:
+    # An op on tensors whose result is a size (item, say) must run; arithmetic on sizes need not.
+    return any(isinstance(a.meta.get("val"), torch.Tensor) for a in n.all_input_nodes) and (
+        "sym_size" not in str(n.target) and "sym_stride" not in str(n.target)
+        and "sym_numel" not in str(n.target) and "sym_storage_offset" not in str(n.target)
+    )  # fmt: skip

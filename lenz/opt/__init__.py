@@ -1,0 +1,28 @@
+"""Graph -> Graph passes, one per file; the order in which they run stands here and nowhere else.
+
+Each pass keeps the meaning of the graph, and each may be skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lenz.context import Context
+from lenz.ir.graph import Graph
+from lenz.opt.dedup import dedup
+from lenz.opt.drop import drop
+from lenz.opt.inline import inline
+from lenz.opt.precision import precision
+from lenz.opt.split_reduce import split_reduce
+from lenz.opt.views import views
+
+Pass = Callable[[Graph, Context], Graph]
+
+PASSES: dict[str, Pass] = {
+    "views": views,
+    "dedup": dedup,
+    "inline": inline,
+    "precision": precision,
+    "split_reduce": split_reduce,
+    "drop": drop,
+}

@@ -1,0 +1,28 @@
+"""Nodes that nobody reads are dropped, unless they are calls with effects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lenz.context import Context
+from lenz.ir.graph import Extern, Graph, Node, atom_refs, outs_of, reads_of
+
+
+def drop(g: Graph, cx: Context) -> Graph:
+    """Keep what outputs, mutations, effects and sizes need, walking from the end."""
+    live = {r for a in g.outputs for r in atom_refs(a)}
+    for m in g.mutations:
+        live |= {m.input, m.value}
+    nodes: list[Node] = []
+    for n in reversed(g.nodes):
+        if _has_effect(n) or any(b.name in live for b in outs_of(n)):
+            nodes.append(n)
+            live.update(reads_of(n))
+    return replace(g, nodes=tuple(reversed(nodes)))
+
+
+def _has_effect(n: Node) -> bool:
+    # A call that writes, draws random numbers, yields a size, or returns no tensor must happen.
+    if not isinstance(n, Extern):
+        return False
+    return bool(n.mutates) or not outs_of(n) or len(outs_of(n)) < sum(o is not None for o in n.outs)

@@ -1,0 +1,115 @@
+"""Long reductions with few results are cut in two, so that all cores take part.
+
+    %s = reduce sum (| r: N) { f(r) }
+    ==>  %p = reduce sum (c: C | r: K) { masked(c*K + r < N, f(c*K + r), 0) }     K = ceil(N / C)
+         %s = reduce sum (| c: C) { load(%p, [c]) }
+
+C depends on the sizes alone and not on the number of threads, so results are the same on any
+machine. The partial results keep the accumulator's type.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from lenz import ops
+from lenz.context import Context
+from lenz.ir.dtype import I64
+from lenz.ir.expr import Expr, const, index, load, loads_of, masked, ref, reindex
+from lenz.ir.graph import Graph, Node, Reduction
+from lenz.ir.tensor import Axis, Buffer, TensorType, axis, contiguous
+from lenz.sym import Int, Sym, SymEnv, Var, affine_in, ceildiv, product
+
+# Below this many elements one core is as fast as waking another (findings-cpu.md section 5).
+MIN_ELEMENTS = 65536
+CHUNK = 16384
+MAX_CHUNKS = 32
+SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
+
+
+def split_reduce(g: Graph, cx: Context) -> Graph:
+    """Cut every reduction that has too few results to occupy the cores."""
+    nodes: list[Node] = []
+    for n in g.nodes:
+        if isinstance(n, Reduction) and (chunks := _chunks(n, g.env)) > 1:
+            if cx.allow("split_reduce", n.out.name):
+                nodes.extend(_split(n, chunks))
+                continue
+        nodes.append(n)
+    return replace(g, nodes=tuple(nodes))
+
+
+def _chunks(n: Reduction, env: SymEnv) -> int:
+    results = env.hint(product(a.extent for a in n.axes))
+    length = env.hint(product(a.extent for a in n.raxes))
+    if n.kind not in SPLIT_KINDS or results * length < MIN_ELEMENTS or results == 0:
+        return 1
+    if results >= 8 and not (results < 512 and length >= 1024 and _is_outer(n)):
+        return 1
+    return min(MAX_CHUNKS, max(2, results * length // CHUNK))
+
+
+def _is_outer(n: Reduction) -> bool:
+    # The results lie side by side in memory, and the reduction runs over rows of them.
+    if not n.axes:
+        return False
+    last = n.axes[-1].var
+    for e in loads_of(n.body):
+        at = e.attrs[1][-1] if e.attrs[1] else None
+        if at is not None and affine_in(at, last) not in (None,) and last in at.free_vars:
+            return True
+    return False
+
+
+def _split(n: Reduction, chunks: int) -> tuple[Reduction, Reduction]:
+    total = product(a.extent for a in n.raxes)
+    outer = n.raxes[0]
+    # Cut the outermost axis when it is long enough; else number all elements in one row.
+    whole = isinstance(outer.extent, Int) and outer.extent.value >= chunks
+    length: Sym = outer.extent if whole or len(n.raxes) == 1 else total
+    chunk = ceildiv(length, Int(chunks))
+    c, r = axis("c", Int(chunks)), axis("rc", chunk)
+    position = c.var * chunk + r.var
+    if whole or len(n.raxes) == 1:
+        at: dict[Var, Sym] = {outer.var: position}
+        raxes: tuple[Axis, ...] = (r, *n.raxes[1:])
+    else:
+        at, raxes = _unflatten(n.raxes, position), (r,)
+    body = reindex(n.body, at)
+    if not (isinstance(length, Int) and length.value % chunks == 0):
+        inside = ops.lt(index(position, I64), index(length, I64))
+        body = masked(inside, body, identity(n.kind, body))
+    acc = ref("acc", body.dtype)
+    layout = contiguous((Int(chunks), *n.out.shape))
+    kind = TensorType(body.dtype, n.out.type.device, layout)
+    partial = Buffer(f"{n.out.name}.part", kind, n.out.origin)
+    first = Reduction(partial, (c, *n.axes), raxes, n.kind, body, acc)
+    again = load(partial.name, (c.var, *(a.var for a in n.axes)), body.dtype)
+    return first, replace(n, raxes=(c,), body=again)
+
+
+def _unflatten(axes: tuple[Axis, ...], position: Sym) -> dict[Var, Sym]:
+    at: dict[Var, Sym] = {}
+    step: Sym = Int(1)
+    for k, a in reversed(list(enumerate(axes))):
+        digit = position // step
+        # Positions behind the end are masked, so the outermost digit needs no modulo.
+        at[a.var] = digit if k == 0 else digit % a.extent
+        step = step * a.extent
+    return at
+
+
+def identity(kind: str, body: Expr) -> Expr:
+    """The value that changes no reduction of the kind."""
+    dtype = body.dtype
+    low: float | int = -math.inf if dtype.is_float else 0
+    high: float | int = math.inf if dtype.is_float else 0
+    if dtype.is_integer:
+        signed = dtype.kind == "int"
+        low = -(1 << (dtype.bits - 1)) if signed else 0
+        high = (1 << (dtype.bits - signed)) - 1
+    elif dtype.kind == "bool":
+        low, high = False, True
+    values = {"sum": 0, "prod": 1, "max": low, "min": high, "any": False, "all": True}
+    return const(values[kind], dtype)

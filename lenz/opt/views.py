@@ -1,0 +1,43 @@
+"""Loads through views become loads of what the view shows.
+
+    %v = view %x (i, j) [j, i];  map { load(%v, [i, j]) }   ==>   map { load(%x, [j, i]) }
+
+A view node itself stays for the users that need a tensor (eager calls, outputs, mutations).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lenz.context import Context
+from lenz.ir.expr import Expr, load, loads_of, replace_loads
+from lenz.ir.graph import Extern, Graph, Node, Pointwise, Reduction, View
+from lenz.sym import Sym, substitute
+
+
+def views(g: Graph, cx: Context) -> Graph:
+    """Rewrite every load of a view into a load of its root buffer."""
+    found: dict[str, View] = {}
+    nodes: list[Node] = []
+    for n in g.nodes:
+        match n:
+            case View():
+                found[n.out.name] = n
+                nodes.append(n)
+            case Pointwise() | Reduction() if any(e.attrs[0] in found for e in loads_of(n.body)):
+                nodes.append(replace(n, body=replace_loads(n.body, lambda e: _root(e, found))))
+            case Pointwise() | Reduction() | Extern():
+                nodes.append(n)
+    return replace(g, nodes=tuple(nodes))
+
+
+def _root(e: Expr, found: dict[str, View]) -> Expr | None:
+    name, index, dtype = e.attrs
+    if name not in found:
+        return None
+    while (v := found.get(name)) is not None:
+        # Operands @k of the load keep their meaning: the view's index has none of its own.
+        at: dict[object, Sym] = {a.var: i for a, i in zip(v.axes, index, strict=True)}
+        index = tuple(substitute(s, at) for s in v.index)  # type: ignore[arg-type]
+        name = v.source
+    return load(name, index, dtype, e.args)

@@ -1,0 +1,160 @@
+"""Which nodes share a kernel: a greedy walk in graph order, each join checked for legality and cycles.
+
+Cells are groups of nests, or single nodes that are no loops (calls, views). `above[c]` is the set of
+cells that must run before c, transitively, as a bit set; joining two cells is a cycle exactly when a
+third cell lies between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lenz.context import Context
+from lenz.ir.expr import loads_of
+from lenz.ir.graph import Extern, View, outs_of, reads_of
+from lenz.ir.kernel import Rejected
+from lenz.schedule.legal import Fuse, Group, Reject, group_of, may_fuse, shares_reads
+from lenz.schedule.nest import Nest
+
+Item = Nest | Extern | View
+Cell = Group | Extern | View
+
+# Cells that read the same buffer and are tried for sharing the read, newest first.
+MAX_SIBLINGS = 4
+
+
+@dataclass(slots=True)
+class Partition:
+    """The cells so far, with their order constraints."""
+
+    cells: dict[int, Cell] = field(default_factory=dict)
+    above: dict[int, int] = field(default_factory=dict)
+    owner: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, list[int]] = field(default_factory=dict)
+    moved: dict[int, int] = field(default_factory=dict)
+    rejected: list[Rejected] = field(default_factory=list)
+
+    def find(self, c: int) -> int:
+        """The cell that c is now part of."""
+        while c in self.moved:
+            c = self.moved[c]
+        return c
+
+    def add(self, cell: Cell, reads: tuple[str, ...], writes: tuple[str, ...]) -> int:
+        """Enter a new last cell. `writes` are buffers it overwrites: all earlier users come first."""
+        c = len(self.cells) + len(self.moved)
+        before: dict[int, None] = {}
+        for name in reads:
+            if name in self.owner:
+                before[self.find(self.owner[name])] = None
+        for name in writes:
+            for r in self.readers.get(name, ()):
+                before[self.find(r)] = None
+            if name in self.owner:
+                before[self.find(self.owner[name])] = None
+        self.cells[c] = cell
+        self.above[c] = 0
+        for d in before:
+            self.above[c] |= self.above[d] | (1 << d)
+        for name in reads:
+            self.readers.setdefault(name, []).append(c)
+        for name in (*defines(cell), *writes):
+            self.owner[name] = c
+        return c
+
+    def between(self, a: int, b: int) -> bool:
+        """True when some third cell must run after a and before b."""
+        if not self.above[b] >> a & 1:
+            return False
+        rest = self.above[b] & ~(1 << a)
+        while rest:
+            low = rest & -rest
+            if self.above.get(low.bit_length() - 1, 0) >> a & 1:
+                return True
+            rest ^= low
+        return False
+
+    def join(self, a: int, b: int, group: Group) -> int:
+        """Make a and b one cell; the one with the lower number stays."""
+        keep, gone = min(a, b), max(a, b)
+        bits = (1 << keep) | (1 << gone)
+        self.cells[keep] = group
+        self.above[keep] = (self.above[keep] | self.above[gone]) & ~bits
+        del self.cells[gone], self.above[gone]
+        self.moved[gone] = keep
+        new = self.above[keep] | (1 << keep)
+        for c, over in self.above.items():
+            if over & bits:
+                self.above[c] = (over | new) & ~(1 << gone)
+        return keep
+
+    def attempt(self, a: int, b: int, cx: Context) -> int | None:
+        """Fuse two cells where that is legal; gives the joint cell, and records why not."""
+        if self.above[a] >> b & 1:
+            a, b = b, a
+        first, second = self.cells[a], self.cells[b]
+        if not isinstance(first, Group) or not isinstance(second, Group):
+            return None
+        verdict: Fuse | Reject
+        if self.between(a, b):
+            verdict = Reject("another step must run between them")
+        elif not cx.options.fuse_reductions and (first.has_reduction or second.has_reduction):
+            verdict = Reject("option fuse_reductions is off")
+        else:
+            verdict = may_fuse(first, second)
+        if isinstance(verdict, Reject):
+            self.rejected.append(Rejected(first.name, second.name, verdict.why))
+            return None
+        if not cx.allow("fuse", first.name, second.name):
+            return None
+        return self.join(a, b, verdict.group)
+
+
+def defines(cell: Cell) -> tuple[str, ...]:
+    """Names of the buffers the cell defines."""
+    if isinstance(cell, Group):
+        return tuple(n.name for n in cell.nests)
+    return tuple(b.name for b in outs_of(cell))
+
+
+def fuse(items: list[Item], cx: Context) -> Partition:
+    """Group the items of a graph, which stand in a valid order."""
+    p = Partition()
+    for item in items:
+        if isinstance(item, Nest):
+            bodies = (item.body,) if item.finish is None else (item.body, item.finish)
+            reads = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*bodies)))
+            writes = (item.target,) if item.target != item.name else ()
+            c = p.add(group_of(item), reads, writes)
+            if cx.options.fuse:
+                _settle(p, c, reads, cx)
+        else:
+            writes = item.mutates if isinstance(item, Extern) else ()
+            p.add(item, reads_of(item), writes)
+    return p
+
+
+def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context) -> None:
+    """Try to join the newest cell with its producers, then with cells that read the same."""
+    producers: dict[int, None] = {}
+    siblings: dict[int, None] = {}
+    for name in reads:
+        if name in p.owner:
+            producers[p.owner[name]] = None
+        for r in reversed(p.readers[name][-1 - MAX_SIBLINGS : -1]):
+            siblings[r] = None
+    # Newest first: the last producer is the one whose results are still in cache.
+    for other in sorted(producers, reverse=True):
+        a, b = p.find(other), p.find(c)
+        if a != b:
+            p.attempt(a, b, cx)
+    if not cx.options.horizontal:
+        return
+    for other in siblings:
+        a, b = p.find(other), p.find(c)
+        if a == b:
+            continue
+        first, second = p.cells[a], p.cells[b]
+        if isinstance(first, Group) and isinstance(second, Group):
+            if shares_reads(first, second):
+                p.attempt(a, b, cx)

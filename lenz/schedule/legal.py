@@ -1,0 +1,137 @@
+"""May a nest join a group? The answer is a value with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lenz.ir.expr import cost_of, loads_of
+from lenz.schedule.nest import Domain, Nest, divisions, remaps
+
+# Beyond this many pointers a fused kernel runs out of address registers and streams.
+MAX_BUFFERS = 24
+# Beyond this much arithmetic in one group, recompute across loops costs more than it saves.
+MAX_COST = 1200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """The group that results."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Why not."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nests over one domain, in order; they become one kernel."""
+
+    domain: Domain
+    nests: tuple[Nest, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of its last value."""
+        return self.nests[-1].name
+
+    @property
+    def has_reduction(self) -> bool:
+        """True when one of the nests reduces."""
+        return any(n.is_reduction for n in self.nests)
+
+
+def group_of(n: Nest) -> Group:
+    """A group of one."""
+    return Group(Domain(n.axes, n.raxes), (n,))
+
+
+def may_fuse(a: Group, b: Group) -> Fuse | Reject:
+    """Fuse b behind a: over the domain of either, whichever keeps the indices free of divisions."""
+    if device_of(a) != device_of(b):
+        return Reject(f"{a.name} is on {device_of(a)}, {b.name} on {device_of(b)}")
+    if len(_buffers(a) | _buffers(b)) > MAX_BUFFERS:
+        return Reject(f"together they touch more than {MAX_BUFFERS} buffers")
+    if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:
+        return Reject(f"together they do more than {MAX_COST:.0f} additions per element")
+    domains = [a.domain] if a.has_reduction else [b.domain]
+    if a.has_reduction and b.has_reduction:
+        if a.domain.rows is not b.domain.rows or a.domain.length is not b.domain.length:
+            return Reject(f"{b.name} reduces over other rows than {a.name}")
+    elif not (a.has_reduction or b.has_reduction):
+        domains = [a.domain, b.domain]
+    why = "their loops have different extents"
+    best: tuple[int, Group] | None = None
+    before = _divisions(a) + _divisions(b)
+    for d in domains:
+        first, second = _over(a, d), _over(b, d)
+        for x in first:
+            for y in second:
+                problem = _misaligned(x, y)
+                if problem is not None:
+                    why = problem
+                    continue
+                cost = sum(map(divisions, (*x, *y)))
+                if best is None or cost < best[0]:
+                    best = (cost, Group(d, (*x, *y)))
+    if best is None:
+        return Reject(why)
+    if best[0] > before:
+        return Reject("the joint loops would need divisions in their indices")
+    return Fuse(best[1])
+
+
+def device_of(g: Group) -> str:
+    """Device of the group's values."""
+    return g.nests[0].out.type.device
+
+
+def _buffers(g: Group) -> set[str]:
+    names = {e.attrs[0] for n in g.nests for e in loads_of(n.body)}
+    return names | {n.target for n in g.nests}
+
+
+def _divisions(g: Group) -> int:
+    return sum(divisions(n) for n in g.nests)
+
+
+def _over(g: Group, d: Domain) -> list[tuple[Nest, ...]]:
+    """The group's nests over the domain; every nest is written in the same of the possible ways."""
+    if [a.extent for a in g.domain.axes] == [a.extent for a in d.axes] and [
+        a.extent for a in g.domain.raxes
+    ] == [a.extent for a in d.raxes]:
+        return [tuple(g.nests)]
+    ways = [remaps(n, d) for n in g.nests]
+    count = min(len(w) for w in ways)
+    return [tuple(w[k] for w in ways) for k in range(count)]
+
+
+def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
+    """Why the elements that b reads are not the ones that a has just computed; None if they are."""
+    values = {n.name: n for n in a}
+    written = {n.target: n for n in a if n.target != n.name}
+    for n in b:
+        for e in loads_of(n.body):
+            producer = values.get(e.attrs[0])
+            if producer is None and e.attrs[0] in written:
+                return f"{n.name} reads {e.attrs[0]} after it was overwritten"
+            if producer is not None and e.attrs[1][0] is not producer.offset:
+                return f"{n.name} reads other elements of {e.attrs[0]} than the loop computes"
+        if n.target != n.name:
+            for other in (*a, *b):
+                for e in loads_of(other.body):
+                    if e.attrs[0] == n.target and e.attrs[1][0] is not n.offset:
+                        return f"{other.name} reads other elements of {n.target} than are overwritten"
+    return None
+
+
+def shares_reads(a: Group, b: Group) -> int:
+    """Bytes per element that both read, from the same place."""
+    first = {e for n in a.nests for e in loads_of(n.body)}
+    second = {e for n in b.nests for e in loads_of(n.body)}
+    return sum(e.dtype.bytes for e in first & second)
+

@@ -1,0 +1,223 @@
+"""A loop node with all decisions about memory made: flat offsets, as few axes as possible.
+
+    map (i: s0, j: 8) { exp(load(%x, [i, j])) }     ==>     (p0: 8*s0)  store %y[p0] = exp(%x[p0])
+
+Two nests can share loops when one domain can be written over the other's axes (`remap`).
+Invariants: P axes are named p0, p1, ... and R axes r0, r1, ...; no extent is the constant 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex, syms_of
+from lenz.ir.graph import Loop, ReduceKind, Reduction
+from lenz.ir.op import LOAD
+from lenz.ir.tensor import Axis, Buffer, Layout, axis
+from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
+from lenz.sym.expr import children
+
+Axes = tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """store target[offset] = body over P, or the reduction of body over R, finished."""
+
+    out: Buffer
+    target: str
+    axes: Axes
+    raxes: Axes
+    kind: ReduceKind | None
+    body: Expr
+    finish: Expr | None
+    offset: Sym
+
+    @property
+    def name(self) -> str:
+        """Name of the value it defines."""
+        return self.out.name
+
+    @property
+    def is_reduction(self) -> bool:
+        """True when it reduces; R may still be empty when all its extents are 1."""
+        return self.kind is not None
+
+
+def nest_of(n: Loop, layouts: Mapping[str, Layout], target: str | None = None) -> Nest:
+    """Lay a loop node out in memory; `target` is the buffer written if not the node's own."""
+
+    def flat(e: Expr, args: list[Expr]) -> Expr:
+        if e.op is not LOAD:
+            return rebuild(e, tuple(args))
+        name, at, dtype = e.attrs
+        return load(name, (layouts[name].at(at),), dtype, tuple(args))
+
+    body = interpret(n.body, flat)
+    raxes: Axes = n.raxes if isinstance(n, Reduction) else ()
+    offset = n.out.type.layout.at([a.var for a in n.axes])
+    kind = n.kind if isinstance(n, Reduction) else None
+    finish = interpret(n.finish, flat) if isinstance(n, Reduction) else None
+    nest = Nest(n.out, target or n.out.name, n.axes, raxes, kind, body, finish, offset)
+    return _merged(nest)
+
+
+def _merged(n: Nest) -> Nest:
+    axes, raxes = _by_stride(n.axes, [n.offset]), n.raxes
+    if n.kind not in ("argmax", "argmin"):
+        raxes = _by_stride(raxes, [e.attrs[1][0] for e in loads_of(n.body)])
+    exprs = [n.body] if n.finish is None else [n.body, n.finish]
+    syms = [n.offset] + [s for e in nodes_of(*exprs) for s in syms_of(e)]
+    syms = list(dict.fromkeys(syms))
+    at: dict[Var, Sym] = {}
+    axes = _merge(axes, "p", syms, at)
+    # argmax gives a position over all R axes in order: merging row-major axes keeps it.
+    raxes = _merge(raxes, "r", syms, at)
+    return _substituted(n, axes, raxes, at)
+
+
+def _by_stride(axes: Axes, syms: Sequence[Sym]) -> Axes:
+    """Axes with constant strides, longest stride first; loop order is free."""
+
+    def stride(a: Axis) -> int:
+        for s in syms:
+            parts = affine_in(s, a.var)
+            if parts is not None and isinstance(parts[0], Int) and parts[0].value:
+                return abs(parts[0].value)
+            if parts is None or parts[0] is not ZERO:
+                return -1
+        return 0
+
+    strides = [stride(a) for a in axes]
+    if any(s < 0 for s in strides):
+        return axes
+    order = sorted(range(len(axes)), key=lambda k: (-strides[k] if strides[k] else 0, k))
+    if any(strides[k] == 0 and axes[k].extent is not ONE for k in range(len(axes))):
+        return axes
+    return tuple(axes[k] for k in order)
+
+
+def _merge(axes: Axes, prefix: str, syms: list[Sym], at: dict[Var, Sym]) -> Axes:
+    """Join neighbours that every index steps through without a gap; drop extents of 1."""
+    groups: list[list[Axis]] = []
+    for a in axes:
+        if a.extent is ONE:
+            at[a.var] = ZERO
+        elif groups and all(_joins(s, groups[-1][-1], a) for s in syms):
+            groups[-1].append(a)
+        else:
+            groups.append([a])
+    made: list[Axis] = []
+    for k, group in enumerate(groups):
+        new = axis(f"{prefix}{k}", product(a.extent for a in group))
+        made.append(new)
+        at.update(digits(group, new.var))
+    return tuple(made)
+
+
+def _joins(s: Sym, outer: Axis, inner: Axis) -> bool:
+    if outer.var not in s.free_vars and inner.var not in s.free_vars:
+        return True
+    first, second = affine_in(s, outer.var), affine_in(s, inner.var)
+    if first is None or second is None:
+        return False
+    return first[0] is second[0] * inner.extent
+
+
+def digits(axes: Sequence[Axis], position: Sym) -> dict[Var, Sym]:
+    """The indices of element `position` in row-major order over the axes."""
+    if len(axes) == 1:
+        return {axes[0].var: position}
+    at: dict[Var, Sym] = {}
+    step: Sym = ONE
+    for k in reversed(range(len(axes))):
+        digit = position // step
+        at[axes[k].var] = digit if k == 0 else digit % axes[k].extent
+        step = step * axes[k].extent
+    return at
+
+
+def position(axes: Sequence[Axis]) -> Sym:
+    """The row-major number of the element at the axes' variables."""
+    flat: Sym = ZERO
+    for a in axes:
+        flat = flat * a.extent + a.var
+    return flat
+
+
+def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:
+    if all(v is s for v, s in at.items()):
+        return replace(n, axes=axes, raxes=raxes)
+    return replace(
+        n,
+        axes=axes,
+        raxes=raxes,
+        body=reindex(n.body, at),
+        finish=None if n.finish is None else reindex(n.finish, at),
+        offset=substitute(n.offset, at),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The loops that a group of nests shares: rows P, and R inside each row."""
+
+    axes: Axes
+    raxes: Axes
+
+    @property
+    def rows(self) -> Sym:
+        """Number of P elements."""
+        return product(a.extent for a in self.axes)
+
+    @property
+    def length(self) -> Sym:
+        """Number of R elements of a row."""
+        return product(a.extent for a in self.raxes)
+
+
+def remaps(n: Nest, d: Domain) -> list[Nest]:
+    """The nest over the axes of the domain, in each way that keeps its meaning; may be empty."""
+    rows, length = product(a.extent for a in n.axes), product(a.extent for a in n.raxes)
+    if n.is_reduction:
+        if rows is not d.rows or length is not d.length:
+            return []
+        return [_over(n, [(n.axes, d.axes), (n.raxes, d.raxes)], d)]
+    found: list[Nest] = []
+    if d.raxes and rows is d.rows * d.length:
+        found.append(_over(n, [(n.axes, d.axes + d.raxes)], d))
+        found.append(_over(n, [(n.axes, d.raxes + d.axes)], d))
+    elif rows is d.rows:
+        found.append(_over(n, [(n.axes, d.axes)], replace_rows(d)))
+    return found
+
+
+def replace_rows(d: Domain) -> Domain:
+    """The domain of values that each row has once."""
+    return Domain(d.axes, ())
+
+
+def _over(n: Nest, pairs: list[tuple[Axes, Axes]], d: Domain) -> Nest:
+    at: dict[Var, Sym] = {}
+    for own, other in pairs:
+        if [a.extent for a in own] == [a.extent for a in other]:
+            at.update({a.var: b.var for a, b in zip(own, other, strict=True)})
+        elif own:
+            at.update(digits(own, position(other)))
+    raxes = d.raxes if n.is_reduction or d.raxes else ()
+    return _substituted(n, d.axes, raxes, at)
+
+
+def divisions(n: Nest) -> int:
+    """How many divisions the indices of the nest need: the measure of a bad domain."""
+    count = _divisions(n.offset)
+    for e in nodes_of(n.body):
+        for s in syms_of(e):
+            count += _divisions(s)
+    return count
+
+
+def _divisions(s: Sym) -> int:
+    own = 1 if isinstance(s, (FloorDiv, Mod)) else 0
+    return own + sum(_divisions(part) for part in children(s))

@@ -1,0 +1,213 @@
+"""A group cut into the loops over R that each row needs.
+
+A value that depends on a reduction over the row is available only after the loop that reduces. So
+stage k holds what depends on reductions of stages before k, and a row runs
+
+    row[0];  for r: loop[0];  row[1];  for r: loop[1];  ...;  row[n]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lenz import ops
+from lenz.ir.dtype import DType
+from lenz.ir.expr import Expr, cost_of, interpret, load, loads_of, nodes_of, rebuild, ref, replace_loads
+from lenz.ir.kernel import Let, Local, Reduce, Store
+from lenz.ir.op import REF
+from lenz.schedule.legal import Group
+from lenz.schedule.nest import Nest, position
+from lenz.sym import Int, Var
+
+# A value of this cost (about one exp) that two loops need is kept in a row of scratch.
+DEAR = 8.0
+# Longest row of scratch: 4096 f32 are 16 KiB, half of the smallest first-level cache.
+MAX_LOCAL = 4096
+
+Inner = Reduce | Store
+Outer = Let | Store
+
+
+@dataclass(slots=True)
+class Stages:
+    """What runs in each loop over R, and between the loops, for one row."""
+
+    loops: list[list[Inner]] = field(default_factory=list)
+    rows: list[list[Outer]] = field(default_factory=lambda: [[]])
+    locals: list[Local] = field(default_factory=list)
+
+    def loop(self, k: int) -> list[Inner]:
+        """Statements of loop k."""
+        while len(self.loops) <= k:
+            self.loops.append([])
+            self.rows.append([])
+        return self.loops[k]
+
+    def row(self, k: int) -> list[Outer]:
+        """Statements before loop k."""
+        while len(self.rows) <= k:
+            self.loops.append([])
+            self.rows.append([])
+        return self.rows[k]
+
+
+@dataclass(slots=True)
+class _Staging:
+    group: Group
+    stored: frozenset[str]
+    elide: bool
+    named: bool
+    out: Stages = field(default_factory=Stages)
+    values: dict[str, Expr] = field(default_factory=dict)
+    ready: dict[str, int] = field(default_factory=dict)
+    stage_memo: dict[Expr, int] = field(default_factory=dict)
+
+    def run(self) -> Stages:
+        for n in self.group.nests:
+            body = self.inlined(n.body)
+            k = self.stage(body)
+            if n.is_reduction:
+                self.reduction(n, body, k)
+            elif n.raxes == self.group.domain.raxes and n.raxes:
+                self.element(n, body, k)
+            else:
+                self.row_value(n, body, k)
+        return self.out
+
+    def reduction(self, n: Nest, body: Expr, k: int) -> None:
+        assert n.kind is not None and n.finish is not None
+        acc = f"v{len(self.ready)}"
+        dtype = ops.reduce_dtype(n.kind, body.dtype)
+        if n.raxes:
+            over = tuple(a.var for a in n.raxes)
+            self.out.loop(k).append(Reduce(acc, n.kind, body, over))
+            self.ready[acc] = k = k + 1
+            result = ref(acc, dtype)
+        else:
+            result = only_element(n.kind, body)
+        finish = self.inlined(replace_ref(n.finish, result))
+        self.values[n.name] = value = self.keep(finish, k)
+        if n.name in self.stored:
+            self.out.row(k).append(Store(n.target, n.offset, value))
+
+    def element(self, n: Nest, body: Expr, k: int) -> None:
+        if n.target != n.name:
+            k = max(k, self.last_read(n.target))
+        self.values[n.name] = body
+        if n.name in self.stored:
+            self.out.loop(k).append(Store(n.target, n.offset, body))
+
+    def row_value(self, n: Nest, body: Expr, k: int) -> None:
+        if n.target != n.name:
+            k = max(k, self.last_read(n.target))
+        self.values[n.name] = value = self.keep(body, k)
+        if n.name in self.stored:
+            self.out.row(k).append(Store(n.target, n.offset, value))
+
+    def keep(self, e: Expr, k: int) -> Expr:
+        """Name a value of the row, so that later loops read it instead of computing it again."""
+        if not self.named or not self.group.domain.raxes or cost_of(e) <= 1.0:
+            return e
+        name = f"v{len(self.ready)}"
+        self.out.row(k).append(Let(name, e))
+        self.ready[name] = k
+        return ref(name, e.dtype)
+
+    def inlined(self, e: Expr) -> Expr:
+        new = replace_loads(e, lambda at: self.values.get(at.attrs[0]))
+        return widen(new) if self.elide else new
+
+    def stage(self, e: Expr) -> int:
+        def visit(x: Expr, below: list[int]) -> int:
+            own = self.ready[x.attrs[0]] if x.op is REF else 0
+            return max((own, *below))
+
+        return interpret(e, visit, self.stage_memo)
+
+    def last_read(self, buffer: str) -> int:
+        """The last loop that reads the buffer: it may be overwritten there, not before."""
+        last = 0
+        for k, loop in enumerate(self.out.loops):
+            if any(e.attrs[0] == buffer for s in loop for e in loads_of(s.value)):
+                last = k
+        for k, row in enumerate(self.out.rows):
+            if any(e.attrs[0] == buffer for s in row for e in loads_of(s.value)):
+                last = max(last, k)
+        return last
+
+
+def stages(g: Group, stored: frozenset[str], elide: bool, named: bool) -> Stages:
+    """Cut a group into stages. `stored`: values that others need; the rest never leaves the kernel.
+
+    `elide` removes half-precision roundings between the nests; `named` keeps values of a row in
+    `Let` statements (not possible where rows are the lanes of a vector).
+    """
+    made = _Staging(g, stored, elide, named).run()
+    if named:
+        _keep_dear_values(g, made)
+    return made
+
+
+def only_element(kind: str, body: Expr) -> Expr:
+    """The reduction of one element."""
+    if kind in ("argmax", "argmin"):
+        return ops.const(0, ops.reduce_dtype(kind, body.dtype))
+    return body if kind not in ("any", "all") else ops.cast(body, ops.reduce_dtype(kind, body.dtype))
+
+
+def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:
+    """`result` in place of ref(name)."""
+
+    def visit(x: Expr, args: list[Expr]) -> Expr:
+        return result if x.op is REF and x.attrs[0] == name else rebuild(x, tuple(args))
+
+    return interpret(e, visit)
+
+
+def _keep_dear_values(g: Group, s: Stages) -> None:
+    """Store values that are dear and needed by several loops into scratch, once per row."""
+    length = g.domain.length
+    if len(s.loops) < 2 or not isinstance(length, Int) or length.value > MAX_LOCAL:
+        return
+    where: dict[Expr, list[int]] = {}
+    for k, loop in enumerate(s.loops):
+        for e in nodes_of(*(x.value for x in loop)):
+            where.setdefault(e, []).append(k)
+    at = (position(g.domain.raxes),)
+    inner = {a.var for a in g.domain.raxes}
+    dear: dict[Expr, None] = {}
+    for e, loops in where.items():
+        if len(loops) > 1 and _is_dear(e, inner):
+            dear[e] = None
+    # Only the outermost: what is inside a kept value is not computed again anyway.
+    covered = {x for e in dear for x in nodes_of(*e.args)}
+    for e in dear:
+        if e in covered:
+            continue
+        local = Local(f"l{len(s.locals)}", _memory_type(e.dtype), length.value)
+        s.locals.append(local)
+        first, *later = where[e]
+        s.loops[first].insert(0, Store(local.name, at[0], e))
+        again = load(local.name, at, e.dtype)
+        for k in later:
+            s.loops[k] = [_replaced(x, e, again) for x in s.loops[k]]
+
+
+def _memory_type(d: DType) -> DType:
+    return d
+
+
+def _is_dear(e: Expr, inner: set[Var]) -> bool:
+    # Something in it must vary along the row, or it is hoisted out of the loop anyway.
+    varies = any(v in inner for x in loads_of(e) for v in x.attrs[1][0].free_vars)
+    return varies and cost_of(e) - len(loads_of(e)) >= DEAR
+
+
+def _replaced(s: Inner, old: Expr, new: Expr) -> Inner:
+    def visit(x: Expr, args: list[Expr]) -> Expr:
+        return new if x is old else rebuild(x, tuple(args))
+
+    value = interpret(s.value, visit)
+    if isinstance(s, Reduce):
+        return Reduce(s.name, s.kind, value, s.over)
+    return Store(s.buffer, s.offset, value, s.bound)
