@@ -1,0 +1,108 @@
+"""Errors that lenz raises: the class says whose fault it is, the message what to do next.
+
+`Unsupported` is a gap of lenz, `UserError` is the caller's, `InternalError` is a bug of lenz.
+Anything else that leaves the compiler is a bug as well: the pipeline wraps it as an InternalError.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["InternalError", "LenzError", "Unsupported", "UserError", "near_names"]
+
+
+class LenzError(Exception):
+    """The base of every error that lenz raises on purpose.
+
+    `what` states what went wrong and with which object, `where` is a line of the user's program
+    or of the IR text, `hint` says what to do next.  Empty parts are left out of the message.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.where:
+            parts.append(f"  at: {self.where}")
+        if self.hint:
+            parts.append(f"  try: {self.hint}")
+        return "\n".join(parts)
+
+
+class Unsupported(LenzError):
+    """Something that lenz cannot compile yet: the graph, or the one op, runs in eager instead."""
+
+
+class UserError(LenzError, ValueError):
+    """A wrong argument, option or environment variable: the caller can put it right."""
+
+
+class InternalError(LenzError):
+    """A bug in lenz, with what is needed to report it.
+
+    `pass_name` is the pass that ran last, `rule` the invariant that does not hold, `line` the
+    line of IR text that breaks it (with its number where it is known), and `repro` the folder or
+    file in which the pipeline saved the program.  An inner room raises with what it knows; the
+    pipeline adds the rest with `located`.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        pass_name: str = "",
+        rule: str = "",
+        line: str = "",
+        repro: str = "",
+        where: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.pass_name = pass_name
+        self.rule = rule
+        self.line = line
+        self.repro = repro
+
+    def located(
+        self, *, pass_name: str = "", line: str = "", repro: str = "", hint: str = ""
+    ) -> InternalError:
+        """Return the same error with the named parts filled in where they were empty."""
+        return InternalError(
+            self.what,
+            pass_name=self.pass_name or pass_name,
+            rule=self.rule,
+            line=self.line or line,
+            repro=self.repro or repro,
+            where=self.where,
+            hint=self.hint or hint,
+        )
+
+    def __str__(self) -> str:
+        after = f" after {self.pass_name}" if self.pass_name else ""
+        rule = f", rule {self.rule}" if self.rule else ""
+        lines = [f"a bug in lenz{after}{rule}:"]
+        if self.line:
+            lines += [f"    {self.line}", f"    ^ {self.what}"]
+        else:
+            lines.append(f"    {self.what}")
+        if self.where:
+            lines.append(f"  at: {self.where}")
+        if self.repro:
+            lines.append(f"  saved: {self.repro}")
+        lines.append(f"  try: {self.hint or RUN_EAGERLY}")
+        return "\n".join(lines)
+
+
+RUN_EAGERLY = 'on_error="eager" (or LENZ_ON_ERROR=eager) runs such a graph without lenz'
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """Return a hint that lists the names of `known` closest to `name`, best first."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"did you mean {', '.join(near)}?" if near else f"known names: {', '.join(names)}"

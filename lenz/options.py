@@ -1,0 +1,186 @@
+"""The options of the compiler: few, frozen, documented.  This is the only reader of `os.environ`.
+
+An option comes from, in falling rank: `options=` of torch.compile, the environment variable
+`LENZ_<NAME>`, and the default below.  `key=True` marks those that change generated code: they are
+part of every cache key.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from lenz.errors import UserError, near_names
+
+__all__ = ["LOGS", "Options", "options_table"]
+
+PREFIX = "LENZ_"
+LOGS = ("graph", "ir", "schedule", "code", "time")
+YES = ("1", "true", "yes", "on")
+NO = ("0", "false", "no", "off", "")
+
+
+def option(default: Any, help: str, *, key: bool, choices: tuple[str, ...] = ()) -> Any:
+    """Declare one option: its default, one sentence of help, and whether it changes code."""
+    return field(default=default, metadata={"help": help, "key": key, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every option of one compilation.  Build it with `from_environment` at the border."""
+
+    fuse: bool = option(True, "Fuse loops with one another.", key=True)
+    fuse_reductions: bool = option(True, "Let reductions absorb producers, share rows.", key=True)
+    inline: bool = option(True, "Compute cheap values where they are read.", key=True)
+    horizontal: bool = option(True, "Fuse side-by-side loops that share reads.", key=True)
+    reuse_buffers: bool = option(True, "Give the memory of dead buffers to later ones.", key=True)
+    grain: int = option(32768, "Elements below which a loop stays on one thread.", key=True)
+    emulate_rounding: bool = option(
+        False, "Round between fused half-precision ops just where eager would.", key=True
+    )
+    eager_random: bool = option(
+        False, "Draw random numbers with eager's generators, outside of kernels.", key=True
+    )
+    fuel: int = option(
+        -1, "Allow only this many optional rewrites, to bisect a fault; -1 is all.", key=True
+    )
+    verify: bool = option(False, "Check the IR after every pass.", key=False)
+    on_error: Literal["raise", "eager"] = option(
+        "raise",
+        "What to do with a graph on which lenz itself fails.",
+        key=False,
+        choices=("raise", "eager"),
+    )
+    cache: bool = option(True, "Keep compiled code on disk.", key=False)
+    cache_dir: str | None = option(
+        None, "Folder of the disk cache; by default lenz in the user's cache folder.", key=False
+    )
+    debug: bool = option(False, "Write one folder per graph with every stage of it.", key=False)
+    debug_dir: str = option("lenz_debug", "Where debug folders and repros are written.", key=False)
+    logs: tuple[str, ...] = option(
+        (), "Stages to print to standard error, with commas between.", key=False, choices=LOGS
+    )
+
+    @classmethod
+    def from_environment(
+        cls,
+        overrides: Mapping[str, object] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Options:
+        """Read `LENZ_*` variables, then `overrides`, and check the name and type of each.
+
+        `environ` stands in for `os.environ` in tests.  The result holds a definite `cache_dir`.
+        Raises UserError for an unknown name (listing near names) or a value of the wrong type.
+        """
+        env = os.environ if environ is None else environ
+        known = {f.name: f for f in fields(cls)}
+        values: dict[str, Any] = {}
+        for variable in sorted(env):
+            if not variable.startswith(PREFIX):
+                continue
+            name = variable[len(PREFIX) :].lower()
+            if name not in known:
+                variables = [PREFIX + n.upper() for n in known]
+                raise UserError(
+                    f"unknown environment variable {variable}", hint=near_names(variable, variables)
+                )
+            values[name] = _parse(variable, str(known[name].type), env[variable])
+        for name, value in (overrides or {}).items():
+            if name not in known:
+                raise UserError(f"unknown option {name!r}", hint=near_names(name, known))
+            values[name] = value
+        for name, value in values.items():
+            values[name] = _checked(name, known[name].type, known[name].metadata["choices"], value)
+        if values.get("cache_dir") is None:
+            values["cache_dir"] = _user_cache(env)
+        return cls(**values)
+
+    def key(self) -> str:
+        """Return the text of all options that change code, for cache keys."""
+        keyed = [f.name for f in fields(self) if f.metadata["key"]]
+        return " ".join(f"{name}={getattr(self, name)!r}" for name in keyed)
+
+
+def _parse(variable: str, kind: str, text: str) -> object:
+    """Turn the text of an environment variable into a value for an option of type `kind`."""
+    text = text.strip()
+    match kind:
+        case "bool":
+            if text.lower() in YES:
+                return True
+            if text.lower() in NO:
+                return False
+            raise UserError(f"{variable}={text}: expected a truth value", hint="use 1 or 0")
+        case "int":
+            try:
+                return int(text)
+            except ValueError:
+                raise UserError(f"{variable}={text}: expected a whole number") from None
+        case "str | None":
+            return text or None
+        case _:
+            return text
+
+
+def _checked(name: str, kind: object, choices: tuple[str, ...], value: object) -> object:
+    """Return `value` as the type the option holds, or raise a UserError that names the option."""
+    match kind, value:
+        case "bool", bool():
+            return value
+        case "int", int() if not isinstance(value, bool):
+            if value < -1:
+                raise UserError(f"option {name}: {value} is below -1")
+            return value
+        case (("str" | "str | None"), (str() | os.PathLike())):
+            return os.fspath(value)
+        case "str | None", None:
+            return value
+        case "tuple[str, ...]", (str() | tuple() | list()):
+            return _words(name, choices, value)
+        case _, str() if value in choices:
+            return value
+    expected = f"one of {', '.join(choices)}" if choices else str(kind)
+    raise UserError(f"option {name}: expected {expected}, got {value!r}")
+
+
+def _words(name: str, choices: tuple[str, ...], value: str | tuple[Any, ...] | list[Any]) -> object:
+    """Return the words of `value` (a list, or text with commas), each of them in `choices`."""
+    given = value.split(",") if isinstance(value, str) else list(value)
+    words = tuple(w.strip() if isinstance(w, str) else w for w in given)
+    for word in words:
+        if word != "" and word not in choices:
+            raise UserError(f"option {name}: unknown {word!r}", hint=near_names(str(word), choices))
+    return tuple(c for c in choices if c in words)
+
+
+def _user_cache(env: Mapping[str, str]) -> str:
+    """Return the folder for caches that the platform gives to this user, with `lenz` below it."""
+    home = os.path.expanduser("~")
+    if sys.platform == "win32":
+        root = env.get("LOCALAPPDATA") or os.path.join(home, "AppData", "Local")
+    elif sys.platform == "darwin":
+        root = os.path.join(home, "Library", "Caches")
+    else:
+        xdg = env.get("XDG_CACHE_HOME", "")
+        # The XDG base directory specification tells us to ignore a path that is not absolute.
+        root = xdg if os.path.isabs(xdg) else os.path.join(home, ".cache")
+    return os.path.join(root, "lenz")
+
+
+def options_table() -> str:
+    """Return the options as a Markdown table, for the documentation."""
+    rows = [
+        "| option | environment | default | changes code | what it does |",
+        "|---|---|---|---|---|",
+    ]
+    for f in fields(Options):
+        shown = ",".join(f.default) if isinstance(f.default, tuple) else str(f.default)
+        choices = f.metadata["choices"]
+        help = f.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+        keyed = "yes" if f.metadata["key"] else "no"
+        cells = (f"`{f.name}`", f"`{PREFIX}{f.name.upper()}`", f"`{shown}`" if shown else "")
+        rows.append(f"| {' | '.join((*cells, keyed, help))} |")
+    return "\n".join(rows) + "\n"
