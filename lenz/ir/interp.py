@@ -1,0 +1,306 @@
+"""The oracle: runs a graph or a kernel by the plainest meaning of its text, on torch tensors.
+
+Graphs run vectorised: an axis is an `arange`, an index a tensor, a load advanced indexing. Nothing
+here is shared with lowering or code generation, except the `eager` entry of the op table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from lenz.errors import InternalError, UserError
+from lenz.ir.dtype import dtype_named
+from lenz.ir.expr import Expr, load
+from lenz.ir.graph import Atom, Extern, Graph, Named, Pointwise, Reduction, Ref, View
+from lenz.ir.interp_expr import Fault, Value, evaluate_exprs, reduce_last, sym_value
+from lenz.ir.interp_kernel import interp_kernel
+from lenz.ir.printer import show_node
+from lenz.ir.tensor import Axis, Buffer, Layout
+from lenz.sym import Sym, Var, evaluate
+
+__all__ = ["Result", "interp", "interp_kernel"]
+
+Call: TypeAlias = Callable[[Extern, "tuple[Any, ...]", "dict[str, Any]"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a graph gives: its outputs, and each input (tensor or int) as it is after the call."""
+
+    outputs: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+
+
+def interp(
+    g: Graph,
+    inputs: Sequence[torch.Tensor | int],
+    constants: Sequence[torch.Tensor] = (),
+    call: Call | None = None,
+    objects: Mapping[str, Any] | None = None,
+) -> Result:
+    """Run a graph on real tensors, one per input; the tensors of the caller are not changed.
+
+    `call(node, args, kwargs)` replaces the eager ops that `Extern` nodes name; `objects` are what
+    "obj:NAME" stands for. Outputs hold values from before the mutations of inputs. Raises UserError
+    for inputs that do not fit the graph, InternalError where the graph itself is wrong (an index out
+    of bounds, a result of another type or shape than stated).
+    """
+    run = _Run(g, call, objects or {})
+    run.bind(inputs, constants)
+    for n in g.nodes:
+        run.node(n)
+    outputs = tuple(run.atom(a) for a in g.outputs)
+    outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
+    after: list[Any] = []
+    finals = {m.input: run.tensors[m.value].clone() for m in g.mutations}
+    for b, given in zip(g.inputs, inputs, strict=True):
+        if isinstance(b, Buffer):
+            t = run.tensors[b.name]
+            after.append(t.copy_(finals[b.name]) if b.name in finals else t)
+        else:
+            after.append(given)
+    return Result(outputs, tuple(after))
+
+
+class _Run:
+    """The values of one run by name."""
+
+    def __init__(self, g: Graph, call: Call | None, objects: Mapping[str, Any]) -> None:
+        self.g = g
+        self.call = call
+        self.objects = objects
+        self.sizes: dict[Var, Value] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.base: dict[str, int] = {}  # where the storage of a tensor starts for its layout
+
+    # Inputs
+
+    def bind(self, inputs: Sequence[torch.Tensor | int], constants: Sequence[torch.Tensor]) -> None:
+        """Enter inputs and constants; sizes come from integers and from shapes."""
+        given = (
+            *zip(self.g.inputs, inputs, strict=True),
+            *zip(self.g.constants, constants, strict=True),
+        )
+        for b, x in given:
+            if isinstance(b, Sym) and isinstance(x, int):
+                self._bind(b, x)
+            elif isinstance(b, Buffer) and isinstance(x, torch.Tensor):
+                if x.dim() != len(b.shape):
+                    raise UserError(f"input %{b.name} has {x.dim()} dimensions, wanted {b.shape}")
+                for s, n in zip(
+                    (*b.shape, *b.type.layout.stride), (*x.shape, *x.stride()), strict=True
+                ):
+                    if isinstance(s, Var):
+                        self._bind(s, n)
+            else:
+                raise UserError(f"input {b} cannot be {type(x).__name__}")
+        for b, x in given:
+            if isinstance(b, Buffer) and isinstance(x, torch.Tensor):
+                self._input(b, x)
+            elif isinstance(b, Sym) and self.size(b) != x:
+                raise UserError(f"input {b} is {x}, but the other inputs make it {self.size(b)}")
+
+    def _bind(self, s: Sym, n: int) -> None:
+        if not isinstance(s, Var):
+            return
+        if (s.lo is not None and n < s.lo) or (s.hi is not None and n > s.hi):
+            raise UserError(f"size {s} = {n} is outside {s.lo}..{s.hi}")
+        self.sizes.setdefault(s, n)
+
+    def _input(self, b: Buffer, x: torch.Tensor) -> None:
+        self._check(b, x, UserError, f"input %{b.name}")
+        # A copy of the whole storage in which the first element stands where the layout says.
+        shift = x.storage_offset() - self.size(b.type.layout.offset)
+        total = x.untyped_storage().nbytes() // x.element_size()
+        flat = x.detach().as_strided((total - max(shift, 0),), (1,), max(shift, 0)).clone()
+        if shift < 0:
+            flat = torch.cat([torch.zeros(-shift, dtype=x.dtype), flat])
+        self.tensors[b.name] = flat.as_strided(x.shape, x.stride(), x.storage_offset() - shift)
+        self.base[b.name] = 0
+
+    def _check(self, b: Buffer, x: torch.Tensor, error: type[Exception], what: str) -> None:
+        """Compare a tensor with the type of a buffer."""
+        shape, stride, _ = self.layout(b.type.layout)
+        if x.dtype is not b.dtype.torch:
+            raise error(f"{what} is {x.dtype}, wanted {b.dtype}")
+        if tuple(x.shape) != shape:
+            raise error(f"{what} has shape {tuple(x.shape)}, wanted {shape}")
+        strided = [d for d, n in enumerate(shape) if n > 1]
+        if 0 not in shape and any(x.stride(d) != stride[d] for d in strided):
+            raise error(f"{what} has strides {x.stride()}, wanted {stride}")
+
+    # Values
+
+    def size(self, s: Sym) -> int:
+        """The value of a size."""
+        missing = [v.name for v in s.free_vars if v not in self.sizes]
+        if missing:
+            raise UserError(f"no input gives the size {', '.join(missing)} of graph @{self.g.name}")
+        return evaluate(s, {v: int(self.sizes[v]) for v in s.free_vars})
+
+    def layout(self, x: Layout) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Sizes, strides and offset as numbers."""
+        return tuple(map(self.size, x.shape)), tuple(map(self.size, x.stride)), self.size(x.offset)
+
+    def atom(self, a: Atom) -> Any:
+        """The value of an argument or output."""
+        match a:
+            case Ref(name):
+                return self.tensors[name]
+            case Sym():
+                return self.size(a)
+            case tuple():
+                return tuple(map(self.atom, a))
+            case Named(kind, value):
+                return self._named(kind, value)
+        return a
+
+    def _named(self, kind: str, value: str) -> Any:
+        match kind:
+            case "dtype":
+                return dtype_named(value).torch
+            case "device":
+                return torch.device(value)
+            case "obj":
+                return self.objects[value]
+            case "layout" | "memory_format":
+                return getattr(torch, value)
+        raise InternalError(f"no value for {kind}({value})", rule="atom")
+
+    def grid(self, axes: Sequence[Axis]) -> tuple[dict[Var, Value], tuple[int, ...]]:
+        """One index tensor per axis, each along its own dimension, over the sizes; and the shape."""
+        env = dict(self.sizes)
+        shape = tuple(self.size(a.extent) for a in axes)
+        for d, a in enumerate(axes):
+            ones = [1] * len(axes)
+            ones[d] = shape[d]
+            env[a.var] = torch.arange(shape[d]).reshape(ones)
+        return env, shape
+
+    def read(self, e: Expr, index: list[Value]) -> tuple[torch.Tensor, Fault | None]:
+        """Elements of a tensor by logical index, and where that index is out of bounds."""
+        name = e.attrs[0]
+        t = self.tensors[name]
+        if not index:
+            return t, None
+        where = torch.tensor(False)
+        clamped = []
+        for i, n in zip(map(torch.as_tensor, index), t.shape, strict=True):
+            where = where | (i < 0) | (i >= n)
+            clamped.append(i.clamp(0, max(n - 1, 0)))
+        value = t[tuple(clamped)] if t.numel() else torch.zeros(where.shape, dtype=t.dtype)
+
+        def why(shape: tuple[int, ...], at: tuple[int, ...]) -> str:
+            text = ", ".join(str(int(torch.as_tensor(x).expand(shape)[at])) for x in index)
+            return f"%{name} is read at [{text}], its shape is {list(t.shape)}"
+
+        return value, Fault(where, why)
+
+    # Nodes
+
+    def node(self, n: Pointwise | Reduction | View | Extern) -> None:
+        """Run one node."""
+        try:
+            match n:
+                case Pointwise():
+                    env, shape = self.grid(n.axes)
+                    (value,) = evaluate_exprs((n.body,), env, _no_value, self.read)
+                    self._put(n.out, value.expand(shape))
+                case Reduction():
+                    self._reduction(n)
+                case View():
+                    self._view(n)
+                case Extern():
+                    self._extern(n)
+        except InternalError as e:
+            line = show_node(n)
+            raise InternalError(e.what, rule=e.rule, line=e.line, where=line) from e
+
+    def _put(self, b: Buffer, value: torch.Tensor) -> None:
+        shape, stride, offset = self.layout(b.type.layout)
+        if tuple(value.shape) != shape or value.dtype is not b.dtype.torch:
+            raise InternalError(
+                f"%{b.name} was stated as {b.dtype}{list(shape)}, computed {value.dtype}{list(value.shape)}"
+            )
+        span = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        flat = torch.zeros(max(span, 0) if 0 not in shape else 0, dtype=value.dtype)
+        self.tensors[b.name] = flat.as_strided(shape, stride, offset if 0 not in shape else 0)
+        self.tensors[b.name].copy_(value)
+        self.base[b.name] = 0
+
+    def _reduction(self, n: Reduction) -> None:
+        env, shape = self.grid((*n.axes, *n.raxes))
+        (value,) = evaluate_exprs((n.body,), env, _no_value, self.read)
+        kept = shape[: len(n.axes)]
+        numel = 1
+        for size in shape[len(n.axes) :]:
+            numel *= size
+        acc = reduce_last(n.kind, value.expand(shape).reshape(*kept, numel), n.body.dtype)
+        env, _ = self.grid(n.axes)
+        (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, self.read)
+        self._put(n.out, out.expand(kept))
+
+    def _view(self, n: View) -> None:
+        shape, stride, offset = self.layout(n.out.type.layout)
+        source = self.tensors[n.source]
+        t = source.as_strided(shape, stride, self.base[n.source] + offset)
+        env, _ = self.grid(n.axes)
+        index = [sym_value(s, env) for s in n.index]
+        picked, fault = self.read(load(n.source, n.index, n.out.dtype), index)
+        if fault is not None and bool(fault.where.any()):
+            raise InternalError(f"the index leaves %{n.source}", rule="in-bounds")
+        if not _same_bits(t, picked.expand(shape)):
+            raise InternalError(
+                f"the layout of %{n.out.name} and its index differ", rule="view-layout"
+            )
+        self.tensors[n.out.name] = t
+        self.base[n.out.name] = self.base[n.source]
+
+    def _extern(self, n: Extern) -> None:
+        args = tuple(self.atom(a) for a in n.args)
+        kwargs = {k: self.atom(a) for k, a in n.kwargs}
+        if self.call is not None:
+            result = self.call(n, args, kwargs)
+        else:
+            result = _callee(n.op, self.objects)(*args, **kwargs)
+        values = (result,) if n.single else tuple(result or ())
+        if n.single and not n.outs:
+            return
+        for out, value in zip(n.outs, values, strict=True):
+            if isinstance(out, Var):
+                self.sizes[out] = int(value)
+            elif isinstance(out, Sym):
+                if self.size(out) != value:
+                    raise InternalError(f"{n.op} gave {value} for the size {out}")
+            elif out is not None:
+                self._check(out, value, InternalError, f"%{out.name} from {n.op}")
+                self.tensors[out.name] = value
+                self.base[out.name] = value.storage_offset() - self.size(out.type.layout.offset)
+
+
+def _no_value(name: str) -> torch.Tensor:
+    raise InternalError(f"no value is called {name} here", rule="ref-scope")
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_floating_point() or a.is_complex():
+        return bool(
+            torch.equal(
+                torch.nan_to_num(a.to(torch.complex128)), torch.nan_to_num(b.to(torch.complex128))
+            )
+        )
+    return bool(torch.equal(a, b))
+
+
+def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that an `Extern` names: an eager op, or one of the objects."""
+    if op.startswith("obj:"):
+        return objects[op[4:]]  # type: ignore[no-any-return]
+    found: Any = torch.ops
+    for part in op.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,239 @@
+"""Evaluation of expressions and reductions on torch tensors, the part that both interpreters share.
+
+A masked value is computed everywhere and selected; a load that fails gives 1 there, and is an error
+only at the points that need it, which is found out backwards from the roots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from lenz.errors import InternalError
+from lenz.ir import op as _op
+from lenz.ir.dtype import I64, DType
+from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
+from lenz.ir.graph import ReduceKind
+from lenz.ir.printer_expr import show_expr
+from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, evaluate
+
+Value: TypeAlias = "int | torch.Tensor"
+_WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Points where a load must not happen, and the message for one: why(shape, position in it)."""
+
+    where: torch.Tensor
+    why: Callable[[tuple[int, ...], tuple[int, ...]], str]
+
+
+# read(load, values of its index) -> elements, and the points where they may not be read
+Read: TypeAlias = Callable[[Expr, list[Value]], "tuple[torch.Tensor, Fault | None]"]
+
+
+def sym_value(e: Sym, env: Mapping[Var, Value]) -> Value:
+    """The exact value of `e`, elementwise where variables are i64 tensors; division rounds down."""
+    found = [env[v] for v in e.free_vars]
+    if not any(isinstance(v, torch.Tensor) for v in found):
+        return evaluate(e, {v: int(env[v]) for v in e.free_vars})
+    return _sym(e, env, {})
+
+
+def _sym(e: Sym, env: Mapping[Var, Value], memo: dict[Sym, Value]) -> Value:
+    if isinstance(e, Int):
+        return e.value
+    if isinstance(e, Var):
+        return env[e]
+    if e in memo:
+        return memo[e]
+    out: Value
+    match e:
+        case Add():
+            out = e.const
+            for term, c in e.terms:
+                out = out + c * _sym(term, env, memo)
+        case Mul():
+            out = 1
+            for f in e.factors:
+                out = out * _sym(f, env, memo)
+        case FloorDiv():
+            out = _floor(torch.floor_divide, _sym(e.num, env, memo), _sym(e.den, env, memo))
+        case Mod():
+            out = _floor(torch.remainder, _sym(e.num, env, memo), _sym(e.den, env, memo))
+        case Min() | Max():
+            pick = torch.minimum if isinstance(e, Min) else torch.maximum
+            first, *rest = [torch.as_tensor(_sym(a, env, memo)) for a in e.args]
+            for other in rest:
+                first = pick(first, other)
+            out = first
+        case _:
+            raise TypeError(f"no value for {type(e).__name__}")
+    memo[e] = out
+    return out
+
+
+def _floor(f: Callable[..., torch.Tensor], a: Value, b: Value) -> torch.Tensor:
+    return f(torch.as_tensor(a), torch.as_tensor(b))
+
+
+def evaluate_exprs(
+    roots: Sequence[Expr],
+    env: Mapping[Var, Value],
+    value_of: Callable[[str], torch.Tensor],
+    read: Read,
+) -> list[torch.Tensor]:
+    """Values of the roots at every point of the index tensors of `env`, which broadcast together.
+
+    `value_of` gives what a `ref` names, `read` what a load gives. Raises InternalError for a load outside its buffer at a point where it is needed.
+    """
+    nodes = nodes_of(*roots)
+    values: dict[Expr, torch.Tensor] = {}
+    faults: dict[Expr, Fault] = {}
+    for e in nodes:
+        args = [values[a] for a in e.args]
+        if e.op is _op.LOAD:
+            where = _with_bound(e, args, env)
+            value, fault = read(e, [sym_value(s, where) for s in e.attrs[1]])
+            if fault is not None and bool(fault.where.any()):
+                faults[e] = fault
+                value = torch.where(fault.where, torch.ones((), dtype=value.dtype), value)
+            values[e] = value
+        else:
+            values[e] = _node(e, args, env, value_of)
+    if faults:
+        _raise_needed(roots, nodes, values, faults)
+    return [values[e] for e in roots]
+
+
+def _with_bound(e: Expr, args: list[torch.Tensor], env: Mapping[Var, Value]) -> Mapping[Var, Value]:
+    if not args:
+        return env
+    bound = {v for s in syms_of(e) for v in s.free_vars if is_bound_var(v)}
+    return {**env, **{v: args[int(v.name[1:])].to(torch.int64) for v in bound}}
+
+
+def _node(
+    e: Expr,
+    args: list[torch.Tensor],
+    env: Mapping[Var, Value],
+    value_of: Callable[[str], torch.Tensor],
+) -> torch.Tensor:
+    if e.op is _op.CONST:
+        return torch.tensor(e.attrs[0], dtype=e.dtype.torch)
+    if e.op is _op.REF:
+        return value_of(e.attrs[0])
+    if e.op is _op.INDEX:
+        value = torch.as_tensor(sym_value(e.attrs[0], _with_bound(e, args, env)))
+        return value.to(e.dtype.torch)
+    if e.op is _op.MASKED:
+        return torch.where(*args)
+    if e.op.eager is None:
+        raise InternalError(f"op {e.op.name} has no eager form", rule="eager")
+    out: Any = e.op.eager(*args, *e.attrs)
+    if out.dtype is not e.dtype.torch:
+        raise InternalError(
+            f"{e.op.name} of {[a.dtype for a in args]} gave {out.dtype}, its rule says {e.dtype}",
+            rule="eager-dtype",
+            line=show_expr(e),
+        )
+    return out  # type: ignore[no-any-return]  # eager is typed loosely: Callable[..., Any]
+
+
+def _raise_needed(
+    roots: Sequence[Expr],
+    nodes: list[Expr],
+    values: dict[Expr, torch.Tensor],
+    faults: dict[Expr, Fault],
+) -> None:
+    """Raise for the first fault at a point that some root needs; points go from users to operands."""
+    need: dict[Expr, torch.Tensor] = {}
+
+    def want(e: Expr, where: torch.Tensor) -> None:
+        need[e] = where if e not in need else need[e] | where
+
+    for root in roots:
+        want(root, torch.tensor(True))
+    for e in reversed(nodes):
+        where = need[e]
+        for k, a in enumerate(e.args):
+            # Only the second operand of `masked` may fail where the condition does not hold.
+            masked = e.op is _op.MASKED and k == 1
+            want(a, where & values[e.args[0]] if masked else where)
+    for e in nodes:
+        if e not in faults:
+            continue
+        wrong = faults[e].where & need[e]
+        if bool(wrong.any()):
+            at = tuple(int(p) for p in wrong.nonzero()[0])
+            what = faults[e].why(tuple(wrong.shape), at)
+            raise InternalError(what, rule="in-bounds", line=show_expr(e))
+
+
+def identity_of(kind: ReduceKind, dtype: DType) -> Any:
+    """The value that a reduction starts from (for argmax and argmin: of the compared value)."""
+    match kind:
+        case "sum" | "any":
+            return 0
+        case "prod" | "all":
+            return 1
+        case "max" | "argmax":
+            return _extreme(dtype, low=True)
+        case "min" | "argmin":
+            return _extreme(dtype, low=False)
+
+
+def _extreme(dtype: DType, low: bool) -> Any:
+    if dtype.is_float:
+        return float("-inf") if low else float("inf")
+    if dtype.kind == "bool":
+        return not low
+    info = torch.iinfo(dtype.torch)
+    return info.min if low else info.max
+
+
+def reduce_last(kind: ReduceKind, x: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """Reduce the last dimension; an empty one gives the identity (for a position: an error)."""
+    if x.shape[-1] == 0:
+        if kind in ("argmax", "argmin"):
+            raise InternalError(f"{kind} over no elements", rule="reduce-empty")
+        return torch.full(x.shape[:-1], identity_of(kind, dtype), dtype=dtype.torch)
+    if kind in ("argmax", "argmin"):
+        return arg_last(kind, x)[1]
+    wide = x.to(_WIDE.get(x.dtype, x.dtype))
+    if x.dtype is torch.uint64 and kind in ("max", "min"):
+        wide = wide ^ torch.iinfo(torch.int64).min  # keeps the order of unsigned numbers
+    match kind:
+        case "sum":
+            out = torch.sum(wide, -1, dtype=wide.dtype)
+        case "prod":
+            out = torch.prod(wide, -1, dtype=wide.dtype)
+        case "max":
+            out = torch.amax(wide, -1)
+        case "min":
+            out = torch.amin(wide, -1)
+        case "any":
+            out = torch.any(wide, -1)
+        case _:
+            out = torch.all(wide, -1)
+    if x.dtype is torch.uint64 and kind in ("max", "min"):
+        out = out ^ torch.iinfo(torch.int64).min
+    return out.to(dtype.torch)
+
+
+def arg_last(kind: ReduceKind, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The extreme value over the last dimension, NaN first, and the lowest position that has it."""
+    wide = x.to(_WIDE.get(x.dtype, x.dtype))
+    if x.dtype is torch.uint64:
+        wide = wide ^ torch.iinfo(torch.int64).min
+    best = torch.amax(wide, -1) if kind == "argmax" else torch.amin(wide, -1)
+    hit = wide == best.unsqueeze(-1)
+    if x.is_floating_point():
+        hit = hit | torch.isnan(wide)
+    far = torch.full((), x.shape[-1], dtype=I64.torch)
+    position = torch.where(hit, torch.arange(x.shape[-1]), far).amin(-1)
+    return torch.gather(x, -1, position.unsqueeze(-1)).squeeze(-1), position

@@ -1,0 +1,314 @@
+"""The oracle for kernels: runs the loop tree as it stands, and watches every access.
+
+Loops are Python loops; the innermost one runs on vectors where its body stores to nothing that it
+also loads. Checked on the way: bounds, reads of elements that nothing has written, stores to inputs,
+and two parallel iterations that touch one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from lenz.errors import InternalError, UserError
+from lenz.ir.dtype import DType
+from lenz.ir.expr import Expr, loads_of
+from lenz.ir.interp_expr import (
+    Fault,
+    Value,
+    arg_last,
+    evaluate_exprs,
+    identity_of,
+    reduce_last,
+    sym_value,
+)
+from lenz.ir.kernel import For, Kernel, Let, Mode, Reduce, Stmt, Store, exprs_of, walk
+from lenz.ir.printer_kernel import show_stmt
+from lenz.ir.tensor import Axis
+from lenz.sym import Var
+
+FAR = 1 << 62  # position of an argmax that has seen nothing
+
+
+def interp_kernel(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+    """Run a kernel on flat 1-D tensors, one per parameter, by name; stores change them.
+
+    `sizes` gives the value of every size by name. Raises UserError for buffers that do not fit, and
+    InternalError with the broken rule and the statement for an access that a kernel may not do.
+    """
+    env: dict[Var, Value] = {}
+    for v in k.sizes:
+        if v.name not in sizes:
+            raise UserError(f"no value for the size {v.name} of kernel @{k.name}")
+        env[v] = sizes[v.name]
+    run = _Run(k)
+    for p in k.params:
+        t = buffers[p.name]
+        n = int(sym_value(p.size, env))
+        if t.dim() != 1 or t.dtype is not p.dtype.torch or t.numel() < n:
+            raise UserError(f"buffer %{p.name} must be {p.dtype}[{n}], is {t.dtype}{list(t.shape)}")
+        run.memory[p.name] = _Memory(t[:n], p.mode)
+    for x in k.locals:
+        run.memory[x.name] = _Memory(torch.zeros(x.size, dtype=x.dtype.torch), None)
+    run.block(k.body, env, {})
+
+
+class _Memory:
+    """One buffer, which elements hold a value, and which parallel iteration wrote them."""
+
+    __slots__ = ("data", "is_written", "mode", "owner")
+
+    def __init__(self, data: torch.Tensor, mode: Mode | None) -> None:
+        self.data = data
+        self.mode = mode  # None for a Local
+        self.is_written = torch.full(data.shape, mode in ("in", "inout"))
+        self.owner = torch.full(data.shape, -1, dtype=torch.int64)
+
+
+@dataclass(slots=True)
+class _Accumulator:
+    """A reduction under way: one value per point of the lanes."""
+
+    stmt: Reduce
+    lanes: tuple[Axis, ...]
+    over: tuple[Axis, ...]
+    value: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    position: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def is_arg(self) -> bool:
+        return self.stmt.kind in ("argmax", "argmin")
+
+    def start(self, env: Mapping[Var, Value]) -> None:
+        """Fill with the identity."""
+        dtype = self.stmt.value.dtype
+        shape = [int(sym_value(a.extent, env)) for a in self.lanes]
+        self.value = torch.full(shape, identity_of(self.stmt.kind, dtype), dtype=dtype.torch)
+        self.position = torch.full(shape, FAR, dtype=torch.int64)
+
+    def take(self, value: torch.Tensor, env: dict[Var, Value], lane: Axis | None) -> None:
+        """Accumulate a value; `lane` is the loop that runs on vectors, if any."""
+        kind, dtype = self.stmt.kind, self.stmt.value.dtype
+        is_over = lane is not None and lane in self.over
+        if lane is not None:
+            value = value.expand(torch.as_tensor(env[lane.var]).shape)
+        where = tuple(torch.as_tensor(env[a.var]) for a in self.lanes)
+        if not self.is_arg:
+            new = reduce_last(kind, value, dtype) if is_over else value
+            both = torch.stack(torch.broadcast_tensors(self.value[where], new), -1)
+            self.value[where] = reduce_last(kind, both, dtype)
+            return
+        if is_over and lane is not None:
+            value, at = arg_last(kind, value)
+            env = {**env, lane.var: at}
+        flat: Value = 0
+        for a in self.over:
+            flat = flat * sym_value(a.extent, env) + env[a.var]
+        position = torch.as_tensor(flat)
+        # The earlier of the two stands first, so that it wins among equals.
+        is_earlier = position < self.position[where]
+        old, new = torch.broadcast_tensors(self.value[where], value)
+        before, at = torch.broadcast_tensors(self.position[where], position)
+        pair = torch.stack(
+            (torch.where(is_earlier, new, old), torch.where(is_earlier, old, new)), -1
+        )
+        places = torch.stack(
+            (torch.where(is_earlier, at, before), torch.where(is_earlier, before, at)), -1
+        )
+        self.value[where], pick = arg_last(kind, pair)
+        self.position[where] = torch.gather(places, -1, pick.unsqueeze(-1)).squeeze(-1)
+
+    def result(self) -> torch.Tensor:
+        """The reduced values, over the lanes."""
+        return self.position if self.is_arg else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """A value per point of some loops, by the loop variables."""
+
+    value: torch.Tensor
+    vars: tuple[Var, ...]
+
+
+def _accumulators(body: tuple[Stmt, ...]) -> dict[int, list[_Accumulator]]:
+    """The reductions by the loop (its identity) that ends them: the outermost they run over."""
+    found: dict[int, list[_Accumulator]] = {}
+
+    def visit(stmts: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
+        for s in stmts:
+            if isinstance(s, For):
+                visit(s.body, (*path, s))
+            elif isinstance(s, Reduce):
+                inside = [f for f in path if f.axis.var in s.over]
+                if not inside or len(inside) != len(s.over):
+                    raise InternalError(
+                        f"{s.name} is reduced over a loop that is not around it",
+                        rule="reduce-over-enclosing",
+                    )
+                axes = [f.axis for f in path[path.index(inside[0]) :]]
+                lanes = tuple(a for a in axes if a.var not in s.over)
+                over = tuple(next(a for a in axes if a.var is v) for v in s.over)
+                found.setdefault(id(inside[0]), []).append(_Accumulator(s, lanes, over))
+
+    visit(body, ())
+    return found
+
+
+class _Run:
+    """The state of one run of a kernel."""
+
+    def __init__(self, k: Kernel) -> None:
+        self.k = k
+        self.memory: dict[str, _Memory] = {}
+        self.open: dict[int, list[_Accumulator]] = _accumulators(k.body)
+        self.active: dict[int, _Accumulator] = {}
+        self.iteration: Value | None = None  # of the parallel loops around; None outside
+        self.lane: Axis | None = None  # the loop that runs on vectors
+        self.types: dict[str, DType] = {"%" + p.name: p.dtype for p in k.params}
+
+    def block(self, body: tuple[Stmt, ...], env: dict[Var, Value], refs: dict[str, _Lanes]) -> None:
+        """Run statements in order; `refs` gets the values they define."""
+        for s in body:
+            match s:
+                case For():
+                    self.loop(s, env, refs, len(body) == 1)
+                case Let(name, value):
+                    refs[name] = _Lanes(self.value(value, env, refs), ())
+                case Reduce(_, _, value):
+                    self.active[id(s)].take(self.value(value, env, refs), env, self.lane)
+                case Store():
+                    self.store(s, env, refs)
+
+    def value(self, e: Expr, env: dict[Var, Value], refs: dict[str, _Lanes]) -> torch.Tensor:
+        """The value of an expression at this point of the loops."""
+        return self.values((e,), env, refs)[0]
+
+    def values(
+        self, roots: tuple[Expr, ...], env: dict[Var, Value], refs: dict[str, _Lanes]
+    ) -> list[torch.Tensor]:
+        """Values of several expressions."""
+
+        def value_of(name: str) -> torch.Tensor:
+            found = refs.get(name)
+            if found is None:
+                raise InternalError(f"no value is called {name} here", rule="ref-scope")
+            if not found.vars:
+                return found.value
+            return found.value[tuple(torch.as_tensor(env[v]) for v in found.vars)]
+
+        return evaluate_exprs(roots, env, value_of, self.read)
+
+    def loop(self, f: For, env: dict[Var, Value], refs: dict[str, _Lanes], is_alone: bool) -> None:
+        """Run a loop, then publish the reductions that it ends."""
+        n = int(sym_value(f.axis.extent, env))
+        outer = self.iteration
+        splits = f.kind in ("parallel", "grid") and (outer is None or is_alone)
+        if splits and outer is None:
+            for m in self.memory.values():
+                m.owner.fill_(-1)
+        ending = self.open.get(id(f), [])
+        for acc in ending:
+            acc.start(env)
+            self.active[id(acc.stmt)] = acc
+        inner = dict(refs)
+        before: Value = 0 if outer is None else outer
+        if n > 0 and _is_vector(f) and not (splits and self.k.locals):
+            lanes = torch.arange(n)
+            self.iteration = before * n + lanes if splits else outer
+            self.lane = f.axis
+            self.block(f.body, {**env, f.axis.var: lanes}, inner)
+            self.lane = None
+        else:
+            for i in range(n):
+                if splits:
+                    self.iteration = before * n + i
+                    self._forget_locals()
+                self.block(f.body, {**env, f.axis.var: i}, inner)
+        self.iteration = outer
+        for acc in ending:
+            refs[acc.stmt.name] = _Lanes(acc.result().clone(), tuple(a.var for a in acc.lanes))
+
+    def _forget_locals(self) -> None:
+        for x in self.k.locals:
+            self.memory[x.name].is_written.fill_(False)
+
+    def read(self, e: Expr, index: list[Value]) -> tuple[torch.Tensor, Fault | None]:
+        """Elements by flat offset, and where they may not be read."""
+        name = e.attrs[0]
+        m = self.memory[name]
+        at = torch.as_tensor(index[0])
+        n = m.data.numel()
+        outside = (at < 0) | (at >= n)
+        if n == 0:
+            inside = torch.zeros(at.shape, dtype=m.data.dtype)
+            unwritten = foreign = torch.full(at.shape, False)
+        else:
+            safe = at.clamp(0, n - 1)
+            inside = m.data[safe]
+            unwritten = ~m.is_written[safe]
+            foreign = torch.tensor(False)
+            if self.iteration is not None and m.mode is not None:
+                owner = m.owner[safe]
+                foreign = (owner != -1) & (owner != torch.as_tensor(self.iteration))
+
+        def why(shape: tuple[int, ...], place: tuple[int, ...]) -> str:
+            text = f"%{name} is read at {int(at.expand(shape)[place])}"
+            if bool(outside.expand(shape)[place]):
+                return f"{text}, it has {n} elements"
+            if bool(unwritten.expand(shape)[place]):
+                return f"{text}, which nothing has written"
+            return f"{text}, which another parallel iteration wrote"
+
+        return inside, Fault(outside | unwritten | foreign, why)
+
+    def store(self, s: Store, env: dict[Var, Value], refs: dict[str, _Lanes]) -> None:
+        """Write the elements, one after the other where an offset occurs twice."""
+        m = self.memory[s.buffer]
+        value, *bound = self.values((s.value, *s.bound), env, refs)
+        where = dict(env)
+        for v in s.offset.free_vars:
+            if v.name[0] == "@":
+                where[v] = bound[int(v.name[1:])].to(torch.int64)
+        at = torch.as_tensor(sym_value(s.offset, where))
+        shape = torch.Size() if self.lane is None else torch.as_tensor(env[self.lane.var]).shape
+        at, value = at.expand(shape).reshape(-1), value.expand(shape).reshape(-1)
+        if value.dtype is not m.data.dtype:
+            raise self._error(s, "dtype", f"%{s.buffer} holds {m.data.dtype}, not {value.dtype}")
+        if m.mode == "in":
+            raise self._error(s, "store-mode", f"%{s.buffer} is only read")
+        n = m.data.numel()
+        wrong = (at < 0) | (at >= n)
+        if bool(wrong.any()):
+            first = int(at[wrong][0])
+            raise self._error(s, "in-bounds", f"%{s.buffer} has {n} elements, not one at {first}")
+        who = torch.as_tensor(-1 if self.iteration is None else self.iteration).expand(at.shape)
+        if torch.unique(at).numel() < at.numel():
+            for k in range(at.numel()):
+                self._write(s, m, at[k : k + 1], value[k : k + 1], who[k : k + 1])
+        else:
+            self._write(s, m, at, value, who)
+
+    def _write(
+        self, s: Store, m: _Memory, at: torch.Tensor, value: torch.Tensor, who: torch.Tensor
+    ) -> None:
+        clash = (m.owner[at] != -1) & (m.owner[at] != who)
+        if self.iteration is not None and m.mode is not None and bool(clash.any()):
+            what = f"two parallel iterations write %{s.buffer} at {int(at[clash][0])}"
+            raise self._error(s, "parallel-write", what)
+        m.data[at] = value
+        m.is_written[at] = True
+        m.owner[at] = who
+
+    def _error(self, s: Store, rule: str, what: str) -> InternalError:
+        return InternalError(what, rule=rule, line=show_stmt(s, dict(self.types)))
+
+
+def _is_vector(f: For) -> bool:
+    """True for an innermost loop whose iterations cannot see each other's stores."""
+    if any(isinstance(s, For) for s in f.body):
+        return False
+    stored = {s.buffer for s in walk(f.body) if isinstance(s, Store)}
+    return not any(e.attrs[0] in stored for e in loads_of(*exprs_of(f.body)))
