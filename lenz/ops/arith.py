@@ -1,0 +1,366 @@
+"""Arithmetic of integers and floats: one entry per op, and a function that builds it.
+
+Integers wrap. Floats follow IEEE 754 in the type of their operands (f32 or f64).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from lenz.ir.dtype import DType
+from lenz.ir.expr import Expr, const
+from lenz.ir.op import Op, define
+from lenz.ops import reference
+from lenz.ops.emission import Builder, by_kind, intrinsic
+from lenz.ops.fold import apply
+from lenz.ops.rules import FLOATS, NUMBERS, same
+
+Bounds = tuple[float, float]
+
+
+def rising(f: Callable[[float], float]) -> Callable[[Bounds], Bounds]:
+    """The interval rule of a function that never falls."""
+
+    def rule(x: Bounds) -> Bounds:
+        return f(x[0]), f(x[1])
+
+    return rule
+
+
+def _abs_bounds(x: Bounds) -> Bounds:
+    low = 0.0 if x[0] <= 0.0 <= x[1] else min(abs(x[0]), abs(x[1]))
+    return low, max(abs(x[0]), abs(x[1]))
+
+
+def _emit_neg(
+    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    if dtype.is_float:
+        # -0.0 - x is -x for every x; 0.0 - x would lose the sign of zero.
+        return b.binary("fsub", dtype, b.constant(dtype, -0.0), xs[0])
+    return b.binary("sub", dtype, b.constant(dtype, 0), xs[0])
+
+
+def _emit_abs(
+    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    (x,) = xs
+    if dtype.is_float:
+        return b.intrinsic("llvm.fabs", dtype, x)
+    if dtype.kind == "uint":
+        return x
+    zero = b.constant(dtype, 0)
+    negated = b.binary("sub", dtype, zero, x)
+    return b.select(b.compare("icmp slt", dtype, x, zero), dtype, negated, x)
+
+
+def _extremum(float_pred: str, int_pred: str, *, skip_nan: bool) -> Callable[..., Any]:
+    """select(x < y, x, y) gives y when either is NaN; one more select makes the choice of NaN."""
+
+    def emit(
+        b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+    ) -> Any:
+        x, y = xs
+        if not dtype.is_float:
+            sign = "u" if dtype.kind == "uint" else "s"
+            cond = b.compare(f"icmp {sign}{int_pred}", dtype, x, y)
+            return b.select(cond, dtype, x, y)
+        least = b.select(b.compare(f"fcmp {float_pred}", dtype, x, y), dtype, x, y)
+        odd_one = y if skip_nan else x
+        return b.select(b.compare("fcmp uno", dtype, odd_one, odd_one), dtype, x, least)
+
+    return emit
+
+
+ADD = define(
+    Op(
+        "add",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(torch.add, np.add),
+        llvm=by_kind({"float": "fadd", "int": "add", "uint": "add"}),
+        commutes=True,
+        bounds=lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    )
+)
+SUB = define(
+    Op(
+        "sub",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(torch.sub, np.subtract),
+        llvm=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}),
+        bounds=lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    )
+)
+MUL = define(
+    Op(
+        "mul",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(torch.mul, np.multiply),
+        llvm=by_kind({"float": "fmul", "int": "mul", "uint": "mul"}),
+        aten=("mul", "multiply"),
+        commutes=True,
+    )
+)
+NEG = define(
+    Op(
+        "neg",
+        1,
+        same(NUMBERS),
+        reference.with_numpy(torch.neg, np.negative),
+        llvm=_emit_neg,
+        aten=("neg", "negative"),
+        bounds=lambda x: (-x[1], -x[0]),
+    )
+)
+ABS = define(
+    Op(
+        "abs",
+        1,
+        same(NUMBERS),
+        reference.with_numpy(torch.abs, np.abs),
+        llvm=_emit_abs,
+        aten=("abs", "absolute"),
+        bounds=_abs_bounds,
+    )
+)
+DIV = define(
+    Op(
+        "div",
+        2,
+        same(FLOATS),
+        torch.true_divide,
+        llvm=by_kind({"float": "fdiv"}),
+        aten=("true_divide",),
+        promotion="int_to_float",
+        cost=4.0,
+    )
+)
+FMA = define(
+    Op(
+        "fma",
+        3,
+        same(FLOATS),
+        reference.fma,
+        llvm=intrinsic("llvm.fma"),
+    )
+)
+SQRT = define(
+    Op(
+        "sqrt",
+        1,
+        same(FLOATS),
+        torch.sqrt,
+        llvm=intrinsic("llvm.sqrt"),
+        aten=("sqrt",),
+        promotion="int_to_float",
+        cost=5.0,
+        domain=(0.0, 1e6),
+        bounds=rising(lambda x: math.sqrt(x) if x >= 0.0 else 0.0),
+    )
+)
+FLOOR = define(
+    Op(
+        "floor",
+        1,
+        same(FLOATS),
+        torch.floor,
+        llvm=intrinsic("llvm.floor"),
+    )
+)
+CEIL = define(
+    Op(
+        "ceil",
+        1,
+        same(FLOATS),
+        torch.ceil,
+        llvm=intrinsic("llvm.ceil"),
+    )
+)
+TRUNC = define(
+    Op(
+        "trunc",
+        1,
+        same(FLOATS),
+        torch.trunc,
+        llvm=intrinsic("llvm.trunc"),
+    )
+)
+ROUND = define(  # to the nearest integer, ties to even
+    Op(
+        "round",
+        1,
+        same(FLOATS),
+        torch.round,
+        llvm=intrinsic("llvm.roundeven"),
+    )
+)
+COPYSIGN = define(
+    Op(
+        "copysign",
+        2,
+        same(FLOATS),
+        torch.copysign,
+        llvm=intrinsic("llvm.copysign"),
+        aten=("copysign",),
+        promotion="int_to_float",
+    )
+)
+# The sign of the zero that minimum(0.0, -0.0) and its like give is not specified, as in torch.
+MINIMUM = define(  # NaN when either operand is NaN
+    Op(
+        "minimum",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(torch.minimum, np.minimum),
+        llvm=_extremum("olt", "lt", skip_nan=False),
+        aten=("minimum",),
+        commutes=True,
+        cost=1.5,
+        bounds=lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    )
+)
+MAXIMUM = define(  # NaN when either operand is NaN
+    Op(
+        "maximum",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(torch.maximum, np.maximum),
+        llvm=_extremum("ogt", "gt", skip_nan=False),
+        aten=("maximum",),
+        commutes=True,
+        cost=1.5,
+        bounds=lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    )
+)
+FMIN = define(  # the other operand when one is NaN
+    Op(
+        "fmin",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(torch.fmin, np.fmin),
+        llvm=_extremum("olt", "lt", skip_nan=True),
+        aten=("fmin",),
+        commutes=True,
+        cost=1.5,
+    )
+)
+FMAX = define(  # the other operand when one is NaN
+    Op(
+        "fmax",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(torch.fmax, np.fmax),
+        llvm=_extremum("ogt", "gt", skip_nan=True),
+        aten=("fmax",),
+        commutes=True,
+        cost=1.5,
+    )
+)
+
+
+def add(x: Expr, y: Expr) -> Expr:
+    """x + y; logical or for bool."""
+    return apply(ADD, x, y)
+
+
+def sub(x: Expr, y: Expr) -> Expr:
+    """x - y."""
+    return apply(SUB, x, y)
+
+
+def mul(x: Expr, y: Expr) -> Expr:
+    """x * y; logical and for bool."""
+    return apply(MUL, x, y)
+
+
+def square(x: Expr) -> Expr:
+    """x * x."""
+    return apply(MUL, x, x)
+
+
+def neg(x: Expr) -> Expr:
+    """-x."""
+    return apply(NEG, x)
+
+
+def abs(x: Expr) -> Expr:  # noqa: A001 - the op's own name, reached as ops.abs
+    """The absolute value; the least signed integer stays itself."""
+    return apply(ABS, x)
+
+
+def div(x: Expr, y: Expr) -> Expr:
+    """x / y of floats."""
+    return apply(DIV, x, y)
+
+
+def reciprocal(x: Expr) -> Expr:
+    """1 / x of a float."""
+    return apply(DIV, const(1.0, x.dtype), x)
+
+
+def fma(x: Expr, y: Expr, z: Expr) -> Expr:
+    """x * y + z of floats, rounded once."""
+    return apply(FMA, x, y, z)
+
+
+def sqrt(x: Expr) -> Expr:
+    """The square root, correctly rounded; NaN below zero."""
+    return apply(SQRT, x)
+
+
+def rsqrt(x: Expr) -> Expr:
+    """1 / sqrt(x), within 1.5 units in the last place."""
+    return apply(DIV, const(1.0, x.dtype), apply(SQRT, x))
+
+
+def floor(x: Expr) -> Expr:
+    """The greatest integer not above x; an integer stays itself."""
+    return apply(FLOOR, x) if x.dtype.is_float else x
+
+
+def ceil(x: Expr) -> Expr:
+    """The least integer not below x; an integer stays itself."""
+    return apply(CEIL, x) if x.dtype.is_float else x
+
+
+def trunc(x: Expr) -> Expr:
+    """The integer next to x towards zero; an integer stays itself."""
+    return apply(TRUNC, x) if x.dtype.is_float else x
+
+
+def round(x: Expr) -> Expr:  # noqa: A001 - the op's own name, reached as ops.round
+    """The nearest integer, ties to even; an integer stays itself."""
+    return apply(ROUND, x) if x.dtype.is_float else x
+
+
+def copysign(x: Expr, y: Expr) -> Expr:
+    """The magnitude of x with the sign of y."""
+    return apply(COPYSIGN, x, y)
+
+
+def minimum(x: Expr, y: Expr) -> Expr:
+    """The lesser of the two, NaN when either is NaN; logical and for bool."""
+    return apply(MINIMUM, x, y)
+
+
+def maximum(x: Expr, y: Expr) -> Expr:
+    """The greater of the two, NaN when either is NaN; logical or for bool."""
+    return apply(MAXIMUM, x, y)
+
+
+def fmin(x: Expr, y: Expr) -> Expr:
+    """The lesser of the two, or the one that is not NaN."""
+    return apply(FMIN, x, y)
+
+
+def fmax(x: Expr, y: Expr) -> Expr:
+    """The greater of the two, or the one that is not NaN."""
+    return apply(FMAX, x, y)

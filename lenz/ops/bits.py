@@ -1,0 +1,225 @@
+"""Operations on the bits of integers; on bool they are the logical ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from lenz.ir.dtype import BOOL, DType
+from lenz.ir.expr import Expr, const
+from lenz.ir.op import Op, define
+from lenz.ops import reference
+from lenz.ops.compare import lt, ne, where
+from lenz.ops.emission import Builder, by_kind
+from lenz.ops.fold import apply, value_of
+from lenz.ops.rules import BITS, INTS, same
+
+
+def _both(opcode: str) -> dict[str, str]:
+    return {"int": opcode, "uint": opcode, "bool": opcode}
+
+
+def _emit_not(
+    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    return b.binary("xor", dtype, xs[0], b.constant(dtype, dtype is BOOL or -1))
+
+
+AND = define(
+    Op(
+        "and",
+        2,
+        same(BITS),
+        torch.bitwise_and,
+        llvm=by_kind(_both("and")),
+        aten=("bitwise_and", "__and__"),
+        commutes=True,
+    )
+)
+OR = define(
+    Op(
+        "or",
+        2,
+        same(BITS),
+        torch.bitwise_or,
+        llvm=by_kind(_both("or")),
+        aten=("bitwise_or", "__or__"),
+        commutes=True,
+    )
+)
+XOR = define(
+    Op(
+        "xor",
+        2,
+        same(BITS),
+        torch.bitwise_xor,
+        llvm=by_kind(_both("xor")),
+        aten=("bitwise_xor", "__xor__"),
+        commutes=True,
+    )
+)
+NOT = define(
+    Op(
+        "not",
+        1,
+        same(BITS),
+        reference.with_numpy(torch.bitwise_not, np.invert),
+        llvm=_emit_not,
+        aten=("bitwise_not",),
+    )
+)
+
+
+def _left(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return torch.bitwise_left_shift(x, count)
+
+
+# The plain shifts need 0 <= count < bits (LLVM gives poison otherwise); what torch says for other
+# counts is in shift_left and shift_right below.
+SHL = define(
+    Op(
+        "shl",
+        2,
+        same(INTS),
+        reference.with_numpy(_left, np.left_shift),
+        llvm=by_kind({"int": "shl", "uint": "shl"}),
+    )
+)
+SHR = define(  # arithmetic for signed types, logical for unsigned ones
+    Op(
+        "shr",
+        2,
+        same(INTS),
+        reference.with_numpy(torch.bitwise_right_shift, np.right_shift),
+        llvm=by_kind({"int": "ashr", "uint": "lshr"}),
+    )
+)
+
+
+def _in_range(count: Expr) -> Expr:
+    # Seen as an integer of the same width without sign, a negative count is a great one.
+    bits = const(count.dtype.bits, count.dtype)
+    small = lt(count, bits)
+    if count.dtype.kind == "uint":
+        return small
+    return apply(AND, small, apply(NOT, lt(count, const(0, count.dtype))))
+
+
+def _expand_shift_left(x: Expr, count: Expr) -> Expr:
+    zero = const(0, x.dtype)
+    ok = _in_range(count)
+    return where(ok, apply(SHL, x, where(ok, count, zero)), zero)
+
+
+def _expand_shift_right(x: Expr, count: Expr) -> Expr:
+    last = const(x.dtype.bits - 1, x.dtype)
+    ok = _in_range(count)
+    if x.dtype.kind == "int":
+        return apply(SHR, x, where(ok, count, last))
+    zero = const(0, x.dtype)
+    return where(ok, apply(SHR, x, where(ok, count, zero)), zero)
+
+
+def _numpy_shift(shift: Any) -> Any:
+    def guarded(x: Any, count: Any) -> Any:
+        ok = count < 8 * x.dtype.itemsize
+        return np.where(ok, shift(x, np.where(ok, count, 0).astype(x.dtype)), 0).astype(x.dtype)
+
+    return guarded
+
+
+SHIFT_LEFT = define(
+    Op(
+        "shift_left",
+        2,
+        same(INTS),
+        reference.with_numpy(_left, _numpy_shift(np.left_shift)),
+        expand=_expand_shift_left,
+        aten=("bitwise_left_shift", "__lshift__"),
+        cost=4.0,
+    )
+)
+SHIFT_RIGHT = define(
+    Op(
+        "shift_right",
+        2,
+        same(INTS),
+        reference.with_numpy(torch.bitwise_right_shift, _numpy_shift(np.right_shift)),
+        expand=_expand_shift_right,
+        aten=("bitwise_right_shift", "__rshift__"),
+        cost=4.0,
+    )
+)
+
+
+def and_(x: Expr, y: Expr) -> Expr:
+    """Bitwise and of integers, logical and of bool."""
+    return apply(AND, x, y)
+
+
+def or_(x: Expr, y: Expr) -> Expr:
+    """Bitwise or of integers, logical or of bool."""
+    return apply(OR, x, y)
+
+
+def xor(x: Expr, y: Expr) -> Expr:
+    """Bitwise exclusive or of integers, logical one of bool."""
+    return apply(XOR, x, y)
+
+
+def not_(x: Expr) -> Expr:
+    """All bits of an integer turned round, or the negation of a bool."""
+    return apply(NOT, x)
+
+
+def shl(x: Expr, count: Expr) -> Expr:
+    """x << count; needs 0 <= count < bits."""
+    return apply(SHL, x, count)
+
+
+def shr(x: Expr, count: Expr) -> Expr:
+    """x >> count, arithmetic for signed types; needs 0 <= count < bits."""
+    return apply(SHR, x, count)
+
+
+def shift_left(x: Expr, count: Expr) -> Expr:
+    """x << count as in torch: 0 when count is negative or not below the width."""
+    return _shift(SHIFT_LEFT, SHL, x, count)
+
+
+def shift_right(x: Expr, count: Expr) -> Expr:
+    """x >> count as in torch: the sign bit everywhere when count is out of range."""
+    return _shift(SHIFT_RIGHT, SHR, x, count)
+
+
+def _shift(guarded: Op, plain: Op, x: Expr, count: Expr) -> Expr:
+    value = value_of(count)
+    in_range = value is not None and 0 <= value < count.dtype.bits
+    return apply(plain if in_range else guarded, x, count)
+
+
+def truth(x: Expr) -> Expr:
+    """x != 0 as bool; NaN is true."""
+    return x if x.dtype is BOOL else ne(x, const(0, x.dtype))
+
+
+def logical_and(x: Expr, y: Expr) -> Expr:
+    """truth(x) and truth(y)."""
+    return apply(AND, truth(x), truth(y))
+
+
+def logical_or(x: Expr, y: Expr) -> Expr:
+    """truth(x) or truth(y)."""
+    return apply(OR, truth(x), truth(y))
+
+
+def logical_xor(x: Expr, y: Expr) -> Expr:
+    """truth(x) differs from truth(y)."""
+    return apply(XOR, truth(x), truth(y))
+
+
+def logical_not(x: Expr) -> Expr:
+    """x == 0; false for NaN."""
+    return apply(NOT, truth(x))

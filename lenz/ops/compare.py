@@ -1,0 +1,143 @@
+"""Comparisons, tests of floats, and the choice between two values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from lenz.ir.dtype import BOOL, DType
+from lenz.ir.expr import Expr, const
+from lenz.ir.op import Op, define
+from lenz.ops import reference
+from lenz.ops.emission import Builder, compare_by_kind
+from lenz.ops.fold import apply
+from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, to_bool, where_rule
+
+_INF = float("inf")
+
+
+def _order(name: str, pred: str, aten: tuple[str, ...], torch_form: Any, numpy_form: Any) -> Op:
+    equality = pred in ("eq", "ne")
+    # A comparison with NaN is false, but for ne, which is the negation of eq.
+    floats = "fcmp une" if pred == "ne" else f"fcmp o{pred}"
+    unsigned = f"icmp {pred}" if equality else f"icmp u{pred}"
+    signed = f"icmp {pred}" if equality else f"icmp s{pred}"
+    kinds = {"float": floats, "int": signed, "uint": unsigned, "bool": unsigned}
+    return define(
+        Op(
+            name,
+            2,
+            to_bool(COMPARABLE),
+            reference.with_numpy(torch_form, numpy_form),
+            llvm=compare_by_kind(kinds),
+            aten=aten,
+            promotion="bool",
+            commutes=equality,
+        )
+    )
+
+
+EQ = _order("eq", "eq", ("eq",), torch.eq, np.equal)
+NE = _order("ne", "ne", ("ne", "not_equal"), torch.ne, np.not_equal)
+LT = _order("lt", "lt", ("lt", "less"), torch.lt, np.less)
+LE = _order("le", "le", ("le", "less_equal"), torch.le, np.less_equal)
+GT = _order("gt", "gt", ("gt", "greater"), torch.gt, np.greater)
+GE = _order("ge", "ge", ("ge", "greater_equal"), torch.ge, np.greater_equal)
+
+
+def _emit_isnan(
+    b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    return b.compare("fcmp uno", args[0], xs[0], xs[0])
+
+
+def _emit_isinf(
+    b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    magnitude = b.intrinsic("llvm.fabs", args[0], xs[0])
+    return b.compare("fcmp oeq", args[0], magnitude, b.constant(args[0], _INF))
+
+
+def _emit_isfinite(
+    b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    magnitude = b.intrinsic("llvm.fabs", args[0], xs[0])
+    return b.compare("fcmp olt", args[0], magnitude, b.constant(args[0], _INF))
+
+
+def _emit_signbit(
+    b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    as_int = int_of_width(args[0].bits)
+    bits = b.convert("bitcast", as_int, args[0], xs[0])
+    return b.compare("icmp slt", as_int, bits, b.constant(as_int, 0))
+
+
+def _emit_where(
+    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    return b.select(xs[0], dtype, xs[1], xs[2])
+
+
+ISNAN = define(Op("isnan", 1, to_bool(FLOATS), torch.isnan, llvm=_emit_isnan))
+ISINF = define(Op("isinf", 1, to_bool(FLOATS), torch.isinf, llvm=_emit_isinf))
+ISFINITE = define(Op("isfinite", 1, to_bool(FLOATS), torch.isfinite, llvm=_emit_isfinite))
+SIGNBIT = define(Op("signbit", 1, to_bool(FLOATS), torch.signbit, llvm=_emit_signbit))
+WHERE = define(Op("where", 3, where_rule, torch.where, llvm=_emit_where))
+
+
+def eq(x: Expr, y: Expr) -> Expr:
+    """x == y; false when either is NaN."""
+    return apply(EQ, x, y)
+
+
+def ne(x: Expr, y: Expr) -> Expr:
+    """x != y; true when either is NaN."""
+    return apply(NE, x, y)
+
+
+def lt(x: Expr, y: Expr) -> Expr:
+    """x < y."""
+    return apply(LT, x, y)
+
+
+def le(x: Expr, y: Expr) -> Expr:
+    """x <= y."""
+    return apply(LE, x, y)
+
+
+def gt(x: Expr, y: Expr) -> Expr:
+    """x > y."""
+    return apply(GT, x, y)
+
+
+def ge(x: Expr, y: Expr) -> Expr:
+    """x >= y."""
+    return apply(GE, x, y)
+
+
+def isnan(x: Expr) -> Expr:
+    """True for NaN; false for every integer."""
+    return apply(ISNAN, x) if x.dtype.is_float else const(False, BOOL)
+
+
+def isinf(x: Expr) -> Expr:
+    """True for both infinities; false for every integer."""
+    return apply(ISINF, x) if x.dtype.is_float else const(False, BOOL)
+
+
+def isfinite(x: Expr) -> Expr:
+    """True unless x is NaN or an infinity; true for every integer."""
+    return apply(ISFINITE, x) if x.dtype.is_float else const(True, BOOL)
+
+
+def signbit(x: Expr) -> Expr:
+    """True when the sign bit is set, so for -0.0 too; x < 0 for integers."""
+    return apply(SIGNBIT, x) if x.dtype.is_float else lt(x, const(0, x.dtype))
+
+
+def where(cond: Expr, x: Expr, y: Expr) -> Expr:
+    """x where cond holds, else y; both are evaluated."""
+    return apply(WHERE, cond, x, y)

@@ -1,0 +1,186 @@
+"""Division with rounding, and remainders, of integers and floats, as torch defines them.
+
+Integers never trap: x / 0 gives x and a remainder of 0 (eager raises an error there), and the one
+quotient that overflows wraps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from lenz.ir.dtype import DType
+from lenz.ir.expr import Expr, const
+from lenz.ir.op import Op, define
+from lenz.ops import reference
+from lenz.ops.arith import add, copysign, div, floor, mul, sub, trunc
+from lenz.ops.bits import and_, xor
+from lenz.ops.compare import eq, gt, lt, ne, where
+from lenz.ops.emission import Builder
+from lenz.ops.fold import apply
+from lenz.ops.rules import INTS, NUMBERS, same
+
+
+def _emit_quotient(
+    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    return b.binary("sdiv" if dtype.kind == "int" else "udiv", dtype, xs[0], xs[1])
+
+
+def _emit_fmod(
+    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    if dtype.is_float:
+        return b.libm("fmod", dtype, xs[0], xs[1])
+    return b.binary("srem" if dtype.kind == "int" else "urem", dtype, xs[0], xs[1])
+
+
+def _eager_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.dtype.is_floating_point:
+        return torch.div(x, y, rounding_mode="trunc")
+    return reference.trunc_quotient(x, y)
+
+
+def _safe_divisor(y: torch.Tensor) -> torch.Tensor:
+    # x % 1 = 0 is the answer for 0, and for -1 as well, where the least integer would trap.
+    unsafe = y == 0 if y.dtype is torch.uint8 else (y == 0) | (y == -1)
+    return torch.where(unsafe, torch.ones_like(y), y)
+
+
+def _numpy_fmod(x: Any, y: Any) -> Any:
+    return np.fmod(x, np.where(y == 0, np.ones_like(y), y))
+
+
+def _torch_fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.fmod(x, y if x.dtype.is_floating_point else _safe_divisor(y))
+
+
+def _torch_remainder(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.remainder(x, y if x.dtype.is_floating_point else _safe_divisor(y))
+
+
+def _eager_floor(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.dtype.is_floating_point:
+        return torch.div(x, y, rounding_mode="floor")
+    quotient = reference.trunc_quotient(x, y)
+    if not x.dtype.is_signed:
+        return quotient
+    inexact = _torch_fmod(x, y) != 0
+    return quotient - (inexact & ((x < 0) != (y < 0))).to(x.dtype)
+
+
+def _expand_remainder(x: Expr, y: Expr) -> Expr:
+    """fmod, moved by one divisor where its sign differs from that of the divisor."""
+    m = apply(FMOD, x, y)
+    if y.dtype.kind == "uint":
+        return m
+    zero = const(0, y.dtype)
+    if y.dtype.is_float:
+        apart = ne(lt(m, zero), lt(y, zero))
+    else:
+        apart = lt(xor(m, y), zero)
+    return where(and_(ne(m, zero), apart), add(m, y), m)
+
+
+def _expand_floor_int(x: Expr, y: Expr) -> Expr:
+    quotient = apply(DIV_TRUNC, x, y)
+    if x.dtype.kind == "uint":
+        return quotient
+    zero = const(0, x.dtype)
+    m = sub(x, mul(quotient, y))
+    # Division by zero gives x and no remainder: m is x there, and must not count.
+    apart = and_(and_(ne(m, zero), ne(y, zero)), lt(xor(x, y), zero))
+    return where(apart, sub(quotient, const(1, x.dtype)), quotient)
+
+
+def _expand_floor(x: Expr, y: Expr) -> Expr:
+    """Python's float floor division: floor of the exact quotient, not of the rounded one."""
+    if not x.dtype.is_float:
+        return _expand_floor_int(x, y)
+    zero, one = const(0.0, x.dtype), const(1.0, x.dtype)
+    m = apply(FMOD, x, y)
+    quotient = div(sub(x, m), y)
+    apart = and_(ne(m, zero), ne(lt(y, zero), lt(m, zero)))
+    quotient = where(apart, sub(quotient, one), quotient)
+    # (x - m) / y is an integer but for rounding.
+    below = floor(quotient)
+    whole = where(gt(sub(quotient, below), const(0.5, x.dtype)), add(below, one), below)
+    whole = where(eq(quotient, zero), copysign(zero, div(x, y)), whole)
+    return where(eq(y, zero), div(x, y), whole)
+
+
+def _expand_trunc(x: Expr, y: Expr) -> Expr:
+    return trunc(div(x, y))
+
+
+DIV_TRUNC = define(
+    Op(
+        "div_trunc",
+        2,
+        same(NUMBERS),
+        _eager_quotient,
+        expand=_expand_trunc,
+        llvm=_emit_quotient,
+        native=INTS,
+        cost=8.0,
+        domain=(-100.0, 100.0),
+    )
+)
+FMOD = define(  # the sign of the dividend
+    Op(
+        "fmod",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(_torch_fmod, _numpy_fmod),
+        llvm=_emit_fmod,
+        aten=("fmod",),
+        cost=10.0,
+        domain=(-100.0, 100.0),
+    )
+)
+DIV_FLOOR = define(
+    Op(
+        "div_floor",
+        2,
+        same(NUMBERS),
+        _eager_floor,
+        expand=_expand_floor,
+        aten=("floor_divide",),
+        cost=14.0,
+        domain=(-100.0, 100.0),
+    )
+)
+REMAINDER = define(  # the sign of the divisor, as Python's %
+    Op(
+        "remainder",
+        2,
+        same(NUMBERS),
+        reference.with_numpy(_torch_remainder, _numpy_fmod),
+        expand=_expand_remainder,
+        aten=("remainder",),
+        cost=14.0,
+        domain=(-100.0, 100.0),
+    )
+)
+
+
+def div_trunc(x: Expr, y: Expr) -> Expr:
+    """x / y rounded towards zero."""
+    return apply(DIV_TRUNC, x, y)
+
+
+def div_floor(x: Expr, y: Expr) -> Expr:
+    """x / y rounded down: Python's // for integers, torch's floor division for floats."""
+    return apply(DIV_FLOOR, x, y)
+
+
+def fmod(x: Expr, y: Expr) -> Expr:
+    """The remainder with the sign of x (C's % and fmod)."""
+    return apply(FMOD, x, y)
+
+
+def remainder(x: Expr, y: Expr) -> Expr:
+    """The remainder with the sign of y (Python's %)."""
+    return apply(REMAINDER, x, y)

@@ -1,0 +1,91 @@
+"""What an LLVM form may ask of the builder, and small makers of common LLVM forms.
+
+The builder itself stands in `codegen/llvm/`; here it is only a protocol, so that the op table
+imports no code generator. Values are opaque; a value is a scalar, or a vector with one lane per
+iteration of the vector loop. A bool value is i1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from lenz.ir.dtype import DType
+
+
+class Builder(Protocol):
+    """The part of the LLVM builder that the op table uses."""
+
+    def binary(self, opcode: str, dtype: DType, x: Any, y: Any) -> Any:
+        """One two-operand instruction: fadd, sub, sdiv, xor, lshr and so on."""
+
+    def compare(self, pred: str, operand_dtype: DType, x: Any, y: Any) -> Any:
+        """One comparison, e.g. "fcmp olt" or "icmp slt"; the result is i1."""
+
+    def select(self, cond: Any, dtype: DType, x: Any, y: Any) -> Any:
+        """`x` where cond holds, else `y`."""
+
+    def intrinsic(self, name: str, dtype: DType, *xs: Any) -> Any:
+        """A call of an intrinsic that is overloaded on its result type."""
+
+    def convert(self, opcode: str, to_dtype: DType, from_dtype: DType, x: Any) -> Any:
+        """One conversion instruction, or half_to_f32 and f32_to_half."""
+
+    def constant(self, dtype: DType, value: Any) -> Any:
+        """A constant in every lane."""
+
+    def libm(self, name: str, dtype: DType, *xs: Any) -> Any:
+        """The C math function of this name for the type, called once per lane."""
+
+    def has(self, feature: str) -> bool:
+        """True when the target CPU has the feature, e.g. "avx512f"."""
+
+    def rare(self, cond: Any, dtype: DType, fast_value: Any, slow: Callable[[], Any]) -> Any:
+        """`slow()` where cond holds, else `fast_value`; slow runs only if cond holds anywhere."""
+
+
+Emit = Callable[[Builder, DType, tuple[DType, ...], tuple[Any, ...], tuple[Any, ...]], Any]
+
+
+def by_kind(opcodes: Mapping[str, str]) -> Emit:
+    """An instruction chosen by the kind of the result type."""
+
+    def emit(
+        b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+    ) -> Any:
+        return b.binary(opcodes[dtype.kind], dtype, xs[0], xs[1])
+
+    return emit
+
+
+def compare_by_kind(predicates: Mapping[str, str]) -> Emit:
+    """A comparison chosen by the kind of the operands' type."""
+
+    def emit(
+        b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+    ) -> Any:
+        return b.compare(predicates[args[0].kind], args[0], xs[0], xs[1])
+
+    return emit
+
+
+def intrinsic(name: str) -> Emit:
+    """A call of one intrinsic on the operands as they are."""
+
+    def emit(
+        b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+    ) -> Any:
+        return b.intrinsic(name, dtype, *xs)
+
+    return emit
+
+
+def libm(name: str) -> Emit:
+    """A call of one C math function per lane."""
+
+    def emit(
+        b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+    ) -> Any:
+        return b.libm(name, dtype, *xs)
+
+    return emit

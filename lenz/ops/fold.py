@@ -1,0 +1,302 @@
+"""Build expressions: constants are folded and identities applied while a node is made.
+
+Every rule here is exact for all values, NaN, infinities and signed zeros included (the sign and
+payload of a NaN excepted). Rules that trade accuracy or look further than one node stand in `opt/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lenz.ir.dtype import BOOL, F32, F64, DType
+from lenz.ir.expr import Expr, const, expr
+from lenz.ir.op import CONST, Op, op_named
+
+Rule = Callable[[tuple[Expr, ...], tuple[Any, ...]], "Expr | None"]
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the identity of the ops with these names: (args, attrs) -> simpler Expr or None."""
+
+    def enter(function: Rule) -> Rule:
+        for name in names:
+            _RULES[name] = function
+        return function
+
+    return enter
+
+
+def is_const(e: Expr) -> bool:
+    """True for a constant node."""
+    return e.op is CONST
+
+
+def value_of(e: Expr) -> bool | int | float | None:
+    """The Python value of a constant node, None for any other node."""
+    if e.op is not CONST:
+        return None
+    value: bool | int | float = e.attrs[0]
+    return value
+
+
+def is_value(e: Expr, value: float) -> bool:
+    """True for the constant `value`, where 0.0 and -0.0 differ and bool equals 0 or 1."""
+    found = value_of(e)
+    if found is None or found != value:
+        return False
+    return math.copysign(1.0, found) == math.copysign(1.0, value) or not e.dtype.is_float
+
+
+def apply(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
+    """Make the node in simplest form: folded, simplified, constants of commuting ops on the right.
+
+    Raises TypeError when the op's type rule refuses the operands.
+    """
+    as_bool = _BOOL_FORMS.get(op.name)
+    if as_bool is not None and args[0].dtype is BOOL:
+        return apply(op_named(as_bool), *args)
+    if op.commutes and is_const(args[0]) and not is_const(args[1]):
+        args = (args[1], args[0], *args[2:])
+    if op.eager is not None and args and all(map(is_const, args)):
+        folded = _fold(op, args, attrs)
+        if folded is not None:
+            return folded
+    simplify = _RULES.get(op.name)
+    if simplify is not None:
+        found = simplify(args, attrs)
+        if found is not None:
+            return found
+    return expr(op, *args, attrs=attrs)
+
+
+# What torch does with bool tensors in arithmetic: sum, product, least and greatest are logical.
+_BOOL_FORMS = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
+
+
+def _fold(op: Op, args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+    dtype = op.dtype(tuple([a.dtype for a in args]), attrs)
+    if op.name == "bitcast" and any(_is_nan(a) for a in args):
+        return None  # a constant does not keep the payload of a NaN
+    tensors = [torch.tensor(a.attrs[0], dtype=a.dtype.torch) for a in args]
+    assert op.eager is not None
+    value = op.eager(*tensors, *attrs).item()
+    if op.name == "bitcast" and value != value:
+        return None
+    return const(value, dtype)
+
+
+def _is_nan(e: Expr) -> bool:
+    value = value_of(e)
+    return value is not None and value != value
+
+
+def _zero(e: Expr) -> bool:
+    return is_value(e, 0) and not e.dtype.is_float
+
+
+def _ones(e: Expr) -> bool:
+    """All bits set: True, -1 or the greatest unsigned value."""
+    value = value_of(e)
+    if value is None or e.dtype.is_float:
+        return False
+    return value == (1 if e.dtype is BOOL else const(-1, e.dtype).attrs[0])
+
+
+@rule("add")
+def _add(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    # x + 0.0 would turn -0.0 into 0.0; x + -0.0 is x for every x.
+    if _zero(y) or (y.dtype.is_float and is_value(y, -0.0)):
+        return x
+    return None
+
+
+@rule("sub")
+def _sub(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    if _zero(y) or (y.dtype.is_float and is_value(y, 0.0)):
+        return x
+    if x is y and x.dtype.is_integer:
+        return const(0, x.dtype)
+    return None
+
+
+@rule("mul")
+def _mul(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    if is_value(y, 1):
+        return x
+    return y if _zero(y) else None
+
+
+@rule("div")
+def _div(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    if is_value(y, 1):
+        return x
+    value = value_of(y)
+    if value is None or not math.isfinite(value) or value == 0:
+        return None
+    mantissa, exponent = math.frexp(value)
+    # 1/2^k is exact and normal, so x/2^k and x*2^-k round the same real number.
+    limit = {F32: 126, F64: 1022}[y.dtype]
+    if abs(mantissa) == 0.5 and abs(exponent - 1) <= limit:
+        return apply(op_named("mul"), x, const(1.0 / value, y.dtype))
+    return None
+
+
+@rule("neg")
+def _neg(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    return args[0].args[0] if args[0].op.name == "neg" else None
+
+
+@rule("abs")
+def _abs(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+    (x,) = args
+    if x.op.name == "abs" or x.dtype.kind == "uint":
+        return x
+    if x.op.name == "neg":
+        return apply(op_named("abs"), x.args[0])
+    return None
+
+
+@rule("floor", "ceil", "trunc", "round")
+def _integral(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    return args[0] if args[0].op.name in ("floor", "ceil", "trunc", "round") else None
+
+
+@rule("minimum", "maximum", "fmin", "fmax")
+def _extremum(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    return args[0] if args[0] is args[1] else None
+
+
+@rule("and")
+def _and(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    if x is y or _ones(y):
+        return x
+    return y if _zero(y) else None
+
+
+@rule("or")
+def _or(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    if x is y or _zero(y):
+        return x
+    return y if _ones(y) else None
+
+
+@rule("xor")
+def _xor(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    if _zero(y):
+        return x
+    if x is y:
+        return const(0, x.dtype)
+    return apply(op_named("not"), x) if _ones(y) else None
+
+
+@rule("not")
+def _not(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    (x,) = args
+    if x.op.name == "not":
+        return x.args[0]
+    opposite = {"eq": "ne", "ne": "eq"}.get(x.op.name)
+    if opposite is None and x.args and not x.args[0].dtype.is_float:
+        # With NaN neither x < y nor x >= y holds, so only integers may be turned round.
+        opposite = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}.get(x.op.name)
+    return None if opposite is None else apply(op_named(opposite), *x.args)
+
+
+@rule("shl", "shr", "shift_left", "shift_right")
+def _shift(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    return args[0] if _zero(args[1]) else None
+
+
+@rule("eq", "le", "ge")
+def _reflexive(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    return const(True, BOOL) if x is y and not x.dtype.is_float else None
+
+
+@rule("ne")
+def _ne(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    x, y = args
+    if x is y and not x.dtype.is_float:
+        return const(False, BOOL)
+    return x if x.dtype is BOOL and _zero(y) else None
+
+
+@rule("lt", "gt")
+def _irreflexive(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    return const(False, BOOL) if args[0] is args[1] else None
+
+
+@rule("where")
+def _where(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+    cond, x, y = args
+    if x is y:
+        return x
+    if is_const(cond):
+        return x if value_of(cond) else y
+    if cond.op.name == "not":
+        return apply(op_named("where"), cond.args[0], y, x)
+    if x.dtype is BOOL and is_const(x) and is_const(y):
+        return cond if value_of(x) else apply(op_named("not"), cond)
+    return None
+
+
+@rule("cast")
+def _cast(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+    (x,), (to,) = args, attrs
+    if x.dtype is to:
+        return x
+    if x.op.name == "cast" and holds_exactly(x.dtype, x.args[0].dtype):
+        return apply(op_named("cast"), x.args[0], attrs=(to,))
+    return None
+
+
+@rule("narrow")
+def _narrow(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+    (x,), (to,) = args, attrs
+    if x.op.name == "cast" and x.args[0].dtype is to:
+        return x.args[0]
+    return None
+
+
+@rule("bitcast")
+def _bitcast(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+    (x,), (to,) = args, attrs
+    if x.dtype is to:
+        return x
+    if x.op.name == "bitcast":
+        return apply(op_named("bitcast"), x.args[0], attrs=(to,))
+    return None
+
+
+# Bits of the significand, the leading one included, and range of the exponent.
+_PRECISION = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
+_WIDER_FLOATS = {"f16": ("f32", "f64"), "bf16": ("f32", "f64"), "f32": ("f64",), "f64": ()}
+
+
+def holds_exactly(wide: DType, narrow: DType) -> bool:
+    """True when every value of `narrow` is a value of `wide`."""
+    if wide is narrow:
+        return True
+    if wide is BOOL:
+        return False
+    if narrow is BOOL:
+        return True
+    if narrow.is_float:
+        return wide.name in _WIDER_FLOATS[narrow.name]
+    bits = narrow.bits - (narrow.kind == "int")
+    if wide.is_float:
+        return bits <= _PRECISION[wide.name]
+    if wide.kind == "uint":
+        return narrow.kind == "uint" and narrow.bits <= wide.bits
+    return bits <= wide.bits - 1

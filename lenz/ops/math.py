@@ -1,0 +1,313 @@
+"""Elementary functions: one entry per op, and a function that builds it.
+
+In f32 most are expanded into simpler ops (`poly.py`); in f64 the C math library is called per lane.
+Other types never come here: the lowering computes halves in f32 and makes integers floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lenz.ir.dtype import F64
+from lenz.ir.expr import Expr
+from lenz.ir.op import Op, define
+from lenz.ops import poly
+from lenz.ops.arith import rising
+from lenz.ops.emission import libm
+from lenz.ops.fold import apply
+from lenz.ops.rules import FLOATS, same
+
+_LARGEST = 3.4e38
+
+
+def _safe(f: Callable[[float], float], low: float, high: float) -> Callable[[float], float]:
+    """f, with the given value where Python itself raises: `low` below zero, `high` above."""
+
+    def bounded(x: float) -> float:
+        try:
+            return f(x)
+        except (OverflowError, ValueError):
+            return high if x > 0 else low
+
+    return bounded
+
+
+def _function(
+    name: str,
+    eager: Callable[..., Any],
+    expand: Callable[..., Expr],
+    *,
+    cost: float,
+    domain: tuple[Any, ...],
+    ulp: float,
+    arity: int = 1,
+    aten: tuple[str, ...] = (),
+    bounds: Callable[..., tuple[float, float]] | None = None,
+    c_name: str = "",
+) -> Op:
+    return define(
+        Op(
+            name,
+            arity,
+            same(FLOATS),
+            eager,
+            expand=expand,
+            llvm=libm(c_name or name),
+            native=(F64,),
+            aten=aten or (name,),
+            promotion="int_to_float",
+            cost=cost,
+            domain=domain,
+            ulp=ulp,
+            bounds=bounds,
+        )
+    )
+
+
+def _between(low: float, high: float) -> Callable[..., tuple[float, float]]:
+    return lambda *_: (low, high)
+
+
+_EXP_BOUNDS = rising(_safe(math.exp, 0.0, math.inf))
+EXP = _function(
+    "exp", torch.exp, poly.exp, cost=10, domain=(-103.0, 88.7), ulp=1.5, bounds=_EXP_BOUNDS
+)
+EXP2 = _function(
+    "exp2",
+    torch.exp2,
+    poly.exp2,
+    cost=9,
+    domain=(-149.0, 127.9),
+    ulp=1.5,
+    aten=("exp2", "special_exp2"),
+)
+EXPM1 = _function(
+    "expm1",
+    torch.expm1,
+    poly.expm1,
+    cost=13,
+    domain=(-20.0, 88.7),
+    ulp=2.2,
+    aten=("expm1", "special_expm1"),
+    bounds=rising(_safe(math.expm1, -1.0, math.inf)),
+)
+LOG = _function(
+    "log",
+    torch.log,
+    poly.log,
+    cost=16,
+    domain=(1e-40, _LARGEST),
+    ulp=1.5,
+    bounds=rising(_safe(math.log, -math.inf, math.inf)),
+)
+LOG2 = _function("log2", torch.log2, poly.log2, cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
+LOG10 = _function("log10", torch.log10, poly.log10, cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
+LOG1P = _function(
+    "log1p",
+    torch.log1p,
+    poly.log1p,
+    cost=24,
+    domain=(-0.99999, 1e30),
+    ulp=2.2,
+    aten=("log1p", "special_log1p"),
+)
+TANH = _function(
+    "tanh",
+    torch.tanh,
+    poly.tanh,
+    cost=22,
+    domain=(-10.0, 10.0),
+    ulp=2.2,
+    bounds=rising(math.tanh),
+)
+ERF = _function(
+    "erf",
+    torch.erf,
+    poly.erf,
+    cost=26,
+    domain=(-5.0, 5.0),
+    ulp=2.2,
+    aten=("erf", "special_erf"),
+    bounds=rising(math.erf),
+)
+SIN = _function(
+    "sin", torch.sin, poly.sin, cost=12, domain=(-1e5, 1e5), ulp=2.2, bounds=_between(-1.0, 1.0)
+)
+COS = _function(
+    "cos", torch.cos, poly.cos, cost=12, domain=(-1e5, 1e5), ulp=2.2, bounds=_between(-1.0, 1.0)
+)
+TAN = _function("tan", torch.tan, poly.tan, cost=18, domain=(-1e5, 1e5), ulp=3.5)
+_HALF_PI = 1.5707964
+ASIN = _function(
+    "asin",
+    torch.asin,
+    poly.asin,
+    cost=17,
+    domain=(-1.0, 1.0),
+    ulp=2.5,
+    aten=("asin", "arcsin"),
+    bounds=_between(-_HALF_PI, _HALF_PI),
+)
+ACOS = _function(
+    "acos",
+    torch.acos,
+    poly.acos,
+    cost=18,
+    domain=(-1.0, 1.0),
+    ulp=2.5,
+    aten=("acos", "arccos"),
+    bounds=_between(0.0, 2 * _HALF_PI),
+)
+ATAN = _function(
+    "atan",
+    torch.atan,
+    poly.atan,
+    cost=19,
+    domain=(-100.0, 100.0),
+    ulp=2.5,
+    aten=("atan", "arctan"),
+    bounds=_between(-_HALF_PI, _HALF_PI),
+)
+ATAN2 = _function(
+    "atan2",
+    torch.atan2,
+    poly.atan2,
+    cost=24,
+    domain=(-10.0, 10.0),
+    ulp=3.0,
+    arity=2,
+    aten=("atan2", "arctan2"),
+    bounds=_between(-2 * _HALF_PI, 2 * _HALF_PI),
+)
+SINH = _function("sinh", torch.sinh, poly.sinh, cost=30, domain=(-89.0, 89.0), ulp=3.0)
+COSH = _function("cosh", torch.cosh, poly.cosh, cost=16, domain=(-89.0, 89.0), ulp=2.5)
+ASINH = _function(
+    "asinh",
+    torch.asinh,
+    poly.asinh,
+    cost=60,
+    domain=(-1e6, 1e6),
+    ulp=3.5,
+    aten=("asinh", "arcsinh"),
+)
+ACOSH = _function(
+    "acosh", torch.acosh, poly.acosh, cost=60, domain=(1.0, 1e6), ulp=3.5, aten=("acosh", "arccosh")
+)
+ATANH = _function(
+    "atanh",
+    torch.atanh,
+    poly.atanh,
+    cost=32,
+    domain=(-0.99999, 0.99999),
+    ulp=3.5,
+    aten=("atanh", "arctanh"),
+)
+
+
+def exp(x: Expr) -> Expr:
+    """e^x."""
+    return apply(EXP, x)
+
+
+def exp2(x: Expr) -> Expr:
+    """2^x."""
+    return apply(EXP2, x)
+
+
+def expm1(x: Expr) -> Expr:
+    """e^x - 1, exact near zero."""
+    return apply(EXPM1, x)
+
+
+def log(x: Expr) -> Expr:
+    """The natural logarithm; -inf at zero, NaN below."""
+    return apply(LOG, x)
+
+
+def log2(x: Expr) -> Expr:
+    """The logarithm to base 2."""
+    return apply(LOG2, x)
+
+
+def log10(x: Expr) -> Expr:
+    """The logarithm to base 10."""
+    return apply(LOG10, x)
+
+
+def log1p(x: Expr) -> Expr:
+    """log(1 + x), exact near zero."""
+    return apply(LOG1P, x)
+
+
+def tanh(x: Expr) -> Expr:
+    """The hyperbolic tangent."""
+    return apply(TANH, x)
+
+
+def erf(x: Expr) -> Expr:
+    """The error function."""
+    return apply(ERF, x)
+
+
+def sin(x: Expr) -> Expr:
+    """The sine of an angle in radians."""
+    return apply(SIN, x)
+
+
+def cos(x: Expr) -> Expr:
+    """The cosine of an angle in radians."""
+    return apply(COS, x)
+
+
+def tan(x: Expr) -> Expr:
+    """The tangent of an angle in radians."""
+    return apply(TAN, x)
+
+
+def asin(x: Expr) -> Expr:
+    """The inverse sine, in radians."""
+    return apply(ASIN, x)
+
+
+def acos(x: Expr) -> Expr:
+    """The inverse cosine, in radians."""
+    return apply(ACOS, x)
+
+
+def atan(x: Expr) -> Expr:
+    """The inverse tangent, in radians."""
+    return apply(ATAN, x)
+
+
+def atan2(y: Expr, x: Expr) -> Expr:
+    """The angle of the point (x, y), in radians."""
+    return apply(ATAN2, y, x)
+
+
+def sinh(x: Expr) -> Expr:
+    """The hyperbolic sine."""
+    return apply(SINH, x)
+
+
+def cosh(x: Expr) -> Expr:
+    """The hyperbolic cosine."""
+    return apply(COSH, x)
+
+
+def asinh(x: Expr) -> Expr:
+    """The inverse hyperbolic sine."""
+    return apply(ASINH, x)
+
+
+def acosh(x: Expr) -> Expr:
+    """The inverse hyperbolic cosine; NaN below 1."""
+    return apply(ACOSH, x)
+
+
+def atanh(x: Expr) -> Expr:
+    """The inverse hyperbolic tangent."""
+    return apply(ATANH, x)

@@ -1,0 +1,21 @@
+"""The one rule about implicit roundings, shared by the graph pass and by fusion."""
+
+from __future__ import annotations
+
+from lenz.ir.dtype import F32
+from lenz.ir.expr import Expr, interpret, rebuild
+
+
+def widen(body: Expr) -> Expr:
+    """cast(narrow(x, half), f32) ==> x, everywhere in one expression (x: f32).
+
+    `narrow` is the rounding that an op does when it returns a half tensor. A `cast` to a half type
+    that the user wrote is another op, and is always done.
+    """
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        if e.op.name == "cast" and e.dtype is F32 and args[0].op.name == "narrow":
+            return args[0].args[0]
+        return rebuild(e, tuple(args))
+
+    return interpret(body, visit)

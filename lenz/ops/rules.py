@@ -1,0 +1,111 @@
+"""Type rules of the ops: operand types and attributes to the result type, or TypeError.
+
+Scalar arithmetic is strict: operands have one common type, and f16 and bf16 are no arithmetic
+types (the lowering computes in f32 and rounds with `narrow`). Promotion happens in the lowering.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lenz.ir.dtype import (
+    BOOL,
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    NATIVE,
+    U8,
+    U16,
+    U32,
+    U64,
+    DType,
+)
+from lenz.ir.op import DTypeRule
+
+FLOATS: tuple[DType, ...] = (F32, F64)
+SIGNED: tuple[DType, ...] = (I8, I16, I32, I64)
+UNSIGNED: tuple[DType, ...] = (U8, U16, U32, U64)
+INTS: tuple[DType, ...] = UNSIGNED + SIGNED
+NUMBERS: tuple[DType, ...] = INTS + FLOATS
+BITS: tuple[DType, ...] = (BOOL, *INTS)
+COMPARABLE: tuple[DType, ...] = (BOOL, *NUMBERS)
+
+_BY_BITS = {(d.kind, d.bits): d for d in INTS}
+
+
+def _one_type(args: tuple[DType, ...], allowed: tuple[DType, ...]) -> DType:
+    for d in args:
+        if d is not args[0]:
+            raise TypeError(f"operands must have one type, got {args}")
+    if args[0] not in allowed:
+        raise TypeError(f"operands of type {args[0]} are not allowed, only {allowed}")
+    return args[0]
+
+
+def same(allowed: tuple[DType, ...]) -> DTypeRule:
+    """The result has the one type of all operands, which must be allowed."""
+
+    def rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+        return _one_type(args, allowed)
+
+    return rule
+
+
+def to_bool(allowed: tuple[DType, ...]) -> DTypeRule:
+    """The operands have one allowed type, the result is bool."""
+
+    def rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+        _one_type(args, allowed)
+        return BOOL
+
+    return rule
+
+
+def where_rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+    """(bool, T, T) -> T for any native T."""
+    if args[0] is not BOOL:
+        raise TypeError(f"the condition must be bool, got {args[0]}")
+    return _one_type(args[1:], NATIVE)
+
+
+def _target(attrs: tuple[Any, ...]) -> DType:
+    if len(attrs) != 1 or not isinstance(attrs[0], DType) or attrs[0] not in NATIVE:
+        raise TypeError(f"needs one native dtype as attribute, got {attrs}")
+    return attrs[0]
+
+
+def cast_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+    """Any native type to the native type in the attribute."""
+    _one_type(args, NATIVE)
+    return _target(attrs)
+
+
+def narrow_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+    """f32 to the half type in the attribute."""
+    to = _target(attrs)
+    if args[0] is not F32 or not to.is_half:
+        raise TypeError(f"narrow goes from f32 to f16 or bf16, got {args[0]} to {to}")
+    return to
+
+
+def bitcast_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+    """Any native type but bool to one of the same width."""
+    to = _target(attrs)
+    if args[0] not in NATIVE or BOOL in (args[0], to) or args[0].bits != to.bits:
+        raise TypeError(f"bitcast needs two types of one width and no bool, got {args[0]} to {to}")
+    return to
+
+
+def scale_rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+    """(f32, i32) -> f32 and (f64, i64) -> f64."""
+    if args not in ((F32, I32), (F64, I64)):
+        raise TypeError(f"needs (f32, i32) or (f64, i64), got {args}")
+    return args[0]
+
+
+def int_of_width(bits: int, *, signed: bool = True) -> DType:
+    """The integer type of this width; raises KeyError when there is none."""
+    return _BY_BITS[("int" if signed else "uint", bits)]

@@ -1,0 +1,87 @@
+"""Ops that expansions need beside plain arithmetic: scaling by powers of two, calls where rare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from lenz.ir.dtype import BOOL, F32, F64, I32, DType
+from lenz.ir.expr import Expr, const
+from lenz.ir.op import Op, define
+from lenz.ops.arith import add, mul, sub
+from lenz.ops.bits import shl, shr
+from lenz.ops.cast import bitcast
+from lenz.ops.emission import Builder
+from lenz.ops.fold import apply
+from lenz.ops.rules import scale_rule
+
+
+def _eager_scale(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    a, b = torch.broadcast_tensors(x, k)
+    with np.errstate(over="ignore", under="ignore"):
+        return torch.from_numpy(np.asarray(np.ldexp(a.numpy(), b.numpy())))
+
+
+def _expand_scale(x: Expr, k: Expr) -> Expr:
+    """Two factors of half the exponent: exact but for the last product, so denormals round once."""
+    as_int = k.dtype
+    bias, place = (127, 23) if as_int is I32 else (1023, 52)
+
+    def power(e: Expr) -> Expr:
+        return bitcast(shl(add(e, const(bias, as_int)), const(place, as_int)), x.dtype)
+
+    first = shr(k, const(1, as_int))
+    return mul(mul(x, power(first)), power(sub(k, first)))
+
+
+# x * 2^k. Needs |k| <= 252 (2044 for f64), and the product of x and 2^(k/2) to be normal unless
+# it is exact; the expansions of exp and log keep to that.
+SCALE = define(
+    Op(
+        "scale",
+        2,
+        scale_rule,
+        _eager_scale,
+        expand=_expand_scale,
+        cost=4.0,
+    )
+)
+
+_LIBM_REFERENCES = {"sin": torch.sin, "cos": torch.cos, "tan": torch.tan}
+
+
+def _or_libm_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+    if args[0] is not BOOL or args[1] not in (F32, F64) or args[1] is not args[2]:
+        raise TypeError(f"or_libm needs (bool, T, T) with T f32 or f64, got {args}")
+    if len(attrs) != 1 or attrs[0] not in _LIBM_REFERENCES:
+        raise TypeError(f"or_libm knows {sorted(_LIBM_REFERENCES)}, got {attrs}")
+    return args[1]
+
+
+def _eager_or_libm(
+    cond: torch.Tensor, x: torch.Tensor, fast: torch.Tensor, name: str
+) -> torch.Tensor:
+    return torch.where(cond, _LIBM_REFERENCES[name](x.double()).to(x.dtype), fast)
+
+
+def _emit_or_libm(
+    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], attrs: tuple[Any, ...]
+) -> Any:
+    cond, x, fast = xs
+    return b.rare(cond, dtype, fast, lambda: b.libm(attrs[0], dtype, x))
+
+
+# or_libm(cond, x, fast): the C function of x where cond holds, which is rare, else `fast`.
+OR_LIBM = define(Op("or_libm", 3, _or_libm_rule, _eager_or_libm, llvm=_emit_or_libm))
+
+
+def scale(x: Expr, k: Expr) -> Expr:
+    """x * 2^k for an integer k of moderate size; see SCALE."""
+    return apply(SCALE, x, k)
+
+
+def or_libm(name: str, cond: Expr, x: Expr, fast: Expr) -> Expr:
+    """The C function `name` of x where cond holds, which should be rare, else `fast`."""
+    return apply(OR_LIBM, cond, x, fast, attrs=(name,))
