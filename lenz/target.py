@@ -1,0 +1,33 @@
+"""The machine that code is made for, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target of code generation.
+
+    kind      "cpu" or "cuda"
+    triple    LLVM target triple, or the name of the CUDA architecture
+    cpu       LLVM's name of the processor
+    features  LLVM feature string, "+avx2,-avx512f,..."
+    lanes     elements of one vector in CPU kernels, of whatever type
+    version   version of the compiler behind the target; part of every cache key
+    """
+
+    kind: str
+    triple: str = ""
+    cpu: str = ""
+    features: str = ""
+    lanes: int = 1
+    version: str = ""
+
+    def has(self, feature: str) -> bool:
+        """True when the processor has the feature, e.g. "avx512f"."""
+        return f"+{feature}," in self.features + ","
+
+    def key(self) -> str:
+        """The text that stands for the target in a cache key."""
+        return f"{self.kind} {self.triple} {self.cpu} {self.features} {self.lanes} {self.version}"
