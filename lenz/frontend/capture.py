@@ -7,8 +7,10 @@ that an argument can die before the last kernel runs.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +22,7 @@ from torch.fx import GraphModule
 
 from lenz.frontend.build import build
 from lenz.frontend.decompose import decompositions
+from lenz.frontend.floats import fix_floats
 from lenz.frontend.program import CompileFX, GraphKind
 from lenz.frontend.split import split
 from lenz.options import Options
@@ -44,13 +47,15 @@ def capture(
     `native` names the aten ops that the lowering takes whole (see `decompositions`).  With grad
     off, or nothing to differentiate, `compile_fx` is called once, with kind "inference".
     Otherwise it is called with "forward" now, and with "backward" now or, where torch defers it,
-    at the first backward pass.  Errors of `compile_fx` leave unchanged.
+    at the first backward pass.  Errors of `compile_fx` leave unchanged; so does torch's own
+    TensorifyScalarRestartAnalysis, with which Dynamo begins again: let it pass.
     """
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
         # Compiled autograd passes its inputs as one list.
         return flatten_graph_inputs(
             gm, example_inputs, lambda g, xs: capture(g, xs, compile_fx, options, native)
         )
+    fix_floats(gm)
     name = f"graph{next(ORDER)}"
     static_names: list[str] = []  # from the forward half, for the backward half
 
@@ -64,7 +69,7 @@ def capture(
 
     counters["aot_autograd"]["total"] += 1
     # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
-    with functorch_config.patch(cse=False):
+    with functorch_config.patch(cse=False), uncollected():
         compiled = aot_module_simplified(
             gm,
             example_inputs,
@@ -77,6 +82,22 @@ def capture(
         )
     counters["aot_autograd"]["ok"] += 1
     return compiled
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Put off Python's cyclic collector while a graph is traced and compiled.
+
+    Tracing makes millions of objects that live to its end, and the collector walks them over and
+    over: 2.7 s against 2.3 s for the training step of a 12-layer BERT.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def boxed(run: Boxed) -> Boxed:

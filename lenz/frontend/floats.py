@@ -1,0 +1,84 @@
+"""Floats that torch would make constants only after a whole trace: made constants before it.
+
+With dynamic shapes Dynamo turns a Python float of the program into a 0-d tensor and its `item()`.
+Where an op needs a true float (the epsilon of a layer norm), AOTAutograd traces all of the graph,
+finds that the float had to be fixed, and has Dynamo begin again: everything is traced twice.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import SymT, symbol_is_type
+
+__all__ = ["fix_floats"]
+
+# Functions whose float arguments have the schema type `float`, which no SymFloat can pass:
+# their value is read, and guarded on, in tracing.
+FIXING = (
+    F.layer_norm,
+    F.rms_norm,
+    F.group_norm,
+    F.batch_norm,
+    F.instance_norm,
+    F.normalize,
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.embedding,
+    F.embedding_bag,
+    F.scaled_dot_product_attention,
+    torch.layer_norm,
+    torch.rms_norm,
+    torch.group_norm,
+    torch.batch_norm,
+    torch.instance_norm,
+    torch.dropout,
+)
+# Where a float stays symbolic: torch turns these into arithmetic of 0-d tensors.
+KEEPING = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
+
+
+def fix_floats(gm: GraphModule) -> None:
+    """Ask Dynamo for constants where an op of the graph will need them, before tracing it.
+
+    Raises TensorifyScalarRestartAnalysis, which Dynamo catches to begin again, if it finds one.
+    Does nothing if the fate of any float is not plain from the graph: a second restart would
+    cost more than this one saves.
+    """
+    names: list[str] = []
+    for node in gm.graph.nodes:
+        name = float_symbol(node)
+        if not name or TensorifyState.should_specialize(name):
+            continue
+        if all(calls(u, FIXING) for u in node.users):
+            names.append(name)
+        elif not all(calls(u, KEEPING) for u in node.users):
+            return
+    if names:
+        for name in names:
+            TensorifyState.specialize(name)
+        raise TensorifyScalarRestartAnalysis
+
+
+def float_symbol(node: Node) -> str:
+    """Return the symbol of the Python float that `node` is in Dynamo's graph; empty if none."""
+    value = node.meta.get("example_value")
+    if node.op != "call_method" or node.target != "item" or not isinstance(value, torch.SymFloat):
+        return ""
+    # Not `expr`: it already has the constant once something has read the value.
+    symbol = value.node._expr
+    return str(symbol) if symbol.is_Symbol and symbol_is_type(symbol, SymT.FLOAT) else ""
+
+
+def calls(user: Node, functions: tuple[Callable[..., Any], ...]) -> bool:
+    return user.op == "call_function" and user.target in functions
