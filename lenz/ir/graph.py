@@ -180,3 +180,12 @@ def buffers_of(g: Graph) -> dict[str, Buffer]:
 def body_dtype(n: Loop) -> DType:
     """Element type of the value a loop node computes before it is stored."""
     return n.body.dtype if isinstance(n, Pointwise) else n.finish.dtype
+
+
+def roots_of(g: Graph) -> dict[str, str]:
+    """For each view, the buffer in whose memory it lies."""
+    roots: dict[str, str] = {}
+    for n in g.nodes:
+        if isinstance(n, View):
+            roots[n.out.name] = roots.get(n.source, n.source)
+    return roots

@@ -45,14 +45,19 @@ class Nest:
         return self.kind is not None
 
 
-def nest_of(n: Loop, layouts: Mapping[str, Layout], target: str | None = None) -> Nest:
-    """Lay a loop node out in memory; `target` is the buffer written if not the node's own."""
+def nest_of(
+    n: Loop, layouts: Mapping[str, Layout], roots: Mapping[str, str], target: str | None = None
+) -> Nest:
+    """Lay a loop node out in memory; `target` is the buffer written if not the node's own.
+
+    `roots` names, for each view, the buffer in whose memory it lies.
+    """
 
     def flat(e: Expr, args: list[Expr]) -> Expr:
         if e.op is not LOAD:
             return rebuild(e, tuple(args))
         name, at, dtype = e.attrs
-        return load(name, (layouts[name].at(at),), dtype, tuple(args))
+        return load(roots.get(name, name), (layouts[name].at(at),), dtype, tuple(args))
 
     body = interpret(n.body, flat)
     raxes: Axes = n.raxes if isinstance(n, Reduction) else ()

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from lenz import ops
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr, cost_of, interpret, load, loads_of, nodes_of, rebuild, ref, replace_loads
+from lenz.ir.expr import Expr, const, cost_of, interpret, load, loads_of, nodes_of, rebuild, ref, replace_loads
 from lenz.ir.kernel import Let, Local, Reduce, Store
 from lenz.ir.op import REF
+from lenz.ops.rounding import widen
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, position
 from lenz.sym import Int, Var
@@ -151,7 +152,7 @@ def stages(g: Group, stored: frozenset[str], elide: bool, named: bool) -> Stages
 def only_element(kind: str, body: Expr) -> Expr:
     """The reduction of one element."""
     if kind in ("argmax", "argmin"):
-        return ops.const(0, ops.reduce_dtype(kind, body.dtype))
+        return const(0, ops.reduce_dtype(kind, body.dtype))
     return body if kind not in ("any", "all") else ops.cast(body, ops.reduce_dtype(kind, body.dtype))
 
 

@@ -1,0 +1,207 @@
+"""The steps of a schedule with memory: who is allocated when, reused by whom, freed after what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from lenz.context import Context
+from lenz.ir.graph import Atom, Extern, Graph, Ref, View, atom_refs, buffers_of, roots_of
+from lenz.ir.kernel import Launch, Schedule
+from lenz.ir.plan import (
+    Alloc, BindSize, CallStep, Free, Input, LaunchStep, Plan, Reuse, SizeInput, Step, ViewStep,
+)  # fmt: skip
+from lenz.ir.tensor import Buffer
+from lenz.plan.memory import Pool
+from lenz.sym import Sym, Var
+
+# aten ops with an out= form that writes every element: results go where the plan wants them.
+INTO = {
+    "aten.mm.default": "aten.mm.out",
+    "aten.addmm.default": "aten.addmm.out",
+    "aten.bmm.default": "aten.bmm.out",
+    "aten.baddbmm.default": "aten.baddbmm.out",
+}
+
+
+def build(s: Schedule, symbols: Mapping[Launch, str], cx: Context) -> Plan:
+    """Lay out memory for a schedule. `symbols` names the compiled function of each launch."""
+    return _Builder(s, symbols, cx).run()
+
+
+@dataclass(slots=True)
+class _Builder:
+    schedule: Schedule
+    symbols: Mapping[Launch, str]
+    cx: Context
+    steps: list[Step | None] = field(default_factory=list)
+    comments: list[tuple[int, str]] = field(default_factory=list)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    freed: dict[str, int] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)
+    pinned: set[str] = field(default_factory=set)
+    pool: Pool = field(default_factory=Pool)
+    defined: dict[str, None] = field(default_factory=dict)
+    roots: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> Plan:
+        g = self.schedule.graph
+        self.buffers, self.roots = buffers_of(g), roots_of(g)
+        inputs = self.inputs(g)
+        self.lifetimes(g)
+        for k, step in enumerate(self.schedule.steps):
+            match step:
+                case Launch():
+                    self.launch(step)
+                case Extern():
+                    self.call(step)
+                case View():
+                    kind = self.buffers[step.out.name].type
+                    root = self.roots[step.out.name]
+                    self.steps.append(ViewStep(step.out.name, root, kind))
+                    self.defined[step.out.name] = None
+            self.release(k)
+        kernels = tuple(dict.fromkeys(self.symbols.values()))
+        constants = tuple(Input(b.name, b.type) for b in g.constants)
+        steps, comments = self.without_withdrawn()
+        return Plan(g.name, inputs, constants, steps, g.outputs, kernels, g.objects, comments)
+
+    def without_withdrawn(self) -> tuple[tuple[Step, ...], tuple[tuple[int, str], ...]]:
+        """The steps less the frees that a reuse has taken back; comments move along."""
+        moved: dict[int, int] = {}
+        steps: list[Step] = []
+        for k, step in enumerate(self.steps):
+            moved[k] = len(steps)
+            if step is not None:
+                steps.append(step)
+        return tuple(steps), tuple((moved[k], text) for k, text in self.comments)
+
+    def inputs(self, g: Graph) -> tuple[Input | SizeInput, ...]:
+        """Arguments, and the sizes that only tensor arguments give."""
+        made: list[Input | SizeInput] = []
+        bound = {v for i in g.inputs if isinstance(i, Sym) for v in [i] if isinstance(v, Var)}
+        for i in g.inputs:
+            if isinstance(i, Sym):
+                made.append(SizeInput(i))
+                continue
+            made.append(Input(i.name, i.type))
+            self.defined[i.name] = None
+            layout = i.type.layout
+            for stride, parts in ((False, layout.shape), (True, layout.stride)):
+                for dim, part in enumerate(parts):
+                    if isinstance(part, Var) and part not in bound:
+                        bound.add(part)
+                        self.steps.append(BindSize(part, i.name, dim, stride))
+        self.defined.update(dict.fromkeys(b.name for b in g.constants))
+        return tuple(made)
+
+    def lifetimes(self, g: Graph) -> None:
+        """The last step that uses each memory; a view keeps its root alive."""
+        for k, step in enumerate(self.schedule.steps):
+            for name in _names(step):
+                self.last[name] = k
+                root = self.roots.get(name, name)
+                self.last[root] = k
+                if isinstance(step, Extern):
+                    for position, source in step.aliases:
+                        out = step.outs[position] if position < len(step.outs) else None
+                        if isinstance(out, Buffer):
+                            self.pinned |= {source, self.roots.get(source, source), out.name}
+        for a in g.outputs:
+            for name in atom_refs(a):
+                self.pinned |= {name, self.roots.get(name, name)}
+        self.pinned |= {b.name for b in g.constants}
+
+    def launch(self, step: Launch) -> None:
+        for p, name in zip(step.kernel.params, step.args, strict=True):
+            if p.mode == "out" and name not in self.defined:
+                self.allocate(self.buffers[name])
+        symbol = self.symbols[step]
+        self.comment(step)
+        self.steps.append(LaunchStep(symbol, step.args, step.kernel.sizes))
+
+    def comment(self, step: Launch) -> None:
+        origins = ", ".join(step.kernel.origins)
+        if origins:
+            self.comments.append((len(self.steps), origins))
+
+    def call(self, step: Extern) -> None:
+        out = INTO.get(step.op)
+        only = step.outs[0] if len(step.outs) == 1 else None
+        if out is not None and isinstance(only, Buffer) and only.type.dtype.is_float:
+            self.allocate(only)
+            kwargs = (*step.kwargs, ("out", Ref(only.name)))
+            self.steps.append(CallStep(out, step.args, kwargs, (only.name,), True, into=True))
+            return
+        outs = tuple(o.name if isinstance(o, Buffer) else o for o in step.outs)
+        self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
+        self.steps.append(CallStep(step.op, step.args, step.kwargs, outs, step.single))
+        for o in step.outs:
+            if isinstance(o, Buffer):
+                self.bind_new_sizes(o)
+
+    def bind_new_sizes(self, out: Buffer) -> None:
+        """Sizes that only the call knows (nonzero, say) are read off its result."""
+        known = {s.var for s in self.steps if isinstance(s, BindSize)}
+        known |= {i for i in self.schedule.graph.inputs if isinstance(i, Var)}
+        for s in self.steps:
+            if isinstance(s, CallStep):
+                known |= {o for o in s.outs if isinstance(o, Var)}
+        for dim, part in enumerate(out.shape):
+            if isinstance(part, Var) and part not in known:
+                known.add(part)
+                self.steps.append(BindSize(part, out.name, dim))
+
+    def allocate(self, b: Buffer) -> None:
+        """Take dead memory of the same size, or new memory."""
+        source = self.pool.take(b.type) if self.cx.options.reuse_buffers else None
+        if source is None:
+            self.steps.append(Alloc(b.name, b.type))
+        else:
+            # The memory was to be freed here; now it lives on under the new name.
+            self.steps[self.freed.pop(source)] = None
+            self.steps.append(Reuse(b.name, source, b.type))
+        self.own.add(b.name)
+        self.defined[b.name] = None
+
+    def release(self, k: int) -> None:
+        """Free, or keep for reuse, all memory whose last use was step k."""
+        step = self.schedule.steps[k]
+        roots = dict.fromkeys(self.roots.get(n, n) for n in (*_names(step), *_defined(step)))
+        for name in roots:
+            if self.last.get(name, k) > k or name in self.pinned or name not in self.defined:
+                continue
+            for view in [v for v, r in self.roots.items() if r == name and v in self.defined]:
+                self.steps.append(Free(view))
+                del self.defined[view]
+            del self.defined[name]
+            # Memory of arguments and calls is only dropped; our own may serve again.
+            if name in self.own:
+                self.freed[name] = len(self.steps)
+                self.pool.give(name, self.buffers[name].type)
+            self.steps.append(Free(name))
+
+
+def _names(step: Launch | Extern | View) -> tuple[str, ...]:
+    match step:
+        case Launch(_, args):
+            return args
+        case View(_, source):
+            return (source,)
+        case Extern():
+            atoms: Iterable[Atom] = (*step.args, *(a for _, a in step.kwargs))
+            return tuple(r for a in atoms for r in atom_refs(a))
+
+
+def _defined(step: Launch | Extern | View) -> tuple[str, ...]:
+    match step:
+        case Launch(kernel, args):
+            pairs = zip(kernel.params, args, strict=True)
+            return tuple(a for p, a in pairs if p.mode == "out")
+        case View(out):
+            return (out.name,)
+        case Extern(outs):
+            return tuple(o.name for o in outs if isinstance(o, Buffer))
+
+
