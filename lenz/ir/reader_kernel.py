@@ -1,0 +1,184 @@
+"""Reading kernels; see reader.py."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, cast, get_args
+
+from lenz.ir.expr import Expr
+from lenz.ir.graph import REDUCE_KINDS
+from lenz.ir.kernel import (
+    LOOP_KINDS,
+    For,
+    Kernel,
+    KernelKind,
+    Let,
+    Local,
+    Mode,
+    Param,
+    Reduce,
+    Stmt,
+    Store,
+    TileConfig,
+)
+from lenz.ir.lexer import (
+    Cursor,
+    buffer_of,
+    choice_of,
+    int_of,
+    list_of,
+    name_of,
+    sym_of,
+)
+from lenz.ir.printer_expr import acc_dtype
+from lenz.ir.reader_expr import (
+    Scope,
+    axis_of,
+    block_of,
+    bound_of,
+    dtype_of_text,
+    number_of,
+    sizes_of,
+    value_of,
+)
+from lenz.sym import Var
+
+
+def kernel_of(c: Cursor) -> Kernel:
+    """A kernel, from its name on."""
+    c.expect("@")
+    name = name_of(c)
+    kind = choice_of(c, get_args(KernelKind), "a kind of kernel")
+    c.expect("(")
+    s = Scope()
+    # Sizes of parameters use the sizes, which stand after them.
+    start = c.place
+    depth = 0
+    while depth or not (c.text in (";", ")") and c.kind == "mark"):
+        if c.kind == "end":
+            c.fail("`)`")
+        depth += (c.text in ("(", "[")) - (c.text in (")", "]"))
+        c.take()
+    sizes = sizes_of(c, s, ")") if c.accept(";") else ()
+    end = c.place
+    c.jump(start)
+    params = tuple(list_of(c, lambda: _param(c, s), ")", (";",)))
+    if c.accept(";"):
+        c.jump(end)
+    else:
+        c.expect(")")
+    tile = _tile(c) if c.accept("tile") else TileConfig()
+    c.expect("{")
+    local: list[Local] = []
+    while c.accept("local"):
+        local.append(_local(c, s))
+    body = _body(c, s)
+    return Kernel(name, cast(KernelKind, kind), params, sizes, body, tuple(local), tile)
+
+
+def _param(c: Cursor, s: Scope) -> Param:
+    name = buffer_of(c)
+    c.expect(":")
+    mode = choice_of(c, get_args(Mode), "a mode")
+    dtype = dtype_of_text(c)
+    c.expect("[")
+    size = sym_of(c, s.vars)
+    c.expect("]")
+    s.types["%" + name] = dtype
+    return Param(name, dtype, size, cast(Mode, mode))
+
+
+def _local(c: Cursor, s: Scope) -> Local:
+    name = buffer_of(c)
+    c.expect(":")
+    dtype = dtype_of_text(c)
+    c.expect("[")
+    size = int_of(c)
+    c.expect("]")
+    s.types["%" + name] = dtype
+    return Local(name, dtype, size)
+
+
+def _tile(c: Cursor) -> TileConfig:
+    names = tuple(f.name for f in fields(TileConfig))
+
+    def one() -> tuple[str, Any]:
+        name = choice_of(c, names, "a number of the tile")
+        c.expect(":")
+        return name, number_of(c)
+
+    c.expect("(")
+    return TileConfig(**dict(list_of(c, one, ")")))
+
+
+def _body(c: Cursor, s: Scope) -> tuple[Stmt, ...]:
+    """Statements up to the closing brace, which is passed."""
+    found: list[Stmt] = []
+    while not c.accept("}"):
+        found.append(_stmt(c, s))
+        c.accept(";")
+    return tuple(found)
+
+
+def _stmt(c: Cursor, s: Scope) -> Stmt:
+    place = c.place
+    if c.follows("for") and c.kind == "word":
+        c.take()
+        axis = axis_of(c, s, "in")
+        c.expect(":")
+        kind = choice_of(c, LOOP_KINDS, "a kind of loop")
+        c.expect("{")
+        inner = s.inner((axis,))
+        return For(axis, kind, _body(c, inner))  # type: ignore[arg-type]  # taken from the list
+    if c.follows("store", "("):
+        c.take()
+        return _store(c, s)
+    name = name_of(c)
+    c.expect("=")
+    if c.accept("reduce"):
+        kind = choice_of(c, REDUCE_KINDS, "a kind of reduction")
+        value = block_of(c, s) if c.text == "{" else _in_brackets(c, s)
+        c.expect("over")
+        over: list[Var] = []
+        if not c.accept("none"):
+            over.append(_loop_var(c, s))
+            while c.accept(","):
+                over.append(_loop_var(c, s))
+        s.types[name] = acc_dtype(kind, value.dtype)  # type: ignore[arg-type]  # from the list
+        return Reduce(name, kind, value, tuple(over))  # type: ignore[arg-type]  # as above
+    if c.place == place:
+        c.fail("a statement")
+    value = value_of(c, s, {})
+    s.types[name] = value.dtype
+    return Let(name, value)
+
+
+def _loop_var(c: Cursor, s: Scope) -> Var:
+    if c.text not in s.vars:
+        raise c.error(f"`{c.text}` is no loop around this")
+    return s.vars[c.take()]
+
+
+def _in_brackets(c: Cursor, s: Scope) -> Expr:
+    c.expect("(")
+    value = value_of(c, s, {})
+    c.expect(")")
+    return value
+
+
+def _store(c: Cursor, s: Scope) -> Store:
+    c.expect("(")
+    buffer = buffer_of(c)
+    c.expect(",")
+    c.expect("[")
+    inside = c.place
+    c.skip_to("]")
+    c.take()
+    c.expect(",")
+    value = value_of(c, s, {})
+    found, bound = bound_of(c, s, {})
+    end = c.place
+    c.jump(inside)
+    offset = sym_of(c, {**s.vars, **found} if found else s.vars, bool(found))
+    c.jump(end)
+    return Store(buffer, offset, value, bound)

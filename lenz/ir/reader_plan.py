@@ -1,0 +1,146 @@
+"""Reading plans; see reader.py."""
+
+from __future__ import annotations
+
+from lenz.ir.graph import Atom
+from lenz.ir.lexer import (
+    Cursor,
+    buffer_of,
+    choice_of,
+    int_of,
+    list_of,
+    name_of,
+    sym_of,
+    word_of,
+)
+from lenz.ir.plan import (
+    Alloc,
+    BindSize,
+    CallStep,
+    Free,
+    Input,
+    LaunchStep,
+    Plan,
+    Reuse,
+    SizeInput,
+    Step,
+    ViewStep,
+)
+from lenz.ir.reader_expr import Scope, atom_of, call_args, sizes_of, type_of
+from lenz.ir.tensor import TensorType
+from lenz.sym import Sym
+
+_LINES = (
+    "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "free", "kernels",
+    "return",
+)  # fmt: skip
+
+
+def plan_of(c: Cursor) -> Plan:
+    """A plan, from its name on."""
+    c.expect("@")
+    name = name_of(c)
+    s = Scope()
+    c.expect("(")
+    sizes_of(c, s, ")")
+    if c.accept("on"):
+        s.device = word_of(c)
+    c.expect("{")
+    inputs: list[Input | SizeInput] = []
+    constants: list[Input] = []
+    objects: list[str] = []
+    steps: list[Step] = []
+    outputs: tuple[Atom, ...] = ()
+    kernels: tuple[str, ...] | None = None
+    while not c.accept("}"):
+        match choice_of(c, _LINES, "a line of a plan"):
+            case "in" if c.text == "%":
+                inputs.append(Input(*_tensor(c, s)))
+            case "in":
+                inputs.append(SizeInput(sym_of(c, s.vars)))
+                c.expect(":")
+                c.expect("size")
+            case "const":
+                constants.append(Input(*_tensor(c, s)))
+            case "object":
+                objects.append(name_of(c))
+            case "kernels":
+                c.expect("(")
+                kernels = tuple(list_of(c, lambda: _kernel(c), ")"))
+            case "return":
+                c.expect("(")
+                outputs = tuple(list_of(c, lambda: atom_of(c, s), ")"))
+            case word:
+                steps.append(_step(c, s, word))
+    if kernels is None:
+        kernels = tuple(dict.fromkeys(x.kernel for x in steps if isinstance(x, LaunchStep)))
+    return Plan(
+        name, tuple(inputs), tuple(constants), tuple(steps), outputs, kernels, tuple(objects)
+    )
+
+
+def _kernel(c: Cursor) -> str:
+    c.expect("@")
+    return name_of(c)
+
+
+def _tensor(c: Cursor, s: Scope) -> tuple[str, TensorType]:
+    name = buffer_of(c)
+    c.expect(":")
+    return name, type_of(c, s)
+
+
+def _step(c: Cursor, s: Scope, word: str) -> Step:
+    match word:
+        case "bind":
+            var = s.vars[choice_of(c, s.vars, "a size")]
+            c.expect("=")
+            what = choice_of(c, ("size", "stride"), "what it is")
+            c.expect("(")
+            source = buffer_of(c)
+            c.expect(",")
+            dim = int_of(c)
+            c.expect(")")
+            return BindSize(var, source, dim, what == "stride")
+        case "alloc":
+            name, type_ = _tensor(c, s)
+            return Alloc(name, type_, c.accept("zero"))
+        case "reuse" | "view":
+            name, type_ = _tensor(c, s)
+            c.expect("of")
+            source = buffer_of(c)
+            return Reuse(name, source, type_) if word == "reuse" else ViewStep(name, source, type_)
+        case "launch":
+            kernel = _kernel(c)
+            c.expect("(")
+            args = tuple(list_of(c, lambda: buffer_of(c), ")", (";",)))
+            sizes: list[Sym] = []
+            if c.accept(";"):
+                sizes = list_of(c, lambda: sym_of(c, s.vars), ")")
+            else:
+                c.expect(")")
+            return LaunchStep(kernel, args, tuple(sizes))
+        case "call":
+            return _call(c, s)
+        case _:
+            return Free(buffer_of(c))
+
+
+def _call(c: Cursor, s: Scope) -> CallStep:
+    outs: tuple[str | Sym | None, ...]
+    single = not c.accept("(")
+    if single:
+        outs = (_out(c, s),)
+    else:
+        outs = tuple(list_of(c, lambda: _out(c, s), ")"))
+    c.expect("=")
+    op = word_of(c)
+    args, kwargs = call_args(c, s)
+    single = c.accept("single") or single
+    return CallStep(op, args, kwargs, outs, single, c.accept("into"))
+
+
+def _out(c: Cursor, s: Scope) -> str | Sym | None:
+    if c.text == "%":
+        return buffer_of(c)
+    return None if c.accept("none") else sym_of(c, s.vars)
