@@ -12,8 +12,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from lenz.frontend.normalise import normalise, written
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder
+from lenz.frontend.rebase import rebase
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
+from lenz.sym import ZERO
 
 __all__ = ["build"]
 
@@ -30,9 +32,15 @@ def build(
     `inputs` are the fake arguments that AOTAutograd compiled for; `static_names` names the
     placeholders that an earlier half of the same graph knew to be static.
     """
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None and kind != "backward" else None
+    if kind == "inference":
+        rebase(gm.graph, metadata)
     normalise(gm)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    placeholders = placeholders_of(places, inputs, kind, static_names)
+    static = frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
+    static_names |= {n.name for i, n in enumerate(places) if i in static}
+    placeholders = placeholders_of(places, inputs, static_names)
     mode = detect_fake_mode(list(inputs) + [p.value for p in placeholders])
     symbols = SymbolMap(mode.shape_env if mode is not None else None)
     symbols.bind(tuple(p.value for p in placeholders))
@@ -51,17 +59,13 @@ def build(
 
 
 def placeholders_of(
-    places: Sequence[Node], inputs: Sequence[Any], kind: GraphKind, static_names: frozenset[str]
+    places: Sequence[Node], inputs: Sequence[Any], static_names: frozenset[str]
 ) -> tuple[Placeholder, ...]:
     """Describe the arguments, in order."""
-    static: tuple[int, ...] = ()
-    context = TracingContext.try_get()
-    if kind != "backward" and context is not None and context.fw_metadata is not None:
-        static = tuple(context.fw_metadata.static_input_indices or ())
     found = []
     for i, node in enumerate(places):
         value = node.meta["val"] if "val" in node.meta else inputs[i]
-        is_static = i in static or node.name in static_names
+        is_static = node.name in static_names
         source = node.meta.get("desc")
         label = source.expr() if source is not None and hasattr(source, "expr") else node.name
         found.append(Placeholder(node.name, kind_of(value), value, is_static, label))
@@ -147,6 +151,7 @@ def outputs_of(
                 value=value,
                 shape=symbols.syms(value.shape) if is_strided else (),
                 stride=symbols.syms(value.stride()) if is_strided else (),
+                offset=symbols.sym(value.storage_offset()) if is_strided else ZERO,
                 is_input=places.get(node),
                 alias_input=owners.get(key) if key is not None else None,
                 alias_output=first_with.get(key) if key is not None else None,

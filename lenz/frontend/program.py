@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from lenz.frontend.symbols import SymbolMap
-from lenz.sym import Sym
+from lenz.sym import ZERO, Sym
 
 __all__ = ["CompileFX", "FxProgram", "GraphKind", "Output", "Placeholder", "origin"]
 
@@ -43,7 +43,8 @@ class Output:
     """One result of the compiled callable, by position.
 
     `node` is None for a constant result, which is then `value` (None, a number).  `stride` and
-    `offset` are in elements, as eager's tensor has them.  `is_input` is the position of the
+    `offset` are in elements, as eager's tensor has them (AOTAutograd may read all three of them to
+    rebuild a view of an argument, so all three count).  `is_input` is the position of the
     placeholder that is returned as it is; `alias_input` the position of the placeholder whose
     storage the result shares (it must be a true view of that argument); `alias_output` the
     position of an earlier result with the same storage; `duplicate_of` an earlier equal result.
@@ -54,6 +55,7 @@ class Output:
     value: Any
     shape: tuple[Sym, ...] = ()
     stride: tuple[Sym, ...] = ()
+    offset: Sym = ZERO
     is_input: int | None = None
     alias_input: int | None = None
     alias_output: int | None = None
