@@ -1,0 +1,1 @@
+"""Loading and running compiled plans.  Imports nothing of the compiler but its plan."""

@@ -1,0 +1,307 @@
+"""The disk cache: whole entries or none, whatever is damaged, killed, full or raced."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from lenz.errors import InternalError
+from lenz.runtime.store import HEADER, Store, store_at
+
+
+def child(code: str, *args: object) -> subprocess.Popen[str]:
+    """Run `code` in a new process; `args` are in sys.argv[1:]."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def entries(root: Path) -> list[Path]:
+    return sorted(p for p in root.rglob("*") if p.is_file())
+
+
+def test_gives_back_what_was_put(tmp_path: Path) -> None:
+    store = Store(tmp_path / "c")
+    for data in (b"", b"x", bytes(range(256)) * 1000):
+        store.put("object", "key", data)
+        assert store.get("object", "key") == data
+        assert Store(tmp_path / "c").get("object", "key") == data
+
+
+def test_kind_and_key_both_tell_entries_apart(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("object", "key", b"1")
+    assert store.get("plan", "key") is None
+    assert store.get("object", "key2") is None
+
+
+def test_a_key_is_text_of_any_length_and_never_a_path(tmp_path: Path) -> None:
+    store = Store(tmp_path / "c")
+    for key in ("../../escape", "a" * 100_000, "", "line\nline\0nul", "é"):
+        store.put("object", key, key.encode())
+        assert store.get("object", key) == key.encode()
+    assert all((tmp_path / "c") in p.parents for p in entries(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["", "../up", "A", "a/b"])
+def test_a_kind_is_a_plain_word(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(InternalError, match="kind of cache entry"):
+        Store(tmp_path).put(kind, "key", b"")
+
+
+def test_every_flipped_byte_and_every_cut_is_a_miss(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("object", "key", b"some data")
+    (path,) = entries(tmp_path)
+    whole = path.read_bytes()
+    for n in range(len(whole)):
+        path.write_bytes(whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :])
+        assert store.get("object", "key") is None, f"byte {n} is not protected"
+        path.write_bytes(whole[:n])
+        assert store.get("object", "key") is None, f"a file of {n} bytes is taken"
+    path.write_bytes(whole + b"\0")
+    assert store.get("object", "key") is None
+    path.write_bytes(whole)
+    assert store.get("object", "key") == b"some data"
+
+
+def test_an_entry_under_another_name_is_a_miss(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("object", "a", b"data of a")
+    (path_a,) = entries(tmp_path)
+    store.put("object", "b", b"data of b")
+    (path_b,) = set(entries(tmp_path)) - {path_a}
+    path_b.write_bytes(path_a.read_bytes())
+    assert store.get("object", "b") is None
+
+
+def test_a_damaged_entry_is_replaced_by_the_next_put(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("object", "key", b"data")
+    (path,) = entries(tmp_path)
+    path.write_bytes(b"rubbish")
+    store.put("object", "key", b"data")
+    assert store.get("object", "key") == b"data"
+
+
+def test_a_folder_or_a_link_in_place_of_an_entry_is_a_miss(tmp_path: Path) -> None:
+    store = Store(tmp_path / "c")
+    store.put("object", "key", b"data")
+    (path,) = entries(tmp_path)
+    moved = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(moved)
+    assert store.get("object", "key") is None
+    path.unlink()
+    path.mkdir()
+    assert store.get("object", "key") is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
+def test_only_the_owner_can_read_or_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Store(tmp_path / "a" / "b").put("object", "key", b"data")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "a").rglob("*"):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    Store(tmp_path / "c").put("object", "key", b"data")
+    (tmp_path / "c").chmod(0o777)
+    store = Store(tmp_path / "c")
+    assert store.get("object", "key") is None
+    with pytest.warns(RuntimeWarning, match="others can write to it"):
+        store.put("object", "key", b"data")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
+def test_an_entry_that_others_can_write_to_is_a_miss(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("object", "key", b"data")
+    (path,) = entries(tmp_path)
+    path.chmod(0o666)
+    assert store.get("object", "key") is None
+
+
+def test_no_folder_means_no_cache_and_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = Store(tmp_path / "file" / "cache")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for n in range(5):
+            store.put("object", str(n), b"data")
+            assert store.get("object", str(n)) is None
+    assert len(seen) == 1
+    assert "LENZ_CACHE_DIR" in str(seen[0].message)
+
+
+def test_one_store_per_folder_and_process(tmp_path: Path) -> None:
+    assert store_at(str(tmp_path)) is store_at(str(tmp_path))
+
+
+ONE_WARNING = """
+    import os, sys, warnings
+    from lenz.runtime.store import Store
+    store = Store(sys.argv[1])
+    {prepare}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for n in range(4):
+            store.put("object", f"new {{n}}", b"x" * 100_000)
+            assert store.get("object", f"new {{n}}") is None
+    assert len(seen) == 1, seen
+    assert store.get("object", "old") == b"kept"
+    print(seen[0].message)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no resource limits")
+def test_a_full_disk_means_no_cache_and_one_warning(tmp_path: Path) -> None:
+    Store(tmp_path).put("object", "old", b"kept")
+    # A limit on file size makes the second write(2) fail, after a first one that was partly done.
+    prepare = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))"
+    run = child(ONE_WARNING.format(prepare=prepare), tmp_path)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err
+    assert "too large" in out
+    assert len(entries(tmp_path)) == 1, "a partly written file was left behind"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
+def test_a_read_only_folder_still_serves_hits(tmp_path: Path) -> None:
+    Store(tmp_path).put("object", "old", b"kept")
+    folders = [tmp_path, *(p for p in tmp_path.rglob("*") if p.is_dir())]
+    nobody = 65534
+    if os.geteuid() == 0:  # permissions do not hold for root: the child becomes somebody else
+        for path in [*folders, *entries(tmp_path)]:
+            os.chown(path, nobody, nobody)
+        for above in tmp_path.parents[:2]:  # pytest's own folders, which only root may enter
+            above.chmod(above.stat().st_mode | 0o011)
+    for folder in folders:
+        folder.chmod(0o500)
+    run = child(ONE_WARNING.format(prepare=f"os.geteuid() or os.setuid({nobody})"), tmp_path)
+    out, err = run.communicate(timeout=60)
+    for folder in folders:
+        folder.chmod(0o700)
+    assert run.returncode == 0, err
+    assert "ermission denied" in out
+
+
+KILLED_IN_WRITE = """
+    import os, signal, sys
+    from lenz.runtime.store import Store
+    store = Store(sys.argv[1])
+    real = os.write
+    def die(file, data):
+        real(file, bytes(data)[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "write":
+        os.write = die
+    else:
+        setattr(os, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    store.put("object", "key", b"new" * 100_000)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_writer_killed_at_any_call_loses_nothing(tmp_path: Path, call: str) -> None:
+    store = Store(tmp_path)
+    store.put("object", "key", b"old")
+    run = child(KILLED_IN_WRITE, tmp_path, call)
+    run.communicate(timeout=60)
+    assert run.returncode == -9
+    assert store.get("object", "key") == b"old"
+    left = [p for p in entries(tmp_path) if p.name.startswith(".")]
+    assert len(left) == 1
+    # Its temporary file goes with the first write to the folder after an hour.
+    store.put("object", "key", b"newer")
+    assert left[0].exists()
+    os.utime(left[0], (0, 0))
+    store.put("object", "key", b"newest")
+    assert not left[0].exists()
+    assert store.get("object", "key") == b"newest"
+
+
+WRITER = """
+    import sys
+    from lenz.runtime.store import Store
+    store = Store(sys.argv[1])
+    n = int(sys.argv[2])
+    store.put("object", "key", bytes([n]) * 300_000)
+    print("ready", flush=True)
+    for step in range(int(sys.argv[3])):
+        store.put("object", "key", bytes([n, step % 256]) * 150_000)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+def test_writers_killed_at_random_never_leave_a_part(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for n in range(6):
+        run = child(WRITER, tmp_path, n, 1_000_000)
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        time.sleep(0.003 * n)
+        run.kill()
+        run.communicate(timeout=60)
+        data = store.get("object", "key")
+        assert data is not None and len(data) == 300_000
+        assert data in (bytes([n]) * 300_000, data[:2] * 150_000) and data[0] == n
+
+
+def test_processes_may_write_one_entry_at_once(tmp_path: Path) -> None:
+    runs = [child(WRITER, tmp_path, n, 20) for n in range(4)]
+    store, seen = Store(tmp_path), 0
+    while any(run.poll() is None for run in runs):
+        data = store.get("object", "key")
+        assert data is None and not seen or data is not None and data == data[:2] * 150_000
+        seen += data is not None
+    for run in runs:
+        _, err = run.communicate(timeout=60)
+        assert run.returncode == 0 and not err, err
+    assert store.get("object", "key") is not None
+    assert len(entries(tmp_path)) == 1
+
+
+def test_the_oldest_entries_go_when_the_limit_is_reached(tmp_path: Path) -> None:
+    data = b"x" * 1000
+    store = Store(tmp_path, limit=16 * 5 * (1000 + HEADER.size))
+    for n in range(400):
+        store.put("object", str(n), data)
+        newest = max(entries(tmp_path), key=lambda p: p.stat().st_mtime_ns)
+        os.utime(newest, (1000 + n, 1000 + n))
+    per_folder = [len(entries(f)) for f in (tmp_path / "v1").iterdir()]
+    assert max(per_folder) == 5 and sum(per_folder) == 80
+    assert store.get("object", "399") == data
+    assert store.get("object", "0") is None
+
+
+def test_an_entry_above_the_limit_is_kept_until_the_next(tmp_path: Path) -> None:
+    store = Store(tmp_path, limit=16)
+    store.put("object", "key", b"x" * 10_000)
+    assert store.get("object", "key") == b"x" * 10_000
+
+
+def test_a_hit_makes_an_old_entry_young(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("object", "key", b"data")
+    (path,) = entries(tmp_path)
+    os.utime(path, (1000, 1000))
+    assert store.get("object", "key") == b"data"
+    assert path.stat().st_mtime > 1000
