@@ -74,6 +74,17 @@ def split(shape: tuple[Sym, ...], dim: int | Sequence[int] | None) -> Split:
     return Split(shape, tuple(sorted(taken)))
 
 
+def common_shape(values: Sequence[Value]) -> tuple[Sym, ...]:
+    """The shape that the values broadcast to; torch has checked that there is one."""
+    rank = max(v.rank for v in values)
+    shape = [ONE] * rank
+    for v in values:
+        for d, size in enumerate(v.shape, start=rank - v.rank):
+            if size is not ONE:
+                shape[d] = size
+    return tuple(shape)
+
+
 def count(sizes: Sequence[Sym], dtype: DType) -> Expr:
     """The number of elements of a shape, as a value of the type."""
     n = product(sizes)

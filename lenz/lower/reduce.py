@@ -17,9 +17,10 @@ from lenz.ir.expr import Expr, const
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, count, reduce_over, split
+from lenz.lower.dims import Split, common_shape, count, reduce_over, split
+from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
-from lenz.sym import ONE, ZERO, Sym, minimum
+from lenz.sym import minimum
 
 Dim = int | Sequence[int] | None
 Scalar = int | float
@@ -412,30 +413,13 @@ def norm_dim(
 def dist(b: GraphBuilder, x: Value, y: Value, p: Scalar = 2) -> Value | Decline:
     """The norm of x - y."""
     acc = compute_dtype(b.result.dtype)
-    shape = broadcast((x, y))
+    shape = common_shape((x, y))
 
     def at(i: Index) -> Expr:
-        left, right = (ops.cast(v.at(align(v, i)), acc) for v in (x, y))
+        left, right = (ops.cast(v.at(broadcast(v, i)), acc) for v in (x, y))
         return ops.sub(left, right)
 
     return norm_over(b, p, split(shape, None), False, at)
-
-
-def broadcast(values: Sequence[Value]) -> tuple[Sym, ...]:
-    """The shape that the values broadcast to; torch has checked that there is one."""
-    rank = max(v.rank for v in values)
-    shape = [ONE] * rank
-    for v in values:
-        for d, size in enumerate(v.shape, start=rank - v.rank):
-            if size is not ONE:
-                shape[d] = size
-    return tuple(shape)
-
-
-def align(v: Value, i: Index) -> Index:
-    """The index in `v` of an element of the shape it broadcasts to."""
-    own = i[len(i) - v.rank :]
-    return tuple(ZERO if size is ONE else k for size, k in zip(v.shape, own, strict=True))
 
 
 @lowering("logsumexp")

@@ -1,0 +1,112 @@
+"""Negative log-likelihood: a class index per position, with weights and an ignored index.
+
+A target outside of [0, C) that is not the ignored index raises IndexError, as in eager.
+"""
+
+from __future__ import annotations
+
+from lenz import ops
+from lenz.ir.dtype import I64, compute_dtype
+from lenz.ir.expr import Expr, const, index
+from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.lower.dims import reduce_over, split
+from lenz.lower.loss import MEAN, NONE
+from lenz.lower.norm import result_type
+from lenz.lower.registry import lowering
+from lenz.sym import Sym, Var
+
+
+def class_var(classes: Sym) -> Var:
+    """The bound variable that stands for a target that was checked."""
+    return Var("@0", 0, None if classes.hi is None else classes.hi - 1, classes)
+
+
+def with_class(i: Index, c: Sym, rank: int) -> Index:
+    """Index in [N, C, ...] (or [C]) of class c at a position [n, ...] (or [])."""
+    return (*i[:1], c, *i[1:]) if rank > 1 else (c,)
+
+
+@lowering("nll_loss_forward", "nll_loss2d_forward")
+def nll_loss_forward(
+    b: GraphBuilder,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+) -> tuple[Value, Value]:
+    """-w[t] x[n, t], 0 where t is ignored; summed, or also divided by the sum of the weights.
+
+    The second result is that sum of weights, which eager leaves at 0 without reduction.
+    """
+    acc = compute_dtype(x.dtype)
+    classes = x.shape[1 if x.rank > 1 else 0]
+    chosen = class_var(classes)
+    zero = const(0, acc)
+
+    def kept(i: Index) -> Expr:
+        return ops.ne(ops.cast(target.at(i), I64), const(ignore_index, I64))
+
+    def bound(i: Index) -> tuple[Expr, ...]:
+        t = ops.where(kept(i), ops.cast(target.at(i), I64), const(0, I64))
+        return (ops.assert_in_range(t, index(classes, I64)),)
+
+    def weight_at(i: Index) -> Expr:
+        if weight is None:
+            return const(1, acc)
+        return ops.cast(weight.compute((chosen,), bound(i)), acc)
+
+    def loss(i: Index) -> Expr:
+        e = ops.neg(x.compute(with_class(i, chosen, x.rank), bound(i)))
+        return ops.where(kept(i), ops.mul(weight_at(i), e), zero)
+
+    weight_type = result_type(b, 1)
+    if reduction == NONE:
+        return b.map(loss), b.map(lambda i: const(0, weight_type.dtype), weight_type, "weight")
+    s = split(target.shape, None)
+    total = reduce_over(
+        b,
+        "sum",
+        s,
+        False,
+        lambda i: ops.where(kept(i), weight_at(i), zero),
+        type=b.temp((), acc),
+        name="weight",
+    )
+    if reduction == MEAN:
+        loss_sum = reduce_over(b, "sum", s, False, loss, type=b.temp((), acc), name="loss_sum")
+        out = b.map(lambda i: ops.div(loss_sum.at(()), total.at(())))
+    else:
+        out = reduce_over(b, "sum", s, False, loss)
+    same = weight_type.dtype is acc
+    return out, total if same else b.map(total.at, weight_type, "weight")
+
+
+@lowering("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Value,
+) -> Value:
+    """-w[c] dy where c is the target and not ignored, else 0; divided by the sum for a mean."""
+    acc = compute_dtype(x.dtype)
+    position = 1 if x.rank > 1 else 0
+
+    def at(i: Index) -> Expr:
+        c = i[position]
+        place = i[:position] + i[position + 1 :]
+        t = ops.cast(target.at(place), I64)
+        g = ops.neg(ops.cast(grad.compute(place if reduction == NONE else ()), acc))
+        if reduction == MEAN:
+            g = ops.div(g, ops.cast(total_weight.compute(()), acc))
+        if weight is not None:
+            g = ops.mul(g, ops.cast(weight.compute((c,)), acc))
+        hit = ops.and_(ops.eq(t, index(c, I64)), ops.ne(t, const(ignore_index, I64)))
+        return ops.where(hit, g, const(0, acc))
+
+    return b.map(at)

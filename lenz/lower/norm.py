@@ -1,0 +1,447 @@
+"""Layer, group, batch and RMS normalisation.
+
+Statistics are f32 for half inputs and f32, f64 for f64.  The variance of a row or a group is
+computed in two passes, mean first: the second pass finds the data in cache.  Batch statistics run
+over the whole tensor once per pass, so for inputs up to f32 they are two sums in f64, of x and of
+x^2, that share one pass: squares of f32 values are exact in f64 but for 2^-53 of each, so that
+sum(x^2) - sum(x)^2/n is as good as two passes in f32 while |mean| < 10^4 * deviation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lenz import ops
+from lenz.errors import InternalError
+from lenz.ir.dtype import F64, DType, compute_dtype
+from lenz.ir.expr import Expr, const
+from lenz.ir.tensor import TensorType
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import Split, count, reduce_over, split
+from lenz.lower.registry import lowering
+from lenz.sym import ZERO, Sym, sym
+
+
+def result_type(b: GraphBuilder, position: int) -> TensorType:
+    """Type of one of several results that eager always gives."""
+    found = b.results[position]
+    if found is None:
+        raise InternalError(f"result {position} of a normalisation is no tensor")
+    return found
+
+
+def rounded(b: GraphBuilder, x: Value, type: TensorType, name: str) -> Value:
+    """`x` itself where it has the type already, else a copy in the type."""
+    return x if x.dtype is type.dtype else b.map(x.at, type, name)
+
+
+def scaled(
+    e: Expr, weight: Value | None, bias: Value | None, index: Index
+) -> Expr:
+    """e * weight + bias, where there are such, in the type of e."""
+    if weight is not None:
+        e = ops.mul(e, ops.cast(weight.compute(index), e.dtype))
+    if bias is not None:
+        e = ops.add(e, ops.cast(bias.compute(index), e.dtype))
+    return e
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """[N, C, ...] cut into groups of C/G channels: statistics have the shape [N, G]."""
+
+    shape: tuple[Sym, ...]
+    group: Sym
+
+    @property
+    def rows(self) -> tuple[Sym, ...]:
+        """[N, G]."""
+        return (self.shape[0], self.group)
+
+    @property
+    def width(self) -> Sym:
+        """Channels per group."""
+        return self.shape[1] // self.group
+
+    @property
+    def over(self) -> tuple[Sym, ...]:
+        """[C/G, ...]: the elements of one group."""
+        return (self.width, *self.shape[2:])
+
+    def join(self, row: Index, r: Index) -> Index:
+        """Index in [N, C, ...] of the element r of the group of a row."""
+        return (row[0], row[1] * self.width + r[0], *r[1:])
+
+    def row(self, i: Index) -> Index:
+        """[n, g] of the element [n, c, ...]."""
+        return (i[0], i[1] // self.width)
+
+
+def group_of(shape: Sequence[Sym], channels: Sym | int, group: Sym | int) -> Groups | None:
+    """The groups, or None for an input whose dimension 1 is not the channels."""
+    if len(shape) < 2 or shape[1] is not sym(channels):
+        return None
+    return Groups(tuple(shape), sym(group))
+
+
+@lowering("native_layer_norm")
+def native_layer_norm(
+    b: GraphBuilder,
+    x: Value,
+    normalized_shape: Sequence[Sym | int],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """(x - mean) / sqrt(var + eps) over the last dimensions, times weight, plus bias.
+
+    Also gives the mean and 1/sqrt(var + eps) of each row, with the normalised dimensions as 1.
+    """
+    lead = x.rank - len(normalized_shape)
+    s = split(x.shape, tuple(range(lead, x.rank)))
+    acc = compute_dtype(x.dtype)
+    n = count(s.over, acc)
+    mean = reduce_over(
+        b,
+        "sum",
+        s,
+        True,
+        x.compute,
+        lambda a: ops.div(a, n),
+        replace(result_type(b, 1), dtype=acc),
+        "mean",
+    )
+    centred = _centred(x, mean, s)
+    rstd = reduce_over(
+        b,
+        "sum",
+        s,
+        True,
+        lambda i: ops.square(centred(i)),
+        lambda a: ops.rsqrt(ops.add(ops.div(a, n), const(eps, acc))),
+        replace(result_type(b, 2), dtype=acc),
+        "rstd",
+    )
+
+    def out(i: Index) -> Expr:
+        return scaled(ops.mul(centred(i), rstd.at(s.pad(s.row(i)))), weight, bias, i[lead:])
+
+    y = b.map(out)
+    return y, rounded(b, mean, result_type(b, 1), "mean"), rounded(b, rstd, result_type(b, 2), "rstd")
+
+
+def _centred(x: Value, mean: Value, s: Split) -> Callable[[Index], Expr]:
+    return lambda i: ops.sub(x.compute(i), mean.at(s.pad(s.row(i))))
+
+
+@lowering("native_group_norm")
+def native_group_norm(
+    b: GraphBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Sym | int,
+    C: Sym | int,
+    HxW: Sym | int,
+    group: Sym | int,
+    eps: float,
+) -> tuple[Value, Value, Value] | Decline:
+    """Normalisation over groups of channels of [N, C, ...], scale and shift per channel."""
+    s = group_of(x.shape, C, group)
+    if s is None:
+        return Decline("group norm of an input whose dimension 1 is not the channels")
+    acc = compute_dtype(x.dtype)
+    n = count(s.over, acc)
+    mean = b.reduce(
+        "sum",
+        s.rows,
+        s.over,
+        lambda i, r: x.compute(s.join(i, r)),
+        lambda a: ops.div(a, n),
+        replace(result_type(b, 1), dtype=acc),
+        "mean",
+    )
+    rstd = b.reduce(
+        "sum",
+        s.rows,
+        s.over,
+        lambda i, r: ops.square(ops.sub(x.compute(s.join(i, r)), mean.at(i))),
+        lambda a: ops.rsqrt(ops.add(ops.div(a, n), const(eps, acc))),
+        replace(result_type(b, 2), dtype=acc),
+        "rstd",
+    )
+
+    def out(i: Index) -> Expr:
+        row = s.row(i)
+        centred = ops.sub(x.compute(i), mean.at(row))
+        return scaled(ops.mul(centred, rstd.at(row)), weight, bias, (i[1],))
+
+    y = b.map(out)
+    return y, rounded(b, mean, result_type(b, 1), "mean"), rounded(b, rstd, result_type(b, 2), "rstd")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """Per channel: the mean, and sum((x - mean)^2) as a function of the channel index."""
+
+    mean: Value
+    squares: Callable[[Index], Expr]
+    n: tuple[Sym, ...]
+
+
+def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
+    """Statistics over all dimensions but dimension 1; the head of this file says how."""
+    s = split(x.shape, tuple(d for d in range(x.rank) if d != 1))
+    acc = compute_dtype(x.dtype)
+    mean_type = b.temp(s.rows, acc)
+    if acc is F64:
+        n = count(s.over, acc)
+        mean = reduce_over(
+            b, "sum", s, False, x.compute, lambda a: ops.div(a, n), mean_type, "mean"
+        )
+        squares = reduce_over(
+            b,
+            "sum",
+            s,
+            False,
+            lambda i: ops.square(ops.sub(x.compute(i), mean.at((i[1],)))),
+            type=mean_type,
+            name="squares",
+        )
+        return ChannelStatistics(mean, squares.at, s.over)
+    n = count(s.over, F64)
+    wide = b.temp(s.rows, F64)
+
+    def at(i: Index) -> Expr:
+        return ops.cast(x.at(i), F64)
+
+    total = reduce_over(b, "sum", s, False, at, None, wide, "total")
+    total_sq = reduce_over(b, "sum", s, False, lambda i: ops.square(at(i)), None, wide, "total_sq")
+    mean = b.map(lambda i: ops.div(total.at(i), n), mean_type, "mean")
+
+    def rest(i: Index) -> Expr:
+        lost = ops.div(ops.square(total.at(i)), n)
+        return ops.maximum(ops.sub(total_sq.at(i), lost), const(0.0, F64))
+
+    return ChannelStatistics(mean, rest, s.over)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNorm:
+    """Arguments of one batch normalisation."""
+
+    x: Value
+    weight: Value | None
+    bias: Value | None
+    running_mean: Value | None
+    running_var: Value | None
+    momentum: float
+    eps: float
+
+    @property
+    def acc(self) -> DType:
+        """Type of the statistics while they are computed."""
+        return compute_dtype(self.x.dtype)
+
+    def apply(self, b: GraphBuilder, mean: Value, invstd: Value) -> Value:
+        """(x - mean) * (invstd * weight) + bias."""
+
+        def out(i: Index) -> Expr:
+            c = (i[1],)
+            centred = ops.sub(self.x.compute(i), ops.cast(mean.compute(c), self.acc))
+            factor = scaled(ops.cast(invstd.compute(c), self.acc), self.weight, None, c)
+            return scaled(ops.mul(centred, factor), None, self.bias, c)
+
+        return b.map(out)
+
+    def train(self, b: GraphBuilder) -> tuple[Value, Value, Value, ChannelStatistics]:
+        """Normalise by the statistics of the batch: (out, save_mean, save_invstd, statistics)."""
+        stats = channel_statistics(b, self.x)
+
+        def invstd_of(i: Index) -> Expr:
+            squares = stats.squares(i)
+            var = ops.div(squares, count(stats.n, squares.dtype))
+            shifted = ops.add(var, const(self.eps, var.dtype))
+            return ops.cast(ops.rsqrt(shifted), self.acc)
+
+        invstd = b.map(invstd_of, replace(result_type(b, 2), dtype=self.acc), "invstd")
+        y = self.apply(b, stats.mean, invstd)
+        save_mean = rounded(b, stats.mean, result_type(b, 1), "save_mean")
+        return y, save_mean, rounded(b, invstd, result_type(b, 2), "save_invstd"), stats
+
+    def evaluate(self, b: GraphBuilder) -> tuple[Value, Value, Value]:
+        """Normalise by the running statistics; what eager saves is then empty (or the same)."""
+        mean, var = self.running_mean, self.running_var
+        if mean is None or var is None:
+            raise InternalError("batch norm without statistics of any kind")
+
+        def invstd_of(i: Index) -> Expr:
+            e = ops.cast(var.compute(i), self.acc)
+            return ops.rsqrt(ops.add(e, const(self.eps, self.acc)))
+
+        invstd = b.map(invstd_of, b.temp(var.shape, self.acc), "invstd")
+        y = self.apply(b, mean, invstd)
+        saved = [self.saved(b, v, k) for k, v in ((1, mean), (2, invstd))]
+        return y, saved[0], saved[1]
+
+    def saved(self, b: GraphBuilder, value: Value, position: int) -> Value:
+        """An empty result on CPU, the statistics that were used elsewhere."""
+        type = result_type(b, position)
+        if type.shape and type.shape[0] is ZERO:
+            return b.map(lambda i: const(0, type.dtype), type, "saved")
+        return b.map(value.compute, type, "saved")
+
+    def updated(self, b: GraphBuilder, stats: ChannelStatistics, first: int) -> tuple[Value, Value]:
+        """New running statistics: momentum * new + (1 - momentum) * old, unbiased variance."""
+        mean, var = self.running_mean, self.running_var
+        if mean is None or var is None:
+            raise InternalError("batch norm has no running statistics to update")
+
+        def mixed(old: Expr, new: Expr) -> Expr:
+            keep = const(1.0 - self.momentum, old.dtype)
+            take = const(self.momentum, old.dtype)
+            return ops.add(ops.mul(take, ops.cast(new, old.dtype)), ops.mul(keep, old))
+
+        def unbiased(i: Index) -> Expr:
+            squares = stats.squares(i)
+            n = count(stats.n, squares.dtype)
+            return ops.div(squares, ops.sub(n, const(1, n.dtype)))
+
+        return (
+            b.map(
+                lambda i: mixed(mean.compute(i), stats.mean.at(i)),
+                result_type(b, first),
+                "running_mean",
+            ),
+            b.map(
+                lambda i: mixed(var.compute(i), unbiased(i)), result_type(b, first + 1), "running_var"
+            ),
+        )
+
+
+@lowering("_native_batch_norm_legit_functional")
+def batch_norm_functional(
+    b: GraphBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
+    """Batch normalisation that gives the new running statistics as results 3 and 4."""
+    op = BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps)
+    if not training:
+        return (*op.evaluate(b), running_mean, running_var)
+    *three, stats = op.train(b)
+    return (*three, *op.updated(b, stats, 3))
+
+
+@lowering("_batch_norm_with_update_functional")
+def batch_norm_with_update_functional(
+    b: GraphBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
+    """As above in training; result 3 is the library's reserve, empty here."""
+    op = BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps)
+    reserve_type = result_type(b, 3)
+    if not any(s is ZERO for s in reserve_type.shape):
+        raise InternalError("batch norm with a reserve that is not empty")
+    *three, stats = op.train(b)
+    reserve = b.map(lambda i: const(0, reserve_type.dtype), reserve_type, "reserve")
+    return (*three, reserve, *op.updated(b, stats, 4))
+
+
+@lowering("_native_batch_norm_legit_no_training")
+def batch_norm_no_training(
+    b: GraphBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """Batch normalisation by the running statistics."""
+    return BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps).evaluate(b)
+
+
+@lowering("_native_batch_norm_legit.no_stats")
+def batch_norm_no_stats(
+    b: GraphBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """Batch normalisation that keeps no running statistics: always by those of the batch."""
+    return BatchNorm(x, weight, bias, None, None, momentum, eps).train(b)[:3]
+
+
+@lowering("_native_batch_norm_legit.default", "native_batch_norm")
+def batch_norm(
+    b: GraphBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Value, Value] | Decline:
+    """The form that writes its running statistics; in a functional graph it has none to write."""
+    op = BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps)
+    if not training:
+        return op.evaluate(b)
+    if running_mean is not None or running_var is not None:
+        return Decline("batch norm that writes into its running statistics")
+    return op.train(b)[:3]
+
+
+@lowering("_fused_rms_norm")
+def fused_rms_norm(
+    b: GraphBuilder,
+    x: Value,
+    normalized_shape: Sequence[Sym | int],
+    weight: Value | None,
+    eps: float | None,
+) -> tuple[Value, Value]:
+    """x / sqrt(mean(x^2) + eps) over the last dimensions, times weight; also that factor per row.
+
+    eps defaults to the machine epsilon of the compute type.
+    """
+    lead = x.rank - len(normalized_shape)
+    s = split(x.shape, tuple(range(lead, x.rank)))
+    acc = compute_dtype(x.dtype)
+    n = count(s.over, acc)
+    small = const(torch.finfo(acc.torch).eps if eps is None else eps, acc)
+    rstd = reduce_over(
+        b,
+        "sum",
+        s,
+        True,
+        lambda i: ops.square(x.compute(i)),
+        lambda a: ops.rsqrt(ops.add(ops.div(a, n), small)),
+        replace(result_type(b, 1), dtype=acc),
+        "rstd",
+    )
+
+    def out(i: Index) -> Expr:
+        return scaled(ops.mul(x.compute(i), rstd.at(s.pad(s.row(i)))), weight, None, i[lead:])
+
+    return b.map(out), rounded(b, rstd, result_type(b, 1), "rstd")

@@ -1,0 +1,304 @@
+"""Gradients of the normalisations.
+
+With xhat = (x - mean) * rstd and h = dy * weight, over the n elements that share statistics:
+    dx = rstd * (h - mean(h) - xhat * mean(h * xhat))
+    dweight = sum(dy * xhat)        dbias = sum(dy)
+RMS norm has no mean: xhat = x * rstd, and mean(h) falls away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lenz import ops
+from lenz.ir.dtype import DType, compute_dtype
+from lenz.ir.expr import Expr, const
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import Split, count, reduce_over, split
+from lenz.lower.norm import Groups, group_of, scaled
+from lenz.lower.registry import lowering
+from lenz.sym import Sym
+
+At = Callable[[Index], Expr]
+
+
+def row_gradient(
+    b: GraphBuilder, s: Split, h: At, xhat: At, rstd: At, acc: DType, centred: bool
+) -> Value:
+    """dx of a norm over the reduced dimensions of `s`; result 0 of the node."""
+    rows = b.temp(s.rows, acc)
+    n = count(s.over, acc)
+
+    def over_n(a: Expr) -> Expr:
+        return ops.div(a, n)
+
+    first = reduce_over(b, "sum", s, False, h, over_n, rows, "mean_h") if centred else None
+    second = reduce_over(
+        b, "sum", s, False, lambda i: ops.mul(h(i), xhat(i)), over_n, rows, "mean_hx"
+    )
+
+    def dx(i: Index) -> Expr:
+        row = s.row(i)
+        e = h(i) if first is None else ops.sub(h(i), first.at(row))
+        return ops.mul(rstd(i), ops.sub(e, ops.mul(xhat(i), second.at(row))))
+
+    return b.map(dx)
+
+
+@lowering("native_layer_norm_backward")
+def native_layer_norm_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    normalized_shape: Sequence[Sym | int],
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
+    """dx, dweight, dbias, each where the mask asks for it."""
+    return _rows_backward(b, grad, x, len(normalized_shape), mean, rstd, weight, output_mask)
+
+
+@lowering("_fused_rms_norm_backward")
+def fused_rms_norm_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    normalized_shape: Sequence[Sym | int],
+    rstd: Value,
+    weight: Value | None,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
+    """dx, dweight, each where the mask asks for it."""
+    mask = (*output_mask, False)
+    return _rows_backward(b, grad, x, len(normalized_shape), None, rstd, weight, mask)[:2]
+
+
+def _rows_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    inner: int,
+    mean: Value | None,
+    rstd: Value,
+    weight: Value | None,
+    mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
+    lead = x.rank - inner
+    s = split(x.shape, tuple(range(lead, x.rank)))
+    acc = compute_dtype(x.dtype)
+
+    def stat(v: Value, i: Index) -> Expr:
+        return ops.cast(v.compute(s.pad(s.row(i))), acc)
+
+    def dy(i: Index) -> Expr:
+        return ops.cast(grad.compute(i), acc)
+
+    def xhat(i: Index) -> Expr:
+        e = x.compute(i)
+        return ops.mul(e if mean is None else ops.sub(e, stat(mean, i)), stat(rstd, i))
+
+    def h(i: Index) -> Expr:
+        return scaled(dy(i), weight, None, i[lead:])
+
+    dx = None
+    if mask[0]:
+        dx = row_gradient(b, s, h, xhat, lambda i: stat(rstd, i), acc, mean is not None)
+    outer = Split(x.shape, tuple(range(lead)))
+    dweight = dbias = None
+    if mask[1]:
+        dweight = reduce_over(
+            b, "sum", outer, False, lambda i: ops.mul(dy(i), xhat(i)), None, b.results[1], "dweight"
+        )
+    if mask[2]:
+        dbias = reduce_over(b, "sum", outer, False, dy, None, b.results[2], "dbias")
+    return dx, dweight, dbias
+
+
+@lowering("native_group_norm_backward")
+def native_group_norm_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    N: Sym | int,
+    C: Sym | int,
+    HxW: Sym | int,
+    group: Sym | int,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...] | Decline:
+    """dx, dweight, dbias: one pass over the data gives sums per channel, all else is small."""
+    s = group_of(x.shape, C, group)
+    if s is None:
+        return Decline("group norm of an input whose dimension 1 is not the channels")
+    acc = compute_dtype(x.dtype)
+    spatial = Split(x.shape, tuple(range(2, x.rank)))
+
+    def stat(v: Value, i: Index) -> Expr:
+        return ops.cast(v.compute(s.row(i)), acc)
+
+    def dy(i: Index) -> Expr:
+        return ops.cast(grad.compute(i), acc)
+
+    def xhat(i: Index) -> Expr:
+        return ops.mul(ops.sub(x.compute(i), stat(mean, i)), stat(rstd, i))
+
+    def dyx(i: Index) -> Expr:
+        return ops.mul(dy(i), xhat(i))
+
+    channels = b.temp(x.shape[:2], acc, x)
+    sum_dy = reduce_over(b, "sum", spatial, False, dy, None, channels, "sum_dy")
+    sum_dyx = reduce_over(b, "sum", spatial, False, dyx, None, channels, "sum_dyx")
+    dx = dweight = dbias = None
+    if output_mask[0]:
+        first, second = (_group_mean(b, s, v, weight) for v in (sum_dy, sum_dyx))
+
+        def at(i: Index) -> Expr:
+            row = s.row(i)
+            e = ops.sub(scaled(dy(i), weight, None, (i[1],)), first.at(row))
+            return ops.mul(stat(rstd, i), ops.sub(e, ops.mul(xhat(i), second.at(row))))
+
+        dx = b.map(at)
+    if output_mask[1]:
+        dweight = _over_batch(b, sum_dyx, 1, "dweight")
+    if output_mask[2]:
+        dbias = _over_batch(b, sum_dy, 2, "dbias")
+    return dx, dweight, dbias
+
+
+def _group_mean(b: GraphBuilder, s: Groups, v: Value, weight: Value | None) -> Value:
+    """[N, C] sums, times the weight, summed over each group and divided by its elements."""
+    n = count(s.over, v.dtype)
+
+    def at(i: Index, r: Index) -> Expr:
+        c = s.join(i, r)[1]
+        return scaled(v.at((i[0], c)), weight, None, (c,))
+
+    over = (s.width,)
+    finish: Callable[[Expr], Expr] = lambda a: ops.div(a, n)  # noqa: E731
+    return b.reduce("sum", s.rows, over, at, finish, b.temp(s.rows, v.dtype, v), "mean_h")
+
+
+def _over_batch(b: GraphBuilder, v: Value, position: int, name: str) -> Value:
+    return reduce_over(b, "sum", Split(v.shape, (0,)), False, v.at, None, b.results[position], name)
+
+
+@lowering("native_batch_norm_backward")
+def native_batch_norm_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_invstd: Value | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...] | Decline:
+    """dx, dweight, dbias; without training the statistics are constants."""
+    acc = compute_dtype(x.dtype)
+    mean, spread = (save_mean, save_invstd) if train else (running_mean, running_var)
+    if mean is None or spread is None:
+        return Decline("batch norm backward without statistics")
+    s = Split(x.shape, tuple(d for d in range(x.rank) if d != 1))
+    centre, rstd = mean, spread
+    if not train:
+
+        def invstd_of(i: Index) -> Expr:
+            return ops.rsqrt(ops.add(ops.cast(spread.compute(i), acc), const(eps, acc)))
+
+        rstd = b.map(invstd_of, b.temp(spread.shape, acc, x), "invstd")
+
+    def scale(i: Index) -> Expr:
+        return ops.cast(rstd.compute((i[1],)), acc)
+
+    def dy(i: Index) -> Expr:
+        return ops.cast(grad.compute(i), acc)
+
+    def xhat(i: Index) -> Expr:
+        return ops.mul(ops.sub(x.compute(i), ops.cast(centre.compute((i[1],)), acc)), scale(i))
+
+    def dyx(i: Index) -> Expr:
+        return ops.mul(dy(i), xhat(i))
+
+    def factor(i: Index) -> Expr:
+        return scaled(scale(i), weight, None, (i[1],))
+
+    want_dx, want_dweight, want_dbias = output_mask
+    rows, in_dx = b.temp(s.rows, acc, x), train and want_dx
+    dbias = dweight = dx = None
+    if want_dbias or in_dx:
+        dbias = reduce_over(b, "sum", s, False, dy, None, rows, "dbias")
+    if want_dweight or in_dx:
+        dweight = reduce_over(b, "sum", s, False, dyx, None, rows, "dweight")
+    if want_dx:
+        dx = _batch_dx(b, s, dy, xhat, factor, (dbias, dweight) if train else (None, None))
+    return (
+        dx,
+        _result(b, dweight, 1) if want_dweight else None,
+        _result(b, dbias, 2) if want_dbias else None,
+    )
+
+
+def _batch_dx(
+    b: GraphBuilder,
+    s: Split,
+    dy: At,
+    xhat: At,
+    factor: At,
+    sums: tuple[Value | None, Value | None],
+) -> Value:
+    """invstd * weight * (dy - sum(dy)/n - xhat * sum(dy * xhat)/n); without sums in evaluation."""
+    total, total_x = sums
+
+    def at(i: Index) -> Expr:
+        e = dy(i)
+        if total is not None and total_x is not None:
+            c, n = s.row(i), count(s.over, total.dtype)
+            e = ops.sub(e, ops.div(total.at(c), n))
+            e = ops.sub(e, ops.mul(xhat(i), ops.div(total_x.at(c), n)))
+        return ops.mul(e, factor(i))
+
+    return b.map(at)
+
+
+def _result(b: GraphBuilder, v: Value | None, position: int) -> Value | None:
+    type = b.results[position]
+    return v if v is None or type is None or v.dtype is type.dtype else b.map(v.at, type)
+
+
+@lowering("batch_norm_backward")
+def batch_norm_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_var: Value | None,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Value,
+) -> tuple[Value | None, ...] | Decline:
+    """The same for `_batch_norm_with_update`, whose saved variance is 1/sqrt(var + eps) too."""
+    return native_batch_norm_backward(
+        b,
+        grad,
+        x,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_var,
+        update,
+        eps,
+        output_mask,
+    )

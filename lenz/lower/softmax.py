@@ -1,0 +1,119 @@
+"""Softmax and log-softmax along one dimension, and their gradients.
+
+With m the greatest element of the row and s = sum(exp(x - m)):
+    softmax(x) = exp(x - m) / s        log_softmax(x) = x - m - log(s)
+A row that is all -inf, or has +inf, gives NaN as in eager (`_safe_softmax`: zeros for all -inf).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from lenz import ops
+from lenz.ir.dtype import DType, compute_dtype
+from lenz.ir.expr import Expr, const
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import Split, reduce_over, split
+from lenz.lower.registry import lowering
+
+
+def exp_sum(b: GraphBuilder, x: Value, s: Split, acc: DType) -> tuple[Value, Value]:
+    """The greatest element m of each row and sum(exp(x - m)), both in the compute type."""
+    rows = b.temp(s.rows, acc)
+    top = reduce_over(b, "max", s, False, lambda i: ops.cast(x.compute(i), acc), None, rows, "max")
+    total = reduce_over(
+        b, "sum", s, False, lambda i: ops.exp(shifted(x, top, s, i)), None, rows, "sum"
+    )
+    return top, total
+
+
+def shifted(x: Value, top: Value, s: Split, i: Index) -> Expr:
+    """x - m for one element."""
+    return ops.sub(ops.cast(x.compute(i), top.dtype), top.at(s.row(i)))
+
+
+@lowering("_softmax")
+def softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value | Decline:
+    """exp(x - m) / s."""
+    if not x.dtype.is_float:
+        return Decline("eager refuses the softmax of integers")
+    s = split(x.shape, dim)
+    top, total = exp_sum(b, x, s, compute_dtype(b.result.dtype))
+    return b.map(lambda i: ops.div(ops.exp(shifted(x, top, s, i)), total.at(s.row(i))))
+
+
+@lowering("_safe_softmax")
+def safe_softmax(
+    b: GraphBuilder, x: Value, dim: int, dtype: torch.dtype | None = None
+) -> Value | Decline:
+    """Softmax that gives zeros for a row of -inf."""
+    if not b.result.dtype.is_float:
+        return Decline("eager refuses the softmax of integers")
+    s, acc = split(x.shape, dim), compute_dtype(b.result.dtype)
+    top, total = exp_sum(b, x, s, acc)
+
+    def at(i: Index) -> Expr:
+        value = ops.div(ops.exp(shifted(x, top, s, i)), total.at(s.row(i)))
+        masked_out = ops.eq(top.at(s.row(i)), const(-math.inf, acc))
+        return ops.where(masked_out, const(0, acc), value)
+
+    return b.map(at)
+
+
+@lowering("_log_softmax")
+def log_softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value | Decline:
+    """x - m - log(s)."""
+    if not x.dtype.is_float:
+        return Decline("eager refuses the log_softmax of integers")
+    s = split(x.shape, dim)
+    top, total = exp_sum(b, x, s, compute_dtype(b.result.dtype))
+    return b.map(lambda i: ops.sub(shifted(x, top, s, i), ops.log(total.at(s.row(i)))))
+
+
+@lowering("_softmax_backward_data")
+def softmax_backward(
+    b: GraphBuilder, grad: Value, y: Value, dim: int, input_dtype: torch.dtype
+) -> Value:
+    """dx = y * (dy - sum(dy * y))."""
+    s, acc = split(y.shape, dim), compute_dtype(y.dtype)
+    inner = reduce_over(
+        b,
+        "sum",
+        s,
+        False,
+        lambda i: ops.mul(ops.cast(grad.compute(i), acc), y.compute(i)),
+        type=b.temp(s.rows, acc),
+        name="sum",
+    )
+
+    def at(i: Index) -> Expr:
+        return ops.mul(
+            y.compute(i), ops.sub(ops.cast(grad.compute(i), acc), inner.at(s.row(i)))
+        )
+
+    return b.map(at)
+
+
+@lowering("_log_softmax_backward_data")
+def log_softmax_backward(
+    b: GraphBuilder, grad: Value, y: Value, dim: int, input_dtype: torch.dtype
+) -> Value:
+    """dx = dy - exp(y) * sum(dy)."""
+    s, acc = split(y.shape, dim), compute_dtype(y.dtype)
+    total = reduce_over(
+        b,
+        "sum",
+        s,
+        False,
+        lambda i: ops.cast(grad.compute(i), acc),
+        type=b.temp(s.rows, acc),
+        name="sum",
+    )
+
+    def at(i: Index) -> Expr:
+        weight = ops.mul(ops.exp(y.compute(i)), total.at(s.row(i)))
+        return ops.sub(ops.cast(grad.compute(i), acc), weight)
+
+    return b.map(at)
