@@ -3,7 +3,22 @@
 from lenz.sym.divide import ceildiv
 from lenz.sym.env import ClosedError, SymEnv
 from lenz.sym.evaluate import affine_in, evaluate, product, substitute
-from lenz.sym.expr import ONE, ZERO, Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, as_int, sym
+from lenz.sym.expr import (
+    ONE,
+    ZERO,
+    Add,
+    FloorDiv,
+    Int,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Sym,
+    Var,
+    as_int,
+    children,
+    sym,
+)
 from lenz.sym.extremum import maximum, minimum
 from lenz.sym.prove import divisor, prove_divides, prove_eq, prove_le, prove_lt
 from lenz.sym.text import read_sym, show, to_python
@@ -25,6 +40,7 @@ __all__ = [
     "affine_in",
     "as_int",
     "ceildiv",
+    "children",
     "divisor",
     "evaluate",
     "maximum",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lenz.sym.evaluate import evaluate
+from lenz.sym.evaluate import evaluate, substitute
 from lenz.sym.expr import Int, Sym, Var
 from lenz.sym.prove import prove_divides
 
@@ -48,7 +48,13 @@ class SymEnv:
         """True where k is proved to divide e, by ranges or by a fact."""
         if prove_divides(k, e):
             return True
-        return any(known % k == 0 and prove_divides(k, e - fact) for fact, known in self.facts)
+        over: dict[Var, Sym] = {}  # a variable known to be a multiple of n is n times a variable
+        for fact, n in self.facts:
+            if type(fact) is Var and fact not in over:
+                over[fact] = n * Var(f"{fact.name}.over")
+        if over and prove_divides(k, substitute(e, over)):
+            return True
+        return any(n % k == 0 and prove_divides(k, e - fact) for fact, n in self.facts)
 
     def with_var(self, v: Var, hint: int | None = None) -> SymEnv:
         """With a variable more; one of the same name is replaced."""

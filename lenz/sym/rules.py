@@ -71,9 +71,21 @@ SUMS = (
     Rule("sub_self", "x - x = 0", (X,), lambda x: x - x, lambda x: 0 * x),
     Rule("mul_one", "x*1 = x", (X,), lambda x: x * 1, lambda x: x),
     Rule("mul_zero", "x*0 = 0", (X,), lambda x: x * 0, lambda x: x - x),
-    Rule("collect", "a*x + c*x = (a + c)*x", (A, C, X), lambda a, c, x: a * x + c * x, lambda a, c, x: (a + c) * x),
+    Rule(
+        "collect",
+        "a*x + c*x = (a + c)*x",
+        (A, C, X),
+        lambda a, c, x: a * x + c * x,
+        lambda a, c, x: (a + c) * x,
+    ),
     Rule("commute", "x + y = y + x", (X, Y), lambda x, y: x + y, lambda x, y: y + x),
-    Rule("expand", "x*(y + z) = x*y + x*z", (X, Y, Z), lambda x, y, z: x * (y + z), lambda x, y, z: x * y + x * z),
+    Rule(
+        "expand",
+        "x*(y + z) = x*y + x*z",
+        (X, Y, Z),
+        lambda x, y, z: x * (y + z),
+        lambda x, y, z: x * y + x * z,
+    ),
 )
 
 DIVISIONS = (

@@ -97,7 +97,8 @@ def read_sym(text: str, scope: Mapping[str, Var]) -> Sym:
     while at < end:
         found = TOKEN.match(text, at)
         if found is None:
-            raise ValueError(f"{text!r}: column {at + 1}: not a token")
+            start = len(text) - len(text[at:].lstrip())
+            raise ValueError(f"{text!r}: column {start + 1}: not a token")
         tokens.append((found.group(found.lastindex or 0), found.start(found.lastindex or 0)))
         at = found.end()
     reader = _Reader(text, tokens, scope)

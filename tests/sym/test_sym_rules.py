@@ -105,7 +105,9 @@ class Cost:
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = heavy
 
 
-@pytest.mark.parametrize("rule", [r for r in RULES if not r.name.startswith(("min", "max", "ceil"))], ids=ids)
+@pytest.mark.parametrize(
+    "rule", [r for r in RULES if not r.name.startswith(("min", "max", "ceil"))], ids=ids
+)
 def test_right_side_is_no_worse(rule: Rule) -> None:
     for consts in symbols(rule.holes):
         holes = [h.value if isinstance(h, Int) else Cost() for h in consts]
