@@ -1,7 +1,8 @@
 """Interval arithmetic on integers: the bounds that every symbolic integer carries.
 
-An interval is a pair `(lo, hi)`; None at either end means unbounded. Every function returns an interval that holds
-each possible result (sound), as tight as the two intervals allow unless its docstring says otherwise.
+An interval is a pair `(lo, hi)`; None at either end means unbounded. Every function returns an
+interval that holds each possible result (sound), as tight as the two intervals allow unless its
+docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def _product_unbounded(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _corner(x: int | None, x_sign: int, y: int | None, y_sign: int) -> int | str:
-    """The product of two ends; "+" or "-" for an infinity. 0 times infinity is 0: the end itself is never reached."""
+    """The product of two ends.
+
+    "+" or "-" for an infinity. 0 times infinity is 0: the end itself is never reached.
+    """
     if x is not None and y is not None:
         return x * y
     if x == 0 or y == 0:
@@ -45,7 +49,10 @@ def _corner(x: int | None, x_sign: int, y: int | None, y_sign: int) -> int | str
 
 
 def quotient(a: Bounds, b: Bounds) -> Bounds:
-    """The interval of x // y (floor) for x in a, y in b, y != 0. Not tight when y may have both signs."""
+    """The interval of x // y (floor) for x in a, y in b, y != 0.
+
+    Not tight when y may have both signs.
+    """
     (al, ah), (bl, bh) = a, b
     if bh is not None and bh < 0:
         return quotient(

@@ -5,8 +5,9 @@ Both come from one split, so that quotient and remainder of one pair always fit 
     a = k*q + d*r + off,   k = d*k2,   0 <= off < d      =>      a // k = q + r // k2
                                                                  a %  k = d*(r % k2) + off
 
-which holds for floor division when d > 0 and k2 > 0 (k2 of any sign when off is 0). Constant divisors are made
-positive first. Divisors are taken to be nonzero; a constant 0 raises ZeroDivisionError.
+which holds for floor division when d > 0 and k2 > 0 (k2 of any sign when off is 0). Constant
+divisors are made positive first. Divisors are taken to be nonzero; a constant 0 raises
+ZeroDivisionError.
 """
 
 from __future__ import annotations
@@ -100,7 +101,11 @@ def _floordiv_int(a: Sym, b: Int) -> Sym:
 
 
 def _nested_quotient(a: Sym, b: Sym) -> Sym:
-    """nested_floor: (n // m) // b = n // (m*b); floor_of_mod: (n % (b*w)) // b = (n // b) % w; b > 0, w > 0."""
+    """A quotient of a quotient or a remainder, for b > 0 and w > 0.
+
+    (n // m) // b = n // (m*b)              nested_floor
+    (n % (b*w)) // b = (n // b) % w         floor_of_mod
+    """
     if b.lo is not None and b.lo >= 1:
         if type(a) is FloorDiv:
             return floordiv(a.num, a.den * b)
@@ -153,8 +158,8 @@ _UNKNOWN: Split = (ZERO, ZERO, ZERO, ZERO, ZERO)  # no split: d is never 0
 def _split_int(a: Add, b: Int) -> Split | None:
     """The split for an int divisor k > 1.
 
-    Whole multiples of k go to q. Of the other terms, ordered by how much they share with k, a head that d divides
-    stays and the tail that provably lies in one block of length d goes to off.
+    Whole multiples of k go to q. Of the other terms, ordered by how much they share with k, a head
+    that d divides stays and the tail that provably lies in one block of length d goes to off.
     """
     k = b.value
     q_const, rest_const = divmod(a.const, k)
@@ -190,7 +195,10 @@ def _plain(const: int, terms: Terms) -> Sym:
 
 
 def _cut(k: int, const: int, rest: list[tuple[int, Sym, int]]) -> tuple[int, int, int]:
-    """(cut, d, m): d divides k and the coefficients of rest[:cut]; const + rest[cut:] lies in [m*d, (m+1)*d)."""
+    """(cut, d, m): the head rest[:cut] stays.
+
+    d divides k and the coefficients of rest[:cut]; const + rest[cut:] lies in [m*d, (m+1)*d).
+    """
     lows: list[int | None] = [const]
     highs: list[int | None] = [const]
     low: int | None = const
@@ -212,7 +220,10 @@ def _cut(k: int, const: int, rest: list[tuple[int, Sym, int]]) -> tuple[int, int
 
 
 def _split_symbolic(a: Sym, b: Sym) -> Split | None:
-    """The split for a symbolic divisor: polynomial division, then a common monomial d of b and a part of a."""
+    """The split for a symbolic divisor.
+
+    Polynomial division, then a common monomial d of b and a part of a.
+    """
     q = multiples(a, lead(b))
     if q is not ZERO:
         r = a - q * b

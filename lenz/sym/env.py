@@ -16,11 +16,13 @@ class ClosedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SymEnv:
-    """The variables of a graph with their ranges, example values, facts and guards. Immutable; `with_*` gives a new one.
+    """The variables of a graph with their ranges, example values, facts and guards.
 
-    ranges: the variables, ordered by name. hints: (name, example value) pairs. facts: (e, k) pairs that say k divides
-    e, known without a guard. guards: conditions in text that the compiled result relies on, in order of addition,
-    each once. is_closed: no guard may be added any more.
+    Immutable: `with_*` gives a new one.
+
+    ranges: the variables, ordered by name. hints: (name, example value) pairs. facts: (e, k) pairs
+    that say k divides e, known without a guard. guards: conditions in text that the compiled result
+    relies on, in order of addition, each once. is_closed: no guard may be added any more.
     """
 
     ranges: tuple[Var, ...] = ()
@@ -34,7 +36,10 @@ class SymEnv:
         return {v.name: v for v in self.ranges}
 
     def hint(self, e: Sym) -> int:
-        """The value of e for the example sizes. A variable without a hint counts as its lowest value (at least 1)."""
+        """The value of e for the example sizes.
+
+        A variable without a hint counts as its lowest value (at least 1).
+        """
         if type(e) is Int:
             return e.value
         known = dict(self.hints)

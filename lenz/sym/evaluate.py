@@ -1,4 +1,7 @@
-"""Interpretations of a symbolic integer: its value, its image under a substitution, its affine parts."""
+"""Interpretations of a symbolic integer.
+
+Its value, its image under a substitution, its affine parts.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def product(items: Iterable[Sym | int]) -> Sym:
 
 
 def evaluate(e: Sym, mapping: Mapping[Var, int]) -> int:
-    """The value of e. Raises KeyError for a variable without a value, ZeroDivisionError for a zero divisor."""
+    """The value of e.
+
+    Raises KeyError for a variable without a value, ZeroDivisionError for a zero divisor.
+    """
     return _value(e, mapping, {})
 
 
@@ -69,7 +75,10 @@ def _value(e: Sym, mapping: Mapping[Var, int], memo: dict[Sym, int]) -> int:
 
 
 def substitute(e: Sym, mapping: Mapping[Var, Sym]) -> Sym:
-    """e with variables replaced, simplified as it is rebuilt. Does not look into the `below` of variables."""
+    """e with variables replaced, simplified as it is rebuilt.
+
+    Does not look into the `below` of variables.
+    """
     return _image(e, mapping, {}) if mapping else e
 
 
@@ -123,7 +132,10 @@ def _fold_max(args: list[Sym]) -> Sym:
 
 
 def affine_in(e: Sym, v: Var) -> tuple[Sym, Sym] | None:
-    """(coefficient, rest) with e == coefficient*v + rest, both free of v; None where e is not affine in v."""
+    """(coefficient, rest) with e == coefficient*v + rest, both free of v.
+
+    None where e is not affine in v.
+    """
     if type(e) is not Add:
         parts: list[tuple[Sym, int]] = [(e, 1)]
         const = 0

@@ -1,12 +1,14 @@
 """Exact symbolic integers, interned and canonical: `is` is structural equality.
 
-Invariants. A `Sym` never changes after construction. `Add` holds an int constant and terms with nonzero int
-coefficients, sorted by key; no term is an `Int` or an `Add`. `Mul` is a product of two or more factors without a
-coefficient, sorted by key; no factor is an `Int`, an `Add` or a `Mul`, so that every product is expanded over sums.
-Division and remainder are Python's (floor). Divisors are taken to be nonzero. Nothing here knows torch or a dtype.
+Invariants. A `Sym` never changes after construction. `Add` holds an int constant and terms with
+nonzero int coefficients, sorted by key; no term is an `Int` or an `Add`. `Mul` is a product of two
+or more factors without a coefficient, sorted by key; no factor is an `Int`, an `Add` or a `Mul`, so
+that every product is expanded over sums. Division and remainder are Python's (floor). Divisors are
+taken to be nonzero. Nothing here knows torch or a dtype.
 
-`key` is a text that orders nodes the same way in every process; equal keys mean equal nodes. It is bounded in
-length (long ones are replaced by a digest), so that deep expressions do not make sorting slow.
+`key` is a text that orders nodes the same way in every process; equal keys mean equal nodes. It is
+bounded in length (long ones are replaced by a digest), so that deep expressions do not make sorting
+slow.
 """
 
 from __future__ import annotations
@@ -127,7 +129,8 @@ class Int(Sym):
 class Var(Sym):
     """A named integer with lo <= v <= hi and, where `below` is given, v < below.
 
-    Two variables of one name and other bounds are different objects. `substitute` does not look into `below`.
+    Two variables of one name and other bounds are different objects. `substitute` does not look
+    into `below`.
     """
 
     __slots__ = ("below", "name")
@@ -371,7 +374,10 @@ def _shift(e: Sym, by: int) -> Sym:
 
 
 def scale(e: Sym, by: int) -> Sym:
-    """by * e: the order of the terms stays, and no rule for sums can newly apply (they are homogeneous)."""
+    """by * e.
+
+    The order of the terms stays, and no rule for sums can newly apply (they are homogeneous).
+    """
     if by == 1:
         return e
     if by == 0:

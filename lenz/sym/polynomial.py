@@ -94,7 +94,7 @@ def lead(e: Sym) -> Monomial:
 
 
 def multiples(e: Sym, d: Monomial) -> Sym:
-    """The sum of the quotients by d (coefficients rounded to zero) of the terms of e whose factors hold d's."""
+    """The sum of t / d over the terms t of e whose factors hold d's, coefficients cut to zero."""
     found: list[tuple[Sym, int]] = []
     for c, fs in monomials(e):
         rest = without(fs, d[1])

@@ -1,4 +1,7 @@
-"""Proofs from the ranges of the variables. True means proved for all values; False means only: not proved."""
+"""Proofs from the ranges of the variables.
+
+True means proved for all values; False means only: not proved.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ def prove_divides(k: Sym | int, e: Sym | int) -> bool:
 
 
 def divisor(e: Sym) -> int:
-    """The largest int known to divide e for all values; 0 for the constant 0, which everything divides."""
+    """The largest int known to divide e for all values.
+
+    0 for the constant 0, which everything divides.
+    """
     found = _DIVISORS.get(e)
     if found is None:
         found = _DIVISORS[e] = _divisor(e)
@@ -105,7 +111,8 @@ def _is_nonnegative(e: Sym) -> bool:
 def _descend(e: Sym) -> bool:
     """Replace one variable after the other by the end of its range where e is smallest.
 
-    Sound: where e = c*x + rest with c >= 0 (<= 0), e is at least its value at the lower (upper) end of x.
+    Sound: where e = c*x + rest with c >= 0 (<= 0), e is at least its value at the lower (upper) end
+    of x.
     """
     for _ in range(MAX_STEPS):
         step = _lower(e)
@@ -118,7 +125,10 @@ def _descend(e: Sym) -> bool:
 
 
 def _lower(e: Sym) -> Sym | None:
-    """e with one atom replaced by the end of its range; atoms with a symbolic end first, since they lead to others."""
+    """e with one atom replaced by the end of its range.
+
+    Atoms with a symbolic end first, since they lead to others.
+    """
     atoms: dict[Sym, None] = {}
     for t, _ in linear(e)[1]:
         atoms.update(dict.fromkeys(factors(t)))
@@ -150,7 +160,7 @@ def _symbolic_top(x: Sym) -> Sym | None:
 
 
 def _replace(e: Sym, x: Sym, top: Sym | None) -> Sym | None:
-    """The smaller end of e over x, None where x is not affine in e, or the sign or the end is not known."""
+    """The smaller end of e over x, None where e is not affine in x or sign or end are unknown."""
     const, terms = linear(e)
     coef_items: list[tuple[Sym, int]] = []
     rest: list[tuple[Sym, int]] = [(Int(const), 1)]

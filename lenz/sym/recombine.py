@@ -4,8 +4,9 @@
     c*n - c*b*(n // b)                  = c*(n % b)           mod_from_div
     c*(n % b) + c*b*((n // b) % a)      = c*(n % (a*b))       mod_mod_join, a > 0, b > 0
 
-`n // b` stands for its canonical form, which gives the steps between: (x // 8) % 4 pairs with x // 32. `c` may be a
-product of an int and symbolic factors. Every rule removes a division or a remainder, so the loop ends.
+`n // b` stands for its canonical form, which gives the steps between: (x // 8) % 4 pairs with x //
+32. `c` may be a product of an int and symbolic factors. Every rule removes a division or a
+remainder, so the loop ends.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Change = tuple[tuple[Sym, int], ...]  # what to add to the sum, in multiples
 
 
 def recombine(const: int, coefs: dict[Sym, int]) -> int:
-    """Apply the rules to const + sum of coefs until none applies. Changes coefs; returns the new constant."""
+    """Apply the rules to const + sum of coefs until none applies.
+
+    Changes coefs; returns the new constant.
+    """
     while len(coefs) > 1:
         change = _find(coefs)
         if change is None:

@@ -1,9 +1,10 @@
-"""The table of rules: what the constructors simplify, each by name, with its equation and condition.
+"""The table of rules that the constructors apply, each with its name, equation and condition.
 
-A rule's two sides are functions that take Python ints as well as symbolic integers. The tests read this table: on
-ints both sides are compared over small ranges (is the equation true, with floor semantics and operands of both
-signs?), on symbolic integers the left side must build the very object that the right side builds (does the code do
-it?), and the right side has no more divisions, remainders, minima and maxima than the left. Divisors are nonzero.
+A rule's two sides are functions that take Python ints as well as symbolic integers. The tests read
+this table: on ints both sides are compared over small ranges (is the equation true, with floor
+semantics and operands of both signs?), on symbolic integers the left side must build the very
+object that the right side builds (does the code do it?), and the right side has no more divisions,
+remainders, minima and maxima than the left. Divisors are nonzero.
 
 The code of the rules stands in `expr` (sums and products), `divide`, `recombine` and `extremum`.
 """
@@ -22,9 +23,12 @@ Side = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """One letter of a rule. A constant is tried with each int of lo..hi; a variable has these bounds (None: open).
+    """One letter of a rule.
 
-    `high` gives the exclusive upper bound from the letters before, in their order, where that depends on them.
+    A constant is tried with each int of lo..hi; a variable has these bounds (None: open).
+
+    `high` gives the exclusive upper bound from the letters before, in their order, where that
+    depends on them.
     """
 
     name: str
@@ -97,32 +101,44 @@ DIVISIONS = (
     Rule("mod_self", "s % s = 0", (S,), lambda s: s % s, lambda s: 0 * s),
     Rule("div_sign", "x // -k = -x // k", (K, X), lambda k, x: x // -k, lambda k, x: -x // k),
     Rule("mod_sign", "x % -k = -(-x % k)", (K, X), lambda k, x: x % -k, lambda k, x: -(-x % k)),
-    Rule("div_small", "r // k = 0, 0 <= r < k", (K, BELOW_K), lambda k, r: r // k, lambda k, r: 0 * r),
+    Rule("div_small", "r // k = 0, 0 <= r < k", (K, BELOW_K),
+         lambda k, r: r // k, lambda k, r: 0 * r),
     Rule("mod_small", "r % k = r, 0 <= r < k", (K, BELOW_K), lambda k, r: r % k, lambda k, r: r),
-    Rule("div_block", "(r + c*k) // k = c", (K, C, BELOW_K), lambda k, c, r: (r + c * k) // k, lambda k, c, r: c + 0 * r),
+    Rule("div_block", "(r + c*k) // k = c", (K, C, BELOW_K),
+         lambda k, c, r: (r + c * k) // k, lambda k, c, r: c + 0 * r),
     Rule("div_whole", "(k*x + y) // k = x + y // k", (K, X, Y),
          lambda k, x, y: (k * x + y) // k, lambda k, x, y: x + y // k),
-    Rule("mod_whole", "(k*x + y) % k = y % k", (K, X, Y), lambda k, x, y: (k * x + y) % k, lambda k, x, y: y % k),
-    Rule("div_over", "((k + 1)*x) // k = x + x // k", (K, X), lambda k, x: (k + 1) * x // k, lambda k, x: x + x // k),
-    Rule("mod_over", "((k + 1)*x) % k = x % k", (K, X), lambda k, x: (k + 1) * x % k, lambda k, x: x % k),
-    Rule("div_split", "(k*x + r) // k = x, 0 <= r < k", (K, X, BELOW_K), lambda k, x, r: (k * x + r) // k, lambda k, x, r: x),
-    Rule("mod_split", "(k*x + r) % k = r, 0 <= r < k", (K, X, BELOW_K), lambda k, x, r: (k * x + r) % k, lambda k, x, r: r),
+    Rule("mod_whole", "(k*x + y) % k = y % k", (K, X, Y),
+         lambda k, x, y: (k * x + y) % k, lambda k, x, y: y % k),
+    Rule("div_over", "((k + 1)*x) // k = x + x // k", (K, X),
+         lambda k, x: (k + 1) * x // k, lambda k, x: x + x // k),
+    Rule("mod_over", "((k + 1)*x) % k = x % k", (K, X),
+         lambda k, x: (k + 1) * x % k, lambda k, x: x % k),
+    Rule("div_split", "(k*x + r) // k = x, 0 <= r < k", (K, X, BELOW_K),
+         lambda k, x, r: (k * x + r) // k, lambda k, x, r: x),
+    Rule("mod_split", "(k*x + r) % k = r, 0 <= r < k", (K, X, BELOW_K),
+         lambda k, x, r: (k * x + r) % k, lambda k, x, r: r),
     Rule("div_common", "(d*x + c) // (d*k) = (x + c // d) // k", (D, K, C, X),
          lambda d, k, c, x: (d * x + c) // (d * k), lambda d, k, c, x: (x + c // d) // k),
     Rule("mod_common", "(d*x + c) % (d*k) = d*((x + c // d) % k) + c % d", (D, K, C, X),
-         lambda d, k, c, x: (d * x + c) % (d * k), lambda d, k, c, x: d * ((x + c // d) % k) + c % d),
+         lambda d, k, c, x: (d * x + c) % (d * k),
+         lambda d, k, c, x: d * ((x + c // d) % k) + c % d),
     Rule("div_part", "(d*x + r) // (d*k) = x // k, 0 <= r < d", (D, K, X, BELOW_K),
          lambda d, k, x, r: (d * x + r) // (d * k), lambda d, k, x, r: x // k),
     Rule("mod_part", "(d*x + r) % (d*k) = d*(x % k) + r, 0 <= r < d", (D, K, X, BELOW_K),
          lambda d, k, x, r: (d * x + r) % (d * k), lambda d, k, x, r: d * (x % k) + r),
-    Rule("floor_negate", "-x // k = -((x + k - 1) // k)", (K, X), lambda k, x: -x // k, lambda k, x: -((x + k - 1) // k)),
+    Rule("floor_negate", "-x // k = -((x + k - 1) // k)", (K, X),
+         lambda k, x: -x // k, lambda k, x: -((x + k - 1) // k)),
     Rule("mod_negate", "-x % k = k - 1 - (x + k - 1) % k", (K, X),
          lambda k, x: -x % k, lambda k, x: k - 1 - (x + k - 1) % k),
-    Rule("ceil", "ceildiv(x, k) = (x + k - 1) // k", (K, X), lambda k, x: _ceil(x, k), lambda k, x: (x + k - 1) // k),
-    Rule("nested_floor", "(x // a) // b = x // (a*b)", (A, B, X), lambda a, b, x: x // a // b, lambda a, b, x: x // (a * b)),
+    Rule("ceil", "ceildiv(x, k) = (x + k - 1) // k", (K, X),
+         lambda k, x: _ceil(x, k), lambda k, x: (x + k - 1) // k),
+    Rule("nested_floor", "(x // a) // b = x // (a*b)", (A, B, X),
+         lambda a, b, x: x // a // b, lambda a, b, x: x // (a * b)),
     Rule("nested_floor_shift", "(x // a + c) // b = (x + a*c) // (a*b)", (A, B, C, X),
          lambda a, b, c, x: (x // a + c) // b, lambda a, b, c, x: (x + a * c) // (a * b)),
-    Rule("nested_mod", "(x % (a*b)) % b = x % b", (A, B, X), lambda a, b, x: x % (a * b) % b, lambda a, b, x: x % b),
+    Rule("nested_mod", "(x % (a*b)) % b = x % b", (A, B, X),
+         lambda a, b, x: x % (a * b) % b, lambda a, b, x: x % b),
     Rule("floor_of_mod", "(x % (a*b)) // b = (x // b) % a", (A, B, X),
          lambda a, b, x: x % (a * b) // b, lambda a, b, x: x // b % a),
 )  # fmt: skip
@@ -134,7 +150,8 @@ JOINS = (
          lambda a, b, x: b * (x // (a * b)) + x // a % b, lambda a, b, x: x // a),
     Rule("flatten_split", "x // (a*b)*(a*b) + ((x // a) % b)*a + x % a = x", (A, B, X),
          lambda a, b, x: x // (a * b) * (a * b) + x // a % b * a + x % a, lambda a, b, x: x),
-    Rule("mod_from_div", "x - a*(x // a) = x % a", (A, X), lambda a, x: x - a * (x // a), lambda a, x: x % a),
+    Rule("mod_from_div", "x - a*(x // a) = x % a", (A, X),
+         lambda a, x: x - a * (x // a), lambda a, x: x % a),
     Rule("mod_mod_join", "b*((x // b) % a) + x % b = x % (a*b)", (A, B, X),
          lambda a, b, x: b * (x // b % a) + x % b, lambda a, b, x: x % (a * b)),
 )  # fmt: skip
@@ -143,8 +160,10 @@ _BELOW_S = Hole("j", 0, high=lambda *holes: holes[0])
 _BELOW_T = Hole("l", 0, high=lambda *holes: holes[1])
 
 SYMBOLIC = (
-    Rule("size_div_small", "j // s = 0, 0 <= j < s", (S, _BELOW_S), lambda s, j: j // s, lambda s, j: 0 * j),
-    Rule("size_mod_small", "j % s = j, 0 <= j < s", (S, _BELOW_S), lambda s, j: j % s, lambda s, j: j),
+    Rule("size_div_small", "j // s = 0, 0 <= j < s", (S, _BELOW_S),
+         lambda s, j: j // s, lambda s, j: 0 * j),
+    Rule("size_mod_small", "j % s = j, 0 <= j < s", (S, _BELOW_S),
+         lambda s, j: j % s, lambda s, j: j),
     Rule("size_div_split", "(s*x + j) // s = x, 0 <= j < s", (S, _BELOW_S, X),
          lambda s, j, x: (s * x + j) // s, lambda s, j, x: x),
     Rule("size_mod_split", "(s*x + j) % s = j, 0 <= j < s", (S, _BELOW_S, X),
@@ -157,17 +176,20 @@ SYMBOLIC = (
          lambda s, k, x, j: (s * x + j) // (k * s), lambda s, k, x, j: x // k),
     Rule("size_mod_part", "(s*x + j) % (k*s) = s*(x % k) + j, 0 <= j < s", (S, K, X, _BELOW_S),
          lambda s, k, x, j: (s * x + j) % (k * s), lambda s, k, x, j: s * (x % k) + j),
-    Rule("size_div_common", "(s*x) // (s*t) = x // t", (S, T, X), lambda s, t, x: s * x // (s * t), lambda s, t, x: x // t),
+    Rule("size_div_common", "(s*x) // (s*t) = x // t", (S, T, X),
+         lambda s, t, x: s * x // (s * t), lambda s, t, x: x // t),
     Rule("size_mod_common", "(s*x) % (s*t) = s*(x % t)", (S, T, X),
          lambda s, t, x: s * x % (s * t), lambda s, t, x: s * (x % t)),
     Rule("size_div_sum", "((s + 1)*x + j) // (s + 1) = x, 0 <= j < s", (S, _BELOW_S, X),
          lambda s, j, x: ((s + 1) * x + j) // (s + 1), lambda s, j, x: x),
     Rule("size_nested_floor", "(x // s) // t = x // (s*t)", (S, T, X),
          lambda s, t, x: x // s // t, lambda s, t, x: x // (s * t)),
-    Rule("size_join", "s*(x // s) + x % s = x", (S, X), lambda s, x: s * (x // s) + x % s, lambda s, x: x),
+    Rule("size_join", "s*(x // s) + x % s = x", (S, X),
+         lambda s, x: s * (x // s) + x % s, lambda s, x: x),
     Rule("size_flatten_split", "x // (s*t)*(s*t) + ((x // t) % s)*t + x % t = x", (S, T, X),
          lambda s, t, x: x // (s * t) * s * t + x // t % s * t + x % t, lambda s, t, x: x),
-    Rule("size_mod_from_div", "x - s*(x // s) = x % s", (S, X), lambda s, x: x - s * (x // s), lambda s, x: x % s),
+    Rule("size_mod_from_div", "x - s*(x // s) = x % s", (S, X),
+         lambda s, x: x - s * (x // s), lambda s, x: x % s),
     Rule("size_mod_mod_join", "t*((x // t) % s) + x % t = x % (s*t)", (S, T, X),
          lambda s, t, x: t * (x // t % s) + x % t, lambda s, t, x: x % (s * t)),
 )  # fmt: skip
@@ -175,13 +197,19 @@ SYMBOLIC = (
 EXTREMA = (
     Rule("min_same", "min(x, x) = x", (X,), lambda x: _min(x, x), lambda x: x),
     Rule("max_same", "max(x, x) = x", (X,), lambda x: _max(x, x), lambda x: x),
-    Rule("min_bound", "min(r, k) = r, r < k", (K, BELOW_K), lambda k, r: _min(r, k), lambda k, r: r),
-    Rule("max_bound", "max(r, k) = k, r < k", (K, BELOW_K), lambda k, r: _max(r, k), lambda k, r: k + 0 * r),
+    Rule("min_bound", "min(r, k) = r, r < k", (K, BELOW_K),
+         lambda k, r: _min(r, k), lambda k, r: r),
+    Rule("max_bound", "max(r, k) = k, r < k", (K, BELOW_K),
+         lambda k, r: _max(r, k), lambda k, r: k + 0 * r),
     Rule("min_shift", "min(x, x + k) = x", (K, X), lambda k, x: _min(x, x + k), lambda k, x: x),
-    Rule("max_shift", "max(x, x + k) = x + k", (K, X), lambda k, x: _max(x, x + k), lambda k, x: x + k),
-    Rule("min_size", "min(j, s) = j, j < s", (S, _BELOW_S), lambda s, j: _min(j, s), lambda s, j: j),
-    Rule("min_nested", "min(min(x, y), x) = min(x, y)", (X, Y), lambda x, y: _min(_min(x, y), x), lambda x, y: _min(x, y)),
-    Rule("max_nested", "max(max(x, y), x) = max(x, y)", (X, Y), lambda x, y: _max(_max(x, y), x), lambda x, y: _max(x, y)),
+    Rule("max_shift", "max(x, x + k) = x + k", (K, X),
+         lambda k, x: _max(x, x + k), lambda k, x: x + k),
+    Rule("min_size", "min(j, s) = j, j < s", (S, _BELOW_S),
+         lambda s, j: _min(j, s), lambda s, j: j),
+    Rule("min_nested", "min(min(x, y), x) = min(x, y)", (X, Y),
+         lambda x, y: _min(_min(x, y), x), lambda x, y: _min(x, y)),
+    Rule("max_nested", "max(max(x, y), x) = max(x, y)", (X, Y),
+         lambda x, y: _max(_max(x, y), x), lambda x, y: _max(x, y)),
 )  # fmt: skip
 
 RULES = SUMS + DIVISIONS + JOINS + SYMBOLIC + EXTREMA

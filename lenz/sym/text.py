@@ -1,4 +1,4 @@
-"""The text form: `show` prints, `read_sym` reads back to the same object, `to_python` prints for Python.
+"""The text form: `show` prints, `read_sym` reads the same object back, `to_python` is Python.
 
 sum     = ["-"] product { ("+" | "-") product }
 product = unary { ("*" | "//" | "%") unary }          left to right, as in Python
@@ -24,7 +24,10 @@ def show(e: Sym) -> str:
 
 
 def to_python(e: Sym) -> str:
-    """Python source for e, with the names of its variables. Raises ValueError for a name Python would not take."""
+    """Python source for e, with the names of its variables.
+
+    Raises ValueError for a name Python would not take.
+    """
     return _show(e, _python_name)[0]
 
 
@@ -90,7 +93,10 @@ TOKEN = re.compile(r"\s*(?:(\d+)|([@A-Za-z_][A-Za-z0-9_.]*)|(//|[-+*%(),]))")
 
 
 def read_sym(text: str, scope: Mapping[str, Var]) -> Sym:
-    """The symbolic integer a text stands for; names come from scope. Raises ValueError with the place of an error."""
+    """The symbolic integer a text stands for.
+
+    Names come from scope. Raises ValueError with the place of an error.
+    """
     tokens: list[tuple[str, int]] = []
     at = 0
     end = len(text.rstrip())

@@ -1,4 +1,6 @@
-"""Random expressions: value, bounds, text and Python source agree with plain ints. Seeded, so always the same.
+"""Random expressions: value, bounds, text and Python source agree with plain ints.
+
+Seeded, so always the same.
 
 The values are computed apart from the code under test: on plain ints, by Python's operators.
 """
@@ -79,7 +81,10 @@ class Tree:
 
 
 def random_tree(rng: Random, depth: int) -> Tree:
-    """A tree that leans to what indices look like: sums, products with constants, floor divisions, remainders."""
+    """A tree that leans to what indices look like.
+
+    Sums, products with constants, floor divisions, remainders.
+    """
     if depth == 0 or rng.random() < 0.1:
         return Tree("leaf", leaf=rng.choice(VARS) if rng.random() < 0.75 else rng.choice(INTS))
     op = rng.choice(("+", "+", "+", "-", "*", "*", "//", "//", "%", "%", "min", "max", "join"))
@@ -119,7 +124,10 @@ def value(t: Tree, at: dict[Var, int]) -> int:
 
 
 def build(t: Tree) -> Sym:
-    """The same tree through the constructors. Raises ZeroDivisionError where a divisor is the constant 0."""
+    """The same tree through the constructors.
+
+    Raises ZeroDivisionError where a divisor is the constant 0.
+    """
     if t.op == "leaf":
         return Int(t.leaf) if isinstance(t.leaf, int) else t.leaf
     a, b = (build(x) for x in t.args)
@@ -261,7 +269,10 @@ def test_reshape_and_back_is_the_same_index(shape: list[int], other: list[int]) 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.permutations(["s0", "s1", "s2"]), st.integers(1, 4))
 def test_symbolic_reshape_and_back(names: list[str], k: int) -> None:
-    """One flat index split over symbolic sizes and flattened is itself; an index of these sizes survives too."""
+    """One flat index split over symbolic sizes and flattened is itself.
+
+    An index of these sizes survives too.
+    """
     shape: list[Sym] = [Var(n, 1) for n in names]
     shape.insert(k % 3, Int(k + 1))
     total: Sym = Int(1)
