@@ -1,0 +1,404 @@
+"""Arithmetic whose aten form has more to it than operands: alpha, rounding modes, bounds, powers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from lenz import ops
+from lenz.ir.dtype import BOOL, DType, compute_dtype
+from lenz.ir.expr import Expr, const
+from lenz.ir.op import op_named
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.operand import Operand, element, number
+from lenz.lower.registry import lowering
+from lenz.sym import Sym
+
+Number = Sym | bool | int | float
+
+
+def _times(e: Expr, factor: Number) -> Expr:
+    """e * factor, nothing to do for 1."""
+    if not isinstance(factor, Sym) and factor == 1:
+        return e
+    return ops.mul(e, number(factor, e.dtype))
+
+
+@lowering("add")
+def add(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    """x + alpha * y; logical or for bool."""
+    t = b.result.dtype
+    return b.map(lambda i: ops.add(element(x, i, t), _times(element(y, i, t), alpha)))
+
+
+@lowering("sub", "subtract")
+def sub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    """x - alpha * y."""
+    t = b.result.dtype
+    return b.map(lambda i: ops.sub(element(x, i, t), _times(element(y, i, t), alpha)))
+
+
+@lowering("rsub")
+def rsub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    """y - alpha * x."""
+    return sub(b, y, x, alpha)
+
+
+@lowering("div", "divide")
+def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+    """x / y, exact, or rounded towards zero ("trunc") or down ("floor")."""
+    t = b.result.dtype
+    of = {None: ops.div, "trunc": ops.div_trunc, "floor": ops.div_floor}[rounding_mode]
+    return b.map(lambda i: of(element(x, i, t), element(y, i, t)))
+
+
+@lowering("reciprocal")
+def reciprocal(b: GraphBuilder, x: Value) -> Value:
+    """1 / x."""
+    return _float_map(b, x, ops.reciprocal)
+
+
+@lowering("rsqrt")
+def rsqrt(b: GraphBuilder, x: Value) -> Value:
+    """1 / sqrt(x)."""
+    return _float_map(b, x, ops.rsqrt)
+
+
+@lowering("square", "special_square")
+def square(b: GraphBuilder, x: Value) -> Value:
+    """x * x, in i64 for bool."""
+    return b.map(lambda i: ops.square(element(x, i, b.result.dtype)))
+
+
+@lowering("deg2rad")
+def deg2rad(b: GraphBuilder, x: Value) -> Value:
+    """x * pi / 180."""
+    return _float_map(b, x, lambda e: ops.mul(e, const(math.pi / 180.0, e.dtype)))
+
+
+@lowering("rad2deg")
+def rad2deg(b: GraphBuilder, x: Value) -> Value:
+    """x * 180 / pi."""
+    return _float_map(b, x, lambda e: ops.mul(e, const(180.0 / math.pi, e.dtype)))
+
+
+@lowering("frac")
+def frac(b: GraphBuilder, x: Value) -> Value:
+    """x - trunc(x)."""
+    return _float_map(b, x, lambda e: ops.sub(e, ops.trunc(e)))
+
+
+@lowering("sinc", "special_sinc")
+def sinc(b: GraphBuilder, x: Value) -> Value:
+    """sin(pi x) / (pi x), 1 at 0."""
+
+    def fn(e: Expr) -> Expr:
+        angle = ops.mul(e, const(math.pi, e.dtype))
+        return ops.where(_is(e, 0.0), const(1.0, e.dtype), ops.div(ops.sin(angle), angle))
+
+    return _float_map(b, x, fn)
+
+
+def _is(e: Expr, value: float) -> Expr:
+    return ops.eq(e, const(value, e.dtype))
+
+
+def _float_map(b: GraphBuilder, x: Value, fn: Callable[[Expr], Expr]) -> Value:
+    """A map of one operand in the compute type of the result."""
+    return b.map(lambda i: fn(element(x, i, b.result.dtype)))
+
+
+@lowering("round")
+def round_(b: GraphBuilder, x: Value, decimals: int = 0) -> Value:
+    """The nearest integer, or multiple of a power of ten; ties to even."""
+    if decimals == 0 or not x.dtype.is_float:
+        return b.map(lambda i: ops.round(x.compute(i)))
+    ten = const(10.0 ** abs(decimals), compute_dtype(x.dtype))
+
+    def fn(e: Expr) -> Expr:
+        if decimals > 0:
+            return ops.div(ops.round(ops.mul(e, ten)), ten)
+        return ops.mul(ops.round(ops.div(e, ten)), ten)
+
+    return _float_map(b, x, fn)
+
+
+@lowering("sign", "sgn")
+def sign(b: GraphBuilder, x: Value) -> Value:
+    """-1, 0 or 1, and 0 for NaN; bool stays itself."""
+    return b.map(lambda i: sign_of(x.compute(i)))
+
+
+def sign_of(e: Expr) -> Expr:
+    """(e > 0) - (e < 0)."""
+    if e.dtype is BOOL:
+        return e
+    zero, one = const(0, e.dtype), const(1, e.dtype)
+    up = ops.where(ops.gt(e, zero), one, zero)
+    if e.dtype.kind == "uint":
+        return up
+    return ops.where(ops.lt(e, zero), const(-1, e.dtype), up)
+
+
+@lowering("clamp", "clip")
+def clamp(
+    b: GraphBuilder, x: Value, min: Operand | None = None, max: Operand | None = None
+) -> Value:
+    """x between the bounds; the upper one wins where they cross, NaN anywhere gives NaN."""
+    t = b.result.dtype
+
+    def fn(i: Index) -> Expr:
+        e = element(x, i, t)
+        if min is not None:
+            e = ops.maximum(e, element(min, i, t))
+        return e if max is None else ops.minimum(e, element(max, i, t))
+
+    return b.map(fn)
+
+
+@lowering("clamp_min")
+def clamp_min(b: GraphBuilder, x: Value, min: Operand) -> Value:
+    """The greater of x and the bound."""
+    return clamp(b, x, min)
+
+
+@lowering("clamp_max")
+def clamp_max(b: GraphBuilder, x: Value, max: Operand) -> Value:
+    """The lesser of x and the bound."""
+    return clamp(b, x, None, max)
+
+
+@lowering("addcmul")
+def addcmul(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
+    """x + value * y * z."""
+    t = b.result.dtype
+    return b.map(
+        lambda i: ops.add(
+            element(x, i, t), ops.mul(_times(element(y, i, t), value), element(z, i, t))
+        )
+    )
+
+
+@lowering("addcdiv")
+def addcdiv(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
+    """x + value * y / z."""
+    t = b.result.dtype
+    return b.map(
+        lambda i: ops.add(
+            element(x, i, t), ops.div(_times(element(y, i, t), value), element(z, i, t))
+        )
+    )
+
+
+def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:
+    """start + weight * (end - start), taken from the nearer end."""
+    span = ops.sub(end, start)
+    low = ops.add(start, ops.mul(weight, span))
+    high = ops.sub(end, ops.mul(span, ops.sub(const(1.0, weight.dtype), weight)))
+    near = ops.lt(ops.abs(weight), const(0.5, weight.dtype))
+    return ops.where(near, low, high)
+
+
+@lowering("lerp")
+def lerp(b: GraphBuilder, x: Value, end: Value, weight: Operand) -> Value:
+    """The point between x and end."""
+    t = b.result.dtype
+    return b.map(lambda i: lerp_of(element(x, i, t), element(end, i, t), element(weight, i, t)))
+
+
+@lowering("pow")
+def power(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
+    """x to the power y; small exact exponents become products, roots and quotients."""
+    t = b.result.dtype
+    if t is BOOL:
+        return Decline("a power of bool")
+    if isinstance(y, (bool, int, float)):
+        if t.is_integer and y < 0:
+            return Decline("an integer to a negative power is an error in eager")
+        short = _short_power(y, t)
+        if short is not None:
+            return b.map(lambda i: short(element(x, i, t)))
+    elif t.is_integer:
+        return b.map(lambda i: integer_power(element(x, i, t), element(y, i, t)))
+    if t.is_integer:
+        return b.map(lambda i: _repeated(element(x, i, t), int(y)))  # type: ignore[arg-type]  # a number here: Value and Sym are taken above
+    table = op_named("pow")
+    return b.map(lambda i: ops.apply(table, element(x, i, t), element(y, i, t)))
+
+
+def _short_power(y: bool | int | float, t: DType) -> Callable[[Expr], Expr] | None:
+    """The power as eager computes it for exponents it treats apart."""
+    forms: dict[float, Callable[[Expr], Expr]] = {
+        0.0: lambda e: const(1, e.dtype),
+        1.0: lambda e: e,
+        2.0: ops.square,
+        3.0: lambda e: ops.mul(ops.square(e), e),
+        0.5: ops.sqrt,
+        -0.5: ops.rsqrt,
+        -1.0: ops.reciprocal,
+        -2.0: lambda e: ops.reciprocal(ops.square(e)),
+    }
+    found = forms.get(float(y)) if abs(y) <= 3 else None
+    return found if t.is_float or (y >= 0 and float(y).is_integer()) else None
+
+
+def _repeated(e: Expr, n: int) -> Expr:
+    """e to the power n >= 0 by repeated squaring; integers wrap."""
+    out = const(1, e.dtype)
+    while n:
+        if n & 1:
+            out = ops.mul(out, e)
+        n >>= 1
+        e = ops.square(e) if n else e
+    return out
+
+
+def integer_power(x: Expr, n: Expr) -> Expr:
+    """x to the power n by squaring, all bits of n; negative n gives 1 for 1, +-1 for -1, else 0."""
+    t = x.dtype
+    zero, one = const(0, t), const(1, t)
+    out, factor = one, x
+    for bit in range(t.bits - (t.kind == "int")):
+        chosen = ops.ne(ops.and_(n, const(1 << bit, t)), zero)
+        out = ops.where(chosen, ops.mul(out, factor), out)
+        factor = ops.square(factor)
+    if t.kind == "uint":
+        return out
+    odd = ops.ne(ops.and_(n, one), zero)
+    minus = ops.where(odd, const(-1, t), one)
+    below = ops.where(_is(x, 1), one, ops.where(_is(x, -1), minus, zero))
+    return ops.where(ops.lt(n, zero), below, out)
+
+
+@lowering("heaviside")
+def heaviside(b: GraphBuilder, x: Value, values: Value) -> Value:
+    """0 below zero, 1 above, `values` at zero; 0 for NaN."""
+    t = b.result.dtype
+
+    def fn(i: Index) -> Expr:
+        e = element(x, i, t)
+        zero, one = const(0, e.dtype), const(1, e.dtype)
+        step = ops.where(ops.gt(e, zero), one, zero)
+        return ops.where(ops.eq(e, zero), element(values, i, t), step)
+
+    return b.map(fn)
+
+
+@lowering("nan_to_num")
+def nan_to_num(
+    b: GraphBuilder,
+    x: Value,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Value:
+    """Finite numbers for NaN (default 0) and the infinities (default: the greatest of the type)."""
+    if not x.dtype.is_float:
+        return b.map(x.at)
+    limits = torch.finfo(x.dtype.torch)
+    top = limits.max if posinf is None else posinf
+    low = limits.min if neginf is None else neginf
+
+    def fn(i: Index) -> Expr:
+        e = x.compute(i)
+        out = ops.where(_is(e, math.inf), const(top, e.dtype), e)
+        out = ops.where(_is(e, -math.inf), const(low, e.dtype), out)
+        return ops.where(ops.isnan(e), const(nan or 0.0, e.dtype), out)
+
+    return b.map(fn)
+
+
+@lowering("isposinf")
+def isposinf(b: GraphBuilder, x: Value) -> Value:
+    """True for +inf."""
+    return _is_infinity(b, x, math.inf)
+
+
+@lowering("isneginf")
+def isneginf(b: GraphBuilder, x: Value) -> Value:
+    """True for -inf."""
+    return _is_infinity(b, x, -math.inf)
+
+
+def _is_infinity(b: GraphBuilder, x: Value, which: float) -> Value:
+    return b.map(lambda i: _is(x.compute(i), which) if x.dtype.is_float else const(False, BOOL))
+
+
+@lowering("logit", "special_logit")
+def logit(b: GraphBuilder, x: Value, eps: float | None = None) -> Value:
+    """log(x / (1 - x)), x first brought into [eps, 1 - eps]."""
+
+    def fn(e: Expr) -> Expr:
+        one = const(1.0, e.dtype)
+        if eps is not None:
+            low, high = const(eps, e.dtype), const(1.0 - eps, e.dtype)
+            # Not maximum and minimum: eager keeps NaN and lets the lower bound win.
+            e = ops.where(ops.lt(e, low), low, ops.where(ops.gt(e, high), high, e))
+        return ops.log(ops.div(e, ops.sub(one, e)))
+
+    return _float_map(b, x, fn)
+
+
+def _xlog(name: tuple[str, ...], log: Callable[[Expr], Expr]) -> None:
+    def lower_xlog(b: GraphBuilder, x: Operand, y: Operand) -> Value:
+        t = b.result.dtype
+
+        def fn(i: Index) -> Expr:
+            e, f = element(x, i, t), element(y, i, t)
+            product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, log(f)))
+            return ops.where(ops.isnan(f), f, product)
+
+        return b.map(fn)
+
+    lowering(*name)(lower_xlog)
+
+
+_xlog(("xlogy", "special_xlogy"), ops.log)
+_xlog(("special_xlog1py",), ops.log1p)
+
+
+def _log_add(
+    name: str, log1p: Callable[[Expr], Expr], exp: Callable[[Expr], Expr]
+) -> None:
+    def lower_log_add(b: GraphBuilder, x: Value, y: Value) -> Value:
+        """max + log(1 + exp(min - max)); equal infinities give themselves."""
+        t = b.result.dtype
+
+        def fn(i: Index) -> Expr:
+            e, f = element(x, i, t), element(y, i, t)
+            high = ops.maximum(e, f)
+            same = ops.and_(ops.isinf(e), ops.eq(e, f))
+            gap = ops.neg(ops.abs(ops.sub(e, f)))
+            return ops.where(same, e, ops.add(high, log1p(exp(gap))))
+
+        return b.map(fn)
+
+    lowering(name)(lower_log_add)
+
+
+_log_add("logaddexp", ops.log1p, ops.exp)
+_log_add(
+    "logaddexp2",
+    lambda e: ops.mul(ops.log1p(e), const(1.0 / math.log(2.0), e.dtype)),
+    ops.exp2,
+)
+
+
+@lowering("hypot")
+def hypot(b: GraphBuilder, x: Value, y: Value) -> Value:
+    """sqrt(x*x + y*y) without overflow: the greater times sqrt(1 + ratio^2)."""
+    t = b.result.dtype
+
+    def fn(i: Index) -> Expr:
+        e, f = ops.abs(element(x, i, t)), ops.abs(element(y, i, t))
+        high, low = ops.fmax(e, f), ops.fmin(e, f)
+        zero, one = const(0.0, e.dtype), const(1.0, e.dtype)
+        ratio = ops.div(low, high)
+        long = ops.mul(high, ops.sqrt(ops.add(one, ops.square(ratio))))
+        long = ops.where(ops.or_(ops.isnan(e), ops.isnan(f)), const(math.nan, e.dtype), long)
+        # An infinity wins over NaN, and 0/0 is to be 0.
+        return ops.where(ops.or_(ops.isinf(high), ops.eq(high, zero)), high, long)
+
+    return b.map(fn)

@@ -1,0 +1,1 @@
+"""Reads at computed positions: gather, index, embedding."""

@@ -1,0 +1,97 @@
+"""Operands of pointwise ops: their common type, and one element of them at an index of the result.
+
+Type promotion is torch's: tensors with dimensions decide within a category (bool, integer, float),
+then 0-d tensors, then Python scalars; only a higher category raises the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+
+from lenz import ops
+from lenz.errors import Unsupported
+from lenz.ir.dtype import BOOL, C64, I64, DType, compute_dtype, dtype_of
+from lenz.ir.expr import Expr, const, index
+from lenz.lower.builder import Index, Value
+from lenz.sym import ONE, ZERO, Sym
+
+Operand: TypeAlias = "Value | Sym | bool | int | float"
+
+
+def broadcast(x: Value, i: Index) -> Index:
+    """The index of `x` that broadcasts to the index `i` of a result of the same or higher rank."""
+    tail = i[len(i) - x.rank :]
+    return tuple(ZERO if n is ONE else d for n, d in zip(x.shape, tail, strict=True))
+
+
+def number(x: Sym | bool | int | float, dtype: DType) -> Expr:
+    """A Python scalar or size as a value of the type."""
+    if isinstance(x, Sym):
+        return ops.cast(index(x, I64), dtype)
+    return const(x, dtype)
+
+
+def element(x: Operand, i: Index, dtype: DType, *, rounded: bool = False) -> Expr:
+    """One operand of an op whose operands are promoted to `dtype`, in dtype's compute type.
+
+    Integers and other floats become a half type first where torch does that too; scalars and 0-d
+    tensors only with `rounded` (torch keeps them in f32 for arithmetic, not for comparisons).
+    """
+    to = compute_dtype(dtype)
+    if not isinstance(x, Value):
+        e = number(x, to)
+        return ops.cast(ops.cast(e, dtype), to) if rounded else e
+    e = x.at(broadcast(x, i))
+    if dtype.is_half and e.dtype is not dtype and (rounded or x.rank > 0):
+        e = ops.cast(e, dtype)
+    return ops.cast(e, to)
+
+
+def exact(x: Operand, i: Index, dtype: DType) -> Expr:
+    """One operand in `dtype` itself, halves included: for ops that only move values."""
+    return ops.cast(x.at(broadcast(x, i)), dtype) if isinstance(x, Value) else number(x, dtype)
+
+
+def scalar_dtype(x: Any) -> torch.dtype:
+    """The type that a Python scalar has in promotion; raises Unsupported for anything else."""
+    match x:
+        case bool():
+            return torch.bool
+        case int() | Sym():
+            return torch.int64
+        case float():
+            return torch.get_default_dtype()
+        case complex():
+            return torch.complex64
+        case _:
+            raise Unsupported(f"a {type(x).__name__} as an operand")
+
+
+def promote(operands: Iterable[Operand]) -> DType:
+    """The common type of the operands by torch's promotion."""
+    ranks: list[torch.dtype | None] = [None, None, None]
+    for x in operands:
+        level = 2 if not isinstance(x, Value) else (0 if x.rank > 0 else 1)
+        own = x.dtype.torch if isinstance(x, Value) else scalar_dtype(x)
+        seen = ranks[level]
+        ranks[level] = own if seen is None else torch.promote_types(seen, own)
+    found = _stronger(ranks[0], _stronger(ranks[1], ranks[2]))
+    dtype = None if found is None else dtype_of(found)
+    if dtype is None:
+        raise Unsupported(f"no common type of {ranks}")
+    return dtype
+
+
+def _stronger(high: torch.dtype | None, low: torch.dtype | None) -> torch.dtype | None:
+    """Combine the type of the stronger operands with that of the weaker ones."""
+    if high is None or low is None or high.is_complex:
+        return low if high is None else high
+    if low.is_complex or (low.is_floating_point and not high.is_floating_point):
+        # A complex with the precision of a float, or the float itself.
+        return torch.promote_types(high, C64.torch) if low.is_complex else low
+    if high.is_floating_point:
+        return high
+    return low if high is BOOL.torch else high

@@ -1,0 +1,158 @@
+"""Pointwise ops of the op table, each lowered to one map; conversions, copies, choices.
+
+Arithmetic that needs more than its table entry stands in `arithmetic`, activations in `activation`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lenz import ops
+from lenz.ir.dtype import BOOL, NATIVE, DType, compute_dtype
+from lenz.ir.expr import Expr
+from lenz.ir.graph import Extern, Pointwise, Reduction
+from lenz.ir.op import Op
+from lenz.lower import activation as activation
+from lenz.lower import arithmetic as arithmetic
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.operand import Operand, broadcast, element, exact, promote
+from lenz.lower.registry import Lowering, lowering, native_packets, pointwise_ops
+from lenz.ops.fold import apply
+
+
+@lowering("_to_copy", "prims.convert_element_type", "prims.device_put", "_conj_physical")
+def convert(b: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value | Decline:
+    """The elements in the type of the result, as the program asks for: no rounding is implicit."""
+    if x.device != b.result.device:
+        return Decline("copy between devices")
+    return b.map(lambda i: ops.cast(x.at(i), b.result.dtype))
+
+
+@lowering("clone", "contiguous", "lift_fresh_copy", any_dtype=True)
+def clone(b: GraphBuilder, x: Value, **_: Any) -> Value:
+    """A copy in the strides of the result."""
+    return b.map(x.at)
+
+
+@lowering("copy")
+def copy(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value | Decline:
+    """The elements of `src`, broadcast and converted, in place of those of `x`."""
+    if src.device != x.device:
+        return Decline("copy between devices")
+    return b.map(lambda i: exact(src, i, x.dtype))
+
+
+@lowering("copy_")
+def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value | Decline:
+    """The input `x` holds the elements of `src` when the graph ends."""
+    if src.device != x.device:
+        return Decline("copy between devices")
+    value = src
+    if src.buffer.type != x.buffer.type or not _is_own(b, src):
+        # An input or a view may be (part of) what is written, so its elements are taken first.
+        value = b.map(lambda i: exact(src, i, x.dtype), x.buffer.type)
+    b.mutate(x, value)
+    return value
+
+
+def _is_own(b: GraphBuilder, x: Value) -> bool:
+    """True when a computation of this graph wrote the buffer and no view shares its memory."""
+    for n in reversed(b.nodes):
+        if isinstance(n, (Pointwise, Reduction)) and n.out.name == x.name:
+            return True
+        if isinstance(n, Extern) and any(o is x.buffer for o in n.outs):
+            return not n.aliases
+    return False
+
+
+@lowering("fill", any_dtype=False)
+def fill(b: GraphBuilder, x: Value, value: Operand) -> Value:
+    """One value everywhere."""
+    return b.map(lambda i: exact(value, i, b.result.dtype))
+
+
+@lowering("masked_fill")
+def masked_fill(b: GraphBuilder, x: Value, mask: Value, value: Operand) -> Value:
+    """`value` where the mask holds, else x."""
+    dtype = b.result.dtype
+    return b.map(
+        lambda i: ops.where(
+            ops.cast(mask.at(broadcast(mask, i)), BOOL), exact(value, i, dtype), exact(x, i, dtype)
+        )
+    )
+
+
+@lowering("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(b: GraphBuilder, cond: Value, x: Operand, y: Operand) -> Value:
+    """x where cond holds, else y; uint8 conditions count as bool."""
+    dtype = b.result.dtype
+    return b.map(
+        lambda i: ops.where(
+            ops.cast(cond.at(broadcast(cond, i)), BOOL), exact(x, i, dtype), exact(y, i, dtype)
+        )
+    )
+
+
+def _logical(name: str, of: Any) -> None:
+    def lower_logical(b: GraphBuilder, x: Value, y: Value) -> Value:
+        return b.map(lambda i: of(ops.truth(_raw(x, i)), ops.truth(_raw(y, i))))
+
+    lowering(name)(lower_logical)
+
+
+def _raw(x: Value, i: Index) -> Expr:
+    return x.compute(broadcast(x, i))
+
+
+_logical("logical_and", ops.and_)
+_logical("logical_or", ops.or_)
+_logical("logical_xor", ops.xor)
+
+
+def _test(name: str, of: Any) -> None:
+    def lower_test(b: GraphBuilder, x: Value) -> Value:
+        return b.map(lambda i: of(x.compute(i)))
+
+    lowering(name)(lower_test)
+
+
+_test("logical_not", lambda x: ops.not_(ops.truth(x)))
+_test("isnan", ops.isnan)
+_test("isinf", ops.isinf)
+_test("isfinite", ops.isfinite)
+_test("signbit", lambda x: x if x.dtype is BOOL else ops.signbit(x))
+_test("floor", ops.floor)
+_test("ceil", ops.ceil)
+_test("trunc", ops.trunc)
+_test("fix", ops.trunc)
+
+
+def compute_types(op: Op, operands: tuple[Operand, ...], result: DType) -> DType:
+    """The type that the operands of a table op are promoted to, a half type included."""
+    return promote(operands) if op.promotion == "bool" else result
+
+
+def direct(op: Op) -> Lowering:
+    """The lowering of an op by its table entry alone: promote, apply, round."""
+
+    def lower_direct(b: GraphBuilder, *args: Any, **kwargs: Any) -> Value | Decline:
+        if kwargs or len(args) != op.arity:
+            return Decline(f"arguments of {op.name} beyond its operands")
+        dtype = compute_types(op, args, b.result.dtype)
+        if dtype not in NATIVE:
+            return Decline(f"dtype {dtype}")
+        try:
+            made = op.dtype((compute_dtype(dtype),) * op.arity, ())
+        except TypeError as e:
+            return Decline(str(e))
+        if made.is_float and not b.result.dtype.is_float:
+            return Decline(f"{op.name} of {dtype} gives {b.result.dtype}")
+        rounded = op.promotion == "bool"
+        return b.map(lambda i: apply(op, *[element(a, i, dtype, rounded=rounded) for a in args]))
+
+    return lower_direct
+
+
+for _name, _op in pointwise_ops().items():
+    if _name not in native_packets() and _op.arity > 0:
+        lowering(_name)(direct(_op))

@@ -1,0 +1,343 @@
+"""Views: other indices into the same elements. What no strides express becomes a copying map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lenz.ir.graph import Pointwise, Reduction
+from lenz.ir.tensor import TensorType
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import wrapped
+from lenz.lower.operand import broadcast
+from lenz.lower.registry import lowering
+from lenz.sym import ONE, ZERO, Sym, maximum, product, sym
+
+Size = Sym | int
+
+
+def flatten(i: Sequence[Sym], shape: Sequence[Sym]) -> Sym:
+    """The row-major position of an index."""
+    flat: Sym = ZERO
+    for v, size in zip(i, shape, strict=True):
+        flat = flat * size + v
+    return flat
+
+
+def unflatten(flat: Sym, shape: Sequence[Sym]) -> Index:
+    """The index at a row-major position; the shape has no size 0."""
+    out: list[Sym] = []
+    rest = flat
+    for size in reversed(shape[1:]):
+        out.append(rest % size)
+        rest = rest // size
+    if shape:
+        out.append(rest)
+    return tuple(reversed(out))
+
+
+def regroup(new: Sequence[Sym], old: Sequence[Sym]) -> Callable[[Index], Index]:
+    """The map from indices of one shape to those of another with as many elements.
+
+    Both shapes are cut wherever their leading sizes have one product, so that dimensions that stay
+    keep their own variable and only what is really merged or cut is divided.
+    """
+    if any(s is ZERO for s in (*new, *old)):
+        return lambda i: tuple(ZERO for _ in old)
+    kept_new = [d for d, s in enumerate(new) if s is not ONE]
+    kept_old = [d for d, s in enumerate(old) if s is not ONE]
+    ends_new = _products([new[d] for d in kept_new])
+    ends_old = _products([old[d] for d in kept_old])
+    where_old = {p: k for k, p in enumerate(ends_old)}
+    cuts = [(0, 0)]
+    for k, p in enumerate(ends_new):
+        match = where_old.get(p)
+        if match is not None and match + 1 > cuts[-1][1]:
+            cuts.append((k + 1, match + 1))
+    if cuts[-1] != (len(kept_new), len(kept_old)):
+        # The products agree only by facts about the symbols: the last group takes the rest.
+        cuts[-1:] = [(len(kept_new), len(kept_old))] if len(cuts) > 1 else [
+            (0, 0), (len(kept_new), len(kept_old))
+        ]  # fmt: skip
+
+    def fn(i: Index) -> Index:
+        out: list[Sym] = [ZERO] * len(old)
+        for (n0, o0), (n1, o1) in zip(cuts, cuts[1:], strict=False):
+            mine, theirs = kept_new[n0:n1], kept_old[o0:o1]
+            flat = flatten([i[d] for d in mine], [new[d] for d in mine])
+            for d, v in zip(theirs, unflatten(flat, [old[d] for d in theirs]), strict=True):
+                out[d] = v
+        return tuple(out)
+
+    return fn
+
+
+def _products(sizes: Sequence[Sym]) -> list[Sym]:
+    return [product(sizes[: k + 1]) for k in range(len(sizes))]
+
+
+@lowering("view.default", "_unsafe_view", "reshape", "_reshape_alias", any_dtype=True)
+def view(b: GraphBuilder, x: Value, *_: object) -> Value:
+    """The same elements in row-major order, in another shape."""
+    return b.view(x, regroup(b.result.shape, x.shape))
+
+
+@lowering("alias", "detach", "lift", "lift_fresh", "view_as", any_dtype=True)
+def alias(b: GraphBuilder, x: Value, *_: object) -> Value:
+    """The tensor itself; `view_as` and a changed shape go through `view`."""
+    return x if b.result.layout.shape == x.shape else view(b, x)
+
+
+@lowering("permute", any_dtype=True)
+def permute(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
+    """Dimension k of the result is dims[k] of x."""
+    order = [wrapped(d, x.rank) for d in dims]
+
+    def fn(i: Index) -> Index:
+        where = dict(zip(order, i, strict=True))
+        return tuple(where[d] for d in range(x.rank))
+
+    return b.view(x, fn)
+
+
+@lowering("transpose.int", any_dtype=True)
+def transpose(b: GraphBuilder, x: Value, dim0: int, dim1: int) -> Value:
+    """Two dimensions exchanged."""
+    order = list(range(x.rank))
+    if order:
+        p, q = wrapped(dim0, x.rank), wrapped(dim1, x.rank)
+        order[p], order[q] = q, p
+    return permute(b, x, order)
+
+
+@lowering("t", any_dtype=True)
+def t(b: GraphBuilder, x: Value) -> Value:
+    """The transpose of a matrix; vectors stay."""
+    return permute(b, x, tuple(reversed(range(x.rank))))
+
+
+@lowering("expand", "expand_as", "broadcast_to", any_dtype=True)
+def expand(b: GraphBuilder, x: Value, *_: object, implicit: bool = False) -> Value:
+    """Size-1 dimensions repeated, and new ones in front."""
+    return b.view(x, lambda i: broadcast(x, i))
+
+
+@lowering("unsqueeze", any_dtype=True)
+def unsqueeze(b: GraphBuilder, x: Value, dim: int) -> Value:
+    """A new dimension of size 1."""
+    d = wrapped(dim, x.rank + 1)
+    return b.view(x, lambda i: (*i[:d], *i[d + 1 :]))
+
+
+@lowering("squeeze", any_dtype=True)
+def squeeze(b: GraphBuilder, x: Value, dim: int | Sequence[int] | None = None) -> Value | Decline:
+    """Dimensions of size 1 dropped: all, one, or some."""
+    chosen = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = [wrapped(d, x.rank) for d in chosen if x.rank]
+    dropped = [d for d in dims if x.shape[d] is ONE]
+    if x.rank - len(dropped) != b.result.rank:
+        return Decline("a size is 1 only by a fact about its symbols")
+
+    def fn(i: Index) -> Index:
+        rest = iter(i)
+        return tuple(ZERO if d in dropped else next(rest) for d in range(x.rank))
+
+    return b.view(x, fn)
+
+
+def at_least_zero(position: Size, size: Sym) -> Sym | None:
+    """A position counted from the front; None where the sign of a symbolic one is not known."""
+    if isinstance(position, int):
+        return sym(position) if position >= 0 else size + position
+    if position.lo is not None and position.lo >= 0:
+        return position
+    return size + position if position.hi is not None and position.hi < 0 else None
+
+
+@lowering("select.int", any_dtype=True)
+def select(b: GraphBuilder, x: Value, dim: int, index: Size) -> Value | Decline:
+    """One slice, without its dimension."""
+    d = wrapped(dim, x.rank)
+    at = at_least_zero(index, x.shape[d])
+    if at is None:
+        return Decline("an index of unknown sign")
+    return b.view(x, lambda i: (*i[:d], at, *i[d:]))
+
+
+@lowering("slice.Tensor", any_dtype=True)
+def slice_(
+    b: GraphBuilder,
+    x: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: Size = 1,
+) -> Value | Decline:
+    """Every step-th element from `start`; the size of the result says where it ends."""
+    d = wrapped(dim, x.rank)
+    first = slice_start(start, x.shape[d])
+    if first is None:
+        return Decline("a start of unknown sign")
+    if first is ZERO and step == 1 and b.result.shape[d] is x.shape[d]:
+        return x
+    return b.view(x, lambda i: (*i[:d], first + i[d] * step, *i[d + 1 :]))
+
+
+def slice_start(start: Size | None, size: Sym) -> Sym | None:
+    """The first position of a slice, clamped at 0 as torch does; None where the sign is unknown."""
+    first = at_least_zero(0 if start is None else start, size)
+    return None if first is None else maximum(first, ZERO)
+
+
+@lowering("narrow", any_dtype=True)
+def narrow(b: GraphBuilder, x: Value, dim: int, start: Size, length: Size) -> Value | Decline:
+    """`length` elements from `start`."""
+    return slice_(b, x, dim, start)
+
+
+@lowering("diagonal", any_dtype=True)
+def diagonal(b: GraphBuilder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """A diagonal of two dimensions, as the last dimension of the result."""
+    p, q = wrapped(dim1, x.rank), wrapped(dim2, x.rank)
+    down, right = max(-offset, 0), max(offset, 0)
+
+    def fn(i: Index) -> Index:
+        rest = iter(i[:-1])
+        own = {p: i[-1] + down, q: i[-1] + right}
+        return tuple(own[d] if d in own else next(rest) for d in range(x.rank))
+
+    return b.view(x, fn)
+
+
+@lowering("unfold", any_dtype=True)
+def unfold(b: GraphBuilder, x: Value, dimension: int, size: Size, step: Size) -> Value:
+    """Windows of one dimension; the place in the window is the last dimension of the result."""
+    if x.rank == 0:
+        return b.view(x, lambda i: ())
+    d = wrapped(dimension, x.rank)
+    return b.view(x, lambda i: (*i[:d], i[d] * step + i[-1], *i[d + 1 : -1]))
+
+
+@lowering("as_strided", any_dtype=True)
+def as_strided(
+    b: GraphBuilder,
+    x: Value,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> Value | Decline:
+    """Any strides over the storage of x, where x is known to be all of its storage in order."""
+    if not (_is_whole(b, x) and x.buffer.type.layout.is_contiguous):
+        return Decline("as_strided over a storage that the tensor may be a part of")
+    if any(s is ZERO for s in x.shape):
+        return Decline("as_strided over no elements")
+    first = sym(0 if storage_offset is None else storage_offset)
+    steps = [sym(s) for s in stride]
+
+    def fn(i: Index) -> Index:
+        flat = first
+        for v, s, n in zip(i, steps, b.result.shape, strict=True):
+            flat = flat if n is ONE else flat + v * s
+        return unflatten(flat, x.shape)
+
+    return b.view(x, fn)
+
+
+def _is_whole(b: GraphBuilder, x: Value) -> bool:
+    """True when a loop of this graph wrote the buffer, which is then a storage of its own."""
+    return any(isinstance(n, (Pointwise, Reduction)) and n.out.name == x.name for n in b.nodes)
+
+
+def _parts(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, ...]:
+    """Neighbouring slices with the sizes of the results."""
+    d = wrapped(dim, x.rank)
+    out: list[Value] = []
+    first: Sym = ZERO
+    for part in b.results:
+        assert part is not None
+        out.append(_part(b, x, d, first, part))
+        first = first + part.shape[d]
+    return tuple(out)
+
+
+def _part(b: GraphBuilder, x: Value, d: int, first: Sym, type: TensorType) -> Value:
+    if first is ZERO and type.shape[d] is x.shape[d]:
+        return x
+    return b.view(x, lambda i: (*i[:d], first + i[d], *i[d + 1 :]), type)
+
+
+@lowering("split.Tensor", "split_with_sizes", "chunk", "unsafe_chunk", any_dtype=True)
+def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
+    """x cut along a dimension."""
+    return _parts(b, x, dim)
+
+
+@lowering(
+    "unsafe_split.Tensor", "unsafe_split_with_sizes", "split_with_sizes_copy", any_dtype=True
+)
+def split_copy(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
+    """x cut along a dimension; as nothing writes in a graph, a view serves as well as a copy."""
+    return _parts(b, x, dim)
+
+
+@lowering("unbind.int", any_dtype=True)
+def unbind(b: GraphBuilder, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    """All slices along a dimension, without it."""
+    d = wrapped(dim, x.rank)
+
+    def one(k: int, type: TensorType | None) -> Value:
+        at = sym(k)
+        return b.view(x, lambda i: (*i[:d], at, *i[d:]), type)
+
+    return tuple(one(k, type) for k, type in enumerate(b.results))
+
+
+@lowering("flip", any_dtype=True)
+def flip(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
+    """Dimensions read from the back; torch has no negative strides, so it is a copy."""
+    turned = [wrapped(d, x.rank) for d in dims]
+
+    def fn(i: Index) -> Index:
+        return tuple(n - 1 - v if d in turned else v for d, (v, n) in enumerate(zip(i, x.shape, strict=True)))
+
+    return b.map(lambda i: x.at(fn(i)))
+
+
+@lowering("roll", any_dtype=True)
+def roll(
+    b: GraphBuilder, x: Value, shifts: Size | Sequence[Size], dims: int | Sequence[int] = ()
+) -> Value:
+    """Elements moved on by `shifts`, round the end; without dims in row-major order."""
+    by = list(shifts) if isinstance(shifts, (list, tuple)) else [shifts]
+    along = [dims] if isinstance(dims, int) else list(dims)
+    if any(s is ZERO for s in x.shape):
+        return b.map(x.at)
+    if not along:
+        total = product(x.shape)
+        return b.map(
+            lambda i: x.at(unflatten((flatten(i, x.shape) - by[0]) % total, x.shape))
+        )
+
+    def fn(i: Index) -> Index:
+        out = list(i)
+        for k, d in zip(by, along, strict=True):
+            at = wrapped(d, x.rank)
+            out[at] = (out[at] - k) % x.shape[at]
+        return tuple(out)
+
+    return b.map(lambda i: x.at(fn(i)))
+
+
+@lowering("repeat", any_dtype=True)
+def repeat(b: GraphBuilder, x: Value, repeats: Sequence[Size]) -> Value:
+    """x laid side by side."""
+    if any(s is ZERO for s in b.result.shape):
+        return b.map(lambda i: x.at(tuple(ZERO for _ in x.shape)))
+    added = len(repeats) - x.rank
+
+    def fn(i: Index) -> Index:
+        return tuple(
+            ZERO if n is ONE else v if times == 1 else v % n
+            for v, n, times in zip(i[added:], x.shape, repeats[added:], strict=True)
+        )
+
+    return b.map(lambda i: x.at(fn(i)))

@@ -1,0 +1,220 @@
+"""Trace a function, lower it, run the graph in the interpreter and compare with eager.
+
+The reference is eager in double precision (integers and bool as they are). Where the rounding of
+the inputs' own type decides (floor of a half, say), eager in that type is accepted as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree
+
+import lenz.lower
+from lenz.frontend.build import build
+from lenz.frontend.decompose import decompositions
+from lenz.frontend.symbols import SymbolMap
+from lenz.ir.graph import Extern, Graph
+from lenz.ir.interp import Result, interp
+from lenz.ir.printer import show
+from lenz.lower import native_ops
+from lenz.sym import SymEnv, Var
+
+__all__ = ["TOLERANCE", "check", "lowered", "trace"]
+
+# Relative and absolute error that is accepted against the double-precision reference.
+TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-9, 1e-11),
+    torch.float32: (2e-5, 2e-6),
+    torch.float16: (2e-3, 1e-4),
+    torch.bfloat16: (1e-2, 1e-3),
+}
+WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+SEED = (0x1234_5678_9ABC, 0)
+"""What `lenz.seed` gives in the interpreter: any fixed pair of i64."""
+
+
+def trace(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False) -> GraphModule:
+    """The functional aten graph of fn, decomposed as AOTAutograd would decompose it."""
+
+    def functional(*args: Any) -> Any:
+        return torch.func.functionalize(fn, remove="mutations")(*args)
+
+    mode = "symbolic" if dynamic else "fake"
+    table = decompositions(native_ops())
+    with torch.no_grad():
+        gm = make_fx(functional, decomposition_table=table, tracing_mode=mode)(*inputs)
+    return gm
+
+
+def lowered(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False) -> Graph:
+    """The verified graph of a function."""
+    return _lower(trace(fn, inputs, dynamic), inputs)[0]
+
+
+def check(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    tolerance: tuple[float, float] | None = None,
+    dynamic: bool = False,
+    native: bool = True,
+    exact: bool = False,
+) -> Graph:
+    """Lower fn, run it by the interpreter and compare every output and every mutated input.
+
+    `tolerance` is (relative, absolute) and replaces TOLERANCE; `exact` asks for the bits of eager.
+    `dynamic` traces with symbolic sizes. `native` asserts that no eager op is left in the graph;
+    a set of names allows those.
+    """
+    gm = trace(fn, inputs, dynamic)
+    g, constants = _lower(gm, inputs)
+    text = show(g)
+    if native:
+        left = [n.op for n in g.nodes if isinstance(n, Extern) and n.op != "py.lenz.seed"]
+        assert not left, f"not lowered: {left}\n{text}"
+    _read_back(g, text)
+    result = interp(g, inputs, constants, call=_call)
+    given = [x.clone() if isinstance(x, torch.Tensor) else x for x in map(_copy, inputs)]
+    wanted = _pytree.tree_leaves(fn(*given))
+    double = None if exact else _reference(fn, inputs)
+    _compare(result, wanted, given, double, tolerance, exact, text)
+    return g
+
+
+def _lower(gm: GraphModule, inputs: Sequence[Any]) -> tuple[Graph, tuple[torch.Tensor, ...]]:
+    program = build(gm, [], "inference", "test")
+    symbols = program.symbols
+    origin = importlib.import_module("lenz.frontend.program").origin
+    env = _env(symbols, program.placeholders)
+    g = lenz.lower.lower(gm, "test", symbols.sym, program.constants, origin, env)
+    verify = _optional("lenz.ir.verify", "verify")
+    if verify is not None:
+        verify(g)
+    named = {n.name: program.constants[n.target] for n in gm.graph.nodes if n.op == "get_attr"
+             and n.target in program.constants}  # fmt: skip
+    return g, tuple(named[b.name] for b in g.constants)
+
+
+def _env(symbols: SymbolMap, placeholders: Any) -> SymEnv:
+    env = SymEnv()
+    values = [p.value for p in placeholders]
+    if detect_fake_mode(values) is None:
+        return env
+    for binding in symbols.bindings:
+        assert isinstance(binding.var, Var)
+        env = env.with_var(binding.var, symbols.hints.get(binding.var.name))
+    return env
+
+
+def _optional(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as e:
+        if e.name != module:
+            raise
+        return None
+
+
+def _read_back(g: Graph, text: str) -> None:
+    read = _optional("lenz.ir.reader", "read")
+    if read is not None:
+        again = read(text)
+        assert show(again) == text, f"{text}\n--- reads back as\n{show(again)}"
+
+
+def _call(n: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an Extern does in a test: the eager op, or the fixed seed."""
+    if n.op == "py.lenz.seed":
+        return torch.tensor(SEED, dtype=torch.int64)
+    parts = n.op.split(".")
+    found: Any = torch.ops
+    if parts[0] == "py":
+        found = importlib.import_module(parts[1])
+        parts = parts[2:]
+    for part in parts:
+        found = getattr(found, part)
+    return found(*args, **kwargs)
+
+
+def _copy(x: Any) -> Any:
+    """A copy with the same strides."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+
+
+def _reference(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Any] | None:
+    """The outputs in double precision; None where fn does not take doubles."""
+    wide = [x.to(WIDE.get(x.dtype, x.dtype)) if isinstance(x, torch.Tensor) else x
+            for x in map(_copy, inputs)]  # fmt: skip
+    try:
+        return _pytree.tree_leaves(fn(*wide))
+    except RuntimeError:
+        return None
+
+
+def _compare(
+    result: Result,
+    wanted: list[Any],
+    given: Sequence[Any],
+    double: list[Any] | None,
+    tolerance: tuple[float, float] | None,
+    exact: bool,
+    text: str,
+) -> None:
+    outputs = [o for o in result.outputs if o is not None]
+    wanted = [w for w in wanted if w is not None]
+    assert len(outputs) == len(wanted), f"{len(outputs)} outputs, wanted {len(wanted)}\n{text}"
+    widths = [w for w in double if w is not None] if double is not None else [None] * len(wanted)
+    for i, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+        _same(got, want, widths[i], tolerance, exact, f"output {i}", text)
+    for i, (got, want) in enumerate(zip(result.inputs, given, strict=True)):
+        _same(got, want, None, tolerance, exact, f"input {i} after the call", text)
+
+
+def _same(
+    got: Any,
+    want: Any,
+    double: Any,
+    tolerance: tuple[float, float] | None,
+    exact: bool,
+    what: str,
+    text: str,
+) -> None:
+    if not isinstance(want, torch.Tensor):
+        assert got == want, f"{what}: {got}, wanted {want}\n{text}"
+        return
+    want = want.detach()
+    assert got.dtype is want.dtype, f"{what}: {got.dtype}, wanted {want.dtype}\n{text}"
+    assert got.shape == want.shape, f"{what}: {got.shape}, wanted {want.shape}\n{text}"
+    if want.clone().stride() == want.stride():  # the interpreter's outputs are clones
+        strides = [(a, b) for a, b, n in zip(got.stride(), want.stride(), want.shape) if n > 1]
+        assert all(a == b for a, b in strides), (
+            f"{what}: strides {got.stride()}, wanted {want.stride()}\n{text}"
+        )
+    if exact or not want.is_floating_point():
+        assert torch.equal(_bits(got), _bits(want)), f"{what}: {got}\nwanted {want}\n{text}"
+        return
+    rtol, atol = TOLERANCE.get(want.dtype, (1e-9, 1e-11)) if tolerance is None else tolerance
+    near = torch.isclose(got.double(), want.double(), rtol, atol, equal_nan=True)
+    if isinstance(double, torch.Tensor) and double.is_floating_point():
+        # The double may be outside the type's range: round it to the type first.
+        ideal = double.detach().to(want.dtype).double()
+        close = torch.isclose(got.double(), ideal, rtol, atol, equal_nan=True)
+        near = near | close
+    assert bool(near.all()), f"{what}: {got}\nwanted {want}\nin double {double}\n{text}"
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """The bits as integers, so that NaN equals NaN and 0.0 differs from -0.0."""
+    if not x.is_floating_point():
+        return x
+    x = torch.where(torch.isnan(x), torch.nan, x).contiguous()
+    widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.view(widths[x.element_size()])

@@ -1,0 +1,345 @@
+"""Pointwise ops against eager: types, promotion, broadcasting, special values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+from harness import check
+
+aten = torch.ops.aten
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 2.5, 6.0, 30.0, -30.0]
+ODD = [math.nan, math.inf, -math.inf]
+
+
+def floats(dtype: torch.dtype, *shape: int, low: float = -3.0, high: float = 3.0) -> torch.Tensor:
+    """Numbers spread evenly over an interval, in an order without pattern."""
+    n = math.prod(shape)
+    generator = torch.Generator().manual_seed(n)
+    order = torch.randperm(n, generator=generator)
+    return torch.linspace(low, high, max(n, 2))[:n][order].reshape(shape).to(dtype)
+
+
+def special(dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of both signs, points where activations bend, NaN and infinities."""
+    return torch.tensor(SPECIAL + ODD).to(dtype)
+
+
+def ints(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Small integers, negative ones where the type has them."""
+    low = 0 if dtype is torch.uint8 else -7
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(low, 9, shape, generator=generator).to(dtype)
+
+
+UNARY: dict[str, Callable[[torch.Tensor], Any]] = {
+    name: getattr(torch, name)
+    for name in (
+        "neg abs exp exp2 expm1 sigmoid tanh sin cos tan atan erf sinh cosh asinh sign floor ceil "
+        "trunc round frac square deg2rad rad2deg relu isnan isinf isfinite signbit isposinf "
+        "isneginf logical_not nan_to_num sinc positive"
+    ).split()
+}
+POSITIVE = {
+    name: getattr(torch, name)
+    for name in "log log2 log10 log1p sqrt rsqrt reciprocal acosh logit".split()
+}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 2.5),
+    "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink,
+    "tanhshrink": F.tanhshrink,
+    "elu": lambda x: F.elu(x, 1.5),
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, 0.7),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "softplus": lambda x: F.softplus(x, 2.0, 5.0),
+    "mish": F.mish,
+    "logsigmoid": F.logsigmoid,
+    "softsign": F.softsign,
+    "threshold": lambda x: F.threshold(x, 0.5, 20.0),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_of_floats(name: str, dtype: torch.dtype) -> None:
+    check(UNARY[name], floats(dtype, 3, 5))
+    if name not in ("sin", "cos", "tan", "sinc") or dtype is torch.float64:
+        check(UNARY[name], special(dtype))
+
+
+@pytest.mark.parametrize("dtype", (*INTS, torch.bool), ids=str)
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_of_integers(name: str, dtype: torch.dtype) -> None:
+    x = ints(dtype, 4, 3)
+    try:
+        UNARY[name](x)
+    except RuntimeError:
+        return  # eager does not take the type
+    check(UNARY[name], x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", POSITIVE)
+def test_unary_of_positive(name: str, dtype: torch.dtype) -> None:
+    check(POSITIVE[name], floats(dtype, 3, 5, low=0.1, high=0.9))
+    check(POSITIVE[name], special(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation(name: str, dtype: torch.dtype) -> None:
+    check(ACTIVATIONS[name], floats(dtype, 3, 5, low=-7.0, high=7.0))
+    check(ACTIVATIONS[name], special(dtype))
+
+
+BACKWARD: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "gelu": lambda g, x: aten.gelu_backward(g, x),
+    "gelu_tanh": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+    "silu": aten.silu_backward,
+    "sigmoid": aten.sigmoid_backward,
+    "tanh": aten.tanh_backward,
+    "threshold": lambda g, x: aten.threshold_backward(g, x, 0.5),
+    "relu": lambda g, x: aten.threshold_backward(g, x, 0),
+    "hardtanh": lambda g, x: aten.hardtanh_backward(g, x, -0.5, 2.5),
+    "hardsigmoid": aten.hardsigmoid_backward,
+    "hardswish": aten.hardswish_backward,
+    "hardshrink": lambda g, x: aten.hardshrink_backward(g, x, 0.5),
+    "softshrink": lambda g, x: aten.softshrink_backward(g, x, 0.5),
+    "leaky_relu": lambda g, x: aten.leaky_relu_backward(g, x, 0.2, False),
+    "elu": lambda g, x: aten.elu_backward(g, 1.5, 1.1, 0.9, False, x),
+    "elu_result": lambda g, x: aten.elu_backward(g, 1.5, 1.1, 0.9, True, x),
+    "softplus": lambda g, x: aten.softplus_backward(g, x, 2.0, 5.0),
+    "mish": aten.mish_backward,
+    "log_sigmoid": lambda g, x: aten.log_sigmoid_backward(
+        g, x, aten.log_sigmoid_forward(x)[1]
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("name", BACKWARD)
+def test_activation_backward(name: str, dtype: torch.dtype) -> None:
+    x = floats(dtype, 3, 5, low=-7.0, high=7.0)
+    check(BACKWARD[name], floats(dtype, 3, 5), x)
+    x = torch.tensor(SPECIAL).to(dtype)
+    check(BACKWARD[name], torch.ones_like(x), x)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_logit_backward(dtype: torch.dtype) -> None:
+    x = floats(dtype, 11, low=-0.5, high=1.5)
+    check(lambda g, x: aten.logit_backward(g, x, 0.1), x, x)
+    check(lambda g, x: aten.logit_backward(g, x, None), x, x)
+    check(lambda x: torch.logit(x, 0.1), x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_glu_and_prelu(dtype: torch.dtype) -> None:
+    x = floats(dtype, 4, 6)
+    check(lambda x: F.glu(x, 0), x)
+    check(lambda x: F.glu(x), x, dynamic=True)
+    check(lambda g, x: aten.glu_backward(g, x, 1), floats(dtype, 4, 3), x)
+    check(lambda g, x: aten.glu_backward(g, x, 0), floats(dtype, 2, 6), x)
+    check(F.prelu, x, floats(dtype, 6))
+    check(aten._prelu_kernel_backward.default, x, x, floats(dtype, 1, 6))
+
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(torch, name)
+    for name in (
+        "add sub rsub mul div floor_divide remainder fmod minimum maximum fmin fmax eq ne lt le gt "
+        "ge logical_and logical_or logical_xor atan2 hypot copysign xlogy logaddexp logaddexp2 "
+        "heaviside pow float_power true_divide nextafter bitwise_and bitwise_or bitwise_xor "
+        "bitwise_left_shift bitwise_right_shift"
+    ).split()
+} | {
+    "add_alpha": lambda x, y: torch.add(x, y, alpha=3),
+    "sub_alpha": lambda x, y: torch.sub(x, y, alpha=2),
+    "div_trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "div_floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+}
+# Ops without a table entry: they stay calls of eager.
+EAGER = ("nextafter",)
+DIVISIONS = ("floor_divide", "remainder", "fmod", "div_trunc", "div_floor")
+
+
+def takes(name: str, x: torch.Tensor, y: Any) -> bool:
+    """Say whether eager computes the op on these operands."""
+    try:
+        BINARY[name](x, y)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_of_floats(name: str, dtype: torch.dtype) -> None:
+    x, y = floats(dtype, 3, 5), floats(dtype, 5, low=0.3, high=4.0)
+    if not takes(name, x, y):
+        return
+    native = name not in EAGER
+    check(BINARY[name], x, y, native=native)
+    check(BINARY[name], y, x, native=native)
+    s = special(dtype)
+    check(BINARY[name], s[:, None], s, native=native)
+
+
+@pytest.mark.parametrize("dtype", (*INTS, torch.bool), ids=str)
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_of_integers(name: str, dtype: torch.dtype) -> None:
+    x, y = ints(dtype, 4, 3), ints(dtype, 3)
+    if name in DIVISIONS:
+        y = torch.where(y == 0, torch.ones_like(y), y)
+    if name == "pow":
+        y = y.abs() % 4
+    if takes(name, x, y):
+        check(BINARY[name], x, y)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_promotion(name: str) -> None:
+    """Operands of two types, 0-d tensors and Python scalars."""
+    f, h, n = floats(torch.float32, 3, low=0.5), floats(torch.bfloat16, 3), ints(torch.int64, 3)
+    n = torch.where(n == 0, torch.ones_like(n), n)
+    wide = torch.tensor(1.7, dtype=torch.float64)
+    pairs: list[tuple[torch.Tensor, Any]] = [
+        (f, h), (h, n), (n, f), (h, wide), (n, wide), (n, torch.tensor(2, dtype=torch.int32)),
+        (n > 0, n), (n.to(torch.uint8), n.to(torch.int8)), (f, torch.tensor(True)),
+    ]  # fmt: skip
+    for x, y in pairs:
+        if takes(name, x, y):
+            check(BINARY[name], x, y)
+    for x in (f, h, n):
+        for scalar in (2, 0.7, True, 3):
+            if takes(name, x, scalar):
+                check(lambda x, s=scalar: BINARY[name](x, s), x)
+
+
+def test_comparison_rounds_the_scalar_as_eager_does() -> None:
+    x = torch.tensor([0.1, 0.2]).bfloat16()
+    check(lambda x: x == 0.1, x, exact=True)
+    check(lambda x, y: x == y, x, torch.tensor(0.1), exact=True)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 1.5, -3, 7])
+@pytest.mark.parametrize("dtype", (*FLOATS, torch.int64, torch.int8), ids=str)
+def test_pow_by_scalar(exponent: float, dtype: torch.dtype) -> None:
+    if dtype.is_floating_point:
+        check(lambda x: x**exponent, floats(dtype, 3, 4, low=0.2))
+        check(lambda x: x**exponent, special(dtype))
+        check(lambda x: 2.0**x, floats(dtype, 4))
+    elif exponent >= 0:
+        check(lambda x: x**exponent, ints(dtype, 5))
+
+
+def test_integer_powers() -> None:
+    x = torch.tensor([1, -1, 2, -3, 0])
+    check(torch.pow, x[:, None], torch.tensor([0, 1, 2, 3, 40]))
+    check(torch.pow, x[:3, None].to(torch.uint8), torch.tensor([0, 3, 9]).to(torch.uint8))
+    check(lambda n: 3**n, torch.tensor([0, 1, 5]))
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, torch.int64, torch.int8), ids=str)
+def test_clamp(dtype: torch.dtype) -> None:
+    x = special(dtype) if dtype.is_floating_point else ints(dtype, 6)
+    check(lambda x: x.clamp(-1, 2), x)
+    check(lambda x: x.clamp(min=1), x)
+    check(lambda x: x.clamp(max=1), x)
+    check(lambda x: x.clamp(3, 1), x)
+    check(lambda x: x.clamp_min(0.5), x)
+    check(lambda x: x.clamp_max(2), x)
+    check(lambda x: x.clamp(x.flip(0), x + 1), x)
+    check(lambda x: x.clamp_min(torch.tensor(1)), x)
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, torch.int64), ids=str)
+def test_addcmul_addcdiv_lerp(dtype: torch.dtype) -> None:
+    x = floats(dtype, 2, 3) if dtype.is_floating_point else ints(dtype, 2, 3)
+    y = x.flip(0) + 5
+    check(lambda x, y: torch.addcmul(x, y, y[0], value=2), x, y)
+    if dtype.is_floating_point:
+        check(lambda x, y: torch.addcdiv(x, x, y, value=0.5), x, y)
+        check(lambda x, y: torch.lerp(x, y, 0.3), x, y)
+        check(lambda x, y: torch.lerp(x, y, x), x, y)
+        check(lambda x, y: torch.lerp(x, y, 0.9), x, y)
+
+
+NATIVE = (*FLOATS, *INTS, torch.bool, torch.uint16, torch.uint32, torch.uint64)
+
+
+@pytest.mark.parametrize("to", NATIVE, ids=str)
+@pytest.mark.parametrize("frm", NATIVE, ids=str)
+def test_conversions(frm: torch.dtype, to: torch.dtype) -> None:
+    x = torch.tensor([0, 1, 2, 100, 127]).to(frm)
+    check(lambda x: x.to(to), x, exact=True, native=frm is not to)
+    check(lambda x: torch.ops.prims.convert_element_type(x, to), x, exact=True)
+
+
+@pytest.mark.parametrize("dtype", NATIVE, ids=str)
+def test_moving_elements(dtype: torch.dtype) -> None:
+    x = torch.tensor([[0, 1, 2], [3, 0, 5]]).to(dtype)
+    mask = torch.tensor([[True, False, True], [False, True, False]])
+    check(lambda x: x.t().clone(), x, exact=True)
+    check(lambda x: x.t().contiguous(), x, exact=True)
+    check(lambda x: x.clone(memory_format=torch.contiguous_format), x.t(), exact=True)
+    check(lambda x, m: torch.where(m, x, x.flip(1)), x, mask, exact=True)
+    check(lambda x, m: torch.where(m[0], x, 1), x, mask, exact=True)
+    check(lambda x, m: x.masked_fill(m, 1), x, mask, exact=True)
+    check(lambda x, m: x.masked_fill(m[:, :1], x[0, 1]), x, mask, exact=True)
+    check(lambda x: torch.ops.aten.fill(x, 1), x, exact=True)
+    check(lambda x: torch.ops.aten.fill(x, x[0, 2]), x, exact=True)
+    check(lambda x, y: torch.ops.aten.copy(x, y), x, torch.ones(3), exact=True)
+
+
+def test_where_promotes() -> None:
+    c = torch.tensor([True, False])
+    check(lambda c, x: torch.where(c, x, 2.5), c, torch.tensor([1, 2]))
+    check(lambda c, x: torch.where(c, 1, x), c, torch.tensor([1.0, 2.0]).half())
+    check(lambda c, x, y: torch.where(c, x, y), c, torch.tensor([1, 2]), torch.tensor(0.5))
+    check(lambda c: torch.where(c, 1.0, 2.0), c)
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_mutation_of_inputs(dynamic: bool) -> None:
+    x, y = floats(torch.float32, 3, 3), floats(torch.float32, 3)
+    check(lambda x, y: x.add_(y).mul_(2), x, y, dynamic=dynamic)
+    check(lambda x: x.copy_(x.t()), x, dynamic=dynamic)
+    check(lambda x, y: (x.copy_(y), y + 1)[1], x, y.double(), dynamic=dynamic)
+
+    def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        old = x.clone()
+        x.copy_(y)
+        y.copy_(old)
+        return x + y
+
+    check(swap, x, x.t() + 1, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3), (1, 3, 1)])
+def test_shapes(shape: tuple[int, ...]) -> None:
+    x = floats(torch.float32, *shape)
+    check(lambda x: torch.sigmoid(x) + x, x)
+    check(lambda x, y: x * y, x, torch.ones(1))
+    check(lambda x, y: x - y, x, torch.tensor(2.0))
+
+
+def test_broadcast_with_dynamic_sizes() -> None:
+    x, y = floats(torch.float32, 4, 1, 3), floats(torch.float32, 5, 1)
+    check(lambda x, y: x * y + x.shape[0], x, y, dynamic=True)
+    check(lambda x, y: x / x.shape[2], x.transpose(0, 2), y, dynamic=True)
