@@ -3,5 +3,5 @@
 from lenz.lower import index as index
 from lenz.lower import pointwise as pointwise
 from lenz.lower import view as view
-from lenz.lower.registry import native_packets as native_packets
+from lenz.lower.registry import native_ops as native_ops
 from lenz.lower.walk import lower as lower

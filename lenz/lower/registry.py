@@ -47,8 +47,14 @@ def entry_for(overload: str) -> Entry | None:
 
 
 def native_packets() -> frozenset[str]:
-    """Names ("add.Tensor" or "relu") that have a lowering; the frontend keeps these ops whole."""
+    """Names ("add.Tensor" or "relu") as they were registered."""
     return frozenset(_BY_OVERLOAD)
+
+
+def native_ops() -> frozenset[str]:
+    """Ops that have a lowering, as "aten.add.Tensor" or "aten.relu"; the frontend keeps them whole."""
+    spaces = ("prims.",)
+    return frozenset(n if n.startswith(spaces) else f"aten.{n}" for n in _BY_OVERLOAD)
 
 
 def pointwise_ops() -> dict[str, Op]:

@@ -25,26 +25,25 @@ DEAR = 8.0
 # Longest row of scratch: 4096 f32 are 16 KiB, half of the smallest first-level cache.
 MAX_LOCAL = 4096
 
-Inner = Reduce | Store
-Outer = Let | Store
+Statement = Let | Reduce | Store
 
 
 @dataclass(slots=True)
 class Stages:
     """What runs in each loop over R, and between the loops, for one row."""
 
-    loops: list[list[Inner]] = field(default_factory=list)
-    rows: list[list[Outer]] = field(default_factory=lambda: [[]])
+    loops: list[list[Statement]] = field(default_factory=list)
+    rows: list[list[Statement]] = field(default_factory=lambda: [[]])
     locals: list[Local] = field(default_factory=list)
 
-    def loop(self, k: int) -> list[Inner]:
+    def loop(self, k: int) -> list[Statement]:
         """Statements of loop k."""
         while len(self.loops) <= k:
             self.loops.append([])
             self.rows.append([])
         return self.loops[k]
 
-    def row(self, k: int) -> list[Outer]:
+    def row(self, k: int) -> list[Statement]:
         """Statements before loop k."""
         while len(self.rows) <= k:
             self.loops.append([])
@@ -144,9 +143,29 @@ def stages(g: Group, stored: frozenset[str], elide: bool, named: bool) -> Stages
     `Let` statements (not possible where rows are the lanes of a vector).
     """
     made = _Staging(g, stored, elide, named).run()
+    _read_before_writing(made)
     if named:
         _keep_dear_values(g, made)
     return made
+
+
+def _read_before_writing(s: Stages) -> None:
+    """In a loop that overwrites what it reads, name all values first and store them at the end."""
+    count = 0
+    for part in (*s.loops, *s.rows):
+        reads = {e.attrs[0] for x in part for e in loads_of(x.value)}
+        if not any(isinstance(x, Store) and x.buffer in reads for x in part):
+            continue
+        ahead: list[Statement] = []
+        stores: list[Statement] = []
+        for x in part:
+            if not isinstance(x, Store):
+                ahead.append(x)
+                continue
+            name, count = f"w{count}", count + 1
+            ahead.append(Let(name, x.value))
+            stores.append(Store(x.buffer, x.offset, ref(name, x.value.dtype), x.bound))
+        part[:] = [*ahead, *stores]
 
 
 def only_element(kind: str, body: Expr) -> Expr:
@@ -204,11 +223,13 @@ def _is_dear(e: Expr, inner: set[Var]) -> bool:
     return varies and cost_of(e) - len(loads_of(e)) >= DEAR
 
 
-def _replaced(s: Inner, old: Expr, new: Expr) -> Inner:
+def _replaced(s: Statement, old: Expr, new: Expr) -> Statement:
     def visit(x: Expr, args: list[Expr]) -> Expr:
         return new if x is old else rebuild(x, tuple(args))
 
     value = interpret(s.value, visit)
     if isinstance(s, Reduce):
         return Reduce(s.name, s.kind, value, s.over)
+    if isinstance(s, Let):
+        return Let(s.name, value)
     return Store(s.buffer, s.offset, value, s.bound)

@@ -1,0 +1,187 @@
+"""What a plan printed as Python calls: memory, views, eager ops, checks; and its life as a script."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import operator
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import assert_size_stride
+
+from lenz.errors import UserError
+from lenz.ir.dtype import dtype_named
+from lenz.sym import Var, evaluate, read_sym
+
+# check(tensor, sizes, strides): torch's own C function, about 0.1 us; raises AssertionError.
+check = assert_size_stride
+empty = torch.empty_strided
+
+Sizes = Sequence[int]
+
+
+def empty_cpu(size: Sizes, stride: Sizes, dtype: torch.dtype) -> torch.Tensor:
+    """New CPU memory with the sizes and strides (in elements)."""
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+HUGE = 1 << 21  # bytes of a huge page on x86-64 and arm64 Linux
+_MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 0)
+
+
+def empty_huge(size: Sizes, stride: Sizes, dtype: torch.dtype) -> torch.Tensor:
+    """New CPU memory, with huge pages asked for when it is large.
+
+    Page faults dominate large outputs: exp of 16M f32 takes 77 ms into fresh 4 KiB pages and 16 ms
+    into huge ones (findings-cpu.md section 2).
+    """
+    t = torch.empty_strided(size, stride, dtype=dtype)
+    start = t.data_ptr()
+    first = -(-start // HUGE) * HUGE
+    length = (start + t.untyped_storage().nbytes() - first) // HUGE * HUGE
+    if length > 0 and _MADV_HUGEPAGE and _madvise is not None:
+        _madvise(first, length, _MADV_HUGEPAGE)  # advice: a refusal changes speed alone
+    return t
+
+
+def _find_madvise() -> Callable[[int, int, int], int] | None:
+    try:
+        fn = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError, TypeError):
+        return None  # no such call on this system
+    fn.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return fn  # type: ignore[no-any-return]
+
+
+_madvise = _find_madvise()
+
+
+def view(t: torch.Tensor, size: Sizes, stride: Sizes, offset: int) -> torch.Tensor:
+    """Other sizes and strides; `offset` counts elements from the tensor's first one."""
+    return torch.as_strided(t, size, stride, t.storage_offset() + offset)
+
+
+def reuse(t: torch.Tensor, size: Sizes, stride: Sizes, dtype: torch.dtype) -> torch.Tensor:
+    """The memory of a dead tensor of the same number of bytes, as another tensor."""
+    if t.dtype is not dtype:
+        t = torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,), 0).view(dtype)
+    return torch.as_strided(t, size, stride, 0)
+
+
+def seed() -> torch.Tensor:
+    """Two i64 drawn from torch's default generator: the key of this call's random numbers."""
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (2,), dtype=torch.int64)
+
+
+def resolve(op: str) -> Callable[..., Any]:
+    """The eager function that a plan names: "aten.mm.default", "py.operator.add", "lenz.seed"."""
+    if op == "lenz.seed":
+        return seed
+    if op.startswith("py."):
+        _, module, *names = op.split(".")
+        root: Any = {"torch": torch, "operator": operator}.get(module)
+        if root is None:
+            root = __import__(module)
+    else:
+        root, names = torch.ops, op.split(".")
+    if op in _DIRECT:
+        return _DIRECT[op]
+    for name in names:
+        root = getattr(root, name)
+    return root  # type: ignore[no-any-return]
+
+
+# torch's Python bindings of these take about 1 us less per call than the OpOverload.
+_DIRECT: Mapping[str, Callable[..., Any]] = {
+    "aten.mm.out": torch.mm,
+    "aten.addmm.out": torch.addmm,
+    "aten.bmm.out": torch.bmm,
+    "aten.baddbmm.out": torch.baddbmm,
+}
+
+Wanted = tuple[str, Sizes, Sizes, torch.dtype, str]
+
+
+def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
+    """Raise the UserError that names the first wrong argument, what it must be and what it is."""
+    for t, (name, size, stride, dtype, device) in zip(got, wanted, strict=True):
+        if not isinstance(t, torch.Tensor):
+            raise UserError(f"argument {name} must be a tensor, got {type(t).__name__}")
+        pairs: list[tuple[str, Any, Any]] = [
+            ("dtype", dtype, t.dtype),
+            ("device", device, str(t.device)),
+            ("size", tuple(size), tuple(t.shape)),
+        ]
+        # The stride of a dimension of one element (or of an empty tensor) has no meaning.
+        if t.numel():
+            kept = [d for d, s in enumerate(t.shape) if s != 1]
+            strides = t.stride()
+            if any(d >= len(stride) or strides[d] != stride[d] for d in kept):
+                pairs.append(("stride", tuple(stride), tuple(strides)))
+        for what, expected, actual in pairs:
+            if expected != actual:
+                raise UserError(f"argument {name}: expected {what} {expected}, got {actual}")
+
+
+def main(module: dict[str, Any], file: str, rounds: int = 30) -> None:
+    """Run a printed plan as a script: random inputs, the kernels beside it, the median time."""
+    from lenz.runtime.loader import load_folder
+
+    sizes: dict[str, int] = {}
+    folder = Path(file).resolve().parent
+    module.update(load_folder(folder, module["KERNELS"]))
+    for name, shape, stride, dtype, device in module["CONSTANTS"]:
+        module[name] = random_tensor(shape, stride, dtype, device, sizes)
+
+    def arguments() -> list[Any]:
+        made: list[Any] = []
+        for i in module["INPUTS"]:
+            made.append(random_tensor(*i[1:], sizes) if isinstance(i, tuple) else size_of(i, sizes))
+        return made
+
+    for i in module["INPUTS"]:
+        if not isinstance(i, tuple):
+            size_of(i, sizes)
+    times: list[float] = []
+    for _ in range(rounds):
+        args = arguments()
+        start = time.perf_counter()
+        with torch.no_grad():
+            module["call"](args)
+        times.append(time.perf_counter() - start)
+    print(f"{module['__doc__'].split(':')[0]}: median {statistics.median(times) * 1e6:.1f} us")
+
+
+def size_of(name: str, sizes: dict[str, int]) -> int:
+    """The example value of a size input: 64 where nothing is known."""
+    if name.lstrip("-").isdigit():
+        return int(name)
+    return sizes.setdefault(name, 64)
+
+
+def random_tensor(
+    shape: Sequence[str], stride: Sequence[str], dtype: str, device: str, sizes: dict[str, int]
+) -> torch.Tensor:
+    """A tensor of the described type; integers are 0 or 1, so that they are legal indices."""
+    dims = tuple(_value(s, sizes) for s in shape)
+    steps = tuple(_value(s, sizes) for s in stride)
+    t = torch.empty_strided(dims, steps, dtype=dtype_named(dtype).torch, device=device)
+    storage = torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
+    if t.is_floating_point() or t.is_complex():
+        storage.copy_(torch.rand(storage.shape))
+    else:
+        storage.copy_(torch.randint(0, 2, storage.shape))
+    return t
+
+
+def _value(text: str, sizes: dict[str, int]) -> int:
+    names = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
+    scope = {n: Var(n) for n in names if n not in ("min", "max")}
+    values = {v: size_of(n, sizes) for n, v in scope.items()}
+    return evaluate(read_sym(text, scope), values)

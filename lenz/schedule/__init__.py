@@ -1,0 +1,76 @@
+"""Graph -> Schedule: flat loops, fusion, order, loop forms. After this every decision is data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lenz.context import Context
+from lenz.ir.expr import load, loads_of
+from lenz.ir.graph import (
+    Extern, Graph, Pointwise, Reduction, View, atom_refs, buffers_of, reads_of, roots_of,
+)  # fmt: skip
+from lenz.ir.kernel import Launch, Schedule
+from lenz.ir.tensor import Buffer, axes_for
+from lenz.schedule.build import build
+from lenz.schedule.fuse import Cell, Item, fuse
+from lenz.schedule.legal import Group
+from lenz.schedule.nest import Nest, nest_of
+from lenz.schedule.order import order
+
+
+def schedule(g: Graph, cx: Context) -> Schedule:
+    """Fuse the loops of a graph into kernels and put kernels, calls and views in order."""
+    buffers = buffers_of(g)
+    layouts = {name: b.type.layout for name, b in buffers.items()}
+    roots = roots_of(g)
+    items: list[Item] = []
+    for n in g.nodes:
+        if isinstance(n, (Pointwise, Reduction)):
+            items.append(nest_of(n, layouts, roots))
+        else:
+            items.append(n)
+    for m in g.mutations:
+        items.append(_write_back(m.input, m.value, buffers, roots))
+    partition = fuse(items, cx)
+    cells = order(partition)
+    stored = _stored(g, cells)
+    steps: list[Launch | Extern | View] = []
+    for cell in cells:
+        if isinstance(cell, Group):
+            if any(n.name in stored for n in cell.nests):
+                steps.append(build(cell, stored, buffers, g.env, cx))
+        else:
+            steps.append(cell)
+    return Schedule(g, tuple(steps), tuple(partition.rejected))
+
+
+def _write_back(
+    target: str, value: str, buffers: dict[str, Buffer], roots: dict[str, str]
+) -> Nest:
+    """The mutation `target` <- `value` as a nest: it fuses with whatever computes the value."""
+    into, source = buffers[target], buffers[value]
+    axes = axes_for(into.shape)
+    index = [a.var for a in axes]
+    body = load(value, index, source.dtype)
+    out = replace(into, name=f"{target}.new", origin=source.origin)
+    return nest_of(Pointwise(out, axes, body), {value: source.type.layout}, roots, target)
+
+
+def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
+    """Values that are read outside of their cell, returned, or written back to inputs."""
+    names = {r for a in g.outputs for r in atom_refs(a)}
+    for k, cell in enumerate(cells):
+        if isinstance(cell, Group):
+            own = {n.name for n in cell.nests}
+            for n in cell.nests:
+                if n.target != n.name:
+                    names.add(n.name)
+                names |= {r for r in _reads(n) if r not in own}
+        else:
+            names |= set(reads_of(cell))
+    return frozenset(names)
+
+
+def _reads(n: Nest) -> set[str]:
+    bodies = (n.body,) if n.finish is None else (n.body, n.finish)
+    return {e.attrs[0] for e in loads_of(*bodies)}

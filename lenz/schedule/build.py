@@ -1,0 +1,271 @@
+"""A group of nests becomes one `Kernel`: every loop, block and scratch row is written down here.
+
+Names inside a kernel are positions (a0, a1, ... for parameters, v0 ... for values), so that equal
+layers of a model give equal kernels, which are compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lenz.context import Context
+from lenz.errors import InternalError
+from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex, syms_of
+from lenz.ir.kernel import (
+    For, Kernel, KernelKind, Launch, Let, Local, LoopKind, Mode, Param, Reduce, Stmt, Store,
+    TileConfig, exprs_of, walk,
+)  # fmt: skip
+from lenz.ir.op import LOAD
+from lenz.ir.tensor import Axis, Buffer, axis
+from lenz.schedule.cost import grain, ns_per_element
+from lenz.schedule.legal import Group
+from lenz.schedule.loops import BLOCK, TILE, Choice, choose
+from lenz.schedule.stages import Stages, Statement, stages
+from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, minimum, substitute
+
+PANEL = 256  # columns of one panel: 16 vector registers of f32
+WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
+# Bodies with more nodes than this are not unrolled: emission and registers, not latency, limit them.
+SMALL_BODY, LARGE_BODY = 60, 200
+
+
+def build(
+    g: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], env: SymEnv, cx: Context
+) -> Launch:
+    """Write the kernel of a group; `stored` are the values that live on outside of it."""
+    elide = not cx.options.emulate_rounding
+    s = stages(g, stored, elide, named=True)
+    choice = choose(g, s, env)
+    match choice.form:
+        case "rows":
+            body, kind = _rows(g, s), "reduction"
+        case "columns":
+            s = stages(g, stored, elide, named=False)
+            body, kind = _columns(g, s, env), "outer_reduction"
+        case "elements":
+            body, kind = _elements(g, s, choice, env), "pointwise"
+        case "tiles":
+            body, kind = _tiles(g, s, choice), "transpose"
+    return _finish(g, body, kind, tuple(s.locals), buffers, env)
+
+
+def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Loops of one kind around a body, the first axis outermost."""
+    for a in reversed(axes):
+        body = (For(a, kind, body),)
+    return body
+
+
+def _rows(g: Group, s: Stages) -> tuple[Stmt, ...]:
+    inside: list[Stmt] = []
+    for k, row in enumerate(s.rows):
+        inside.extend(row)
+        if k < len(s.loops) and s.loops[k]:
+            *outer, last = g.domain.raxes
+            loop = (For(last, "vector", tuple(s.loops[k])),)
+            inside.extend(nested(outer, "seq", loop))
+    return nested(g.domain.axes, "parallel", tuple(inside))
+
+
+def _columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
+    *outer, p = g.domain.axes
+    width = WIDE_PANEL if env.hint(p.extent) >= 4 * WIDE_PANEL else PANEL
+    block, lane = cut(p, width)
+    at: dict[Var, Sym] = {p.var: _joined(block, lane, width)}
+    inside: list[Stmt] = []
+    for k, row in enumerate(s.rows):
+        if row:
+            inside.append(For(lane, "vector", _moved(row, at)))
+        if k < len(s.loops) and s.loops[k]:
+            loop = (For(lane, "vector", _moved(s.loops[k], at)),)
+            inside.extend(nested(g.domain.raxes, "seq", loop))
+    return nested([*outer, *block], "parallel", tuple(inside))
+
+
+def _elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, ...]:
+    statements: list[Statement] = [x for row in s.rows for x in row]
+    v = choice.vector
+    if v is None:
+        return tuple(statements)
+    outer = [a for a in g.domain.axes if a is not v]
+    later = outer[g.domain.axes.index(v) :]  # axes that lie inside v in memory
+    block, lane = cut(v, BLOCK)
+    loop: tuple[Stmt, ...] = (For(lane, "vector", _moved(statements, {v.var: _joined(block, lane, BLOCK)})),)
+    loop = nested(later, "seq", loop)
+    return nested([*outer[: len(outer) - len(later)], *block], "parallel", loop)
+
+
+def _tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
+    v, u = choice.vector, choice.across
+    assert v is not None and u is not None
+    statements: list[Statement] = [x for row in s.rows for x in row]
+    v_block, v_lane = cut(v, TILE)
+    u_block, u_lane = cut(u, TILE)
+    at: dict[Var, Sym] = {v.var: _joined(v_block, v_lane, TILE), u.var: _joined(u_block, u_lane, TILE)}
+    tile = (For(u_lane, "unroll", (For(v_lane, "vector", _moved(statements, at)),)),)
+    outer = [a for a in g.domain.axes if a is not v and a is not u]
+    return nested([*outer, *u_block], "parallel", nested(v_block, "seq", tile))
+
+
+def cut(a: Axis, width: int) -> tuple[list[Axis], Axis]:
+    """An axis as blocks and lanes; no block axis when one block holds it all.
+
+    for i in N   ==>   for ib in ceil(N/w): for i in min(w, N - w*ib)
+    """
+    if isinstance(a.extent, Int) and a.extent.value <= width:
+        return [], axis(a.name, a.extent)
+    block = axis(f"{a.name}b", ceildiv(a.extent, Int(width)))
+    whole = isinstance(a.extent, Int) and a.extent.value % width == 0
+    rest = Int(width) if whole else minimum(Int(width), a.extent - block.var * width)
+    return [block], axis(a.name, rest)
+
+
+def _joined(block: list[Axis], lane: Axis, width: int) -> Sym:
+    return block[0].var * width + lane.var if block else lane.var
+
+
+def _moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:
+    """The statements with loop variables replaced."""
+    moved: list[Stmt] = []
+    for s in statements:
+        value = reindex(s.value, at)
+        match s:
+            case Let():
+                moved.append(replace(s, value=value))
+            case Reduce():
+                moved.append(replace(s, value=value))
+            case Store():
+                moved.append(replace(s, value=value, offset=substitute(s.offset, at)))
+    return tuple(moved)
+
+
+@dataclass(slots=True)
+class _Params:
+    """Parameters found in the statements, in order of first appearance."""
+
+    reads: dict[str, None]
+    writes: dict[str, None]
+
+    def mode(self, name: str) -> Mode:
+        if name not in self.writes:
+            return "in"
+        return "inout" if name in self.reads else "out"
+
+
+def _finish(
+    g: Group,
+    body: tuple[Stmt, ...],
+    kind: KernelKind,
+    scratch: tuple[Local, ...],
+    buffers: Mapping[str, Buffer],
+    env: SymEnv,
+) -> Launch:
+    local = {x.name for x in scratch}
+    found = _Params({}, {})
+    for e in loads_of(*exprs_of(body)):
+        if e.attrs[0] not in local:
+            found.reads[e.attrs[0]] = None
+    for st in walk(body):
+        if isinstance(st, Store) and st.buffer not in local:
+            found.writes[st.buffer] = None
+    args = tuple(dict.fromkeys([*found.reads, *found.writes]))
+    names = {name: f"a{k}" for k, name in enumerate(args)}
+    params = tuple(
+        Param(names[a], buffers[a].dtype, buffers[a].type.layout.storage, found.mode(a))
+        for a in args
+    )
+    body = _renamed(body, names)
+    kernel = Kernel(
+        name=kernel_name(g),
+        kind=kind,
+        params=params,
+        sizes=_sizes(params, body),
+        body=body,
+        locals=scratch,
+        tile=_tile(body, env),
+        origins=tuple(dict.fromkeys(o for n in g.nests for o in n.out.origin)),
+    )
+    return Launch(kernel, args)
+
+
+def kernel_name(g: Group) -> str:
+    """fused_<last values>: what a profiler shows; the pipeline adds a number."""
+    names = [n.name.split(".")[0].rstrip("_0123456789") for n in g.nests]
+    picked = list(dict.fromkeys(x for x in names if x))[-3:]
+    return "_".join(["fused", *picked])[:48]
+
+
+def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+    memo: dict[Expr, Expr] = {}
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        if e.op is LOAD:
+            name, at, dtype = e.attrs
+            return load(names.get(name, name), at, dtype, tuple(args))
+        return rebuild(e, tuple(args))
+
+    def statement(s: Stmt) -> Stmt:
+        match s:
+            case For():
+                return replace(s, body=tuple(statement(x) for x in s.body))
+            case Store():
+                buffer = names.get(s.buffer, s.buffer)
+                return replace(s, buffer=buffer, value=interpret(s.value, visit, memo))
+            case Let() | Reduce():
+                return replace(s, value=interpret(s.value, visit, memo))
+
+    return tuple(statement(s) for s in body)
+
+
+def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]:
+    """Size variables that the kernel needs, by name: all that no loop of it binds."""
+    bound: dict[Var, None] = {}
+    used: dict[Var, None] = {}
+
+    def use(s: Sym) -> None:
+        used.update(dict.fromkeys(v for v in s.free_vars if not v.name.startswith("@")))
+
+    for p in params:
+        use(p.size)
+    for st in walk(body):
+        if isinstance(st, For):
+            bound[st.axis.var] = None
+            use(st.axis.extent)
+        elif isinstance(st, Store):
+            use(st.offset)
+    for e in nodes_of(*exprs_of(body)):
+        for s in syms_of(e):
+            use(s)
+    return tuple(sorted((v for v in used if v not in bound), key=lambda v: v.name))
+
+
+def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
+    size = len(nodes_of(*exprs_of(body)))
+    reduces = any(isinstance(s, Reduce) for s in walk(body))
+    unroll = 1 if size > LARGE_BODY else 4 if reduces and size <= SMALL_BODY else 2
+    return TileConfig(grain=_grain(body, env), unroll=unroll)
+
+
+def _grain(body: tuple[Stmt, ...], env: SymEnv) -> int:
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
+        body = body[0].body
+    return grain(_time(body, env))
+
+
+def _time(body: tuple[Stmt, ...], env: SymEnv) -> float:
+    values = [s.value for s in body if not isinstance(s, For)]
+    total = ns_per_element(values, sum(isinstance(s, Store) for s in body)) if values else 0.0
+    for s in body:
+        if isinstance(s, For):
+            total += _extent_hint(s.axis, env) * _time(s.body, env)
+    return total
+
+
+def _extent_hint(a: Axis, env: SymEnv) -> int:
+    if a.extent.hi is not None:
+        return max(a.extent.hi, 0)
+    loop_vars = [v for v in a.extent.free_vars if v not in env.ranges]
+    if loop_vars:
+        raise InternalError(f"the extent of {a.name} depends on {loop_vars[0]} without a bound")
+    return max(env.hint(a.extent), 0)
