@@ -131,7 +131,7 @@ def _node(
         value = torch.as_tensor(sym_value(e.attrs[0], _with_bound(e, args, env)))
         return value.to(e.dtype.torch)
     if e.op is _op.MASKED:
-        return torch.where(*args)
+        return torch.where(args[0], args[1], args[2])
     if e.op.eager is None:
         raise InternalError(f"op {e.op.name} has no eager form", rule="eager")
     out: Any = e.op.eager(*args, *e.attrs)

@@ -97,7 +97,7 @@ class _Accumulator:
         where = tuple(torch.as_tensor(env[a.var]) for a in self.lanes)
         if not self.is_arg:
             new = reduce_last(kind, value, dtype) if is_over else value
-            both = torch.stack(torch.broadcast_tensors(self.value[where], new), -1)
+            both = torch.stack(_together(self.value[where], new), -1)
             self.value[where] = reduce_last(kind, both, dtype)
             return
         if is_over and lane is not None:
@@ -109,8 +109,8 @@ class _Accumulator:
         position = torch.as_tensor(flat)
         # The earlier of the two stands first, so that it wins among equals.
         is_earlier = position < self.position[where]
-        old, new = torch.broadcast_tensors(self.value[where], value)
-        before, at = torch.broadcast_tensors(self.position[where], position)
+        old, new = _together(self.value[where], value)
+        before, at = _together(self.position[where], position)
         pair = torch.stack(
             (torch.where(is_earlier, new, old), torch.where(is_earlier, old, new)), -1
         )
@@ -304,6 +304,11 @@ class _Run:
 
     def _error(self, s: Store, rule: str, what: str) -> InternalError:
         return InternalError(what, rule=rule, line=show_stmt(s, dict(self.types)))
+
+
+def _together(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    return a.expand(shape), b.expand(shape)
 
 
 def _is_vector(f: For) -> bool:

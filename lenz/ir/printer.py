@@ -35,7 +35,6 @@ from lenz.ir.printer_expr import (
     show_expr,
     show_name,
     show_range,
-    show_sym,
     show_type,
     show_word,
 )
@@ -43,6 +42,7 @@ from lenz.ir.printer_kernel import kernel_lines
 from lenz.ir.printer_plan import plan_lines
 from lenz.ir.tensor import Axis, Buffer, TensorType
 from lenz.sym import Sym, SymEnv, Var
+from lenz.sym import show as show_sym
 
 __all__ = ["lines_of_object", "show", "show_expr", "show_node", "sizes_of"]
 
@@ -120,9 +120,9 @@ def _node_syms(n: Node) -> Iterator[tuple[Sym, frozenset[Var]]]:
     for b in outs_of(n):
         for s in _type_syms(b.type):
             yield s, none
-    for a in axes:
-        yield a.extent, none
-    bound = frozenset(a.var for a in axes)
+    for axis in axes:
+        yield axis.extent, none
+    bound = frozenset(axis.var for axis in axes)
     for e in nodes_of(*bodies):
         for s in syms_of(e):
             yield s, bound

@@ -15,9 +15,9 @@ from lenz.ir.printer_expr import (
     show_bound,
     show_name,
     show_range,
-    show_sym,
     show_value,
 )
+from lenz.sym import show as show_sym
 
 
 def show_tile(t: TileConfig) -> str:

@@ -21,12 +21,12 @@ from lenz.ir.printer_expr import (
     show_atom,
     show_name,
     show_range,
-    show_sym,
     show_type,
     show_word,
 )
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
+from lenz.sym import show as show_sym
 
 
 def launched(p: Plan) -> tuple[str, ...]:

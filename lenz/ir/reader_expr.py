@@ -141,9 +141,9 @@ def atom_of(c: Cursor, s: Scope) -> Atom:
     if c.kind == "word":
         kind = choice_of(c, _NAMED, "an argument")
         c.expect("(")
-        value = word_of(c)
+        word = word_of(c)
         c.expect(")")
-        return Named(cast(Any, kind), value)
+        return Named(cast(Any, kind), word)
     return number_of(c)
 
 

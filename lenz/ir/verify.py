@@ -1,0 +1,266 @@
+"""Checks the invariants of the IR; linear in the size of the object.
+
+An error names the rule (`verify_rules.RULES`) and shows the line of text that breaks it.
+"""
+
+from __future__ import annotations
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL, DType
+from lenz.ir.expr import Expr
+from lenz.ir.graph import (
+    Atom,
+    Extern,
+    Graph,
+    Mutation,
+    Pointwise,
+    Reduction,
+    View,
+    atom_refs,
+    outs_of,
+    reads_of,
+)
+from lenz.ir.kernel import Kernel, Launch, Schedule
+from lenz.ir.plan import Plan
+from lenz.ir.printer import lines_of_object
+from lenz.ir.printer_expr import acc_dtype
+from lenz.ir.tensor import Axis, Buffer, TensorType
+from lenz.ir.verify_kernel import check_kernel
+from lenz.ir.verify_plan import check_plan
+from lenz.ir.verify_rules import RULES, Broken, broken, check_body, check_bounds, check_vars
+from lenz.sym import Int, Sym, Var, prove_eq
+from lenz.sym import show as show_sym
+
+__all__ = ["RULES", "verify"]
+
+
+def verify(x: Graph | Kernel | Plan | Schedule) -> None:
+    """Raise InternalError with the rule and the line for the first invariant that does not hold."""
+    try:
+        match x:
+            case Graph():
+                _check_graph(x)
+            case Kernel():
+                check_kernel(x)
+            case Plan():
+                check_plan(x)
+            case Schedule():
+                _check_graph(x.graph)
+                _check_steps(x)
+    except Broken as e:
+        lines = lines_of_object(x)
+        at = lines.line_of(e.culprit)
+        line = "" if at is None else f"{at + 1}: {lines.rows[at].strip()}"
+        raise InternalError(e.what, rule=e.rule, line=line) from e
+
+
+class _Graph:
+    """What is defined so far."""
+
+    def __init__(self, g: Graph) -> None:
+        self.types: dict[str, TensorType] = {}
+        self.sizes: dict[Var, None] = {}
+        self.names: dict[str, Var] = {}
+        self.written: dict[str, Extern] = {}
+        for b in (*g.inputs, *g.constants):
+            for s in _type_syms(b.type) if isinstance(b, Buffer) else (b,):
+                self.add_sizes(s, b)
+            if isinstance(b, Buffer):
+                self.define(b, b)
+
+    def add_sizes(self, s: Sym, culprit: object) -> None:
+        """Sizes that an input gives."""
+        for v in s.free_vars:
+            if v in self.sizes:
+                continue
+            if self.names.setdefault(v.name, v) is not v:
+                broken("var-once", f"the size {v.name} has two pairs of bounds", culprit)
+            self.sizes[v] = None
+            if v.below is not None:
+                self.add_sizes(v.below, culprit)
+
+    def define(self, b: Buffer, culprit: object) -> None:
+        """Enter a buffer."""
+        if b.name in self.types:
+            broken("name-once", f"%{b.name} is defined twice", culprit)
+        for s in _type_syms(b.type):
+            for v in s.free_vars:
+                if v not in self.sizes:
+                    broken("size-defined", f"nothing gives {v.name}, a size of %{b.name}", culprit)
+        self.types[b.name] = b.type
+
+    def type_of(self, name: str, culprit: object) -> TensorType:
+        """The type of a buffer that a node reads."""
+        found = self.types.get(name)
+        if found is None:
+            broken("defined-before-use", f"%{name} is not defined before this", culprit)
+        return found
+
+    def axes(self, axes: tuple[Axis, ...], culprit: object) -> set[Var]:
+        """The variables in scope under some axes."""
+        scope = set(self.sizes)
+        for a in axes:
+            check_vars(a.extent, self.sizes, culprit)
+            if a.var in scope or a.name in self.names:
+                broken("name-once", f"the axis {a.name} has the name of another or a size", culprit)
+            scope.add(a.var)
+        if len({a.name for a in axes}) < len(axes):
+            broken("name-once", "two axes have one name", culprit)
+        return scope
+
+    def atom(self, a: Atom, culprit: object, rule: str) -> None:
+        """An argument or output is defined."""
+        for name in atom_refs(a):
+            if name not in self.types:
+                broken(rule, f"%{name} is not defined before this", culprit)
+        for s in _atom_syms(a):
+            for v in s.free_vars:
+                if v not in self.sizes:
+                    broken("size-defined", f"nothing gives the size {v.name}", culprit)
+
+
+def _type_syms(t: TensorType) -> tuple[Sym, ...]:
+    return (*t.layout.shape, *t.layout.stride, t.layout.offset)
+
+
+def _atom_syms(a: Atom) -> tuple[Sym, ...]:
+    if isinstance(a, Sym):
+        return (a,)
+    return tuple(s for part in a for s in _atom_syms(part)) if isinstance(a, tuple) else ()
+
+
+def _check_graph(g: Graph) -> None:
+    d = _Graph(g)
+    for n in g.nodes:
+        for name in reads_of(n):
+            if name in d.written:
+                broken("mutates-last", f"%{name} was written by {d.written[name].op}", n)
+        match n:
+            case Extern():
+                _extern(n, d)
+            case View():
+                _view(n, d)
+            case _:
+                _loop(n, d)
+        for b in outs_of(n):
+            d.define(b, n)
+    seen: set[str] = set()
+    inputs = {b.name for b in g.inputs if isinstance(b, Buffer)}
+    for m in g.mutations:
+        _mutation(m, d, inputs, seen)
+        seen.add(m.input)
+    for a in g.outputs:
+        d.atom(a, g.outputs, "output-defined")
+
+
+def _mutation(m: Mutation, d: _Graph, inputs: set[str], seen: set[str]) -> None:
+    if m.input not in inputs or m.input in seen:
+        broken("mutation", f"%{m.input} is no input, or is mutated twice", m)
+    value = d.type_of(m.value, m)
+    to = d.types[m.input]
+    if value.dtype is not to.dtype:
+        broken("mutation", f"%{m.input} is {to.dtype}, %{m.value} is {value.dtype}", m)
+    if not _same_shape(value.shape, to.shape):
+        broken("mutation", f"%{m.input} and %{m.value} have other shapes", m)
+
+
+def _same_shape(a: tuple[Sym, ...], b: tuple[Sym, ...]) -> bool:
+    """False when the shapes are known to differ."""
+    return len(a) == len(b) and all(x is y or prove_eq(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _axes_match(n: Pointwise | Reduction | View) -> None:
+    shape = n.out.type.shape
+    if len(n.axes) != len(shape):
+        broken("rank", f"{len(n.axes)} axes for a result of {len(shape)} dimensions", n)
+    for a, size in zip(n.axes, shape, strict=True):
+        if a.extent is not size and not prove_eq(a.extent, size):
+            what = f"axis {a.name} runs to {show_sym(a.extent)}, the result has {show_sym(size)}"
+            broken("axes-match-out", what, n)
+
+
+def _loop(n: Pointwise | Reduction, d: _Graph) -> None:
+    raxes = n.raxes if isinstance(n, Reduction) else ()
+    scope = d.axes(n.axes + raxes, n)
+    _axes_match(n)
+    loads: list[tuple[Expr, tuple[Sym, ...]]] = []
+
+    def on_load(e: Expr) -> None:
+        name, index, dtype = e.attrs
+        t = d.type_of(name, n)
+        if len(index) != t.rank:
+            broken("rank", f"{len(index)} indices for %{name} of {t.rank} dimensions", n)
+        if dtype is not t.dtype:
+            broken("dtype", f"%{name} is {t.dtype}, loaded as {dtype}", n)
+        loads.append((e, t.shape))
+
+    check_body(n.body, scope, {}, on_load, n)
+    bodies: tuple[Expr, ...] = (n.body,)
+    if isinstance(n, Reduction):
+        if n.kind in ("any", "all") and n.body.dtype is not BOOL:
+            broken("reduce-dtype", f"{n.kind} of {n.body.dtype}", n)
+        acc: dict[str, DType] = {"acc": acc_dtype(n.kind, n.body.dtype)}
+        check_body(n.finish, d.axes(n.axes, n), acc, on_load, n)
+        bodies = (n.body, n.finish)
+    check_bounds(loads, bodies, [a.extent for a in n.axes + raxes], n)
+    value = bodies[-1].dtype
+    if value is not n.out.dtype:
+        broken("dtype", f"%{n.out.name} is {n.out.dtype}, its value {value}", n)
+
+
+def _view(n: View, d: _Graph) -> None:
+    source = d.type_of(n.source, n)
+    scope = d.axes(n.axes, n)
+    _axes_match(n)
+    if len(n.index) != source.rank:
+        broken("rank", f"{len(n.index)} indices for %{n.source} of {source.rank} dimensions", n)
+    for s in n.index:
+        check_vars(s, scope, n)
+    if source.dtype is not n.out.dtype:
+        broken("dtype", f"%{n.source} is {source.dtype}, the view {n.out.dtype}", n)
+    gap = source.layout.at(n.index) - n.out.type.layout.at([a.var for a in n.axes])
+    if isinstance(gap, Int) and gap.value != 0:
+        broken("view-layout", f"the index lies {gap.value} elements from where the strides lead", n)
+
+
+def _extern(n: Extern, d: _Graph) -> None:
+    for a in (*n.args, *(a for _, a in n.kwargs)):
+        d.atom(a, n, "defined-before-use")
+    if n.single and len(n.outs) > 1:
+        broken("extern", f"{len(n.outs)} results of a call that gives one", n)
+    for o in n.outs:
+        if isinstance(o, Sym):
+            d.add_sizes(o, n)
+    for b in outs_of(n):
+        for s in _type_syms(b.type):
+            d.add_sizes(s, n)  # a call may give sizes by the shape of its results
+    for name in n.mutates:
+        d.type_of(name, n)
+        d.written[name] = n
+    for k, name in n.aliases:
+        d.type_of(name, n)
+        if not 0 <= k < len(n.outs):
+            broken("extern", f"alias of result {k}, there are {len(n.outs)}", n)
+
+
+def _check_steps(s: Schedule) -> None:
+    types: dict[str, DType] = {}
+    for b in (*s.graph.inputs, *s.graph.constants):
+        if isinstance(b, Buffer):
+            types[b.name] = b.dtype
+    for n in s.graph.nodes:
+        types.update((b.name, b.dtype) for b in outs_of(n))
+    seen: set[int] = set()
+    for step in s.steps:
+        if not isinstance(step, Launch):
+            continue
+        if id(step.kernel) not in seen:
+            seen.add(id(step.kernel))
+            check_kernel(step.kernel)
+        if len(step.args) != len(step.kernel.params):
+            broken("launch", f"{len(step.args)} for {len(step.kernel.params)} parameters", step)
+        for name, p in zip(step.args, step.kernel.params, strict=True):
+            if name not in types:
+                broken("launch", f"%{name} is no buffer of the graph", step)
+            if types[name] is not p.dtype:
+                broken("launch", f"%{name} is {types[name]}, %{p.name} is {p.dtype}", step)

@@ -1,0 +1,159 @@
+"""Checks the invariants of kernels; see verify.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lenz.ir.dtype import BOOL, DType
+from lenz.ir.expr import Expr
+from lenz.ir.kernel import For, Kernel, Let, Local, Param, Reduce, Stmt, Store, walk
+from lenz.ir.printer_expr import acc_dtype
+from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
+from lenz.sym import Int, Sym, Var
+from lenz.sym import show as show_sym
+
+SPREAD = ("parallel", "grid")
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What stands around a statement: loops, and the values that are visible."""
+
+    loops: tuple[For, ...]
+    sizes: frozenset[Var]
+    visible: dict[str, DType]
+
+    @property
+    def vars(self) -> set[Var]:
+        """Variables that an index may use."""
+        return {*self.sizes, *(f.axis.var for f in self.loops)}
+
+
+def check_kernel(k: Kernel) -> None:
+    """Raise Broken for the first rule that does not hold."""
+    buffers: dict[str, Param | Local] = {}
+    declared: tuple[Param | Local, ...] = (*k.params, *k.locals)
+    for b in declared:
+        if b.name in buffers:
+            broken("name-once", f"%{b.name} is declared twice", k)
+        buffers[b.name] = b
+    names: dict[str, Var] = {}
+    for v in k.sizes:
+        if names.setdefault(v.name, v) is not v:
+            broken("var-once", f"the size {v.name} has two pairs of bounds", k)
+    sizes = frozenset(k.sizes)
+    for p in k.params:
+        check_vars(p.size, sizes, k)
+    run = _Check(k, buffers)
+    run.block(k.body, _Scope((), sizes, {}))
+    stored = {s.buffer for s in walk(k.body) if isinstance(s, Store)}
+    for p in k.params:
+        if p.mode != "in" and p.name not in stored:
+            broken("out-stored", f"%{p.name} is {p.mode}, but nothing stores to it", k)
+
+
+class _Check:
+    """One walk over the statements."""
+
+    def __init__(self, k: Kernel, buffers: dict[str, Param | Local]) -> None:
+        self.k = k
+        self.buffers = buffers
+        self.defined: dict[str, Stmt] = {}
+
+    def block(self, body: tuple[Stmt, ...], s: _Scope) -> dict[str, DType]:
+        """Check statements; gives the reductions that a loop further out ends."""
+        pending: dict[str, DType] = {}
+        places: dict[tuple[object, ...], Store] = {}
+        for x in body:
+            match x:
+                case For():
+                    pending.update(self.loop(x, s))
+                case Let(name, value):
+                    self.define(name, x, s)
+                    self.body(value, s, x)
+                    s.visible[name] = value.dtype
+                case Reduce():
+                    pending.update(self.reduce(x, s))
+                case Store():
+                    self.store(x, s, places)
+        return pending
+
+    def loop(self, f: For, s: _Scope) -> dict[str, DType]:
+        """Check a loop; the reductions it ends become visible after it."""
+        check_vars(f.axis.extent, s.vars, f)
+        if any(v.name == f.axis.name for v in s.vars):
+            broken("name-once", f"{f.axis.name} is a size or a loop around this one", f)
+        if f.kind == "vector" and any(isinstance(x, For) for x in f.body):
+            broken("vector-loop-innermost", f"a loop inside the vector loop {f.axis.name}", f)
+        if f.kind in SPREAD and any(o.kind not in SPREAD for o in s.loops):
+            broken("parallel-outermost", f"{f.axis.name} is inside a loop that is not parallel", f)
+        inner = _Scope((*s.loops, f), s.sizes, dict(s.visible))
+        pending = self.block(f.body, inner)
+        later: dict[str, DType] = {}
+        for name, dtype in pending.items():
+            stmt = self.defined[name]
+            if isinstance(stmt, Reduce) and not any(o.axis.var in stmt.over for o in s.loops):
+                s.visible[name] = dtype
+            else:
+                later[name] = dtype
+        return later
+
+    def define(self, name: str, x: Let | Reduce, s: _Scope) -> None:
+        """A name is not in use where it is defined."""
+        if name in s.visible:
+            broken("name-once", f"{name} is defined and visible already", x)
+        self.defined[name] = x
+
+    def reduce(self, x: Reduce, s: _Scope) -> dict[str, DType]:
+        """Check a reduction."""
+        self.define(x.name, x, s)
+        around = [f.axis.var for f in s.loops]
+        if not x.over or len(set(x.over)) != len(x.over) or any(v not in around for v in x.over):
+            shown = ", ".join(v.name for v in x.over) or "nothing"
+            broken("reduce-over-enclosing", f"{x.name} runs over {shown}", x)
+        if x.kind in ("any", "all") and x.value.dtype is not BOOL:
+            broken("reduce-dtype", f"{x.kind} of {x.value.dtype}", x)
+        self.body(x.value, s, x)
+        return {x.name: acc_dtype(x.kind, x.value.dtype)}
+
+    def store(self, x: Store, s: _Scope, places: dict[tuple[object, ...], Store]) -> None:
+        """Check a store."""
+        b = self.buffers.get(x.buffer)
+        if b is None:
+            broken("defined-before-use", f"%{x.buffer} is no parameter and no local", x)
+        if isinstance(b, Param) and b.mode == "in":
+            broken("store-mode", f"%{x.buffer} is only read", x)
+        if b.dtype is not x.value.dtype:
+            broken("dtype", f"%{x.buffer} is {b.dtype}, the value {x.value.dtype}", x)
+        check_vars(x.offset, s.vars, x, len(x.bound))
+        check_gather((x.offset,), x.bound, x)
+        for e in (x.value, *x.bound):
+            self.body(e, s, x)
+        place = (x.buffer, x.offset, x.bound)
+        if isinstance(b, Param) and places.setdefault(place, x) is not x:
+            broken("store-once", f"%{x.buffer}[{show_sym(x.offset)}] is stored twice", x)
+        if x.offset.hi is not None and x.offset.hi < 0 and _runs(s):
+            broken("index-in-bounds", f"{show_sym(x.offset)} is below 0", x)
+
+    def body(self, e: Expr, s: _Scope, x: Stmt) -> None:
+        """Check an expression."""
+        loads: list[tuple[Expr, tuple[Sym, ...]]] = []
+
+        def on_load(load: Expr) -> None:
+            name, index, dtype = load.attrs
+            b = self.buffers.get(name)
+            if b is None:
+                broken("defined-before-use", f"%{name} is no parameter and no local", x)
+            if len(index) != 1:
+                broken("flat", f"{len(index)} indices in a load of %{name}", x)
+            if b.dtype is not dtype:
+                broken("dtype", f"%{name} is {b.dtype}, loaded as {dtype}", x)
+            size = Int(b.size) if isinstance(b, Local) else b.size
+            loads.append((load, (size,)))
+
+        check_body(e, s.vars, s.visible, on_load, x)
+        check_bounds(loads, (e,), [f.axis.extent for f in s.loops], x)
+
+
+def _runs(s: _Scope) -> bool:
+    return all(f.axis.extent.lo is not None and f.axis.extent.lo > 0 for f in s.loops)

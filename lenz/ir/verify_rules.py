@@ -1,0 +1,158 @@
+"""The invariants by name, and the checks of expressions that graphs and kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from lenz.ir import op as _op
+from lenz.ir.dtype import I64, DType
+from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
+from lenz.ir.printer_expr import show_expr, show_range
+from lenz.sym import Sym, Var, prove_le
+from lenz.sym import show as show_sym
+
+RULES: dict[str, str] = {
+    # every level
+    "name-once": "a buffer, value, parameter or constant is defined once",
+    "defined-before-use": "what is read is defined earlier in the text",
+    "dtype": "a load, store or result has the element type of its buffer",
+    "size-defined": "a size is given by an input, or by a call before its use",
+    "var-once": "one name is one variable: the same bounds wherever it stands",
+    # expressions
+    "free-var": "an index uses sizes, variables of the loops around it and its own @0, @1, ...",
+    "gather": "the operands of a load or index are @0, @1, ... without gaps, each of type i64",
+    "ref-scope": "a named value is used where it is visible, with its own type",
+    "index-in-bounds": "no index is provably outside its buffer (behind a mask it may be)",
+    # graphs
+    "rank": "a load has one index per dimension, a loop one axis per dimension of its result",
+    "axes-match-out": "the extent of each axis is the size of that dimension of the result",
+    "reduce-dtype": "any and all reduce bool; argmax and argmin give i64",
+    "view-layout": "a view's index and its strides name the same elements",
+    "extern": "aliases and mutated buffers of a call exist; a single result is one",
+    "mutates-last": "a buffer that a call writes is not read by a later node",
+    "mutation": "a mutation writes an input, once, with a value of its shape and type",
+    "output-defined": "an output is a defined buffer or size",
+    # kernels
+    "flat": "a load in a kernel has one index, a flat offset",
+    "store-mode": "a parameter with the mode in is not stored to",
+    "out-stored": "a parameter with the mode out or inout is stored to",
+    "store-once": "one list of statements stores to one place of a parameter once",
+    "reduce-over-enclosing": "a reduction runs over loops around it, one or more, each once",
+    "vector-loop-innermost": "a vector loop has no loop inside",
+    "parallel-outermost": "only parallel and grid loops stand around a parallel or grid loop",
+    "launch": "a launch passes one buffer of the right type per parameter",
+    # plans
+    "alloc-before-use": "a step uses memory that an input, constant or earlier step gave",
+    "use-after-free": "memory is not used after its free or reuse",
+    "output-kept": "an output is not freed",
+    "kernel-listed": "a launched kernel is listed in the plan, and a listed one is launched",
+}
+
+
+class Broken(Exception):
+    """A rule that does not hold, and the object whose line shows it."""
+
+    def __init__(self, rule: str, what: str, culprit: object) -> None:
+        super().__init__(what)
+        self.rule = rule
+        self.what = what
+        self.culprit = culprit
+
+
+def broken(rule: str, what: str, culprit: object) -> NoReturn:
+    """Raise for a rule of `RULES`."""
+    assert rule in RULES, rule
+    raise Broken(rule, what, culprit)
+
+
+def check_vars(s: Sym, scope: Collection[Var], culprit: object, gathers: int = 0) -> None:
+    """Every variable of `s` is in scope, or one of the first @k."""
+    for v in s.free_vars:
+        if v in scope or (is_bound_var(v) and v.name[1:].isdigit() and int(v.name[1:]) < gathers):
+            continue
+        other = next((w for w in scope if w.name == v.name), None)
+        if other is not None:
+            what = (
+                f"{v.name} with bounds {show_range(v)} is not the {v.name} with {show_range(other)}"
+            )
+            broken("var-once", what, culprit)
+        broken("free-var", f"{v.name} in {show_sym(s)} is no size, axis or operand here", culprit)
+
+
+def check_body(
+    body: Expr,
+    scope: Collection[Var],
+    visible: Mapping[str, DType],
+    on_load: Callable[[Expr], None],
+    culprit: object,
+) -> None:
+    """Indices use what is in scope, operands of gathers are canonical, named values are visible."""
+    for e in nodes_of(body):
+        if e.op is _op.REF:
+            name, dtype = e.attrs
+            if name not in visible:
+                broken("ref-scope", f"{name} is not visible here", culprit)
+            if visible[name] is not dtype:
+                broken("ref-scope", f"{name} is {visible[name]}, used as {dtype}", culprit)
+            continue
+        syms = syms_of(e)
+        for s in syms:
+            check_vars(s, scope, culprit, len(e.args))
+        if syms:
+            check_gather(syms, e.args, culprit)
+        if e.op is _op.LOAD:
+            on_load(e)
+
+
+def check_gather(syms: Sequence[Sym], operands: tuple[Expr, ...], culprit: object) -> None:
+    """The operands are @0, @1, ..., each used, each i64, each with one pair of bounds."""
+    found = list(dict.fromkeys(v for s in syms for v in s.free_vars if is_bound_var(v)))
+    names = {v.name for v in found}
+    if names != {f"@{k}" for k in range(len(operands))}:
+        shown = ", ".join(sorted(names)) or "none"
+        broken("gather", f"{len(operands)} operands, but the index uses {shown}", culprit)
+    if len(names) != len(found):
+        broken("var-once", "one operand of a gather has two pairs of bounds", culprit)
+    for k, e in enumerate(operands):
+        if e.dtype is not I64:
+            broken("gather", f"operand @{k} is {e.dtype}, not i64", culprit)
+
+
+def check_bounds(
+    loads: Iterable[tuple[Expr, tuple[Sym, ...]]],
+    bodies: tuple[Expr, ...],
+    extents: Iterable[Sym],
+    culprit: object,
+) -> None:
+    """No index, with the sizes it must stay below, is outside whatever the variables are."""
+    wrong = [(e, s) for e, shape in loads if (s := _outside(e.attrs[1], shape)) is not None]
+    # An axis that may be empty proves nothing: its variable counts as 0 and never runs.
+    if not wrong or any(x.lo is None or x.lo < 1 for x in extents):
+        return
+    plain = _unmasked(bodies)
+    for e, s in wrong:
+        if e in plain:
+            broken("index-in-bounds", f"{show_sym(s)} is outside, in {show_expr(e)}", culprit)
+
+
+def _outside(index: Sequence[Sym], shape: Sequence[Sym]) -> Sym | None:
+    for s, size in zip(index, shape, strict=True):
+        if s.hi is not None and s.hi < 0:
+            return s
+        if s.lo is not None and s.lo > 0 and prove_le(size, s):
+            return s
+    return None
+
+
+def _unmasked(bodies: tuple[Expr, ...]) -> set[Expr]:
+    """The nodes that are evaluated whatever the conditions are."""
+    found: set[Expr] = set()
+    stack = list(bodies)
+    while stack:
+        e = stack.pop()
+        if e in found:
+            continue
+        found.add(e)
+        stack.extend((e.args[0], e.args[2]) if e.op is _op.MASKED else e.args)
+    return found
