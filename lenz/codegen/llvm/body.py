@@ -1,0 +1,275 @@
+"""Statements of a kernel to text: loops, named values, stores and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lenz.codegen.llvm import accumulate, tiles
+from lenz.codegen.llvm.access import Accesses, tail_mask
+from lenz.codegen.llvm.accumulators import Accumulator, names_reduced, reduces_of
+from lenz.codegen.llvm.indices import Indices
+from lenz.codegen.llvm.scopes import Cell, Scopes, Value
+from lenz.codegen.llvm.values import Values
+from lenz.errors import InternalError
+from lenz.ir.kernel import For, Let, Reduce, Stmt, Store, TileConfig, walk
+from lenz.sym import Int, Sym, prove_divides
+
+
+class Body:
+    """Emits the statements of one function."""
+
+    __slots__ = ("accesses", "accs", "indices", "names", "row_pass", "scopes", "tile", "values")
+
+    def __init__(
+        self, scopes: Scopes, indices: Indices, accesses: Accesses, values: Values, tile: TileConfig
+    ) -> None:
+        self.scopes = scopes
+        self.indices = indices
+        self.accesses = accesses
+        self.values = values
+        self.tile = tile
+        self.accs: dict[str, Accumulator] = {}
+        self.names: dict[str, Stmt] = {}
+        self.row_pass = False  # the copies of the body are rows that go to the same accumulators
+        values.column = lambda acc: accumulate.element(self, acc)
+
+    def statements(self, body: tuple[Stmt, ...]) -> None:
+        """Emit statements in order."""
+        for s in body:
+            match s:
+                case For():
+                    self.loop(s)
+                case Let(name, value):
+                    self.define(name, s)
+                    self.values.refs[name] = self.values.value(value)
+                case Reduce():
+                    accumulate.take(self, self.accs[s.name])
+                case Store():
+                    self.store(s)
+
+    def define(self, name: str, s: Stmt) -> None:
+        """Names are unique in a phase, so that the memo cannot mistake one for another."""
+        if self.names.setdefault(name, s) is not s:
+            raise InternalError(f"{name} is defined twice", pass_name="codegen")
+
+    def store(self, s: Store) -> None:
+        """Emit one store."""
+        value = self.values.value(s.value)
+        for e in s.bound:
+            self.values.value(e)
+        bound = self.values.bound((s.offset,), s.bound, ())
+        place = self.accesses.place(s.buffer, s.value.dtype, s.offset, bound)
+        self.accesses.store(place, s.value.dtype, value, self.scopes.tail)
+        self.values.forget(s.buffer)
+
+    def parallel(self, body: tuple[Stmt, ...], scratch: tuple[str, ...]) -> None:
+        """The body of one parallel iteration; what it stores is read again only inside of it."""
+        stored = [x.buffer for x in walk(body) if isinstance(x, Store)]
+        for name in dict.fromkeys((*stored, *scratch)):
+            self.values.floor[name] = self.scopes.fn.level
+        self.statements(body)
+
+    @contextmanager
+    def writing(self, s: For) -> Iterator[None]:
+        """Within a loop that stores to a buffer, loads of the buffer stay inside the loop."""
+        values, level = self.values, self.scopes.fn.level + 1
+        buffers = list(dict.fromkeys([x.buffer for x in walk(s.body) if isinstance(x, Store)]))
+        before = [values.floor.get(name, 0) for name in buffers]
+        for name in buffers:
+            values.forget(name)
+            values.floor[name] = level
+        yield
+        for name, old in zip(buffers, before, strict=True):
+            values.forget(name)
+            values.floor[name] = old
+
+    def loop(self, s: For) -> None:
+        """Emit a loop, and then the results of the reductions that end with it."""
+        ended = [
+            accumulate.start(self, r, path)
+            for r, path in reduces_of(s)
+            if r.name not in self.accs
+        ]
+        with self.writing(s):
+            if self.indices.lane is None and s.kind == "vector":
+                self.vector_loop(s)
+            elif self.indices.lane is None and tiles.is_tile(s, self.scopes):
+                tiles.emit(self, s)
+            elif s.kind == "unroll" and isinstance(s.axis.extent, Int):
+                self.unrolled(s)
+            else:
+                self.plain_loop(s)
+        for acc in ended:
+            accumulate.finish(self, acc)
+
+    def unrolled(self, s: For) -> None:
+        """A loop of a constant extent, written out."""
+        for k in range(s.axis.extent.hi or 0):
+            with self.scopes.block():
+                self.indices.vars[s.axis.var] = Value((str(k),), self.scopes.fn.level)
+                self.statements(s.body)
+
+    def plain_loop(self, s: For) -> None:
+        """A loop one iteration at a time, or `tile.rows` at a time over column accumulators."""
+        step = self.row_copies(s)
+        with self.nonempty(s.axis.extent, self.cells(s)) as extent:
+            if step > 1:
+                whole = self.rounded(s.axis.extent, extent, step)
+                self.counted(s, "0", whole, step, step, s.axis.extent)
+                if prove_divides(step, s.axis.extent):
+                    return
+                self.counted(s, whole, extent, 1, 1, s.axis.extent)
+            else:
+                self.counted(s, "0", extent, 1, self.scopes.copies, s.axis.extent)
+
+    def counted(
+        self, s: For, start: str, stop: str, step: int, copies: int, extent: Sym
+    ) -> None:
+        """for var in range(start, stop, step): the body, in `copies` copies if step is not 1."""
+        cells = self.cells(s) if copies == self.scopes.copies or step > 1 else self.cells(s, 1)
+
+        def once(counter: str) -> None:
+            outer, self.scopes.copies = self.scopes.copies, copies
+            names = self.positions(counter, copies, 1) if step > 1 else (counter,)
+            self.row_pass = step > 1
+            self.indices.vars[s.axis.var] = Value(names, self.scopes.fn.level)
+            self.statements(s.body)
+            self.row_pass = False
+            self.scopes.copies = outer
+
+        self.repeat(start, stop, step, cells, once)
+
+    def repeat(
+        self, start: str, stop: str, step: int, cells: list[Cell], once: Callable[[str], None]
+    ) -> None:
+        """Run a body for start, start + step, ... below stop; written out if that is one step."""
+        if start[0] != "%" and stop[0] != "%":
+            if int(start) >= int(stop):
+                return
+            if int(start) + step >= int(stop):
+                with self.scopes.block():
+                    once(start)
+                return
+            with self.scopes.loop(start, stop, step, cells) as counter:
+                once(counter)
+            return
+        fn = self.scopes.fn
+        cond = fn.let(fn.level, f"icmp slt i64 {start}, {stop}")
+        guard = self.scopes.guard
+        with self.scopes.when(cond, cells):
+            self.scopes.guard = guard  # whoever calls has made sure that there is an iteration
+            with self.scopes.loop(start, stop, step, cells) as counter:
+                once(counter)
+
+    def positions(self, counter: str, copies: int, step: int) -> tuple[str, ...]:
+        """counter, counter + step, ...: one per copy."""
+        fn = self.scopes.fn
+        if counter[0] != "%":
+            return tuple([str(int(counter) + k * step) for k in range(copies)])
+        more = [fn.let(fn.level, f"add nuw nsw i64 {counter}, {k * step}") for k in range(1, copies)]
+        return (counter, *more)
+
+    @contextmanager
+    def nonempty(self, extent: Sym, cells: list[Cell]) -> Iterator[str]:
+        """A body for extents of at least 1, which is checked where it is not known."""
+        text = self.indices.scalar(extent).names[0]
+        if extent.lo is not None and extent.lo >= 1:
+            yield text
+        elif text[0] != "%" and int(text) <= 0:
+            with self.scopes.when("false", cells):
+                yield text
+        else:
+            fn = self.scopes.fn
+            cond = fn.let(fn.level, f"icmp sgt i64 {text}, 0")
+            with self.scopes.when(cond, cells):
+                yield text
+
+    def rounded(self, extent: Sym, text: str, step: int) -> str:
+        """The greatest multiple of step that is not above the extent."""
+        if text[0] != "%":
+            return str(int(text) // step * step)
+        if prove_divides(step, extent):
+            return text
+        fn = self.scopes.fn
+        if step & (step - 1) == 0:
+            return fn.let(fn.level, f"and i64 {text}, {-step}")
+        rest = fn.let(fn.level, f"urem i64 {text}, {step}")
+        return fn.let(fn.level, f"sub i64 {text}, {rest}")
+
+    def cells(self, s: For, copies: int | None = None) -> list[Cell]:
+        """The registers that a loop changes (those of the first `copies` copies)."""
+        inside = names_reduced(s.body)
+        return [
+            cell
+            for name, acc in self.accs.items()
+            if name in inside
+            for part in acc.cells
+            for cell in part[:copies]
+        ]
+
+    def vector_copies(self, s: For) -> int:
+        """Copies of the body of a vector loop: `tile.unroll`, or fewer when it is short."""
+        if self.scopes.copies > 1:
+            return 1
+        extent = s.axis.extent
+        most = self.tile.unroll
+        if extent.hi is not None:
+            most = min(most, extent.hi // self.scopes.width)
+        return max(most, 1)
+
+    def row_copies(self, s: For) -> int:
+        """Rows that one pass over column accumulators takes: 1 for any other loop."""
+        if s.kind != "seq" or self.indices.lane is not None or self.scopes.copies > 1:
+            return 1
+        rows = self.tile.rows if s.axis.extent.hi is None else min(self.tile.rows, s.axis.extent.hi)
+        has_columns = False
+        for x in s.body:
+            if isinstance(x, Store) or (isinstance(x, For) and x.kind != "vector"):
+                return 1
+            for y in walk(x.body) if isinstance(x, For) else ():
+                if isinstance(y, (For, Store)):
+                    return 1
+                if isinstance(y, Reduce):
+                    acc = self.accs[y.name]
+                    has_columns |= bool(acc.axes)
+                    if not acc.axes or y.over != (s.axis.var,):
+                        return 1
+        return rows if has_columns else 1
+
+    def vector_loop(self, s: For) -> None:
+        """Full vectors in copies, then single vectors, the last one under a mask."""
+        copies, width = self.vector_copies(s), self.scopes.width
+        extent = s.axis.extent
+        self.indices.lane = s.axis.var
+        with self.nonempty(extent, self.cells(s)) as text:
+            whole = self.rounded(extent, text, width * copies)
+            self.vector_steps(s, "0", whole, copies, False)
+            if not prove_divides(width * copies, extent):
+                self.vector_steps(s, whole, text, 1, not prove_divides(width, extent))
+        self.indices.lane = None
+
+    def vector_steps(self, s: For, start: str, stop: str, copies: int, masked: bool) -> None:
+        """Vectors from start to stop, `copies` of them at a time."""
+        scopes, width = self.scopes, self.scopes.width
+        inside = scopes.copies
+
+        def once(counter: str) -> None:
+            scopes.copies = max(copies, inside)
+            names = self.positions(counter, copies, width)
+            self.indices.vars[s.axis.var] = Value(names, scopes.fn.level)
+            if masked:
+                scopes.tail = tail_mask(scopes, self.left(counter, stop))
+            self.statements(s.body)
+            scopes.tail = None
+            scopes.copies = inside
+
+        cells = self.cells(s) if copies > 1 or inside > 1 else self.cells(s, 1)
+        self.repeat(start, stop, width * copies, cells, once)
+
+    def left(self, counter: str, stop: str) -> Value:
+        """Elements from the counter to the end."""
+        fn = self.scopes.fn
+        if counter[0] != "%" and stop[0] != "%":
+            return Value((str(int(stop) - int(counter)),), fn.level)
+        return Value((fn.let(fn.level, f"sub nsw i64 {stop}, {counter}"),), fn.level)

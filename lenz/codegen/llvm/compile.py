@@ -1,0 +1,104 @@
+"""LLVM IR text -> object code -> addresses, in the process. The only place that imports llvmlite.
+
+Objects hold symbol names and no addresses, so they may be kept on disk and linked in any process on
+the same target. Codegen level 0 is never used: it aborts the process on AVX512 masks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from lenz.errors import InternalError
+from lenz.target import Target
+
+
+@cache
+def _binding() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+@cache
+def host_target() -> Target:
+    """The CPU of this process as a target."""
+    import llvmlite
+
+    llvm = _binding()
+    found = llvm.get_host_cpu_features()
+    features = ",".join(("+" if found[k] else "-") + k for k in sorted(found))
+    version = ".".join(str(n) for n in llvm.llvm_version_info)
+    triple = llvm.get_process_triple()
+    lanes = 16 if found.get("avx512f") else 8 if found.get("avx2") else 4
+    name = llvm.get_host_cpu_name()
+    return Target("cpu", triple, name, features, lanes, f"llvm {version} llvmlite {llvmlite.__version__}")
+
+
+@cache
+def _machine(target: Target) -> Any:
+    llvm = _binding()
+    if not target.triple.startswith(llvm.get_process_triple().split("-")[0]):
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True
+    )
+
+
+def compile_module(text: str, target: Target | None = None) -> bytes:
+    """Compile one module to an object file; raises InternalError for text that LLVM refuses."""
+    llvm = _binding()
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(text, context)
+    except RuntimeError as e:
+        raise InternalError(f"LLVM does not accept the text: {e}", pass_name="codegen") from e
+    return bytes(_machine(target or host_target()).emit_object(module))
+
+
+def assembly(text: str, target: Target | None = None) -> str:
+    """The assembly text of one module, for people."""
+    llvm = _binding()
+    module = llvm.parse_assembly(text, llvm.create_context())
+    return str(_machine(target or host_target()).emit_assembly(module))
+
+
+class Library:
+    """Linked code; the addresses are valid for as long as this object lives."""
+
+    __slots__ = ("_tracker", "addresses")
+
+    def __init__(self, tracker: Any, addresses: dict[str, int]) -> None:
+        self._tracker = tracker
+        self.addresses = addresses
+
+
+@cache
+def _linker() -> tuple[Any, Any]:
+    # The names of libraries may never be used twice in one process, hence the count.
+    jit = _binding().create_lljit_compiler(use_jit_link=True, suppress_errors=True)
+    return jit, itertools.count()
+
+
+def link(obj: bytes, exports: Sequence[str], imports: Mapping[str, int]) -> Library:
+    """Link an object and give the addresses of `exports`.
+
+    `imports` are addresses of the functions that the object calls; raises InternalError when one
+    is missing. Keep the result alive for as long as the code may run.
+    """
+    builder = _binding().JITLibraryBuilder().add_object_img(obj)
+    for symbol in sorted(imports):
+        builder.import_symbol(symbol, imports[symbol])
+    for symbol in exports:
+        builder.export_symbol(symbol)
+    jit, count = _linker()
+    try:
+        tracker = builder.link(jit, f"lenz.{next(count)}")
+    except RuntimeError as e:
+        raise InternalError(f"the object does not link: {e}", pass_name="codegen") from e
+    return Library(tracker, {symbol: tracker[symbol] for symbol in exports})

@@ -1,0 +1,98 @@
+"""The text of one module and of one function while it is being written.
+
+A function is a stack of scopes, outermost first. A scope is the straight-line text of one loop
+body; every scope dominates the scopes above it, so a value that depends on outer loops only is
+appended to the text of an outer scope and is thereby out of the inner loop. A scope joins its text
+to the scope below when it closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from lenz.target import Target
+
+# Branch weights of paths that are hardly ever taken.
+COLD = "!prof !0"
+
+
+class Module:
+    """Declarations and helper functions that the kernels of one module share."""
+
+    __slots__ = ("declarations", "functions", "target")
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.declarations: dict[str, str] = {}
+        self.functions: dict[str, str] = {}
+
+    def declare(self, name: str, result: str, *args: str) -> str:
+        """Declare an external function or intrinsic once; gives its name with the @."""
+        if name not in self.declarations:
+            self.declarations[name] = f"declare {result} @{name}({', '.join(args)})"
+        return f"@{name}"
+
+
+class Scope:
+    """One open body: its text, the label of the block it is in, and the memo keys made in it."""
+
+    __slots__ = ("keys", "label", "lines")
+
+    def __init__(self, label: str) -> None:
+        self.lines: list[str] = []
+        self.label = label
+        self.keys: list[Hashable] = []
+
+
+class Function:
+    """The body of one function; `scopes[level]` is where code of that level goes."""
+
+    __slots__ = ("_count", "allocas", "module", "scopes")
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.scopes = [Scope("entry")]
+        self.allocas: list[str] = []
+        self._count = 0
+
+    @property
+    def level(self) -> int:
+        """Number of the innermost open scope."""
+        return len(self.scopes) - 1
+
+    def fresh(self) -> str:
+        """A new SSA name."""
+        self._count += 1
+        return f"%t{self._count}"
+
+    def label(self) -> str:
+        """A new number for the labels of one construct."""
+        self._count += 1
+        return str(self._count)
+
+    def put(self, level: int, line: str) -> None:
+        """Append one line to a scope."""
+        self.scopes[level].lines.append(line)
+
+    def let(self, level: int, text: str) -> str:
+        """Append an instruction that has a result; gives the name of the result."""
+        self._count += 1
+        name = f"%t{self._count}"
+        self.scopes[level].lines.append(f"  {name} = {text}")
+        return name
+
+    def block(self, level: int, label: str) -> None:
+        """Start a new basic block in a scope."""
+        scope = self.scopes[level]
+        scope.lines.append(f"{label}:")
+        scope.label = label
+
+    def alloca(self, element: str, count: int) -> str:
+        """Stack memory of the function, aligned to a cache line and made in the entry block."""
+        name = self.fresh()
+        self.allocas.append(f"  {name} = alloca [{count} x {element}], align 64")
+        return name
+
+    def text(self) -> str:
+        """The finished body, from the entry block on."""
+        return "\n".join(["entry:", *self.allocas, *self.scopes[0].lines])

@@ -1,0 +1,99 @@
+"""LLVM's names of element types and constants.
+
+A bool is `i1` as a value and `i8` in memory. bf16 and fp16 are `i16` in both places: arithmetic on
+them is done in f32, so only the conversions look inside.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import DType
+
+VALUE = {
+    "bool": "i1", "u8": "i8", "u16": "i16", "u32": "i32", "u64": "i64", "i8": "i8", "i16": "i16",
+    "i32": "i32", "i64": "i64", "f16": "i16", "bf16": "i16", "f32": "float", "f64": "double",
+}  # fmt: skip
+# The suffix that names the type in an overloaded intrinsic.
+SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
+          "bfloat": "bf16", "float": "f32", "double": "f64"}  # fmt: skip
+
+
+def value_type(dtype: DType, lanes: int = 1) -> str:
+    """The type of a value; raises InternalError for a type that kernels do not compute with."""
+    found = VALUE.get(dtype.name)
+    if found is None:
+        raise InternalError(f"no LLVM type for {dtype}")
+    return found if lanes == 1 else f"<{lanes} x {found}>"
+
+
+def memory_type(dtype: DType, lanes: int = 1) -> str:
+    """The type of an element in memory."""
+    found = "i8" if dtype.name == "bool" else VALUE[dtype.name]
+    return found if lanes == 1 else f"<{lanes} x {found}>"
+
+
+def vector(element: str, lanes: int) -> str:
+    """The vector type of an element type (the element itself for one lane)."""
+    return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def suffix(element: str, lanes: int) -> str:
+    """The overload suffix of an intrinsic, e.g. v16f32."""
+    return SUFFIX[element] if lanes == 1 else f"v{lanes}{SUFFIX[element]}"
+
+
+def constant(dtype: DType, value: Any) -> str:
+    """The text of a scalar constant of the type."""
+    if dtype.name == "bool":
+        return "true" if value else "false"
+    if dtype.name == "f32":
+        return f"0x{_double_bits(_to_f32(float(value))):016X}"
+    if dtype.name == "f64":
+        return f"0x{_double_bits(float(value)):016X}"
+    if dtype.name == "f16":
+        return str(_half_bits(float(value)))
+    if dtype.name == "bf16":
+        return str(_bfloat_bits(float(value)))
+    return str(int(value))
+
+
+def _double_bits(x: float) -> int:
+    return int.from_bytes(struct.pack(">d", x), "big")
+
+
+def _to_f32(x: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", x))[0])
+    except OverflowError:  # beyond f32: rounds to infinity, as a cast does
+        return float("inf") if x > 0 else float("-inf")
+
+
+def _half_bits(x: float) -> int:
+    if x != x:
+        return 0x7E00
+    try:
+        return int.from_bytes(struct.pack(">e", x), "big")
+    except OverflowError:
+        return 0x7C00 if x > 0 else 0xFC00
+
+
+def _bfloat_bits(x: float) -> int:
+    if x != x:
+        return 0x7FC0
+    bits = int.from_bytes(struct.pack(">f", _to_f32(x)), "big")
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF
+
+
+def iota(element: str, lanes: int, step: int = 1, start: int = 0) -> str:
+    """The constant vector start, start + step, ..."""
+    if lanes == 1:
+        return str(start)
+    return "<" + ", ".join(f"{element} {start + step * i}" for i in range(lanes)) + ">"
+
+
+def splat(element: str, text: str, lanes: int) -> str:
+    """A scalar constant in every lane."""
+    return text if lanes == 1 else f"splat ({element} {text})"

@@ -1,0 +1,232 @@
+"""Expressions to values: one visit per distinct node, on the outermost level it can be computed.
+
+A node that reads memory is keyed by the masks it stands under as well; one that reads a buffer which
+the kernel writes is forgotten when the buffer is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from lenz.codegen.llvm.access import Accesses
+from lenz.codegen.llvm.accumulators import Accumulator
+from lenz.codegen.llvm.indices import Indices, index_type
+from lenz.codegen.llvm.scopes import Scopes, Value
+from lenz.codegen.llvm.types import constant
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL, F32, I64, DType
+from lenz.ir.expr import Expr, is_bound_var
+from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
+from lenz.sym import Sym, Var
+
+Mask = tuple[Expr, ...]
+Item = tuple[Expr, Mask]
+
+
+class Values:
+    """The values of expressions in the function that is being written.
+
+    refs     values of Let and Reduce by name
+    written  buffers that the kernel stores to
+    floor    per written buffer, the level above which its loads may not be moved
+    """
+
+    __slots__ = (
+        "accesses", "column", "columns", "floor", "indices", "reads", "refs", "scopes", "stale",
+        "written",
+    )  # fmt: skip
+
+    def __init__(
+        self, scopes: Scopes, indices: Indices, accesses: Accesses, written: frozenset[str]
+    ) -> None:
+        self.scopes = scopes
+        self.indices = indices
+        self.accesses = accesses
+        self.written = written
+        self.refs: dict[str, Value] = {}
+        # Reductions with one accumulator per point of a loop, and how to read the point we are at.
+        self.columns: dict[str, Accumulator] = {}
+        self.column: Callable[[Accumulator], Value] | None = None
+        self.floor: dict[str, int] = {}
+        # Buffers an expression reads; None for one without loads.
+        self.reads: dict[Expr, tuple[str, ...]] = {}
+        self.stale: dict[str, list[Hashable]] = {}
+
+    def value(self, e: Expr, mask: Mask = ()) -> Value:
+        """The value of an expression, as a scalar or, where lanes differ, a vector."""
+        memo = self.scopes.memo
+        stack: list[Item] = [(e, mask)]
+        while stack:
+            item = stack[-1]
+            if self._find(item) is not None:
+                stack.pop()
+                continue
+            todo = [part for part in _parts(item) if self._find(part) is None]
+            if todo:
+                stack.extend(reversed(todo))
+                continue
+            stack.pop()
+            found = self._visit(*item)
+            key = self._key(item)
+            memo[key] = found
+            self.scopes.fn.scopes[found.level].keys.append(key)
+            for buffer in self._reads(item[0]):
+                if buffer in self.written:
+                    self.stale.setdefault(buffer, []).append(key)
+        result = self._find((e, mask))
+        if result is None:
+            raise InternalError("an expression has lost its value", pass_name="codegen")
+        return result
+
+    def forget(self, buffer: str) -> None:
+        """Drop every value that was read from a buffer, since the buffer changes here."""
+        for key in self.stale.pop(buffer, ()):
+            self.scopes.memo.pop(key, None)
+
+    def _reads(self, e: Expr) -> tuple[str, ...]:
+        found = self.reads.get(e)
+        if found is None:  # operands are visited first, so this never goes deep
+            names: dict[str, None] = {e.attrs[0]: None} if e.op is LOAD else {}
+            for a in e.args:
+                names.update(dict.fromkeys(self._reads(a)))
+            found = self.reads[e] = tuple(names)
+        return found
+
+    def _key(self, item: Item) -> Hashable:
+        e, mask = item
+        return item if mask and self._reads(e) else (e, ())
+
+    def _find(self, item: Item) -> Value | None:
+        memo = self.scopes.memo
+        found = memo.get((item[0], ()))
+        if found is None and item[1]:
+            found = memo.get(item)
+        return found
+
+    def operand(self, e: Expr, mask: Mask) -> Value:
+        """The value of a node that has been visited."""
+        found = self._find((e, mask))
+        if found is None:
+            raise InternalError(f"{e.op.name} has no value yet", pass_name="codegen")
+        return found
+
+    def _visit(self, e: Expr, mask: Mask) -> Value:
+        if e.op is CONST:
+            return Value((constant(e.dtype, e.attrs[0]),), 0)
+        if e.op is REF:
+            acc = self.columns.get(e.attrs[0])
+            if acc is not None and self.column is not None:
+                return self.column(acc)
+            if e.attrs[0] not in self.refs:
+                raise InternalError(f"{e.attrs[0]} is not in scope", pass_name="codegen")
+            return self.refs[e.attrs[0]]
+        if e.op is INDEX:
+            return self._index(e, mask)
+        if e.op is LOAD:
+            return self._load(e, mask)
+        if e.op is MASKED:
+            cond, value, other = e.args
+            parts = [
+                self.operand(cond, mask),
+                self.operand(value, (*mask, cond)),
+                self.operand(other, mask),
+            ]
+            return self._apply(e, parts, (cond.dtype, value.dtype, other.dtype))
+        parts = [self.operand(a, mask) for a in e.args]
+        return self._apply(e, parts, tuple([a.dtype for a in e.args]))
+
+    def _apply(self, e: Expr, parts: list[Value], dtypes: tuple[DType, ...]) -> Value:
+        level = max([p.level for p in parts], default=0)
+        lanes = any([p.lanes for p in parts])
+        copies = max([len(p.names) for p in parts], default=1)
+        b = self.scopes.builder(level, lanes, copies)
+        spread = self.scopes.spread
+        xs = tuple([spread(p, d, lanes, copies) for p, d in zip(parts, dtypes, strict=True)])
+        if e.op is MASKED:
+            return Value(b.select(xs[0], e.dtype, xs[1], xs[2]), level, lanes)
+        if e.op.llvm is None:
+            raise InternalError(f"{e.op.name} has no LLVM form", pass_name="legalise")
+        return Value(e.op.llvm(b, e.dtype, dtypes, xs, e.attrs), level, lanes)
+
+    def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, Value]:
+        """The values of the variables @k."""
+        return {
+            v: self.operand(args[int(v.name[1:])], mask)
+            for s in syms
+            for v in s.free_vars
+            if is_bound_var(v)
+        }
+
+    def _index(self, e: Expr, mask: Mask) -> Value:
+        s, dtype = e.attrs[0], e.dtype
+        bound = self.bound((s,), e.args, mask)
+        if not self.indices.varies(s, bound):
+            value, source = self.indices.scalar(s, bound), I64
+        else:
+            small = dtype.is_float or dtype.bits <= 32
+            source = index_type(s, bound) if small else I64
+            value = self.indices.vector(s, source, bound)
+        if dtype is source or dtype.name == "u64":
+            return value
+        b = self.scopes.builder(value.level, value.lanes, len(value.names))
+        names = self.scopes.spread(value, source, value.lanes, len(value.names))
+        if dtype is BOOL:
+            names = b.compare("icmp ne", source, names, b.constant(source, 0))
+        elif dtype.is_half:
+            names = b.convert("f32_to_half", dtype, F32, b.convert("sitofp", F32, source, names))
+        elif dtype.is_float:
+            names = b.convert("sitofp", dtype, source, names)
+        elif dtype.bits < source.bits:
+            names = b.convert("trunc", dtype, source, names)
+        elif dtype.bits > source.bits:
+            names = b.convert("sext", dtype, source, names)
+        return Value(names, value.level, value.lanes)
+
+    def _load(self, e: Expr, mask: Mask) -> Value:
+        buffer, (offset,), dtype = e.attrs
+        bound = self.bound((offset,), e.args, mask)
+        if not mask and self.accesses.is_transposed(offset, bound):
+            return self.accesses.load_tile(buffer, dtype, offset, bound)
+        place = self.accesses.place(buffer, dtype, offset, bound)
+        level = max(self.scopes.guard, self.floor.get(buffer, 0))
+        for arg in e.args:
+            level = max(level, self.operand(arg, mask).level)
+        return self.accesses.load(place, dtype, self._mask(mask, place.step), level)
+
+    def _mask(self, mask: Mask, step: int | None) -> Value | None:
+        """The lanes in which all conditions hold; with the tail for accesses of many elements."""
+        tail = self.scopes.tail
+        if not mask:
+            return None if step == 0 else tail
+        key = ("mask", mask, step == 0)
+        if found := self.scopes.memo.get(key):
+            return found
+        total: Value | None = None
+        for k, cond in enumerate(mask):
+            value = self.operand(cond, mask[:k])
+            total = value if total is None else self._both(total, value)
+        if total is None:
+            return tail
+        # One address for all lanes: lanes of the tail must not ask for it on their own.
+        if tail is not None and (step != 0 or total.lanes):
+            total = self._both(total, tail)
+        for cond in mask:
+            for buffer in self._reads(cond):
+                if buffer in self.written:
+                    self.stale.setdefault(buffer, []).append(key)
+        return self.scopes.keep(key, total)
+
+    def _both(self, x: Value, y: Value) -> Value:
+        level, lanes = max(x.level, y.level), x.lanes or y.lanes
+        copies = max(len(x.names), len(y.names))
+        b = self.scopes.builder(level, lanes, copies)
+        xs, ys = (self.scopes.spread(v, BOOL, lanes, copies) for v in (x, y))
+        return Value(b.binary("and", BOOL, xs, ys), level, lanes)
+
+
+def _parts(item: Item) -> list[Item]:
+    e, mask = item
+    if e.op is MASKED:
+        cond, value, other = e.args
+        return [(cond, mask), (value, (*mask, cond)), (other, mask)]
+    return [(a, mask) for a in e.args]
