@@ -27,7 +27,8 @@ def _product_unbounded(a: Bounds, b: Bounds) -> Bounds:
     """x*y where an end is open: each corner is finite, or an infinity whose sign is known."""
     if a == (0, 0) or b == (0, 0):
         return 0, 0
-    ends = [_corner(x, xs, y, ys) for x, xs in zip(a, (-1, 1)) for y, ys in zip(b, (-1, 1))]
+    signs = (-1, 1)  # of an open end: below, above
+    ends = [_corner(a[i], signs[i], b[j], signs[j]) for i in (0, 1) for j in (0, 1)]
     lo = None if any(e == "-" for e in ends) else min(e for e in ends if isinstance(e, int))
     hi = None if any(e == "+" for e in ends) else max(e for e in ends if isinstance(e, int))
     return lo, hi

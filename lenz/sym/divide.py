@@ -34,6 +34,18 @@ from lenz.sym.expr import (
     sym,
     total,
 )
+from lenz.sym.polynomial import (
+    Monomial,
+    common,
+    content,
+    divide_monomial,
+    exact_quotient,
+    from_monomial,
+    lead,
+    monomials,
+    multiples,
+)
+from lenz.sym.prove import prove_le, prove_lt
 
 Split = tuple[Sym, Sym, Sym, Sym, Sym]  # q, d, r, k2, off
 
@@ -258,17 +270,3 @@ def _block(a: Sym, b: Sym) -> int | None:
     if a.hi is not None and a.hi < 0 and prove_le(ZERO, a + b):
         return -1
     return None
-
-
-from lenz.sym.polynomial import (  # polynomial reads expr, which reads this module
-    Monomial,
-    common,
-    content,
-    divide_monomial,
-    exact_quotient,
-    from_monomial,
-    lead,
-    monomials,
-    multiples,
-)
-from lenz.sym.prove import prove_le, prove_lt

@@ -118,7 +118,7 @@ def exact_quotient(e: Sym, by: Sym) -> Sym | None:
     if len(linear(by)[1]) == 1 and linear(by)[0] == 0:
         return None
     more = multiples(rest, first)
-    if isinstance(more, Int) and more.value == 0 or len(monomials(rest)) >= len(monomials(e)):
+    if (isinstance(more, Int) and more.value == 0) or len(monomials(rest)) >= len(monomials(e)):
         return None
     tail = exact_quotient(rest, by)
     return None if tail is None else q + tail

@@ -11,6 +11,7 @@ remainder, so the loop ends.
 
 from __future__ import annotations
 
+from lenz.sym import polynomial
 from lenz.sym.expr import (
     DIV,
     MOD,
@@ -154,6 +155,3 @@ def _multiple(e: Sym, by: Sym) -> Sym | None:
     if type(e) is Int:
         return None
     return polynomial.exact_quotient(e, by)
-
-
-from lenz.sym import polynomial  # polynomial reads expr, which reads this module

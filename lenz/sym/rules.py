@@ -157,7 +157,7 @@ JOINS = (
 )  # fmt: skip
 
 _BELOW_S = Hole("j", 0, high=lambda *holes: holes[0])
-_BELOW_T = Hole("l", 0, high=lambda *holes: holes[1])
+_BELOW_T = Hole("m", 0, high=lambda *holes: holes[1])
 
 SYMBOLIC = (
     Rule("size_div_small", "j // s = 0, 0 <= j < s", (S, _BELOW_S),
@@ -168,10 +168,10 @@ SYMBOLIC = (
          lambda s, j, x: (s * x + j) // s, lambda s, j, x: x),
     Rule("size_mod_split", "(s*x + j) % s = j, 0 <= j < s", (S, _BELOW_S, X),
          lambda s, j, x: (s * x + j) % s, lambda s, j, x: j),
-    Rule("size_div_flat", "((x*s + j)*t + l) // (s*t) = x", (S, T, X, _BELOW_S, _BELOW_T),
-         lambda s, t, x, j, l: ((x * s + j) * t + l) // (s * t), lambda s, t, x, j, l: x),
-    Rule("size_mod_flat", "((x*s + j)*t + l) // t % s = j", (S, T, X, _BELOW_S, _BELOW_T),
-         lambda s, t, x, j, l: ((x * s + j) * t + l) // t % s, lambda s, t, x, j, l: j),
+    Rule("size_div_flat", "((x*s + j)*t + m) // (s*t) = x", (S, T, X, _BELOW_S, _BELOW_T),
+         lambda s, t, x, j, m: ((x * s + j) * t + m) // (s * t), lambda s, t, x, j, m: x),
+    Rule("size_mod_flat", "((x*s + j)*t + m) // t % s = j", (S, T, X, _BELOW_S, _BELOW_T),
+         lambda s, t, x, j, m: ((x * s + j) * t + m) // t % s, lambda s, t, x, j, m: j),
     Rule("size_div_part", "(s*x + j) // (k*s) = x // k, 0 <= j < s", (S, K, X, _BELOW_S),
          lambda s, k, x, j: (s * x + j) // (k * s), lambda s, k, x, j: x // k),
     Rule("size_mod_part", "(s*x + j) % (k*s) = s*(x % k) + j, 0 <= j < s", (S, K, X, _BELOW_S),
