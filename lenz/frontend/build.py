@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
 from lenz.frontend.normalise import normalise, written
-from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder
+from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
 from lenz.frontend.rebase import rebase
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
-from lenz.sym import ZERO
+from lenz.sym import ZERO, Sym
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = ["build"]
 
@@ -26,11 +29,13 @@ def build(
     kind: GraphKind,
     name: str,
     static_names: frozenset[str] = frozenset(),
+    ended_by: str = "",
 ) -> FxProgram:
     """Normalise `gm` in place and collect the facts about it.
 
     `inputs` are the fake arguments that AOTAutograd compiled for; `static_names` names the
-    placeholders that an earlier half of the same graph knew to be static.
+    placeholders that an earlier half of the same graph knew to be static; `ended_by` says why
+    Dynamo's graph ended where it does.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None and kind != "backward" else None
@@ -55,7 +60,15 @@ def build(
         constants=constants,
         modules=modules,
         symbols=symbols,
+        guards=guards_so_far(context, mode.shape_env if mode is not None else None),
+        ended_by=ended_by,
     )
+
+
+def guards_so_far(context: TracingContext | None, env: ShapeEnv | None) -> int:
+    """Return how many guards Dynamo and ShapeEnv hold for the function that is being compiled."""
+    dynamo = len(context.guards_context.dynamo_guards) if context is not None else 0
+    return dynamo + (len(env.guards) if env is not None else 0)
 
 
 def placeholders_of(
@@ -72,7 +85,7 @@ def placeholders_of(
     return tuple(found)
 
 
-def kind_of(value: Any) -> Any:
+def kind_of(value: Any) -> ValueKind:
     """Name the kind of an argument or a result by its traced value."""
     match value:
         case torch.Tensor():
@@ -122,6 +135,14 @@ def mutated_of(graph: Graph, places: Sequence[Node]) -> tuple[int, ...]:
     )
 
 
+def layout_of(value: Any, symbols: SymbolMap) -> tuple[tuple[Sym, ...], tuple[Sym, ...], Sym]:
+    """Return shape, strides and offset of a strided tensor, nothing for all else."""
+    if storage_of(value) is None:
+        return (), (), ZERO
+    offset = symbols.sym(value.storage_offset())
+    return symbols.syms(value.shape), symbols.syms(value.stride()), offset
+
+
 def outputs_of(
     graph: Graph, placeholders: Sequence[Placeholder], symbols: SymbolMap
 ) -> tuple[Output, ...]:
@@ -143,15 +164,15 @@ def outputs_of(
             continue
         value = node.meta.get("val")
         key = storage_of(value)
-        is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        layout = layout_of(value, symbols)
         found.append(
             Output(
                 kind=kind_of(value),
                 node=node,
                 value=value,
-                shape=symbols.syms(value.shape) if is_strided else (),
-                stride=symbols.syms(value.stride()) if is_strided else (),
-                offset=symbols.sym(value.storage_offset()) if is_strided else ZERO,
+                shape=layout[0],
+                stride=layout[1],
+                offset=layout[2],
                 is_input=places.get(node),
                 alias_input=owners.get(key) if key is not None else None,
                 alias_output=first_with.get(key) if key is not None else None,

@@ -11,7 +11,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch._dynamo
@@ -30,6 +30,13 @@ from lenz.options import Options
 __all__ = ["capture"]
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+
+
+class Compiler(Protocol):
+    """A compiler as AOTAutograd calls it; what it returns takes one list, which it empties."""
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any: ...
+
 
 # Graphs are named by their order in the process, so that a log and a debug folder agree.
 ORDER: Iterator[int] = itertools.count()
@@ -57,11 +64,14 @@ def capture(
         )
     fix_floats(gm)
     name = f"graph{next(ORDER)}"
+    ended_by = break_reason(gm)
     static_names: list[str] = []  # from the forward half, for the backward half
 
-    def compiler(kind: GraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
-        def compile_part(part: GraphModule, inputs: Sequence[Any]) -> Boxed:
-            program = build(part, inputs, kind, f"{name}.{kind}", frozenset(static_names))
+    def compiler(kind: GraphKind) -> Compiler:
+        def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+            program = build(
+                gm, example_inputs, kind, f"{name}.{kind}", frozenset(static_names), ended_by
+            )
             static_names.extend(p.name for p in program.placeholders if p.is_static)
             return boxed(compile_fx(program))
 
@@ -82,6 +92,16 @@ def capture(
         )
     counters["aot_autograd"]["ok"] += 1
     return compiled
+
+
+def break_reason(gm: GraphModule) -> str:
+    """Return why Dynamo ended its graph early, with the user's line; empty if it did not."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", False):
+        return ""
+    stack: list[Any] = list(getattr(reason, "user_stack", None) or ())
+    where = f" at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    return f"{str(reason.reason).strip().splitlines()[0]}{where}"
 
 
 @contextmanager
@@ -119,17 +139,20 @@ def boxed(run: Boxed) -> Boxed:
         return call
 
 
-def undynamic(
-    compiler: Callable[[GraphModule, Sequence[Any]], Boxed],
-) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
+def undynamic(compiler: Compiler) -> Compiler:
     """Keep Dynamo out of the backward compiler and of what it returns.
 
     The backward runs inside of the autograd engine, where Dynamo's callback may be active.
     """
 
-    def compile_part(part: GraphModule, inputs: Sequence[Any]) -> Boxed:
-        quiet = torch._dynamo.disable(compiler, reason="a compiler of lenz")
-        run = quiet(part, inputs)
-        return boxed(torch._dynamo.disable(run, reason="a backward pass compiled by lenz"))
+    def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        run = outside(compiler, "a compiler of lenz")(gm, example_inputs)
+        return boxed(outside(run, "a backward pass compiled by lenz"))
 
     return compile_part
+
+
+def outside(run: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Return `run` as a function that Dynamo does not look into."""
+    hidden: Callable[..., Any] = torch._dynamo.disable(run, reason=reason)  # type: ignore[no-untyped-call]
+    return hidden

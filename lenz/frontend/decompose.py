@@ -66,15 +66,17 @@ KEEP_WHOLE: Mapping[str, str] = {
 @lru_cache(maxsize=4)
 def decompositions(
     native: frozenset[str],
-) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """Return the decomposition table for AOTAutograd.
 
     `native` holds the ops that `lower/` takes natively, as "aten.gelu.default" (one overload) or
     "aten.gelu" (all overloads).  Every other op with a decomposition in torch's core table is
     taken apart, but for those of `KEEP_WHOLE`.  The table is shared: do not write into it.
     """
-    table: dict[torch._ops.OperatorBase, Callable[..., Any]] = {}
+    table: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
     for op, rule in _core_aten_decompositions_post_autograd().items():
+        if not isinstance(op, torch._ops.OpOverload):
+            continue
         name = str(op)  # "aten.gelu.default"
         packet = name.rsplit(".", 1)[0]
         if name in native or packet in native or packet in KEEP_WHOLE:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import SymT, symbol_is_type
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 __all__ = ["fix_floats"]
 

@@ -99,7 +99,7 @@ def written(node: Node) -> tuple[Node, ...]:
             given = node.args[i] if i < len(node.args) else node.kwargs.get(a.name)
             found += [n for n in _pytree.tree_leaves(given) if isinstance(n, Node)]
         return tuple(found)
-    if isinstance(target, torch._ops.HigherOrderOperator) and "mutation" in target.name():
+    if isinstance(target, torch._ops.HigherOrderOperator) and "mutation" in str(target):
         return tuple(node.all_input_nodes)
     return ()
 

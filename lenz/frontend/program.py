@@ -20,6 +20,7 @@ from lenz.sym import ZERO, Sym
 __all__ = ["CompileFX", "FxProgram", "GraphKind", "Output", "Placeholder", "origin"]
 
 GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
+ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none", "object"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Placeholder:
     """
 
     name: str
-    kind: Literal["tensor", "symint", "symfloat", "scalar", "object"]
+    kind: ValueKind
     value: Any
     is_static: bool
     source: str
@@ -50,7 +51,7 @@ class Output:
     position of an earlier result with the same storage; `duplicate_of` an earlier equal result.
     """
 
-    kind: Literal["tensor", "symint", "scalar", "none", "object"]
+    kind: ValueKind
     node: Node | None
     value: Any
     shape: tuple[Sym, ...] = ()
@@ -70,7 +71,9 @@ class FxProgram:
     is a tuple.  `mutated` holds the positions of placeholders that the graph writes into.
     `constants` maps each tensor `get_attr` target to its real tensor; where the program asks for a
     fresh one on every call, the graph clones it.  `modules` maps the other `get_attr` targets: the
-    bodies of higher-order operators, to be called as they are.
+    bodies of higher-order operators, to be called as they are.  `guards` counts what Dynamo and
+    ShapeEnv will check before a call; `ended_by` is the reason and line of the graph break that
+    ended the graph, empty where the function ended by itself.
     """
 
     name: str
@@ -82,6 +85,8 @@ class FxProgram:
     constants: Mapping[str, torch.Tensor]
     modules: Mapping[str, Any]
     symbols: SymbolMap
+    guards: int
+    ended_by: str
 
     @property
     def nodes(self) -> tuple[Node, ...]:

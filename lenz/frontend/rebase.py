@@ -71,7 +71,7 @@ def written_from(graph: Graph) -> dict[Node, Node]:
                 continue
             if not isinstance(place.meta.get("val"), FakeTensor):
                 continue
-            if is_same_layout(place.meta.get("val"), value.meta.get("val"), offset=True):
+            if is_same_layout(place.meta["val"], value.meta.get("val"), offset=False):
                 found.setdefault(value, place)
     return found
 
@@ -91,18 +91,21 @@ def views_down_to(result: Node, sources: dict[Node, Node]) -> tuple[Node, ...] |
 
 def replay(graph: Graph, chain: tuple[Node, ...], sources: dict[Node, Node]) -> Node:
     """Take the views of `chain` again, of the argument instead of the value."""
-    at = sources[chain[0]]
+    value = chain[0]
+    at = sources[value]
+    # The argument may start anywhere in its storage, the new value starts at 0.
+    start = at.meta["val"].storage_offset() - value.meta["val"].storage_offset()
     for view in chain[1:]:
         again = graph.node_copy(view)
         again.args = (at, *view.args[1:])
         again.meta = dict(view.meta)
-        again.meta["val"] = viewed(at.meta["val"], view.meta["val"])
+        again.meta["val"] = viewed(at.meta["val"], view.meta["val"], start)
         at = again
     return at
 
 
-def viewed(source: FakeTensor, like: FakeTensor) -> FakeTensor:
-    """Return a fake view of `source` with the layout of `like`, which is known to fit: no guard."""
+def viewed(source: FakeTensor, like: FakeTensor, start: int | torch.SymInt) -> torch.Tensor:
+    """Return a fake view of `source`, with the layout of `like` moved by `start`: no guard."""
     env = source.fake_mode.shape_env
     with source.fake_mode, env.suppress_guards() if env is not None else nullcontext():
-        return source.as_strided(like.size(), like.stride(), like.storage_offset())
+        return source.as_strided(like.size(), like.stride(), like.storage_offset() + start)

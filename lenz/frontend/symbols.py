@@ -7,9 +7,9 @@ say so in their name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -18,10 +18,11 @@ from lenz.frontend.values import storage_of
 from lenz.sym import Int, Sym, Var, maximum, minimum
 
 if TYPE_CHECKING:
-    import sympy
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = ["Binding", "SymbolMap"]
+
+Place: TypeAlias = Literal["value", "size", "stride", "offset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Binding:
 
     var: Var
     argument: int
-    what: Literal["value", "size", "stride", "offset"]
+    what: Place
     dim: int = 0
 
 
@@ -55,8 +56,8 @@ class SymbolMap:
         self.bindings: tuple[Binding, ...] = ()
         self.opaque: dict[str, str] = {}
 
-    def sym(self, value: int | torch.SymInt | sympy.Expr) -> Sym:
-        """Return `value` as a Sym: the same object for the same expression."""
+    def sym(self, value: Any) -> Sym:
+        """Return an int, a SymInt or a sympy expression as a Sym: equal ones give one object."""
         if isinstance(value, int):
             return Int(value)
         if not isinstance(value, torch.SymInt):
@@ -87,23 +88,22 @@ class SymbolMap:
         """
         found: dict[Var, Binding] = {}
 
-        def offer(value: int | torch.SymInt, b: Callable[[Var], Binding]) -> None:
+        def offer(value: Any, argument: int, what: Place, dim: int = 0) -> None:
             if isinstance(value, torch.SymInt):
                 s = self.sym(value)
                 if isinstance(s, Var) and s.name not in self.opaque:
-                    found.setdefault(s, b(s))
+                    found.setdefault(s, Binding(s, argument, what, dim))
 
         for i, value in enumerate(values):
-            if isinstance(value, torch.SymInt):
-                offer(value, lambda v, i=i: Binding(v, i, "value"))
+            offer(value, i, "value")
         tensors = [(i, v) for i, v in enumerate(values) if storage_of(v) is not None]
         for i, value in tensors:
             for d, size in enumerate(value.shape):
-                offer(size, lambda v, i=i, d=d: Binding(v, i, "size", d))
+                offer(size, i, "size", d)
         for i, value in tensors:
             for d, stride in enumerate(value.stride()):
-                offer(stride, lambda v, i=i, d=d: Binding(v, i, "stride", d))
-            offer(value.storage_offset(), lambda v, i=i: Binding(v, i, "offset"))
+                offer(stride, i, "stride", d)
+            offer(value.storage_offset(), i, "offset")
         self.bindings = tuple(found.values())
 
     def guard_equal(self, a: Sym, b: Sym) -> bool:
@@ -126,7 +126,7 @@ class SymbolMap:
             raise Unsupported(f"{s} did not come from torch, so no guard can be put on it")
         return self._back[s]
 
-    def _expr(self, e: sympy.Expr) -> Sym:
+    def _expr(self, e: Any) -> Sym:
         """Rebuild a sympy expression in our integers."""
         found = self._memo.get(e)
         if found is None:
