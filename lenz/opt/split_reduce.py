@@ -19,7 +19,7 @@ from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction
 from lenz.ir.tensor import Axis, Buffer, TensorType, axis, contiguous
-from lenz.sym import Int, Sym, SymEnv, Var, affine_in, ceildiv, product
+from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, product
 
 # Below this many elements one core is as fast as waking another (findings-cpu.md section 5).
 MIN_ELEMENTS = 65536
@@ -51,15 +51,20 @@ def _chunks(n: Reduction, env: SymEnv) -> int:
 
 
 def _is_outer(n: Reduction) -> bool:
-    # The results lie side by side in memory, and the reduction runs over rows of them.
+    """True when results lie side by side in memory and the reduction runs over rows of them."""
     if not n.axes:
         return False
     last = n.axes[-1].var
+    over = {a.var for a in n.raxes}
+    found = False
     for e in loads_of(n.body):
-        at = e.attrs[1][-1] if e.attrs[1] else None
-        if at is not None and affine_in(at, last) not in (None,) and last in at.free_vars:
-            return True
-    return False
+        if not e.attrs[1]:
+            continue
+        inner = e.attrs[1][-1].free_vars
+        if any(v in over for v in inner):
+            return False
+        found = found or last in inner
+    return found
 
 
 def _split(n: Reduction, chunks: int) -> tuple[Reduction, Reduction]:

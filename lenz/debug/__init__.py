@@ -1,0 +1,1 @@
+"""Looking at a compilation: logs, debug folders, repros, reports."""
