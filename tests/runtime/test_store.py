@@ -270,7 +270,7 @@ def test_processes_may_write_one_entry_at_once(tmp_path: Path) -> None:
     store, seen = Store(tmp_path), 0
     while any(run.poll() is None for run in runs):
         data = store.get("object", "key")
-        assert data is None and not seen or data is not None and data == data[:2] * 150_000
+        assert (data is None and not seen) or (data is not None and data == data[:2] * 150_000)
         seen += data is not None
     for run in runs:
         _, err = run.communicate(timeout=60)

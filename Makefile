@@ -1,0 +1,61 @@
+# Everything runs in .venv, made from pyproject.toml and constraints.txt.  No C compiler is needed.
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+STAMP := $(VENV)/installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check pytest lint typecheck format demo bench options clean
+
+help:
+	@echo "make test     install what is missing, then lint, types and tests"
+	@echo "make demo     real models through eager and lenz, compared and timed"
+	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
+	@echo "make format   format the code and sort its imports"
+	@echo "make options  print the table of options"
+	@echo "make clean    delete .venv and caches of tools"
+
+# Wheels only: a package that would need a compiler is an error here and not later.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'lenz needs Python 3.10 or newer')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --only-binary=:all: -c constraints.txt -e ".[test,demo]"
+	@touch $(STAMP)
+
+setup: $(STAMP)
+
+# pytest comes last, so that its closing line is the last line.
+test: check
+	$(MAKE) --no-print-directory pytest
+
+check: lint typecheck
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+typecheck: $(STAMP)
+	$(BIN)/mypy
+
+# Workers share the cores, so that each test process gets one thread unless it asks for more.
+pytest: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+format: $(STAMP)
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+
+demo: $(STAMP)
+	@$(BIN)/python -m lenz demo
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks
+
+options: $(STAMP)
+	@$(BIN)/python -c "from lenz.options import options_table; print(options_table(), end='')"
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
