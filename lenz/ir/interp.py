@@ -6,6 +6,7 @@ here is shared with lowering or code generation, except the `eager` entry of the
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -46,8 +47,8 @@ def interp(
 
     `call(node, args, kwargs)` replaces the eager ops that `Extern` nodes name; `objects` are what
     "obj:NAME" stands for. Outputs hold values from before the mutations of inputs. Raises UserError
-    for inputs that do not fit the graph, InternalError where the graph itself is wrong (an index out
-    of bounds, a result of another type or shape than stated).
+    for inputs that do not fit the graph, InternalError where the graph itself is wrong (an index
+    out of bounds, a result of another type or shape than stated).
     """
     run = _Run(g, call, objects or {})
     run.bind(inputs, constants)
@@ -172,7 +173,7 @@ class _Run:
         raise InternalError(f"no value for {kind}({value})", rule="atom")
 
     def grid(self, axes: Sequence[Axis]) -> tuple[dict[Var, Value], tuple[int, ...]]:
-        """One index tensor per axis, each along its own dimension, over the sizes; and the shape."""
+        """The sizes and one index tensor per axis, along its own dimension; and the shape."""
         env = dict(self.sizes)
         shape = tuple(self.size(a.extent) for a in axes)
         for d, a in enumerate(axes):
@@ -223,9 +224,9 @@ class _Run:
     def _put(self, b: Buffer, value: torch.Tensor) -> None:
         shape, stride, offset = self.layout(b.type.layout)
         if tuple(value.shape) != shape or value.dtype is not b.dtype.torch:
-            raise InternalError(
-                f"%{b.name} was stated as {b.dtype}{list(shape)}, computed {value.dtype}{list(value.shape)}"
-            )
+            computed = f"{value.dtype}{list(value.shape)}"
+            what = f"%{b.name} was stated as {b.dtype}{list(shape)}, computed {computed}"
+            raise InternalError(what, rule="dtype")
         span = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         flat = torch.zeros(max(span, 0) if 0 not in shape else 0, dtype=value.dtype)
         self.tensors[b.name] = flat.as_strided(shape, stride, offset if 0 not in shape else 0)
@@ -296,11 +297,22 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(a, b))
 
 
+def _seed() -> torch.Tensor:
+    """A fixed seed and offset: random ops are counter-based, so all else follows from these."""
+    return torch.tensor([0x1234_5678_9ABC, 0], dtype=torch.int64)
+
+
 def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function that an `Extern` names: an eager op, or one of the objects."""
+    """The function an `Extern` names: an eager op, "py.module.name", or one of the objects."""
     if op.startswith("obj:"):
         return objects[op[4:]]  # type: ignore[no-any-return]
+    if op in ("lenz.seed", "py.lenz.seed"):
+        return _seed
     found: Any = torch.ops
-    for part in op.split("."):
+    parts = op.split(".")
+    if parts[0] == "py":
+        found = importlib.import_module(parts[1])
+        parts = parts[2:]
+    for part in parts:
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]

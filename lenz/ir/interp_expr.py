@@ -89,7 +89,8 @@ def evaluate_exprs(
 ) -> list[torch.Tensor]:
     """Values of the roots at every point of the index tensors of `env`, which broadcast together.
 
-    `value_of` gives what a `ref` names, `read` what a load gives. Raises InternalError for a load outside its buffer at a point where it is needed.
+    `value_of` gives what a `ref` names, `read` what a load gives. Raises InternalError
+    for a load outside its buffer at a point where it is needed.
     """
     nodes = nodes_of(*roots)
     values: dict[Expr, torch.Tensor] = {}
@@ -150,7 +151,7 @@ def _raise_needed(
     values: dict[Expr, torch.Tensor],
     faults: dict[Expr, Fault],
 ) -> None:
-    """Raise for the first fault at a point that some root needs; points go from users to operands."""
+    """Raise for the first fault at a point that some root needs, going from users to operands."""
     need: dict[Expr, torch.Tensor] = {}
 
     def want(e: Expr, where: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 """The oracle for kernels: runs the loop tree as it stands, and watches every access.
 
 Loops are Python loops; the innermost one runs on vectors where its body stores to nothing that it
-also loads. Checked on the way: bounds, reads of elements that nothing has written, stores to inputs,
-and two parallel iterations that touch one element.
+also loads. Checked on the way: bounds, reads of elements that nothing has written, stores to
+inputs, and two parallel iterations that touch one element.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class _Run:
 
 
 def _together(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = torch.broadcast_shapes(a.shape, b.shape)
+    shape = a.shape if a.dim() >= b.dim() else b.shape  # each a scalar or one value per lane
     return a.expand(shape), b.expand(shape)
 
 

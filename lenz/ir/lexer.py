@@ -141,7 +141,7 @@ _STOP = frozenset({",", ":", ";", "|", "=", "{", "}", "]", ")", "@", END})
 
 
 def sym_of(c: Cursor, scope: Mapping[str, Var], may_gather: bool = False) -> Sym:
-    """A size or index expression over the variables in scope; `may_gather` allows `@0`, `@1`, ..."""
+    """A size or index expression over the variables in scope; `may_gather` allows `@0`, `@1`."""
     first = c.place
     if c.kind == "int" or (c.kind == "word" and c.text in scope):
         word = c.take()

@@ -114,9 +114,9 @@ def number_of(c: Cursor) -> int | float:
     sign = -1 if c.accept("-") else 1
     if c.kind == "int":
         return sign * int(c.take())
-    if c.kind == "float" or c.text in ("inf", "nan"):
-        return sign * float(c.take())
-    c.fail("a number")
+    if c.kind != "float" and c.text not in ("inf", "nan"):
+        c.fail("a number")
+    return sign * float(c.take())
 
 
 def atom_of(c: Cursor, s: Scope) -> Atom:
