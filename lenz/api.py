@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch.fx import GraphModule
 
+from lenz.debug.trace import Recorder
 from lenz.errors import InternalError, LenzError, Unsupported, UserError
 from lenz.frontend import FxProgram, capture
 from lenz.lower import native_ops
 from lenz.options import Options
-from lenz.pipeline import Boxed, compile_program, context
+from lenz.pipeline import Boxed, Compiled, compile_program, context
 
+Seen = Callable[[Compiled, Recorder], Boxed]
 MODES: Mapping[str, Mapping[str, object]] = {"default": {}}
 
 
@@ -35,14 +38,21 @@ def backend(
 
 
 def compile_graph(
-    gm: GraphModule, example_inputs: Sequence[Any], options: Options
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    seen: Seen | None = None,
 ) -> Callable[..., Any]:
-    """The backend with its options made."""
-    cx = context(options)
+    """The backend with its options made; `seen` is shown each compiled graph and may wrap it."""
 
     def compile_fx(program: FxProgram) -> Boxed:
+        folder = Path(options.debug_dir) / program.name if options.debug else None
+        recorder = Recorder(program.name, options.logs, folder)
+        cx = context(options, recorder)
         try:
-            return compile_program(program, cx).call
+            made = compile_program(program, cx)
+            recorder.finish()
+            return made.call if seen is None else seen(made, recorder)
         except Unsupported as e:
             warnings.warn(f"lenz runs {program.name} in eager: {e}", stacklevel=2)
             return program.interpret

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lenz.codegen.llvm.compile import Library, compile_module, host_target, link
-from lenz.codegen.llvm.module import emit_module, symbols_of
+from lenz.codegen.llvm.module import emit_module
 from lenz.context import Context, Trace
 from lenz.frontend import FxProgram, origin
 from lenz.ir.graph import Graph
@@ -23,8 +23,9 @@ from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.plan import build as build_plan
 from lenz.plan import source
-from lenz.runtime.loader import imports, load
+from lenz.runtime.loader import function
 from lenz.runtime.store import store_at
+from lenz.runtime.threads import imports
 from lenz.schedule import schedule
 from lenz.sym import SymEnv
 
@@ -64,8 +65,7 @@ def compile_program(program: FxProgram, cx: Context) -> Compiled:
             origin,
             _env(program),
         )
-    trace.text("graph", lambda: program.gm.print_readable(print_output=False))
-    trace.text("ir", lambda: show(g))
+    trace.text("graph", lambda: f"{program.gm.print_readable(print_output=False)}\n{show(g)}")
     g = optimise(g, cx)
     with trace.stage("schedule"):
         s, symbols = named(schedule(g, cx))
@@ -77,6 +77,7 @@ def compile_program(program: FxProgram, cx: Context) -> Compiled:
         plan = build_plan(s, symbols, cx)
         text = source(plan)
         call = _load(plan, text, kernels, library, program)
+    trace.text("module", lambda: module)
     trace.text("code", lambda: text)
     return Compiled(program, g, s, plan, text, module, obj, library, call)
 
@@ -88,9 +89,9 @@ def optimise(g: Graph, cx: Context) -> Graph:
     for name, run in PASSES.items():
         with cx.trace.stage(name):
             g = run(g, cx)
-        cx.trace.text("ir", lambda name=name, g=g: f"after {name}\n{show(g)}")  # type: ignore[misc]
         if cx.options.verify:
             verify(g)
+    cx.trace.text("ir", lambda: show(g))
     return g
 
 
@@ -150,7 +151,7 @@ def _load(
     exec(compile(text, f"<lenz {plan.name}>", "exec"), module)  # text made just above, never cached
     for k in kernels:
         assert library is not None
-        module[k.name] = load(library.addresses[k.name], len(k.params), len(k.sizes))
+        module[k.name] = function(library.addresses[k.name], len(k.params), len(k.sizes))
     for c in plan.constants:
         module[c.name] = _constant(program, c.name)
     for o in plan.objects:
