@@ -8,7 +8,6 @@ that an argument can die before the last kernel runs.
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -38,32 +37,30 @@ class Compiler(Protocol):
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any: ...
 
 
-# Graphs are named by their order in the process, so that a log and a debug folder agree.
-ORDER: Iterator[int] = itertools.count()
-
-
 def capture(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     compile_fx: CompileFX,
     options: Options,
     native: frozenset[str] = frozenset(),
+    name: str = "graph",
 ) -> Callable[..., Any]:
     """Compile one graph of Dynamo with `compile_fx`; return a callable with the graph's signature.
 
-    `native` names the aten ops that the lowering takes whole (see `decompositions`).  With grad
-    off, or nothing to differentiate, `compile_fx` is called once, with kind "inference".
-    Otherwise it is called with "forward" now, and with "backward" now or, where torch defers it,
-    at the first backward pass.  Errors of `compile_fx` leave unchanged; so does torch's own
-    TensorifyScalarRestartAnalysis, with which Dynamo begins again: let it pass.
+    `native` names the aten ops that the lowering takes whole (see `decompositions`); `name` is for
+    logs and reports, each program gets it with its kind appended.  With grad off, or nothing to
+    differentiate, `compile_fx` is called once, with kind "inference".  Otherwise it is called with
+    "forward" now, and with "backward" now or, where torch defers it, at the first backward pass.
+    Errors of `compile_fx` leave unchanged; so does torch's own TensorifyScalarRestartAnalysis, with
+    which Dynamo begins again: let it pass.  `options.verify` checks each graph after normalising.
     """
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
         # Compiled autograd passes its inputs as one list.
         return flatten_graph_inputs(
-            gm, example_inputs, lambda g, xs: capture(g, xs, compile_fx, options, native)
+            gm, example_inputs, lambda g, xs: capture(g, xs, compile_fx, options, native, name)
         )
-    fix_floats(gm)
-    name = f"graph{next(ORDER)}"
+    if isinstance(gm, GraphModule):  # after flattening it is a wrapper without a graph
+        fix_floats(gm)
     ended_by = break_reason(gm)
     static_names: list[str] = []  # from the forward half, for the backward half
 
@@ -72,6 +69,8 @@ def capture(
             program = build(
                 gm, example_inputs, kind, f"{name}.{kind}", frozenset(static_names), ended_by
             )
+            if options.verify:
+                program.gm.graph.lint()
             static_names.extend(p.name for p in program.placeholders if p.is_static)
             return boxed(compile_fx(program))
 

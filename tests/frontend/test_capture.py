@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lenz.frontend import FxProgram, capture
 from lenz.options import Options
 
-OPTIONS = Options(cache=False)
+OPTIONS = Options(cache=False, verify=True)
 
 
 class Recorder:
@@ -30,7 +30,6 @@ class Recorder:
         return capture(gm, inputs, self.compile_fx, OPTIONS, self.native)
 
     def compile_fx(self, program: FxProgram) -> Callable[[list[Any]], Sequence[Any]]:
-        program.gm.graph.lint()
         self.programs.append(program)
         return program.interpret
 
@@ -406,3 +405,15 @@ def test_calling_a_plan_twice_backward_with_retained_graph() -> None:
     once = x.grad.clone() if x.grad is not None else torch.zeros(())
     y.backward()
     torch.testing.assert_close(x.grad, 2 * once)
+
+
+def test_compiled_autograd_passes_lists() -> None:
+    backend = Recorder()
+    w = torch.randn(3, 3, requires_grad=True)
+    (w.sin() @ w).sum().backward()
+    assert w.grad is not None
+    want, w.grad = w.grad, None
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+        (w.sin() @ w).sum().backward()
+    torch.testing.assert_close(w.grad, want)
+    assert backend.programs
