@@ -1,0 +1,150 @@
+"""Options: where they come from, which values they take, what a wrong one says."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lenz.errors import UserError
+from lenz.options import LOGS, Options, options_table
+
+OTHER: dict[str, Any] = {
+    "grain": 1024,
+    "fuel": 3,
+    "on_error": "eager",
+    "cache_dir": "/elsewhere",
+    "debug_dir": "elsewhere",
+    "logs": ("ir", "time"),
+}
+
+
+def other(name: str) -> Any:
+    """A value of the option that is not its default."""
+    return OTHER[name] if name in OTHER else not getattr(Options(), name)
+
+
+def read(overrides: dict[str, object] | None = None, **environ: str) -> Options:
+    return Options.from_environment(overrides, environ)
+
+
+NAMES = [f.name for f in fields(Options)]
+
+
+def test_options_are_few_frozen_and_documented() -> None:
+    assert len(NAMES) < 60
+    with pytest.raises(FrozenInstanceError):
+        Options().fuse = False  # type: ignore[misc]
+    for f in fields(Options):
+        assert f.metadata["help"].endswith("."), f.name
+        assert isinstance(f.metadata["key"], bool), f.name
+        assert f.name in options_table()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_may_be_set_by_name_and_by_variable(name: str) -> None:
+    value = other(name)
+    assert getattr(read({name: value}), name) == value
+    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    assert getattr(read(**{f"LENZ_{name.upper()}": text}), name) == value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_key_holds_what_changes_code_and_nothing_else(name: str) -> None:
+    keyed = {f.name: f.metadata["key"] for f in fields(Options)}[name]
+    changed = replace(Options(), **{name: other(name)})
+    assert (changed.key() != Options().key()) == keyed
+
+
+def test_what_is_passed_wins_over_the_environment() -> None:
+    assert read({"fuse": True}, LENZ_FUSE="0").fuse
+    assert not read(LENZ_FUSE="0").fuse
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), ("ON", True), ("0", False), ("no", False)]
+)
+def test_truth_values_of_variables(text: str, value: bool) -> None:
+    assert read(LENZ_VERIFY=text).verify is value
+
+
+def test_other_variables_are_not_ours() -> None:
+    assert read(LENZE="1", HOME="/") == read()
+
+
+@pytest.mark.parametrize("name", ["fuze", "fuse_reduction", "Fuse"])
+def test_an_unknown_option_lists_near_names(name: str) -> None:
+    with pytest.raises(UserError, match=rf"unknown option '{name}'\n  try: did you mean.* fuse"):
+        read({name: True})
+
+
+def test_an_unknown_variable_lists_near_names() -> None:
+    with pytest.raises(UserError, match=r"LENZ_FUZE\n  try: did you mean LENZ_FUSE"):
+        read(LENZ_FUZE="1")
+
+
+def test_a_name_near_to_none_lists_all() -> None:
+    with pytest.raises(UserError, match="known names: cache, cache_dir"):
+        read({"zzzzzzzz": 1})
+
+
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"fuse": "yes"}, "option fuse: expected bool, got 'yes'"),
+    ({"fuse": 1}, "option fuse: expected bool, got 1"),
+    ({"grain": True}, "option grain: expected int, got True"),
+    ({"grain": 1.5}, "option grain: expected int, got 1.5"),
+    ({"grain": -2}, "option grain: -2 is below -1"),
+    ({"on_error": "ignore"}, "option on_error: expected one of raise, eager, got 'ignore'"),
+    ({"logs": ["ir", "cod"]}, "option logs: unknown 'cod'\n  try: did you mean code"),
+    ({"logs": 3}, "option logs: expected one of graph, ir"),
+    ({"cache_dir": 3}, "option cache_dir: expected str"),
+    ({"debug_dir": None}, "option debug_dir: expected str, got None"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), WRONG)
+def test_a_wrong_value_names_option_expectation_and_value(
+    overrides: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read(overrides)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("LENZ_FUSE", "maybe"), ("LENZ_GRAIN", "many"), ("LENZ_LOGS", "irr"), ("LENZ_ON_ERROR", "x")],
+)
+def test_a_wrong_variable_is_the_users_error(variable: str, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        read(**{variable: text})
+
+
+def test_logs_take_text_or_a_list_and_have_one_order() -> None:
+    assert read({"logs": "time, graph"}).logs == ("graph", "time")
+    assert read({"logs": ["time", "graph"]}).logs == ("graph", "time")
+    assert read({"logs": ",".join(LOGS)}).logs == LOGS
+    assert read(LENZ_LOGS="").logs == ()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="paths of Windows differ")
+def test_the_cache_stands_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    home = os.path.expanduser("~")
+    assert read().cache_dir == f"{home}/.cache/lenz"
+    assert read(XDG_CACHE_HOME="/x").cache_dir == "/x/lenz"
+    assert read(XDG_CACHE_HOME="not/absolute").cache_dir == f"{home}/.cache/lenz"
+    assert read({"cache_dir": Path("/here")}, XDG_CACHE_HOME="/x").cache_dir == "/here"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert read().cache_dir == f"{home}/Library/Caches/lenz"
+    monkeypatch.setattr("sys.platform", "win32")
+    assert str(read(LOCALAPPDATA="/local").cache_dir) == "/local/lenz"
+
+
+def test_the_environment_is_read_at_the_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENZ_FUSE", "0")
+    assert not Options.from_environment().fuse
+    assert Options().fuse
