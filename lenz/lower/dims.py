@@ -20,7 +20,7 @@ def wrapped(dim: int, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A shape cut into the dimensions that a reduction takes (`reduced`, ascending) and the rest."""
+    """A shape, cut into the dimensions a reduction takes (`reduced`, ascending) and the rest."""
 
     shape: tuple[Sym, ...]
     reduced: tuple[int, ...]

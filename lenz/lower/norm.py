@@ -38,9 +38,7 @@ def rounded(b: GraphBuilder, x: Value, type: TensorType, name: str) -> Value:
     return x if x.dtype is type.dtype else b.map(x.at, type, name)
 
 
-def scaled(
-    e: Expr, weight: Value | None, bias: Value | None, index: Index
-) -> Expr:
+def scaled(e: Expr, weight: Value | None, bias: Value | None, index: Index) -> Expr:
     """e * weight + bias, where there are such, in the type of e."""
     if weight is not None:
         e = ops.mul(e, ops.cast(weight.compute(index), e.dtype))
@@ -130,7 +128,11 @@ def native_layer_norm(
         return scaled(ops.mul(centred(i), rstd.at(s.pad(s.row(i)))), weight, bias, i[lead:])
 
     y = b.map(out)
-    return y, rounded(b, mean, result_type(b, 1), "mean"), rounded(b, rstd, result_type(b, 2), "rstd")
+    return (
+        y,
+        rounded(b, mean, result_type(b, 1), "mean"),
+        rounded(b, rstd, result_type(b, 2), "rstd"),
+    )
 
 
 def _centred(x: Value, mean: Value, s: Split) -> Callable[[Index], Expr]:
@@ -180,7 +182,11 @@ def native_group_norm(
         return scaled(ops.mul(centred, rstd.at(row)), weight, bias, (i[1],))
 
     y = b.map(out)
-    return y, rounded(b, mean, result_type(b, 1), "mean"), rounded(b, rstd, result_type(b, 2), "rstd")
+    return (
+        y,
+        rounded(b, mean, result_type(b, 1), "mean"),
+        rounded(b, rstd, result_type(b, 2), "rstd"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +323,9 @@ class BatchNorm:
                 "running_mean",
             ),
             b.map(
-                lambda i: mixed(var.compute(i), unbiased(i)), result_type(b, first + 1), "running_var"
+                lambda i: mixed(var.compute(i), unbiased(i)),
+                result_type(b, first + 1),
+                "running_var",
             ),
         )
 

@@ -179,7 +179,7 @@ def _group_mean(b: GraphBuilder, s: Groups, v: Value, weight: Value | None) -> V
         return scaled(v.at((i[0], c)), weight, None, (c,))
 
     over = (s.width,)
-    finish: Callable[[Expr], Expr] = lambda a: ops.div(a, n)  # noqa: E731
+    finish: Callable[[Expr], Expr] = lambda a: ops.div(a, n)
     return b.reduce("sum", s.rows, over, at, finish, b.temp(s.rows, v.dtype, v), "mean_h")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -113,6 +114,9 @@ def nansum(
         e = element(x, i, b.result.dtype)
         return ops.where(ops.isnan(x.compute(i)), const(0, e.dtype), e)
 
+    if x.rank > 0 and not keepdim and b.result.rank == x.rank:
+        # torch's fake tensors reduce nothing for an empty list (eager reduces all): obey the trace.
+        return b.map(at)
     return reduce_over(b, "sum", split(x.shape, dim), keepdim, at)
 
 
@@ -251,71 +255,55 @@ def all_(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False) -> V
     return truth_over(b, "all", x, dim, keepdim)
 
 
-def moments(
+def spread(
     b: GraphBuilder,
     x: Value,
     dim: Dim,
-    correction: Scalar,
+    correction: Scalar | None,
     keepdim: bool,
     root: bool,
-    type: TensorType,
-) -> tuple[Value, Value]:
-    """Variance (or its root) of the type given, and the mean of each row in the compute type.
+    with_mean: bool,
+) -> Value | tuple[Value, Value]:
+    """Variance (or its root) of each row, and the mean where it is asked for.
 
     Two passes: sum((x - mean)^2) / max(n - correction, 0), which loses nothing when the mean is
     large against the deviation.
     """
     s, acc = split(x.shape, dim), compute_dtype(x.dtype)
     n = count(s.over, acc)
-    middle = reduce_over(
-        b, "sum", s, False, x.compute, lambda a: ops.div(a, n), b.temp(s.rows, acc), "mean"
-    )
-    rest = ops.maximum(ops.sub(n, const(correction, acc)), const(0, acc))
+    second = b.results[1] if with_mean else None
+    shape = s.padded if keepdim else s.rows
+    mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
+    mean = reduce_over(b, "sum", s, keepdim, x.compute, lambda a: ops.div(a, n), mean_type, "mean")
+    lost = const(1 if correction is None else correction, acc)
+    rest = ops.maximum(ops.sub(n, lost), const(0, acc))
 
     def deviation(i: Index) -> Expr:
-        return ops.square(ops.sub(x.compute(i), middle.at(s.row(i))))
+        row = s.row(i)
+        return ops.square(ops.sub(x.compute(i), mean.at(s.pad(row) if keepdim else row)))
 
     def finish(a: Expr) -> Expr:
         v = ops.div(a, rest)
         return ops.sqrt(v) if root else v
 
-    return reduce_over(b, "sum", s, keepdim, deviation, finish, type), middle
-
-
-def _spread(
-    b: GraphBuilder,
-    x: Value,
-    dim: Dim,
-    correction: Scalar,
-    keepdim: bool,
-    root: bool,
-    with_mean: bool,
-) -> Value | tuple[Value, Value]:
-    spread, middle = moments(b, x, dim, correction, keepdim, root, b.result)
-    if not with_mean:
-        return spread
-    s = split(x.shape, dim)
-
-    def at(i: Index) -> Expr:
-        return middle.at(s.row(i) if keepdim else i)
-
-    return spread, b.map(at, b.results[1], "mean")
+    result = reduce_over(b, "sum", s, keepdim, deviation, finish)
+    if second is None:
+        return result
+    return result, mean if mean.dtype is second.dtype else b.map(mean.at, second, "mean")
 
 
 def _enter_spread(packet: str, root: bool, with_mean: bool) -> None:
     """Register the three overloads of var, std, var_mean or std_mean."""
 
     @lowering(f"{packet}.default")
-    def full(
-        b: GraphBuilder, x: Value, unbiased: bool = True
-    ) -> Value | tuple[Value, Value]:
-        return _spread(b, x, None, int(unbiased), False, root, with_mean)
+    def full(b: GraphBuilder, x: Value, unbiased: bool = True) -> Value | tuple[Value, Value]:
+        return spread(b, x, None, int(unbiased), False, root, with_mean)
 
     @lowering(f"{packet}.dim")
     def along(
         b: GraphBuilder, x: Value, dim: Dim, unbiased: bool = True, keepdim: bool = False
     ) -> Value | tuple[Value, Value]:
-        return _spread(b, x, dim, int(unbiased), keepdim, root, with_mean)
+        return spread(b, x, dim, int(unbiased), keepdim, root, with_mean)
 
     @lowering(f"{packet}.correction")
     def corrected(
@@ -326,9 +314,7 @@ def _enter_spread(packet: str, root: bool, with_mean: bool) -> None:
         correction: Scalar | None = None,
         keepdim: bool = False,
     ) -> Value | tuple[Value, Value]:
-        return _spread(
-            b, x, dim, 1 if correction is None else correction, keepdim, root, with_mean
-        )
+        return spread(b, x, dim, correction, keepdim, root, with_mean)
 
 
 _enter_spread("var", root=False, with_mean=False)
@@ -340,7 +326,7 @@ _enter_spread("std_mean", root=True, with_mean=True)
 def norm_over(
     b: GraphBuilder, p: Scalar, s: Split, keepdim: bool, at: Callable[[Index], Expr]
 ) -> Value:
-    """(sum |x|^p)^(1/p), with the limits: inf and -inf the extrema of |x|, 0 the count of x != 0."""
+    """(sum |x|^p)^(1/p); for inf and -inf the extrema of |x|, for 0 the count of x != 0."""
 
     def size(i: Index) -> Expr:
         return ops.abs(at(i))

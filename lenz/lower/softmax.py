@@ -89,9 +89,7 @@ def softmax_backward(
     )
 
     def at(i: Index) -> Expr:
-        return ops.mul(
-            y.compute(i), ops.sub(ops.cast(grad.compute(i), acc), inner.at(s.row(i)))
-        )
+        return ops.mul(y.compute(i), ops.sub(ops.cast(grad.compute(i), acc), inner.at(s.row(i))))
 
     return b.map(at)
 
