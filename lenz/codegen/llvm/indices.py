@@ -84,7 +84,7 @@ class Indices:
     def _vector(self, s: Sym, dtype: DType, bound: Bound) -> Value:
         if isinstance(s, Var) and s in bound:
             return self.narrow(bound[s], dtype)
-        if self.lane is not None and not any(bound[v].lanes for v in bound):
+        if self.lane is not None and not any(v in bound and bound[v].lanes for v in s.free_vars):
             affine = affine_in(s, self.lane)
             if affine is not None and not self.varies(affine[0]):
                 return self._line(s, affine[0], dtype, bound)

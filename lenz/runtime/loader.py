@@ -1,0 +1,23 @@
+"""Addresses of compiled kernels as Python callables."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+@cache
+def _prototype(pointers: int, sizes: int) -> Any:
+    return ctypes.CFUNCTYPE(None, *([ctypes.c_void_p] * pointers), *([ctypes.c_int64] * sizes))
+
+
+def function(address: int, pointers: int, sizes: int) -> Callable[..., None]:
+    """A callable for the kernel at `address`: `pointers` data pointers, then `sizes` integers.
+
+    Arguments are plain ints; an argument of another type raises ctypes.ArgumentError. The GIL is
+    released during the call. Whoever holds the callable must keep the linked library alive.
+    """
+    made: Callable[..., None] = _prototype(pointers, sizes)(address)
+    return made

@@ -1,0 +1,215 @@
+"""Loops over vectors: extents, tails, symbolic sizes, and forms of access."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from codegen_run import check
+from codegen_kernels import at, pointwise
+
+from lenz import ops
+from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from lenz.ir.expr import Expr, const, index, masked, ref
+from lenz.ir.kernel import For, Kernel, Let, Local, Param, Store, TileConfig
+from lenz.ir.tensor import axis
+from lenz.sym import Int, Var, ceildiv, sym
+
+EXTENTS = (0, 1, 15, 16, 17, 31, 32, 33, 1000)
+DTYPES = (BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64)
+
+
+def values(n: int, dtype: DType) -> torch.Tensor:
+    """Elements of every kind that the type has."""
+    g = torch.Generator().manual_seed(n)
+    if dtype is BOOL:
+        return torch.rand(n, generator=g) < 0.5
+    if dtype.is_float:
+        x = torch.randn(n, generator=g)
+        x[::7] = float("nan")
+        x[1::11] = float("inf")
+        x[2::13] = -0.0
+        return x.to(dtype.torch)
+    return torch.randint(0 if dtype.kind == "uint" else -100, 100, (n,), generator=g).to(dtype.torch)
+
+
+@pytest.mark.parametrize("n", EXTENTS)
+def test_pointwise_of_constant_extent(n: int) -> None:
+    k = pointwise(ops.add, n, (F32, F32), F32)
+    check(k, {"a": values(n, F32), "b": values(n, F32)})
+
+
+def test_pointwise_of_symbolic_extent() -> None:
+    s = Var("s0", 0)
+    k = pointwise(ops.mul, s, (F32, F32), F32, block=64, sizes=(s,))
+    for n in EXTENTS:
+        check(k, {"a": values(n, F32), "b": values(n, F32)}, {"s0": n})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copy_of_every_dtype(dtype: DType) -> None:
+    k = pointwise(lambda x: x, 75, (dtype,), dtype)
+    check(k, {"a": values(75, dtype)})
+
+
+@pytest.mark.parametrize("unroll", (1, 2, 4))
+def test_unroll(unroll: int) -> None:
+    k = pointwise(ops.add, 500, (F32, F32), F32, tile=TileConfig(1, unroll, 4))
+    check(k, {"a": values(500, F32), "b": values(500, F32)})
+
+
+def loop(n: int, f, size: int, dtype: DType = F32, out: DType = F32, offset=None) -> Kernel:  # type: ignore[no-untyped-def]
+    v = axis("v", sym(n))
+    where = v.var if offset is None else offset(v.var)
+    body = For(v, "vector", (Store("out", where, f(v.var)),))
+    params = (Param("a", dtype, sym(size), "in"), Param("out", out, sym(n), "out"))
+    return Kernel("loop_0", "pointwise", params, (), (body,))
+
+
+FORMS = {
+    "scalar": (lambda v: at("a", 3), 4),
+    "reversed": (lambda v: at("a", 99 - v), 100),
+    "strided": (lambda v: at("a", 3 * v + 1), 299),
+    "divided": (lambda v: at("a", v // 7), 15),
+    "modulo": (lambda v: at("a", v % 7), 7),
+    "permuted": (lambda v: at("a", v % 10 * 10 + v // 10), 100),
+    "floor of negative": (lambda v: at("a", (v - 50) // 3 + 17), 34),
+    "mod of negative": (lambda v: at("a", (v - 50) % 9), 9),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_loads(form: str) -> None:
+    f, size = FORMS[form]
+    check(loop(100, f, size), {"a": values(size, F32)})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reversed_and_gathered_of_every_dtype(dtype: DType) -> None:
+    for f in (lambda v: at("a", 36 - v, dtype), lambda v: at("a", v // 2, dtype)):
+        check(loop(37, f, 37, dtype, dtype), {"a": values(37, dtype)})
+
+
+def test_stores_reversed_and_scattered() -> None:
+    check(loop(70, lambda v: at("a", v), 70, offset=lambda v: 69 - v), {"a": values(70, F32)})
+    check(loop(70, lambda v: at("a", v), 70, offset=lambda v: v % 7 * 10 + v // 7), {"a": values(70, F32)})
+
+
+def test_index_values() -> None:
+    for dtype in (I64, I32, F32, U8):
+        check(loop(70, lambda v: index(3 * v + 2, dtype), 1, F32, dtype), {})
+
+
+def test_gather_by_a_loaded_index() -> None:
+    v = axis("v", sym(50))
+    rows = at("i", v.var // 5, I64)
+    k0 = Var("@0", 0, 19)
+    from lenz.ir.expr import load
+
+    value = load("a", (5 * k0 + v.var % 5,), F32, (rows,))
+    params = (Param("a", F32, sym(100), "in"), Param("i", I64, sym(10), "in"), Param("out", F32, sym(50), "out"))
+    k = Kernel("gather_0", "pointwise", params, (), (For(v, "vector", (Store("out", v.var, value),)),))
+    check(k, {"a": values(100, F32), "i": torch.randint(0, 20, (10,))})
+
+
+def test_embedding_rows() -> None:
+    from lenz.ir.expr import load
+
+    i, v = axis("i", sym(9)), axis("v", sym(37))
+    value = load("a", (37 * Var("@0", 0, 19) + v.var,), F32, (at("i", i.var, I64),))
+    params = (Param("a", F32, sym(740), "in"), Param("i", I64, sym(9), "in"), Param("out", F32, sym(333), "out"))
+    store = Store("out", 37 * i.var + v.var, value)
+    k = Kernel("embedding_0", "pointwise", params, (), (For(i, "parallel", (For(v, "vector", (store,)),)),))
+    check(k, {"a": values(740, F32), "i": torch.randint(0, 20, (9,))})
+
+
+def less(v: Var, bound: int) -> Expr:
+    return ops.lt(index(v, I64), const(bound, I64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masked_loads_touch_nothing_else(dtype: DType) -> None:
+    zero = const(0, dtype)
+    forms = (
+        lambda v: masked(less(v, 10), at("a", v, dtype), zero),
+        lambda v: masked(ops.ge(index(v, I64), const(40, I64)), at("a", v - 40, dtype), zero),
+        lambda v: masked(less(v, 10), at("a", 9 - v, dtype), zero),
+        lambda v: masked(less(v, 5), at("a", 2 * v, dtype), zero),
+        lambda v: masked(less(v, 0), at("a", 1 << 40, dtype), zero),
+    )
+    for f in forms:
+        check(loop(50, f, 10, dtype, dtype), {"a": values(10, dtype)})
+
+
+def test_masked_scalar_and_nested() -> None:
+    i, v = axis("i", sym(6)), axis("v", sym(40))
+    inner = masked(less(v.var, 30), at("a", 30 * (i.var - 2) + v.var), const(1.0, F32))
+    row = ops.and_(ops.ge(index(i.var, I64), const(2, I64)), less(i.var, 4))
+    value = masked(row, inner, const(2.0, F32))
+    whole = masked(row, at("b", i.var - 2), const(3.0, F32))
+    store = (Store("out", 40 * i.var + v.var, ops.add(value, whole)),)
+    params = (Param("a", F32, sym(60), "in"), Param("b", F32, sym(2), "in"), Param("out", F32, sym(240), "out"))
+    k = Kernel("pad_0", "pointwise", params, (), (For(i, "parallel", (For(v, "vector", store),)),))
+    check(k, {"a": values(60, F32), "b": values(2, F32)})
+
+
+def test_collapsed_parallel_loops() -> None:
+    i, j, v = axis("i", sym(5)), axis("j", sym(7)), axis("v", sym(20))
+    offset = 140 * i.var + 20 * j.var + v.var
+    value = ops.add(at("a", 20 * (7 * i.var + j.var) + v.var), index(100 * i.var + j.var, F32))
+    inner = For(j, "parallel", (For(v, "vector", (Store("out", offset, value),)),))
+    params = (Param("a", F32, sym(700), "in"), Param("out", F32, sym(700), "out"))
+    k = Kernel("nested_0", "pointwise", params, (), (For(i, "parallel", (inner,)),))
+    check(k, {"a": values(700, F32)})
+
+
+def test_in_place_and_two_phases() -> None:
+    v, w = axis("v", sym(50)), axis("w", sym(50))
+    first = For(v, "vector", (
+        Let("t", at("a", v.var)),
+        Store("a", v.var, ops.add(ref("t", F32), const(1.0, F32))),
+        Store("out", v.var, ops.mul(at("a", v.var), ref("t", F32))),
+    ))
+    second = For(w, "parallel", (Store("out", w.var, ops.add(at("out", w.var), at("a", 49 - w.var))),))
+    params = (Param("a", F32, sym(50), "inout"), Param("out", F32, sym(50), "inout"))
+    k = Kernel("phases_0", "pointwise", params, (), (first, second))
+    check(k, {"a": torch.randn(50)})
+
+
+def test_local_scratch() -> None:
+    i, v, w = axis("i", sym(4)), axis("v", sym(33)), axis("w", sym(33))
+    body = (
+        For(v, "vector", (Store("t", v.var, ops.exp(at("a", 33 * i.var + v.var))),)),
+        For(w, "vector", (Store("out", 33 * i.var + w.var, at("t", 32 - w.var)),)),
+    )
+    params = (Param("a", F32, sym(132), "in"), Param("out", F32, sym(132), "out"))
+    k = Kernel("local_0", "pointwise", params, (), (For(i, "parallel", body),), (Local("t", F32, 33),))
+    check(k, {"a": torch.randn(132)}, rtol=1e-6)
+
+
+def test_symbolic_division_in_lanes() -> None:
+    s = Var("s0", 1, 1 << 20)
+    n = 6 * s
+    v = axis("v", n)
+    value = ops.add(at("a", v.var % s), index(v.var // s, F32))
+    params = (Param("a", F32, s, "in"), Param("out", F32, n, "out"))
+    k = Kernel("div_0", "pointwise", params, (s,), (For(v, "vector", (Store("out", v.var, value),)),))
+    for size in (1, 3, 16, 23):
+        check(k, {"a": values(size, F32)}, {"s0": size})
+
+
+def test_text_is_the_same_each_time() -> None:
+    from lenz.codegen.llvm.compile import host_target
+    from lenz.codegen.llvm.module import emit_module
+
+    k = pointwise(ops.exp, 1000, (F32,), F32)
+    again = pointwise(ops.exp, 1000, (F32,), F32)
+    assert emit_module([k], host_target()) == emit_module([again], host_target())
+
+
+def test_blocks_in_symbolic_rows() -> None:
+    s = Var("s0", 0)
+    i = axis("i", ceildiv(s, 4))
+    body = For(i, "parallel", (Store("out", i.var, index(i.var + Int(1), F32)),))
+    k = Kernel("ceil_0", "pointwise", (Param("out", F32, ceildiv(s, 4), "out"),), (s,), (body,))
+    for n in (0, 1, 4, 9):
+        check(k, {}, {"s0": n})
