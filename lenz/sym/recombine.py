@@ -28,7 +28,7 @@ from lenz.sym.expr import (
     scale,
 )
 
-_WHOLES: dict[Mod, Sym] = {}  # n % b -> canonical b*(n // b)
+_WHOLES: dict[Mod, tuple[Sym, Sym]] = {}  # n % b -> canonical n // b and b*(n // b)
 
 Change = tuple[tuple[Sym, int], ...]  # what to add to the sum, in multiples
 
@@ -48,8 +48,13 @@ def recombine(const: int, coefs: dict[Sym, int]) -> int:
 
 
 def _find(coefs: dict[Sym, int]) -> Change | None:
-    mods = [t for t in coefs if t.mark & MOD]
-    divs = [t for t in coefs if t.mark & DIV]
+    mods: list[Sym] = []
+    divs: list[Sym] = []
+    for t in coefs:
+        if t.mark & MOD:
+            mods.append(t)
+        if t.mark & DIV:
+            divs.append(t)
     if len(mods) > 1:
         mods.sort(key=_key)
     if mods and divs:
@@ -57,16 +62,27 @@ def _find(coefs: dict[Sym, int]) -> Change | None:
             if change := _join(coefs, t):
                 return change
     if len(mods) > 1:
+        uppers = _by_numerator(mods)
         for t in mods:
-            if change := _join_mods(coefs, mods, t):
+            if change := _join_mods(coefs, uppers, t):
                 return change
-    if divs:
-        if len(divs) > 1:
-            divs.sort(key=_key)
-        for t in divs:
-            if change := _remainder(coefs, t):
-                return change
+    if len(divs) > 1:
+        divs.sort(key=_key)
+    for t in divs:
+        if change := _remainder(coefs, t):
+            return change
     return None
+
+
+def _by_numerator(mods: list[Sym]) -> dict[Sym, list[tuple[Sym, Mod]]]:
+    """n -> the (term, remainder in it) pairs with the remainder n % b, b > 0."""
+    out: dict[Sym, list[tuple[Sym, Mod]]] = {}
+    for t in mods:
+        for m, _ in _cofactors(t, Mod):
+            assert type(m) is Mod
+            if m.den.lo is not None and m.den.lo >= 1:
+                out.setdefault(m.num, []).append((t, m))
+    return out
 
 
 def _cofactors(t: Sym, kind: type[Sym]) -> list[tuple[Sym, Sym]]:
@@ -85,11 +101,12 @@ def _cofactors(t: Sym, kind: type[Sym]) -> list[tuple[Sym, Sym]]:
     return out
 
 
-def whole(m: Mod) -> Sym:
-    """b*(n // b) for the remainder n % b."""
+def _whole(m: Mod) -> tuple[Sym, Sym]:
+    """(n // b, b*(n // b)) for the remainder n % b."""
     found = _WHOLES.get(m)
     if found is None:
-        found = _WHOLES[m] = (m.num // m.den) * m.den
+        q = m.num // m.den
+        found = _WHOLES[m] = (q, q * m.den)
     return found
 
 
@@ -98,7 +115,7 @@ def _join(coefs: dict[Sym, int], t: Sym) -> Change | None:
     c = coefs[t]
     for m, rest in _cofactors(t, Mod):
         assert type(m) is Mod
-        need = whole(m) if rest is ONE else whole(m) * rest
+        need = _whole(m)[1] if rest is ONE else _whole(m)[1] * rest
         seen = False
         for u, k in linear(need)[1]:
             if u.mark & DIV:
@@ -111,37 +128,41 @@ def _join(coefs: dict[Sym, int], t: Sym) -> Change | None:
     return None
 
 
-def _join_mods(coefs: dict[Sym, int], mods: list[Sym], t: Sym) -> Change | None:
+def _join_mods(
+    coefs: dict[Sym, int], uppers: dict[Sym, list[tuple[Sym, Mod]]], t: Sym
+) -> Change | None:
     """mod_mod_join, with t the lower part."""
     c = coefs[t]
     for m, rest in _cofactors(t, Mod):
         assert type(m) is Mod
-        if m.den.lo is None or m.den.lo < 1:
+        pairs = uppers.get(_whole(m)[0])
+        if pairs is None or m.den.lo is None or m.den.lo < 1:
             continue
-        q = m.num // m.den
-        for u in mods:
-            if u is t:
-                continue
-            for upper, _ in _cofactors(u, Mod):
-                assert type(upper) is Mod
-                if upper.num is not q or upper.den.lo is None or upper.den.lo < 1:
-                    continue
-                need = scale(m.den * upper * rest, c)
-                if linear(need) == (0, ((u, coefs[u]),)):
-                    return (m.num % (m.den * upper.den) * rest, c), (t, -c), (need, -1)
+        for u, upper in pairs:
+            need = scale(m.den * upper * rest, c)
+            if u is not t and linear(need) == (0, ((u, coefs[u]),)):
+                return (m.num % (m.den * upper.den) * rest, c), (t, -c), (need, -1)
     return None
 
 
 def _remainder(coefs: dict[Sym, int], t: Sym) -> Change | None:
     """mod_from_div, for the division in t."""
+    if type(t) is FloorDiv and type(t.den) is Int:  # the common case, decided without building
+        c, left = divmod(-coefs[t], t.den.value)
+        if left:
+            return None
+        for u, k in linear(t.num)[1]:
+            if coefs.get(u) != c * k:
+                return None
+        return (t.num % t.den, c), (t.num, -c), (t, -coefs[t])
     for d, rest in _cofactors(t, FloorDiv):
         assert type(d) is FloorDiv
-        c = _multiple(scale(rest, -coefs[t]), d.den)
-        if c is None or c is ZERO:
+        times = _multiple(scale(rest, -coefs[t]), d.den)
+        if times is None or times is ZERO:
             continue
-        need = d.num * c
+        need = d.num * times
         if all(coefs.get(u) == k for u, k in linear(need)[1]):
-            return (d.num % d.den * c, 1), (need, -1), (t, -coefs[t])
+            return (d.num % d.den * times, 1), (need, -1), (t, -coefs[t])
     return None
 
 
