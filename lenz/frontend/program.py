@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.graph import _BoxedCodeGen
 
 from lenz.frontend.symbols import SymbolMap
 from lenz.sym import ZERO, Sym
@@ -96,12 +97,22 @@ class FxProgram:
     def interpret(self, args: list[Any]) -> Sequence[Any]:
         """Run the graph op by op in eager.  Clears `args`, and frees each value after its last use.
 
-        This is the oracle of the frontend and the fallback for a graph that lenz cannot compile.
+        Slow, but it can be watched: an error carries the node.  `eager` is the quick form.
         """
-        # Interpreter.run with a GraphModule drops a value at its last use, but its own argument
-        # tuple would keep every input alive: boxed_run takes the list over and empties it.
-        result = torch.fx.Interpreter(self.gm).boxed_run(args)
-        return tuple(result)
+        # Interpreter.run would keep every input alive in its argument tuple.
+        return tuple(torch.fx.Interpreter(self.gm).boxed_run(args))
+
+    def eager(self) -> Callable[[list[Any]], Sequence[Any]]:
+        """Return the graph as a Python function of one list, which it empties.
+
+        This is the fallback for a graph that lenz cannot compile.
+        """
+        graph = torch.fx.Graph()
+        results = graph.graph_copy(self.gm.graph, {})
+        graph.output(results)
+        graph.set_codegen(_BoxedCodeGen())
+        run: Callable[[list[Any]], Sequence[Any]] = GraphModule(self.gm, graph).forward
+        return run
 
 
 CompileFX: TypeAlias = Callable[[FxProgram], Callable[[list[Any]], Sequence[Any]]]

@@ -20,7 +20,7 @@ OPTIONS = Options(cache=False, verify=True)
 
 
 class Recorder:
-    """A torch.compile backend that keeps every program it is given and interprets it."""
+    """A torch.compile backend that keeps every program it is given and runs it in eager."""
 
     def __init__(self, native: frozenset[str] = frozenset()) -> None:
         self.programs: list[FxProgram] = []
@@ -31,7 +31,7 @@ class Recorder:
 
     def compile_fx(self, program: FxProgram) -> Callable[[list[Any]], Sequence[Any]]:
         self.programs.append(program)
-        return program.interpret
+        return program.eager()
 
     def targets(self, i: int = 0) -> list[str]:
         return [str(n.target) for n in self.programs[i].nodes]
@@ -70,6 +70,16 @@ def check(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Recorder:
 
 def tensors(x: Any) -> list[Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(x) if isinstance(t, Tensor)]
+
+
+def test_both_ways_to_run_a_program_agree_and_empty_the_list() -> None:
+    b = check(lambda x: (x.sin(), None, x.t(), 3), torch.randn(2, 3))
+    (p,) = b.programs
+    x = torch.randn(2, 3)
+    for run in (p.interpret, p.eager()):
+        args = [x]
+        torch.testing.assert_close(tuple(run(args)), (x.sin(), x.t()))
+        assert args == []
 
 
 def test_inference_graph_is_aten_only() -> None:
