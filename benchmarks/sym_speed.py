@@ -1,11 +1,13 @@
 """Speed of lenz.sym against sympy with torch's own division functions, on index expressions.
 
-Workload: 144 distinct accesses. A contiguous 4-d tensor is permuted (24 ways) and viewed in another shape (6 ways);
-for each the offset of an element is built from the axes of the view (flatten, split by // and %, times strides), then
-simplified, two axes are replaced (one tiled, one fixed), the step of the offset along each axis is taken, and it is
-compared with the offset of the access before. The same steps run on both algebras; values are checked to agree.
+Workload: 144 distinct accesses. A contiguous 4-d tensor is permuted (24 ways) and viewed in another
+shape (6 ways); for each the offset of an element is built from the axes of the view (flatten, split
+by // and %, times strides), then simplified, two axes are replaced (one tiled, one fixed), the step
+of the offset along each axis is taken, and it is compared with the offset of the access before. The
+same steps run on both algebras; values are checked to agree.
 
-Run: python benchmarks/sym_speed.py [--no-sympy]. Prints one line per algebra, milliseconds, and the ratios.
+Run: python benchmarks/sym_speed.py [--no-sympy]. Prints one line per algebra, milliseconds, and the
+ratios.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def _value(e: Sym, mapping: Mapping[Var, int], memo: dict[Sym, int]) -> int:
 def substitute(e: Sym, mapping: Mapping[Var, Sym]) -> Sym:
     """e with variables replaced, simplified as it is rebuilt.
 
-    Does not look into the `below` of variables.
+    Does not look into the `below` of variables. e was simplified for the ranges of its variables,
+    so the result holds where each image stays in the range of the variable it replaces.
     """
     return _image(e, mapping, {}) if mapping else e
 

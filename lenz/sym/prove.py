@@ -103,7 +103,6 @@ def _is_nonnegative(e: Sym) -> bool:
         return False
     found = _NONNEGATIVE.get(e)
     if found is None:
-        _NONNEGATIVE[e] = False  # a proof may not rest on itself
         found = _NONNEGATIVE[e] = _descend(e)
     return found
 
