@@ -4,7 +4,7 @@
 
 Each fit minimises the greatest weighted error by Remez exchange in 40-digit arithmetic (mpmath).
 The coefficients are then rounded to f32 one after another, the lowest power first, each rounding
-followed by a fresh fit of the higher powers, so that the later ones make up for the earlier.
+followed by a fresh fit of the higher powers, which is kept when the rounded result is better.
 """
 
 from __future__ import annotations
@@ -89,30 +89,50 @@ def _remez(fit: Fit, fixed: list[mp.mpf]) -> tuple[list[mp.mpf], mp.mpf]:
     return free, worst
 
 
+def _rounded(value: mp.mpf, fit: Fit) -> mp.mpf:
+    with np.errstate(over="ignore"):  # an unusable fit may be out of range
+        return mp.mpf(float(np.float32(float(value))) if fit.single else float(value))
+
+
+def _error(fit: Fit, coefficients: list[mp.mpf]) -> mp.mpf:
+    places = [mp.mpf(x) for x in np.linspace(fit.lo, fit.hi, 400)]
+    reverse = coefficients[::-1]
+    return max(fit.weight(x) * abs(fit.target(x) - mp.polyval(reverse, x)) for x in places)
+
+
 def run(fit: Fit) -> tuple[list[float], float]:
-    """Coefficients, lowest power first, and the greatest weighted error before rounding."""
-    fixed: list[mp.mpf] = []
-    first_error = 0.0
-    free: list[mp.mpf] = []
-    for power in range(fit.degree + 1):
-        before = free[1:]
+    """Coefficients, lowest power first, and the greatest weighted error after rounding."""
+    free, _ = _remez(fit, [])
+    best = [_rounded(c, fit) for c in free]
+    least = _error(fit, best)
+    fixed = best[:1]
+    while fit.single and len(fixed) <= fit.degree:
         try:
-            free, worst = _remez(fit, fixed)
+            free, _ = _remez(fit, fixed)
         except ZeroDivisionError:
-            free, worst = before, mp.inf
-        # On a symmetric interval the error cannot alternate often enough once the odd or even
-        # powers are alone, and the system is singular, or nearly so: keep the fit before.
-        if before and (worst == mp.inf or abs(free[0] - before[0]) > 0.05 * abs(before[0])):
-            free = before
-        if power == 0:
-            first_error = float(worst)
-        number = float(np.float32(float(free[0]))) if fit.single else float(free[0])
-        fixed.append(mp.mpf(number))
-    return [float(c) for c in fixed], first_error
+            break  # on a symmetric interval odd or even powers alone cannot alternate
+        candidate = fixed + [_rounded(c, fit) for c in free]
+        error = _error(fit, candidate)
+        if error < least:
+            best, least = candidate, error
+        fixed = [*fixed, best[len(fixed)]]
+    return [float(c) for c in best], float(least)
 
 
 def _limit(f: Real, at_zero: mp.mpf | float) -> Real:
     return lambda x: mp.mpf(at_zero) if abs(x) < mp.mpf("1e-12") else f(x)
+
+
+def _scaled_erfc(u: mp.mpf) -> mp.mpf:
+    x = 4 * (1 + u) / (1 - u)
+    return mp.exp(x * x) * mp.erfc(x) * (1 + 2 * x)
+
+
+def _inverse_erf(w: mp.mpf) -> mp.mpf:
+    if w < mp.mpf("1e-12"):
+        return mp.sqrt(mp.pi) / 2
+    x = mp.sqrt(-mp.expm1(-w))
+    return mp.erfinv(x) / x
 
 
 def _fits() -> list[Fit]:
@@ -154,6 +174,19 @@ def _fits() -> list[Fit]:
         Fit("ASIN", "asin(x) = x + x^3 p(x^2), |x| <= 1/2",
             _limit(lambda s: (mp.asin(root(s)) / root(s) - 1) / s, mp.mpf(1) / 6),
             lambda s: s + mp.mpf("1e-9"), 0.0, 0.25, 5),
+        Fit("ERFCX", "exp(x^2) erfc(x) (1 + 2 x) = p((x - 4) / (x + 4)), 0 <= x <= 11",
+            _scaled_erfc, lambda u: 1 / _scaled_erfc(u), -1.0, 7 / 15, 12),
+        Fit("ERFINV_NEAR", "erfinv(x) / x = p(w - 2.5), w = -log(1 - x^2) <= 5",
+            lambda v: _inverse_erf(v + 2.5), lambda v: 1 / _inverse_erf(v + 2.5), -2.5, 2.5, 8),
+        Fit("ERFINV_FAR", "erfinv(x) / x = p(sqrt(w) - 3), 5 <= w = -log(1 - x^2) <= 17",
+            lambda v: _inverse_erf((v + 3) ** 2), lambda v: 1 / _inverse_erf((v + 3) ** 2),
+            -0.77, 1.13, 8),
+        Fit("LOG2_F64", "log2(m) = t p(t^2), t = (m - 1) / (m + 1), sqrt(1/2) <= m <= sqrt(2)",
+            _limit(lambda s: mp.log((1 + root(s)) / (1 - root(s)), 2) / root(s), 2 / mp.log(2)),
+            lambda s: mp.mpf(1), 0.0, 0.0296, 5, single=False),
+        Fit("EXP2_F64", "2^r = 1 + r p(r), |r| <= 1/2",
+            _limit(lambda r: (mp.mpf(2) ** r - 1) / r, mp.log(2)),
+            lambda r: abs(r) + mp.mpf("1e-9"), -0.5005, 0.5005, 6, single=False),
     ]  # fmt: skip
 
 
@@ -165,8 +198,10 @@ def main() -> None:
     mp.mp.dps = 40
     if not errors_only:
         print('"""Coefficients of the minimax polynomials in `poly.py`, lowest power first.\n')
-        print("Written by benchmarks/fit_polynomials.py; the error is that of the fit before the")
-        print('coefficients are rounded, weighted so that it is relative to the function.\n"""\n')
+        print(
+            "Written by benchmarks/fit_polynomials.py; the error is that of exact evaluation with"
+        )
+        print('the rounded coefficients, weighted so that it is relative to the function.\n"""\n')
         print("from __future__ import annotations")
     for fit in _fits():
         coefficients, error = run(fit)

@@ -18,7 +18,7 @@ from lenz.ir.op import Op, define
 from lenz.ops import reference
 from lenz.ops.emission import Builder, by_kind, intrinsic
 from lenz.ops.fold import apply
-from lenz.ops.rules import FLOATS, NUMBERS, same
+from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, same
 
 Bounds = tuple[float, float]
 
@@ -33,8 +33,8 @@ def rising(f: Callable[[float], float]) -> Callable[[Bounds], Bounds]:
 
 
 def _abs_bounds(x: Bounds) -> Bounds:
-    low = 0.0 if x[0] <= 0.0 <= x[1] else min(abs(x[0]), abs(x[1]))
-    return low, max(abs(x[0]), abs(x[1]))
+    low = 0.0 if x[0] <= 0.0 <= x[1] else min(math.fabs(x[0]), math.fabs(x[1]))
+    return low, max(math.fabs(x[0]), math.fabs(x[1]))
 
 
 def _emit_neg(
@@ -67,7 +67,7 @@ def _extremum(float_pred: str, int_pred: str, *, skip_nan: bool) -> Callable[...
     ) -> Any:
         x, y = xs
         if not dtype.is_float:
-            sign = "u" if dtype.kind == "uint" else "s"
+            sign = "s" if dtype.kind == "int" else "u"
             cond = b.compare(f"icmp {sign}{int_pred}", dtype, x, y)
             return b.select(cond, dtype, x, y)
         least = b.select(b.compare(f"fcmp {float_pred}", dtype, x, y), dtype, x, y)
@@ -81,9 +81,9 @@ ADD = define(
     Op(
         "add",
         2,
-        same(NUMBERS),
+        same(COMPARABLE),
         reference.with_numpy(torch.add, np.add),
-        llvm=by_kind({"float": "fadd", "int": "add", "uint": "add"}),
+        llvm=by_kind({"float": "fadd", "int": "add", "uint": "add", "bool": "or"}),
         commutes=True,
         bounds=lambda x, y: (x[0] + y[0], x[1] + y[1]),
     )
@@ -102,9 +102,9 @@ MUL = define(
     Op(
         "mul",
         2,
-        same(NUMBERS),
+        same(COMPARABLE),
         reference.with_numpy(torch.mul, np.multiply),
-        llvm=by_kind({"float": "fmul", "int": "mul", "uint": "mul"}),
+        llvm=by_kind({"float": "fmul", "int": "mul", "uint": "mul", "bool": "and"}),
         aten=("mul", "multiply"),
         commutes=True,
     )
@@ -218,7 +218,7 @@ MINIMUM = define(  # NaN when either operand is NaN
     Op(
         "minimum",
         2,
-        same(NUMBERS),
+        same(COMPARABLE),
         reference.with_numpy(torch.minimum, np.minimum),
         llvm=_extremum("olt", "lt", skip_nan=False),
         aten=("minimum",),
@@ -231,7 +231,7 @@ MAXIMUM = define(  # NaN when either operand is NaN
     Op(
         "maximum",
         2,
-        same(NUMBERS),
+        same(COMPARABLE),
         reference.with_numpy(torch.maximum, np.maximum),
         llvm=_extremum("ogt", "gt", skip_nan=False),
         aten=("maximum",),
@@ -291,7 +291,7 @@ def neg(x: Expr) -> Expr:
     return apply(NEG, x)
 
 
-def abs(x: Expr) -> Expr:  # noqa: A001 - the op's own name, reached as ops.abs
+def abs(x: Expr) -> Expr:
     """The absolute value; the least signed integer stays itself."""
     return apply(ABS, x)
 
@@ -336,7 +336,7 @@ def trunc(x: Expr) -> Expr:
     return apply(TRUNC, x) if x.dtype.is_float else x
 
 
-def round(x: Expr) -> Expr:  # noqa: A001 - the op's own name, reached as ops.round
+def round(x: Expr) -> Expr:
     """The nearest integer, ties to even; an integer stays itself."""
     return apply(ROUND, x) if x.dtype.is_float else x
 

@@ -141,3 +141,13 @@ def signbit(x: Expr) -> Expr:
 def where(cond: Expr, x: Expr, y: Expr) -> Expr:
     """x where cond holds, else y; both are evaluated."""
     return apply(WHERE, cond, x, y)
+
+
+def sign(x: Expr) -> Expr:
+    """1, 0 or -1; 0 for NaN, as torch has it; a bool stays itself."""
+    if x.dtype is BOOL:
+        return x
+    zero, one = const(0, x.dtype), const(1, x.dtype)
+    if x.dtype.kind == "uint":
+        return where(ne(x, zero), one, zero)
+    return where(gt(x, zero), one, where(lt(x, zero), const(-1, x.dtype), zero))

@@ -75,6 +75,7 @@ def apply(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
 
 
 # What torch does with bool tensors in arithmetic: sum, product, least and greatest are logical.
+# The four ops take bool as well, so that the type rule tells the truth about it.
 _BOOL_FORMS = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
 
 
@@ -85,14 +86,14 @@ def _fold(op: Op, args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None
     tensors = [torch.tensor(a.attrs[0], dtype=a.dtype.torch) for a in args]
     assert op.eager is not None
     value = op.eager(*tensors, *attrs).item()
-    if op.name == "bitcast" and value != value:
+    if op.name == "bitcast" and math.isnan(value):
         return None
     return const(value, dtype)
 
 
 def _is_nan(e: Expr) -> bool:
     value = value_of(e)
-    return value is not None and value != value
+    return value is not None and math.isnan(value)
 
 
 def _zero(e: Expr) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from lenz.ir.dtype import F64
-from lenz.ir.expr import Expr
+from lenz.ir.dtype import F32, F64
+from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op, define
 from lenz.ops import poly
-from lenz.ops.arith import rising
+from lenz.ops.arith import add, div, neg, rising
 from lenz.ops.emission import libm
 from lenz.ops.fold import apply
 from lenz.ops.rules import FLOATS, same
@@ -134,6 +134,16 @@ ERF = _function(
     aten=("erf", "special_erf"),
     bounds=rising(math.erf),
 )
+ERFC = _function(
+    "erfc",
+    torch.erfc,
+    poly.erfc,
+    cost=32,
+    domain=(-5.0, 10.0),
+    ulp=4.0,
+    aten=("erfc", "special_erfc"),
+    bounds=_between(0.0, 2.0),
+)
 SIN = _function(
     "sin", torch.sin, poly.sin, cost=12, domain=(-1e5, 1e5), ulp=2.2, bounds=_between(-1.0, 1.0)
 )
@@ -208,6 +218,67 @@ ATANH = _function(
 )
 
 
+def _expand_sigmoid(x: Expr) -> Expr:
+    one = const(1.0, x.dtype)
+    return div(one, add(one, exp(neg(x))))
+
+
+SIGMOID = define(
+    Op(
+        "sigmoid",
+        1,
+        same(FLOATS),
+        torch.sigmoid,
+        expand=_expand_sigmoid,
+        aten=("sigmoid", "special_expit"),
+        promotion="int_to_float",
+        cost=17.0,
+        domain=(-80.0, 80.0),
+        ulp=2.5,
+        bounds=_between(0.0, 1.0),
+    )
+)
+ERFINV = define(  # the C library has none, so f64 stays with eager
+    Op(
+        "erfinv",
+        1,
+        same((F32,)),
+        torch.erfinv,
+        expand=poly.erfinv,
+        aten=("erfinv", "special_erfinv"),
+        promotion="int_to_float",
+        cost=48.0,
+        domain=(-0.9999, 0.9999),
+        ulp=4.0,
+    )
+)
+LGAMMA = define(
+    Op(
+        "lgamma",
+        1,
+        same(FLOATS),
+        torch.lgamma,
+        llvm=libm("lgamma"),
+        aten=("lgamma", "special_gammaln"),
+        promotion="int_to_float",
+        cost=150.0,
+        domain=(0.01, 100.0),
+        ulp=8.0,
+    )
+)
+NEXTAFTER = define(
+    Op(
+        "nextafter",
+        2,
+        same(FLOATS),
+        torch.nextafter,
+        llvm=libm("nextafter"),
+        aten=("nextafter",),
+        cost=30.0,
+    )
+)
+
+
 def exp(x: Expr) -> Expr:
     """e^x."""
     return apply(EXP, x)
@@ -251,6 +322,31 @@ def tanh(x: Expr) -> Expr:
 def erf(x: Expr) -> Expr:
     """The error function."""
     return apply(ERF, x)
+
+
+def erfc(x: Expr) -> Expr:
+    """1 - erf(x), without loss of digits for great x."""
+    return apply(ERFC, x)
+
+
+def erfinv(x: Expr) -> Expr:
+    """The inverse of erf, for f32; infinite at 1 and -1, NaN beyond."""
+    return apply(ERFINV, x)
+
+
+def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + e^-x)."""
+    return apply(SIGMOID, x)
+
+
+def lgamma(x: Expr) -> Expr:
+    """The logarithm of the absolute value of the gamma function."""
+    return apply(LGAMMA, x)
+
+
+def nextafter(x: Expr, y: Expr) -> Expr:
+    """The float next to x on the way to y."""
+    return apply(NEXTAFTER, x, y)
 
 
 def sin(x: Expr) -> Expr:

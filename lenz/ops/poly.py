@@ -172,11 +172,6 @@ def log1p(x: Expr) -> Expr:
     return where(eq(x, f32(0.0)), x, found)
 
 
-def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + exp(-x))."""
-    return div(f32(1.0), add(f32(1.0), exp(neg(x))))
-
-
 def tanh(x: Expr) -> Expr:
     """The hyperbolic tangent."""
     s = mul(x, x)
@@ -208,10 +203,15 @@ def _minus_pi_times(x: Expr, k: Expr) -> Expr:
     return x
 
 
-def _sin_reduced(r: Expr, k: Expr) -> Expr:
-    """(-1)^k sin(r) for |r| <= pi/2."""
+def sin_reduced(r: Expr) -> Expr:
+    """sin(r) for |r| <= pi/2."""
     s = mul(r, r)
-    found = fma(mul(s, r), polynomial(c.SIN, s), r)
+    return fma(mul(s, r), polynomial(c.SIN, s), r)
+
+
+def _sin_turned(r: Expr, k: Expr) -> Expr:
+    """(-1)^k sin(r) for |r| <= pi/2."""
+    found = sin_reduced(r)
     return bitcast(xor(bitcast(found, I32), shl(k, i32(31))), F32)
 
 
@@ -222,7 +222,7 @@ def _beyond(x: Expr) -> Expr:
 def sin(x: Expr) -> Expr:
     """The sine of an angle in radians."""
     whole, k = to_nearest(mul(x, f32(1.0 / math.pi)))
-    found = _sin_reduced(_minus_pi_times(x, whole), k)
+    found = _sin_turned(_minus_pi_times(x, whole), k)
     # x - 0 * pi has lost the sign of a negative zero, no other value.
     found = where(eq(x, f32(0.0)), x, found)
     return or_libm("sin", _beyond(x), x, found)
@@ -233,7 +233,7 @@ def cos(x: Expr) -> Expr:
     # x = (k + 1/2) pi + r gives cos(x) = -(-1)^k sin(r).
     whole, k = to_nearest(fma(x, f32(1.0 / math.pi), f32(-0.5)))
     r = _minus_pi_times(x, add(whole, f32(0.5)))
-    return or_libm("cos", _beyond(x), x, _sin_reduced(r, add(k, i32(1))))
+    return or_libm("cos", _beyond(x), x, _sin_turned(r, add(k, i32(1))))
 
 
 def tan(x: Expr) -> Expr:
@@ -354,3 +354,28 @@ def atanh(x: Expr) -> Expr:
     found = mul(log1p(div(add(size, size), sub(f32(1.0), size))), f32(0.5))
     found = where(ge(f32(1.0), size), found, f32(_NAN))
     return copysign(found, x)
+
+
+def erfc(x: Expr) -> Expr:
+    """1 - erf(x), without the loss of digits for great x."""
+    size = abs(x)
+    y = where(gt(size, f32(11.0)), f32(11.0), size)  # erfc(11) rounds to zero
+    # erfc(y) = exp(-y^2) p(u) / (1 + 2 y), u = (y - 4) / (y + 4), after Schonfelder (1978).
+    p = polynomial(c.ERFCX, div(sub(y, f32(4.0)), add(y, f32(4.0))))
+    s = mul(y, y)
+    lost = fma(y, y, neg(s))  # y^2 = s + lost; exp(-lost) = 1 - lost
+    scaled = div(fma(p, neg(lost), p), fma(y, f32(2.0), f32(1.0)))
+    found = mul(exp(neg(s)), scaled)
+    found = where(lt(x, f32(0.0)), sub(f32(2.0), found), found)
+    square = mul(x, x)
+    near = sub(f32(1.0), fma(polynomial(c.ERF, square), x, x))
+    return where(lt(size, f32(0.5)), near, found)
+
+
+def erfinv(x: Expr) -> Expr:
+    """The inverse of erf; infinite at 1 and -1, NaN beyond (form after Giles 2012)."""
+    w = neg(log(fma(neg(x), x, f32(1.0))))
+    near = polynomial(c.ERFINV_NEAR, sub(w, f32(2.5)))
+    far = polynomial(c.ERFINV_FAR, sub(sqrt(where(lt(w, f32(5.0)), f32(5.0), w)), f32(3.0)))
+    found = mul(where(lt(w, f32(5.0)), near, far), x)
+    return where(eq(abs(x), f32(1.0)), mul(x, f32(_INF)), found)

@@ -36,7 +36,8 @@ def with_numpy(torch_form: Eager, numpy_form: Callable[..., Any]) -> Eager:
 
 def fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     """x * y + z rounded once, for f32 and f64."""
-    x, y, z = torch.broadcast_tensors(x, y, z)
+    rough = x * y + z
+    x, y, z = (t.expand(rough.shape) for t in (x, y, z))
     if x.dtype is torch.float64:
         return _fma_f64(x, y, z)
     # The product of two f32 is exact in f64. The sum is made round-to-odd (Boldo and Melquiond
@@ -78,7 +79,6 @@ def trunc_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if x.dtype in _BARE:
         a, b = np.broadcast_arrays(x.numpy(), y.numpy())
         return torch.from_numpy(np.asarray(a // np.where(b == 0, np.ones_like(b), b)))
-    x, y = torch.broadcast_tensors(x, y)
     if x.dtype is torch.uint8:
         return torch.div(x, torch.where(y == 0, 1, y), rounding_mode="trunc")
     safe = torch.where((y == 0) | (y == -1), torch.ones_like(y), y)
