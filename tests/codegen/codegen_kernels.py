@@ -37,10 +37,13 @@ def pointwise(
     value = f(*[at(x, i, d) for x, d in zip(names, ins, strict=True)])
     body = For(b, "parallel", (For(v, "vector", (Store("out", i, value),)),))
     return Kernel(
-        "pointwise_0", "pointwise", (*params, Param("out", out, n, "out")), sizes, (body,), tile=tile
+        "pointwise_0",
+        "pointwise",
+        (*params, Param("out", out, n, "out")),
+        sizes,
+        (body,),
+        tile=tile,
     )
-
-
 
 
 def row_reduction(

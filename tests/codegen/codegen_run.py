@@ -33,7 +33,9 @@ class Guarded:
         base = ctypes.addressof(whole)
         assert base % PAGE == 0
         for forbidden in (base, base + (pages + 1) * PAGE):
-            assert _mprotect(forbidden, PAGE, mmap.PROT_NONE if hasattr(mmap, "PROT_NONE") else 0) == 0
+            assert (
+                _mprotect(forbidden, PAGE, mmap.PROT_NONE if hasattr(mmap, "PROT_NONE") else 0) == 0
+            )
         self.address = base + PAGE + (pages * PAGE - size if at_end else 0)
         self.like, self.size, self._whole = t, size, whole
         ctypes.memmove(self.address, t.data_ptr(), size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from codegen_run import check
+from codegen_run import check, run
 from codegen_kernels import at, pointwise
 
 from lenz import ops
@@ -29,7 +29,9 @@ def values(n: int, dtype: DType) -> torch.Tensor:
         x[1::11] = float("inf")
         x[2::13] = -0.0
         return x.to(dtype.torch)
-    return torch.randint(0 if dtype.kind == "uint" else -100, 100, (n,), generator=g).to(dtype.torch)
+    return torch.randint(0 if dtype.kind == "uint" else -100, 100, (n,), generator=g).to(
+        dtype.torch
+    )
 
 
 @pytest.mark.parametrize("n", EXTENTS)
@@ -91,7 +93,10 @@ def test_reversed_and_gathered_of_every_dtype(dtype: DType) -> None:
 
 def test_stores_reversed_and_scattered() -> None:
     check(loop(70, lambda v: at("a", v), 70, offset=lambda v: 69 - v), {"a": values(70, F32)})
-    check(loop(70, lambda v: at("a", v), 70, offset=lambda v: v % 7 * 10 + v // 7), {"a": values(70, F32)})
+    check(
+        loop(70, lambda v: at("a", v), 70, offset=lambda v: v % 7 * 10 + v // 7),
+        {"a": values(70, F32)},
+    )
 
 
 def test_index_values() -> None:
@@ -106,8 +111,14 @@ def test_gather_by_a_loaded_index() -> None:
     from lenz.ir.expr import load
 
     value = load("a", (5 * k0 + v.var % 5,), F32, (rows,))
-    params = (Param("a", F32, sym(100), "in"), Param("i", I64, sym(10), "in"), Param("out", F32, sym(50), "out"))
-    k = Kernel("gather_0", "pointwise", params, (), (For(v, "vector", (Store("out", v.var, value),)),))
+    params = (
+        Param("a", F32, sym(100), "in"),
+        Param("i", I64, sym(10), "in"),
+        Param("out", F32, sym(50), "out"),
+    )
+    k = Kernel(
+        "gather_0", "pointwise", params, (), (For(v, "vector", (Store("out", v.var, value),)),)
+    )
     check(k, {"a": values(100, F32), "i": torch.randint(0, 20, (10,))})
 
 
@@ -116,9 +127,15 @@ def test_embedding_rows() -> None:
 
     i, v = axis("i", sym(9)), axis("v", sym(37))
     value = load("a", (37 * Var("@0", 0, 19) + v.var,), F32, (at("i", i.var, I64),))
-    params = (Param("a", F32, sym(740), "in"), Param("i", I64, sym(9), "in"), Param("out", F32, sym(333), "out"))
+    params = (
+        Param("a", F32, sym(740), "in"),
+        Param("i", I64, sym(9), "in"),
+        Param("out", F32, sym(333), "out"),
+    )
     store = Store("out", 37 * i.var + v.var, value)
-    k = Kernel("embedding_0", "pointwise", params, (), (For(i, "parallel", (For(v, "vector", (store,)),)),))
+    k = Kernel(
+        "embedding_0", "pointwise", params, (), (For(i, "parallel", (For(v, "vector", (store,)),)),)
+    )
     check(k, {"a": values(740, F32), "i": torch.randint(0, 20, (9,))})
 
 
@@ -147,7 +164,11 @@ def test_masked_scalar_and_nested() -> None:
     value = masked(row, inner, const(2.0, F32))
     whole = masked(row, at("b", i.var - 2), const(3.0, F32))
     store = (Store("out", 40 * i.var + v.var, ops.add(value, whole)),)
-    params = (Param("a", F32, sym(60), "in"), Param("b", F32, sym(2), "in"), Param("out", F32, sym(240), "out"))
+    params = (
+        Param("a", F32, sym(60), "in"),
+        Param("b", F32, sym(2), "in"),
+        Param("out", F32, sym(240), "out"),
+    )
     k = Kernel("pad_0", "pointwise", params, (), (For(i, "parallel", (For(v, "vector", store),)),))
     check(k, {"a": values(60, F32), "b": values(2, F32)})
 
@@ -164,15 +185,24 @@ def test_collapsed_parallel_loops() -> None:
 
 def test_in_place_and_two_phases() -> None:
     v, w = axis("v", sym(50)), axis("w", sym(50))
-    first = For(v, "vector", (
-        Let("t", at("a", v.var)),
-        Store("a", v.var, ops.add(ref("t", F32), const(1.0, F32))),
-        Store("out", v.var, ops.mul(at("a", v.var), ref("t", F32))),
-    ))
-    second = For(w, "parallel", (Store("out", w.var, ops.add(at("out", w.var), at("a", 49 - w.var))),))
+    first = For(
+        v,
+        "vector",
+        (
+            Let("t", at("a", v.var)),
+            Store("a", v.var, ops.add(ref("t", F32), const(1.0, F32))),
+            Store("out", v.var, ops.mul(at("a", v.var), ref("t", F32))),
+        ),
+    )
+    second = For(
+        w, "parallel", (Store("out", w.var, ops.add(at("out", w.var), at("a", 49 - w.var))),)
+    )
     params = (Param("a", F32, sym(50), "inout"), Param("out", F32, sym(50), "inout"))
     k = Kernel("phases_0", "pointwise", params, (), (first, second))
-    check(k, {"a": torch.randn(50)})
+    a = torch.randn(50)
+    for made in run(k, {"a": a, "out": torch.ones(50)}, {}):
+        assert torch.equal(made["a"], a + 1)
+        assert torch.equal(made["out"], (a + 1) * a + (a + 1).flip(0))
 
 
 def test_local_scratch() -> None:
@@ -182,7 +212,9 @@ def test_local_scratch() -> None:
         For(w, "vector", (Store("out", 33 * i.var + w.var, at("t", 32 - w.var)),)),
     )
     params = (Param("a", F32, sym(132), "in"), Param("out", F32, sym(132), "out"))
-    k = Kernel("local_0", "pointwise", params, (), (For(i, "parallel", body),), (Local("t", F32, 33),))
+    k = Kernel(
+        "local_0", "pointwise", params, (), (For(i, "parallel", body),), (Local("t", F32, 33),)
+    )
     check(k, {"a": torch.randn(132)}, rtol=1e-6)
 
 
@@ -192,7 +224,9 @@ def test_symbolic_division_in_lanes() -> None:
     v = axis("v", n)
     value = ops.add(at("a", v.var % s), index(v.var // s, F32))
     params = (Param("a", F32, s, "in"), Param("out", F32, n, "out"))
-    k = Kernel("div_0", "pointwise", params, (s,), (For(v, "vector", (Store("out", v.var, value),)),))
+    k = Kernel(
+        "div_0", "pointwise", params, (s,), (For(v, "vector", (Store("out", v.var, value),)),)
+    )
     for size in (1, 3, 16, 23):
         check(k, {"a": values(size, F32)}, {"s0": size})
 

@@ -134,7 +134,9 @@ class Accesses:
 
     def _tile_pointer(self, buffer: str, dtype: DType, offset: Sym, bound: Bound) -> str:
         # The lane's variable stands for lane 0 of this part of the tile.
-        return self._gep(self.bases[buffer], dtype, self.indices.scalar(offset, bound), I64).names[0]
+        return self._gep(self.bases[buffer], dtype, self.indices.scalar(offset, bound), I64).names[
+            0
+        ]
 
     def load(self, place: Place, dtype: DType, mask: Value | None, level: int) -> Value:
         """Read one element per lane (one in all for step 0) at `level` or further in."""
@@ -189,7 +191,9 @@ class Accesses:
     ) -> Names:
         fn, t, level = b.fn, memory_type(dtype, b.lanes), b.level
         if masks is None and step is not None:
-            names = tuple([fn.let(level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in pointers])
+            names = tuple(
+                [fn.let(level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in pointers]
+            )
             return names if step == 1 else self._reverse(b, t, names)
         if masks is None:
             masks = ("splat (i1 true)",) * b.copies
@@ -252,7 +256,9 @@ class Accesses:
         p_type, m = (vector("ptr", b.lanes) if place.step is None else "ptr"), b.type(BOOL)
         callee = self._intrinsic(kind, dtype, t, p_type, "i32", m)
         for n, p, c in zip(names, pointers, masks, strict=True):
-            fn.put(level, f"  call void {callee}({t} {n}, {p_type} {p}, i32 {dtype.bytes}, {m} {c})")
+            fn.put(
+                level, f"  call void {callee}({t} {n}, {p_type} {p}, i32 {dtype.bytes}, {m} {c})"
+            )
 
 
 def _zero(dtype: DType) -> str:

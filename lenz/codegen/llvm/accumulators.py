@@ -61,7 +61,9 @@ class Accumulator:
 
 def _extent(a: Axis) -> int:
     if a.extent.hi is None:
-        raise InternalError(f"accumulators over {a.name}, whose extent has no bound", pass_name="codegen")
+        raise InternalError(
+            f"accumulators over {a.name}, whose extent has no bound", pass_name="codegen"
+        )
     return max(a.extent.hi, 1)
 
 
@@ -98,7 +100,9 @@ def position_of(s: Reduce, path: tuple[For, ...]) -> Sym:
     flat: Sym = ZERO
     for v in s.over:
         if v not in extents:
-            raise InternalError(f"{s.name} is reduced over {v.name}, which is not around it", pass_name="codegen")
+            raise InternalError(
+                f"{s.name} is reduced over {v.name}, which is not around it", pass_name="codegen"
+            )
         flat = flat * extents[v] + v
     return flat
 

@@ -87,9 +87,7 @@ class Body:
     def loop(self, s: For) -> None:
         """Emit a loop, and then the results of the reductions that end with it."""
         ended = [
-            accumulate.start(self, r, path)
-            for r, path in reduces_of(s)
-            if r.name not in self.accs
+            accumulate.start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs
         ]
         with self.writing(s):
             if self.indices.lane is None and s.kind == "vector":
@@ -123,9 +121,7 @@ class Body:
             else:
                 self.counted(s, "0", extent, 1, self.scopes.copies, s.axis.extent)
 
-    def counted(
-        self, s: For, start: str, stop: str, step: int, copies: int, extent: Sym
-    ) -> None:
+    def counted(self, s: For, start: str, stop: str, step: int, copies: int, extent: Sym) -> None:
         """for var in range(start, stop, step): the body, in `copies` copies if step is not 1."""
         cells = self.cells(s) if copies == self.scopes.copies or step > 1 else self.cells(s, 1)
 
@@ -167,7 +163,9 @@ class Body:
         fn = self.scopes.fn
         if counter[0] != "%":
             return tuple([str(int(counter) + k * step) for k in range(copies)])
-        more = [fn.let(fn.level, f"add nuw nsw i64 {counter}, {k * step}") for k in range(1, copies)]
+        more = [
+            fn.let(fn.level, f"add nuw nsw i64 {counter}, {k * step}") for k in range(1, copies)
+        ]
         return (counter, *more)
 
     @contextmanager

@@ -32,13 +32,19 @@ def half_to_f32(b: Builder, dtype: DType, x: Names) -> Names:
     # Put exponent and mantissa in place and multiply by 2^112: the difference of the exponent
     # biases; this is exact for denormals as well. Infinity and NaN get the top exponent.
     wide = b.cast("zext", i16, i32, x)
-    magnitude = b.binary("shl", U32, b.binary("and", U32, wide, b.constant(U32, 0x7FFF)), b.constant(U32, 13))
-    scaled = b.binary("fmul", F32, b.cast("bitcast", i32, f32, magnitude), b.constant(F32, 2.0**112))
+    magnitude = b.binary(
+        "shl", U32, b.binary("and", U32, wide, b.constant(U32, 0x7FFF)), b.constant(U32, 13)
+    )
+    scaled = b.binary(
+        "fmul", F32, b.cast("bitcast", i32, f32, magnitude), b.constant(F32, 2.0**112)
+    )
     bits = b.cast("bitcast", f32, i32, scaled)
     special = b.compare("icmp uge", U32, magnitude, b.constant(U32, 0x0F800000))
     top = b.binary("or", U32, magnitude, b.constant(U32, 0x7F800000))
     bits = b.select(special, U32, top, bits)
-    sign = b.binary("shl", U32, b.binary("and", U32, wide, b.constant(U32, 0x8000)), b.constant(U32, 16))
+    sign = b.binary(
+        "shl", U32, b.binary("and", U32, wide, b.constant(U32, 0x8000)), b.constant(U32, 16)
+    )
     return b.cast("bitcast", i32, f32, b.binary("or", U32, bits, sign))
 
 
@@ -69,7 +75,9 @@ def _f32_to_f16(b: Builder, x: Names) -> Names:
     small = b.binary("fadd", F32, b.cast("bitcast", i32, f32, magnitude), b.constant(F32, 0.5))
     denormal = b.binary("sub", U32, b.cast("bitcast", f32, i32, small), b.constant(U32, 0x3F000000))
     # Else: rebias the exponent (112 less) and round to even by integers.
-    odd = b.binary("and", U32, b.binary("lshr", U32, magnitude, b.constant(U32, 13)), b.constant(U32, 1))
+    odd = b.binary(
+        "and", U32, b.binary("lshr", U32, magnitude, b.constant(U32, 13)), b.constant(U32, 1)
+    )
     up = b.binary("add", U32, magnitude, b.constant(U32, 0xFFF - (112 << 23)))
     normal = b.binary("lshr", U32, b.binary("add", U32, up, odd), b.constant(U32, 13))
     is_small = b.compare("icmp ult", U32, magnitude, b.constant(U32, 113 << 23))

@@ -162,7 +162,9 @@ class Indices:
         natural = _at_least(s.num, 0) and _at_least(s.den, 1)
         if isinstance(s.den, Int) and s.den.value > 0 and s.den.value & (s.den.value - 1) == 0:
             # Shift and mask round down for negative numbers too.
-            opcode, by = ("ashr", s.den.value.bit_length() - 1) if is_div else ("and", s.den.value - 1)
+            opcode, by = (
+                ("ashr", s.den.value.bit_length() - 1) if is_div else ("and", s.den.value - 1)
+            )
             return self.combine(opcode, num, Value((str(by),), 0), dtype)
         level, lanes = max(num.level, den.level), num.lanes or den.lanes
         copies = max(len(num.names), len(den.names))
@@ -186,7 +188,9 @@ def _fits_double(s: Sym) -> bool:
     return s.lo is not None and s.hi is not None and s.lo >= -(2**53) and s.hi <= 2**53
 
 
-def _floor(b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]) -> tuple[str, ...]:
+def _floor(
+    b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]
+) -> tuple[str, ...]:
     t = b.type(dtype)
     zero = b.constant(dtype, 0)
     remainder = b.each(f"srem {t}", x, y)
@@ -199,7 +203,9 @@ def _floor(b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[
     return b.select(fix, dtype, b.each(f"add {t}", remainder, y), remainder)
 
 
-def _vector_by_double(b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]) -> tuple[str, ...]:
+def _vector_by_double(
+    b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]
+) -> tuple[str, ...]:
     # Exact for |x| <= 2^53: a quotient that is no integer is at least 1/y away from the next one,
     # and the rounding error is at most x/y * 2^-53. Processors divide vectors of doubles only.
     t, d = b.type(dtype), vector("double", b.lanes)

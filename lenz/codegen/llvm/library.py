@@ -21,7 +21,9 @@ def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) 
                 lines.append(f"  %x{k}.{lane} = extractelement {t} %x{k}, i32 {lane}")
             args = ", ".join(f"{element} %x{k}.{lane}" for k in range(arity))
             lines.append(f"  %y.{lane} = call {element} {callee}({args})")
-            lines.append(f"  %r.{lane} = insertelement {t} {before}, {element} %y.{lane}, i32 {lane}")
+            lines.append(
+                f"  %r.{lane} = insertelement {t} {before}, {element} %y.{lane}, i32 {lane}"
+            )
             before = f"%r.{lane}"
         params = ", ".join(f"{t} %x{k}" for k in range(arity))
         body = "\n".join(lines)

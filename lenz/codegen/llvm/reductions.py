@@ -99,7 +99,9 @@ def _combine_arg(
         beats = b.compare("fcmp ugt" if greater else "fcmp ult", dtype, q, p)
         beats = b.binary("and", BOOL, beats, b.compare("fcmp ord", dtype, p, p))
         same = b.compare("fcmp ueq", dtype, q, p)  # equal, or one of them NaN
-        both = b.binary("xor", BOOL, b.compare("fcmp uno", dtype, p, p), b.compare("fcmp uno", dtype, q, q))
+        both = b.binary(
+            "xor", BOOL, b.compare("fcmp uno", dtype, p, p), b.compare("fcmp uno", dtype, q, q)
+        )
         same = b.binary("and", BOOL, same, b.binary("xor", BOOL, both, b.constant(BOOL, True)))
     else:
         sign = "s" if dtype.kind == "int" else "u"
@@ -170,10 +172,16 @@ def _sum_lanes(b: Builder, kind: str, dtype: DType, name: str, width: int) -> Na
     t = value_type(dtype)
     if not dtype.is_float:
         if dtype is BOOL:
-            return (_call(b, f"llvm.vector.reduce.{'or' if kind == 'sum' else 'and'}", t, name, width),)
-        return (_call(b, f"llvm.vector.reduce.{'add' if kind == 'sum' else 'mul'}", t, name, width),)
+            return (
+                _call(b, f"llvm.vector.reduce.{'or' if kind == 'sum' else 'and'}", t, name, width),
+            )
+        return (
+            _call(b, f"llvm.vector.reduce.{'add' if kind == 'sum' else 'mul'}", t, name, width),
+        )
     # reassoc lets the lanes be added as a tree; the start value is the exact identity.
-    opcode, start = ("fadd", constant(dtype, -0.0)) if kind == "sum" else ("fmul", constant(dtype, 1))
+    opcode, start = (
+        ("fadd", constant(dtype, -0.0)) if kind == "sum" else ("fmul", constant(dtype, 1))
+    )
     v = vector(t, width)
     full = f"llvm.vector.reduce.{opcode}.{suffix(t, width)}"
     callee = b.fn.module.declare(full, t, t, v)

@@ -104,7 +104,9 @@ def _tile(body: Body, s: For, inner: For) -> None:
             scopes.copies = 1
 
 
-def load_transposed(body_scopes: Scopes, pointers: list[list[str]], dtype: DType, level: int) -> Names:
+def load_transposed(
+    body_scopes: Scopes, pointers: list[list[str]], dtype: DType, level: int
+) -> Names:
     """Vectors along the lanes, one per row; pointers[block][lane] is where a vector of rows starts."""
     fn, width = body_scopes.fn, body_scopes.width
     t = memory_type(dtype, width)

@@ -1,0 +1,66 @@
+"""Tiles that are transposed in registers, whole and partial."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from codegen_kernels import at
+from codegen_run import check
+
+from lenz import ops
+from lenz.codegen.llvm.compile import host_target
+from lenz.codegen.llvm.module import emit_module
+from lenz.ir.dtype import BF16, BOOL, F32, F64, U8, DType
+from lenz.ir.kernel import For, Kernel, Param, Store
+from lenz.ir.tensor import axis
+from lenz.sym import Sym, Var, ceildiv, minimum, sym
+
+
+def transpose(
+    m: Sym | int, n: Sym | int, dtype: DType = F32, sizes: tuple[Var, ...] = ()
+) -> Kernel:
+    """out[i, j] = a[j, i] (+ b[i, j]); out is m x n."""
+    m, n = sym(m), sym(n)
+    i, j = axis("i", ceildiv(m, 16)), axis("j", ceildiv(n, 16))
+    u = axis("u", minimum(16, m - 16 * i.var))
+    v = axis("v", minimum(16, n - 16 * j.var))
+    row, column = 16 * i.var + u.var, 16 * j.var + v.var
+    value = at("a", m * column + row, dtype)
+    if dtype is F32:
+        value = ops.add(value, at("b", n * row + column))
+    store = Store("out", n * row + column, value)
+    body = For(
+        i, "parallel", (For(j, "parallel", (For(u, "unroll", (For(v, "vector", (store,)),)),)),)
+    )
+    params = (
+        Param("a", dtype, m * n, "in"),
+        Param("b", F32, m * n, "in"),
+        Param("out", dtype, m * n, "out"),
+    )
+    return Kernel("transpose_0", "transpose", params, sizes, (body,))
+
+
+@pytest.mark.parametrize("shape", ((16, 16), (32, 48), (17, 16), (16, 33), (5, 7), (50, 70)))
+def test_transpose_and_add(shape: tuple[int, int]) -> None:
+    count = shape[0] * shape[1]
+    check(transpose(*shape), {"a": torch.randn(count), "b": torch.randn(count)})
+
+
+@pytest.mark.parametrize("dtype", (U8, BOOL, BF16, F64))
+def test_transpose_of_other_types(dtype: DType) -> None:
+    a = torch.randint(0, 2, (32 * 20,)).to(dtype.torch)
+    check(transpose(32, 20, dtype), {"a": a})
+
+
+def test_symbolic_transpose() -> None:
+    m, n = Var("s0", 0), Var("s1", 0)
+    k = transpose(m, n, sizes=(m, n))
+    for shape in ((0, 4), (16, 16), (31, 40)):
+        count = shape[0] * shape[1]
+        sizes = {"s0": shape[0], "s1": shape[1]}
+        check(k, {"a": torch.randn(count), "b": torch.randn(count)}, sizes)
+
+
+def test_whole_tiles_are_read_in_rows() -> None:
+    text = emit_module([transpose(32, 32)], host_target())
+    assert "gather" not in text and "shufflevector" in text
