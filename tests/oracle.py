@@ -12,6 +12,7 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, is_bound_var, loads_of, nodes_of, syms_of
 from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, View
 from lenz.ir.interp import Result, interp
+from lenz.ir.interp_schedule import interp_schedule
 from lenz.ir.kernel import Kernel, Schedule
 from lenz.ir.plan import Plan
 from lenz.ir.printer import show, sizes_of
@@ -65,10 +66,23 @@ def assert_same(before: Graph, after: Graph, seeds: Iterable[int] = (0, 1), what
         assert_results(got, want, message)
 
 
+def assert_schedule(s: Schedule, seeds: Iterable[int] = (0, 1)) -> None:
+    """Assert that a schedule, its kernels run by the interpreter, does what its graph does."""
+    verify(s)
+    for seed in seeds:
+        inputs, constants = random_inputs(s.graph, seed), random_constants(s.graph, seed)
+        want = interp(s.graph, inputs, constants)
+        got = interp_schedule(s, inputs, constants)
+        assert_results(got, want, f"the schedule differs from its graph\n{show(s)}")
+
+
 def assert_results(got: Result, want: Result, message: str = "") -> None:
     """Compare outputs and inputs after the call."""
     assert len(got.outputs) == len(want.outputs), message
-    pairs = [*zip(got.outputs, want.outputs, strict=True), *zip(got.inputs, want.inputs, strict=True)]
+    pairs = [
+        *zip(got.outputs, want.outputs, strict=True),
+        *zip(got.inputs, want.inputs, strict=True),
+    ]
     for k, (a, b) in enumerate(pairs):
         _compare(a, b, f"value {k}: {message}")
 

@@ -50,7 +50,7 @@ def interp(
     for inputs that do not fit the graph, InternalError where the graph itself is wrong (an index
     out of bounds, a result of another type or shape than stated).
     """
-    run = _Run(g, call, objects or {})
+    run = Run(g, call, objects or {})
     run.bind(inputs, constants)
     for n in g.nodes:
         run.node(n)
@@ -67,7 +67,7 @@ def interp(
     return Result(outputs, tuple(after))
 
 
-class _Run:
+class Run:
     """The values of one run by name."""
 
     def __init__(self, g: Graph, call: Call | None, objects: Mapping[str, Any]) -> None:
@@ -222,16 +222,21 @@ class _Run:
             raise InternalError(e.what, rule=e.rule, line=e.line, where=line) from e
 
     def _put(self, b: Buffer, value: torch.Tensor) -> None:
-        shape, stride, offset = self.layout(b.type.layout)
+        shape, _, _ = self.layout(b.type.layout)
         if tuple(value.shape) != shape or value.dtype is not b.dtype.torch:
             computed = f"{value.dtype}{list(value.shape)}"
             what = f"%{b.name} was stated as {b.dtype}{list(shape)}, computed {computed}"
             raise InternalError(what, rule="dtype")
+        self.allocate(b).copy_(value)
+
+    def allocate(self, b: Buffer) -> torch.Tensor:
+        """New memory for a buffer, zeroed."""
+        shape, stride, offset = self.layout(b.type.layout)
         span = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        flat = torch.zeros(max(span, 0) if 0 not in shape else 0, dtype=value.dtype)
-        self.tensors[b.name] = flat.as_strided(shape, stride, offset if 0 not in shape else 0)
-        self.tensors[b.name].copy_(value)
+        flat = torch.zeros(offset if 0 in shape else span, dtype=b.dtype.torch)
+        self.tensors[b.name] = flat.as_strided(shape, stride, offset)
         self.base[b.name] = 0
+        return self.tensors[b.name]
 
     def _reduction(self, n: Reduction) -> None:
         env, shape = self.grid((*n.axes, *n.raxes))

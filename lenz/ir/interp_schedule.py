@@ -1,0 +1,63 @@
+"""The oracle for schedules: kernels, calls and views in order, on real memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lenz.errors import InternalError
+from lenz.ir.graph import atom_refs, buffers_of
+from lenz.ir.interp import Call, Result, Run
+from lenz.ir.interp_kernel import interp_kernel
+from lenz.ir.kernel import Launch, Schedule
+from lenz.ir.tensor import Buffer
+
+
+def interp_schedule(
+    s: Schedule,
+    inputs: Sequence[torch.Tensor | int],
+    constants: Sequence[torch.Tensor] = (),
+    call: Call | None = None,
+    objects: Mapping[str, Any] | None = None,
+) -> Result:
+    """Run a schedule; arguments as for `interp`. Mutations of inputs are stores of its kernels.
+
+    Raises InternalError as `interp_kernel` does, and for an output that no step defines.
+    """
+    g = s.graph
+    run = Run(g, call, objects or {})
+    run.bind(inputs, constants)
+    buffers = buffers_of(g)
+    for step in s.steps:
+        if isinstance(step, Launch):
+            _launch(step, run, buffers)
+        else:
+            run.node(step)
+    missing = [r for a in g.outputs for r in atom_refs(a) if r not in run.tensors]
+    if missing:
+        raise InternalError(f"no step defines the output %{missing[0]}", rule="output-defined")
+    outputs = tuple(run.atom(a) for a in g.outputs)
+    outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
+    after = [
+        run.tensors[b.name] if isinstance(b, Buffer) else x
+        for b, x in zip(g.inputs, inputs, strict=True)
+    ]
+    return Result(outputs, tuple(after))
+
+
+def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer]) -> None:
+    k = step.kernel
+    memory: dict[str, torch.Tensor] = {}
+    for p, name in zip(k.params, step.args, strict=True):
+        if name not in run.tensors:
+            if p.mode != "out":
+                raise InternalError(f"@{k.name} reads %{name}, which no step defines")
+            run.allocate(buffers[name])
+        t = run.tensors[name]
+        base = run.base[name]
+        total = t.untyped_storage().nbytes() // t.element_size() - base
+        memory[p.name] = t.as_strided((total,), (1,), base)
+    sizes = {v.name: run.size(v) for v in k.sizes}
+    interp_kernel(k, memory, sizes)
