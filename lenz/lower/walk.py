@@ -154,7 +154,7 @@ class _Walk:
         if isinstance(a, FxNode):
             return self.env[a]
         if isinstance(a, (list, tuple)):
-            return type(a)(self.value(x) for x in a) if type(a) in (list, tuple) else a
+            return [self.value(x) for x in a]
         return a
 
     def atom(self, a: Any) -> Atom:
