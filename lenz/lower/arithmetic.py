@@ -397,8 +397,10 @@ def hypot(b: GraphBuilder, x: Value, y: Value) -> Value:
         zero, one = const(0.0, e.dtype), const(1.0, e.dtype)
         ratio = ops.div(low, high)
         long = ops.mul(high, ops.sqrt(ops.add(one, ops.square(ratio))))
-        long = ops.where(ops.or_(ops.isnan(e), ops.isnan(f)), const(math.nan, e.dtype), long)
-        # An infinity wins over NaN, and 0/0 is to be 0.
-        return ops.where(ops.or_(ops.isinf(high), ops.eq(high, zero)), high, long)
+        long = ops.where(ops.eq(high, zero), high, long)  # 0/0 is to be 0
+        either = ops.or_(ops.isnan(e), ops.isnan(f))
+        # An infinity wins over NaN.
+        odd = ops.where(ops.isinf(high), high, const(math.nan, e.dtype))
+        return ops.where(ops.or_(either, ops.isinf(high)), odd, long)
 
     return b.map(fn)

@@ -1,1 +1,145 @@
-"""Reads at computed positions: gather, index, embedding."""
+"""Reads at computed positions: gather, index, embedding. A position outside raises IndexError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lenz import ops
+from lenz.ir.dtype import I64
+from lenz.ir.expr import Expr, const, index
+from lenz.ir.tensor import axis
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import wrapped
+from lenz.lower.operand import broadcast
+from lenz.lower.registry import lowering
+from lenz.lower.view import unflatten
+from lenz.sym import ZERO, Sym, Var, product
+
+
+def position(k: int, size: Sym) -> Var:
+    """The variable for the k-th computed position of a load, in a dimension of this size."""
+    return axis(f"@{k}", size).var
+
+
+def checked(e: Expr, size: Sym, *, wraps: bool) -> Expr:
+    """A position read from a tensor, as i64 in [0, size); negative ones count from the end if so."""
+    e = ops.cast(e, I64)
+    n = index(size)
+    if wraps:
+        e = ops.where(ops.lt(e, const(0, I64)), ops.add(e, n), e)
+    return ops.assert_in_range(e, n)
+
+
+def _is_position(x: Value) -> bool:
+    return x.dtype.is_integer and x.dtype.name != "u8"
+
+
+def _reads_nothing(x: Value) -> bool:
+    """True for a tensor without elements: any read of it is an error, which eager reports."""
+    return any(s is ZERO for s in x.shape)
+
+
+@lowering("index.Tensor", "_unsafe_index.Tensor", any_dtype=True)
+def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value | Decline:
+    """x at broadcast positions; their dimensions stand where they are adjacent, else in front."""
+    given = {d: v for d, v in enumerate(indices) if v is not None}
+    if not all(_is_position(v) for v in given.values()):
+        return Decline("a mask as index: the size of the result depends on its values")
+    if not given:
+        return b.view(x, lambda i: i)
+    if _reads_nothing(x):
+        return Decline("an index into a tensor without elements")
+    dims = list(given)
+    rank = max(v.rank for v in given.values())
+    adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
+    first = dims[0] if adjacent else 0
+
+    def fn(i: Index) -> Expr:
+        shared = i[first : first + rank]
+        rest = iter((*i[:first], *i[first + rank :]))
+        where: list[Sym] = []
+        bound: list[Expr] = []
+        for d in range(x.rank):
+            if d in given:
+                v = given[d]
+                where.append(position(len(bound), x.shape[d]))
+                bound.append(checked(v.at(broadcast(v, shared)), x.shape[d], wraps=True))
+            else:
+                where.append(next(rest))
+        return x.at(where, tuple(bound))
+
+    return b.map(fn)
+
+
+@lowering("gather", any_dtype=True)
+def gather(
+    b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool = False
+) -> Value | Decline:
+    """out[i] = x[i with its dim-th part replaced by index[i]]."""
+    if not _is_position(index):
+        return Decline(f"positions of type {index.dtype}")
+    if _reads_nothing(x):
+        return Decline("gather from a tensor without elements")
+    if x.rank == 0:
+        return b.map(lambda i: x.at((), ()))
+    d = wrapped(dim, x.rank)
+
+    def fn(i: Index) -> Expr:
+        at = i if index.rank else ()
+        where = [ZERO] * x.rank if not index.rank else list(i)
+        where[d] = position(0, x.shape[d])
+        return x.at(where, (checked(index.at(at), x.shape[d], wraps=False),))
+
+    return b.map(fn)
+
+
+@lowering("index_select", any_dtype=True)
+def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value | Decline:
+    """Slices of x along one dimension, by their positions."""
+    if not _is_position(index):
+        return Decline(f"positions of type {index.dtype}")
+    if _reads_nothing(x) or x.rank == 0:
+        return Decline("index_select from a scalar or from no elements")
+    d = wrapped(dim, x.rank)
+
+    def fn(i: Index) -> Expr:
+        e = index.at((i[d],) if index.rank else ())
+        where = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
+        return x.at(where, (checked(e, x.shape[d], wraps=False),))
+
+    return b.map(fn)
+
+
+@lowering("embedding", any_dtype=True)
+def embedding(
+    b: GraphBuilder,
+    weight: Value,
+    indices: Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value | Decline:
+    """Rows of a table, by their positions."""
+    if not _is_position(indices):
+        return Decline(f"positions of type {indices.dtype}")
+    if _reads_nothing(weight):
+        return Decline("rows of a table without elements")
+    rows = weight.shape[0]
+
+    def fn(i: Index) -> Expr:
+        e = checked(indices.at(i[: indices.rank]), rows, wraps=False)
+        return weight.at((position(0, rows), *i[indices.rank :]), (e,))
+
+    return b.map(fn)
+
+
+@lowering("take", any_dtype=True)
+def take(b: GraphBuilder, x: Value, index: Value) -> Value | Decline:
+    """Elements by their row-major position; negative ones count from the end."""
+    if not _is_position(index):
+        return Decline(f"positions of type {index.dtype}")
+    if _reads_nothing(x):
+        return Decline("take from a tensor without elements")
+    count = product(x.shape)
+    where = unflatten(position(0, count), x.shape)
+    return b.map(lambda i: x.at(where, (checked(index.at(i), count, wraps=True),)))

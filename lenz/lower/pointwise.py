@@ -132,6 +132,10 @@ def compute_types(op: Op, operands: tuple[Operand, ...], result: DType) -> DType
     return promote(operands) if op.promotion == "bool" else result
 
 
+# Ops whose table entry has no bool, where torch has it.
+_OF_BOOL: dict[str, Any] = {"fmin": ops.and_, "fmax": ops.or_}
+
+
 def direct(op: Op) -> Lowering:
     """The lowering of an op by its table entry alone: promote, apply, round."""
 
@@ -141,6 +145,9 @@ def direct(op: Op) -> Lowering:
         dtype = compute_types(op, args, b.result.dtype)
         if dtype not in NATIVE:
             return Decline(f"dtype {dtype}")
+        if dtype is BOOL and op.name in _OF_BOOL:
+            logic = _OF_BOOL[op.name]
+            return b.map(lambda i: logic(*[element(a, i, dtype) for a in args]))
         try:
             made = op.dtype((compute_dtype(dtype),) * op.arity, ())
         except TypeError as e:

@@ -207,7 +207,9 @@ def test_binary_of_integers(name: str, dtype: torch.dtype) -> None:
     if name in DIVISIONS:
         y = torch.where(y == 0, torch.ones_like(y), y)
     if name == "pow":
-        y = y.abs() % 4
+        y = y % 4 if dtype.is_signed else y
+        if dtype is torch.bool:
+            return  # torch's own pow of bool is and with not; it is left to eager
     if takes(name, x, y):
         check(BINARY[name], x, y)
 
@@ -298,7 +300,7 @@ def test_moving_elements(dtype: torch.dtype) -> None:
     check(lambda x: x.t().clone(), x, exact=True)
     check(lambda x: x.t().contiguous(), x, exact=True)
     check(lambda x: x.clone(memory_format=torch.contiguous_format), x.t(), exact=True)
-    check(lambda x, m: torch.where(m, x, x.flip(1)), x, mask, exact=True)
+    check(lambda x, m: torch.where(m, x, x[:1]), x, mask, exact=True)
     check(lambda x, m: torch.where(m[0], x, 1), x, mask, exact=True)
     check(lambda x, m: x.masked_fill(m, 1), x, mask, exact=True)
     check(lambda x, m: x.masked_fill(m[:, :1], x[0, 1]), x, mask, exact=True)
@@ -319,7 +321,7 @@ def test_where_promotes() -> None:
 def test_mutation_of_inputs(dynamic: bool) -> None:
     x, y = floats(torch.float32, 3, 3), floats(torch.float32, 3)
     check(lambda x, y: x.add_(y).mul_(2), x, y, dynamic=dynamic)
-    check(lambda x: x.copy_(x.t()), x, dynamic=dynamic)
+    check(lambda x: x.copy_(x.t().clone()), x, dynamic=dynamic)
     check(lambda x, y: (x.copy_(y), y + 1)[1], x, y.double(), dynamic=dynamic)
 
     def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,142 @@
+"""Tensors made from nothing: constants, ranges, identity. Every call gives fresh memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lenz import ops
+from lenz.ir.dtype import F32, F64, I64, DType, compute_dtype
+from lenz.ir.expr import Expr, const, index
+from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.lower.operand import Operand, exact, number
+from lenz.lower.registry import lowering
+from lenz.sym import ONE, Sym, sym
+
+Number = Sym | bool | int | float
+
+
+def _fill(b: GraphBuilder, value: Operand) -> Value:
+    return b.map(lambda i: exact(value, i, b.result.dtype))
+
+
+@lowering("full")
+def full(b: GraphBuilder, size: Any, fill_value: Operand, **_: Any) -> Value:
+    """One value everywhere."""
+    return _fill(b, fill_value)
+
+
+@lowering("full_like")
+def full_like(b: GraphBuilder, x: Value, fill_value: Operand, **_: Any) -> Value:
+    """One value in the shape of x."""
+    return _fill(b, fill_value)
+
+
+@lowering("new_full")
+def new_full(b: GraphBuilder, x: Value, size: Any, fill_value: Operand, **_: Any) -> Value:
+    """One value, in the type of x."""
+    return _fill(b, fill_value)
+
+
+@lowering("scalar_tensor")
+def scalar_tensor(b: GraphBuilder, value: Operand, **_: Any) -> Value:
+    """A 0-d tensor."""
+    return _fill(b, value)
+
+
+@lowering("zeros", "zeros_like", "new_zeros", "zero")
+def zeros(b: GraphBuilder, *_: Any, **__: Any) -> Value:
+    """Zeros."""
+    return _fill(b, 0)
+
+
+@lowering("ones", "ones_like", "new_ones")
+def ones(b: GraphBuilder, *_: Any, **__: Any) -> Value:
+    """Ones."""
+    return _fill(b, 1)
+
+
+@lowering(
+    "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"
+)
+def empty(b: GraphBuilder, *_: Any, **__: Any) -> Value:
+    """Any values: zeros, which nothing that reads all of a fused kernel's inputs can trip over."""
+    return _fill(b, 0)
+
+
+@lowering("arange.default")
+def arange(b: GraphBuilder, end: Number, **_: Any) -> Value:
+    """0, 1, ... below the end."""
+    return _range(b, 0, 1)
+
+
+@lowering("arange.start")
+def arange_from(b: GraphBuilder, start: Number, end: Number, **_: Any) -> Value:
+    """start, start + 1, ... below the end."""
+    return _range(b, start, 1)
+
+
+@lowering("arange.start_step")
+def arange_step(
+    b: GraphBuilder, start: Number, end: Number, step: Number = 1, **_: Any
+) -> Value:
+    """start, start + step, ... below the end."""
+    return _range(b, start, step)
+
+
+@lowering("prims.iota")
+def iota(b: GraphBuilder, length: Any, *, start: Number, step: Number, **_: Any) -> Value:
+    """start, start + step, ... of a given length."""
+    return _range(b, start, step)
+
+
+def _range(b: GraphBuilder, start: Number, step: Number) -> Value:
+    """start + k * step: exact for integers, in f64 for other numbers, then rounded once."""
+    t = b.result.dtype
+    first, by = _integer(start, t), _integer(step, t)
+    if first is not None and by is not None:
+        return b.map(lambda i: index(first + i[0] * by, compute_dtype(t)))
+
+    def fn(i: Index) -> Expr:
+        # Half types accumulate in f32 in eager, all others in f64.
+        wide = F32 if t.is_half else F64
+        e = ops.add(number(start, wide), ops.mul(number(step, wide), index(i[0], wide)))
+        return ops.cast(e, t)
+
+    return b.map(fn)
+
+
+def _integer(x: Number, t: DType) -> Sym | None:
+    """A start or step as an exact integer; in an integer range torch truncates it first."""
+    if isinstance(x, Sym):
+        return x
+    if isinstance(x, float) and not x.is_integer() and not t.is_integer:
+        return None
+    return sym(int(x))
+
+
+@lowering("linspace.default")
+def linspace(b: GraphBuilder, start: Number, end: Number, steps: Any, **_: Any) -> Value:
+    """`steps` numbers from start to end; the second half is counted back from the end."""
+    t = b.result.dtype
+    n = b.result.shape[0]
+    wide = F64 if t.is_integer else compute_dtype(t)
+    first, last = number(start, wide), number(end, wide)
+    if n is ONE:
+        return b.map(lambda i: ops.cast(first, t))
+    step = ops.div(ops.sub(last, first), ops.cast(number(n - 1, I64), wide))
+
+    def fn(i: Index) -> Expr:
+        low = ops.add(first, ops.mul(step, index(i[0], wide)))
+        high = ops.sub(last, ops.mul(step, index(n - 1 - i[0], wide)))
+        e = ops.where(ops.lt(index(i[0]), index(n // 2)), low, high)
+        return ops.cast(e, t) if t.is_integer else e
+
+    return b.map(fn)
+
+
+@lowering("eye")
+def eye(b: GraphBuilder, *_: Any, **__: Any) -> Value:
+    """1 on the diagonal, else 0."""
+    t = b.result.dtype
+    return b.map(lambda i: ops.where(ops.eq(index(i[0]), index(i[1])), const(1, t), const(0, t)))
+

@@ -1,0 +1,197 @@
+"""Ops on lists of tensors: one map per tensor, which fusion may run side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from lenz import ops
+from lenz.ir.dtype import DType, compute_dtype
+from lenz.ir.expr import Expr, const
+from lenz.ir.op import op_named
+from lenz.ir.tensor import TensorType
+from lenz.lower.arithmetic import lerp_of, sign_of
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import reduce_over, split
+from lenz.lower.operand import Operand, element, exact
+from lenz.lower.registry import lowering
+from lenz.sym import ONE, sym
+
+Tensors = Sequence[Value]
+# The second operand of an op on lists: a list of tensors or of numbers, or one of them for all.
+Others: TypeAlias = "Tensors | Sequence[bool | int | float] | Operand"
+
+
+def _pick(others: Others, k: int) -> Operand:
+    """What stands beside the k-th tensor."""
+    return others[k] if isinstance(others, (list, tuple)) else others  # type: ignore[return-value]  # a list is of operands
+
+
+def _each(
+    b: GraphBuilder, fn: Callable[[int, Index, DType], Expr]
+) -> tuple[Value, ...]:
+    """One map of fn(number of the tensor, index, type) for each result."""
+
+    def one(k: int, type: TensorType | None) -> Value:
+        assert type is not None
+        return b.map(lambda i: fn(k, i, type.dtype), type)
+
+    return tuple(one(k, type) for k, type in enumerate(b.results))
+
+
+def _binary(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
+    """Overloads List, Scalar, ScalarList and Tensor of one op; alpha scales the second operand."""
+
+    def lower_binary(
+        b: GraphBuilder, xs: Tensors, others: Others, *, alpha: bool | int | float = 1
+    ) -> tuple[Value, ...] | Decline:
+        def fn(k: int, i: Index, t: DType) -> Expr:
+            y = element(_pick(others, k), i, t)
+            y = y if alpha == 1 else ops.mul(y, const(alpha, y.dtype))
+            return of(element(xs[k], i, t), y)
+
+        return _each(b, fn)
+
+    lowering(name)(lower_binary)
+
+
+_BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "_foreach_add": ops.add,
+    "_foreach_sub": ops.sub,
+    "_foreach_mul": ops.mul,
+    "_foreach_div": ops.div,
+    "_foreach_maximum": ops.maximum,
+    "_foreach_minimum": ops.minimum,
+    "_foreach_clamp_min": ops.maximum,
+    "_foreach_clamp_max": ops.minimum,
+}
+for _name, _of in _BINARY.items():
+    _binary(_name, _of)
+
+
+@lowering("_foreach_pow.Scalar", "_foreach_pow.List", "_foreach_pow.ScalarList")
+def foreach_pow(b: GraphBuilder, xs: Tensors, exponents: Others) -> tuple[Value, ...] | Decline:
+    """Powers of floats; squares are products."""
+    if any(x.dtype.is_integer for x in xs):
+        return Decline("integer powers of lists")
+    table = op_named("pow")
+
+    def fn(k: int, i: Index, t: DType) -> Expr:
+        e, y = element(xs[k], i, t), element(_pick(exponents, k), i, t)
+        return ops.square(e) if ops.is_value(y, 2.0) else ops.apply(table, e, y)
+
+    return _each(b, fn)
+
+
+_UNARY: dict[str, Callable[[Expr], Expr]] = {
+    "abs": ops.abs, "neg": ops.neg, "sqrt": ops.sqrt, "rsqrt": ops.rsqrt, "exp": ops.exp,
+    "expm1": ops.expm1, "log": ops.log, "log2": ops.log2, "log10": ops.log10, "log1p": ops.log1p,
+    "sin": ops.sin, "cos": ops.cos, "tan": ops.tan, "asin": ops.asin, "acos": ops.acos,
+    "atan": ops.atan, "sinh": ops.sinh, "cosh": ops.cosh, "tanh": ops.tanh, "erf": ops.erf,
+    "floor": ops.floor, "ceil": ops.ceil, "trunc": ops.trunc, "round": ops.round,
+    "reciprocal": ops.reciprocal, "sign": sign_of,
+    "frac": lambda e: ops.sub(e, ops.trunc(e)),
+    "sigmoid": lambda e: ops.div(
+        const(1.0, e.dtype), ops.add(const(1.0, e.dtype), ops.exp(ops.neg(e)))
+    ),
+}  # fmt: skip
+
+
+def _unary(name: str, of: Callable[[Expr], Expr]) -> None:
+    def lower_unary(b: GraphBuilder, xs: Tensors) -> tuple[Value, ...]:
+        return _each(b, lambda k, i, t: of(element(xs[k], i, t)))
+
+    lowering(f"_foreach_{name}")(lower_unary)
+
+
+for _name, _fn in _UNARY.items():
+    _unary(_name, _fn)
+
+
+@lowering("_foreach_zero")
+def foreach_zero(b: GraphBuilder, xs: Tensors) -> tuple[Value, ...]:
+    """Zeros in the shape of each tensor."""
+    return _each(b, lambda k, i, t: const(0, t))
+
+
+@lowering("_foreach_clone")
+def foreach_clone(b: GraphBuilder, xs: Tensors, **_: Any) -> tuple[Value, ...]:
+    """A copy of each tensor."""
+    return _each(b, lambda k, i, t: xs[k].at(i))
+
+
+@lowering("_foreach_copy")
+def foreach_copy(
+    b: GraphBuilder, xs: Tensors, src: Tensors, non_blocking: bool = False
+) -> tuple[Value, ...] | Decline:
+    """The elements of `src`, converted, in place of those of each tensor."""
+    if any(x.device != y.device for x, y in zip(xs, src, strict=True)):
+        return Decline("copy between devices")
+    return _each(b, lambda k, i, t: exact(src[k], i, t))
+
+
+def _factor(scalars: Any, k: int, t: DType) -> Expr:
+    """The k-th factor: of one number, of a list of numbers, or of a 1-d tensor."""
+    if isinstance(scalars, Value):
+        at = () if scalars.rank == 0 else (sym(0 if scalars.shape[0] is ONE else k),)
+        return ops.cast(scalars.at(at), compute_dtype(t))
+    value = scalars[k] if isinstance(scalars, (list, tuple)) else scalars
+    return const(value, compute_dtype(t))
+
+
+def _fused(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
+    """x + factor * of(y, z), for numbers or a tensor of factors."""
+
+    def lower_fused(
+        b: GraphBuilder, xs: Tensors, ys: Tensors, zs: Tensors, value: Any = 1, **kw: Any
+    ) -> tuple[Value, ...]:
+        factors = kw.get("scalars", value)
+
+        def fn(k: int, i: Index, t: DType) -> Expr:
+            f = _factor(factors, k, t)
+            y = element(ys[k], i, t)
+            y = y if ops.is_value(f, 1) else ops.mul(f, y)
+            return ops.add(element(xs[k], i, t), of(y, element(zs[k], i, t)))
+
+        return _each(b, fn)
+
+    lowering(name)(lower_fused)
+
+
+_fused("_foreach_addcmul", ops.mul)
+_fused("_foreach_addcdiv", ops.div)
+
+
+@lowering("_foreach_lerp")
+def foreach_lerp(b: GraphBuilder, xs: Tensors, ends: Tensors, weights: Others) -> tuple[Value, ...]:
+    """The points between each pair of tensors."""
+    return _each(
+        b,
+        lambda k, i, t: lerp_of(
+            element(xs[k], i, t), element(ends[k], i, t), element(_pick(weights, k), i, t)
+        ),
+    )
+
+
+@lowering("_foreach_norm")
+def foreach_norm(
+    b: GraphBuilder, xs: Tensors, ord: int | float = 2, dtype: Any = None
+) -> tuple[Value, ...] | Decline:
+    """The 1-, 2- or greatest-element norm of each tensor."""
+    if ord not in (1, 2, math.inf):
+        return Decline(f"norms of order {ord} of lists")
+
+    def one(x: Value, type: TensorType | None) -> Value:
+        assert type is not None
+        t, s = type.dtype, split(x.shape, None)
+        if ord == 2:
+            return reduce_over(
+                b, "sum", s, False, lambda i: ops.square(element(x, i, t)), ops.sqrt, type
+            )
+        if s.is_empty:
+            return b.map(lambda i: const(0.0, t), type)
+        kind = "sum" if ord == 1 else "max"
+        return reduce_over(b, kind, s, False, lambda i: ops.abs(element(x, i, t)), None, type)
+
+    return tuple(one(x, type) for x, type in zip(xs, b.results, strict=True))

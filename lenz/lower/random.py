@@ -1,0 +1,217 @@
+"""Random numbers: Philox by element number, under a seed drawn at each call.
+
+The numbers are not eager's, but `torch.manual_seed` decides them, since the runtime draws the seed
+from torch's default generator ("py.lenz.seed": no arguments, gives i64[2], a key and the number of
+the first counter). Each op of a graph draws its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from lenz import ops
+from lenz.ir.dtype import BOOL, F32, I64, DType, compute_dtype
+from lenz.ir.expr import Expr, const, index
+from lenz.ir.tensor import TensorType, contiguous
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.operand import Operand, element
+from lenz.lower.registry import lowering
+from lenz.lower.view import flatten
+from lenz.ops.random import below
+from lenz.sym import ONE, ZERO, sym
+
+SEED = "py.lenz.seed"
+# A half type has fewer random bits, so that the greatest number stays below 1: its significand.
+_BITS = {"f16": 11, "bf16": 8}
+Source = Callable[[Index], tuple[Expr, Expr]]
+
+
+def seeded(b: GraphBuilder, type: TensorType) -> Source:
+    """The (seed, counter) of each element of a result; draws one seed."""
+    drawn = TensorType(I64, "cpu", contiguous((sym(2),)))
+    (seed,) = b.extern(SEED, (), outs=(drawn,), reason="library")
+    assert isinstance(seed, Value)
+
+    def source(i: Index) -> tuple[Expr, Expr]:
+        number = index(flatten(i, type.shape))
+        return seed.at((ZERO,)), ops.add(seed.at((ONE,)), number)
+
+    return source
+
+
+def unit(source: tuple[Expr, Expr], t: DType) -> Expr:
+    """A number of [0, 1) in the compute type of t, representable in t."""
+    u = ops.uniform(*source, compute_dtype(t))
+    if not t.is_half:
+        return u
+    steps = 2.0 ** _BITS[t.name]
+    whole = ops.trunc(ops.mul(u, const(steps, u.dtype)))
+    return ops.mul(whole, const(1.0 / steps, u.dtype))
+
+
+def refused(b: GraphBuilder, generator: Any) -> Decline | None:
+    """The reason to leave a random op to eager, if there is one."""
+    if generator is not None:
+        return Decline("a generator of the caller")
+    if getattr(b, "eager_random", False):
+        return Decline("eager's random numbers are asked for")
+    return None
+
+
+def _draw(
+    b: GraphBuilder, generator: Any, fn: Callable[[tuple[Expr, Expr], Index, DType], Expr]
+) -> Value | Decline:
+    """One map of fn((seed, counter), index, type) over the result."""
+    no = refused(b, generator)
+    if no is not None:
+        return no
+    t = b.result.dtype
+    source = seeded(b, b.result)
+    return b.map(lambda i: fn(source(i), i, t))
+
+
+@lowering("rand", "rand_like")
+def rand(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value | Decline:
+    """Even numbers of [0, 1)."""
+    return _draw(b, generator, lambda s, i, t: unit(s, t))
+
+
+@lowering("randn", "randn_like")
+def randn(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value | Decline:
+    """Normal numbers with mean 0 and variance 1."""
+    return _draw(b, generator, lambda s, i, t: ops.normal(*s, compute_dtype(t)))
+
+
+@lowering("randint.default", "randint.generator", "randint_like.default")
+def randint(
+    b: GraphBuilder, high: Any, *rest: Any, generator: Any = None, **__: Any
+) -> Value | Decline:
+    """Integers of [0, high); the tensor that `randint_like` names first has no say."""
+    if isinstance(high, Value):
+        high = rest[0]
+    return _integers(b, 0, high, generator)
+
+
+@lowering("randint.low", "randint.low_generator", "randint_like.low_dtype")
+def randint_from(
+    b: GraphBuilder, low: Any, high: Any, *rest: Any, generator: Any = None, **__: Any
+) -> Value | Decline:
+    """Integers of [low, high)."""
+    if isinstance(low, Value):
+        low, high = high, rest[0]
+    return _integers(b, low, high, generator)
+
+
+def _integers(b: GraphBuilder, low: Any, high: Any, generator: Any) -> Value | Decline:
+    count = sym(high) - sym(low)
+    if count.hi is None or count.hi > 2**32 or count.lo is None or count.lo < 1:
+        return Decline("a range of integers that may be empty or above 2^32")
+
+    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+        found = ops.add(below(*s, index(count)), index(sym(low)))
+        return ops.cast(found, compute_dtype(t))
+
+    return _draw(b, generator, fn)
+
+
+@lowering("uniform")
+def uniform(
+    b: GraphBuilder, x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None
+) -> Value | Decline:
+    """Even numbers of [low, high)."""
+
+    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+        u = unit(s, t)
+        return ops.add(ops.mul(u, const(high - low, u.dtype)), const(low, u.dtype))
+
+    return _draw(b, generator, fn)
+
+
+@lowering("normal_functional")
+def normal_functional(
+    b: GraphBuilder, x: Value, mean: float = 0.0, std: float = 1.0, generator: Any = None
+) -> Value | Decline:
+    """Normal numbers in the shape of x."""
+    return _normal(b, mean, std, generator)
+
+
+@lowering("normal")
+def normal(
+    b: GraphBuilder, mean: Operand, std: Operand = 1.0, *_: Any, generator: Any = None, **__: Any
+) -> Value | Decline:
+    """Normal numbers; mean and deviation are numbers or tensors."""
+    return _normal(b, mean, std, generator)
+
+
+def _normal(b: GraphBuilder, mean: Operand, std: Operand, generator: Any) -> Value | Decline:
+    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+        z = ops.normal(*s, compute_dtype(t))
+        return ops.add(ops.mul(z, element(std, i, t)), element(mean, i, t))
+
+    return _draw(b, generator, fn)
+
+
+@lowering("exponential")
+def exponential(
+    b: GraphBuilder, x: Value, lambd: float = 1.0, generator: Any = None
+) -> Value | Decline:
+    """-log(u) / lambd for u in (0, 1]."""
+
+    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+        u = ops.uniform(*s, compute_dtype(t))
+        log = ops.log1p(ops.neg(u))
+        return ops.mul(log, const(-1.0 / lambd if lambd else -math.inf, u.dtype))
+
+    return _draw(b, generator, fn)
+
+
+@lowering("bernoulli.default")
+def bernoulli(b: GraphBuilder, p: Value, generator: Any = None) -> Value | Decline:
+    """1 with probability p, else 0."""
+    return _bernoulli(b, p, generator)
+
+
+@lowering("bernoulli.p", "bernoulli.Tensor")
+def bernoulli_like(
+    b: GraphBuilder, x: Value, p: Operand = 0.5, generator: Any = None
+) -> Value | Decline:
+    """1 with probability p, else 0, in the type of x."""
+    return _bernoulli(b, p, generator)
+
+
+def _bernoulli(b: GraphBuilder, p: Operand, generator: Any) -> Value | Decline:
+    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+        wide = compute_dtype(p.dtype) if isinstance(p, Value) else F32
+        hit = ops.lt(ops.uniform(*s, wide), element(p, i, wide))
+        return ops.cast(hit, compute_dtype(t))
+
+    return _draw(b, generator, fn)
+
+
+@lowering("native_dropout")
+def native_dropout(
+    b: GraphBuilder, x: Value, p: float, train: bool | None
+) -> tuple[Value, Value] | Decline:
+    """x / (1 - p) where an even number is below 1 - p, else 0; and where that is."""
+    out, mask = b.results
+    assert out is not None and mask is not None
+    if train is False:
+        return b.map(x.at, out), b.map(lambda i: const(True, BOOL), mask)
+    no = refused(b, None)
+    if no is not None:
+        return no
+    source = seeded(b, mask)
+    keep = 1.0 - p
+    kept = b.map(lambda i: ops.lt(ops.uniform(*source(i), F32), const(keep, F32)), mask, "mask")
+
+    def fn(i: Index) -> Expr:
+        e = x.compute(i)
+        factor = const(1.0 / keep if keep else 0.0, e.dtype)
+        # A product, so that NaN and infinities stay NaN where they are dropped, as in eager.
+        return ops.mul(e, ops.where(kept.at(i), factor, const(0.0, e.dtype)))
+
+    return b.map(fn, out), kept
+
+

@@ -1,0 +1,287 @@
+"""Joining, padding and cutting out: maps whose loads are guarded, so that none reads outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lenz import ops
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import Expr, const, index, masked
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import wrapped
+from lenz.lower.operand import exact, number
+from lenz.lower.registry import lowering
+from lenz.lower.view import at_least_zero, slice_start
+from lenz.sym import ONE, ZERO, Sym, maximum, minimum, prove_le, sym
+
+Size = Sym | int
+# Every part costs a comparison and a guarded load for every element of the result.
+MAX_PARTS = 16
+
+
+def at_or_above(v: Sym, low: Sym) -> Expr:
+    """low <= v; constant where it is proved."""
+    return const(True, BOOL) if prove_le(low, v) else ops.le(index(low), index(v))
+
+
+def below(v: Sym, high: Sym) -> Expr:
+    """v < high; constant where it is proved."""
+    return const(True, BOOL) if prove_le(v + 1, high) else ops.lt(index(v), index(high))
+
+
+def guarded(cond: Expr, value: Expr, other: Expr) -> Expr:
+    """`value` under a condition, and plain where the condition is always true."""
+    return value if ops.is_value(cond, True) else masked(cond, value, other)
+
+
+@lowering("cat", "concat", "concatenate")
+def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decline:
+    """Tensors one after the other; 1-d tensors without elements are left out, as torch does."""
+    rank = b.result.rank
+    parts = [x for x in tensors if x.rank == rank and not (x.shape == (ZERO,) and rank == 1)]
+    if not parts:
+        return b.map(lambda i: const(0, b.result.dtype))
+    d = wrapped(dim, rank)
+    parts = [x for x in parts if x.shape[d] is not ZERO] or parts[:1]
+    if len(parts) > MAX_PARTS:
+        return Decline("many parts: eager copies each, a map would test all for each element")
+    ends = [x.shape[d] for x in parts]
+    return b.map(
+        lambda i: _joined(b, i, d, parts, ends, lambda v: (*i[:d], v, *i[d + 1 :]))
+    )
+
+
+@lowering("stack")
+def stack(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decline:
+    """Tensors of one shape along a new dimension."""
+    if len(tensors) > MAX_PARTS:
+        return Decline("many parts: eager copies each, a map would test all for each element")
+    d = wrapped(dim, b.result.rank)
+    ends: list[Sym] = [ONE] * len(tensors)
+    return b.map(
+        lambda i: _joined(b, i, d, list(tensors), ends, lambda v: (*i[:d], *i[d + 1 :]))
+    )
+
+
+def _joined(
+    b: GraphBuilder,
+    i: Index,
+    d: int,
+    parts: list[Value],
+    sizes: list[Sym],
+    inside: Callable[[Sym], Index],
+) -> Expr:
+    """The element of the part that position i[d] lies in; inside(position in the part) indexes it."""
+    t = b.result.dtype
+    starts: list[Sym] = [ZERO]
+    for n in sizes:
+        starts.append(starts[-1] + n)
+    out = const(0, t)
+    for k in range(len(parts) - 1, -1, -1):
+        x, low = parts[k], starts[k]
+        # `other` is evaluated everywhere, so each part states both of its ends.
+        cond = ops.and_(at_or_above(i[d], low), below(i[d], starts[k + 1]))
+        out = guarded(cond, ops.cast(x.at(inside(i[d] - low)), t), out)
+    return out
+
+
+@lowering("constant_pad_nd")
+def constant_pad(b: GraphBuilder, x: Value, pad: Sequence[Size], value: Any = 0) -> Value:
+    """A border of one value, from the last dimension on; negative widths cut off."""
+    t = b.result.dtype
+    before = _before(x, pad)
+    if any(s is ZERO for s in x.shape):
+        return b.map(lambda i: number(value, t))
+
+    def fn(i: Index) -> Expr:
+        where = tuple(v - lo for v, lo in zip(i, before, strict=True))
+        cond = const(True, BOOL)
+        for v, n, lo in zip(where, x.shape, before, strict=True):
+            cond = ops.and_(cond, ops.and_(at_or_above(v, ZERO), below(v, n)))
+        return guarded(cond, x.at(where), number(value, t))
+
+    return b.map(fn)
+
+
+def _before(x: Value, pad: Sequence[Size]) -> list[Sym]:
+    """The width of the border before each dimension; `pad` counts from the last dimension."""
+    before: list[Sym] = [ZERO] * x.rank
+    for k in range(len(pad) // 2):
+        before[x.rank - 1 - k] = sym(pad[2 * k])
+    return before
+
+
+@lowering(
+    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", any_dtype=True
+)
+def reflection_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
+    """A border that mirrors the inside, without the edge itself."""
+
+    def place(v: Sym, n: Sym) -> Sym:
+        from_start = maximum(v, -v)
+        from_end = n - 1 - from_start
+        return n - 1 - maximum(from_end, -from_end)
+
+    return _bordered(b, x, padding, place)
+
+
+@lowering(
+    "replication_pad1d", "replication_pad2d", "replication_pad3d", any_dtype=True
+)
+def replication_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
+    """A border that repeats the edge."""
+    return _bordered(b, x, padding, lambda v, n: maximum(minimum(v, n - 1), ZERO))
+
+
+def _bordered(
+    b: GraphBuilder, x: Value, padding: Sequence[Size], place: Callable[[Sym, Sym], Sym]
+) -> Value:
+    before = _before(x, padding)
+    padded = len(padding) // 2
+
+    def fn(i: Index) -> Index:
+        moved = [v - lo for v, lo in zip(i, before, strict=True)]
+        for d in range(x.rank - padded, x.rank):
+            moved[d] = place(moved[d], x.shape[d])
+        return tuple(moved)
+
+    return b.map(lambda i: x.at(fn(i)))
+
+
+def _base(b: GraphBuilder, x: Value | None, i: Index) -> Expr:
+    """An element of x in the result's type, or 0 where there is no x."""
+    t = b.result.dtype
+    return const(0, t) if x is None else exact(x, i, t)
+
+
+def _set_select(
+    b: GraphBuilder, x: Value | None, src: Value, dim: int, at: Size
+) -> Value | Decline:
+    d = wrapped(dim, b.result.rank)
+    place = at_least_zero(at, b.result.shape[d])
+    if place is None:
+        return Decline("an index of unknown sign")
+    t = b.result.dtype
+
+    def fn(i: Index) -> Expr:
+        hit = ops.eq(index(i[d]), index(place))
+        return ops.where(hit, exact(src, (*i[:d], *i[d + 1 :]), t), _base(b, x, i))
+
+    return b.map(fn)
+
+
+@lowering("select_scatter")
+def select_scatter(b: GraphBuilder, x: Value, src: Value, dim: int, index: Size) -> Value | Decline:
+    """x with one slice replaced."""
+    return _set_select(b, x, src, dim, index)
+
+
+@lowering("select_backward")
+def select_backward(
+    b: GraphBuilder, grad: Value, input_sizes: Any, dim: int, index: Size
+) -> Value | Decline:
+    """The gradient in one slice, zeros around it."""
+    return _set_select(b, None, grad, dim, index)
+
+
+def _set_slice(
+    b: GraphBuilder, x: Value | None, src: Value, dim: int, start: Size | None, step: Size
+) -> Value | Decline:
+    d = wrapped(dim, b.result.rank)
+    first = slice_start(start, b.result.shape[d])
+    if first is None:
+        return Decline("a start of unknown sign")
+    count, t, stride = src.shape[d], b.result.dtype, sym(step)
+    if count is ZERO:
+        return b.map(lambda i: _base(b, x, i))
+
+    def fn(i: Index) -> Expr:
+        moved = i[d] - first
+        cond = ops.and_(at_or_above(moved, ZERO), below(moved, (count - 1) * stride + 1))
+        if stride is not ONE:
+            cond = ops.and_(cond, ops.eq(index(moved % stride), index(ZERO)))
+        return guarded(cond, exact(src, (*i[:d], moved // stride, *i[d + 1 :]), t), _base(b, x, i))
+
+    return b.map(fn)
+
+
+@lowering("slice_scatter")
+def slice_scatter(
+    b: GraphBuilder,
+    x: Value,
+    src: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: Size = 1,
+) -> Value | Decline:
+    """x with a slice replaced."""
+    return _set_slice(b, x, src, dim, start, step)
+
+
+@lowering("slice_backward")
+def slice_backward(
+    b: GraphBuilder, grad: Value, input_sizes: Any, dim: int, start: Size, end: Size, step: Size
+) -> Value | Decline:
+    """The gradient in a slice, zeros around it."""
+    return _set_slice(b, None, grad, dim, start, step)
+
+
+def _set_diagonal(
+    b: GraphBuilder, x: Value | None, src: Value, offset: int, dim1: int, dim2: int
+) -> Value:
+    rank = b.result.rank
+    p, q = wrapped(dim1, rank), wrapped(dim2, rank)
+    down, right = max(-offset, 0), max(offset, 0)
+    count, t = src.shape[-1], b.result.dtype
+
+    def fn(i: Index) -> Expr:
+        k = i[p] - down
+        on = ops.eq(index(k), index(i[q] - right))
+        cond = ops.and_(on, ops.and_(at_or_above(k, ZERO), below(k, count)))
+        rest = tuple(v for d, v in enumerate(i) if d not in (p, q))
+        return guarded(cond, exact(src, (*rest, k), t), _base(b, x, i))
+
+    return b.map(fn)
+
+
+@lowering("diagonal_scatter")
+def diagonal_scatter(
+    b: GraphBuilder, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    """x with a diagonal replaced."""
+    return _set_diagonal(b, x, src, offset, dim1, dim2)
+
+
+@lowering("diagonal_backward")
+def diagonal_backward(
+    b: GraphBuilder, grad: Value, input_sizes: Any, offset: int, dim1: int, dim2: int
+) -> Value:
+    """The gradient on a diagonal, zeros around it."""
+    return _set_diagonal(b, None, grad, offset, dim1, dim2)
+
+
+@lowering("diag_embed")
+def diag_embed(
+    b: GraphBuilder, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1
+) -> Value:
+    """Matrices with the last dimension of x on a diagonal, zeros around it."""
+    return _set_diagonal(b, None, x, offset, dim1, dim2)
+
+
+def _triangle(b: GraphBuilder, x: Value, keep: Callable[[Sym, Sym], Expr]) -> Value:
+    zero = const(0, x.dtype)
+    return b.map(lambda i: ops.where(keep(i[-2], i[-1]), x.at(i), zero))
+
+
+@lowering("triu")
+def triu(b: GraphBuilder, x: Value, diagonal: Size = 0) -> Value:
+    """The upper triangle, zeros below."""
+    return _triangle(b, x, lambda i, j: ops.le(index(i + diagonal), index(j)))
+
+
+@lowering("tril")
+def tril(b: GraphBuilder, x: Value, diagonal: Size = 0) -> Value:
+    """The lower triangle, zeros above."""
+    return _triangle(b, x, lambda i, j: ops.le(index(j), index(i + diagonal)))
