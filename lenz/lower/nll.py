@@ -37,7 +37,8 @@ def nll_loss_forward(
 ) -> tuple[Value, Value]:
     """-w[t] x[n, t], 0 where t is ignored; summed, or also divided by the sum of the weights.
 
-    The second result is that sum of weights, which eager leaves at 0 without reduction.
+    The second result is that sum of weights, which eager leaves at 0 without reduction (but not
+    for a single target of no dimensions).
     """
     acc = compute_dtype(x.dtype)
     classes = x.shape[1 if x.rank > 1 else 0]
@@ -61,7 +62,7 @@ def nll_loss_forward(
         return ops.where(kept(i), ops.mul(weight_at(i), e), zero)
 
     weight_type = result_type(b, 1)
-    if reduction == NONE:
+    if reduction == NONE and x.rank > 1:
         return b.map(loss), b.map(lambda i: const(0, weight_type.dtype), weight_type, "weight")
     s = split(target.shape, None)
     total = reduce_over(

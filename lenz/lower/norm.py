@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lenz import ops
-from lenz.errors import InternalError
+from lenz.errors import InternalError, Unsupported
 from lenz.ir.dtype import F64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import TensorType
@@ -400,7 +400,7 @@ def batch_norm_no_stats(
     return BatchNorm(x, weight, bias, None, None, momentum, eps).train(b)[:3]
 
 
-@lowering("_native_batch_norm_legit.default", "native_batch_norm")
+@lowering("native_batch_norm")
 def batch_norm(
     b: GraphBuilder,
     x: Value,
@@ -411,13 +411,16 @@ def batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value, Value, Value] | Decline:
-    """The form that writes its running statistics; in a functional graph it has none to write."""
+) -> tuple[Value, Value, Value]:
+    """The form that may write running statistics, which a functional graph does not hold.
+
+    Raises Unsupported for it: the op's schema does not say that it writes.
+    """
     op = BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps)
     if not training:
         return op.evaluate(b)
     if running_mean is not None or running_var is not None:
-        return Decline("batch norm that writes into its running statistics")
+        raise Unsupported("native_batch_norm writes its running statistics without saying so")
     return op.train(b)[:3]
 
 
