@@ -220,17 +220,17 @@ def list_of(c: Cursor, one: Callable[[], T], close: str, until: tuple[str, ...] 
 
     With `until`, up to `close` or one of these, which is next then.
     """
+    stops = (close, *until)
     items: list[T] = []
-    while True:
-        if until and c.kind == "mark" and (c.text == close or c.text in until):
-            return items
-        if c.accept(close):
-            return items
+    while c.kind != "mark" or c.text not in stops:
         if items:
             c.expect(",")
-            if c.accept(close):
-                return items
+            if c.kind == "mark" and c.text in stops:
+                break
         items.append(one())
+    if not until:
+        c.expect(close)
+    return items
 
 
 def choice_of(c: Cursor, table: Mapping[str, Any] | tuple[str, ...], what: str) -> str:
