@@ -1,0 +1,103 @@
+"""Every limit on the structure of lenz, in one place.
+
+Raising a limit, or adding an exception, is a commit of its own with the reason in it.
+"""
+
+from __future__ import annotations
+
+FILE_LINES = 500
+FUNCTION_LINES = 60
+CLASS_METHODS = 15
+TOTAL_LINES = 28_000  # ruff holds lines at 100 columns, so that they cannot grow sideways
+
+# A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
+RANKS = {
+    "errors": 0,
+    "options": 1,
+    "target": 1,
+    "sym": 2,
+    "ir": 3,
+    "ops": 4,
+    "debug": 5,
+    "context": 6,
+    "kernels": 7,
+    "frontend": 8,
+    "lower": 8,
+    "opt": 8,
+    "schedule": 8,
+    "runtime": 8,  # beside the compiler: what it may import is in RUNTIME_IMPORTS
+    "codegen": 9,
+    "plan": 10,
+    "tune": 11,
+    "aot": 12,
+    "pipeline": 13,
+    "api": 14,
+    "demo": 15,
+    "cli": 16,
+    "__main__": 17,
+    "__init__": 17,
+}
+
+# The runtime runs with the compiler absent.
+RUNTIME_IMPORTS = (
+    "lenz.errors",
+    "lenz.options",
+    "lenz.sym",
+    "lenz.ir.plan",
+    "lenz.ir.tensor",
+    "lenz.ir.dtype",
+    "lenz.runtime",
+)
+
+# Heavy packages, and the files that may import them inside of functions.
+LAZY = ("llvmlite", "triton")
+LAZY_FILES = ("codegen/llvm/compile.py", "codegen/triton/compile.py", "plan/native.py")
+
+# Nobody imports these.
+BANNED_IMPORTS = ("torch._inductor", "pickle", "marshal", "shelve", "dill", "cloudpickle")
+
+# Private modules and functions of torch outside of frontend/, each with its reason.
+TORCH_PRIVATE = {
+    "lower/fallback.py": {
+        "torch._ops": "the classes of operators have no public name",
+    },
+    "lower/walk.py": {
+        "torch._ops": "the classes of operators have no public name",
+    },
+    "runtime/executor.py": {
+        "torch._C._dynamo.guards": "assert_size_stride checks a tensor in 0.1 us",
+    },
+}
+
+# Files that may read the environment, and files that may write to the disk.
+ENVIRONMENT_FILES = ("options.py",)
+WRITING_FILES = {
+    "runtime/store.py": "the disk cache",
+    "debug/trace.py": "debug folders, in the user's working folder",
+    "debug/repro.py": "repros of faults, in the user's working folder",
+    "debug/report.py": "reports that the user asks for",
+}
+
+# Files that run text as code.  None of them reads that text from a disk.
+EXEC_FILES = {
+    "pipeline.py": "loads the Python source of a plan that was printed just before",
+}
+
+# Module-level objects that change while the program runs: intern tables, and registries that are
+# filled by imports and then stay as they are.
+STATE = {
+    "ir/op.py": {"_OPS": "registry of scalar ops"},
+}
+
+# Words that say nothing about what a file or a class is for.
+EMPTY_WORDS = ("util", "utils", "common", "base", "helper", "helpers", "misc", "stuff")
+EMPTY_CLASS_WORDS = ("Manager", "Handler", "Helper", "Util")
+
+# Words that no file of the repository holds, in two parts so that this file may be read as well.
+MACHINE_WORDS = ("/wor" + "k/", "/roo" + "t/", "py" + "pi", "/hom" + "e/")
+
+# Rooms whose output is text that has to be the same in every process.
+DETERMINISTIC = ("sym", "ir", "ops", "lower", "opt", "schedule", "codegen", "plan", "frontend")
+
+# Rooms that know scalar ops only as entries of the table.
+NO_OP_NAMES = ("codegen", "schedule", "opt", "plan", "runtime")

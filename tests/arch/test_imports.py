@@ -1,0 +1,146 @@
+"""Imports point down: the rooms of lenz have one order, and heavy packages come late."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.arch import limits
+from tests.arch.source import REPOSITORY, Import, Source, dotted, imports_of, is_in, parse, sources
+
+
+def upward(source: Source) -> list[str]:
+    """The imports of a file that its room may not have."""
+    assert source.room in limits.RANKS, f"{source.name}: give room {source.room} a rank"
+    found = []
+    for i in imports_of(source):
+        if not i.module.startswith("lenz."):
+            continue
+        dependency = i.module.split(".")[1]
+        if dependency == source.room:
+            continue
+        if source.room == "runtime":
+            allowed = is_in(i.module, limits.RUNTIME_IMPORTS)
+        else:
+            # `from lenz import x` may name something of lenz/__init__.py, which has the top rank.
+            rank = limits.RANKS.get(dependency, limits.RANKS["__init__"])
+            allowed = rank < limits.RANKS[source.room]
+        if not allowed:
+            found.append(f"{source.name}:{i.line}: {source.room} may not import {i.module}")
+    return found
+
+
+def test_imports_point_down() -> None:
+    found = [fault for s in sources() for fault in upward(s)]
+    assert not found, "\n".join(found)
+
+
+def test_nobody_imports_what_is_banned() -> None:
+    for source in sources():
+        for i in imports_of(source):
+            assert not is_in(i.module, limits.BANNED_IMPORTS), f"{source.name}:{i.line}"
+        assert "_inductor" not in source.text, f"{source.name} names the peer's module"
+
+
+def test_heavy_packages_are_imported_late_and_in_few_files() -> None:
+    for source in sources():
+        for i in imports_of(source):
+            if is_in(i.module, limits.LAZY):
+                where = f"{source.name}:{i.line} imports {i.module}"
+                assert source.name in limits.LAZY_FILES, where
+                assert i.lazy, f"{where} when it is loaded"
+
+
+def test_torch_private_modules_stay_in_the_frontend() -> None:
+    found = []
+    for source in sources():
+        if source.room == "frontend":
+            continue
+        allowed = tuple(limits.TORCH_PRIVATE.get(source.name, {}))
+        found += [
+            f"{source.name}:{line}: {name}"
+            for name, line in private_names(source)
+            if not is_in(name, allowed)
+        ]
+    assert not found, "\n".join(found)
+
+
+def private_names(source: Source) -> list[tuple[str, int]]:
+    """Modules and attributes of torch with a private part, and their lines."""
+    named = [(i.module, i.line) for i in imports_of(source)]
+    named += [
+        (dotted(node), node.lineno)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute)
+    ]
+    private = re.compile(r"torch(\.\w+)*\._(?!_)")
+    longest = sorted({(name, line) for name, line in named if private.match(name)})
+    return [x for x in longest if not any(y[0].startswith(x[0] + ".") for y in longest)]
+
+
+RUN_WITHOUT_COMPILER = """
+import importlib, sys
+allowed, lazy, modules = (text.split(",") for text in sys.argv[1:])
+
+def within(name, packages):
+    return any(name == p or name.startswith(p + ".") or p.startswith(name + ".") for p in packages)
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in lazy or (name.startswith("lenz.") and not within(name, allowed)):
+            raise ImportError(f"{name} is absent here")
+
+sys.meta_path.insert(0, Absent())
+for name in modules:
+    importlib.import_module(name)
+"""
+
+
+def test_the_runtime_loads_with_the_compiler_absent() -> None:
+    modules = [s.module for s in sources() if s.room == "runtime"]
+    assert "lenz.runtime.store" in modules
+    lists = (limits.RUNTIME_IMPORTS, limits.LAZY, modules)
+    run = subprocess.run(
+        [sys.executable, "-c", RUN_WITHOUT_COMPILER, *(",".join(names) for names in lists)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+SAMPLE = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+import lenz.plan.build
+from lenz import codegen
+from . import order
+from ..codegen.llvm import compile as c
+if TYPE_CHECKING:
+    from lenz.api import backend
+def f():
+    import llvmlite.binding as llvm
+    importlib.import_module("lenz.cli")
+"""
+
+
+def test_every_form_of_import_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "schedule" / "sample.py"
+    path.parent.mkdir()
+    path.write_text(SAMPLE)
+    sample = parse(path, tmp_path)
+    seen = [i for i in imports_of(sample) if not i.module.startswith(("__", "typing"))]
+    assert seen == [
+        Import("lenz.plan.build", 4, False),
+        Import("lenz.codegen", 5, False),
+        Import("lenz.schedule.order", 6, False),
+        Import("lenz.codegen.llvm.compile", 7, False),
+        Import("lenz.api.backend", 9, False),
+        Import("llvmlite.binding", 11, True),
+        Import("lenz.cli", 12, True),
+    ]
+    assert [text.split(":")[1] for text in upward(sample)] == ["4", "5", "7", "9", "12"]
