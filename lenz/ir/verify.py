@@ -84,10 +84,14 @@ class _Graph:
         if b.name in self.types:
             broken("name-once", f"%{b.name} is defined twice", culprit)
         for s in _type_syms(b.type):
-            for v in s.free_vars:
-                if v not in self.sizes:
-                    broken("size-defined", f"nothing gives {v.name}, a size of %{b.name}", culprit)
+            self.check_sizes(s, f"%{b.name}", culprit)
         self.types[b.name] = b.type
+
+    def check_sizes(self, s: Sym, of: str, culprit: object) -> None:
+        """Every variable of `s` is a size that is known."""
+        for v in s.free_vars:
+            if v not in self.sizes:
+                broken("size-defined", f"nothing gives {v.name}, a size of {of}", culprit)
 
     def type_of(self, name: str, culprit: object) -> TensorType:
         """The type of a buffer that a node reads."""
@@ -100,7 +104,7 @@ class _Graph:
         """The variables in scope under some axes."""
         scope = set(self.sizes)
         for a in axes:
-            check_vars(a.extent, self.sizes, culprit)
+            self.check_sizes(a.extent, f"the extent of {a.name}", culprit)
             if a.var in scope or a.name in self.names:
                 broken("name-once", f"the axis {a.name} has the name of another or a size", culprit)
             scope.add(a.var)
@@ -114,9 +118,7 @@ class _Graph:
             if name not in self.types:
                 broken(rule, f"%{name} is not defined before this", culprit)
         for s in _atom_syms(a):
-            for v in s.free_vars:
-                if v not in self.sizes:
-                    broken("size-defined", f"nothing gives the size {v.name}", culprit)
+            self.check_sizes(s, "this", culprit)
 
 
 def _type_syms(t: TensorType) -> tuple[Sym, ...]:

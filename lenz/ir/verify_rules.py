@@ -138,7 +138,7 @@ def check_bounds(
 
 def _outside(index: Sequence[Sym], shape: Sequence[Sym]) -> Sym | None:
     for s, size in zip(index, shape, strict=True):
-        if s.hi is not None and s.hi < 0:
+        if (s.lo is None or s.lo < 0) and prove_le(s, -1):
             return s
         if s.lo is not None and s.lo > 0 and prove_le(size, s):
             return s

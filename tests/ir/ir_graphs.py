@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 import lenz.ops  # noqa: F401 - fills the table of ops
-
 from lenz.ir.dtype import BF16, BOOL, C64, F16, F32, F64, I8, I32, I64, U8, DType
 from lenz.ir.expr import Expr, const, expr, index, load, masked, ref
 from lenz.ir.graph import (

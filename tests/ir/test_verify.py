@@ -1,0 +1,184 @@
+"""Each rule of the verifier: a text that breaks it, and the line that the error shows."""
+# ruff: noqa: E501 - a case is one line of the table
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ir_graphs as make
+import pytest
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import F32
+from lenz.ir.expr import expr, load
+from lenz.ir.graph import Pointwise, Ref
+from lenz.ir.kernel import Launch, Schedule
+from lenz.ir.op import LOAD
+from lenz.ir.reader import read
+from lenz.ir.tensor import axes_for
+from lenz.ir.verify import RULES, verify
+from lenz.sym import Var
+
+GRAPH = "graph @g(s0: 1.., s1: 1..) on cpu {{\n  in %x : f32[s0, 4]\n  in %w : f32[4]\n  {}\n}}"
+KERNEL = (
+    "kernel @k pointwise (%x: in f32[s0], %y: out f32[s0], %z: inout i64[s0]; s0: 1..) {{\n  {}\n}}"
+)
+PLAN = "plan @p(s0: 1.., s1: 1..) on cpu {{\n  in %x : f32[s0]\n  in s0 : size\n  {}\n}}"
+Y = "%y = f32[s0, 4] : map (i: s0, j: 4)"
+STORE = "store(%z, [i], 1:i64); store(%y, [i], 1.0:f32)"
+
+# (rule, frame, what is put in, the start of the line that must be shown)
+BROKEN: list[tuple[str, str, str, str]] = [
+    ("name-once", GRAPH, f"{Y} {{ 1.0:f32 }}\n{Y} {{ 2.0:f32 }}", "5: %y"),
+    ("name-once", GRAPH, "%y = f32[s0] : map (s0: s0) { 1.0:f32 }", "4: %y"),
+    ("name-once", GRAPH, "%y = f32[4, 4] : map (i: 4, i: 4) { 1.0:f32 }", "4: %y"),
+    ("name-once", KERNEL, f"local %x: f32[4]\nfor i in s0 : parallel {{ {STORE} }}", "1: kernel"),
+    ("name-once", KERNEL, f"for i in s0 : seq {{ a = 1:i64; a = 2:i64; {STORE} }}", "4: a = 2"),
+    ("name-once", KERNEL, f"for i in s0 : seq {{ for i in 4 : seq {{ {STORE} }} }}", "3: for i in 4"),
+    ("name-once", PLAN, "alloc %x : f32[s0]", "4: alloc"),
+    ("defined-before-use", GRAPH, f"{Y} {{ load(%q, [i, j]):f32 }}", "4: %y"),
+    ("defined-before-use", GRAPH, "%c = f32[4] : call aten.mm.default(%q)", "4: %c"),
+    ("defined-before-use", GRAPH, "%v = f32[4] : view (i: 4) %q[i]", "4: %v"),
+    ("defined-before-use", KERNEL, f"for i in s0 : seq {{ {STORE}; store(%q, [i], 1:i64) }}", "5: store"),
+    ("dtype", GRAPH, f"{Y} {{ 1:i64 }}", "4: %y"),
+    ("dtype", GRAPH, f"{Y} {{ load(%x, [i, j]):f64 }}", "4: %y"),
+    ("dtype", GRAPH, "%v = i64[4] : view (i: 4) %w[i]", "4: %v"),
+    ("dtype", KERNEL, "for i in s0 : seq { store(%z, [i], 1.0:f32) }", "2: for i"),
+    ("dtype", KERNEL, f"for i in s0 : seq {{ a = load(%x, [i]):f64; {STORE} }}", "3: a ="),
+    ("size-defined", GRAPH, "%y = f32[s1] : map (i: s1) { 1.0:f32 }", "4: %y"),
+    ("size-defined", GRAPH, "return ([s1])", "4: return"),
+    ("size-defined", PLAN, "alloc %a : f32[s1]", "4: alloc"),
+    ("free-var", GRAPH, "%y = f32[s0] : map (i: s0) { load(%w, [s1 % 4]) }", "4: %y"),
+    ("free-var", KERNEL, "for i in s0 : seq { store(%z, [i], 1:i64) }", ""),
+    ("ref-scope", GRAPH, f'{Y} {{ ref("acc", f32) }}', "4: %y"),
+    ("ref-scope", KERNEL, f'for i in s0 : seq {{ {STORE} a = ref("b", f32) }}', "5: a ="),
+    ("ref-scope", KERNEL, f'for i in s0 : seq {{ b = 1:i64; {STORE} a = ref("b", f32) }}', "6: a ="),
+    (
+        "ref-scope",  # the sum is not complete inside of its own loop
+        KERNEL,
+        f"for i in s0 : seq {{ m = reduce sum {{ load(%x, [i]) }} over i; a = m; {STORE} }}",
+        "4: a =",
+    ),
+    ("index-in-bounds", GRAPH, f"{Y} {{ load(%w, [j + 4]) }}", "4: %y"),
+    ("index-in-bounds", GRAPH, f"{Y} {{ load(%x, [i + s0, j]) }}", "4: %y"),
+    ("index-in-bounds", KERNEL, f"for i in s0 : seq {{ {STORE} a = load(%x, [i - s0 - 5]) }}", "5: a"),
+    ("index-in-bounds", KERNEL, "for i in s0 : seq { store(%z, [-5], 1:i64) }", "2: for i"),
+    ("rank", GRAPH, f"{Y} {{ load(%x, [i]) }}", "4: %y"),
+    ("rank", GRAPH, "%y = f32[s0, 4] : map (i: s0) { 1.0:f32 }", "4: %y"),
+    ("rank", GRAPH, "%v = f32[4] : view (i: 4) %x[i]", "4: %v"),
+    ("axes-match-out", GRAPH, "%y = f32[4] : map (i: 5) { 1.0:f32 }", "4: %y"),
+    ("reduce-dtype", GRAPH, "%y = f32[] : reduce any ( | r: 4) { load(%w, [r]) }", "4: %y"),
+    ("reduce-dtype", KERNEL, f"for i in s0 : seq {{ {STORE} a = reduce all {{ 1:i64 }} over i }}", "5: a"),
+    ("view-layout", GRAPH, "%v = f32[3] : view (i: 3) %w[i + 1]", "4: %v"),
+    ("extern", GRAPH, "%c = f32[4] : call aten.t.default(%w) aliases (1: %w)", "4: %c"),
+    ("extern", GRAPH, "(%c = f32[4], %d = f32[4]) : call aten.t.default() single", "4: (%c"),
+    ("mutates-last", GRAPH, f"none : call a.b.c(%x) mutates (%x)\n{Y} {{ load(%x, [i, j]) }}", "5: %y"),
+    ("mutation", GRAPH, "mutate %q <- %x", "4: mutate"),
+    ("mutation", GRAPH, "mutate %x <- %w", "4: mutate"),
+    ("mutation", GRAPH, "mutate %x <- %x\nmutate %x <- %x", "5: mutate"),
+    ("mutation", GRAPH, "%y = i64[4] : map (i: 4) { 1:i64 }\nmutate %w <- %y", "5: mutate"),
+    ("output-defined", GRAPH, "return (%q)", "4: return"),
+    ("flat", KERNEL, f"for i in s0 : seq {{ {STORE} a = load(%x, [i, i]) }}", "5: a ="),
+    ("store-mode", KERNEL, f"for i in s0 : seq {{ {STORE} store(%x, [i], 1.0:f32) }}", "5: store(%x"),
+    ("out-stored", KERNEL, "for i in s0 : seq { store(%z, [i], 1:i64) }", "1: kernel"),
+    ("store-once", KERNEL, f"for i in s0 : seq {{ {STORE} {STORE} }}", "5: store(%z"),
+    ("reduce-over-enclosing", KERNEL, f"for i in s0 : seq {{ {STORE} a = reduce sum {{ 1:i64 }} over i, i }}", "5: a"),
+    ("reduce-over-enclosing", KERNEL, f"for i in s0 : seq {{ {STORE} a = reduce sum {{ 1:i64 }} over none }}", "5: a"),
+    ("vector-loop-innermost", KERNEL, f"for i in s0 : vector {{ for j in 4 : seq {{ {STORE} }} }}", "2: for i"),
+    ("parallel-outermost", KERNEL, f"for j in s0 : seq {{ for i in 4 : parallel {{ {STORE} }} }}", "3: for i"),
+    ("alloc-before-use", PLAN, "launch @k(%x, %a)", "4: launch"),
+    ("alloc-before-use", PLAN, "free %a", "4: free"),
+    ("use-after-free", PLAN, "free %x\nlaunch @k(%x)", "5: launch"),
+    ("use-after-free", PLAN, "reuse %a : f32[s0] of %x\nview %b : f32[s0] of %x", "5: view"),
+    ("use-after-free", PLAN, "free %x\nfree %x", "5: free"),
+    ("output-kept", PLAN, "free %x\nreturn (%x)", "5: return"),
+    ("kernel-listed", PLAN, "launch @k(%x)\nkernels ()", "4: launch"),
+    ("kernel-listed", PLAN, "kernels (@k)", "1: plan"),
+]  # fmt: skip
+
+
+def broken_objects() -> list[tuple[str, Any, str]]:
+    """What no text can say, because the reader resolves names."""
+    (i,) = axes_for((make.S0,))
+    x, y = make.buf("x", make.S0), make.buf("y", make.S0)
+    other = Var("i", 0, 99)
+    g = make.Graph("g", (x,), (), (Ref("y"),), env=make.ONE)
+    strange = replace(g, nodes=(Pointwise(y, (i,), load("x", (other,), F32)),))
+    bound = expr(LOAD, make.const(1, F32), attrs=("x", (Var("@0", 0),), F32))
+    wrong_type = replace(g, nodes=(Pointwise(y, (i,), bound),))
+    unused = expr(LOAD, make.const(1, make.I64), attrs=("x", (i.var,), F32))
+    gap = replace(g, nodes=(Pointwise(y, (i,), unused),))
+    free = replace(g, nodes=(Pointwise(y, (i,), load("x", (Var("k", 0, 0),), F32)),))
+    two_sizes = replace(g, inputs=(x, Var("s0", 2)))
+    s = make.schedule()
+    short = Schedule(s.graph, (Launch(make.row_softmax(), ("x",)),))
+    unknown = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "nowhere")),))
+    typed = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "w")),))
+    return [
+        ("var-once", strange, "4: out %y"),
+        ("gather", wrong_type, "3: out %y"),
+        ("gather", gap, "3: out %y"),
+        ("free-var", free, "4: out %y"),
+        ("var-once", two_sizes, "4: in s0"),
+        ("launch", short, "launch"),
+        ("launch", unknown, "launch"),
+        ("launch", typed, "launch"),
+    ]
+
+
+def _check(rule: str, x: Any, line: str) -> None:
+    with pytest.raises(InternalError) as caught:
+        verify(x)
+    e = caught.value
+    assert e.rule == rule, str(e)
+    assert line in e.line, str(e)
+    assert "\n    ^ " in str(e)
+
+
+@pytest.mark.parametrize(("rule", "frame", "inside", "line"), BROKEN)
+def test_broken_text(rule: str, frame: str, inside: str, line: str) -> None:
+    if rule == "free-var" and frame is KERNEL:
+        x: Any = make.row_softmax()
+        x = replace(x, sizes=())
+        line = "1: kernel"
+    else:
+        x = read(frame.format(inside))
+    _check(rule, x, line)
+
+
+@pytest.mark.parametrize("n", range(8))
+def test_broken_object(n: int) -> None:
+    _check(*broken_objects()[n])
+
+
+def test_every_rule_has_a_test() -> None:
+    tested = {rule for rule, *_ in BROKEN} | {rule for rule, *_ in broken_objects()}
+    assert tested == set(RULES)
+
+
+def test_the_error_shows_rule_line_and_reason() -> None:
+    text = GRAPH.format(f"{Y} {{ load(%x, [i]) }}")
+    with pytest.raises(InternalError) as caught:
+        verify(read(text))
+    assert str(caught.value).splitlines()[:3] == [
+        "a bug in lenz, rule rank:",
+        f"    4: {Y} {{ load(%x, [i]) }}",
+        "    ^ 1 indices for %x of 2 dimensions",
+    ]
+
+
+def test_what_is_masked_may_be_out_of_bounds() -> None:
+    body = "masked(lt(index(j, i64), 2:i64), load(%w, [j + 4]), 0.0:f32)"
+    verify(read(GRAPH.format(f"{Y} {{ {body} }}")))
+
+
+def test_an_axis_that_may_be_empty_proves_nothing() -> None:
+    verify(
+        read("graph @g() on cpu {\n in %x : f32[0]\n %y = f32[0] : map (i: 0) { load(%x, [i]) }\n}")
+    )
+
+
+def test_scalars_before_and_after_loops() -> None:
+    verify(make.row_softmax())
+    verify(make.columns())
