@@ -54,16 +54,34 @@ def _numpy_fmod(x: Any, y: Any) -> Any:
 
 
 def _torch_fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.fmod(x, y if x.dtype.is_floating_point else _safe_divisor(y))
+    if not x.dtype.is_floating_point:
+        return torch.fmod(x, _safe_divisor(y))
+    # torch's vector loop gives NaN for denormal divisors and great quotients; C's fmod is exact.
+    with np.errstate(invalid="ignore"):
+        return torch.from_numpy(np.asarray(np.fmod(x.numpy(), y.numpy())))
 
 
 def _torch_remainder(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.remainder(x, y if x.dtype.is_floating_point else _safe_divisor(y))
+    if not x.dtype.is_floating_point:
+        return torch.remainder(x, _safe_divisor(y))
+    m = _torch_fmod(x, y)
+    return torch.where((m != 0) & ((m < 0) != (y < 0)), m + y, m)
+
+
+def _float_floor(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """torch.div(rounding_mode="floor") with an exact fmod."""
+    m = _torch_fmod(x, y)
+    quotient = (x - m) / y
+    quotient = torch.where((m != 0) & ((y < 0) != (m < 0)), quotient - 1, quotient)
+    below = torch.floor(quotient)
+    whole = torch.where(quotient - below > 0.5, below + 1, below)
+    whole = torch.where(quotient == 0, torch.copysign(torch.zeros_like(x), x / y), whole)
+    return torch.where(y == 0, x / y, whole)
 
 
 def _eager_floor(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if x.dtype.is_floating_point:
-        return torch.div(x, y, rounding_mode="floor")
+        return _float_floor(x, y)
     quotient = reference.trunc_quotient(x, y)
     if not x.dtype.is_signed:
         return quotient

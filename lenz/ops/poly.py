@@ -344,7 +344,7 @@ def acosh(x: Expr) -> Expr:
     t = sub(where(great, f32(2.0), x), f32(1.0))
     near = log1p(add(t, sqrt(fma(t, t, add(t, t)))))
     far = add(log(where(great, x, f32(1.0))), f32(_LN2))
-    return where(great, far, near)
+    return where(lt(x, f32(1.0)), f32(_NAN), where(great, far, near))
 
 
 def atanh(x: Expr) -> Expr:

@@ -1,0 +1,169 @@
+"""Both definitions of an op, `expand` and `llvm`, against its eager reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, Case
+from lanes import Lanes, as_lanes, as_tensor
+
+from lenz.ir.dtype import F32, DType
+from lenz.ir.expr import Expr, interpret, ref
+from lenz.ir.op import CONST, REF
+
+
+def is_emitted(case: Case) -> bool:
+    """True when the op has an LLVM form of its own for these types."""
+    op = case.op
+    return op.llvm is not None and (op.native is None or case.dtypes[0] in op.native)
+
+
+EMITTED = [c for c in CASES if is_emitted(c)]
+# Ops that have both forms for a type never use the expansion there, but f32 is worth the test.
+EXPANDED = [
+    c for c in CASES if c.op.expand is not None and (not is_emitted(c) or c.dtypes[0] is F32)
+]
+
+
+def has_form(case: Case) -> bool:
+    """True when a CPU kernel can compute the op for these types."""
+    return is_emitted(case) or case.op.expand is not None
+
+
+def evaluate(body: Expr, values: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The value of an expression, every op by its eager reference."""
+
+    def visit(e: Expr, args: list[torch.Tensor]) -> torch.Tensor:
+        if e.op is CONST:
+            return torch.tensor(e.attrs[0], dtype=e.dtype.torch)
+        if e.op is REF:
+            return values[e.attrs[0]]
+        out: torch.Tensor = e.op.eager(*args, *e.attrs)  # type: ignore[misc]
+        assert out.dtype is e.dtype.torch, e.op
+        return out
+
+    return interpret(body, visit)
+
+
+def emit(body: Expr, values: dict[str, torch.Tensor], b: Lanes) -> torch.Tensor:
+    """The value of an expression, every op by its LLVM form, or expanded where it has none."""
+
+    def visit(e: Expr, args: list[Any]) -> Any:
+        if e.op is CONST:
+            return b.constant(e.dtype, e.attrs[0])
+        if e.op is REF:
+            return as_lanes(values[e.attrs[0]])
+        dtypes = tuple(a.dtype for a in e.args)
+        if e.op.llvm is None or (e.op.native is not None and dtypes[0] not in e.op.native):
+            assert e.op.expand is not None
+            names = [ref(f"{i}", d) for i, d in enumerate(dtypes)]
+            inner = {
+                f"{i}": as_tensor(a, d) for i, (a, d) in enumerate(zip(args, dtypes, strict=True))
+            }
+            return as_lanes(emit(e.op.expand(*names, *e.attrs), inner, b))
+        return e.op.llvm(b, e.dtype, dtypes, tuple(args), e.attrs)
+
+    return as_tensor(interpret(body, visit), body.dtype)
+
+
+def errors_in_ulp(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """Distance of f32 values from f64 ones in units in the last place; 0 where both are NaN."""
+    rounded = want.float()
+    finite = torch.where(torch.isfinite(rounded), rounded, torch.ones_like(rounded))
+    with np.errstate(over="ignore"):  # beyond the greatest f32
+        unit = torch.from_numpy(np.spacing(finite.abs().numpy())).double()
+    error = (got.double() - want).abs() / unit
+    same = (got == rounded) | (got.isnan() & rounded.isnan())
+    return torch.where(same, 0.0, torch.nan_to_num(error, nan=float("inf")))
+
+
+def check(case: Case, got: torch.Tensor, xs: tuple[torch.Tensor, ...]) -> None:
+    """Compare with eager: exactly, or in ulp against f64 where the entry allows an error."""
+    dtype = case.op.dtype(case.dtypes, case.attrs)
+    assert got.dtype is dtype.torch
+    if not dtype.is_float or case.op.ulp == 0.0:
+        want = case.op.eager(*xs, *case.attrs)  # type: ignore[misc]
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        return
+    if dtype is not F32:
+        want = case.op.eager(*xs, *case.attrs)  # type: ignore[misc]
+        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-300, equal_nan=True)
+        return
+    want = case.op.eager(*[x.double() for x in xs], *case.attrs)  # type: ignore[misc]
+    errors = errors_in_ulp(got, want)
+    worst = int(errors.argmax())
+    assert errors[worst] <= case.op.ulp, (
+        f"{case} is off by {errors[worst]:.2f} ulp at {[x[worst].item() for x in xs]}: "
+        f"{got[worst].item()} for {want[worst].item()}"
+    )
+    lost = (got == 0) & (want == 0) & (got.signbit() != want.signbit())
+    assert not lost.any(), f"{case} loses the sign of zero at {[x[lost][:3] for x in xs]}"
+
+
+def operands(dtypes: tuple[DType, ...]) -> list[Expr]:
+    """One reference per operand."""
+    return [ref(f"x{i}", d) for i, d in enumerate(dtypes)]
+
+
+def named(xs: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    """The values of `operands`."""
+    return {f"x{i}": x for i, x in enumerate(xs)}
+
+
+@pytest.mark.parametrize("case", EXPANDED, ids=str)
+def test_the_expansion_agrees_with_eager(case: Case) -> None:
+    xs = case.samples()
+    body = case.op.expand(*operands(case.dtypes), *case.attrs)  # type: ignore[misc]
+    assert body.op is not case.op
+    check(case, evaluate(body, named(xs)), xs)
+
+
+@pytest.mark.parametrize("features", [(), ("avx512f",)], ids=["plain", "avx512"])
+@pytest.mark.parametrize("case", EMITTED, ids=str)
+def test_the_llvm_form_agrees_with_eager(case: Case, features: tuple[str, ...]) -> None:
+    xs = case.samples(500)
+    dtype = case.op.dtype(case.dtypes, case.attrs)
+    b = Lanes(len(xs[0]), features)
+    lanes = tuple(as_lanes(x) for x in xs)
+    found = case.op.llvm(b, dtype, case.dtypes, lanes, case.attrs)  # type: ignore[misc]
+    check(case, as_tensor(found, dtype), xs)
+
+
+@pytest.mark.parametrize("case", [c for c in EXPANDED if c not in EMITTED], ids=str)
+def test_the_expansion_emitted_agrees_with_eager(case: Case) -> None:
+    xs = case.samples(500)
+    body = case.op.expand(*operands(case.dtypes), *case.attrs)  # type: ignore[misc]
+    check(case, emit(body, named(xs), Lanes(len(xs[0]))), xs)
+
+
+def test_every_case_has_a_form() -> None:
+    assert [str(c) for c in CASES if not has_form(c)] == []
+
+
+COMMUTING = [c for c in CASES if c.op.commutes]
+
+
+@pytest.mark.parametrize("case", COMMUTING, ids=str)
+def test_operands_of_commuting_ops_may_be_swapped(case: Case) -> None:
+    x, y = case.samples(200)
+    eager = case.op.eager
+    assert eager is not None
+    torch.testing.assert_close(eager(x, y), eager(y, x), rtol=0, atol=0, equal_nan=True)
+
+
+BOUNDED = [c for c in CASES if c.op.bounds is not None and c.dtypes[0] is F32]
+
+
+@pytest.mark.parametrize("case", BOUNDED, ids=str)
+def test_results_lie_within_the_bounds(case: Case) -> None:
+    assert case.op.bounds is not None and case.op.eager is not None
+    xs = tuple(x[:2000].sort().values for x in case.samples())
+    for start in range(0, 2000, 100):
+        parts = [x[start : start + 100] for x in xs]
+        low, high = case.op.bounds(*[(float(p[0]), float(p[-1])) for p in parts])
+        out = case.op.eager(*parts).double()
+        slack = 1e-6 * max(abs(low), abs(high), 1e-30) if np.isfinite([low, high]).all() else 0.0
+        assert ((out >= low - slack) & (out <= high + slack)).all()
