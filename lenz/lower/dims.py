@@ -77,7 +77,7 @@ def split(shape: tuple[Sym, ...], dim: int | Sequence[int] | None) -> Split:
 def common_shape(values: Sequence[Value]) -> tuple[Sym, ...]:
     """The shape that the values broadcast to; torch has checked that there is one."""
     rank = max(v.rank for v in values)
-    shape = [ONE] * rank
+    shape: list[Sym] = [ONE] * rank
     for v in values:
         for d, size in enumerate(v.shape, start=rank - v.rank):
             if size is not ONE:

@@ -202,18 +202,63 @@ def native_batch_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...] | Decline:
     """dx, dweight, dbias; without training the statistics are constants."""
+    if train:
+        if save_mean is None or save_invstd is None:
+            return Decline("batch norm backward without saved statistics")
+        return _batch_backward(b, grad, x, weight, save_mean, save_invstd, True, output_mask)
+    if running_mean is None or running_var is None:
+        return Decline("batch norm backward without running statistics")
+    invstd = _invstd(b, x, running_var, eps)
+    return _batch_backward(b, grad, x, weight, running_mean, invstd, False, output_mask)
+
+
+@lowering("batch_norm_backward")
+def batch_norm_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_var: Value | None,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Value,
+) -> tuple[Value | None, ...] | Decline:
+    """The same for `_batch_norm_with_update`, whose saved variance is 1/sqrt(var + eps) too."""
+    if update:
+        if save_mean is None or save_var is None:
+            return Decline("batch norm backward without saved statistics")
+        return _batch_backward(b, grad, x, weight, save_mean, save_var, True, output_mask)
+    if running_mean is None or running_var is None:
+        return Decline("batch norm backward without running statistics")
+    invstd = _invstd(b, x, running_var, eps)
+    return _batch_backward(b, grad, x, weight, running_mean, invstd, False, output_mask)
+
+
+def _invstd(b: GraphBuilder, x: Value, var: Value, eps: float) -> Value:
     acc = compute_dtype(x.dtype)
-    mean, spread = (save_mean, save_invstd) if train else (running_mean, running_var)
-    if mean is None or spread is None:
-        return Decline("batch norm backward without statistics")
+
+    def at(i: Index) -> Expr:
+        return ops.rsqrt(ops.add(ops.cast(var.compute(i), acc), const(eps, acc)))
+
+    return b.map(at, b.temp(var.shape, acc, x), "invstd")
+
+
+def _batch_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    mean: Value,
+    rstd: Value,
+    train: bool,
+    mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
+    acc = compute_dtype(x.dtype)
     s = Split(x.shape, tuple(d for d in range(x.rank) if d != 1))
-    centre, rstd = mean, spread
-    if not train:
-
-        def invstd_of(i: Index) -> Expr:
-            return ops.rsqrt(ops.add(ops.cast(spread.compute(i), acc), const(eps, acc)))
-
-        rstd = b.map(invstd_of, b.temp(spread.shape, acc, x), "invstd")
 
     def scale(i: Index) -> Expr:
         return ops.cast(rstd.compute((i[1],)), acc)
@@ -222,7 +267,7 @@ def native_batch_norm_backward(
         return ops.cast(grad.compute(i), acc)
 
     def xhat(i: Index) -> Expr:
-        return ops.mul(ops.sub(x.compute(i), ops.cast(centre.compute((i[1],)), acc)), scale(i))
+        return ops.mul(ops.sub(x.compute(i), ops.cast(mean.compute((i[1],)), acc)), scale(i))
 
     def dyx(i: Index) -> Expr:
         return ops.mul(dy(i), xhat(i))
@@ -230,19 +275,18 @@ def native_batch_norm_backward(
     def factor(i: Index) -> Expr:
         return scaled(scale(i), weight, None, (i[1],))
 
-    want_dx, want_dweight, want_dbias = output_mask
-    rows, in_dx = b.temp(s.rows, acc, x), train and want_dx
+    rows, in_dx = b.temp(s.rows, acc, x), train and mask[0]
     dbias = dweight = dx = None
-    if want_dbias or in_dx:
+    if mask[2] or in_dx:
         dbias = reduce_over(b, "sum", s, False, dy, None, rows, "dbias")
-    if want_dweight or in_dx:
+    if mask[1] or in_dx:
         dweight = reduce_over(b, "sum", s, False, dyx, None, rows, "dweight")
-    if want_dx:
+    if mask[0]:
         dx = _batch_dx(b, s, dy, xhat, factor, (dbias, dweight) if train else (None, None))
     return (
         dx,
-        _result(b, dweight, 1) if want_dweight else None,
-        _result(b, dbias, 2) if want_dbias else None,
+        _result(b, dweight, 1) if mask[1] else None,
+        _result(b, dbias, 2) if mask[2] else None,
     )
 
 
@@ -271,34 +315,3 @@ def _batch_dx(
 def _result(b: GraphBuilder, v: Value | None, position: int) -> Value | None:
     type = b.results[position]
     return v if v is None or type is None or v.dtype is type.dtype else b.map(v.at, type)
-
-
-@lowering("batch_norm_backward")
-def batch_norm_backward(
-    b: GraphBuilder,
-    grad: Value,
-    x: Value,
-    weight: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    save_mean: Value | None,
-    save_var: Value | None,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: Value,
-) -> tuple[Value | None, ...] | Decline:
-    """The same for `_batch_norm_with_update`, whose saved variance is 1/sqrt(var + eps) too."""
-    return native_batch_norm_backward(
-        b,
-        grad,
-        x,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_var,
-        update,
-        eps,
-        output_mask,
-    )

@@ -358,6 +358,12 @@ def norm_over(
     return reduce_over(b, "sum", s, keepdim, power, root)
 
 
+def vector_norm(b: GraphBuilder, x: Value, p: Scalar, dim: Dim, keepdim: bool) -> Value:
+    """The norm of x, whose elements are converted to the result type first."""
+    to = b.result.dtype
+    return norm_over(b, p, split(x.shape, dim), keepdim, lambda i: element(x, i, to))
+
+
 @lowering("linalg_vector_norm")
 def linalg_vector_norm(
     b: GraphBuilder,
@@ -369,8 +375,7 @@ def linalg_vector_norm(
     dtype: torch.dtype | None = None,
 ) -> Value:
     """The vector norm of any order."""
-    to = b.result.dtype
-    return norm_over(b, ord, split(x.shape, dim), keepdim, lambda i: element(x, i, to))
+    return vector_norm(b, x, ord, dim, keepdim)
 
 
 @lowering("norm.Scalar", "norm.ScalarOpt_dtype")
@@ -378,7 +383,7 @@ def norm_full(
     b: GraphBuilder, x: Value, p: Scalar | None = 2, *, dtype: torch.dtype | None = None
 ) -> Value:
     """The norm of the flattened tensor."""
-    return linalg_vector_norm(b, x, 2 if p is None else p)
+    return vector_norm(b, x, 2 if p is None else p, None, False)
 
 
 @lowering("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype")
@@ -392,7 +397,7 @@ def norm_dim(
     dtype: torch.dtype | None = None,
 ) -> Value:
     """The norm over some dimensions."""
-    return linalg_vector_norm(b, x, 2 if p is None else p, dim, keepdim)
+    return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
 
 
 @lowering("dist")
