@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lenz.ir.dtype import F32, I64, DType
 from lenz.ir.expr import Expr, load
-from lenz.ir.kernel import For, Kernel, Param, Reduce, Stmt, Store, TileConfig
+from lenz.ir.kernel import For, Kernel, Param, Reduce, Store, TileConfig
 from lenz.ir.tensor import axis
 from lenz.sym import Sym, Var, ceildiv, minimum, sym
 

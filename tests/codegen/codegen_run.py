@@ -18,6 +18,25 @@ from lenz.sym import Sym, evaluate
 from lenz.target import Target
 
 PAGE = mmap.PAGESIZE
+HASWELL = (
+    "+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+cx8,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,+popcnt,+sahf,+sse,"
+    "+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+xsave"
+)
+
+
+def targets() -> dict[str, Target]:
+    """The machine we are on, and on x86 the code for older ones that it can run as well."""
+    host = host_target()
+    found = {"host": host}
+    if host.triple.startswith("x86_64"):
+        if host.has("avx2"):
+            found["avx2"] = Target("cpu", host.triple, "haswell", HASWELL, 8, host.version)
+        found["sse2"] = Target(
+            "cpu", host.triple, "x86-64", "+sse,+sse2,+cx8,+fxsr,+mmx", 4, host.version
+        )
+    return found
+
+
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -47,9 +66,14 @@ class Guarded:
         return out
 
 
+# What kernels are compiled for; the fixture `target` sets it.
+current: list[Target] = []
+
+
 def compiled(kernels: Sequence[Kernel], target: Target | None = None):  # type: ignore[no-untyped-def]
     """(callables by name, library) of the kernels."""
-    text = emit_module(kernels, target or host_target())
+    target = target or (current[-1] if current else host_target())
+    text = emit_module(kernels, target)
     library = link(compile_module(text, target), [k.name for k in kernels], threads.imports())
     return {
         k.name: loader.function(library.addresses[k.name], len(k.params), len(k.sizes))

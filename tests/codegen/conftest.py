@@ -1,8 +1,26 @@
-"""Lets the tests of this folder import the harness."""
+"""Lets the tests of this folder import the harness, and the cases of the op table."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pytest
+
+HERE = Path(__file__).parent
+for folder in (HERE.parent / "ops", HERE):
+    sys.path.insert(0, str(folder))
+
+
+@pytest.fixture(params=["host", "avx2", "sse2"])
+def target(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile the kernels of the test for this machine and for older ones that it can run."""
+    import codegen_run
+
+    found = codegen_run.targets().get(request.param)
+    if found is None:
+        pytest.skip(f"no {request.param} here")
+    codegen_run.current.append(found)
+    yield
+    codegen_run.current.pop()

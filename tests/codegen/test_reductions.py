@@ -15,6 +15,7 @@ from lenz.ir.kernel import For, Kernel, Let, Param, Reduce, Store, TileConfig
 from lenz.ir.tensor import axis
 from lenz.sym import Sym, Var, minimum, sym
 
+pytestmark = pytest.mark.usefixtures("target")
 EXTENTS = (1, 15, 16, 17, 64, 65, 130, 1000)
 VALUE_KINDS: tuple[ReduceKind, ...] = ("sum", "prod", "max", "min")
 ARG_KINDS: tuple[ReduceKind, ...] = ("argmax", "argmin")

@@ -15,6 +15,8 @@ from lenz.ir.kernel import For, Kernel, Param, Store
 from lenz.ir.tensor import axis
 from lenz.sym import Sym, Var, ceildiv, minimum, sym
 
+pytestmark = pytest.mark.usefixtures("target")
+
 
 def transpose(
     m: Sym | int, n: Sym | int, dtype: DType = F32, sizes: tuple[Var, ...] = ()

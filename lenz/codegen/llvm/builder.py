@@ -18,6 +18,8 @@ from lenz.ir.dtype import BOOL, I32, DType
 Names = tuple[str, ...]
 # Intrinsics with a flag that makes some inputs poison; it is off here.
 _FLAGGED = ("llvm.abs", "llvm.ctlz", "llvm.cttz")
+# The word that a failed check sets; the runtime gives its address to the linker.
+FAILED = "lenz_failed"
 _DIVISIONS = ("sdiv", "udiv", "srem", "urem")
 
 
@@ -137,6 +139,18 @@ class Builder:
             return one
         callee = self.fn.module.declare(f"llvm.vector.reduce.or.v{self.lanes}i1", "i1", t)
         return let(self.level, f"call i1 {callee}({t} {one})")
+
+    def fail(self, cond: Names) -> None:
+        """Note, for the caller to see after the launch, that cond held somewhere."""
+        fn, number = self.fn, self.fn.label()
+        flag = fn.module.external(FAILED, "i64")
+        fn.put(
+            self.level, f"  br i1 {self.any(cond)}, label %bad.{number}, label %ok.{number}, {COLD}"
+        )
+        fn.block(self.level, f"bad.{number}")
+        fn.put(self.level, f"  store i64 1, ptr {flag}, align 8")
+        fn.put(self.level, f"  br label %ok.{number}")
+        fn.block(self.level, f"ok.{number}")
 
     def rare(
         self, cond: Names, dtype: DType, fast_value: Names, slow: Callable[[], Names]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lenz.codegen.llvm.native import has_native
 from lenz.errors import InternalError
 from lenz.ir.expr import Expr, interpret, rebuild
 from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
+from lenz.target import Target
 
 _STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 
 
-def legalise(k: Kernel) -> Kernel:
-    """The same kernel over ops with an `llvm` form; raises InternalError for an op without any."""
+def legalise(k: Kernel, target: Target) -> Kernel:
+    """The same kernel over ops that the target has a form of; raises InternalError for an op without any."""
     memo: dict[Expr, Expr] = {}
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))
-        if is_legal(new):
+        if is_legal(new, target):
             return new
         if new.op.expand is None:
             kinds = ", ".join(a.dtype.name for a in new.args)
@@ -41,9 +43,9 @@ def legalise(k: Kernel) -> Kernel:
     return replace(k, body=tuple([statement(s) for s in k.body]))
 
 
-def is_legal(e: Expr) -> bool:
+def is_legal(e: Expr, target: Target) -> bool:
     """True when the node can be emitted as it is."""
-    if e.op in _STRUCTURAL:
+    if e.op in _STRUCTURAL or has_native(e.op, target):
         return True
     if e.op.llvm is None:
         return False

@@ -29,7 +29,7 @@ Phase = tuple[tuple[Axis, ...], tuple[Stmt, ...]]
 def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
     """The text of a module that defines every kernel under its own name."""
     module = Module(target)
-    parts = [part for k in kernels for part in _kernel(module, legalise(k))]
+    parts = [part for k in kernels for part in _kernel(module, legalise(k, target))]
     head = f'target triple = "{target.triple}"'
     attributes = (
         f'attributes #0 = {{ nounwind "target-cpu"="{target.cpu}" '

@@ -15,8 +15,8 @@ from lenz.codegen.llvm.builder import Names
 from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import memory_type
 from lenz.ir.dtype import DType
-from lenz.ir.kernel import For, Reduce, exprs_of, walk
 from lenz.ir.expr import loads_of
+from lenz.ir.kernel import For, Reduce, exprs_of, walk
 from lenz.sym import Int, Sym, Var, affine_in, substitute
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def transpose(scopes: Scopes, vectors: list[str], t: str, level: int) -> list[st
 
 
 def at_row(offset: Sym, row: Var, lane: Var) -> tuple[Sym, Sym]:
-    """(offset of row 0 and lane 0, step from lane to lane)."""
+    """(offset of row 0, where the variable of the lanes stands for lane 0; step between lanes)."""
     affine = affine_in(offset, lane)
     assert affine is not None
-    return substitute(affine[1], {row: Int(0)}), affine[0]
+    return substitute(offset, {row: Int(0)}), affine[0]

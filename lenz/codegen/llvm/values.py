@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from lenz.codegen.llvm.access import Accesses
 from lenz.codegen.llvm.accumulators import Accumulator
 from lenz.codegen.llvm.indices import Indices, index_type
+from lenz.codegen.llvm.native import emit_native, has_native
 from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import constant
 from lenz.errors import InternalError
@@ -87,6 +88,8 @@ class Values:
         found = self.reads.get(e)
         if found is None:  # operands are visited first, so this never goes deep
             names: dict[str, None] = {e.attrs[0]: None} if e.op is LOAD else {}
+            if e.op.guarded:  # its effect depends on the masks as a load does
+                names[""] = None
             for a in e.args:
                 names.update(dict.fromkeys(self._reads(a)))
             found = self.reads[e] = tuple(names)
@@ -133,6 +136,9 @@ class Values:
             ]
             return self._apply(e, parts, (cond.dtype, value.dtype, other.dtype))
         parts = [self.operand(a, mask) for a in e.args]
+        if e.op.guarded:
+            runs = self._mask(mask, None) or Value(("true",), self.scopes.guard)
+            return self._apply(e, [*parts, runs], (*[a.dtype for a in e.args], BOOL))
         return self._apply(e, parts, tuple([a.dtype for a in e.args]))
 
     def _apply(self, e: Expr, parts: list[Value], dtypes: tuple[DType, ...]) -> Value:
@@ -144,6 +150,8 @@ class Values:
         xs = tuple([spread(p, d, lanes, copies) for p, d in zip(parts, dtypes, strict=True)])
         if e.op is MASKED:
             return Value(b.select(xs[0], e.dtype, xs[1], xs[2]), level, lanes)
+        if has_native(e.op, b.fn.module.target):
+            return Value(emit_native(b, e.dtype, dtypes, xs), level, lanes)
         if e.op.llvm is None:
             raise InternalError(f"{e.op.name} has no LLVM form", pass_name="legalise")
         return Value(e.op.llvm(b, e.dtype, dtypes, xs, e.attrs), level, lanes)
