@@ -83,10 +83,27 @@ EXEC_FILES = {
     "pipeline.py": "loads the Python source of a plan that was printed just before",
 }
 
-# Module-level objects that change while the program runs: intern tables, and registries that are
-# filled by imports and then stay as they are.
+# Module-level objects that change while the program runs.  There are three kinds: intern tables,
+# memo tables of pure functions on interned objects, and registries that imports fill.
+INTERNED, MEMO, REGISTRY = "intern table", "memo of a pure function", "registry, filled by imports"
 STATE = {
-    "ir/op.py": {"_OPS": "registry of scalar ops"},
+    "ir/op.py": {"_OPS": REGISTRY},
+    "ir/expr.py": {"_TABLE": INTERNED},
+    "lower/registry.py": {"_BY_OVERLOAD": REGISTRY},
+    "ops/fold.py": {"_RULES": REGISTRY},
+    "sym/expr.py": {
+        "_INTS": INTERNED,
+        "_VARS": INTERNED,
+        "_ADDS": INTERNED,
+        "_MULS": INTERNED,
+        "_DIVS": INTERNED,
+        "_MODS": INTERNED,
+        "_MINS": INTERNED,
+        "_MAXS": INTERNED,
+    },
+    "sym/divide.py": {"_QUOTIENTS": MEMO, "_REMAINDERS": MEMO, "_SPLITS": MEMO},
+    "sym/prove.py": {"_NONNEGATIVE": MEMO, "_DIVISORS": MEMO},
+    "sym/recombine.py": {"_WHOLES": MEMO},
 }
 
 # Words that say nothing about what a file or a class is for.
