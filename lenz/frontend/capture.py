@@ -108,7 +108,7 @@ def uncollected() -> Iterator[None]:
     """Put off Python's cyclic collector while a graph is traced and compiled.
 
     Tracing makes millions of objects that live to its end, and the collector walks them over and
-    over: 2.7 s against 2.3 s for the training step of a 12-layer BERT.
+    over: about a tenth of the time for the training step of a 12-layer BERT.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -134,7 +134,7 @@ def boxed(run: Boxed) -> Boxed:
         def call(args: list[Any]) -> Sequence[Any]:
             return run(args)
 
-        call._boxed_call = True  # type: ignore[attr-defined]
+        call._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
         return call
 
 
@@ -153,5 +153,6 @@ def undynamic(compiler: Compiler) -> Compiler:
 
 def outside(run: Callable[..., Any], reason: str) -> Callable[..., Any]:
     """Return `run` as a function that Dynamo does not look into."""
-    hidden: Callable[..., Any] = torch._dynamo.disable(run, reason=reason)  # type: ignore[no-untyped-call]
+    disable: Any = torch._dynamo.disable  # it has no annotations
+    hidden: Callable[..., Any] = disable(run, reason=reason)
     return hidden

@@ -42,17 +42,18 @@ class SymbolMap:
     """The symbols of one graph: torch's expression to `Sym` and back, ranges, hints, bindings.
 
     `bindings` has one entry for each symbol that an argument gives as it is, in the order of the
-    arguments.  `opaque` maps the name of a `Var` that stands for an expression outside of our
+    arguments.  `hints` maps the name of each Var met so far to its value in the traced call; an
+    unbacked one has none.  `opaque` maps the name of a `Var` that stands for an expression outside of our
     integers (a float's ceiling, say) to that expression's text.
     """
 
-    __slots__ = ("_back", "_hints", "_memo", "_shape_env", "bindings", "opaque")
+    __slots__ = ("_back", "_memo", "_shape_env", "bindings", "hints", "opaque")
 
     def __init__(self, shape_env: ShapeEnv | None) -> None:
         self._shape_env = shape_env
         self._memo: dict[Any, Sym] = {}
         self._back: dict[Sym, torch.SymInt] = {}
-        self._hints: dict[str, int] = {}
+        self.hints: dict[str, int] = {}
         self.bindings: tuple[Binding, ...] = ()
         self.opaque: dict[str, str] = {}
 
@@ -75,11 +76,6 @@ class SymbolMap:
     def syms(self, values: Iterable[int | torch.SymInt]) -> tuple[Sym, ...]:
         """Return a shape or strides as a tuple of Sym."""
         return tuple(self.sym(v) for v in values)
-
-    @property
-    def hints(self) -> Mapping[str, int]:
-        """Name of each Var met so far to its value in the traced call; none if unbacked."""
-        return self._hints
 
     def bind(self, values: Sequence[Any]) -> None:
         """Find for each symbol the argument that gives it; `values` are the traced arguments.
@@ -200,7 +196,7 @@ class SymbolMap:
         lo, hi = ends(env.var_to_range.get(symbol)) if env is not None else (None, None)
         hint = hints_of(env).get(symbol) if env is not None else None
         if hint is not None and hint.is_Integer:
-            self._hints[name] = int(hint)
+            self.hints[name] = int(hint)
         return Var(name, lo, hi)
 
     def _stand_in(self, e: Any) -> Sym:
@@ -212,7 +208,7 @@ class SymbolMap:
         if env is not None:
             value = e.xreplace(hints_of(env))
             if value.is_Integer:
-                self._hints[name] = int(value)
+                self.hints[name] = int(value)
         return Var(name, lo, hi)
 
 
