@@ -43,8 +43,8 @@ class SymbolMap:
 
     `bindings` has one entry for each symbol that an argument gives as it is, in the order of the
     arguments.  `hints` maps the name of each Var met so far to its value in the traced call; an
-    unbacked one has none.  `opaque` maps the name of a `Var` that stands for an expression outside of our
-    integers (a float's ceiling, say) to that expression's text.
+    unbacked one has none.  `opaque` maps the name of a Var that stands for an expression outside
+    of our integers (a float's ceiling, say) to that expression's text.
     """
 
     __slots__ = ("_back", "_memo", "_shape_env", "bindings", "hints", "opaque")
