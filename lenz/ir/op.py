@@ -43,6 +43,7 @@ class Op:
     domain    interval of f32 inputs that tests sample, per operand or one for all
     ulp       greatest error, in units in the last place of f32, that tests accept inside `domain`
     bounds    interval rule for float results, or None
+    guarded   the LLVM form gets a last operand more, the bool "this lane runs": for ops with effects
     native    element types of operands for which the LLVM form exists (None: every NATIVE type
               that the dtype rule accepts)
     """
@@ -62,6 +63,7 @@ class Op:
     ulp: float = 0.0
     bounds: Callable[..., tuple[float, float]] | None = None
     native: tuple[DType, ...] | None = None
+    guarded: bool = False
 
     def __repr__(self) -> str:
         return f"Op({self.name})"

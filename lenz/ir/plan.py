@@ -96,7 +96,12 @@ class Free:
     name: str
 
 
-Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Free
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Raise if a check inside a kernel launched so far has failed (an index out of range)."""
+
+
+Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Free | Check
 
 
 @dataclass(frozen=True, slots=True)

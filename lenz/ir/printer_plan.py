@@ -9,6 +9,7 @@ from lenz.ir.plan import (
     Alloc,
     BindSize,
     CallStep,
+    Check,
     Free,
     Input,
     LaunchStep,
@@ -130,6 +131,8 @@ def show_step(s: Step, device: str = "") -> str:
             return _call(s)
         case Free(name):
             return f"free %{show_name(name)}"
+        case Check():
+            return "check"
         case _:
             assert_never(s)
 

@@ -17,6 +17,7 @@ from lenz.ir.plan import (
     Alloc,
     BindSize,
     CallStep,
+    Check,
     Free,
     Input,
     LaunchStep,
@@ -31,7 +32,7 @@ from lenz.ir.tensor import TensorType
 from lenz.sym import Sym
 
 _LINES = (
-    "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "free", "kernels",
+    "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "free", "check", "kernels",
     "return",
 )  # fmt: skip
 
@@ -122,6 +123,8 @@ def _step(c: Cursor, s: Scope, word: str) -> Step:
             return LaunchStep(kernel, args, tuple(sizes))
         case "call":
             return _call(c, s)
+        case "check":
+            return Check()
         case _:
             return Free(buffer_of(c))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lenz.ir.dtype import I64, DType
+from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr
 from lenz.ir.op import Op, define
 from lenz.ops.fold import apply
@@ -25,11 +25,17 @@ def _eager(i: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 def _emit(b: Any, _: DType, __: tuple[DType, ...], xs: tuple[Any, ...], ___: tuple[Any, ...]) -> Any:
-    return b.in_range(xs[0], xs[1])
+    i, n, runs = xs
+    outside = b.compare("icmp uge", I64, i, n)  # unsigned: negatives are large
+    b.fail(b.binary("and", BOOL, outside, runs))
+    return b.select(outside, I64, b.constant(I64, 0), i)
 
 
 ASSERT_IN_RANGE = define(
-    Op("assert_in_range", 2, _dtype, eager=_eager, llvm=_emit, cost=2.0, domain=(0, 10))
+    Op(
+        "assert_in_range", 2, _dtype, eager=_eager, llvm=_emit, cost=2.0, domain=(0, 10),
+        guarded=True,
+    )  # fmt: skip
 )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from lenz.context import Context
 from lenz.ir.graph import Atom, Extern, Graph, Ref, View, atom_refs, buffers_of, roots_of
-from lenz.ir.kernel import Launch, Schedule
+from lenz.ir.expr import nodes_of
+from lenz.ir.kernel import Launch, Schedule, exprs_of
 from lenz.ir.plan import (
-    Alloc, BindSize, CallStep, Free, Input, LaunchStep, Plan, Reuse, SizeInput, Step, ViewStep,
+    Alloc, BindSize, CallStep, Check, Free, Input, LaunchStep, Plan, Reuse, SizeInput, Step, ViewStep,
 )  # fmt: skip
 from lenz.ir.tensor import Buffer
 from lenz.plan.memory import Pool
@@ -44,10 +45,14 @@ class _Builder:
     pool: Pool = field(default_factory=Pool)
     defined: dict[str, None] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)
+    views: dict[str, list[str]] = field(default_factory=dict)
+    known: dict[Var, None] = field(default_factory=dict)
 
     def run(self) -> Plan:
         g = self.schedule.graph
         self.buffers, self.roots = buffers_of(g), roots_of(g)
+        for view, root in self.roots.items():
+            self.views.setdefault(root, []).append(view)
         inputs = self.inputs(g)
         self.lifetimes(g)
         for k, step in enumerate(self.schedule.steps):
@@ -80,7 +85,8 @@ class _Builder:
     def inputs(self, g: Graph) -> tuple[Input | SizeInput, ...]:
         """Arguments, and the sizes that only tensor arguments give."""
         made: list[Input | SizeInput] = []
-        bound = {v for i in g.inputs if isinstance(i, Sym) for v in [i] if isinstance(v, Var)}
+        bound = self.known
+        bound.update(dict.fromkeys(i for i in g.inputs if isinstance(i, Var)))
         for i in g.inputs:
             if isinstance(i, Sym):
                 made.append(SizeInput(i))
@@ -91,7 +97,7 @@ class _Builder:
             for stride, parts in ((False, layout.shape), (True, layout.stride)):
                 for dim, part in enumerate(parts):
                     if isinstance(part, Var) and part not in bound:
-                        bound.add(part)
+                        bound[part] = None
                         self.steps.append(BindSize(part, i.name, dim, stride))
         self.defined.update(dict.fromkeys(b.name for b in g.constants))
         return tuple(made)
@@ -120,6 +126,8 @@ class _Builder:
         symbol = self.symbols[step]
         self.comment(step)
         self.steps.append(LaunchStep(symbol, step.args, step.kernel.sizes))
+        if any(e.op.guarded for e in nodes_of(*exprs_of(step.kernel.body))):
+            self.steps.append(Check())
 
     def comment(self, step: Launch) -> None:
         origins = ", ".join(step.kernel.origins)
@@ -135,6 +143,7 @@ class _Builder:
             self.steps.append(CallStep(out, step.args, kwargs, (only.name,), True, into=True))
             return
         outs = tuple(o.name if isinstance(o, Buffer) else o for o in step.outs)
+        self.known.update(dict.fromkeys(o for o in outs if isinstance(o, Var)))
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.steps.append(CallStep(step.op, step.args, step.kwargs, outs, step.single))
         for o in step.outs:
@@ -143,14 +152,9 @@ class _Builder:
 
     def bind_new_sizes(self, out: Buffer) -> None:
         """Sizes that only the call knows (nonzero, say) are read off its result."""
-        known = {s.var for s in self.steps if isinstance(s, BindSize)}
-        known |= {i for i in self.schedule.graph.inputs if isinstance(i, Var)}
-        for s in self.steps:
-            if isinstance(s, CallStep):
-                known |= {o for o in s.outs if isinstance(o, Var)}
         for dim, part in enumerate(out.shape):
-            if isinstance(part, Var) and part not in known:
-                known.add(part)
+            if isinstance(part, Var) and part not in self.known:
+                self.known[part] = None
                 self.steps.append(BindSize(part, out.name, dim))
 
     def allocate(self, b: Buffer) -> None:
@@ -172,9 +176,10 @@ class _Builder:
         for name in roots:
             if self.last.get(name, k) > k or name in self.pinned or name not in self.defined:
                 continue
-            for view in [v for v, r in self.roots.items() if r == name and v in self.defined]:
-                self.steps.append(Free(view))
-                del self.defined[view]
+            for view in self.views.get(name, ()):
+                if view in self.defined:
+                    self.steps.append(Free(view))
+                    del self.defined[view]
             del self.defined[name]
             # Memory of arguments and calls is only dropped; our own may serve again.
             if name in self.own:

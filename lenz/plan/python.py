@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lenz.ir.dtype import DTYPES, DType
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import (
-    Alloc, BindSize, CallStep, Free, Input, LaunchStep, Plan, Reuse, SizeInput, Step, ViewStep,
+    Alloc, BindSize, CallStep, Check, Free, Input, LaunchStep, Plan, Reuse, SizeInput, Step, ViewStep,
 )  # fmt: skip
 from lenz.ir.tensor import TensorType
 from lenz.sym import Int, Sym, Var, show, to_python
@@ -200,6 +200,8 @@ class _Writer:
                 return [f"{s.kernel}({', '.join(args)})"]
             case CallStep():
                 return self.eager(s)
+            case Check():
+                return ["if rt.FAILED.value:", "    rt.raise_failed()"]
             case Free():
                 return [f"del {self.var(s.name)}"]
 

@@ -105,11 +105,13 @@ class Scopes:
     @contextmanager
     def block(self) -> Iterator[None]:
         """A body that runs once: its values are forgotten afterwards."""
-        self.push(self.fn.scopes[-1].label)
+        # A basic block of its own: code moved out of the body may end the one around it.
+        name = f"body.{self.fn.label()}"
+        self.push(name)
         yield
         label = self.fn.scopes[-1].label
         lines = self.pop()
-        self.fn.scopes[-1].lines += lines
+        self.fn.scopes[-1].lines += [f"  br label %{name}", f"{name}:", *lines]
         self.fn.scopes[-1].label = label
 
     @contextmanager
