@@ -88,7 +88,7 @@ class Run:
         )
         for b, x in given:
             if isinstance(b, Sym) and isinstance(x, int):
-                self._bind(b, x)
+                _bind_size(self.sizes, b, x)
             elif isinstance(b, Buffer) and isinstance(x, torch.Tensor):
                 if x.dim() != len(b.shape):
                     raise UserError(f"input %{b.name} has {x.dim()} dimensions, wanted {b.shape}")
@@ -96,7 +96,7 @@ class Run:
                     (*b.shape, *b.type.layout.stride), (*x.shape, *x.stride()), strict=True
                 ):
                     if isinstance(s, Var):
-                        self._bind(s, n)
+                        _bind_size(self.sizes, s, n)
             else:
                 raise UserError(f"input {b} cannot be {type(x).__name__}")
         for b, x in given:
@@ -104,13 +104,6 @@ class Run:
                 self._input(b, x)
             elif isinstance(b, Sym) and self.size(b) != x:
                 raise UserError(f"input {b} is {x}, but the other inputs make it {self.size(b)}")
-
-    def _bind(self, s: Sym, n: int) -> None:
-        if not isinstance(s, Var):
-            return
-        if (s.lo is not None and n < s.lo) or (s.hi is not None and n > s.hi):
-            raise UserError(f"size {s} = {n} is outside {s.lo}..{s.hi}")
-        self.sizes.setdefault(s, n)
 
     def _input(self, b: Buffer, x: torch.Tensor) -> None:
         self._check(b, x, UserError, f"input %{b.name}")
@@ -157,20 +150,8 @@ class Run:
             case tuple():
                 return tuple(map(self.atom, a))
             case Named(kind, value):
-                return self._named(kind, value)
+                return _torch_object(kind, value, self.objects)
         return a
-
-    def _named(self, kind: str, value: str) -> Any:
-        match kind:
-            case "dtype":
-                return dtype_named(value).torch
-            case "device":
-                return torch.device(value)
-            case "obj":
-                return self.objects[value]
-            case "layout" | "memory_format":
-                return getattr(torch, value)
-        raise InternalError(f"no value for {kind}({value})", rule="atom")
 
     def grid(self, axes: Sequence[Axis]) -> tuple[dict[Var, Value], tuple[int, ...]]:
         """The sizes and one index tensor per axis, along its own dimension; and the shape."""
@@ -286,6 +267,29 @@ class Run:
                 self._check(out, value, InternalError, f"%{out.name} from {n.op}")
                 self.tensors[out.name] = value
                 self.base[out.name] = value.storage_offset() - self.size(out.type.layout.offset)
+
+
+def _bind_size(sizes: dict[Var, Value], s: Sym, n: int) -> None:
+    """Enter the value of a size, unless it is an expression or known."""
+    if not isinstance(s, Var):
+        return
+    if (s.lo is not None and n < s.lo) or (s.hi is not None and n > s.hi):
+        raise UserError(f"size {s} = {n} is outside {s.lo}..{s.hi}")
+    sizes.setdefault(s, n)
+
+
+def _torch_object(kind: str, value: str, objects: Mapping[str, Any]) -> Any:
+    """What a `Named` argument stands for."""
+    match kind:
+        case "dtype":
+            return dtype_named(value).torch
+        case "device":
+            return torch.device(value)
+        case "obj":
+            return objects[value]
+        case "layout" | "memory_format":
+            return getattr(torch, value)
+    raise InternalError(f"no value for {kind}({value})", rule="atom")
 
 
 def _no_value(name: str) -> torch.Tensor:

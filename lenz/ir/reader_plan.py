@@ -32,8 +32,8 @@ from lenz.ir.tensor import TensorType
 from lenz.sym import Sym
 
 _LINES = (
-    "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "free", "check", "kernels",
-    "return",
+    "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "free", "check",
+    "kernels", "return",
 )  # fmt: skip
 
 
