@@ -8,6 +8,7 @@ from lenz.lower import nll as nll
 from lenz.lower import norm as norm
 from lenz.lower import norm_backward as norm_backward
 from lenz.lower import pointwise as pointwise
+from lenz.lower import pool as pool
 from lenz.lower import random as random
 from lenz.lower import reduce as reduce
 from lenz.lower import shape as shape

@@ -1,0 +1,135 @@
+"""Pooling and its gradients against eager, by the interpreter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from harness import check, lowered
+from single import outputs_of, single
+from torch.nn import functional
+
+from lenz.ir.graph import Extern
+
+aten = torch.ops.aten
+FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+# kernel, stride, padding, ceil_mode
+FORMS: list[tuple[Any, Any, Any, bool]] = [
+    (2, 2, 0, False),
+    (3, 2, 1, False),
+    (3, 2, 1, True),
+    ((3, 2), (1, 2), (1, 0), False),
+    (2, 3, 0, True),
+    (3, 1, 1, False),
+    (3, 3, 1, True),
+]
+
+
+def image(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random values of the type."""
+    return torch.randn(shape).to(dtype)
+
+
+def pair(v: Any) -> list[int]:
+    """One number for both dimensions."""
+    return [v, v] if isinstance(v, int) else list(v)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("include_pad", [True, False])
+def test_avg_pool(form: tuple[Any, Any, Any, bool], include_pad: bool) -> None:
+    """Divisors with padding, ceil_mode and override, forward and backward."""
+    k, s, p, ceil = form
+    for dtype in FLOATS:
+        x = image((2, 3, 7, 6), dtype)
+        for override in (None, 3):
+            args = (pair(k), pair(s), pair(p), ceil, include_pad, override)
+            check(lambda x: aten.avg_pool2d(x, *args), x)
+            dy = image(tuple(aten.avg_pool2d(x, *args).shape), dtype)
+            check(lambda dy, x: aten.avg_pool2d_backward(dy, x, *args), dy, x)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_max_pool(form: tuple[Any, Any, Any, bool]) -> None:
+    """Values and positions, and the gradient through the positions."""
+    k, s, p, ceil = form
+    for dilation in (1, 2):
+        args = (pair(k), pair(s), pair(p), [dilation] * 2, ceil)
+        for dtype in FLOATS:
+            x = image((2, 3, 8, 7), dtype)
+            check(lambda x: aten.max_pool2d_with_indices(x, *args), x)
+            y, at = aten.max_pool2d_with_indices(x, *args)
+            dy = image(tuple(y.shape), dtype)
+            back = aten.max_pool2d_with_indices_backward
+            check(lambda dy, x, at: back(dy, x, *args, at), dy, x, at)
+
+
+def test_max_pool_of_nan_and_infinities() -> None:
+    """NaN wins, the last one; of nothing but -inf the first place counts; so it does of equals."""
+    inf, nan = math.inf, math.nan
+    x = torch.tensor(
+        [
+            [nan, 1.0, nan, -inf],
+            [nan, 2.0, -inf, -inf],
+            [-inf, -inf, 5.0, 5.0],
+            [-inf, -inf, 5.0, inf],
+        ]
+    )
+    for padding in (0, 1):
+        for dilation in (1, 2):
+            args = ([2, 2], [1, 1], [padding] * 2, [dilation] * 2)
+            check(lambda x: aten.max_pool2d_with_indices(x, *args), x[None, None])
+
+
+def test_other_ranks_and_layouts() -> None:
+    """3-d inputs, one and three pooled dimensions, channels last."""
+    x = torch.randn(2, 3, 6, 4)
+    last = x.to(memory_format=torch.channels_last)
+    for y in (x[0], last):
+        check(lambda y: functional.avg_pool2d(y, 2), y)
+        check(lambda y: functional.max_pool2d(y, 3, 2, 1), y)
+        check(lambda y: functional.adaptive_avg_pool2d(y, (3, 2)), y)
+    check(lambda x: functional.avg_pool1d(x, 3, 2, 1), torch.randn(2, 3, 9))
+    check(lambda x: functional.max_pool1d(x, 3, 2), torch.randn(2, 3, 9))
+    check(lambda x: functional.avg_pool3d(x, 2, 1, 1), torch.randn(2, 3, 4, 3, 5))
+    check(lambda x: functional.max_pool3d(x, 2), torch.randn(2, 3, 4, 4, 5))
+    check(lambda x: functional.avg_pool2d(x, 7, 1, 3), torch.randn(1, 2, 9, 8))
+
+
+def test_adaptive() -> None:
+    """Equal windows are lowered, others are called in eager."""
+    for shape, out in (((2, 3, 6, 4), (3, 2)), ((2, 3, 5, 5), (1, 5)), ((1, 2, 4, 4), (4, 4))):
+        x = torch.randn(shape)
+        (y,) = outputs_of(aten._adaptive_avg_pool2d.default, x, out)
+        torch.testing.assert_close(y, aten._adaptive_avg_pool2d(x, out))
+        dy = torch.randn(y.shape)
+        back = aten._adaptive_avg_pool2d_backward.default
+        torch.testing.assert_close(outputs_of(back, dy, x)[0], back(dy, x))
+    g = single(aten._adaptive_avg_pool2d.default, torch.randn(1, 2, 5, 5), (3, 2))
+    assert isinstance(g.nodes[0], Extern)
+
+
+def test_gradients_and_symbolic_sizes() -> None:
+    """Forward and backward in one graph; sizes that vary."""
+    x = torch.randn(2, 3, 8, 6)
+    for fn in (
+        lambda x: functional.avg_pool2d(x, 3, 2, 1),
+        lambda x: functional.max_pool2d(x, 3, 2, 1),
+    ):
+        dy = torch.randn(fn(x).shape)
+
+        def joint(dy: Any, x: Any, fn: Any = fn) -> Any:
+            y, pull = torch.func.vjp(fn, x)
+            return (y, *pull(dy))
+
+        check(joint, dy, x)
+        check(fn, x, dynamic=True)
+
+
+def test_number_of_loops() -> None:
+    """A small window is one loop."""
+    assert (
+        len(lowered(lambda x: functional.avg_pool2d(x, 2), (torch.randn(1, 1, 4, 4),)).nodes) == 1
+    )
