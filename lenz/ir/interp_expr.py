@@ -90,7 +90,7 @@ def evaluate_exprs(
     """Values of the roots at every point of the index tensors of `env`, which broadcast together.
 
     `value_of` gives what a `ref` names, `read` what a load gives. Raises InternalError
-    for a load outside its buffer at a point where it is needed.
+    for a load outside its buffer at a point where it is needed, IndexError where a check fails.
     """
     nodes = nodes_of(*roots)
     values: dict[Expr, torch.Tensor] = {}
@@ -104,6 +104,10 @@ def evaluate_exprs(
                 faults[e] = fault
                 value = torch.where(fault.where, torch.ones((), dtype=value.dtype), value)
             values[e] = value
+        elif e.op.guarded:
+            values[e], fault = _guarded(e, args)
+            if fault is not None:
+                faults[e] = fault
         else:
             values[e] = _node(e, args, env, value_of)
     if faults:
@@ -145,6 +149,25 @@ def _node(
     return out  # type: ignore[no-any-return]  # eager is typed loosely: Callable[..., Any]
 
 
+def _guarded(e: Expr, args: list[torch.Tensor]) -> tuple[torch.Tensor, Fault | None]:
+    """An op that may raise IndexError: 0 at the points where it does, which are given too."""
+    assert e.op.eager is not None
+    try:
+        return e.op.eager(*args, *e.attrs), None
+    except IndexError as error:
+        what = str(error)
+    shape = torch.broadcast_shapes(*[a.shape for a in args])  # type: ignore[no-untyped-call]
+    flat = [a.expand(shape).reshape(-1) for a in args]
+    value = torch.zeros(flat[0].shape, dtype=e.dtype.torch)
+    wrong = torch.full(flat[0].shape, False)
+    for k in range(value.numel()):
+        try:
+            value[k] = e.op.eager(*[a[k] for a in flat], *e.attrs)
+        except IndexError:
+            wrong[k] = True
+    return value.reshape(shape), Fault(wrong.reshape(shape), lambda _, at: f"{what} (point {at})")
+
+
 def _raise_needed(
     roots: Sequence[Expr],
     nodes: list[Expr],
@@ -172,6 +195,8 @@ def _raise_needed(
         if bool(wrong.any()):
             at = tuple(int(p) for p in wrong.nonzero()[0])
             what = faults[e].why(tuple(wrong.shape), at)
+            if e.op.guarded:  # the caller's fault, and raised as the compiled code raises it
+                raise IndexError(what)
             raise InternalError(what, rule="in-bounds", line=show_expr(e))
 
 

@@ -78,6 +78,20 @@ def test_masks_inside_masks() -> None:
     assert run(text, torch.tensor([1.0, 2.0])).tolist() == [5.0, 5.0, 1.0, 2.0, 6.0]
 
 
+def test_a_check_fails_only_where_it_is_needed() -> None:
+    text = """graph @g() on cpu {
+      in %idx : i64[3]
+      in %x : f32[4]
+      out %y = f32[3] : map (i: 3) {
+        masked(lt(index(i, i64), 2:i64),
+               load(%x, [@0]; @0: 0..3 = assert_in_range(load(%idx, [i]), 4:i64)), 7.0:f32) }
+    }"""
+    x = torch.arange(4.0)
+    assert run(text, torch.tensor([3, 1, 99]), x).tolist() == [3.0, 1.0, 7.0]
+    with pytest.raises(IndexError, match=r"out of range.*point \(1,\)"):
+        run(text, torch.tensor([3, 4, 99]), x)
+
+
 def test_floor_division_and_remainder_round_down() -> None:
     text = """graph @g() on cpu {
       out %q = i64[9] : map (i: 9) { index((i - 4)//3, i64) }
