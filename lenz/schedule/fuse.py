@@ -25,10 +25,15 @@ MAX_SIBLINGS = 4
 
 @dataclass(slots=True)
 class Partition:
-    """The cells so far, with their order constraints."""
+    """The cells so far, with their order constraints.
+
+    needs[c] and users[c] are the cells directly before and after c.
+    """
 
     cells: dict[int, Cell] = field(default_factory=dict)
     above: dict[int, int] = field(default_factory=dict)
+    needs: dict[int, dict[int, None]] = field(default_factory=dict)
+    users: dict[int, dict[int, None]] = field(default_factory=dict)
     owner: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
@@ -54,8 +59,10 @@ class Partition:
                 before[self.find(self.owner[name])] = None
         self.cells[c] = cell
         self.above[c] = 0
+        self.needs[c], self.users[c] = before, {}
         for d in before:
             self.above[c] |= self.above[d] | (1 << d)
+            self.users[d][c] = None
         for name in reads:
             self.readers.setdefault(name, []).append(c)
         for name in (*defines(cell), *writes):
@@ -64,29 +71,37 @@ class Partition:
 
     def between(self, a: int, b: int) -> bool:
         """True when some third cell must run after a and before b."""
-        if not self.above[b] >> a & 1:
-            return False
-        rest = self.above[b] & ~(1 << a)
-        while rest:
-            low = rest & -rest
-            if self.above.get(low.bit_length() - 1, 0) >> a & 1:
-                return True
-            rest ^= low
-        return False
+        return any(self.above[x] >> a & 1 for x in self.needs[b] if x != a)
 
     def join(self, a: int, b: int, group: Group) -> int:
         """Make a and b one cell; the one with the lower number stays."""
         keep, gone = min(a, b), max(a, b)
-        bits = (1 << keep) | (1 << gone)
         self.cells[keep] = group
-        self.above[keep] = (self.above[keep] | self.above[gone]) & ~bits
-        del self.cells[gone], self.above[gone]
+        for links, back in ((self.needs, self.users), (self.users, self.needs)):
+            for c in links[gone]:
+                del back[c][gone]
+                if c != keep:
+                    back[c][keep] = None
+                    links[keep][c] = None
+            links[keep].pop(gone, None)
+        over = (self.above[keep] | self.above[gone]) & ~(1 << keep) & ~(1 << gone)
+        del self.cells[gone], self.above[gone], self.needs[gone], self.users[gone]
         self.moved[gone] = keep
-        new = self.above[keep] | (1 << keep)
-        for c, over in self.above.items():
-            if over & bits:
-                self.above[c] = (over | new) & ~(1 << gone)
+        self.above[keep] = over
+        self._spread(keep, gone)
         return keep
+
+    def _spread(self, start: int, gone: int) -> None:
+        """Tell all cells behind `start` what must now run before them."""
+        stack = [start]
+        while stack:
+            c = stack.pop()
+            new = self.above[c] | (1 << c)
+            for u in self.users[c]:
+                wider = (self.above[u] | new) & ~(1 << gone)
+                if wider != self.above[u]:
+                    self.above[u] = wider
+                    stack.append(u)
 
     def attempt(self, a: int, b: int, cx: Context) -> int | None:
         """Fuse two cells where that is legal; gives the joint cell, and records why not."""

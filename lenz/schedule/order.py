@@ -12,20 +12,14 @@ def order(p: Partition) -> list[Cell]:
 
     The program's order keeps lifetimes short: what was written to be used next is used next.
     """
-    waiting = {c: over.bit_count() for c, over in p.above.items()}
+    waiting = {c: len(before) for c, before in p.needs.items()}
     ready = [c for c, n in waiting.items() if n == 0]
     heapq.heapify(ready)
     done: list[Cell] = []
-    users: dict[int, list[int]] = {c: [] for c in p.cells}
-    for c, over in p.above.items():
-        while over:
-            low = over & -over
-            users[low.bit_length() - 1].append(c)
-            over ^= low
     while ready:
         c = heapq.heappop(ready)
         done.append(p.cells[c])
-        for u in users[c]:
+        for u in p.users[c]:
             waiting[u] -= 1
             if waiting[u] == 0:
                 heapq.heappush(ready, u)
