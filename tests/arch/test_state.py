@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
+from lenz.options import Options
 from tests.arch import limits
 from tests.arch.source import Source, dotted, parse, sources, with_depth
 
@@ -228,3 +230,15 @@ def test_depth_counts_functions() -> None:
     tree = ast.parse("x = 1\ndef f():\n    y = 2\n    g = lambda: z\n")
     names = {n.id: d for n, d in with_depth(tree) if isinstance(n, ast.Name)}
     assert names == {"x": 0, "y": 1, "g": 1, "z": 2}
+
+
+def test_every_option_is_read() -> None:
+    """An option that nothing reads is a promise that nothing keeps."""
+    read = {
+        node.attr
+        for s in sources()
+        if s.name != "options.py"
+        for node in ast.walk(s.tree)
+        if isinstance(node, ast.Attribute) and dotted(node.value).endswith("options")
+    }
+    assert not [f.name for f in fields(Options) if f.name not in read]
