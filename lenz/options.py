@@ -37,7 +37,6 @@ class Options:
     inline: bool = option(True, "Compute cheap values where they are read.", key=True)
     horizontal: bool = option(True, "Fuse side-by-side loops that share reads.", key=True)
     reuse_buffers: bool = option(True, "Give the memory of dead buffers to later ones.", key=True)
-    grain: int = option(32768, "Elements below which a loop stays on one thread.", key=True)
     emulate_rounding: bool = option(
         False, "Round between fused half-precision ops just where eager would.", key=True
     )

@@ -13,7 +13,6 @@ from lenz.errors import UserError
 from lenz.options import LOGS, Options, options_table
 
 OTHER: dict[str, Any] = {
-    "grain": 1024,
     "fuel": 3,
     "on_error": "eager",
     "cache_dir": "/elsewhere",
@@ -94,9 +93,9 @@ def test_a_name_near_to_none_lists_all() -> None:
 WRONG: list[tuple[dict[str, object], str]] = [
     ({"fuse": "yes"}, "option fuse: expected bool, got 'yes'"),
     ({"fuse": 1}, "option fuse: expected bool, got 1"),
-    ({"grain": True}, "option grain: expected int, got True"),
-    ({"grain": 1.5}, "option grain: expected int, got 1.5"),
-    ({"grain": -2}, "option grain: -2 is below -1"),
+    ({"fuel": True}, "option fuel: expected int, got True"),
+    ({"fuel": 1.5}, "option fuel: expected int, got 1.5"),
+    ({"fuel": -2}, "option fuel: -2 is below -1"),
     ({"on_error": "ignore"}, "option on_error: expected one of raise, eager, got 'ignore'"),
     ({"logs": ["ir", "cod"]}, "option logs: unknown 'cod'\n  try: did you mean code"),
     ({"logs": 3}, "option logs: expected one of graph, ir"),
@@ -116,7 +115,7 @@ def test_a_wrong_value_names_option_expectation_and_value(
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("LENZ_FUSE", "maybe"), ("LENZ_GRAIN", "many"), ("LENZ_LOGS", "irr"), ("LENZ_ON_ERROR", "x")],
+    [("LENZ_FUSE", "maybe"), ("LENZ_FUEL", "many"), ("LENZ_LOGS", "irr"), ("LENZ_ON_ERROR", "x")],
 )
 def test_a_wrong_variable_is_the_users_error(variable: str, text: str) -> None:
     with pytest.raises(UserError, match=text):
