@@ -228,9 +228,7 @@ def softplus_backward(g: Expr, x: Expr, beta: Number, threshold: Number) -> Expr
     """g * z / (z + 1) with z = exp(beta * x), g itself beyond the threshold."""
     scaled = _scaled(x, beta)
     z = ops.exp(scaled)
-    return ops.where(
-        ops.gt(scaled, _of(x, threshold)), g, ops.div(ops.mul(g, z), _plus(z, 1.0))
-    )
+    return ops.where(ops.gt(scaled, _of(x, threshold)), g, ops.div(ops.mul(g, z), _plus(z, 1.0)))
 
 
 def mish(x: Expr) -> Expr:

@@ -359,9 +359,7 @@ _xlog(("xlogy", "special_xlogy"), ops.log)
 _xlog(("special_xlog1py",), ops.log1p)
 
 
-def _log_add(
-    name: str, log1p: Callable[[Expr], Expr], exp: Callable[[Expr], Expr]
-) -> None:
+def _log_add(name: str, log1p: Callable[[Expr], Expr], exp: Callable[[Expr], Expr]) -> None:
     def lower_log_add(b: GraphBuilder, x: Value, y: Value) -> Value:
         """max + log(1 + exp(min - max)); equal infinities give themselves."""
         t = b.result.dtype

@@ -76,9 +76,7 @@ def arange_from(b: GraphBuilder, start: Number, end: Number, **_: Any) -> Value:
 
 
 @lowering("arange.start_step")
-def arange_step(
-    b: GraphBuilder, start: Number, end: Number, step: Number = 1, **_: Any
-) -> Value:
+def arange_step(b: GraphBuilder, start: Number, end: Number, step: Number = 1, **_: Any) -> Value:
     """start, start + step, ... below the end."""
     return _range(b, start, step)
 
@@ -139,4 +137,3 @@ def eye(b: GraphBuilder, *_: Any, **__: Any) -> Value:
     """1 on the diagonal, else 0."""
     t = b.result.dtype
     return b.map(lambda i: ops.where(ops.eq(index(i[0]), index(i[1])), const(1, t), const(0, t)))
-

@@ -28,9 +28,7 @@ def _pick(others: Others, k: int) -> Operand:
     return others[k] if isinstance(others, (list, tuple)) else others  # type: ignore[return-value]  # a list is of operands
 
 
-def _each(
-    b: GraphBuilder, fn: Callable[[int, Index, DType], Expr]
-) -> tuple[Value, ...]:
+def _each(b: GraphBuilder, fn: Callable[[int, Index, DType], Expr]) -> tuple[Value, ...]:
     """One map of fn(number of the tensor, index, type) for each result."""
 
     def one(k: int, type: TensorType | None) -> Value:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from lenz import ops
+from lenz.errors import Unsupported
 from lenz.ir.dtype import BOOL, NATIVE, DType, compute_dtype
-from lenz.ir.expr import Expr
-from lenz.ir.graph import Extern, Pointwise, Reduction
+from lenz.ir.expr import Expr, const
+from lenz.ir.graph import Extern, Pointwise, Reduction, outs_of
 from lenz.ir.op import Op
 from lenz.lower import activation as activation
 from lenz.lower import arithmetic as arithmetic
@@ -44,9 +45,14 @@ def copy(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> V
 
 @lowering("copy_")
 def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value | Decline:
-    """The input `x` holds the elements of `src` when the graph ends."""
+    """The input `x` holds the elements of `src` when the graph ends.
+
+    Raises Unsupported for a write into a tensor of the graph, which no functional graph has.
+    """
     if src.device != x.device:
         return Decline("copy between devices")
+    if any(o.name == x.name for n in b.nodes for o in outs_of(n)):
+        raise Unsupported(f"a write into %{x.name}, which is no input")
     value = src
     if src.buffer.type != x.buffer.type or not _is_own(b, src):
         # An input or a view may be (part of) what is written, so its elements are taken first.
@@ -120,7 +126,7 @@ _test("logical_not", lambda x: ops.not_(ops.truth(x)))
 _test("isnan", ops.isnan)
 _test("isinf", ops.isinf)
 _test("isfinite", ops.isfinite)
-_test("signbit", lambda x: x if x.dtype is BOOL else ops.signbit(x))
+_test("signbit", lambda x: const(False, BOOL) if x.dtype is BOOL else ops.signbit(x))
 _test("floor", ops.floor)
 _test("ceil", ops.ceil)
 _test("trunc", ops.trunc)

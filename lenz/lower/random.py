@@ -213,5 +213,3 @@ def native_dropout(
         return ops.mul(e, ops.where(kept.at(i), factor, const(0.0, e.dtype)))
 
     return b.map(fn, out), kept
-
-

@@ -47,9 +47,7 @@ def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decl
     if len(parts) > MAX_PARTS:
         return Decline("many parts: eager copies each, a map would test all for each element")
     ends = [x.shape[d] for x in parts]
-    return b.map(
-        lambda i: _joined(b, i, d, parts, ends, lambda v: (*i[:d], v, *i[d + 1 :]))
-    )
+    return b.map(lambda i: _joined(b, i, d, parts, ends, lambda v: (*i[:d], v, *i[d + 1 :])))
 
 
 @lowering("stack")
@@ -59,9 +57,7 @@ def stack(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | De
         return Decline("many parts: eager copies each, a map would test all for each element")
     d = wrapped(dim, b.result.rank)
     ends: list[Sym] = [ONE] * len(tensors)
-    return b.map(
-        lambda i: _joined(b, i, d, list(tensors), ends, lambda v: (*i[:d], *i[d + 1 :]))
-    )
+    return b.map(lambda i: _joined(b, i, d, list(tensors), ends, lambda v: (*i[:d], *i[d + 1 :])))
 
 
 def _joined(
@@ -112,9 +108,7 @@ def _before(x: Value, pad: Sequence[Size]) -> list[Sym]:
     return before
 
 
-@lowering(
-    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", any_dtype=True
-)
+@lowering("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", any_dtype=True)
 def reflection_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
     """A border that mirrors the inside, without the edge itself."""
 
@@ -126,9 +120,7 @@ def reflection_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
     return _bordered(b, x, padding, place)
 
 
-@lowering(
-    "replication_pad1d", "replication_pad2d", "replication_pad3d", any_dtype=True
-)
+@lowering("replication_pad1d", "replication_pad2d", "replication_pad3d", any_dtype=True)
 def replication_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
     """A border that repeats the edge."""
     return _bordered(b, x, padding, lambda v, n: maximum(minimum(v, n - 1), ZERO))
@@ -263,9 +255,7 @@ def diagonal_backward(
 
 
 @lowering("diag_embed")
-def diag_embed(
-    b: GraphBuilder, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1
-) -> Value:
+def diag_embed(b: GraphBuilder, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
     """Matrices with the last dimension of x on a diagonal, zeros around it."""
     return _set_diagonal(b, None, x, offset, dim1, dim2)
 

@@ -35,14 +35,16 @@ def unflatten(flat: Sym, shape: Sequence[Sym]) -> Index:
     return tuple(reversed(out))
 
 
-def regroup(new: Sequence[Sym], old: Sequence[Sym]) -> Callable[[Index], Index]:
+def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Index]:
     """The map from indices of one shape to those of another with as many elements.
 
     Both shapes are cut wherever their leading sizes have one product, so that dimensions that stay
     keep their own variable and only what is really merged or cut is divided.
     """
-    if any(s is ZERO for s in (*new, *old)):
-        return lambda i: tuple(ZERO for _ in old)
+    if ZERO in new:
+        # No index exists, so any variable of no values will do.
+        nowhere = new.index(ZERO)
+        return lambda i: tuple(i[nowhere] for _ in old)
     kept_new = [d for d, s in enumerate(new) if s is not ONE]
     kept_old = [d for d, s in enumerate(old) if s is not ONE]
     ends_new = _products([new[d] for d in kept_new])
@@ -78,7 +80,10 @@ def _products(sizes: Sequence[Sym]) -> list[Sym]:
 @lowering("view.default", "_unsafe_view", "reshape", "_reshape_alias", any_dtype=True)
 def view(b: GraphBuilder, x: Value, *_: object) -> Value:
     """The same elements in row-major order, in another shape."""
-    return b.view(x, regroup(b.result.shape, x.shape))
+    where = regroup(b.result.shape, x.shape)
+    if ZERO in b.result.shape:
+        return b.map(lambda i: x.at(where(i)))  # the strides of no elements are a convention
+    return b.view(x, where)
 
 
 @lowering("alias", "detach", "lift", "lift_fresh", "view_as", any_dtype=True)
@@ -271,9 +276,7 @@ def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value
     return _parts(b, x, dim)
 
 
-@lowering(
-    "unsafe_split.Tensor", "unsafe_split_with_sizes", "split_with_sizes_copy", any_dtype=True
-)
+@lowering("unsafe_split.Tensor", "unsafe_split_with_sizes", "split_with_sizes_copy", any_dtype=True)
 def split_copy(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
     """x cut along a dimension; as nothing writes in a graph, a view serves as well as a copy."""
     return _parts(b, x, dim)
@@ -297,7 +300,9 @@ def flip(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
     turned = [wrapped(d, x.rank) for d in dims]
 
     def fn(i: Index) -> Index:
-        return tuple(n - 1 - v if d in turned else v for d, (v, n) in enumerate(zip(i, x.shape, strict=True)))
+        return tuple(
+            n - 1 - v if d in turned else v for d, (v, n) in enumerate(zip(i, x.shape, strict=True))
+        )
 
     return b.map(lambda i: x.at(fn(i)))
 
@@ -313,9 +318,7 @@ def roll(
         return b.map(x.at)
     if not along:
         total = product(x.shape)
-        return b.map(
-            lambda i: x.at(unflatten((flatten(i, x.shape) - by[0]) % total, x.shape))
-        )
+        return b.map(lambda i: x.at(unflatten((flatten(i, x.shape) - by[0]) % total, x.shape)))
 
     def fn(i: Index) -> Index:
         out = list(i)
@@ -330,8 +333,9 @@ def roll(
 @lowering("repeat", any_dtype=True)
 def repeat(b: GraphBuilder, x: Value, repeats: Sequence[Size]) -> Value:
     """x laid side by side."""
-    if any(s is ZERO for s in b.result.shape):
-        return b.map(lambda i: x.at(tuple(ZERO for _ in x.shape)))
+    if ZERO in b.result.shape:
+        nowhere = b.result.shape.index(ZERO)
+        return b.map(lambda i: x.at(tuple(i[nowhere] for _ in x.shape)))
     added = len(repeats) - x.rank
 
     def fn(i: Index) -> Index:

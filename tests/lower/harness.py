@@ -26,7 +26,7 @@ from lenz.ir.printer import show
 from lenz.lower import native_ops
 from lenz.sym import SymEnv, Var
 
-__all__ = ["TOLERANCE", "check", "lowered", "trace"]
+__all__ = ["TOLERANCE", "check", "evaluated", "lowered", "trace"]
 
 # Relative and absolute error that is accepted against the double-precision reference.
 TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
@@ -58,6 +58,15 @@ def lowered(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False
     return _lower(trace(fn, inputs, dynamic), inputs)[0]
 
 
+def evaluated(
+    fn: Callable[..., Any], *inputs: Any, dynamic: bool = False
+) -> tuple[Graph, tuple[Any, ...]]:
+    """The graph of a function and its outputs by the interpreter."""
+    g, constants = _lower(trace(fn, inputs, dynamic), inputs)
+    _read_back(g, show(g))
+    return g, interp(g, inputs, constants, call=_call).outputs
+
+
 def check(
     fn: Callable[..., Any],
     *inputs: Any,
@@ -80,7 +89,7 @@ def check(
         assert not left, f"not lowered: {left}\n{text}"
     _read_back(g, text)
     result = interp(g, inputs, constants, call=_call)
-    given = [x.clone() if isinstance(x, torch.Tensor) else x for x in map(_copy, inputs)]
+    given = [_copy(x) for x in inputs]
     wanted = _pytree.tree_leaves(fn(*given))
     double = None if exact else _reference(fn, inputs)
     _compare(result, wanted, given, double, tolerance, exact, text)

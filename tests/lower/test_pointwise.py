@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-
+import torch.nn.functional as F
 from harness import check
 
 aten = torch.ops.aten
@@ -41,15 +40,11 @@ def ints(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 UNARY: dict[str, Callable[[torch.Tensor], Any]] = {
     name: getattr(torch, name)
-    for name in (
-        "neg abs exp exp2 expm1 sigmoid tanh sin cos tan atan erf sinh cosh asinh sign floor ceil "
-        "trunc round frac square deg2rad rad2deg relu isnan isinf isfinite signbit isposinf "
-        "isneginf logical_not nan_to_num sinc positive"
-    ).split()
+    for name in ["neg", "abs", "exp", "exp2", "expm1", "sigmoid", "tanh", "sin", "cos", "tan", "atan", "erf", "sinh", "cosh", "asinh", "sign", "floor", "ceil", "trunc", "round", "frac", "square", "deg2rad", "rad2deg", "relu", "isnan", "isinf", "isfinite", "signbit", "isposinf", "isneginf", "logical_not", "nan_to_num", "sinc", "positive"]
 }
 POSITIVE = {
     name: getattr(torch, name)
-    for name in "log log2 log10 log1p sqrt rsqrt reciprocal acosh logit".split()
+    for name in ["log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "acosh", "logit"]
 }
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "gelu": F.gelu,
@@ -125,9 +120,7 @@ BACKWARD: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "elu_result": lambda g, x: aten.elu_backward(g, 1.5, 1.1, 0.9, True, x),
     "softplus": lambda g, x: aten.softplus_backward(g, x, 2.0, 5.0),
     "mish": aten.mish_backward,
-    "log_sigmoid": lambda g, x: aten.log_sigmoid_backward(
-        g, x, aten.log_sigmoid_forward(x)[1]
-    ),
+    "log_sigmoid": lambda g, x: aten.log_sigmoid_backward(g, x, aten.log_sigmoid_forward(x)[1]),
 }
 
 
@@ -161,12 +154,7 @@ def test_glu_and_prelu(dtype: torch.dtype) -> None:
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(torch, name)
-    for name in (
-        "add sub rsub mul div floor_divide remainder fmod minimum maximum fmin fmax eq ne lt le gt "
-        "ge logical_and logical_or logical_xor atan2 hypot copysign xlogy logaddexp logaddexp2 "
-        "heaviside pow float_power true_divide nextafter bitwise_and bitwise_or bitwise_xor "
-        "bitwise_left_shift bitwise_right_shift"
-    ).split()
+    for name in ["add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "minimum", "maximum", "fmin", "fmax", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "atan2", "hypot", "copysign", "xlogy", "logaddexp", "logaddexp2", "heaviside", "pow", "float_power", "true_divide", "nextafter", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"]
 } | {
     "add_alpha": lambda x, y: torch.add(x, y, alpha=3),
     "sub_alpha": lambda x, y: torch.sub(x, y, alpha=2),
@@ -302,8 +290,9 @@ def test_moving_elements(dtype: torch.dtype) -> None:
     check(lambda x: x.clone(memory_format=torch.contiguous_format), x.t(), exact=True)
     check(lambda x, m: torch.where(m, x, x[:1]), x, mask, exact=True)
     check(lambda x, m: torch.where(m[0], x, 1), x, mask, exact=True)
-    check(lambda x, m: x.masked_fill(m, 1), x, mask, exact=True)
-    check(lambda x, m: x.masked_fill(m[:, :1], x[0, 1]), x, mask, exact=True)
+    if dtype not in (torch.uint16, torch.uint32, torch.uint64):  # eager lacks them
+        check(lambda x, m: x.masked_fill(m, 1), x, mask, exact=True)
+        check(lambda x, m: x.masked_fill(m[:, :1], x[0, 1]), x, mask, exact=True)
     check(lambda x: torch.ops.aten.fill(x, 1), x, exact=True)
     check(lambda x: torch.ops.aten.fill(x, x[0, 2]), x, exact=True)
     check(lambda x, y: torch.ops.aten.copy(x, y), x, torch.ones(3), exact=True)

@@ -1,0 +1,99 @@
+"""Random ops: distribution, shape, type; the numbers themselves are fixed by the seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import evaluated
+
+from lenz.ir.graph import Extern
+from lenz.lower.builder import Decline, GraphBuilder
+from lenz.lower.random import refused
+
+X = torch.full((60, 100), 0.25)
+Fn = Callable[[torch.Tensor], Any]
+
+# name -> function, mean, standard deviation, least, greatest (None: no bound)
+DRAWS: dict[str, tuple[Fn, float, float, float | None, float | None]] = {
+    "rand": (lambda x: torch.rand(60, 100), 0.5, 12**-0.5, 0.0, 1.0),
+    "rand_like": (lambda x: torch.rand_like(x), 0.5, 12**-0.5, 0.0, 1.0),
+    "randn": (lambda x: torch.randn(60, 100), 0.0, 1.0, None, None),
+    "randn_like": (lambda x: torch.randn_like(x), 0.0, 1.0, None, None),
+    "randint": (lambda x: torch.randint(5, (60, 100)), 2.0, 2**0.5, 0, 5),
+    "randint_low": (lambda x: torch.randint(-3, 4, (60, 100)), 0.0, 2.0, -3, 4),
+    "randint_like": (lambda x: torch.randint_like(x, 5), 2.0, 2**0.5, 0, 5),
+    "randint_like_low": (lambda x: torch.randint_like(x, -3, 4), 0.0, 2.0, -3, 4),
+    "uniform": (lambda x: x.clone().uniform_(2, 6), 4.0, 4 * 12**-0.5, 2.0, 6.0),
+    "normal": (lambda x: x.clone().normal_(3, 0.5), 3.0, 0.5, None, None),
+    "normal_tensor": (lambda x: torch.normal(x, x), 0.25, 0.25, None, None),
+    "normal_float": (lambda x: torch.normal(1.5, x), 1.5, 0.25, None, None),
+    "exponential": (lambda x: x.clone().exponential_(2.0), 0.5, 0.5, 0.0, None),
+    "bernoulli": (lambda x: torch.bernoulli(x), 0.25, 0.1875**0.5, 0.0, 1.01),
+    "bernoulli_p": (lambda x: torch.bernoulli(x, 0.25), 0.25, 0.1875**0.5, 0.0, 1.01),
+    "bernoulli_into": (lambda x: x.clone().bernoulli_(0.25), 0.25, 0.1875**0.5, 0.0, 1.01),
+}
+
+
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("name", DRAWS)
+def test_distribution(name: str, dynamic: bool) -> None:
+    fn, mean, deviation, low, high = DRAWS[name]
+    g, (out,) = evaluated(fn, X, dynamic=dynamic)
+    assert [n.op for n in g.nodes if isinstance(n, Extern)] == ["py.lenz.seed"]
+    want = fn(X)
+    assert out.shape == want.shape
+    assert out.dtype is want.dtype
+    assert out.stride() == want.stride()
+    # Five standard errors: the seed is fixed, so the outcome is too.
+    error = 5 * deviation / math.sqrt(out.numel())
+    assert abs(out.double().mean().item() - mean) < error
+    assert abs(out.double().std().item() - deviation) < 0.05 * deviation + error
+    assert low is None or out.min().item() >= low
+    assert high is None or out.max().item() < high
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64), ids=str)
+def test_types(dtype: torch.dtype) -> None:
+    for fn in (torch.rand_like, torch.randn_like, torch.bernoulli):
+        _, (out,) = evaluated(fn, X.to(dtype))
+        assert out.dtype is dtype
+    _, (out,) = evaluated(torch.rand_like, X.to(dtype))
+    assert out.max().item() < 1.0
+
+
+def test_each_op_draws_its_own_seed() -> None:
+    g, _ = evaluated(lambda x: (torch.rand_like(x), torch.rand_like(x)), X)
+    assert len([n for n in g.nodes if isinstance(n, Extern)]) == 2
+
+
+@pytest.mark.parametrize("p", (0.0, 0.3, 1.0))
+def test_native_dropout(p: float) -> None:
+    _, (out, mask) = evaluated(lambda x: torch.native_dropout(x, p, True), X)
+    assert mask.dtype is torch.bool
+    assert abs(mask.double().mean().item() - (1 - p)) < 5 * 0.5 / math.sqrt(X.numel())
+    wanted = X * mask * (1 / (1 - p) if p < 1 else 0.0)
+    torch.testing.assert_close(out, wanted)
+
+
+def test_native_dropout_in_evaluation() -> None:
+    g, (out, mask) = evaluated(lambda x: torch.native_dropout(x, 0.5, False), X)
+    assert torch.equal(out, X)
+    assert bool(mask.all())
+    assert not any(isinstance(n, Extern) for n in g.nodes)
+
+
+def test_dropout_of_a_module() -> None:
+    _, (out,) = evaluated(lambda x: torch.nn.functional.dropout(x, 0.4, training=True), X)
+    kept = out != 0
+    torch.testing.assert_close(out[kept], X[kept] / 0.6)
+    assert abs(kept.double().mean().item() - 0.6) < 0.04
+
+
+def test_a_generator_of_the_caller_stays_eager() -> None:
+    b = GraphBuilder()
+    assert isinstance(refused(b, torch.Generator()), Decline)
+    assert refused(b, None) is None
