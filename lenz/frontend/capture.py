@@ -18,6 +18,7 @@ import torch._functorch.config as functorch_config
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lenz.frontend.build import build
 from lenz.frontend.decompose import decompositions
@@ -72,7 +73,9 @@ def capture(
             if options.verify:
                 program.gm.graph.lint()
             static_names.extend(p.name for p in program.placeholders if p.is_static)
-            return boxed(compile_fx(program))
+            # The compiler folds constants with eager ops, which must not meet fake tensors.
+            with _disable_current_modes():
+                return boxed(compile_fx(program))
 
         return compile_part
 
