@@ -1,4 +1,4 @@
-"""The three moments of a reduction: start before its outermost loop, take a value, finish after it."""
+"""The moments of a reduction: start before its outermost loop, take a value, finish after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lenz.codegen.llvm.access import Place
 from lenz.codegen.llvm.accumulators import Accumulator, position_of, state_dtypes
 from lenz.codegen.llvm.builder import Names
 from lenz.codegen.llvm.scopes import Cell, Value
-from lenz.codegen.llvm.types import iota, memory_type, value_type, vector
+from lenz.codegen.llvm.types import iota, memory_type, value_type
 from lenz.ir.dtype import BOOL, F32, I32, I64, DType
 from lenz.ir.kernel import For, Reduce
 
@@ -122,7 +122,7 @@ def _take_in_arrays(body: Body, acc: Accumulator, parts: red.Parts, index: DType
     copies = scopes.copies
     if body.row_pass:  # the copies are rows: add them up before the one access to the array
         one = scopes.builder(level, acc.lanes, 1)
-        states = [tuple([(part[k],) for part in parts]) for k in range(copies)]
+        states: list[red.Parts] = [tuple([(part[k],) for part in parts]) for k in range(copies)]
         parts = red.tree(one, kind, acc.dtypes[0], index, states)
         copies = 1
     b = scopes.builder(level, acc.lanes, copies)
@@ -151,7 +151,7 @@ def finish(body: Body, acc: Accumulator) -> None:
     copies = acc.copies
     if acc.merge and copies > 1:
         one = scopes.builder(level, acc.lanes, 1)
-        states = [tuple([(part[k],) for part in state]) for k in range(copies)]
+        states: list[red.Parts] = [tuple([(part[k],) for part in state]) for k in range(copies)]
         state, copies = red.tree(one, kind, acc.dtypes[0], index, states), 1
     if acc.across:
         scalar = scopes.builder(level, False, 1)
@@ -182,8 +182,3 @@ def element(body: Body, acc: Accumulator) -> Value:
     place = body.accesses.place(part, dtype, acc.offset, {})
     value = body.accesses.load(place, dtype, None, 0)
     return converted(body, acc, value)
-
-
-def vector_of(dtype: DType, width: int) -> str:
-    """The vector type in memory."""
-    return vector(memory_type(dtype), width)

@@ -1,7 +1,7 @@
 """Accumulators of the reductions under way: in registers, or in an array on the stack.
 
-A reduction ends with the outermost loop it runs over. If loops inside that one are not reduced over,
-each of their points has its own accumulator, in an array; else the accumulators are registers, one
+A reduction ends with the outermost loop it runs over. If loops inside that one are not reduced
+over, each of their points has its own accumulator, in an array; else the accumulators are registers, one
 per copy of the body, that the loops carry.
 """
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from lenz.codegen.llvm import convert, divide
 from lenz.codegen.llvm.function import COLD, Function
-from lenz.codegen.llvm.library import lanewise
+from lenz.codegen.llvm.library import lanewise, ldexp
 from lenz.codegen.llvm.types import constant, splat, suffix, value_type, vector
-from lenz.ir.dtype import BOOL, I32, DType
+from lenz.ir.dtype import BOOL, DType
 
 Names = tuple[str, ...]
 # Intrinsics with a flag that makes some inputs poison; it is off here.
@@ -65,13 +65,13 @@ class Builder:
 
     def intrinsic(self, name: str, dtype: DType, *xs: Names) -> Names:
         """A call of an intrinsic that is overloaded on its result type."""
+        if name == "llvm.ldexp":
+            return ldexp(self, dtype, *xs)
         t = self.type(dtype)
         full = f"{name}.{suffix(value_type(dtype), self.lanes)}"
         types, tail = [t] * len(xs), ""
         if name in _FLAGGED:
             types, tail = [*types, "i1"], ", i1 false"
-        elif name == "llvm.ldexp":  # the exponent has a type of its own
-            types, full = [t, self.type(I32)], f"{full}.{suffix('i32', self.lanes)}"
         callee = self.fn.module.declare(full, t, *types)
         return tuple(
             [

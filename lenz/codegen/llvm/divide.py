@@ -1,14 +1,15 @@
 """Integer division without traps.
 
 x86 raises a fault on division by zero and on MIN / -1, and masked-off lanes may hold anything, so
-the divisor is replaced where it would fault: the quotient by zero is then some value, MIN / -1 wraps.
+the divisor is replaced where it would fault: the quotient by zero is then some value, and MIN / -1
+wraps.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lenz.codegen.llvm.types import value_type, vector
+from lenz.codegen.llvm.types import vector
 from lenz.ir.dtype import BOOL, DType
 
 if TYPE_CHECKING:
@@ -57,8 +58,3 @@ def _by_double(b: Builder, opcode: str, dtype: DType, x: Names, y: Names) -> Nam
     if opcode[1:] == "div":
         return whole
     return b.binary("sub", dtype, x, b.binary("mul", dtype, whole, y))
-
-
-def is_vectorised(dtype: DType) -> bool:
-    """True where division of vectors of the type needs no loop over lanes."""
-    return value_type(dtype) in ("i8", "i16", "i32")

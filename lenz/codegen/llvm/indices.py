@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from lenz.codegen.llvm.builder import Builder
 from lenz.codegen.llvm.scopes import Scopes, Value
-from lenz.codegen.llvm.types import splat, vector
+from lenz.codegen.llvm.types import vector
 from lenz.errors import InternalError
 from lenz.ir.dtype import I32, I64, DType
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, affine_in
@@ -233,8 +233,3 @@ def index_type(s: Sym, bound: Bound = _NONE) -> DType:
             return I64
         stack.extend(children(e))
     return I32
-
-
-def zero_vector(element: str, lanes: int) -> str:
-    """A constant of zeros."""
-    return splat(element, "0", lanes)

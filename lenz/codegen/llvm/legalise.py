@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lenz.codegen.llvm.native import has_native
 from lenz.errors import InternalError
 from lenz.ir.expr import Expr, interpret, rebuild
 from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
-from lenz.target import Target
 
 _STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 
 
-def legalise(k: Kernel, target: Target) -> Kernel:
-    """The same kernel over ops that the target has a form of; raises InternalError for an op without any."""
+def legalise(k: Kernel) -> Kernel:
+    """The same kernel over ops that have an `llvm` form.
+
+    Raises InternalError for an op without any.
+    """
     memo: dict[Expr, Expr] = {}
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))
-        if is_legal(new, target):
+        if is_legal(new):
             return new
         if new.op.expand is None:
             kinds = ", ".join(a.dtype.name for a in new.args)
@@ -43,9 +44,9 @@ def legalise(k: Kernel, target: Target) -> Kernel:
     return replace(k, body=tuple([statement(s) for s in k.body]))
 
 
-def is_legal(e: Expr, target: Target) -> bool:
+def is_legal(e: Expr) -> bool:
     """True when the node can be emitted as it is."""
-    if e.op in _STRUCTURAL or has_native(e.op, target):
+    if e.op in _STRUCTURAL:
         return True
     if e.op.llvm is None:
         return False

@@ -1,9 +1,15 @@
-"""C math functions applied to vectors lane by lane, as helper functions of the module."""
+"""C math functions applied to vectors lane by lane, and one that is better done by vectors."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lenz.codegen.llvm.function import Module
-from lenz.codegen.llvm.types import suffix, vector
+from lenz.codegen.llvm.types import suffix, value_type, vector
+from lenz.ir.dtype import DType
+
+if TYPE_CHECKING:
+    from lenz.codegen.llvm.builder import Builder, Names
 
 
 def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) -> str:
@@ -31,3 +37,22 @@ def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) 
             f"define internal {t} @{name}({params}) noinline #0 {{\n{body}\n  ret {t} {before}\n}}"
         )
     return f"@{name}"
+
+
+def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
+    """x * 2^k for i32 exponents, by vscalef on AVX512: only vectors have it, so scalars borrow one."""
+    fn, level, element = b.fn, b.level, value_type(dtype)
+    lanes = b.lanes if b.lanes > 1 else 16 // dtype.bytes
+    v, i = vector(element, lanes), vector("i32", lanes)
+    name = f"llvm.ldexp.{suffix(element, lanes)}.{suffix('i32', lanes)}"
+    callee = fn.module.declare(name, v, v, i)
+    out: list[str] = []
+    for a, c in zip(x, k, strict=True):
+        if b.lanes > 1:
+            out.append(fn.let(level, f"call {v} {callee}({v} {a}, {i} {c})"))
+            continue
+        wide = fn.let(level, f"insertelement {v} zeroinitializer, {element} {a}, i32 0")
+        power = fn.let(level, f"insertelement {i} zeroinitializer, i32 {c}, i32 0")
+        whole = fn.let(level, f"call {v} {callee}({v} {wide}, {i} {power})")
+        out.append(fn.let(level, f"extractelement {v} {whole}, i32 0"))
+    return tuple(out)

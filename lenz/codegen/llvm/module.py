@@ -1,8 +1,8 @@
 """Kernels to one module of LLVM IR.
 
 A kernel is `void NAME(ptr, ..., i64, ...)`: its pointers, then its sizes. A phase is a function of
-its own, `void NAME.pK(i64 begin, i64 end, ptr context)`, that runs a part of the parallel iterations;
-the context is the array of the kernel's arguments. The kernel calls it through libtorch's
+its own, `void NAME.pK(i64 begin, i64 end, ptr context)`, that runs a part of the parallel
+iterations; the context is the array of the kernel's arguments. The kernel calls it through libtorch's
 `torch_parallel_for`, or directly when there are no more iterations than the grain.
 """
 
@@ -29,7 +29,7 @@ Phase = tuple[tuple[Axis, ...], tuple[Stmt, ...]]
 def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
     """The text of a module that defines every kernel under its own name."""
     module = Module(target)
-    parts = [part for k in kernels for part in _kernel(module, legalise(k, target))]
+    parts = [part for k in kernels for part in _kernel(module, legalise(k))]
     head = f'target triple = "{target.triple}"'
     attributes = (
         f'attributes #0 = {{ nounwind "target-cpu"="{target.cpu}" '
@@ -168,15 +168,14 @@ def _call_phase(indices: Indices, k: Kernel, number: int, count: Sym, context: s
     if count.lo is not None and count.lo > grain:
         fn.let(0, spread)
         return
-    if count.hi is not None and count.hi <= grain:
-        if count.lo is not None and count.lo >= 1:
-            fn.put(0, direct)
-            return
+    if count.hi is not None and count.hi <= grain and count.lo is not None and count.lo >= 1:
+        fn.put(0, direct)
+        return
     some = fn.let(0, f"icmp sgt i64 {n}, 0")
     few = fn.let(0, f"icmp sle i64 {n}, {grain}")
     serial = fn.let(0, f"and i1 {some}, {few}")
     with scopes.when(serial, []):
         fn.put(fn.level, direct)
     many = fn.let(0, f"icmp sgt i64 {n}, {grain}")
-    with scopes.when(many, [], cold=False):
+    with scopes.when(many, []):
         fn.let(fn.level, spread)

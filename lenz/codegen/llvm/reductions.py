@@ -1,7 +1,7 @@
 """Accumulation: identities, how two partial results combine, and the last step over lanes.
 
-A state is a tuple of parts: the value, and for argmax and argmin the position as well. NaN counts as
-the greatest value of max and argmax and the smallest of min and argmin; of equal values the first
+A state is a tuple of parts: the value, and for argmax and argmin the position as well. NaN counts
+as the greatest value of max and argmax and the smallest of min and argmin; of equal values the first
 position wins.
 """
 

@@ -2,8 +2,8 @@
 
     for u in 16 : unroll { for v in 16 : vector { store(%y, [... + v], load(%x, [ld*v + u])) } }
 
-A load that is contiguous in u and strided in v is read as one vector along u per value of v, and the
-tile is transposed by shuffles; all else is computed along v, for all u at once. Where an extent may
+A load that is contiguous in u and strided in v is read as one vector along u per value of v, and
+the tile is transposed by shuffles; all else is computed along v, for all u at once. Where an extent may
 be smaller than the tile, a test chooses between this and the plain loops.
 """
 
@@ -107,7 +107,7 @@ def _tile(body: Body, s: For, inner: For) -> None:
 def load_transposed(
     body_scopes: Scopes, pointers: list[list[str]], dtype: DType, level: int
 ) -> Names:
-    """Vectors along the lanes, one per row; pointers[block][lane] is where a vector of rows starts."""
+    """Vectors along the lanes, one per row; a vector of rows starts at pointers[block][lane]."""
     fn, width = body_scopes.fn, body_scopes.width
     t = memory_type(dtype, width)
     rows: list[str] = []

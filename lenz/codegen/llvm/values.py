@@ -1,7 +1,7 @@
 """Expressions to values: one visit per distinct node, on the outermost level it can be computed.
 
-A node that reads memory is keyed by the masks it stands under as well; one that reads a buffer which
-the kernel writes is forgotten when the buffer is written.
+A node that reads memory is keyed by the masks it stands under as well; one that reads a buffer
+which the kernel writes is forgotten when the buffer is written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 from lenz.codegen.llvm.access import Accesses
 from lenz.codegen.llvm.accumulators import Accumulator
 from lenz.codegen.llvm.indices import Indices, index_type
-from lenz.codegen.llvm.native import emit_native, has_native
 from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import constant
 from lenz.errors import InternalError
@@ -143,15 +142,13 @@ class Values:
 
     def _apply(self, e: Expr, parts: list[Value], dtypes: tuple[DType, ...]) -> Value:
         level = max([p.level for p in parts], default=0)
-        lanes = any([p.lanes for p in parts])
+        lanes = any(p.lanes for p in parts)
         copies = max([len(p.names) for p in parts], default=1)
         b = self.scopes.builder(level, lanes, copies)
         spread = self.scopes.spread
         xs = tuple([spread(p, d, lanes, copies) for p, d in zip(parts, dtypes, strict=True)])
         if e.op is MASKED:
             return Value(b.select(xs[0], e.dtype, xs[1], xs[2]), level, lanes)
-        if has_native(e.op, b.fn.module.target):
-            return Value(emit_native(b, e.dtype, dtypes, xs), level, lanes)
         if e.op.llvm is None:
             raise InternalError(f"{e.op.name} has no LLVM form", pass_name="legalise")
         return Value(e.op.llvm(b, e.dtype, dtypes, xs, e.attrs), level, lanes)
