@@ -1,1 +1,21 @@
-"""lenz: a compiler for PyTorch programs, behind torch.compile(model, backend="lenz")."""
+"""lenz: a compiler for PyTorch programs, behind torch.compile(model, backend="lenz").
+
+Nothing of the compiler is imported before it is used: the runtime lives without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lenz.api import backend, explain
+
+__all__ = ["backend", "explain"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        import lenz.api
+
+        return getattr(lenz.api, name)
+    raise AttributeError(f"module 'lenz' has no attribute {name!r}")

@@ -1,23 +1,50 @@
-"""What users call: the torch.compile backend. `explain` stands in debug/report.py's terms."""
+"""What users call: the torch.compile backend, and `explain`."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+import torch
 from torch.fx import GraphModule
 
-from lenz.debug.trace import Recorder
-from lenz.errors import InternalError, LenzError, Unsupported, UserError
+from lenz.debug.blame import blame
+from lenz.debug.names import plain, readable
+from lenz.debug.report import (
+    ExternReport,
+    GraphReport,
+    KernelReport,
+    Report,
+    allocs_report,
+    launches_report,
+)
+from lenz.debug.repro import runnable, write_repro
+from lenz.debug.trace import OBJECT, Recorder, new_folder
+from lenz.errors import InternalError, Unsupported, UserError
 from lenz.frontend import FxProgram, capture
+from lenz.ir.printer import show
 from lenz.lower import native_ops
 from lenz.options import Options
 from lenz.pipeline import Boxed, Compiled, compile_program, context
 
-Seen = Callable[[Compiled, Recorder], Boxed]
+__all__ = ["Watcher", "backend", "compile_graph", "explain"]
+
 MODES: Mapping[str, Mapping[str, object]] = {"default": {}}
+
+
+class Watcher(Protocol):
+    """Is told what became of each graph, and may wrap what will be called."""
+
+    def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
+        """A graph was compiled; return `made.call` or a wrapper of it."""
+        ...
+
+    def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
+        """A graph will run in eager, through `run`; return that or a wrapper of it."""
+        ...
 
 
 def backend(
@@ -41,32 +68,170 @@ def compile_graph(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     options: Options,
-    seen: Seen | None = None,
+    watcher: Watcher | None = None,
+    name: str = "graph",
 ) -> Callable[..., Any]:
-    """The backend with its options made; `seen` is shown each compiled graph and may wrap it."""
+    """The backend with its options made.  `name` is the graph's in logs, reports and folders."""
+    unit = _Unit(gm, options, watcher)
+    return capture(gm, example_inputs, unit.compile_fx, options, native_ops(), name)
 
-    def compile_fx(program: FxProgram) -> Boxed:
-        folder = Path(options.debug_dir) / program.name if options.debug else None
+
+@dataclass(slots=True)
+class _Unit:
+    """One graph of Dynamo; AOTAutograd asks for one or two programs of it."""
+
+    gm: GraphModule
+    options: Options
+    watcher: Watcher | None
+    since: float = field(default_factory=time.perf_counter)
+
+    def compile_fx(self, program: FxProgram) -> Boxed:
+        """FxProgram -> callable.  What cannot be compiled runs in eager, where that is allowed."""
+        program = self.named(program)
+        options = self.options
+        folder = new_folder(options.debug_dir, program.name) if options.debug else None
         recorder = Recorder(program.name, options.logs, folder)
-        cx = context(options, recorder)
+        recorder.times["trace"] = time.perf_counter() - self.since
         try:
-            made = compile_program(program, cx)
+            with recorder.stage("other"):
+                recorder.text("dynamo", lambda: self.gm.print_readable(print_output=False))
+                recorder.text("runnable", lambda: runnable(program.gm, options))
+                with recorder.stage("target"):
+                    cx = context(options, recorder)
+                made = compile_program(program, cx)
+                recorder.binary(OBJECT, made.object)
             recorder.finish()
-            return made.call if seen is None else seen(made, recorder)
         except Unsupported as e:
-            warnings.warn(f"lenz runs {program.name} in eager: {e}", stacklevel=2)
-            return program.interpret
+            return self.eager(program, f"lenz runs {program.name} in eager: {e}")
         except UserError:
             raise
-        except Exception as e:
-            if options.on_error == "eager":
-                warnings.warn(f"lenz failed on {program.name} and runs it in eager: {e}", stacklevel=2)
-                return program.interpret
-            if isinstance(e, LenzError):
-                raise
-            raise InternalError(f"{type(e).__name__}: {e}", pass_name=program.name) from e
+        except Exception as e:  # whatever else leaves the compiler is a bug of it
+            fault = _fault(e, recorder, program, options)
+            if options.on_error == "raise":
+                raise fault from e
+            return self.eager(program, f"lenz failed and runs {program.name} in eager: {fault}")
+        finally:
+            self.since = time.perf_counter()
+        return made.call if self.watcher is None else self.watcher.compiled(made, recorder)
 
-    return capture(gm, example_inputs, compile_fx, options, native_ops())
+    def eager(self, program: FxProgram, why: str) -> Boxed:
+        """The program op by op; says so once."""
+        warnings.warn(why, stacklevel=2)
+        run: Boxed = program.eager()
+        return run if self.watcher is None else self.watcher.refused(program, why, run)
+
+    def named(self, program: FxProgram) -> FxProgram:
+        """With the user's names as the sources of the arguments."""
+        arguments = _arguments(self.gm)
+        places = tuple(
+            replace(p, source=readable(p.source, arguments)) for p in program.placeholders
+        )
+        return replace(program, placeholders=places)
 
 
-__all__ = ["backend", "compile_graph"]
+def _arguments(gm: Any) -> tuple[str, ...]:
+    """The user's name of each argument of Dynamo's graph; empty where there is none."""
+    names = []
+    for node in gm.graph.nodes if isinstance(gm, GraphModule) else ():
+        if node.op == "placeholder":
+            source = getattr(node.meta.get("grapharg"), "source", None)
+            names.append(plain(str(source.name)) if source is not None else "")
+    return tuple(names)
+
+
+def _fault(e: Exception, recorder: Recorder, program: FxProgram, options: Options) -> InternalError:
+    """The error that names the pass, the line and the saved repro."""
+    line, where = blame(e)
+    what = f"{type(e).__name__}: {e}"
+    fault = e if isinstance(e, InternalError) else InternalError(what, where=where)
+    fault = fault.located(pass_name=recorder.failed, line=line)
+    saved = write_repro(e, fault, recorder.offered, program.name, options)
+    return fault.located(repro=saved)
+
+
+@dataclass(slots=True)
+class _Explainer:
+    """Collects the graphs that one call compiles, and what they launch."""
+
+    graphs: list[GraphReport] = field(default_factory=list)
+    launches: list[KernelReport | ExternReport] = field(default_factory=list)
+    count: int = 0
+
+    def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
+        """Describe a graph."""
+        p = made.program
+        steps = launches_report(made.schedule, {q.name: q.source for q in p.placeholders})
+        self.graphs.append(
+            GraphReport(
+                name=p.name,
+                kind=p.kind,
+                kernels=tuple(s for s in steps if isinstance(s, KernelReport)),
+                externs=tuple(s for s in steps if isinstance(s, ExternReport)),
+                allocs=allocs_report(made.plan, made.graph.env),
+                rejected=made.schedule.rejected,
+                timings=dict(recorder.times),
+                ir=show(made.graph, origins=True),
+                source=made.text,
+                guards=p.guards,
+                ended_by=p.ended_by,
+            )
+        )
+        return self.counted(made.call, steps)
+
+    def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
+        """Describe a graph that runs in eager: each of its ops is a launch."""
+        steps = tuple(ExternReport(str(n.target), why, (n.name,)) for n in program.nodes)
+        self.graphs.append(
+            GraphReport(
+                name=program.name,
+                kind=program.kind,
+                kernels=(),
+                externs=steps,
+                allocs=(),
+                rejected=(),
+                timings={},
+                ir="",
+                source="",
+                skips=(why,),
+                guards=program.guards,
+                ended_by=program.ended_by,
+            )
+        )
+        return self.counted(run, steps)
+
+    def counted(self, run: Boxed, steps: tuple[KernelReport | ExternReport, ...]) -> Boxed:
+        """Like `run`, and each call notes what it launches."""
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            self.launches.extend(steps)
+            return run(args)
+
+        return call
+
+
+def explain(
+    fn: Callable[..., Any],
+    dynamic: bool | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., Report]:
+    """Return a function that compiles `fn`, runs it once on its arguments, and tells what was made.
+
+        report = lenz.explain(f)(x, y)
+        len(report.launches), report.graphs[0].kernels[0].bytes_read
+
+    `dynamic` and `options` are those of torch.compile.  A backward pass is part of the report if
+    `fn` runs it.  Raises what `fn` and the compiler raise.
+    """
+    chosen = Options.from_environment(options)
+
+    def explained(*args: Any, **kwargs: Any) -> Report:
+        seen = _Explainer()
+
+        def watched(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            seen.count += 1
+            return compile_graph(gm, example_inputs, chosen, seen, f"graph{seen.count - 1}")
+
+        result = torch.compile(fn, backend=watched, dynamic=dynamic)(*args, **kwargs)
+        return Report(tuple(seen.graphs), tuple(seen.launches), result)
+
+    return explained

@@ -56,6 +56,7 @@ def context(options: Options, trace: Trace | None = None) -> Context:
 def compile_program(program: FxProgram, cx: Context) -> Compiled:
     """FX program -> callable."""
     trace = cx.trace
+    trace.text("fx", lambda: program.gm.print_readable(print_output=False))
     with trace.stage("lower"):
         g = lower(
             program.gm,
@@ -65,7 +66,8 @@ def compile_program(program: FxProgram, cx: Context) -> Compiled:
             origin,
             _env(program),
         )
-    trace.text("graph", lambda: f"{program.gm.print_readable(print_output=False)}\n{show(g)}")
+    lowered = g
+    trace.text("graph", lambda: show(lowered, origins=True))
     g = optimise(g, cx)
     with trace.stage("schedule"):
         s, symbols = named(schedule(g, cx))

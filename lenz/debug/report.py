@@ -8,20 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lenz.ir.expr import loads_of, nodes_of
-from lenz.ir.graph import Extern, outs_of
-from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule, Store, exprs_of, walk
-from lenz.ir.plan import Alloc, CallStep, Free, LaunchStep, Plan, Reuse
+from lenz.debug.traffic import touched
+from lenz.ir.expr import nodes_of
+from lenz.ir.graph import Extern, outs_of, roots_of
+from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule, exprs_of
+from lenz.ir.plan import Alloc, Free, Plan, Reuse
+from lenz.ir.printer import show
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, SymEnv
 
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One launch of a kernel. Names are those of the graph's arguments and buffers.
+    """One launch of a kernel. Arguments have the names that the user gave them.
 
-    bytes_read and bytes_written count each element of memory once, at the sizes of the example.
-    ops counts the arithmetic operations of the body by name (each computed once per element).
+    kind           "pointwise", "reduction", "outer_reduction", "transpose" or "combo"
+    loads, stores  buffers it reads and writes; mutated_args are the arguments among the latter
+    bytes_read, bytes_written  count each element of memory once, at the sizes of the example
+    origins        FX nodes it computes, each followed by the user's file:line where it changes
+    ops            distinct operations of the body by name; each runs once per element
+    text           the kernel as IR
     """
 
     name: str
@@ -43,6 +49,7 @@ class ExternReport:
     op: str
     reason: str
     outs: tuple[str, ...]
+    mutated_args: tuple[str, ...] = ()
 
     @property
     def is_fallback(self) -> bool:
@@ -63,7 +70,16 @@ class AllocReport:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One compiled graph. `ir` is the graph after all passes, `source` the plan as Python."""
+    """One graph: its launches, memory and decisions.
+
+    kind        "inference", "forward" or "backward"
+    timings     own seconds of each stage; "trace" is torch's part
+    ir, source  the graph after all passes, and the plan as Python
+    skips       why the graph, or a part of it, runs without lenz; empty when it does not
+    guards      how many conditions Dynamo checks before a call
+    ended_by    reason and line of the graph break after it, if there is one
+    partitions and autotune are for targets that have them; on the CPU they are empty
+    """
 
     name: str
     kind: str
@@ -75,6 +91,10 @@ class GraphReport:
     ir: str = field(repr=False)
     source: str = field(repr=False)
     skips: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    autotune: tuple[str, ...] = ()
+    guards: int = 0
+    ended_by: str = ""
 
     @property
     def fallbacks(self) -> tuple[ExternReport, ...]:
@@ -102,9 +122,12 @@ class Report:
                 f"{g.name}: {len(g.kernels)} kernels, {len(g.externs)} library and eager calls,"
                 f" {len(g.allocs)} allocations, {sum(g.timings.values()) * 1e3:.0f} ms to compile"
             )
+            lines += [f"  runs in eager: {why}" for why in g.skips]
             for k in g.kernels:
                 moved = (k.bytes_read + k.bytes_written) / 1e6
-                lines.append(f"  kernel {k.name} ({k.kind}): {moved:.3f} MB, from {_short(k.origins)}")
+                lines.append(
+                    f"  kernel {k.name} ({k.kind}): {moved:.3f} MB, from {_short(k.origins)}"
+                )
             for e in g.externs:
                 lines.append(f"  call {e.op}: {e.reason}")
             for r in g.rejected:
@@ -118,31 +141,25 @@ def _short(origins: Sequence[str]) -> str:
     return shown + (f" and {len(origins) - 6} more" if len(origins) > 6 else "")
 
 
-def launch_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> KernelReport:
-    """Describe one launch; `names` maps buffers to the names users know them by."""
+def kernel_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> KernelReport:
+    """Describe one launch; `names` maps each argument of the graph to the user's name."""
     k = step.kernel
     called = {p.name: names.get(a, a) for p, a in zip(k.params, step.args, strict=True)}
-    reads = {e.attrs[0] for e in loads_of(*exprs_of(k.body))}
-    writes = {s.buffer for s in walk(k.body) if isinstance(s, Store)}
-    nbytes = {p.name: env.hint(p.size) * p.dtype.bytes for p in k.params}
-    inout = [p.name for p in k.params if p.mode == "inout"]
-    outs = [p.name for p in k.params if p.mode == "out" and step.args[_at(k, p.name)] in names]
+    is_argument = {p.name: a in names for p, a in zip(k.params, step.args, strict=True)}
+    counts = touched(k, env)
+    width = {p.name: p.dtype.bytes for p in k.params}
     return KernelReport(
         name=k.name,
         kind=k.kind,
-        loads=tuple(called[p.name] for p in k.params if p.name in reads),
-        stores=tuple(called[p.name] for p in k.params if p.name in writes),
-        mutated_args=tuple(called[n] for n in (*inout, *outs)),
-        bytes_read=sum(nbytes[p.name] for p in k.params if p.name in reads),
-        bytes_written=sum(nbytes[p.name] for p in k.params if p.name in writes),
+        loads=tuple(called[n] for n in counts.read),
+        stores=tuple(called[n] for n in counts.written),
+        mutated_args=tuple(called[n] for n in counts.written if is_argument[n]),
+        bytes_read=sum(n * width[name] for name, n in counts.read.items()),
+        bytes_written=sum(n * width[name] for name, n in counts.written.items()),
         origins=k.origins,
         ops=_ops(k),
-        text="",
+        text=show(k),
     )
-
-
-def _at(k: Kernel, param: str) -> int:
-    return next(i for i, p in enumerate(k.params) if p.name == param)
 
 
 def _ops(k: Kernel) -> dict[str, int]:
@@ -153,21 +170,25 @@ def _ops(k: Kernel) -> dict[str, int]:
     return counts
 
 
-def extern_report(step: Extern) -> ExternReport:
+def extern_report(step: Extern, names: Mapping[str, str]) -> ExternReport:
     """Describe one call of an eager op."""
-    return ExternReport(step.op, step.reason, tuple(b.name for b in outs_of(step)))
+    outs = tuple(b.name for b in outs_of(step))
+    mutated = tuple(names[m] for m in step.mutates if m in names)
+    return ExternReport(step.op, step.reason, outs, mutated)
 
 
-def steps_report(
+def launches_report(
     s: Schedule, names: Mapping[str, str]
 ) -> tuple[KernelReport | ExternReport, ...]:
     """Describe all launches and calls of a schedule, in order."""
+    roots = roots_of(s.graph)
+    names = {**{v: names[r] for v, r in roots.items() if r in names}, **names}
     made: list[KernelReport | ExternReport] = []
     for step in s.steps:
         if isinstance(step, Launch):
-            made.append(launch_report(step, names, s.graph.env))
+            made.append(kernel_report(step, names, s.graph.env))
         elif isinstance(step, Extern):
-            made.append(extern_report(step))
+            made.append(extern_report(step, names))
     return tuple(made)
 
 
@@ -188,8 +209,3 @@ def nbytes(kind: TensorType, env: SymEnv) -> int:
     """Bytes of memory of a tensor at the sizes of the example."""
     storage: Sym = kind.layout.storage
     return env.hint(storage) * kind.dtype.bytes
-
-
-def launches_in(p: Plan) -> int:
-    """Kernels and eager calls that one run of the plan makes."""
-    return sum(isinstance(s, (LaunchStep, CallStep)) for s in p.steps)

@@ -1,7 +1,7 @@
 """Logs and debug folders: what LENZ_LOGS prints and LENZ_DEBUG=1 writes.
 
-A `Recorder` is the trace of one graph. Stage times are kept as own time (without the stages inside),
-so that they add up to the whole.
+A `Recorder` is the trace of one graph. Stage times are kept as own time (without the stages
+inside), so that they add up to the whole.
 """
 
 from __future__ import annotations
@@ -13,25 +13,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Stage of the pipeline that offers a text -> file in the debug folder.
-FILES = {
-    "fx": "fx_readable.py",
-    "graph": "fx_graph.txt",
-    "ir": "ir_before_fusion.ir",
-    "schedule": "ir_after_fusion.ir",
-    "module": "kernels.ll",
-    "code": "plan.py",
+from lenz.errors import UserError
+
+# A text that the compiler offers -> the log that prints it, and its file in a debug folder.
+TEXTS: dict[str, tuple[str, str]] = {
+    "dynamo": ("", "fx_readable.py"),
+    "runnable": ("", "fx_runnable.py"),
+    "fx": ("graph", "fx_transformed.py"),
+    "graph": ("graph", "graph.ir"),
+    "ir": ("ir", "ir_before_fusion.ir"),
+    "schedule": ("schedule", "ir_after_fusion.ir"),
+    "module": ("", "kernels.ll"),
+    "code": ("code", "plan.py"),
 }
+OBJECT = "kernels.o"
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Times stages and routes texts to standard error (`logs`) and to a folder (`debug`)."""
+    """Times stages and routes texts to standard error (`logs`) and to a folder (`debug`).
+
+    The texts offered last are kept unmade, so that a fault can still be written down: `saved`.
+    `times` has own seconds by stage; `failed` is the innermost stage that an error left.
+    """
 
     name: str
     logs: tuple[str, ...] = ()
     folder: Path | None = None
     times: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+    offered: dict[str, Callable[[], str]] = field(default_factory=dict)
     _stack: list[list[float]] = field(default_factory=list)
 
     @contextmanager
@@ -41,27 +52,40 @@ class Recorder:
         self._stack.append([0.0])
         try:
             yield
+        except BaseException:
+            self.failed = self.failed or name
+            raise
         finally:
-            total = time.perf_counter() - start
-            inside = self._stack.pop()[0]
-            self.times[name] = self.times.get(name, 0.0) + total - inside
-            if self._stack:
-                self._stack[-1][0] += total
+            self._add(name, time.perf_counter() - start)
+
+    def _add(self, name: str, total: float) -> None:
+        inside = self._stack.pop()[0]
+        self.times[name] = self.times.get(name, 0.0) + total - inside
+        if self._stack:
+            self._stack[-1][0] += total
 
     def text(self, stage: str, text: Callable[[], str]) -> None:
-        """Print the text when its stage is logged, write it when a folder is wanted."""
-        if stage not in self.logs and self.folder is None:
+        """Print the text when its log is on, write it when a folder is wanted."""
+        self.offered[stage] = text
+        log, file = TEXTS.get(stage, (stage, f"{stage}.txt"))
+        if log not in self.logs and self.folder is None:
             return
-        made = text()
-        if stage in self.logs:
-            print(f"[lenz {stage}] {self.name}\n{made}", file=sys.stderr)
+        with self.stage("output"):
+            made = text().rstrip("\n")
+            if log in self.logs:
+                print(f"[lenz {log}] {self.name}\n{made}", file=sys.stderr)
+            if self.folder is not None:
+                _write(self.folder, file, made + "\n")
+
+    def binary(self, file: str, data: bytes) -> None:
+        """Write bytes into the debug folder, if there is one."""
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / FILES.get(stage, f"{stage}.txt"), "a", encoding="utf-8") as f:
-                f.write(made + "\n")
+            with self.stage("output"):
+                (self.folder / file).write_bytes(data)
 
     def finish(self) -> None:
         """Print the stage times when `time` is logged, and the debug folder's path."""
+        self.offered.clear()  # they hold all of the compilation
         if "time" in self.logs:
             total = sum(self.times.values())
             rows = [f"  {k:<14}{v * 1e3:9.2f} ms" for k, v in self.times.items()]
@@ -69,3 +93,26 @@ class Recorder:
             print(f"[lenz time] {self.name}\n" + "\n".join(rows), file=sys.stderr)
         if self.folder is not None:
             print(f"lenz: debug output of {self.name} in {self.folder}", file=sys.stderr)
+
+
+def new_folder(root: str, name: str) -> Path:
+    """Make `root/name`, or `root/name.1` and so on where that exists already.
+
+    Raises UserError when the folder cannot be made.
+    """
+    for k in range(100_000):
+        folder = Path(root) / (f"{name}.{k}" if k else name)
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise UserError(
+                f"cannot make the debug folder {folder}: {e}", hint="set LENZ_DEBUG_DIR"
+            ) from e
+    raise UserError(f"{root} is full of debug folders", hint="delete it")
+
+
+def _write(folder: Path, file: str, text: str) -> None:
+    (folder / file).write_text(text, encoding="utf-8")

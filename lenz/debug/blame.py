@@ -1,0 +1,39 @@
+"""Which line of which program an error is about, read off the frames that it passed through."""
+
+from __future__ import annotations
+
+import traceback
+
+from torch.fx import Node as FxNode
+
+from lenz.ir.graph import Extern, Pointwise, Reduction, View, outs_of
+from lenz.ir.kernel import Kernel, Launch
+from lenz.ir.printer import show_node
+
+IR = (Pointwise, Reduction, View, Extern)
+
+
+def blame(e: BaseException) -> tuple[str, str]:
+    """(line, where): the IR or FX line that the innermost frame held, and the user's file:line.
+
+    Both may be empty: an error need not be about one line.
+    """
+    frames = [f for f, _ in traceback.walk_tb(e.__traceback__)]
+    for frame in reversed(frames):
+        for value in reversed(list(frame.f_locals.values())):
+            if isinstance(value, IR):
+                outs = outs_of(value)
+                origin = outs[0].origin if outs else ()
+                return show_node(value), next((o for o in origin if ":" in o), "")
+            if isinstance(value, Launch | Kernel):
+                kernel = value.kernel if isinstance(value, Launch) else value
+                return f"kernel @{kernel.name}", next((o for o in kernel.origins if ":" in o), "")
+            if isinstance(value, FxNode):
+                return str(value.format_node()), _user_line(value)
+    return "", ""
+
+
+def _user_line(node: FxNode) -> str:
+    stack = str(node.meta.get("stack_trace") or "")
+    lines = [x.strip() for x in stack.splitlines() if x.strip().startswith("File ")]
+    return lines[-1] if lines else ""

@@ -1,0 +1,31 @@
+"""The user's names of what a graph takes: `w16` where tracing says `L['w16']` and `arg4_1`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+ROOT = re.compile(r"^[LG]\['(\w+)'\]")
+MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
+ARGUMENT = re.compile(r"\bargs\[(\d+)\]")
+
+
+def plain(source: str) -> str:
+    """Dynamo's name of a value as the user would write it.
+
+    L['w16'] -> w16      L['self']._modules['fc']._parameters['bias'] -> self.fc.bias
+    """
+    return MEMBER.sub(r".\1", ROOT.sub(r"\1", source))
+
+
+def readable(source: str, arguments: Sequence[str]) -> str:
+    """Put the user's names into AOTAutograd's name of an argument: `args[0]` -> `w16`.
+
+    `arguments` are the names of Dynamo's arguments by position; others stay as they are.
+    """
+
+    def named(m: re.Match[str]) -> str:
+        k = int(m.group(1))
+        return arguments[k] if k < len(arguments) and arguments[k] else m.group(0)
+
+    return ARGUMENT.sub(named, source)

@@ -1,0 +1,166 @@
+"""Scripts and folders from which a compilation can be done again without the user's program."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from lenz.debug.trace import TEXTS
+from lenz.errors import InternalError
+from lenz.ir.dtype import dtype_of
+from lenz.options import Options
+
+SMALL = 64  # elements of a constant that are written out; a larger one is drawn at random
+
+SCRIPT = '''\
+"""Compiles one graph again, without the program it came from: inputs and weights are random."""
+
+import math
+import operator
+
+import torch
+from torch import device, inf, nan
+
+from lenz.runtime.executor import random_tensor
+
+{classes}
+
+def tensor(shape, stride, dtype):
+    return random_tensor(tuple(map(str, shape)), tuple(map(str, stride)), dtype, "cpu", {{}})
+
+
+INPUTS = [
+{inputs}]
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    run = torch.compile(
+        {root}(),
+        backend="lenz",
+        dynamic={dynamic},
+        options={options!r},
+    )
+    with torch.no_grad():
+        made = run(*INPUTS)
+    print("compiled and ran; results:", len(made))
+'''
+
+
+def runnable(gm: GraphModule, options: Options) -> str:
+    """A script that compiles `gm` on inputs of the same types as those it was traced for."""
+    places = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    values = [n.meta.get("val") for n in places]
+    inputs = [f"    {_value(v)},  # {n.name}\n" for n, v in zip(places, values, strict=True)]
+    classes: dict[str, str] = {}
+    root = _class(gm, "Graph", classes)
+    dynamic = any(isinstance(v, torch.SymInt) for v in values)
+    return SCRIPT.format(
+        classes="\n\n".join(classes.values()),
+        inputs="".join(inputs),
+        root=root,
+        dynamic=dynamic,
+        options=_changed(options),
+    )
+
+
+def _class(gm: GraphModule, name: str, classes: dict[str, str]) -> str:
+    """Add the class of a module, after those of the modules inside of it; gives its name."""
+    lines = ["    def __init__(self):", "        super().__init__()"]
+    for target in dict.fromkeys(str(n.target) for n in gm.graph.nodes if n.op == "get_attr"):
+        value: Any = gm
+        for part in target.split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.Tensor):
+            lines.append(f"        self.{target} = {_constant(value)}")
+        elif isinstance(value, GraphModule):
+            lines.append(f"        self.{target} = {_class(value, f'{name}_{target}', classes)}()")
+        else:
+            lines.append(f"        self.{target} = None  # {type(value).__name__}: not kept")
+    body = "\n".join(f"    {line}" for line in gm.code.strip().splitlines())
+    classes[name] = f"class {name}(torch.nn.Module):\n" + "\n".join(lines) + f"\n\n{body}\n"
+    return name
+
+
+def _constant(t: torch.Tensor) -> str:
+    if t.numel() <= SMALL and t.device.type == "cpu":
+        return f"torch.tensor({t.tolist()!r}, dtype={t.dtype}).reshape({tuple(t.shape)})"
+    return _value(t)
+
+
+def _value(v: Any) -> str:
+    """Python text that makes a value like `v`; sizes are those of the example."""
+    match v:
+        case torch.Tensor():
+            dtype = dtype_of(v.dtype)
+            if dtype is None:
+                return f"None  # {v.dtype}: not kept"
+            shape, stride = tuple(map(_size, v.shape)), tuple(map(_size, v.stride()))
+            grad = ".requires_grad_()" if v.requires_grad else ""
+            return f"tensor({shape}, {stride}, {dtype.name!r}){grad}"
+        case torch.SymInt() | torch.SymFloat():
+            return repr(_size(v))
+        case bool() | int() | float() | complex() | str() | None:
+            return repr(v)
+    return f"None  # {type(v).__name__}: not kept"
+
+
+def _size(v: Any) -> Any:
+    """The example value of a size."""
+    hint = getattr(getattr(v, "node", None), "hint", None)
+    return (
+        v if not isinstance(v, torch.SymInt | torch.SymFloat) else hint if hint is not None else 64
+    )
+
+
+def _changed(options: Options) -> dict[str, object]:
+    """The options that change code and differ from their defaults."""
+    plain = Options()
+    return {
+        f.name: getattr(options, f.name)
+        for f in fields(options)
+        if f.metadata["key"] and getattr(options, f.name) != getattr(plain, f.name)
+    }
+
+
+def write_repro(
+    error: BaseException,
+    fault: InternalError,
+    offered: Mapping[str, Callable[[], str]],
+    name: str,
+    options: Options,
+) -> str:
+    """Write what was known of a program on which the compiler failed; gives the folder.
+
+    The folder has the name of its contents, so that the same fault is written once. Empty where it
+    cannot be written: the fault itself counts for more.
+    """
+    texts = {TEXTS.get(k, (k, f"{k}.txt"))[1]: _made(text) for k, text in offered.items()}
+    texts["options.txt"] = "".join(
+        f"{f.name} = {getattr(options, f.name)!r}\n" for f in fields(options)
+    )
+    texts["error.txt"] = f"{fault}\n\n{''.join(traceback.format_exception(error))}"
+    program = texts.get("fx_transformed.py", "") + fault.what
+    code = hashlib.sha256(f"{name}\n{program}".encode()).hexdigest()[:8]
+    folder = Path(options.debug_dir) / f"repro-{name}-{code}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in texts.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError:
+        return ""
+    return str(folder)
+
+
+def _made(text: Callable[[], str]) -> str:
+    try:
+        return text()
+    except Exception as e:  # noqa: BLE001 - what broke the compiler may break its printer too
+        return f"cannot be shown: {type(e).__name__}: {e}"

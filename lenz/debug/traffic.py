@@ -1,0 +1,116 @@
+"""How many elements of each parameter one launch of a kernel touches, counted from its accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+
+from lenz.ir.expr import Expr, is_bound_var, loads_of, nodes_of, syms_of
+from lenz.ir.kernel import For, Kernel, Store, exprs_of, walk
+from lenz.sym import Int, Sym, SymEnv, Var, affine_in, show, substitute
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """The loops of a kernel at the example sizes.
+
+    `extent` is that of the first iteration of the loops around; `share` is how much of
+    (outer extent) * extent really runs, for the inner loop of a cut one, whose last block is short.
+    """
+
+    extent: Mapping[Var, int]
+    share: Mapping[Var, Fraction]
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Distinct elements of memory by parameter; no entry where there is no access."""
+
+    read: Mapping[str, int]
+    written: Mapping[str, int]
+
+
+def touched(k: Kernel, env: SymEnv) -> Touched:
+    """Count what a launch reads and writes, at the example sizes of `env`.
+
+    An access counts the distinct values of its offset over the loops. Equal accesses of one
+    parameter, however their loops are cut, count once; different ones are added up, and never give
+    more than the parameter has. An access behind a condition counts as if it always happened.
+    """
+    loops = _loops(k, env)
+    sizes = {p.name: env.hint(p.size) for p in k.params}
+    loads = ((e.attrs[0], e.attrs[1][0], e.args) for e in loads_of(*exprs_of(k.body)) if e.attrs[1])
+    stores = ((s.buffer, s.offset, s.bound) for s in walk(k.body) if isinstance(s, Store))
+    return Touched(_sum(loads, sizes, loops, env), _sum(stores, sizes, loops, env))
+
+
+def _sum(
+    accesses: Iterable[tuple[str, Sym, tuple[Expr, ...]]],
+    sizes: Mapping[str, int],
+    loops: Loops,
+    env: SymEnv,
+) -> dict[str, int]:
+    found: dict[str, dict[object, int]] = {}
+    for name, offset, bound in accesses:
+        if name in sizes:
+            key, count = _distinct(offset, bound, loops, env)
+            found.setdefault(name, {})[key] = count
+    return {name: min(sizes[name], sum(found[name].values())) for name in sizes if name in found}
+
+
+def _loops(k: Kernel, env: SymEnv) -> Loops:
+    extent: dict[Var, int] = {}
+    share: dict[Var, Fraction] = {}
+    for s in walk(k.body):
+        if not isinstance(s, For):
+            continue
+        outer = [v for v in s.axis.extent.free_vars if v in extent]
+        first = extent[s.axis.var] = _extent_at(s.axis.extent, outer, 0, env)
+        if len(outer) == 1 and first > 0 and (blocks := extent[outer[0]]) > 0:
+            last = _extent_at(s.axis.extent, outer, blocks - 1, env)
+            # All blocks but the last are full.
+            share[s.axis.var] = Fraction((blocks - 1) * first + last, blocks * first)
+    return Loops(extent, share)
+
+
+def _extent_at(extent: Sym, outer: Sequence[Var], iteration: int, env: SymEnv) -> int:
+    return env.hint(substitute(extent, {v: Int(iteration) for v in outer}))
+
+
+def _distinct(
+    offset: Sym, bound: tuple[Expr, ...], loops: Loops, env: SymEnv
+) -> tuple[object, int]:
+    """What identifies an access, and how many elements it touches."""
+    extent = loops.extent
+    rest, dims = offset, []
+    for v in offset.free_vars:
+        parts = affine_in(rest, v) if v in extent else None
+        if parts is None or any(w in extent or is_bound_var(w) for w in parts[0].free_vars):
+            continue
+        stride, rest = env.hint(parts[0]), parts[1]
+        dims.append((abs(stride), extent[v]))
+    used = dict.fromkeys(offset.free_vars)
+    for e in nodes_of(*bound):
+        used.update({v: None for s in syms_of(e) for v in s.free_vars})
+    over = [v for v in used if v in extent]
+    share = prod((loops.share.get(v, Fraction(1)) for v in over), start=Fraction(1))
+    if not bound and not any(v in extent for v in rest.free_vars):
+        merged = _merged(dims)
+        span = 1 + sum(stride * (n - 1) for stride, n in merged)
+        count = int(prod(n for _, n in merged) * share)
+        return ("affine", env.hint(rest), tuple(merged)), min(count, span)
+    names = (show(offset), tuple(id(b) for b in bound))
+    return names, int(prod(extent[v] for v in over) * share)
+
+
+def _merged(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(stride, extent) from the smallest stride on, with loops that continue each other joined."""
+    made: list[tuple[int, int]] = []
+    for stride, n in sorted(d for d in dims if d[0] and d[1] != 1):
+        if made and made[-1][0] * made[-1][1] == stride:
+            made[-1] = (made[-1][0], made[-1][1] * n)
+        else:
+            made.append((stride, n))
+    return made

@@ -1,0 +1,277 @@
+"""What `lenz.explain` tells of whole programs; rows S0-* and S2-* of the feature list."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import lenz
+from lenz.debug.report import ExternReport, KernelReport, Report
+
+Tensors = list[torch.Tensor]
+
+
+def adam(
+    w16: torch.Tensor, g16: torch.Tensor, m: torch.Tensor, v: torch.Tensor, w32: torch.Tensor
+) -> None:
+    g32 = g16.to(torch.float32)
+    m_new = 0.9 * m + (1 - 0.9) * g32
+    v_new = 0.99 * v + (1 - 0.99) * (g32 * g32)
+    w_new = w32 - (0.001 * m_new) / (torch.sqrt(v_new) + 1e-5)
+    w16.copy_(w_new)
+    m.copy_(m_new)
+    v.copy_(v_new)
+    w32.copy_(w_new)
+
+
+def adam_args(n: int) -> Tensors:
+    g = torch.Generator().manual_seed(0)
+    w32 = torch.randn(n, generator=g)
+    grad = torch.randn(n, generator=g).bfloat16()
+    m, v = torch.rand(n, generator=g), torch.rand(n, generator=g)
+    return [w32.bfloat16(), grad, m, v, w32.clone()]
+
+
+def explained(fn: Callable[..., Any], args: Tensors, **how: Any) -> Report:
+    """The report of `fn` on copies of `args`, after checking the values against eager."""
+    mine, theirs = [a.clone() for a in args], [a.clone() for a in args]
+    report = lenz.explain(fn, **how)(*mine)
+    torch.testing.assert_close(report.result, fn(*theirs))
+    torch.testing.assert_close(mine, theirs)
+    return report
+
+
+def only_kernel(report: Report) -> KernelReport:
+    (launch,) = report.launches
+    assert isinstance(launch, KernelReport)
+    return launch
+
+
+def test_adam_is_one_kernel_with_four_stores_and_no_allocation() -> None:
+    args = adam_args(100_003)
+    pointers = [a.data_ptr() for a in args]
+    report = lenz.explain(adam)(*args)
+    k = only_kernel(report)
+    assert report.allocs == ()
+    assert report.result is None
+    assert set(k.mutated_args) == {"w16", "m", "v", "w32"}
+    assert set(k.stores) == set(k.mutated_args) and len(k.stores) == 4
+    assert [a.data_ptr() for a in args] == pointers
+
+
+def test_adam_computes_each_value_once() -> None:
+    n = 4096
+    k = only_kernel(explained(adam, adam_args(n)))
+    assert k.ops == {"mul": 6, "add": 3, "sub": 1, "div": 1, "sqrt": 1, "cast": 2}
+    assert k.bytes_read == n * (2 + 4 + 4 + 4)
+    assert k.bytes_written == n * (2 + 4 + 4 + 4)
+
+
+def test_adam_does_not_read_what_it_overwrites() -> None:
+    assert set(only_kernel(explained(adam, adam_args(1000))).loads) == {"g16", "m", "v", "w32"}
+
+
+def test_adam_rounds_to_bf16_as_eager_does() -> None:
+    mine, theirs = adam_args(5000), adam_args(5000)
+    lenz.explain(adam)(*mine)
+    adam(*theirs)
+    assert torch.equal(mine[0], theirs[0])
+
+
+def test_adam_that_returns_its_state_allocates_the_results_only() -> None:
+    def step(
+        w16: torch.Tensor, g16: torch.Tensor, m: torch.Tensor, v: torch.Tensor, w32: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        g32 = g16.float()
+        m_new = 0.9 * m + 0.1 * g32
+        v_new = 0.99 * v + 0.01 * (g32 * g32)
+        w_new = w32 - (0.001 * m_new) / (torch.sqrt(v_new) + 1e-5)
+        w16.copy_(w_new)
+        return m_new, v_new, w_new
+
+    report = explained(step, adam_args(4099))
+    k = only_kernel(report)
+    assert len(k.stores) == 4 and k.mutated_args == ("w16",)
+    assert [a.nbytes for a in report.allocs] == [4 * 4099] * 3
+    assert all(a.freed_at is None and a.reused_from is None for a in report.allocs)
+
+
+def test_one_compile_serves_every_size() -> None:
+    counter = CompileCounterWithBackend("lenz")
+    compiled = torch.compile(adam, backend=counter, dynamic=True, fullgraph=True)
+    for n in (1000, 1001, 4096, 77):
+        mine, theirs = adam_args(n), adam_args(n)
+        compiled(*mine)
+        adam(*theirs)
+        torch.testing.assert_close(mine, theirs)
+    assert counter.frame_count == 1
+
+
+def test_sizes_become_dynamic_by_themselves() -> None:
+    counter = CompileCounterWithBackend("lenz")
+    compiled = torch.compile(adam, backend=counter, fullgraph=True)
+    for n in (1000, 2000, 3000):
+        compiled(*adam_args(n))
+    assert counter.frame_count <= 2
+
+
+def test_dynamic_bytes_are_those_of_the_example() -> None:
+    k = only_kernel(explained(adam, adam_args(1001), dynamic=True))
+    assert k.bytes_read == 1001 * 14 and k.bytes_written == 1001 * 14
+
+
+def test_each_launch_stands_below_its_origins() -> None:
+    report = explained(adam, adam_args(100))
+    lines = report.graphs[0].source.splitlines()
+    (at,) = [k for k, line in enumerate(lines) if f"{only_kernel(report).name}(" in line]
+    assert lines[at - 1].lstrip().startswith("# ")
+    start = inspect.getsourcelines(adam)[1]
+    body = inspect.getsource(adam).splitlines()
+    root = next(k for k, line in enumerate(body) if "torch.sqrt" in line)
+    assert f"{__file__}:{start + root}" in lines[at - 1]
+
+
+def test_kernels_know_their_nodes_and_lines() -> None:
+    k = only_kernel(explained(lambda x: torch.relu(x + 1), [torch.randn(50)]))
+    assert "relu" in k.origins
+    assert any(o.startswith(__file__ + ":") for o in k.origins)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_partial_reads_count_what_is_touched(dynamic: bool) -> None:
+    x = torch.randn(64, 32)
+    k = only_kernel(explained(lambda x: x[::2, :8] + 1, [x], dynamic=dynamic))
+    assert (k.bytes_read, k.bytes_written) == (32 * 8 * 4, 32 * 8 * 4)
+    k = only_kernel(explained(lambda x: x[1:] + x[:-1], [x], dynamic=dynamic))
+    assert k.bytes_read == 64 * 32 * 4
+    k = only_kernel(explained(lambda x, b: x + b, [x, torch.randn(32)], dynamic=dynamic))
+    assert k.bytes_read == (64 * 32 + 32) * 4
+
+
+def test_embedding_reads_the_rows_it_names() -> None:
+    rows = torch.tensor([3, 1, 2])
+    k = only_kernel(explained(lambda w, i: w[i] * 2, [torch.randn(1000, 16), rows]))
+    assert k.bytes_read == 3 * 8 + 3 * 16 * 4
+    assert k.loads and set(k.loads) == {"w", "i"}
+
+
+def test_the_ir_tells_types_extents_and_origins() -> None:
+    report = explained(lambda x: (x.exp() / 3).sum(-1), [torch.randn(7, 9)])
+    text = report.graphs[0].ir
+    assert "on cpu" in text and "f32[7" in text and "9)" in text
+    assert f"{__file__}:" in text
+    assert report.graphs[0].timings.keys() >= {"trace", "lower", "schedule", "codegen", "plan"}
+    assert str(report).startswith("graph0.inference: 1 kernels")
+
+
+def constants() -> tuple[torch.Tensor, ...]:
+    return (
+        torch.tensor(False),
+        torch.tensor(0),
+        torch.tensor(1),
+        torch.tensor(5),
+        torch.tensor(True),
+        torch.tensor(False),
+        torch.arange(10),
+    )
+
+
+def test_constants_without_arguments() -> None:
+    report = lenz.explain(constants)()
+    torch.testing.assert_close(report.result, constants())
+    names = [k.name for k in report.graphs[0].kernels]
+    assert len(names) <= 7
+    compiled = torch.compile(constants, backend="lenz", fullgraph=True)
+    first = compiled()
+    first[0].fill_(True)
+    assert not bool(first[5]) and not bool(compiled()[0])
+
+
+def test_equal_kernels_are_compiled_once() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.relu(x @ w)
+        return x
+
+    report = explained(f, [torch.randn(8, 8), torch.randn(8, 8)])
+    kernels = [x for x in report.launches if isinstance(x, KernelReport)]
+    assert len(kernels) == 3 and len({k.name for k in kernels}) == 1
+
+
+def test_dead_buffers_are_reused() -> None:
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(10):
+            x = x @ w
+        return x
+
+    report = explained(chain, [torch.randn(16, 16), torch.randn(16, 16) / 4])
+    assert all(isinstance(x, ExternReport) for x in report.launches) and len(report.launches) == 10
+    assert not report.graphs[0].fallbacks
+    fresh = [a for a in report.allocs if a.reused_from is None]
+    assert len(fresh) <= 2
+    assert sum(a.reused_from is not None for a in report.allocs) >= 8
+    without = explained(
+        chain,
+        [torch.randn(16, 16), torch.randn(16, 16) / 4],
+        options={"reuse_buffers": False},
+    )
+    assert all(a.reused_from is None for a in without.allocs)
+
+
+def test_a_fallback_has_its_reason() -> None:
+    report = explained(lambda x: torch.linalg.pinv(x) + 1, [torch.eye(3) * 2])
+    (fallback,) = [e for e in report.graphs[0].fallbacks if "inv" in e.op]
+    assert fallback.reason and fallback.is_fallback
+    kinds = [type(x).__name__ for x in report.launches]
+    assert kinds == ["ExternReport", "KernelReport"]
+
+
+def test_rejected_fusions_have_their_reason() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu((x + 1) @ w) * 2
+
+    report = explained(f, [torch.randn(8, 8), torch.randn(8, 8)], options={"fuse": False})
+    assert all(r.why for r in report.graphs[0].rejected)
+
+
+def test_graph_breaks_give_several_graphs_and_one_list_of_launches() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    report = explained(f, [torch.randn(5)])
+    assert [g.name for g in report.graphs] == ["graph0.inference", "graph1.inference"]
+    assert len(report.launches) == 2
+    assert "graph_break" in report.graphs[0].ended_by
+
+
+def test_training_names_parameters_and_counts_the_backward_pass() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.gelu(self.norm(x)).sum()
+
+    net = Net()
+
+    def step(x: torch.Tensor) -> None:
+        net(x).backward()
+
+    report = lenz.explain(step)(torch.randn(4, 16))
+    assert {g.kind for g in report.graphs} == {"forward", "backward"}
+    loads = {name for k in report.graphs[0].kernels for name in k.loads}
+    assert {"x", "net.norm.weight", "net.norm.bias"} <= loads
+    assert len(report.launches) == sum(len(g.kernels) + len(g.externs) for g in report.graphs)
+
+
+def test_unknown_options_are_refused_before_compiling() -> None:
+    with pytest.raises(ValueError, match="did you mean fuse"):
+        lenz.explain(adam, options={"fuze": True})
