@@ -65,6 +65,7 @@ def compile_program(program: FxProgram, cx: Context) -> Compiled:
             program.constants,
             origin,
             _env(program),
+            cx.options.eager_random,
         )
     lowered = g
     trace.text("graph", lambda: show(lowered, origins=True))

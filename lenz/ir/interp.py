@@ -315,7 +315,7 @@ def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
     """The function an `Extern` names: an eager op, "py.module.name", or one of the objects."""
     if op.startswith("obj:"):
         return objects[op[4:]]  # type: ignore[no-any-return]
-    if op in ("lenz.seed", "py.lenz.seed"):
+    if op == "lenz.seed":
         return _seed
     found: Any = torch.ops
     parts = op.split(".")

@@ -69,9 +69,13 @@ class Decline:
 
 
 class GraphBuilder:
-    """Collects the nodes of one graph while its FX nodes are lowered in order."""
+    """Collects the nodes of one graph while its FX nodes are lowered in order.
 
-    def __init__(self) -> None:
+    `eager_random` asks for random numbers from eager's own generators.
+    """
+
+    def __init__(self, eager_random: bool = False) -> None:
+        self.eager_random = eager_random
         self.nodes: list[Node] = []
         self.mutations: list[Mutation] = []
         self._layouts: dict[str, Layout] = {}

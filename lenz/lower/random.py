@@ -1,7 +1,7 @@
 """Random numbers: Philox by element number, under a seed drawn at each call.
 
 The numbers are not eager's, but `torch.manual_seed` decides them, since the runtime draws the seed
-from torch's default generator ("py.lenz.seed": no arguments, gives i64[2], a key and the number of
+from torch's default generator ("lenz.seed": no arguments, gives i64[2], a key and the number of
 the first counter). Each op of a graph draws its own.
 """
 
@@ -22,7 +22,7 @@ from lenz.lower.view import flatten
 from lenz.ops.random import below
 from lenz.sym import ONE, ZERO, sym
 
-SEED = "py.lenz.seed"
+SEED = "lenz.seed"
 # A half type has fewer random bits, so that the greatest number stays below 1: its significand.
 _BITS = {"f16": 11, "bf16": 8}
 Source = Callable[[Index], tuple[Expr, Expr]]
@@ -55,7 +55,7 @@ def refused(b: GraphBuilder, generator: Any) -> Decline | None:
     """The reason to leave a random op to eager, if there is one."""
     if generator is not None:
         return Decline("a generator of the caller")
-    if getattr(b, "eager_random", False):
+    if b.eager_random:
         return Decline("eager's random numbers are asked for")
     return None
 

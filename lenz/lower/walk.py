@@ -29,13 +29,15 @@ def lower(
     constants: Mapping[str, torch.Tensor],
     origin: Callable[[FxNode], str] = lambda n: "",
     env: SymEnv | None = None,
+    eager_random: bool = False,
 ) -> Graph:
     """Lower every node of a normalised FX graph; what no lowering takes becomes an `Extern`.
 
     Raises Unsupported for a graph with a value the IR cannot name at all (sparse, nested or
     quantized tensors, symbolic floats); the caller then runs the whole graph in eager.
     """
-    return _Walk(gm, name, to_sym, constants, origin).run(env or SymEnv())
+    b = GraphBuilder(eager_random)
+    return _Walk(gm, name, to_sym, constants, origin, b).run(env or SymEnv())
 
 
 class _Walk:
@@ -48,11 +50,12 @@ class _Walk:
         to_sym: ToSym,
         constants: Mapping[str, torch.Tensor],
         origin: Callable[[FxNode], str],
+        b: GraphBuilder,
     ) -> None:
         self.gm, self.name, self.to_sym = gm, name, to_sym
         self.tensors = constants
         self.origin = origin
-        self.b = GraphBuilder()
+        self.b = b
         self.env: dict[FxNode, Any] = {}
         self.inputs: list[Buffer | Sym] = []
         self.constants: list[Buffer] = []
