@@ -380,3 +380,39 @@ def _enter_adaptive(packet: str, rank: int) -> None:
 
 _enter_adaptive("_adaptive_avg_pool2d", 2)
 _enter_adaptive("_adaptive_avg_pool3d", 3)
+
+
+def _adaptive_windows(x: Value, outs: Sequence[Sym | int]) -> Windows | None:
+    """The windows of adaptive max pooling where all are equal and of known size, else None."""
+    rank = len(outs)
+    sizes = x.shape[x.rank - rank :]
+    k = equal_windows(sizes, outs)
+    if k is None or not all(isinstance(n, Int) for n in k):
+        return None
+    width = tuple(n.value for n in k if isinstance(n, Int))
+    none, one = (0,) * rank, (1,) * rank
+    return Windows(width, width, none, one, sizes, tuple(sym(o) for o in outs), False)
+
+
+def _enter_adaptive_max(packet: str, rank: int) -> None:
+    """Register adaptive_max_poolNd and its gradient, for sizes that the output divides."""
+
+    @lowering(packet)
+    def forward(
+        b: GraphBuilder, x: Value, output_size: Sequence[Sym | int]
+    ) -> tuple[Value, Value] | Decline:
+        w = _adaptive_windows(x, output_size)
+        if w is None:
+            return Decline("adaptive pooling with windows of several sizes")
+        return max_pool(b, x, w)
+
+    @lowering(f"{packet}_backward")
+    def backward(b: GraphBuilder, grad: Value, x: Value, indices: Value) -> Value | Decline:
+        w = _adaptive_windows(x, grad.shape[x.rank - rank :])
+        if w is None:
+            return Decline("adaptive pooling with windows of several sizes")
+        return max_pool_gradient(b, grad, w, indices)
+
+
+_enter_adaptive_max("adaptive_max_pool2d", 2)
+_enter_adaptive_max("adaptive_max_pool3d", 3)

@@ -111,6 +111,17 @@ def test_adaptive() -> None:
     assert isinstance(g.nodes[0], Extern)
 
 
+def test_adaptive_max() -> None:
+    """Values, positions and the gradient through them, for equal windows."""
+    for shape, out in (((2, 3, 6, 4), (3, 2)), ((1, 2, 4, 4), (1, 4))):
+        x = torch.randn(shape)
+        check(lambda x: aten.adaptive_max_pool2d(x, out), x)
+        y, at = aten.adaptive_max_pool2d(x, out)
+        dy = torch.randn(y.shape)
+        check(lambda dy, x, at: aten.adaptive_max_pool2d_backward(dy, x, at), dy, x, at)
+    check(lambda x: aten.adaptive_max_pool3d(x, (2, 1, 2)), torch.randn(1, 2, 4, 3, 4))
+
+
 def test_gradients_and_symbolic_sizes() -> None:
     """Forward and backward in one graph; sizes that vary."""
     x = torch.randn(2, 3, 8, 6)
