@@ -248,23 +248,25 @@ def prelu(x: Expr, weight: Expr) -> Expr:
     return ops.where(ops.gt(x, _of(x, 0.0)), x, ops.mul(weight, x))
 
 
-for _name, _fn in (
-    ("relu", relu), ("relu6", relu6), ("gelu", gelu), ("silu", silu), ("threshold", threshold),
-    ("hardtanh", hardtanh), ("hardsigmoid", hardsigmoid), ("hardswish", hardswish),
-    ("hardshrink", hardshrink), ("softshrink", softshrink), ("elu", elu), ("celu", celu),
-    ("leaky_relu", leaky_relu), ("softplus", softplus), ("mish", mish), ("sigmoid", sigmoid_of),
-):  # fmt: skip
+_UNARY: dict[str, Callable[..., Expr]] = {
+    "relu": relu, "relu6": relu6, "gelu": gelu, "silu": silu, "threshold": threshold,
+    "hardtanh": hardtanh, "hardsigmoid": hardsigmoid, "hardswish": hardswish,
+    "hardshrink": hardshrink, "softshrink": softshrink, "elu": elu, "celu": celu,
+    "leaky_relu": leaky_relu, "softplus": softplus, "mish": mish, "sigmoid": sigmoid_of,
+}  # fmt: skip
+_BINARY: dict[str, Callable[..., Expr]] = {
+    "gelu_backward": gelu_backward, "silu_backward": silu_backward,
+    "sigmoid_backward": sigmoid_backward, "tanh_backward": tanh_backward,
+    "logit_backward": logit_backward, "threshold_backward": threshold_backward,
+    "hardtanh_backward": hardtanh_backward, "hardsigmoid_backward": hardsigmoid_backward,
+    "hardswish_backward": hardswish_backward, "hardshrink_backward": shrink_backward,
+    "softshrink_backward": shrink_backward, "leaky_relu_backward": leaky_relu_backward,
+    "softplus_backward": softplus_backward, "mish_backward": mish_backward,
+    "_prelu_kernel": prelu,
+}  # fmt: skip
+for _name, _fn in _UNARY.items():
     _unary(_name, _fn)
-for _name, _fn in (
-    ("gelu_backward", gelu_backward), ("silu_backward", silu_backward),
-    ("sigmoid_backward", sigmoid_backward), ("tanh_backward", tanh_backward),
-    ("logit_backward", logit_backward), ("threshold_backward", threshold_backward),
-    ("hardtanh_backward", hardtanh_backward), ("hardsigmoid_backward", hardsigmoid_backward),
-    ("hardswish_backward", hardswish_backward), ("hardshrink_backward", shrink_backward),
-    ("softshrink_backward", shrink_backward), ("leaky_relu_backward", leaky_relu_backward),
-    ("softplus_backward", softplus_backward), ("mish_backward", mish_backward),
-    ("_prelu_kernel", prelu),
-):  # fmt: skip
+for _name, _fn in _BINARY.items():
     _binary(_name, _fn)
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic whose aten form has more to it than operands: alpha, rounding modes, bounds, powers."""
+"""Arithmetic whose aten form has more than operands: alpha, rounding modes, bounds, powers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def sub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
 @lowering("rsub")
 def rsub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
     """y - alpha * x."""
-    return sub(b, y, x, alpha)
+    made: Value = sub(b, y, x, alpha)
+    return made
 
 
 @lowering("div", "divide")
@@ -161,13 +162,15 @@ def clamp(
 @lowering("clamp_min")
 def clamp_min(b: GraphBuilder, x: Value, min: Operand) -> Value:
     """The greater of x and the bound."""
-    return clamp(b, x, min)
+    made: Value = clamp(b, x, min)
+    return made
 
 
 @lowering("clamp_max")
 def clamp_max(b: GraphBuilder, x: Value, max: Operand) -> Value:
     """The lesser of x and the bound."""
-    return clamp(b, x, None, max)
+    made: Value = clamp(b, x, None, max)
+    return made
 
 
 @lowering("addcmul")
@@ -270,6 +273,13 @@ def integer_power(x: Expr, n: Expr) -> Expr:
     minus = ops.where(odd, const(-1, t), one)
     below = ops.where(_is(x, 1), one, ops.where(_is(x, -1), minus, zero))
     return ops.where(ops.lt(n, zero), below, out)
+
+
+@lowering("ldexp")
+def ldexp(b: GraphBuilder, x: Value, exponent: Value) -> Value:
+    """x times two to the power of the exponent."""
+    t = b.result.dtype
+    return b.map(lambda i: ops.mul(element(x, i, t), ops.exp2(element(exponent, i, t))))
 
 
 @lowering("heaviside")

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, const
+from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
 from lenz.ir.tensor import TensorType
 from lenz.lower.arithmetic import lerp_of, sign_of
@@ -189,7 +190,7 @@ def foreach_norm(
             )
         if s.is_empty:
             return b.map(lambda i: const(0.0, t), type)
-        kind = "sum" if ord == 1 else "max"
+        kind: ReduceKind = "sum" if ord == 1 else "max"
         return reduce_over(b, kind, s, False, lambda i: ops.abs(element(x, i, t)), None, type)
 
     return tuple(one(x, type) for x, type in zip(xs, b.results, strict=True))

@@ -22,7 +22,7 @@ def position(k: int, size: Sym) -> Var:
 
 
 def checked(e: Expr, size: Sym, *, wraps: bool) -> Expr:
-    """A position read from a tensor, as i64 in [0, size); negative ones count from the end if so."""
+    """A position read from a tensor, as i64 in [0, size); a negative one may count from the end."""
     e = ops.cast(e, I64)
     n = index(size)
     if wraps:
@@ -86,7 +86,7 @@ def gather(
 
     def fn(i: Index) -> Expr:
         at = i if index.rank else ()
-        where = [ZERO] * x.rank if not index.rank else list(i)
+        where: list[Sym] = list(i) if index.rank else [ZERO] * x.rank
         where[d] = position(0, x.shape[d])
         return x.at(where, (checked(index.at(at), x.shape[d], wraps=False),))
 

@@ -68,7 +68,7 @@ def _joined(
     sizes: list[Sym],
     inside: Callable[[Sym], Index],
 ) -> Expr:
-    """The element of the part that position i[d] lies in; inside(position in the part) indexes it."""
+    """The element of the part that i[d] lies in; inside(position in it) is its index there."""
     t = b.result.dtype
     starts: list[Sym] = [ZERO]
     for n in sizes:
@@ -93,7 +93,7 @@ def constant_pad(b: GraphBuilder, x: Value, pad: Sequence[Size], value: Any = 0)
     def fn(i: Index) -> Expr:
         where = tuple(v - lo for v, lo in zip(i, before, strict=True))
         cond = const(True, BOOL)
-        for v, n, lo in zip(where, x.shape, before, strict=True):
+        for v, n in zip(where, x.shape, strict=True):
             cond = ops.and_(cond, ops.and_(at_or_above(v, ZERO), below(v, n)))
         return guarded(cond, x.at(where), number(value, t))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from lenz.ir.graph import Pointwise, Reduction
 from lenz.ir.tensor import TensorType
@@ -63,7 +64,7 @@ def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Ind
 
     def fn(i: Index) -> Index:
         out: list[Sym] = [ZERO] * len(old)
-        for (n0, o0), (n1, o1) in zip(cuts, cuts[1:], strict=False):
+        for (n0, o0), (n1, o1) in pairwise(cuts):
             mine, theirs = kept_new[n0:n1], kept_old[o0:o1]
             flat = flatten([i[d] for d in mine], [new[d] for d in mine])
             for d, v in zip(theirs, unflatten(flat, [old[d] for d in theirs]), strict=True):
@@ -80,6 +81,10 @@ def _products(sizes: Sequence[Sym]) -> list[Sym]:
 @lowering("view.default", "_unsafe_view", "reshape", "_reshape_alias", any_dtype=True)
 def view(b: GraphBuilder, x: Value, *_: object) -> Value:
     """The same elements in row-major order, in another shape."""
+    return _reshaped(b, x)
+
+
+def _reshaped(b: GraphBuilder, x: Value) -> Value:
     where = regroup(b.result.shape, x.shape)
     if ZERO in b.result.shape:
         return b.map(lambda i: x.at(where(i)))  # the strides of no elements are a convention
@@ -89,12 +94,16 @@ def view(b: GraphBuilder, x: Value, *_: object) -> Value:
 @lowering("alias", "detach", "lift", "lift_fresh", "view_as", any_dtype=True)
 def alias(b: GraphBuilder, x: Value, *_: object) -> Value:
     """The tensor itself; `view_as` and a changed shape go through `view`."""
-    return x if b.result.layout.shape == x.shape else view(b, x)
+    return x if b.result.layout.shape == x.shape else _reshaped(b, x)
 
 
 @lowering("permute", any_dtype=True)
 def permute(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
     """Dimension k of the result is dims[k] of x."""
+    return _permuted(b, x, dims)
+
+
+def _permuted(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
     order = [wrapped(d, x.rank) for d in dims]
 
     def fn(i: Index) -> Index:
@@ -111,13 +120,13 @@ def transpose(b: GraphBuilder, x: Value, dim0: int, dim1: int) -> Value:
     if order:
         p, q = wrapped(dim0, x.rank), wrapped(dim1, x.rank)
         order[p], order[q] = q, p
-    return permute(b, x, order)
+    return _permuted(b, x, order)
 
 
 @lowering("t", any_dtype=True)
 def t(b: GraphBuilder, x: Value) -> Value:
     """The transpose of a matrix; vectors stay."""
-    return permute(b, x, tuple(reversed(range(x.rank))))
+    return _permuted(b, x, tuple(reversed(range(x.rank))))
 
 
 @lowering("expand", "expand_as", "broadcast_to", any_dtype=True)
@@ -196,7 +205,8 @@ def slice_start(start: Size | None, size: Sym) -> Sym | None:
 @lowering("narrow", any_dtype=True)
 def narrow(b: GraphBuilder, x: Value, dim: int, start: Size, length: Size) -> Value | Decline:
     """`length` elements from `start`."""
-    return slice_(b, x, dim, start)
+    made: Value | Decline = slice_(b, x, dim, start)
+    return made
 
 
 @lowering("diagonal", any_dtype=True)
@@ -312,7 +322,7 @@ def roll(
     b: GraphBuilder, x: Value, shifts: Size | Sequence[Size], dims: int | Sequence[int] = ()
 ) -> Value:
     """Elements moved on by `shifts`, round the end; without dims in row-major order."""
-    by = list(shifts) if isinstance(shifts, (list, tuple)) else [shifts]
+    by: list[Size] = [shifts] if isinstance(shifts, (int, Sym)) else list(shifts)
     along = [dims] if isinstance(dims, int) else list(dims)
     if any(s is ZERO for s in x.shape):
         return b.map(x.at)

@@ -49,8 +49,7 @@ def trace(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False) 
     mode = "symbolic" if dynamic else "fake"
     table = decompositions(native_ops())
     with torch.no_grad():
-        gm = make_fx(functional, decomposition_table=table, tracing_mode=mode)(*inputs)
-    return gm
+        return make_fx(functional, decomposition_table=table, tracing_mode=mode)(*inputs)
 
 
 def lowered(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False) -> Graph:
@@ -74,12 +73,13 @@ def check(
     dynamic: bool = False,
     native: bool = True,
     exact: bool = False,
+    names: Sequence[str] = (),
 ) -> Graph:
     """Lower fn, run it by the interpreter and compare every output and every mutated input.
 
     `tolerance` is (relative, absolute) and replaces TOLERANCE; `exact` asks for the bits of eager.
-    `dynamic` traces with symbolic sizes. `native` asserts that no eager op is left in the graph;
-    a set of names allows those.
+    `dynamic` traces with symbolic sizes. `native` asserts that no eager op is left in the graph.
+    `names` are what messages call the outputs.
     """
     gm = trace(fn, inputs, dynamic)
     g, constants = _lower(gm, inputs)
@@ -92,7 +92,7 @@ def check(
     given = [_copy(x) for x in inputs]
     wanted = _pytree.tree_leaves(fn(*given))
     double = None if exact else _reference(fn, inputs)
-    _compare(result, wanted, given, double, tolerance, exact, text)
+    _compare(result, wanted, given, double, tolerance, exact, text, names)
     return g
 
 
@@ -176,13 +176,15 @@ def _compare(
     tolerance: tuple[float, float] | None,
     exact: bool,
     text: str,
+    names: Sequence[str],
 ) -> None:
     outputs = [o for o in result.outputs if o is not None]
     wanted = [w for w in wanted if w is not None]
     assert len(outputs) == len(wanted), f"{len(outputs)} outputs, wanted {len(wanted)}\n{text}"
     widths = [w for w in double if w is not None] if double is not None else [None] * len(wanted)
     for i, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
-        _same(got, want, widths[i], tolerance, exact, f"output {i}", text)
+        what = names[i] if names else f"output {i}"
+        _same(got, want, widths[i], tolerance, exact, what, text)
     for i, (got, want) in enumerate(zip(result.inputs, given, strict=True)):
         _same(got, want, None, tolerance, exact, f"input {i} after the call", text)
 
@@ -203,8 +205,8 @@ def _same(
     assert got.dtype is want.dtype, f"{what}: {got.dtype}, wanted {want.dtype}\n{text}"
     assert got.shape == want.shape, f"{what}: {got.shape}, wanted {want.shape}\n{text}"
     if want.clone().stride() == want.stride():  # the interpreter's outputs are clones
-        strides = [(a, b) for a, b, n in zip(got.stride(), want.stride(), want.shape) if n > 1]
-        assert all(a == b for a, b in strides), (
+        dims = [d for d, n in enumerate(want.shape) if n > 1]
+        assert all(got.stride(d) == want.stride(d) for d in dims), (
             f"{what}: strides {got.stride()}, wanted {want.stride()}\n{text}"
         )
     if exact or not want.is_floating_point():
