@@ -27,7 +27,8 @@ LIBM = (
 )  # fmt: skip
 
 
-# Set by a kernel in which a check failed (an index out of range); the plan looks at it after launches.
+# Set by a kernel in which a check failed (an index out of range); the plan looks at it after the
+# launches.
 FAILED = ctypes.c_int64(0)
 
 

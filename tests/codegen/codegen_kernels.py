@@ -11,6 +11,7 @@ from lenz.ir.tensor import axis
 from lenz.sym import Sym, Var, ceildiv, minimum, sym
 
 Map = Callable[..., Expr]
+PLAIN = TileConfig()
 
 
 def at(name: str, offset: Sym | int, dtype: DType = F32) -> Expr:
@@ -24,7 +25,7 @@ def pointwise(
     ins: tuple[DType, ...],
     out: DType,
     block: int = 4096,
-    tile: TileConfig = TileConfig(),
+    tile: TileConfig = PLAIN,
     sizes: tuple[Var, ...] = (),
 ) -> Kernel:
     """out[i] = f(a[i], b[i], ...) over n elements, in parallel blocks."""

@@ -13,14 +13,24 @@ for folder in (HERE.parent / "ops", HERE):
     sys.path.insert(0, str(folder))
 
 
-@pytest.fixture(params=["host", "avx2", "sse2"])
+@pytest.fixture(params=["host", "avx2"])
 def target(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compile the kernels of the test for this machine and for older ones that it can run."""
+    yield from _compile_for(request.param)
+
+
+@pytest.fixture
+def oldest() -> Iterator[None]:
+    """Compile the kernels of the test for an x86 without AVX and without fp16 conversions."""
+    yield from _compile_for("sse2")
+
+
+def _compile_for(name: str) -> Iterator[None]:
     import codegen_run
 
-    found = codegen_run.targets().get(request.param)
+    found = codegen_run.targets().get(name)
     if found is None:
-        pytest.skip(f"no {request.param} here")
+        pytest.skip(f"no {name} here")
     codegen_run.current.append(found)
     yield
     codegen_run.current.pop()

@@ -14,7 +14,6 @@ from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
 from lenz.ir.tensor import axis
 from lenz.sym import Sym, sym
 
-pytestmark = pytest.mark.usefixtures("target")
 OPS = list(dict.fromkeys(c.op.name for c in CASES))
 CHECKED = 200  # elements that the scalar form computes
 
@@ -37,8 +36,20 @@ def kernel(case: Case, number: int, count: int) -> Kernel:
     return Kernel(f"op_{number}", "pointwise", tuple(params), (), body, tile=TileConfig(1, 1, 1))
 
 
+@pytest.mark.usefixtures("oldest")
+@pytest.mark.parametrize("name", ("cast", "narrow", "exp", "div_floor", "floor", "fma"))
+def test_op_without_wide_vectors(name: str) -> None:
+    run_op(name)
+
+
+@pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("name", OPS)
 def test_op(name: str) -> None:
+    run_op(name)
+
+
+def run_op(name: str) -> None:
+    """Compile and run an op for all types it takes."""
     cases = [c for c in CASES if c.op.name == name]
     samples = [c.samples(1000) for c in cases]
     kernels = [

@@ -194,11 +194,11 @@ class Accesses:
             names = tuple(
                 [fn.let(level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in pointers]
             )
-            return names if step == 1 else self._reverse(b, t, names)
+            return names if step == 1 else _reverse(b, t, names)
         if masks is None:
             masks = ("splat (i1 true)",) * b.copies
         if step == -1:
-            masks = self._reverse(b, vector("i1", b.lanes), masks)
+            masks = _reverse(b, vector("i1", b.lanes), masks)
         kind = "gather" if step is None else "load"
         p = vector("ptr", b.lanes) if step is None else "ptr"
         callee = self._intrinsic(kind, dtype, t, p, "i32", vector("i1", b.lanes), t)
@@ -210,7 +210,7 @@ class Accesses:
                 for a, c in zip(pointers, masks, strict=True)
             ]
         )
-        return self._reverse(b, t, names) if step == -1 else names
+        return _reverse(b, t, names) if step == -1 else names
 
     def _intrinsic(self, kind: str, dtype: DType, result: str, pointer: str, *args: str) -> str:
         width = self.scopes.width
@@ -220,13 +220,6 @@ class Accesses:
         if kind in ("gather", "load"):
             return self.scopes.fn.module.declare(name, result, pointer, *args)
         return self.scopes.fn.module.declare(name, "void", result, pointer, *args)
-
-    def _reverse(self, b: Builder, t: str, names: Names) -> Names:
-        order = ", ".join(f"i32 {b.lanes - 1 - i}" for i in range(b.lanes))
-        mask = f"<{b.lanes} x i32> <{order}>"
-        return tuple(
-            [b.fn.let(b.level, f"shufflevector {t} {n}, {t} poison, {mask}") for n in names]
-        )
 
     def store(self, place: Place, dtype: DType, value: Value, mask: Value | None) -> None:
         """Write one element per lane, here and now."""
@@ -245,8 +238,8 @@ class Accesses:
             names = b.cast("zext", b.type(BOOL), t, names)
         masks = self.scopes.spread(mask, BOOL, True, copies) if mask and lanes else None
         if place.step == -1:
-            names = self._reverse(b, t, names)
-            masks = self._reverse(b, b.type(BOOL), masks) if masks else None
+            names = _reverse(b, t, names)
+            masks = _reverse(b, b.type(BOOL), masks) if masks else None
         if masks is None and place.step is not None:
             for n, p in zip(names, pointers, strict=True):
                 fn.put(level, f"  store {t} {n}, ptr {p}, align {dtype.bytes}")
@@ -259,6 +252,12 @@ class Accesses:
             fn.put(
                 level, f"  call void {callee}({t} {n}, {p_type} {p}, i32 {dtype.bytes}, {m} {c})"
             )
+
+
+def _reverse(b: Builder, t: str, names: Names) -> Names:
+    order = ", ".join(f"i32 {b.lanes - 1 - i}" for i in range(b.lanes))
+    mask = f"<{b.lanes} x i32> <{order}>"
+    return tuple([b.fn.let(b.level, f"shufflevector {t} {n}, {t} poison, {mask}") for n in names])
 
 
 def _zero(dtype: DType) -> str:

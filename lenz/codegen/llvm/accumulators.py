@@ -1,8 +1,8 @@
 """Accumulators of the reductions under way: in registers, or in an array on the stack.
 
 A reduction ends with the outermost loop it runs over. If loops inside that one are not reduced
-over, each of their points has its own accumulator, in an array; else the accumulators are registers, one
-per copy of the body, that the loops carry.
+over, each of their points has its own accumulator, in an array; else the accumulators are
+registers, one per copy of the body, that the loops carry.
 """
 
 from __future__ import annotations

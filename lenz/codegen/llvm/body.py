@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lenz.codegen.llvm import accumulate, tiles
+from lenz.codegen.llvm import accumulate, tiles, trips
 from lenz.codegen.llvm.access import Accesses, tail_mask
 from lenz.codegen.llvm.accumulators import Accumulator, names_reduced, reduces_of
 from lenz.codegen.llvm.indices import Indices
@@ -111,9 +111,9 @@ class Body:
     def plain_loop(self, s: For) -> None:
         """A loop one iteration at a time, or `tile.rows` at a time over column accumulators."""
         step = self.row_copies(s)
-        with self.nonempty(s.axis.extent, self.cells(s)) as extent:
+        with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
             if step > 1:
-                whole = self.rounded(s.axis.extent, extent, step)
+                whole = trips.rounded(self.scopes.fn, s.axis.extent, extent, step)
                 self.counted(s, "0", whole, step, step, s.axis.extent)
                 if prove_divides(step, s.axis.extent):
                     return
@@ -127,73 +127,14 @@ class Body:
 
         def once(counter: str) -> None:
             outer, self.scopes.copies = self.scopes.copies, copies
-            names = self.positions(counter, copies, 1) if step > 1 else (counter,)
+            names = trips.positions(self.scopes.fn, counter, copies, 1) if step > 1 else (counter,)
             self.row_pass = step > 1
             self.indices.vars[s.axis.var] = Value(names, self.scopes.fn.level)
             self.statements(s.body)
             self.row_pass = False
             self.scopes.copies = outer
 
-        self.repeat(start, stop, step, cells, once)
-
-    def repeat(
-        self, start: str, stop: str, step: int, cells: list[Cell], once: Callable[[str], None]
-    ) -> None:
-        """Run a body for start, start + step, ... below stop; written out if that is one step."""
-        if start[0] != "%" and stop[0] != "%":
-            if int(start) >= int(stop):
-                return
-            if int(start) + step >= int(stop):
-                with self.scopes.block():
-                    once(start)
-                return
-            with self.scopes.loop(start, stop, step, cells) as counter:
-                once(counter)
-            return
-        fn = self.scopes.fn
-        cond = fn.let(fn.level, f"icmp slt i64 {start}, {stop}")
-        guard = self.scopes.guard
-        with self.scopes.when(cond, cells):
-            self.scopes.guard = guard  # whoever calls has made sure that there is an iteration
-            with self.scopes.loop(start, stop, step, cells) as counter:
-                once(counter)
-
-    def positions(self, counter: str, copies: int, step: int) -> tuple[str, ...]:
-        """counter, counter + step, ...: one per copy."""
-        fn = self.scopes.fn
-        if counter[0] != "%":
-            return tuple([str(int(counter) + k * step) for k in range(copies)])
-        more = [
-            fn.let(fn.level, f"add nuw nsw i64 {counter}, {k * step}") for k in range(1, copies)
-        ]
-        return (counter, *more)
-
-    @contextmanager
-    def nonempty(self, extent: Sym, cells: list[Cell]) -> Iterator[str]:
-        """A body for extents of at least 1, which is checked where it is not known."""
-        text = self.indices.scalar(extent).names[0]
-        if extent.lo is not None and extent.lo >= 1:
-            yield text
-        elif text[0] != "%" and int(text) <= 0:
-            with self.scopes.when("false", cells):
-                yield text
-        else:
-            fn = self.scopes.fn
-            cond = fn.let(fn.level, f"icmp sgt i64 {text}, 0")
-            with self.scopes.when(cond, cells):
-                yield text
-
-    def rounded(self, extent: Sym, text: str, step: int) -> str:
-        """The greatest multiple of step that is not above the extent."""
-        if text[0] != "%":
-            return str(int(text) // step * step)
-        if prove_divides(step, extent):
-            return text
-        fn = self.scopes.fn
-        if step & (step - 1) == 0:
-            return fn.let(fn.level, f"and i64 {text}, {-step}")
-        rest = fn.let(fn.level, f"urem i64 {text}, {step}")
-        return fn.let(fn.level, f"sub i64 {text}, {rest}")
+        trips.repeat(self.scopes, start, stop, step, cells, once)
 
     def cells(self, s: For, copies: int | None = None) -> list[Cell]:
         """The registers that a loop changes (those of the first `copies` copies)."""
@@ -240,8 +181,8 @@ class Body:
         copies, width = self.vector_copies(s), self.scopes.width
         extent = s.axis.extent
         self.indices.lane = s.axis.var
-        with self.nonempty(extent, self.cells(s)) as text:
-            whole = self.rounded(extent, text, width * copies)
+        with trips.nonempty(self.indices, extent, self.cells(s)) as text:
+            whole = trips.rounded(self.scopes.fn, extent, text, width * copies)
             self.vector_steps(s, "0", whole, copies, False)
             if not prove_divides(width * copies, extent):
                 self.vector_steps(s, whole, text, 1, not prove_divides(width, extent))
@@ -254,20 +195,13 @@ class Body:
 
         def once(counter: str) -> None:
             scopes.copies = max(copies, inside)
-            names = self.positions(counter, copies, width)
+            names = trips.positions(self.scopes.fn, counter, copies, width)
             self.indices.vars[s.axis.var] = Value(names, scopes.fn.level)
             if masked:
-                scopes.tail = tail_mask(scopes, self.left(counter, stop))
+                scopes.tail = tail_mask(scopes, trips.left(scopes.fn, counter, stop))
             self.statements(s.body)
             scopes.tail = None
             scopes.copies = inside
 
         cells = self.cells(s) if copies > 1 or inside > 1 else self.cells(s, 1)
-        self.repeat(start, stop, width * copies, cells, once)
-
-    def left(self, counter: str, stop: str) -> Value:
-        """Elements from the counter to the end."""
-        fn = self.scopes.fn
-        if counter[0] != "%" and stop[0] != "%":
-            return Value((str(int(stop) - int(counter)),), fn.level)
-        return Value((fn.let(fn.level, f"sub nsw i64 {stop}, {counter}"),), fn.level)
+        trips.repeat(self.scopes, start, stop, width * copies, cells, once)

@@ -40,7 +40,7 @@ def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) 
 
 
 def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
-    """x * 2^k for i32 exponents, by vscalef on AVX512: only vectors have it, so scalars borrow one."""
+    """x * 2^k for i32 exponents by vscalef of AVX512, which LLVM has for vectors only."""
     fn, level, element = b.fn, b.level, value_type(dtype)
     lanes = b.lanes if b.lanes > 1 else 16 // dtype.bytes
     v, i = vector(element, lanes), vector("i32", lanes)

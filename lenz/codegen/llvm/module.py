@@ -2,8 +2,8 @@
 
 A kernel is `void NAME(ptr, ..., i64, ...)`: its pointers, then its sizes. A phase is a function of
 its own, `void NAME.pK(i64 begin, i64 end, ptr context)`, that runs a part of the parallel
-iterations; the context is the array of the kernel's arguments. The kernel calls it through libtorch's
-`torch_parallel_for`, or directly when there are no more iterations than the grain.
+iterations; the context is the array of the kernel's arguments. The kernel calls it through
+libtorch's `torch_parallel_for`, or directly when there are no more iterations than the grain.
 """
 
 from __future__ import annotations

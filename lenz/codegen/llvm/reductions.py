@@ -1,8 +1,8 @@
 """Accumulation: identities, how two partial results combine, and the last step over lanes.
 
 A state is a tuple of parts: the value, and for argmax and argmin the position as well. NaN counts
-as the greatest value of max and argmax and the smallest of min and argmin; of equal values the first
-position wins.
+as the greatest value of max and argmax and the smallest of min and argmin; of equal values the
+first position wins.
 """
 
 from __future__ import annotations

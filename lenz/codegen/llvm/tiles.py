@@ -3,8 +3,8 @@
     for u in 16 : unroll { for v in 16 : vector { store(%y, [... + v], load(%x, [ld*v + u])) } }
 
 A load that is contiguous in u and strided in v is read as one vector along u per value of v, and
-the tile is transposed by shuffles; all else is computed along v, for all u at once. Where an extent may
-be smaller than the tile, a test chooses between this and the plain loops.
+the tile is transposed by shuffles; all else is computed along v, for all u at once. Where an extent
+may be smaller than the tile, a test chooses between this and the plain loops.
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""How often a loop runs: counted loops, tests for empty ones, whole steps and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lenz.codegen.llvm.function import Function
+from lenz.codegen.llvm.indices import Indices
+from lenz.codegen.llvm.scopes import Cell, Scopes, Value
+from lenz.sym import Sym, prove_divides
+
+
+def repeat(
+    scopes: Scopes, start: str, stop: str, step: int, cells: list[Cell], once: Callable[[str], None]
+) -> None:
+    """Run a body for start, start + step, ... below stop; written out if that is one step."""
+    if start[0] != "%" and stop[0] != "%":
+        if int(start) >= int(stop):
+            return
+        if int(start) + step >= int(stop):
+            with scopes.block():
+                once(start)
+            return
+        with scopes.loop(start, stop, step, cells) as counter:
+            once(counter)
+        return
+    fn = scopes.fn
+    cond = fn.let(fn.level, f"icmp slt i64 {start}, {stop}")
+    guard = scopes.guard
+    with scopes.when(cond, cells):
+        scopes.guard = guard  # whoever calls has made sure that there is an iteration
+        with scopes.loop(start, stop, step, cells) as counter:
+            once(counter)
+
+
+def positions(fn: Function, counter: str, copies: int, step: int) -> tuple[str, ...]:
+    """counter, counter + step, ...: one per copy."""
+    if counter[0] != "%":
+        return tuple([str(int(counter) + k * step) for k in range(copies)])
+    more = [fn.let(fn.level, f"add nuw nsw i64 {counter}, {k * step}") for k in range(1, copies)]
+    return (counter, *more)
+
+
+@contextmanager
+def nonempty(indices: Indices, extent: Sym, cells: list[Cell]) -> Iterator[str]:
+    """A body for extents of at least 1, which is checked where it is not known."""
+    scopes = indices.scopes
+    text = indices.scalar(extent).names[0]
+    if extent.lo is not None and extent.lo >= 1:
+        yield text
+    elif text[0] != "%" and int(text) <= 0:
+        with scopes.when("false", cells):
+            yield text
+    else:
+        fn = scopes.fn
+        cond = fn.let(fn.level, f"icmp sgt i64 {text}, 0")
+        with scopes.when(cond, cells):
+            yield text
+
+
+def rounded(fn: Function, extent: Sym, text: str, step: int) -> str:
+    """The greatest multiple of step that is not above the extent."""
+    if text[0] != "%":
+        return str(int(text) // step * step)
+    if prove_divides(step, extent):
+        return text
+    if step & (step - 1) == 0:
+        return fn.let(fn.level, f"and i64 {text}, {-step}")
+    rest = fn.let(fn.level, f"urem i64 {text}, {step}")
+    return fn.let(fn.level, f"sub i64 {text}, {rest}")
+
+
+def left(fn: Function, counter: str, stop: str) -> Value:
+    """Elements from the counter to the end."""
+    if counter[0] != "%" and stop[0] != "%":
+        return Value((str(int(stop) - int(counter)),), fn.level)
+    return Value((fn.let(fn.level, f"sub nsw i64 {stop}, {counter}"),), fn.level)
