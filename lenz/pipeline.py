@@ -73,7 +73,9 @@ def compile_program(program: FxProgram, cx: Context) -> Compiled:
     with trace.stage("schedule"):
         s, symbols = named(schedule(g, cx))
     trace.text("schedule", lambda: show(s))
-    kernels = tuple({id(k): k for k in (x.kernel for x in s.steps if isinstance(x, Launch))}.values())
+    kernels = tuple(
+        {id(k): k for k in (x.kernel for x in s.steps if isinstance(x, Launch))}.values()
+    )
     with trace.stage("codegen"):
         module, obj, library = _binaries(kernels, cx)
     with trace.stage("plan"):

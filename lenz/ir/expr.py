@@ -116,22 +116,26 @@ def canonical_bound(
     """Renumber `@k` by first appearance and drop operands that no index uses."""
     if not bound:
         return index, bound
-    order: list[Expr] = []
+    # Operands with other bounds stay apart: the bounds say what the variable may be used for.
+    order: list[tuple[Expr, int | None, int | None, Sym | None]] = []
     mapping: dict[Var, Sym] = {}
     for part in index:
         for v in part.free_vars:
             if is_bound_var(v) and v not in mapping:
-                operand = bound[int(v.name[1:])]
+                operand = (bound[int(v.name[1:])], v.lo, v.hi, v.below)
                 if operand not in order:
                     order.append(operand)
                 position = order.index(operand)
                 mapping[v] = Var(f"@{position}", v.lo, v.hi, v.below)
-    if tuple(order) == bound:
+    operands = tuple(e for e, *_ in order)
+    if operands == bound and all(v is s for v, s in mapping.items()):
         return index, bound
-    return tuple(substitute(part, mapping) for part in index), tuple(order)
+    return tuple(substitute(part, mapping) for part in index), operands
 
 
-def interpret(body: Expr, visit: Callable[[Expr, list[T]], T], memo: dict[Expr, T] | None = None) -> T:
+def interpret(
+    body: Expr, visit: Callable[[Expr, list[T]], T], memo: dict[Expr, T] | None = None
+) -> T:
     """Walk the DAG once, operands first: visit(node, results of its operands) -> result.
 
     Every analysis and every emitter is such an interpretation. Iterative, so that chains of any

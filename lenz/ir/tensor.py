@@ -71,7 +71,9 @@ class Layout:
         """True when the layout is row-major without gaps and starts at 0."""
         return self.offset is ZERO and all(
             a is b or size is ONE
-            for a, b, size in zip(self.stride, contiguous_strides(self.shape), self.shape, strict=True)
+            for a, b, size in zip(
+                self.stride, contiguous_strides(self.shape), self.shape, strict=True
+            )
         )
 
     @property

@@ -151,9 +151,7 @@ class GraphBuilder:
         self.nodes.append(Reduction(out, axes, raxes, kind, body, done))
         return Value(out)
 
-    def view(
-        self, x: Value, fn: Callable[[Index], Index], type: TensorType | None = None
-    ) -> Value:
+    def view(self, x: Value, fn: Callable[[Index], Index], type: TensorType | None = None) -> Value:
         """out[index] = x[fn(index)]: a view when it is one in memory, else a copy."""
         type = self.result if type is None else type
         axes = axes_for(type.shape)

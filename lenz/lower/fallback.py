@@ -16,9 +16,7 @@ from lenz.sym import Sym
 
 # Ops that are meant to be library calls: no better code of ours is to be expected on CPU.
 LIBRARY = frozenset(
-    "mm addmm bmm baddbmm addmv mv dot convolution convolution_backward _convolution "
-    "_scaled_dot_product_flash_attention_for_cpu "
-    "_scaled_dot_product_flash_attention_for_cpu_backward mkldnn_rnn_layer linear".split()
+    ["mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "convolution_backward", "_convolution", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward", "mkldnn_rnn_layer", "linear"]
 )
 
 
@@ -27,7 +25,7 @@ def op_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order.{target.name()}"
+        return f"higher_order.{target.name()}"  # type: ignore[no-untyped-call]  # torch is untyped here
     module = getattr(target, "__module__", "") or ""
     name = getattr(target, "__name__", "")
     if module in ("_operator", "operator", "torch", "math") and name:

@@ -149,7 +149,9 @@ class _Walk:
             return made.reason
         self.env[n] = made
         if n.target is torch.ops.aten.copy_.default:
-            self.env[n.args[0]] = made
+            written = n.args[0]
+            assert isinstance(written, FxNode)
+            self.env[written] = made  # later reads see the new value
         return None
 
     def value(self, a: Any) -> Any:

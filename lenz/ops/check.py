@@ -24,7 +24,9 @@ def _eager(i: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return i
 
 
-def _emit(b: Any, _: DType, __: tuple[DType, ...], xs: tuple[Any, ...], ___: tuple[Any, ...]) -> Any:
+def _emit(
+    b: Any, _: DType, __: tuple[DType, ...], xs: tuple[Any, ...], ___: tuple[Any, ...]
+) -> Any:
     i, n, runs = xs
     outside = b.compare("icmp uge", I64, i, n)  # unsigned: negatives are large
     b.fail(b.binary("and", BOOL, outside, runs))
@@ -33,7 +35,13 @@ def _emit(b: Any, _: DType, __: tuple[DType, ...], xs: tuple[Any, ...], ___: tup
 
 ASSERT_IN_RANGE = define(
     Op(
-        "assert_in_range", 2, _dtype, eager=_eager, llvm=_emit, cost=2.0, domain=(0, 10),
+        "assert_in_range",
+        2,
+        _dtype,
+        eager=_eager,
+        llvm=_emit,
+        cost=2.0,
+        domain=(0, 10),
         guarded=True,
     )  # fmt: skip
 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir.expr import Expr, load, replace_loads
-from lenz.ir.graph import Atom, Extern, Graph, Node, Pointwise, Ref, Reduction, View, atom_refs
+from lenz.ir.graph import Atom, Extern, Graph, Node, Pointwise, Reduction, Ref, View, atom_refs
 
 
 def dedup(g: Graph, cx: Context) -> Graph:

@@ -6,11 +6,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lenz.context import Context
-from lenz.ir.graph import Atom, Extern, Graph, Ref, View, atom_refs, buffers_of, roots_of
 from lenz.ir.expr import nodes_of
+from lenz.ir.graph import Atom, Extern, Graph, Ref, View, atom_refs, buffers_of, roots_of
 from lenz.ir.kernel import Launch, Schedule, exprs_of
 from lenz.ir.plan import (
-    Alloc, BindSize, CallStep, Check, Free, Input, LaunchStep, Plan, Reuse, SizeInput, Step, ViewStep,
+    Alloc,
+    BindSize,
+    CallStep,
+    Check,
+    Free,
+    Input,
+    LaunchStep,
+    Plan,
+    Reuse,
+    SizeInput,
+    Step,
+    ViewStep,
 )  # fmt: skip
 from lenz.ir.tensor import Buffer
 from lenz.plan.memory import Pool
@@ -208,5 +219,3 @@ def _defined(step: Launch | Extern | View) -> tuple[str, ...]:
             return (out.name,)
         case Extern(outs):
             return tuple(o.name for o in outs if isinstance(o, Buffer))
-
-

@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from lenz.ir.dtype import DTYPES, DType
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import (
-    Alloc, BindSize, CallStep, Check, Free, Input, LaunchStep, Plan, Reuse, SizeInput, Step, ViewStep,
+    Alloc,
+    BindSize,
+    CallStep,
+    Check,
+    Free,
+    Input,
+    LaunchStep,
+    Plan,
+    Reuse,
+    SizeInput,
+    Step,
+    ViewStep,
 )  # fmt: skip
 from lenz.ir.tensor import TensorType
 from lenz.sym import Int, Sym, Var, show, to_python
@@ -28,7 +39,7 @@ from lenz.runtime import executor as rt
 
 def call(args):
 '''
-TAIL = '''
+TAIL = """
 
 INPUTS = {inputs}
 CONSTANTS = {constants}
@@ -36,7 +47,7 @@ KERNELS = {kernels}
 
 if __name__ == "__main__":
     rt.main(globals(), __file__)
-'''
+"""
 
 
 def source(p: Plan) -> str:
@@ -81,10 +92,13 @@ class _Writer:
         self.ops: dict[str, str] = {}
         self.dtypes: dict[DType, str] = {}
         self.names: dict[str, str] = {}
+        self.inputs = {i.name for i in p.inputs if isinstance(i, Input)}
         # Names that the module itself uses; a buffer of that name gets another.
         self.taken = {"torch", "device", "rt", "args", "call", "ok", "_", *p.kernels}
         self.taken |= {d.name for d in DTYPES} | {c.name for c in p.constants}
-        self.taken |= {s.name for i in p.inputs if isinstance(i, SizeInput) for s in i.value.free_vars}
+        self.taken |= {
+            s.name for i in p.inputs if isinstance(i, SizeInput) for s in i.value.free_vars
+        }
         self.names.update({c.name: c.name for c in p.constants})
 
     def call(self) -> list[str]:
@@ -134,12 +148,9 @@ class _Writer:
     def sizes(self) -> list[str]:
         """Sizes read off tensor arguments stand before the checks, which use them."""
         return [
-            line for s in self.p.steps if isinstance(s, BindSize) and self.is_input(s.source)
+            line for s in self.p.steps if isinstance(s, BindSize) and s.source in self.inputs
             for line in self.bind(s)
         ]  # fmt: skip
-
-    def is_input(self, name: str) -> bool:
-        return any(isinstance(i, Input) and i.name == name for i in self.p.inputs)
 
     def bind(self, s: BindSize) -> list[str]:
         what = "stride" if s.stride else "size"
@@ -182,18 +193,18 @@ class _Writer:
         """Lines of one step."""
         match s:
             case BindSize():
-                return [] if self.is_input(s.source) else self.bind(s)
+                return [] if s.source in self.inputs else self.bind(s)
             case Alloc():
                 return [f"{self.var(s.name)} = {self.empty(s.type)}"]
             case Reuse():
                 old, t = self.var(s.source), s.type
                 new = self.var(s.name)
-                form = f"rt.reuse({old}, {self.layout(t)}, {self.dtype(t.dtype)})"
+                form = f"rt.reuse({old}, {_layout(t)}, {self.dtype(t.dtype)})"
                 return [f"{new} = {form}", f"del {old}"]
             case ViewStep():
                 t = s.type
                 at = to_python(t.layout.offset)
-                return [f"{self.var(s.name)} = rt.view({self.var(s.source)}, {self.layout(t)}, {at})"]
+                return [f"{self.var(s.name)} = rt.view({self.var(s.source)}, {_layout(t)}, {at})"]
             case LaunchStep():
                 args = [f"{self.var(a)}.data_ptr()" for a in s.args]
                 args += [to_python(v) for v in s.sizes]
@@ -222,10 +233,7 @@ class _Writer:
         large = t.layout.storage * t.dtype.bytes
         if t.device == "cpu" and (not isinstance(large, Int) or large.value >= 1 << 22):
             kind = "empty_huge"
-        return f"rt.{kind}({self.layout(t)}, {self.dtype(t.dtype)}{rest})"
-
-    def layout(self, t: TensorType) -> str:
-        return f"{_shape(t.shape)}, {_shape(t.layout.stride)}"
+        return f"rt.{kind}({_layout(t)}, {self.dtype(t.dtype)}{rest})"
 
     def dtype(self, d: DType) -> str:
         return self.dtypes.setdefault(d, d.name)
@@ -254,6 +262,10 @@ class _Writer:
                 return f"float({str(a)!r})"
             case _:
                 return repr(a)
+
+
+def _layout(t: TensorType) -> str:
+    return f"{_shape(t.shape)}, {_shape(t.layout.stride)}"
 
 
 def _safe(name: str) -> str:

@@ -57,7 +57,7 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
     except (OSError, AttributeError, TypeError):
         return None  # no such call on this system
     fn.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return fn  # type: ignore[no-any-return]
+    return fn
 
 
 _madvise = _find_madvise()

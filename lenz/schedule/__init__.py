@@ -7,7 +7,15 @@ from dataclasses import replace
 from lenz.context import Context
 from lenz.ir.expr import load, loads_of
 from lenz.ir.graph import (
-    Extern, Graph, Pointwise, Reduction, View, atom_refs, buffers_of, reads_of, roots_of,
+    Extern,
+    Graph,
+    Pointwise,
+    Reduction,
+    View,
+    atom_refs,
+    buffers_of,
+    reads_of,
+    roots_of,
 )  # fmt: skip
 from lenz.ir.kernel import Launch, Schedule
 from lenz.ir.tensor import Buffer, axes_for
@@ -44,9 +52,7 @@ def schedule(g: Graph, cx: Context) -> Schedule:
     return Schedule(g, tuple(steps), tuple(partition.rejected))
 
 
-def _write_back(
-    target: str, value: str, buffers: dict[str, Buffer], roots: dict[str, str]
-) -> Nest:
+def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict[str, str]) -> Nest:
     """The mutation `target` <- `value` as a nest: it fuses with whatever computes the value."""
     into, source = buffers[target], buffers[value]
     axes = axes_for(into.shape)

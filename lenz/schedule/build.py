@@ -13,17 +13,36 @@ from lenz.context import Context
 from lenz.errors import InternalError
 from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex, syms_of
 from lenz.ir.kernel import (
-    For, Kernel, KernelKind, Launch, Let, Local, LoopKind, Mode, Param, Reduce, Stmt, Store,
-    TileConfig, exprs_of, walk,
+    For,
+    Kernel,
+    KernelKind,
+    Launch,
+    Let,
+    Local,
+    LoopKind,
+    Mode,
+    Param,
+    Reduce,
+    Stmt,
+    Store,
+    TileConfig,
+    exprs_of,
+    walk,
 )  # fmt: skip
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, axis
 from lenz.schedule.cost import grain, ns_per_element
 from lenz.schedule.legal import Group
-from lenz.schedule.loops import BLOCK, TILE, Choice, choose
+from lenz.schedule.loops import BLOCK, TILE, Choice, Form, choose
 from lenz.schedule.stages import Stages, Statement, stages
 from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, minimum, substitute
 
+KINDS: Mapping[Form, KernelKind] = {
+    "rows": "reduction",
+    "columns": "outer_reduction",
+    "elements": "pointwise",
+    "tiles": "transpose",
+}
 PANEL = 256  # columns of one panel: 16 vector registers of f32
 WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
 # Bodies with more nodes than this are not unrolled: emission and registers, not latency, limit them.
@@ -39,15 +58,15 @@ def build(
     choice = choose(g, s, env)
     match choice.form:
         case "rows":
-            body, kind = _rows(g, s), "reduction"
+            body = _rows(g, s)
         case "columns":
             s = stages(g, stored, elide, named=False)
-            body, kind = _columns(g, s, env), "outer_reduction"
+            body = _columns(g, s, env)
         case "elements":
-            body, kind = _elements(g, s, choice, env), "pointwise"
+            body = _elements(g, s, choice, env)
         case "tiles":
-            body, kind = _tiles(g, s, choice), "transpose"
-    return _finish(g, body, kind, tuple(s.locals), buffers, env)
+            body = _tiles(g, s, choice)
+    return _finish(g, body, KINDS[choice.form], tuple(s.locals), buffers, env)
 
 
 def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -91,7 +110,9 @@ def _elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, .
     outer = [a for a in g.domain.axes if a is not v]
     later = outer[g.domain.axes.index(v) :]  # axes that lie inside v in memory
     block, lane = cut(v, BLOCK)
-    loop: tuple[Stmt, ...] = (For(lane, "vector", _moved(statements, {v.var: _joined(block, lane, BLOCK)})),)
+    loop: tuple[Stmt, ...] = (
+        For(lane, "vector", _moved(statements, {v.var: _joined(block, lane, BLOCK)})),
+    )
     loop = nested(later, "seq", loop)
     return nested([*outer[: len(outer) - len(later)], *block], "parallel", loop)
 
@@ -102,7 +123,10 @@ def _tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
     statements: list[Statement] = [x for row in s.rows for x in row]
     v_block, v_lane = cut(v, TILE)
     u_block, u_lane = cut(u, TILE)
-    at: dict[Var, Sym] = {v.var: _joined(v_block, v_lane, TILE), u.var: _joined(u_block, u_lane, TILE)}
+    at: dict[Var, Sym] = {
+        v.var: _joined(v_block, v_lane, TILE),
+        u.var: _joined(u_block, u_lane, TILE),
+    }
     tile = (For(u_lane, "unroll", (For(v_lane, "vector", _moved(statements, at)),)),)
     outer = [a for a in g.domain.axes if a is not v and a is not u]
     return nested([*outer, *u_block], "parallel", nested(v_block, "seq", tile))

@@ -1,8 +1,8 @@
-"""Which nodes share a kernel: a greedy walk in graph order, each join checked for legality and cycles.
+"""Which nodes share a kernel: a greedy walk in graph order; each join is checked for cycles.
 
-Cells are groups of nests, or single nodes that are no loops (calls, views). `above[c]` is the set of
-cells that must run before c, transitively, as a bit set; joining two cells is a cycle exactly when a
-third cell lies between them.
+Cells are groups of nests, or single nodes that are no loops (calls, views). `above[c]` is the set
+of cells that must run before c, transitively, as a bit set; joining two cells makes a cycle exactly
+when a third cell lies between them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from lenz.context import Context
 from lenz.ir.expr import loads_of
 from lenz.ir.graph import Extern, View, outs_of, reads_of
 from lenz.ir.kernel import Rejected
+from lenz.ir.tensor import Buffer
 from lenz.schedule.legal import Fuse, Group, Reject, group_of, may_fuse, shares_reads
 from lenz.schedule.nest import Nest
 
@@ -46,7 +47,7 @@ class Partition:
         return c
 
     def add(self, cell: Cell, reads: tuple[str, ...], writes: tuple[str, ...]) -> int:
-        """Enter a new last cell. `writes` are buffers it overwrites: all earlier users come first."""
+        """Enter a new last cell; all earlier users of what it overwrites (`writes`) come first."""
         c = len(self.cells) + len(self.moved)
         before: dict[int, None] = {}
         for name in reads:
@@ -79,7 +80,7 @@ class Partition:
         self.cells[keep] = group
         for links, back in ((self.needs, self.users), (self.users, self.needs)):
             for c in links[gone]:
-                del back[c][gone]
+                back[c].pop(gone, None)  # the edge between the two is gone from one side already
                 if c != keep:
                     back[c][keep] = None
                     links[keep][c] = None
@@ -135,18 +136,43 @@ def defines(cell: Cell) -> tuple[str, ...]:
 def fuse(items: list[Item], cx: Context) -> Partition:
     """Group the items of a graph, which stand in a valid order."""
     p = Partition()
+    memory: dict[str, tuple[str, ...]] = {}
     for item in items:
         if isinstance(item, Nest):
             bodies = (item.body,) if item.finish is None else (item.body, item.finish)
             reads = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*bodies)))
-            writes = (item.target,) if item.target != item.name else ()
+            reads = _spread_over(reads, memory)
+            writes: tuple[str, ...] = (item.target,) if item.target != item.name else ()
             c = p.add(group_of(item), reads, writes)
             if cx.options.fuse:
                 _settle(p, c, reads, cx)
         else:
+            _note_memory(item, memory)
             writes = item.mutates if isinstance(item, Extern) else ()
-            p.add(item, reads_of(item), writes)
+            p.add(item, _spread_over(reads_of(item), memory), _spread_over(writes, memory))
     return p
+
+
+def _note_memory(item: Extern | View, memory: dict[str, tuple[str, ...]]) -> None:
+    """Enter which buffers a view, or the result of a call, may share memory with."""
+    pairs: list[tuple[str, str]] = []
+    if isinstance(item, View):
+        pairs.append((item.out.name, item.source))
+    else:
+        for k, source in item.aliases:
+            out = item.outs[k] if k < len(item.outs) else None
+            if isinstance(out, Buffer):
+                pairs.append((out.name, source))
+    for name, source in pairs:
+        memory[name] = (*memory.get(name, ()), source, *memory.get(source, ()))
+
+
+def _spread_over(names: tuple[str, ...], memory: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The names, and the buffers in whose memory they lie: who reads a view reads its root."""
+    found = dict.fromkeys(names)
+    for name in names:
+        found.update(dict.fromkeys(memory.get(name, ())))
+    return tuple(found)
 
 
 def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context) -> None:
@@ -170,6 +196,7 @@ def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context) -> None:
         if a == b:
             continue
         first, second = p.cells[a], p.cells[b]
-        if isinstance(first, Group) and isinstance(second, Group):
-            if shares_reads(first, second):
-                p.attempt(a, b, cx)
+        if not isinstance(first, Group) or not isinstance(second, Group):
+            continue
+        if shares_reads(first, second):
+            p.attempt(a, b, cx)

@@ -125,7 +125,9 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
             for other in (*a, *b):
                 for e in loads_of(other.body):
                     if e.attrs[0] == n.target and e.attrs[1][0] is not n.offset:
-                        return f"{other.name} reads other elements of {n.target} than are overwritten"
+                        return (
+                            f"{other.name} reads other elements of {n.target} than are overwritten"
+                        )
     return None
 
 
@@ -134,4 +136,3 @@ def shares_reads(a: Group, b: Group) -> int:
     first = {e for n in a.nests for e in loads_of(n.body)}
     second = {e for n in b.nests for e in loads_of(n.body)}
     return sum(e.dtype.bytes for e in first & second)
-

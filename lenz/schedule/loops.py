@@ -63,7 +63,7 @@ def choose(g: Group, s: Stages, env: SymEnv) -> Choice:
 def _offsets(s: Stages) -> list[Sym]:
     """Flat offsets of all accesses in the loops (or of the rows when there are no loops)."""
     found: list[Sym] = []
-    for part in (s.loops if any(s.loops) else s.rows):
+    for part in s.loops if any(s.loops) else s.rows:
         for statement in part:
             found.extend(e.attrs[1][0] for e in loads_of(statement.value))
             if isinstance(statement, Store):
@@ -73,7 +73,8 @@ def _offsets(s: Stages) -> list[Sym]:
 
 def _score(offsets: list[Sym], v: Var) -> float:
     """Contiguous accesses count for the axis, jumps against it; what does not move is free."""
-    return sum({ONE: 1.0, ZERO: 0.0}.get(coefficient(s, v), -1.0) for s in offsets)
+    moves = [coefficient(s, v) for s in offsets]
+    return sum(1.0 if m is ONE else 0.0 if m is ZERO else -1.0 for m in moves)
 
 
 def coefficient(s: Sym, v: Var) -> Sym | None:

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 
 from lenz import ops
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr, const, cost_of, interpret, load, loads_of, nodes_of, rebuild, ref, replace_loads
+from lenz.ir.expr import (
+    Expr,
+    const,
+    cost_of,
+    interpret,
+    load,
+    loads_of,
+    nodes_of,
+    rebuild,
+    ref,
+    replace_loads,
+)
 from lenz.ir.kernel import Let, Local, Reduce, Store
 from lenz.ir.op import REF
 from lenz.ops.rounding import widen
@@ -99,7 +110,7 @@ class _Staging:
 
     def row_value(self, n: Nest, body: Expr, k: int) -> None:
         if n.target != n.name:
-            k = max(k, self.last_read(n.target))
+            k = max(k, self.last_read(n.target, between_loops=True))
         self.values[n.name] = value = self.keep(body, k)
         if n.name in self.stored:
             self.out.row(k).append(Store(n.target, n.offset, value))
@@ -124,16 +135,19 @@ class _Staging:
 
         return interpret(e, visit, self.stage_memo)
 
-    def last_read(self, buffer: str) -> int:
-        """The last loop that reads the buffer: it may be overwritten there, not before."""
-        last = 0
+    def last_read(self, buffer: str, between_loops: bool = False) -> int:
+        """The first stage in which the buffer may be overwritten: none reads it later.
+
+        Row k runs before loop k, so a store `between_loops` has to stand behind the loop that reads.
+        """
+        first = 0
         for k, loop in enumerate(self.out.loops):
             if any(e.attrs[0] == buffer for s in loop for e in loads_of(s.value)):
-                last = k
+                first = k + 1 if between_loops else k
         for k, row in enumerate(self.out.rows):
             if any(e.attrs[0] == buffer for s in row for e in loads_of(s.value)):
-                last = max(last, k)
-        return last
+                first = max(first, k)
+        return first
 
 
 def stages(g: Group, stored: frozenset[str], elide: bool, named: bool) -> Stages:
@@ -172,7 +186,9 @@ def only_element(kind: str, body: Expr) -> Expr:
     """The reduction of one element."""
     if kind in ("argmax", "argmin"):
         return const(0, ops.reduce_dtype(kind, body.dtype))
-    return body if kind not in ("any", "all") else ops.cast(body, ops.reduce_dtype(kind, body.dtype))
+    return (
+        body if kind not in ("any", "all") else ops.cast(body, ops.reduce_dtype(kind, body.dtype))
+    )
 
 
 def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:
