@@ -248,3 +248,13 @@ def test_blocks_in_symbolic_rows() -> None:
     k = Kernel("ceil_0", "pointwise", (Param("out", F32, ceildiv(s, 4), "out"),), (s,), (body,))
     for n in (0, 1, 4, 9):
         check(k, {}, {"s0": n})
+
+
+def test_division_by_a_size_of_zero_does_not_trap() -> None:
+    s, t = Var("s0", 0), Var("s1", 0)
+    i, v = axis("i", s), axis("v", t)
+    value = ops.add(index(i.var // t, F32), ops.add(index(v.var % t, F32), index(i.var % t, F32)))
+    body = For(i, "parallel", (For(v, "vector", (Store("out", t * i.var + v.var, value),)),))
+    k = Kernel("zero_0", "pointwise", (Param("out", F32, s * t, "out"),), (s, t), (body,))
+    for m, n in ((3, 0), (0, 3), (7, 5), (40, 33)):
+        check(k, {}, {"s0": m, "s1": n})

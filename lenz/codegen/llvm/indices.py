@@ -159,7 +159,7 @@ class Indices:
 
     def _quotient(self, s: FloorDiv | Mod, num: Value, den: Value, dtype: DType) -> Value:
         is_div = isinstance(s, FloorDiv)
-        natural = _at_least(s.num, 0) and _at_least(s.den, 1)
+        natural = _at_least(s.num, 0) and _at_least(s.den, 0)
         if isinstance(s.den, Int) and s.den.value > 0 and s.den.value & (s.den.value - 1) == 0:
             # Shift and mask round down for negative numbers too.
             opcode, by = (
@@ -171,6 +171,10 @@ class Indices:
         b = self.scopes.builder(level, lanes, copies)
         x, y = (self.scopes.spread(v, dtype, lanes, copies) for v in (num, den))
         by_constant = isinstance(s.den, Int)
+        if not by_constant and not _at_least(s.den, 1):
+            # Code moved out of a loop that runs zero times may see a size of 0: x86 would trap.
+            zero = b.compare("icmp eq", dtype, y, b.constant(dtype, 0))
+            y = b.select(zero, dtype, b.constant(dtype, 1), y)
         if lanes and not by_constant and _fits_double(s.num):
             names = _vector_by_double(b, is_div, dtype, x, y)
         elif natural:

@@ -18,6 +18,8 @@ from lenz.codegen.llvm.legalise import legalise
 from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import memory_type
 from lenz.codegen.llvm.values import Values
+from lenz.errors import InternalError
+from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Kernel, Let, Stmt, Store, walk
 from lenz.ir.tensor import Axis
 from lenz.sym import ONE, Sym, product
@@ -50,7 +52,7 @@ def phases_of(k: Kernel) -> list[Phase]:
         if isinstance(s, For) and s.kind == "parallel":
             if any(not isinstance(x, Let) for x in loose):
                 phases.append(((), tuple(named + loose)))
-            named += [x for x in loose if isinstance(x, Let)]
+            named += [_pure(k, x) for x in loose if isinstance(x, Let)]
             loose = []
             axes, body = _collapse(s)
             phases.append((axes, (*named, *body)))
@@ -59,6 +61,14 @@ def phases_of(k: Kernel) -> list[Phase]:
     if loose:
         phases.append(((), tuple(named + loose)))
     return phases
+
+
+def _pure(k: Kernel, s: Let) -> Let:
+    """A value that is the same in every phase: it is computed anew in each of them."""
+    written = {x.buffer for x in walk(k.body) if isinstance(x, Store)}
+    if any(e.attrs[0] in written for e in loads_of(s.value)):
+        raise InternalError(f"{s.name} reads what another phase writes", pass_name="codegen")
+    return s
 
 
 def _collapse(s: For) -> tuple[tuple[Axis, ...], tuple[Stmt, ...]]:
