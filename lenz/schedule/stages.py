@@ -75,15 +75,37 @@ class _Staging:
 
     def run(self) -> Stages:
         for n in self.group.nests:
-            body = self.inlined(n.body)
-            k = self.stage(body)
-            if n.is_reduction:
-                self.reduction(n, body, k)
-            elif n.raxes == self.group.domain.raxes and n.raxes:
-                self.element(n, body, k)
-            else:
-                self.row_value(n, body, k)
+            if n.target == n.name:
+                body = self.inlined(n.body)
+                k = self.stage(body)
+                if n.is_reduction:
+                    self.reduction(n, body, k)
+                elif self.in_loop(n):
+                    self.element(n, body, k)
+                else:
+                    self.row_value(n, body, k)
+        self.write_back([n for n in self.group.nests if n.target != n.name])
         return self.out
+
+    def in_loop(self, n: Nest) -> bool:
+        """True when the nest has a value per element of R and not one per row."""
+        return n.raxes == self.group.domain.raxes and bool(n.raxes)
+
+    def write_back(self, nests: list[Nest]) -> None:
+        """Inputs are overwritten in one place, after the last loop that reads one of them.
+
+        A body that is inlined again in a later loop reads the inputs again: so all writes stand
+        together, those of elements in one loop and those of rows behind it.
+        """
+        in_loop = [n for n in nests if self.in_loop(n)]
+        between = [n for n in nests if not self.in_loop(n)]
+        for part, place in ((in_loop, self.out.loop), (between, self.out.row)):
+            if not part:
+                continue
+            values = [(n, self.inlined(n.body)) for n in part]
+            k = max(self.stage(body) for _, body in values)
+            k = max(k, self.last_read([n.target for n in nests], part is between))
+            place(k).extend(Store(n.target, n.offset, body) for n, body in values)
 
     def reduction(self, n: Nest, body: Expr, k: int) -> None:
         assert n.kind is not None and n.finish is not None
@@ -102,15 +124,11 @@ class _Staging:
             self.out.row(k).append(Store(n.target, n.offset, value))
 
     def element(self, n: Nest, body: Expr, k: int) -> None:
-        if n.target != n.name:
-            k = max(k, self.last_read(n.target))
         self.values[n.name] = body
         if n.name in self.stored:
             self.out.loop(k).append(Store(n.target, n.offset, body))
 
     def row_value(self, n: Nest, body: Expr, k: int) -> None:
-        if n.target != n.name:
-            k = max(k, self.last_read(n.target, between_loops=True))
         self.values[n.name] = value = self.keep(body, k)
         if n.name in self.stored:
             self.out.row(k).append(Store(n.target, n.offset, value))
@@ -135,17 +153,17 @@ class _Staging:
 
         return interpret(e, visit, self.stage_memo)
 
-    def last_read(self, buffer: str, between_loops: bool = False) -> int:
-        """The first stage in which the buffer may be overwritten: none reads it later.
+    def last_read(self, buffers: list[str], between_loops: bool) -> int:
+        """The first stage in which the buffers may be overwritten: none is read later.
 
         Row k runs before loop k, so a store `between_loops` has to stand behind the loop that reads.
         """
         first = 0
         for k, loop in enumerate(self.out.loops):
-            if any(e.attrs[0] == buffer for s in loop for e in loads_of(s.value)):
+            if any(e.attrs[0] in buffers for s in loop for e in loads_of(s.value)):
                 first = k + 1 if between_loops else k
         for k, row in enumerate(self.out.rows):
-            if any(e.attrs[0] == buffer for s in row for e in loads_of(s.value)):
+            if any(e.attrs[0] in buffers for s in row for e in loads_of(s.value)):
                 first = max(first, k)
         return first
 
