@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, F32, I64, DType, compute_dtype
+from lenz.ir.dtype import BOOL, F32, F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
@@ -157,12 +157,14 @@ def _normal(b: GraphBuilder, mean: Operand, std: Operand, generator: Any) -> Val
 def exponential(
     b: GraphBuilder, x: Value, lambd: float = 1.0, generator: Any = None
 ) -> Value | Decline:
-    """-log(u) / lambd for u in (0, 1]."""
+    """-log(u) / lambd for u in (0, 1); never 0, since samplers divide by it."""
 
     def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
         u = ops.uniform(*s, compute_dtype(t))
-        log = ops.log1p(ops.neg(u))
-        return ops.mul(log, const(-1.0 / lambd if lambd else -math.inf, u.dtype))
+        # Where u is 0 the answer is taken from the middle of the step up to the next u.
+        least = const(2.0**-54 if u.dtype is F64 else 2.0**-24, u.dtype)
+        drawn = ops.maximum(ops.neg(ops.log1p(ops.neg(u))), least)
+        return ops.mul(drawn, const(1.0 / lambd if lambd else math.inf, u.dtype))
 
     return _draw(b, generator, fn)
 

@@ -36,8 +36,6 @@ TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
     torch.bfloat16: (1e-2, 1e-3),
 }
 WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
-SEED = (0x1234_5678_9ABC, 0)
-"""What `lenz.seed` gives in the interpreter: any fixed pair of i64."""
 
 
 def trace(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False) -> GraphModule:
@@ -63,7 +61,7 @@ def evaluated(
     """The graph of a function and its outputs by the interpreter."""
     g, constants = _lower(trace(fn, inputs, dynamic), inputs)
     _read_back(g, show(g))
-    return g, interp(g, inputs, constants, call=_call).outputs
+    return g, interp(g, inputs, constants).outputs
 
 
 def check(
@@ -85,10 +83,10 @@ def check(
     g, constants = _lower(gm, inputs)
     text = show(g)
     if native:
-        left = [n.op for n in g.nodes if isinstance(n, Extern) and n.op != "py.lenz.seed"]
+        left = [n.op for n in g.nodes if isinstance(n, Extern) and n.op != "lenz.seed"]
         assert not left, f"not lowered: {left}\n{text}"
     _read_back(g, text)
-    result = interp(g, inputs, constants, call=_call)
+    result = interp(g, inputs, constants)
     given = [_copy(x) for x in inputs]
     wanted = _pytree.tree_leaves(fn(*given))
     double = None if exact else _reference(fn, inputs)
@@ -137,20 +135,6 @@ def _read_back(g: Graph, text: str) -> None:
         assert show(again) == text, f"{text}\n--- reads back as\n{show(again)}"
 
 
-def _call(n: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an Extern does in a test: the eager op, or the fixed seed."""
-    if n.op == "py.lenz.seed":
-        return torch.tensor(SEED, dtype=torch.int64)
-    parts = n.op.split(".")
-    found: Any = torch.ops
-    if parts[0] == "py":
-        found = importlib.import_module(parts[1])
-        parts = parts[2:]
-    for part in parts:
-        found = getattr(found, part)
-    return found(*args, **kwargs)
-
-
 def _copy(x: Any) -> Any:
     """A copy with the same strides."""
     if not isinstance(x, torch.Tensor):
@@ -178,7 +162,7 @@ def _compare(
     text: str,
     names: Sequence[str],
 ) -> None:
-    outputs = [o for o in result.outputs if o is not None]
+    outputs = [o for o in _pytree.tree_leaves(result.outputs) if o is not None]
     wanted = [w for w in wanted if w is not None]
     assert len(outputs) == len(wanted), f"{len(outputs)} outputs, wanted {len(wanted)}\n{text}"
     widths = [w for w in double if w is not None] if double is not None else [None] * len(wanted)

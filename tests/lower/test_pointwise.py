@@ -223,6 +223,7 @@ def test_pow_by_scalar(exponent: float, dtype: torch.dtype) -> None:
 def test_integer_powers() -> None:
     x = torch.tensor([1, -1, 2, -3, 0])
     check(torch.pow, x[:, None], torch.tensor([0, 1, 2, 3, 40]))
+    check(torch.pow, x[:4, None], torch.tensor([-1, -2, -3]))
     check(torch.pow, x[:3, None].to(torch.uint8), torch.tensor([0, 3, 9]).to(torch.uint8))
     check(lambda n: 3**n, torch.tensor([0, 1, 5]))
 
