@@ -216,7 +216,7 @@ def reindex(body: Expr, mapping: Mapping[Var, Sym], bound: tuple[Expr, ...] = ()
 
 
 def replace_loads(body: Expr, replacement: Callable[[Expr], Expr | None]) -> Expr:
-    """Replace loads, innermost first: replacement(load) gives the new expression or None to keep."""
+    """Replace loads, innermost first: replacement(load) is the new expression, None keeps it."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))

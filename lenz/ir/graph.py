@@ -33,7 +33,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A torch object by name: dtype(f32), device(cpu), layout(strided), memory_format(channels_last).
+    """A torch object by name: dtype(f32), device(cpu), memory_format(channels_last) and so on.
 
     kind "obj" is an entry of `Graph.objects` (a sub-module of a higher-order op, say).
     """
@@ -42,7 +42,7 @@ class Named:
     value: str
 
 
-Atom: TypeAlias = "Ref | Named | Sym | bool | int | float | complex | str | None | tuple[Atom, ...]"
+Atom: TypeAlias = "Ref | Named | Sym | bool | int | float | complex | str | tuple[Atom, ...] | None"
 
 
 @dataclass(frozen=True, slots=True)

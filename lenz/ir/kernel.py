@@ -17,8 +17,8 @@ Meaning of the statements:
   iterations run; it never changes the result, except that "parallel" and "grid" promise that no
   iteration reads what another one writes.
 - `Let(name, value)`: visible to the statements after it in the same and nested bodies.
-- `Reduce(name, kind, value, over)`: accumulates over the enclosing loops named in `over`; the result
-  is `ref(name)` after the outermost of them has closed. Axes of enclosing loops inside that loop
+- `Reduce(name, kind, value, over)`: accumulates over the enclosing loops named in `over`; the
+  result is `ref(name)` after the outermost of them has closed. Axes of enclosing loops inside that loop
   which are not in `over` index an array of accumulators: a later loop over the *same* Var reads
   its own lane (sum over the rows of a panel of columns).
 - `Store(buffer, offset, value)`: `@k` in the offset is bound[k].
@@ -112,7 +112,7 @@ class TileConfig:
 
     grain: int = 1
     unroll: int = 2
-    rows: int = 4
+    rows: int = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Scalar operations as data: one `Op` says all that any room needs to know about one operation.
 
 The entries stand in `lenz/ops/`. The structural operations, which are not arithmetic (constants,
-loads, indices, references, guarded evaluation), stand here because the IR itself gives them meaning.
+loads, indices, references, guarded evaluation), stand here because the IR itself gives them
+meaning.
 Invariant: one `Op` object per name (intern table `_OPS`), so `is` compares operations.
 """
 
@@ -43,7 +44,7 @@ class Op:
     domain    interval of f32 inputs that tests sample, per operand or one for all
     ulp       greatest error, in units in the last place of f32, that tests accept inside `domain`
     bounds    interval rule for float results, or None
-    guarded   the LLVM form gets a last operand more, the bool "this lane runs": for ops with effects
+    guarded   the LLVM form gets a last operand more, the bool "this lane runs", for effects
     native    element types of operands for which the LLVM form exists (None: every NATIVE type
               that the dtype rule accepts)
     """

@@ -2,8 +2,8 @@
 
 Readers of a plan: `plan/python.py` prints it as a module, the executor runs it, the report counts
 it. A plan knows no `Graph`, no `Expr`: sizes are Syms over the sizes of the inputs.
-Invariants: every name is defined (input, constant, Alloc, View, Call) before it is used and not used
-after its Free; outputs are never freed.
+Invariants: every name is defined (input, constant, Alloc, View, Call) before it is used and not
+used after its Free; outputs are never freed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """Other sizes and strides over the storage of `source`; the offset is from the storage's start."""
+    """Other sizes and strides over the memory of `source`, from its first element on."""
 
     name: str
     source: str

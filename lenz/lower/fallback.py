@@ -16,7 +16,22 @@ from lenz.sym import Sym
 
 # Ops that are meant to be library calls: no better code of ours is to be expected on CPU.
 LIBRARY = frozenset(
-    ["mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "convolution_backward", "_convolution", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward", "mkldnn_rnn_layer", "linear"]
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "addmv",
+        "mv",
+        "dot",
+        "convolution",
+        "convolution_backward",
+        "_convolution",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "mkldnn_rnn_layer",
+        "linear",
+    }
 )
 
 

@@ -40,7 +40,7 @@ def lowering(*names: str, any_dtype: bool = False) -> Callable[[Lowering], Lower
 
 
 def entry_for(overload: str) -> Entry | None:
-    """The lowering of "aten.add.Tensor": by overload first, then by packet; None if there is none."""
+    """The lowering of "aten.add.Tensor": by overload, else by packet, else None."""
     namespace, packet, name = overload.split(".", 2)
     prefix = "" if namespace == "aten" else f"{namespace}."
     return _BY_OVERLOAD.get(f"{prefix}{packet}.{name}") or _BY_OVERLOAD.get(f"{prefix}{packet}")
@@ -52,7 +52,7 @@ def native_packets() -> frozenset[str]:
 
 
 def native_ops() -> frozenset[str]:
-    """Ops that have a lowering, as "aten.add.Tensor" or "aten.relu"; the frontend keeps them whole."""
+    """Ops that have a lowering ("aten.add.Tensor", "aten.relu"); the frontend keeps them whole."""
     spaces = ("prims.",)
     return frozenset(n if n.startswith(spaces) else f"aten.{n}" for n in _BY_OVERLOAD)
 

@@ -116,10 +116,10 @@ class _Walk:
 
     def call(self, n: FxNode) -> None:
         val = n.meta.get("val")
-        if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
-            if not _yields_new_size(n):
-                self.env[n] = self.to_sym(val)
-                return
+        is_size = isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool)
+        if is_size and not _yields_new_size(n):
+            self.env[n] = self.to_sym(val)
+            return
         if n.target is operator.getitem:
             self.env[n] = self.value(n.args[0])[n.args[1]]
             return

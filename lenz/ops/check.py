@@ -43,7 +43,7 @@ ASSERT_IN_RANGE = define(
         cost=2.0,
         domain=(0, 10),
         guarded=True,
-    )  # fmt: skip
+    )
 )
 
 

@@ -16,7 +16,7 @@ from lenz.ir.graph import Atom, Extern, Graph, Node, Pointwise, Reduction, Ref, 
 
 
 def dedup(g: Graph, cx: Context) -> Graph:
-    """Merge loop nodes with equal type, axes and body; expressions are interned, so this is a hash."""
+    """Merge loop nodes with equal type, axes and body; as expressions are interned, by hash."""
     kept = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
     for n in g.nodes:
         if isinstance(n, Extern):

@@ -32,11 +32,11 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     """Cut every reduction that has too few results to occupy the cores."""
     nodes: list[Node] = []
     for n in g.nodes:
-        if isinstance(n, Reduction) and (chunks := _chunks(n, g.env)) > 1:
-            if cx.allow("split_reduce", n.out.name):
-                nodes.extend(_split(n, chunks))
-                continue
-        nodes.append(n)
+        chunks = _chunks(n, g.env) if isinstance(n, Reduction) else 1
+        if isinstance(n, Reduction) and chunks > 1 and cx.allow("split_reduce", n.out.name):
+            nodes.extend(_split(n, chunks))
+        else:
+            nodes.append(n)
     return replace(g, nodes=tuple(nodes))
 
 

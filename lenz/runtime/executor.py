@@ -1,4 +1,4 @@
-"""What a plan printed as Python calls: memory, views, eager ops, checks; and its life as a script."""
+"""What a plan printed as Python calls: memory, views, eager ops, checks; its life as a script."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict
 def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
     """Values that are read outside of their cell, returned, or written back to inputs."""
     names = {r for a in g.outputs for r in atom_refs(a)}
-    for k, cell in enumerate(cells):
+    for cell in cells:
         if isinstance(cell, Group):
             own = {n.name for n in cell.nests}
             for n in cell.nests:

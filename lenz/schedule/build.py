@@ -45,7 +45,7 @@ KINDS: Mapping[Form, KernelKind] = {
 }
 PANEL = 256  # columns of one panel: 16 vector registers of f32
 WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
-# Bodies with more nodes than this are not unrolled: emission and registers, not latency, limit them.
+# Bodies with more nodes than this are not unrolled: emission and registers limit them.
 SMALL_BODY, LARGE_BODY = 60, 200
 
 

@@ -10,7 +10,7 @@ from lenz.ir.expr import Expr, cost_of, loads_of
 # element, a stream from memory about 0.1 ns per byte, a gathered element about 1 ns.
 NS_PER_COST = 0.025
 NS_PER_BYTE = 0.1
-# A parallel region costs 1 to 2 us, 10 us when the workers sleep: each task gets at least this much.
+# A parallel region costs 1 to 2 us, 10 us when the workers sleep: a task gets at least this.
 NS_PER_TASK = 12_000.0
 
 
