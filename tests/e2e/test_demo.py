@@ -1,0 +1,34 @@
+"""The demo's parts on less work: the whole of it runs in `make demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+pytest.importorskip("rich")
+
+from lenz.demo import digits, embed, run
+from lenz.errors import UserError
+
+
+def test_one_epoch_learns_as_eager_does(tmp_path: Path) -> None:
+    data = digits.load()
+
+    slow = digits.train(data, "eager", 1, {})
+    fast = digits.train(data, "lenz", 1, {"cache_dir": str(tmp_path)})
+    assert slow.losses == pytest.approx(fast.losses, abs=digits.MAX_DIFFERENCE)
+    assert fast.accuracy == slow.accuracy > 0.5
+
+
+def test_neighbours_are_others() -> None:
+    vectors = torch.nn.functional.normalize(torch.tensor([[1.0, 0], [0, 1], [1, 0.1]]), dim=1)
+    assert [k for k, _ in embed.neighbours(vectors)] == [2, 2, 0]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "NEEDED", (*run.NEEDED, "no_such_package_of_lenz"))
+    with pytest.raises(UserError, match="needs no_such_package_of_lenz"):
+        run.demo()
