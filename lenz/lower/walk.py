@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
-from lenz.ir.dtype import NATIVE, dtype_of
-from lenz.ir.graph import Atom, Graph, Named, Ref
+from lenz.ir.dtype import NATIVE, DType, dtype_of
+from lenz.ir.graph import Atom, Graph, Named, Node, Pointwise, Reduction, Ref
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.fallback import call_eager
@@ -144,9 +144,14 @@ class _Walk:
             for t in (*types, *(r for r in results if r is not None)):
                 if t.dtype not in NATIVE:
                     return f"dtype {t.dtype}"
+        before = len(self.b.nodes)
         made = entry.fn(self.b, *args, **kwargs)
         if isinstance(made, Decline):
             return made.reason
+        if entry.any_dtype and (foreign := _foreign(self.b.nodes[before:])) is not None:
+            # Views of any type are fine, but kernels move elements of our own types only.
+            del self.b.nodes[before:]
+            return f"dtype {foreign}"
         self.env[n] = made
         if n.target is torch.ops.aten.copy_.default:
             written = n.args[0]
@@ -217,6 +222,14 @@ def _values(args: Sequence[Any]) -> list[Value]:
         elif isinstance(a, (list, tuple)):
             found.extend(_values(a))
     return found
+
+
+def _foreign(nodes: Sequence[Node]) -> DType | None:
+    """The first type among loops that scalar expressions cannot compute with, if there is one."""
+    for n in nodes:
+        if isinstance(n, (Pointwise, Reduction)) and n.out.dtype not in NATIVE:
+            return n.out.dtype
+    return None
 
 
 def _yields_new_size(n: FxNode) -> bool:

@@ -156,7 +156,7 @@ class _Staging:
     def last_read(self, buffers: list[str], between_loops: bool) -> int:
         """The first stage in which the buffers may be overwritten: none is read later.
 
-        Row k runs before loop k, so a store `between_loops` has to stand behind the loop that reads.
+        Row k runs before loop k, so a store `between_loops` stands behind the last loop that reads.
         """
         first = 0
         for k, loop in enumerate(self.out.loops):
