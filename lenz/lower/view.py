@@ -286,10 +286,18 @@ def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value
     return _parts(b, x, dim)
 
 
-@lowering("unsafe_split.Tensor", "unsafe_split_with_sizes", "split_with_sizes_copy", any_dtype=True)
-def split_copy(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
-    """x cut along a dimension; as nothing writes in a graph, a view serves as well as a copy."""
+@lowering("unsafe_split.Tensor", "unsafe_split_with_sizes", any_dtype=True)
+def unsafe_split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
+    """x cut along a dimension: views, as in eager."""
     return _parts(b, x, dim)
+
+
+@lowering("split_with_sizes_copy", any_dtype=True)
+def split_copy(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
+    """Copies of the parts: the caller may write into one, or x may be written before the end."""
+    types = [t for t in b.results if t is not None]
+    parts = _parts(b, x, dim)
+    return tuple(b.map(part.at, type) for part, type in zip(parts, types, strict=True))
 
 
 @lowering("unbind.int", any_dtype=True)
