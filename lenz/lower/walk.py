@@ -188,6 +188,8 @@ def type_of(val: torch.Tensor, to_sym: ToSym) -> TensorType:
     dtype = dtype_of(val.dtype)
     if dtype is None or val.layout is not torch.strided or val.is_nested:
         raise Unsupported(f"a tensor of dtype {val.dtype} and layout {val.layout}")
+    if val.is_neg():
+        raise Unsupported("a tensor whose memory holds the negated values (of a conjugate's imag)")
     shape = tuple(to_sym(s) for s in val.shape)
     stride = tuple(to_sym(s) for s in val.stride())
     return TensorType(dtype, str(val.device), Layout(shape, stride))

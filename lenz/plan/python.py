@@ -260,6 +260,8 @@ class _Writer:
                 return f"[{', '.join(self.atom(x) for x in a)}]"
             case float() if a != a or a in (float("inf"), float("-inf")):
                 return f"float({str(a)!r})"
+            case complex():  # the text of an infinite part is no literal
+                return f"complex({self.atom(a.real)}, {self.atom(a.imag)})"
             case _:
                 return repr(a)
 

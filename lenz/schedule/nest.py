@@ -134,6 +134,8 @@ def digits(axes: Sequence[Axis], position: Sym) -> dict[Var, Sym]:
     """The indices of element `position` in row-major order over the axes."""
     if len(axes) == 1:
         return {axes[0].var: position}
+    if any(a.extent is ZERO for a in axes):  # no element, and nothing to divide by
+        return {a.var: ZERO for a in axes}
     at: dict[Var, Sym] = {}
     step: Sym = ONE
     for k in reversed(range(len(axes))):
