@@ -43,6 +43,7 @@ class Op:
     cost      run time of one element relative to an f32 addition
     domain    interval of f32 inputs that tests sample, per operand or one for all
     ulp       greatest error, in units in the last place of f32, that tests accept inside `domain`
+    absolute  error below which `ulp` does not count, for results that are only used in sums
     bounds    interval rule for float results, or None
     guarded   the LLVM form gets a last operand more, the bool "this lane runs", for effects
     native    element types of operands for which the LLVM form exists (None: every NATIVE type
@@ -62,6 +63,7 @@ class Op:
     cost: float = 1.0
     domain: tuple[Any, ...] = (-10.0, 10.0)
     ulp: float = 0.0
+    absolute: float = 0.0
     bounds: Callable[..., tuple[float, float]] | None = None
     native: tuple[DType, ...] | None = None
     guarded: bool = False

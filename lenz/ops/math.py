@@ -134,6 +134,20 @@ ERF = _function(
     aten=("erf", "special_erf"),
     bounds=rising(math.erf),
 )
+ONE_PLUS_ERF = define(
+    Op(
+        "one_plus_erf",
+        1,
+        same((F32,)),
+        lambda x: (torch.erf(x.double()) + 1.0).float(),
+        expand=poly.one_plus_erf,
+        cost=20,
+        domain=(-1.0, 10.0),
+        ulp=2.2,
+        absolute=1.2e-7,
+        bounds=_between(0.0, 2.0),
+    )
+)
 ERFC = _function(
     "erfc",
     torch.erfc,
@@ -322,6 +336,11 @@ def tanh(x: Expr) -> Expr:
 def erf(x: Expr) -> Expr:
     """The error function."""
     return apply(ERF, x)
+
+
+def one_plus_erf(x: Expr) -> Expr:
+    """1 + erf(x) of an f32, to 1e-7 absolute: what the normal distribution is made of."""
+    return apply(ONE_PLUS_ERF, x)
 
 
 def erfc(x: Expr) -> Expr:

@@ -191,6 +191,16 @@ def erf(x: Expr) -> Expr:
     return where(lt(size, f32(0.925)), near, copysign(far, x))
 
 
+def one_plus_erf(x: Expr) -> Expr:
+    """1 + erf(x) to 1e-7 absolute: without the branch that erf needs for its digits near zero."""
+    size = abs(x)
+    y = where(gt(size, f32(4.0)), f32(4.0), size)
+    r, k = _exp_parts(neg(mul(y, polynomial(c.ERFC_LOG_ALL, y))))  # in [-18.1, 0]: no clamps
+    tail = scale(add(fma(mul(r, r), polynomial(c.EXP, r), r), f32(1.0)), k)
+    below = where(lt(x, f32(-4.0)), f32(0.0), tail)
+    return where(lt(x, f32(0.0)), below, sub(f32(2.0), tail))
+
+
 # pi in three parts: the first two are f32, so that fused steps subtract k * pi to 72 bits.
 _PI = (3.1415927410125732, -8.742277657347586e-08, -3.4302490200117637e-15)
 # Beyond this the parts above no longer suffice.

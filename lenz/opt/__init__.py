@@ -13,6 +13,7 @@ from lenz.opt.dedup import dedup
 from lenz.opt.drop import drop
 from lenz.opt.inline import inline
 from lenz.opt.precision import precision
+from lenz.opt.simplify import simplify
 from lenz.opt.split_reduce import split_reduce
 from lenz.opt.views import views
 
@@ -23,6 +24,7 @@ PASSES: dict[str, Pass] = {
     "dedup": dedup,
     "inline": inline,
     "precision": precision,
+    "simplify": simplify,
     "split_reduce": split_reduce,
     "drop": drop,
 }

@@ -1,0 +1,66 @@
+"""Algebra on scalar expressions that looks further than one node; the rules stand in a table.
+
+The right side of a rule is never worse than the left, and its result is at least as close to the
+exact value for the values that a program can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lenz import ops
+from lenz.context import Context
+from lenz.ir.dtype import F32
+from lenz.ir.expr import Expr, interpret, rebuild
+from lenz.ir.graph import Graph, Node, Pointwise, Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`rewrite` gives the right side for a node that matches `equation`'s left side, or None."""
+
+    name: str
+    equation: str
+    rewrite: Callable[[Expr], Expr | None]
+
+
+def _one_plus_erf(e: Expr) -> Expr | None:
+    if e.op.name != "add" or e.dtype is not F32:
+        return None
+    x, one = e.args
+    if x.op.name == "erf" and ops.is_value(one, 1.0):
+        return ops.one_plus_erf(x.args[0])
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    # Half the polynomials of erf serve its relative accuracy near zero, which the sum throws away.
+    Rule("one_plus_erf", "erf(x) + 1 = one_plus_erf(x)", _one_plus_erf),
+)
+
+
+def simplify(g: Graph, cx: Context) -> Graph:
+    """Apply the rules to every body."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        new = rebuild(e, tuple(args))
+        for rule in RULES:
+            found = rule.rewrite(new)
+            if found is not None and cx.allow("simplify", rule.name):
+                return found
+        return new
+
+    nodes: list[Node] = []
+    for n in g.nodes:
+        if isinstance(n, Pointwise):
+            n = replace(n, body=interpret(n.body, visit, memo))
+        elif isinstance(n, Reduction):
+            n = replace(
+                n,
+                body=interpret(n.body, visit, memo),
+                finish=interpret(n.finish, visit, memo),
+            )
+        nodes.append(n)
+    return replace(g, nodes=tuple(nodes))
