@@ -11,15 +11,16 @@ machine. The partial results keep the accumulator's type.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, ref, reindex
-from lenz.ir.graph import Graph, Node, Reduction
-from lenz.ir.tensor import Axis, Buffer, TensorType, axis, contiguous
-from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, product
+from lenz.ir.graph import Graph, Node, Reduction, buffers_of
+from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, product
 
 # Below this many elements one core is as fast as waking another (findings-cpu.md section 5).
 MIN_ELEMENTS = 65536
@@ -30,9 +31,10 @@ SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 
 def split_reduce(g: Graph, cx: Context) -> Graph:
     """Cut every reduction that has too few results to occupy the cores."""
+    layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
     nodes: list[Node] = []
     for n in g.nodes:
-        chunks = _chunks(n, g.env) if isinstance(n, Reduction) else 1
+        chunks = _chunks(n, layouts, g.env) if isinstance(n, Reduction) else 1
         if isinstance(n, Reduction) and chunks > 1 and cx.allow("split_reduce", n.out.name):
             nodes.extend(_split(n, chunks))
         else:
@@ -40,31 +42,30 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     return replace(g, nodes=tuple(nodes))
 
 
-def _chunks(n: Reduction, env: SymEnv) -> int:
+def _chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
     results = env.hint(product(a.extent for a in n.axes))
     length = env.hint(product(a.extent for a in n.raxes))
     if n.kind not in SPLIT_KINDS or results * length < MIN_ELEMENTS or results == 0:
         return 1
-    if results >= 8 and not (results < 512 and length >= 1024 and _is_outer(n)):
+    if results >= 8 and not (results < 512 and length >= 1024 and _is_outer(n, layouts)):
         return 1
     return min(MAX_CHUNKS, max(2, results * length // CHUNK))
 
 
-def _is_outer(n: Reduction) -> bool:
+def _is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     """True when results lie side by side in memory and the reduction runs over rows of them."""
-    if not n.axes:
-        return False
-    last = n.axes[-1].var
-    over = {a.var for a in n.raxes}
     found = False
     for e in loads_of(n.body):
-        if not e.attrs[1]:
-            continue
-        inner = e.attrs[1][-1].free_vars
-        if any(v in over for v in inner):
+        flat = layouts[e.attrs[0]].at(e.attrs[1])
+        if any(_is_contiguous(flat, a) for a in n.raxes):
             return False
-        found = found or last in inner
+        found = found or any(_is_contiguous(flat, a) for a in n.axes)
     return found
+
+
+def _is_contiguous(flat: Sym, a: Axis) -> bool:
+    parts = affine_in(flat, a.var)
+    return a.extent is not ONE and parts is not None and parts[0] is ONE
 
 
 def _split(n: Reduction, chunks: int) -> tuple[Reduction, Reduction]:

@@ -39,7 +39,7 @@ def schedule(g: Graph, cx: Context) -> Schedule:
             items.append(n)
     for m in g.mutations:
         items.append(_write_back(m.input, m.value, buffers, roots))
-    partition = fuse(items, cx)
+    partition = fuse(items, g.env, cx)
     cells = order(partition)
     stored = _stored(g, cells)
     steps: list[Launch | Extern | View] = []

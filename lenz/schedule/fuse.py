@@ -16,6 +16,8 @@ from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
 from lenz.schedule.legal import Fuse, Group, Reject, group_of, may_fuse, shares_reads
 from lenz.schedule.nest import Nest
+from lenz.schedule.profit import loss
+from lenz.sym import SymEnv
 
 Item = Nest | Extern | View
 Cell = Group | Extern | View
@@ -31,6 +33,7 @@ class Partition:
     needs[c] and users[c] are the cells directly before and after c.
     """
 
+    env: SymEnv
     cells: dict[int, Cell] = field(default_factory=dict)
     above: dict[int, int] = field(default_factory=dict)
     needs: dict[int, dict[int, None]] = field(default_factory=dict)
@@ -118,6 +121,8 @@ class Partition:
             verdict = Reject("option fuse_reductions is off")
         else:
             verdict = may_fuse(first, second)
+            if isinstance(verdict, Fuse) and (why := loss(verdict.group, self.env)):
+                verdict = Reject(why)
         if isinstance(verdict, Reject):
             self.rejected.append(Rejected(first.name, second.name, verdict.why))
             return None
@@ -133,9 +138,9 @@ def defines(cell: Cell) -> tuple[str, ...]:
     return tuple(b.name for b in outs_of(cell))
 
 
-def fuse(items: list[Item], cx: Context) -> Partition:
+def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
     """Group the items of a graph, which stand in a valid order."""
-    p = Partition()
+    p = Partition(env)
     memory: dict[str, tuple[str, ...]] = {}
     for item in items:
         if isinstance(item, Nest):

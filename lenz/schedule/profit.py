@@ -1,0 +1,50 @@
+"""Is a legal join worth it? Losing the cores costs more than a trip to memory saves."""
+
+from __future__ import annotations
+
+from lenz.ir.expr import loads_of
+from lenz.schedule.legal import Group
+from lenz.schedule.nest import Nest
+from lenz.sym import ONE, SymEnv, affine_in
+
+# Elements from which a loop is worth several cores (about 20 us of work on one).
+LARGE = 1 << 16
+# Parallel iterations that a kernel of that size must have.
+ENOUGH = 8
+# Columns that one parallel iteration of a kernel over columns takes (build.PANEL).
+PANEL = 256
+
+
+def loss(g: Group, env: SymEnv) -> str | None:
+    """Why the group is worse than its parts; None when it is not.
+
+    A group with a reduction runs its elements once more after the reduction, row by row. When there
+    are few rows (or panels of columns) that second run would leave cores idle, while by itself it
+    splits as finely as one likes.
+    """
+    if not g.has_reduction or not g.domain.raxes:
+        return None
+    elements = [n for n in g.nests if not n.is_reduction and n.raxes]
+    values = {n.name for n in g.nests if n.is_reduction}
+    if not any(e.attrs[0] in values for n in elements for e in loads_of(n.body)):
+        return None
+    rows = env.hint(g.domain.rows)
+    if rows * env.hint(g.domain.length) < LARGE:
+        return None
+    tasks = -(-rows // PANEL) if any(is_columns(n) for n in g.nests if n.is_reduction) else rows
+    if tasks >= ENOUGH or (tasks >= 4 and rows >= 4 * PANEL):
+        return None
+    return f"{elements[-1].name} would run in {tasks} parallel parts only"
+
+
+def is_columns(n: Nest) -> bool:
+    """True when the results of a reduction lie side by side in what it reads."""
+    if not n.axes or not n.raxes:
+        return False
+    p, r = n.axes[-1].var, n.raxes[-1].var
+    score = 0
+    for e in loads_of(n.body):
+        for v, weight in ((p, 1), (r, -1)):
+            parts = affine_in(e.attrs[1][0], v)
+            score += weight if parts is not None and parts[0] is ONE else 0
+    return score > 0
