@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -102,21 +103,21 @@ class _Unit:
                 recorder.binary(OBJECT, made.object)
             recorder.finish()
         except Unsupported as e:
-            return self.eager(program, f"lenz runs {program.name} in eager: {e}")
+            return self.eager(program, f"lenz runs a graph in eager: {e}")
         except UserError:
             raise
         except Exception as e:  # whatever else leaves the compiler is a bug of it
             fault = _fault(e, recorder, program, options)
             if options.on_error == "raise":
                 raise fault from e
-            return self.eager(program, f"lenz failed and runs {program.name} in eager: {fault}")
+            return self.eager(program, f"lenz failed on a graph and runs it in eager: {fault}")
         finally:
             self.since = time.perf_counter()
         return made.call if self.watcher is None else self.watcher.compiled(made, recorder)
 
     def eager(self, program: FxProgram, why: str) -> Boxed:
         """The program op by op; says so once."""
-        warnings.warn(why, stacklevel=2)
+        _say(why)
         run: Boxed = program.eager()
         return run if self.watcher is None else self.watcher.refused(program, why, run)
 
@@ -127,6 +128,12 @@ class _Unit:
             replace(p, source=readable(p.source, arguments)) for p in program.placeholders
         )
         return replace(program, placeholders=places)
+
+
+@cache
+def _say(why: str) -> None:
+    """Warn, once for each text.  The filters of `warnings` forget what torch's own code resets."""
+    warnings.warn(why, stacklevel=2)
 
 
 def _arguments(gm: Any) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from lenz.errors import LenzError
+from lenz.errors import LenzError, UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,3 +36,26 @@ def _demo(parsed: argparse.Namespace) -> int:
     from lenz.demo import demo
 
     return demo(parsed.warm)
+
+
+def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
+    """Run a plan of a debug folder as a script: its kernels are linked from the file beside it.
+
+    `module` are the globals of the script, `file` its path.
+    """
+    from lenz.codegen.llvm.compile import link
+    from lenz.debug.trace import OBJECT
+    from lenz.runtime.loader import function
+    from lenz.runtime.script import main as run_script
+    from lenz.runtime.threads import imports
+
+    signatures: dict[str, tuple[int, int]] = module["KERNELS"]
+    kernels = {}
+    if signatures:
+        beside = Path(file).resolve().parent / OBJECT
+        if not beside.is_file():
+            raise UserError(f"{beside} is missing", hint="LENZ_DEBUG=1 writes it beside the plan")
+        library = link(beside.read_bytes(), tuple(signatures), imports())
+        module["_library"] = library  # the code lives as long as the module
+        kernels = {n: function(library.addresses[n], *s) for n, s in signatures.items()}
+    run_script(module, kernels, rounds)

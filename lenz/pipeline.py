@@ -80,7 +80,7 @@ def compile_program(program: FxProgram, cx: Context) -> Compiled:
         module, obj, library = _binaries(kernels, cx)
     with trace.stage("plan"):
         plan = build_plan(s, symbols, cx)
-        text = source(plan)
+        text = source(plan, {p.name: p.source for p in program.placeholders}, g.env.hints)
         call = _load(plan, text, kernels, library, program)
     trace.text("module", lambda: module)
     trace.text("code", lambda: text)

@@ -28,7 +28,7 @@ import operator
 import torch
 from torch import device, inf, nan
 
-from lenz.runtime.executor import random_tensor
+from lenz.runtime.script import random_tensor
 
 {classes}
 
@@ -41,7 +41,6 @@ INPUTS = [
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    torch._dynamo.reset()
     run = torch.compile(
         {root}(),
         backend="lenz",

@@ -91,7 +91,7 @@ def train(data: Digits, backend: str, epochs: int, options: dict[str, Any]) -> T
             total += float(loss.detach())
         losses.append(total / (TRAIN // BATCH))
         times.append(time.perf_counter() - start)
-    net.eval()
+    net.train(False)
     with torch.no_grad():
         right = (net(data.test[0]).argmax(1) == data.test[1]).float().mean()
     return Trained(tuple(losses), tuple(times), float(right))

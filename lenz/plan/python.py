@@ -1,12 +1,12 @@
 """A plan as a Python module: readable, runnable as a script, and what runs by default.
 
 The text names no path and no address. Kernels and constants come in as globals of the module: the
-loader puts them there (`runtime/executor.py`); a script run by itself loads them from its folder.
+loader puts them there (`pipeline.py`); a script run by itself links the object file beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lenz.ir.dtype import DTYPES, DType
 from lenz.ir.graph import Atom, Named, Ref
@@ -43,16 +43,24 @@ TAIL = """
 
 INPUTS = {inputs}
 CONSTANTS = {constants}
-KERNELS = {kernels}
+KERNELS = {kernels}  # name: (pointers, sizes)
+SIZES = {sizes}
 
 if __name__ == "__main__":
-    rt.main(globals(), __file__)
+    from lenz.cli import time_plan
+
+    time_plan(globals(), __file__)
 """
+NONE: Mapping[str, str] = {}
 
 
-def source(p: Plan) -> str:
-    """The module's text."""
-    w = _Writer(p)
+def source(p: Plan, names: Mapping[str, str] = NONE, sizes: Sequence[tuple[str, int]] = ()) -> str:
+    """The module's text.
+
+    `names` are the user's names of arguments, for messages; `sizes` the example values of sizes,
+    for the script.
+    """
+    w = _Writer(p, names)
     lines = w.call()
     head = HEAD.format(name=p.name, globals="\n".join(w.globals_text()))
     inputs = [_described(i) for i in p.inputs]
@@ -62,9 +70,15 @@ def source(p: Plan) -> str:
         + TAIL.format(
             inputs=_listed(inputs),
             constants=_listed([_described(c) for c in p.constants]),
-            kernels=repr(p.kernels),
+            kernels=repr(_signatures(p)),
+            sizes=repr(dict(sizes)),
         )
     )
+
+
+def _signatures(p: Plan) -> dict[str, tuple[int, int]]:
+    """Pointers and sizes that each kernel takes."""
+    return {s.kernel: (len(s.args), len(s.sizes)) for s in p.steps if isinstance(s, LaunchStep)}
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -87,8 +101,9 @@ def _shape(sizes: Sequence[Sym]) -> str:
 class _Writer:
     """Collects the globals that the body of `call` uses."""
 
-    def __init__(self, p: Plan) -> None:
+    def __init__(self, p: Plan, user: Mapping[str, str]) -> None:
         self.p = p
+        self.user = user
         self.ops: dict[str, str] = {}
         self.dtypes: dict[DType, str] = {}
         self.names: dict[str, str] = {}
@@ -169,13 +184,14 @@ class _Writer:
             return []
         names = ", ".join(self.var(i.name) for i in self.p.inputs if isinstance(i, Input))
         wanted = ", ".join(
-            f"({i.name!r}, {_shape(i.type.shape)}, {_shape(i.type.layout.stride)},"
-            f" {self.dtype(i.type.dtype)}, {i.type.device!r})"
+            f"({self.user.get(i.name, i.name)!r}, {_shape(i.type.shape)},"
+            f" {_shape(i.type.layout.stride)}, {self.dtype(i.type.dtype)}, {i.type.device!r})"
             for i in self.p.inputs
             if isinstance(i, Input)
         )
         good = " and ".join(
             f"{self.var(i.name)}.dtype is {self.dtype(i.type.dtype)}"
+            + (f" and {self.var(i.name)}.is_cpu" if i.type.device == "cpu" else "")
             for i in self.p.inputs
             if isinstance(i, Input)
         )

@@ -1,24 +1,18 @@
-"""What a plan printed as Python calls: memory, views, eager ops, checks; its life as a script."""
+"""What a plan printed as Python calls: memory, views, eager ops, checks."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import operator
-import re
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._dynamo.guards import assert_size_stride
 
 from lenz.errors import UserError
-from lenz.ir.dtype import dtype_named
 from lenz.runtime.threads import FAILED
-from lenz.sym import Var, evaluate, read_sym
 
 # check(tensor, sizes, strides): torch's own C function, about 0.1 us; raises AssertionError.
 check = assert_size_stride
@@ -106,6 +100,7 @@ _DIRECT: Mapping[str, Callable[..., Any]] = {
     "aten.baddbmm.out": torch.baddbmm,
 }
 
+
 def raise_failed() -> None:
     """Raise the error that a check inside a kernel has noted, and forget it."""
     FAILED.value = 0
@@ -134,61 +129,3 @@ def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
         for what, expected, actual in pairs:
             if expected != actual:
                 raise UserError(f"argument {name}: expected {what} {expected}, got {actual}")
-
-
-def main(module: dict[str, Any], file: str, rounds: int = 30) -> None:
-    """Run a printed plan as a script: random inputs, the kernels beside it, the median time."""
-    from lenz.runtime.loader import load_folder
-
-    sizes: dict[str, int] = {}
-    folder = Path(file).resolve().parent
-    module.update(load_folder(folder, module["KERNELS"]))
-    for name, shape, stride, dtype, device in module["CONSTANTS"]:
-        module[name] = random_tensor(shape, stride, dtype, device, sizes)
-
-    def arguments() -> list[Any]:
-        made: list[Any] = []
-        for i in module["INPUTS"]:
-            made.append(random_tensor(*i[1:], sizes) if isinstance(i, tuple) else size_of(i, sizes))
-        return made
-
-    for i in module["INPUTS"]:
-        if not isinstance(i, tuple):
-            size_of(i, sizes)
-    times: list[float] = []
-    for _ in range(rounds):
-        args = arguments()
-        start = time.perf_counter()
-        with torch.no_grad():
-            module["call"](args)
-        times.append(time.perf_counter() - start)
-    print(f"{module['__doc__'].split(':')[0]}: median {statistics.median(times) * 1e6:.1f} us")
-
-
-def size_of(name: str, sizes: dict[str, int]) -> int:
-    """The example value of a size input: 64 where nothing is known."""
-    if name.lstrip("-").isdigit():
-        return int(name)
-    return sizes.setdefault(name, 64)
-
-
-def random_tensor(
-    shape: Sequence[str], stride: Sequence[str], dtype: str, device: str, sizes: dict[str, int]
-) -> torch.Tensor:
-    """A tensor of the described type; integers are 0 or 1, so that they are legal indices."""
-    dims = tuple(_value(s, sizes) for s in shape)
-    steps = tuple(_value(s, sizes) for s in stride)
-    t = torch.empty_strided(dims, steps, dtype=dtype_named(dtype).torch, device=device)
-    storage = torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
-    if t.is_floating_point() or t.is_complex():
-        storage.copy_(torch.rand(storage.shape))
-    else:
-        storage.copy_(torch.randint(0, 2, storage.shape))
-    return t
-
-
-def _value(text: str, sizes: dict[str, int]) -> int:
-    names = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
-    scope = {n: Var(n) for n in names if n not in ("min", "max")}
-    values = {v: size_of(n, sizes) for n, v in scope.items()}
-    return evaluate(read_sym(text, scope), values)

@@ -1,0 +1,75 @@
+"""A printed plan as a script: random inputs of the right types, and the time of a call."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lenz.errors import UserError
+from lenz.ir.dtype import dtype_named
+from lenz.sym import Var, evaluate, read_sym
+
+UNKNOWN = 64  # value of a size of which no example is known
+
+
+def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], rounds: int) -> None:
+    """Run the plan in `module` on random inputs and print the median time of a call.
+
+    `module` holds the globals of the printed text; `kernels` are its kernels by name. Raises
+    UserError for a plan that calls objects of the user's program, which no text holds.
+    """
+    missing = [name for name in module if name.startswith("obj_")]
+    if missing:
+        raise UserError(f"the plan calls {missing[0]}, an object of the program it came from")
+    module.update(kernels)
+    sizes: dict[str, int] = dict(module["SIZES"])
+    for c in module["CONSTANTS"]:
+        module[c[0]] = argument(c, sizes)
+    times: list[float] = []
+    for _ in range(rounds):
+        args = [argument(i, sizes) for i in module["INPUTS"]]
+        start = time.perf_counter()
+        with torch.no_grad():
+            module["call"](args)
+        times.append(time.perf_counter() - start)
+    name = str(module["__doc__"]).split(":")[0]
+    print(f"{name}: median of {rounds} calls {statistics.median(times) * 1e6:.1f} us")
+
+
+def argument(described: tuple[Any, ...] | str, sizes: dict[str, int]) -> Any:
+    """One argument from its line in `INPUTS`: a tensor, or a size by its text."""
+    if isinstance(described, str):
+        return value_of(described, sizes)
+    _, shape, stride, dtype, device = described
+    return random_tensor(shape, stride, dtype, device, sizes)
+
+
+def random_tensor(
+    shape: Sequence[str], stride: Sequence[str], dtype: str, device: str, sizes: dict[str, int]
+) -> torch.Tensor:
+    """A tensor of the described type, sizes and strides as text over the names in `sizes`.
+
+    Floats are uniform in 0..1; integers are 0 or 1, so that they are legal indices.
+    """
+    dims = tuple(value_of(s, sizes) for s in shape)
+    steps = tuple(value_of(s, sizes) for s in stride)
+    t = torch.empty_strided(dims, steps, dtype=dtype_named(dtype).torch, device=device)
+    storage = torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
+    if t.is_floating_point() or t.is_complex():
+        storage.copy_(torch.rand(storage.shape))
+    else:
+        storage.copy_(torch.randint(0, 2, storage.shape))
+    return t
+
+
+def value_of(text: str, sizes: dict[str, int]) -> int:
+    """The value of a size expression; a name without an example value gets one."""
+    names = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
+    scope = {n: Var(n) for n in names if n not in ("min", "max")}
+    values = {v: sizes.setdefault(n, UNKNOWN) for n, v in scope.items()}
+    return evaluate(read_sym(text, scope), values)

@@ -1,0 +1,181 @@
+"""LENZ_LOGS and LENZ_DEBUG: what they print and write."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lenz.debug.names import plain, readable
+from lenz.debug.trace import Recorder, new_folder
+from lenz.errors import UserError
+from lenz.ir.graph import Graph
+from lenz.ir.kernel import Schedule
+from lenz.ir.reader import read
+from lenz.options import LOGS
+
+FILES = {
+    "fx_readable.py",
+    "fx_runnable.py",
+    "fx_transformed.py",
+    "graph.ir",
+    "ir_before_fusion.ir",
+    "ir_after_fusion.ir",
+    "kernels.ll",
+    "kernels.o",
+    "plan.py",
+}
+SIGNS = {
+    "graph": "torch.ops.aten.mm.default",
+    "ir": "[lenz ir]",
+    "schedule": "launch @",
+    "code": "def call(args):",
+    "time": "total",
+}
+PYTHON = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def soft(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ w, -1) * 2
+
+
+def run(**options: Any) -> None:
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    made = torch.compile(soft, backend="lenz", options=options)(x, w)
+    torch.testing.assert_close(made, soft(x, w))
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_each_log_prints_its_stage_only(log: str, capfd: pytest.CaptureFixture[str]) -> None:
+    run(logs=log)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert set(re.findall(r"^\[lenz (\w+)\]", err, re.MULTILINE)) == {log}
+    assert SIGNS[log] in err
+    assert not [sign for k, sign in SIGNS.items() if k != log and sign in err]
+
+
+def test_nothing_is_printed_without_being_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    run()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_printed_times_add_up(capfd: pytest.CaptureFixture[str]) -> None:
+    run(logs="time")
+    rows = re.findall(r"^  (\w+) +([\d.]+) ms$", capfd.readouterr().err, re.MULTILINE)
+    times = {name: float(ms) for name, ms in rows}
+    total = times.pop("total")
+    assert times.keys() >= {"trace", "lower", "inline", "schedule", "codegen", "plan"}
+    assert sum(times.values()) == pytest.approx(total, abs=0.01 * len(rows))
+
+
+def test_stage_times_are_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    r = Recorder("g")
+    with r.stage("outer"):
+        now[0] += 1
+        with r.stage("inner"):
+            now[0] += 2
+        now[0] += 4
+        with r.stage("inner"):
+            now[0] += 8
+    assert r.times == {"inner": 10, "outer": 5}
+
+
+def test_the_innermost_stage_that_failed_is_kept() -> None:
+    r = Recorder("g")
+    with pytest.raises(KeyError), r.stage("outer"), r.stage("inner"):
+        raise KeyError
+    assert r.failed == "inner"
+
+
+def test_a_debug_folder_holds_every_stage(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(debug=True, debug_dir=str(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    assert {f.name for f in folder.iterdir()} == FILES
+    assert f"in {folder}" in capfd.readouterr().err
+    assert isinstance(read((folder / "graph.ir").read_text()), Graph)
+    assert isinstance(read((folder / "ir_before_fusion.ir").read_text()), Graph)
+    assert isinstance(read((folder / "ir_after_fusion.ir").read_text()), Schedule)
+    assert "softmax" in (folder / "fx_readable.py").read_text()
+    assert "aten.mm.default" in (folder / "fx_transformed.py").read_text()
+    assert f"{__file__}:" in (folder / "plan.py").read_text()
+
+
+def test_each_graph_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        torch.compiler.reset()
+        run(debug=True, debug_dir=str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def script(path: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, path.name], cwd=path.parent, env=PYTHON, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_dumped_files_run_alone(tmp_path: Path) -> None:
+    """A training graph with sizes that vary: the forward half is compiled again and timed."""
+    table = torch.arange(300.0).reshape(3, 100)
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.relu(x @ w) + table.sum(1)[0]).mean()
+
+    x, w = torch.randn(5, 3), torch.randn(3, 4, requires_grad=True)
+    options = {"debug": True, "debug_dir": str(tmp_path)}
+    run = torch.compile(loss, backend="lenz", dynamic=True, options=options)
+    torch.testing.assert_close(run(x, w), loss(x, w))
+    folder = next(f for f in tmp_path.iterdir() if "forward" in f.name)
+    assert re.search(r"median of \d+ calls [\d.]+ us", script(folder / "plan.py"))
+    assert "compiled and ran" in script(folder / "fx_runnable.py")
+
+
+def test_a_plan_without_its_object_file_says_so(tmp_path: Path) -> None:
+    run(debug=True, debug_dir=str(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    (folder / "kernels.o").unlink()
+    done = subprocess.run(
+        [sys.executable, folder / "plan.py"], env=PYTHON, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "kernels.o is missing" in done.stderr
+
+
+def test_a_debug_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match="LENZ_DEBUG_DIR"):
+        new_folder(str(file), "graph")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("L['w16']", "w16"),
+        ("L['self']._modules['fc']._parameters['bias']", "self.fc.bias"),
+        ("L['net']._modules['0']._buffers['running_mean']", "net.0.running_mean"),
+        ("L['d']['q'][0]", "d['q'][0]"),
+        ("G['table']", "table"),
+    ],
+)
+def test_names_are_the_users(source: str, name: str) -> None:
+    assert plain(source) == name
+
+
+def test_names_of_autograd_are_made_readable() -> None:
+    assert readable("args[1]", ["x", "w"]) == "w"
+    assert readable("__output_tangent(args[0])", ["x"]) == "__output_tangent(x)"
+    assert readable("args[7]", ["x"]) == "args[7]"
+    assert readable("addmm", ["x"]) == "addmm"

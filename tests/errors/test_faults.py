@@ -1,0 +1,224 @@
+"""What a user sees when something goes wrong: in the compiler, in a call, on the disk."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+
+import lenz
+from lenz import api, pipeline
+from lenz.context import Context
+from lenz.errors import InternalError, Unsupported, UserError
+from lenz.ir.graph import Graph
+from lenz.options import Options
+
+
+def double(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * 2) + y
+
+
+def inputs() -> list[torch.Tensor]:
+    return [torch.randn(6, 5), torch.randn(5)]
+
+
+def compiled(**options: object) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(double, backend="lenz", options=options)
+    return made
+
+
+def break_pass(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let the pass `inline` fail on the first node it sees."""
+
+    def broken(g: Graph, cx: Context) -> Graph:
+        for _node in g.nodes:
+            raise error
+        return g
+
+    monkeypatch.setattr(pipeline, "PASSES", {**pipeline.PASSES, "inline": broken})
+
+
+def test_a_fault_names_pass_line_and_repro(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    break_pass(monkeypatch, RuntimeError("no such thing"))
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(debug_dir=str(tmp_path))(*inputs())
+    text = str(caught.value)
+    assert "a bug in lenz after inline" in text
+    assert "%mul = f32[6, 5]" in text and "RuntimeError: no such thing" in text
+    assert f"{__file__}:" in text
+    assert 'try: on_error="eager"' in text
+    (repro,) = tmp_path.iterdir()
+    assert f"saved: {repro}" in text
+    files = {f.name for f in repro.iterdir()}
+    assert files >= {"error.txt", "fx_transformed.py", "fx_runnable.py", "graph.ir", "options.txt"}
+    assert "%mul = f32[6, 5]" in (repro / "graph.ir").read_text()
+    assert "aten.relu.default" in (repro / "fx_transformed.py").read_text()
+    assert "on_error = 'raise'" in (repro / "options.txt").read_text()
+    assert "in broken" in (repro / "error.txt").read_text()
+
+
+def test_the_same_fault_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    break_pass(monkeypatch, RuntimeError("again"))
+    run = compiled(debug_dir=str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(BackendCompilerFailed):
+            run(*inputs())
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_fault_that_knows_its_line_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = InternalError("stored twice", rule="store-once", line="7: store(%y)", pass_name="fuse")
+    break_pass(monkeypatch, known)
+    with pytest.raises(BackendCompilerFailed, match="after fuse, rule store-once"):
+        compiled(debug_dir=str(tmp_path))(*inputs())
+
+
+def test_a_fault_counts_more_than_a_repro_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_pass(monkeypatch, RuntimeError("first things first"))
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(BackendCompilerFailed, match="first things first") as caught:
+        compiled(debug_dir=str(file))(*inputs())
+    assert "saved:" not in str(caught.value)
+
+
+def test_on_error_eager_runs_the_graph_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_pass(monkeypatch, RuntimeError("no such thing"))
+    run, args = compiled(on_error="eager", debug_dir=str(tmp_path)), inputs()
+    with pytest.warns(UserWarning, match="runs it in eager") as said:
+        for _ in range(3):
+            torch.testing.assert_close(run(*args), double(*args))
+    assert len([w for w in said if "lenz" in str(w.message)]) == 1
+
+
+def test_a_gap_runs_in_eager_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_pass(monkeypatch, Unsupported("aten.strange is not known", where="model.py:3"))
+    args = inputs()
+    with pytest.warns(UserWarning, match=r"(?s)a graph in eager.*aten.strange.*model.py:3") as said:
+        report = lenz.explain(double)(*args)
+        for _ in range(2):
+            torch.compiler.reset()
+            compiled()(*args)
+    assert len([w for w in said if "aten.strange" in str(w.message)]) == 1
+    torch.testing.assert_close(report.result, double(*args))
+    assert report.graphs[0].skips and "aten.strange" in report.graphs[0].skips[0]
+    assert [e.op for e in report.graphs[0].fallbacks] == [
+        "aten.mul.Tensor",
+        "aten.relu.default",
+        "aten.add.Tensor",
+    ]
+
+
+def test_gradients_flow_through_a_graph_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_pass(monkeypatch, Unsupported("nothing is known"))
+    x, y = (a.requires_grad_() for a in inputs())
+    with pytest.warns(UserWarning, match="nothing is known"):
+        compiled()(x, y).sum().backward()
+    got, x.grad = x.grad, None
+    double(x, y).sum().backward()
+    torch.testing.assert_close(got, x.grad)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fuse_reduction": True}, "did you mean fuse_reductions"),
+        ({"fuel": "much"}, "option fuel: expected int, got 'much'"),
+        ({"on_error": "ignore"}, "one of raise, eager"),
+    ],
+)
+def test_wrong_options_are_the_users_error(options: dict[str, object], message: str) -> None:
+    with pytest.raises(BackendCompilerFailed, match=message):
+        compiled(**options)(*inputs())
+
+
+def test_an_unknown_mode_lists_the_known() -> None:
+    run = torch.compile(double, backend="lenz", mode="fastest")
+    with pytest.raises(BackendCompilerFailed, match="unknown mode 'fastest'"):
+        run(*inputs())
+
+
+class Plans:
+    """Keeps the calls of the compiled graphs."""
+
+    def __init__(self) -> None:
+        self.calls: list[pipeline.Boxed] = []
+
+    def compiled(self, made: pipeline.Compiled, recorder: object) -> pipeline.Boxed:
+        self.calls.append(made.call)
+        return made.call
+
+    def refused(self, program: object, why: str, run: pipeline.Boxed) -> pipeline.Boxed:
+        raise AssertionError(why)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x: x.T.contiguous().T, r"argument x: expected stride \(5, 1\), got \(1, 6\)"),
+        (lambda x: x.double(), "argument x: expected dtype torch.float32, got torch.float64"),
+        (lambda x: x[:4], r"argument x: expected size \(6, 5\), got \(4, 5\)"),
+        (lambda x: x.to("meta"), "argument x: expected device cpu, got meta"),
+        (lambda x: 3, "argument x must be a tensor, got int"),
+    ],
+)
+def test_a_wrong_argument_of_a_plan_is_named(
+    wrong: Callable[[torch.Tensor], object], message: str
+) -> None:
+    plans = Plans()
+
+    def watched(gm: torch.fx.GraphModule, args: list[Any]) -> Callable[..., Any]:
+        return api.compile_graph(gm, args, Options.from_environment(), plans)
+
+    x, y = inputs()
+    torch.compile(double, backend=watched, dynamic=False)(x, y)
+    (call,) = plans.calls
+    torch.testing.assert_close(call([x, y])[0], double(x, y))
+    with pytest.raises(UserError, match=message):
+        call([wrong(x), y])
+
+
+def entries(folder: Path) -> list[Path]:
+    return [f for f in folder.rglob("*") if f.is_file()]
+
+
+def test_a_damaged_cache_is_compiled_again(tmp_path: Path) -> None:
+    args = inputs()
+    compiled(cache_dir=str(tmp_path))(*args)
+    assert entries(tmp_path)
+    for damage in (lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:-9] + b"x" + b[-8:]):
+        for file in entries(tmp_path):
+            file.write_bytes(damage(file.read_bytes()))
+        torch.compiler.reset()
+        torch.testing.assert_close(compiled(cache_dir=str(tmp_path))(*args), double(*args))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of folders are POSIX")
+def test_a_cache_folder_that_cannot_be_made_means_one_warning(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    args = inputs()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch.compiler.reset()
+            run = compiled(cache_dir=str(file / "cache"))
+            torch.testing.assert_close(run(*args), double(*args))
+    assert len([w for w in said if "cache" in str(w.message)]) == 1
+
+
+def test_without_the_cache_nothing_is_written(tmp_path: Path) -> None:
+    compiled(cache=False, cache_dir=str(tmp_path))(*inputs())
+    assert not entries(tmp_path)
