@@ -76,6 +76,7 @@ WRITING_FILES = {
     "debug/trace.py": "debug folders, in the user's working folder",
     "debug/repro.py": "repros of faults, in the user's working folder",
     "debug/report.py": "reports that the user asks for",
+    "demo/run.py": "a cache of its own in a temporary folder, so that its first call is cold",
 }
 
 # Files that run text as code.  None of them reads that text from a disk.
