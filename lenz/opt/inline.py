@@ -80,6 +80,7 @@ def _inlines(n: Pointwise, u: _Uses, env: SymEnv) -> bool:
 
 def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
     budget = MAX_NODES
+    origins: dict[str, None] = {}
 
     def replacement(e: Expr) -> Expr | None:
         nonlocal budget
@@ -90,12 +91,15 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
         budget -= len(nodes_of(p.body))
         if budget < 0:
             return None
+        origins.update(dict.fromkeys(p.out.origin))
         at: dict[object, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
         return reindex(p.body, at, e.args)  # type: ignore[arg-type]
 
     if not any(e.attrs[0] in bodies for e in loads_of(n.body)):
         return n
-    return replace(n, body=replace_loads(n.body, replacement))
+    body = replace_loads(n.body, replacement)
+    origin = tuple(dict.fromkeys((*origins, *n.out.origin)))
+    return replace(n, body=body, out=replace(n.out, origin=origin))
 
 
 def _uses(g: Graph) -> dict[str, _Uses]:
