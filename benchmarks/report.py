@@ -1,0 +1,260 @@
+"""Turn the results into Markdown: benchmarks/results/cpu.md, and the part of README.md between
+`<!-- bench:begin -->` and `<!-- bench:end -->`.
+
+Run: python -m benchmarks.report
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import PEER, Row, geomean
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "cpu.json"
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+Groups = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the table of targets."""
+
+    name: str
+    target: str
+    measured: str
+    reached: bool
+
+
+def rows_of(groups: Groups, group: str) -> list[Row]:
+    """The rows of a group that did not fail."""
+    return [r for r in groups.get(group, {"rows": []})["rows"] if "failed" not in r]
+
+
+def figures(groups: Groups) -> list[Figure]:
+    """Every figure to reach for which there are results."""
+    made = [*_first_calls(groups), *_kernels(groups), *_models(groups)]
+    return [*made, *_host(groups), *_memory(groups)]
+
+
+def _first_calls(groups: Groups) -> list[Figure]:
+    made: list[Figure] = []
+    cases = {r["case"]: r for r in rows_of(groups, "first_call")}
+    if r := cases.get("kernel"):
+        ratio, above = r["lenz_s"] / r[f"{PEER}_s"], r["lenz_s"] - r["aot_eager_s"]
+        seconds = f"{r['lenz_s']:.2f} s against {r[f'{PEER}_s']:.2f} s, {ratio:.3f}x"
+        name = "first call, one kernel (layer_norm + gelu)"
+        made += [
+            Figure(name, "<= 0.1x the peer", seconds, ratio <= 0.1),
+            Figure(name, "<= 0.4 s above `aot_eager`", f"{above:+.2f} s", above <= 0.4),
+        ]
+    if r := cases.get("encoder"):
+        ours, theirs = r["lenz_s"] - r["eager_s"], r[f"{PEER}_s"] - r["eager_s"]
+        measured = f"{ours:.2f} s against {theirs:.2f} s, {ours / theirs:.3f}x"
+        name = "first call, 12-layer encoder, above Dynamo alone"
+        made.append(Figure(name, "<= 0.125x the peer", measured, ours <= theirs / 8))
+    return made
+
+
+def _kernels(groups: Groups) -> list[Figure]:
+    made: list[Figure] = []
+    rows = rows_of(groups, "kernels")
+    for threads in sorted({r["threads"] for r in rows}):
+        ratios = {f"{r['kind']} {r['size']}": r for r in rows if r["threads"] == threads}
+        peers = [r[f"lenz/{PEER}"] for r in ratios.values()]
+        worst = max(ratios, key=lambda n: float(ratios[n][f"lenz/{PEER}"]))
+        name = f"kernels, {_threads(threads)}"
+        slow = sum(p > 1.0 for p in peers)
+        measured = f"{max(peers):.2f}x ({worst}); {slow} of {len(peers)} above 1.0"
+        made += [
+            Figure(name, "each <= 1.0x the peer", measured, slow == 0),
+            _mean(f"{name}, geometric mean", peers, 0.6, "the peer"),
+        ]
+    return made
+
+
+def _models(groups: Groups) -> list[Figure]:
+    made: list[Figure] = []
+    rows = rows_of(groups, "models")
+    if rows:
+        worst = max(rows, key=lambda r: float(r["lenz/eager"]))
+        measured = f"{worst['lenz/eager']:.2f}x ({worst['model']} {worst['mode']})"
+        reached = worst["lenz/eager"] <= 1.03
+        name = "models, inference and training step"
+        made += [
+            Figure(name, "each <= 1.03x eager", measured, reached),
+            _mean(f"{name}, geometric mean", [r[f"lenz/{PEER}"] for r in rows], 0.9, "the peer"),
+        ]
+    return made
+
+
+def _host(groups: Groups) -> list[Figure]:
+    rows = {r["fn"]: r for r in rows_of(groups, "host")}
+    if "one_op" not in rows:
+        return []
+    above = rows["one_op"]["lenz above aot_eager"]
+    return [
+        Figure("host cost of a call, above `aot_eager`", "<= 6 us", f"{above:+.1f} us", above <= 6)
+    ]
+
+
+def _memory(groups: Groups) -> list[Figure]:
+    rows = rows_of(groups, "memory")
+    if not rows:
+        return []
+    worst = max(rows, key=lambda r: float(r[f"lenz/{PEER}"]))
+    ratio = worst[f"lenz/{PEER}"]
+    slow = sum(r[f"lenz/{PEER}"] > 1.0 for r in rows)
+    measured = f"{ratio:.2f}x ({worst['model']}); {slow} of {len(rows)} above 1.0"
+    return [Figure("peak memory of a training step", "<= 1.0x the peer", measured, slow == 0)]
+
+
+def _mean(name: str, ratios: Sequence[float], target: float, base: str) -> Figure:
+    mean = geomean(ratios)
+    return Figure(name, f"<= {target}x {base}", f"{mean:.2f}x", mean <= target)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" + "s" * (count != 1)
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+
+
+def summary(made: dict[str, Any]) -> str:
+    """Return the machine and the table of targets."""
+    m, groups = made["machine"], made["groups"]
+    lines = [
+        "| figure | to reach | measured | reached |",
+        "|---|---|---|---|",
+        *(
+            f"| {f.name} | {f.target} | {f.measured} | {'yes' if f.reached else '**no**'} |"
+            for f in figures(groups)
+        ),
+    ]
+    failed = [
+        f"- failed: {' '.join(str(r[k]) for k in ('kind', 'size', 'model', 'mode') if k in r)}: "
+        f"{r['failed']}"
+        for g in groups.values()
+        for r in g["rows"]
+        if "failed" in r
+    ]
+    loads = [x for g in groups.values() for x in g["load"] if not math.isnan(x)]
+    note = f" Load average during the run: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
+    head = (
+        f"Measured on {m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}, "
+        f"Python {m['python']}, torch {m['torch']}. The peer is torch's default backend. Medians "
+        f"of interleaved rounds; a ratio below 1 means that lenz is faster.{note}"
+    )
+    return "\n".join([head, "", *lines, *([""] if failed else []), *failed])
+
+
+def _kernel_table(rows: list[Row]) -> str:
+    lines = [
+        [
+            f"{r['kind']} {r['size']}",
+            str(r["threads"]),
+            *(f"{r[f'{b}_us']:.0f}" for b in ("eager", "lenz", PEER)),
+            f"{r['lenz/eager']:.2f}",
+            f"{r[f'lenz/{PEER}']:.2f}",
+        ]
+        for r in rows
+    ]
+    head = ["kernel", "threads", "eager us", "lenz us", "peer us", "lenz / eager", "lenz / peer"]
+    return table(head, lines)
+
+
+def _model_table(rows: list[Row]) -> str:
+    lines = [
+        [
+            f"{r['model']} {r['mode']}",
+            *(f"{r[f'{b}_us'] / 1e3:.1f}" for b in ("eager", "lenz", PEER)),
+            f"{r['lenz/eager']:.2f}",
+            f"{r[f'lenz/{PEER}']:.2f}",
+        ]
+        for r in rows
+    ]
+    return table(["model", "eager ms", "lenz ms", "peer ms", "lenz / eager", "lenz / peer"], lines)
+
+
+def _first_call_table(rows: list[Row]) -> str:
+    names = ["eager_s", "aot_eager_s", "lenz_s", f"{PEER}_s", "lenz_warm_s", f"{PEER}_warm_s"]
+    head = ["graph", "Dynamo alone s", "aot_eager s", "lenz s", "peer s", "lenz warm s"]
+    lines = [[r["case"], *(f"{r[n]:.2f}" for n in names)] for r in rows]
+    return table([*head, "peer warm s"], lines)
+
+
+def _host_table(rows: list[Row]) -> str:
+    names = ("eager", "aot_eager", "lenz", PEER)
+    lines = [[r["fn"], *(f"{r[f'{n}_us']:.2f}" for n in names)] for r in rows]
+    return table(["function", "eager us", "aot_eager us", "lenz us", "peer us"], lines)
+
+
+def _mib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:.1f}"
+
+
+def _memory_table(rows: list[Row]) -> str:
+    names = [f"{b}_{k}" for k in ("allocated", "resident") for b in ("eager", "lenz", PEER)]
+    head = [f"{b}, {k} MiB" for k in ("allocated", "resident") for b in ("eager", "lenz", "peer")]
+    return table(["model", *head], [[r["model"], *(_mib(r[n]) for n in names)] for r in rows])
+
+
+TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
+    "first_call": (
+        "First call, new process, empty caches (warm: the caches of the call before)",
+        _first_call_table,
+    ),
+    "kernels": ("Kernels", _kernel_table),
+    "models": ("Models, both cores", _model_table),
+    "host": ("Host cost of a call on 64 elements, least batch of 1000", _host_table),
+    "memory": ("Peak memory of a training step above the level before it", _memory_table),
+}
+
+
+def details(made: dict[str, Any]) -> str:
+    """Return every table of rows."""
+    groups = made["groups"]
+    shown = [
+        (title, show(rows_of(groups, g))) for g, (title, show) in TABLES.items() if g in groups
+    ]
+    return "\n\n".join(f"## {title}\n\n{body}" for title, body in shown)
+
+
+def document(made: dict[str, Any]) -> str:
+    """Return the whole document."""
+    return f"# lenz on CPU, measured\n\n{summary(made)}\n\n{details(made)}\n"
+
+
+def write(made: dict[str, Any]) -> None:
+    """Write cpu.md, and the part of README.md between the markers if it has them."""
+    RESULTS.with_suffix(".md").write_text(document(made))
+    text = README.read_text() if README.exists() else ""
+    if BEGIN in text and END in text:
+        before, rest = text.split(BEGIN, 1)
+        after = rest.split(END, 1)[1]
+        link = "Every row is in [benchmarks/results/cpu.md](benchmarks/results/cpu.md)."
+        README.write_text(f"{before}{BEGIN}\n{summary(made)}\n\n{link}\n{END}{after}")
+
+
+def main() -> int:
+    """Make the tables of the last run."""
+    if not RESULTS.exists():
+        print("no results yet: run python -m benchmarks", file=sys.stderr)
+        return 1
+    write(json.loads(RESULTS.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
