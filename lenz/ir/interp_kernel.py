@@ -298,7 +298,7 @@ class _Run:
         if self.iteration is not None and m.mode is not None and bool(clash.any()):
             what = f"two parallel iterations write %{s.buffer} at {int(at[clash][0])}"
             raise self._error(s, "parallel-write", what)
-        m.data[at] = value
+        m.data[at] = value.clone()  # it may be a view of the memory it goes to
         m.is_written[at] = True
         m.owner[at] = who
 

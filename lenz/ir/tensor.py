@@ -79,6 +79,8 @@ class Layout:
     @property
     def storage(self) -> Sym:
         """Elements of storage from the base pointer to just after the last element."""
+        if any(size is ZERO for size in self.shape):
+            return ZERO
         last = self.offset
         for size, s in zip(self.shape, self.stride, strict=True):
             last = last + (size - 1) * s
