@@ -23,14 +23,18 @@ def blame(e: BaseException) -> tuple[str, str]:
         for value in reversed(list(frame.f_locals.values())):
             if isinstance(value, IR):
                 outs = outs_of(value)
-                origin = outs[0].origin if outs else ()
-                return show_node(value), next((o for o in origin if ":" in o), "")
+                return show_node(value), _last_line(outs[0].origin if outs else ())
             if isinstance(value, Launch | Kernel):
                 kernel = value.kernel if isinstance(value, Launch) else value
-                return f"kernel @{kernel.name}", next((o for o in kernel.origins if ":" in o), "")
+                return f"kernel @{kernel.name}", _last_line(kernel.origins)
             if isinstance(value, FxNode):
                 return str(value.format_node()), _user_line(value)
     return "", ""
+
+
+def _last_line(origins: tuple[str, ...]) -> str:
+    """The last file:line: a node's own comes after those of what it absorbed."""
+    return next((o for o in reversed(origins) if ":" in o), "")
 
 
 def _user_line(node: FxNode) -> str:

@@ -122,23 +122,33 @@ class Report:
                 f"{g.name}: {len(g.kernels)} kernels, {len(g.externs)} library and eager calls,"
                 f" {len(g.allocs)} allocations, {sum(g.timings.values()) * 1e3:.0f} ms to compile"
             )
-            lines += [f"  runs in eager: {why}" for why in g.skips]
-            for k in g.kernels:
-                moved = (k.bytes_read + k.bytes_written) / 1e6
-                lines.append(
-                    f"  kernel {k.name} ({k.kind}): {moved:.3f} MB, from {_short(k.origins)}"
-                )
-            for e in g.externs:
-                lines.append(f"  call {e.op}: {e.reason}")
-            for r in g.rejected:
-                lines.append(f"  not fused: {r.first} with {r.second}: {r.why}")
+            lines += [f"  {text}" for text in _counted([*map(_line, g.kernels)])]
+            calls = [f"call {e.op}: {e.reason}" for e in g.externs]
+            lines += [f"  runs in eager: {why}" for why in g.skips] if g.skips else []
+            lines += [f"  {text}" for text in _counted([] if g.skips else calls)]
+            whys = [f"not fused, because {r.why}" for r in g.rejected]
+            lines += [f"  {text}" for text in _counted(whys)]
+            if g.ended_by:
+                lines.append(f"  graph break: {g.ended_by}")
         lines.append(f"{len(self.launches)} launches in this call")
         return "\n".join(lines)
 
 
-def _short(origins: Sequence[str]) -> str:
-    shown = ", ".join(origins[:6])
-    return shown + (f" and {len(origins) - 6} more" if len(origins) > 6 else "")
+def _line(k: KernelReport) -> str:
+    lines = [o for o in k.origins if ":" in o]
+    nodes = [o for o in k.origins if ":" not in o]
+    shown = ", ".join(nodes[:6]) + (f" and {len(nodes) - 6} more" if len(nodes) > 6 else "")
+    at = f" at {lines[-1]}" if lines else ""
+    moved = f"{k.bytes_read / 1e6:.3f} MB in, {k.bytes_written / 1e6:.3f} MB out"
+    return f"kernel {k.name} ({k.kind}): {moved}, from {shown}{at}"
+
+
+def _counted(lines: Sequence[str]) -> list[str]:
+    """Each line once, with how often it stands there."""
+    counts: dict[str, int] = {}
+    for line in lines:
+        counts[line] = counts.get(line, 0) + 1
+    return [f"{line} ({n} times)" if n > 1 else line for line, n in counts.items()]
 
 
 def kernel_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> KernelReport:
