@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import platform
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lenz.errors import LenzError, UserError
+from lenz.errors import LenzError, UserError, near_names
+
+Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0 for success, 1 for a fault, 2 for wrong usage."""
     parsed = _parser().parse_args(arguments)
+    run: Command = parsed.run
     try:
-        return int(parsed.run(parsed))
+        return run(parsed)
     except LenzError as e:
         print(f"lenz: {e}", file=sys.stderr)
         return 1
@@ -24,24 +30,109 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lenz", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    demo = commands.add_parser(
-        "demo", help="real models through eager and lenz, compared and timed"
-    )
-    demo.add_argument("--warm", default="", help=argparse.SUPPRESS)
-    demo.set_defaults(run=_demo)
+
+    def command(run: Command, help: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(run.__name__, help=help, description=help)
+        made.set_defaults(run=run)
+        return made
+
+    shown = command(demo, "Real models through eager and lenz, compared and timed.")
+    shown.add_argument("--warm", default="", help=argparse.SUPPRESS)
+    command(info, "Versions, target, threads and cache of this installation.")
+    command(options, "The table of options.")
+    command(ops, "The ops that lenz lowers itself; all others run in eager.")
+    told = command(explain, "What lenz makes of a function without arguments in a file.")
+    told.add_argument("file", help="a Python file; it is run")
+    told.add_argument("--function", default="main", help="the function to compile (main)")
+    command(bench, "lenz beside eager and torch's default backend; needs the repository.")
     return parser
 
 
-def _demo(parsed: argparse.Namespace) -> int:
-    from lenz.demo import demo
+def demo(parsed: argparse.Namespace) -> int:
+    """Run the demo."""
+    from lenz.demo import demo as run
 
-    return demo(parsed.warm)
+    return run(parsed.warm)
+
+
+def info(parsed: argparse.Namespace) -> int:
+    """Print what a report of a fault should hold."""
+    from importlib.metadata import version
+
+    import torch
+
+    from lenz.codegen.llvm.compile import host_target
+    from lenz.options import Options
+
+    target = host_target()
+    vectors = [f for f in ("avx512f", "avx2", "neon", "sve") if target.has(f)]
+    rows = {
+        "lenz": version("lenz"),
+        "torch": torch.__version__,
+        "compiler": target.version,
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "target": f"{target.cpu}, {target.triple}",
+        "vectors": f"{target.lanes} lanes{''.join(f', {v}' for v in vectors)}",
+        "threads": str(torch.get_num_threads()),
+        "cache": str(Options.from_environment().cache_dir),
+    }
+    for name, value in rows.items():
+        print(f"{name:<10}{value}")
+    return 0
+
+
+def options(parsed: argparse.Namespace) -> int:
+    """Print the options as a Markdown table."""
+    from lenz.options import options_table
+
+    print(options_table(), end="")
+    return 0
+
+
+def ops(parsed: argparse.Namespace) -> int:
+    """Print the names of all native ops, a line per first letter."""
+    from lenz.lower import native_ops
+
+    names = sorted(native_ops())
+    for letter in sorted({_letter(n) for n in names}):
+        print("  ".join(n for n in names if _letter(n) == letter))
+    print(f"\n{len(names)} aten ops and overloads are lowered natively; all others run in eager.")
+    return 0
+
+
+def _letter(name: str) -> str:
+    return name.split(".")[1].lstrip("_")[:1]
+
+
+def explain(parsed: argparse.Namespace) -> int:
+    """Compile and run a function of a file, and print the report."""
+    from lenz.api import explain as explained
+
+    path = Path(parsed.file)
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    found = runpy.run_path(str(path))
+    fn = found.get(parsed.function)
+    if not callable(fn):
+        hint = near_names(parsed.function, (k for k, v in found.items() if callable(v)))
+        raise UserError(f"{path} has no function {parsed.function!r}", hint=hint)
+    print(explained(fn)())
+    return 0
+
+
+def bench(parsed: argparse.Namespace) -> int:
+    """Run the benchmarks of the repository."""
+    if importlib.util.find_spec("benchmarks") is None:
+        raise UserError("there are no benchmarks here", hint="run it in a clone of the repository")
+    runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
+    return 0
 
 
 def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
     """Run a plan of a debug folder as a script: its kernels are linked from the file beside it.
 
-    `module` are the globals of the script, `file` its path.
+    `module` are the globals of the script, `file` its path. Raises UserError where the object
+    file is missing.
     """
     from lenz.codegen.llvm.compile import link
     from lenz.debug.trace import OBJECT

@@ -1,0 +1,70 @@
+"""`python -m lenz` and its commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lenz.cli import main
+from lenz.options import options_table
+
+PROGRAM = """
+import torch
+
+x, w = torch.randn(4, 8), torch.randn(8, 8)
+
+def main():
+    return torch.softmax(x @ w, -1)
+"""
+
+
+def test_info_names_versions_target_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    for name in ("lenz", "torch", "compiler", "python", "target", "threads", "cache"):
+        assert f"\n{name} " in f"\n{out}"
+
+
+def test_options_are_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options"]) == 0
+    assert capsys.readouterr().out == options_table()
+
+
+def test_ops_lists_what_is_native(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ops"]) == 0
+    words = capsys.readouterr().out.split()
+    assert {"aten.exp", "aten.add.Tensor"} <= set(words) or {"aten.exp", "aten.add"} <= set(words)
+    assert "aten.sort" not in words
+
+
+def test_explain_prints_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    assert main(["explain", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "1 kernels, 1 library and eager calls" in out
+    assert f"{file}:7" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "nowhere.py"], "there is no file nowhere.py"),
+        (["explain", "{file}", "--function", "mein"], "did you mean main"),
+    ],
+)
+def test_wrong_arguments_are_told_in_a_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    assert main([a.format(file=file) for a in arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["dema"])
+    assert done.value.code == 2
+    assert "invalid choice" in capsys.readouterr().err
