@@ -314,7 +314,7 @@ def _seed() -> torch.Tensor:
 def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
     """The function an `Extern` names: an eager op, "py.module.name", or one of the objects."""
     if op.startswith("obj:"):
-        return objects[op[4:]]  # type: ignore[no-any-return]
+        return objects[op[4:]]  # type: ignore[no-any-return]  # the caller holds Any
     if op == "lenz.seed":
         return _seed
     found: Any = torch.ops
@@ -324,4 +324,4 @@ def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
         parts = parts[2:]
     for part in parts:
         found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]  # torch.ops gives Any

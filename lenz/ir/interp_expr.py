@@ -118,7 +118,7 @@ def evaluate_exprs(
 def _with_bound(e: Expr, args: list[torch.Tensor], env: Mapping[Var, Value]) -> Mapping[Var, Value]:
     if not args:
         return env
-    bound = {v for s in syms_of(e) for v in s.free_vars if is_bound_var(v)}
+    bound = dict.fromkeys(v for s in syms_of(e) for v in s.free_vars if is_bound_var(v))
     return {**env, **{v: args[int(v.name[1:])].to(torch.int64) for v in bound}}
 
 
@@ -156,7 +156,7 @@ def _guarded(e: Expr, args: list[torch.Tensor]) -> tuple[torch.Tensor, Fault | N
         return e.op.eager(*args, *e.attrs), None
     except IndexError as error:
         what = str(error)
-    shape = torch.broadcast_shapes(*[a.shape for a in args])  # type: ignore[no-untyped-call]
+    shape = torch.broadcast_shapes(*[a.shape for a in args])  # type: ignore[no-untyped-call]  # torch has no types here
     flat = [a.expand(shape).reshape(-1) for a in args]
     value = torch.zeros(flat[0].shape, dtype=e.dtype.torch)
     wrong = torch.full(flat[0].shape, False)

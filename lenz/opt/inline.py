@@ -16,7 +16,7 @@ from lenz.context import Context
 from lenz.ir.expr import Expr, cost_of, loads_of, nodes_of, reindex, replace_loads
 from lenz.ir.graph import Extern, Graph, Loop, Node, Pointwise, Reduction, View, atom_refs
 from lenz.ir.tensor import Buffer
-from lenz.sym import Sym, SymEnv, product
+from lenz.sym import Sym, SymEnv, Var, product
 
 # Cost (f32 additions) up to which a value is computed again rather than stored and loaded:
 # a load and a store of 4 bytes each from L2 take about as long as four additions.
@@ -92,8 +92,8 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
         if budget < 0:
             return None
         origins.update(dict.fromkeys(p.out.origin))
-        at: dict[object, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
-        return reindex(p.body, at, e.args)  # type: ignore[arg-type]
+        at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
+        return reindex(p.body, at, e.args)
 
     if not any(e.attrs[0] in bodies for e in loads_of(n.body)):
         return n

@@ -14,6 +14,8 @@ from lenz.context import Context
 from lenz.ir.dtype import F32
 from lenz.ir.expr import Expr, interpret, rebuild
 from lenz.ir.graph import Graph, Node, Pointwise, Reduction
+from lenz.ops.arith import ADD
+from lenz.ops.math import ERF
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,10 @@ class Rule:
 
 
 def _one_plus_erf(e: Expr) -> Expr | None:
-    if e.op.name != "add" or e.dtype is not F32:
+    if e.op is not ADD or e.dtype is not F32:
         return None
     x, one = e.args
-    if x.op.name == "erf" and ops.is_value(one, 1.0):
+    if x.op is ERF and ops.is_value(one, 1.0):
         return ops.one_plus_erf(x.args[0])
     return None
 

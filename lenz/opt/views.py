@@ -12,7 +12,7 @@ from dataclasses import replace
 from lenz.context import Context
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
 from lenz.ir.graph import Extern, Graph, Node, Pointwise, Reduction, View
-from lenz.sym import Sym, substitute
+from lenz.sym import Sym, Var, substitute
 
 
 def views(g: Graph, cx: Context) -> Graph:
@@ -37,7 +37,7 @@ def _root(e: Expr, found: dict[str, View]) -> Expr | None:
         return None
     while (v := found.get(name)) is not None:
         # Operands @k of the load keep their meaning: the view's index has none of its own.
-        at: dict[object, Sym] = {a.var: i for a, i in zip(v.axes, index, strict=True)}
-        index = tuple(substitute(s, at) for s in v.index)  # type: ignore[arg-type]
+        at: dict[Var, Sym] = {a.var: i for a, i in zip(v.axes, index, strict=True)}
+        index = tuple(substitute(s, at) for s in v.index)
         name = v.source
     return load(name, index, dtype, e.args)

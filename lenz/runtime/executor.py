@@ -89,7 +89,7 @@ def resolve(op: str) -> Callable[..., Any]:
         return _DIRECT[op]
     for name in names:
         root = getattr(root, name)
-    return root  # type: ignore[no-any-return]
+    return root  # type: ignore[no-any-return]  # torch.ops gives Any
 
 
 # torch's Python bindings of these take about 1 us less per call than the OpOverload.
