@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from lenz.codegen.llvm import tiles
 from lenz.codegen.llvm.builder import Builder, Names
 from lenz.codegen.llvm.indices import Indices, index_type
+from lenz.codegen.llvm.masks import store_tail
 from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import memory_type, splat, suffix, value_type, vector
 from lenz.errors import InternalError
-from lenz.ir.dtype import BOOL, I32, I64, DType
+from lenz.ir.dtype import BOOL, I64, DType
 from lenz.sym import Int, Sym, Var, affine_in
 
 Bound = Mapping[Var, Value]
@@ -239,6 +240,11 @@ class Accesses:
         masks = self.scopes.spread(mask, BOOL, True, copies) if mask and lanes else None
         if place.step == -1:
             names = _reverse(b, t, names)
+        if masks and place.step is not None:
+            reverse = place.step == -1
+            if store_tail(self.scopes, dtype, masks[0], reverse, names, pointers):
+                return
+        if place.step == -1:
             masks = _reverse(b, b.type(BOOL), masks) if masks else None
         if masks is None and place.step is not None:
             for n, p in zip(names, pointers, strict=True):
@@ -262,17 +268,3 @@ def _reverse(b: Builder, t: str, names: Names) -> Names:
 
 def _zero(dtype: DType) -> str:
     return "0.0" if memory_type(dtype) in ("float", "double") else "0"
-
-
-def tail_mask(scopes: Scopes, left: Value) -> Value:
-    """The mask of the first `left` lanes, where `left` is an i64 of at least 1."""
-    text = left.names[0]
-    width = scopes.width
-    if text[0] != "%":
-        bits = ", ".join(f"i1 {'true' if i < int(text) else 'false'}" for i in range(width))
-        return Value((f"<{bits}>",), left.level, True)
-    b = scopes.builder(left.level, True, 1)
-    small = b.fn.let(left.level, f"trunc i64 {text} to i32")
-    limit = scopes.spread(Value((small,), left.level), I32, True, 1)
-    numbers = (scopes.lane_numbers("i32"),)
-    return Value(b.compare("icmp slt", I32, numbers, limit), left.level, True)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lenz.codegen.llvm import accumulate, tiles, trips
-from lenz.codegen.llvm.access import Accesses, tail_mask
+from lenz.codegen.llvm.access import Accesses
 from lenz.codegen.llvm.accumulators import Accumulator, names_reduced, reduces_of
 from lenz.codegen.llvm.indices import Indices
+from lenz.codegen.llvm.masks import tail_mask
 from lenz.codegen.llvm.scopes import Cell, Scopes, Value
 from lenz.codegen.llvm.values import Values
 from lenz.errors import InternalError

@@ -7,7 +7,8 @@ down, and becomes unsigned where the bounds of the Sym prove its operands non-ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 
 from lenz.codegen.llvm.builder import Builder
 from lenz.codegen.llvm.scopes import Scopes, Value
@@ -102,7 +103,13 @@ class Indices:
         return self.combine("add", start, steps, dtype)
 
     def combine(self, opcode: str, x: Value, y: Value, dtype: DType) -> Value:
-        """One integer instruction on two index values."""
+        """One integer instruction on two index values; constants are folded.
+
+        What is constant must be seen to be constant here, since a mask of known lanes needs another
+        form of store (masks.py).
+        """
+        if (known := _folded(opcode, x, y)) is not None:
+            return Value((known,), max(x.level, y.level))
         level, lanes = max(x.level, y.level), x.lanes or y.lanes
         copies = max(len(x.names), len(y.names))
         b = self.scopes.builder(level, lanes, copies)
@@ -151,6 +158,9 @@ class Indices:
         total = values[0]
         for value in values[1:]:
             level, lanes = max(total.level, value.level), total.lanes or value.lanes
+            if (known := _folded(kind, total, value)) is not None:
+                total = Value((known,), level)
+                continue
             copies = max(len(total.names), len(value.names))
             b = self.scopes.builder(level, lanes, copies)
             pair = [self.scopes.spread(x, dtype, lanes, copies) for x in (total, value)]
@@ -167,6 +177,8 @@ class Indices:
             )
             return self.combine(opcode, num, Value((str(by),), 0), dtype)
         level, lanes = max(num.level, den.level), num.lanes or den.lanes
+        if (known := _folded("div" if is_div else "mod", num, den)) is not None:
+            return Value((known,), level)
         copies = max(len(num.names), len(den.names))
         b = self.scopes.builder(level, lanes, copies)
         x, y = (self.scopes.spread(v, dtype, lanes, copies) for v in (num, den))
@@ -182,6 +194,28 @@ class Indices:
         else:
             names = _floor(b, is_div, dtype, x, y)
         return Value(names, level, lanes)
+
+
+_FOLDS: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "ashr": operator.rshift,
+    "and": operator.and_,
+    "smin": min,
+    "smax": max,
+    "div": operator.floordiv,
+    "mod": operator.mod,
+}
+
+
+def _folded(opcode: str, x: Value, y: Value) -> str | None:
+    """The text of a scalar that both operands, being constants, determine."""
+    if x.lanes or y.lanes or len(x.names) > 1 or len(y.names) > 1:
+        return None
+    a, b = x.names[0], y.names[0]
+    if a[0] == "%" or b[0] == "%" or (opcode in ("div", "mod") and b == "0"):
+        return None
+    return str(_FOLDS[opcode](int(a), int(b)))
 
 
 def _at_least(s: Sym, bound: int) -> bool:

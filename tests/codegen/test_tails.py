@@ -1,0 +1,115 @@
+"""Partial vectors of every length: no byte outside of a buffer is touched.
+
+Each buffer ends at a page that may not be touched, and then begins after one, so that a store or a
+load which is too wide is a fault.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from codegen_kernels import at
+from codegen_run import Guarded, compiled
+
+from lenz import ops
+from lenz.codegen.llvm.masks import pieces
+from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, DType
+from lenz.ir.expr import const
+from lenz.ir.interp_kernel import interp_kernel
+from lenz.ir.kernel import For, Kernel, Param, Store
+from lenz.ir.tensor import axis
+from lenz.sym import Sym, sym
+
+TAILS = range(1, 16)
+# (type that is loaded, type that is computed with, type that is stored)
+CHAINS = (
+    (BF16, F32, BF16), (F16, F32, F16), (F32, F32, BF16), (F64, F64, F32), (F32, F32, F64),
+    (I64, I64, I32), (I64, I64, I16), (I64, I64, I8), (I32, I32, I16), (I32, I32, U8),
+    (U8, I32, U8), (I8, I64, I8), (I16, I64, I16), (U16, I64, I32), (I32, I64, I32),
+    (BOOL, BOOL, BOOL), (BOOL, I32, BOOL), (F32, F32, BOOL), (U8, F32, F16), (BF16, F64, BF16),
+)  # fmt: skip
+
+
+def kernel(number: int, n: int, chain: tuple[DType, DType, DType], form: str) -> Kernel:
+    """out[i] = a[i] + 1 through a wider type, forwards, backwards or two apart."""
+    source, middle, result = chain
+    v = axis("v", sym(n))
+    step = 2 if form == "apart" else 1
+    place: Sym = n - 1 - v.var if form == "backwards" else step * v.var
+    x = at("a", place, source)
+    x = ops.cast(x, middle) if source is not middle else x
+    y = ops.eq(x, const(0, BOOL)) if middle is BOOL else ops.add(x, const(1, middle))
+    y = ops.ne(y, const(0, middle)) if result is BOOL and middle is not BOOL else y
+    y = ops.cast(y, result) if y.dtype is not result else y
+    body = For(v, "vector", (Store("out", place, y),))
+    size = sym(step * (n - 1) + 1)
+    params = (Param("a", source, size, "in"), Param("out", result, size, "inout"))
+    return Kernel(f"tail_{number}", "pointwise", params, (), (body,))
+
+
+def samples(n: int, dtype: DType) -> torch.Tensor:
+    """Numbers of both signs, with bits set in the upper half of the elements."""
+    x = torch.arange(n, dtype=torch.float64) * 37 - 90
+    return (x % 2 == 0) if dtype is BOOL else x.abs().to(dtype.torch)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda c: "-".join(d.name for d in c))
+def test_no_tail_touches_what_is_outside(chain: tuple[DType, DType, DType]) -> None:
+    cases = list(itertools.product(("forwards", "backwards", "apart"), TAILS))
+    kernels = [kernel(k, n, chain, form) for k, (form, n) in enumerate(cases)]
+    functions, library = compiled(kernels)
+    for k in kernels:
+        (n,) = {p.size.lo or 0 for p in k.params}
+        buffers = {
+            "a": samples(n, chain[0]),
+            "out": torch.full((n,), 1, dtype=chain[2].torch),
+        }
+        wanted = {name: t.clone() for name, t in buffers.items()}
+        interp_kernel(k, wanted, {})
+        for at_end in (True, False):
+            memory = {name: Guarded(t, at_end) for name, t in buffers.items()}
+            functions[k.name](*[memory[p.name].address for p in k.params])
+            assert torch.equal(memory["out"].tensor(), wanted["out"]), k.name
+    del library
+
+
+def test_constants_in_the_extent_are_seen() -> None:
+    """A tail whose length is only known after arithmetic on constants takes the same way."""
+    from lenz.codegen.llvm.compile import host_target
+    from lenz.codegen.llvm.module import emit_module
+    from lenz.sym import minimum
+
+    b = axis("b", sym(2))
+    v = axis("v", minimum(16, 17 - 16 * b.var))
+    store = Store("out", 16 * b.var + v.var, ops.cast(at("a", 16 * b.var + v.var, I32), I16))
+    body = For(b, "unroll", (For(v, "vector", (store,)),))
+    params = (Param("a", I32, sym(17), "in"), Param("out", I16, sym(17), "out"))
+    text = emit_module([Kernel("u_0", "pointwise", params, (), (body,))], host_target())
+    assert "masked.store" not in text
+
+
+def test_pieces_cover_the_lanes() -> None:
+    for first, count in itertools.product(range(16), range(17)):
+        found = pieces(first, count)
+        lanes = [lane for start, size in found for lane in range(start, start + size)]
+        assert lanes == list(range(first, first + count))
+        assert all(size & (size - 1) == 0 for _, size in found)
+
+
+@pytest.mark.usefixtures("target")
+def test_rows_that_leave_one_element() -> None:
+    """The rows of a bf16 map: a store that is too wide changes the row after it."""
+    from codegen_run import check
+
+    for n in (17, 33, 65):
+        i, v = axis("i", sym(3)), axis("v", sym(n))
+        place = n * i.var + v.var
+        x, y = (ops.cast(at("a", o, BF16), F32) for o in (place, n * i.var))
+        store = Store("out", place, ops.cast(ops.mul(x, y), BF16))
+        body = For(i, "seq", (For(v, "vector", (store,)),))
+        params = (Param("a", BF16, sym(3 * n), "in"), Param("out", BF16, sym(3 * n), "out"))
+        k = Kernel("rows_0", "pointwise", params, (), (body,))
+        check(k, {"a": torch.randn(3 * n).bfloat16()})
