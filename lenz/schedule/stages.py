@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lenz import ops
-from lenz.ir.dtype import DType
 from lenz.ir.expr import (
     Expr,
     const,
@@ -238,17 +237,13 @@ def _keep_dear_values(g: Group, s: Stages) -> None:
     for e in dear:
         if e in covered:
             continue
-        local = Local(f"l{len(s.locals)}", _memory_type(e.dtype), length.value)
+        local = Local(f"l{len(s.locals)}", e.dtype, length.value)
         s.locals.append(local)
         first, *later = where[e]
         s.loops[first].insert(0, Store(local.name, at[0], e))
         again = load(local.name, at, e.dtype)
         for k in later:
             s.loops[k] = [_replaced(x, e, again) for x in s.loops[k]]
-
-
-def _memory_type(d: DType) -> DType:
-    return d
 
 
 def _is_dear(e: Expr, inner: set[Var]) -> bool:
