@@ -247,7 +247,7 @@ class _Run:
             unwritten = foreign = torch.full(at.shape, False)
         else:
             safe = at.clamp(0, n - 1)
-            inside = m.data[safe]
+            inside = m.data[safe].clone()  # an index without dimensions gives a view
             unwritten = ~m.is_written[safe]
             foreign = torch.tensor(False)
             if self.iteration is not None and m.mode is not None:

@@ -258,3 +258,17 @@ def test_division_by_a_size_of_zero_does_not_trap() -> None:
     k = Kernel("zero_0", "pointwise", (Param("out", F32, s * t, "out"),), (s, t), (body,))
     for m, n in ((3, 0), (0, 3), (7, 5), (40, 33)):
         check(k, {}, {"s0": m, "s1": n})
+
+
+def test_a_value_read_before_a_store_stays() -> None:
+    """One element at a time: the oracle must not see through the name into memory."""
+    v = axis("v", sym(20))
+    body = (
+        Let("t", at("a", v.var)),
+        Store("a", v.var, const(5.0, F32)),
+        Store("out", v.var, ops.add(ref("t", F32), at("a", v.var))),
+    )
+    params = (Param("a", F32, sym(20), "inout"), Param("out", F32, sym(20), "out"))
+    k = Kernel("keep_0", "pointwise", params, (), (For(v, "seq", body),))
+    a = torch.randn(20)
+    assert torch.equal(check(k, {"a": a})["out"], a + 5)

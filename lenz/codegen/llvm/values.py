@@ -15,7 +15,7 @@ from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import constant
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, DType
-from lenz.ir.expr import Expr, is_bound_var
+from lenz.ir.expr import Expr, is_bound_var, nodes_of
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.sym import Sym, Var
 
@@ -196,7 +196,17 @@ class Values:
         level = max(self.scopes.guard, self.floor.get(buffer, 0))
         for arg in e.args:
             level = max(level, self.operand(arg, mask).level)
-        return self.accesses.load(place, dtype, self._mask(mask, place.step), level)
+        runs = self._mask(mask, place.step)
+        for size in _unsure_sizes(e.args) if e.args else ():
+            some = self._is_positive(size, mask)
+            runs = some if runs is None else self._both(runs, some)
+        return self.accesses.load(place, dtype, runs, level)
+
+    def _is_positive(self, size: Expr, mask: Mask) -> Value:
+        """The bool size > 0 of an i64: where it does not hold, even position 0 is outside."""
+        n = self.value(size, mask)
+        b = self.scopes.builder(n.level, n.lanes, len(n.names))
+        return Value(b.compare("icmp sgt", I64, n.names, b.constant(I64, 0)), n.level, n.lanes)
 
     def _mask(self, mask: Mask, step: int | None) -> Value | None:
         """The lanes in which all conditions hold; with the tail for accesses of many elements."""
@@ -227,6 +237,22 @@ class Values:
         b = self.scopes.builder(level, lanes, copies)
         xs, ys = (self.scopes.spread(v, BOOL, lanes, copies) for v in (x, y))
         return Value(b.binary("and", BOOL, xs, ys), level, lanes)
+
+
+def _unsure_sizes(positions: tuple[Expr, ...]) -> list[Expr]:
+    """Last operands of the guarded ops in computed positions that may be 0.
+
+    A guarded op gives a position below its last operand whatever happens, which takes that operand
+    to be at least 1.
+    """
+    guarded = [e for e in nodes_of(*positions) if e.op.guarded]
+    return [e.args[-1] for e in guarded if not _is_at_least_1(e.args[-1])]
+
+
+def _is_at_least_1(size: Expr) -> bool:
+    if size.op is CONST:
+        return bool(size.attrs[0] >= 1)
+    return size.op is INDEX and size.attrs[0].lo is not None and size.attrs[0].lo >= 1
 
 
 def _parts(item: Item) -> list[Item]:
