@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lenz.ir.expr import cost_of, loads_of
-from lenz.schedule.nest import Domain, Nest, divisions, remaps
+from lenz.schedule.nest import Domain, Nest, divisions, is_columns, remaps
 
 # Beyond this many pointers a fused kernel runs out of address registers and streams.
 MAX_BUFFERS = 24
@@ -66,7 +66,8 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
         domains = [a.domain, b.domain]
     why = "their loops have different extents"
     best: tuple[int, Group] | None = None
-    before = _divisions(a) + _divisions(b)
+    columns = any(is_columns(n) for g in (a, b) for n in g.nests if n.is_reduction)
+    before = sum(divisions(n, columns) for g in (a, b) for n in g.nests)
     for d in domains:
         first, second = _over(a, d), _over(b, d)
         for x in first:
@@ -75,7 +76,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
                 if problem is not None:
                     why = problem
                     continue
-                cost = sum(map(divisions, (*x, *y)))
+                cost = sum(divisions(n, columns) for n in (*x, *y))
                 if best is None or cost < best[0]:
                     best = (cost, Group(d, (*x, *y)))
     if best is None:
@@ -95,19 +96,18 @@ def _buffers(g: Group) -> set[str]:
     return names | {n.target for n in g.nests}
 
 
-def _divisions(g: Group) -> int:
-    return sum(divisions(n) for n in g.nests)
-
-
 def _over(g: Group, d: Domain) -> list[tuple[Nest, ...]]:
-    """The group's nests over the domain; every nest is written in the same of the possible ways."""
+    """The group's nests over the domain; all nests are written in the same of the possible ways."""
     if [a.extent for a in g.domain.axes] == [a.extent for a in d.axes] and [
         a.extent for a in g.domain.raxes
     ] == [a.extent for a in d.raxes]:
         return [tuple(g.nests)]
     ways = [remaps(n, d) for n in g.nests]
-    count = min(len(w) for w in ways)
-    return [tuple(w[k] for w in ways) for k in range(count)]
+    if not all(ways):
+        return []
+    # Values that a row has once have a single way, which goes with either way of the elements.
+    count = max(len(w) for w in ways)
+    return [tuple(w[min(k, len(w) - 1)] for w in ways) for k in range(count)]
 
 
 def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:

@@ -17,7 +17,7 @@ from lenz.ir.expr import loads_of
 from lenz.ir.kernel import Store
 from lenz.ir.tensor import Axis
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import Axes
+from lenz.schedule.nest import SHORT, Axes
 from lenz.schedule.stages import Stages
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in
 
@@ -25,7 +25,6 @@ Form = Literal["rows", "columns", "elements", "tiles"]
 
 TILE = 16  # edge of a transposed tile: 16 vectors of 16 f32 fill the registers of AVX-512
 BLOCK = 4096  # elements of a 1-d loop that one parallel iteration takes
-SHORT = 8  # rows this short are not worth a horizontal reduction each
 
 
 @dataclass(frozen=True, slots=True)

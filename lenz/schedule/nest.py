@@ -20,6 +20,8 @@ from lenz.sym.expr import children
 
 Axes = tuple[Axis, ...]
 
+SHORT = 8  # an innermost axis of fewer elements is not worth vectors of its own
+
 
 @dataclass(frozen=True, slots=True)
 class Nest:
@@ -216,15 +218,42 @@ def _over(n: Nest, pairs: list[tuple[Axes, Axes]], d: Domain) -> Nest:
     return _substituted(n, d.axes, raxes, at)
 
 
-def divisions(n: Nest) -> int:
-    """How many divisions the indices of the nest need: the measure of a bad domain."""
-    count = _divisions(n.offset)
+def divisions(n: Nest, columns: bool) -> int:
+    """How many divisions the indices need per element: the measure of a bad domain.
+
+    Divisions of outer variables alone are done once per row, and are free beside the row.
+    `columns`: the lanes will run along P and not along R.
+    """
+    inner = _inner(n, columns)
+    count = _divisions(n.offset, inner)
     for e in nodes_of(n.body):
         for s in syms_of(e):
-            count += _divisions(s)
+            count += _divisions(s, inner)
     return count
 
 
-def _divisions(s: Sym) -> int:
-    own = 1 if isinstance(s, (FloorDiv, Mod)) else 0
-    return own + sum(_divisions(part) for part in children(s))
+def _inner(n: Nest, columns: bool) -> tuple[Var, ...]:
+    """Variables that may step from lane to lane."""
+    if n.raxes:
+        return tuple(a.var for a in (*n.raxes, *(n.axes[-1:] if columns else ())))
+    # An axis this short is not taken for the lanes, so any other one may be.
+    short = bool(n.axes) and n.axes[-1].extent.hi is not None and n.axes[-1].extent.hi < SHORT
+    return tuple(a.var for a in (n.axes if short else n.axes[-1:]))
+
+
+def _divisions(s: Sym, inner: tuple[Var, ...]) -> int:
+    own = isinstance(s, (FloorDiv, Mod)) and any(v in inner for v in s.free_vars)
+    return own + sum(_divisions(part, inner) for part in children(s))
+
+
+def is_columns(n: Nest) -> bool:
+    """True when the results of a reduction lie side by side in what it reads."""
+    if not n.axes or not n.raxes:
+        return False
+    p, r = n.axes[-1].var, n.raxes[-1].var
+    score = 0
+    for e in loads_of(n.body):
+        for v, weight in ((p, 1), (r, -1)):
+            parts = affine_in(e.attrs[1][0], v)
+            score += weight if parts is not None and parts[0] is ONE else 0
+    return score > 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lenz.ir.expr import loads_of
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import Nest
-from lenz.sym import ONE, SymEnv, affine_in
+from lenz.schedule.nest import is_columns
+from lenz.sym import SymEnv
 
 # Elements from which a loop is worth several cores (about 20 us of work on one).
 LARGE = 1 << 16
@@ -35,16 +35,3 @@ def loss(g: Group, env: SymEnv) -> str | None:
     if tasks >= ENOUGH or (tasks >= 4 and rows >= 4 * PANEL):
         return None
     return f"{elements[-1].name} would run in {tasks} parallel parts only"
-
-
-def is_columns(n: Nest) -> bool:
-    """True when the results of a reduction lie side by side in what it reads."""
-    if not n.axes or not n.raxes:
-        return False
-    p, r = n.axes[-1].var, n.raxes[-1].var
-    score = 0
-    for e in loads_of(n.body):
-        for v, weight in ((p, 1), (r, -1)):
-            parts = affine_in(e.attrs[1][0], v)
-            score += weight if parts is not None and parts[0] is ONE else 0
-    return score > 0
