@@ -1,0 +1,176 @@
+"""Writes the pages that follow from the code: options.md, ops.md and lowerings.md.
+
+    python docs/generate.py
+
+tests/docs/test_generated.py fails where a page is not what this gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
+
+import lenz.ops  # noqa: E402, F401 - fills the op table
+from lenz.ir.dtype import NATIVE, DType  # noqa: E402
+from lenz.ir.op import Op, all_ops  # noqa: E402
+from lenz.lower import native_ops  # noqa: E402
+from lenz.lower.registry import entry_for, pointwise_ops  # noqa: E402
+from lenz.options import options_table  # noqa: E402
+
+HEAD = "<!-- Written by `python docs/generate.py`; a test holds it to the code. -->\n"
+
+OPTIONS = """\
+# Options
+
+From `options=` of `torch.compile` (`torch.compile(f, backend="lenz", options={"fuse": False})`),
+else from the environment variable, else the default; read once, in `lenz/options.py`. An unknown
+name is an error that lists near names. What "changes code" is part of `Options.key()`.
+
+"""
+
+OPS = """\
+# The op table
+
+Every scalar op, in order of definition (`lenz/ops/`). Promotion of mixed types happens in the
+lowering: an op takes operands of one type, and half types are computed in f32.
+
+- **takes**: element types of the operands; T is one type for all of them.
+- **form**: how a CPU kernel computes it. `llvm` is an instruction sequence of its own, `expand` a
+  definition in simpler ops; where both are given, `llvm` is for the types named.
+- **cost**: of one element, relative to an f32 addition. **domain**, **ulp**: the f32 inputs that
+  tests sample and the greatest error they accept there, in units in the last place; empty: exact.
+- **aten**: overload packets that the entry lowers by itself, unless `lenz/lower/` has a function
+  for them ([lowerings.md](lowerings.md)).
+
+| op | takes | form | cost | domain | ulp | aten |
+|---|---|---|---|---|---|---|
+"""
+
+LOWERINGS = """\
+# aten ops that lenz lowers
+
+{count} names, by the file of `lenz/lower/` that lowers them. A name with a dot is one overload;
+without one it stands for all overloads that have no entry of their own. A lowering may still
+decline a case (complex numbers, say). What has no name here, and what is declined, is a call of the
+eager op: an `Extern` with its reason (`lenz.explain(fn)(*args).graphs[0].fallbacks`). Names without
+a namespace are aten's.
+"""
+
+GROUPS = (
+    ("any", NATIVE),
+    ("number", tuple(d for d in NATIVE if d.is_integer or d.name in ("f32", "f64"))),
+    ("int", tuple(d for d in NATIVE if d.is_integer)),
+    ("unsigned", tuple(d for d in NATIVE if d.kind == "uint")),
+    ("signed", tuple(d for d in NATIVE if d.kind == "int")),
+    ("half", tuple(d for d in NATIVE if d.is_half)),
+)
+
+
+def types(found: tuple[DType, ...]) -> str:
+    """A set of types in few words: the largest groups first, then single names."""
+    rest, words = dict.fromkeys(d for d in NATIVE if d in found), []
+    for name, group in GROUPS:
+        if all(d in rest for d in group):
+            words.append(name)
+            rest = {d: None for d in rest if d not in group}
+    return " ".join([*words, *[d.name for d in rest]])
+
+
+def attributes() -> Iterator[tuple[Any, ...]]:
+    """What the ops of the table take beside operands: nothing, a type, a word, a C function."""
+    yield ()
+    yield from ((d,) for d in NATIVE)
+    yield from ((0,), ("sin",))
+
+
+def accepts(op: Op, args: tuple[DType, ...], attrs: tuple[Any, ...]) -> bool:
+    """True when the type rule of the op takes the operands."""
+    try:
+        op.dtype(args, attrs)
+    except TypeError:
+        return False
+    return True
+
+
+def takes(op: Op) -> str:
+    """The operand types that the type rule accepts."""
+    found = [
+        args
+        for args in itertools.product(NATIVE, repeat=op.arity)
+        if any(accepts(op, args, attrs) for attrs in attributes())
+    ]
+    if all(d is args[0] for args in found for d in args):
+        return types(tuple(args[0] for args in found))
+    columns = [tuple(dict.fromkeys(c)) for c in zip(*found, strict=True)]
+    if len(columns) == 3 and len(columns[0]) == 1 and columns[1] == columns[2]:
+        return f"({types(columns[0])} T T), T: {types(columns[1])}"
+    return ", ".join(f"({' '.join(d.name for d in args)})" for args in found)
+
+
+def form(op: Op) -> str:
+    """How a CPU kernel computes the op."""
+    if op.llvm is None:
+        return "expand"
+    own = "" if op.native is None else f" ({types(op.native)})"
+    return f"llvm{own}, expand" if op.expand is not None and own else f"llvm{own}"
+
+
+def domain(op: Op) -> str:
+    """The sampled interval, or one per operand; empty for ops that no test samples in f32."""
+    pairs = op.domain if isinstance(op.domain[0], tuple) else (op.domain,)
+    return " x ".join(f"{low:g}..{high:g}" for low, high in pairs) if op.ulp else ""
+
+
+def ops_page() -> str:
+    """docs/ops.md."""
+    rows = []
+    for op in all_ops():
+        if op.eager is None or op.arity < 1:
+            continue
+        aten = ", ".join(f"`{name}`" for name in op.aten)
+        error = f"{op.ulp:g}" + (f" (or {op.absolute:g} absolute)" if op.absolute else "")
+        cells = (f"`{op.name}`", takes(op), form(op), f"{op.cost:g}", domain(op))
+        rows.append(f"| {' | '.join((*cells, error if op.ulp else '', aten))} |\n")
+    return HEAD + OPS + "".join(rows)
+
+
+def lowerings_page() -> str:
+    """docs/lowerings.md."""
+    by_file: dict[str, list[str]] = {}
+    table = pointwise_ops()
+    for name in sorted(native_ops()):
+        entry = entry_for(name if name.count(".") == 2 else f"{name}.default")
+        assert entry is not None, name
+        file = entry.fn.__module__.removeprefix("lenz.lower.")
+        short = name.removeprefix("aten.")
+        by_file.setdefault(file, []).append(
+            f"`{short}`" + ("*" if direct(entry.fn, short, table) else "")
+        )
+    parts = [f"\n## {file}.py\n\n{', '.join(names)}\n" for file, names in sorted(by_file.items())]
+    note = "\nA star marks an op that its table entry lowers alone ([ops.md](ops.md)).\n"
+    return HEAD + LOWERINGS.format(count=len(native_ops())) + note + "".join(parts)
+
+
+def direct(fn: Callable[..., Any], name: str, table: dict[str, Op]) -> bool:
+    """True when the lowering is the one that `pointwise.direct` makes of a table entry."""
+    return name in table and fn.__name__ == "lower_direct"
+
+
+def pages() -> dict[str, str]:
+    """File name -> text of every generated page."""
+    return {
+        "options.md": HEAD + OPTIONS + options_table(),
+        "ops.md": ops_page(),
+        "lowerings.md": lowerings_page(),
+    }
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        (DOCS / file).write_text(text, encoding="utf-8")
