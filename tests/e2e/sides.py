@@ -1,0 +1,65 @@
+"""Two sides of a test: a function in eager and through lenz, on arguments made twice alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+Make = Callable[[], Sequence[Any]]
+
+
+def agree(
+    fn: Callable[..., Any], make: Make, *, tol: float = 1e-5, strides: bool = True,
+    calls: int = 1, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Assert equal results, strides and arguments after the calls; gives lenz's last result."""
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="lenz", **kwargs)
+    theirs, ours = seeded(make), seeded(make)
+    got: Any = None
+    for _ in range(calls):
+        torch.manual_seed(1)
+        want = fn(*theirs)
+        torch.manual_seed(1)
+        got = run(*ours)
+        same(got, want, tol, strides)
+        same(ours, theirs, tol, strides)
+    return got
+
+
+def gradients_agree(fn: Callable[..., Any], make: Make, tol: float = 1e-4, **kwargs: Any) -> None:
+    """Assert equal results and gradients of the sum of squares of the first result."""
+
+    def step(run: Callable[..., Any]) -> tuple[Any, Any]:
+        args = seeded(make)
+        leaves = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor) and t.requires_grad]
+        torch.manual_seed(1)
+        out = run(*args)
+        loss = out.square().sum() if out.dim() else out
+        return out.detach(), torch.autograd.grad(loss, leaves, allow_unused=True)
+
+    torch._dynamo.reset()
+    same(step(torch.compile(fn, backend="lenz", **kwargs)), step(fn), tol, True)
+
+
+def seeded(make: Make) -> list[Any]:
+    """Arguments, the same on every call."""
+    torch.manual_seed(0)
+    return list(make())
+
+
+def same(got: Any, want: Any, tol: float, strides: bool) -> None:
+    """Compare structures; strides where a dimension has more than one element."""
+    a, b = pytree.tree_leaves(got), pytree.tree_leaves(want)
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        if not isinstance(y, torch.Tensor):
+            assert x == y
+            continue
+        torch.testing.assert_close(x, y, rtol=tol, atol=tol, equal_nan=True)
+        if strides and y.layout is torch.strided and y.numel():
+            kept = [d for d, n in enumerate(y.shape) if n > 1]
+            assert [x.stride(d) for d in kept] == [y.stride(d) for d in kept]

@@ -1,0 +1,186 @@
+"""Writes into arguments: in what order, through which views, and what may run before what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, randn
+
+from tests.e2e.sides import agree
+
+
+def view_is_read_by_a_call(x: Tensor, w: Tensor) -> Any:
+    z = (x + 1).sin()
+    y = x[:, 1:] @ w
+    x.copy_(z)
+    return y, z
+
+
+def row_is_read_in_a_loop(a: Tensor, x: Tensor) -> Any:
+    s = (a - x).square().sum(-1, keepdim=True)
+    x.add_(1)
+    return s
+
+
+def row_is_read_in_a_late_loop(a: Tensor, x: Tensor) -> Any:
+    s = (a - x).square().sum(-1, keepdim=True)
+    t = (a * s).sum(-1, keepdim=True)
+    u = (t * a * x).sum(-1, keepdim=True)
+    x.add_(s)
+    return u
+
+
+def bodies_are_computed_again(x: Tensor, y: Tensor) -> Any:
+    n = x * x
+    s = n.sum(-1, keepdim=True)
+    z = (y * s).sum(-1, keepdim=True)
+    x.copy_(n / s)
+    y.copy_(n / z)
+    return z
+
+
+def dear_bodies_are_kept(x: Tensor, y: Tensor) -> Any:
+    n = (x * 1.5).tanh()
+    s = n.square().sum(-1, keepdim=True)
+    z = (y * s).sum(-1, keepdim=True)
+    x.copy_(n / s)
+    y.copy_(n / z)
+    return z
+
+
+def swap(x: Tensor, y: Tensor) -> None:
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+
+
+def chained(x: Tensor, y: Tensor) -> Any:
+    x.copy_(y * 2)
+    y.copy_(x + 1)
+    x.add_(y.flip(0))
+    return x.sum()
+
+
+def row_and_elements(a: Tensor, x: Tensor) -> Any:
+    s = (a * x).sum(-1, keepdim=True)
+    t = (a * s * x).sum(-1, keepdim=True)
+    x.copy_(s)
+    a.copy_(a * t.tanh() + x)
+    return t
+
+
+TWO: list[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = [
+    (view_is_read_by_a_call, (5, 5), (4, 3)),
+    (row_is_read_in_a_loop, (7, 40), (7, 1)),
+    (row_is_read_in_a_late_loop, (7, 40), (7, 1)),
+    (bodies_are_computed_again, (7, 40), (7, 40)),
+    (bodies_are_computed_again, (3, 9000), (3, 9000)),
+    (dear_bodies_are_kept, (7, 40), (7, 40)),
+    (dear_bodies_are_kept, (3, 9000), (3, 9000)),
+    (swap, (30, 40), (30, 40)),
+    (chained, (30, 40), (30, 40)),
+    (row_and_elements, (7, 40), (7, 1)),
+]
+
+
+@pytest.mark.parametrize(("fn", "a", "b"), TWO)
+def test_two_arguments(fn: Callable[..., Any], a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    agree(fn, lambda: (randn(a), randn(b)), tol=1e-4, calls=2)
+    agree(fn, lambda: (randn(a[::-1]).t(), randn(b[::-1]).t()), tol=1e-4)
+
+
+ONE: list[tuple[str, Callable[..., Any]]] = [
+    ("flip", lambda x: (x.copy_(x.flip(0)), None)[1]),
+    ("shift", lambda x: (x[1:].copy_(x[:-1].clone() * 2), None)[1]),
+    ("transposed", lambda x: (x.copy_(x.t().contiguous() + 1), None)[1]),
+    ("views", lambda x: (x.t()[1:].mul_(2), x[1].add_(x[:, 0].sum()), x.sum(0))[2]),
+    ("twice", lambda x: (x.add_(1), x.mul_(2), x[2:5], x.view(-1) if x.is_contiguous() else x)[2:]),
+    ("strided", lambda x: (x.as_strided((3,), (2,), 1).add_(1), x.sum())[1]),
+    ("and sorted", lambda x: (torch.sort(x[::2])[0], x.add_(1))[0]),
+]
+
+
+@pytest.mark.parametrize(("name", "fn"), ONE)
+def test_one_argument(name: str, fn: Callable[..., Any]) -> None:
+    agree(fn, lambda: (randn(70, 70),), tol=1e-4)
+    if name in ("flip", "shift"):
+        agree(fn, lambda: (randn(3000, 2),))
+
+
+def test_arguments_that_share_memory() -> None:
+    def split(n: int, m: int) -> Callable[[], tuple[Tensor, Tensor]]:
+        def make() -> tuple[Tensor, Tensor]:
+            base = randn(10)
+            return base[:n], base[m:]
+
+        return make
+
+    agree(lambda x, y: (x.add_(1), y.mul_(2), x.sum())[2], split(6, 3), calls=2)
+    agree(lambda x, y: x[:4] + y[:4], split(6, 3))
+
+    def twice() -> tuple[Tensor, Tensor]:
+        base = randn(10)
+        return base, base
+
+    agree(lambda x, y: (x.add_(1), x + y)[1], twice)
+
+
+def test_memory_of_another_type() -> None:
+    def fn(x: Tensor) -> Any:
+        y = x.view(torch.int32) * 2
+        y.sub_(-4)
+        x[:, 2:5] = 2
+        return y.view(torch.int64)
+
+    agree(fn, lambda: (torch.arange(-12, 12).reshape(4, 6),))
+
+
+def test_unaligned_arguments_are_written_in_place() -> None:
+    run = torch.compile(lambda x: x.add_(1), backend="lenz", dynamic=False)
+    base = torch.arange(4097, dtype=torch.float32)
+    want = base.clone()
+    run(base[:-1])
+    run(base[1:])
+    want[:-1] += 1
+    want[1:] += 1
+    torch.testing.assert_close(base, want)
+
+
+def test_results_that_are_views_of_a_written_argument() -> None:
+    base = torch.arange(65.0)
+    run = torch.compile(lambda x: (x.mul_(2), x[2:5], x.view(-1))[1:], backend="lenz", dynamic=False)
+    run(base[:-1].clone())
+    part, _ = run(base[1:])
+    part.zero_()
+    assert base[3] == 0 and base[6] == 12
+
+
+def test_a_fused_optimizer_writes_its_arguments_and_returns_nothing() -> None:
+    def adam(w16: Tensor, g16: Tensor, m: Tensor, v: Tensor, w32: Tensor) -> None:
+        g = g16.float()
+        mean, square = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        w = w32 - 0.001 * mean / (square.sqrt() + 1e-5)
+        w16.copy_(w)
+        m.copy_(mean)
+        v.copy_(square)
+        w32.copy_(w)
+
+    def make() -> tuple[Tensor, ...]:
+        w = randn(10_003)
+        return w.bfloat16(), randn(10_003).bfloat16(), torch.rand(10_003), torch.rand(10_003), w
+
+    agree(adam, make, calls=3)
+    agree(adam, make, dynamic=True)
+
+
+def test_copies_do_not_share_memory() -> None:
+    def fn(x: Tensor) -> Any:
+        parts = torch.split_with_sizes_copy(x, [2, 3])
+        same = x.clone()
+        x.add_(1)
+        return (*parts, same)
+
+    agree(fn, lambda: (randn(5, 4),))

@@ -1,0 +1,121 @@
+"""Small models: results, gradients and several steps of an optimizer, beside eager."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, randn
+from torch.utils.checkpoint import checkpoint
+
+from tests.e2e.sides import gradients_agree
+
+
+class Encoder(nn.Module):
+    """One block: attention, layer norm, a wide layer with gelu."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, w = x.shape
+        q, k, v = self.qkv(self.first(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, w))
+        return x + self.wide(self.second(x))
+
+
+class Tagger(nn.Module):
+    """Embedding, encoder and cross entropy; one target is ignored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 16)
+        self.body = Encoder(16, 2)
+        self.head = nn.Linear(16, 7)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.body(self.table(x))).flatten(0, 1), y.flatten())
+
+
+class Images(nn.Module):
+    """Convolutions with batch norm and pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, stride=2), nn.BatchNorm2d(8), nn.SiLU(), nn.AdaptiveAvgPool2d(1),
+        )  # fmt: skip
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.body(x).flatten(1)), y)
+
+
+def steps(model: nn.Module, args: tuple[Tensor, ...], backend: str | None) -> list[Any]:
+    """Losses of four steps, then all parameters and buffers."""
+    model = copy.deepcopy(model)
+    torch._dynamo.reset()
+    run = torch.compile(model, backend=backend) if backend else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = run(*args)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *model.state_dict().values()]
+
+
+def test_four_steps_of_small_models() -> None:
+    torch.manual_seed(0)
+    target = torch.randint(0, 7, (2, 9))
+    target[0, 3] = -100
+    for model, args in (
+        (Tagger(), (torch.randint(0, 11, (2, 9)), target)),
+        (Images(), (randn(4, 3, 16, 16), torch.randint(0, 5, (4,)))),
+        (Images().to(memory_format=torch.channels_last), (randn(4, 3, 16, 16), torch.arange(4))),
+    ):
+        got, want = steps(model, args, "lenz"), steps(model, args, None)
+        torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)
+
+
+def test_gradients_of_pieces() -> None:
+    def weights(*shapes: tuple[int, ...]) -> Any:
+        return lambda: [randn(s, requires_grad=True) for s in shapes]
+
+    heads = ((2, 2, 5, 8),) * 3
+    gradients_agree(F.scaled_dot_product_attention, weights(*heads))
+    gradients_agree(
+        lambda x, w: checkpoint(lambda a: F.gelu(a @ w).sum(), x, use_reentrant=False),
+        weights((4, 5), (5, 6)),
+    )
+    gradients_agree(lambda x, w, b: F.layer_norm(x, (40,), w, b), weights((7, 40), (40,), (40,)))
+    gradients_agree(lambda x: x.softmax(0).log_softmax(1), weights((9, 30)))
+    gradients_agree(lambda x: x.expand(4, 3, 5).t().sum(1) if x.dim() == 2 else x, weights((5,)))
+    gradients_agree(lambda x: F.pad(x[::2], (1, -1)).unfold(1, 2, 1).amax(-1), weights((7, 8)))
+    gradients_agree(lambda x: x[torch.tensor([0, 2, 2, -1])].cumsum(0).prod(1), weights((4, 3)))
+
+
+def test_a_compiled_optimizer_step() -> None:
+    def run(backend: str | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [randn(n, n + 1, requires_grad=True) for n in (3, 8, 1)]
+        for p in params:
+            p.grad = randn(p.shape)
+        optimizer = torch.optim.AdamW(params, lr=0.1)
+        step = torch.compile(optimizer.step, backend=backend) if backend else optimizer.step
+        for _ in range(3):
+            step()
+        return [p.detach() for p in params]
+
+    torch.testing.assert_close(run("lenz"), run(None))
