@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -216,6 +217,31 @@ class _Explainer:
         return call
 
 
+def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with a code object of its own.
+
+    Dynamo keeps what it compiled at the code object, and runs it in eager after eight of them:
+    reports would use up what the user's own torch.compile may have.
+    """
+    fn = getattr(fn, "_torchdynamo_orig_callable", fn)
+    own = fn if isinstance(fn, FunctionType) else _calling(fn)
+    made = FunctionType(
+        own.__code__.replace(), own.__globals__, own.__name__, own.__defaults__, own.__closure__
+    )
+    made.__kwdefaults__ = own.__kwdefaults__
+    made.__dict__.update(own.__dict__)
+    return made
+
+
+def _calling(fn: Callable[..., Any]) -> FunctionType:
+    """A module, method or other callable as a plain function."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return call  # type: ignore[return-value]  # a def makes a FunctionType
+
+
 def explain(
     fn: Callable[..., Any],
     dynamic: bool | None = None,
@@ -238,7 +264,7 @@ def explain(
             seen.count += 1
             return compile_graph(gm, example_inputs, chosen, seen, f"graph{seen.count - 1}")
 
-        result = torch.compile(fn, backend=watched, dynamic=dynamic)(*args, **kwargs)
+        result = torch.compile(_fresh(fn), backend=watched, dynamic=dynamic)(*args, **kwargs)
         return Report(tuple(seen.graphs), tuple(seen.launches), result)
 
     return explained

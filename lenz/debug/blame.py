@@ -23,7 +23,9 @@ def blame(e: BaseException) -> tuple[str, str]:
         for value in reversed(list(frame.f_locals.values())):
             if isinstance(value, IR):
                 outs = outs_of(value)
-                return show_node(value), _last_line(outs[0].origin if outs else ())
+                return " ".join(show_node(value).split()), _last_line(
+                    outs[0].origin if outs else ()
+                )
             if isinstance(value, Launch | Kernel):
                 kernel = value.kernel if isinstance(value, Launch) else value
                 return f"kernel @{kernel.name}", _last_line(kernel.origins)

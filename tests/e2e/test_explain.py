@@ -289,3 +289,35 @@ def test_training_names_parameters_and_counts_the_backward_pass() -> None:
 def test_unknown_options_are_refused_before_compiling() -> None:
     with pytest.raises(ValueError, match="did you mean fuse"):
         lenz.explain(adam, options={"fuze": True})
+
+
+def test_reports_do_not_use_up_what_dynamo_allows() -> None:
+    def f(x: torch.Tensor, *, by: float = 1.0) -> torch.Tensor:
+        return x + by
+
+    class Shift(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - 1
+
+    for subject in (f, Shift()):
+        assert [len(lenz.explain(subject)(torch.ones(3)).graphs) for _ in range(10)] == [1] * 10
+    counter = CompileCounterWithBackend("lenz")
+    compiled = torch.compile(f, backend=counter)
+    compiled(torch.ones(3))
+    assert counter.frame_count == 1
+    assert len(lenz.explain(compiled)(torch.ones(3), by=2.0).graphs) == 1
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_a_learning_rate_that_changes_is_compiled_twice_at_most(kind: Callable[..., Any]) -> None:
+    def step(p: torch.Tensor, g: torch.Tensor, lr: Any) -> None:
+        p.sub_(lr * g)
+
+    counter = CompileCounterWithBackend("lenz")
+    compiled = torch.compile(step, backend=counter)
+    for k in range(10):
+        mine, theirs, g = torch.ones(50), torch.ones(50), torch.randn(50)
+        compiled(mine, g, kind(0.1 * (k + 1)))
+        step(theirs, g, kind(0.1 * (k + 1)))
+        torch.testing.assert_close(mine, theirs)
+    assert counter.frame_count <= 2
