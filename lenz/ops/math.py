@@ -119,9 +119,9 @@ TANH = _function(
     "tanh",
     torch.tanh,
     poly.tanh,
-    cost=22,
+    cost=17,
     domain=(-10.0, 10.0),
-    ulp=2.2,
+    ulp=2.6,
     bounds=rising(math.tanh),
 )
 ERF = _function(

@@ -57,6 +57,11 @@ def to_nearest(x: Expr) -> tuple[Expr, Expr]:
     return whole, sub(bitcast(shifted, I32), i32(0x4B400000))
 
 
+def _nearest_multiple(x: Expr, factor: float) -> Expr:
+    """The integer nearest to x * factor, as f32, for products below 2^22."""
+    return sub(fma(x, f32(factor), f32(_MAGIC)), f32(_MAGIC))
+
+
 def _clamp(x: Expr, low: float, high: float) -> Expr:
     # Comparisons with NaN are false, so a NaN stays.
     x = where(gt(x, f32(high)), f32(high), x)
@@ -64,26 +69,30 @@ def _clamp(x: Expr, low: float, high: float) -> Expr:
 
 
 def _exp_parts(x: Expr) -> tuple[Expr, Expr]:
-    """x = k ln2 + r with |r| <= ln2/2: r and the integer k."""
-    whole, k = to_nearest(mul(x, f32(1.0 / _LN2)))
-    r = fma(whole, f32(-_LN2_HIGH), x)
-    return fma(whole, f32(-_LN2_LOW), r), k
+    """x = k ln2 + r with |r| <= ln2/2: r and the integer k, as f32."""
+    k = _nearest_multiple(x, 1.0 / _LN2)
+    r = fma(k, f32(-_LN2_HIGH), x)
+    return fma(k, f32(-_LN2_LOW), r), k
+
+
+def _exp_reduced(x: Expr) -> tuple[Expr, Expr]:
+    """exp(x) = p 2^k for |x| < 2^21: p and k, as f32."""
+    r, k = _exp_parts(x)
+    return polynomial((1.0, 1.0, *c.EXP), r), k
 
 
 def exp(x: Expr, shift: int = 0) -> Expr:
     """exp(x) * 2^shift."""
     # Above 89 the result is infinite, below -104 it is zero, both through the scaling.
-    r, k = _exp_parts(_clamp(x, -105.0, 90.0))
-    p = add(fma(mul(r, r), polynomial(c.EXP, r), r), f32(1.0))
-    return scale(p, add(k, i32(shift)))
+    p, k = _exp_reduced(_clamp(x, -105.0, 90.0))
+    return scale(p, add(k, f32(float(shift))) if shift else k)
 
 
 def exp2(x: Expr) -> Expr:
     """2^x."""
     x = _clamp(x, -151.0, 129.0)
-    whole, k = to_nearest(x)
-    r = sub(x, whole)
-    return scale(fma(polynomial(c.EXP2, r), r, f32(1.0)), k)
+    k = sub(add(x, f32(_MAGIC)), f32(_MAGIC))
+    return scale(polynomial((1.0, *c.EXP2), sub(x, k)), k)
 
 
 def expm1(x: Expr) -> Expr:
@@ -91,7 +100,7 @@ def expm1(x: Expr) -> Expr:
     # Below -18 the result rounds to -1. Half of 2^k stays finite where the result does.
     r, k = _exp_parts(_clamp(x, -18.0, 89.0))
     p = fma(mul(r, r), polynomial(c.EXPM1, r), r)
-    half = scale(f32(1.0), sub(k, i32(1)))
+    half = scale(f32(1.0), sub(k, f32(1.0)))
     found = mul(fma(half, p, sub(half, f32(0.5))), f32(2.0))
     return where(eq(x, f32(0.0)), x, found)
 
@@ -173,12 +182,14 @@ def log1p(x: Expr) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
-    """The hyperbolic tangent."""
-    s = mul(x, x)
-    near = fma(mul(s, x), polynomial(c.TANH, s), x)
+    """The hyperbolic tangent: e / (e + 2) with e = expm1(2 |x|), which is exact near zero too."""
     size = abs(x)
-    far = sub(f32(1.0), div(f32(2.0), add(exp(add(size, size)), f32(1.0))))
-    return copysign(where(lt(size, f32(0.65)), near, far), x)  # near loses the sign of -0.0
+    y = where(gt(size, f32(10.0)), f32(10.0), size)  # tanh(10) rounds to 1
+    r, k = _exp_parts(add(y, y))
+    p = fma(mul(r, r), polynomial(c.EXPM1, r), r)
+    power = scale(f32(1.0), k)
+    e = fma(power, p, sub(power, f32(1.0)))
+    return copysign(div(e, add(e, f32(2.0))), x)
 
 
 def erf(x: Expr) -> Expr:
@@ -195,8 +206,8 @@ def one_plus_erf(x: Expr) -> Expr:
     """1 + erf(x) to 1e-7 absolute: without the branch that erf needs for its digits near zero."""
     size = abs(x)
     y = where(gt(size, f32(4.0)), f32(4.0), size)
-    r, k = _exp_parts(neg(mul(y, polynomial(c.ERFC_LOG_ALL, y))))  # in [-18.1, 0]: no clamps
-    tail = scale(add(fma(mul(r, r), polynomial(c.EXP, r), r), f32(1.0)), k)
+    p, k = _exp_reduced(neg(mul(y, polynomial(c.ERFC_LOG_ALL, y))))  # in [-18.1, 0]: no clamps
+    tail = scale(p, k)
     below = where(lt(x, f32(-4.0)), f32(0.0), tail)
     return where(lt(x, f32(0.0)), below, sub(f32(2.0), tail))
 

@@ -100,9 +100,9 @@ def bitcast_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
 
 
 def scale_rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
-    """(f32, i32) -> f32 and (f64, i64) -> f64."""
-    if args not in ((F32, I32), (F64, I64)):
-        raise TypeError(f"needs (f32, i32) or (f64, i64), got {args}")
+    """(f32, i32) -> f32, (f32, f32) -> f32 and (f64, i64) -> f64."""
+    if args not in ((F32, I32), (F32, F32), (F64, I64)):
+        raise TypeError(f"needs (f32, i32), (f32, f32) or (f64, i64), got {args}")
     return args[0]
 
 

@@ -17,14 +17,25 @@ from lenz.ops.emission import Builder
 from lenz.ops.fold import apply
 from lenz.ops.rules import scale_rule
 
+# x * 2^k of f32 x and k: vscalefps of AVX-512 (the builder knows its intrinsics by width).
+SCALEF = "llvm.x86.avx512.scalef"
+# A float of at most 2^22 that is added to this has its integer in the low bits of the sum.
+_MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000
+
 
 def _eager_scale(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     with np.errstate(over="ignore", under="ignore"):
-        return torch.from_numpy(np.asarray(np.ldexp(x.numpy(), k.numpy())))
+        return torch.from_numpy(np.asarray(np.ldexp(x.numpy(), _whole(k).numpy())))
+
+
+def _whole(k: torch.Tensor) -> torch.Tensor:
+    return k.nan_to_num().clamp(-400.0, 400.0).int() if k.dtype.is_floating_point else k
 
 
 def _expand_scale(x: Expr, k: Expr) -> Expr:
     """Two factors of half the exponent: exact but for the last product, so denormals round once."""
+    if k.dtype is F32:
+        k = sub(bitcast(add(k, const(_MAGIC, F32)), I32), const(_MAGIC_BITS, I32))
     as_int = k.dtype
     bias, place = (127, 23) if as_int is I32 else (1023, 52)
 
@@ -42,9 +53,15 @@ def _emit_scale(
     x, k = xs
     as_int = args[1]
     if b.has("avx512f") and b.has("avx512dq"):
+        if as_int is F32:
+            return b.intrinsic(SCALEF, dtype, x, k)
         if as_int is not I32:
             k = b.convert("trunc", I32, as_int, k)
         return b.intrinsic("llvm.ldexp", dtype, x, k)
+    if as_int is F32:
+        shifted = b.binary("fadd", F32, k, b.constant(F32, _MAGIC))
+        bits, as_int = b.convert("bitcast", I32, F32, shifted), I32
+        k = b.binary("sub", I32, bits, b.constant(I32, _MAGIC_BITS))
     bias, place = (127, 23) if as_int is I32 else (1023, 52)
 
     def power(e: Any) -> Any:
@@ -57,8 +74,9 @@ def _emit_scale(
     return b.binary("fmul", dtype, half, power(b.binary("sub", as_int, k, first)))
 
 
-# x * 2^k. Needs |k| <= 252 (2044 for f64), and the product of x and 2^(k/2) to be normal unless
-# it is exact; the expansions of exp and log keep to that.
+# x * 2^k; k is an integer, or an f32 that holds one (or NaN where x does). Needs |k| <= 252 (2044
+# for f64), and the product of x and 2^(k/2) to be normal unless it is exact; the expansions of exp
+# and log keep to that.
 SCALE = define(
     Op(
         "scale",
@@ -100,7 +118,7 @@ OR_LIBM = define(Op("or_libm", 3, _or_libm_rule, _eager_or_libm, llvm=_emit_or_l
 
 
 def scale(x: Expr, k: Expr) -> Expr:
-    """x * 2^k for an integer k of moderate size; see SCALE."""
+    """x * 2^k for an integer k of moderate size, which may be an f32; see SCALE."""
     return apply(SCALE, x, k)
 
 

@@ -272,3 +272,16 @@ def test_a_value_read_before_a_store_stays() -> None:
     k = Kernel("keep_0", "pointwise", params, (), (For(v, "seq", body),))
     a = torch.randn(20)
     assert torch.equal(check(k, {"a": a})["out"], a + 5)
+
+
+def test_functions_of_one_scalar() -> None:
+    """Vector instructions that have no scalar form are used on one lane."""
+    v = axis("v", sym(20))
+    body = (
+        Let(
+            "t", ops.add(ops.exp(at("a", 0)), ops.add(ops.tanh(at("a", 1)), ops.log1p(at("a", 2))))
+        ),
+        For(v, "vector", (Store("out", v.var, ops.mul(at("a", v.var), ref("t", F32))),)),
+    )
+    params = (Param("a", F32, sym(20), "in"), Param("out", F32, sym(20), "out"))
+    check(Kernel("one_0", "pointwise", params, (), body), {"a": torch.rand(20)}, rtol=1e-6)

@@ -55,6 +55,10 @@ def _limits(d: DType) -> tuple[int, int]:
     return (0, 2**d.bits - 1) if d.kind == "uint" else (-(2 ** (d.bits - 1)), 2 ** (d.bits - 1) - 1)
 
 
+def _is_exponent(case: Case, k: int) -> bool:
+    return case.op.name == "scale" and k == 1  # an integer, whatever its type
+
+
 def _small_range(case: Case, k: int) -> tuple[int, int] | None:
     """The operands whose range the op limits."""
     name, d = case.op.name, case.dtypes[k]
@@ -71,11 +75,11 @@ def _specials(case: Case, k: int) -> torch.Tensor:
     d = case.dtypes[k]
     if d is BOOL:
         return torch.tensor([False, True])
-    if d.is_float:
+    if d.is_float and not _is_exponent(case, k):
         small = case.op.name == "scale"  # its contract excludes results that round twice
         return torch.tensor(SPECIALS[:14] if small else SPECIALS, dtype=d.torch)
     limits = _small_range(case, k)
-    low, high = _limits(d)
+    low, high = (0, 0) if d.is_float else _limits(d)
     values = [0, 1, 2, 3, 7, low, low + 1, high, high - 1] + ([-1, -2, -7] if low < 0 else [])
     if limits is not None:
         values = list(range(limits[0], limits[1] + 1, 3))
@@ -86,7 +90,7 @@ def _random(case: Case, k: int, count: int, g: torch.Generator) -> torch.Tensor:
     d = case.dtypes[k]
     if d is BOOL:
         return torch.rand(count, generator=g) < 0.5
-    if d.is_float:
+    if d.is_float and not _is_exponent(case, k):
         return _random_float(case, k, count, g)
     limits = _small_range(case, k)
     if limits is not None:
@@ -115,7 +119,7 @@ def _signatures(op: Op) -> Iterator[tuple[tuple[DType, ...], tuple[Any, ...]]]:
         case "narrow":
             yield from (((F32,), (d,)) for d in (F16, BF16))
         case "scale":
-            yield from (((F32, I32), ()), ((F64, I64), ()))
+            yield from (((F32, I32), ()), ((F32, F32), ()), ((F64, I64), ()))
         case "or_libm":
             yield from (((BOOL, d, d), (f,)) for d in (F32, F64) for f in ("sin", "cos", "tan"))
         case "rand_bits":

@@ -102,6 +102,8 @@ class Lanes:
                 from lenz.ops.reference import fma
 
                 return fma(*[torch.from_numpy(np.ascontiguousarray(x)) for x in xs]).numpy()
+            if name == "llvm.x86.avx512.scalef":
+                return np.ldexp(xs[0], np.nan_to_num(np.floor(xs[1])).astype(np.int32))
             if name == "llvm.ldexp":
                 return np.ldexp(xs[0], _signed(xs[1]))
             return _INTRINSICS[name](*xs)

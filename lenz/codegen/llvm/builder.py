@@ -11,13 +11,15 @@ from collections.abc import Callable
 
 from lenz.codegen.llvm import convert, divide
 from lenz.codegen.llvm.function import COLD, Function
-from lenz.codegen.llvm.library import lanewise, ldexp
+from lenz.codegen.llvm.library import lanewise, ldexp, scalef
 from lenz.codegen.llvm.types import constant, splat, suffix, value_type, vector
 from lenz.ir.dtype import BOOL, DType
 
 Names = tuple[str, ...]
 # Intrinsics with a flag that makes some inputs poison; it is off here.
 _FLAGGED = ("llvm.abs", "llvm.ctlz", "llvm.cttz")
+# Those with a form of their own.
+WIDENED = {"llvm.ldexp": ldexp, "llvm.x86.avx512.scalef": scalef}
 # The word that a failed check sets; the runtime gives its address to the linker.
 FAILED = "lenz_failed"
 _DIVISIONS = ("sdiv", "udiv", "srem", "urem")
@@ -65,8 +67,8 @@ class Builder:
 
     def intrinsic(self, name: str, dtype: DType, *xs: Names) -> Names:
         """A call of an intrinsic that is overloaded on its result type."""
-        if name == "llvm.ldexp":
-            return ldexp(self, dtype, *xs)
+        if name in WIDENED:
+            return WIDENED[name](self, dtype, *xs)
         t = self.type(dtype)
         full = f"{name}.{suffix(value_type(dtype), self.lanes)}"
         types, tail = [t] * len(xs), ""

@@ -56,3 +56,42 @@ def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
         whole = fn.let(level, f"call {v} {callee}({v} {wide}, {i} {power})")
         out.append(fn.let(level, f"extractelement {v} {whole}, i32 0"))
     return tuple(out)
+
+
+def scalef(b: Builder, _: DType, x: Names, k: Names) -> Names:
+    """x * 2^k for f32 x and k by vscalefps of AVX-512, in vectors of 16 whatever the lanes."""
+    fn, level = b.fn, b.level
+    args = ("<16 x float>", "<16 x float>", "<16 x float>", "i16", "i32")
+    callee = fn.module.declare("llvm.x86.avx512.mask.scalef.ps.512", "<16 x float>", *args)
+    # All lanes, and the current rounding (4).
+    rest = "<16 x float> zeroinitializer, i16 -1, i32 4"
+    out: list[str] = []
+    for a, c in zip(x, k, strict=True):
+        p, q = (_sixteen(b, n) for n in (a, c))
+        whole = fn.let(
+            level, f"call <16 x float> {callee}(<16 x float> {p}, <16 x float> {q}, {rest})"
+        )
+        out.append(_first(b, whole))
+    return tuple(out)
+
+
+def _sixteen(b: Builder, name: str) -> str:
+    if b.lanes == 16:
+        return name
+    if b.lanes == 1:
+        text = f"insertelement <16 x float> zeroinitializer, float {name}, i32 0"
+    else:
+        order = ", ".join(f"i32 {min(i, b.lanes)}" for i in range(16))
+        t = vector("float", b.lanes)
+        text = f"shufflevector {t} {name}, {t} zeroinitializer, <16 x i32> <{order}>"
+    return b.fn.let(b.level, text)
+
+
+def _first(b: Builder, name: str) -> str:
+    if b.lanes == 16:
+        return name
+    if b.lanes == 1:
+        return b.fn.let(b.level, f"extractelement <16 x float> {name}, i32 0")
+    order = ", ".join(f"i32 {i}" for i in range(b.lanes))
+    text = f"shufflevector <16 x float> {name}, <16 x float> poison, <{b.lanes} x i32> <{order}>"
+    return b.fn.let(b.level, text)
