@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from lenz.frontend import FxProgram, capture, origin
 from lenz.ir.interp import interp
@@ -37,6 +36,10 @@ LARGE = (1, 3, 16, 40, 67, 300)
 EXACT_UNARY = ("neg", "abs", "relu", "sign", "square", "logical_not", "clone", "contiguous")
 ROUNDED_UNARY = ("exp", "sigmoid", "tanh", "sin", "rsqrt_", "erf", "log1p_")
 BINARY = ("add", "sub", "mul", "maximum", "minimum")
+REDUCTIONS = (
+    "sum", "sum", "amax", "amin", "mean", "any", "all", "argmax", "argmin", "prod", "max", "min",
+    "logsumexp", "norm", "var",
+)  # fmt: skip
 COMPARE = ("lt", "le", "eq", "ne", "gt", "ge")
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1e-1}
 
@@ -130,7 +133,9 @@ class Generator:
             view = r.choice(views)
         return Spec(f"a{k}", shape, r.choice(kinds), view, seed * 10 + k)
 
-    def pick(self, test: Callable[[torch.Tensor], bool] = lambda t: True, exact: bool = False) -> str:
+    def pick(
+        self, test: Callable[[torch.Tensor], bool] = lambda t: True, exact: bool = False
+    ) -> str:
         """A value of the program; the newest are the likeliest."""
         found = [
             n for n in self.names
@@ -231,8 +236,7 @@ class Generator:
         return f"{name} = {self.r.choice(texts)}", (x,), False
 
     def reduce(self, name: str) -> tuple[str, tuple[str, ...], bool]:
-        kind = self.r.choice(("sum", "sum", "amax", "amin", "mean", "any", "all", "argmax", "argmin",
-                              "prod", "max", "logsumexp", "norm", "var", "min"))  # fmt: skip
+        kind = self.r.choice(REDUCTIONS)
         exact = kind in ("any", "all", "argmax", "argmin", "max", "min")
         x = self.pick(exact=exact)
         t = self.env[x]
@@ -251,15 +255,17 @@ class Generator:
                 text = f"{x}.{kind}()" if not dims else f"{x}.{kind}({dims[0]}, keepdim={keep})"
             case "prod":
                 inner = f"{x}.clamp(0, 2)"
-                text = f"{inner}.prod({dims[0]}).clamp(-8, 8)" if dims else f"{inner}.prod().clamp(-8, 8)"
+                text = f"{inner}.prod({dims[0] if dims else ''}).clamp(-8, 8)"
             case "max" | "min":
-                text = f"{x}.{kind}()" if not dims else f"{x}.{kind}({dims[0]}, keepdim={keep}).indices"
+                one = f"({dims[0]}, keepdim={keep}).indices" if dims else "()"
+                text = f"{x}.{kind}{one}"
             case "logsumexp" | "norm":
-                text = f"torch.{kind}({x}.float(), dim={dims or list(range(t.dim()))}, keepdim={keep})"
+                over = dims or list(range(t.dim()))
+                text = f"torch.{kind}({x}.float(), dim={over}, keepdim={keep})"
             case _:
                 text = f"{x}.float().var({dims or None}, correction=0, keepdim={keep})"
         # Long sums of tens are exact up to 2^24 only.
-        tail = ".remainder(16) - 8" if kind == "sum" and not exact and x not in self.p.rounded else ""
+        tail = ".remainder(16) - 8" if kind == "sum" and x not in self.p.rounded else ""
         return f"{name} = {text}{tail}", (x,), kind in ("mean", "logsumexp", "norm", "var")
 
     def select(self, name: str) -> tuple[str, tuple[str, ...], bool]:
@@ -305,7 +311,8 @@ class Generator:
         y = self.pick(exact=not t.is_floating_point())
         at = x
         if t.dim() and self.r.random() < 0.5:
-            at = f"{x}{self.r.choice(('[1:]', '[::2]', '[0]', '.t()', '.flatten()[1:3]', '[..., -1:]'))}"
+            views = ("[1:]", "[::2]", "[0]", ".t()", ".flatten()[1:3]", "[..., -1:]")
+            at = f"{x}{self.r.choice(views)}"
         if self.env[y].untyped_storage().data_ptr() == t.untyped_storage().data_ptr():
             y = f"{y}.clone()"  # what eager does to memory that it reads and writes is not defined
         text = self.r.choice((
@@ -325,7 +332,7 @@ class Generator:
         """A program of about so many lines; what its lines made, or some of it, is returned."""
         for _ in range(lines):
             self.line()
-        made = [n for n in self.names]
+        made = list(self.names)
         count = self.r.randint(1, min(5, len(made)))
         self.p.results = sorted(self.r.sample(made, count), key=made.index)
         if self.r.random() < 0.5 and made[-1] not in self.p.results:
@@ -375,7 +382,7 @@ class Stages:
                 want = list(p.interpret(list(inputs)))
             except RuntimeError:
                 return call(args)  # torch's own aten.copy fails on an input copied to itself
-            wanted = pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, want)
+            wanted = [t.clone() if isinstance(t, torch.Tensor) else t for t in want]
             for name, g in graphs.items():
                 constants = [p.constants[_target(p, c.name)] for c in g.constants]
                 got = interp(g, copied(given), constants, objects=p.modules)
@@ -400,7 +407,8 @@ def copied(args: Sequence[Any]) -> list[Any]:
     def one(t: Any) -> Any:
         if not isinstance(t, torch.Tensor):
             return t
-        n = 1 + sum((s - 1) * st for s, st in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+        steps = zip(t.shape, t.stride(), strict=True)
+        n = 1 + sum((size - 1) * stride for size, stride in steps) if t.numel() else 0
         flat = t.detach().as_strided((n,), (1,), t.storage_offset()).clone()
         return flat.as_strided(t.shape, t.stride(), 0)
 
@@ -420,9 +428,7 @@ def compare(got: Sequence[Any], want: Sequence[Any], message: str, exact: bool =
             assert x == y, f"value {k}: {x} instead of {y}\n{message}"
 
 
-def check(
-    p: Program, dynamic: bool = False, oracle: bool = True, backend: Any = None
-) -> None:
+def check(p: Program, dynamic: bool = False, oracle: bool = True, backend: Any = None) -> None:
     """Assert that eager, every stage of the compiler and the compiled code agree on a program.
 
     With a `backend` of torch, the two are compared instead.

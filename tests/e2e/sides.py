@@ -35,7 +35,8 @@ def gradients_agree(fn: Callable[..., Any], make: Make, tol: float = 1e-4, **kwa
 
     def step(run: Callable[..., Any]) -> tuple[Any, Any]:
         args = seeded(make)
-        leaves = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor) and t.requires_grad]
+        tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        leaves = [t for t in tensors if t.requires_grad]
         torch.manual_seed(1)
         out = run(*args)
         loss = out.square().sum() if out.dim() else out

@@ -1,6 +1,7 @@
 """Every op of torch's own op database through lenz and eager, and who lowered it.
 
-    python tests/e2e/sweep.py [--from N] [--to N] [--dtypes float32,int64] [--samples 3] [--op NAME]
+    python tests/e2e/sweep.py [--from N] [--to N] [--dtypes float32,int64] [--samples 3]
+                             [--op NAME] [--dynamic]
 
 Prints one line per op and dtype: the number of cases that agree, what failed, and the ops that were
 called in eager. A case counts as failed only where backend="aot_eager" agrees with eager.
@@ -30,7 +31,6 @@ from lenz.options import Options
 from lenz.pipeline import Boxed, Compiled
 
 Backend = Callable[..., Any]
-DTYPES = ("float32", "int64", "bool", "bfloat16", "float64", "float16", "int32", "uint8", "complex64")
 # (relative, absolute) error allowed beside eager, which rounds at other places.
 TOLERANCE = {
     torch.float32: (1e-4, 1e-4),
@@ -41,7 +41,9 @@ TOLERANCE = {
     torch.complex128: (1e-7, 1e-7),
 }
 # Memory without defined values: only shapes and dtypes can be compared.
-UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+UNDEFINED = (
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class Row:
 
     op: str
     dtype: str
+    dynamic: bool = False
     passed: int = 0
     skipped: int = 0
     failures: list[str] = field(default_factory=list)
@@ -62,7 +65,8 @@ class Row:
         return self.passed > 0 and not self.failures and not self.externs and not self.whole
 
     def __str__(self) -> str:
-        state = "FAIL" if self.failures else "native" if self.native else "ok" if self.passed else "skip"
+        state = "native" if self.native else "ok" if self.passed else "skip"
+        state = "FAIL" if self.failures else state
         text = f"{state:6s} {self.op:45s} {self.dtype:9s} pass={self.passed} skip={self.skipped}"
         if self.whole:
             text += f" whole-graph-eager: {'; '.join(self.whole)}"
@@ -99,21 +103,26 @@ def recording(row: Row) -> Backend:
     return backend
 
 
-def case(fn: Callable[..., Any], args: Any, backend: Backend | str | None, grad: bool) -> Any:
+def case(
+    fn: Callable[..., Any],
+    args: Any,
+    backend: Backend | str | None,
+    grad: bool,
+    dynamic: bool = False,
+) -> Any:
     """Outputs (and gradients of the leaves) of one call, eager when there is no backend."""
     torch.manual_seed(0)
     args = pytree.tree_map(_fresh, args)
-    leaves = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor) and t.requires_grad]
+    tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+    leaves = [t for t in tensors if t.requires_grad]
     run = fn
     if backend is not None:
         torch._dynamo.reset()
-        run = torch.compile(fn, backend=backend, fullgraph=True, dynamic=False)
+        run = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
     out = run(*args)
     if not grad or not leaves:
         return out
-    outs = [
-        t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad
-    ]
+    outs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
     if not outs:
         return out
     cot = [torch.ones_like(t) * 0.5 for t in outs]
@@ -126,9 +135,11 @@ def _fresh(x: Any) -> Any:
         return x
     if x.layout is not torch.strided or x.is_nested:
         return x.detach().clone().requires_grad_(x.requires_grad)
-    flat = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) if 0 not in (
-        x.stride() if x.numel() > 1 else (1,)
-    ) else torch.empty_like(x)
+    flat = (
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        if 0 not in (x.stride() if x.numel() > 1 else (1,))
+        else torch.empty_like(x)
+    )
     flat.copy_(x.detach())
     if x.is_conj():
         flat = flat.conj().resolve_conj()
@@ -136,9 +147,8 @@ def _fresh(x: Any) -> Any:
 
 
 def agrees(got: Any, want: Any) -> str:
-    """Empty when two results agree in structure, type, shape, strides and values; else the reason."""
-    a, sa = pytree.tree_flatten(got)
-    b, sb = pytree.tree_flatten(want)
+    """Empty when two results agree in type, shape, strides and values; else what differs."""
+    a, b = pytree.tree_leaves(got), pytree.tree_leaves(want)
     if len(a) != len(b):
         return f"{len(a)} results instead of {len(b)}"
     for k, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -173,9 +183,9 @@ def check(row: Row, fn: Callable[..., Any], args: Any, grad: bool, label: str, e
     except Exception:  # noqa: BLE001  # eager itself refuses the sample
         row.skipped += 1
         return
-    problem = outcome(fn, args, recording(row), grad, want, exact)
+    problem = outcome(fn, args, recording(row), grad, want, exact, row.dynamic)
     if problem:
-        if outcome(fn, args, "aot_eager", grad, want, exact):
+        if outcome(fn, args, "aot_eager", grad, want, exact, row.dynamic):
             row.skipped += 1
             return
         row.failures.append(f"{label}: {problem}")
@@ -184,11 +194,17 @@ def check(row: Row, fn: Callable[..., Any], args: Any, grad: bool, label: str, e
 
 
 def outcome(
-    fn: Callable[..., Any], args: Any, backend: Backend | str, grad: bool, want: Any, exact: bool
+    fn: Callable[..., Any],
+    args: Any,
+    backend: Backend | str,
+    grad: bool,
+    want: Any,
+    exact: bool,
+    dynamic: bool,
 ) -> str:
     """Empty when the backend gives what eager gave; else what went wrong."""
     try:
-        got = case(fn, args, backend, grad)
+        got = case(fn, args, backend, grad, dynamic)
     except Exception as e:  # noqa: BLE001  # whatever is raised is the finding
         last = traceback.extract_tb(e.__traceback__)[-1]
         text = " ".join(str(e).split("Set TORCHDYNAMO_VERBOSE")[0].split())
@@ -208,9 +224,10 @@ def is_random(fn: Callable[..., Any], args: Any) -> bool:
     return not torch.equal(before, torch.get_rng_state())
 
 
-def sweep(op: Any, dtype: torch.dtype, samples: int) -> Row:
+def sweep(op: Any, dtype: torch.dtype, samples: int, dynamic: bool = False) -> Row:
     """Run the first samples of one op and dtype; float32 and float64 also backward."""
-    row = Row(op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""), str(dtype)[6:])
+    name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+    row = Row(name, str(dtype)[6:], dynamic)
     grad = dtype in (torch.float32, torch.float64) and op.supports_autograd
     torch.manual_seed(1)
     try:
@@ -223,6 +240,7 @@ def sweep(op: Any, dtype: torch.dtype, samples: int) -> Row:
         row.skipped += 1
         return row
     for k, s in enumerate(inputs):
+
         def fn(first: Any, args: Any, kwargs: Any) -> Any:
             return op.op(first, *args, **kwargs)
 
@@ -249,6 +267,7 @@ def main() -> int:
     p.add_argument("--dtypes", default="float32")
     p.add_argument("--samples", type=int, default=3)
     p.add_argument("--op", action="append")
+    p.add_argument("--dynamic", action="store_true")
     a = p.parse_args()
     warnings.simplefilter("ignore")
     rows: list[Row] = []
@@ -261,7 +280,7 @@ def main() -> int:
             if dtype not in op.dtypes:
                 continue
             print(f"#{k} {op.name} {name}", file=sys.stderr, flush=True)
-            rows.append(sweep(op, dtype, a.samples))
+            rows.append(sweep(op, dtype, a.samples, a.dynamic))
             print(rows[-1], flush=True)
     bad = sum(bool(r.failures) for r in rows)
     native = sum(r.native for r in rows)

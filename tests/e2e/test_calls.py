@@ -50,7 +50,8 @@ def test_writes_with_dynamic_sizes() -> None:
 def test_sizes_known_from_data() -> None:
     def fn(x: Tensor, y: Tensor) -> Any:
         z = y[x.nonzero()[:, 0]]
-        return z.t().reshape(-1) * 2, z.sum(0), z.softmax(0), z.t().contiguous().view(-1).sum(), z.sum()
+        flat = z.t().contiguous().view(-1)
+        return z.t().reshape(-1) * 2, z.sum(0), z.softmax(0), flat.sum(), z.sum()
 
     def counted(x: Tensor) -> Any:
         n = x[0].item()

@@ -22,7 +22,8 @@ class Encoder(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.wide = nn.Sequential(up, nn.GELU(), down)
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, w = x.shape
