@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from lenz.ir.expr import Expr, cost_of, loads_of
 
 # Nanoseconds on one core, from findings-cpu.md section 2: exp (cost 10) takes 0.15 to 0.3 ns per
-# element, a stream from memory about 0.1 ns per byte, a gathered element about 1 ns.
+# element, a stream of tensors that fit the caches 0.05 ns per byte, from memory twice that.
 NS_PER_COST = 0.025
-NS_PER_BYTE = 0.1
-# A parallel region costs 1 to 2 us, 10 us when the workers sleep: a task gets at least this.
-NS_PER_TASK = 12_000.0
+NS_PER_BYTE = 0.05
+# A parallel region costs 1 to 2 us, and 10 us when the workers have gone to sleep; on a busy machine
+# it waits for the scheduler. Eager stays on one thread below 32768 elements: about this much work.
+NS_PER_TASK = 25_000.0
 
 
 def ns_per_element(bodies: Iterable[Expr], stores: int) -> float:
