@@ -81,7 +81,8 @@ def capture(
 
     counters["aot_autograd"]["total"] += 1
     # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
-    with functorch_config.patch(cse=False), uncollected():
+    # Effect tokens are made inside of the graph, so that no argument is a placeholder for order.
+    with functorch_config.patch(cse=False, unlift_effect_tokens=True), uncollected():
         compiled = aot_module_simplified(
             gm,
             example_inputs,

@@ -35,10 +35,11 @@ class Ref:
 class Named:
     """A torch object by name: dtype(f32), device(cpu), memory_format(channels_last) and so on.
 
-    kind "obj" is an entry of `Graph.objects` (a sub-module of a higher-order op, say).
+    kind "op" is an eager op that a higher-order op calls; kind "obj" is an entry of
+    `Graph.objects` (a sub-module of a higher-order op, say).
     """
 
-    kind: Literal["dtype", "device", "layout", "memory_format", "generator", "obj"]
+    kind: Literal["dtype", "device", "layout", "memory_format", "op", "obj"]
     value: str
 
 

@@ -287,6 +287,8 @@ def _torch_object(kind: str, value: str, objects: Mapping[str, Any]) -> Any:
             return torch.device(value)
         case "obj":
             return objects[value]
+        case "op":
+            return _callee(value, objects)
         case "layout" | "memory_format":
             return getattr(torch, value)
     raise InternalError(f"no value for {kind}({value})", rule="atom")

@@ -27,7 +27,7 @@ _DTYPES = {d.name: d for d in DTYPES}
 _WORDS: dict[str, Atom] = {
     "true": True, "false": False, "none": None, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
-_NAMED = ("dtype", "device", "layout", "memory_format", "generator", "obj")
+_NAMED = ("dtype", "device", "layout", "memory_format", "op", "obj")
 DEEPEST = 200  # nesting of brackets in one value; the printer stays far below
 
 

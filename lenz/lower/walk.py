@@ -210,6 +210,8 @@ def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:
             return Named("device", str(a))
         case torch.layout():
             return Named("layout", str(a).removeprefix("torch."))
+        case torch._ops.OpOverload():
+            return Named("op", str(a))
         case torch.memory_format():
             return Named("memory_format", str(a).removeprefix("torch."))
         case _:

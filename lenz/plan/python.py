@@ -266,8 +266,8 @@ class _Writer:
                 return f"obj_{_safe(value)}"
             case Named("device", value):
                 return f"device({value!r})"
-            case Named("generator", _):
-                return "None"
+            case Named("op", value):
+                return self.op(value)
             case Named(_, value):
                 return f"torch.{value}"
             case Sym():
