@@ -76,6 +76,16 @@ def updated(page: Path, name: str) -> str:
     return text
 
 
+def main(page: Path, update: bool) -> int:
+    """Run a page in this process; the exit status is 1 where it is not true."""
+    if update:
+        page.write_text(updated(page, "page"), encoding="utf-8")
+        return 0
+    wrong = wrong_outputs(page, "page")
+    print("\n".join(wrong), file=sys.stderr)
+    return 1 if wrong else 0
+
+
 def wrong_outputs(page: Path, name: str) -> list[str]:
     """What differs from the page, one text per block; empty when the page is true."""
     return [
@@ -83,3 +93,8 @@ def wrong_outputs(page: Path, name: str) -> list[str]:
         for block, printed in run(page, name)
         if block.want is not None and printed != block.want
     ]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY))
+    sys.exit(main(Path(sys.argv[1]), "--update" in sys.argv[2:]))
