@@ -83,6 +83,12 @@ def call_eager(
 
 def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ...]]:
     """What the op's schema says it writes, and which results may share memory with arguments."""
+    val = n.meta.get("val")
+    count = len(val) if isinstance(val, (list, tuple)) else 1
+    if isinstance(n.target, torch._ops.HigherOrderOperator):
+        # No schema: a loop of no rounds, say, may give back what it was given.
+        given = [a for a in n.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
+        return (), tuple((i, a) for i in range(count) for a in given)
     if not isinstance(n.target, torch._ops.OpOverload):
         return (), ()
     schema = n.target._schema
@@ -99,9 +105,9 @@ def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ..
                 continue
             if info.is_write:
                 mutates.append(t)
-            aliases.extend(
-                (i, t)
-                for i, r in enumerate(schema.returns)
-                if r.alias_info is not None and r.alias_info.before_set & info.before_set
-            )
+            for i, r in enumerate(schema.returns):
+                if r.alias_info is not None and r.alias_info.before_set & info.before_set:
+                    # One formal result that is a list stands for all of them.
+                    places = range(count) if len(schema.returns) == 1 else (i,)
+                    aliases.extend((k, t) for k in places)
     return tuple(mutates), tuple(aliases)

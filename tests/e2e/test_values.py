@@ -69,7 +69,8 @@ def test_strides_of_results_are_those_of_eager() -> None:
     def fn(x: Tensor) -> Any:
         return (
             x * 2, x.clone(), x.double(), x.sum(1), x.softmax(-1), x.flip(0),
-            x.permute(2, 0, 1) + 1,            torch.where(x > 0, x, 0), x.contiguous() + 1, torch.zeros_like(x), x.cumsum(0),
+            x.permute(2, 0, 1) + 1,
+            torch.where(x > 0, x, 0), x.contiguous() + 1, torch.zeros_like(x), x.cumsum(0),
         )  # fmt: skip
 
     agree(fn, lambda: (randn(3, 4, 5).permute(2, 0, 1),))
