@@ -190,6 +190,8 @@ def type_of(val: torch.Tensor, to_sym: ToSym) -> TensorType:
         raise Unsupported(f"a tensor of dtype {val.dtype} and layout {val.layout}")
     if val.is_neg():
         raise Unsupported("a tensor whose memory holds the negated values (of a conjugate's imag)")
+    if val.device.type != "cpu":
+        raise Unsupported(f"a tensor on {val.device}: kernels are made for CPUs only")
     shape = tuple(to_sym(s) for s in val.shape)
     stride = tuple(to_sym(s) for s in val.stride())
     return TensorType(dtype, str(val.device), Layout(shape, stride))
