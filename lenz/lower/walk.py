@@ -17,7 +17,7 @@ from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.fallback import call_eager
 from lenz.lower.registry import entry_for
-from lenz.sym import Sym, SymEnv
+from lenz.sym import Int, Sym, SymEnv
 
 ToSym = Callable[[Any], Sym]
 
@@ -145,7 +145,14 @@ class _Walk:
                 if t.dtype not in NATIVE:
                     return f"dtype {t.dtype}"
         before = len(self.b.nodes)
-        made = entry.fn(self.b, *args, **kwargs)
+        try:
+            made = entry.fn(self.b, *args, **kwargs)
+        except TypeError:
+            # A few lowerings need the number itself: float(s0) of a size that is an argument.
+            if not any(isinstance(a, Sym) for a in (*args, *kwargs.values())):
+                raise
+            del self.b.nodes[before:]
+            return "a scalar that is a symbolic size"
         if isinstance(made, Decline):
             return made.reason
         if entry.any_dtype and (foreign := _foreign(self.b.nodes[before:])) is not None:
@@ -162,7 +169,9 @@ class _Walk:
     def value(self, a: Any) -> Any:
         """FX argument -> what a lowering takes: Value, Sym or the plain object."""
         if isinstance(a, FxNode):
-            return self.env[a]
+            made = self.env[a]
+            # A scalar that tracing fixed is a number, as it is without dynamic sizes.
+            return made.value if isinstance(made, Int) else made
         if isinstance(a, (list, tuple)):
             return [self.value(x) for x in a]
         return a
