@@ -217,7 +217,7 @@ TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     ),
     "kernels": ("Kernels", _kernel_table),
     "models": ("Models, both cores", _model_table),
-    "host": ("Host cost of a call on 64 elements, least batch of 1000", _host_table),
+    "host": ("Host cost of a call on 64 elements, least batch of 200", _host_table),
     "memory": ("Peak memory of a training step above the level before it", _memory_table),
 }
 
