@@ -44,6 +44,11 @@ class Builder(Protocol):
         """`slow()` where cond holds, else `fast_value`; slow runs only if cond holds anywhere."""
 
 
+# Names that `Builder.intrinsic` knows beside those of LLVM: the upper and the lower half of the
+# product of two u32; x * 2^k of f32 x and k, vscalefps of AVX-512, in vectors of any length.
+MUL_HIGH_NAME, MUL_LOW_NAME = "lenz.mul_high", "lenz.mul_low"
+SCALEF = "lenz.scalef"
+
 Emit = Callable[[Builder, DType, tuple[DType, ...], tuple[Any, ...], tuple[Any, ...]], Any]
 
 

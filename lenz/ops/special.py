@@ -13,12 +13,10 @@ from lenz.ir.op import Op, define
 from lenz.ops.arith import add, mul, sub
 from lenz.ops.bits import shl, shr
 from lenz.ops.cast import bitcast
-from lenz.ops.emission import Builder
+from lenz.ops.emission import SCALEF, Builder
 from lenz.ops.fold import apply
 from lenz.ops.rules import scale_rule
 
-# x * 2^k of f32 x and k: vscalefps of AVX-512 (the builder knows its intrinsics by width).
-SCALEF = "llvm.x86.avx512.scalef"
 # A float of at most 2^22 that is added to this has its integer in the low bits of the sum.
 _MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000
 

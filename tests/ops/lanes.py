@@ -102,8 +102,12 @@ class Lanes:
                 from lenz.ops.reference import fma
 
                 return fma(*[torch.from_numpy(np.ascontiguousarray(x)) for x in xs]).numpy()
-            if name == "llvm.x86.avx512.scalef":
+            if name == "lenz.scalef":
                 return np.ldexp(xs[0], np.nan_to_num(np.floor(xs[1])).astype(np.int32))
+            if name in ("lenz.mul_high", "lenz.mul_low"):
+                product = np.multiply(_unsigned(xs[0]), _unsigned(xs[1]), dtype=np.uint64)
+                part = np.uint64(32 if name == "lenz.mul_high" else 0)
+                return (product >> part).astype(np.uint32)
             if name == "llvm.ldexp":
                 return np.ldexp(xs[0], _signed(xs[1]))
             return _INTRINSICS[name](*xs)

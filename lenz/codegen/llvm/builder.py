@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lenz.codegen.llvm import convert, divide
+from lenz.codegen.llvm import convert, divide, library
 from lenz.codegen.llvm.function import COLD, Function
-from lenz.codegen.llvm.library import lanewise, ldexp, scalef
 from lenz.codegen.llvm.types import constant, splat, suffix, value_type, vector
 from lenz.ir.dtype import BOOL, DType
+from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, SCALEF
 
 Names = tuple[str, ...]
 # Intrinsics with a flag that makes some inputs poison; it is off here.
 _FLAGGED = ("llvm.abs", "llvm.ctlz", "llvm.cttz")
 # Those with a form of their own.
-WIDENED = {"llvm.ldexp": ldexp, "llvm.x86.avx512.scalef": scalef}
+OWN = {
+    "llvm.ldexp": library.ldexp,
+    SCALEF: library.scalef,
+    MUL_HIGH_NAME: library.mul_high,
+    MUL_LOW_NAME: library.mul_low,
+}
 # The word that a failed check sets; the runtime gives its address to the linker.
 FAILED = "lenz_failed"
 _DIVISIONS = ("sdiv", "udiv", "srem", "urem")
@@ -67,8 +72,8 @@ class Builder:
 
     def intrinsic(self, name: str, dtype: DType, *xs: Names) -> Names:
         """A call of an intrinsic that is overloaded on its result type."""
-        if name in WIDENED:
-            return WIDENED[name](self, dtype, *xs)
+        if name in OWN:
+            return OWN[name](self, dtype, *xs)
         t = self.type(dtype)
         full = f"{name}.{suffix(value_type(dtype), self.lanes)}"
         types, tail = [t] * len(xs), ""
@@ -116,7 +121,7 @@ class Builder:
         """The C math function of this name for the type, called once per lane."""
         element = value_type(dtype)
         symbol = name + "f" if dtype.name == "f32" else name
-        callee = lanewise(self.fn.module, symbol, element, len(xs), self.lanes)
+        callee = library.lanewise(self.fn.module, symbol, element, len(xs), self.lanes)
         t = vector(element, self.lanes)
         return tuple(
             [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lenz.codegen.llvm.function import Module
 from lenz.codegen.llvm.types import suffix, value_type, vector
-from lenz.ir.dtype import DType
+from lenz.ir.dtype import U64, DType
 
 if TYPE_CHECKING:
     from lenz.codegen.llvm.builder import Builder, Names
@@ -95,3 +95,42 @@ def _first(b: Builder, name: str) -> str:
     order = ", ".join(f"i32 {i}" for i in range(b.lanes))
     text = f"shufflevector <16 x float> {name}, <16 x float> poison, <{b.lanes} x i32> <{order}>"
     return b.fn.let(b.level, text)
+
+
+def mul_high(b: Builder, _: DType, x: Names, y: Names) -> Names:
+    """The upper word of the product of two u32."""
+    return _product_part(b, x, y, 1)
+
+
+def mul_low(b: Builder, _: DType, x: Names, y: Names) -> Names:
+    """The lower word of the product of two u32."""
+    return _product_part(b, x, y, 0)
+
+
+def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
+    """One half of the products, of which there are as many as lanes in twice the bits.
+
+    A vector is taken as half as many u64: even lanes by a mask, odd ones by a shift, which is how
+    vpmuludq multiplies. The two halves share their products, which LLVM computes once.
+    """
+    if b.lanes == 1:
+        wide = [b.cast("zext", "i32", "i64", n) for n in (x, y)]
+        product = b.binary("mul", U64, *wide)
+        if part:
+            product = b.binary("lshr", U64, product, b.constant(U64, 32))
+        return b.cast("trunc", "i64", "i32", product)
+    n, half = b.lanes, b.lanes // 2
+    t, d = vector("i32", n), f"<{half} x i64>"
+    low = ("splat (i64 4294967295)",) * b.copies
+    up = ("splat (i64 32)",) * b.copies
+    pairs = [b.cast("bitcast", t, d, names) for names in (x, y)]
+    even = b.each(f"mul {d}", *[b.each(f"and {d}", p, low) for p in pairs])
+    odd = b.each(f"mul {d}", *[b.each(f"lshr {d}", p, up) for p in pairs])
+    even, odd = b.cast("bitcast", d, t, even), b.cast("bitcast", d, t, odd)
+    order = ", ".join(f"i32 {2 * i + part}, i32 {n + 2 * i + part}" for i in range(half))
+    return tuple(
+        [
+            b.fn.let(b.level, f"shufflevector {t} {p}, {t} {q}, <{n} x i32> <{order}>")
+            for p, q in zip(even, odd, strict=True)
+        ]
+    )
