@@ -1,7 +1,7 @@
 """Errors that lenz raises: the class says whose fault it is, the message what to do next.
 
 `Unsupported` is a gap of lenz, `UserError` is the caller's, `InternalError` is a bug of lenz.
-Anything else that leaves the compiler is a bug as well: the pipeline wraps it as an InternalError.
+Anything else that leaves the compiler is a bug as well: `api` wraps it as an InternalError.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class InternalError(LenzError):
     """A bug in lenz, with what is needed to report it.
 
     `pass_name` is the pass that ran last, `rule` the invariant that does not hold, `line` the
-    line of IR text that breaks it (with its number where it is known), and `repro` the folder or
-    file in which the pipeline saved the program.  An inner room raises with what it knows; the
-    pipeline adds the rest with `located`.
+    line of IR text that breaks it (with its number where it is known), and `repro` the folder in
+    which the program was saved.  An inner room raises with what it knows; `api` adds the rest with
+    `located`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The options of the compiler: few, frozen, documented.  This is the only reader of `os.environ`.
 
 An option comes from, in falling rank: `options=` of torch.compile, the environment variable
-`LENZ_<NAME>`, and the default below.  `key=True` marks those that change generated code: they are
-part of every cache key.
+`LENZ_<NAME>`, and the default below.  `key=True` marks those that change generated code:
+`Options.key` is their text.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class Options:
         return cls(**values)
 
     def key(self) -> str:
-        """Return the text of all options that change code, for cache keys."""
+        """Return the text of all options that change code.
+
+        The object cache does not need it, since its key is the code itself.
+        """
         keyed = [f.name for f in fields(self) if f.metadata["key"]]
         return " ".join(f"{name}={getattr(self, name)!r}" for name in keyed)
 

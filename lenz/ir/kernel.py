@@ -4,10 +4,10 @@ A kernel is a list of phases that run one after the other; on CPU each phase is 
 "parallel" around the rest, and all of its iterations end before the next phase starts. Offsets are
 flat, in elements from the base pointer of the parameter.
 
-    kernel @softmax_0(%x: in f32[1024*s0], %y: out f32[1024*s0]; s0: 1..) {
+    kernel @softmax_0 reduction (%x: in f32[1024*s0], %y: out f32[1024*s0]; s0: 1..) {
       for i in s0 : parallel {
-        for r in 1024 : vector { m = reduce max (load(%x, [1024*i + r])) over r }
-        for r in 1024 : vector { d = reduce sum (exp(sub(load(%x, [1024*i + r]), m))) over r }
+        for r in 1024 : vector { m = reduce max { load(%x, [1024*i + r]) } over r }
+        for r in 1024 : vector { d = reduce sum { exp(sub(load(%x, [1024*i + r]), m)) } over r }
         for r in 1024 : vector { store(%y, [1024*i + r], div(exp(sub(...)), d)) }
       }
     }

@@ -18,7 +18,7 @@ from lenz.sym import Sym, Var
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tensor argument. `checked` is False where alignment or strides cannot matter."""
+    """A tensor argument or constant; a call checks its sizes, strides, dtype and device."""
 
     name: str
     type: TensorType
