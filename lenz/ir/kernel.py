@@ -18,9 +18,9 @@ Meaning of the statements:
   iteration reads what another one writes.
 - `Let(name, value)`: visible to the statements after it in the same and nested bodies.
 - `Reduce(name, kind, value, over)`: accumulates over the enclosing loops named in `over`; the
-  result is `ref(name)` after the outermost of them has closed. Axes of enclosing loops inside that loop
-  which are not in `over` index an array of accumulators: a later loop over the *same* Var reads
-  its own lane (sum over the rows of a panel of columns).
+  result is `ref(name)` after the outermost of them has closed. Axes of enclosing loops inside that
+  loop which are not in `over` index an array of accumulators: a later loop over the *same* Var
+  reads its own lane (sum over the rows of a panel of columns).
 - `Store(buffer, offset, value)`: `@k` in the offset is bound[k].
 """
 
