@@ -85,7 +85,7 @@ ISNAN = define(Op("isnan", 1, to_bool(FLOATS), torch.isnan, llvm=_emit_isnan))
 ISINF = define(Op("isinf", 1, to_bool(FLOATS), torch.isinf, llvm=_emit_isinf))
 ISFINITE = define(Op("isfinite", 1, to_bool(FLOATS), torch.isfinite, llvm=_emit_isfinite))
 SIGNBIT = define(Op("signbit", 1, to_bool(FLOATS), torch.signbit, llvm=_emit_signbit))
-WHERE = define(Op("where", 3, where_rule, torch.where, llvm=_emit_where))
+WHERE = define(Op("where", 3, where_rule, reference.where, llvm=_emit_where))
 
 
 def eq(x: Expr, y: Expr) -> Expr:

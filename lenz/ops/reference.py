@@ -84,3 +84,14 @@ def trunc_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     safe = torch.where((y == 0) | (y == -1), torch.ones_like(y), y)
     quotient = torch.div(x, safe, rounding_mode="trunc")
     return torch.where(y == -1, -x, quotient)
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def where(cond: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """torch.where, which has no unsigned integers of more than 8 bits before torch 2.12."""
+    signed = _SIGNED.get(x.dtype)
+    if signed is None:
+        return torch.where(cond, x, y)
+    return torch.where(cond, x.view(signed), y.view(signed)).view(x.dtype)
