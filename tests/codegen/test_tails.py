@@ -113,3 +113,27 @@ def test_rows_that_leave_one_element() -> None:
         params = (Param("a", BF16, sym(3 * n), "in"), Param("out", BF16, sym(3 * n), "out"))
         k = Kernel("rows_0", "pointwise", params, (), (body,))
         check(k, {"a": torch.randn(3 * n).bfloat16()})
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", (BOOL, U8, BF16, F32, F64), ids=lambda d: d.name)
+@pytest.mark.parametrize("step", (2, 3, 4, 5))
+def test_steps_between_lanes(step: int, dtype: DType) -> None:
+    """Lanes picked out of vectors: the last element is the last one of the buffer."""
+    from codegen_run import check
+    from test_loops import values
+
+    kernels = []
+    for n in (7, 16, 32, 83):
+        v = axis("v", sym(n))
+        size = step * (n - 1) + 1
+        body = For(v, "vector", (Store("out", v.var, at("a", step * v.var, dtype)),))
+        params = (Param("a", dtype, sym(size), "in"), Param("out", dtype, sym(n), "out"))
+        k = Kernel("steps_0", "pointwise", params, (), (body,))
+        check(k, {"a": values(size, dtype)})
+        kernels.append(k)
+    if step < 5:
+        from lenz.codegen.llvm.compile import host_target
+        from lenz.codegen.llvm.module import emit_module
+
+        assert "gather" not in emit_module(kernels[1:3], host_target())

@@ -1,7 +1,8 @@
 """Loads and stores: the coefficient of the vector loop's variable in the offset decides the form.
 
-0: one scalar, spread to all lanes. 1: consecutive elements. -1: consecutive, reversed. Anything
-else: gather or scatter. Under a mask no address whose mask is false is ever touched; a scalar whose
+0: one scalar, spread to all lanes. 1: consecutive elements. -1: consecutive, reversed. 2 to 4, for
+loads of whole vectors: consecutive vectors, from which the lanes are picked. Anything else: gather
+or scatter. Under a mask no address whose mask is false is ever touched; a scalar whose
 mask is false reads a zero of the function's own instead.
 """
 
@@ -23,11 +24,14 @@ from lenz.sym import Int, Sym, Var, affine_in
 Bound = Mapping[Var, Value]
 
 
+SHORT_STEPS = (Int(2), Int(3), Int(4))
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the elements of one access lie.
 
-    step      elements from lane to lane: 0, 1 or -1; None for a gather
+    step      elements from lane to lane: 0, 1, -1 or 2 to 4; None for a gather
     pointers  addresses of lane 0 (of the last lane for step -1), one per copy; vectors for a gather
     """
 
@@ -47,8 +51,10 @@ class Accesses:
         self.dummy = ""
         self.tile: Var | None = None  # the variable of the rows of an open tile
 
-    def place(self, buffer: str, dtype: DType, offset: Sym, bound: Bound) -> Place:
-        """The addresses of buffer[offset]."""
+    def place(
+        self, buffer: str, dtype: DType, offset: Sym, bound: Bound, whole: bool = False
+    ) -> Place:
+        """The addresses of buffer[offset]; `whole`: all lanes are to be loaded."""
         base = self.bases.get(buffer)
         if base is None:
             raise InternalError(f"%{buffer} is no parameter or local", pass_name="codegen")
@@ -63,6 +69,9 @@ class Accesses:
                     return Place(1, self._pointer(base, dtype, affine[1], lane, bound))
                 last = offset - (self.scopes.width - 1)
                 return Place(-1, self._pointer(base, dtype, last, None, bound))
+            if whole and affine is not None and affine[0] in SHORT_STEPS:
+                step = SHORT_STEPS.index(affine[0]) + 2
+                return Place(step, self._pointer(base, dtype, offset, None, bound))
         index = index_type(offset, bound)
         value = indices.vector(offset, index, bound)
         return Place(None, self._gep(base, dtype, value, index))
@@ -191,6 +200,8 @@ class Accesses:
         self, b: Builder, step: int | None, dtype: DType, pointers: Names, masks: Names | None
     ) -> Names:
         fn, t, level = b.fn, memory_type(dtype, b.lanes), b.level
+        if masks is None and step is not None and step > 1:
+            return _pick(b, dtype, step, pointers)
         if masks is None and step is not None:
             names = tuple(
                 [fn.let(level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in pointers]
@@ -264,6 +275,32 @@ def _reverse(b: Builder, t: str, names: Names) -> Names:
     order = ", ".join(f"i32 {b.lanes - 1 - i}" for i in range(b.lanes))
     mask = f"<{b.lanes} x i32> <{order}>"
     return tuple([b.fn.let(b.level, f"shufflevector {t} {n}, {t} poison, {mask}") for n in names])
+
+
+def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
+    """Every step-th element from an address on: `step` vectors side by side, and step - 1 shuffles.
+
+    The last vector is moved back to end with the last element, so that nothing behind it is read.
+    """
+    n, element, t = b.lanes, memory_type(dtype), memory_type(dtype, b.lanes)
+    starts = [k * n for k in range(step - 1)] + [(n - 1) * (step - 1)]
+    homes = [min(i * step // n, step - 1) for i in range(n)]
+    found: Names = ()
+    for k, start in enumerate(starts):
+        at = [
+            b.fn.let(b.level, f"getelementptr {element}, ptr {p}, i64 {start}") if start else p
+            for p in pointers
+        ]
+        loaded = tuple([b.fn.let(b.level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in at])
+        lanes = [n + i * step - start if homes[i] == k else i for i in range(n)]
+        order = ", ".join(f"i32 {i}" for i in lanes)
+        found = tuple(
+            [
+                b.fn.let(b.level, f"shufflevector {t} {x}, {t} {y}, <{n} x i32> <{order}>")
+                for x, y in zip(found or loaded, loaded, strict=True)
+            ]
+        )
+    return found
 
 
 def _zero(dtype: DType) -> str:

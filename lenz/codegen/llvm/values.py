@@ -192,12 +192,14 @@ class Values:
         bound = self.bound((offset,), e.args, mask)
         if not mask and self.accesses.is_transposed(offset, bound):
             return self.accesses.load_tile(buffer, dtype, offset, bound)
-        place = self.accesses.place(buffer, dtype, offset, bound)
+        sizes = _unsure_sizes(e.args) if e.args else ()
+        whole = not mask and not sizes and self.scopes.tail is None
+        place = self.accesses.place(buffer, dtype, offset, bound, whole)
         level = max(self.scopes.guard, self.floor.get(buffer, 0))
         for arg in e.args:
             level = max(level, self.operand(arg, mask).level)
         runs = self._mask(mask, place.step)
-        for size in _unsure_sizes(e.args) if e.args else ():
+        for size in sizes:
             some = self._is_positive(size, mask)
             runs = some if runs is None else self._both(runs, some)
         return self.accesses.load(place, dtype, runs, level)
@@ -239,14 +241,14 @@ class Values:
         return Value(b.binary("and", BOOL, xs, ys), level, lanes)
 
 
-def _unsure_sizes(positions: tuple[Expr, ...]) -> list[Expr]:
+def _unsure_sizes(positions: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Last operands of the guarded ops in computed positions that may be 0.
 
     A guarded op gives a position below its last operand whatever happens, which takes that operand
     to be at least 1.
     """
     guarded = [e for e in nodes_of(*positions) if e.op.guarded]
-    return [e.args[-1] for e in guarded if not _is_at_least_1(e.args[-1])]
+    return tuple([e.args[-1] for e in guarded if not _is_at_least_1(e.args[-1])])
 
 
 def _is_at_least_1(size: Expr) -> bool:
