@@ -50,14 +50,18 @@ class Scope:
 
 
 class Function:
-    """The body of one function; `scopes[level]` is where code of that level goes."""
+    """The body of one function; `scopes[level]` is where code of that level goes.
 
-    __slots__ = ("_count", "allocas", "module", "scopes")
+    products  even and odd 64-bit products by the names of their operands, for their other half
+    """
+
+    __slots__ = ("_count", "allocas", "module", "products", "scopes")
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.scopes = [Scope("entry")]
         self.allocas: list[str] = []
+        self.products: dict[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = {}
         self._count = 0
 
     @property

@@ -111,7 +111,7 @@ def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
     """One half of the products, of which there are as many as lanes in twice the bits.
 
     A vector is taken as half as many u64: even lanes by a mask, odd ones by a shift, which is how
-    vpmuludq multiplies. The two halves share their products, which LLVM computes once.
+    vpmuludq multiplies. Both halves come from the same products.
     """
     if b.lanes == 1:
         wide = [b.cast("zext", "i32", "i64", n) for n in (x, y)]
@@ -120,17 +120,26 @@ def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
             product = b.binary("lshr", U64, product, b.constant(U64, 32))
         return b.cast("trunc", "i64", "i32", product)
     n, half = b.lanes, b.lanes // 2
-    t, d = vector("i32", n), f"<{half} x i64>"
+    t = vector("i32", n)
+    # Operands of the same names are visible in the same places, and so are their products.
+    found = b.fn.products.get((x, y))
+    if found is None:
+        found = b.fn.products[(x, y)] = _products(b, x, y)
+    order = ", ".join(f"i32 {2 * i + part}, i32 {n + 2 * i + part}" for i in range(half))
+    return tuple(
+        [
+            b.fn.let(b.level, f"shufflevector {t} {p}, {t} {q}, <{n} x i32> <{order}>")
+            for p, q in zip(*found, strict=True)
+        ]
+    )
+
+
+def _products(b: Builder, x: Names, y: Names) -> tuple[Names, Names]:
+    """The products of the even and of the odd lanes, each as a vector of the lanes' type."""
+    t, d = vector("i32", b.lanes), f"<{b.lanes // 2} x i64>"
     low = ("splat (i64 4294967295)",) * b.copies
     up = ("splat (i64 32)",) * b.copies
     pairs = [b.cast("bitcast", t, d, names) for names in (x, y)]
     even = b.each(f"mul {d}", *[b.each(f"and {d}", p, low) for p in pairs])
     odd = b.each(f"mul {d}", *[b.each(f"lshr {d}", p, up) for p in pairs])
-    even, odd = b.cast("bitcast", d, t, even), b.cast("bitcast", d, t, odd)
-    order = ", ".join(f"i32 {2 * i + part}, i32 {n + 2 * i + part}" for i in range(half))
-    return tuple(
-        [
-            b.fn.let(b.level, f"shufflevector {t} {p}, {t} {q}, <{n} x i32> <{order}>")
-            for p, q in zip(even, odd, strict=True)
-        ]
-    )
+    return b.cast("bitcast", d, t, even), b.cast("bitcast", d, t, odd)
