@@ -34,7 +34,14 @@ from lenz.pipeline import Boxed, Compiled, compile_program, context
 
 __all__ = ["Watcher", "backend", "compile_graph", "explain"]
 
-MODES: Mapping[str, Mapping[str, object]] = {"default": {}}
+# Modes of torch.compile. Their differences are CUDA graphs and measured GPU configurations, neither
+# of which exists on a CPU: there all of them are the default.
+MODES: Mapping[str, Mapping[str, object]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {},
+}
 
 
 class Watcher(Protocol):

@@ -131,7 +131,8 @@ def _binaries(kernels: Sequence[Kernel], cx: Context) -> tuple[str, bytes, Libra
         return "", b"", None
     text = emit_module(kernels, cx.target)
     key = hashlib.sha256(f"{cx.target.key()}\n{text}".encode()).hexdigest()
-    store = store_at(str(cx.options.cache_dir)) if cx.options.cache else None
+    folder = cx.options.cache_dir
+    store = store_at(folder) if cx.options.cache and folder is not None else None
     obj = store.get("object", key) if store is not None else None
     if obj is None:
         with cx.trace.stage("llvm"):

@@ -22,7 +22,7 @@ from lenz.sym import Sym, SymEnv
 class KernelReport:
     """One launch of a kernel. Arguments have the names that the user gave them.
 
-    kind           "pointwise", "reduction", "outer_reduction", "transpose" or "combo"
+    kind           "pointwise", "reduction", "outer_reduction" or "transpose"
     loads, stores  buffers it reads and writes; mutated_args are the arguments among the latter
     bytes_read, bytes_written  count each element of memory once, at the sizes of the example
     origins        FX nodes it computes, each followed by the user's file:line where it changes

@@ -66,8 +66,7 @@ def expr(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
     put(e, "args", args)
     put(e, "attrs", attrs)
     put(e, "dtype", op.dtype(tuple([a.dtype for a in args]), attrs))
-    _TABLE[key] = e
-    return e
+    return _TABLE.setdefault(key, e)  # another thread may have been first
 
 
 def const(value: bool | int | float, dtype: DType) -> Expr:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from lenz.errors import InternalError
-from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, loads_of
 from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv
@@ -176,11 +175,6 @@ def buffers_of(g: Graph) -> dict[str, Buffer]:
             raise InternalError(f"buffer %{b.name} is defined twice in graph @{g.name}")
         found[b.name] = b
     return found
-
-
-def body_dtype(n: Loop) -> DType:
-    """Element type of the value a loop node computes before it is stored."""
-    return n.body.dtype if isinstance(n, Pointwise) else n.finish.dtype
 
 
 def roots_of(g: Graph) -> dict[str, str]:

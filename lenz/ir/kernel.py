@@ -39,7 +39,7 @@ from lenz.sym import Sym, Var
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
 Mode = Literal["in", "out", "inout"]
-KernelKind = Literal["pointwise", "reduction", "outer_reduction", "transpose", "combo"]
+KernelKind = Literal["pointwise", "reduction", "outer_reduction", "transpose"]
 
 
 @dataclass(frozen=True, slots=True)

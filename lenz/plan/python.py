@@ -211,7 +211,8 @@ class _Writer:
             case BindSize():
                 return [] if s.source in self.inputs else self.bind(s)
             case Alloc():
-                return [f"{self.var(s.name)} = {self.empty(s.type)}"]
+                made = [f"{self.var(s.name)} = {self.empty(s.type)}"]
+                return [*made, f"{self.var(s.name)}.zero_()"] if s.zero else made
             case Reuse():
                 old, t = self.var(s.source), s.type
                 new = self.var(s.name)
