@@ -184,6 +184,13 @@ def addcmul(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) ->
     )
 
 
+@lowering("prims.fma")
+def fma(b: GraphBuilder, x: Operand, y: Operand, z: Operand) -> Value:
+    """x * y + z, rounded once; torch decomposes the in-place addcmul into it."""
+    t = b.result.dtype
+    return b.map(lambda i: ops.fma(element(x, i, t), element(y, i, t), element(z, i, t)))
+
+
 @lowering("addcdiv")
 def addcdiv(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
     """x + value * y / z."""

@@ -317,3 +317,8 @@ def test_broadcast_with_dynamic_sizes() -> None:
     x, y = floats(torch.float32, 4, 1, 3), floats(torch.float32, 5, 1)
     check(lambda x, y: x * y + x.shape[0], x, y, dynamic=True)
     check(lambda x, y: x / x.shape[2], x.transpose(0, 2), y, dynamic=True)
+
+
+def test_fused_multiply_add() -> None:
+    x, y, z = torch.randn(3, 4), torch.randn(4), torch.randn(3, 1)
+    check(lambda x, y, z: torch.ops.prims.fma(x, y.expand(3, 4), z.expand(3, 4)), x, y, z)
