@@ -225,11 +225,11 @@ class _Writer:
             case LaunchStep():
                 args = [f"{self.var(a)}.data_ptr()" for a in s.args]
                 args += [to_python(v) for v in s.sizes]
-                return [f"{s.kernel}({', '.join(args)})"]
+                return [f"failed = {s.kernel}({', '.join(args)})"]
             case CallStep():
                 return self.eager(s)
             case Check():
-                return ["if rt.FAILED.value:", "    rt.raise_failed()"]
+                return ["if failed:", "    rt.raise_failed()"]
             case Free():
                 return [f"del {self.var(s.name)}"]
 

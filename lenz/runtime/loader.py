@@ -10,14 +10,16 @@ from typing import Any
 
 @cache
 def _prototype(pointers: int, sizes: int) -> Any:
-    return ctypes.CFUNCTYPE(None, *([ctypes.c_void_p] * pointers), *([ctypes.c_int64] * sizes))
+    return ctypes.CFUNCTYPE(
+        ctypes.c_int64, *([ctypes.c_void_p] * pointers), *([ctypes.c_int64] * sizes)
+    )
 
 
-def function(address: int, pointers: int, sizes: int) -> Callable[..., None]:
+def function(address: int, pointers: int, sizes: int) -> Callable[..., int]:
     """A callable for the kernel at `address`: `pointers` data pointers, then `sizes` integers.
 
-    Arguments are plain ints; an argument of another type raises ctypes.ArgumentError. The GIL is
+    It returns 1 if a check in the kernel has failed, else 0. Arguments are plain ints; an argument of another type raises ctypes.ArgumentError. The GIL is
     released during the call. Whoever holds the callable must keep the linked library alive.
     """
-    made: Callable[..., None] = _prototype(pointers, sizes)(address)
+    made: Callable[..., int] = _prototype(pointers, sizes)(address)
     return made

@@ -27,15 +27,10 @@ LIBM = (
 )  # fmt: skip
 
 
-# Set by a kernel in which a check failed (an index out of range); the plan looks at it after the
-# launches.
-FAILED = ctypes.c_int64(0)
-
-
 @cache
 def imports() -> Mapping[str, int]:
     """Name -> address of every function that compiled kernels may call."""
-    found: dict[str, int] = {"lenz_failed": ctypes.addressof(FAILED)}
+    found: dict[str, int] = {}
     for library in _c_libraries():
         for name in (*MEMORY, *LIBM, *[n + "f" for n in LIBM]):
             if name not in found and (address := _address(library, name)):

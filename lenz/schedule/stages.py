@@ -22,6 +22,7 @@ from lenz.ir.expr import (
     rebuild,
     ref,
     replace_loads,
+    syms_of,
 )
 from lenz.ir.kernel import Let, Local, Reduce, Store
 from lenz.ir.op import REF
@@ -248,7 +249,7 @@ def _keep_dear_values(g: Group, s: Stages) -> None:
 
 def _is_dear(e: Expr, inner: set[Var]) -> bool:
     # Something in it must vary along the row, or it is hoisted out of the loop anyway.
-    varies = any(v in inner for x in loads_of(e) for v in x.attrs[1][0].free_vars)
+    varies = any(v in inner for x in nodes_of(e) for s in syms_of(x) for v in s.free_vars)
     return varies and cost_of(e) - len(loads_of(e)) >= DEAR
 
 

@@ -32,11 +32,6 @@ class Module:
             self.declarations[name] = f"declare {result} @{name}({', '.join(args)})"
         return f"@{name}"
 
-    def external(self, name: str, element: str) -> str:
-        """Declare an external variable once; gives its name with the @."""
-        self.declarations.setdefault(name, f"@{name} = external global {element}")
-        return f"@{name}"
-
 
 class Scope:
     """One open body: its text, the label of the block it is in, and the memo keys made in it."""

@@ -1,8 +1,9 @@
 """Kernels to one module of LLVM IR.
 
-A kernel is `void NAME(ptr, ..., i64, ...)`: its pointers, then its sizes. A phase is a function of
-its own, `void NAME.pK(i64 begin, i64 end, ptr context)`, that runs a part of the parallel
-iterations; the context is the array of the kernel's arguments. The kernel calls it through
+A kernel is `i64 NAME(ptr, ..., i64, ...)`: its pointers, then its sizes; it returns 1 if a check in
+it has failed, else 0. A phase is a function of its own, `void NAME.pK(i64 begin, i64 end, ptr
+context)`, that runs a part of the parallel iterations; the context is the array of the kernel's
+arguments, with one word more for failed checks. The kernel calls it through
 libtorch's `torch_parallel_for`, or directly when there are no more iterations than the grain.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from lenz.codegen.llvm.access import Accesses
 from lenz.codegen.llvm.body import Body
+from lenz.codegen.llvm.builder import FAILED
 from lenz.codegen.llvm.function import Module
 from lenz.codegen.llvm.indices import Indices
 from lenz.codegen.llvm.legalise import legalise
@@ -108,6 +110,7 @@ def _phase(module: Module, k: Kernel, number: int, phase: Phase) -> str:
         kind = "ptr" if n < len(k.params) else "i64"
         at = fn.let(0, f"getelementptr inbounds i64, ptr %context, i64 {n}")
         fn.put(0, f"  {name} = load {kind}, ptr {at}, align 8")
+    fn.put(0, f"  {FAILED} = getelementptr inbounds i64, ptr %context, i64 {len(_arguments(k))}")
     bases = {p.name: f"%p{n}" for n, p in enumerate(k.params)}
     for x in k.locals:
         bases[x.name] = fn.alloca(memory_type(x.dtype), x.size)
@@ -149,16 +152,20 @@ def _entry(module: Module, k: Kernel, phases: list[Phase]) -> str:
     scopes, indices = _scopes(module, k)
     fn = scopes.fn
     names = _arguments(k)
-    context = fn.alloca("i64", max(len(names), 1))
+    context = fn.alloca("i64", len(names) + 1)
     for n, name in enumerate(names):
         kind = "ptr" if n < len(k.params) else "i64"
         at = fn.let(0, f"getelementptr inbounds i64, ptr {context}, i64 {n}")
         fn.put(0, f"  store {kind} {name}, ptr {at}, align 8")
+    fn.put(0, f"  {FAILED} = getelementptr inbounds i64, ptr {context}, i64 {len(names)}")
+    fn.put(0, f"  store i64 0, ptr {FAILED}, align 8")
     for number, (axes, _) in enumerate(phases):
         _call_phase(indices, k, number, product([a.extent for a in axes]), context)
     params = [f"ptr %p{n}" for n in range(len(k.params))]
     params += [f"i64 %s{n}" for n in range(len(k.sizes))]
-    return f"define void @{k.name}({', '.join(params)}) #0 {{\n{fn.text()}\n  ret void\n}}"
+    result = fn.let(0, f"load i64, ptr {FAILED}, align 8")
+    head = f"define i64 @{k.name}({', '.join(params)}) #0 {{"
+    return f"{head}\n{fn.text()}\n  ret i64 {result}\n}}"
 
 
 def _call_phase(indices: Indices, k: Kernel, number: int, count: Sym, context: str) -> None:
