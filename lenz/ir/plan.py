@@ -98,7 +98,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Raise if a check inside the kernel launched just before has failed (an index out of range)."""
+    """Raise if a check in the kernel launched just before has failed: an index out of range."""
 
 
 Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Free | Check
