@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lenz.context import Context
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Atom, Extern, Graph, Ref, View, atom_refs, buffers_of, roots_of
-from lenz.ir.kernel import Launch, Schedule, exprs_of
+from lenz.ir.kernel import Launch, Param, Schedule, exprs_of
 from lenz.ir.plan import (
     Alloc,
     BindSize,
@@ -24,7 +24,7 @@ from lenz.ir.plan import (
     ViewStep,
 )  # fmt: skip
 from lenz.ir.tensor import Buffer
-from lenz.plan.memory import Pool
+from lenz.plan.memory import Pool, key, may_overwrite
 from lenz.sym import Sym, Var
 
 # aten ops with an out= form that writes every element: results go where the plan wants them.
@@ -69,7 +69,7 @@ class _Builder:
         for k, step in enumerate(self.schedule.steps):
             match step:
                 case Launch():
-                    self.launch(step)
+                    self.launch(k, step)
                 case Extern():
                     self.call(step)
                 case View():
@@ -130,15 +130,54 @@ class _Builder:
                 self.pinned |= {name, self.roots.get(name, name)}
         self.pinned |= {b.name for b in g.constants}
 
-    def launch(self, step: Launch) -> None:
+    def launch(self, k: int, step: Launch) -> None:
+        taken: dict[str, str] = {}
         for p, name in zip(step.kernel.params, step.args, strict=True):
             if p.mode == "out" and name not in self.defined:
-                self.allocate(self.buffers[name])
+                dying = self.dying(k, step, p, taken)
+                if dying is None:
+                    self.allocate(self.buffers[name])
+                else:
+                    self.take_over(name, dying)
+                    taken[dying] = name
         symbol = self.symbols[step]
         self.comment(step)
-        self.steps.append(LaunchStep(symbol, step.args, step.kernel.sizes))
+        args = tuple(taken.get(a, a) for a in step.args)
+        self.steps.append(LaunchStep(symbol, args, step.kernel.sizes))
         if any(e.op.guarded for e in nodes_of(*exprs_of(step.kernel.body))):
             self.steps.append(Check())
+
+    def dying(self, k: int, step: Launch, out: Param, taken: Mapping[str, str]) -> str | None:
+        """An argument whose last reader is this launch, and which the result may overwrite."""
+        if not self.cx.options.reuse_buffers:
+            return None
+        name = step.args[step.kernel.params.index(out)]
+        for p, other in zip(step.kernel.params, step.args, strict=True):
+            if (
+                p.mode == "in"
+                and other in self.own
+                and other in self.defined
+                and other not in self.pinned
+                and other not in taken
+                and self.last[other] == k
+                and step.args.count(other) == 1
+                and p.dtype.bytes == out.dtype.bytes
+                and key(self.buffers[other].type) == key(self.buffers[name].type)
+                and may_overwrite(step.kernel, p.name, out.name)
+            ):
+                return other
+        return None
+
+    def take_over(self, name: str, source: str) -> None:
+        """Give the memory of `source` to the new buffer `name`."""
+        for view in self.views.get(source, ()):
+            if view in self.defined:
+                self.steps.append(Free(view))
+                del self.defined[view]
+        self.steps.append(Reuse(name, source, self.buffers[name].type))
+        del self.defined[source]
+        self.own.add(name)
+        self.defined[name] = None
 
     def comment(self, step: Launch) -> None:
         origins = ", ".join(step.kernel.origins)

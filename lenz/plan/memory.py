@@ -1,11 +1,14 @@
-"""Dead memory that a later buffer of the same size may take over."""
+"""Memory a buffer may take over: that of a dead one, or of one that dies in the same launch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from lenz.ir.expr import loads_of
+from lenz.ir.kernel import For, Kernel, Stmt, Store
 from lenz.ir.tensor import TensorType
-from lenz.sym import Sym
+from lenz.sym import Sym, Var
 
 
 @dataclass(slots=True)
@@ -30,3 +33,42 @@ class Pool:
 def key(kind: TensorType) -> tuple[str, Sym]:
     """Device and bytes. Sizes are compared as Syms: equal for every value of the variables."""
     return kind.device, kind.layout.storage * kind.dtype.bytes
+
+
+def may_overwrite(k: Kernel, read: str, written: str) -> bool:
+    """True when parameter `written` may lie in the memory of parameter `read`.
+
+    That is so when every load of `read` is of the element that the only store to `written` then
+    overwrites, and none stands behind that store: whoever computes an element has read it before.
+    A transposed tile reads whole squares ahead, so its kernels never overwrite.
+    """
+    if k.kind == "transpose":
+        return False
+    order = list(_leaves(k.body, ()))
+    stores = [n for n, (s, _) in enumerate(order) if isinstance(s, Store) and s.buffer == written]
+    if len(stores) != 1:
+        return False
+    store, loops = order[stores[0]]
+    assert isinstance(store, Store)
+    # A loop that the offset does not follow would come back to an element it has overwritten.
+    if store.bound or any(v not in store.offset.free_vars for v in loops):
+        return False
+    for n, (s, _) in enumerate(order):
+        bodies = () if isinstance(s, For) else (s.value,)
+        for e in loads_of(*bodies):
+            if e.attrs[0] == written:
+                return False
+            if e.attrs[0] == read and (e.attrs[1][0] is not store.offset or n > stores[0]):
+                return False
+    return True
+
+
+def _leaves(
+    body: tuple[Stmt, ...], loops: tuple[Var, ...]
+) -> Iterator[tuple[Stmt, tuple[Var, ...]]]:
+    """Every statement that is no loop, in order, with the variables of the loops around it."""
+    for s in body:
+        if isinstance(s, For):
+            yield from _leaves(s.body, (*loops, s.axis.var))
+        else:
+            yield s, loops

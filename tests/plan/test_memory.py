@@ -1,0 +1,78 @@
+"""Which results may lie in the memory of an argument that dies with the launch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lenz
+import lenz.ops  # the reader finds ops by name
+from lenz.ir.kernel import Kernel
+from lenz.ir.reader import read
+from lenz.plan.memory import may_overwrite
+
+HEAD = "kernel @k {kind} (%a: in f32[64], %b: in f32[64], %y: out f32[64]) {{\n{body}\n}}"
+ELEMENT = "for i in 64 : vector { store(%y, [i], add(load(%a, [i]), load(%b, [-i + 63]))) }"
+ROWS = """
+for i in 8 : parallel {
+  for r in 8 : vector { m = reduce max { load(%a, [8*i + r]) } over r }
+  for r in 8 : vector { store(%y, [8*i + r], sub(load(%a, [8*i + r]), m)) }
+}"""
+READ_LATER = """
+for i in 8 : parallel {
+  for r in 8 : vector { store(%y, [8*i + r], load(%a, [8*i + r])) }
+  for r in 8 : vector { m = reduce max { load(%a, [8*i + r]) } over r }
+}"""
+REVISITED = "for s in 2 : seq { for i in 64 : vector { store(%y, [i], load(%a, [i])) } }"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "overwrites_a", "overwrites_b"),
+    [
+        (ELEMENT, "pointwise", True, False),
+        (ELEMENT, "transpose", False, False),
+        (ROWS, "reduction", True, True),
+        (READ_LATER, "reduction", False, True),
+        (REVISITED, "pointwise", False, False),
+    ],
+)
+def test_only_what_was_read_before_is_overwritten(
+    body: str, kind: str, overwrites_a: bool, overwrites_b: bool
+) -> None:
+    k = read(HEAD.format(kind=kind, body=body))
+    assert isinstance(k, Kernel)
+    assert may_overwrite(k, "a", "y") == overwrites_a
+    assert may_overwrite(k, "b", "y") == overwrites_b
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Scores die in the softmax, which is as large as they are."""
+    return F.softmax(q @ k.t(), -1) @ v
+
+
+def test_a_result_takes_the_memory_of_an_argument_that_dies() -> None:
+    q, k, v = torch.randn(300, 16), torch.randn(300, 16), torch.randn(300, 16)
+    report = lenz.explain(attention)(q, k, v)
+    torch.testing.assert_close(report.result, attention(q, k, v))
+    large = [a for a in report.allocs if a.nbytes == 4 * 300 * 300]
+    assert len(large) == 2
+    assert large[1].reused_from == large[0].name
+
+
+def test_an_argument_of_the_caller_is_never_taken() -> None:
+    x = torch.randn(300, 300)
+    kept = x.clone()
+    report = lenz.explain(lambda x: F.softmax(x, -1))(x)
+    torch.testing.assert_close(report.result, F.softmax(kept, -1))
+    assert torch.equal(x, kept)
+    assert [a.reused_from for a in report.allocs] == [None]
+
+
+def test_what_is_read_again_is_not_taken() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x @ w
+        return (F.softmax(y, -1) @ w) + y
+
+    x, w = torch.randn(64, 64), torch.randn(64, 64)
+    torch.testing.assert_close(torch.compile(f, backend="lenz")(x, w), f(x, w))
