@@ -61,7 +61,8 @@ class Reduction:
     The accumulator has the type of the body (for "sum" of halves the body casts to f32 first).
     "argmax" and "argmin" give the flat i64 position over raxes in row-major order, the first of
     equals; a NaN counts as the greatest (smallest), as in torch. "max" and "min" keep NaN.
-    `finish` is applied to the reduced value, which it sees as `ref("acc")`: a cast, a division.
+    `finish` is applied to the reduced value, which it sees as `ref("acc")`: a cast, a division. It
+    reads no buffer.
     """
 
     out: Buffer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from lenz import ops
 from lenz.errors import InternalError
 from lenz.ir.dtype import DType, compute_dtype
-from lenz.ir.expr import Expr, load, ref
+from lenz.ir.expr import Expr, load, loads_of, ref
 from lenz.ir.graph import Atom, Extern, Mutation, Node, Pointwise, ReduceKind, Reduction, View
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous
 from lenz.sym import ZERO, Sym, affine_in
@@ -147,6 +147,8 @@ class GraphBuilder:
         body = fn(_vars(axes), _vars(raxes))
         acc = ref("acc", ops.reduce_dtype(kind, body.dtype))
         done = round_to(acc if finish is None else finish(acc), type.dtype)
+        if loads_of(done):
+            raise InternalError(f"the finish of {self._hint} reads a buffer: that is a map's work")
         out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
         self.nodes.append(Reduction(out, axes, raxes, kind, body, done))
         return Value(out)
