@@ -119,9 +119,9 @@ TANH = _function(
     "tanh",
     torch.tanh,
     poly.tanh,
-    cost=17,
+    cost=22,
     domain=(-10.0, 10.0),
-    ulp=2.6,
+    ulp=2.2,
     bounds=rising(math.tanh),
 )
 ERF = _function(

@@ -182,14 +182,12 @@ def log1p(x: Expr) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
-    """The hyperbolic tangent: e / (e + 2) with e = expm1(2 |x|), which is exact near zero too."""
+    """The hyperbolic tangent: a polynomial near zero, an exponential beyond."""
+    s = mul(x, x)
+    near = fma(mul(s, x), polynomial(c.TANH, s), x)
     size = abs(x)
-    y = where(gt(size, f32(10.0)), f32(10.0), size)  # tanh(10) rounds to 1
-    r, k = _exp_parts(add(y, y))
-    p = fma(mul(r, r), polynomial(c.EXPM1, r), r)
-    power = scale(f32(1.0), k)
-    e = fma(power, p, sub(power, f32(1.0)))
-    return copysign(div(e, add(e, f32(2.0))), x)
+    far = sub(f32(1.0), div(f32(2.0), add(exp(add(size, size)), f32(1.0))))
+    return copysign(where(lt(size, f32(0.65)), near, far), x)  # near loses the sign of -0.0
 
 
 def erf(x: Expr) -> Expr:
