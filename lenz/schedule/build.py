@@ -6,7 +6,7 @@ layers of a model give equal kernels, which are compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lenz.context import Context
@@ -18,7 +18,6 @@ from lenz.ir.expr import (
     loads_of,
     nodes_of,
     rebuild,
-    reindex,
     syms_of,
 )
 from lenz.ir.kernel import (
@@ -28,7 +27,6 @@ from lenz.ir.kernel import (
     Launch,
     Let,
     Local,
-    LoopKind,
     Mode,
     Param,
     Reduce,
@@ -39,12 +37,13 @@ from lenz.ir.kernel import (
     walk,
 )  # fmt: skip
 from lenz.ir.op import LOAD
-from lenz.ir.tensor import Axis, Buffer, axis
+from lenz.ir.tensor import Axis, Buffer
+from lenz.schedule import vectors
 from lenz.schedule.cost import grain, ns_per_element
 from lenz.schedule.legal import Group
-from lenz.schedule.loops import BLOCK, TILE, Choice, Form, choose
-from lenz.schedule.stages import Stages, Statement, stages
-from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, minimum, substitute
+from lenz.schedule.loops import Form, choose
+from lenz.schedule.stages import stages
+from lenz.sym import Sym, SymEnv, Var
 
 KINDS: Mapping[Form, KernelKind] = {
     "rows": "reduction",
@@ -52,11 +51,6 @@ KINDS: Mapping[Form, KernelKind] = {
     "elements": "pointwise",
     "tiles": "transpose",
 }
-PANEL = 256  # columns of one panel: 16 vector registers of f32
-WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
-# Edge of the square of tiles that one iteration transposes: whole cache lines on both sides stay in
-# the first-level cache (839 -> 577 us for 1024 x 1024, 74 -> 57 ms for 4096 x 4096).
-SQUARE = 4 * TILE
 # Copies of a body that are emitted interleaved, by its arithmetic (in f32 additions). A chain of
 # operations waits for results; the processor looks some 500 instructions ahead, so that it finds
 # other elements to work on in short bodies by itself, and in long ones only if copies alternate.
@@ -75,117 +69,15 @@ def build(
     choice = choose(g, s, env)
     match choice.form:
         case "rows":
-            body = _rows(g, s)
+            body = vectors.rows(g, s)
         case "columns":
             s = stages(g, stored, elide, named=False)
-            body = _columns(g, s, env)
+            body = vectors.columns(g, s, env)
         case "elements":
-            body = _elements(g, s, choice, env)
+            body = vectors.elements(g, s, choice)
         case "tiles":
-            body = _tiles(g, s, choice)
+            body = vectors.tiles(g, s, choice)
     return _finish(g, body, KINDS[choice.form], tuple(s.locals), buffers, env)
-
-
-def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """Loops of one kind around a body, the first axis outermost."""
-    for a in reversed(axes):
-        body = (For(a, kind, body),)
-    return body
-
-
-def _rows(g: Group, s: Stages) -> tuple[Stmt, ...]:
-    inside: list[Stmt] = []
-    for k, row in enumerate(s.rows):
-        inside.extend(row)
-        if k < len(s.loops) and s.loops[k]:
-            *outer, last = g.domain.raxes
-            loop = (For(last, "vector", tuple(s.loops[k])),)
-            inside.extend(nested(outer, "seq", loop))
-    return nested(g.domain.axes, "parallel", tuple(inside))
-
-
-def _columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
-    *outer, p = g.domain.axes
-    width = WIDE_PANEL if env.hint(p.extent) >= 4 * WIDE_PANEL else PANEL
-    block, lane = cut(p, width)
-    at: dict[Var, Sym] = {p.var: _joined(block, lane, width)}
-    inside: list[Stmt] = []
-    for k, row in enumerate(s.rows):
-        if row:
-            inside.append(For(lane, "vector", _moved(row, at)))
-        if k < len(s.loops) and s.loops[k]:
-            loop = (For(lane, "vector", _moved(s.loops[k], at)),)
-            inside.extend(nested(g.domain.raxes, "seq", loop))
-    return nested([*outer, *block], "parallel", tuple(inside))
-
-
-def _elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, ...]:
-    statements: list[Statement] = [x for row in s.rows for x in row]
-    v = choice.vector
-    if v is None:
-        return tuple(statements)
-    outer = [a for a in g.domain.axes if a is not v]
-    later = outer[g.domain.axes.index(v) :]  # axes that lie inside v in memory
-    block, lane = cut(v, BLOCK)
-    loop: tuple[Stmt, ...] = (
-        For(lane, "vector", _moved(statements, {v.var: _joined(block, lane, BLOCK)})),
-    )
-    loop = nested(later, "seq", loop)
-    return nested([*outer[: len(outer) - len(later)], *block], "parallel", loop)
-
-
-def _tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
-    v, u = choice.vector, choice.across
-    assert v is not None and u is not None
-    statements: list[Statement] = [x for row in s.rows for x in row]
-    at: dict[Var, Sym] = {}
-    squares: list[Axis] = []
-    blocks: list[Axis] = []
-    lanes: list[Axis] = []
-    for a in (u, v):
-        square, part = cut(a, SQUARE, "s")
-        block, lane = cut(part, TILE)
-        at[a.var] = _joined(square, _joined(block, lane, TILE), SQUARE)
-        squares += square
-        blocks += block
-        lanes.append(lane)
-    u_lane, v_lane = lanes
-    tile = (For(u_lane, "unroll", (For(v_lane, "vector", _moved(statements, at)),)),)
-    outer = [a for a in g.domain.axes if a is not v and a is not u]
-    return nested([*outer, *squares], "parallel", nested(blocks, "seq", tile))
-
-
-def cut(a: Axis, width: int, suffix: str = "b") -> tuple[list[Axis], Axis]:
-    """An axis as blocks and lanes; no block axis when one block holds it all.
-
-    for i in N   ==>   for ib in ceil(N/w): for i in min(w, N - w*ib)
-    """
-    if isinstance(a.extent, Int) and a.extent.value <= width:
-        return [], axis(a.name, a.extent)
-    block = axis(f"{a.name}{suffix}", ceildiv(a.extent, Int(width)))
-    whole = isinstance(a.extent, Int) and a.extent.value % width == 0
-    rest = Int(width) if whole else minimum(Int(width), a.extent - block.var * width)
-    return [block], axis(a.name, rest)
-
-
-def _joined(block: list[Axis], lane: Axis | Sym, width: int) -> Sym:
-    inner = lane.var if isinstance(lane, Axis) else lane
-    return block[0].var * width + inner if block else inner
-
-
-def _moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:
-    """The statements with loop variables replaced."""
-    moved: list[Stmt] = []
-    for s in statements:
-        value = reindex(s.value, at)
-        match s:
-            case Let():
-                moved.append(replace(s, value=value))
-            case Reduce():
-                moved.append(replace(s, value=value))
-            case Store():
-                moved.append(replace(s, value=value, offset=substitute(s.offset, at)))
-    return tuple(moved)
 
 
 @dataclass(slots=True)

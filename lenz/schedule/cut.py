@@ -1,0 +1,53 @@
+"""Surgery on loops: an axis cut into blocks and lanes, loops around statements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lenz.ir.expr import reindex
+from lenz.ir.kernel import For, Let, LoopKind, Reduce, Stmt, Store
+from lenz.ir.tensor import Axis, axis
+from lenz.schedule.stages import Statement
+from lenz.sym import Int, Sym, Var, ceildiv, minimum, substitute
+
+
+def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Loops of one kind around a body, the first axis outermost."""
+    for a in reversed(axes):
+        body = (For(a, kind, body),)
+    return body
+
+
+def cut(a: Axis, width: int, suffix: str = "b") -> tuple[list[Axis], Axis]:
+    """An axis as blocks and lanes; no block axis when one block holds it all.
+
+    for i in N   ==>   for ib in ceil(N/w): for i in min(w, N - w*ib)
+    """
+    if isinstance(a.extent, Int) and a.extent.value <= width:
+        return [], axis(a.name, a.extent)
+    block = axis(f"{a.name}{suffix}", ceildiv(a.extent, Int(width)))
+    whole = isinstance(a.extent, Int) and a.extent.value % width == 0
+    rest = Int(width) if whole else minimum(Int(width), a.extent - block.var * width)
+    return [block], axis(a.name, rest)
+
+
+def joined(block: list[Axis], lane: Axis | Sym, width: int) -> Sym:
+    """The position on an axis that was cut: block * width + lane."""
+    inner = lane.var if isinstance(lane, Axis) else lane
+    return block[0].var * width + inner if block else inner
+
+
+def moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:
+    """The statements with loop variables replaced."""
+    moved: list[Stmt] = []
+    for s in statements:
+        value = reindex(s.value, at)
+        match s:
+            case Let():
+                moved.append(replace(s, value=value))
+            case Reduce():
+                moved.append(replace(s, value=value))
+            case Store():
+                moved.append(replace(s, value=value, offset=substitute(s.offset, at)))
+    return tuple(moved)
