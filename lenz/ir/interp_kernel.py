@@ -24,7 +24,7 @@ from lenz.ir.interp_expr import (
     reduce_last,
     sym_value,
 )
-from lenz.ir.kernel import For, Kernel, Let, Mode, Reduce, Stmt, Store, exprs_of, walk
+from lenz.ir.kernel import For, Kernel, Let, Mode, Reduce, Stmt, Store, exprs_of, position, walk
 from lenz.ir.printer_kernel import show_stmt
 from lenz.ir.tensor import Axis
 from lenz.sym import Var
@@ -103,14 +103,11 @@ class _Accumulator:
         if is_over and lane is not None:
             value, at = arg_last(kind, value)
             env = {**env, lane.var: at}
-        flat: Value = 0
-        for a in self.over:
-            flat = flat * sym_value(a.extent, env) + env[a.var]
-        position = torch.as_tensor(flat)
+        found = torch.as_tensor(sym_value(position(self.over), env))
         # The earlier of the two stands first, so that it wins among equals.
-        is_earlier = position < self.position[where]
+        is_earlier = found < self.position[where]
         old, new = _together(self.value[where], value)
-        before, at = _together(self.position[where], position)
+        before, at = _together(self.position[where], found)
         pair = torch.stack(
             (torch.where(is_earlier, new, old), torch.where(is_earlier, old, new)), -1
         )

@@ -26,7 +26,7 @@ Meaning of the statements:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -34,7 +34,7 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr
 from lenz.ir.graph import Extern, Graph, ReduceKind, View
 from lenz.ir.tensor import Axis
-from lenz.sym import Sym, Var
+from lenz.sym import ZERO, Int, Sym, Var
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
@@ -44,12 +44,16 @@ KernelKind = Literal["pointwise", "reduction", "outer_reduction", "transpose"]
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A pointer parameter. `size`: elements that may be touched from the base pointer on."""
+    """A pointer parameter. `size`: elements that may be touched from the base pointer on.
+
+    `aligned`: the pointer is a multiple of 16 bytes, which whoever launches the kernel ensures.
+    """
 
     name: str
     dtype: DType
     size: Sym
     mode: Mode
+    aligned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +112,15 @@ class TileConfig:
     grain     parallel iterations that one task must at least get (1 or more)
     unroll    copies of a vector loop body that are emitted interleaved
     rows      rows that one pass of a loop over column accumulators takes at once
+    warps     warps of 32 threads that run one program of a GPU's grid; 0 on CPUs
+    stages    loads of a loop that may be in flight at once on a GPU (Triton's num_stages)
     """
 
     grain: int = 1
     unroll: int = 2
     rows: int = 16
+    warps: int = 0
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,19 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
             case For():
                 pass
     return found
+
+
+def position(over: Sequence[Axis]) -> Sym:
+    """The number of an element over the axes of loops, the first of them outermost.
+
+    The last block of an axis that was cut is shorter than the others: it counts with its bound.
+    """
+    flat: Sym = ZERO
+    for k, a in enumerate(over):
+        cut = any(b.var in a.extent.free_vars for b in over[:k])
+        extent = Int(a.extent.hi) if cut and a.extent.hi is not None else a.extent
+        flat = flat * extent + a.var
+    return flat
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,9 @@ def show_tile(t: TileConfig) -> str:
 def kernel_lines(k: Kernel, out: Lines, origins: bool) -> Lines:
     """Add the text of a kernel to `out`."""
     params = [
-        f"%{show_name(p.name)}: {p.mode} {p.dtype.name}[{show_sym(p.size)}]" for p in k.params
+        f"%{show_name(p.name)}: {p.mode} {p.dtype.name}[{show_sym(p.size)}]"
+        + " aligned" * p.aligned
+        for p in k.params
     ]
     sizes = ", ".join(f"{v.name}: {show_range(v)}" for v in k.sizes)
     header = ", ".join(params) + (f"; {sizes}" if sizes else "")

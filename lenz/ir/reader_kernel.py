@@ -85,7 +85,7 @@ def _param(c: Cursor, s: Scope) -> Param:
     size = sym_of(c, s.vars)
     c.expect("]")
     s.types["%" + name] = dtype
-    return Param(name, dtype, size, cast(Mode, mode))
+    return Param(name, dtype, size, cast(Mode, mode), c.accept("aligned"))
 
 
 def _local(c: Cursor, s: Scope) -> Local:

@@ -42,11 +42,12 @@ def schedule(g: Graph, cx: Context) -> Schedule:
     partition = fuse(items, g.env, cx)
     cells = order(partition)
     stored = _stored(g, cells)
+    unaligned = _unaligned(g)
     steps: list[Launch | Extern | View] = []
     for cell in cells:
         if isinstance(cell, Group):
             if any(n.name in stored for n in cell.nests):
-                steps.append(build(cell, stored, buffers, g.env, cx))
+                steps.append(build(cell, stored, buffers, unaligned, g.env, cx))
         else:
             steps.append(cell)
     return Schedule(g, tuple(steps), tuple(partition.rejected))
@@ -60,6 +61,16 @@ def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict
     body = load(value, index, source.dtype)
     out = replace(into, name=f"{target}.new", origin=source.origin)
     return nest_of(Pointwise(out, axes, body), {value: source.type.layout}, roots, target)
+
+
+def _unaligned(g: Graph) -> frozenset[str]:
+    """Results of calls that may be views into other memory, and so may start anywhere."""
+    found: set[str] = set()
+    for n in g.nodes:
+        if isinstance(n, Extern):
+            outs = [n.outs[k] for k, _ in n.aliases if k < len(n.outs)]
+            found |= {o.name for o in outs if isinstance(o, Buffer)}
+    return frozenset(found)
 
 
 def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:

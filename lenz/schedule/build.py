@@ -39,8 +39,9 @@ from lenz.ir.kernel import (
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer
 from lenz.schedule import vectors
+from lenz.schedule.blocks import tiled
 from lenz.schedule.cost import grain, ns_per_element
-from lenz.schedule.legal import Group
+from lenz.schedule.legal import Group, device_of
 from lenz.schedule.loops import Form, choose
 from lenz.schedule.stages import stages
 from lenz.sym import Sym, SymEnv, Var
@@ -61,10 +62,21 @@ SHALLOW, DEEP, DEEPEST = 20.0, 250.0, 700.0
 
 
 def build(
-    g: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], env: SymEnv, cx: Context
+    g: Group,
+    stored: frozenset[str],
+    buffers: Mapping[str, Buffer],
+    unaligned: frozenset[str],
+    env: SymEnv,
+    cx: Context,
 ) -> Launch:
-    """Write the kernel of a group; `stored` are the values that live on outside of it."""
+    """Write the kernel of a group; `stored` are the values that live on outside of it.
+
+    `unaligned` are buffers that may start anywhere, as those of library calls that give views.
+    """
     elide = not cx.options.emulate_rounding
+    if device_of(g) != "cpu":
+        form = tiled(g, stages(g, stored, elide, named=True, scratch=False), env)
+        return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
     s = stages(g, stored, elide, named=True)
     choice = choose(g, s, env)
     match choice.form:
@@ -77,7 +89,8 @@ def build(
             body = vectors.elements(g, s, choice)
         case "tiles":
             body = vectors.tiles(g, s, choice)
-    return _finish(g, body, KINDS[choice.form], tuple(s.locals), buffers, env)
+    tile = _tile(body, env)
+    return _finish(g, body, KINDS[choice.form], tile, tuple(s.locals), buffers, None)
 
 
 @dataclass(slots=True)
@@ -97,9 +110,10 @@ def _finish(
     g: Group,
     body: tuple[Stmt, ...],
     kind: KernelKind,
+    tile: TileConfig,
     scratch: tuple[Local, ...],
     buffers: Mapping[str, Buffer],
-    env: SymEnv,
+    unaligned: frozenset[str] | None,
 ) -> Launch:
     local = {x.name for x in scratch}
     found = _Params({}, {})
@@ -112,7 +126,13 @@ def _finish(
     args = tuple(dict.fromkeys([*found.reads, *found.writes]))
     names = {name: f"a{k}" for k, name in enumerate(args)}
     params = tuple(
-        Param(names[a], buffers[a].dtype, buffers[a].type.layout.storage, found.mode(a))
+        Param(
+            names[a],
+            buffers[a].dtype,
+            buffers[a].type.layout.storage,
+            found.mode(a),
+            unaligned is not None and a not in unaligned,
+        )
         for a in args
     )
     body = _renamed(body, names)
@@ -123,7 +143,7 @@ def _finish(
         sizes=_sizes(params, body),
         body=body,
         locals=scratch,
-        tile=_tile(body, env),
+        tile=tile,
         origins=tuple(dict.fromkeys(o for n in g.nests for o in n.out.origin)),
     )
     return Launch(kernel, args)

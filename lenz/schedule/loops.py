@@ -39,27 +39,30 @@ class Choice:
 def choose(g: Group, s: Stages, env: SymEnv) -> Choice:
     """Pick the form with the most contiguous accesses."""
     axes, raxes = g.domain.axes, g.domain.raxes
-    offsets = _offsets(s)
     if raxes:
-        r = raxes[-1]
-        if not axes:
-            return Choice("rows", r)
-        p = axes[-1]
-        row_score, column_score = _score(offsets, r.var), _score(offsets, p.var)
-        short = isinstance(r.extent, Int) and r.extent.value <= SHORT
-        if short and env.hint(p.extent) >= 64:
-            column_score += len(offsets)
-        if column_score > row_score and env.hint(p.extent) >= 8:
-            return Choice("columns", p)
-        return Choice("rows", r)
+        return Choice("columns", axes[-1]) if columns_win(g, s, env) else Choice("rows", raxes[-1])
     if not axes:
         return Choice("elements", None)
+    offsets = offsets_of(s)
     v = _vector_axis(axes, offsets, env)
     u = _across_axis(axes, v, offsets, env)
     return Choice("elements", v) if u is None else Choice("tiles", v, u)
 
 
-def _offsets(s: Stages) -> list[Sym]:
+def columns_win(g: Group, s: Stages, env: SymEnv) -> bool:
+    """True when lanes should run along the results of a reduction and not along what it reduces."""
+    if not g.domain.axes:
+        return False
+    p, r = g.domain.axes[-1], g.domain.raxes[-1]
+    offsets = offsets_of(s)
+    row_score, column_score = _score(offsets, r.var), _score(offsets, p.var)
+    short = isinstance(r.extent, Int) and r.extent.value <= SHORT
+    if short and env.hint(p.extent) >= 64:
+        column_score += len(offsets)
+    return column_score > row_score and env.hint(p.extent) >= 8
+
+
+def offsets_of(s: Stages) -> list[Sym]:
     """Flat offsets of all accesses in the loops (or of the rows when there are no loops)."""
     found: list[Sym] = []
     for part in s.loops if any(s.loops) else s.rows:

@@ -168,15 +168,18 @@ class _Staging:
         return first
 
 
-def stages(g: Group, stored: frozenset[str], elide: bool, named: bool) -> Stages:
+def stages(
+    g: Group, stored: frozenset[str], elide: bool, named: bool, scratch: bool = True
+) -> Stages:
     """Cut a group into stages. `stored`: values that others need; the rest never leaves the kernel.
 
     `elide` removes half-precision roundings between the nests; `named` keeps values of a row in
-    `Let` statements (not possible where rows are the lanes of a vector).
+    `Let` statements (not possible where rows are the lanes of a vector); `scratch` keeps dear
+    elements of the row in memory of the iteration (of no use where a row stays in registers).
     """
     made = _Staging(g, stored, elide, named).run()
     _read_before_writing(made)
-    if named:
+    if named and scratch:
         _keep_dear_values(g, made)
     return made
 

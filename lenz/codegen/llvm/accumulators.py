@@ -14,7 +14,7 @@ from lenz.codegen.llvm.reductions import is_arg, state_dtype
 from lenz.codegen.llvm.scopes import Cell
 from lenz.errors import InternalError
 from lenz.ir.dtype import I32, DType
-from lenz.ir.kernel import For, Reduce, Stmt
+from lenz.ir.kernel import For, Reduce, Stmt, position
 from lenz.ir.tensor import Axis
 from lenz.sym import ZERO, Sym
 
@@ -96,15 +96,13 @@ def names_reduced(body: tuple[Stmt, ...]) -> set[str]:
 
 def position_of(s: Reduce, path: tuple[For, ...]) -> Sym:
     """The flat position of an element over the reduced axes, the first of them outermost."""
-    extents = {f.axis.var: f.axis.extent for f in path}
-    flat: Sym = ZERO
+    axes = {f.axis.var: f.axis for f in path}
     for v in s.over:
-        if v not in extents:
+        if v not in axes:
             raise InternalError(
                 f"{s.name} is reduced over {v.name}, which is not around it", pass_name="codegen"
             )
-        flat = flat * extents[v] + v
-    return flat
+    return position([axes[v] for v in s.over])
 
 
 def state_dtypes(s: Reduce, position: Sym) -> tuple[DType, ...]:

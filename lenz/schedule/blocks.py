@@ -1,0 +1,180 @@
+"""The loop form of GPU kernels: programs of a grid, each of which holds tiles of lanes.
+
+    for p0b in ceil(P / X) : grid {
+      for p0 in X : lane {
+        for r0b in ceil(R / Y) : seq { for r0 in Y : lane { v0 = reduce .. over r0b, r0 } }
+        for r0b in ceil(R / Y) : seq { for r0 in Y : lane { store .. } }
+      }
+    }
+
+All forms are this one, with other widths: a row that fits the registers has no loop over r0b, a sum
+over columns has a wide X, elements have no R. A width is a power of two. A row that is held whole
+is read once, since its loops run over the same lanes (findings-gpu.md, point 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lenz.ir.kernel import KernelKind, Reduce, Stmt, TileConfig
+from lenz.ir.tensor import Axis
+from lenz.schedule.cut import cut, joined, moved, nested
+from lenz.schedule.legal import Group
+from lenz.schedule.loops import coefficient, columns_win, offsets_of
+from lenz.schedule.nest import Axes
+from lenz.schedule.stages import Stages, Statement
+from lenz.sym import ONE, Sym, SymEnv, Var
+
+# Elements of one tile of a loop without reductions: 8 per thread of 4 warps, 16 bytes of a half.
+TILE = 1024
+# Edge of a tile that one access walks in rows and another in columns: 128 bytes of a half.
+EDGE = 64
+# Longest row that stays in registers: 32 elements per thread of 16 warps.
+ROW = 16384
+# Elements of a tile of a longer row, and of a tile of columns.
+CHUNK = 4096
+# Columns of one program: 128 bytes of a half, so that each row of the tile is a whole cache line.
+PANEL = 64
+# Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
+# layouts get worse.
+MOST_AXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """The loops of a GPU kernel and its configuration."""
+
+    kind: KernelKind
+    body: tuple[Stmt, ...]
+    tile: TileConfig
+
+
+def tiled(g: Group, s: Stages, env: SymEnv) -> Tiled:
+    """Choose widths for the axes of a group, and write its loops down."""
+    axes, raxes = g.domain.axes, g.domain.raxes
+    kind: KernelKind = "pointwise"
+    if not raxes:
+        across = _across(axes, s, env)
+        if across is not None:
+            kind = "transpose"
+            widths = {a: min(EDGE, _power(env.hint(a.extent))) for a in across}
+        else:
+            widths = _widths(axes, TILE, env)
+    elif columns_win(g, s, env):
+        kind = "outer_reduction"
+        widths = _widths(axes[-1:], PANEL, env)
+        widths |= _row_widths(g, CHUNK // _area(widths), env)
+    else:
+        kind = "reduction"
+        widths = _row_widths(g, CHUNK, env)
+        widths |= _widths(axes, TILE // _area(widths), env)
+    body = _loops(axes, raxes, s, widths)
+    return Tiled(kind, body, TileConfig(warps=_warps(_area(widths), bool(raxes))))
+
+
+def _warps(area: int, reduces: bool) -> int:
+    """Warps of a program: 8 elements per thread, 16 where a tile is reduced, 4 to 16 warps."""
+    return max(1 if area <= 256 else 4, min(16, area // (512 if reduces else 256)))
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _area(widths: dict[Axis, int]) -> int:
+    area = 1
+    for w in widths.values():
+        area *= w
+    return area
+
+
+def _length(a: Axis, env: SymEnv) -> int:
+    """Elements of an axis: its bound, or how many it is likely to have."""
+    return a.extent.hi if a.extent.hi is not None else max(env.hint(a.extent), 1)
+
+
+def _widths(axes: Axes, budget: int, env: SymEnv) -> dict[Axis, int]:
+    """Lanes per axis, from the innermost outwards, until a tile has `budget` elements."""
+    widths: dict[Axis, int] = {}
+    for a in reversed(axes):
+        if budget <= 1 or len(widths) == MOST_AXES:
+            break
+        n = _length(a, env)
+        width = min(_power(n), budget)
+        # Lanes beyond the end do nothing: 768 elements are 3 tiles of 256 and not one of 1024.
+        while width > 128 and -(-n // width) * width > n * 9 // 8:
+            width //= 2
+        if width > 1:
+            widths[a] = width
+        budget //= width
+    return widths
+
+
+def _row_widths(g: Group, budget: int, env: SymEnv) -> dict[Axis, int]:
+    """Lanes per axis of R: all of a row that fits the registers, else tiles of `budget`."""
+    raxes = g.domain.raxes
+    whole = 1
+    for a in raxes:
+        whole *= _power(a.extent.hi) if a.extent.hi is not None else ROW + 1
+    limit = ROW if budget == CHUNK else budget
+    if whole <= limit and len(raxes) <= MOST_AXES - 1:
+        return {a: _power(_length(a, env)) for a in raxes if a.extent is not ONE}
+    if len(raxes) > 1 and any(n.kind in ("argmax", "argmin") for n in g.nests):
+        return {}  # the number of an element over several axes must not depend on a cut
+    return _widths(raxes, budget, env)
+
+
+def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
+    """The two axes of a tile if some accesses are contiguous along one, others along the other."""
+    contiguous = [
+        a
+        for a in axes
+        if env.hint(a.extent) >= 16 and any(coefficient(x, a.var) is ONE for x in offsets_of(s))
+    ]
+    return contiguous[-2:] if len(contiguous) >= 2 else None
+
+
+def _loops(axes: Axes, raxes: Axes, s: Stages, widths: dict[Axis, int]) -> tuple[Stmt, ...]:
+    at: dict[Var, Sym] = {}
+    grid, lanes = _cut(axes, widths, at)
+    steps, inner = _cut(raxes, widths, at)
+    over = {
+        a.var: tuple(x.var for x in (*steps, *inner) if x.name in (a.name, f"{a.name}b"))
+        for a in raxes
+    }
+    inside: list[Stmt] = []
+    for k, row in enumerate(s.rows):
+        inside.extend(moved(row, at))
+        if k < len(s.loops) and s.loops[k]:
+            body = moved([_over(x, over) for x in s.loops[k]], at)
+            inside.extend(nested(steps, "seq", nested(inner, "lane", body)))
+    return nested(grid, "grid", nested(lanes, "lane", tuple(inside)))
+
+
+def _cut(
+    axes: Sequence[Axis], widths: dict[Axis, int], at: dict[Var, Sym]
+) -> tuple[list[Axis], list[Axis]]:
+    """Blocks and lanes of the axes; `at` gets the position on an axis that was cut."""
+    blocks: list[Axis] = []
+    lanes: list[Axis] = []
+    for a in axes:
+        width = widths.get(a, 1)
+        if width == 1:
+            blocks.append(a)
+        elif a.extent.hi is not None and a.extent.hi <= width:
+            lanes.append(a)
+        else:
+            block, lane = cut(a, width)
+            at[a.var] = joined(block, lane, width)
+            blocks += block
+            lanes.append(lane)
+    return blocks, lanes
+
+
+def _over(x: Statement, over: dict[Var, tuple[Var, ...]]) -> Statement:
+    """A reduction over the blocks and the lanes of what it ran over."""
+    if not isinstance(x, Reduce):
+        return x
+    return replace(x, over=tuple(v for old in x.over for v in over[old]))
