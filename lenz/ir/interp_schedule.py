@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,10 @@ from lenz.errors import InternalError
 from lenz.ir.graph import atom_refs, buffers_of
 from lenz.ir.interp import Call, Result, Run
 from lenz.ir.interp_kernel import interp_kernel
-from lenz.ir.kernel import Launch, Schedule
+from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.tensor import Buffer
+
+RunKernel = Callable[[Kernel, Mapping[str, torch.Tensor], Mapping[str, int]], None]
 
 
 def interp_schedule(
@@ -21,8 +23,11 @@ def interp_schedule(
     constants: Sequence[torch.Tensor] = (),
     call: Call | None = None,
     objects: Mapping[str, Any] | None = None,
+    run_kernel: RunKernel = interp_kernel,
 ) -> Result:
     """Run a schedule; arguments as for `interp`. Mutations of inputs are stores of its kernels.
+
+    `run_kernel` stands in for the interpreter of kernels where another way to run them is tested.
 
     Raises InternalError as `interp_kernel` does, and for an output that no step defines.
     """
@@ -32,7 +37,7 @@ def interp_schedule(
     buffers = buffers_of(g)
     for step in s.steps:
         if isinstance(step, Launch):
-            _launch(step, run, buffers)
+            _launch(step, run, buffers, run_kernel)
         else:
             run.node(step)
     missing = [r for a in g.outputs for r in atom_refs(a) if r not in run.tensors]
@@ -47,7 +52,9 @@ def interp_schedule(
     return Result(outputs, tuple(after))
 
 
-def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer]) -> None:
+def _launch(
+    step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel
+) -> None:
     k = step.kernel
     memory: dict[str, torch.Tensor] = {}
     for p, name in zip(k.params, step.args, strict=True):
@@ -60,4 +67,4 @@ def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer]) -> None:
         total = t.untyped_storage().nbytes() // t.element_size() - base
         memory[p.name] = t.as_strided((total,), (1,), base)
     sizes = {v.name: run.size(v) for v in k.sizes}
-    interp_kernel(k, memory, sizes)
+    run_kernel(k, memory, sizes)

@@ -31,10 +31,11 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr
+from lenz.ir.expr import Expr, nodes_of
 from lenz.ir.graph import Extern, Graph, ReduceKind, View
+from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.tensor import Axis
-from lenz.sym import ZERO, Int, Sym, Var
+from lenz.sym import ONE, ZERO, Int, Sym, Var
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
@@ -170,6 +171,37 @@ def position(over: Sequence[Axis]) -> Sym:
         extent = Int(a.extent.hi) if cut and a.extent.hi is not None else a.extent
         flat = flat * extent + a.var
     return flat
+
+
+def programs(k: Kernel) -> Sym:
+    """The number of programs of a GPU kernel's grid."""
+    count: Sym = ONE
+    body = k.body
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "grid":
+        count = count * body[0].axis.extent
+        body = body[0].body
+    return count
+
+
+def overwrites_safely(k: Kernel, read: str, written: str) -> bool:
+    """True when no thread can store to `written` before another has loaded the element of `read`.
+
+    Threads of a GPU's program run on their own, and a load may give elements to other threads than
+    a store takes. But a value is stored only after all that it depends on: so the one load of
+    `read` must be a part of the value of the one store to `written`, and of no masked value.
+    """
+    lets = {s.name: s.value for s in walk(k.body) if isinstance(s, Let)}
+    stores = [s for s in walk(k.body) if isinstance(s, Store) and s.buffer == written]
+    nodes = nodes_of(*exprs_of(k.body))
+    loads = [e for e in nodes if e.op is LOAD and e.attrs[0] == read]
+    if not loads:
+        return True
+    if len(stores) != 1 or len(loads) != 1 or any(e.op is MASKED for e in nodes):
+        return False
+    value = stores[0].value
+    while value.op is REF and value.attrs[0] in lets:
+        value = lets[value.attrs[0]]
+    return loads[0] in nodes_of(value)
 
 
 @dataclass(frozen=True, slots=True)

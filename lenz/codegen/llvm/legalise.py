@@ -1,47 +1,18 @@
-"""Rewrite expressions into ops that have an LLVM form, once per kernel."""
+"""Ops in LLVM: which have a direct form."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from lenz.errors import InternalError
-from lenz.ir.expr import Expr, interpret, rebuild
-from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store
+from lenz.codegen.legalise import legalise_kernel
+from lenz.ir.expr import Expr
+from lenz.ir.kernel import Kernel
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 
 _STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 
 
 def legalise(k: Kernel) -> Kernel:
-    """The same kernel over ops that have an `llvm` form.
-
-    Raises InternalError for an op without any.
-    """
-    memo: dict[Expr, Expr] = {}
-
-    def visit(e: Expr, args: list[Expr]) -> Expr:
-        new = rebuild(e, tuple(args))
-        if is_legal(new):
-            return new
-        if new.op.expand is None:
-            kinds = ", ".join(a.dtype.name for a in new.args)
-            raise InternalError(f"{new.op.name}({kinds}) has no LLVM form", pass_name="legalise")
-        return interpret(new.op.expand(*new.args, *new.attrs), visit, memo)
-
-    def legal(e: Expr) -> Expr:
-        return interpret(e, visit, memo)
-
-    def statement(s: Stmt) -> Stmt:
-        match s:
-            case For():
-                return replace(s, body=tuple([statement(x) for x in s.body]))
-            case Let() | Reduce():
-                return replace(s, value=legal(s.value))
-            case Store():
-                bound = tuple([legal(e) for e in s.bound])
-                return replace(s, value=legal(s.value), bound=bound)
-
-    return replace(k, body=tuple([statement(s) for s in k.body]))
+    """The same kernel over ops that have an `llvm` form; InternalError for an op without any."""
+    return legalise_kernel(k, is_legal, lambda op: op.expand, "LLVM")
 
 
 def is_legal(e: Expr) -> bool:

@@ -1,0 +1,53 @@
+"""Rewrite expressions into ops that a target has a form of, once per kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lenz.errors import InternalError
+from lenz.ir.expr import Expr, interpret, rebuild
+from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store
+from lenz.ir.op import Op
+
+Expansion = Callable[..., Expr]
+
+
+def legalise_kernel(
+    k: Kernel,
+    is_legal: Callable[[Expr], bool],
+    expansion: Callable[[Op], Expansion | None],
+    target: str,
+) -> Kernel:
+    """The same kernel over legal nodes; `expansion` gives the definition of an op that is not.
+
+    Raises InternalError for an op without any, naming the target.
+    """
+    memo: dict[Expr, Expr] = {}
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        new = rebuild(e, tuple(args))
+        if is_legal(new):
+            return new
+        expand = expansion(new.op)
+        if expand is None:
+            kinds = ", ".join(a.dtype.name for a in new.args)
+            raise InternalError(
+                f"{new.op.name}({kinds}) has no {target} form", pass_name="legalise"
+            )
+        return interpret(expand(*new.args, *new.attrs), visit, memo)
+
+    def legal(e: Expr) -> Expr:
+        return interpret(e, visit, memo)
+
+    def statement(s: Stmt) -> Stmt:
+        match s:
+            case For():
+                return replace(s, body=tuple([statement(x) for x in s.body]))
+            case Let() | Reduce():
+                return replace(s, value=legal(s.value))
+            case Store():
+                bound = tuple([legal(e) for e in s.bound])
+                return replace(s, value=legal(s.value), bound=bound)
+
+    return replace(k, body=tuple([statement(s) for s in k.body]))

@@ -1,0 +1,181 @@
+"""Reductions under way: their state in the loops of the text, and the step over the lanes.
+
+A reduction over lanes alone is one `tl.reduce` of the value's tile. One that also runs over a loop
+of the text has a tile of partial results, which the loop carries and which is reduced behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lenz.codegen.triton.reductions import combine_name, identity, is_arg, state_dtype
+from lenz.codegen.triton.text import Dims, Term
+from lenz.codegen.triton.types import constant, value_type
+from lenz.codegen.triton.values import Values
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL, I64
+from lenz.ir.kernel import For, Reduce, Stmt, position
+from lenz.ir.tensor import Axis
+from lenz.sym import Var
+
+
+@dataclass(slots=True)
+class Accumulator:
+    """One reduction: the axes it runs over, the dimensions of its tile and of them those reduced.
+
+    carried  the names of the state that a loop of the text carries; empty without such a loop
+    value    the tile of values (and of positions), once it has been computed
+    """
+
+    stmt: Reduce
+    over: tuple[Axis, ...]
+    dims: Dims
+    lanes: Dims
+    carried: tuple[str, ...] = ()
+    value: tuple[str, ...] = ()
+
+
+class Accumulators:
+    """The reductions of one function that is being written."""
+
+    __slots__ = ("dims", "functions", "open", "values")
+
+    def __init__(self, values: Values, dims: dict[Var, int]) -> None:
+        self.values = values
+        self.dims = dims
+        self.functions: dict[str, None] = {}
+        self.open: dict[str, Accumulator] = {}
+
+    def ending(self, f: For, around: Dims) -> list[Accumulator]:
+        """The reductions that end with a loop: it is the outermost of those they run over.
+
+        `around` are the dimensions that are open outside of it.
+        """
+        found: list[Accumulator] = []
+        for s, axes in _reduces((f,), ()):
+            known = {a.var for a in axes}
+            if f.axis.var not in s.over or s.name in self.open or not known.issuperset(s.over):
+                continue
+            over = tuple([next(a for a in axes if a.var is v) for v in s.over])
+            lanes = frozenset(self.dims[a.var] for a in over if a.var in self.dims)
+            inner = frozenset(self.dims[a.var] for a in axes if a.var in self.dims)
+            acc = Accumulator(s, over, around | inner, lanes)
+            if inner - lanes:
+                raise InternalError(f"{s.name}: lanes inside a reduced loop", pass_name="codegen")
+            found.append(acc)
+            self.open[s.name] = acc
+        return found
+
+    def start(self, acc: Accumulator) -> None:
+        """Make the state that a loop of the text carries, in front of the loop."""
+        s, v = acc.stmt, self.values
+        dtype = state_dtype(s.value.dtype)
+        first = constant(dtype, identity(s.kind, s.value.dtype))
+        shape = v.shape(acc.dims)
+        names = [f"{s.name}_acc"]
+        level = v.text.level
+        v.text.put(level, f"{names[0]} = tl.full({shape}, {_plain(first)}, {value_type(dtype)})")
+        if is_arg(s.kind):
+            names.append(f"{s.name}_at")
+            v.text.put(level, f"{names[1]} = tl.full({shape}, {self._far()}, {self._index()})")
+        acc.carried = tuple(names)
+
+    def take(self, s: Reduce) -> None:
+        """Accumulate the value of a reduction at this point of the loops."""
+        acc, v = self.open[s.name], self.values
+        parts = self._tile(acc)
+        if not acc.carried:
+            acc.value = parts
+            return
+        function = self._function(s)
+        targets = ", ".join(acc.carried)
+        call = f"{function}({', '.join((*acc.carried, *parts))})"
+        if function == "add":
+            call = f"{targets} + {parts[0]}"
+        v.text.put(v.text.level, f"{targets} = {call}")
+
+    def finish(self, acc: Accumulator) -> None:
+        """Reduce the lanes; the name of the reduction is its result from here on."""
+        s, v = acc.stmt, self.values
+        state = acc.carried or acc.value
+        dims = acc.dims - acc.lanes
+        if acc.lanes:
+            state = self._across(acc, state, dims)
+        result = state[-1]
+        cast = ""
+        if is_arg(s.kind):
+            cast = "" if v.indices.wide else f".to({value_type(I64)})"
+        elif s.value.dtype is BOOL:
+            cast = " != 0"
+        elif state_dtype(s.value.dtype) is not s.value.dtype:
+            cast = f".to({value_type(s.value.dtype)})"
+        level = v.text.level
+        v.text.put(level, f"{s.name} = {result}{cast}")
+        v.refs[s.name] = Term(s.name, dims, level)
+
+    def _across(self, acc: Accumulator, state: tuple[str, ...], dims: Dims) -> tuple[str, ...]:
+        v, name = self.values, acc.stmt.name
+        function = self._function(acc.stmt)
+        names = (f"{name}_v", f"{name}_i")[: len(state)]
+        # A result for all lanes is a scalar, as all values without lanes; else the rank is kept.
+        over = sorted(acc.lanes if dims else range(len(v.lanes)), reverse=True)
+        keep = ", keep_dims=True" if dims else ""
+        for d in over:
+            what = state[0] if len(state) == 1 else f"({', '.join(state)})"
+            line = f"{', '.join(names)} = tl.reduce({what}, {d}, {function}{keep})"
+            v.text.put(v.text.level, line)
+            state = names
+        return state
+
+    def _tile(self, acc: Accumulator) -> tuple[str, ...]:
+        """The value in every lane of the tile, neutral where there is no element."""
+        s, v = acc.stmt, self.values
+        dtype = state_dtype(s.value.dtype)
+        term = v.value(s.value)
+        text = v.spread(term, acc.dims)
+        if dtype is not s.value.dtype:
+            text = f"{text}.to({value_type(dtype)})"
+        tails = [t for d in sorted(acc.dims) if (t := v.tails[d]) is not None and d in acc.lanes]
+        neutral = constant(dtype, identity(s.kind, s.value.dtype))
+        if tails:
+            runs = " & ".join([t.text for t in tails])
+            text = f"tl.where({runs}, {text}, {neutral})"
+        level = v.text.level
+        parts = [v.text.let(text, acc.dims, level).text]
+        if is_arg(s.kind):
+            at = v.indices.term(position(acc.over), {})
+            where = v.spread(at, acc.dims)
+            if tails:
+                where = f"tl.where({runs}, {where}, {self._far()})"
+            parts.append(v.text.let(where, acc.dims, level).text)
+        return tuple(parts)
+
+    def _far(self) -> str:
+        """A position behind all others: that of no element."""
+        return str((1 << 63) - 1 if self.values.indices.wide else (1 << 31) - 1)
+
+    def _index(self) -> str:
+        return self.values.indices.dtype
+
+    def _function(self, s: Reduce) -> str:
+        name = combine_name(s.kind, s.value.dtype)
+        self.functions[name] = None
+        return name
+
+
+def _plain(text: str) -> str:
+    """The number in a constant that is spelled out."""
+    return text.split(",")[1].strip() if text.startswith("tl.full") else text
+
+
+def _reduces(
+    body: tuple[Stmt, ...], axes: tuple[Axis, ...]
+) -> list[tuple[Reduce, tuple[Axis, ...]]]:
+    """Every reduction with the axes of the loops around it, outermost first."""
+    found: list[tuple[Reduce, tuple[Axis, ...]]] = []
+    for s in body:
+        if isinstance(s, For):
+            found += _reduces(s.body, (*axes, s.axis))
+        elif isinstance(s, Reduce):
+            found.append((s, axes))
+    return found

@@ -1,0 +1,205 @@
+"""Kernels to Triton: one module of text per kernel.
+
+A program of the grid runs the body for one point of the grid axes. Lane loops become dimensions of
+its tiles, all of them of one rank, so that values broadcast as they are; loops of kind "seq" and
+"unroll" become loops of the text. What a lane loop computes is kept until the end of the body
+around it: a later loop over the same lanes finds it in registers.
+"""
+
+from __future__ import annotations
+
+from lenz.codegen.triton.accumulate import Accumulators
+from lenz.codegen.triton.compile import KernelText
+from lenz.codegen.triton.indices import Indices, fits, joint
+from lenz.codegen.triton.legalise import legalise
+from lenz.codegen.triton.reductions import COMBINE
+from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
+from lenz.codegen.triton.types import memory_type
+from lenz.codegen.triton.values import Values
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import nodes_of, syms_of
+from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store, exprs_of, overwrites_safely, walk
+from lenz.ir.tensor import Axis
+from lenz.sym import Add, Int, Min, Sym
+from lenz.sym.expr import sum_of
+
+HEAD = "import triton\nimport triton.language as tl\n"
+LIBDEVICE = "from triton.language.extra import libdevice\n"
+
+
+def emit(k: Kernel) -> KernelText:
+    """The text of one kernel, under its own name, with all that its compiler must know."""
+    legal = legalise(k)
+    body = _Body(legal, not fits(_indices(legal)))
+    lines = body.run()
+    head = HEAD + LIBDEVICE * any("libdevice." in line for line in lines)
+    parts = [head, *[f"\n@triton.jit\n{COMBINE[f]}\n" for f in sorted(body.accs.functions)]]
+    params = [p.name for p in k.params] + [v.name for v in k.sizes]
+    parts.append(f"\n@triton.jit\ndef {k.name}({', '.join(params)}):\n")
+    parts += [f"    # {o}\n" for o in k.origins]
+    text = "\n".join(["".join(parts).rstrip("\n"), *lines]) + "\n"
+    signature = [f"*{memory_type(p.dtype)}" for p in k.params]
+    signature += ["i64" if body.indices.wide else "i32"] * len(k.sizes)
+    aligned = tuple([n for n, p in enumerate(k.params) if p.aligned])
+    return KernelText(
+        k.name, text, tuple(signature), aligned, k.tile.warps, k.tile.stages, body.values.checks
+    )
+
+
+def _indices(k: Kernel) -> list[Sym]:
+    """Every index of a kernel: offsets, positions and extents."""
+    found = [s for e in nodes_of(*exprs_of(k.body)) for s in syms_of(e)]
+    for s in walk(k.body):
+        if isinstance(s, Store):
+            found.append(s.offset)
+        elif isinstance(s, For):
+            found.append(s.axis.extent)
+    return found
+
+
+class _Body:
+    """Writes the statements of one kernel."""
+
+    def __init__(self, k: Kernel, wide: bool) -> None:
+        self.k = k
+        self.text = Text()
+        lanes = {
+            s.axis.var: s.axis for s in walk(k.body) if isinstance(s, For) and s.kind == "lane"
+        }
+        self.dims = {v: d for d, v in enumerate(lanes)}
+        self.indices = Indices(self.text, wide)
+        written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
+        self.values = Values(self.text, self.indices, written)
+        self.values.lanes = [(v, _width(a)) for v, a in lanes.items()]
+        self.values.tails = [None] * len(lanes)
+        self.accs = Accumulators(self.values, self.dims)
+        self.around: Dims = NO_DIMS
+        self.fence = any(
+            p.mode == "inout" and not overwrites_safely(k, p.name, p.name) for p in k.params
+        )
+
+    def run(self) -> list[str]:
+        """The lines of the function's body."""
+        for v in self.k.sizes:
+            self.indices.vars[v] = Term(v.name)
+        stmts = self.k.body
+        grid: list[Axis] = []
+        while len(stmts) == 1 and isinstance(stmts[0], For) and stmts[0].kind == "grid":
+            grid.append(stmts[0].axis)
+            stmts = stmts[0].body
+        self.unflatten(grid)
+        for d, (v, width) in enumerate(self.values.lanes):
+            shape = ["None"] * len(self.values.lanes)
+            shape[d] = ":"
+            place = f"[{', '.join(shape)}]" if len(shape) > 1 else ""
+            wide = ".to(tl.int64)" if self.indices.wide else ""
+            self.text.put(0, f"{v.name} = tl.arange(0, {width}){wide}{place}")
+            self.indices.vars[v] = Term(v.name, frozenset((d,)))
+        self.statements(stmts)
+        return self.text.bodies[0]
+
+    def unflatten(self, grid: list[Axis]) -> None:
+        """Variables of the grid axes from the number of the program, the last axis fastest."""
+        wide = ".to(tl.int64)" if self.indices.wide else ""
+        rest = f"tl.program_id(0){wide}"
+        for k in range(len(grid) - 1, -1, -1):
+            a = grid[k]
+            if k:
+                extent = self.indices.term(a.extent, {}).text
+                name = f"pid{k}"
+                self.text.put(0, f"{name} = {rest}")
+                self.text.put(0, f"{a.name} = {name} % {extent}")
+                rest = f"{name} // {extent}"
+            else:
+                self.text.put(0, f"{a.name} = {rest}")
+            self.indices.vars[a.var] = Term(a.name)
+
+    def statements(self, body: tuple[Stmt, ...]) -> None:
+        """Write statements in order."""
+        for s in body:
+            match s:
+                case For(_, "lane", _):
+                    self.lane(s)
+                case For():
+                    self.loop(s)
+                case Let(name, value):
+                    self.values.refs[name] = self.values.value(value)
+                case Reduce():
+                    self.accs.take(s)
+                case Store():
+                    self.store(s)
+
+    def lane(self, f: For) -> None:
+        """A dimension of the tile is open while its statements are written."""
+        d = self.dims[f.axis.var]
+        self.values.tails[d] = self.tail(f.axis, self.values.lanes[d][1])
+        ending = self.accs.ending(f, self.around)
+        self.around |= {d}
+        self.statements(f.body)
+        self.around -= {d}
+        for acc in ending:
+            self.accs.finish(acc)
+
+    def loop(self, f: For) -> None:
+        """A loop of the text."""
+        if f.kind not in ("seq", "unroll"):
+            raise InternalError(f"a {f.kind} loop inside of a program", pass_name="codegen")
+        ending = self.accs.ending(f, self.around)
+        for acc in ending:
+            self.accs.start(acc)
+        extent = self.indices.term(f.axis.extent, {}).text
+        self.text.push()
+        self.indices.vars[f.axis.var] = Term(f.axis.name, NO_DIMS, self.text.level)
+        self.statements(f.body)
+        stages = f", num_stages={self.k.tile.stages}" if self.k.tile.stages > 1 else ""
+        self.text.pop(f"for {f.axis.name} in tl.range(0, {extent}{stages}):")
+        for acc in ending:
+            self.accs.finish(acc)
+
+    def tail(self, a: Axis, width: int) -> Term | None:
+        """The condition under which a lane has an element; None when all have."""
+        extent = a.extent
+        if isinstance(extent, Min) and len(extent.args) == 2 and Int(width) in extent.args:
+            extent = next(x for x in extent.args if x is not Int(width))
+        if extent is Int(width):
+            return None
+        key = ("tail", a.var, extent)
+        found = self.text.memo.get(key)
+        if found is None:
+            # W*block + lane < N: of this form Triton knows which groups of lanes agree.
+            terms = extent.terms if isinstance(extent, Add) else ()
+            moved = sum_of([(t, -c) for t, c in terms if c < 0])
+            left = self.indices.term(a.var + moved, {})
+            right = self.indices.term(extent + moved, {})
+            dims, level = joint((left, right))
+            found = self.text.let(f"{left.text} < {right.text}", dims, level)
+            self.text.keep(key, found)
+        return found
+
+    def store(self, s: Store) -> None:
+        """One store of a tile, by the lanes that have an element."""
+        v = self.values
+        value = v.value(s.value)
+        for e in s.bound:
+            v.value(e)
+        bound = v.bound((s.offset,), s.bound, ())
+        pointer, runs, dims, _ = v.pointer(s.buffer, s.offset, bound, ())
+        if not value.dims <= dims:
+            raise InternalError(f"lanes share an element of %{s.buffer}", pass_name="codegen")
+        if self.fence:
+            v.barrier()
+            self.fence = False
+        text = value.text
+        if s.value.dtype is BOOL:
+            text = f"{text}.to(tl.int8)"
+        mask = f", {runs}" if runs else ""
+        self.text.put(self.text.level, f"tl.store({pointer}, {text}{mask})")
+        v.forget(s.buffer)
+
+
+def _width(a: Axis) -> int:
+    """Lanes of an axis: the least power of two that holds its longest block."""
+    if a.extent.hi is None:
+        raise InternalError(f"lanes over {a.name}, which has no bound", pass_name="codegen")
+    return 1 << max(a.extent.hi - 1, 0).bit_length()

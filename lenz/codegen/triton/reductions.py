@@ -1,0 +1,74 @@
+"""Accumulation in Triton: identities, and the functions that combine two partial results.
+
+NaN counts as the greatest value of max and argmax and the smallest of min and argmin; of equal
+values the first position wins.
+"""
+
+from __future__ import annotations
+
+from lenz.ir.dtype import BOOL, F32, I32, DType
+from lenz.ir.graph import ReduceKind
+
+# Functions of a module by name; a kernel's module holds those that it uses.
+COMBINE = {
+    "add": "def add(x, y):\n    return x + y",
+    "mul": "def mul(x, y):\n    return x * y",
+    "greatest": (
+        "def greatest(x, y):\n    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)"
+    ),
+    "least": "def least(x, y):\n    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+    "first_greatest": (
+        "def first_greatest(x, i, y, j):\n"
+        "    same = (x == y) | ((x != x) & (y != y))\n"
+        "    take = (y > x) | ((y != y) & (x == x)) | (same & (j < i))\n"
+        "    return tl.where(take, y, x), tl.where(take, j, i)"
+    ),
+    "first_least": (
+        "def first_least(x, i, y, j):\n"
+        "    same = (x == y) | ((x != x) & (y != y))\n"
+        "    take = (y < x) | ((y != y) & (x == x)) | (same & (j < i))\n"
+        "    return tl.where(take, y, x), tl.where(take, j, i)"
+    ),
+}
+_NAMES: dict[ReduceKind, str] = {
+    "sum": "add", "prod": "mul", "max": "greatest", "min": "least", "any": "greatest",
+    "all": "least", "argmax": "first_greatest", "argmin": "first_least",
+}  # fmt: skip
+
+
+def is_arg(kind: ReduceKind) -> bool:
+    """True for the kinds that give a position."""
+    return kind in ("argmax", "argmin")
+
+
+def state_dtype(dtype: DType) -> DType:
+    """The type in which values are accumulated: f32 for halves, 32 bits for short integers."""
+    if dtype.is_half:
+        return F32
+    return I32 if dtype is BOOL or (not dtype.is_float and dtype.bits < 32) else dtype
+
+
+def combine_name(kind: ReduceKind, dtype: DType) -> str:
+    """The function that combines two values of the kind; of bools, + is or, and * is and."""
+    if dtype is BOOL and kind in ("sum", "prod"):
+        return "greatest" if kind == "sum" else "least"
+    return _NAMES[kind]
+
+
+def identity(kind: ReduceKind, dtype: DType) -> bool | int | float:
+    """The value that changes no result, for values of `dtype`."""
+    if dtype is BOOL:
+        return 0 if kind in ("sum", "any", "max", "argmax") else 1
+    match kind:
+        case "sum" | "any":
+            return 0
+        case "prod" | "all":
+            return 1
+        case "max" | "argmax":
+            if dtype.is_float:
+                return float("-inf")
+            return -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
+        case "min" | "argmin":
+            if dtype.is_float:
+                return float("inf")
+            return (1 << (dtype.bits - (dtype.kind == "int"))) - 1

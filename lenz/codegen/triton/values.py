@@ -1,0 +1,244 @@
+"""Expressions to Triton text: one line per distinct node, in the outermost body that can hold it.
+
+A node that reads memory is remembered by the conditions it stands under as well; one that reads a
+buffer which the kernel writes stays in its body and is forgotten when the buffer is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from lenz.codegen.triton.indices import Indices, joint
+from lenz.codegen.triton.text import Dims, Term, Text
+from lenz.codegen.triton.types import constant, value_type
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL, F32, I64, DType
+from lenz.ir.expr import Expr, is_bound_var
+from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
+from lenz.ops.emission import triton_text
+from lenz.sym import Int, Sym, Var
+
+Mask = tuple[Expr, ...]
+Item = tuple[Expr, Mask]
+
+
+class Values:
+    """The values of expressions in the function that is being written.
+
+    refs     values of Let and Reduce by name
+    lanes    for each dimension of the tile, the variable of its index and its width
+    tails    for each dimension, the condition under which a lane has an element, or None
+    written  buffers that the kernel stores to
+    checks   True once the text holds an assertion
+    """
+
+    __slots__ = (
+        "checks", "dirty", "indices", "lanes", "reads", "refs", "stale", "tails", "text", "written",
+    )  # fmt: skip
+
+    def __init__(self, text: Text, indices: Indices, written: frozenset[str]) -> None:
+        self.text = text
+        self.indices = indices
+        self.written = written
+        self.refs: dict[str, Term] = {}
+        self.lanes: list[tuple[Var, int]] = []
+        self.tails: list[Term | None] = []
+        self.reads: dict[Expr, tuple[str, ...]] = {}
+        self.stale: dict[str, list[Hashable]] = {}
+        self.dirty: set[str] = set()
+        self.checks = False
+
+    def value(self, e: Expr, mask: Mask = ()) -> Term:
+        """The value of an expression."""
+        stack: list[Item] = [(e, mask)]
+        while stack:
+            item = stack[-1]
+            if self._find(item) is not None:
+                stack.pop()
+                continue
+            todo = [part for part in _parts(item) if self._find(part) is None]
+            if todo:
+                stack.extend(reversed(todo))
+                continue
+            stack.pop()
+            key = self._key(item)
+            self.text.keep(key, self._visit(*item))
+            for buffer in self._reads(item[0]):
+                if buffer in self.written:
+                    self.stale.setdefault(buffer, []).append(key)
+        return self._operand(e, mask)
+
+    def forget(self, buffer: str) -> None:
+        """Drop every value that was read from a buffer, since the buffer changes here."""
+        for key in self.stale.pop(buffer, ()):
+            self.text.memo.pop(key, None)
+        self.dirty.add(buffer)
+
+    def barrier(self) -> None:
+        """Let every thread of the program reach this place before any goes on."""
+        self.text.put(self.text.level, "tl.debug_barrier()")
+        self.dirty.clear()
+
+    def _reads(self, e: Expr) -> tuple[str, ...]:
+        found = self.reads.get(e)
+        if found is None:  # operands are visited first, so this never goes deep
+            names: dict[str, None] = {e.attrs[0]: None} if e.op is LOAD else {}
+            if e.op.guarded:  # its effect depends on the masks as a load does
+                names[""] = None
+            for a in e.args:
+                names.update(dict.fromkeys(self._reads(a)))
+            found = self.reads[e] = tuple(names)
+        return found
+
+    def _key(self, item: Item) -> Hashable:
+        e, mask = item
+        return item if mask and self._reads(e) else (e, ())
+
+    def _find(self, item: Item) -> Term | None:
+        memo = self.text.memo
+        found = memo.get((item[0], ()))
+        if found is None and item[1]:
+            found = memo.get(item)
+        return found
+
+    def _operand(self, e: Expr, mask: Mask) -> Term:
+        found = self._find((e, mask))
+        if found is None:
+            raise InternalError(f"{e.op.name} has no value", pass_name="codegen")
+        return found
+
+    def _visit(self, e: Expr, mask: Mask) -> Term:
+        if e.op is CONST:
+            return Term(constant(e.dtype, e.attrs[0]))
+        if e.op is REF:
+            if e.attrs[0] not in self.refs:
+                raise InternalError(f"{e.attrs[0]} is not in scope", pass_name="codegen")
+            return self.refs[e.attrs[0]]
+        if e.op is INDEX:
+            return self._index(e, mask)
+        if e.op is LOAD:
+            return self._load(e, mask)
+        if e.op is MASKED:
+            cond, value, other = e.args
+            parts = [
+                self._operand(cond, mask),
+                self._operand(value, (*mask, cond)),
+                self._operand(other, mask),
+            ]
+            return self._named("tl.where({}, {}, {})", parts)
+        parts = [self._operand(a, mask) for a in e.args]
+        dims, level = joint(parts)
+        texts = tuple([p.text for p in parts])
+        if e.op.check_triton is not None:
+            level = self._assert(e.op.check_triton.format(*texts), mask, dims, level)
+        text = triton_text(e.op, e.dtype, tuple([a.dtype for a in e.args]), texts, e.attrs)
+        return self.text.let(text, dims, level)
+
+    def _assert(self, condition: str, mask: Mask, dims: Dims, level: int) -> int:
+        """Stop the program, as eager does on a GPU, if the condition fails in a lane that runs."""
+        self.checks = True
+        runs = self._conjunction(mask, dims)
+        guard = "" if runs is None else f", mask={runs.text}"
+        level = level if runs is None else max(level, runs.level)
+        line = f'tl.device_assert({condition}, "index out of range in self"{guard})'
+        self.text.put(level, line)
+        return level
+
+    def _named(self, form: str, parts: list[Term]) -> Term:
+        dims, level = joint(parts)
+        return self.text.let(form.format(*[p.text for p in parts]), dims, level)
+
+    def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, Term]:
+        """The values of the variables @k, as indices."""
+        found: dict[Var, Term] = {}
+        for s in syms:
+            for v in s.free_vars:
+                if is_bound_var(v):
+                    arg = args[int(v.name[1:])]
+                    term = self._operand(arg, mask)
+                    found[v] = term if self.indices.wide else self._cast_index(arg, term)
+        return found
+
+    def _cast_index(self, e: Expr, term: Term) -> Term:
+        if e.dtype is not I64:
+            return term
+        key = ("narrow", term.text)
+        found = self.text.memo.get(key)
+        if found is None:
+            narrow = self.text.let(f"{term.text}.to(tl.int32)", term.dims, term.level)
+            found = self.text.keep(key, narrow)
+        return found
+
+    def _index(self, e: Expr, mask: Mask) -> Term:
+        s, dtype = e.attrs[0], e.dtype
+        if isinstance(s, Int):
+            return Term(constant(dtype, s.value))
+        bound = self.bound((s,), e.args, mask)
+        term = self.indices.term(s, bound)
+        return self.text.let(_converted(term.text, dtype), term.dims, term.level)
+
+    def pointer(
+        self, buffer: str, offset: Sym, bound: dict[Var, Term], mask: Mask
+    ) -> tuple[str, str, Dims, int]:
+        """The pointer to an element, the condition of the access ("" for none), dims, level."""
+        at = self.indices.term(offset, bound)
+        runs = self._conjunction(mask, at.dims)
+        text, dims, level = f"{buffer} + {at.text}", at.dims, at.level
+        if runs is not None:
+            for d in sorted(runs.dims - dims):
+                # Lanes that share an address but not the condition need a pointer each.
+                text += f" + 0 * {self.lanes[d][0].name}"
+            dims, level = dims | runs.dims, max(level, runs.level)
+        return text, runs.text if runs is not None else "", dims, level
+
+    def _load(self, e: Expr, mask: Mask) -> Term:
+        buffer, (offset,), dtype = e.attrs
+        bound = self.bound((offset,), e.args, mask)
+        text, runs, dims, level = self.pointer(buffer, offset, bound, mask)
+        if buffer in self.written:
+            level = self.text.level
+            if buffer in self.dirty:
+                self.barrier()
+        value = f"tl.load({text}, {runs})" if runs else f"tl.load({text})"
+        return self.text.let(f"{value} != 0" if dtype is BOOL else value, dims, level)
+
+    def _conjunction(self, mask: Mask, dims: Dims) -> Term | None:
+        """The condition of an access: all conditions around it, and lanes that have an element."""
+        parts = [self._operand(cond, mask[:k]) for k, cond in enumerate(mask)]
+        dims, level = joint([Term("", dims), *parts])
+        for d in sorted(dims):
+            tail = self.tails[d]
+            if tail is not None:
+                parts.append(tail)
+        if not parts:
+            return None
+        dims, level = joint(parts)
+        return Term(" & ".join([p.text for p in parts]), dims, level)
+
+    def spread(self, term: Term, dims: Dims) -> str:
+        """The text of a value that has an element for every lane of the dimensions."""
+        if term.dims == dims:
+            return term.text
+        return f"tl.broadcast_to({term.text}, {self.shape(dims)})"
+
+    def shape(self, dims: Dims) -> str:
+        """The shape of a tile that has lanes in the dimensions."""
+        sizes = [str(w) if d in dims else "1" for d, (_, w) in enumerate(self.lanes)]
+        return f"[{', '.join(sizes)}]" if dims else "[]"
+
+
+def _converted(text: str, dtype: DType) -> str:
+    """An index as a value of another type."""
+    if dtype is BOOL:
+        return f"{text} != 0"
+    if dtype.is_half:
+        return f"{text}.to({value_type(F32)}).to({value_type(dtype)})"
+    return f"{text}.to({value_type(dtype)})"
+
+
+def _parts(item: Item) -> list[Item]:
+    e, mask = item
+    if e.op is MASKED:
+        cond, value, other = e.args
+        return [(cond, mask), (value, (*mask, cond)), (other, mask)]
+    return [(a, mask) for a in e.args]
