@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from lenz.frontend import FxProgram, capture
 from lenz.lower import native_ops
@@ -176,11 +176,16 @@ def programs_of(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None)
         return capture(gm, inputs, compile_fx, Options(cache=False, verify=True), native_ops())
 
     torch._dynamo.reset()
-    results = torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+    try:
+        results = torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+    except DataDependentOutputException:
+        return found  # captured, but a fake tensor has no number to give to `item()`
     leaves = torch.utils._pytree.tree_leaves(results)
     outs = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
     if outs:
-        torch.autograd.backward(outs, [torch.empty_like(t) for t in outs])
+        # On this thread: autograd's own for CUDA were started, or not, by its first use.
+        with torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.backward(outs, [torch.empty_like(t) for t in outs])
     return found
 
 

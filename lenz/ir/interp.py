@@ -308,7 +308,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(a, b))
 
 
-def _seed() -> torch.Tensor:
+def _seed(device: torch.device | None = None) -> torch.Tensor:
     """A fixed seed and offset: random ops are counter-based, so all else follows from these."""
     return torch.tensor([0x1234_5678_9ABC, 0], dtype=torch.int64)
 
@@ -319,6 +319,8 @@ def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
         return objects[op[4:]]  # type: ignore[no-any-return]  # the caller holds Any
     if op == "lenz.seed":
         return _seed
+    if op == "lenz.to_device":
+        return lambda t, device: t.clone(memory_format=torch.contiguous_format)
     found: Any = torch.ops
     parts = op.split(".")
     if parts[0] == "py":

@@ -9,12 +9,12 @@ import torch
 from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
-from lenz.ir.graph import Atom
-from lenz.ir.tensor import TensorType
-from lenz.lower.builder import GraphBuilder
+from lenz.ir.graph import Atom, Extern, Named, Ref
+from lenz.ir.tensor import TensorType, contiguous
+from lenz.lower.builder import GraphBuilder, Value
 from lenz.sym import Sym
 
-# Ops that are meant to be library calls: no better code of ours is to be expected on CPU.
+# Ops that are meant to be library calls: no better code of ours is to be expected.
 LIBRARY = frozenset(
     {
         "mm",
@@ -29,6 +29,12 @@ LIBRARY = frozenset(
         "_convolution",
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
         "mkldnn_rnn_layer",
         "linear",
     }
@@ -79,6 +85,16 @@ def call_eager(
         reason=reason,
     )
     return made[0] if single else made
+
+
+def move(b: GraphBuilder, x: Value, device: str) -> Value:
+    """The elements of `x` on another device, contiguous: a call of the runtime's `to_device`."""
+    type = TensorType(x.dtype, device, contiguous(x.shape))
+    out = b.define(f"{x.name}_moved", type)
+    b.nodes.append(
+        Extern((out,), "lenz.to_device", (Ref(x.name), Named("device", device)), reason="library")
+    )
+    return Value(out)
 
 
 def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ...]]:

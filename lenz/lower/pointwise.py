@@ -22,10 +22,8 @@ from lenz.ops.fold import apply
 
 
 @lowering("_to_copy", "prims.convert_element_type", "prims.device_put", "_conj_physical")
-def convert(b: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value | Decline:
+def convert(b: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
     """The elements in the type of the result, as the program asks for: no rounding is implicit."""
-    if x.device != b.result.device:
-        return Decline("copy between devices")
     return b.map(lambda i: ops.cast(x.at(i), b.result.dtype))
 
 
@@ -36,21 +34,17 @@ def clone(b: GraphBuilder, x: Value, **_: Any) -> Value:
 
 
 @lowering("copy")
-def copy(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value | Decline:
+def copy(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value:
     """The elements of `src`, broadcast and converted, in place of those of `x`."""
-    if src.device != x.device:
-        return Decline("copy between devices")
     return b.map(lambda i: exact(src, i, x.dtype))
 
 
 @lowering("copy_")
-def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value | Decline:
+def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value:
     """The input `x` holds the elements of `src` when the graph ends.
 
     Raises Unsupported for a write into a tensor of the graph, which no functional graph has.
     """
-    if src.device != x.device:
-        return Decline("copy between devices")
     if any(o.name == x.name for n in b.nodes for o in outs_of(n)):
         raise Unsupported(f"a write into %{x.name}, which is no input")
     value = src

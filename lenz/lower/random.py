@@ -1,8 +1,8 @@
 """Random numbers: Philox by element number, under a seed drawn at each call.
 
 The numbers are not eager's, but `torch.manual_seed` decides them, since the runtime draws the seed
-from torch's default generator ("lenz.seed": no arguments, gives i64[2], a key and the number of
-the first counter). Each op of a graph draws its own.
+from the default generator of the result's device ("lenz.seed": the device, where it is not the
+CPU, gives i64[2], a key and the number of the first counter). Each op of a graph draws its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from lenz import ops
 from lenz.ir.dtype import BOOL, F32, F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const, index
+from lenz.ir.graph import Named
 from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.operand import Operand, element
@@ -30,8 +31,9 @@ Source = Callable[[Index], tuple[Expr, Expr]]
 
 def seeded(b: GraphBuilder, type: TensorType) -> Source:
     """The (seed, counter) of each element of a result; draws one seed."""
-    drawn = TensorType(I64, "cpu", contiguous((sym(2),)))
-    (seed,) = b.extern(SEED, (), outs=(drawn,), reason="library")
+    drawn = TensorType(I64, type.device, contiguous((sym(2),)))
+    where = () if type.device == "cpu" else (Named("device", type.device),)
+    (seed,) = b.extern(SEED, where, outs=(drawn,), reason="library")
     assert isinstance(seed, Value)
 
     def source(i: Index) -> tuple[Expr, Expr]:

@@ -15,11 +15,13 @@ from lenz.ir.dtype import NATIVE, DType, dtype_of
 from lenz.ir.graph import Atom, Graph, Named, Node, Pointwise, Reduction, Ref
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
-from lenz.lower.fallback import call_eager
+from lenz.lower.fallback import call_eager, move
 from lenz.lower.registry import entry_for
 from lenz.sym import Int, Sym, SymEnv
 
 ToSym = Callable[[Any], Sym]
+CPU = frozenset({"cpu"})
+COPIES = (torch.ops.aten.copy.default, torch.ops.aten.copy_.default)
 
 
 def lower(
@@ -30,14 +32,17 @@ def lower(
     origin: Callable[[FxNode], str] = lambda n: "",
     env: SymEnv | None = None,
     eager_random: bool = False,
+    devices: frozenset[str] = CPU,
 ) -> Graph:
     """Lower every node of a normalised FX graph; what no lowering takes becomes an `Extern`.
 
+    `devices` are the kinds of device ("cpu", "cuda") that the caller can make kernels for.  All
+    that a loop reads is on the device of its result: 0-d tensors of the CPU are moved there once.
     Raises Unsupported for a graph with a value the IR cannot name at all (sparse, nested or
-    quantized tensors, symbolic floats); the caller then runs the whole graph in eager.
+    quantized tensors, symbolic floats, other devices); the caller then runs it in eager.
     """
     b = GraphBuilder(eager_random)
-    return _Walk(gm, name, to_sym, constants, origin, b).run(env or SymEnv())
+    return _Walk(gm, name, to_sym, constants, origin, b, devices).run(env or SymEnv())
 
 
 class _Walk:
@@ -51,11 +56,14 @@ class _Walk:
         constants: Mapping[str, torch.Tensor],
         origin: Callable[[FxNode], str],
         b: GraphBuilder,
+        devices: frozenset[str],
     ) -> None:
         self.gm, self.name, self.to_sym = gm, name, to_sym
         self.tensors = constants
         self.origin = origin
         self.b = b
+        self.devices = devices
+        self.moved: dict[tuple[str, str], Value] = {}
         self.env: dict[FxNode, Any] = {}
         self.inputs: list[Buffer | Sym] = []
         self.constants: list[Buffer] = []
@@ -137,8 +145,17 @@ class _Walk:
         entry = entry_for(str(n.target))
         if entry is None:
             return "no lowering"
+        if n.kwargs.get("pin_memory"):
+            return "pinned memory"
         args = [self.value(a) for a in n.args]
         kwargs = {k: self.value(a) for k, a in n.kwargs.items()}
+        device = next((r.device for r in results if r is not None), None)
+        if device is not None:
+            whole = n.target in COPIES
+            args = [self.near(a, device, whole) for a in args]
+            kwargs = {k: self.near(a, device, whole) for k, a in kwargs.items()}
+            if any(v.device != device for v in _values([args, list(kwargs.values())])):
+                return "copy between devices"
         if not entry.any_dtype:
             types = [v.buffer.type for v in _values(args) + _values(list(kwargs.values()))]
             for t in (*types, *(r for r in results if r is not None)):
@@ -176,6 +193,19 @@ class _Walk:
             return [self.value(x) for x in a]
         return a
 
+    def near(self, a: Any, device: str, whole: bool) -> Any:
+        """An operand with its 0-d tensors of the CPU (`whole`: every tensor) on the device."""
+        if isinstance(a, list):
+            return [self.near(x, device, whole) for x in a]
+        if not isinstance(a, Value) or a.device == device:
+            return a
+        if not whole and (a.rank > 0 or a.device != "cpu"):
+            return a
+        key = (a.name, device)
+        if key not in self.moved:
+            self.moved[key] = move(self.b, a, device)
+        return self.moved[key]
+
     def atom(self, a: Any) -> Atom:
         """FX argument -> argument of an Extern or an output."""
         if isinstance(a, FxNode):
@@ -184,7 +214,7 @@ class _Walk:
 
     def type_of(self, val: torch.Tensor) -> TensorType:
         """The type of a fake tensor; raises Unsupported for one that has no strides."""
-        return type_of(val, self.to_sym)
+        return type_of(val, self.to_sym, self.devices)
 
     def types_of(self, val: Any) -> tuple[TensorType | None, ...]:
         """Types of the results of an FX node, None for those that are no tensors."""
@@ -192,15 +222,16 @@ class _Walk:
         return tuple(self.type_of(v) if isinstance(v, torch.Tensor) else None for v in parts)
 
 
-def type_of(val: torch.Tensor, to_sym: ToSym) -> TensorType:
+def type_of(val: torch.Tensor, to_sym: ToSym, devices: frozenset[str]) -> TensorType:
     """The type of a tensor with the offset left out: pointers point at the first element."""
     dtype = dtype_of(val.dtype)
     if dtype is None or val.layout is not torch.strided or val.is_nested:
         raise Unsupported(f"a tensor of dtype {val.dtype} and layout {val.layout}")
     if val.is_neg():
         raise Unsupported("a tensor whose memory holds the negated values (of a conjugate's imag)")
-    if val.device.type != "cpu":
-        raise Unsupported(f"a tensor on {val.device}: kernels are made for CPUs only")
+    if val.device.type not in devices:
+        made = " and ".join(sorted(devices))
+        raise Unsupported(f"a tensor on {val.device}: kernels are made for {made} only")
     shape = tuple(to_sym(s) for s in val.shape)
     stride = tuple(to_sym(s) for s in val.stride())
     return TensorType(dtype, str(val.device), Layout(shape, stride))

@@ -1,0 +1,133 @@
+"""Graphs with tensors on several devices: where each loop runs, and what moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lenz.errors import Unsupported
+from lenz.frontend import FxProgram, origin
+from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, buffers_of, reads_of
+from lenz.ir.verify import verify
+from lenz.lower import lower
+from lenz.runtime.executor import resolve, seed, to_device
+from tests.cuda import Fake, cuda_program, cuda_programs
+
+SCALAR = Fake((), torch.float32, "cpu")
+
+
+def lowered(p: FxProgram, *devices: str) -> Graph:
+    """The graph of a program; no loop of it reads another device than it writes."""
+    kinds = frozenset(devices or ("cpu", "cuda"))
+    g = lower(p.gm, p.name, p.symbols.sym, p.constants, origin, devices=kinds)
+    verify(g)
+    known = buffers_of(g)
+    for n in g.nodes:
+        if isinstance(n, (Pointwise, Reduction)):
+            read = {known[r].type.device for r in reads_of(n)}
+            assert read <= {n.out.type.device}, f"%{n.out.name} reads {read}"
+    return g
+
+
+def graph(fn: Callable[..., Any], *args: Any) -> Graph:
+    return lowered(cuda_program(fn, *args))
+
+
+def calls(g: Graph, op: str) -> list[Extern]:
+    return [n for n in g.nodes if isinstance(n, Extern) and n.op == op]
+
+
+def test_a_cuda_graph_names_its_device() -> None:
+    g = graph(lambda x: (x.float().exp().sum(1), x + 1), (4, 8))
+    assert {b.type.device for b in buffers_of(g).values()} == {"cuda:0"}
+    assert not [n for n in g.nodes if isinstance(n, Extern)]
+
+
+def test_other_devices_are_refused_by_name() -> None:
+    p = cuda_program(lambda x: x + 1, (4,))
+    with pytest.raises(Unsupported, match=r"cuda:0: kernels are made for cpu only"):
+        lowered(p, "cpu")
+
+
+def test_a_scalar_of_the_cpu_moves_once() -> None:
+    def f(x: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x * s, (x + s) / t, torch.where(x > s, x, t)
+
+    g = graph(f, (4, 8), SCALAR, SCALAR)
+    moved = calls(g, "lenz.to_device")
+    assert [n.args[0].name for n in moved] == ["arg1_1", "arg2_1"]  # type: ignore[union-attr]
+    assert [o.type.device for n in moved for o in n.outs] == ["cuda:0"] * 2  # type: ignore[union-attr]
+
+
+def test_what_stays_on_the_cpu_is_computed_there() -> None:
+    g = graph(lambda x, s: (x * (s + 1), s * 2), (4,), SCALAR)
+    known = [n.out.type.device for n in g.nodes if isinstance(n, Pointwise)]
+    assert sorted(known) == ["cpu", "cpu", "cuda:0"]
+    assert len(calls(g, "lenz.to_device")) == 1
+
+
+def test_copies_to_another_device_are_calls_with_the_right_types() -> None:
+    g = graph(
+        lambda x, y: ((x * 2).cpu(), y.to(x.device, torch.bfloat16)),
+        (4, 8),
+        Fake((3,), device="cpu"),
+    )
+    kinds = [o.type.device for n in calls(g, "aten._to_copy.default") for o in n.outs]  # type: ignore[union-attr]
+    assert sorted(kinds) == ["cpu", "cuda:0"]
+
+
+def test_a_write_from_another_device_is_a_move_and_a_store() -> None:
+    def f(x: Tensor, y: Tensor) -> None:
+        x.copy_(y)
+        y.add_(1)
+
+    g = graph(f, Fake((4, 8)), Fake((8,), torch.float32, "cpu"))
+    assert len(calls(g, "lenz.to_device")) == 1
+    assert not calls(g, "aten.copy_.default")
+    assert len(g.mutations) == 2
+
+
+def test_pinned_results_are_left_to_eager() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, torch.zeros_like(y, pin_memory=True)
+
+    g = graph(f, (4,), Fake((4,), device="cpu"))
+    assert [n.reason for n in g.nodes if isinstance(n, Extern)] == ["pinned memory"]
+
+
+def test_item_is_a_call() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        g = graph(lambda x: x + x.sum().item(), Fake((4,), torch.int64))
+    (call,) = calls(g, "aten._local_scalar_dense.default")
+    assert call.args[0] is not None
+
+
+def test_dropout_draws_its_seed_on_the_device() -> None:
+    g = graph(lambda x: torch.nn.functional.dropout(x, 0.5), (64,))
+    (call,) = calls(g, "lenz.seed")
+    assert [o.type.device for o in call.outs] == ["cuda:0"]  # type: ignore[union-attr]
+    assert len(call.args) == 1
+
+
+def test_attention_is_a_library_call_in_both_halves() -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    for kernel in ("flash", "efficient", "cudnn"):
+        for p in cuda_programs(f, *[(2, 4, 128, 64)] * 3, grad=True, attention=kernel):
+            externs = [n for n in lowered(p).nodes if isinstance(n, Extern)]
+            assert [n.reason for n in externs] == ["library"], kernel
+
+
+def test_the_runtime_moves_and_draws() -> None:
+    assert resolve("lenz.to_device") is to_device and resolve("lenz.seed") is seed
+    x = to_device(torch.arange(6.0).view(2, 3).t(), torch.device("meta"))
+    assert x.is_contiguous() and x.is_meta and x.shape == (3, 2)
+    torch.manual_seed(1)
+    a = seed()
+    torch.manual_seed(1)
+    assert torch.equal(a, seed(torch.device("cpu")))
