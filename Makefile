@@ -1,6 +1,7 @@
 # Everything runs in .venv, made from pyproject.toml and constraints.txt.  No C compiler is needed.
 PYTHON ?= python3
 WORKERS ?= 2
+GPU_WORKERS ?= 8
 VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/installed
@@ -8,12 +9,13 @@ STAMP := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check pytest lint typecheck format demo bench options clean
+.PHONY: help setup test check pytest lint typecheck format demo bench options clean test-gpu bench-gpu
 
 help:
 	@echo "make test     install what is missing, then lint, types and tests"
 	@echo "make demo     real models through eager and lenz, compared and timed"
 	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
+	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, in the Python that has torch for it"
 	@echo "make format   format the code and sort its imports"
 	@echo "make options  print the table of options"
 	@echo "make clean    delete .venv and caches of tools"
@@ -53,6 +55,13 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
+
+# The pinned torch is for CPUs: these two run in PYTHON as it is.
+test-gpu:
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(GPU_WORKERS) tests/gpu
+
+bench-gpu:
+	@$(PYTHON) -m benchmarks.gpu
 
 options: $(STAMP)
 	@$(BIN)/python -c "from lenz.options import options_table; print(options_table(), end='')"

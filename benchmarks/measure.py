@@ -27,6 +27,8 @@ PEER = "inductor"
 CONTESTANTS = ("eager", "lenz", PEER)
 # A sample shorter than this (seconds) is mostly the clock's own cost and scheduling jitter.
 SAMPLE = 2e-3
+# Begins the lines of a worker's output that are meant for its parent.
+MARK = "@@ "
 Call = Callable[[], Any]
 Row = dict[str, Any]
 

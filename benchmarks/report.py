@@ -131,17 +131,22 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 
 
-def summary(made: dict[str, Any]) -> str:
-    """Return the machine and the table of targets."""
-    m, groups = made["machine"], made["groups"]
-    lines = [
+def figure_table(found: Sequence[Figure]) -> list[str]:
+    """Return the lines of a Markdown table of figures."""
+    return [
         "| figure | to reach | measured | reached |",
         "|---|---|---|---|",
         *(
             f"| {f.name} | {f.target} | {f.measured} | {'yes' if f.reached else '**no**'} |"
-            for f in figures(groups)
+            for f in found
         ),
     ]
+
+
+def summary(made: dict[str, Any]) -> str:
+    """Return the machine and the table of targets."""
+    m, groups = made["machine"], made["groups"]
+    lines = figure_table(figures(groups))
     failed = [
         f"- failed: {' '.join(str(r[k]) for k in ('kind', 'size', 'model', 'mode') if k in r)}: "
         f"{r['failed']}"
@@ -239,12 +244,17 @@ def document(made: dict[str, Any]) -> str:
 def write(made: dict[str, Any]) -> None:
     """Write cpu.md, and the part of README.md between the markers if it has them."""
     RESULTS.with_suffix(".md").write_text(document(made))
+    link = "Every row is in [benchmarks/results/cpu.md](benchmarks/results/cpu.md)."
+    between(BEGIN, END, f"{summary(made)}\n\n{link}")
+
+
+def between(begin: str, end: str, body: str) -> None:
+    """Put `body` between two markers of README.md, if it has them."""
     text = README.read_text() if README.exists() else ""
-    if BEGIN in text and END in text:
-        before, rest = text.split(BEGIN, 1)
-        after = rest.split(END, 1)[1]
-        link = "Every row is in [benchmarks/results/cpu.md](benchmarks/results/cpu.md)."
-        README.write_text(f"{before}{BEGIN}\n{summary(made)}\n\n{link}\n{END}{after}")
+    if begin in text and end in text:
+        before, rest = text.split(begin, 1)
+        after = rest.split(end, 1)[1]
+        README.write_text(f"{before}{begin}\n{body}\n{end}{after}")
 
 
 def main() -> int:
