@@ -1,0 +1,67 @@
+"""One compiled GPU kernel: its machine code, and what a launch and a report need to know of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from lenz.errors import InternalError
+
+__all__ = ["Binary", "decode", "encode"]
+
+DIGEST = hashlib.sha256().digest_size
+MAX_WARPS = 32  # a block has at most 1024 threads on every GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A cubin that holds the one kernel `name`.
+
+    A launch has 32 * `warps` threads a block, `shared` bytes of dynamic shared memory, and after
+    the kernel's own parameters `extra` hidden ones: pointers to scratch memory, which are null
+    since no kernel of ours has any.  `registers` counts 32-bit registers per thread.  `spills`
+    is the stack of a thread in bytes, which is what did not fit into registers.  Both are -1 where
+    they are not known.
+    """
+
+    name: str
+    code: bytes
+    warps: int
+    shared: int
+    extra: int
+    registers: int
+    spills: int
+
+    def __post_init__(self) -> None:
+        if not (self.name and self.code and 1 <= self.warps <= MAX_WARPS):
+            raise InternalError(f"kernel {self.name!r}: {len(self.code)} bytes, {self.warps} warps")
+        if min(self.shared, self.extra, self.registers + 1, self.spills + 1) < 0:
+            raise InternalError(f"kernel {self.name!r}: a count is negative", line=str(self)[:200])
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return 32 * self.warps
+
+
+def encode(b: Binary) -> bytes:
+    """Give the bytes from which `decode` makes an equal Binary: SHA-256, a line of JSON, code."""
+    header = json.dumps({**asdict(b), "code": len(b.code)}, sort_keys=True)
+    body = header.encode() + b"\n" + b.code
+    return hashlib.sha256(body).digest() + body
+
+
+def decode(data: bytes) -> Binary:
+    """Read what `encode` wrote; raise ValueError if one byte is wrong, missing or too many."""
+    body = data[DIGEST:]
+    if hashlib.sha256(body).digest() != data[:DIGEST]:
+        raise ValueError("this binary is damaged, or is none")
+    header, _, code = body.partition(b"\n")
+    try:
+        fields = json.loads(header)
+        if fields["code"] != len(code):
+            raise ValueError(f"{len(code)} bytes of code")
+        return Binary(**{**fields, "code": code})
+    except (InternalError, KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"this binary was written by another version: {e}") from e
