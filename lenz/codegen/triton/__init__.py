@@ -1,0 +1,1 @@
+"""Kernels for GPUs: Triton text, compiled to cubins outside of the user's process."""

@@ -1,0 +1,181 @@
+"""Triton text -> cubin, in this process.  The only place that imports Triton.
+
+It needs no GPU, no driver, no C compiler and no torch.  `triton.compile` is not used: it reads all
+of Triton's own files for its cache key and keeps every stage on disk.  The stages of its backend
+are called one by one instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import linecache
+import os
+import re
+import struct
+from dataclasses import astuple, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lenz.errors import InternalError, Unsupported
+from lenz.ir.binary import Binary
+
+__all__ = ["KernelText", "compile_text", "version"]
+
+ENTRY = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
+
+# ELF64: offset of the section table in the file header, its entry size and count, one entry.
+SECTIONS_AT, SECTIONS_SIZE = struct.Struct("<40xQ"), struct.Struct("<58xHH")
+SECTION = struct.Struct("<4xI16xQQ")  # type, offset, size
+# Attributes of a cubin (type 0x70000000): format, number, and a length or a short value.
+CUDA_INFO, ATTRIBUTE, WITH_LENGTH = 0x70000000, struct.Struct("<BBH"), 4
+REGISTERS, FRAME_SIZE = 0x2F, 0x11
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """One kernel as text: a Python module that defines `@triton.jit def name(...)`.
+
+    `signature` has Triton's type of each parameter ("*fp32", "*i8", "i64", "fp32"), none of them a
+    constexpr, and `aligned` the positions of those that 16 divides (pointers in bytes).  `warps` is
+    a power of two, `stages` the depth of pipelined loops.  `checks` keeps `tl.device_assert`.
+    """
+
+    name: str
+    text: str
+    signature: tuple[str, ...]
+    aligned: tuple[int, ...]
+    warps: int
+    stages: int
+    checks: bool
+
+    def line(self) -> str:
+        """All of it as JSON: the request of a worker and the key of the cache."""
+        return json.dumps(astuple(self))
+
+    @classmethod
+    def read(cls, line: str) -> KernelText:
+        """The inverse of `line`."""
+        name, text, signature, aligned, *rest = json.loads(line)
+        return cls(name, text, tuple(signature), tuple(aligned), *rest)
+
+
+@cache
+def version() -> str:
+    """Name the Triton that is installed, for keys of caches, without importing it.
+
+    Sizes of its library and assemblers tell apart builds of one version.  Raises Unsupported if
+    there is no Triton.
+    """
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        raise Unsupported("Triton is not installed", hint="pip install 'lenz[gpu]'")
+    package = Path(spec.origin).parent
+    found = re.search(r"__version__ = '([^']*)'", Path(spec.origin).read_text(encoding="utf-8"))
+    files = (
+        package / "_C" / "libtriton.so",
+        *sorted((package / "backends/nvidia/bin").glob("ptx*")),
+    )
+    sizes = [f"{f.name} {os.stat(f).st_size}" for f in files if f.exists()]
+    return " ".join(["triton", found[1] if found else "?", *sizes])
+
+
+def compile_text(k: KernelText, arch: int) -> Binary:
+    """Compile one kernel for compute capability `arch` (90 is sm_90).
+
+    Raises InternalError with the kernel's name and Triton's message.
+    """
+    from triton import knobs
+
+    try:
+        # Line tables are 10 KiB of a cubin of 18 KiB and a quarter of the time.
+        with knobs.compilation.scope():
+            knobs.compilation.disable_line_info = True
+            return _compile(k, arch)
+    except InternalError:
+        raise
+    except Exception as e:  # Triton has no common class of errors: assertions and RuntimeErrors too
+        message = f"kernel {k.name}: Triton does not compile it: {type(e).__name__}: {e}"
+        raise InternalError(message, pass_name="codegen") from e
+
+
+def _compile(k: KernelText, arch: int) -> Binary:
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource, make_backend
+
+    function = _function(k)
+    if len(function.arg_names) != len(k.signature):
+        raise InternalError(f"kernel {k.name}: {len(k.signature)} types", line=k.text)
+    source = ASTSource(
+        function,
+        dict(zip(function.arg_names, k.signature, strict=True)),
+        {},
+        {(n,): [["tt.divisibility", 16]] for n in k.aligned},
+    )
+    backend = make_backend(GPUTarget("cuda", arch, 32))
+    # What Triton would otherwise take from the environment is given, so that the key is complete.
+    # `sanitize_overflow` would check every integer sum when checks are on; ours wrap.
+    given = {"arch": f"sm{arch}", "ptx_options": "", "enable_fp_fusion": True}
+    options = backend.parse_options(
+        {
+            **given,
+            "num_warps": k.warps,
+            "num_stages": k.stages,
+            "debug": k.checks,
+            "sanitize_overflow": False,
+        }
+    )
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    functions = backend.get_codegen_implementation(options)
+    made = source.make_ir(backend.target, options, functions, backend.get_module_map(), context)
+    facts: dict[str, Any] = {}
+    entry = None
+    for stage, run in stages.items():
+        made = run(made, facts)
+        if stage == "ptx":
+            entry = ENTRY.search(made)
+    if entry is None or facts["global_scratch_size"] or facts["profile_scratch_size"]:
+        raise InternalError(f"kernel {k.name} wants memory of its own, or has no entry")
+    extra = entry[1].count(".param") - len(k.signature)
+    warps = facts.get("num_warps", k.warps)
+    return Binary(facts["name"], made, warps, facts["shared"], extra, *_resources(made))
+
+
+def _function(k: KernelText) -> Any:
+    """Run the text and give its kernel; Triton reads the source again, through `inspect`."""
+    # In angle brackets, or `inspect` looks for a file.
+    file = f"<triton {k.name} {hashlib.sha256(k.text.encode()).hexdigest()[:16]}>"
+    lines = k.text.splitlines(keepends=True)
+    linecache.cache[file] = (len(k.text), None, lines, file)
+    try:
+        module: dict[str, Any] = {"__name__": "lenz.kernels"}
+        exec(compile(k.text, file, "exec"), module)
+        return module[k.name]
+    finally:
+        del linecache.cache[file]
+
+
+def _resources(code: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack per thread, from a cubin's attributes; -1 for what has none."""
+    (start,) = SECTIONS_AT.unpack_from(code)
+    size, count = SECTIONS_SIZE.unpack_from(code)
+    found = {REGISTERS: -1, FRAME_SIZE: -1}
+    for n in range(count):
+        kind, at, length = SECTION.unpack_from(code, start + n * size)
+        end = at + length if kind == CUDA_INFO else 0
+        while at < end:
+            form, attribute, value = ATTRIBUTE.unpack_from(code, at)
+            at += ATTRIBUTE.size
+            if form == WITH_LENGTH:
+                if attribute in found:  # the number of a symbol, then the value
+                    (number,) = struct.unpack_from("<4xI", code, at)
+                    found[attribute] = max(found[attribute], number)
+                at += value
+    return found[REGISTERS], found[FRAME_SIZE]

@@ -1,0 +1,203 @@
+"""Kernels -> binaries: from the store, or from the compile server of this process.
+
+The server is started once and early, so that it imports Triton while the graph is still lowered.
+It is a process of its own (`worker`): nothing of the user's program is run again or inherited but
+`sys.path` and the environment, and a crash of LLVM is the failure of one kernel.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+from lenz.codegen.triton.compile import KernelText, compile_text, version
+from lenz.codegen.triton.worker import ANSWER, batch
+from lenz.errors import InternalError
+from lenz.ir.binary import Binary, decode, encode
+from lenz.runtime.store import Store
+
+__all__ = ["Failed", "Pool", "compile_all", "start"]
+
+MAX_WORKERS = 16
+CODE = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from lenz.codegen.triton.worker import main; main(int(sys.argv[1]))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A kernel that does not compile, and why."""
+
+    name: str
+    message: str
+
+
+def start() -> None:
+    """Start the server of this process, if it does not run yet; takes 2 ms."""
+    _pool(os.getpid()).start()
+
+
+def compile_all(
+    kernels: Sequence[KernelText], arch: int, store: Store | None, key_of: str
+) -> list[Binary | Failed]:
+    """Compile for compute capability `arch`, or find in `store`; one result per kernel, in order.
+
+    `key_of` names what else the code depends on.  Raises Unsupported if Triton is not installed.
+    """
+    head = f"{version()} sm{arch} {key_of}\n"
+    keys = [hashlib.sha256((head + k.line()).encode()).hexdigest() for k in kernels]
+    found: list[Binary | Failed | None] = [_stored(store, key) for key in keys]
+    missing = [n for n, binary in enumerate(found) if binary is None]
+    if missing:
+        made = _pool(os.getpid()).compile([kernels[n] for n in missing], arch)
+        for n, binary in zip(missing, made, strict=True):
+            found[n] = binary
+            if store is not None and isinstance(binary, Binary):
+                store.put("cubin", keys[n], encode(binary))
+    return [x for x in found if x is not None]
+
+
+def _stored(store: Store | None, key: str) -> Binary | None:
+    data = None if store is None else store.get("cubin", key)
+    try:
+        return None if data is None else decode(data)
+    except ValueError:  # of another version of lenz
+        return None
+
+
+class Pool:
+    """The client of one server; safe to use from threads, one batch at a time.
+
+    A kernel may take `seconds`; a server that is silent for `patience` seconds is given up.
+    """
+
+    def __init__(self, *, workers: int = 0, seconds: int = 120, patience: int = 240) -> None:
+        self._workers = workers or min(MAX_WORKERS, _cpus())
+        self._seconds = seconds
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+        atexit.register(self.close)
+
+    def start(self) -> None:
+        """Start the server if it does not run; where it cannot, `compile` does without."""
+        with self._lock, suppress(OSError):
+            self._start()
+
+    def compile(self, kernels: Sequence[KernelText], arch: int) -> list[Binary | Failed]:
+        """Give one result per kernel, in order; what a dead server left is compiled here."""
+        done: dict[int, Binary | Failed] = {}
+        with self._lock:
+            try:
+                self._ask(kernels, arch, done)
+            except (OSError, EOFError):  # it died, was killed, does not start or does not answer
+                self._stop()
+            except BaseException:  # an answer that nobody read would be the next batch's
+                self._stop()
+                raise
+        return [done.get(n) or _here(k, arch) for n, k in enumerate(kernels)]
+
+    def close(self) -> None:
+        """Kill the server with all that it started; a batch at work goes on without it."""
+        if os.getpid() == self._owner:  # the server of a parent process is not a fork's to kill
+            if self._server is not None:
+                _kill(self._server)
+            with self._lock:
+                self._stop()
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        """The server, or None where there is no fork."""
+        if self._server is None and hasattr(os, "fork"):
+            command = [sys.executable, "-c", CODE, str(self._owner), *map(str, sys.path)]
+            self._server = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the user's program
+            )
+            assert self._server.stdin is not None
+            os.set_blocking(self._server.stdin.fileno(), False)
+        return self._server
+
+    def _ask(
+        self, kernels: Sequence[KernelText], arch: int, done: dict[int, Binary | Failed]
+    ) -> None:
+        """Send one batch and put its answers into `done`.
+
+        Raises OSError or EOFError if the server is gone or silent.
+        """
+        server = self._start()
+        if server is None:
+            return
+        assert server.stdin is not None
+        request = memoryview(batch(kernels, arch, self._workers, self._seconds))
+        while request:
+            self._wait(server.stdin.fileno(), select.POLLOUT)
+            request = request[server.stdin.write(request) or 0 :]
+        while len(done) < len(kernels):
+            index, works, size = ANSWER.unpack(self._read(server, ANSWER.size))
+            data = self._read(server, size)
+            name = kernels[index].name
+            done[index] = decode(data) if works else Failed(name, data.decode(errors="replace"))
+
+    def _read(self, server: subprocess.Popen[bytes], size: int) -> bytes:
+        assert server.stdout is not None
+        parts = []
+        while size > 0:
+            self._wait(server.stdout.fileno(), select.POLLIN)
+            parts.append(os.read(server.stdout.fileno(), size))
+            if not parts[-1]:
+                raise EOFError("the compile server died")
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+    def _wait(self, pipe: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(pipe, event)
+        if not poll.poll(self._patience * 1000):
+            raise TimeoutError("the compile server does not answer")
+
+    def _stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            _kill(server)
+            with server:  # closes the pipes and waits
+                pass
+
+
+def _kill(server: subprocess.Popen[bytes]) -> None:
+    """Kill the process group of a server that nobody waited for: its id is still its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+@cache
+def _pool(process: int) -> Pool:
+    """The pool of the process with this id: what a fork inherits belongs to its parent."""
+    return Pool()
+
+
+def _here(k: KernelText, arch: int) -> Binary | Failed:
+    """Compile in this process."""
+    try:
+        return compile_text(k, arch)
+    except InternalError as e:
+        return Failed(k.name, e.what)
+
+
+def _cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
