@@ -36,7 +36,11 @@ class Op:
               target that has no direct form (None: the op is primitive)
     llvm      emission: llvm(builder, result dtype, operand dtypes, operand values, attrs) -> value;
               `builder` is the abstract builder of codegen/llvm (ops/ imports no llvmlite)
-    triton    emission template or function (None: use expand)
+    triton    Triton form: one Python expression over operand texts, a template with {0} {1} {2} or
+              a function (result dtype, operand dtypes, operand texts, attrs) -> text. Operand texts
+              are names or constants; `tl` and `libdevice` are in scope (`emission.triton_text`)
+    expand_gpu  definition in simpler ops that GPUs use in place of `expand`, for types that
+              `triton` does not take
     aten      names of the aten overload packets this op lowers directly, e.g. ("exp",)
     promotion how that lowering picks types
     commutes  operands may be swapped (used to order operands canonically)
@@ -46,8 +50,13 @@ class Op:
     absolute  error below which `ulp` does not count, for results that are only used in sums
     bounds    interval rule for float results, or None
     guarded   the LLVM form gets a last operand more, the bool "this lane runs", for effects
+    check_triton  for guarded ops, a template as `triton`: the bool that must hold in every lane
+              that runs. The emitter asserts it in a statement of its own, and writes `triton`
+              without the guard: that value is in range whether the check holds or not
     native    element types of operands for which the LLVM form exists (None: every NATIVE type
               that the dtype rule accepts)
+    triton_native  the same for the Triton form
+    ulp_gpu   `ulp` of the GPU form, where it is another (None: the same)
     """
 
     name: str
@@ -57,6 +66,7 @@ class Op:
     expand: Callable[..., Any] | None = None
     llvm: Callable[..., Any] | None = None
     triton: str | Callable[..., str] | None = None
+    expand_gpu: Callable[..., Any] | None = None
     aten: tuple[str, ...] = ()
     promotion: Promotion = "default"
     commutes: bool = False
@@ -66,7 +76,10 @@ class Op:
     absolute: float = 0.0
     bounds: Callable[..., tuple[float, float]] | None = None
     native: tuple[DType, ...] | None = None
+    triton_native: tuple[DType, ...] | None = None
+    ulp_gpu: float | None = None
     guarded: bool = False
+    check_triton: str | None = None
 
     def __repr__(self) -> str:
         return f"Op({self.name})"

@@ -16,9 +16,9 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op, define
 from lenz.ops import reference
-from lenz.ops.emission import Builder, by_kind, intrinsic
+from lenz.ops.emission import Builder, TritonForm, by_kind, intrinsic, text_by_kind, triton_type
 from lenz.ops.fold import apply
-from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, same
+from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, int_of_width, same
 
 Bounds = tuple[float, float]
 
@@ -77,6 +77,31 @@ def _extremum(float_pred: str, int_pred: str, *, skip_nan: bool) -> Callable[...
     return emit
 
 
+def _extremum_text(name: str, logical: str) -> TritonForm:
+    whole = f"tl.{name}({{0}}, {{1}})"
+    strict = f"tl.{name}({{0}}, {{1}}, propagate_nan=tl.PropagateNan.ALL)"
+    return text_by_kind(float=strict, int=whole, uint=whole, bool=f"{{0}} {logical} {{1}}")
+
+
+def _copysign_text(
+    dtype: DType, _: tuple[DType, ...], xs: tuple[str, ...], __: tuple[Any, ...]
+) -> str:
+    """One instruction that joins bits of both operands."""
+    whole, sign = triton_type(int_of_width(dtype.bits)), 1 << (dtype.bits - 1)
+    x, y = [f"tl.cast({x}, {whole}, bitcast=True)" for x in xs]
+    return f"tl.cast(({x} & {sign - 1}) | ({y} & {-sign}), {triton_type(dtype)}, bitcast=True)"
+
+
+def _round_text(
+    dtype: DType, args: tuple[DType, ...], xs: tuple[str, ...], _: tuple[Any, ...]
+) -> str:
+    """|x| + 2^23 has no place for a fraction, so the sum is rounded to even; 2^52 in f64."""
+    limit = {32: 2.0**23, 64: 2.0**52}[dtype.bits]
+    rounded = f"(tl.abs({xs[0]}) + {limit}) - {limit}"
+    signed = _copysign_text(dtype, args, (rounded, xs[0]), ())
+    return f"tl.where(tl.abs({xs[0]}) < {limit}, {signed}, {xs[0]})"
+
+
 ADD = define(
     Op(
         "add",
@@ -84,6 +109,7 @@ ADD = define(
         same(COMPARABLE),
         reference.with_numpy(torch.add, np.add),
         llvm=by_kind({"float": "fadd", "int": "add", "uint": "add", "bool": "or"}),
+        triton=text_by_kind(float="{0} + {1}", int="{0} + {1}", uint="{0} + {1}", bool="{0} | {1}"),
         commutes=True,
         bounds=lambda x, y: (x[0] + y[0], x[1] + y[1]),
     )
@@ -95,6 +121,7 @@ SUB = define(
         same(NUMBERS),
         reference.with_numpy(torch.sub, np.subtract),
         llvm=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}),
+        triton="{0} - {1}",
         bounds=lambda x, y: (x[0] - y[1], x[1] - y[0]),
     )
 )
@@ -105,6 +132,7 @@ MUL = define(
         same(COMPARABLE),
         reference.with_numpy(torch.mul, np.multiply),
         llvm=by_kind({"float": "fmul", "int": "mul", "uint": "mul", "bool": "and"}),
+        triton=text_by_kind(float="{0} * {1}", int="{0} * {1}", uint="{0} * {1}", bool="{0} & {1}"),
         aten=("mul", "multiply"),
         commutes=True,
     )
@@ -116,6 +144,8 @@ NEG = define(
         same(NUMBERS),
         reference.with_numpy(torch.neg, np.negative),
         llvm=_emit_neg,
+        # Triton makes 0.0 of -0.0 in its text, and 0.0 - x would lose the sign of zero.
+        triton=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}"),
         aten=("neg", "negative"),
         bounds=lambda x: (-x[1], -x[0]),
     )
@@ -127,6 +157,7 @@ ABS = define(
         same(NUMBERS),
         reference.with_numpy(torch.abs, np.abs),
         llvm=_emit_abs,
+        triton="tl.abs({0})",
         aten=("abs", "absolute"),
         bounds=_abs_bounds,
     )
@@ -138,6 +169,7 @@ DIV = define(
         same(FLOATS),
         torch.true_divide,
         llvm=by_kind({"float": "fdiv"}),
+        triton=text_by_kind(f32="tl.div_rn({0}, {1})", f64="{0} / {1}"),
         aten=("true_divide",),
         promotion="int_to_float",
         cost=4.0,
@@ -150,6 +182,7 @@ FMA = define(
         same(FLOATS),
         reference.fma,
         llvm=intrinsic("llvm.fma"),
+        triton="tl.fma({0}, {1}, {2})",
     )
 )
 SQRT = define(
@@ -159,6 +192,7 @@ SQRT = define(
         same(FLOATS),
         torch.sqrt,
         llvm=intrinsic("llvm.sqrt"),
+        triton=text_by_kind(f32="tl.sqrt_rn({0})", f64="tl.sqrt({0})"),
         aten=("sqrt",),
         promotion="int_to_float",
         cost=5.0,
@@ -174,6 +208,7 @@ FLOOR = define(
         same(FLOATS),
         torch.floor,
         llvm=intrinsic("llvm.floor"),
+        triton="tl.floor({0})",
     )
 )
 CEIL = define(
@@ -183,6 +218,7 @@ CEIL = define(
         same(FLOATS),
         torch.ceil,
         llvm=intrinsic("llvm.ceil"),
+        triton="tl.ceil({0})",
     )
 )
 TRUNC = define(
@@ -192,6 +228,7 @@ TRUNC = define(
         same(FLOATS),
         torch.trunc,
         llvm=intrinsic("llvm.trunc"),
+        triton="tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))",
     )
 )
 ROUND = define(  # to the nearest integer, ties to even
@@ -201,6 +238,7 @@ ROUND = define(  # to the nearest integer, ties to even
         same(FLOATS),
         torch.round,
         llvm=intrinsic("llvm.roundeven"),
+        triton=_round_text,
     )
 )
 COPYSIGN = define(
@@ -210,6 +248,7 @@ COPYSIGN = define(
         same(FLOATS),
         torch.copysign,
         llvm=intrinsic("llvm.copysign"),
+        triton=_copysign_text,
         aten=("copysign",),
         promotion="int_to_float",
     )
@@ -222,6 +261,7 @@ MINIMUM = define(  # NaN when either operand is NaN
         same(COMPARABLE),
         reference.with_numpy(torch.minimum, np.minimum),
         llvm=_extremum("olt", "lt", skip_nan=False),
+        triton=_extremum_text("minimum", "&"),
         aten=("minimum",),
         commutes=True,
         cost=1.5,
@@ -235,6 +275,7 @@ MAXIMUM = define(  # NaN when either operand is NaN
         same(COMPARABLE),
         reference.with_numpy(torch.maximum, np.maximum),
         llvm=_extremum("ogt", "gt", skip_nan=False),
+        triton=_extremum_text("maximum", "|"),
         aten=("maximum",),
         commutes=True,
         cost=1.5,
@@ -248,6 +289,7 @@ FMIN = define(  # the other operand when one is NaN
         same(NUMBERS),
         reference.with_numpy(torch.fmin, np.fmin),
         llvm=_extremum("olt", "lt", skip_nan=True),
+        triton="tl.minimum({0}, {1})",
         aten=("fmin",),
         commutes=True,
         cost=1.5,
@@ -260,6 +302,7 @@ FMAX = define(  # the other operand when one is NaN
         same(NUMBERS),
         reference.with_numpy(torch.fmax, np.fmax),
         llvm=_extremum("ogt", "gt", skip_nan=True),
+        triton="tl.maximum({0}, {1})",
         aten=("fmax",),
         commutes=True,
         cost=1.5,

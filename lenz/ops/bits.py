@@ -34,6 +34,7 @@ AND = define(
         same(BITS),
         torch.bitwise_and,
         llvm=by_kind(_both("and")),
+        triton="{0} & {1}",
         aten=("bitwise_and", "__and__"),
         commutes=True,
     )
@@ -45,6 +46,7 @@ OR = define(
         same(BITS),
         torch.bitwise_or,
         llvm=by_kind(_both("or")),
+        triton="{0} | {1}",
         aten=("bitwise_or", "__or__"),
         commutes=True,
     )
@@ -56,6 +58,7 @@ XOR = define(
         same(BITS),
         torch.bitwise_xor,
         llvm=by_kind(_both("xor")),
+        triton="{0} ^ {1}",
         aten=("bitwise_xor", "__xor__"),
         commutes=True,
     )
@@ -67,6 +70,7 @@ NOT = define(
         same(BITS),
         reference.with_numpy(torch.bitwise_not, np.invert),
         llvm=_emit_not,
+        triton="~{0}",
         aten=("bitwise_not",),
     )
 )
@@ -85,6 +89,7 @@ SHL = define(
         same(INTS),
         reference.with_numpy(_left, np.left_shift),
         llvm=by_kind({"int": "shl", "uint": "shl"}),
+        triton="{0} << {1}",
     )
 )
 SHR = define(  # arithmetic for signed types, logical for unsigned ones
@@ -94,6 +99,7 @@ SHR = define(  # arithmetic for signed types, logical for unsigned ones
         same(INTS),
         reference.with_numpy(torch.bitwise_right_shift, np.right_shift),
         llvm=by_kind({"int": "ashr", "uint": "lshr"}),
+        triton="{0} >> {1}",
     )
 )
 

@@ -4,7 +4,8 @@ Float to integer truncates. Outside the range of the target C leaves the value o
 torch gives on x86-64, where the machine converts to i32 or i64 and an overflow there is the least
 integer: i8, i16, i32, u8 and u16 are the low bits of the i32 result, i64 and u32 those of the i64
 result (torch itself gives two answers for u32, one in its vector loop and one outside it), and
-u64 is what one subtraction of 2^63 makes of the i64 result.
+u64 is what one subtraction of 2^63 makes of the i64 result. A GPU gives the nearest value that i32,
+i64, u32 or u64 has, and 0 for NaN; i8, i16, u8 and u16 are the low bits of the i32 result.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from lenz.ir.dtype import BOOL, F32, F64, I32, I64, U64, DType
 from lenz.ir.expr import Expr
 from lenz.ir.op import Op, define
-from lenz.ops.emission import Builder
+from lenz.ops.emission import Builder, triton_type
 from lenz.ops.fold import apply
 from lenz.ops.rules import bitcast_rule, cast_rule, narrow_rule
 
@@ -113,12 +114,46 @@ def _eager_bitcast(x: torch.Tensor, to: DType) -> torch.Tensor:
     return x.view(to.torch)
 
 
+def cast_text(to: DType, frm: DType, x: str) -> str:
+    """Triton text of the conversion of a value between any two native types."""
+    if to is frm:
+        return x
+    if to is BOOL:
+        return f"{x} != 0"
+    middle = F32 if to.is_half or frm.is_half else I32  # as torch; and i8 from float wraps
+    if middle not in (to, frm) and (middle is F32 or (frm.is_float and to.bits < 32)):
+        return cast_text(to, middle, cast_text(middle, frm, x))
+    return f"tl.cast({x}, {triton_type(to)})"
+
+
+def _cast_text(
+    dtype: DType, args: tuple[DType, ...], xs: tuple[str, ...], _: tuple[Any, ...]
+) -> str:
+    return cast_text(dtype, args[0], xs[0])
+
+
+def _bitcast_text(
+    dtype: DType, _: tuple[DType, ...], xs: tuple[str, ...], __: tuple[Any, ...]
+) -> str:
+    return f"tl.cast({xs[0]}, {triton_type(dtype)}, bitcast=True)"
+
+
 # CAST is a conversion that the program asks for. NARROW is the rounding to f16 or bf16 at the end
 # of an operation that torch defines on half types; its numerics are those of CAST, but opt/ may
 # leave it out where the rounded value is at once widened again.
-CAST = define(Op("cast", 1, cast_rule, _eager_cast, llvm=_emit_cast))
-NARROW = define(Op("narrow", 1, narrow_rule, _eager_cast, llvm=_emit_cast))
-BITCAST = define(Op("bitcast", 1, bitcast_rule, _eager_bitcast, llvm=_emit_bitcast, cost=0.0))
+CAST = define(Op("cast", 1, cast_rule, _eager_cast, llvm=_emit_cast, triton=_cast_text))
+NARROW = define(Op("narrow", 1, narrow_rule, _eager_cast, llvm=_emit_cast, triton=_cast_text))
+BITCAST = define(
+    Op(
+        "bitcast",
+        1,
+        bitcast_rule,
+        _eager_bitcast,
+        llvm=_emit_bitcast,
+        triton=_bitcast_text,
+        cost=0.0,
+    )
+)
 
 
 def cast(x: Expr, dtype: DType) -> Expr:

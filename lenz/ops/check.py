@@ -40,6 +40,9 @@ ASSERT_IN_RANGE = define(
         _dtype,
         eager=_eager,
         llvm=_emit,
+        # Unsigned, negatives are large.
+        triton="tl.where(tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64), {0}, 0)",
+        check_triton="tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64)",
         cost=2.0,
         domain=(0, 10),
         guarded=True,

@@ -11,19 +11,19 @@ from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op, define
 from lenz.ops import reference
-from lenz.ops.emission import Builder, compare_by_kind
+from lenz.ops.emission import Builder, compare_by_kind, text_by_kind
 from lenz.ops.fold import apply
 from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, to_bool, where_rule
 
 _INF = float("inf")
 
 
-def _order(name: str, pred: str, aten: tuple[str, ...], torch_form: Any, numpy_form: Any) -> Op:
-    equality = pred in ("eq", "ne")
+def _order(name: str, sign: str, aten: tuple[str, ...], torch_form: Any, numpy_form: Any) -> Op:
+    equality = name in ("eq", "ne")
     # A comparison with NaN is false, but for ne, which is the negation of eq.
-    floats = "fcmp une" if pred == "ne" else f"fcmp o{pred}"
-    unsigned = f"icmp {pred}" if equality else f"icmp u{pred}"
-    signed = f"icmp {pred}" if equality else f"icmp s{pred}"
+    floats = "fcmp une" if name == "ne" else f"fcmp o{name}"
+    unsigned = f"icmp {name}" if equality else f"icmp u{name}"
+    signed = f"icmp {name}" if equality else f"icmp s{name}"
     kinds = {"float": floats, "int": signed, "uint": unsigned, "bool": unsigned}
     return define(
         Op(
@@ -32,6 +32,7 @@ def _order(name: str, pred: str, aten: tuple[str, ...], torch_form: Any, numpy_f
             to_bool(COMPARABLE),
             reference.with_numpy(torch_form, numpy_form),
             llvm=compare_by_kind(kinds),
+            triton=f"{{0}} {sign} {{1}}",
             aten=aten,
             promotion="bool",
             commutes=equality,
@@ -39,12 +40,12 @@ def _order(name: str, pred: str, aten: tuple[str, ...], torch_form: Any, numpy_f
     )
 
 
-EQ = _order("eq", "eq", ("eq",), torch.eq, np.equal)
-NE = _order("ne", "ne", ("ne", "not_equal"), torch.ne, np.not_equal)
-LT = _order("lt", "lt", ("lt", "less"), torch.lt, np.less)
-LE = _order("le", "le", ("le", "less_equal"), torch.le, np.less_equal)
-GT = _order("gt", "gt", ("gt", "greater"), torch.gt, np.greater)
-GE = _order("ge", "ge", ("ge", "greater_equal"), torch.ge, np.greater_equal)
+EQ = _order("eq", "==", ("eq",), torch.eq, np.equal)
+NE = _order("ne", "!=", ("ne", "not_equal"), torch.ne, np.not_equal)
+LT = _order("lt", "<", ("lt", "less"), torch.lt, np.less)
+LE = _order("le", "<=", ("le", "less_equal"), torch.le, np.less_equal)
+GT = _order("gt", ">", ("gt", "greater"), torch.gt, np.greater)
+GE = _order("ge", ">=", ("ge", "greater_equal"), torch.ge, np.greater_equal)
 
 
 def _emit_isnan(
@@ -81,11 +82,43 @@ def _emit_where(
     return b.select(xs[0], dtype, xs[1], xs[2])
 
 
-ISNAN = define(Op("isnan", 1, to_bool(FLOATS), torch.isnan, llvm=_emit_isnan))
-ISINF = define(Op("isinf", 1, to_bool(FLOATS), torch.isinf, llvm=_emit_isinf))
-ISFINITE = define(Op("isfinite", 1, to_bool(FLOATS), torch.isfinite, llvm=_emit_isfinite))
-SIGNBIT = define(Op("signbit", 1, to_bool(FLOATS), torch.signbit, llvm=_emit_signbit))
-WHERE = define(Op("where", 3, where_rule, reference.where, llvm=_emit_where))
+ISNAN = define(Op("isnan", 1, to_bool(FLOATS), torch.isnan, llvm=_emit_isnan, triton="{0} != {0}"))
+ISINF = define(
+    Op(
+        "isinf",
+        1,
+        to_bool(FLOATS),
+        torch.isinf,
+        llvm=_emit_isinf,
+        triton="tl.abs({0}) == float('inf')",
+    )
+)
+ISFINITE = define(
+    Op(
+        "isfinite",
+        1,
+        to_bool(FLOATS),
+        torch.isfinite,
+        llvm=_emit_isfinite,
+        triton="tl.abs({0}) < float('inf')",
+    )
+)
+SIGNBIT = define(
+    Op(
+        "signbit",
+        1,
+        to_bool(FLOATS),
+        torch.signbit,
+        llvm=_emit_signbit,
+        triton=text_by_kind(
+            f32="tl.cast({0}, tl.int32, bitcast=True) < 0",
+            f64="tl.cast({0}, tl.int64, bitcast=True) < 0",
+        ),
+    )
+)
+WHERE = define(
+    Op("where", 3, where_rule, reference.where, llvm=_emit_where, triton="tl.where({0}, {1}, {2})")
+)
 
 
 def eq(x: Expr, y: Expr) -> Expr:

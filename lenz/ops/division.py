@@ -18,7 +18,7 @@ from lenz.ops import reference
 from lenz.ops.arith import add, copysign, div, floor, mul, sub, trunc
 from lenz.ops.bits import and_, xor
 from lenz.ops.compare import eq, gt, lt, ne, where
-from lenz.ops.emission import Builder
+from lenz.ops.emission import Builder, text_by_kind
 from lenz.ops.fold import apply
 from lenz.ops.rules import INTS, NUMBERS, same
 
@@ -35,6 +35,11 @@ def _emit_fmod(
     if dtype.is_float:
         return b.libm("fmod", dtype, xs[0], xs[1])
     return b.binary("srem" if dtype.kind == "int" else "urem", dtype, xs[0], xs[1])
+
+
+# Division by 0 or -1 is left to one by 1: LLVM says nothing of x / 0 and of the least x / -1.
+_BY_ONE = "tl.where({1} == 0, 1, {1})"
+_BY_ONE_SIGNED = "tl.where(({1} == 0) | ({1} == -1), 1, {1})"
 
 
 def _eager_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -141,7 +146,12 @@ DIV_TRUNC = define(
         _eager_quotient,
         expand=_expand_trunc,
         llvm=_emit_quotient,
+        triton=text_by_kind(
+            int=f"tl.where({{1}} == -1, 0 - {{0}}, {{0}} // {_BY_ONE_SIGNED})",
+            uint=f"{{0}} // {_BY_ONE}",
+        ),
         native=INTS,
+        triton_native=INTS,
         cost=8.0,
         domain=(-100.0, 100.0),
     )
@@ -153,6 +163,11 @@ FMOD = define(  # the sign of the dividend
         same(NUMBERS),
         reference.with_numpy(_torch_fmod, _numpy_fmod),
         llvm=_emit_fmod,
+        triton=text_by_kind(
+            float="libdevice.fmod({0}, {1})",
+            int=f"{{0}} % {_BY_ONE_SIGNED}",
+            uint=f"{{0}} % {_BY_ONE}",
+        ),
         aten=("fmod",),
         cost=10.0,
         domain=(-100.0, 100.0),

@@ -1,8 +1,12 @@
-"""What an LLVM form may ask of the builder, and small makers of common LLVM forms.
+"""What an LLVM form may ask of the builder, and small makers of common LLVM and Triton forms.
 
 The builder itself stands in `codegen/llvm/`; here it is only a protocol, so that the op table
 imports no code generator. Values are opaque; a value is a scalar, or a vector with one lane per
 iteration of the vector loop. A bool value is i1.
+
+A Triton form is text. A text of one operation is assigned to a name, so that it needs no brackets
+around it; operands need none either, as they are names or constants. Types in Triton text are
+`triton_type`: bool is tl.int1, u32 is tl.uint32.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from lenz.ir.dtype import DType
+from lenz.ir.op import Op
 
 
 class Builder(Protocol):
@@ -94,3 +99,35 @@ def libm(name: str) -> Emit:
         return b.libm(name, dtype, *xs)
 
     return emit
+
+
+TritonForm = Callable[[DType, tuple[DType, ...], tuple[str, ...], tuple[Any, ...]], str]
+
+
+def triton_type(d: DType) -> str:
+    """The name of a native element type in Triton text."""
+    names = {"bool": "tl.int1", "bf16": "tl.bfloat16"}
+    return names.get(d.name) or f"tl.{d.kind}{d.bits}"
+
+
+def text_by_kind(**templates: str) -> TritonForm:
+    """A template chosen by the name of the operands' type, or else by its kind."""
+
+    def form(_: DType, args: tuple[DType, ...], xs: tuple[str, ...], __: tuple[Any, ...]) -> str:
+        return (templates.get(args[0].name) or templates[args[0].kind]).format(*xs)
+
+    return form
+
+
+def triton_text(
+    op: Op, dtype: DType, args: tuple[DType, ...], xs: tuple[str, ...], attrs: tuple[Any, ...]
+) -> str:
+    """The text of one operation from its result type, operand types, operand texts and attributes.
+
+    Raises TypeError for an op without a Triton form.
+    """
+    if op.triton is None:
+        raise TypeError(f"{op.name} has no Triton form")
+    return (
+        op.triton.format(*xs) if isinstance(op.triton, str) else op.triton(dtype, args, xs, attrs)
+    )

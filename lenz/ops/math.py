@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from lenz.ir.dtype import F32, F64
+from lenz.ir.dtype import F32, F64, DType
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op, define
-from lenz.ops import poly
+from lenz.ops import poly, units
 from lenz.ops.arith import add, div, neg, rising
 from lenz.ops.emission import libm
 from lenz.ops.fold import apply
@@ -47,8 +47,11 @@ def _function(
     arity: int = 1,
     aten: tuple[str, ...] = (),
     bounds: Callable[..., tuple[float, float]] | None = None,
-    c_name: str = "",
+    gpu: Callable[..., Expr] | None = None,
+    triton_native: tuple[DType, ...] | None = (F64,),
+    ulp_gpu: float | None = None,
 ) -> Op:
+    operands = ", ".join(f"{{{i}}}" for i in range(arity))
     return define(
         Op(
             name,
@@ -56,8 +59,12 @@ def _function(
             same(FLOATS),
             eager,
             expand=expand,
-            llvm=libm(c_name or name),
+            llvm=libm(name),
+            triton=f"libdevice.{name}({operands})",
+            expand_gpu=gpu,
             native=(F64,),
+            triton_native=triton_native,
+            ulp_gpu=ulp_gpu,
             aten=aten or (name,),
             promotion="int_to_float",
             cost=cost,
@@ -74,7 +81,15 @@ def _between(low: float, high: float) -> Callable[..., tuple[float, float]]:
 
 _EXP_BOUNDS = rising(_safe(math.exp, 0.0, math.inf))
 EXP = _function(
-    "exp", torch.exp, poly.exp, cost=10, domain=(-103.0, 88.7), ulp=1.5, bounds=_EXP_BOUNDS
+    "exp",
+    torch.exp,
+    poly.exp,
+    cost=10,
+    domain=(-103.0, 88.7),
+    ulp=1.5,
+    bounds=_EXP_BOUNDS,
+    gpu=units.exp,
+    ulp_gpu=2.2,
 )
 EXP2 = _function(
     "exp2",
@@ -84,6 +99,8 @@ EXP2 = _function(
     domain=(-149.0, 127.9),
     ulp=1.5,
     aten=("exp2", "special_exp2"),
+    gpu=units.exp2,
+    ulp_gpu=2.2,
 )
 EXPM1 = _function(
     "expm1",
@@ -123,6 +140,7 @@ TANH = _function(
     domain=(-10.0, 10.0),
     ulp=2.2,
     bounds=rising(math.tanh),
+    gpu=units.tanh,
 )
 ERF = _function(
     "erf",
@@ -133,6 +151,7 @@ ERF = _function(
     ulp=2.2,
     aten=("erf", "special_erf"),
     bounds=rising(math.erf),
+    gpu=units.erf,
 )
 ONE_PLUS_ERF = define(
     Op(
@@ -141,6 +160,7 @@ ONE_PLUS_ERF = define(
         same((F32,)),
         lambda x: (torch.erf(x.double()) + 1.0).float(),
         expand=poly.one_plus_erf,
+        expand_gpu=units.one_plus_erf,
         cost=20,
         domain=(-1.0, 10.0),
         ulp=2.2,
@@ -159,12 +179,35 @@ ERFC = _function(
     bounds=_between(0.0, 2.0),
 )
 SIN = _function(
-    "sin", torch.sin, poly.sin, cost=12, domain=(-1e5, 1e5), ulp=2.2, bounds=_between(-1.0, 1.0)
+    "sin",
+    torch.sin,
+    poly.sin,
+    cost=12,
+    domain=(-1e5, 1e5),
+    ulp=2.2,
+    bounds=_between(-1.0, 1.0),
+    triton_native=None,
 )
 COS = _function(
-    "cos", torch.cos, poly.cos, cost=12, domain=(-1e5, 1e5), ulp=2.2, bounds=_between(-1.0, 1.0)
+    "cos",
+    torch.cos,
+    poly.cos,
+    cost=12,
+    domain=(-1e5, 1e5),
+    ulp=2.2,
+    bounds=_between(-1.0, 1.0),
+    triton_native=None,
 )
-TAN = _function("tan", torch.tan, poly.tan, cost=18, domain=(-1e5, 1e5), ulp=3.5)
+TAN = _function(
+    "tan",
+    torch.tan,
+    poly.tan,
+    cost=18,
+    domain=(-1e5, 1e5),
+    ulp=3.5,
+    triton_native=None,
+    ulp_gpu=4.0,  # of libdevice, by its manual
+)
 _HALF_PI = 1.5707964
 ASIN = _function(
     "asin",
@@ -237,6 +280,10 @@ def _expand_sigmoid(x: Expr) -> Expr:
     return div(one, add(one, exp(neg(x))))
 
 
+def _expand_sigmoid_gpu(x: Expr) -> Expr:
+    return units.sigmoid(x) if x.dtype is F32 else _expand_sigmoid(x)
+
+
 SIGMOID = define(
     Op(
         "sigmoid",
@@ -244,6 +291,7 @@ SIGMOID = define(
         same(FLOATS),
         torch.sigmoid,
         expand=_expand_sigmoid,
+        expand_gpu=_expand_sigmoid_gpu,
         aten=("sigmoid", "special_expit"),
         promotion="int_to_float",
         cost=17.0,
@@ -273,6 +321,7 @@ LGAMMA = define(
         same(FLOATS),
         torch.lgamma,
         llvm=libm("lgamma"),
+        triton="libdevice.lgamma({0})",
         aten=("lgamma", "special_gammaln"),
         promotion="int_to_float",
         cost=150.0,
@@ -287,6 +336,7 @@ NEXTAFTER = define(
         same(FLOATS),
         torch.nextafter,
         llvm=libm("nextafter"),
+        triton="libdevice.nextafter({0}, {1})",
         aten=("nextafter",),
         cost=30.0,
     )

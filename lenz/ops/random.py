@@ -60,6 +60,7 @@ MUL_HIGH = define(
         lambda x, y: _words(_product(x, y) >> np.uint64(32)),
         expand=lambda x, y: cast(shr(mul(cast(x, U64), cast(y, U64)), const(32, U64)), U32),
         llvm=_emit_part(MUL_HIGH_NAME),
+        triton="tl.umulhi({0}, {1})",
         commutes=True,
         cost=2.0,
     )
@@ -72,6 +73,7 @@ MUL_LOW = define(
         lambda x, y: _words(_product(x, y)),
         expand=mul,
         llvm=_emit_part(MUL_LOW_NAME),
+        triton="{0} * {1}",
         commutes=True,
         cost=1.0,
     )

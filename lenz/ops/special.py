@@ -112,7 +112,18 @@ def _emit_or_libm(
 
 
 # or_libm(cond, x, fast): the C function of x where cond holds, which is rare, else `fast`.
-OR_LIBM = define(Op("or_libm", 3, _or_libm_rule, _eager_or_libm, llvm=_emit_or_libm))
+OR_LIBM = define(
+    Op(
+        "or_libm",
+        3,
+        _or_libm_rule,
+        _eager_or_libm,
+        llvm=_emit_or_libm,
+        triton=lambda _, __, xs, attrs: (
+            f"tl.where({xs[0]}, libdevice.{attrs[0]}({xs[1]}), {xs[2]})"
+        ),
+    )
+)
 
 
 def scale(x: Expr, k: Expr) -> Expr:

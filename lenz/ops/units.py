@@ -1,0 +1,122 @@
+"""Elementary functions of f32 on GPUs, whose special function units have 2^x and 1/x.
+
+What `expand_gpu` in `math.py` refers to; `poly.py` has the forms for machines without such units.
+A unit answers with a relative error of about 2^-23 (PTX ISA, ex2.approx and rcp.approx); arguments
+are reduced so that the error of a function stays near that.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from lenz.ir.dtype import F32, I32
+from lenz.ir.expr import Expr
+from lenz.ir.op import Op, define
+from lenz.ops import coefficients as c
+from lenz.ops import poly
+from lenz.ops.arith import abs, add, copysign, fma, maximum, minimum, mul, neg, reciprocal, sub
+from lenz.ops.bits import shl
+from lenz.ops.cast import bitcast
+from lenz.ops.compare import lt, where
+from lenz.ops.fold import apply
+from lenz.ops.poly import f32, i32, polynomial
+from lenz.ops.rules import same
+
+_LOG2_E = 1.0 / math.log(2.0)
+# log2(e) = high + low, the high part in f32.
+_LOG2_E_PARTS = (1.4426950216293335, _LOG2_E - 1.4426950216293335)
+# Added to an f32 below 2^22: its nearest integer plus 127, the bias of exponents, in the low bits.
+_BIASED = 1.5 * 2.0**23 + 127.0
+
+# 2^x; 0 where the result is below 2^-126.
+EXP2_UNIT = define(
+    Op(
+        "exp2_unit",
+        1,
+        same((F32,)),
+        torch.exp2,
+        expand=poly.exp2,
+        triton="tl.exp2({0})",
+        cost=4.0,
+        domain=(-125.9, 127.9),
+        ulp=2.0,
+    )
+)
+# 1/x; 0 where the result is below 2^-126. Triton's own division never becomes this instruction.
+RCP_UNIT = define(
+    Op(
+        "rcp_unit",
+        1,
+        same((F32,)),
+        torch.reciprocal,
+        expand=reciprocal,
+        triton="tl.inline_asm_elementwise('rcp.approx.ftz.f32 $0, $1;', '=f,f', [{0}], tl.float32, "
+        "is_pure=True, pack=1)",
+        cost=4.0,
+        domain=(1.0, 2.0**126),
+        ulp=1.5,
+    )
+)
+
+
+def _exp2(x: Expr) -> Expr:
+    return apply(EXP2_UNIT, x)
+
+
+def _reciprocal(x: Expr) -> Expr:
+    return apply(RCP_UNIT, x)
+
+
+def exp2(x: Expr) -> Expr:
+    """2^x; the unit gives no denormals, so that they are the squares of their roots."""
+    tiny = lt(x, f32(-126.0))
+    found = _exp2(where(tiny, mul(x, f32(0.5)), x))
+    return where(tiny, mul(found, found), found)
+
+
+def exp(x: Expr) -> Expr:
+    """e^x = 2^k 2^r with k the integer nearest to x log2(e), no more than exponents can hold.
+
+    Where k is at its limit r is great, and the product overflows or becomes denormal as it should.
+    """
+    n = fma(x, f32(_LOG2_E_PARTS[0]), f32(_BIASED))
+    n = maximum(minimum(n, f32(_BIASED + 127.0)), f32(_BIASED - 126.0))
+    k = sub(n, f32(_BIASED))
+    r = fma(x, f32(_LOG2_E_PARTS[0]), neg(k))
+    r = fma(x, f32(_LOG2_E_PARTS[1]), r)
+    return mul(_exp2(r), bitcast(shl(bitcast(n, I32), i32(23)), F32))
+
+
+def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + e^-x)."""
+    return _reciprocal(add(exp(neg(x)), f32(1.0)))
+
+
+def tanh(x: Expr) -> Expr:
+    """The hyperbolic tangent: a polynomial near zero, 1 - 2 / (e^2x + 1) beyond."""
+    s = mul(x, x)
+    near = fma(mul(s, x), polynomial(c.TANH, s), x)
+    power = _exp2(mul(abs(x), f32(2.0 * _LOG2_E)))
+    far = fma(_reciprocal(add(power, f32(1.0))), f32(-2.0), f32(1.0))
+    return copysign(where(lt(abs(x), f32(0.65)), near, far), x)
+
+
+def _erfc(y: Expr) -> Expr:
+    """1 - erf(y) to 4e-8 absolute, for y >= 0."""
+    return _exp2(mul(y, polynomial(c.ERFC_LOG2, y)))
+
+
+def erf(x: Expr) -> Expr:
+    """The error function."""
+    s = mul(x, x)
+    near = fma(polynomial(c.ERF, s), x, x)
+    far = copysign(sub(f32(1.0), _erfc(abs(x))), x)
+    return where(lt(abs(x), f32(0.925)), near, far)
+
+
+def one_plus_erf(x: Expr) -> Expr:
+    """1 + erf(x) to 1e-7 absolute."""
+    tail = _erfc(abs(x))
+    return where(lt(x, f32(0.0)), tail, sub(f32(2.0), tail))
