@@ -41,15 +41,16 @@ Every scalar op, in order of definition (`lenz/ops/`). Promotion of mixed types 
 lowering: an op takes operands of one type, and half types are computed in f32.
 
 - **takes**: element types of the operands; T is one type for all of them.
-- **form**: how a CPU kernel computes it. `llvm` is an instruction sequence of its own, `expand` a
-  definition in simpler ops; where both are given, `llvm` is for the types named.
+- **CPU**, **GPU**: how a kernel computes it. `llvm` and `triton` are forms of its own, `expand` a
+  definition in simpler ops, `units` one that uses what GPUs have for 2^x and 1/x; where several are
+  given, the first is for the types named.
 - **cost**: of one element, relative to an f32 addition. **domain**, **ulp**: the f32 inputs that
   tests sample and the greatest error they accept there, in units in the last place; empty: exact.
 - **aten**: overload packets that the entry lowers by itself, unless `lenz/lower/` has a function
   for them ([lowerings.md](lowerings.md)).
 
-| op | takes | form | cost | domain | ulp | aten |
-|---|---|---|---|---|---|---|
+| op | takes | CPU | GPU | cost | domain | ulp | aten |
+|---|---|---|---|---|---|---|---|
 """
 
 LOWERINGS = """\
@@ -113,12 +114,21 @@ def takes(op: Op) -> str:
     return ", ".join(f"({' '.join(d.name for d in args)})" for args in found)
 
 
-def form(op: Op) -> str:
-    """How a CPU kernel computes the op."""
-    if op.llvm is None:
-        return "expand"
-    own = "" if op.native is None else f" ({types(op.native)})"
-    return f"llvm{own}, expand" if op.expand is not None and own else f"llvm{own}"
+def form(name: str, has: bool, native: tuple[DType, ...] | None, other: str) -> str:
+    """How kernels of one kind compute an op: by its own form, and by `other` where it has none."""
+    if not has or native is None:
+        return name if has else other
+    return f"{name} ({types(native)})" + (f", {other}" if other else "")
+
+
+def forms(op: Op) -> tuple[str, str]:
+    """How CPU kernels and how GPU kernels compute the op."""
+    expand = "" if op.expand is None else "expand"
+    gpu = "units" if op.expand_gpu is not None else expand
+    return (
+        form("llvm", op.llvm is not None, op.native, expand),
+        form("triton", op.triton is not None, op.triton_native, gpu),
+    )
 
 
 def domain(op: Op) -> str:
@@ -135,7 +145,9 @@ def ops_page() -> str:
             continue
         aten = ", ".join(f"`{name}`" for name in op.aten)
         error = f"{op.ulp:g}" + (f" (or {op.absolute:g} absolute)" if op.absolute else "")
-        cells = (f"`{op.name}`", takes(op), form(op), f"{op.cost:g}", domain(op))
+        if op.ulp_gpu is not None:
+            error += f", GPU {op.ulp_gpu:g}"
+        cells = (f"`{op.name}`", takes(op), *forms(op), f"{op.cost:g}", domain(op))
         rows.append(f"| {' | '.join((*cells, error if op.ulp else '', aten))} |\n")
     return HEAD + OPS + "".join(rows)
 
