@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx import GraphModule
 
+from lenz.assemble import prepare
 from lenz.debug.blame import blame
 from lenz.debug.names import plain, readable
 from lenz.debug.report import (
@@ -27,6 +28,7 @@ from lenz.debug.repro import runnable, write_repro
 from lenz.debug.trace import OBJECT, Recorder, new_folder
 from lenz.errors import InternalError, Unsupported, UserError
 from lenz.frontend import FxProgram, capture
+from lenz.ir.binary import encode
 from lenz.ir.printer import show
 from lenz.lower import native_ops
 from lenz.options import Options
@@ -81,6 +83,7 @@ def compile_graph(
     name: str = "graph",
 ) -> Callable[..., Any]:
     """The backend with its options made.  `name` is the graph's in logs, reports and folders."""
+    prepare(example_inputs)
     unit = _Unit(gm, options, watcher)
     return capture(gm, example_inputs, unit.compile_fx, options, native_ops(), name)
 
@@ -108,7 +111,9 @@ class _Unit:
                 with recorder.stage("target"):
                     cx = context(options, recorder)
                 made = compile_program(program, cx)
-                recorder.binary(OBJECT, made.object)
+                recorder.binary(OBJECT, made.code.object)
+                for b in made.code.binaries:
+                    recorder.binary(f"{b.name}.cubin", encode(b))
             recorder.finish()
         except Unsupported as e:
             return self.eager(program, f"lenz runs a graph in eager: {e}")

@@ -134,19 +134,35 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
     `module` are the globals of the script, `file` its path. Raises UserError where the object
     file is missing.
     """
-    from lenz.codegen.llvm.compile import link
-    from lenz.debug.trace import OBJECT
-    from lenz.runtime.loader import function
     from lenz.runtime.script import main as run_script
-    from lenz.runtime.threads import imports
 
-    signatures: dict[str, tuple[int, int]] = module["KERNELS"]
-    kernels = {}
-    if signatures:
-        beside = Path(file).resolve().parent / OBJECT
-        if not beside.is_file():
-            raise UserError(f"{beside} is missing", hint="LENZ_DEBUG=1 writes it beside the plan")
-        library = link(beside.read_bytes(), tuple(signatures), imports())
+    folder = Path(file).resolve().parent
+    signatures: dict[str, tuple[int, int, str]] = module["KERNELS"]
+    host = {n: s[:2] for n, s in signatures.items() if not s[2]}
+    kernels: dict[str, Any] = {}
+    if host:
+        from lenz.codegen.llvm.compile import link
+        from lenz.debug.trace import OBJECT
+        from lenz.runtime.loader import function
+        from lenz.runtime.threads import imports
+
+        library = link(_beside(folder, OBJECT), tuple(host), imports())
         module["_library"] = library  # the code lives as long as the module
-        kernels = {n: function(library.addresses[n], *s) for n, s in signatures.items()}
+        kernels = {n: function(library.addresses[n], *s) for n, s in host.items()}
+    for name, (pointers, sizes, device) in signatures.items():
+        if device:
+            from lenz.ir.binary import decode
+            from lenz.runtime import cuda
+
+            number = int(device.removeprefix("cuda:"))
+            binary = decode(_beside(folder, f"{name}.cubin"))
+            kernels[name] = cuda.function(binary, number, pointers, sizes)
     run_script(module, kernels, rounds)
+
+
+def _beside(folder: Path, name: str) -> bytes:
+    """A file that the compiler wrote beside a plan."""
+    path = folder / name
+    if not path.is_file():
+        raise UserError(f"{path} is missing", hint="LENZ_DEBUG=1 writes it beside the plan")
+    return path.read_bytes()

@@ -43,6 +43,11 @@ class Options:
     eager_random: bool = option(
         False, "Draw random numbers with eager's generators, outside of kernels.", key=True
     )
+    aligned: bool = option(
+        True,
+        "Compile for GPU tensors that start at multiples of 16 bytes, and again for others.",
+        key=True,
+    )
     fuel: int = option(
         -1, "Allow only this many optional rewrites, to bisect a fault; -1 is all.", key=True
     )

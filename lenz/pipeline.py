@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from lenz.codegen.llvm.compile import Library, compile_module, host_target, link
-from lenz.codegen.llvm.module import emit_module
+from lenz.assemble import Code, Refused, assemble, check_gpus
+from lenz.codegen.llvm.compile import host_target
 from lenz.context import Context, Trace
 from lenz.frontend import FxProgram, origin
-from lenz.ir.graph import Graph
+from lenz.ir.graph import Graph, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
 from lenz.ir.printer import show
@@ -23,13 +23,11 @@ from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.plan import build as build_plan
 from lenz.plan import source
-from lenz.runtime.loader import function
-from lenz.runtime.store import store_at
-from lenz.runtime.threads import imports
 from lenz.schedule import schedule
 from lenz.sym import SymEnv
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+DEVICES = frozenset({"cpu", "cuda"})  # that kernels are made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +39,7 @@ class Compiled:
     schedule: Schedule
     plan: Plan
     text: str
-    module: str
-    object: bytes
-    library: Library | None
+    code: Code
     call: Boxed
 
 
@@ -54,7 +50,25 @@ def context(options: Options, trace: Trace | None = None) -> Context:
 
 
 def compile_program(program: FxProgram, cx: Context) -> Compiled:
-    """FX program -> callable."""
+    """FX program -> callable.
+
+    Ops whose kernel does not compile run in eager, with a warning that names the kernel.
+    """
+    refused: frozenset[str] = frozenset()
+    while True:
+        try:
+            return _compile(program, cx, refused)
+        except Refused as e:
+            names = ", ".join(k.name for k, _ in e.failed)
+            ops = frozenset(o for k, _ in e.failed for o in k.origins)
+            if ops <= refused:
+                raise
+            refused |= ops
+            message = f"lenz runs the ops of {names} in eager, which do not compile: {e}"
+            warnings.warn(message, stacklevel=2)
+
+
+def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compiled:
     trace = cx.trace
     trace.text("fx", lambda: program.gm.print_readable(print_output=False))
     with trace.stage("lower"):
@@ -66,25 +80,25 @@ def compile_program(program: FxProgram, cx: Context) -> Compiled:
             origin,
             _env(program),
             cx.options.eager_random,
+            DEVICES,
+            refused,
         )
+    check_gpus([b.type.device for b in buffers_of(g).values()])
     lowered = g
     trace.text("graph", lambda: show(lowered, origins=True))
     g = optimise(g, cx)
     with trace.stage("schedule"):
-        s, symbols = named(schedule(g, cx))
+        s, symbols, kernels = named(schedule(g, cx))
     trace.text("schedule", lambda: show(s))
-    kernels = tuple(
-        {id(k): k for k in (x.kernel for x in s.steps if isinstance(x, Launch))}.values()
-    )
     with trace.stage("codegen"):
-        module, obj, library = _binaries(kernels, cx)
+        code = assemble(kernels, cx)
     with trace.stage("plan"):
         plan = build_plan(s, symbols, cx)
         text = source(plan, {p.name: p.source for p in program.placeholders}, g.env.hints)
-        call = _load(plan, text, kernels, library, program)
-    trace.text("module", lambda: module)
+        call = _load(plan, text, code, program, cx)
+    trace.text("module", lambda: code.text)
     trace.text("code", lambda: text)
-    return Compiled(program, g, s, plan, text, module, obj, library, call)
+    return Compiled(program, g, s, plan, text, code, call)
 
 
 def optimise(g: Graph, cx: Context) -> Graph:
@@ -100,22 +114,29 @@ def optimise(g: Graph, cx: Context) -> Graph:
     return g
 
 
-def named(s: Schedule) -> tuple[Schedule, dict[Launch, str]]:
-    """Number the kernels; equal ones become one object, so that each is compiled once."""
-    unique: dict[str, Kernel] = {}
+def named(s: Schedule) -> tuple[Schedule, dict[Launch, str], dict[str, tuple[Kernel, str]]]:
+    """Number the kernels; equal ones become one object, so that each is compiled once.
+
+    Gives the schedule, the name of each launch's kernel, and the kernels with their devices.
+    """
+    buffers = buffers_of(s.graph)
+    unique: dict[tuple[str, str], Kernel] = {}
+    kernels: dict[str, tuple[Kernel, str]] = {}
     steps: list[Any] = []
     symbols: dict[Launch, str] = {}
     for step in s.steps:
         if isinstance(step, Launch):
-            key = show(replace(step.kernel, name="k"))
+            device = buffers[step.args[0]].type.device if step.args else "cpu"
+            key = device, show(replace(step.kernel, name="k"))
             kernel = unique.get(key)
             if kernel is None:
                 kernel = replace(step.kernel, name=f"{step.kernel.name}_{len(unique)}")
                 unique[key] = kernel
+                kernels[kernel.name] = kernel, device
             step = replace(step, kernel=kernel)
             symbols[step] = kernel.name
         steps.append(step)
-    return replace(s, steps=tuple(steps)), symbols
+    return replace(s, steps=tuple(steps)), symbols, kernels
 
 
 def _env(program: FxProgram) -> SymEnv:
@@ -125,46 +146,37 @@ def _env(program: FxProgram) -> SymEnv:
     return env
 
 
-def _binaries(kernels: Sequence[Kernel], cx: Context) -> tuple[str, bytes, Library | None]:
-    """Emit, compile (or find in the store) and link the kernels of one graph."""
-    if not kernels:
-        return "", b"", None
-    text = emit_module(kernels, cx.target)
-    key = hashlib.sha256(f"{cx.target.key()}\n{text}".encode()).hexdigest()
-    folder = cx.options.cache_dir
-    store = store_at(folder) if cx.options.cache and folder is not None else None
-    obj = store.get("object", key) if store is not None else None
-    if obj is None:
-        with cx.trace.stage("llvm"):
-            obj = compile_module(text, cx.target)
-        if store is not None:
-            store.put("object", key, obj)
-    names = [k.name for k in kernels]
-    with cx.trace.stage("link"):
-        library = link(obj, names, imports())
-    return text, obj, library
-
-
-def _load(
-    plan: Plan,
-    text: str,
-    kernels: Sequence[Kernel],
-    library: Library | None,
-    program: FxProgram,
-) -> Boxed:
+def _load(plan: Plan, text: str, code: Code, program: FxProgram, cx: Context) -> Boxed:
     """Execute the plan's module and put its kernels and constants into it."""
     module: dict[str, Any] = {"__name__": f"lenz.{plan.name}", "__file__": f"<{plan.name}>"}
     exec(compile(text, f"<lenz {plan.name}>", "exec"), module)  # text made just above, never cached
-    for k in kernels:
-        assert library is not None
-        module[k.name] = function(library.addresses[k.name], len(k.params), len(k.sizes))
+    module.update(code.functions)
     for c in plan.constants:
         module[c.name] = _constant(program, c.name)
     for o in plan.objects:
         module["obj_" + "".join(x if x.isalnum() else "_" for x in o)] = program.modules[o]
-    module["_library"] = library  # the code lives as long as the module
+    if plan.aligned:
+        module["unaligned"] = _Unaligned(program, cx)
+    module["_library"] = code.library  # the code lives as long as the module
     call: Boxed = module["call"]
     return call
+
+
+class _Unaligned:
+    """The graph for tensors that start anywhere, compiled when the first such call comes."""
+
+    __slots__ = ("_call", "_cx", "_program")
+
+    def __init__(self, program: FxProgram, cx: Context) -> None:
+        self._program = program
+        self._cx = Context(replace(cx.options, aligned=False), cx.target)
+        self._call: Boxed | None = None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run the graph on boxed arguments."""
+        if self._call is None:
+            self._call = compile_program(self._program, self._cx).call
+        return self._call(args)
 
 
 def _constant(program: FxProgram, name: str) -> torch.Tensor:

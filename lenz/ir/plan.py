@@ -70,11 +70,16 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True)
 class LaunchStep:
-    """Run a kernel: pointers of `args`, then the sizes."""
+    """Run a kernel: pointers of `args`, then the sizes.
+
+    `grid` is the number of programs of a kernel on the GPU `device`; None and "" for CPU kernels.
+    """
 
     kernel: str
     args: tuple[str, ...]
     sizes: tuple[Sym, ...]
+    grid: Sym | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,11 @@ Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One compiled graph. `kernels` are the symbol names that LaunchSteps call, in first use."""
+    """One compiled graph. `kernels` are the symbol names that LaunchSteps call, in first use.
+
+    `aligned` are the arguments whose memory the kernels take to start at a multiple of 16 bytes; a
+    call with another one is for a plan that was made without this.
+    """
 
     name: str
     inputs: tuple[Input | SizeInput, ...]
@@ -116,3 +125,4 @@ class Plan:
     kernels: tuple[str, ...]
     objects: tuple[str, ...] = ()
     comments: tuple[tuple[int, str], ...] = field(default=(), compare=False)
+    aligned: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ def plan_sizes(p: Plan) -> tuple[Var, ...]:
             case BindSize():
                 take(x.var)
             case LaunchStep():
-                walk(x.sizes)
+                walk((x.sizes, x.grid))
             case CallStep():
                 walk((x.args, tuple(a for _, a in x.kwargs), x.outs))
 
@@ -96,6 +96,8 @@ def plan_lines(p: Plan, out: Lines, origins: bool) -> Lines:
                 out.add(f"in {show_sym(i.value)} : size", i)
         for c in p.constants:
             out.add(f"const {_tensor(c, device)}", c)
+        if p.aligned:
+            out.add(f"aligned ({', '.join('%' + show_name(a) for a in p.aligned)})")
         for at, step in enumerate(p.steps):
             for text in comments.get(at, ()):
                 out.rows.extend(f"{out.indent}# {row}" for row in text.split("\n"))
@@ -123,10 +125,11 @@ def show_step(s: Step, device: str = "") -> str:
             return f"reuse {_tensor(s, device)} of %{show_name(source)}"
         case ViewStep(_, source, _):
             return f"view {_tensor(s, device)} of %{show_name(source)}"
-        case LaunchStep(kernel, args, sizes):
+        case LaunchStep(kernel, args, sizes, grid, on):
             inner = ", ".join("%" + show_name(a) for a in args)
             inner += ("; " if sizes else "") + ", ".join(map(show_sym, sizes))
-            return f"launch @{show_name(kernel)}({inner})"
+            where = "" if grid is None else f" on {show_word(on)} grid [{show_sym(grid)}]"
+            return f"launch @{show_name(kernel)}({inner}){where}"
         case CallStep():
             return _call(s)
         case Free(name):

@@ -33,7 +33,7 @@ from lenz.sym import Sym
 
 _LINES = (
     "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "free", "check",
-    "kernels", "return",
+    "kernels", "aligned", "return",
 )  # fmt: skip
 
 
@@ -53,6 +53,7 @@ def plan_of(c: Cursor) -> Plan:
     steps: list[Step] = []
     outputs: tuple[Atom, ...] = ()
     kernels: tuple[str, ...] | None = None
+    aligned: tuple[str, ...] = ()
     while not c.accept("}"):
         match choice_of(c, _LINES, "a line of a plan"):
             case "in" if c.text == "%":
@@ -68,6 +69,9 @@ def plan_of(c: Cursor) -> Plan:
             case "kernels":
                 c.expect("(")
                 kernels = tuple(list_of(c, lambda: _kernel(c), ")"))
+            case "aligned":
+                c.expect("(")
+                aligned = tuple(list_of(c, lambda: buffer_of(c), ")"))
             case "return":
                 c.expect("(")
                 outputs = tuple(list_of(c, lambda: atom_of(c, s), ")"))
@@ -76,7 +80,14 @@ def plan_of(c: Cursor) -> Plan:
     if kernels is None:
         kernels = tuple(dict.fromkeys(x.kernel for x in steps if isinstance(x, LaunchStep)))
     return Plan(
-        name, tuple(inputs), tuple(constants), tuple(steps), outputs, kernels, tuple(objects)
+        name,
+        tuple(inputs),
+        tuple(constants),
+        tuple(steps),
+        outputs,
+        kernels,
+        tuple(objects),
+        aligned=aligned,
     )
 
 
@@ -120,7 +131,14 @@ def _step(c: Cursor, s: Scope, word: str) -> Step:
                 sizes = list_of(c, lambda: sym_of(c, s.vars), ")")
             else:
                 c.expect(")")
-            return LaunchStep(kernel, args, tuple(sizes))
+            if not c.accept("on"):
+                return LaunchStep(kernel, args, tuple(sizes))
+            device = word_of(c)
+            c.expect("grid")
+            c.expect("[")
+            grid = sym_of(c, s.vars)
+            c.expect("]")
+            return LaunchStep(kernel, args, tuple(sizes), grid, device)
         case "call":
             return _call(c, s)
         case "check":

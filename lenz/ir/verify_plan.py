@@ -112,12 +112,12 @@ def _step(s: Step, m: _Memory, p: Plan) -> None:
             m.type(type_, s)
             m.use(source, s)
             m.define(name, s)
-        case LaunchStep(kernel, args, sizes):
+        case LaunchStep(kernel, args, sizes, grid):
             if kernel not in p.kernels:
                 broken("kernel-listed", f"@{kernel} is not in the list of kernels", s)
             for name in args:
                 m.use(name, s)
-            for size in sizes:
+            for size in sizes if grid is None else (*sizes, grid):
                 m.size(size, s)
         case CallStep():
             _call(s, m)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lenz.context import Context
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Atom, Extern, Graph, Ref, View, atom_refs, buffers_of, roots_of
-from lenz.ir.kernel import Launch, Param, Schedule, exprs_of
+from lenz.ir.kernel import Launch, Param, Schedule, exprs_of, programs
 from lenz.ir.plan import (
     Alloc,
     BindSize,
@@ -81,7 +81,20 @@ class _Builder:
         kernels = tuple(dict.fromkeys(self.symbols.values()))
         constants = tuple(Input(b.name, b.type) for b in g.constants)
         steps, comments = self.without_withdrawn()
-        return Plan(g.name, inputs, constants, steps, g.outputs, kernels, g.objects, comments)
+        aligned = self.aligned()
+        return Plan(
+            g.name, inputs, constants, steps, g.outputs, kernels, g.objects, comments, aligned
+        )
+
+    def aligned(self) -> tuple[str, ...]:
+        """Arguments, and constants, that a kernel takes to be aligned."""
+        found: dict[str, None] = {}
+        for step in self.schedule.steps:
+            if isinstance(step, Launch):
+                pairs = zip(step.kernel.params, step.args, strict=True)
+                found.update(dict.fromkeys(a for p, a in pairs if p.aligned))
+        names = (i.name for i in self.schedule.graph.inputs if isinstance(i, Buffer))
+        return tuple(n for n in names if n in found)
 
     def without_withdrawn(self) -> tuple[tuple[Step, ...], tuple[tuple[int, str], ...]]:
         """The steps less the frees that a reuse has taken back; comments move along."""
@@ -143,7 +156,13 @@ class _Builder:
         symbol = self.symbols[step]
         self.comment(step)
         args = tuple(taken.get(a, a) for a in step.args)
-        self.steps.append(LaunchStep(symbol, args, step.kernel.sizes))
+        device = self.buffers[step.args[0]].type.device if step.args else "cpu"
+        if device == "cpu":
+            self.steps.append(LaunchStep(symbol, args, step.kernel.sizes))
+        else:
+            grid = programs(step.kernel)
+            self.steps.append(LaunchStep(symbol, args, step.kernel.sizes, grid, device))
+            return  # a failed check stops the program on the GPU, as it does in eager
         if any(e.op.guarded for e in nodes_of(*exprs_of(step.kernel.body))):
             self.steps.append(Check())
 

@@ -37,13 +37,24 @@ from lenz.runtime import executor as rt
 
 {globals}
 
-def call(args):
+{guard}def {call}(args):
 '''
+# Kernels are launched on the GPU that is current; the caller finds it as it was.
+GUARDED = """def call(args):
+    before = rt.exchange_gpu({device})
+    try:
+        return run(args)
+    finally:
+        if before != {device}:
+            rt.exchange_gpu(before)
+
+
+"""
 TAIL = """
 
 INPUTS = {inputs}
 CONSTANTS = {constants}
-KERNELS = {kernels}  # name: (pointers, sizes)
+KERNELS = {kernels}  # name: (pointers, sizes, GPU)
 SIZES = {sizes}
 
 if __name__ == "__main__":
@@ -62,7 +73,13 @@ def source(p: Plan, names: Mapping[str, str] = NONE, sizes: Sequence[tuple[str, 
     """
     w = _Writer(p, names)
     lines = w.call()
-    head = HEAD.format(name=p.name, globals="\n".join(w.globals_text()))
+    guard = GUARDED.format(device=w.gpus[0]) if w.gpus else ""
+    head = HEAD.format(
+        name=p.name,
+        globals="\n".join(w.globals_text()),
+        guard=guard,
+        call="run" if w.gpus else "call",
+    )
     inputs = [_described(i) for i in p.inputs]
     return (
         head
@@ -76,9 +93,13 @@ def source(p: Plan, names: Mapping[str, str] = NONE, sizes: Sequence[tuple[str, 
     )
 
 
-def _signatures(p: Plan) -> dict[str, tuple[int, int]]:
-    """Pointers and sizes that each kernel takes."""
-    return {s.kernel: (len(s.args), len(s.sizes)) for s in p.steps if isinstance(s, LaunchStep)}
+def _signatures(p: Plan) -> dict[str, tuple[int, int, str]]:
+    """Pointers and sizes that each kernel takes, and the GPU it is for."""
+    return {
+        s.kernel: (len(s.args), len(s.sizes), s.device)
+        for s in p.steps
+        if isinstance(s, LaunchStep)
+    }
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -109,7 +130,12 @@ class _Writer:
         self.names: dict[str, str] = {}
         self.inputs = {i.name for i in p.inputs if isinstance(i, Input)}
         # Names that the module itself uses; a buffer of that name gets another.
-        self.taken = {"torch", "device", "rt", "args", "call", "ok", "_", *p.kernels}
+        self.gpus = tuple(dict.fromkeys(
+            _gpu(s.device) for s in p.steps if isinstance(s, LaunchStep) and s.grid is not None
+        ))  # fmt: skip
+        self.current = self.gpus[0] if self.gpus else -1
+        self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_"}
+        self.taken |= {"unaligned", *p.kernels, *(f"stream{n}" for n in self.gpus)}
         self.taken |= {d.name for d in DTYPES} | {c.name for c in p.constants}
         self.taken |= {
             s.name for i in p.inputs if isinstance(i, SizeInput) for s in i.value.free_vars
@@ -126,6 +152,10 @@ class _Writer:
         lines.append("args.clear()")
         lines.extend(self.sizes())
         lines.extend(self.checks())
+        if p.aligned:
+            pointers = " | ".join(f"{self.var(a)}.data_ptr()" for a in p.aligned)
+            lines += [f"if ({pointers}) & 15:", f"    return unaligned([{', '.join(names)}])"]
+        lines += [f"stream{n} = rt.stream({n})" for n in self.gpus]
         comments = dict(p.comments)
         for k, step in enumerate(p.steps):
             if k in comments:
@@ -141,6 +171,8 @@ class _Writer:
         lines += [f"{py} = {d.torch}" for d, py in self.dtypes.items()]
         lines += [f"{c.name} = None  # constant" for c in self.p.constants]
         lines += [f"{k} = None  # kernel" for k in self.p.kernels]
+        if self.p.aligned:
+            lines.append("unaligned = None  # the same graph for tensors that start anywhere")
         lines += [f"obj_{_safe(o)} = None  # object" for o in self.p.objects]
         return lines
 
@@ -191,7 +223,7 @@ class _Writer:
         )
         good = " and ".join(
             f"{self.var(i.name)}.dtype is {self.dtype(i.type.dtype)}"
-            + (f" and {self.var(i.name)}.is_cpu" if i.type.device == "cpu" else "")
+            + f" and {self.var(i.name)}.{_place(i.type.device)}"
             for i in self.p.inputs
             if isinstance(i, Input)
         )
@@ -223,15 +255,24 @@ class _Writer:
                 at = to_python(t.layout.offset)
                 return [f"{self.var(s.name)} = rt.view({self.var(s.source)}, {_layout(t)}, {at})"]
             case LaunchStep():
-                args = [f"{self.var(a)}.data_ptr()" for a in s.args]
-                args += [to_python(v) for v in s.sizes]
-                return [f"failed = {s.kernel}({', '.join(args)})"]
+                return self.launch(s)
             case CallStep():
                 return self.eager(s)
             case Check():
                 return ["if failed:", "    rt.raise_failed()"]
             case Free():
                 return [f"del {self.var(s.name)}"]
+
+    def launch(self, s: LaunchStep) -> list[str]:
+        args = [f"{self.var(a)}.data_ptr()" for a in s.args]
+        args += [to_python(v) for v in s.sizes]
+        if s.grid is None:
+            return [f"failed = {s.kernel}({', '.join(args)})"]
+        n, lines = _gpu(s.device), []
+        if n != self.current:
+            lines.append(f"rt.exchange_gpu({n})")
+            self.current = n
+        return [*lines, f"{s.kernel}(stream{n}, {to_python(s.grid)}, {', '.join(args)})"]
 
     def eager(self, s: CallStep) -> list[str]:
         args = [self.atom(a) for a in s.args]
@@ -245,12 +286,16 @@ class _Writer:
         return [f"{outs[0]} = {text}" if s.single else f"{', '.join(outs)}, = {text}"]
 
     def empty(self, t: TensorType) -> str:
+        if len(self.gpus) == 1 and t.device == f"cuda:{self.gpus[0]}":
+            return f"rt.empty_gpu({_layout(t)}, {self.dtype(t.dtype)})"
         kind = "empty_cpu" if t.device == "cpu" else "empty"
-        rest = "" if t.device == "cpu" else f", {t.device!r}"
+        rest = "" if t.device == "cpu" else f", device={t.device!r}"
         large = t.layout.storage * t.dtype.bytes
         if t.device == "cpu" and (not isinstance(large, Int) or large.value >= 1 << 22):
             kind = "empty_huge"
-        return f"rt.{kind}({_layout(t)}, {self.dtype(t.dtype)}{rest})"
+        if kind == "empty":
+            return f"rt.empty({_layout(t)}, dtype={self.dtype(t.dtype)}{rest})"
+        return f"rt.{kind}({_layout(t)}, {self.dtype(t.dtype)})"
 
     def dtype(self, d: DType) -> str:
         return self.dtypes.setdefault(d, d.name)
@@ -281,6 +326,16 @@ class _Writer:
                 return f"complex({self.atom(a.real)}, {self.atom(a.imag)})"
             case _:
                 return repr(a)
+
+
+def _gpu(device: str) -> int:
+    """The number of the GPU "cuda:1"."""
+    return int(device.removeprefix("cuda:"))
+
+
+def _place(device: str) -> str:
+    """The attribute of a tensor that is true on the device; -1 is the number of all others."""
+    return "is_cpu" if device == "cpu" else f"get_device() == {_gpu(device)}"
 
 
 def _layout(t: TensorType) -> str:

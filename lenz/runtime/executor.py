@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import _empty_strided_cuda, assert_size_stride
+from torch._C._dynamo import guards
 
 from lenz.errors import UserError
 
 # check(tensor, sizes, strides): torch's own C function, about 0.1 us; raises AssertionError.
-check = assert_size_stride
+check = guards.assert_size_stride
 empty = torch.empty_strided
 
 Sizes = Sequence[int]
 
 
 # empty_gpu(sizes, strides, dtype): new memory on the GPU that is current; 0.8 us.
-empty_gpu = _empty_strided_cuda
+empty_gpu = guards._empty_strided_cuda  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
 def empty_cpu(size: Sizes, stride: Sizes, dtype: torch.dtype) -> torch.Tensor:

@@ -42,7 +42,7 @@ def schedule(g: Graph, cx: Context) -> Schedule:
     partition = fuse(items, g.env, cx)
     cells = order(partition)
     stored = _stored(g, cells)
-    unaligned = _unaligned(g)
+    unaligned = _unaligned(g, cx)
     steps: list[Launch | Extern | View] = []
     for cell in cells:
         if isinstance(cell, Group):
@@ -63,9 +63,11 @@ def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict
     return nest_of(Pointwise(out, axes, body), {value: source.type.layout}, roots, target)
 
 
-def _unaligned(g: Graph) -> frozenset[str]:
-    """Results of calls that may be views into other memory, and so may start anywhere."""
+def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
+    """Buffers that may start anywhere: results of calls that may be views into other memory."""
     found: set[str] = set()
+    if not cx.options.aligned:
+        found |= {b.name for b in g.inputs if isinstance(b, Buffer)}
     for n in g.nodes:
         if isinstance(n, Extern):
             outs = [n.outs[k] for k, _ in n.aliases if k < len(n.outs)]

@@ -1,0 +1,126 @@
+"""Kernels to functions that a plan can call: emitted, compiled or found in the store, loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lenz.codegen.llvm.compile import Library, compile_module, link
+from lenz.codegen.llvm.module import emit_module
+from lenz.codegen.triton.kernel import emit
+from lenz.codegen.triton.pool import Failed, compile_all, start
+from lenz.context import Context
+from lenz.errors import Unsupported
+from lenz.ir.binary import Binary
+from lenz.ir.kernel import Kernel
+from lenz.runtime import cuda, loader
+from lenz.runtime.store import Store, store_at
+from lenz.runtime.threads import imports
+
+OLDEST = 80  # compute capability 8.0, the first with bf16
+
+
+class Refused(Exception):
+    """Kernels that did not compile; the graph is made again with their ops in eager."""
+
+    def __init__(self, failed: Sequence[tuple[Kernel, Failed]]) -> None:
+        super().__init__(failed[0][1].message)
+        self.failed = failed
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The compiled kernels of one graph.
+
+    `text` is all that was emitted, `object` the machine code for the CPU, `binaries` that for GPUs;
+    `functions` are the kernels by name, valid for as long as `library` lives.
+    """
+
+    text: str
+    object: bytes = b""
+    binaries: tuple[Binary, ...] = ()
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    library: Library | None = None
+
+
+def prepare(tensors: Sequence[Any]) -> None:
+    """Start what a graph on a GPU will need, so that it is ready by the time it is needed."""
+    if any(isinstance(t, torch.Tensor) and t.is_cuda for t in tensors):
+        start()
+
+
+def check_gpus(devices: Sequence[str]) -> None:
+    """Raise Unsupported, which says what is missing, if lenz cannot make kernels for a device."""
+    for device in devices:
+        if device.startswith("cuda"):
+            number = torch.device(device).index or 0
+            if cuda.capability(number) < OLDEST:
+                name = torch.cuda.get_device_name(number)
+                raise Unsupported(f"{name} has compute capability below 8.0, which lenz needs")
+
+
+def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
+    """Compile and load kernels, given with the device each is launched on, by name.
+
+    Raises Refused with those that the GPU's compiler does not take.
+    """
+    folder = cx.options.cache_dir
+    store = store_at(folder) if cx.options.cache and folder is not None else None
+    host = [k for k, device in kernels.values() if device == "cpu"]
+    gpu = [(k, device) for k, device in kernels.values() if device != "cpu"]
+    text, obj, library = _host(host, store, cx)
+    functions: dict[str, Callable[..., Any]] = {
+        k.name: loader.function(library.addresses[k.name], len(k.params), len(k.sizes))
+        for k in host
+        if library is not None
+    }
+    texts, binaries = [text] if text else [], []
+    for device in dict.fromkeys(device for _, device in gpu):
+        mine = [k for k, d in gpu if d == device]
+        made, source = _gpu(mine, device, store, cx)
+        texts += source
+        number = torch.device(device).index or 0
+        with cx.trace.stage("load"):
+            for k, b in zip(mine, made, strict=True):
+                functions[k.name] = cuda.function(b, number, len(k.params), len(k.sizes))
+                binaries.append(b)
+    return Code("\n".join(texts), obj, tuple(binaries), functions, library)
+
+
+def _host(
+    kernels: Sequence[Kernel], store: Store | None, cx: Context
+) -> tuple[str, bytes, Library | None]:
+    """One module of LLVM for the kernels of the CPU."""
+    if not kernels:
+        return "", b"", None
+    text = emit_module(kernels, cx.target)
+    key = hashlib.sha256(f"{cx.target.key()}\n{text}".encode()).hexdigest()
+    obj = store.get("object", key) if store is not None else None
+    if obj is None:
+        with cx.trace.stage("llvm"):
+            obj = compile_module(text, cx.target)
+        if store is not None:
+            store.put("object", key, obj)
+    names = [k.name for k in kernels]
+    with cx.trace.stage("link"):
+        library = link(obj, names, imports())
+    return text, obj, library
+
+
+def _gpu(
+    kernels: Sequence[Kernel], device: str, store: Store | None, cx: Context
+) -> tuple[list[Binary], list[str]]:
+    """One module of Triton and one cubin per kernel of a GPU."""
+    with cx.trace.stage("emit"):
+        texts = [emit(k) for k in kernels]
+    with cx.trace.stage("triton"):
+        arch = cuda.capability(torch.device(device).index or 0)
+        made = compile_all(texts, arch, store, "")
+    failed = [(k, b) for k, b in zip(kernels, made, strict=True) if isinstance(b, Failed)]
+    if failed:
+        raise Refused(failed)
+    return [b for b in made if isinstance(b, Binary)], [t.text for t in texts]

@@ -1,0 +1,104 @@
+"""Compiled kernels on NVIDIA GPUs, through the CUDA driver's own functions.
+
+Nothing is compiled here: the driver (libcuda) takes a cubin and launches it. A launch packs its
+arguments and its geometry into one block of memory and makes one call, `cuLaunchKernelEx`; the
+layouts are those of CUlaunchConfig in the CUDA driver API (12.0 and later).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from lenz.errors import InternalError, Unsupported
+from lenz.ir.binary import Binary
+
+# CUlaunchConfig: gridDim x y z, blockDim x y z, sharedMemBytes, stream, attributes, their number.
+CONFIG = "7I4xQQI4x"
+CONFIG_BYTES = struct.calcsize("=" + CONFIG)
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+FREE_SHARED = 48 << 10  # bytes of shared memory that need not be asked for
+
+Launch = Callable[..., None]
+
+
+@cache
+def _driver() -> Any:
+    """The driver's library; its calls keep the GIL, since they only queue work."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        library = ctypes.PyDLL(name)
+    except OSError as e:
+        raise Unsupported(
+            f"the CUDA driver is missing ({e})", hint="install NVIDIA's driver"
+        ) from e
+    if not hasattr(library, "cuLaunchKernelEx"):
+        raise Unsupported("the CUDA driver is older than 12.0", hint="install a newer one")
+    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+    return library
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        said = text.value.decode() if text.value else f"CUDA error {status}"
+        raise RuntimeError(f"{what}: {said}")
+
+
+def capability(number: int) -> int:
+    """The architecture of a GPU: 90 for compute capability 9.0."""
+    major, minor = torch.cuda.get_device_capability(number)
+    return 10 * major + minor
+
+
+def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
+    """A callable for one kernel on GPU `number`: (stream, programs, pointers.., sizes..) -> None.
+
+    Raises RuntimeError with the driver's message if the driver refuses the code or a launch. Errors
+    inside of a kernel come up later, as with every CUDA kernel.
+    """
+    driver = _driver()
+    module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+    with torch.cuda.device(number):
+        torch.cuda.current_stream(number).query()  # makes the context of the device
+        _check(driver.cuModuleLoadData(ctypes.byref(module), b.code), f"loading {b.name}")
+        found = driver.cuModuleGetFunction(ctypes.byref(handle), module, b.name.encode())
+        _check(found, f"finding {b.name}")
+        if b.shared > FREE_SHARED:
+            asked = driver.cuFuncSetAttribute(handle, MAX_DYNAMIC_SHARED, b.shared)
+            _check(asked, f"{b.shared} bytes of shared memory for {b.name}")
+    return _launcher(driver, handle.value or 0, b, pointers, sizes)
+
+
+def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) -> Launch:
+    if not handle:
+        raise InternalError(f"{b.name} has no address", pass_name="runtime")
+    values = pointers + sizes + b.extra
+    # The configuration, then 8 bytes per argument (a size of 32 bits is the lower half), then the
+    # addresses of the arguments. The block is shared by all calls: the GIL is held until the
+    # driver has copied it.
+    block = ctypes.create_string_buffer(CONFIG_BYTES + 16 * values)
+    start = ctypes.addressof(block)
+    first = start + CONFIG_BYTES
+    table = first + 8 * values
+    for n in range(values):
+        struct.pack_into("=Q", block, CONFIG_BYTES + 8 * (values + n), first + 8 * n)
+    pack = struct.Struct(f"={CONFIG}{pointers}Q{sizes}q").pack_into
+    call, threads, shared = driver.cuLaunchKernelEx, b.threads, b.shared
+
+    def launch(stream: int, programs: int, *args: int) -> None:
+        if programs == 0:
+            return
+        pack(block, 0, programs, 1, 1, threads, 1, 1, shared, stream, 0, 0, *args)
+        status = call(start, handle, table, 0)
+        if status:
+            _check(status, f"launching {b.name}")
+
+    return launch
