@@ -20,6 +20,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lenz.frontend.attention import fuse_attention
 from lenz.frontend.build import build
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.floats import fix_floats
@@ -62,6 +63,7 @@ def capture(
         )
     if isinstance(gm, GraphModule):  # after flattening it is a wrapper without a graph
         fix_floats(gm)
+        fuse_attention(gm)
     ended_by = break_reason(gm)
     static_names: list[str] = []  # from the forward half, for the backward half
 

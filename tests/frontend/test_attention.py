@@ -1,0 +1,254 @@
+"""Attention keeps its fused form: known masks go, and CUDA operands fit the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from lenz.frontend.attention import SDPA, fit, fuse_attention
+from tests.cuda import Fake, cuda_programs
+
+sdpa = F.scaled_dot_product_attention
+L, MIN = 12, torch.finfo(torch.float32).min
+
+
+def traced(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> GraphModule:
+    """Dynamo's graph of `fn`."""
+    found: list[GraphModule] = []
+
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+        found.append(gm)
+        return gm
+
+    torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)(*args)
+    (gm,) = found
+    return gm
+
+
+def calls(gm: GraphModule) -> list[Node]:
+    return [n for n in gm.graph.nodes if n.target is SDPA]
+
+
+def qkv(*shape: int, requires_grad: bool = False) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, requires_grad=requires_grad) for _ in range(3)]
+
+
+def result(mask: Callable[[Tensor], Tensor], *shape: int) -> str:
+    """What became of the mask, with the numbers checked: "all", "causal", or "" for kept."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, attn_mask=mask(q))
+
+    args = qkv(*(shape or (2, 3, L, 8)))
+    gm = traced(f, *args)
+    fuse_attention(gm)
+    (got,) = gm(*args)
+    torch.testing.assert_close(got, f(*args))
+    (n,) = calls(gm)
+    if n.kwargs["attn_mask"] is not None:
+        return ""
+    return "causal" if n.kwargs["is_causal"] else "all"
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.bool)
+
+
+def filled_in_place(q: Tensor) -> Tensor:
+    mask = torch.full((L, L), MIN)
+    i = torch.arange(L)
+    mask.masked_fill_(i < (i + 1).view(L, 1), 0)
+    return mask[None, None].expand(2, 1, L, L)
+
+
+def written_through_a_view(q: Tensor) -> Tensor:
+    mask = ones(L, L)
+    mask.view(-1)[3:] = False
+    return mask
+
+
+def written_by_an_input(q: Tensor) -> Tensor:
+    mask = ones(L, L)
+    mask[0] = q[0, 0, 0, :1] > 9
+    mask[0, 0] = True
+    return mask
+
+
+def from_positions(q: Tensor) -> Tensor:
+    rows, columns = torch.arange(L)[None, None, :, None], torch.arange(L)[None, None, None, :]
+    return (rows.new_ones((), dtype=torch.bool) & (columns <= rows)).expand(2, -1, L, L)
+
+
+@pytest.mark.parametrize(
+    ("mask", "want"),
+    [
+        (lambda q: ones(L, L), "all"),
+        (lambda q: ones(2, 1, 1, L).expand(2, 1, L, L), "all"),
+        (lambda q: (torch.arange(L) >= 0).view(1, 1, L, 1).expand(2, 1, L, L), "all"),
+        (lambda q: (1.0 - torch.ones(2, 1, 1, L)) * MIN, "all"),
+        (lambda q: torch.ones_like(q[..., :1]) @ torch.zeros(1, L), "all"),
+        (lambda q: ones(L, L).tril(), "causal"),
+        (lambda q: torch.full((L, L), float("-inf")).triu(1), "causal"),
+        (filled_in_place, "causal"),
+        (from_positions, "causal"),
+        (lambda q: ones(L, L).tril(1), ""),
+        (lambda q: ones(L, L).triu(), ""),
+        (lambda q: torch.full((L, L), -1e4).triu(1), ""),
+        (lambda q: torch.full((L, L), 0.5), ""),
+        (lambda q: torch.rand(L, L) < 2, ""),
+        (lambda q: q[:1, :1, :, :1] < 99, ""),
+        (written_through_a_view, ""),
+        (written_by_an_input, ""),
+    ],
+)
+def test_what_a_mask_says(mask: Callable[[Tensor], Tensor], want: str) -> None:
+    assert result(mask) == want
+
+
+def test_a_mask_written_after_its_use_is_what_it_was() -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.ones(L, L, dtype=torch.bool)
+        first = sdpa(q, k, v, attn_mask=mask)
+        mask[0, 1:] = False
+        return first, sdpa(q, k, v, attn_mask=mask)
+
+    args = qkv(2, 3, L, 8)
+    gm = traced(f, *args)
+    fuse_attention(gm)
+    torch.testing.assert_close(tuple(gm(*args)), f(*args))
+    assert [n.kwargs["attn_mask"] is None for n in calls(gm)] == [True, False]
+
+
+def test_a_triangle_of_other_numbers_of_keys_stays() -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, attn_mask=torch.ones(4, L, dtype=torch.bool).tril())
+
+    q, k, v = qkv(1, 3, L, 8)
+    gm = traced(f, q[:, :, :4], k, v)
+    fuse_attention(gm)
+    assert calls(gm)[0].kwargs["attn_mask"] is not None
+
+
+def test_symbolic_sizes_add_no_guard() -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = q.shape[2]
+        return sdpa(q, k, v, attn_mask=torch.ones(n, n, dtype=torch.bool))
+
+    gm = traced(f, *qkv(2, 3, L, 8), dynamic=True)
+    env = next(
+        n.meta["example_value"].node.shape_env
+        for n in gm.graph.nodes
+        if isinstance(n.meta.get("example_value"), torch.SymInt)
+    )
+    before = len(env.guards)
+    fuse_attention(gm)
+    assert len(env.guards) == before
+
+
+def test_gradients_are_eagers() -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.full((L, L), float("-inf")).triu(1)
+        return sdpa(q, k, v, attn_mask=mask).sin().sum()
+
+    ours, theirs = qkv(2, 3, L, 8, requires_grad=True), qkv(2, 3, L, 8, requires_grad=True)
+    torch.compile(f, backend="lenz")(*ours).backward()
+    f(*theirs).backward()
+    torch.testing.assert_close([t.grad for t in ours], [t.grad for t in theirs])
+
+
+def attend(**options: Any) -> Callable[..., Tensor]:
+    def f(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        return sdpa(q, k, v, *mask, **options)
+
+    return f
+
+
+def fitting(f: Callable[..., Tensor], args: Sequence[Tensor]) -> Node:
+    """The attention call after `fit`, with the numbers checked on the CPU."""
+    gm = traced(f, *args)
+    (n,) = calls(gm)
+    fuse_attention(gm)
+    fit(gm, n)
+    gm.recompile()
+    gm.graph.lint()
+    (got,) = gm(*args)
+    want = f(*args)
+    assert got.shape == want.shape
+    torch.testing.assert_close(got, want)
+    return n
+
+
+def test_heads_are_widened_for_masks() -> None:
+    q, k, v = torch.randn(2, 3, L, 20), torch.randn(2, 3, 7, 20), torch.randn(2, 3, 7, 13)
+    n = fitting(attend(), (q, k, v, torch.randn(L, 7)))
+    assert n.kwargs["scale"] == 20**-0.5
+    n = fitting(attend(scale=0.3), (q, k, v, torch.randn(2, 1, L, 7) > 0))
+    assert n.kwargs["scale"] == 0.3
+
+
+def test_grouped_keys_are_repeated_for_masks() -> None:
+    q, k, v = torch.randn(2, 6, L, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    n = fitting(attend(enable_gqa=True), (q, k, v, torch.randn(L, 7)))
+    assert n.kwargs["enable_gqa"] is False
+
+
+def test_three_dimensions_become_four() -> None:
+    q, k, v = torch.randn(6, L, 8), torch.randn(6, 7, 8), torch.randn(6, 7, 9)
+    for mask in ((), (torch.randn(L, 7),), (torch.randn(6, L, 7) > 0,)):
+        n = fitting(attend(), (q, k, v, *mask))
+        assert n.args == () and n.kwargs["query"].target == "unsqueeze"
+
+
+def test_last_dimensions_become_dense() -> None:
+    q, k, v = torch.randn(2, 3, 8, L).mT, torch.randn(2, 3, 8, 7).mT, torch.randn(2, 3, 7, 8)
+    n = fitting(attend(), (q, k, v, torch.randn(1, L, 1).expand(2, 1, L, 7)))
+    dense = [n.kwargs[x].target == "contiguous" for x in ("query", "key", "value", "attn_mask")]
+    assert dense == [True, True, False, True]
+
+
+MASKED = [
+    ([(2, 4, 64, 64)] * 3, lambda q: (q[:, :1, :, :1] > 0).expand(2, 1, 64, 64), {}),
+    ([(2, 4, 64, 20)] * 3, lambda q: q.new_zeros(64, 64).masked_fill(q[0, 0, :, :1] > 0, -9), {}),
+    ([(2, 4, 64, 64), (2, 2, 64, 64), (2, 2, 64, 64)], lambda q: q[0, 0] > 0, {"enable_gqa": True}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(MASKED)))
+@pytest.mark.parametrize("grad", [False, True])
+def test_masked_attention_on_cuda_is_fused(case: int, grad: bool) -> None:
+    # With a GPU torch itself chooses the kernel; without one, what it is given can be looked at.
+    shapes, mask, options = MASKED[case]
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, attn_mask=mask(q), **options)
+
+    programs = cuda_programs(f, *map(Fake, shapes), attention="efficient")
+    if grad:
+        programs = cuda_programs(f, *shapes, grad=True, attention="efficient")
+    for p in programs:
+        names = [str(n.target) for n in p.nodes]
+        assert [x for x in names if "_scaled_dot_product" in x], names
+        assert not [x for x in names if "bmm" in x or "softmax" in x], names
+        for n in p.nodes:
+            if "_scaled_dot_product" in str(n.target) and "backward" not in str(n.target):
+                for a in n.args[:3]:
+                    value = a.meta["val"]
+                    assert value.dim() == 4 and value.stride(-1) == 1 and value.shape[-1] % 8 == 0
+                assert n.args[1].meta["val"].shape[1] == n.args[0].meta["val"].shape[1]
+
+
+def test_a_known_mask_leaves_nothing_behind_on_cuda() -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, attn_mask=torch.ones(64, 64, device=q.device).tril().bool())
+
+    for p in cuda_programs(f, *[(2, 4, 64, 64)] * 3, grad=True):
+        names = [str(n.target) for n in p.nodes]
+        kept = [x for x in names if "getitem" not in x and "detach" not in x]
+        assert len(kept) == 1 and "_scaled_dot_product" in kept[0], names
