@@ -26,6 +26,11 @@ from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, product
 MIN_ELEMENTS = 65536
 CHUNK = 16384
 MAX_CHUNKS = 32
+# On GPUs: programs that a launch should have, and below how many a reduction is cut; columns of one
+# program, and the fewest rows, or elements of one row, that are worth a program.
+GPU_PROGRAMS, GPU_ENOUGH = 1024, 256
+GPU_PANEL, GPU_ROWS, GPU_LENGTH = 64, 64, 4096
+GPU_TILE = 8192  # elements of a row that a program takes at once (schedule/blocks.py)
 SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 
 
@@ -36,13 +41,15 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     for n in g.nodes:
         chunks = _chunks(n, layouts, g.env) if isinstance(n, Reduction) else 1
         if isinstance(n, Reduction) and chunks > 1 and cx.allow("split_reduce", n.out.name):
-            nodes.extend(_split(n, chunks))
+            nodes.extend(_split(n, chunks, g.env))
         else:
             nodes.append(n)
     return replace(g, nodes=tuple(nodes))
 
 
 def _chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
+    if n.out.type.device != "cpu":
+        return _gpu_chunks(n, layouts, env)
     results = env.hint(product(a.extent for a in n.axes))
     length = env.hint(product(a.extent for a in n.raxes))
     if n.kind not in SPLIT_KINDS or results * length < MIN_ELEMENTS or results == 0:
@@ -50,6 +57,20 @@ def _chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
     if results >= 8 and not (results < 512 and length >= 1024 and _is_outer(n, layouts)):
         return 1
     return min(MAX_CHUNKS, max(2, results * length // CHUNK))
+
+
+def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
+    """Parts that give every multiprocessor of a GPU several programs, none of them too short."""
+    results = max(env.hint(product(a.extent for a in n.axes)), 1)
+    length = env.hint(product(a.extent for a in n.raxes))
+    if n.kind not in SPLIT_KINDS:
+        return 1
+    outer = _is_outer(n, layouts)
+    programs = -(-results // GPU_PANEL) if outer else results
+    shortest = GPU_ROWS if outer else GPU_LENGTH
+    if programs >= GPU_ENOUGH:
+        return 1
+    return max(1, min(GPU_PROGRAMS // programs, length // shortest))
 
 
 def _is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
@@ -68,13 +89,15 @@ def _is_contiguous(flat: Sym, a: Axis) -> bool:
     return a.extent is not ONE and parts is not None and parts[0] is ONE
 
 
-def _split(n: Reduction, chunks: int) -> tuple[Reduction, Reduction]:
+def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, Reduction]:
     total = product(a.extent for a in n.raxes)
     outer = n.raxes[0]
     # Cut the outermost axis when it is long enough; else number all elements in one row.
     whole = isinstance(outer.extent, Int) and outer.extent.value >= chunks
     length: Sym = outer.extent if whole or len(n.raxes) == 1 else total
     chunk = ceildiv(length, Int(chunks))
+    if n.out.type.device != "cpu" and isinstance(chunk, Int):
+        chunk, chunks = _whole_tiles(chunk.value, env.hint(length))
     c, r = axis("c", Int(chunks)), axis("rc", chunk)
     position = c.var * chunk + r.var
     if whole or len(n.raxes) == 1:
@@ -83,7 +106,7 @@ def _split(n: Reduction, chunks: int) -> tuple[Reduction, Reduction]:
     else:
         at, raxes = _unflatten(n.raxes, position), (r,)
     body = reindex(n.body, at)
-    if not (isinstance(length, Int) and length.value % chunks == 0):
+    if length is not chunk * chunks:
         inside = ops.lt(index(position, I64), index(length, I64))
         body = masked(inside, body, identity(n.kind, body))
     acc = ref("acc", body.dtype)
@@ -93,6 +116,15 @@ def _split(n: Reduction, chunks: int) -> tuple[Reduction, Reduction]:
     first = Reduction(partial, (c, *n.axes), raxes, n.kind, body, acc)
     again = load(partial.name, (c.var, *(a.var for a in n.axes)), body.dtype)
     return first, replace(n, raxes=(c,), body=again)
+
+
+def _whole_tiles(chunk: int, length: int) -> tuple[Int, int]:
+    """A part of about `chunk` elements that fills tiles of lanes, and how many there are."""
+    unit = GPU_ROWS if chunk < GPU_LENGTH else GPU_TILE
+    if GPU_LENGTH <= chunk < GPU_TILE:
+        unit = 1 << (chunk - 1).bit_length()
+    chunk = -(-chunk // unit) * unit
+    return Int(chunk), -(-length // chunk)
 
 
 def _unflatten(axes: tuple[Axis, ...], position: Sym) -> dict[Var, Sym]:

@@ -43,6 +43,7 @@ from lenz.schedule.blocks import tiled
 from lenz.schedule.cost import grain, ns_per_element
 from lenz.schedule.legal import Group, device_of
 from lenz.schedule.loops import Form, choose
+from lenz.schedule.reciprocal import share_reciprocals
 from lenz.schedule.stages import stages
 from lenz.sym import Sym, SymEnv, Var
 
@@ -75,7 +76,9 @@ def build(
     """
     elide = not cx.options.emulate_rounding
     if device_of(g) != "cpu":
-        form = tiled(g, stages(g, stored, elide, named=True, scratch=False), env)
+        s = stages(g, stored, elide, named=True, scratch=False)
+        share_reciprocals(s, frozenset(a.var for a in g.domain.raxes))
+        form = tiled(g, s, env)
         return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
     s = stages(g, stored, elide, named=True)
     choice = choose(g, s, env)

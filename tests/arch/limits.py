@@ -84,6 +84,7 @@ WRITING_FILES = {
 # Files that run text as code.  None of them reads that text from a disk.
 EXEC_FILES = {
     "pipeline.py": "loads the Python source of a plan that was printed just before",
+    "codegen/triton/compile.py": "Triton takes kernels as functions; the text was just emitted",
 }
 
 # Module-level objects that change while the program runs.  There are three kinds: intern tables,

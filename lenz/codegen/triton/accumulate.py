@@ -16,7 +16,7 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64
 from lenz.ir.kernel import For, Reduce, Stmt, position
 from lenz.ir.tensor import Axis
-from lenz.sym import Var
+from lenz.sym import ZERO, Var, substitute
 
 
 @dataclass(slots=True)
@@ -71,37 +71,50 @@ class Accumulators:
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
         first = constant(dtype, identity(s.kind, s.value.dtype))
-        shape = v.shape(acc.dims)
-        names = [f"{s.name}_acc"]
-        level = v.text.level
-        v.text.put(level, f"{names[0]} = tl.full({shape}, {_plain(first)}, {value_type(dtype)})")
-        if is_arg(s.kind):
-            names.append(f"{s.name}_at")
-            v.text.put(level, f"{names[1]} = tl.full({shape}, {self._far()}, {self._index()})")
-        acc.carried = tuple(names)
+        shape, level = v.shape(acc.dims), v.text.level
+        acc.carried = (f"{s.name}_acc", f"{s.name}_at") if is_arg(s.kind) else (f"{s.name}_acc",)
+        v.text.put(
+            level, f"{acc.carried[0]} = tl.full({shape}, {_plain(first)}, {value_type(dtype)})"
+        )
+        if is_arg(s.kind):  # of a row whose values are all neutral, the first element wins
+            loops = {a.var: ZERO for a in acc.over if a.var not in self.dims}
+            at = v.indices.term(substitute(position(acc.over), loops), {})
+            v.text.put(level, f"{acc.carried[1]} = {v.spread(at, acc.dims)}")
 
     def take(self, s: Reduce) -> None:
         """Accumulate the value of a reduction at this point of the loops."""
         acc, v = self.open[s.name], self.values
         parts = self._tile(acc)
+        level = v.text.level
         if not acc.carried:
             acc.value = parts
-            return
-        function = self._function(s)
-        targets = ", ".join(acc.carried)
-        call = f"{function}({', '.join((*acc.carried, *parts))})"
-        if function == "add":
-            call = f"{targets} + {parts[0]}"
-        v.text.put(v.text.level, f"{targets} = {call}")
+        elif is_arg(s.kind):
+            # Every position is behind those taken before, so that only a better value wins.
+            x, i, y, j = *acc.carried, *parts
+            better = f"{y} {'>' if s.kind == 'argmax' else '<'} {x}"
+            if s.value.dtype.is_float:
+                better = f"({better}) | (({y} != {y}) & ({x} == {x}))"
+            take = v.text.let(better, acc.dims, level).text
+            v.text.put(level, f"{x} = tl.where({take}, {y}, {x})")
+            v.text.put(level, f"{i} = tl.where({take}, {j}, {i})")
+        else:
+            (x,), (y,), function = acc.carried, parts, self._function(s)
+            call = f"{x} + {y}" if function == "add" else f"{function}({x}, {y})"
+            v.text.put(level, f"{x} = {call}")
 
     def finish(self, acc: Accumulator) -> None:
         """Reduce the lanes; the name of the reduction is its result from here on."""
         s, v = acc.stmt, self.values
         state = acc.carried or acc.value
-        dims = acc.dims - acc.lanes
-        if acc.lanes:
-            state = self._across(acc, state, dims)
-        result = state[-1]
+        dims, level = acc.dims - acc.lanes, v.text.level
+        result = self._across(acc, state[0], self._function(s), dims) if acc.lanes else state[0]
+        if is_arg(s.kind):
+            hit = f"{state[0]} == {result}"
+            if s.value.dtype.is_float:  # if there is a NaN, the result is one
+                hit = f"({hit}) | ({state[0]} != {state[0]})"
+            self.functions["least"] = None
+            there = v.text.let(f"tl.where({hit}, {state[1]}, {self._far()})", acc.dims, level)
+            result = self._across(acc, there.text, "least", dims) if acc.lanes else state[1]
         cast = ""
         if is_arg(s.kind):
             cast = "" if v.indices.wide else f".to({value_type(I64)})"
@@ -109,23 +122,18 @@ class Accumulators:
             cast = " != 0"
         elif state_dtype(s.value.dtype) is not s.value.dtype:
             cast = f".to({value_type(s.value.dtype)})"
-        level = v.text.level
         v.text.put(level, f"{s.name} = {result}{cast}")
         v.refs[s.name] = Term(s.name, dims, level)
 
-    def _across(self, acc: Accumulator, state: tuple[str, ...], dims: Dims) -> tuple[str, ...]:
-        v, name = self.values, acc.stmt.name
-        function = self._function(acc.stmt)
-        names = (f"{name}_v", f"{name}_i")[: len(state)]
+    def _across(self, acc: Accumulator, tile: str, function: str, dims: Dims) -> str:
+        v = self.values
         # A result for all lanes is a scalar, as all values without lanes; else the rank is kept.
         over = sorted(acc.lanes if dims else range(len(v.lanes)), reverse=True)
         keep = ", keep_dims=True" if dims else ""
         for d in over:
-            what = state[0] if len(state) == 1 else f"({', '.join(state)})"
-            line = f"{', '.join(names)} = tl.reduce({what}, {d}, {function}{keep})"
-            v.text.put(v.text.level, line)
-            state = names
-        return state
+            line = f"tl.reduce({tile}, {d}, {function}{keep})"
+            tile = v.text.let(line, dims, v.text.level).text
+        return tile
 
     def _tile(self, acc: Accumulator) -> tuple[str, ...]:
         """The value in every lane of the tile, neutral where there is no element."""
@@ -144,18 +152,12 @@ class Accumulators:
         parts = [v.text.let(text, acc.dims, level).text]
         if is_arg(s.kind):
             at = v.indices.term(position(acc.over), {})
-            where = v.spread(at, acc.dims)
-            if tails:
-                where = f"tl.where({runs}, {where}, {self._far()})"
-            parts.append(v.text.let(where, acc.dims, level).text)
+            parts.append(v.text.let(v.spread(at, acc.dims), acc.dims, level).text)
         return tuple(parts)
 
     def _far(self) -> str:
         """A position behind all others: that of no element."""
         return str((1 << 63) - 1 if self.values.indices.wide else (1 << 31) - 1)
-
-    def _index(self) -> str:
-        return self.values.indices.dtype
 
     def _function(self, s: Reduce) -> str:
         name = combine_name(s.kind, s.value.dtype)

@@ -17,22 +17,10 @@ COMBINE = {
         "def greatest(x, y):\n    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)"
     ),
     "least": "def least(x, y):\n    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)",
-    "first_greatest": (
-        "def first_greatest(x, i, y, j):\n"
-        "    same = (x == y) | ((x != x) & (y != y))\n"
-        "    take = (y > x) | ((y != y) & (x == x)) | (same & (j < i))\n"
-        "    return tl.where(take, y, x), tl.where(take, j, i)"
-    ),
-    "first_least": (
-        "def first_least(x, i, y, j):\n"
-        "    same = (x == y) | ((x != x) & (y != y))\n"
-        "    take = (y < x) | ((y != y) & (x == x)) | (same & (j < i))\n"
-        "    return tl.where(take, y, x), tl.where(take, j, i)"
-    ),
 }
 _NAMES: dict[ReduceKind, str] = {
     "sum": "add", "prod": "mul", "max": "greatest", "min": "least", "any": "greatest",
-    "all": "least", "argmax": "first_greatest", "argmin": "first_least",
+    "all": "least", "argmax": "greatest", "argmin": "least",
 }  # fmt: skip
 
 
