@@ -100,7 +100,7 @@ EXP2 = _function(
     ulp=1.5,
     aten=("exp2", "special_exp2"),
     gpu=units.exp2,
-    ulp_gpu=2.2,
+    ulp_gpu=2.5,
 )
 EXPM1 = _function(
     "expm1",
@@ -141,6 +141,7 @@ TANH = _function(
     ulp=2.2,
     bounds=rising(math.tanh),
     gpu=units.tanh,
+    ulp_gpu=3.0,
 )
 ERF = _function(
     "erf",
@@ -161,6 +162,7 @@ ONE_PLUS_ERF = define(
         lambda x: (torch.erf(x.double()) + 1.0).float(),
         expand=poly.one_plus_erf,
         expand_gpu=units.one_plus_erf,
+        ulp_gpu=3.0,
         cost=20,
         domain=(-1.0, 10.0),
         ulp=2.2,
@@ -292,6 +294,7 @@ SIGMOID = define(
         torch.sigmoid,
         expand=_expand_sigmoid,
         expand_gpu=_expand_sigmoid_gpu,
+        ulp_gpu=4.0,
         aten=("sigmoid", "special_expit"),
         promotion="int_to_float",
         cost=17.0,

@@ -2,7 +2,8 @@
 
 What `expand_gpu` in `math.py` refers to; `poly.py` has the forms for machines without such units.
 A unit answers with a relative error of about 2^-23 (PTX ISA, ex2.approx and rcp.approx); arguments
-are reduced so that the error of a function stays near that.
+are reduced so that the error of a function stays near that. With exact units the forms are within
+1.6 units in the last place, sigmoid within 2.4; `ulp_gpu` in `math.py` adds the errors of both.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ EXP2_UNIT = define(
         triton="tl.exp2({0})",
         cost=4.0,
         domain=(-125.9, 127.9),
-        ulp=2.0,
+        ulp=2.5,
     )
 )
 # 1/x; 0 where the result is below 2^-126. Triton's own division never becomes this instruction.

@@ -1,0 +1,104 @@
+"""The Triton form of every op on a GPU, against eager on the CPU; the error of f32 functions.
+
+The kernels are those of tests/ops/test_triton_forms.py, here launched by Triton itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
+pytest.importorskip("triton")
+
+from test_forms import errors_in_ulp
+from triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
+
+from lenz.ir.dtype import F32
+
+pytestmark = pytest.mark.usefixtures("cuda")
+
+NAMES = list(dict.fromkeys(f.case.op.name for f in FORMS))
+# f32 functions of one operand with an error; `or_libm` and powers are in the first test only.
+INEXACT = [
+    f.case.op.name for f in FORMS if f.case.dtypes == (F32,) and f.case.op.ulp and f.dtype is F32
+]
+BLOCK, COUNT, DENSE = 1024, 1 << 14, 1 << 22
+# The units give 0 for what has no normal f32.
+UNITS = ("exp2_unit", "rcp_unit")
+
+
+def bound(form: Form) -> float:
+    """The error that the form may have, in units in the last place of f32."""
+    op = form.case.op
+    if op.name == "or_libm":
+        return 4.0  # that of libdevice's tan, the worst of the three
+    return op.ulp if op.ulp_gpu is None else op.ulp_gpu
+
+
+def launch(
+    folder: Path, forms: Sequence[Form], samples: Sequence[tuple[torch.Tensor, ...]]
+) -> list[torch.Tensor]:
+    """The results of all forms from one launch, on the CPU."""
+    count = len(samples[0][0])
+    k = text_of("forms", forms, count, BLOCK)
+    file = folder / "forms.py"
+    file.write_text(k.text)
+    spec = importlib.util.spec_from_file_location("forms", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    args, outs = arguments(forms, samples)
+    on_gpu = [a.cuda() for a in args]
+    module.forms[(count // BLOCK,)](*on_gpu, num_warps=k.warps)
+    for mine, found in zip(args, on_gpu, strict=True):
+        mine.copy_(found)
+    return outs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forms_agree_with_eager(name: str, tmp_path: Path) -> None:
+    forms = [f for f in FORMS if f.case.op.name == name]
+    samples = [f.samples(COUNT) for f in forms]
+    for f, xs, out in zip(forms, samples, launch(tmp_path, forms, samples), strict=True):
+        if name in UNITS:
+            want = f.case.op.eager(*xs)  # type: ignore[misc]
+            tiny = want.abs() < 2.0**-126
+            assert (out[tiny] == 0).all(), name
+            out[tiny] = want[tiny]
+        check_form(f, out, xs, bound(f))
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_error_of_functions(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The greatest error over four million values of the domain, which is printed too."""
+    form = form_named(f"{name}-f32")
+    (x,) = form.samples(DENSE)
+    (out,) = launch(tmp_path, [form], [(x,)])
+    want = form.case.op.eager(x.double())  # type: ignore[misc]
+    errors = errors_in_ulp(out, want)
+    errors[(out.double() - want).abs() <= form.case.op.absolute] = 0.0
+    if name in UNITS:
+        errors[(want.abs() < 2.0**-126) & (out == 0)] = 0.0
+    worst = int(errors.argmax())
+    with capsys.disabled():
+        print(f"\n{name:14} {errors[worst]:5.2f} ulp of {bound(form):g}, at {x[worst].item()!r}")
+    assert errors[worst] <= bound(form), f"{out[worst].item()} for {want[worst].item()}"
+
+
+@pytest.mark.parametrize("to", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("frm", [torch.float32, torch.float64], ids=str)
+def test_floats_out_of_range_become_what_eager_makes_of_them(
+    to: torch.dtype, frm: torch.dtype, tmp_path: Path
+) -> None:
+    names = {torch.float32: "f32", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64"}
+    form = form_named(f"cast-{names[frm]}-{names[to]}")
+    ends = [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 2.0**31, 2.0**63, -(2.0**63)]
+    x = torch.tensor(ends, dtype=frm).repeat(BLOCK // len(ends))
+    (out,) = launch(tmp_path, [form], [(x,)])
+    torch.testing.assert_close(out, x.cuda().to(to).cpu(), rtol=0, atol=0)
