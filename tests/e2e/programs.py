@@ -1,6 +1,6 @@
 """Random programs: a seeded generator, and one check of every stage of the compiler against eager.
 
-    python tests/e2e/programs.py [--seed N] [--count N] [--large]
+    python tests/e2e/programs.py [--seed N] [--count N] [--large] [--device cuda]
 
 Inputs hold small whole numbers, so that sums and products are exact in any order and results can
 be compared bit by bit; what is rounded (exp, a mean, bf16) is tracked, compared with a tolerance
@@ -54,15 +54,15 @@ class Spec:
     view: str
     seed: int
 
-    def make(self) -> torch.Tensor:
-        """The tensor; equal on every call."""
+    def make(self, device: str = "cpu") -> torch.Tensor:
+        """The tensor; equal on every call, and on every device."""
         g = torch.Generator().manual_seed(self.seed)
         if self.dtype is torch.bool:
             t = torch.randint(0, 2, self.base, generator=g).bool()
         else:
             low = 0 if self.dtype is torch.uint8 else -4
             t = torch.randint(low, 5, self.base, generator=g).to(self.dtype)
-        return eval(f"t{self.view}", {"t": t})  # type: ignore[no-any-return]
+        return eval(f"t{self.view}", {"t": t.to(device)})  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -428,13 +428,15 @@ def compare(got: Sequence[Any], want: Sequence[Any], message: str, exact: bool =
             assert x == y, f"value {k}: {x} instead of {y}\n{message}"
 
 
-def check(p: Program, dynamic: bool = False, oracle: bool = True, backend: Any = None) -> None:
+def check(
+    p: Program, dynamic: bool = False, oracle: bool = True, backend: Any = None, device: str = "cpu"
+) -> None:
     """Assert that eager, every stage of the compiler and the compiled code agree on a program.
 
-    With a `backend` of torch, the two are compared instead.
+    With a `backend` of torch, the two are compared instead; so are eager and lenz on a GPU.
     """
     f = p.function()
-    ours, theirs = [s.make() for s in p.specs], [s.make() for s in p.specs]
+    ours, theirs = [s.make(device) for s in p.specs], [s.make(device) for s in p.specs]
     want = f(*theirs)
     stages = Stages(Options.from_environment({"cache": False}), oracle)
 
@@ -442,7 +444,8 @@ def check(p: Program, dynamic: bool = False, oracle: bool = True, backend: Any =
         return capture(gm, inputs, stages.compile_fx, stages.options, native_ops())
 
     torch._dynamo.reset()
-    got = torch.compile(f, backend=backend or staged, dynamic=dynamic, fullgraph=True)(*ours)
+    backend = backend or (staged if device == "cpu" else "lenz")
+    got = torch.compile(f, backend=backend, dynamic=dynamic, fullgraph=True)(*ours)
     for name, x, y in zip(p.results, got, want, strict=True):
         compare([x], [y], f"result {name}\n{p}", exact=name not in p.rounded)
         kept = [d for d, n in enumerate(y.shape) if n > 1] if y.numel() else []
@@ -453,26 +456,26 @@ def check(p: Program, dynamic: bool = False, oracle: bool = True, backend: Any =
         compare([x], [y], f"argument {s.name} after the call\n{p}", s.name not in p.rounded)
 
 
-def fails(p: Program, dynamic: bool, oracle: bool) -> str:
+def fails(p: Program, dynamic: bool, oracle: bool, device: str = "cpu") -> str:
     """Why the check fails; empty when it passes, or where eager or torch's own half fails too."""
     try:
-        p.function()(*[s.make() for s in p.specs])
+        p.function()(*[s.make(device) for s in p.specs])
     except Exception:  # noqa: BLE001  # not a program any more
         return ""
     try:
-        check(p, dynamic, oracle)
+        check(p, dynamic, oracle, device=device)
     except Exception as e:  # noqa: BLE001  # whatever is raised is the finding
         why = f"{type(e).__name__}: {e}"
     else:
         return ""
     try:
-        check(p, dynamic, oracle, backend="aot_eager")
+        check(p, dynamic, oracle, backend="aot_eager", device=device)
     except Exception:  # noqa: BLE001  # Dynamo drops a write to a 0-d f64 with dynamic=True, say
         return ""
     return why
 
 
-def shrink(p: Program, dynamic: bool, oracle: bool) -> Program:
+def shrink(p: Program, dynamic: bool, oracle: bool, device: str = "cpu") -> Program:
     """The program with every line and result dropped that the failure does not need."""
     best = p
     changed = True
@@ -481,12 +484,12 @@ def shrink(p: Program, dynamic: bool, oracle: bool) -> Program:
         for k in reversed(range(len(best.lines))):
             lines = best.lines[:k] + best.lines[k + 1 :]
             trial = Program(best.specs, lines, best.results, best.rounded)
-            if fails(trial, dynamic, oracle):
+            if fails(trial, dynamic, oracle, device):
                 best, changed = trial, True
         for r in best.results:
             rest = [x for x in best.results if x != r]
             trial = Program(best.specs, best.lines, rest, best.rounded)
-            if rest and fails(trial, dynamic, oracle):
+            if rest and fails(trial, dynamic, oracle, device):
                 best, changed = trial, True
     return best
 
@@ -497,16 +500,17 @@ def main() -> int:
     a.add_argument("--seed", type=int, default=0)
     a.add_argument("--count", type=int, default=100)
     a.add_argument("--large", action="store_true")
+    a.add_argument("--device", default="cpu")
     o = a.parse_args()
     bad = 0
     for seed in range(o.seed, o.seed + o.count):
         p = program(seed, o.large)
         dynamic = seed % 3 == 2
-        why = fails(p, dynamic, not o.large)
+        why = fails(p, dynamic, not o.large, o.device)
         if why:
             bad += 1
-            small = shrink(p, dynamic, not o.large)
-            why = fails(small, dynamic, not o.large) or why
+            small = shrink(p, dynamic, not o.large, o.device)
+            why = fails(small, dynamic, not o.large, o.device) or why
             print(f"---- seed {seed} dynamic={dynamic}\n{small}\n{why[:1500]}\n", flush=True)
     print(f"{o.count} programs, {bad} failed")
     return int(bad > 0)

@@ -1,7 +1,7 @@
 """Every op of torch's own op database through lenz and eager, and who lowered it.
 
     python tests/e2e/sweep.py [--from N] [--to N] [--dtypes float32,int64] [--samples 3]
-                             [--op NAME] [--dynamic]
+                             [--op NAME] [--dynamic] [--device cuda]
 
 Prints one line per op and dtype: the number of cases that agree, what failed, and the ops that were
 called in eager. A case counts as failed only where backend="aot_eager" agrees with eager.
@@ -216,15 +216,23 @@ def outcome(
     return agrees(got, want)
 
 
-def is_random(fn: Callable[..., Any], args: Any) -> bool:
-    """True when the op draws from the default generator."""
-    before = torch.get_rng_state()
+def is_random(fn: Callable[..., Any], args: Any, device: str = "cpu") -> bool:
+    """True when the op draws from the default generator of the CPU, or of the device."""
+    before = _random_states(device)
     with contextlib.suppress(Exception):
         fn(*pytree.tree_map(_fresh, args))
-    return not torch.equal(before, torch.get_rng_state())
+    pairs = zip(before, _random_states(device), strict=True)
+    return not all(torch.equal(a, b) for a, b in pairs)
 
 
-def sweep(op: Any, dtype: torch.dtype, samples: int, dynamic: bool = False) -> Row:
+def _random_states(device: str) -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return states if device == "cpu" else [*states, torch.cuda.get_rng_state(device)]
+
+
+def sweep(
+    op: Any, dtype: torch.dtype, samples: int, dynamic: bool = False, device: str = "cpu"
+) -> Row:
     """Run the first samples of one op and dtype; float32 and float64 also backward."""
     name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
     row = Row(name, str(dtype)[6:], dynamic)
@@ -232,7 +240,7 @@ def sweep(op: Any, dtype: torch.dtype, samples: int, dynamic: bool = False) -> R
     torch.manual_seed(1)
     try:
         inputs = []
-        for s in op.sample_inputs("cpu", dtype, requires_grad=grad):
+        for s in op.sample_inputs(device, dtype, requires_grad=grad):
             inputs.append(s)
             if len(inputs) == samples:
                 break
@@ -245,7 +253,7 @@ def sweep(op: Any, dtype: torch.dtype, samples: int, dynamic: bool = False) -> R
             return op.op(first, *args, **kwargs)
 
         given = (s.input, s.args, s.kwargs)
-        exact = op.name not in UNDEFINED and not is_random(fn, given)
+        exact = op.name not in UNDEFINED and not is_random(fn, given, device)
         check(row, fn, given, grad, f"sample {k}", exact)
     return row
 
@@ -268,6 +276,7 @@ def main() -> int:
     p.add_argument("--samples", type=int, default=3)
     p.add_argument("--op", action="append")
     p.add_argument("--dynamic", action="store_true")
+    p.add_argument("--device", default="cpu")
     a = p.parse_args()
     warnings.simplefilter("ignore")
     rows: list[Row] = []
@@ -277,10 +286,10 @@ def main() -> int:
             continue
         for name in a.dtypes.split(","):
             dtype = getattr(torch, name)
-            if dtype not in op.dtypes:
+            if dtype not in op.supported_dtypes(a.device):
                 continue
             print(f"#{k} {op.name} {name}", file=sys.stderr, flush=True)
-            rows.append(sweep(op, dtype, a.samples, a.dynamic))
+            rows.append(sweep(op, dtype, a.samples, a.dynamic, a.device))
             print(rows[-1], flush=True)
     bad = sum(bool(r.failures) for r in rows)
     native = sum(r.native for r in rows)
