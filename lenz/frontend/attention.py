@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
-from lenz.frontend.evaluate import known_value
+from lenz.frontend.evaluate import KnownValues
 
 __all__ = ["fuse_attention"]
 
 SDPA = F.scaled_dot_product_attention
 OPERANDS = ("query", "key", "value")
 NAMES = (*OPERANDS, "attn_mask", "dropout_p", "is_causal")
+Kind: TypeAlias = Literal["all", "causal", "other"]
 WIDTH = 8  # elements of a head that the efficient kernel loads at once: 16 bytes of half types
 KEPT = ("stack_trace", "nn_module_stack", "custom")  # of `meta`: where a call comes from
 
@@ -34,17 +35,18 @@ KEPT = ("stack_trace", "nn_module_stack", "custom")  # of `meta`: where a call c
 def fuse_attention(gm: GraphModule) -> None:
     """Rewrite the attention calls of Dynamo's graph, in place."""
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and n.target is SDPA]
-    memo: dict[tuple[Node, ...], torch.Tensor | None] = {}
+    if not calls:
+        return
+    known, kinds = KnownValues(gm), dict[int, Kind]()
     for n in calls:
         given = {**dict(zip(NAMES, n.args, strict=False)), **n.kwargs}
         if all(value_of(given.get(x)) is not None for x in OPERANDS):
             n.args, n.kwargs = (), given
-            simplify_mask(gm, n, memo)
+            simplify_mask(n, known, kinds)
             q = value_of(n.kwargs["query"])
             if q is not None and q.device.type == "cuda":
                 fit(gm, n)
-    if calls:
-        gm.recompile()
+    gm.recompile()
 
 
 def value_of(a: Any) -> torch.Tensor | None:
@@ -53,18 +55,24 @@ def value_of(a: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def simplify_mask(
-    gm: GraphModule, n: Node, memo: dict[tuple[Node, ...], torch.Tensor | None]
-) -> None:
-    """Drop the mask of an attention call where it is known, and all true or causal."""
+def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, Kind]) -> None:
+    """Drop the mask of an attention call where it is known, and all true or causal.
+
+    Kernels differ in what they call causal for other than equal numbers of queries and keys.
+    `kinds` keeps what was found, by the address of a mask that `known` keeps.
+    """
     node = n.kwargs.get("attn_mask")
     q, k, fake = (value_of(n.kwargs.get(x)) for x in ("query", "key", "attn_mask"))
     if not isinstance(node, Node) or q is None or k is None or fake is None:
         return
     if n.kwargs.get("is_causal") or fake.requires_grad or fake.dim() < 2:
         return
-    mask = known_value(gm, node, n, memo)
-    if mask is not None and (kind := kind_of(mask, q.shape[-2], k.shape[-2])):
+    mask = known.value(node, n)
+    if mask is None:
+        return
+    kind = kinds.get(id(mask)) or kinds.setdefault(id(mask), kind_of(mask))
+    is_square = all(is_size(x.shape[-2], mask.shape[-1]) for x in (q, k))
+    if kind == "all" or (kind == "causal" and is_square):
         n.kwargs = {**n.kwargs, "attn_mask": None, "is_causal": kind == "causal"}
 
 
@@ -73,14 +81,11 @@ def is_size(size: int | torch.SymInt, number: int) -> bool:
     return isinstance(size, int) and size == number
 
 
-def kind_of(
-    mask: torch.Tensor, queries: int | torch.SymInt, keys: int | torch.SymInt
-) -> Literal["all", "causal", ""]:
+def kind_of(mask: torch.Tensor) -> Kind:
     """Return what a mask of at least 2 dimensions allows, whatever the scores are.
 
     A float mask is added: 0 allows, and no number above the type's lowest forbids for certain.
-    "causal" allows key j to query i for j <= i; for other than equal numbers of queries and keys,
-    kernels differ in what they call causal.
+    "causal" allows key j to query i for j <= i.
     """
     # Of repeated elements one is enough.
     mask = mask[tuple(slice(0, 1) if s == 0 else slice(None) for s in mask.stride())]
@@ -89,11 +94,11 @@ def kind_of(
     if bool(allowed.all()):
         return "all"
     n = mask.shape[-1]
-    if mask.shape[-2] != n or not is_size(queries, n) or not is_size(keys, n):
-        return ""
+    if mask.shape[-2] != n:
+        return "other"
     forbidden = ~mask if is_bool else mask <= torch.finfo(mask.dtype).min
     causal = torch.ones(n, n, dtype=torch.bool).tril()
-    return "causal" if bool(torch.where(causal, allowed, forbidden).all()) else ""
+    return "causal" if bool(torch.where(causal, allowed, forbidden).all()) else "other"
 
 
 def fit(gm: GraphModule, n: Node) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
+from lenz.frontend.constants import fold_known
 from lenz.frontend.normalise import normalise, written
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
 from lenz.frontend.rebase import rebase
@@ -30,18 +31,20 @@ def build(
     name: str,
     static_names: frozenset[str] = frozenset(),
     ended_by: str = "",
+    native: frozenset[str] = frozenset(),
 ) -> FxProgram:
     """Normalise `gm` in place and collect the facts about it.
 
     `inputs` are the fake arguments that AOTAutograd compiled for; `static_names` names the
     placeholders that an earlier half of the same graph knew to be static; `ended_by` says why
-    Dynamo's graph ended where it does.
+    Dynamo's graph ended where it does; `native` names the ops that the lowering takes.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None and kind != "backward" else None
     if kind == "inference":
         rebase(gm.graph, metadata)
     normalise(gm)
+    fold_known(gm, native)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     static = frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
     static_names |= {n.name for i, n in enumerate(places) if i in static}

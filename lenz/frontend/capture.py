@@ -70,7 +70,13 @@ def capture(
     def compiler(kind: GraphKind) -> Compiler:
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
             program = build(
-                gm, example_inputs, kind, f"{name}.{kind}", frozenset(static_names), ended_by
+                gm,
+                example_inputs,
+                kind,
+                f"{name}.{kind}",
+                frozenset(static_names),
+                ended_by,
+                native,
             )
             if options.verify:
                 program.gm.graph.lint()

@@ -2,14 +2,14 @@
 
     ones = torch.ones(8, 8, device="cuda"); m = ones.tril(); n = m[None]   ==>   the tensor n
 
-Works on Dynamo's graph, before AOTAutograd, where `scaled_dot_product_attention` is one call and a
-mask is still made by the user's own calls.  They run on real tensors of the CPU.
+Works on the graph of Dynamo, where `scaled_dot_product_attention` is one call and a mask is made by
+the user's own calls, and on that of AOTAutograd.  The calls run on real tensors of the CPU.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from lenz.frontend.values import storage_of
 
-__all__ = ["known_value"]
+__all__ = ["FAULTS", "KnownValues", "is_plain", "operands", "run"]
 
 # Elements of the largest tensor that is computed: 16 Mi take about 10 ms on one core.
 LIMIT = 1 << 24
@@ -34,51 +34,65 @@ class Refused(Exception):
     """The value depends on an input, on chance, or on more work than a compiler should do."""
 
 
-def known_value(
-    gm: GraphModule, node: Node, at: Node, memo: dict[tuple[Node, ...], torch.Tensor | None]
-) -> torch.Tensor | None:
-    """Return the tensor that `node` holds when `at` is reached; None if that is not known.
+class KnownValues:
+    """The values of one graph of Dynamo that depend on no input.
 
-    All sizes must be numbers.  Writes into the tensor, or into what it is made from, are followed.
-    `memo` holds the answers for one graph: the layers of a model ask for the same mask.
+    All sizes must be numbers.  Writes into a tensor, or into what it is made from, are followed.
+    Answers are kept: the layers of a model ask for the same mask.
     """
-    try:
-        calls = closure(gm, node, at)
-        if calls not in memo:
-            memo[calls] = None
-            mode: Any = Checked  # its class has no annotations
-            with _disable_current_modes(), torch.no_grad(), mode():
-                memo[calls] = run(calls)[node]
-    except FAULTS:  # about the device, or eager will raise it as well
-        return None
-    return memo[calls]
+
+    __slots__ = ("_answers", "_place", "_writers")
+
+    def __init__(self, gm: GraphModule) -> None:
+        self._place = {n: i for i, n in enumerate(gm.graph.nodes)}
+        self._writers = [n for n in self._place if writes(n)]
+        self._answers: dict[tuple[Node, ...], torch.Tensor | None] = {}
+
+    def value(self, node: Node, at: Node) -> torch.Tensor | None:
+        """Return the tensor that `node` holds when `at` is reached; None if that is not known."""
+        try:
+            calls = self._closure(node, at)
+            if calls not in self._answers:
+                self._answers[calls] = None
+                mode: Any = Checked  # its class has no annotations
+                with _disable_current_modes(), torch.no_grad(), mode():
+                    self._answers[calls] = run(calls, {})[node]
+        except FAULTS:  # about the device, or eager will raise it as well
+            return None
+        return self._answers[calls]
+
+    def _closure(self, node: Node, at: Node) -> tuple[Node, ...]:
+        """Return the calls that decide `node` before `at`, in order; raises Refused."""
+        needed: dict[Node, None] = {}
+        touched: dict[int, None] = {}
+        earlier = [w for w in self._writers if self._place[w] < self._place[at]]
+        todo = [node]
+        while todo:
+            n = todo.pop()
+            if n not in needed:
+                if n.op not in ("call_function", "call_method") or not is_plain(n):
+                    raise Refused
+                needed[n] = None
+                touched.update(dict.fromkeys(storages(n)))
+                todo += operands(n)
+            if not todo:  # everything that may write into one of these tensors counts as well
+                todo = [
+                    w
+                    for w in earlier
+                    if w not in needed
+                    and any(s in touched for a in w.all_input_nodes for s in storages(a))
+                ]
+        return tuple(sorted(needed, key=self._place.__getitem__))
 
 
-def closure(gm: GraphModule, node: Node, at: Node) -> tuple[Node, ...]:
-    """Return the calls that decide `node` before `at`, in order; raises Refused."""
-    earlier: list[Node] = []
-    for n in gm.graph.nodes:
-        if n is at:
-            break
-        earlier.append(n)
-    needed: dict[Node, None] = {}
-    touched: dict[int, None] = {}
-    todo = [node]
-    while todo:
-        n = todo.pop()
-        if n not in needed:
-            if n.op not in ("call_function", "call_method") or not is_plain(n):
-                raise Refused
-            needed[n] = None
-            touched.update(dict.fromkeys(storages(n)))
-            todo += operands(n)
-        if not todo:  # everything that may write into one of these tensors counts as well
-            todo = [w for w in earlier if w not in needed and may_write(w, touched)]
-    return tuple(n for n in earlier if n in needed)
+def seen(n: Node) -> Any:
+    """Return what tracing made of a node: fake tensors, sizes."""
+    return n.meta["val"] if "val" in n.meta else n.meta.get("example_value")
 
 
 def name_of(n: Node) -> str:
-    return n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+    name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+    return name.partition(".")[0]
 
 
 def operands(n: Node) -> list[Node]:
@@ -88,17 +102,17 @@ def operands(n: Node) -> list[Node]:
 
 
 def storages(n: Node) -> Iterator[int]:
-    for leaf in _pytree.tree_leaves(n.meta.get("example_value")):
+    for leaf in _pytree.tree_leaves(seen(n)):
         key = storage_of(leaf)
         if key is not None:
             yield key
 
 
-def is_plain(n: Node) -> bool:
-    """Say whether `n` is a call of torch or of an operator on tensors with known sizes."""
-    for leaf in _pytree.tree_leaves(n.meta.get("example_value")):
+def is_plain(n: Node, limit: int = LIMIT) -> bool:
+    """Say whether `n` is a call of torch or an operator that gives at most `limit` elements."""
+    for leaf in _pytree.tree_leaves(seen(n)):
         if isinstance(leaf, torch.Tensor):
-            if not all(isinstance(s, int) for s in leaf.shape) or leaf.numel() > LIMIT:
+            if not all(isinstance(s, int) for s in leaf.shape) or leaf.numel() > limit:
                 return False
         elif not isinstance(leaf, (bool, int, float, type(None))):
             return False
@@ -108,7 +122,7 @@ def is_plain(n: Node) -> bool:
 def is_torch(target: Any) -> bool:
     """Say whether a function is torch's own or an operator: its effects show in its name."""
     if isinstance(target, torch._ops.OpOverload):
-        return target.namespace == "aten"
+        return target.namespace in ("aten", "prims")
     name = getattr(target, "__name__", "")
     return any(
         getattr(m, name, None) is target
@@ -116,17 +130,17 @@ def is_torch(target: Any) -> bool:
     )
 
 
-def may_write(n: Node, touched: Mapping[int, None]) -> bool:
-    """Say whether `n` may write into one of the storages."""
+def writes(n: Node) -> bool:
+    """Say whether `n` may write into one of its arguments."""
+    if n.op in ("placeholder", "get_attr", "output"):
+        return False
     if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
-        writes = n.target._schema.is_mutable
-    elif n.op == "call_method" or (n.op == "call_function" and is_torch(n.target)):
+        return bool(n.target._schema.is_mutable)
+    if n.op == "call_method" or (n.op == "call_function" and is_torch(n.target)):
         # A positional True may be the `inplace` of a function.
         flags = "out" in n.kwargs or any(a is True for a in (*n.args, n.kwargs.get("inplace")))
-        writes = flags or n.target in WRITES or name_of(n).endswith("_")
-    else:
-        writes = True
-    return writes and any(s in touched for a in n.all_input_nodes for s in storages(a))
+        return flags or n.target in WRITES or name_of(n).endswith("_")
+    return True
 
 
 FAULTS = (Refused, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -139,17 +153,16 @@ class Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is u
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run `func`, if equal arguments always give equal results."""
-        if torch.Tag.nondeterministic_seeded in func.tags or func.namespace not in (
-            "aten",
-            "prims",
-        ):
+        if torch.Tag.nondeterministic_seeded in func.tags or not is_torch(func):
             raise Refused
         return func(*args, **(kwargs or {}))
 
 
-def run(calls: tuple[Node, ...]) -> dict[Node, Any]:
-    """Run the calls on the CPU; raises Refused where the result is not what Dynamo saw."""
-    values: dict[Node, Any] = {}
+def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
+    """Run the calls on the CPU, and add their results to `values`.
+
+    Raises Refused where a result has not the shape and type that tracing saw.
+    """
 
     def value(a: Any) -> Any:
         if isinstance(a, Node):
@@ -164,13 +177,13 @@ def run(calls: tuple[Node, ...]) -> dict[Node, Any]:
         )
         values[n] = call(*(args[1:] if n.op == "call_method" else args), **kwargs)
         if isinstance(values[n], torch.Tensor):
-            seen = n.meta["example_value"]
-            if values[n].shape != seen.shape or values[n].dtype != seen.dtype:
+            fake = seen(n)
+            if values[n].shape != fake.shape or values[n].dtype != fake.dtype:
                 raise Refused
     return values
 
 
 def stand_in(n: Node) -> torch.Tensor:
     """Return a tensor of the shape and type of an input whose elements nobody reads."""
-    seen = n.meta["example_value"]
-    return torch.zeros((), dtype=seen.dtype).expand(seen.shape)
+    fake = seen(n)
+    return torch.zeros((), dtype=fake.dtype).expand(fake.shape)

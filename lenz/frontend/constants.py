@@ -1,0 +1,127 @@
+"""What an AOTAutograd graph computes from no input: filled, stored, or left as it is.
+
+    g = ge(arange(8), 0); y = where(g, x, 0.0)           ==>   y = where(full([8], True), x, 0.0)
+    p = convert(arange(8)); z = bmm(w, expand(p, ...))   ==>   z = bmm(w, a constant of 8 numbers)
+
+Uniform values become a fill, which loops fold into what they compute.  Small ones that a library
+call reads become constants: that is one launch less per call.  All else stays a loop, since an
+index and a comparison are cheaper than reading a mask from memory, and a large constant would take
+memory for good to save a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lenz.frontend.evaluate import FAULTS, is_plain, operands, run
+from lenz.frontend.normalise import facts_of, is_pure, prune, storages
+
+__all__ = ["fold_known"]
+
+full = torch.ops.aten.full.default
+SMALL = 1 << 14  # bytes of a constant: 4096 positions
+LIMIT = 1 << 20  # elements that are computed to see whether they are equal: about 1 ms
+FILLS = ("full", "ones", "zeros", "scalar_tensor")
+
+
+def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
+    """Rewrite the values of a normalised graph that depend on no input, in place.
+
+    `native` names the ops that become loops (see `decompositions`); other calls are library calls.
+    Sizes must be numbers, and a value that leaves the graph or is written stays: it is new memory
+    on every call.
+    """
+    facts = facts_of(gm.graph)
+    pinned = facts.returned | facts.mutated
+    known: dict[Node, None] = {}
+    for n in gm.graph.nodes:
+        is_known = n.op == "call_function" and all(a in known for a in operands(n))
+        if is_known and is_pure(n) and is_plain(n, LIMIT) and pinned.isdisjoint(storages(n)):
+            known[n] = None
+    values: dict[Node, Any] = {}
+    with _disable_current_modes(), torch.no_grad():
+        for n in known:
+            readers = [u for u in n.users if u not in known]
+            calls = [u for u in readers if not is_native(u, native)]
+            loops = [] if packet(n) in FILLS else [u for u in readers if u not in calls]
+            value = value_of(n, known, values) if calls or loops else None
+            if value is None:
+                continue
+            if calls and (stored := constant(gm, n, value)) is not None:
+                for u in calls:
+                    u.replace_input_with(n, stored)
+            if loops and is_uniform(value):
+                filled = fill(gm, n, value)
+                for u in loops:
+                    u.replace_input_with(n, filled)
+    prune(gm.graph)
+
+
+def packet(n: Node) -> str:
+    """Return "full" for a call of aten.full.default."""
+    return str(n.target).partition(".")[2].partition(".")[0]
+
+
+def is_native(n: Node, native: frozenset[str]) -> bool:
+    """Say whether a reader becomes loops or a view, or is no call at all."""
+    name = str(n.target)
+    is_call = n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)
+    return not is_call or name in native or name.rpartition(".")[0] in native
+
+
+def value_of(n: Node, known: Mapping[Node, None], values: dict[Node, Any]) -> torch.Tensor | None:
+    """Compute a known node; None if that fails or gives no tensor."""
+    needed: dict[Node, None] = {}
+    todo = [n]
+    while todo:
+        a = todo.pop()
+        if a not in needed and a not in values:
+            needed[a] = None
+            todo += operands(a)
+    try:
+        run([a for a in known if a in needed], values)
+    except FAULTS:  # a type that the CPU does not compute with
+        return None
+    found = values[n]
+    return found if isinstance(found, torch.Tensor) and not found.is_complex() else None
+
+
+def is_uniform(value: torch.Tensor) -> bool:
+    """Say whether all elements, of which there must be one, have the same bits."""
+    bits = value.contiguous().view(-1).view(torch.uint8).view(-1, value.itemsize)
+    return len(bits) > 0 and bool((bits == bits[0]).all())
+
+
+def fill(gm: GraphModule, n: Node, value: torch.Tensor) -> Node:
+    """Insert a fill in place of a uniform node."""
+    fake = n.meta["val"]
+    with gm.graph.inserting_before(n):
+        made = gm.graph.call_function(
+            full,
+            (list(fake.shape), value.reshape(-1)[0].item()),
+            {"dtype": fake.dtype, "device": fake.device, "pin_memory": False},
+        )
+    made.meta = {**n.meta, "val": fake.new_empty(fake.shape)}
+    return made
+
+
+def constant(gm: GraphModule, n: Node, value: torch.Tensor) -> Node | None:
+    """Insert a constant on the device of `n`; None if it is not small or has other strides."""
+    fake, memory = n.meta["val"], value.untyped_storage().nbytes()
+    if memory > SMALL or value.stride() != fake.stride():
+        return None
+    try:
+        flat = value.as_strided((memory // value.itemsize,), (1,), 0).to(fake.device)
+    except FAULTS:  # the device of a fake tensor need not exist
+        return None
+    name = f"_known{len(gm._buffers)}"
+    gm.register_buffer(name, flat.as_strided(value.shape, value.stride(), value.storage_offset()))
+    with gm.graph.inserting_before(n):
+        made = gm.graph.get_attr(name)
+    made.meta = dict(n.meta)
+    return made

@@ -1,0 +1,112 @@
+"""What depends on no input is filled, stored, or left a loop; and the numbers stay eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lenz.frontend import FxProgram, capture
+from lenz.lower import native_ops
+from lenz.options import Options
+
+OPTIONS = Options(cache=False, verify=True)
+
+
+def program(f: Callable[..., Any], *args: Any, **options: Any) -> FxProgram:
+    """The program of `f`, whose results twice in a row are eager's, strides included."""
+    found: list[FxProgram] = []
+
+    def compile_fx(p: FxProgram) -> Callable[[list[Any]], Sequence[Any]]:
+        found.append(p)
+        return p.eager()
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return capture(gm, inputs, compile_fx, OPTIONS, native_ops())
+
+    compiled, lenz = torch.compile(f, backend=backend, **options), torch.compile(f, backend="lenz")
+    for _ in range(2):
+        want, got, ours = f(*args), compiled(*args), lenz(*args)
+        for result in (got, ours):
+            torch.testing.assert_close(result, want, equal_nan=True)
+        assert [t.stride() for t in got] == [t.stride() for t in want]
+    (p,) = found
+    return p
+
+
+def targets(p: FxProgram) -> list[str]:
+    return [str(n.target) for n in p.nodes]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda x: torch.arange(8) >= 0,
+        lambda x: (torch.arange(8)[:, None] < 8) & torch.ones_like(x, dtype=torch.bool),
+        lambda x: torch.arange(8).new_ones(()).bool().expand(8, 8),
+    ],
+)
+def test_uniform_values_become_fills(mask: Callable[[Tensor], Tensor]) -> None:
+    p = program(lambda x: (torch.where(mask(x), x, 0.0),), torch.randn(8, 8))
+    assert "aten.arange.default" not in targets(p)
+    assert "aten.full.default" in targets(p)
+    assert not p.constants
+
+
+def test_zeros_of_both_signs_are_not_uniform() -> None:
+    def f(x: Tensor) -> tuple[Tensor]:
+        return (x / torch.where(torch.arange(8) < 4, 0.0, -0.0),)
+
+    assert "aten.arange.default" in targets(program(f, torch.randn(8)))
+
+
+def test_small_values_for_library_calls_become_constants() -> None:
+    def f(x: Tensor) -> tuple[Tensor]:
+        positions = torch.arange(16)[None, None, :].expand(2, 1, 16).float()
+        return (torch.bmm(x, positions),)
+
+    p = program(f, torch.randn(2, 5, 1))
+    assert targets(p) == ["aten.bmm.default"]
+    (constant,) = p.constants.values()
+    assert constant.stride() == (0, 0, 1) or constant.is_contiguous()
+
+
+def test_large_values_for_library_calls_are_computed() -> None:
+    p = program(lambda x: (x @ torch.ones(128, 64).tril(),), torch.randn(4, 128))
+    assert "aten.mm.default" in targets(p) and not p.constants
+
+
+def test_masks_that_are_not_uniform_stay_loops() -> None:
+    def f(x: Tensor) -> tuple[Tensor]:
+        return (x.masked_fill(torch.ones(8, 8).triu(1).bool(), -1),)
+
+    p = program(f, torch.randn(8, 8))
+    assert not p.constants and "aten.triu.default" in targets(p)
+
+
+def test_results_are_new_memory_on_every_call() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        table = torch.arange(4.0)
+        return x @ table, table.view(2, 2)
+
+    p = program(f, torch.randn(3, 4))
+    assert not p.constants
+
+
+def test_values_that_are_written_are_computed() -> None:
+    def f(x: Tensor, out: Tensor) -> tuple[Tensor]:
+        out.copy_(torch.ones(3))
+        return (torch.mv(x, out),)
+
+    program(f, torch.randn(4, 3), torch.zeros(3))
+
+
+def test_random_and_symbolic_values_stay() -> None:
+    def f(x: Tensor) -> tuple[Tensor]:
+        return (torch.ones(2, x.shape[0]) @ x @ (torch.rand(4, 4) < 2).float(),)
+
+    p = program(f, torch.randn(3, 4), dynamic=True)
+    assert "aten.rand.default" in targets(p) and not p.constants
