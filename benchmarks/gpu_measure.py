@@ -99,6 +99,7 @@ class Watch:
     kernels: int = 0
     graphs: int = 0
     externs: dict[str, int] = field(default_factory=dict)
+    fallbacks: dict[str, str] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
 
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
@@ -109,6 +110,8 @@ class Watch:
                 self.kernels += 1
             elif isinstance(step, Extern):
                 self.externs[step.op] = self.externs.get(step.op, 0) + 1
+                if step.reason != "library":
+                    self.fallbacks[step.op] = step.reason
         return made.call
 
     def refused_graph(self, why: str) -> None:
@@ -119,11 +122,8 @@ class Watch:
     def row(self) -> Row:
         """The counts as part of a row."""
         made: Row = {"kernels": self.kernels, "externs": dict(sorted(self.externs.items()))}
-        return {
-            **made,
-            "graphs": self.graphs,
-            **({"refused": self.refused} if self.refused else {}),
-        }
+        made |= {"graphs": self.graphs, "fallbacks": dict(sorted(self.fallbacks.items()))}
+        return made | ({"refused": self.refused} if self.refused else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,11 @@ def faults(section: str, row: Row) -> list[str]:
     return made
 
 
+def fallbacks(row: Row) -> list[str]:
+    """The ops that lenz leaves to eager although it is no library's work, with the reason."""
+    return [f"lenz calls eager's {op}: {why}" for op, why in row.get("fallbacks", {}).items()]
+
+
 def _figure(name: str, target: str, ratios: dict[str, float], limit: float, is_up: bool) -> Figure:
     """The worst of some figures against a limit, with the number of those that miss it."""
     missed = sum((r < limit) if is_up else (r > limit) for r in ratios.values())
@@ -179,7 +184,9 @@ def line(section: str, row: Row) -> str:
     """One row as it is measured."""
     head, cells = TABLES[section][1], TABLES[section][2](row)
     shown = [f"{h} {c}" for h, c in zip(head[1:], cells[1:], strict=True) if c != "-"]
-    return "\n    ! ".join([f"{cells[0]:40} " + "  ".join(shown), *faults(section, row)])
+    return "\n    ! ".join(
+        [f"{cells[0]:40} " + "  ".join(shown), *faults(section, row), *fallbacks(row)]
+    )
 
 
 def summary(made: Row) -> str:
@@ -197,7 +204,7 @@ def summary(made: Row) -> str:
         f"- {row['case']}: {fault}"
         for section in TABLES
         for row in rows_of(made, section)
-        for fault in faults(section, row)
+        for fault in [*faults(section, row), *fallbacks(row)]
     ]
     return "\n".join([head, "", *figure_table(figures(made)), *([""] if wrong else []), *wrong])
 
