@@ -69,15 +69,8 @@ def capture(
 
     def compiler(kind: GraphKind) -> Compiler:
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-            program = build(
-                gm,
-                example_inputs,
-                kind,
-                f"{name}.{kind}",
-                frozenset(static_names),
-                ended_by,
-                native,
-            )
+            title, static = f"{name}.{kind}", frozenset(static_names)
+            program = build(gm, example_inputs, kind, title, static, ended_by, native)
             if options.verify:
                 program.gm.graph.lint()
             static_names.extend(p.name for p in program.placeholders if p.is_static)
