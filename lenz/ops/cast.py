@@ -18,7 +18,7 @@ from lenz.ir.dtype import BOOL, F32, F64, I32, I64, U64, DType
 from lenz.ir.expr import Expr
 from lenz.ir.op import Op, define
 from lenz.ops.emission import Builder, triton_type
-from lenz.ops.fold import apply
+from lenz.ops.fold import apply, holds_exactly
 from lenz.ops.rules import bitcast_rule, cast_rule, narrow_rule
 
 
@@ -123,7 +123,11 @@ def cast_text(to: DType, frm: DType, x: str) -> str:
     middle = F32 if to.is_half or frm.is_half else I32  # as torch; and i8 from float wraps
     if middle not in (to, frm) and (middle is F32 or (frm.is_float and to.bits < 32)):
         return cast_text(to, middle, cast_text(middle, frm, x))
-    return f"tl.cast({x}, {triton_type(to)})"
+    found = f"tl.cast({x}, {triton_type(to)})"
+    # Triton would round once where a narrower float follows; the sum stands between, and costs
+    # nothing, as LLVM knows that no integer becomes -0.0.
+    rounds = to.is_float and frm.is_integer and not holds_exactly(to, frm)
+    return f"{found} + 0.0" if rounds else found
 
 
 def _cast_text(

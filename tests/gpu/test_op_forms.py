@@ -102,3 +102,11 @@ def test_floats_out_of_range_become_what_eager_makes_of_them(
     x = torch.tensor(ends, dtype=frm).repeat(BLOCK // len(ends))
     (out,) = launch(tmp_path, [form], [(x,)])
     torch.testing.assert_close(out, x.cuda().to(to).cpu(), rtol=0, atol=0)
+
+
+def test_great_integers_become_halves_by_way_of_f32(tmp_path: Path) -> None:
+    """As in eager: 2^40 + 2^32 + 1 is above the middle of two bf16, but as f32 it is the middle."""
+    form = form_named("cast-i64-bf16")
+    x = torch.full((BLOCK,), 2**40 + 2**32 + 1)
+    (out,) = launch(tmp_path, [form], [(x,)])
+    assert out.float().unique().tolist() == [2.0**40]
