@@ -72,14 +72,13 @@ class Accumulators:
         dtype = state_dtype(s.value.dtype)
         first = constant(dtype, identity(s.kind, s.value.dtype))
         shape, level = v.shape(acc.dims), v.text.level
-        acc.carried = (f"{s.name}_acc", f"{s.name}_at") if is_arg(s.kind) else (f"{s.name}_acc",)
-        v.text.put(
-            level, f"{acc.carried[0]} = tl.full({shape}, {_plain(first)}, {value_type(dtype)})"
-        )
+        total, at_name = f"{s.name}_acc", f"{s.name}_at"
+        acc.carried = (total, at_name) if is_arg(s.kind) else (total,)
+        v.text.put(level, f"{total} = tl.full({shape}, {_plain(first)}, {value_type(dtype)})")
         if is_arg(s.kind):  # of a row whose values are all neutral, the first element wins
             loops = {a.var: ZERO for a in acc.over if a.var not in self.dims}
             at = v.indices.term(substitute(position(acc.over), loops), {})
-            v.text.put(level, f"{acc.carried[1]} = {v.spread(at, acc.dims)}")
+            v.text.put(level, f"{at_name} = {v.spread(at, acc.dims)}")
 
     def take(self, s: Reduce) -> None:
         """Accumulate the value of a reduction at this point of the loops."""
@@ -90,7 +89,7 @@ class Accumulators:
             acc.value = parts
         elif is_arg(s.kind):
             # Every position is behind those taken before, so that only a better value wins.
-            x, i, y, j = *acc.carried, *parts
+            (x, i), (y, j) = acc.carried[:2], parts[:2]
             better = f"{y} {'>' if s.kind == 'argmax' else '<'} {x}"
             if s.value.dtype.is_float:
                 better = f"({better}) | (({y} != {y}) & ({x} == {x}))"
