@@ -9,9 +9,10 @@ of a stream or a device.  `fake_cuda` gives it both, in memory of this process: 
 knows one device and one stream, and the answer that CUDA is built.  With CUDA at hand the real ones
 are used.
 
-What is not as on a GPU: only device 0 exists; ops that choose by the library or the card (cuDNN's
-batch norm, convolution backends, fused RNNs) take what torch takes without CUDA; which kernel
-`scaled_dot_product_attention` chooses is told by `attention`, whatever shapes and masks are.
+What is not as on a GPU: only device 0 exists; cuDNN is said to be there (so that convolutions keep
+channels last), but what depends on the card is as without one; which kernel
+`scaled_dot_product_attention` chooses is told by `attention`, whatever shapes and masks are;
+constants on the device cannot be made.
 Needs Linux, and a torch whose C++ classes are laid out as in 2.13 (else pytest skips the test).
 """
 
@@ -45,6 +46,8 @@ FUNCTIONS = """
 @choice = global i64 0
 define i8 @yes() { ret i8 1 }
 define void @nothing() { ret void }
+define i64 @version() { ret i64 91000 }
+define double @epsilon() { ret double 0.0 }
 define i16 @device() { ret i16 1 }
 define {i64, i64} @stream() { ret {i64, i64} {i64 1, i64 0} }
 define i64 @choose() {
@@ -64,7 +67,12 @@ GUARD = {
     13: "nothing",  # block
     14: "yes",  # queryEvent
 }
-HOOKS = {2: "yes", 3: "yes", 4: "yes", 6: "yes"}  # isBuilt, isAvailable, hasPrimaryContext, count
+# isBuilt, isAvailable, hasPrimaryContext, deviceCount; cuDNN: compiled, dilated, depthwise, bf16,
+# its version twice, and the least epsilon of its batch norm.
+HOOKS = {
+    **dict.fromkeys((2, 3, 4, 6, 28, 30, 31, 32), "yes"),
+    **{34: "version", 35: "version", 41: "epsilon"},
+}
 
 
 @dataclass(frozen=True, slots=True)

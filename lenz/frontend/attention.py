@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
 from lenz.frontend.evaluate import KnownValues
+from lenz.frontend.insert import called, value_of
 
 __all__ = ["fuse_attention"]
 
@@ -29,7 +30,6 @@ OPERANDS = ("query", "key", "value")
 NAMES = (*OPERANDS, "attn_mask", "dropout_p", "is_causal")
 Kind: TypeAlias = Literal["all", "causal", "other"]
 WIDTH = 8  # elements of a head that the efficient kernel loads at once: 16 bytes of half types
-KEPT = ("stack_trace", "nn_module_stack", "custom")  # of `meta`: where a call comes from
 
 
 def fuse_attention(gm: GraphModule) -> None:
@@ -47,12 +47,6 @@ def fuse_attention(gm: GraphModule) -> None:
             if q is not None and q.device.type == "cuda":
                 fit(gm, n)
     gm.recompile()
-
-
-def value_of(a: Any) -> torch.Tensor | None:
-    """Return the fake tensor behind an argument, None if it is no tensor."""
-    value = a.meta.get("example_value") if isinstance(a, Node) else None
-    return value if isinstance(value, torch.Tensor) else None
 
 
 def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, Kind]) -> None:
@@ -153,14 +147,3 @@ def widen(
             if x == "value":
                 undo = [("narrow", -1, 0, size)]
     return undo
-
-
-def called(
-    gm: GraphModule, before: Node, target: Any, *args: Any, like: Node | None = None, **kwargs: Any
-) -> Node:
-    """Insert a call of a method or function, which counts as a part of `like`."""
-    with gm.graph.inserting_before(before):
-        kind = "call_method" if isinstance(target, str) else "call_function"
-        made = gm.graph.create_node(kind, target, args, kwargs)
-    made.meta = {k: v for k, v in (like or before).meta.items() if k in KEPT}
-    return made

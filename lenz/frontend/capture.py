@@ -24,6 +24,7 @@ from lenz.frontend.attention import fuse_attention
 from lenz.frontend.build import build
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.floats import fix_floats
+from lenz.frontend.layout import channels_last
 from lenz.frontend.program import CompileFX, GraphKind
 from lenz.frontend.split import split
 from lenz.options import Options
@@ -64,6 +65,7 @@ def capture(
     if isinstance(gm, GraphModule):  # after flattening it is a wrapper without a graph
         fix_floats(gm)
         fuse_attention(gm)
+        channels_last(gm)
     ended_by = break_reason(gm)
     static_names: list[str] = []  # from the forward half, for the backward half
 

@@ -8,8 +8,10 @@ the user's own calls, and on that of AOTAutograd.  The calls run on real tensors
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from lenz.frontend.values import storage_of
 
-__all__ = ["FAULTS", "KnownValues", "is_plain", "operands", "run"]
+__all__ = ["FAULTS", "KnownValues", "is_plain", "operands", "run", "storages", "writes"]
 
 # Elements of the largest tensor that is computed: 16 Mi take about 10 ms on one core.
 LIMIT = 1 << 24
@@ -137,10 +139,16 @@ def writes(n: Node) -> bool:
     if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
         return bool(n.target._schema.is_mutable)
     if n.op == "call_method" or (n.op == "call_function" and is_torch(n.target)):
-        # A positional True may be the `inplace` of a function.
-        flags = "out" in n.kwargs or any(a is True for a in (*n.args, n.kwargs.get("inplace")))
-        return flags or n.target in WRITES or name_of(n).endswith("_")
+        return n.target in WRITES or name_of(n).endswith("_") or "out" in n.kwargs or in_place(n)
     return True
+
+
+def in_place(n: Node) -> bool:
+    """Say whether a function of torch.nn.functional is asked to work in place."""
+    if not isinstance(n.target, FunctionType):
+        return False
+    given = inspect.signature(n.target).bind(*n.args, **n.kwargs).arguments
+    return bool(given.get("inplace") or given.get("kwargs", {}).get("inplace"))
 
 
 FAULTS = (Refused, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)

@@ -1,0 +1,140 @@
+"""Convolutions run channels last, with one conversion at each border and eager's strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from lenz.frontend import FxProgram, layout
+from tests.cuda import Fake, fake_cuda, programs_of
+
+LAST = torch.channels_last
+
+
+class Block(nn.Module):
+    """Two convolutions, a residual sum and a linear layer behind a `view`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1, **options)
+        self.norm = nn.BatchNorm2d(16, **options)
+        self.second = nn.Conv2d(16, 16, 3, padding=1, **options)
+        self.last = nn.Linear(16 * 4 * 4, 5, **options)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both the image features and the scores."""
+        y = F.relu(self.norm(self.first(x)), inplace=True)
+        z = F.max_pool2d(F.relu(self.second(y)) + y, 2)
+        return z, self.last(z.view(z.shape[0], -1))
+
+
+def captured(
+    build: Callable[..., nn.Module], grad: bool, shape: Sequence[int], **options: Any
+) -> list[FxProgram]:
+    with fake_cuda():
+        model = build(device="cuda", **options)
+        x = Fake(tuple(shape), options.get("dtype", torch.float32)).make()
+        with torch.set_grad_enabled(grad):
+            return programs_of(model, x)
+
+
+def images(p: FxProgram, op: str) -> list[Tensor]:
+    """The inputs of the calls of an op."""
+    place = 1 if "backward" in op else 0
+    return [n.args[place].meta["val"] for n in p.nodes if str(n.target) == f"aten.{op}.default"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_one_conversion_at_each_border(grad: bool) -> None:
+    programs = captured(Block, grad, (2, 3, 8, 8), dtype=torch.bfloat16)
+    (p, *backward) = programs
+    assert len(images(p, "convolution")) == 2
+    assert all(x.is_contiguous(memory_format=LAST) for x in images(p, "convolution"))
+    # The image, the features that are returned, and those that are viewed as rows.
+    assert sum("clone" in str(n.target) for n in p.nodes) <= 3
+    assert p.outputs[0].value.is_contiguous()
+    for b in backward:
+        found = images(b, "convolution_backward")
+        assert len(found) == 2 and all(x.is_contiguous(memory_format=LAST) for x in found)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **o: Block(**{**o, "dtype": torch.float32}),
+        lambda **o: nn.Conv2d(16, 16, 3, groups=16, **o),
+        lambda **o: nn.Conv2d(16, 3, 3, **o),
+    ],
+)
+def test_what_does_not_pay_stays(build: Callable[..., nn.Module]) -> None:
+    is_block = isinstance(build(device="cpu"), Block)
+    shape, dtype = ((2, 3, 8, 8), torch.float32) if is_block else ((2, 16, 8, 8), torch.bfloat16)
+    (p,) = captured(build, False, shape, dtype=dtype)
+    assert all(x.is_contiguous() for x in images(p, "convolution"))
+
+
+def moved(monkeypatch: pytest.MonkeyPatch, f: Callable[..., Any], *args: Tensor) -> bool:
+    """Whether convolutions of the CPU were moved, if they paid; with results as eager's."""
+    monkeypatch.setattr(layout, "pays", lambda n: True)
+    found: list[GraphModule] = []
+
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+        layout.channels_last(gm)
+        gm.graph.lint()
+        found.append(gm)
+        return gm
+
+    with torch.no_grad():
+        got = torch.compile(f, backend=backend, fullgraph=True)(*(a.clone() for a in args))
+        want = f(*(a.clone() for a in args))
+    torch.testing.assert_close(got, want)
+    leaves = zip(*(torch.utils._pytree.tree_leaves(x) for x in (got, want)), strict=True)
+    assert all(g.stride() == w.stride() for g, w in leaves)
+    (gm,) = found
+    return "channels_last" in gm.code
+
+
+X, W = torch.randn(2, 3, 8, 8), torch.randn(16, 3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: y,
+        lambda y: y.view(2, -1),
+        lambda y: (y.permute(0, 2, 3, 1), y.sum()),
+        lambda y: y.flatten(2).transpose(1, 2),
+        lambda y: y.relu_().view(2, 16, -1) + 1,
+        lambda y: (y * 2, y.mean((2, 3), keepdim=True)),
+    ],
+)
+def test_results_have_eagers_strides(
+    monkeypatch: pytest.MonkeyPatch, after: Callable[[Tensor], Any]
+) -> None:
+    assert moved(monkeypatch, lambda x, w: after(F.conv2d(x, w)), X, W)
+
+
+def written_view(x: Tensor, w: Tensor) -> Tensor:
+    y = F.conv2d(x, w)
+    y.view(2, -1).zero_()
+    return y
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        written_view,
+        lambda x, w: F.conv2d(x, w)[:, 1:],
+        lambda x, w: (y := F.conv2d(x, w), y.view(2, -1)),
+    ],
+)
+def test_graphs_whose_results_could_differ_stay(
+    monkeypatch: pytest.MonkeyPatch, f: Callable[..., Any]
+) -> None:
+    assert not moved(monkeypatch, f, X, W)
