@@ -52,9 +52,7 @@ def interp_schedule(
     return Result(outputs, tuple(after))
 
 
-def _launch(
-    step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel
-) -> None:
+def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel) -> None:
     k = step.kernel
     memory: dict[str, torch.Tensor] = {}
     for p, name in zip(k.params, step.args, strict=True):

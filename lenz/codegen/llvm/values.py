@@ -13,14 +13,12 @@ from lenz.codegen.llvm.accumulators import Accumulator
 from lenz.codegen.llvm.indices import Indices, index_type
 from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import constant
+from lenz.codegen.reads import Item, Mask, Reads, parts_of
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.sym import Sym, Var
-
-Mask = tuple[Expr, ...]
-Item = tuple[Expr, Mask]
 
 
 class Values:
@@ -48,8 +46,7 @@ class Values:
         self.columns: dict[str, Accumulator] = {}
         self.column: Callable[[Accumulator], Value] | None = None
         self.floor: dict[str, int] = {}
-        # Buffers an expression reads; None for one without loads.
-        self.reads: dict[Expr, tuple[str, ...]] = {}
+        self.reads = Reads()
         self.stale: dict[str, list[Hashable]] = {}
 
     def value(self, e: Expr, mask: Mask = ()) -> Value:
@@ -61,16 +58,16 @@ class Values:
             if self._find(item) is not None:
                 stack.pop()
                 continue
-            todo = [part for part in _parts(item) if self._find(part) is None]
+            todo = [part for part in parts_of(item) if self._find(part) is None]
             if todo:
                 stack.extend(reversed(todo))
                 continue
             stack.pop()
             found = self._visit(*item)
-            key = self._key(item)
+            key = self.reads.key(item)
             memo[key] = found
             self.scopes.fn.scopes[found.level].keys.append(key)
-            for buffer in self._reads(item[0]):
+            for buffer in self.reads.of(item[0]):
                 if buffer in self.written:
                     self.stale.setdefault(buffer, []).append(key)
         result = self._find((e, mask))
@@ -82,21 +79,6 @@ class Values:
         """Drop every value that was read from a buffer, since the buffer changes here."""
         for key in self.stale.pop(buffer, ()):
             self.scopes.memo.pop(key, None)
-
-    def _reads(self, e: Expr) -> tuple[str, ...]:
-        found = self.reads.get(e)
-        if found is None:  # operands are visited first, so this never goes deep
-            names: dict[str, None] = {e.attrs[0]: None} if e.op is LOAD else {}
-            if e.op.guarded:  # its effect depends on the masks as a load does
-                names[""] = None
-            for a in e.args:
-                names.update(dict.fromkeys(self._reads(a)))
-            found = self.reads[e] = tuple(names)
-        return found
-
-    def _key(self, item: Item) -> Hashable:
-        e, mask = item
-        return item if mask and self._reads(e) else (e, ())
 
     def _find(self, item: Item) -> Value | None:
         memo = self.scopes.memo
@@ -228,7 +210,7 @@ class Values:
         if tail is not None and (step != 0 or total.lanes):
             total = self._both(total, tail)
         for cond in mask:
-            for buffer in self._reads(cond):
+            for buffer in self.reads.of(cond):
                 if buffer in self.written:
                     self.stale.setdefault(buffer, []).append(key)
         return self.scopes.keep(key, total)
@@ -255,11 +237,3 @@ def _is_at_least_1(size: Expr) -> bool:
     if size.op is CONST:
         return bool(size.attrs[0] >= 1)
     return size.op is INDEX and size.attrs[0].lo is not None and size.attrs[0].lo >= 1
-
-
-def _parts(item: Item) -> list[Item]:
-    e, mask = item
-    if e.op is MASKED:
-        cond, value, other = e.args
-        return [(cond, mask), (value, (*mask, cond)), (other, mask)]
-    return [(a, mask) for a in e.args]

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from lenz.codegen.triton.reductions import combine_name, identity, is_arg, state_dtype
 from lenz.codegen.triton.text import Dims, Term
-from lenz.codegen.triton.types import constant, value_type
+from lenz.codegen.triton.types import constant
 from lenz.codegen.triton.values import Values
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64
 from lenz.ir.kernel import For, Reduce, Stmt, position
 from lenz.ir.tensor import Axis
+from lenz.ops.emission import triton_type
 from lenz.sym import ZERO, Var, substitute
 
 
@@ -71,14 +72,14 @@ class Accumulators:
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
         first = constant(dtype, identity(s.kind, s.value.dtype))
-        shape, level = v.shape(acc.dims), v.text.level
+        shape, level = v.lanes.shape(acc.dims), v.text.level
         total, at_name = f"{s.name}_acc", f"{s.name}_at"
         acc.carried = (total, at_name) if is_arg(s.kind) else (total,)
-        v.text.put(level, f"{total} = tl.full({shape}, {_plain(first)}, {value_type(dtype)})")
+        v.text.put(level, f"{total} = tl.full({shape}, {_plain(first)}, {triton_type(dtype)})")
         if is_arg(s.kind):  # of a row whose values are all neutral, the first element wins
             loops = {a.var: ZERO for a in acc.over if a.var not in self.dims}
             at = v.indices.term(substitute(position(acc.over), loops), {})
-            v.text.put(level, f"{at_name} = {v.spread(at, acc.dims)}")
+            v.text.put(level, f"{at_name} = {v.lanes.spread(at, acc.dims)}")
 
     def take(self, s: Reduce) -> None:
         """Accumulate the value of a reduction at this point of the loops."""
@@ -116,18 +117,18 @@ class Accumulators:
             result = self._across(acc, there.text, "least", dims) if acc.lanes else state[1]
         cast = ""
         if is_arg(s.kind):
-            cast = "" if v.indices.wide else f".to({value_type(I64)})"
+            cast = "" if v.indices.wide else f".to({triton_type(I64)})"
         elif s.value.dtype is BOOL:
             cast = " != 0"
         elif state_dtype(s.value.dtype) is not s.value.dtype:
-            cast = f".to({value_type(s.value.dtype)})"
+            cast = f".to({triton_type(s.value.dtype)})"
         v.text.put(level, f"{s.name} = {result}{cast}")
         v.refs[s.name] = Term(s.name, dims, level)
 
     def _across(self, acc: Accumulator, tile: str, function: str, dims: Dims) -> str:
         v = self.values
         # A result for all lanes is a scalar, as all values without lanes; else the rank is kept.
-        over = sorted(acc.lanes if dims else range(len(v.lanes)), reverse=True)
+        over = sorted(acc.lanes if dims else range(len(v.lanes.vars)), reverse=True)
         keep = ", keep_dims=True" if dims else ""
         for d in over:
             line = f"tl.reduce({tile}, {d}, {function}{keep})"
@@ -139,10 +140,10 @@ class Accumulators:
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
         term = v.value(s.value)
-        text = v.spread(term, acc.dims)
+        text = v.lanes.spread(term, acc.dims)
         if dtype is not s.value.dtype:
-            text = f"{text}.to({value_type(dtype)})"
-        tails = [t for d in sorted(acc.dims) if (t := v.tails[d]) is not None and d in acc.lanes]
+            text = f"{text}.to({triton_type(dtype)})"
+        tails = v.lanes.conditions(acc.lanes)
         neutral = constant(dtype, identity(s.kind, s.value.dtype))
         if tails:
             runs = " & ".join([t.text for t in tails])
@@ -151,7 +152,7 @@ class Accumulators:
         parts = [v.text.let(text, acc.dims, level).text]
         if is_arg(s.kind):
             at = v.indices.term(position(acc.over), {})
-            parts.append(v.text.let(v.spread(at, acc.dims), acc.dims, level).text)
+            parts.append(v.text.let(v.lanes.spread(at, acc.dims), acc.dims, level).text)
         return tuple(parts)
 
     def _far(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from lenz.codegen.triton.accumulate import Accumulators
 from lenz.codegen.triton.compile import KernelText
 from lenz.codegen.triton.indices import Indices, fits, joint
+from lenz.codegen.triton.lanes import Lanes
 from lenz.codegen.triton.legalise import legalise
 from lenz.codegen.triton.reductions import COMBINE
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
@@ -70,9 +71,9 @@ class _Body:
         self.dims = {v: d for d, v in enumerate(lanes)}
         self.indices = Indices(self.text, wide)
         written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
-        self.values = Values(self.text, self.indices, written)
-        self.values.lanes = [(v, _width(a)) for v, a in lanes.items()]
-        self.values.tails = [None] * len(lanes)
+        widths = [_width(a) for a in lanes.values()]
+        self.lanes = Lanes(list(lanes), widths, [None] * len(lanes))
+        self.values = Values(self.text, self.indices, self.lanes, written)
         self.accs = Accumulators(self.values, self.dims)
         self.around: Dims = NO_DIMS
         self.fence = any(
@@ -89,8 +90,8 @@ class _Body:
             grid.append(stmts[0].axis)
             stmts = stmts[0].body
         self.unflatten(grid)
-        for d, (v, width) in enumerate(self.values.lanes):
-            shape = ["None"] * len(self.values.lanes)
+        for d, (v, width) in enumerate(zip(self.lanes.vars, self.lanes.widths, strict=True)):
+            shape = ["None"] * len(self.lanes.vars)
             shape[d] = ":"
             place = f"[{', '.join(shape)}]" if len(shape) > 1 else ""
             wide = ".to(tl.int64)" if self.indices.wide else ""
@@ -133,7 +134,7 @@ class _Body:
     def lane(self, f: For) -> None:
         """A dimension of the tile is open while its statements are written."""
         d = self.dims[f.axis.var]
-        self.values.tails[d] = self.tail(f.axis, self.values.lanes[d][1])
+        self.lanes.tails[d] = self.tail(f.axis, self.lanes.widths[d])
         ending = self.accs.ending(f, self.around)
         self.around |= {d}
         self.statements(f.body)

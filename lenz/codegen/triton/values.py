@@ -8,42 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from lenz.codegen.reads import Item, Mask, Reads, parts_of
 from lenz.codegen.triton.indices import Indices, joint
+from lenz.codegen.triton.lanes import Lanes
 from lenz.codegen.triton.text import Dims, Term, Text
-from lenz.codegen.triton.types import constant, value_type
+from lenz.codegen.triton.types import constant
 from lenz.errors import InternalError
-from lenz.ir.dtype import BOOL, F32, I64, DType
+from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, is_bound_var
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
+from lenz.ops.cast import cast_text
 from lenz.ops.emission import triton_text
 from lenz.sym import Int, Sym, Var
-
-Mask = tuple[Expr, ...]
-Item = tuple[Expr, Mask]
 
 
 class Values:
     """The values of expressions in the function that is being written.
 
     refs     values of Let and Reduce by name
-    lanes    for each dimension of the tile, the variable of its index and its width
-    tails    for each dimension, the condition under which a lane has an element, or None
     written  buffers that the kernel stores to
     checks   True once the text holds an assertion
     """
 
     __slots__ = (
-        "checks", "dirty", "indices", "lanes", "reads", "refs", "stale", "tails", "text", "written",
+        "checks", "dirty", "indices", "lanes", "reads", "refs", "stale", "text", "written",
     )  # fmt: skip
 
-    def __init__(self, text: Text, indices: Indices, written: frozenset[str]) -> None:
+    def __init__(self, text: Text, indices: Indices, lanes: Lanes, written: frozenset[str]) -> None:
         self.text = text
         self.indices = indices
         self.written = written
         self.refs: dict[str, Term] = {}
-        self.lanes: list[tuple[Var, int]] = []
-        self.tails: list[Term | None] = []
-        self.reads: dict[Expr, tuple[str, ...]] = {}
+        self.lanes = lanes
+        self.reads = Reads()
         self.stale: dict[str, list[Hashable]] = {}
         self.dirty: set[str] = set()
         self.checks = False
@@ -56,14 +53,14 @@ class Values:
             if self._find(item) is not None:
                 stack.pop()
                 continue
-            todo = [part for part in _parts(item) if self._find(part) is None]
+            todo = [part for part in parts_of(item) if self._find(part) is None]
             if todo:
                 stack.extend(reversed(todo))
                 continue
             stack.pop()
-            key = self._key(item)
+            key = self.reads.key(item)
             self.text.keep(key, self._visit(*item))
-            for buffer in self._reads(item[0]):
+            for buffer in self.reads.of(item[0]):
                 if buffer in self.written:
                     self.stale.setdefault(buffer, []).append(key)
         return self._operand(e, mask)
@@ -78,21 +75,6 @@ class Values:
         """Let every thread of the program reach this place before any goes on."""
         self.text.put(self.text.level, "tl.debug_barrier()")
         self.dirty.clear()
-
-    def _reads(self, e: Expr) -> tuple[str, ...]:
-        found = self.reads.get(e)
-        if found is None:  # operands are visited first, so this never goes deep
-            names: dict[str, None] = {e.attrs[0]: None} if e.op is LOAD else {}
-            if e.op.guarded:  # its effect depends on the masks as a load does
-                names[""] = None
-            for a in e.args:
-                names.update(dict.fromkeys(self._reads(a)))
-            found = self.reads[e] = tuple(names)
-        return found
-
-    def _key(self, item: Item) -> Hashable:
-        e, mask = item
-        return item if mask and self._reads(e) else (e, ())
 
     def _find(self, item: Item) -> Term | None:
         memo = self.text.memo
@@ -125,7 +107,9 @@ class Values:
                 self._operand(value, (*mask, cond)),
                 self._operand(other, mask),
             ]
-            return self._named("tl.where({}, {}, {})", parts)
+            dims, level = joint(parts)
+            c, v, o = [p.text for p in parts]
+            return self.text.let(f"tl.where({c}, {v}, {o})", dims, level)
         parts = [self._operand(a, mask) for a in e.args]
         dims, level = joint(parts)
         texts = tuple([p.text for p in parts])
@@ -143,10 +127,6 @@ class Values:
         line = f'tl.device_assert({condition}, "index out of range in self"{guard})'
         self.text.put(level, line)
         return level
-
-    def _named(self, form: str, parts: list[Term]) -> Term:
-        dims, level = joint(parts)
-        return self.text.let(form.format(*[p.text for p in parts]), dims, level)
 
     def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, Term]:
         """The values of the variables @k, as indices."""
@@ -187,7 +167,7 @@ class Values:
         if runs is not None:
             for d in sorted(runs.dims - dims):
                 # Lanes that share an address but not the condition need a pointer each.
-                text += f" + 0 * {self.lanes[d][0].name}"
+                text += f" + 0 * {self.lanes.vars[d].name}"
             dims, level = dims | runs.dims, max(level, runs.level)
         return text, runs.text if runs is not None else "", dims, level
 
@@ -206,39 +186,15 @@ class Values:
         """The condition of an access: all conditions around it, and lanes that have an element."""
         parts = [self._operand(cond, mask[:k]) for k, cond in enumerate(mask)]
         dims, level = joint([Term("", dims), *parts])
-        for d in sorted(dims):
-            tail = self.tails[d]
-            if tail is not None:
-                parts.append(tail)
+        parts += self.lanes.conditions(dims)
         if not parts:
             return None
         dims, level = joint(parts)
         return Term(" & ".join([p.text for p in parts]), dims, level)
-
-    def spread(self, term: Term, dims: Dims) -> str:
-        """The text of a value that has an element for every lane of the dimensions."""
-        if term.dims == dims:
-            return term.text
-        return f"tl.broadcast_to({term.text}, {self.shape(dims)})"
-
-    def shape(self, dims: Dims) -> str:
-        """The shape of a tile that has lanes in the dimensions."""
-        sizes = [str(w) if d in dims else "1" for d, (_, w) in enumerate(self.lanes)]
-        return f"[{', '.join(sizes)}]" if dims else "[]"
 
 
 def _converted(text: str, dtype: DType) -> str:
     """An index as a value of another type."""
     if dtype is BOOL:
         return f"{text} != 0"
-    if dtype.is_half:
-        return f"{text}.to({value_type(F32)}).to({value_type(dtype)})"
-    return f"{text}.to({value_type(dtype)})"
-
-
-def _parts(item: Item) -> list[Item]:
-    e, mask = item
-    if e.op is MASKED:
-        cond, value, other = e.args
-        return [(cond, mask), (value, (*mask, cond)), (other, mask)]
-    return [(a, mask) for a in e.args]
+    return cast_text(dtype, I64, text)

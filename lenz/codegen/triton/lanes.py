@@ -1,0 +1,35 @@
+"""The dimensions of a program's tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lenz.codegen.triton.text import Dims, Term
+from lenz.sym import Var
+
+
+@dataclass(slots=True)
+class Lanes:
+    """For each dimension its variable, its width, and the condition under which a lane counts.
+
+    `tails` holds None for a dimension all of whose lanes have an element.
+    """
+
+    vars: list[Var]
+    widths: list[int]
+    tails: list[Term | None] = field(default_factory=list)
+
+    def shape(self, dims: Dims) -> str:
+        """The shape of a tile that has lanes in the dimensions."""
+        sizes = [str(w) if d in dims else "1" for d, w in enumerate(self.widths)]
+        return f"[{', '.join(sizes)}]" if dims else "[]"
+
+    def spread(self, term: Term, dims: Dims) -> str:
+        """The text of a value that has an element for every lane of the dimensions."""
+        if term.dims == dims:
+            return term.text
+        return f"tl.broadcast_to({term.text}, {self.shape(dims)})"
+
+    def conditions(self, dims: Dims) -> list[Term]:
+        """The conditions of the dimensions that have one."""
+        return [t for d in sorted(dims) if (t := self.tails[d]) is not None]
