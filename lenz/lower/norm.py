@@ -1,10 +1,11 @@
 """Layer, group, batch and RMS normalisation.
 
 Statistics are f32 for half inputs and f32, f64 for f64.  The variance of a row or a group is
-computed in two passes, mean first: the second pass finds the data in cache.  Batch statistics run
-over the whole tensor once per pass, so for inputs up to f32 they are two sums in f64, of x and of
-x^2, that share one pass: squares of f32 values are exact in f64 but for 2^-53 of each, so that
-sum(x^2) - sum(x)^2/n is as good as two passes in f32 while |mean| < 10^4 * deviation.
+computed in two passes, mean first: the second pass finds the data in cache, or in registers on GPUs
+(moments.py).  Batch statistics run over the whole tensor once per pass, so on CPU, and for sizes
+that are not known, they are two sums in f64 for inputs up to f32, of x and of x^2, that share one
+pass: squares of f32 values are exact in f64 but for 2^-53 of each, so that sum(x^2) - sum(x)^2/n is
+as good as two passes in f32 while |mean| < 10^4 * deviation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from lenz.ir.dtype import F64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, count, reduce_over, split
+from lenz.lower.dims import count, reduce_over, split
+from lenz.lower.moments import Sets, moments
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO, Sym, sym
 
@@ -100,32 +102,13 @@ def native_layer_norm(
     """
     lead = x.rank - len(normalized_shape)
     s = split(x.shape, tuple(range(lead, x.rank)))
-    acc = compute_dtype(x.dtype)
-    n = count(s.over, acc)
-    mean = reduce_over(
-        b,
-        "sum",
-        s,
-        True,
-        x.compute,
-        lambda a: ops.div(a, n),
-        replace(result_type(b, 1), dtype=acc),
-        "mean",
-    )
-    centred = _centred(x, mean, s)
-    rstd = reduce_over(
-        b,
-        "sum",
-        s,
-        True,
-        lambda i: ops.square(centred(i)),
-        lambda a: ops.rsqrt(ops.add(ops.div(a, n), const(eps, acc))),
-        replace(result_type(b, 2), dtype=acc),
-        "rstd",
-    )
+    sets = Sets(x, s.padded, s.over, lambda i, r: s.join(s.row(i), r))
+    mean, rstd = _mean_and_rstd(b, sets, eps)
 
     def out(i: Index) -> Expr:
-        return scaled(ops.mul(centred(i), rstd.at(s.pad(s.row(i)))), weight, bias, i[lead:])
+        row = s.pad(s.row(i))
+        centred = ops.sub(x.compute(i), mean.at(row))
+        return scaled(ops.mul(centred, rstd.at(row)), weight, bias, i[lead:])
 
     y = b.map(out)
     return (
@@ -135,8 +118,15 @@ def native_layer_norm(
     )
 
 
-def _centred(x: Value, mean: Value, s: Split) -> Callable[[Index], Expr]:
-    return lambda i: ops.sub(x.compute(i), mean.at(s.pad(s.row(i))))
+def _mean_and_rstd(b: GraphBuilder, s: Sets, eps: float) -> tuple[Value, Value]:
+    """The mean of each set and 1/sqrt(var + eps), as results 1 and 2 but in the compute type."""
+    n = count(s.over, s.dtype)
+    mean_type, rstd_type = (replace(result_type(b, k), dtype=s.dtype) for k in (1, 2))
+
+    def rstd(squares: Expr) -> Expr:
+        return ops.rsqrt(ops.add(ops.div(squares, n), const(eps, s.dtype)))
+
+    return moments(b, s, (mean_type, rstd_type), rstd, "rstd")
 
 
 @lowering("native_group_norm")
@@ -155,26 +145,7 @@ def native_group_norm(
     s = group_of(x.shape, C, group)
     if s is None:
         return Decline("group norm of an input whose dimension 1 is not the channels")
-    acc = compute_dtype(x.dtype)
-    n = count(s.over, acc)
-    mean = b.reduce(
-        "sum",
-        s.rows,
-        s.over,
-        lambda i, r: x.compute(s.join(i, r)),
-        lambda a: ops.div(a, n),
-        replace(result_type(b, 1), dtype=acc),
-        "mean",
-    )
-    rstd = b.reduce(
-        "sum",
-        s.rows,
-        s.over,
-        lambda i, r: ops.square(ops.sub(x.compute(s.join(i, r)), mean.at(i))),
-        lambda a: ops.rsqrt(ops.add(ops.div(a, n), const(eps, acc))),
-        replace(result_type(b, 2), dtype=acc),
-        "rstd",
-    )
+    mean, rstd = _mean_and_rstd(b, Sets(x, s.rows, s.over, s.join), eps)
 
     def out(i: Index) -> Expr:
         row = s.row(i)
@@ -203,20 +174,10 @@ def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
     s = split(x.shape, tuple(d for d in range(x.rank) if d != 1))
     acc = compute_dtype(x.dtype)
     mean_type = b.temp(s.rows, acc)
-    if acc is F64:
-        n = count(s.over, acc)
-        mean = reduce_over(
-            b, "sum", s, False, x.compute, lambda a: ops.div(a, n), mean_type, "mean"
-        )
-        squares = reduce_over(
-            b,
-            "sum",
-            s,
-            False,
-            lambda i: ops.square(ops.sub(x.compute(i), mean.at((i[1],)))),
-            type=mean_type,
-            name="squares",
-        )
+    sets = Sets(x, s.rows, s.over, s.join)
+    if acc is F64 or (x.device != "cpu" and sets.is_static):
+        types = mean_type, mean_type
+        mean, squares = moments(b, sets, types, lambda a: a, "squares")
         return ChannelStatistics(mean, squares.at, s.over)
     n = count(s.over, F64)
     wide = b.temp(s.rows, F64)

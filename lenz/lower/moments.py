@@ -1,0 +1,295 @@
+"""Mean and sum of squared deviations of many sets of numbers, which are read once on GPUs.
+
+A set too long for the registers of a program is cut into chunks of k elements. A program holds one
+chunk (or those of some channels that lie side by side) and computes its sum s and
+q = sum((x - s/k)^2). Chan, Golub and LeVeque (1979) put n elements in chunks (s, q, k) together:
+
+    mean = sum(s) / n        sum((x - mean)^2) = sum(q + k (s/k - mean)^2)
+
+All terms are positive, so that a mean far from zero costs no digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from lenz import ops
+from lenz.ir.dtype import F64, I64, DType, compute_dtype
+from lenz.ir.expr import Expr, const, index, masked
+from lenz.ir.tensor import TensorType, axes_for
+from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.lower.dims import count
+from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum
+
+# Fewer elements are read twice from cache in less time than a second kernel takes to start.
+SMALL = 1 << 18
+# Elements of a row that one program holds (schedule/blocks.py), and of a tile of columns.
+WHOLE, TILE = 32768, 16384
+# Lanes of the chunk of a row, or of a tile of chunks of columns: the most that leave PROGRAMS to
+# run at once. The sums of rows take at most 2% of the bytes of a bf16 x, those of columns 3% where
+# there are programs enough, else 12%. opt/split_reduce does not cut them again.
+ROWS = (8192, 4096, 2048, 1024)
+COLUMNS = (TILE, TILE // 2, TILE // 4)
+PANEL, PROGRAMS = 64, 512
+# Runs of fewer elements, beside those of another set, are columns where that gives chunks of TALL.
+SHORT, TALL = 64, 256
+# A chunk of a row is cut where loads of 16 bytes of a byte each can start.
+ALIGNED = 16
+
+Dim = tuple[bool, int]  # (True, d) is dimension d of the rows, (False, d) of what is reduced
+
+
+@dataclass(frozen=True, slots=True)
+class Sets:
+    """The elements x[join(i, r)] for r in `over` are one set, for every i in `rows`.
+
+    The statistics have the shape `rows`, which may hold ones for dimensions that are reduced.
+    """
+
+    x: Value
+    rows: tuple[Sym, ...]
+    over: tuple[Sym, ...]
+    join: Callable[[Index, Index], Index]
+
+    @property
+    def dtype(self) -> DType:
+        """The type that statistics are computed in."""
+        return compute_dtype(self.x.dtype)
+
+    @property
+    def is_static(self) -> bool:
+        """True when all sizes and strides of x are numbers."""
+        layout = self.x.buffer.type.layout
+        return all(isinstance(s, Int) for s in (*layout.shape, *layout.stride))
+
+    def at(self, i: Index, r: Index) -> Expr:
+        """Element r of set i."""
+        return self.x.compute(self.join(i, r))
+
+
+def moments(
+    b: GraphBuilder,
+    s: Sets,
+    types: tuple[TensorType, TensorType],
+    finish: Callable[[Expr], Expr],
+    name: str,
+) -> tuple[Value, Value]:
+    """The mean of each set, and finish(sum((x - mean)^2)), which is called `name`.
+
+    `types` are those of the two, of the shape `s.rows`.
+    """
+    chunks = chunks_of(s)
+    if chunks is not None:
+        return _of_chunks(b, chunks, types, finish, name)
+    n = count(s.over, s.dtype)
+    mean = b.reduce("sum", s.rows, s.over, s.at, lambda a: ops.div(a, n), types[0], "mean")
+
+    def square(i: Index, r: Index) -> Expr:
+        return ops.square(ops.sub(s.at(i, r), mean.at(i)))
+
+    return mean, b.reduce("sum", s.rows, s.over, square, finish, types[1], name)
+
+
+def _of_chunks(
+    b: GraphBuilder,
+    c: Chunks,
+    types: tuple[TensorType, TensorType],
+    finish: Callable[[Expr], Expr],
+    name: str,
+) -> tuple[Value, Value]:
+    s, n = c.sets, count(c.sets.over, c.sets.dtype)
+    part = b.temp(c.places, s.dtype, s.x)
+
+    def element(p: Index, r: Index) -> Expr:
+        return c.element(p, r, lambda e: e)
+
+    def deviation(p: Index, r: Index) -> Expr:
+        return c.element(p, r, lambda e: ops.square(ops.sub(e, centre(p))))
+
+    def centre(p: Index) -> Expr:
+        return ops.div(sums.at(p), c.number(p))
+
+    def spread(i: Index, at: Index) -> Expr:
+        p = c.place(i, at)
+        off = ops.square(ops.sub(centre(p), mean.at(i)))
+        return ops.add(squares.at(p), ops.mul(off, c.number(p)))
+
+    sums = b.reduce("sum", c.places, c.inner, element, type=part, name="chunk_sum")
+    squares = b.reduce("sum", c.places, c.inner, deviation, type=part, name="chunk_squares")
+    mean = b.reduce(
+        "sum", s.rows, c.parts, lambda i, at: sums.at(c.place(i, at)),
+        lambda a: ops.div(a, n), types[0], "mean",
+    )  # fmt: skip
+    return mean, b.reduce("sum", s.rows, c.parts, spread, finish, types[1], name)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Sets cut along the dimensions of `over`: size[d] elements of dimension d are in one chunk.
+
+    `order` are the dimensions that tell chunks apart, as they lie in memory; the sums of all chunks
+    have these dimensions.
+    """
+
+    sets: Sets
+    size: tuple[int, ...]
+    order: tuple[Dim, ...]
+
+    def count(self, d: int) -> Sym:
+        """How many parts dimension d of `over` is cut into."""
+        return ceildiv(self.sets.over[d], Int(self.size[d]))
+
+    @property
+    def places(self) -> tuple[Sym, ...]:
+        """The shape of the sums of all chunks."""
+        return tuple(self.sets.rows[d] if is_row else self.count(d) for is_row, d in self.order)
+
+    @property
+    def parts(self) -> tuple[Sym, ...]:
+        """The shape of the chunks of one set."""
+        return tuple(self.count(d) for is_row, d in sorted(self.order) if not is_row)
+
+    @property
+    def inner(self) -> tuple[Sym, ...]:
+        """The shape of one chunk."""
+        return tuple(Int(n) for n in self.size if n > 1)
+
+    def place(self, i: Index, part: Index) -> Index:
+        """Where the sums of a part of set i lie."""
+        left = iter(part)
+        at = {k: i[k[1]] if k[0] else next(left) for k in sorted(self.order)}
+        return tuple(at[k] for k in self.order)
+
+    def part(self, place: Index) -> Index:
+        """The number of a chunk along every dimension of `over`."""
+        at = dict(zip(self.order, place, strict=True))
+        return tuple(at.get((False, d), ZERO) for d in range(len(self.size)))
+
+    def element(self, place: Index, r: Index, fn: Callable[[Expr], Expr]) -> Expr:
+        """fn(element r of a chunk), and 0 behind the end of a dimension."""
+        at = dict(zip(self.order, place, strict=True))
+        row = tuple(at.get((True, d), ZERO) for d in range(len(self.sets.rows)))
+        left = iter(r)
+        own = [next(left) if n > 1 else ZERO for n in self.size]
+        where = tuple(p * n + o for p, n, o in zip(self.part(place), self.size, own, strict=True))
+        e = fn(self.sets.at(row, where))
+        for d, extent in enumerate(self.sets.over):
+            if self.count(d) * self.size[d] is not extent:
+                e = masked(ops.lt(index(where[d], I64), index(extent, I64)), e, const(0, e.dtype))
+        return e
+
+    def number(self, place: Index) -> Expr:
+        """How many elements a chunk has."""
+        left = zip(self.part(place), self.size, self.sets.over, strict=True)
+        return count([minimum(Int(n), extent - p * n) for p, n, extent in left], self.sets.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Strides and extents of all dimensions with more than one index, the innermost first."""
+
+    dims: tuple[Dim, ...]
+    stride: dict[Dim, int]
+    extent: dict[Dim, int]
+
+    def follows(self, b: Dim, a: Dim) -> bool:
+        """True when one step of b leads just behind the last of a."""
+        return self.stride[b] == self.stride[a] * self.extent[a]
+
+    def volume(self, dims: Iterable[Dim]) -> int:
+        """Elements of some dimensions."""
+        return math.prod(self.extent[d] for d in dims)
+
+    def columns(self) -> tuple[Dim, ...]:
+        """The dimensions that lie side by side in memory and tell sets, or chunks, apart."""
+        first = self.dims[0]
+        if not first[0]:
+            tall = self.volume(d for d in self.dims[1:] if not d[0]) >= TALL
+            beside = self.dims[1][0] and self.follows(self.dims[1], first)
+            if not (tall and beside and self.extent[first] < SHORT):
+                return ()
+        found = [first]
+        for d in self.dims[1:]:
+            if not (d[0] and self.follows(d, found[-1])):
+                break
+            found.append(d)
+        return tuple(found)
+
+    def sizes(self, dims: Sequence[Dim], lanes: int) -> dict[Dim, int]:
+        """Elements of a chunk along `dims`, the innermost first, that fit so many lanes.
+
+        Dimensions that follow each other share their lanes, whose number is a power of two.
+        """
+        size = dict.fromkeys(dims, 1)
+        run = 1
+        for k, d in enumerate(dims):
+            if k and not self.follows(d, dims[k - 1]):
+                lanes, run = lanes // _power(run), 1
+            most = lanes // run
+            if self.extent[d] > most:
+                size[d] = _even(self.extent[d], most, 1 if self.stride[d] > 1 else ALIGNED)
+                break
+            size[d] = self.extent[d]
+            run *= self.extent[d]
+        return size
+
+
+def chunks_of(s: Sets) -> Chunks | None:
+    """How to cut sets that lie on a GPU and are too long to be held whole; None for others.
+
+    Only for known sizes, since the elements of a chunk are lanes.
+    """
+    m = None if s.x.device == "cpu" or not s.is_static else _memory(s)
+    if m is None or m.volume(m.dims) < SMALL:
+        return None
+    columns = m.columns()
+    within = [d for d in m.dims if not d[0] and d not in columns]
+    panel = min(PANEL, _power(m.volume(columns)))
+    wide = s.dtype is F64  # an element takes two registers
+    if not columns or columns[0][0]:
+        whole = (TILE // panel if columns else WHOLE) >> wide
+        if all(n == m.extent[d] for d, n in m.sizes(within, whole).items()):
+            return None
+    elif m.volume(d for d in m.dims if not d[0]) <= ROWS[-1]:
+        return None
+    size: dict[Dim, int] = {}
+    for limit in COLUMNS if columns else ROWS:
+        size = m.sizes(within, limit // panel >> wide)
+        chunks = m.volume(m.dims) // math.prod(size.values())
+        if chunks // (PANEL if columns else 1) >= PROGRAMS:
+            break
+    cut = [d for d in m.dims if d[0] or m.extent[d] > size.get(d, 1)]
+    cut.sort(key=lambda d: -m.stride[d] * size.get(d, 1))
+    return Chunks(s, tuple(size.get((False, d), 1) for d in range(len(s.over))), tuple(cut))
+
+
+def _memory(s: Sets) -> _Memory | None:
+    """Where the elements of sets of known sizes lie; None where some are in several sets."""
+    rows, over = axes_for(s.rows), axes_for(s.over, prefix="r")
+    flat = s.x.buffer.type.layout.at(s.join(tuple(a.var for a in rows), tuple(a.var for a in over)))
+    stride: dict[Dim, int] = {}
+    extent: dict[Dim, int] = {}
+    for is_row, axes in ((True, rows), (False, over)):
+        for d, a in enumerate(axes):
+            parts = affine_in(flat, a.var)
+            if a.extent is ONE or not isinstance(a.extent, Int):
+                continue
+            if parts is None or not isinstance(parts[0], Int) or parts[0].value <= 0:
+                return None
+            stride[is_row, d], extent[is_row, d] = parts[0].value, a.extent.value
+    return _Memory(tuple(sorted(stride, key=lambda k: stride[k])), stride, extent)
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
+def _even(n: int, most: int, unit: int) -> int:
+    """The greatest number of units, from half of `most` on, that divides n; else `most`."""
+    for size in range(most, most // 2, -1):
+        if n % size == 0 and size % unit == 0:
+            return size
+    return most
