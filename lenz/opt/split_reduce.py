@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lenz import ops
 from lenz.context import Context
@@ -30,6 +30,8 @@ MAX_CHUNKS = 32
 # program, and the fewest rows, or elements of one row, that are worth a program.
 GPU_PROGRAMS, GPU_ENOUGH = 1024, 256
 GPU_PANEL, GPU_ROWS, GPU_LENGTH = 64, 64, 4096
+# Columns of fewer elements are summed by programs for 8 columns each before a second kernel starts.
+GPU_SMALL = 1 << 18
 GPU_TILE = 8192  # elements of a row that a program takes at once (schedule/blocks.py)
 SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 
@@ -66,6 +68,8 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
     if n.kind not in SPLIT_KINDS:
         return 1
     outer = _is_outer(n, layouts)
+    if outer and results * length <= GPU_SMALL:
+        return 1
     programs = -(-results // GPU_PANEL) if outer else results
     shortest = GPU_ROWS if outer else GPU_LENGTH
     if programs >= GPU_ENOUGH:
@@ -89,42 +93,78 @@ def _is_contiguous(flat: Sym, a: Axis) -> bool:
     return a.extent is not ONE and parts is not None and parts[0] is ONE
 
 
-def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, Reduction]:
-    total = product(a.extent for a in n.raxes)
-    outer = n.raxes[0]
-    # Cut the outermost axis when it is long enough; else number all elements in one row.
-    whole = isinstance(outer.extent, Int) and outer.extent.value >= chunks
-    length: Sym = outer.extent if whole or len(n.raxes) == 1 else total
-    chunk = ceildiv(length, Int(chunks))
-    if n.out.type.device != "cpu" and isinstance(chunk, Int):
-        chunk, chunks = _whole_tiles(chunk.value, env.hint(length))
-    c, r = axis("c", Int(chunks)), axis("rc", chunk)
-    position = c.var * chunk + r.var
-    if whole or len(n.raxes) == 1:
-        at: dict[Var, Sym] = {outer.var: position}
-        raxes: tuple[Axis, ...] = (r, *n.raxes[1:])
-    else:
-        at, raxes = _unflatten(n.raxes, position), (r,)
-    body = reindex(n.body, at)
-    if length is not chunk * chunks:
-        inside = ops.lt(index(position, I64), index(length, I64))
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Axes that number the parts, axes of one part, and where that is on the axes that were cut.
+
+    `position` runs along what was cut, which has `length` elements.
+    """
+
+    parts: tuple[Axis, ...]
+    inside: tuple[Axis, ...]
+    at: dict[Var, Sym]
+    position: Sym
+    length: Sym
+
+
+def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
+    x = _cut(n.raxes, chunks) if n.out.type.device == "cpu" else _cut_axes(n.raxes, chunks, env)
+    if all(a.extent is ONE for a in x.parts):
+        return (n,)
+    body = reindex(n.body, x.at)
+    if x.length is not product(a.extent for a in x.inside[:1]) * x.parts[-1].extent:
+        inside = ops.lt(index(x.position, I64), index(x.length, I64))
         body = masked(inside, body, identity(n.kind, body))
     acc = ref("acc", body.dtype)
-    layout = contiguous((Int(chunks), *n.out.shape))
+    layout = contiguous((*(a.extent for a in x.parts), *n.out.shape))
     kind = TensorType(body.dtype, n.out.type.device, layout)
     partial = Buffer(f"{n.out.name}.part", kind, n.out.origin)
-    first = Reduction(partial, (c, *n.axes), raxes, n.kind, body, acc)
-    again = load(partial.name, (c.var, *(a.var for a in n.axes)), body.dtype)
-    return first, replace(n, raxes=(c,), body=again)
+    first = Reduction(partial, (*x.parts, *n.axes), x.inside, n.kind, body, acc)
+    again = load(partial.name, [a.var for a in (*x.parts, *n.axes)], body.dtype)
+    return first, replace(n, raxes=x.parts, body=again)
 
 
-def _whole_tiles(chunk: int, length: int) -> tuple[Int, int]:
-    """A part of about `chunk` elements that fills tiles of lanes, and how many there are."""
+def _cut(raxes: tuple[Axis, ...], chunks: int) -> _Cut:
+    """Cut the outermost axis when it is long enough; else number all elements in one row."""
+    outer = raxes[0]
+    whole = isinstance(outer.extent, Int) and outer.extent.value >= chunks
+    whole = whole or len(raxes) == 1
+    length = outer.extent if whole else product(a.extent for a in raxes)
+    chunk = ceildiv(length, Int(chunks))
+    c, r = axis("c", Int(chunks)), axis("rc", chunk)
+    position = c.var * chunk + r.var
+    if whole:
+        return _Cut((c,), (r, *raxes[1:]), {outer.var: position}, position, length)
+    return _Cut((c,), (r,), _unflatten(raxes, position), position, length)
+
+
+def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
+    """Number the parts by the outer axes and by blocks of the next: no index needs a division."""
+    k = 0
+    while k + 1 < len(raxes) and env.hint(raxes[k].extent) < chunks:
+        chunks = -(-chunks // max(env.hint(raxes[k].extent), 1))
+        k += 1
+    outer = raxes[k]
+    chunk = ceildiv(outer.extent, Int(chunks))
+    if isinstance(chunk, Int) and isinstance(outer.extent, Int):
+        n, least = outer.extent.value, chunk.value
+        even = [m for m in range(least, 2 * least) if n % m == 0]
+        if product(a.extent for a in raxes[k + 1 :]) is ONE:
+            chunk = _whole_tiles(least)
+        elif even:
+            chunk = Int(even[0])
+    c, r = axis("c", ceildiv(outer.extent, chunk)), axis("rc", chunk)
+    position = c.var * chunk + r.var
+    parts, inside = (*raxes[:k], c), (r, *raxes[k + 1 :])
+    return _Cut(parts, inside, {outer.var: position}, position, outer.extent)
+
+
+def _whole_tiles(chunk: int) -> Int:
+    """A part of about `chunk` elements that fills tiles of lanes."""
     unit = GPU_ROWS if chunk < GPU_LENGTH else GPU_TILE
     if GPU_LENGTH <= chunk < GPU_TILE:
         unit = 1 << (chunk - 1).bit_length()
-    chunk = -(-chunk // unit) * unit
-    return Int(chunk), -(-length // chunk)
+    return Int(-(-chunk // unit) * unit)
 
 
 def _unflatten(axes: tuple[Axis, ...], position: Sym) -> dict[Var, Sym]:
