@@ -14,6 +14,7 @@ is read once, since its loops run over the same lanes (findings-gpu.md, point 1)
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,7 @@ from lenz.schedule.legal import Group
 from lenz.schedule.loops import coefficient, columns_win, offsets_of
 from lenz.schedule.nest import Axes
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import ONE, Sym, SymEnv, Var
+from lenz.sym import ONE, ZERO, Sym, SymEnv, Var
 
 # Elements of one tile of a loop without reductions: 8 per thread of 4 warps, 16 bytes of a half.
 TILE = 1024
@@ -40,6 +41,8 @@ CHUNK = 8192
 ROWS = 2048
 # Columns of one program: 128 bytes of a half, so that each row of the tile is a whole cache line.
 PANEL = 64
+# Columns of one program where there are less than 64 panels: 32 bytes of f32 are what DRAM gives.
+NARROW = 8
 # Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
 # layouts get worse.
 MOST_AXES = 3
@@ -67,8 +70,7 @@ def tiled(g: Group, s: Stages, env: SymEnv) -> Tiled:
             widths = _widths(axes, TILE, env)
     elif columns_win(g, s, env):
         kind = "outer_reduction"
-        widths = _widths(axes[-1:], PANEL, env)
-        widths |= _widths(raxes, ROWS // _area(widths), env)
+        widths = _column_widths(g, s, env)
     else:
         kind = "reduction"
         widths = _row_widths(g, env)
@@ -129,14 +131,35 @@ def _row_widths(g: Group, env: SymEnv) -> dict[Axis, int]:
     return _widths(raxes, CHUNK, env)
 
 
+def _column_widths(g: Group, s: Stages, env: SymEnv) -> dict[Axis, int]:
+    """Lanes of panels of columns: short tiles in one loop, all rows where several loops read them.
+
+    Few columns are cut into narrow panels, since only more programs read them faster.
+    """
+    axes, raxes = g.domain.axes, g.domain.raxes
+    few = env.hint(g.domain.rows) < PANEL * PANEL
+    panel, budget, most = (NARROW, CHUNK, ROW) if few else (PANEL, ROWS, ROW // 2)
+    widths = _widths(axes[-1:], panel, env)
+    whole = {a: _power(a.extent.hi) for a in raxes if a.extent.hi is not None}
+    again = sum(map(bool, s.loops)) > 1 and len(whole) == len(raxes) < MOST_AXES
+    if again and _area(widths) * _area(whole) <= most:
+        return widths | whole
+    return widths | _widths(raxes, budget // _area(widths), env)
+
+
 def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
     """The two axes of a tile if some accesses are contiguous along one, others along the other."""
-    contiguous = [
-        a
-        for a in axes
-        if env.hint(a.extent) >= 16 and any(coefficient(x, a.var) is ONE for x in offsets_of(s))
-    ]
-    return contiguous[-2:] if len(contiguous) >= 2 else None
+    offsets = offsets_of(s)
+    long = [a for a in axes if env.hint(a.extent) >= 16]
+
+    def walks(a: Axis, b: Axis) -> bool:
+        # What does not move along b, such as a vector that is broadcast, is read once per tile.
+        return any(
+            coefficient(x, a.var) is ONE and coefficient(x, b.var) is not ZERO for x in offsets
+        )
+
+    pairs = [(a, b) for a, b in itertools.combinations(long, 2) if walks(a, b) and walks(b, a)]
+    return list(pairs[-1]) if pairs else None
 
 
 def _loops(axes: Axes, raxes: Axes, s: Stages, widths: dict[Axis, int]) -> tuple[Stmt, ...]:
