@@ -15,7 +15,7 @@ is read once, since its loops run over the same lanes (findings-gpu.md, point 1)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lenz.ir.kernel import KernelKind, Reduce, Stmt, TileConfig
@@ -27,25 +27,40 @@ from lenz.schedule.nest import Axes
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Sym, SymEnv, Var
 
-# Elements of one tile of a loop without reductions: 8 per thread of 4 warps, 16 bytes of a half.
-TILE = 1024
-# Edge of a tile that one access walks in rows and another in columns: 128 bytes of a half.
-EDGE = 64
-# Longest row that stays in registers: 64 elements per thread of 16 warps. Group norm over rows of
-# 32768 runs at 81% of the copy bandwidth so, and at 70% in a loop.
-ROW = 32768
-# Elements of a tile of a longer row: what is in flight at once decides (amax of rows of 32768: 54%
-# of the copy bandwidth with 4096, 94% with 8192).
-CHUNK = 8192
-# Elements of a tile of short rows, and of a tile of columns.
-ROWS = 2048
-# Columns of one program: 128 bytes of a half, so that each row of the tile is a whole cache line.
-PANEL = 64
-# Columns of one program where there are less than 64 panels: 32 bytes of f32 are what DRAM gives.
-NARROW = 8
 # Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
 # layouts get worse.
 MOST_AXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large the tiles of a kernel are, in elements. The defaults are the cost model."""
+
+    # Tile of a loop without reductions: 8 per thread of 4 warps, 16 bytes of a half.
+    tile: int = 1024
+    # Edge of a tile that one access walks in rows and another in columns: 128 bytes of a half.
+    edge: int = 64
+    # Longest row that stays in registers: 64 elements per thread of 16 warps. Group norm over rows
+    # of 32768 runs at 81% of the copy bandwidth so, and at 70% in a loop.
+    row: int = 32768
+    # Tile of a longer row: what is in flight at once decides (amax of rows of 32768: 54% of the
+    # copy bandwidth with 4096, 94% with 8192).
+    chunk: int = 8192
+    # Tile of short rows, and of columns.
+    rows: int = 2048
+    # Columns of one program: 128 bytes of a half, so that each row of the tile is a cache line.
+    panel: int = 64
+    # The same where there are less than 64 panels: 32 bytes of f32 are what DRAM gives.
+    narrow: int = 8
+    # Elements per thread; 0 is 8, or 16 where a tile is reduced, but at least 4 warps.
+    thread: int = 0
+    # The most warps of a program, and the loads of a loop that are in flight (TileConfig.stages).
+    warps: int = 16
+    stages: int = 1
+
+
+# What else may be measured for a kind of kernel with this many elements of P and of R.
+Space = Callable[[KernelKind, int, int], tuple[Shape, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,7 @@ class Tiled:
     tile: TileConfig
 
 
-def tiled(g: Group, s: Stages, env: SymEnv) -> Tiled:
+def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     """Choose widths for the axes of a group, and write its loops down."""
     axes, raxes = g.domain.axes, g.domain.raxes
     kind: KernelKind = "pointwise"
@@ -65,23 +80,25 @@ def tiled(g: Group, s: Stages, env: SymEnv) -> Tiled:
         across = _across(axes, s, env)
         if across is not None:
             kind = "transpose"
-            widths = {a: min(EDGE, _power(env.hint(a.extent))) for a in across}
+            widths = {a: min(shape.edge, _power(env.hint(a.extent))) for a in across}
         else:
-            widths = _widths(axes, TILE, env)
+            widths = _widths(axes, shape.tile, env)
     elif columns_win(g, s, env):
         kind = "outer_reduction"
-        widths = _column_widths(g, s, env)
+        widths = _column_widths(g, s, env, shape)
     else:
         kind = "reduction"
-        widths = _row_widths(g, env)
-        widths |= _widths(axes, ROWS // _area(widths), env)
+        widths = _row_widths(g, env, shape)
+        widths |= _widths(axes, shape.rows // _area(widths), env)
     body = _loops(axes, raxes, s, widths)
-    return Tiled(kind, body, TileConfig(warps=_warps(_area(widths), bool(raxes))))
+    warps = _warps(_area(widths), bool(raxes), shape)
+    return Tiled(kind, body, TileConfig(warps=warps, stages=shape.stages))
 
 
-def _warps(area: int, reduces: bool) -> int:
-    """Warps of a program: 8 elements per thread, 16 where a tile is reduced, 4 to 16 warps."""
-    return max(1 if area <= 256 else 4, min(16, area // (512 if reduces else 256)))
+def _warps(area: int, reduces: bool, shape: Shape) -> int:
+    """Warps of a program that holds a tile of this many elements."""
+    least = 1 if area <= 256 or shape.thread else 4
+    return max(least, min(shape.warps, area // (32 * (shape.thread or (16 if reduces else 8)))))
 
 
 def _power(n: int) -> int:
@@ -118,27 +135,28 @@ def _widths(axes: Axes, budget: int, env: SymEnv) -> dict[Axis, int]:
     return widths
 
 
-def _row_widths(g: Group, env: SymEnv) -> dict[Axis, int]:
+def _row_widths(g: Group, env: SymEnv, shape: Shape) -> dict[Axis, int]:
     """Lanes per axis of R: all of a row that fits the registers, else a part of it."""
     raxes = g.domain.raxes
     whole = 1
     for a in raxes:
-        whole *= _power(a.extent.hi) if a.extent.hi is not None else ROW + 1
-    if whole <= ROW and len(raxes) < MOST_AXES:
+        whole *= _power(a.extent.hi) if a.extent.hi is not None else shape.row + 1
+    if whole <= shape.row and len(raxes) < MOST_AXES:
         return {a: _power(_length(a, env)) for a in raxes if a.extent is not ONE}
     if len(raxes) > 1 and any(n.kind in ("argmax", "argmin") for n in g.nests):
         return {}  # the number of an element over several axes must not depend on a cut
-    return _widths(raxes, CHUNK, env)
+    return _widths(raxes, shape.chunk, env)
 
 
-def _column_widths(g: Group, s: Stages, env: SymEnv) -> dict[Axis, int]:
+def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
     """Lanes of panels of columns: short tiles in one loop, all rows where several loops read them.
 
     Few columns are cut into narrow panels, since only more programs read them faster.
     """
     axes, raxes = g.domain.axes, g.domain.raxes
-    few = env.hint(g.domain.rows) < PANEL * PANEL
-    panel, budget, most = (NARROW, CHUNK, ROW) if few else (PANEL, ROWS, ROW // 2)
+    panel, budget, most = shape.panel, shape.rows, shape.row // 2
+    if env.hint(g.domain.rows) < 64 * shape.panel:
+        panel, budget, most = shape.narrow, shape.chunk, shape.row
     widths = _widths(axes[-1:], panel, env)
     whole = {a: _power(a.extent.hi) for a in raxes if a.extent.hi is not None}
     again = sum(map(bool, s.loops)) > 1 and len(whole) == len(raxes) < MOST_AXES

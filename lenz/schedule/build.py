@@ -39,7 +39,7 @@ from lenz.ir.kernel import (
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer
 from lenz.schedule import vectors
-from lenz.schedule.blocks import tiled
+from lenz.schedule.blocks import Shape, tiled
 from lenz.schedule.cost import grain, ns_per_element
 from lenz.schedule.legal import Group, device_of
 from lenz.schedule.loops import Form, choose
@@ -78,7 +78,7 @@ def build(
     if device_of(g) != "cpu":
         s = stages(g, stored, elide, named=True, scratch=False)
         share_reciprocals(s, frozenset(a.var for a in g.domain.raxes))
-        form = tiled(g, s, env)
+        form = tiled(g, s, env, Shape())
         return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
     s = stages(g, stored, elide, named=True)
     choice = choose(g, s, env)
