@@ -67,7 +67,9 @@ TORCH_PRIVATE = {
         "torch._ops": "the classes of operators have no public name",
     },
     "runtime/executor.py": {
-        "torch._C._dynamo.guards": "assert_size_stride checks a tensor in 0.1 us",
+        "torch._C._dynamo.guards": "checks a tensor, and allocates one, in a tenth of the time",
+        "torch._C._cuda_exchangeDevice": "0.1 us, where the public context manager takes 2 us",
+        "torch._C._cuda_getCurrentRawStream": "the driver's handle, without an object around it",
     },
 }
 
