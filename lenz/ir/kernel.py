@@ -206,10 +206,15 @@ def overwrites_safely(k: Kernel, read: str, written: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel with the buffers it is called on, one per parameter."""
+    """A kernel with the buffers it is called on, one per parameter.
+
+    `candidates` compute the same with other tiles, the kernel itself first, of which `tune` picks
+    one; they are empty where nothing is to be measured, and no part of the text.
+    """
 
     kernel: Kernel
     args: tuple[str, ...]
+    candidates: tuple[Kernel, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

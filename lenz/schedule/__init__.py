@@ -19,6 +19,7 @@ from lenz.ir.graph import (
 )  # fmt: skip
 from lenz.ir.kernel import Launch, Schedule
 from lenz.ir.tensor import Buffer, axes_for
+from lenz.schedule.blocks import Space
 from lenz.schedule.build import build
 from lenz.schedule.fuse import Cell, Item, fuse
 from lenz.schedule.legal import Group
@@ -26,8 +27,11 @@ from lenz.schedule.nest import Nest, nest_of
 from lenz.schedule.order import order
 
 
-def schedule(g: Graph, cx: Context) -> Schedule:
-    """Fuse the loops of a graph into kernels and put kernels, calls and views in order."""
+def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
+    """Fuse the loops of a graph into kernels and put kernels, calls and views in order.
+
+    With a `space`, launches on GPUs keep the kernels of its shapes as their candidates.
+    """
     buffers = buffers_of(g)
     layouts = {name: b.type.layout for name, b in buffers.items()}
     roots = roots_of(g)
@@ -47,7 +51,7 @@ def schedule(g: Graph, cx: Context) -> Schedule:
     for cell in cells:
         if isinstance(cell, Group):
             if any(n.name in stored for n in cell.nests):
-                steps.append(build(cell, stored, buffers, unaligned, g.env, cx))
+                steps.append(build(cell, stored, buffers, unaligned, g.env, cx, space))
         else:
             steps.append(cell)
     return Schedule(g, tuple(steps), tuple(partition.rejected))

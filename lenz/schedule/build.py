@@ -39,7 +39,7 @@ from lenz.ir.kernel import (
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer
 from lenz.schedule import vectors
-from lenz.schedule.blocks import Shape, tiled
+from lenz.schedule.blocks import Shape, Space, tiled
 from lenz.schedule.cost import grain, ns_per_element
 from lenz.schedule.legal import Group, device_of
 from lenz.schedule.loops import Form, choose
@@ -69,6 +69,7 @@ def build(
     unaligned: frozenset[str],
     env: SymEnv,
     cx: Context,
+    space: Space | None,
 ) -> Launch:
     """Write the kernel of a group; `stored` are the values that live on outside of it.
 
@@ -78,8 +79,17 @@ def build(
     if device_of(g) != "cpu":
         s = stages(g, stored, elide, named=True, scratch=False)
         share_reciprocals(s, frozenset(a.var for a in g.domain.raxes))
-        form = tiled(g, s, env, Shape())
-        return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
+
+        def shaped(shape: Shape) -> Launch:
+            form = tiled(g, s, env, shape)
+            return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
+
+        usual = shaped(Shape())
+        if space is None:
+            return usual
+        shapes = space(usual.kernel.kind, env.hint(g.domain.rows), env.hint(g.domain.length))
+        kernels = [usual.kernel, *(shaped(x).kernel for x in shapes)]
+        return replace(usual, candidates=tuple(dict.fromkeys(kernels)))
     s = stages(g, stored, elide, named=True)
     choice = choose(g, s, env)
     match choice.form:
