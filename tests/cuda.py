@@ -71,7 +71,9 @@ GUARD = {
 # its version twice, and the least epsilon of its batch norm.
 HOOKS = {
     **dict.fromkeys((2, 3, 4, 6, 28, 30, 31, 32), "yes"),
-    **{34: "version", 35: "version", 41: "epsilon"},
+    34: "version",
+    35: "version",
+    41: "epsilon",
 }
 
 

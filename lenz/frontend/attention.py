@@ -13,14 +13,15 @@ are given the layout that the efficient kernel asks for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from lenz.frontend.evaluate import KnownValues
+from lenz.frontend.evaluate import KnownValues, checkpointed
 from lenz.frontend.insert import called, value_of
 
 __all__ = ["fuse_attention"]
@@ -32,16 +33,30 @@ Kind: TypeAlias = Literal["all", "causal", "other"]
 WIDTH = 8  # elements of a head that the efficient kernel loads at once: 16 bytes of half types
 
 
-def fuse_attention(gm: GraphModule) -> None:
-    """Rewrite the attention calls of Dynamo's graph, in place."""
+def fuse_attention(
+    gm: GraphModule, given: Callable[[Node], Tensor | None] = lambda n: None
+) -> None:
+    """Rewrite the attention calls of Dynamo's graph, and of what it checkpoints, in place.
+
+    `given` tells the values of placeholders that are known.
+    """
+    bodies = {n: b for n in gm.graph.nodes if (b := checkpointed(n)) is not None}
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and n.target is SDPA]
-    if not calls:
+    if not calls and not bodies:
         return
-    known, kinds = KnownValues(gm), dict[int, Kind]()
+    known, kinds = KnownValues(gm, given), dict[int, Kind]()
+    for n, body in bodies.items():
+        places = body.graph.find_nodes(op="placeholder")
+        operands = dict(zip(places, n.args[1:], strict=True))
+
+        def operand(p: Node, at: Node = n, of: Mapping[Node, Any] = operands) -> Tensor | None:
+            return known.value(of[p], at) if isinstance(of[p], Node) else None
+
+        fuse_attention(body, operand)
     for n in calls:
-        given = {**dict(zip(NAMES, n.args, strict=False)), **n.kwargs}
-        if all(value_of(given.get(x)) is not None for x in OPERANDS):
-            n.args, n.kwargs = (), given
+        arguments = {**dict(zip(NAMES, n.args, strict=False)), **n.kwargs}
+        if all(value_of(arguments.get(x)) is not None for x in OPERANDS):
+            n.args, n.kwargs = (), arguments
             simplify_mask(n, known, kinds)
             q = value_of(n.kwargs["query"])
             if q is not None and q.device.type == "cuda":
@@ -75,7 +90,7 @@ def is_size(size: int | torch.SymInt, number: int) -> bool:
     return isinstance(size, int) and size == number
 
 
-def kind_of(mask: torch.Tensor) -> Kind:
+def kind_of(mask: Tensor) -> Kind:
     """Return what a mask of at least 2 dimensions allows, whatever the scores are.
 
     A float mask is added: 0 allows, and no number above the type's lowest forbids for certain.
@@ -124,7 +139,7 @@ def fit(gm: GraphModule, n: Node) -> None:
 
 
 def widen(
-    gm: GraphModule, n: Node, new: dict[str, Any], tensors: Mapping[str, torch.Tensor]
+    gm: GraphModule, n: Node, new: dict[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[tuple[Any, ...]]:
     """Change `new` to what the efficient kernel takes; return the calls that undo it in the result.
 

@@ -15,21 +15,32 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lenz.frontend.values import storage_of
 
-__all__ = ["FAULTS", "KnownValues", "is_plain", "operands", "run", "storages", "writes"]
+__all__ = [
+    "FAULTS",
+    "KnownValues",
+    "checkpointed",
+    "is_plain",
+    "operands",
+    "run",
+    "storages",
+    "writes",
+]
 
 # Elements of the largest tensor that is computed: 16 Mi take about 10 ms on one core.
 LIMIT = 1 << 24
 # Calls that look at the shape and type of their first argument alone.
 SHAPE_ONLY = ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full", "size")
+CALLS = ("call_function", "call_method")
 UNKNOWN = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "cuda")
-WRITES = (operator.setitem, operator.iadd, operator.isub, operator.imul, operator.iand,
-          operator.ior, operator.ixor, operator.itruediv)  # fmt: skip
+ASSIGNED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+WRITES = (operator.setitem, *(getattr(operator, f"i{x}") for x in ASSIGNED))
 
 
 class Refused(Exception):
@@ -40,12 +51,16 @@ class KnownValues:
     """The values of one graph of Dynamo that depend on no input.
 
     All sizes must be numbers.  Writes into a tensor, or into what it is made from, are followed.
-    Answers are kept: the layers of a model ask for the same mask.
+    Answers are kept: the layers of a model ask for the same mask.  `given` tells the values of
+    placeholders: those of a body that is called with a known value.
     """
 
-    __slots__ = ("_answers", "_place", "_writers")
+    __slots__ = ("_answers", "_given", "_place", "_writers")
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(
+        self, gm: GraphModule, given: Callable[[Node], torch.Tensor | None] = lambda n: None
+    ) -> None:
+        self._given = given
         self._place = {n: i for i, n in enumerate(gm.graph.nodes)}
         self._writers = [n for n in self._place if writes(n)]
         self._answers: dict[tuple[Node, ...], torch.Tensor | None] = {}
@@ -53,18 +68,25 @@ class KnownValues:
     def value(self, node: Node, at: Node) -> torch.Tensor | None:
         """Return the tensor that `node` holds when `at` is reached; None if that is not known."""
         try:
-            calls = self._closure(node, at)
-            if calls not in self._answers:
-                self._answers[calls] = None
+            nodes = self._closure(node, at)
+            if nodes not in self._answers:
+                self._answers[nodes] = None
                 mode: Any = Checked  # its class has no annotations
                 with _disable_current_modes(), torch.no_grad(), mode():
-                    self._answers[calls] = run(calls, {})[node]
+                    self._answers[nodes] = self._run(nodes)[node]
         except FAULTS:  # about the device, or eager will raise it as well
             return None
-        return self._answers[calls]
+        return self._answers[nodes]
+
+    def _run(self, nodes: tuple[Node, ...]) -> dict[Node, Any]:
+        values: dict[Node, Any] = {}
+        for n in nodes:
+            if n.op == "placeholder" and (value := self._given(n)) is not None:
+                values[n] = value.clone()  # a body may write into it
+        return run((n for n in nodes if n not in values), values)
 
     def _closure(self, node: Node, at: Node) -> tuple[Node, ...]:
-        """Return the calls that decide `node` before `at`, in order; raises Refused."""
+        """Return the nodes that decide `node` before `at`, in order; raises Refused."""
         needed: dict[Node, None] = {}
         touched: dict[int, None] = {}
         earlier = [w for w in self._writers if self._place[w] < self._place[at]]
@@ -72,7 +94,8 @@ class KnownValues:
         while todo:
             n = todo.pop()
             if n not in needed:
-                if n.op not in ("call_function", "call_method") or not is_plain(n):
+                is_given = n.op == "placeholder" and self._given(n) is not None
+                if not is_given and (n.op not in CALLS or not is_plain(n)):
                     raise Refused
                 needed[n] = None
                 touched.update(dict.fromkeys(storages(n)))
@@ -134,13 +157,26 @@ def is_torch(target: Any) -> bool:
 
 def writes(n: Node) -> bool:
     """Say whether `n` may write into one of its arguments."""
-    if n.op in ("placeholder", "get_attr", "output"):
-        return False
+    if n.op not in CALLS:
+        return n.op == "call_module"
+    if (body := checkpointed(n)) is not None:
+        return any(writes(m) for m in body.graph.nodes)
     if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
         return bool(n.target._schema.is_mutable)
     if n.op == "call_method" or (n.op == "call_function" and is_torch(n.target)):
-        return n.target in WRITES or name_of(n).endswith("_") or "out" in n.kwargs or in_place(n)
+        if getattr(operator, name_of(n), None) is n.target:  # operator.and_ writes nothing
+            return n.target in WRITES
+        return name_of(n).endswith("_") or "out" in n.kwargs or in_place(n)
     return True
+
+
+def checkpointed(n: Node) -> GraphModule | None:
+    """Return the body of a call of activation checkpointing, None for other nodes."""
+    gm = n.graph.owning_module
+    if n.target is not tag_activation_checkpoint or gm is None or not isinstance(n.args[0], Node):
+        return None
+    found = gm.get_submodule(str(n.args[0].target))
+    return found if isinstance(found, GraphModule) else None
 
 
 def in_place(n: Node) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import checkpoint
 
 from lenz.frontend.attention import SDPA, fit, fuse_attention
 from tests.cuda import Fake, cuda_programs
@@ -134,6 +135,30 @@ def test_a_triangle_of_other_numbers_of_keys_stays() -> None:
     gm = traced(f, q[:, :, :4], k, v)
     fuse_attention(gm)
     assert calls(gm)[0].kwargs["attn_mask"] is not None
+
+
+def test_checkpointed_layers_see_the_mask() -> None:
+    def layer(x: Tensor, mask: Tensor, extra: Tensor) -> Tensor:
+        return sdpa(x, x.sin(), x.cos(), attn_mask=mask & extra)
+
+    def f(x: Tensor) -> Tensor:
+        rows = torch.arange(L)
+        mask, extra = rows[:, None] >= rows, torch.ones(L, dtype=torch.bool)
+        for _ in range(2):
+            x = checkpoint(layer, x, mask, extra, use_reentrant=False)
+        return checkpoint(layer, x, mask, rows < 5, use_reentrant=False)
+
+    (x, y, _) = qkv(2, 3, L, 8, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    gm = traced(f, x)
+    fuse_attention(gm)
+    bodies = [calls(b)[0].kwargs for b in gm.children()]  # type: ignore[arg-type]
+    assert [k["attn_mask"] is None for k in bodies] == [True, True, False]
+    got, want = torch.compile(f, backend="lenz")(x), f(y)
+    torch.testing.assert_close(got, want)
+    got.sin().sum().backward()
+    want.sin().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
 
 
 def test_symbolic_sizes_add_no_guard() -> None:
