@@ -79,7 +79,7 @@ class Accumulators:
         if is_arg(s.kind):  # of a row whose values are all neutral, the first element wins
             loops = {a.var: ZERO for a in acc.over if a.var not in self.dims}
             at = v.indices.term(substitute(position(acc.over), loops), {})
-            v.text.put(level, f"{at_name} = {v.lanes.spread(at, acc.dims)}")
+            v.text.put(level, f"{at_name} = {v.lanes.spread(at, acc.dims, v.indices.dtype)}")
 
     def take(self, s: Reduce) -> None:
         """Accumulate the value of a reduction at this point of the loops."""
@@ -140,7 +140,7 @@ class Accumulators:
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
         term = v.value(s.value)
-        text = v.lanes.spread(term, acc.dims)
+        text = v.lanes.spread(term, acc.dims, triton_type(s.value.dtype))
         if dtype is not s.value.dtype:
             text = f"{text}.to({triton_type(dtype)})"
         tails = v.lanes.conditions(acc.lanes)
@@ -152,7 +152,9 @@ class Accumulators:
         parts = [v.text.let(text, acc.dims, level).text]
         if is_arg(s.kind):
             at = v.indices.term(position(acc.over), {})
-            parts.append(v.text.let(v.lanes.spread(at, acc.dims), acc.dims, level).text)
+            parts.append(
+                v.text.let(v.lanes.spread(at, acc.dims, v.indices.dtype), acc.dims, level).text
+            )
         return tuple(parts)
 
     def _far(self) -> str:
