@@ -79,13 +79,16 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
 
 def _is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     """True when results lie side by side in memory and the reduction runs over rows of them."""
-    found = False
-    for e in loads_of(n.body):
-        flat = layouts[e.attrs[0]].at(e.attrs[1])
-        if any(_is_contiguous(flat, a) for a in n.raxes):
-            return False
-        found = found or any(_is_contiguous(flat, a) for a in n.axes)
-    return found
+    flats = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
+    # A vector that is the same for all results, or all rows, says nothing where a matrix is read.
+    matrices = [s for s in flats if _moves(s, n.axes) and _moves(s, n.raxes)] or flats
+    if any(_is_contiguous(s, a) for s in matrices for a in n.raxes):
+        return False
+    return any(_is_contiguous(s, a) for s in matrices for a in n.axes)
+
+
+def _moves(flat: Sym, axes: tuple[Axis, ...]) -> bool:
+    return any(a.var in flat.free_vars and a.extent is not ONE for a in axes)
 
 
 def _is_contiguous(flat: Sym, a: Axis) -> bool:
