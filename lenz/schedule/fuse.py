@@ -16,7 +16,7 @@ from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
 from lenz.schedule.legal import Fuse, Group, Reject, group_of, may_fuse, shares_reads
 from lenz.schedule.nest import Nest
-from lenz.schedule.profit import loss
+from lenz.schedule.profit import are_small, loss
 from lenz.sym import SymEnv
 
 Item = Nest | Extern | View
@@ -196,12 +196,14 @@ def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context) -> None:
             p.attempt(a, b, cx)
     if not cx.options.horizontal:
         return
-    for other in siblings:
+    # Cells that read results of the same cell: on GPUs a launch costs more than a small loop.
+    users = [u for other in producers for u in p.users[p.find(other)]]
+    for other in (*siblings, *users):
         a, b = p.find(other), p.find(c)
         if a == b:
             continue
         first, second = p.cells[a], p.cells[b]
         if not isinstance(first, Group) or not isinstance(second, Group):
             continue
-        if shares_reads(first, second):
+        if shares_reads(first, second) or (other in users and are_small(first, second, p.env)):
             p.attempt(a, b, cx)

@@ -60,7 +60,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
         return Reject(f"together they do more than {MAX_COST:.0f} additions per element")
     domains = [a.domain] if a.has_reduction else [b.domain]
     if a.has_reduction and b.has_reduction:
-        if a.domain.rows is not b.domain.rows or a.domain.length is not b.domain.length:
+        if not are_alike(a, b):
             return Reject(f"{b.name} reduces over other rows than {a.name}")
     elif not (a.has_reduction or b.has_reduction):
         domains = [a.domain, b.domain]
@@ -132,7 +132,15 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
 
 
 def shares_reads(a: Group, b: Group) -> int:
-    """Bytes per element that both read, from the same place."""
+    """Bytes per element that both read, from the same place when they run over the same loops."""
     first = {e for n in a.nests for e in loads_of(n.body)}
-    second = {e for n in b.nests for e in loads_of(n.body)}
-    return sum(e.dtype.bytes for e in first & second)
+    ways = [b.nests]
+    if a.has_reduction and b.has_reduction and b.domain != a.domain and are_alike(a, b):
+        ways += _over(b, a.domain)
+    read = [{e for n in way for e in loads_of(n.body)} for way in ways]
+    return max(sum(e.dtype.bytes for e in first & second) for second in read)
+
+
+def are_alike(a: Group, b: Group) -> bool:
+    """True when they have as many rows, and rows as long."""
+    return a.domain.rows is b.domain.rows and a.domain.length is b.domain.length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lenz.ir.expr import loads_of
-from lenz.schedule.legal import Group
+from lenz.schedule.legal import Group, are_alike, device_of
 from lenz.schedule.nest import is_columns
 from lenz.sym import SymEnv
 
@@ -11,8 +11,17 @@ from lenz.sym import SymEnv
 LARGE = 1 << 16
 # Parallel iterations that a kernel of that size must have.
 ENOUGH = 8
+# Elements that a GPU reduces in about the two microseconds that it takes to start a kernel.
+SMALL = 1 << 18
 # Columns that one parallel iteration of a kernel over columns takes (build.PANEL).
 PANEL = 256
+
+
+def are_small(a: Group, b: Group, env: SymEnv) -> bool:
+    """True for reductions on GPUs that run over the same loops in less time than a launch takes."""
+    if device_of(a) == "cpu" or not (a.domain.raxes and b.domain.raxes and are_alike(a, b)):
+        return False
+    return env.hint(a.domain.rows) * env.hint(a.domain.length) <= SMALL
 
 
 def loss(g: Group, env: SymEnv) -> str | None:
