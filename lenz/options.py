@@ -48,6 +48,9 @@ class Options:
         "Compile for GPU tensors that start at multiples of 16 bytes, and again for others.",
         key=True,
     )
+    autotune: bool = option(
+        False, "Measure several tiles of each GPU kernel; on CPUs there is no choice.", key=True
+    )
     fuel: int = option(
         -1, "Allow only this many optional rewrites, to bisect a fault; -1 is all.", key=True
     )

@@ -69,6 +69,36 @@ class AllocReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """One configuration of a kernel: microseconds of a launch, or None and why there are none."""
+
+    config: str
+    us: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    """What was measured for a kernel; `chosen` counts in `tried`, where the usual one is first.
+
+    `remembered` says that an earlier process measured it.
+    """
+
+    kernel: str
+    chosen: int
+    tried: tuple[Tried, ...]
+    remembered: bool = False
+
+    def __str__(self) -> str:
+        best = self.tried[self.chosen]
+        if best.us is None:
+            return f"{self.kernel}: none of {len(self.tried)} tiles was measured: {best.why}"
+        usual = self.tried[0].us
+        than = f", {usual:.1f} us with {self.tried[0].config}" if usual and self.chosen else ""
+        return f"{self.kernel}: {best.us:.1f} us with {best.config}{than}"
+
+
+@dataclass(frozen=True, slots=True)
 class GraphReport:
     """One graph: its launches, memory and decisions.
 
@@ -78,7 +108,8 @@ class GraphReport:
     skips       why the graph, or a part of it, runs without lenz; empty when it does not
     guards      how many conditions Dynamo checks before a call
     ended_by    reason and line of the graph break after it, if there is one
-    partitions and autotune are for targets that have them; on the CPU they are empty
+    autotune    what was measured to choose the tiles of GPU kernels, with option `autotune`
+    partitions  for targets that have them; on the CPU empty
     """
 
     name: str
@@ -92,7 +123,7 @@ class GraphReport:
     source: str = field(repr=False)
     skips: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
-    autotune: tuple[str, ...] = ()
+    autotune: tuple[TuneReport, ...] = ()
     guards: int = 0
     ended_by: str = ""
 
@@ -128,6 +159,7 @@ class Report:
             lines += [f"  {text}" for text in _counted([] if g.skips else calls)]
             whys = [f"not fused, because {r.why}" for r in g.rejected]
             lines += [f"  {text}" for text in _counted(whys)]
+            lines += [f"  tuned {t}" for t in g.autotune]
             if g.ended_by:
                 lines.append(f"  graph break: {g.ended_by}")
         lines.append(f"{len(self.launches)} launches in this call")
