@@ -2,7 +2,8 @@
 
     %v = view %x (i, j) [j, i];  map { load(%v, [i, j]) }   ==>   map { load(%x, [j, i]) }
 
-A view node itself stays for the users that need a tensor (eager calls, outputs, mutations).
+A view node itself stays for the users that need a tensor (eager calls, outputs, mutations), and
+goes where there is none: what nobody else reads may then be computed where it is read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
-from lenz.ir.graph import Extern, Graph, Node, Pointwise, Reduction, View
+from lenz.ir.graph import Extern, Graph, Node, Pointwise, Reduction, View, atom_refs, reads_of
 from lenz.sym import Sym, Var, substitute
 
 
@@ -28,7 +29,14 @@ def views(g: Graph, cx: Context) -> Graph:
                 nodes.append(replace(n, body=replace_loads(n.body, lambda e: _root(e, found))))
             case Pointwise() | Reduction() | Extern():
                 nodes.append(n)
-    return replace(g, nodes=tuple(nodes))
+    live = {r for a in g.outputs for r in atom_refs(a)}
+    live |= {name for m in g.mutations for name in (m.input, m.value)}
+    kept: list[Node] = []
+    for n in reversed(nodes):
+        if not isinstance(n, View) or n.out.name in live:
+            kept.append(n)
+            live.update(reads_of(n))
+    return replace(g, nodes=tuple(reversed(kept)))
 
 
 def _root(e: Expr, found: dict[str, View]) -> Expr | None:
