@@ -5,41 +5,67 @@
 
 Decided by bytes and recompute: a node with one reader that reads each element once is always
 inlined; one that is cheap (a cast, a sum of two tensors) also into several readers. A node that is
-dear and read twice stays: fusion then keeps its value in a register or a row of scratch.
+dear and read twice stays: fusion then keeps its value in a register or a row of scratch. On GPUs
+arithmetic is cheaper and a kernel of its own dearer (`_pays_on_gpu`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lenz.context import Context
 from lenz.ir.expr import Expr, cost_of, loads_of, nodes_of, reindex, replace_loads
-from lenz.ir.graph import Extern, Graph, Loop, Node, Pointwise, Reduction, View, atom_refs
-from lenz.ir.tensor import Buffer
-from lenz.sym import Sym, SymEnv, Var, product
+from lenz.ir.graph import (
+    Extern,
+    Graph,
+    Loop,
+    Node,
+    Pointwise,
+    Reduction,
+    View,
+    atom_refs,
+    buffers_of,
+)
+from lenz.ir.tensor import Axis, Buffer
+from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, affine_in, product
 
 # Cost (f32 additions) up to which a value is computed again rather than stored and loaded:
 # a load and a store of 4 bytes each from L2 take about as long as four additions.
 CHEAP = 4.0
 # Bodies grow no further than this, so that registers suffice and emission stays linear.
 MAX_NODES = 400
+# Of a GPU that moves 4 TB/s and adds 33 T/s: additions that take as long as a byte of memory; those
+# that a load takes (address, conversion); how many times as fast as memory is the second-level
+# cache; bytes moved while a small kernel starts and ends (2 us).
+GPU_PER_BYTE, GPU_LOAD, GPU_CACHE, GPU_LAUNCH = 8.0, 4.0, 4.0, 8 << 20
+# Values of positions alone (masks, tables) of up to this cost are never stored on a GPU.
+GPU_TABLE = 16.0
+GPU_TILE = 1024  # elements of a loop that a program takes at once (schedule/blocks.py)
 
 
 @dataclass(slots=True)
 class _Uses:
-    """Who reads a buffer."""
+    """Who reads a buffer.
+
+    elements  how many elements all loops together read
+    reads     the same, but what the inner axes do not change is read once per tile
+    apart     some loop does not read each element exactly once
+    """
 
     loops: int = 0
     loads: int = 0
     other: int = 0
     elements: int = 0
+    reads: int = 0
+    apart: bool = False
 
 
 def inline(g: Graph, cx: Context) -> Graph:
     """Substitute producers into readers, in one walk from first to last node."""
     if not cx.options.inline:
         return g
-    uses = _uses(g)
+    uses = _uses(g, {name: b.shape for name, b in buffers_of(g).items()})
     # A read may not move behind a call that writes what it reads.
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     bodies: dict[str, Pointwise] = {}
@@ -73,9 +99,56 @@ def _inlines(n: Pointwise, u: _Uses, env: SymEnv) -> bool:
         return True
     if u.other:  # It is in memory anyway: reading it is one load.
         return False
+    if n.out.type.device != "cpu":
+        return _pays_on_gpu(n, u, own)
     # Recomputed several times, or for a broadcast: only what is cheap and reads little.
     factor = u.elements / own
     return cost <= CHEAP and loads <= 2 and factor <= 4 * u.loads
+
+
+def _pays_on_gpu(n: Pointwise, u: _Uses, own: int) -> bool:
+    """Compare what recomputing adds with a store, the loads and, where it takes one, a kernel.
+
+    Readers that find each element where they are can share its kernel: only further kernels cost.
+    Others need a kernel before theirs, but find what they read again in cache.
+    """
+    loads, size = loads_of(n.body), n.out.type.dtype.bytes
+    cost, again = cost_of(n.body) - len(loads), sum(e.dtype.bytes for e in loads)
+    if not loads and cost <= GPU_TABLE:
+        return True
+    if not u.apart:
+        return (u.loops - 1) * (again + cost / GPU_PER_BYTE) <= u.loops * size
+    each = max(cost - GPU_LOAD, 0.0) / GPU_PER_BYTE + (again - size) / GPU_CACHE
+    return (u.reads - own) * each <= 2 * own * size + GPU_LAUNCH
+
+
+def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv) -> int:
+    """How often a GPU evaluates a load in a loop."""
+    outer, inner = list(axes), 1
+    if not e.args:
+        moved = {v for s in e.attrs[1] for v in s.free_vars}
+        while outer and outer[-1].var not in moved:
+            inner *= env.hint(outer.pop().extent)
+    return env.hint(product(a.extent for a in outer)) * -(-inner // GPU_TILE)
+
+
+def _reads_each_once(e: Expr, axes: tuple[Axis, ...], shape: tuple[Sym, ...]) -> bool:
+    """True when the load takes every element of a buffer exactly once over the axes."""
+    rest: Sym = ZERO
+    for i, extent in zip(e.attrs[1], shape, strict=True):
+        rest = rest * extent + i
+    steps: dict[Sym, Sym] = {}
+    for a in axes:
+        parts = affine_in(rest, a.var)
+        if a.extent is ONE:
+            continue
+        if parts is None or parts[0] in steps:
+            return False
+        steps[parts[0]], rest = a.extent, parts[1]
+    step: Sym = ONE
+    while step in steps:
+        step = step * steps.pop(step)
+    return rest is ZERO and not steps and step is product(shape)
 
 
 def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
@@ -102,8 +175,8 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
     return replace(n, body=body, out=replace(n.out, origin=origin))
 
 
-def _uses(g: Graph) -> dict[str, _Uses]:
-    """Count readers of every buffer; `elements` is how many elements all loops together read."""
+def _uses(g: Graph, shapes: Mapping[str, tuple[Sym, ...]]) -> dict[str, _Uses]:
+    """Count readers of every buffer."""
     uses: dict[str, _Uses] = {}
 
     def of(name: str) -> _Uses:
@@ -113,10 +186,14 @@ def _uses(g: Graph) -> dict[str, _Uses]:
         match n:
             case Pointwise() | Reduction():
                 raxes = n.raxes if isinstance(n, Reduction) else ()
-                elements = max(g.env.hint(product(a.extent for a in (*n.axes, *raxes))), 1)
+                axes = (*n.axes, *raxes)
+                elements = max(g.env.hint(product(a.extent for a in axes)), 1)
                 seen: dict[str, int] = {}
                 for e in loads_of(n.body):
-                    seen[e.attrs[0]] = seen.get(e.attrs[0], 0) + 1
+                    name = e.attrs[0]
+                    of(name).apart |= name in seen or not _reads_each_once(e, axes, shapes[name])
+                    of(name).reads += _reads(e, axes, g.env)
+                    seen[name] = seen.get(name, 0) + 1
                 for name, count in seen.items():
                     u = of(name)
                     u.loops += 1
