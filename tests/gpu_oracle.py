@@ -1,17 +1,14 @@
 """GPU kernels checked without a GPU: compiled to cubins, and run by Triton's interpreter.
 
-`on_gpu(g)` is a graph as it would be for CUDA tensors. `interpreted` runs one kernel of its
-schedule on CPU memory; `assert_triton` compares a whole schedule with the graph, and `cubins`
-compiles it.
+`on_gpu(g)` is a graph as it would be for CUDA tensors, and `scheduled` its schedule, also with
+other tiles than the usual ones. `interpreted` runs one kernel of it on CPU memory; `assert_triton`
+compares a whole schedule with the graph, and `cubins` compiles it.
 """
 
 from __future__ import annotations
 
-import itertools
-import linecache
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -32,11 +29,13 @@ from lenz.ir.verify import verify
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.schedule import schedule
+from lenz.schedule.blocks import Shape
 from lenz.sym import Var, evaluate
 from lenz.target import Target
 
 CUDA = Target("cuda", "sm_90", lanes=32)
-_COUNT = itertools.count()
+# Tiles of few lanes: a row of 5 is already one that does not fit, and has a loop with a tail.
+TINY = Shape(tile=8, edge=4, row=4, chunk=4, rows=8, panel=4, narrow=2)
 
 
 def gpu_context() -> Context:
@@ -66,13 +65,24 @@ def on_gpu(g: Graph) -> Graph:
     )
 
 
-def scheduled(g: Graph) -> Schedule:
-    """The schedule of a graph for a GPU, every stage of it verified."""
+def scheduled(g: Graph, tiles: Shape | None = None, split: bool = True) -> Schedule:
+    """The schedule of a graph for a GPU, every stage of it verified.
+
+    `tiles` replaces the usual ones; without `split` long reductions stay in one kernel.
+    """
     cx = gpu_context()
-    for run in PASSES.values():
-        g = run(g, cx)
-        verify(g)
-    s = schedule(g, cx)
+    for name, run in PASSES.items():
+        if split or name != "split_reduce":
+            g = run(g, cx)
+            verify(g)
+    s = schedule(g, cx, None if tiles is None else lambda *_: (tiles,))
+    steps = [
+        replace(x, kernel=x.candidates[-1], candidates=())
+        if isinstance(x, Launch) and x.candidates
+        else x
+        for x in s.steps
+    ]
+    s = replace(s, steps=tuple(steps))
     verify(s)
     return s
 
@@ -83,59 +93,80 @@ def kernels_of(s: Schedule) -> list[Kernel]:
     return [replace(k, name=f"{k.name}_{n}") for n, k in enumerate(found)]
 
 
+def kinds_of(s: Schedule) -> list[str]:
+    """What kinds of kernels a schedule launches, in order."""
+    return [k.kind for k in kernels_of(s)]
+
+
+def texts_of(s: Schedule) -> list[str]:
+    """The Triton texts of a schedule, in order."""
+    return [emit(k).text for k in kernels_of(s)]
+
+
 def cubins(s: Schedule, arch: int = 90) -> list[Binary]:
     """Every kernel of a schedule, compiled."""
     pytest.importorskip("triton")
     return [compile_text(emit(k), arch) for k in kernels_of(s)]
 
 
-@cache
-def _interpreted(text: str, name: str) -> Any:
-    import triton
-
-    place = f"<interpreted {next(_COUNT)}>"
-    linecache.cache[place] = (len(text), None, text.splitlines(True), place)
-    module: dict[str, Any] = {"__name__": place}
-    with triton.knobs.runtime.scope():
-        triton.knobs.runtime.interpret = True
-        exec(compile(text, place, "exec"), module)
-    return module[name]
-
-
 def interpreted(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
-    """Run a kernel by Triton's interpreter; arguments as for `interp_kernel`."""
-    import triton
+    """Run a kernel by Triton's interpreter, which watches memory; arguments as `interp_kernel`."""
+    from tests.triton_interpreter import Argument, launch
 
-    made = emit(k)
     values: dict[Var, int] = {v: sizes[v.name] for v in k.sizes}
-    count = evaluate(programs(k), values)
-    if count == 0:
-        return
-    args: list[Any] = []
+    arguments = []
     for p in k.params:
         t = buffers[p.name]
-        if t.numel() == 0:
-            t = torch.zeros(1, dtype=t.dtype)
-        args.append(t.view(torch.int8) if t.dtype is torch.bool else t)
-    with triton.knobs.runtime.scope():
-        triton.knobs.runtime.interpret = True
-        _interpreted(made.text, made.name)[(count,)](*args, *values.values())
+        n = evaluate(p.size, values)
+        assert t.dim() == 1 and t.numel() >= n and t.dtype is p.dtype.torch, p
+        arguments.append(Argument(p.name, t[:n], p.mode != "out", p.mode != "in"))
+    launch(emit(k), arguments, list(values.values()), evaluate(programs(k), values))
 
 
-def assert_triton(g: Graph, seeds: Iterable[int] = (0,)) -> Schedule:
-    """Assert that the Triton text of a graph's schedule, interpreted, does what the graph does."""
+def assert_triton(
+    g: Graph,
+    seeds: Iterable[int] = (0,),
+    given: Sequence[torch.Tensor | int] | None = None,
+    tiles: Shape | None = None,
+    split: bool = True,
+) -> Schedule:
+    """Assert that the Triton text of a graph's schedule, interpreted, does what the graph does.
+
+    The inputs are random, or those that are `given`; the rest as for `scheduled`.
+    """
     pytest.importorskip("triton")
-    s = scheduled(on_gpu(g))
+    s = scheduled(on_gpu(g), tiles, split)
     for seed in seeds:
-        inputs, constants = random_inputs(g, seed), random_constants(g, seed)
-        want = interp(g, inputs, constants)
-        got = interp_schedule(s, _copies(inputs), constants, run_kernel=interpreted)
-        texts = "\n".join(emit(k).text for k in kernels_of(s))
-        assert_results(got, want, f"the kernels differ from their graph\n{show(s)}\n{texts}")
+        inputs = random_inputs(g, seed) if given is None else given
+        constants = random_constants(g, seed)
+        want = interp(g, _copies(inputs), constants)
+        message = "the kernels differ from their graph\n" + "\n".join([show(s), *texts_of(s)])
+        try:
+            got = interp_schedule(s, _copies(inputs), constants, run_kernel=interpreted)
+        except Exception as e:
+            e.args = (f"{e}\n{message}",)
+            raise
+        assert_results(got, want, message)
     return s
 
 
+def assert_function(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Schedule:
+    """`assert_triton` for what a function of tensors is lowered to, on the very inputs.
+
+    With `dynamic=True` its sizes are symbolic; other options are those of `assert_triton`.
+    """
+    from tests.lower.harness import lowered
+
+    g = lowered(fn, inputs, options.pop("dynamic", False))
+    return assert_triton(g, given=options.pop("given", inputs), **options)
+
+
 def _copies(inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor | int]:
-    return [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-
-
+    """Clones with the same strides; what lies between the elements of a tensor is cloned too."""
+    found: list[torch.Tensor | int] = []
+    for x in inputs:
+        if isinstance(x, torch.Tensor):
+            memory = x.new_empty(0).set_(x.untyped_storage()).clone()
+            x = memory.as_strided(x.shape, x.stride(), x.storage_offset())
+        found.append(x)
+    return found

@@ -9,8 +9,20 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-for folder in (HERE.parent / "ops", HERE):
+for folder in (HERE.parent / "ops", HERE.parent, HERE):
     sys.path.insert(0, str(folder))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-kernels", action="store_true", help="Triton kernels: all, and not only a sample"
+    )
+
+
+@pytest.fixture
+def all_kernels(request: pytest.FixtureRequest) -> bool:
+    """True when tests of Triton kernels should take all of what they usually take a sample of."""
+    return bool(request.config.getoption("--all-kernels", default=False))
 
 
 @pytest.fixture(params=["host", "avx2"])

@@ -1,0 +1,362 @@
+"""Triton's interpreter as a machine that watches memory; kernels run on the CPU.
+
+`launch(k, arguments, sizes, programs)` runs the text of one kernel. Pointers are numbers of an
+address space of this file's own, so that each access is looked at before it happens:
+
+- it stays inside of the elements that its parameter declares, and writes no input;
+- no program touches an element that another program writes, in whatever order they run;
+- a program that reads what it wrote has a barrier in between, and so has one that writes what it
+  read, unless the value that it writes was computed from what it read there;
+- lanes that are switched off get numbers that nobody asked for (NaN, or 0x5a bytes).
+
+Where the interpreter differs from a GPU it is put right: tests/ops/interpret_kernels.py for the
+arithmetic; here libdevice, and reductions, which combine halves of a tile instead of walking
+through it. bf16, which the interpreter holds as integers, may be loaded, stored, compared with
+nothing, and converted from and to f32 only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
+
+from lenz.codegen.triton.compile import KernelText
+from tests.ops import interpret_kernels
+
+__all__ = ["Argument", "Fault", "launch"]
+
+SHIFT = 44  # bytes of address space per parameter, as a power of two; the base is in its middle
+MIDDLE = 1 << (SHIFT - 1)
+NOBODY, SEVERAL = -1, -2
+NONE: frozenset[int] = frozenset()
+_COUNT = itertools.count()
+BF16_OPS = (
+    "create_bitcast", "create_broadcast", "create_expand_dims", "create_fp_to_fp", "create_fp_ext",
+    "create_fp_trunc", "create_masked_load", "create_masked_store", "create_load", "create_store",
+    "create_select", "create_splat", "create_addptr", "create_reshape",
+)  # fmt: skip
+
+
+class Fault(AssertionError):
+    """An access that a kernel may not do."""
+
+
+@dataclass(slots=True)
+class Argument:
+    """Memory of one pointer parameter: a flat tensor of exactly its elements.
+
+    `may_write` and `may_read` say what the parameter is for.
+    """
+
+    name: str
+    memory: torch.Tensor
+    may_read: bool
+    may_write: bool
+    data: Any = None
+    writer: Any = None
+    reader: Any = None
+    fresh: Any = None
+    loads: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        raw = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        n = self.memory.numel()
+        self.data = self.memory.view(raw[self.memory.element_size()]).numpy()
+        self.writer, self.reader = np.full(n, NOBODY), np.full(n, NOBODY)
+        self.fresh = np.zeros(n, dtype=bool)  # written by this program since the last barrier
+
+    def read(self, at: Any, dtype: Any, program: int, serial: int) -> Any:
+        """The elements, for a load with a number of its own."""
+        self.check(at, "read")
+        if not self.may_read:
+            raise Fault(f"%{self.name} is read, which is only written")
+        others = self.writer[at]
+        if ((others != NOBODY) & (others != program)).any():
+            raise Fault(f"%{self.name}: program {program} reads what another one wrote")
+        if self.fresh[at].any():
+            raise Fault(f"%{self.name} is read without a barrier after it was written")
+        self.reader[at] = np.where(
+            (self.reader[at] == NOBODY) | (self.reader[at] == program), program, SEVERAL
+        )
+        if self.may_write:
+            self.loads[serial] = at
+        return self.data[at].view(dtype)
+
+    def write(self, at: Any, values: Any, program: int, depends: frozenset[int]) -> None:
+        """Set the elements; `depends` are the loads that the values were computed from."""
+        self.check(at, "written")
+        if not self.may_write:
+            raise Fault(f"%{self.name} is written, which is only read")
+        places, first, back = np.unique(at, return_index=True, return_inverse=True)
+        if len(places) < len(at) and (values != values[first][back]).any():
+            raise Fault(f"%{self.name}: lanes store different values to one element")
+        for who, what in ((self.writer[at], "writes"), (self.reader[at], "reads")):
+            if ((who != NOBODY) & (who != program)).any():
+                raise Fault(f"%{self.name}: program {program} writes what another one {what}")
+        for serial, loaded in self.loads.items():
+            if serial not in depends and np.isin(loaded, at).any():
+                raise Fault(f"%{self.name} is overwritten without a barrier after it was read")
+        self.writer[at] = program
+        self.fresh[at] = True
+        self.data[at] = values.view(self.data.dtype)
+
+    def check(self, at: Any, what: str) -> None:
+        """Raise Fault unless the elements exist."""
+        wrong = (at < 0) | (at >= len(self.data))
+        if wrong.any():
+            text = f"%{self.name} is {what} at {at[wrong][0]}, it has {len(self.data)} elements"
+            raise Fault(text)
+
+    def sync(self) -> None:
+        """All threads of the program are here."""
+        self.fresh[:] = False
+        self.loads.clear()
+
+
+class Machine(InterpreterBuilder):  # type: ignore[misc]
+    """The operations of the interpreter, on the memory of the arguments of one launch."""
+
+    def __init__(self, arguments: Sequence[Argument]) -> None:
+        super().__init__()
+        self.options = interpreter.interpreter_builder.options
+        self.arguments = arguments
+        self.count = 0
+
+    def start(self, program: int) -> None:
+        """Run the next operations as one program of the grid."""
+        self.set_grid_idx(program, 0, 0)
+        for a in self.arguments:
+            a.sync()
+
+    def pointer(self, k: int, kind: Any) -> Any:
+        """The base pointer of argument k."""
+        address = np.array([((k + 1) << SHIFT) + MIDDLE], dtype=np.uint64)
+        return tl.tensor(TensorHandle(address, kind), kind)
+
+    def places(self, pointers: Any, runs: Any) -> tuple[Argument | None, Any]:
+        """The argument that the pointers of one access point into, and the elements."""
+        found = pointers.data[runs]
+        if not found.size:
+            return None, None
+        # Overflow of an index may lead out of the space of one parameter: all have to agree.
+        owner = found >> np.uint64(SHIFT)
+        if (owner != owner[0]).any() or not 1 <= owner[0] <= len(self.arguments):
+            raise Fault(f"an access far away, at {found[:4]}")
+        a = self.arguments[int(owner[0]) - 1]
+        offset = found.astype(np.int64) - ((int(owner[0]) << SHIFT) + MIDDLE)
+        return a, offset // a.data.itemsize
+
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *_: Any) -> Any:
+        kind = ptrs.get_element_ty()
+        dtype = interpreter._get_np_dtype(kind)
+        runs = np.broadcast_to(mask.data.astype(bool), ptrs.data.shape)
+        junk = b"\x5a" * dtype.itemsize
+        out = np.full(ptrs.data.shape, np.frombuffer(junk, dtype)[0], dtype=dtype)
+        if kind.is_floating():
+            out[...] = np.frombuffer(b"\xff" * dtype.itemsize, dtype)[0]
+        if other is not None:
+            out[...] = other.data
+        a, at = self.places(ptrs, runs)
+        self.count += 1
+        if a is not None:
+            out[runs] = a.read(at, dtype, self.grid_idx[0], self.count)
+        made = TensorHandle(out, kind)
+        made.set_attr("loads", frozenset((self.count,)))
+        return made
+
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *_: Any) -> None:
+        runs = np.broadcast_to(mask.data.astype(bool), ptrs.data.shape)
+        a, at = self.places(ptrs, runs)
+        if a is not None:
+            values = np.broadcast_to(value.data, ptrs.data.shape)[runs]
+            a.write(at, values, self.grid_idx[0], _loads([ptrs, value, mask]))
+
+    def create_barrier(self) -> None:
+        for a in self.arguments:
+            a.sync()
+
+    def get_bf16(self, value: float) -> Any:
+        """A constant, which the interpreter has none of."""
+        bits = torch.tensor([value], dtype=torch.bfloat16).view(torch.uint16).numpy()
+        return TensorHandle(bits, tl.bfloat16)
+
+    def create_lshr(self, x: Any, y: Any) -> Any:
+        """Zeros come in from the left; NumPy looks at the sign."""
+        unsigned = np.dtype(f"u{x.data.itemsize}")
+        shifted = x.data.view(unsigned) >> y.data.astype(unsigned)
+        return TensorHandle(shifted.view(x.data.dtype), x.dtype.scalar)
+
+
+def _loads(values: Sequence[Any]) -> frozenset[int]:
+    """The loads that values were computed from."""
+    found = NONE
+    for v in values:
+        if isinstance(v, TensorHandle):
+            found |= v.attr.get("loads", NONE)
+        elif isinstance(v, (list, tuple)):
+            found |= _loads(v)
+    return found
+
+
+def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The operation; its result remembers the loads that its operands came from."""
+
+    def run(self: Machine, *args: Any) -> Any:
+        if name not in BF16_OPS:
+            kinds = [a.dtype.scalar for a in args if isinstance(a, TensorHandle)]
+            if tl.bfloat16 in kinds:
+                raise Fault(f"{name} of bf16, of which only f32 may be made")
+        made = method(self, *args)
+        if name == "create_inline_asm":
+            _remember(made.get_result(0), args)
+        elif isinstance(made, TensorHandle):
+            _remember(made, args)
+        return made
+
+    return run
+
+
+def _remember(made: Any, args: Sequence[Any]) -> None:
+    loads = _loads(args)
+    if loads:
+        made.attr["loads"] = made.attr.get("loads", NONE) | loads
+
+
+def _reduce(self: Any, input: Any) -> Any:
+    """Combine the halves of a tile, then of what is left; pairs stand apart, as on a GPU."""
+    parts, axis = list(input), self.axis
+    shape = parts[0].handle.data.shape
+    loads = _loads([p.handle for p in parts])
+    assert shape[axis] & (shape[axis] - 1) == 0, f"a tile of {shape}"
+    datas = [p.handle.data for p in parts]
+    while datas[0].shape[axis] > 1:
+        halves = [np.split(d, 2, axis) for d in datas]
+        first, second = [
+            [self.to_tensor(h[k], p.dtype) for h, p in zip(halves, parts, strict=True)]
+            for k in (0, 1)
+        ]
+        found = self.combine_fn.fn(*first, *second)
+        found = found if isinstance(found, tuple) else (found,)
+        datas = [f.handle.data.reshape(halves[0][0].shape) for f in found]
+    if not self.keep_dims:
+        datas = [np.squeeze(d, axis) for d in datas]
+    made = [self.to_tensor(d, p.dtype) for d, p in zip(datas, parts, strict=True)]
+    for m in made:
+        m.handle.attr["loads"] = loads
+    return made
+
+
+class _Libdevice:
+    """The functions of libdevice that lenz calls, computed in double by torch."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        functions: dict[str, Callable[..., Any]] = {
+            "rint": torch.round, "fabs": torch.abs, "pow": torch.pow, "nextafter": torch.nextafter,
+            "fmod": torch.fmod, "log2": torch.log2, "atan2": torch.atan2,
+        }  # fmt: skip
+        function = functions.get(name) or getattr(torch, name)
+
+        def call(*given: Any) -> Any:
+            args = [interpreter.interpreter_semantic.to_tensor(a) for a in given]
+            handles = [a.handle for a in args]
+            dtype = handles[0].data.dtype
+            # nextafter depends on the type; the others are the better for being rounded once.
+            work = dtype if name == "nextafter" else np.dtype(np.float64)
+            xs = [torch.from_numpy(np.array(h.data, dtype=work)) for h in handles]
+            found = function(*torch.broadcast_tensors(*xs)).numpy().astype(dtype)
+            made = TensorHandle(found, handles[0].dtype.scalar)
+            _remember(made, handles)
+            kind = next((a.type for a in args if a.type.is_block()), args[0].type)
+            return tl.tensor(made, kind)
+
+        return call
+
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch(tensor: Any, scope: Any) -> None:
+    """Scalars are arrays of one element, which newer NumPy does not take for numbers."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
+def _prepare() -> None:
+    interpret_kernels._correct()
+    interpreter._patch_lang_tensor = _patch
+    ReduceOps.generic_reduce = _reduce
+    for name in dir(Machine):
+        if name.startswith("create_") and name != "create_masked_load":
+            setattr(Machine, name, _watched(name, getattr(Machine, name)))
+
+
+_prepare()
+
+
+@contextmanager
+def _running(machine: Machine) -> Iterator[None]:
+    """Let the interpreter work on a machine."""
+    before = interpreter.interpreter_builder, interpreter.interpreter_semantic
+    interpreter.interpreter_builder = machine
+    interpreter.interpreter_semantic = TritonSemantic(machine)
+    try:
+        with triton.knobs.runtime.scope(), np.errstate(all="ignore"):
+            triton.knobs.runtime.interpret = True
+            yield
+    finally:
+        interpreter.interpreter_builder, interpreter.interpreter_semantic = before
+
+
+@cache
+def _function(k: KernelText) -> Any:
+    """The text as a Python function; Triton reads its lines from the line cache."""
+    place = f"<interpreted {next(_COUNT)}>"
+    linecache.cache[place] = (len(k.text), None, k.text.splitlines(True), place)
+    module: dict[str, Any] = {"__name__": place}
+    exec(compile(k.text, place, "exec"), module)  # text that lenz has just made
+    if "libdevice" in module:
+        module["libdevice"] = _Libdevice()
+    return module[k.name]
+
+
+def launch(
+    k: KernelText, arguments: Sequence[Argument], sizes: Sequence[int], programs: int
+) -> None:
+    """Run every program of a kernel; `arguments` are its pointers, `sizes` the numbers after them.
+
+    Raises Fault for an access that a kernel may not do.
+    """
+    machine = Machine(arguments)
+    machine.set_grid_dim(programs, 1, 1)
+    values: list[Any] = []
+    for n, kind in enumerate(k.signature):
+        type_ = tl.str_to_ty(kind, None)
+        if n < len(arguments):
+            values.append(machine.pointer(n, type_))
+        else:
+            number = np.array([sizes[n - len(arguments)]], dtype=interpreter._get_np_dtype(type_))
+            values.append(tl.tensor(TensorHandle(number, type_), type_))
+    with _running(machine):
+        fn = _function(k)
+        run = fn.rewrite()
+        run.__globals__["interpreter_semantic"] = interpreter.interpreter_semantic
+        scope = interpreter._patch_lang(fn.fn)
+        try:
+            for p in range(programs):
+                machine.start(p)
+                run(*values)
+        finally:
+            scope.restore()
