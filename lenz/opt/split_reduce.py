@@ -32,7 +32,8 @@ GPU_PROGRAMS, GPU_ENOUGH = 1024, 256
 GPU_PANEL, GPU_ROWS, GPU_LENGTH = 64, 64, 4096
 # Columns of fewer elements are summed by programs for 8 columns each before a second kernel starts.
 GPU_SMALL = 1 << 18
-GPU_TILE = 8192  # elements of a row that a program takes at once (schedule/blocks.py)
+# Elements of a row that a program takes at once, and that it can hold (schedule/blocks.py).
+GPU_TILE, GPU_HELD = 8192, 32768
 SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 
 
@@ -68,6 +69,9 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
     if n.kind not in SPLIT_KINDS:
         return 1
     outer = _is_outer(n, layouts)
+    # One program holds all: loops that read the results may then share its kernel.
+    if length <= (GPU_HELD // 2 // min(results, GPU_PANEL) if outer else GPU_HELD):
+        return 1
     if outer and results * length <= GPU_SMALL:
         return 1
     programs = -(-results // GPU_PANEL) if outer else results
