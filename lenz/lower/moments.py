@@ -6,7 +6,8 @@ q = sum((x - s/k)^2). Chan, Golub and LeVeque (1979) put n elements in chunks (s
 
     mean = sum(s) / n        sum((x - mean)^2) = sum(q + k (s/k - mean)^2)
 
-All terms are positive, so that a mean far from zero costs no digits.
+All terms are positive, so that a mean far from zero costs no digits; the few sums of chunks are
+added in f64, as rounding of a mean far from zero is what is left.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _of_chunks(
     finish: Callable[[Expr], Expr],
     name: str,
 ) -> tuple[Value, Value]:
-    s, n = c.sets, count(c.sets.over, c.sets.dtype)
+    s, n = c.sets, count(c.sets.over, F64)
     part = b.temp(c.places, s.dtype, s.x)
 
     def element(p: Index, r: Index) -> Expr:
@@ -111,6 +112,9 @@ def _of_chunks(
     def centre(p: Index) -> Expr:
         return ops.div(sums.at(p), c.number(p))
 
+    def wide(i: Index, at: Index) -> Expr:
+        return ops.cast(sums.at(c.place(i, at)), F64)
+
     def spread(i: Index, at: Index) -> Expr:
         p = c.place(i, at)
         off = ops.square(ops.sub(centre(p), mean.at(i)))
@@ -118,10 +122,7 @@ def _of_chunks(
 
     sums = b.reduce("sum", c.places, c.inner, element, type=part, name="chunk_sum")
     squares = b.reduce("sum", c.places, c.inner, deviation, type=part, name="chunk_squares")
-    mean = b.reduce(
-        "sum", s.rows, c.parts, lambda i, at: sums.at(c.place(i, at)),
-        lambda a: ops.div(a, n), types[0], "mean",
-    )  # fmt: skip
+    mean = b.reduce("sum", s.rows, c.parts, wide, lambda a: ops.div(a, n), types[0], "mean")
     return mean, b.reduce("sum", s.rows, c.parts, spread, finish, types[1], name)
 
 
