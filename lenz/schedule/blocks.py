@@ -46,6 +46,8 @@ class Shape:
     # Tile of a longer row: what is in flight at once decides (amax of rows of 32768: 54% of the
     # copy bandwidth with 4096, 94% with 8192).
     chunk: int = 8192
+    # One in so many lanes of such tiles may be beyond the end of the row, at most.
+    idle: int = 8
     # Tile of short rows, and of columns.
     rows: int = 2048
     # Columns of one program: 128 bytes of a half, so that each row of the tile is a cache line.
@@ -118,7 +120,7 @@ def _length(a: Axis, env: SymEnv) -> int:
     return a.extent.hi if a.extent.hi is not None else max(env.hint(a.extent), 1)
 
 
-def _widths(axes: Axes, budget: int, env: SymEnv) -> dict[Axis, int]:
+def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, int]:
     """Lanes per axis, from the innermost outwards, until a tile has `budget` elements."""
     widths: dict[Axis, int] = {}
     for a in reversed(axes):
@@ -127,7 +129,7 @@ def _widths(axes: Axes, budget: int, env: SymEnv) -> dict[Axis, int]:
         n = _length(a, env)
         width = min(_power(n), budget)
         # Lanes beyond the end do nothing: 768 elements are 3 tiles of 256 and not one of 1024.
-        while width > 128 and -(-n // width) * width > n * 9 // 8:
+        while width > 128 and -(-n // width) * width > n + n // idle:
             width //= 2
         if width > 1:
             widths[a] = width
@@ -145,7 +147,7 @@ def _row_widths(g: Group, env: SymEnv, shape: Shape) -> dict[Axis, int]:
         return {a: _power(_length(a, env)) for a in raxes if a.extent is not ONE}
     if len(raxes) > 1 and any(n.kind in ("argmax", "argmin") for n in g.nests):
         return {}  # the number of an element over several axes must not depend on a cut
-    return _widths(raxes, shape.chunk, env)
+    return _widths(raxes, shape.chunk, env, shape.idle)
 
 
 def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:

@@ -45,7 +45,8 @@ def _rows(n: int) -> tuple[Shape, ...]:
     if n <= 1024:
         areas = (1024, 2048, 4096, 8192)
         return tuple(Shape(rows=a, thread=t) for a in areas for t in (8, 16, 32))
-    looped = [Shape(row=n // 2, chunk=c, stages=s) for c in (4096, 8192, 16384) for s in (1, 2, 3)]
+    pairs = [(c, s) for c in (4096, 8192, 16384) for s in (1, 2, 3)]
+    looped = [Shape(row=n // 2, chunk=c, idle=2, stages=s) for c, s in pairs]
     if n > LONGEST:
         return (*looped, Shape(row=n // 2, chunk=2048, stages=3), *_held(65536, (32,)))
     made = _held(n, [w for w in (1, 2, 4, 8, 16, 32) if 4 <= n // (32 * w) <= 128])
