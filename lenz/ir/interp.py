@@ -16,8 +16,29 @@ import torch
 from lenz.errors import InternalError, UserError
 from lenz.ir.dtype import dtype_named
 from lenz.ir.expr import Expr, load
-from lenz.ir.graph import Atom, Extern, Graph, Named, Pointwise, Reduction, Ref, View
-from lenz.ir.interp_expr import Fault, Value, evaluate_exprs, reduce_last, sym_value
+from lenz.ir.graph import (
+    Atom,
+    Extern,
+    Graph,
+    Named,
+    Node,
+    Pointwise,
+    Reduction,
+    Ref,
+    Scan,
+    Scatter,
+    View,
+)
+from lenz.ir.interp_expr import (
+    Fault,
+    Value,
+    evaluate_exprs,
+    reduce_last,
+    scan_last,
+    sym_value,
+    update,
+    with_bound,
+)
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
@@ -184,7 +205,7 @@ class Run:
 
     # Nodes
 
-    def node(self, n: Pointwise | Reduction | View | Extern) -> None:
+    def node(self, n: Node) -> None:
         """Run one node."""
         try:
             match n:
@@ -194,6 +215,10 @@ class Run:
                     self._put(n.out, value.expand(shape))
                 case Reduction():
                     self._reduction(n)
+                case Scan():
+                    self._scan(n)
+                case Scatter():
+                    self._scatter(n)
                 case View():
                     self._view(n)
                 case Extern():
@@ -230,6 +255,30 @@ class Run:
         env, _ = self.grid(n.axes)
         (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, self.read)
         self._put(n.out, out.expand(kept))
+
+    def _scan(self, n: Scan) -> None:
+        env, shape = self.grid(n.axes)
+        (value,) = evaluate_exprs((n.body,), env, _no_value, self.read)
+        row = value.expand(shape).movedim(n.dim, -1)
+        row = scan_last(n.kind, row.flip(-1)).flip(-1) if n.reverse else scan_last(n.kind, row)
+        acc = row.movedim(-1, n.dim)
+        (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, self.read)
+        self._put(n.out, out.expand(shape))
+
+    def _scatter(self, n: Scatter) -> None:
+        env, shape = self.grid(n.axes)
+        *bound, value = evaluate_exprs((*n.bound, n.value), env, _no_value, self.read)
+        at_index = with_bound(n.index, bound, env)
+        out = self.tensors[n.base].clone(memory_format=torch.contiguous_format)
+        flat: Value = 0
+        for s, size in zip(n.index, out.shape, strict=True):
+            at = torch.as_tensor(sym_value(s, at_index)).expand(shape)
+            if bool(((at < 0) | (at >= size)).any()):
+                raise InternalError(f"%{n.out.name} is written outside", rule="in-bounds")
+            flat = flat * size + at
+        where = torch.as_tensor(flat).expand(shape).reshape(-1)
+        update(out.view(-1), where, value.expand(shape).reshape(-1), n.mode)
+        self._put(n.out, out)
 
     def _view(self, n: View) -> None:
         shape, stride, offset = self.layout(n.out.type.layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from lenz.ir.graph import Pointwise, Reduction
+from lenz.ir.graph import LOOPS
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
@@ -259,7 +259,7 @@ def as_strided(
 
 def _is_whole(b: GraphBuilder, x: Value) -> bool:
     """True when a loop of this graph wrote the buffer, which is then a storage of its own."""
-    return any(isinstance(n, (Pointwise, Reduction)) and n.out.name == x.name for n in b.nodes)
+    return any(isinstance(n, LOOPS) and n.out.name == x.name for n in b.nodes)
 
 
 def _parts(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, ...]:

@@ -14,7 +14,23 @@ from dataclasses import dataclass, replace
 
 from lenz.context import Context
 from lenz.ir.expr import Expr, cost_of, loads_of, nodes_of, reindex, replace_loads
-from lenz.ir.graph import Extern, Graph, Loop, Node, Pointwise, Reduction, View, atom_refs
+from lenz.ir.graph import (
+    LOOPS,
+    Extern,
+    Graph,
+    Loop,
+    Node,
+    Pointwise,
+    Reduction,
+    Scan,
+    Scatter,
+    View,
+    atom_refs,
+    bodies_of,
+    loop_axes,
+    map_bodies,
+    reads_of,
+)
 from lenz.ir.tensor import Buffer
 from lenz.sym import Sym, SymEnv, Var, product
 
@@ -45,7 +61,7 @@ def inline(g: Graph, cx: Context) -> Graph:
     bodies: dict[str, Pointwise] = {}
     nodes: list[Node] = []
     for n in g.nodes:
-        if isinstance(n, (Pointwise, Reduction)):
+        if isinstance(n, LOOPS):
             n = _substitute(n, bodies)
         nodes.append(n)
         if (
@@ -95,11 +111,11 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
         at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
         return reindex(p.body, at, e.args)
 
-    if not any(e.attrs[0] in bodies for e in loads_of(n.body)):
+    if not any(name in bodies for name in reads_of(n)):
         return n
-    body = replace_loads(n.body, replacement)
+    n = map_bodies(n, lambda e: replace_loads(e, replacement))
     origin = tuple(dict.fromkeys((*origins, *n.out.origin)))
-    return replace(n, body=body, out=replace(n.out, origin=origin))
+    return replace(n, out=replace(n.out, origin=origin))
 
 
 def _uses(g: Graph) -> dict[str, _Uses]:
@@ -111,11 +127,12 @@ def _uses(g: Graph) -> dict[str, _Uses]:
 
     for n in g.nodes:
         match n:
-            case Pointwise() | Reduction():
-                raxes = n.raxes if isinstance(n, Reduction) else ()
-                elements = max(g.env.hint(product(a.extent for a in (*n.axes, *raxes))), 1)
+            case Pointwise() | Reduction() | Scan() | Scatter():
+                if isinstance(n, Scatter):
+                    of(n.base).other += 1
+                elements = max(g.env.hint(product(a.extent for a in loop_axes(n))), 1)
                 seen: dict[str, int] = {}
-                for e in loads_of(n.body):
+                for e in loads_of(*bodies_of(n)):
                     seen[e.attrs[0]] = seen.get(e.attrs[0], 0) + 1
                 for name, count in seen.items():
                     u = of(name)

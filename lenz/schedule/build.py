@@ -32,6 +32,7 @@ from lenz.ir.kernel import (
     Mode,
     Param,
     Reduce,
+    Scan,
     Stmt,
     Store,
     TileConfig,
@@ -42,9 +43,10 @@ from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, axis
 from lenz.schedule.cost import grain, ns_per_element
 from lenz.schedule.legal import Group
-from lenz.schedule.loops import BLOCK, TILE, Choice, Form, choose
+from lenz.schedule.loops import BLOCK, TILE, Choice, Form, choose, coefficient
+from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.stages import Stages, Statement, stages
-from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, minimum, substitute
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, ceildiv, minimum, substitute
 
 KINDS: Mapping[Form, KernelKind] = {
     "rows": "reduction",
@@ -53,6 +55,8 @@ KINDS: Mapping[Form, KernelKind] = {
     "tiles": "transpose",
 }
 PANEL = 256  # columns of one panel: 16 vector registers of f32
+SCATTER_PANEL = 64  # columns of a scatter: every panel goes through all updates, so that few rows
+# still give each core a panel, and 256 bytes are a whole number of cache lines.
 WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
 # Edge of the square of tiles that one iteration transposes: whole cache lines on both sides stay in
 # the first-level cache (839 -> 577 us for 1024 x 1024, 74 -> 57 ms for 4096 x 4096).
@@ -70,6 +74,8 @@ def build(
     g: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], env: SymEnv, cx: Context
 ) -> Launch:
     """Write the kernel of a group; `stored` are the values that live on outside of it."""
+    if g.nests[0].update is not None:
+        return _finish(g, scattered(g.nests[0], env), "scatter", (), buffers, env)
     elide = not cx.options.emulate_rounding
     s = stages(g, stored, elide, named=True)
     choice = choose(g, s, env)
@@ -83,7 +89,8 @@ def build(
             body = _elements(g, s, choice, env)
         case "tiles":
             body = _tiles(g, s, choice)
-    return _finish(g, body, KINDS[choice.form], tuple(s.locals), buffers, env)
+    kind = "scan" if any(n.scan is not None for n in g.nests) else KINDS[choice.form]
+    return _finish(g, body, kind, tuple(s.locals), buffers, env)
 
 
 def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -91,6 +98,27 @@ def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tupl
     for a in reversed(axes):
         body = (For(a, kind, body),)
     return body
+
+
+def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
+    """Updates in order over R; P, whose elements never meet, in parallel and along the lanes.
+
+    With columns of P side by side, R runs once for each block of them, and the block inside.
+    """
+    assert n.update is not None
+    store = Store(n.target, n.offset, n.body, n.bound, n.update)
+    p = n.axes[-1] if n.axes else None
+    if p is not None and coefficient(n.offset, p.var) is ONE and env.hint(p.extent) >= SHORT:
+        block, lane = cut(p, SCATTER_PANEL)
+        moved = _moved([store], {p.var: _joined(block, lane, SCATTER_PANEL)})
+        loop = nested(n.raxes, "seq", (For(lane, "vector", moved),))
+        return nested([*n.axes[:-1], *block], "parallel", loop)
+    # Vectors store their lanes in order, but cannot add up two that meet.
+    last: LoopKind = "vector" if n.update == "set" else "seq"
+    body: tuple[Stmt, ...] = (store,)
+    if n.raxes:
+        body = nested(n.raxes[:-1], "seq", (For(n.raxes[-1], last, body),))
+    return nested(n.axes, "parallel", body)
 
 
 def _rows(g: Group, s: Stages) -> tuple[Stmt, ...]:
@@ -181,10 +209,11 @@ def _moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt
         match s:
             case Let():
                 moved.append(replace(s, value=value))
-            case Reduce():
+            case Reduce() | Scan():
                 moved.append(replace(s, value=value))
             case Store():
-                moved.append(replace(s, value=value, offset=substitute(s.offset, at)))
+                bound = tuple(reindex(e, at) for e in s.bound)
+                moved.append(replace(s, value=value, offset=substitute(s.offset, at), bound=bound))
     return tuple(moved)
 
 
@@ -217,6 +246,8 @@ def _finish(
     for st in walk(body):
         if isinstance(st, Store) and st.buffer not in local:
             found.writes[st.buffer] = None
+            if st.mode != "set" or st.bound:  # elements that are not written keep their value
+                found.reads[st.buffer] = None
     args = tuple(dict.fromkeys([*found.reads, *found.writes]))
     names = {name: f"a{k}" for k, name in enumerate(args)}
     params = tuple(
@@ -259,8 +290,10 @@ def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ..
                 return replace(s, body=tuple(statement(x) for x in s.body))
             case Store():
                 buffer = names.get(s.buffer, s.buffer)
-                return replace(s, buffer=buffer, value=interpret(s.value, visit, memo))
-            case Let() | Reduce():
+                bound = tuple(interpret(e, visit, memo) for e in s.bound)
+                value = interpret(s.value, visit, memo)
+                return replace(s, buffer=buffer, value=value, bound=bound)
+            case Let() | Reduce() | Scan():
                 return replace(s, value=interpret(s.value, visit, memo))
 
     return tuple(statement(s) for s in body)
@@ -290,7 +323,7 @@ def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]
 
 def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
     cost = cost_of(*exprs_of(body))
-    reduces = any(isinstance(s, Reduce) for s in walk(body))
+    reduces = any(isinstance(s, (Reduce, Scan)) for s in walk(body))
     if cost > DEEP:
         unroll = 1 if cost > DEEPEST else 2
     else:

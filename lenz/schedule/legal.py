@@ -54,6 +54,8 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     """Fuse b behind a: over the domain of either, whichever keeps the indices free of divisions."""
     if device_of(a) != device_of(b):
         return Reject(f"{a.name} is on {device_of(a)}, {b.name} on {device_of(b)}")
+    if any(n.update is not None for g in (a, b) for n in g.nests):
+        return Reject("a scatter runs by itself")
     if len(_buffers(a) | _buffers(b)) > MAX_BUFFERS:
         return Reject(f"together they touch more than {MAX_BUFFERS} buffers")
     if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:
@@ -72,7 +74,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
         first, second = _over(a, d), _over(b, d)
         for x in first:
             for y in second:
-                problem = _misaligned(x, y)
+                problem = _misaligned(x, y) or _late(x + y)
                 if problem is not None:
                     why = problem
                     continue
@@ -128,6 +130,30 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
                         return (
                             f"{other.name} reads other elements of {n.target} than are overwritten"
                         )
+    return None
+
+
+def _late(nests: tuple[Nest, ...]) -> str | None:
+    """Why a running value is used in a later loop than its own, where it is gone; None if none is.
+
+    A row runs one loop after the other: what depends on a reduction stands in the loop behind it.
+    """
+    loop: dict[str, int] = {}
+    running: dict[str, bool] = {}  # values of elements that a scan is part of
+    for n in nests:
+        parts = [e.attrs[0] for e in loads_of(n.body) if e.attrs[0] in loop]
+        k = max((loop[p] for p in parts), default=0)
+        for p in parts:
+            if running[p] and loop[p] != k:
+                return f"{n.name} uses {p} behind the loop that scans it"
+        is_reduction = n.kind is not None
+        loop[n.name] = k + 1 if is_reduction and n.raxes else k
+        running[n.name] = not is_reduction and (
+            n.scan is not None or any(running[p] for p in parts)
+        )
+    for n in nests:  # what overwrites an input waits for the last loop
+        if n.target != n.name and running[n.name] and loop[n.name] != max(loop.values()):
+            return f"{n.name} writes {n.target} behind the loop that scans its values"
     return None
 
 

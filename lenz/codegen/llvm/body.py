@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lenz.codegen.llvm import accumulate, tiles, trips
+from lenz.codegen.llvm import accumulate, prefix, tiles, trips
 from lenz.codegen.llvm.access import Accesses
 from lenz.codegen.llvm.accumulators import Accumulator, names_reduced, reduces_of
 from lenz.codegen.llvm.indices import Indices
@@ -13,7 +13,7 @@ from lenz.codegen.llvm.masks import tail_mask
 from lenz.codegen.llvm.scopes import Cell, Scopes, Value
 from lenz.codegen.llvm.values import Values
 from lenz.errors import InternalError
-from lenz.ir.kernel import For, Let, Reduce, Stmt, Store, TileConfig, walk
+from lenz.ir.kernel import For, Let, Reduce, Scan, Stmt, Store, TileConfig, walk
 from lenz.sym import Int, Sym, prove_divides
 
 
@@ -46,6 +46,8 @@ class Body:
                     self.values.refs[name] = self.values.value(value)
                 case Reduce():
                     accumulate.take(self, self.accs[s.name])
+                case Scan():
+                    prefix.take(self, self.accs[s.name])
                 case Store():
                     self.store(s)
 
@@ -165,10 +167,10 @@ class Body:
         rows = self.tile.rows if s.axis.extent.hi is None else min(self.tile.rows, s.axis.extent.hi)
         has_columns = False
         for x in s.body:
-            if isinstance(x, Store) or (isinstance(x, For) and x.kind != "vector"):
+            if isinstance(x, (Store, Scan)) or (isinstance(x, For) and x.kind != "vector"):
                 return 1
             for y in walk(x.body) if isinstance(x, For) else ():
-                if isinstance(y, (For, Store)):
+                if isinstance(y, (For, Store, Scan)):
                     return 1
                 if isinstance(y, Reduce):
                     acc = self.accs[y.name]

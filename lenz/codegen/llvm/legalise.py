@@ -4,20 +4,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lenz import ops
 from lenz.errors import InternalError
-from lenz.ir.expr import Expr, interpret, rebuild
-from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store
+from lenz.ir.expr import Expr, interpret, load, rebuild
+from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Stmt, Store
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 
 _STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 
 
 def legalise(k: Kernel) -> Kernel:
-    """The same kernel over ops that have an `llvm` form.
+    """The same kernel over ops that have an `llvm` form, and without stores that update.
+
+    store add(%y, [i], v)   ==>   store(%y, [i], add(load(%y, [i]), v))
 
     Raises InternalError for an op without any.
     """
     memo: dict[Expr, Expr] = {}
+
+    def legal(e: Expr) -> Expr:
+        return legal_expr(e, memo)
+
+    def statement(s: Stmt) -> Stmt:
+        match s:
+            case For():
+                return replace(s, body=tuple([statement(x) for x in s.body]))
+            case Let() | Reduce() | Scan():
+                return replace(s, value=legal(s.value))
+            case Store():
+                value = s.value
+                if s.mode != "set":
+                    old = load(s.buffer, (s.offset,), value.dtype, s.bound)
+                    value = ops.combine(s.mode, old, value)
+                bound = tuple([legal(e) for e in s.bound])
+                return replace(s, value=legal(value), bound=bound, mode="set")
+
+    return replace(k, body=tuple([statement(s) for s in k.body]))
+
+
+def legal_expr(e: Expr, memo: dict[Expr, Expr] | None = None) -> Expr:
+    """An expression over ops that have an `llvm` form; `memo` shares results between calls."""
+    memo = {} if memo is None else memo
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))
@@ -28,20 +55,7 @@ def legalise(k: Kernel) -> Kernel:
             raise InternalError(f"{new.op.name}({kinds}) has no LLVM form", pass_name="legalise")
         return interpret(new.op.expand(*new.args, *new.attrs), visit, memo)
 
-    def legal(e: Expr) -> Expr:
-        return interpret(e, visit, memo)
-
-    def statement(s: Stmt) -> Stmt:
-        match s:
-            case For():
-                return replace(s, body=tuple([statement(x) for x in s.body]))
-            case Let() | Reduce():
-                return replace(s, value=legal(s.value))
-            case Store():
-                bound = tuple([legal(e) for e in s.bound])
-                return replace(s, value=legal(s.value), bound=bound)
-
-    return replace(k, body=tuple([statement(s) for s in k.body]))
+    return interpret(e, visit, memo)
 
 
 def is_legal(e: Expr) -> bool:
