@@ -8,7 +8,7 @@ buffer that is read); the layout of a buffer says where they lie in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -92,6 +92,10 @@ class Scan:
     body: Expr
     finish: Expr
     reverse: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dim < len(self.axes):
+            raise InternalError(f"%{self.out.name} is scanned along axis {self.dim}, which is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +247,10 @@ def buffers_of(g: Graph) -> dict[str, Buffer]:
     return found
 
 
-def roots_of(g: Graph) -> dict[str, str]:
-    """For each view, the buffer in whose memory it lies."""
+def roots_of(steps: Iterable[object]) -> dict[str, str]:
+    """For each view among nodes or steps, the buffer in whose memory it lies."""
     roots: dict[str, str] = {}
-    for n in g.nodes:
+    for n in steps:
         if isinstance(n, View):
             roots[n.out.name] = roots.get(n.source, n.source)
     return roots

@@ -216,8 +216,6 @@ def _loop(n: Loop, d: _Graph) -> None:
     if isinstance(n, (Reduction, Scan)):
         if n.kind in ("any", "all") and n.body.dtype is not BOOL:
             broken("reduce-dtype", f"{n.kind} of {n.body.dtype}", n)
-        if isinstance(n, Scan) and not 0 <= n.dim < len(n.axes):
-            broken("scan-axis", f"there is no axis {n.dim}", n)
         kind = n.body.dtype if isinstance(n, Scan) else acc_dtype(n.kind, n.body.dtype)
         check_body(n.finish, d.axes(n.axes, n), {"acc": kind}, on_load, n)
     check_bounds(loads, bodies, [a.extent for a in loop_axes(n)], n)

@@ -28,7 +28,6 @@ RULES: dict[str, str] = {
     "rank": "a load has one index per dimension, a loop one axis per dimension of its result",
     "axes-match-out": "the extent of each axis is the size of that dimension of the result",
     "reduce-dtype": "any and all reduce bool; argmax and argmin give i64",
-    "scan-axis": "a scan runs over one of its axes",
     "scatter-base": "what a scatter updates has the type and shape of its result",
     "view-layout": "a view's index and its strides name the same elements",
     "extern": "aliases and mutated buffers of a call exist; a single result is one",

@@ -32,10 +32,10 @@ def schedule(g: Graph, cx: Context) -> Schedule:
     """Fuse the loops of a graph into kernels and put kernels, calls and views in order."""
     buffers = buffers_of(g)
     layouts = {name: b.type.layout for name, b in buffers.items()}
-    roots = roots_of(g)
+    roots = roots_of(g.nodes)
     items: list[Item] = []
     at = homes(g, layouts)
-    roots.update(at)
+    roots = {**{name: at.get(root, root) for name, root in roots.items()}, **at}
     for n in g.nodes:
         if isinstance(n, Scatter):
             items.extend(parts_of(n, at.get(n.out.name, n.out.name), buffers, roots))

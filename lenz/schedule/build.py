@@ -246,7 +246,7 @@ def _finish(
     for st in walk(body):
         if isinstance(st, Store) and st.buffer not in local:
             found.writes[st.buffer] = None
-            if st.mode != "set" or st.bound:  # elements that are not written keep their value
+            if kind == "scatter":  # elements that are not written keep their value
                 found.reads[st.buffer] = None
     args = tuple(dict.fromkeys([*found.reads, *found.writes]))
     names = {name: f"a{k}" for k, name in enumerate(args)}

@@ -63,7 +63,7 @@ def _loads(n: Scatter) -> set[str]:
 
 def _is_needed(g: Graph, name: str, at: int) -> bool:
     """True when node number `at` itself, or one behind it, may read the memory of an input."""
-    roots = roots_of(g)
+    roots = roots_of(g.nodes)
     shared = {name}
     for n in g.nodes:
         if isinstance(n, Extern):
