@@ -323,7 +323,10 @@ def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]
 
 def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
     cost = cost_of(*exprs_of(body))
-    reduces = any(isinstance(s, (Reduce, Scan)) for s in walk(body))
+    reduces = any(
+        isinstance(s, (Reduce, Scan)) or (isinstance(s, Store) and s.mode != "set")
+        for s in walk(body)
+    )
     if cost > DEEP:
         unroll = 1 if cost > DEEPEST else 2
     else:

@@ -59,8 +59,11 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
         order = ", ".join(f"i32 {i}" for i in lanes)
         return fn.let(level, f"shufflevector {t} {name}, {t} {start}, <{width} x i32> <{order}>")
 
+    lane = body.indices.lane
+    # A row that is shorter than a vector needs fewer steps.
+    count = width if lane is None or lane.hi is None else min(width, lane.hi + 1)
     step = 1
-    while step < width:
+    while step < count:
         lanes = [i - step if i >= step else width for i in range(width)]
         value = combine(body, acc, tuple([shuffle(v, lanes) for v in value]), value)
         step *= 2
