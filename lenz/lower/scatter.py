@@ -333,24 +333,6 @@ def embedding_dense_backward(
     return update(b, "add", table, grad.shape, place, value)
 
 
-@lowering("max_pool2d_with_indices_backward.default")
-def max_pool2d_backward(b: GraphBuilder, grad: Value, x: Value, *args: object) -> Value | Decline:
-    """The gradient of each window goes to the element that was its greatest."""
-    indices = args[-1]
-    zeros = b.map(lambda i: const(0, b.result.dtype), b.result)
-    assert isinstance(indices, Value)
-    if (refused := _refused(x, indices, (-2, -1))) is not None:
-        return refused
-    plane = x.shape[-2:]
-    count = product(plane)
-
-    def place(i: Index) -> Place:
-        at = (*i[:-2], *unflatten(position(0, count), plane))
-        return at, (checked(indices.at(i), count, wraps=False),)
-
-    return update(b, "add", zeros, grad.shape, place, grad.at)
-
-
 @lowering("masked_scatter", any_dtype=True)
 def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Value | Decline:
     """The elements where the mask holds replaced, in row-major order, by those of source."""

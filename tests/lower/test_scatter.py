@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from harness import check
 
 aten = torch.ops.aten
@@ -80,15 +79,6 @@ def test_types(dtype: torch.dtype) -> None:
         return x.scatter(0, i[:2], v), x.scatter_add(0, i, v), x.index_copy(0, k[:2], v[:2])
 
     check(fn, X.to(dtype), V.to(dtype), I, K)
-
-
-@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
-def test_the_gradient_of_a_pool(dynamic: bool) -> None:
-    x = torch.randn(2, 3, 6, 4, generator=torch.Generator().manual_seed(0))
-    y, at = F.max_pool2d(x, 3, 1, return_indices=True)
-    sizes = ([3, 3], [1, 1], [0, 0], [1, 1], False)
-    check(lambda g, x, at: aten.max_pool2d_with_indices_backward(g, x, *sizes, at), y, x, at,
-          dynamic=dynamic)  # fmt: skip
 
 
 @pytest.mark.parametrize(

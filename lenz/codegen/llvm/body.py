@@ -115,7 +115,7 @@ class Body:
         """A loop one iteration at a time, or `tile.rows` at a time over column accumulators."""
         step = self.row_copies(s)
         if step == 1 and s.kind == "seq" and not any(isinstance(x, For) for x in s.body):
-            self.serial(s)
+            trips.serial(self, s)
             return
         with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
             if step > 1:
@@ -126,22 +126,6 @@ class Body:
                 self.counted(s, whole, extent, 1, 1, s.axis.extent)
             else:
                 self.counted(s, "0", extent, 1, self.scopes.copies, s.axis.extent)
-
-    def serial(self, s: For) -> None:
-        """An innermost loop in order, with its body written out several times in a row."""
-        scopes, fn, step = self.scopes, self.scopes.fn, self.tile.unroll
-
-        def several(counter: str) -> None:
-            for name in trips.positions(fn, counter, step, 1):
-                with scopes.block():
-                    self.indices.vars[s.axis.var] = Value((name,), fn.level)
-                    self.statements(s.body)
-
-        with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
-            whole = trips.rounded(fn, s.axis.extent, extent, step)
-            trips.repeat(scopes, "0", whole, step, self.cells(s), several)
-            if not prove_divides(step, s.axis.extent):
-                self.counted(s, whole, extent, 1, 1, s.axis.extent)
 
     def counted(self, s: For, start: str, stop: str, step: int, copies: int, extent: Sym) -> None:
         """for var in range(start, stop, step): the body, in `copies` copies if step is not 1."""
