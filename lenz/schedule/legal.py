@@ -70,8 +70,9 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     best: tuple[int, Group] | None = None
     columns = any(is_columns(n) for g in (a, b) for n in g.nests if n.is_reduction)
     before = sum(divisions(n, columns) for g in (a, b) for n in g.nests)
+    scans = any(n.scan is not None for g in (a, b) for n in g.nests)
     for d in domains:
-        first, second = _over(a, d), _over(b, d)
+        first, second = _over(a, d, scans), _over(b, d, scans)
         for x in first:
             for y in second:
                 problem = _misaligned(x, y) or _late(x + y)
@@ -98,13 +99,13 @@ def _buffers(g: Group) -> set[str]:
     return names | {n.target for n in g.nests}
 
 
-def _over(g: Group, d: Domain) -> list[tuple[Nest, ...]]:
+def _over(g: Group, d: Domain, turned: bool) -> list[tuple[Nest, ...]]:
     """The group's nests over the domain; all nests are written in the same of the possible ways."""
     if [a.extent for a in g.domain.axes] == [a.extent for a in d.axes] and [
         a.extent for a in g.domain.raxes
     ] == [a.extent for a in d.raxes]:
         return [tuple(g.nests)]
-    ways = [remaps(n, d) for n in g.nests]
+    ways = [remaps(n, d, turned) for n in g.nests]
     if not all(ways):
         return []
     # Values that a row has once have a single way, which goes with either way of the elements.

@@ -211,8 +211,11 @@ class Domain:
         return product(a.extent for a in self.raxes)
 
 
-def remaps(n: Nest, d: Domain) -> list[Nest]:
-    """The nest over the axes of the domain, in each way that keeps its meaning; may be empty."""
+def remaps(n: Nest, d: Domain, turned: bool = False) -> list[Nest]:
+    """The nest over the axes of the domain, in each way that keeps its meaning; may be empty.
+
+    `turned` adds the way from the last element of R to the first, as a scan with `reverse` goes.
+    """
     rows, length = product(a.extent for a in n.axes), product(a.extent for a in n.raxes)
     if n.is_reduction:
         if rows is not d.rows or length is not d.length:
@@ -224,6 +227,9 @@ def remaps(n: Nest, d: Domain) -> list[Nest]:
     if d.raxes and rows is d.rows * d.length:
         found.append(_over(n, [(n.axes, d.axes + d.raxes)], d))
         found.append(_over(n, [(n.axes, d.raxes + d.axes)], d))
+        if turned and len(d.raxes) == 1:
+            (r,) = d.raxes
+            found.append(_substituted(found[0], d.axes, d.raxes, {r.var: r.extent - 1 - r.var}))
     elif rows is d.rows:
         found.append(_over(n, [(n.axes, d.axes)], replace_rows(d)))
     return found

@@ -128,3 +128,16 @@ def test_updates_of_rows_in_lanes(mode: str) -> None:
     for n in (0, 1, 9):
         at = torch.randint(0, 4, (37 * n,), generator=torch.Generator().manual_seed(n))
         check(k, {"v": some(37 * n), "k": at}, {"s0": n}, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ("i8", "bf16", "bool", "i64"))
+@pytest.mark.parametrize("n", (1, 5, 17, 31))
+def test_a_known_tail_writes_only_its_own_lanes(dtype: str, n: int) -> None:
+    k = kernel(
+        f"%v: in {dtype}[{n}], %k: in i64[{n}], %y: inout {dtype}[6]",
+        f"for r in {n} : vector {{ store(%y, [@0], load(%v, [r]);"
+        " @0: 0..5 = assert_in_range(load(%k, [r]), 6:i64)) }",
+    )
+    types = {"i8": torch.int8, "bf16": torch.bfloat16, "bool": torch.bool, "i64": torch.int64}
+    for at in (0, 5):
+        check(k, {"v": some(n).to(types[dtype]), "k": torch.full((n,), at)})
