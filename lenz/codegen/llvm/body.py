@@ -114,7 +114,8 @@ class Body:
     def plain_loop(self, s: For) -> None:
         """A loop one iteration at a time, or `tile.rows` at a time over column accumulators."""
         step = self.row_copies(s)
-        if step == 1 and s.kind == "seq" and not any(isinstance(x, For) for x in s.body):
+        alone = self.indices.lane is None and self.scopes.copies == 1
+        if alone and step == 1 and s.kind == "seq" and not any(isinstance(x, For) for x in s.body):
             trips.serial(self, s)
             return
         with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
