@@ -74,9 +74,9 @@ class Body:
         self.statements(body)
 
     @contextmanager
-    def writing(self, s: For) -> Iterator[None]:
-        """Within a loop that stores to a buffer, loads of the buffer stay inside the loop."""
-        values, level = self.values, self.scopes.fn.level + 1
+    def writing(self, s: For, level: int) -> Iterator[None]:
+        """Within a loop that stores to a buffer, loads of the buffer stay on its level."""
+        values = self.values
         buffers = list(dict.fromkeys([x.buffer for x in walk(s.body) if isinstance(x, Store)]))
         before = [values.floor.get(name, 0) for name in buffers]
         for name in buffers:
@@ -92,7 +92,7 @@ class Body:
         ended = [
             accumulate.start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs
         ]
-        with self.writing(s):
+        with self.writing(s, self.scopes.fn.level + 1):
             if self.indices.lane is None and s.kind == "vector":
                 self.vector_loop(s)
             elif self.indices.lane is None and tiles.is_tile(s, self.scopes):
