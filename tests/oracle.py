@@ -10,7 +10,7 @@ import torch
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, is_bound_var, loads_of, nodes_of, syms_of
-from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, View
+from lenz.ir.graph import LOOPS, Graph, Scatter, View, bodies_of
 from lenz.ir.interp import Result, interp
 from lenz.ir.interp_schedule import interp_schedule
 from lenz.ir.kernel import Kernel, Schedule
@@ -168,20 +168,19 @@ def _index_limits(g: Graph, sizes: dict[Var, int]) -> dict[str, tuple[int, int]]
                 narrow(x.attrs[0], *limits[name])
 
     for n in reversed(g.nodes):
-        match n:
-            case Pointwise() | Reduction():
-                from_body(n.body, n.out.name)
-                for e in nodes_of(n.body):
-                    for v in (v for s in syms_of(e) for v in s.free_vars if is_bound_var(v)):
-                        hi = LARGEST if v.hi is None else v.hi
-                        if v.below is not None and all(w in sizes for w in v.below.free_vars):
-                            hi = min(hi, evaluate(v.below, sizes) - 1)
-                        for x in loads_of(e.args[int(v.name[1:])]):
-                            if x.dtype.is_integer:
-                                narrow(x.attrs[0], max(v.lo or 0, 0), hi)
-            case View():
-                if n.out.name in limits:
-                    narrow(n.source, *limits[n.out.name])
-            case Extern():
-                pass
+        if isinstance(n, LOOPS):
+            for body in bodies_of(n):
+                from_body(body, n.out.name)
+            places = [(syms_of(e), e.args) for e in nodes_of(*bodies_of(n))]
+            places += [(n.index, n.bound)] if isinstance(n, Scatter) else []
+            for syms, operands in places:
+                for v in (v for s in syms for v in s.free_vars if is_bound_var(v)):
+                    hi = LARGEST if v.hi is None else v.hi
+                    if v.below is not None and all(w in sizes for w in v.below.free_vars):
+                        hi = min(hi, evaluate(v.below, sizes) - 1)
+                    for x in loads_of(operands[int(v.name[1:])]):
+                        if x.dtype.is_integer:
+                            narrow(x.attrs[0], max(v.lo or 0, 0), hi)
+        elif isinstance(n, View) and n.out.name in limits:
+            narrow(n.source, *limits[n.out.name])
     return limits

@@ -7,23 +7,52 @@ from dataclasses import replace
 
 from lenz.errors import InternalError
 from lenz.ir.expr import Expr, interpret, rebuild
-from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store
+from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Stmt, Store
 from lenz.ir.op import Op
 
 Expansion = Callable[..., Expr]
+Expansions = Callable[[Op], Expansion | None]
 
 
 def legalise_kernel(
     k: Kernel,
     is_legal: Callable[[Expr], bool],
-    expansion: Callable[[Op], Expansion | None],
+    expansion: Expansions,
     target: str,
+    store: Callable[[Store], Store] = lambda s: s,
 ) -> Kernel:
     """The same kernel over legal nodes; `expansion` gives the definition of an op that is not.
 
-    Raises InternalError for an op without any, naming the target.
+    `store` rewrites each store first. Raises InternalError for an op without any definition, naming
+    the target.
     """
     memo: dict[Expr, Expr] = {}
+
+    def legal(e: Expr) -> Expr:
+        return legal_expr(e, is_legal, expansion, target, memo)
+
+    def statement(s: Stmt) -> Stmt:
+        match s:
+            case For():
+                return replace(s, body=tuple([statement(x) for x in s.body]))
+            case Let() | Reduce() | Scan():
+                return replace(s, value=legal(s.value))
+            case Store():
+                s = store(s)
+                bound = tuple([legal(e) for e in s.bound])
+                return replace(s, value=legal(s.value), bound=bound)
+
+    return replace(k, body=tuple([statement(s) for s in k.body]))
+
+
+def legal_expr(
+    e: Expr,
+    is_legal: Callable[[Expr], bool],
+    expansion: Expansions,
+    target: str,
+    memo: dict[Expr, Expr],
+) -> Expr:
+    """An expression over legal nodes; `memo` shares results between calls."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))
@@ -37,17 +66,4 @@ def legalise_kernel(
             )
         return interpret(expand(*new.args, *new.attrs), visit, memo)
 
-    def legal(e: Expr) -> Expr:
-        return interpret(e, visit, memo)
-
-    def statement(s: Stmt) -> Stmt:
-        match s:
-            case For():
-                return replace(s, body=tuple([statement(x) for x in s.body]))
-            case Let() | Reduce():
-                return replace(s, value=legal(s.value))
-            case Store():
-                bound = tuple([legal(e) for e in s.bound])
-                return replace(s, value=legal(s.value), bound=bound)
-
-    return replace(k, body=tuple([statement(s) for s in k.body]))
+    return interpret(e, visit, memo)

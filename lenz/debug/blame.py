@@ -6,11 +6,11 @@ import traceback
 
 from torch.fx import Node as FxNode
 
-from lenz.ir.graph import Extern, Pointwise, Reduction, View, outs_of
+from lenz.ir.graph import LOOPS, Extern, View, outs_of
 from lenz.ir.kernel import Kernel, Launch
 from lenz.ir.printer import show_node
 
-IR = (Pointwise, Reduction, View, Extern)
+IR = (*LOOPS, View, Extern)
 
 
 def blame(e: BaseException) -> tuple[str, str]:

@@ -41,8 +41,10 @@ def touched(k: Kernel, env: SymEnv) -> Touched:
     """
     loops = _loops(k, env)
     sizes = {p.name: env.hint(p.size) for p in k.params}
-    loads = ((e.attrs[0], e.attrs[1][0], e.args) for e in loads_of(*exprs_of(k.body)) if e.attrs[1])
-    stores = ((s.buffer, s.offset, s.bound) for s in walk(k.body) if isinstance(s, Store))
+    loads = [(e.attrs[0], e.attrs[1][0], e.args) for e in loads_of(*exprs_of(k.body)) if e.attrs[1]]
+    writes = [s for s in walk(k.body) if isinstance(s, Store)]
+    stores = [(s.buffer, s.offset, s.bound) for s in writes]
+    loads += [(s.buffer, s.offset, s.bound) for s in writes if s.mode != "set"]
     return Touched(_sum(loads, sizes, loops, env), _sum(stores, sizes, loops, env))
 
 

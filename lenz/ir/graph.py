@@ -8,12 +8,12 @@ buffer that is read); the layout of a buffer says where they lie in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from lenz.errors import InternalError
-from lenz.ir.expr import Expr, loads_of
+from lenz.ir.expr import Expr, load, loads_of, replace_loads
 from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv
 
@@ -21,6 +21,10 @@ ReduceKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "any", "al
 REDUCE_KINDS: tuple[ReduceKind, ...] = (
     "sum", "prod", "max", "min", "argmax", "argmin", "any", "all",
 )  # fmt: skip
+ScanKind = Literal["sum", "prod", "max", "min", "logaddexp"]
+SCAN_KINDS: tuple[ScanKind, ...] = ("sum", "prod", "max", "min", "logaddexp")
+UpdateMode = Literal["set", "add", "mul", "max", "min"]
+UPDATE_MODES: tuple[UpdateMode, ...] = ("set", "add", "mul", "max", "min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,44 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """out[.., s, ..] = fold of body over s' <= s (s' >= s with `reverse`); s is axis number `dim`.
+
+    The accumulator has the type of the body, and the order of the folding is free: the kinds are
+    associative but for rounding. `finish` is as for a reduction, for each element.
+    """
+
+    out: Buffer
+    axes: tuple[Axis, ...]
+    dim: int
+    kind: ScanKind
+    body: Expr
+    finish: Expr
+    reverse: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dim < len(self.axes):
+            raise InternalError(f"%{self.out.name} is scanned along axis {self.dim}, which is none")
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """out is `base`, updated at out[index] for every point of the axes, in row-major order.
+
+    `@k` in the index is bound[k]. mode "set" leaves the last value that came to an element; the
+    others combine it with what is there. `base` has the shape and element type of `out`.
+    """
+
+    out: Buffer
+    base: str
+    axes: tuple[Axis, ...]
+    index: tuple[Sym, ...]
+    bound: tuple[Expr, ...]
+    value: Expr
+    mode: UpdateMode = "set"
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """out[axes] is source[index]: other strides over the same storage, no computation.
 
@@ -108,8 +150,9 @@ class Extern:
     reason: str = ""
 
 
-Node: TypeAlias = Pointwise | Reduction | View | Extern
-Loop: TypeAlias = Pointwise | Reduction
+Loop: TypeAlias = Pointwise | Reduction | Scan | Scatter
+LOOPS = (Pointwise, Reduction, Scan, Scatter)
+Node: TypeAlias = Loop | View | Extern
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +193,39 @@ def outs_of(n: Node) -> tuple[Buffer, ...]:
     return (n.out,)
 
 
+def bodies_of(n: Loop) -> tuple[Expr, ...]:
+    """The expressions of a loop node; the last one is the value it gives."""
+    match n:
+        case Pointwise():
+            return (n.body,)
+        case Reduction() | Scan():
+            return (n.body, n.finish)
+        case Scatter():
+            return (*n.bound, n.value)
+
+
+def map_bodies(n: Loop, f: Callable[[Expr], Expr]) -> Loop:
+    """The node with every expression replaced by f of it."""
+    match n:
+        case Pointwise():
+            return replace(n, body=f(n.body))
+        case Reduction() | Scan():
+            return replace(n, body=f(n.body), finish=f(n.finish))
+        case Scatter():
+            return replace(n, bound=tuple(f(e) for e in n.bound), value=f(n.value))
+
+
+def loop_axes(n: Loop) -> tuple[Axis, ...]:
+    """All axes that a loop node runs over."""
+    return n.axes + n.raxes if isinstance(n, Reduction) else n.axes
+
+
 def reads_of(n: Node) -> tuple[str, ...]:
     """Names of the buffers a node reads, each once, in order of first use."""
     match n:
-        case Pointwise(_, _, body):
-            names = [e.attrs[0] for e in loads_of(body)]
-        case Reduction(_, _, _, _, body, finish):
-            names = [e.attrs[0] for e in loads_of(body, finish)]
+        case Pointwise() | Reduction() | Scan() | Scatter():
+            names = [e.attrs[0] for e in loads_of(*bodies_of(n))]
+            names += [n.base] if isinstance(n, Scatter) else []
         case View(_, source):
             names = [source]
         case Extern():
@@ -178,10 +247,39 @@ def buffers_of(g: Graph) -> dict[str, Buffer]:
     return found
 
 
-def roots_of(g: Graph) -> dict[str, str]:
-    """For each view, the buffer in whose memory it lies."""
+def roots_of(steps: Iterable[object]) -> dict[str, str]:
+    """For each view among nodes or steps, the buffer in whose memory it lies."""
     roots: dict[str, str] = {}
-    for n in g.nodes:
+    for n in steps:
         if isinstance(n, View):
             roots[n.out.name] = roots.get(n.source, n.source)
     return roots
+
+
+def rename_reads(n: Node, same: dict[str, str]) -> Node:
+    """The node with buffers that it reads renamed."""
+    match n:
+        case Pointwise() | Reduction() | Scan() | Scatter():
+            made = map_bodies(n, lambda e: replace_loads(e, lambda at: _renamed(at, same)))
+            if isinstance(made, Scatter):
+                return replace(made, base=same.get(made.base, made.base))
+            return made
+        case View(_, source):
+            return replace(n, source=same.get(source, source))
+        case Extern(_, _, args, kwargs):
+            return replace(
+                n,
+                args=tuple(_atom(a, same) for a in args),
+                kwargs=tuple((k, _atom(a, same)) for k, a in kwargs),
+            )
+
+
+def _renamed(e: Expr, same: dict[str, str]) -> Expr | None:
+    name, index, dtype = e.attrs
+    return load(same[name], index, dtype, e.args) if name in same else None
+
+
+def _atom(a: Atom, same: dict[str, str]) -> Atom:
+    if isinstance(a, Ref):
+        return Ref(same.get(a.name, a.name))
+    return tuple(_atom(x, same) for x in a) if isinstance(a, tuple) else a

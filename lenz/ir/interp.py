@@ -16,8 +16,29 @@ import torch
 from lenz.errors import InternalError, UserError
 from lenz.ir.dtype import dtype_named
 from lenz.ir.expr import Expr, load
-from lenz.ir.graph import Atom, Extern, Graph, Named, Pointwise, Reduction, Ref, View
-from lenz.ir.interp_expr import Fault, Value, evaluate_exprs, reduce_last, sym_value
+from lenz.ir.graph import (
+    Atom,
+    Extern,
+    Graph,
+    Named,
+    Node,
+    Pointwise,
+    Reduction,
+    Ref,
+    Scan,
+    Scatter,
+    View,
+)
+from lenz.ir.interp_expr import (
+    Fault,
+    Value,
+    evaluate_exprs,
+    reduce_last,
+    scan_last,
+    sym_value,
+    update,
+    with_bound,
+)
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
@@ -184,16 +205,20 @@ class Run:
 
     # Nodes
 
-    def node(self, n: Pointwise | Reduction | View | Extern) -> None:
+    def node(self, n: Node) -> None:
         """Run one node."""
         try:
             match n:
                 case Pointwise():
                     env, shape = self.grid(n.axes)
                     (value,) = evaluate_exprs((n.body,), env, _no_value, self.read)
-                    self._put(n.out, value.expand(shape))
+                    self.put(n.out, value.expand(shape))
                 case Reduction():
                     self._reduction(n)
+                case Scan():
+                    _scan(self, n)
+                case Scatter():
+                    _scatter(self, n)
                 case View():
                     self._view(n)
                 case Extern():
@@ -202,7 +227,8 @@ class Run:
             line = show_node(n)
             raise InternalError(e.what, rule=e.rule, line=e.line, where=line) from e
 
-    def _put(self, b: Buffer, value: torch.Tensor) -> None:
+    def put(self, b: Buffer, value: torch.Tensor) -> None:
+        """Store the elements of a buffer in its own layout."""
         shape, _, _ = self.layout(b.type.layout)
         if tuple(value.shape) != shape or value.dtype is not b.dtype.torch:
             computed = f"{value.dtype}{list(value.shape)}"
@@ -229,7 +255,7 @@ class Run:
         acc = reduce_last(n.kind, value.expand(shape).reshape(*kept, numel), n.body.dtype)
         env, _ = self.grid(n.axes)
         (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, self.read)
-        self._put(n.out, out.expand(kept))
+        self.put(n.out, out.expand(kept))
 
     def _view(self, n: View) -> None:
         shape, stride, offset = self.layout(n.out.type.layout)
@@ -267,6 +293,32 @@ class Run:
                 self._check(out, value, InternalError, f"%{out.name} from {n.op}")
                 self.tensors[out.name] = value
                 self.base[out.name] = value.storage_offset() - self.size(out.type.layout.offset)
+
+
+def _scan(run: Run, n: Scan) -> None:
+    env, shape = run.grid(n.axes)
+    (value,) = evaluate_exprs((n.body,), env, _no_value, run.read)
+    row = value.expand(shape).movedim(n.dim, -1)
+    row = scan_last(n.kind, row.flip(-1)).flip(-1) if n.reverse else scan_last(n.kind, row)
+    acc = row.movedim(-1, n.dim)
+    (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, run.read)
+    run.put(n.out, out.expand(shape))
+
+
+def _scatter(run: Run, n: Scatter) -> None:
+    env, shape = run.grid(n.axes)
+    *bound, value = evaluate_exprs((*n.bound, n.value), env, _no_value, run.read)
+    at_index = with_bound(n.index, bound, env)
+    out = run.tensors[n.base].clone(memory_format=torch.contiguous_format)
+    flat: Value = 0
+    for s, size in zip(n.index, out.shape, strict=True):
+        at = torch.as_tensor(sym_value(s, at_index)).expand(shape)
+        if bool(((at < 0) | (at >= size)).any()):
+            raise InternalError(f"%{n.out.name} is written outside", rule="in-bounds")
+        flat = flat * size + at
+    where = torch.as_tensor(flat).expand(shape).reshape(-1)
+    update(out.view(-1), where, value.expand(shape).reshape(-1), n.mode)
+    run.put(n.out, out)
 
 
 def _bind_size(sizes: dict[Var, Value], s: Sym, n: int) -> None:

@@ -16,7 +16,7 @@ from lenz.errors import InternalError
 from lenz.ir import op as _op
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
-from lenz.ir.graph import ReduceKind
+from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode
 from lenz.ir.printer_expr import show_expr
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, evaluate
 
@@ -98,7 +98,7 @@ def evaluate_exprs(
     for e in nodes:
         args = [values[a] for a in e.args]
         if e.op is _op.LOAD:
-            where = _with_bound(e, args, env)
+            where = with_bound(syms_of(e), args, env)
             value, fault = read(e, [sym_value(s, where) for s in e.attrs[1]])
             if fault is not None and bool(fault.where.any()):
                 faults[e] = fault
@@ -115,10 +115,13 @@ def evaluate_exprs(
     return [values[e] for e in roots]
 
 
-def _with_bound(e: Expr, args: list[torch.Tensor], env: Mapping[Var, Value]) -> Mapping[Var, Value]:
+def with_bound(
+    syms: Sequence[Sym], args: Sequence[torch.Tensor], env: Mapping[Var, Value]
+) -> Mapping[Var, Value]:
+    """The environment with the values of the variables @k of some Syms."""
     if not args:
         return env
-    bound = dict.fromkeys(v for s in syms_of(e) for v in s.free_vars if is_bound_var(v))
+    bound = dict.fromkeys(v for s in syms for v in s.free_vars if is_bound_var(v))
     return {**env, **{v: args[int(v.name[1:])].to(torch.int64) for v in bound}}
 
 
@@ -133,7 +136,7 @@ def _node(
     if e.op is _op.REF:
         return value_of(e.attrs[0])
     if e.op is _op.INDEX:
-        value = torch.as_tensor(sym_value(e.attrs[0], _with_bound(e, args, env)))
+        value = torch.as_tensor(sym_value(e.attrs[0], with_bound(syms_of(e), args, env)))
         return value.to(e.dtype.torch)
     if e.op is _op.MASKED:
         return torch.where(args[0], args[1], args[2])
@@ -249,6 +252,32 @@ def reduce_last(kind: ReduceKind, x: torch.Tensor, dtype: DType) -> torch.Tensor
     if x.dtype is torch.uint64 and kind in ("max", "min"):
         out = out ^ torch.iinfo(torch.int64).min
     return out.to(dtype.torch)
+
+
+_SCANS: Mapping[ScanKind, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: torch.cumsum(x, -1, dtype=x.dtype),
+    "prod": lambda x: torch.cumprod(x, -1, dtype=x.dtype),
+    "max": lambda x: torch.cummax(x, -1).values,
+    "min": lambda x: torch.cummin(x, -1).values,
+    "logaddexp": lambda x: torch.logcumsumexp(x, -1),
+}
+_UPDATES = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+def scan_last(kind: ScanKind, x: torch.Tensor) -> torch.Tensor:
+    """Running values along the last dimension."""
+    return _SCANS[kind](x)
+
+
+def update(flat: torch.Tensor, at: torch.Tensor, value: torch.Tensor, mode: UpdateMode) -> None:
+    """Write or combine elements of a 1-d tensor in place, in order where a position repeats."""
+    if mode != "set":
+        flat.scatter_reduce_(0, at, value, _UPDATES[mode])
+    elif torch.unique(at).numel() == at.numel():
+        flat[at] = value
+    else:
+        for k in range(at.numel()):
+            flat[at[k]] = value[k]
 
 
 def arg_last(kind: ReduceKind, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

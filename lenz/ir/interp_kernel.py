@@ -22,9 +22,24 @@ from lenz.ir.interp_expr import (
     evaluate_exprs,
     identity_of,
     reduce_last,
+    scan_last,
     sym_value,
+    update,
+    with_bound,
 )
-from lenz.ir.kernel import For, Kernel, Let, Mode, Reduce, Stmt, Store, exprs_of, position, walk
+from lenz.ir.kernel import (
+    For,
+    Kernel,
+    Let,
+    Mode,
+    Reduce,
+    Scan,
+    Stmt,
+    Store,
+    exprs_of,
+    position,
+    walk,
+)  # fmt: skip
 from lenz.ir.printer_kernel import show_stmt
 from lenz.ir.tensor import Axis
 from lenz.sym import Var
@@ -164,6 +179,8 @@ class _Run:
         self.active: dict[int, _Accumulator] = {}
         self.iteration: Value | None = None  # of the parallel loops around; None outside
         self.lane: Axis | None = None  # the loop that runs on vectors
+        self.path: list[Axis] = []  # the loops around
+        self.running: dict[tuple[int, ...], torch.Tensor] = {}  # of a scan, by the loops inside it
         self.types: dict[str, DType] = {"%" + p.name: p.dtype for p in k.params}
 
     def block(self, body: tuple[Stmt, ...], env: dict[Var, Value], refs: dict[str, _Lanes]) -> None:
@@ -176,6 +193,8 @@ class _Run:
                     refs[name] = _Lanes(self.value(value, env, refs), ())
                 case Reduce(_, _, value):
                     self.active[id(s)].take(self.value(value, env, refs), env, self.lane)
+                case Scan():
+                    refs[s.name] = _Lanes(self.scan(s, self.value(s.value, env, refs), env), ())
                 case Store():
                     self.store(s, env, refs)
 
@@ -211,6 +230,7 @@ class _Run:
             acc.start(env)
             self.active[id(acc.stmt)] = acc
         inner = dict(refs)
+        self.path.append(f.axis)
         before: Value = 0 if outer is None else outer
         if n > 0 and _is_vector(f) and not (splits and self.k.locals):
             lanes = torch.arange(n)
@@ -225,8 +245,24 @@ class _Run:
                     self._forget_locals()
                 self.block(f.body, {**env, f.axis.var: i}, inner)
         self.iteration = outer
+        self.path.pop()
         for acc in ending:
             refs[acc.stmt.name] = _Lanes(acc.result().clone(), tuple(a.var for a in acc.lanes))
+
+    def scan(self, s: Scan, value: torch.Tensor, env: dict[Var, Value]) -> torch.Tensor:
+        """The running value at this point of the loops."""
+        if self.lane is not None:
+            value = value.expand(torch.as_tensor(env[self.lane.var]).shape)
+            if self.lane.var is s.over:
+                return scan_last(s.kind, value)
+        at = next(k for k, a in enumerate(self.path) if a.var is s.over)
+        inside = [int(env[a.var]) for a in self.path[at + 1 :] if a is not self.lane]
+        key = (id(s), *inside)
+        if env[s.over] != 0:
+            pair = torch.stack(_together(self.running[key], value), -1)
+            value = scan_last(s.kind, pair)[..., -1]
+        self.running[key] = value
+        return value
 
     def _forget_locals(self) -> None:
         for x in self.k.locals:
@@ -265,11 +301,7 @@ class _Run:
         """Write the elements, one after the other where an offset occurs twice."""
         m = self.memory[s.buffer]
         value, *bound = self.values((s.value, *s.bound), env, refs)
-        where = dict(env)
-        for v in s.offset.free_vars:
-            if v.name[0] == "@":
-                where[v] = bound[int(v.name[1:])].to(torch.int64)
-        at = torch.as_tensor(sym_value(s.offset, where))
+        at = torch.as_tensor(sym_value(s.offset, with_bound((s.offset,), bound, env)))
         shape = torch.Size() if self.lane is None else torch.as_tensor(env[self.lane.var]).shape
         at, value = at.expand(shape).reshape(-1), value.expand(shape).reshape(-1)
         if value.dtype is not m.data.dtype:
@@ -295,7 +327,7 @@ class _Run:
         if self.iteration is not None and m.mode is not None and bool(clash.any()):
             what = f"two parallel iterations write %{s.buffer} at {int(at[clash][0])}"
             raise self._error(s, "parallel-write", what)
-        m.data[at] = value.clone()  # it may be a view of the memory it goes to
+        update(m.data, at, value.clone(), s.mode)  # the value may be a view of the same memory
         m.is_written[at] = True
         m.owner[at] = who
 

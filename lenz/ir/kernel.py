@@ -21,7 +21,11 @@ Meaning of the statements:
   result is `ref(name)` after the outermost of them has closed. Axes of enclosing loops inside that
   loop which are not in `over` index an array of accumulators: a later loop over the *same* Var
   reads its own lane (sum over the rows of a panel of columns).
-- `Store(buffer, offset, value)`: `@k` in the offset is bound[k].
+- `Scan(name, kind, value, over)`: inside the loop over the variable `over` (which is not parallel),
+  `ref(name)` after this statement is the fold of the values up to and with this iteration. Loops
+  between that one and the statement have one running value per iteration.
+- `Store(buffer, offset, value)`: `@k` in the offset is bound[k]. With a mode other than "set" the
+  element becomes the sum (product, greater, smaller) of what it was and the value.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from typing import Literal, TypeAlias
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, nodes_of
-from lenz.ir.graph import Extern, Graph, ReduceKind, View
+from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.tensor import Axis
 from lenz.sym import ONE, ZERO, Int, Sym, Var
@@ -40,7 +44,7 @@ from lenz.sym import ONE, ZERO, Int, Sym, Var
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
 Mode = Literal["in", "out", "inout"]
-KernelKind = Literal["pointwise", "reduction", "outer_reduction", "transpose"]
+KernelKind = Literal["pointwise", "reduction", "outer_reduction", "transpose", "scan", "scatter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +98,27 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """A running accumulation along one enclosing loop."""
+
+    name: str
+    kind: ScanKind
+    value: Expr
+    over: Var
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
-    """A write of one element."""
+    """A write of one element, or (mode) an update of it."""
 
     buffer: str
     offset: Sym
     value: Expr
     bound: tuple[Expr, ...] = ()
+    mode: UpdateMode = "set"
 
 
-Stmt: TypeAlias = For | Let | Reduce | Store
+Stmt: TypeAlias = For | Let | Reduce | Scan | Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +166,7 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
     found: list[Expr] = []
     for s in walk(body):
         match s:
-            case Let(_, value) | Reduce(_, _, value):
+            case Let(_, value) | Reduce(_, _, value) | Scan(_, _, value):
                 found.append(value)
             case Store(_, _, value, bound):
                 found.extend((value, *bound))

@@ -20,7 +20,11 @@ from lenz.ir.graph import (
     Pointwise,
     Reduction,
     Ref,
+    Scan,
+    Scatter,
     View,
+    bodies_of,
+    loop_axes,
     outs_of,
 )
 from lenz.ir.kernel import Kernel, Launch, Schedule
@@ -32,10 +36,12 @@ from lenz.ir.printer_expr import (
     show_atom,
     show_axis,
     show_block,
+    show_bound,
     show_expr,
     show_name,
     show_range,
     show_type,
+    show_value,
     show_word,
 )
 from lenz.ir.printer_kernel import kernel_lines
@@ -104,10 +110,9 @@ def _node_syms(n: Node) -> Iterator[tuple[Sym, frozenset[Var]]]:
     bodies: tuple[Expr, ...] = ()
     index: tuple[Sym, ...] = ()
     match n:
-        case Pointwise():
-            axes, bodies = n.axes, (n.body,)
-        case Reduction():
-            axes, bodies = n.axes + n.raxes, (n.body, n.finish)
+        case Pointwise() | Reduction() | Scan() | Scatter():
+            axes, bodies = loop_axes(n), bodies_of(n)
+            index = n.index if isinstance(n, Scatter) else ()
         case View():
             axes, index = n.axes, n.index
         case Extern():
@@ -237,14 +242,23 @@ def show_node(
         case View():
             index = ", ".join(map(show_sym, n.index))
             return f"{head} : view ({_axes(n.axes)}) %{show_name(n.source)}[{index}]"
+        case Scatter():
+            index = ", ".join(map(show_sym, n.index))
+            bound = show_bound(n.index, [show_value(e, types, indent) for e in n.bound])
+            line = f"{head} : scatter {n.mode} ({_axes(n.axes)})"
+            line += f" (%{show_name(n.base)}, [{index}]{bound})"
+            return f"{line} {show_block(n.value, types, indent)}"
         case Reduction():
-            axes = f"({_axes(n.axes)} | {_axes(n.raxes)})"
+            line = f"{head} : reduce {n.kind} ({_axes(n.axes)} | {_axes(n.raxes)})"
             acc = acc_dtype(n.kind, n.body.dtype)
-            body = show_block(n.body, types, indent)
-            line = f"{head} : reduce {n.kind} {axes} {body}"
-            if n.finish is ref("acc", acc):
-                return line
-            return f"{line} finish {show_block(n.finish, {**types, 'acc': acc}, indent)}"
+        case Scan():
+            turn = " reverse" if n.reverse else ""
+            line = f"{head} : scan {n.kind} ({_axes(n.axes)}) over {n.axes[n.dim].name}{turn}"
+            acc = n.body.dtype
+    line = f"{line} {show_block(n.body, types, indent)}"
+    if n.finish is ref("acc", acc):
+        return line
+    return f"{line} finish {show_block(n.finish, {**types, 'acc': acc}, indent)}"
 
 
 def show_extern(n: Extern, device: str = "", outputs: frozenset[str] = frozenset()) -> str:

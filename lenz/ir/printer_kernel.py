@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from lenz.ir.dtype import DType
-from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store, TileConfig
+from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Stmt, Store, TileConfig
 from lenz.ir.lines import Lines
 from lenz.ir.printer_expr import (
     LINE,
@@ -71,7 +71,7 @@ def _body(body: tuple[Stmt, ...], out: Lines, types: dict[str, DType]) -> None:
             _body(s.body, out, types)
 
 
-def show_stmt(s: Let | Reduce | Store, types: dict[str, DType], indent: str = "") -> str:
+def show_stmt(s: Let | Reduce | Scan | Store, types: dict[str, DType], indent: str = "") -> str:
     """One statement that is not a loop; enters the name it defines into `types`."""
     match s:
         case Let(name, value):
@@ -82,8 +82,13 @@ def show_stmt(s: Let | Reduce | Store, types: dict[str, DType], indent: str = ""
             body = show_block(value, types, indent)
             line = f"{show_name(name)} = reduce {kind} {body} over {loops}"
             types[name] = acc_dtype(kind, value.dtype)
-        case Store(buffer, offset, value, bound):
+        case Scan(name, kind, value, loop):
+            body = show_block(value, types, indent)
+            line = f"{show_name(name)} = scan {kind} {body} over {loop.name}"
+            types[name] = value.dtype
+        case Store(buffer, offset, value, bound, mode):
             operands = show_bound((offset,), [show_value(b, types, indent) for b in bound])
             value_text = show_value(value, types, indent)
-            line = f"store(%{show_name(buffer)}, [{show_sym(offset)}], {value_text}{operands})"
+            head = "store" if mode == "set" else f"store {mode}"
+            line = f"{head}(%{show_name(buffer)}, [{show_sym(offset)}], {value_text}{operands})"
     return line

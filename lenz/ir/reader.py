@@ -13,6 +13,8 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, ref
 from lenz.ir.graph import (
     REDUCE_KINDS,
+    SCAN_KINDS,
+    UPDATE_MODES,
     Atom,
     Extern,
     Graph,
@@ -21,6 +23,8 @@ from lenz.ir.graph import (
     Pointwise,
     Reduction,
     Ref,
+    Scan,
+    Scatter,
     View,
     outs_of,
 )
@@ -45,6 +49,7 @@ from lenz.ir.reader_expr import (
     axes_of,
     block_of,
     call_args,
+    place_of,
     sizes_of,
     type_of,
     value_of,
@@ -230,7 +235,7 @@ def _node(c: Cursor, s: Scope, marked: list[Atom]) -> Node:
     else:
         results = tuple(list_of(c, lambda: _result(c, s, marked), ")"))
     c.expect(":")
-    kind = choice_of(c, ("map", "reduce", "view", "call"), "a kind of node")
+    kind = choice_of(c, ("map", "reduce", "scan", "scatter", "view", "call"), "a kind of node")
     if kind == "call":
         return _extern(c, s, results, single)
     out = results[0] if results else None
@@ -242,6 +247,10 @@ def _node(c: Cursor, s: Scope, marked: list[Atom]) -> Node:
         return Pointwise(out, axes, block_of(c, s.inner(axes)))
     if kind == "reduce":
         return _reduction(c, s, out)
+    if kind == "scan":
+        return _scan(c, s, out)
+    if kind == "scatter":
+        return _scatter(c, s, out)
     c.expect("(")
     axes = axes_of(c, s, ")")
     source = buffer_of(c)
@@ -259,12 +268,40 @@ def _reduction(c: Cursor, s: Scope, out: Buffer) -> Reduction:
     raxes = axes_of(c, s, ")")
     body = block_of(c, s.inner(axes + raxes))
     acc = acc_dtype(kind, body.dtype)  # type: ignore[arg-type]  # choice_of took it from the list
-    finish = ref("acc", acc)
-    if c.accept("finish"):
-        inner = s.inner(axes)
-        inner.types = {**s.types, "acc": acc}
-        finish = block_of(c, inner)
+    finish = _finish(c, s.inner(axes), acc)
     return Reduction(out, axes, raxes, kind, body, finish)  # type: ignore[arg-type]  # as above
+
+
+def _finish(c: Cursor, s: Scope, acc: DType) -> Expr:
+    """`finish { value }`, or nothing: then it is the accumulated value itself."""
+    if not c.accept("finish"):
+        return ref("acc", acc)
+    s.types = {**s.types, "acc": acc}
+    return block_of(c, s)
+
+
+def _scan(c: Cursor, s: Scope, out: Buffer) -> Scan:
+    kind = choice_of(c, SCAN_KINDS, "a kind of scan")
+    c.expect("(")
+    axes = axes_of(c, s, ")")
+    c.expect("over")
+    names = tuple(a.name for a in axes)
+    dim = names.index(choice_of(c, names, "an axis"))
+    reverse = c.accept("reverse")
+    body = block_of(c, s.inner(axes))
+    finish = _finish(c, s.inner(axes), body.dtype)
+    return Scan(out, axes, dim, kind, body, finish, reverse)  # type: ignore[arg-type]  # as above
+
+
+def _scatter(c: Cursor, s: Scope, out: Buffer) -> Scatter:
+    mode = choice_of(c, UPDATE_MODES, "a mode of update")
+    c.expect("(")
+    axes = axes_of(c, s, ")")
+    inner = s.inner(axes)
+    c.expect("(")
+    base, index, bound = place_of(c, inner, {})
+    value = block_of(c, inner)
+    return Scatter(out, base, axes, index, bound, value, mode)  # type: ignore[arg-type]  # as above
 
 
 def _result(c: Cursor, s: Scope, marked: list[Atom]) -> Buffer | Sym | None:

@@ -283,8 +283,10 @@ def bound_of(
     return found, operands
 
 
-def _load(c: Cursor, s: Scope, temps: dict[str, Expr]) -> Expr:
-    place = c.place
+def place_of(
+    c: Cursor, s: Scope, temps: dict[str, Expr]
+) -> tuple[str, tuple[Sym, ...], tuple[Expr, ...]]:
+    """`%b, [@0, j]; @0: 0..9 = value)`: buffer, index and operands; the bracket is passed."""
     buffer = buffer_of(c)
     c.expect(",")
     c.expect("[")
@@ -297,6 +299,12 @@ def _load(c: Cursor, s: Scope, temps: dict[str, Expr]) -> Expr:
     scope = {**s.vars, **found} if found else s.vars
     where = list_of(c, lambda: sym_of(c, scope, bool(found)), "]")
     c.jump(end)
+    return buffer, tuple(where), bound
+
+
+def _load(c: Cursor, s: Scope, temps: dict[str, Expr]) -> Expr:
+    place = c.place
+    buffer, where, bound = place_of(c, s, temps)
     if c.accept(":"):
         dtype = dtype_of_text(c)
     elif "%" + buffer in s.types:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any, cast, get_args
 
 from lenz.ir.expr import Expr
-from lenz.ir.graph import REDUCE_KINDS
+from lenz.ir.graph import REDUCE_KINDS, SCAN_KINDS, UPDATE_MODES
 from lenz.ir.kernel import (
     LOOP_KINDS,
     For,
@@ -17,6 +17,7 @@ from lenz.ir.kernel import (
     Mode,
     Param,
     Reduce,
+    Scan,
     Stmt,
     Store,
     TileConfig,
@@ -130,9 +131,9 @@ def _stmt(c: Cursor, s: Scope) -> Stmt:
         c.expect("{")
         inner = s.inner((axis,))
         return For(axis, kind, _body(c, inner))  # type: ignore[arg-type]  # taken from the list
-    if c.follows("store", "("):
-        c.take()
-        return _store(c, s)
+    if c.kind == "word" and c.accept("store"):
+        mode = "set" if c.text == "(" else choice_of(c, UPDATE_MODES, "a mode of update")
+        return _store(c, s, mode)
     name = name_of(c)
     c.expect("=")
     if c.accept("reduce"):
@@ -146,6 +147,12 @@ def _stmt(c: Cursor, s: Scope) -> Stmt:
                 over.append(_loop_var(c, s))
         s.types[name] = acc_dtype(kind, value.dtype)  # type: ignore[arg-type]  # from the list
         return Reduce(name, kind, value, tuple(over))  # type: ignore[arg-type]  # as above
+    if c.accept("scan"):
+        kind = choice_of(c, SCAN_KINDS, "a kind of scan")
+        value = block_of(c, s)
+        c.expect("over")
+        s.types[name] = value.dtype
+        return Scan(name, kind, value, _loop_var(c, s))  # type: ignore[arg-type]  # as above
     if c.place == place:
         c.fail("a statement")
     value = value_of(c, s, {})
@@ -166,7 +173,7 @@ def _in_brackets(c: Cursor, s: Scope) -> Expr:
     return value
 
 
-def _store(c: Cursor, s: Scope) -> Store:
+def _store(c: Cursor, s: Scope, mode: str) -> Store:
     c.expect("(")
     buffer = buffer_of(c)
     c.expect(",")
@@ -181,4 +188,4 @@ def _store(c: Cursor, s: Scope) -> Store:
     c.jump(inside)
     offset = sym_of(c, {**s.vars, **found} if found else s.vars, bool(found))
     c.jump(end)
-    return Store(buffer, offset, value, bound)
+    return Store(buffer, offset, value, bound, mode)  # type: ignore[arg-type]  # from the list

@@ -12,11 +12,15 @@ from lenz.ir.graph import (
     Atom,
     Extern,
     Graph,
+    Loop,
     Mutation,
-    Pointwise,
     Reduction,
+    Scan,
+    Scatter,
     View,
     atom_refs,
+    bodies_of,
+    loop_axes,
     outs_of,
     reads_of,
 )
@@ -27,7 +31,15 @@ from lenz.ir.printer_expr import acc_dtype
 from lenz.ir.tensor import Axis, Buffer, TensorType
 from lenz.ir.verify_kernel import check_kernel
 from lenz.ir.verify_plan import check_plan
-from lenz.ir.verify_rules import RULES, Broken, broken, check_body, check_bounds, check_vars
+from lenz.ir.verify_rules import (
+    RULES,
+    Broken,
+    broken,
+    check_body,
+    check_bounds,
+    check_gather,
+    check_vars,
+)
 from lenz.sym import Int, Sym, Var, prove_eq
 from lenz.sym import show as show_sym
 
@@ -171,7 +183,7 @@ def _same_shape(a: tuple[Sym, ...], b: tuple[Sym, ...]) -> bool:
     return len(a) == len(b) and all(x is y or prove_eq(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _axes_match(n: Pointwise | Reduction | View) -> None:
+def _axes_match(n: Loop | View) -> None:
     shape = n.out.type.shape
     if len(n.axes) != len(shape):
         broken("rank", f"{len(n.axes)} axes for a result of {len(shape)} dimensions", n)
@@ -181,10 +193,12 @@ def _axes_match(n: Pointwise | Reduction | View) -> None:
             broken("axes-match-out", what, n)
 
 
-def _loop(n: Pointwise | Reduction, d: _Graph) -> None:
-    raxes = n.raxes if isinstance(n, Reduction) else ()
-    scope = d.axes(n.axes + raxes, n)
-    _axes_match(n)
+def _loop(n: Loop, d: _Graph) -> None:
+    scope = d.axes(loop_axes(n), n)
+    if isinstance(n, Scatter):
+        _scatter(n, d, scope)
+    else:
+        _axes_match(n)
     loads: list[tuple[Expr, tuple[Sym, ...]]] = []
 
     def on_load(e: Expr) -> None:
@@ -196,18 +210,31 @@ def _loop(n: Pointwise | Reduction, d: _Graph) -> None:
             broken("dtype", f"%{name} is {t.dtype}, loaded as {dtype}", n)
         loads.append((e, t.shape))
 
-    check_body(n.body, scope, {}, on_load, n)
-    bodies: tuple[Expr, ...] = (n.body,)
-    if isinstance(n, Reduction):
+    bodies = bodies_of(n)
+    for e in bodies if isinstance(n, Scatter) else bodies[:1]:
+        check_body(e, scope, {}, on_load, n)
+    if isinstance(n, (Reduction, Scan)):
         if n.kind in ("any", "all") and n.body.dtype is not BOOL:
             broken("reduce-dtype", f"{n.kind} of {n.body.dtype}", n)
-        acc: dict[str, DType] = {"acc": acc_dtype(n.kind, n.body.dtype)}
-        check_body(n.finish, d.axes(n.axes, n), acc, on_load, n)
-        bodies = (n.body, n.finish)
-    check_bounds(loads, bodies, [a.extent for a in n.axes + raxes], n)
+        kind = n.body.dtype if isinstance(n, Scan) else acc_dtype(n.kind, n.body.dtype)
+        check_body(n.finish, d.axes(n.axes, n), {"acc": kind}, on_load, n)
+    check_bounds(loads, bodies, [a.extent for a in loop_axes(n)], n)
     value = bodies[-1].dtype
     if value is not n.out.dtype:
         broken("dtype", f"%{n.out.name} is {n.out.dtype}, its value {value}", n)
+
+
+def _scatter(n: Scatter, d: _Graph, scope: set[Var]) -> None:
+    base = d.type_of(n.base, n)
+    if base.dtype is not n.out.dtype or not _same_shape(base.shape, n.out.shape):
+        broken(
+            "scatter-base", f"%{n.base} is {base.dtype}, or has another shape than the result", n
+        )
+    if len(n.index) != base.rank:
+        broken("rank", f"{len(n.index)} indices for %{n.base} of {base.rank} dimensions", n)
+    for s in n.index:
+        check_vars(s, scope, n, len(n.bound))
+    check_gather(n.index, n.bound, n)
 
 
 def _view(n: View, d: _Graph) -> None:

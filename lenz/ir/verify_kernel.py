@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr
-from lenz.ir.kernel import For, Kernel, Let, Local, Param, Reduce, Stmt, Store, walk
+from lenz.ir.kernel import For, Kernel, Let, Local, Param, Reduce, Scan, Stmt, Store, walk
 from lenz.ir.printer_expr import acc_dtype
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
 from lenz.sym import Int, Sym, Var
@@ -74,6 +74,12 @@ class _Check:
                     s.visible[name] = value.dtype
                 case Reduce():
                     pending.update(self.reduce(x, s))
+                case Scan(name, _, value, over):
+                    self.define(name, x, s)
+                    self.body(value, s, x)
+                    if not any(f.axis.var is over and f.kind not in SPREAD for f in s.loops):
+                        broken("scan-over-enclosing", f"{name} runs over {over.name}", x)
+                    s.visible[name] = value.dtype
                 case Store():
                     self.store(x, s, places)
         return pending
@@ -98,7 +104,7 @@ class _Check:
                 later[name] = dtype
         return later
 
-    def define(self, name: str, x: Let | Reduce, s: _Scope) -> None:
+    def define(self, name: str, x: Let | Reduce | Scan, s: _Scope) -> None:
         """A name is not in use where it is defined."""
         if name in s.visible:
             broken("name-once", f"{name} is defined and visible already", x)
@@ -123,6 +129,8 @@ class _Check:
             broken("defined-before-use", f"%{x.buffer} is no parameter and no local", x)
         if isinstance(b, Param) and b.mode == "in":
             broken("store-mode", f"%{x.buffer} is only read", x)
+        if isinstance(b, Param) and b.mode != "inout" and x.mode != "set":
+            broken("update-inout", f"%{x.buffer} is {b.mode}", x)
         if b.dtype is not x.value.dtype:
             broken("dtype", f"%{x.buffer} is {b.dtype}, the value {x.value.dtype}", x)
         check_vars(x.offset, s.vars, x, len(x.bound))

@@ -11,6 +11,8 @@ from lenz.lower import pointwise as pointwise
 from lenz.lower import pool as pool
 from lenz.lower import random as random
 from lenz.lower import reduce as reduce
+from lenz.lower import scan as scan
+from lenz.lower import scatter as scatter
 from lenz.lower import shape as shape
 from lenz.lower import softmax as softmax
 from lenz.lower import view as view

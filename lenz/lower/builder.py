@@ -13,8 +13,21 @@ from dataclasses import dataclass, replace
 from lenz import ops
 from lenz.errors import InternalError
 from lenz.ir.dtype import DType, compute_dtype
-from lenz.ir.expr import Expr, load, loads_of, ref
-from lenz.ir.graph import Atom, Extern, Mutation, Node, Pointwise, ReduceKind, Reduction, View
+from lenz.ir.expr import Expr, canonical_bound, load, loads_of, ref
+from lenz.ir.graph import (
+    Atom,
+    Extern,
+    Mutation,
+    Node,
+    Pointwise,
+    ReduceKind,
+    Reduction,
+    Scan,
+    ScanKind,
+    Scatter,
+    UpdateMode,
+    View,
+)
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous
 from lenz.sym import ZERO, Sym, affine_in
 
@@ -151,6 +164,49 @@ class GraphBuilder:
             raise InternalError(f"the finish of {self._hint} reads a buffer: that is a map's work")
         out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
         self.nodes.append(Reduction(out, axes, raxes, kind, body, done))
+        return Value(out)
+
+    def scan(
+        self,
+        kind: ScanKind,
+        dim: int,
+        fn: Callable[[Index], Expr],
+        type: TensorType | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """out[.., s, ..] = fold of fn(index) over the indices up to s in dimension `dim`.
+
+        The accumulator has the type that fn gives, and is rounded to the result for each element.
+        """
+        type = self.result if type is None else type
+        axes = axes_for(type.shape)
+        body = fn(_vars(axes))
+        done = round_to(ref("acc", body.dtype), type.dtype)
+        out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
+        self.nodes.append(Scan(out, axes, dim, kind, body, done))
+        return Value(out)
+
+    def scatter(
+        self,
+        mode: UpdateMode,
+        base: Value,
+        over: Sequence[Sym],
+        fn: Callable[[Index], tuple[Index, tuple[Expr, ...], Expr]],
+        type: TensorType | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """`base`, updated for each index i of the shape `over`, in row-major order.
+
+        fn(i) gives the place, whose `@k` stand for the expressions that come second, and the value,
+        which is rounded to the result type.
+        """
+        type = self.result if type is None else type
+        axes = axes_for(over)
+        where, positions, value = fn(_vars(axes))
+        where, positions = canonical_bound(where, positions)
+        out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
+        value = round_to(value, type.dtype)
+        self.nodes.append(Scatter(out, base.name, axes, where, positions, value, mode))
         return Value(out)
 
     def view(self, x: Value, fn: Callable[[Index], Index], type: TensorType | None = None) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lenz import ops
 from lenz.ir.dtype import I64
@@ -30,7 +30,8 @@ def checked(e: Expr, size: Sym, *, wraps: bool) -> Expr:
     return ops.assert_in_range(e, n)
 
 
-def _is_position(x: Value) -> bool:
+def is_position(x: Value) -> bool:
+    """True for a tensor whose elements may be positions; bytes are masks of an older kind."""
     return x.dtype.is_integer and x.dtype.name != "u8"
 
 
@@ -43,32 +44,33 @@ def _reads_nothing(x: Value) -> bool:
 def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value | Decline:
     """x at broadcast positions; their dimensions stand where they are adjacent, else in front."""
     given = {d: v for d, v in enumerate(indices) if v is not None}
-    if not all(_is_position(v) for v in given.values()):
+    if not all(is_position(v) for v in given.values()):
         return Decline("a mask as index: the size of the result depends on its values")
     if not given:
         return b.view(x, lambda i: i)
     if _reads_nothing(x):
         return Decline("an index into a tensor without elements")
+    return b.map(lambda i: x.at(*at_positions(x, given, i)))
+
+
+def at_positions(x: Value, given: Mapping[int, Value], i: Index) -> tuple[Index, tuple[Expr, ...]]:
+    """The place in x of element i of x[given], with positions by dimension; and its operands."""
     dims = list(given)
     rank = max(v.rank for v in given.values())
     adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
     first = dims[0] if adjacent else 0
-
-    def fn(i: Index) -> Expr:
-        shared = i[first : first + rank]
-        rest = iter((*i[:first], *i[first + rank :]))
-        where: list[Sym] = []
-        bound: list[Expr] = []
-        for d in range(x.rank):
-            if d in given:
-                v = given[d]
-                where.append(position(len(bound), x.shape[d]))
-                bound.append(checked(v.at(broadcast(v, shared)), x.shape[d], wraps=True))
-            else:
-                where.append(next(rest))
-        return x.at(where, tuple(bound))
-
-    return b.map(fn)
+    shared = i[first : first + rank]
+    rest = iter((*i[:first], *i[first + rank :]))
+    where: list[Sym] = []
+    bound: list[Expr] = []
+    for d in range(x.rank):
+        if d in given:
+            v = given[d]
+            where.append(position(len(bound), x.shape[d]))
+            bound.append(checked(v.at(broadcast(v, shared)), x.shape[d], wraps=True))
+        else:
+            where.append(next(rest))
+    return tuple(where), tuple(bound)
 
 
 @lowering("gather", any_dtype=True)
@@ -76,7 +78,7 @@ def gather(
     b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool = False
 ) -> Value | Decline:
     """out[i] = x[i with its dim-th part replaced by index[i]]."""
-    if not _is_position(index):
+    if not is_position(index):
         return Decline(f"positions of type {index.dtype}")
     if _reads_nothing(x):
         return Decline("gather from a tensor without elements")
@@ -96,7 +98,7 @@ def gather(
 @lowering("index_select", any_dtype=True)
 def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value | Decline:
     """Slices of x along one dimension, by their positions."""
-    if not _is_position(index):
+    if not is_position(index):
         return Decline(f"positions of type {index.dtype}")
     if _reads_nothing(x) or x.rank == 0:
         return Decline("index_select from a scalar or from no elements")
@@ -120,7 +122,7 @@ def embedding(
     sparse: bool = False,
 ) -> Value | Decline:
     """Rows of a table, by their positions."""
-    if not _is_position(indices):
+    if not is_position(indices):
         return Decline(f"positions of type {indices.dtype}")
     if _reads_nothing(weight):
         return Decline("rows of a table without elements")
@@ -136,7 +138,7 @@ def embedding(
 @lowering("take", any_dtype=True)
 def take(b: GraphBuilder, x: Value, index: Value) -> Value | Decline:
     """Elements by their row-major position; negative ones count from the end."""
-    if not _is_position(index):
+    if not is_position(index):
         return Decline(f"positions of type {index.dtype}")
     if _reads_nothing(x):
         return Decline("take from a tensor without elements")

@@ -11,7 +11,7 @@ from lenz import ops
 from lenz.errors import Unsupported
 from lenz.ir.dtype import BOOL, NATIVE, DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.ir.graph import Extern, Pointwise, Reduction, outs_of
+from lenz.ir.graph import LOOPS, Extern, outs_of
 from lenz.ir.op import Op
 from lenz.lower import activation as activation
 from lenz.lower import arithmetic as arithmetic
@@ -58,7 +58,7 @@ def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> 
 def _is_own(b: GraphBuilder, x: Value) -> bool:
     """True when a computation of this graph wrote the buffer and no view shares its memory."""
     for n in reversed(b.nodes):
-        if isinstance(n, (Pointwise, Reduction)) and n.out.name == x.name:
+        if isinstance(n, LOOPS) and n.out.name == x.name:
             return True
         if isinstance(n, Extern) and any(o is x.buffer for o in n.outs):
             return not n.aliases

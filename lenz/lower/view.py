@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
-from lenz.ir.graph import Pointwise, Reduction
+from lenz.ir.expr import reindex
+from lenz.ir.graph import LOOPS, Scan
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
@@ -259,7 +261,7 @@ def as_strided(
 
 def _is_whole(b: GraphBuilder, x: Value) -> bool:
     """True when a loop of this graph wrote the buffer, which is then a storage of its own."""
-    return any(isinstance(n, (Pointwise, Reduction)) and n.out.name == x.name for n in b.nodes)
+    return any(isinstance(n, LOOPS) and n.out.name == x.name for n in b.nodes)
 
 
 def _parts(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, ...]:
@@ -312,10 +314,27 @@ def unbind(b: GraphBuilder, x: Value, dim: int = 0) -> tuple[Value, ...]:
     return tuple(one(k, type) for k, type in enumerate(b.results))
 
 
+def reversed_scan(b: GraphBuilder, x: Value, turned: Sequence[int]) -> Value | None:
+    """A scan read from its end is the scan from the end of what it reads, turned: no copy.
+
+    flip(cumsum(flip(g))), the gradient of cumsum, thereby is one scan of g.
+    """
+    n = next((n for n in reversed(b.nodes) if isinstance(n, Scan) and n.out.name == x.name), None)
+    if n is None or list(turned) != [n.dim]:
+        return None
+    a = n.axes[n.dim]
+    body = reindex(n.body, {a.var: a.extent - 1 - a.var})
+    out = b.define(f"{x.name}_turned", b.result)
+    b.nodes.append(replace(n, out=out, body=body, reverse=not n.reverse))
+    return Value(out)
+
+
 @lowering("flip", any_dtype=True)
 def flip(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
     """Dimensions read from the back; torch has no negative strides, so it is a copy."""
     turned = [wrapped(d, x.rank) for d in dims]
+    if (scanned := reversed_scan(b, x, turned)) is not None:
+        return scanned
 
     def fn(i: Index) -> Index:
         return tuple(

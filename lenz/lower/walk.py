@@ -12,7 +12,7 @@ from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
 from lenz.ir.dtype import NATIVE, DType, dtype_of
-from lenz.ir.graph import Atom, Graph, Named, Node, Pointwise, Reduction, Ref
+from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Ref
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.fallback import call_eager, move
@@ -273,7 +273,7 @@ def _values(args: Sequence[Any]) -> list[Value]:
 def _foreign(nodes: Sequence[Node]) -> DType | None:
     """The first type among loops that scalar expressions cannot compute with, if there is one."""
     for n in nodes:
-        if isinstance(n, (Pointwise, Reduction)) and n.out.dtype not in NATIVE:
+        if isinstance(n, LOOPS) and n.out.dtype not in NATIVE:
             return n.out.dtype
     return None
 

@@ -1,8 +1,15 @@
-"""The type rule of reductions."""
+"""The type rule of reductions, and how two values of a scan or an update combine."""
 
 from __future__ import annotations
 
-from lenz.ir.dtype import BOOL, I64, DType
+from collections.abc import Callable, Mapping
+
+from lenz.ir.dtype import BOOL, I64, DType, compute_dtype
+from lenz.ir.expr import Expr
+from lenz.ops.arith import add, maximum, minimum, mul, sub
+from lenz.ops.cast import cast
+from lenz.ops.compare import isinf, where
+from lenz.ops.math import exp, log1p
 
 
 def reduce_dtype(kind: str, dtype: DType) -> DType:
@@ -10,3 +17,30 @@ def reduce_dtype(kind: str, dtype: DType) -> DType:
     if kind in ("argmax", "argmin"):
         return I64
     return BOOL if kind in ("any", "all") else dtype
+
+
+def _logaddexp(x: Expr, y: Expr) -> Expr:
+    """log(e^x + e^y) = max + log(1 + e^(min - max)); a greatest operand that is infinite wins."""
+    high = maximum(x, y)
+    return where(isinf(high), high, add(high, log1p(exp(sub(minimum(x, y), high)))))
+
+
+_COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "sum": add,
+    "add": add,
+    "prod": mul,
+    "mul": mul,
+    "max": maximum,
+    "min": minimum,
+    "logaddexp": _logaddexp,
+}
+
+
+def combine(kind: str, x: Expr, y: Expr) -> Expr:
+    """Both values of a scan, or of an update of an element, as one; halves are combined in f32.
+
+    `x` is the earlier one. Raises TypeError for bool, whose sums are maxima and products minima.
+    """
+    dtype = x.dtype
+    wide = compute_dtype(dtype)
+    return cast(_COMBINE[kind](cast(x, wide), cast(y, wide)), dtype)

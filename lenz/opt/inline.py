@@ -17,15 +17,22 @@ from dataclasses import dataclass, replace
 from lenz.context import Context
 from lenz.ir.expr import Expr, cost_of, loads_of, nodes_of, reindex, replace_loads
 from lenz.ir.graph import (
+    LOOPS,
     Extern,
     Graph,
     Loop,
     Node,
     Pointwise,
     Reduction,
+    Scan,
+    Scatter,
     View,
     atom_refs,
+    bodies_of,
     buffers_of,
+    loop_axes,
+    map_bodies,
+    reads_of,
 )
 from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, affine_in, product
@@ -71,7 +78,7 @@ def inline(g: Graph, cx: Context) -> Graph:
     bodies: dict[str, Pointwise] = {}
     nodes: list[Node] = []
     for n in g.nodes:
-        if isinstance(n, (Pointwise, Reduction)):
+        if isinstance(n, LOOPS):
             n = _substitute(n, bodies)
         nodes.append(n)
         if (
@@ -168,11 +175,11 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
         at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
         return reindex(p.body, at, e.args)
 
-    if not any(e.attrs[0] in bodies for e in loads_of(n.body)):
+    if not any(name in bodies for name in reads_of(n)):
         return n
-    body = replace_loads(n.body, replacement)
+    n = map_bodies(n, lambda e: replace_loads(e, replacement))
     origin = tuple(dict.fromkeys((*origins, *n.out.origin)))
-    return replace(n, body=body, out=replace(n.out, origin=origin))
+    return replace(n, out=replace(n.out, origin=origin))
 
 
 def _uses(g: Graph, shapes: Mapping[str, tuple[Sym, ...]]) -> dict[str, _Uses]:
@@ -184,12 +191,13 @@ def _uses(g: Graph, shapes: Mapping[str, tuple[Sym, ...]]) -> dict[str, _Uses]:
 
     for n in g.nodes:
         match n:
-            case Pointwise() | Reduction():
-                raxes = n.raxes if isinstance(n, Reduction) else ()
-                axes = (*n.axes, *raxes)
+            case Pointwise() | Reduction() | Scan() | Scatter():
+                if isinstance(n, Scatter):
+                    of(n.base).other += 1
+                axes = loop_axes(n)
                 elements = max(g.env.hint(product(a.extent for a in axes)), 1)
                 seen: dict[str, int] = {}
-                for e in loads_of(n.body):
+                for e in loads_of(*bodies_of(n)):
                     name = e.attrs[0]
                     of(name).apart |= name in seen or not _reads_each_once(e, axes, shapes[name])
                     of(name).reads += _reads(e, axes, g.env)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lenz.context import Context
-from lenz.ir.graph import Graph, Node, Pointwise, Reduction
+from lenz.ir.graph import LOOPS, Graph, map_bodies
 from lenz.ops.rounding import widen
 
 
@@ -18,11 +18,5 @@ def precision(g: Graph, cx: Context) -> Graph:
     """Remove implicit roundings that are undone at once."""
     if cx.options.emulate_rounding:
         return g
-    nodes: list[Node] = []
-    for n in g.nodes:
-        if isinstance(n, Pointwise):
-            n = replace(n, body=widen(n.body))
-        elif isinstance(n, Reduction):
-            n = replace(n, body=widen(n.body), finish=widen(n.finish))
-        nodes.append(n)
+    nodes = [map_bodies(n, widen) if isinstance(n, LOOPS) else n for n in g.nodes]
     return replace(g, nodes=tuple(nodes))

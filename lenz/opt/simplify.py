@@ -13,7 +13,7 @@ from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import F32
 from lenz.ir.expr import Expr, interpret, rebuild
-from lenz.ir.graph import Graph, Node, Pointwise, Reduction
+from lenz.ir.graph import LOOPS, Graph, map_bodies
 from lenz.ops.arith import ADD
 from lenz.ops.math import ERF
 
@@ -54,15 +54,8 @@ def simplify(g: Graph, cx: Context) -> Graph:
                 return found
         return new
 
-    nodes: list[Node] = []
-    for n in g.nodes:
-        if isinstance(n, Pointwise):
-            n = replace(n, body=interpret(n.body, visit, memo))
-        elif isinstance(n, Reduction):
-            n = replace(
-                n,
-                body=interpret(n.body, visit, memo),
-                finish=interpret(n.finish, visit, memo),
-            )
-        nodes.append(n)
+    def simpler(e: Expr) -> Expr:
+        return interpret(e, visit, memo)
+
+    nodes = [map_bodies(n, simpler) if isinstance(n, LOOPS) else n for n in g.nodes]
     return replace(g, nodes=tuple(nodes))

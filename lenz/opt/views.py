@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lenz.context import Context
-from lenz.ir.expr import Expr, load, loads_of, replace_loads
-from lenz.ir.graph import Extern, Graph, Node, Pointwise, Reduction, View, atom_refs, reads_of
+from lenz.ir.expr import Expr, load, replace_loads
+from lenz.ir.graph import LOOPS, Graph, Node, View, atom_refs, map_bodies, reads_of
 from lenz.sym import Sym, Var, substitute
 
 
@@ -21,14 +21,11 @@ def views(g: Graph, cx: Context) -> Graph:
     found: dict[str, View] = {}
     nodes: list[Node] = []
     for n in g.nodes:
-        match n:
-            case View():
-                found[n.out.name] = n
-                nodes.append(n)
-            case Pointwise() | Reduction() if any(e.attrs[0] in found for e in loads_of(n.body)):
-                nodes.append(replace(n, body=replace_loads(n.body, lambda e: _root(e, found))))
-            case Pointwise() | Reduction() | Extern():
-                nodes.append(n)
+        if isinstance(n, View):
+            found[n.out.name] = n
+        elif isinstance(n, LOOPS) and any(name in found for name in reads_of(n)):
+            n = map_bodies(n, lambda e: replace_loads(e, lambda at: _root(at, found)))
+        nodes.append(n)
     live = {r for a in g.outputs for r in atom_refs(a)}
     live |= {name for m in g.mutations for name in (m.input, m.value)}
     kept: list[Node] = []

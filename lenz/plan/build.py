@@ -61,7 +61,7 @@ class _Builder:
 
     def run(self) -> Plan:
         g = self.schedule.graph
-        self.buffers, self.roots = buffers_of(g), roots_of(g)
+        self.buffers, self.roots = buffers_of(g), roots_of(self.schedule.steps)
         for view, root in self.roots.items():
             self.views.setdefault(root, []).append(view)
         inputs = self.inputs(g)

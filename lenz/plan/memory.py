@@ -54,7 +54,7 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
     if store.bound or any(v not in store.offset.free_vars for v in loops):
         return False
     for n, (s, _) in enumerate(order):
-        bodies = () if isinstance(s, For) else (s.value,)
+        bodies = () if isinstance(s, For) else (s.value, *getattr(s, "bound", ()))
         for e in loads_of(*bodies):
             if e.attrs[0] == written:
                 return False

@@ -10,11 +10,12 @@ from lenz.ir.graph import (
     Extern,
     Graph,
     Pointwise,
-    Reduction,
+    Scatter,
     View,
     atom_refs,
     buffers_of,
     reads_of,
+    rename_reads,
     roots_of,
 )  # fmt: skip
 from lenz.ir.kernel import Launch, Schedule
@@ -25,6 +26,7 @@ from lenz.schedule.fuse import Cell, Item, fuse
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, nest_of
 from lenz.schedule.order import order
+from lenz.schedule.scatter import homes, parts_of
 
 
 def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
@@ -34,14 +36,22 @@ def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
     """
     buffers = buffers_of(g)
     layouts = {name: b.type.layout for name, b in buffers.items()}
-    roots = roots_of(g)
+    roots = roots_of(g.nodes)
     items: list[Item] = []
+    at = homes(g, layouts)
+    roots = {**{name: at.get(root, root) for name, root in roots.items()}, **at}
     for n in g.nodes:
-        if isinstance(n, (Pointwise, Reduction)):
-            items.append(nest_of(n, layouts, roots))
+        if isinstance(n, Scatter):
+            items.extend(parts_of(n, at.get(n.out.name, n.out.name), buffers, roots))
+        elif isinstance(n, (Extern, View)):
+            renamed = rename_reads(n, at)
+            assert isinstance(renamed, (Extern, View))
+            items.append(renamed)
         else:
-            items.append(n)
+            items.append(nest_of(n, layouts, roots))
     for m in g.mutations:
+        if at.get(m.value) == m.input:
+            continue
         items.append(_write_back(m.input, m.value, buffers, roots))
     partition = fuse(items, g.env, cx)
     cells = order(partition)
@@ -87,7 +97,7 @@ def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
             own = {n.name for n in cell.nests}
             for n in cell.nests:
                 if n.target != n.name:
-                    names.add(n.name)
+                    names |= {n.name} if n.update is None else {n.name, n.target}
                 names |= {r for r in _reads(n) if r not in own}
         else:
             names |= set(reads_of(cell))
@@ -95,5 +105,4 @@ def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
 
 
 def _reads(n: Nest) -> set[str]:
-    bodies = (n.body,) if n.finish is None else (n.body, n.finish)
-    return {e.attrs[0] for e in loads_of(*bodies)}
+    return {e.attrs[0] for e in loads_of(*n.exprs)}

@@ -30,6 +30,7 @@ from lenz.ir.kernel import (
     Mode,
     Param,
     Reduce,
+    Scan,
     Stmt,
     Store,
     TileConfig,
@@ -75,6 +76,9 @@ def build(
 
     `unaligned` are buffers that may start anywhere, as those of library calls that give views.
     """
+    if g.nests[0].update is not None and device_of(g) == "cpu":
+        body = vectors.scattered(g.nests[0], env)
+        return _finish(g, body, "scatter", _tile(body, env), (), buffers, None)
     elide = not cx.options.emulate_rounding
     if device_of(g) != "cpu":
         s = stages(g, stored, elide, named=True, scratch=False)
@@ -103,7 +107,8 @@ def build(
         case "tiles":
             body = vectors.tiles(g, s, choice)
     tile = _tile(body, env)
-    return _finish(g, body, KINDS[choice.form], tile, tuple(s.locals), buffers, None)
+    kind = "scan" if any(n.scan is not None for n in g.nests) else KINDS[choice.form]
+    return _finish(g, body, kind, tile, tuple(s.locals), buffers, None)
 
 
 @dataclass(slots=True)
@@ -136,6 +141,8 @@ def _finish(
     for st in walk(body):
         if isinstance(st, Store) and st.buffer not in local:
             found.writes[st.buffer] = None
+            if kind == "scatter":  # elements that are not written keep their value
+                found.reads[st.buffer] = None
     args = tuple(dict.fromkeys([*found.reads, *found.writes]))
     names = {name: f"a{k}" for k, name in enumerate(args)}
     params = tuple(
@@ -184,8 +191,10 @@ def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ..
                 return replace(s, body=tuple(statement(x) for x in s.body))
             case Store():
                 buffer = names.get(s.buffer, s.buffer)
-                return replace(s, buffer=buffer, value=interpret(s.value, visit, memo))
-            case Let() | Reduce():
+                bound = tuple(interpret(e, visit, memo) for e in s.bound)
+                value = interpret(s.value, visit, memo)
+                return replace(s, buffer=buffer, value=value, bound=bound)
+            case Let() | Reduce() | Scan():
                 return replace(s, value=interpret(s.value, visit, memo))
 
     return tuple(statement(s) for s in body)
@@ -215,7 +224,10 @@ def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]
 
 def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
     cost = cost_of(*exprs_of(body))
-    reduces = any(isinstance(s, Reduce) for s in walk(body))
+    reduces = any(
+        isinstance(s, (Reduce, Scan)) or (isinstance(s, Store) and s.mode != "set")
+        for s in walk(body)
+    )
     if cost > DEEP:
         unroll = 1 if cost > DEEPEST else 2
     else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lenz.ir.expr import reindex
-from lenz.ir.kernel import For, Let, LoopKind, Reduce, Stmt, Store
+from lenz.ir.kernel import For, Let, LoopKind, Reduce, Scan, Stmt, Store
 from lenz.ir.tensor import Axis, axis
 from lenz.schedule.stages import Statement
 from lenz.sym import Int, Sym, Var, ceildiv, minimum, substitute
@@ -46,8 +46,9 @@ def moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt,
         match s:
             case Let():
                 moved.append(replace(s, value=value))
-            case Reduce():
+            case Reduce() | Scan():
                 moved.append(replace(s, value=value))
             case Store():
-                moved.append(replace(s, value=value, offset=substitute(s.offset, at)))
+                bound = tuple(reindex(e, at) for e in s.bound)
+                moved.append(replace(s, value=value, offset=substitute(s.offset, at), bound=bound))
     return tuple(moved)

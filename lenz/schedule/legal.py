@@ -54,6 +54,8 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     """Fuse b behind a: over the domain of either, whichever keeps the indices free of divisions."""
     if device_of(a) != device_of(b):
         return Reject(f"{a.name} is on {device_of(a)}, {b.name} on {device_of(b)}")
+    if any(n.update is not None for g in (a, b) for n in g.nests):
+        return Reject("a scatter runs by itself")
     if len(_buffers(a) | _buffers(b)) > MAX_BUFFERS:
         return Reject(f"together they touch more than {MAX_BUFFERS} buffers")
     if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:
@@ -68,11 +70,12 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     best: tuple[int, Group] | None = None
     columns = any(is_columns(n) for g in (a, b) for n in g.nests if n.is_reduction)
     before = sum(divisions(n, columns) for g in (a, b) for n in g.nests)
+    scans = any(n.scan is not None for g in (a, b) for n in g.nests)
     for d in domains:
-        first, second = _over(a, d), _over(b, d)
+        first, second = _over(a, d, scans), _over(b, d, scans)
         for x in first:
             for y in second:
-                problem = _misaligned(x, y)
+                problem = _misaligned(x, y) or _late(x + y)
                 if problem is not None:
                     why = problem
                     continue
@@ -96,13 +99,13 @@ def _buffers(g: Group) -> set[str]:
     return names | {n.target for n in g.nests}
 
 
-def _over(g: Group, d: Domain) -> list[tuple[Nest, ...]]:
+def _over(g: Group, d: Domain, turned: bool) -> list[tuple[Nest, ...]]:
     """The group's nests over the domain; all nests are written in the same of the possible ways."""
     if [a.extent for a in g.domain.axes] == [a.extent for a in d.axes] and [
         a.extent for a in g.domain.raxes
     ] == [a.extent for a in d.raxes]:
         return [tuple(g.nests)]
-    ways = [remaps(n, d) for n in g.nests]
+    ways = [remaps(n, d, turned) for n in g.nests]
     if not all(ways):
         return []
     # Values that a row has once have a single way, which goes with either way of the elements.
@@ -131,12 +134,36 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
     return None
 
 
+def _late(nests: tuple[Nest, ...]) -> str | None:
+    """Why a running value is used in a later loop than its own, where it is gone; None if none is.
+
+    A row runs one loop after the other: what depends on a reduction stands in the loop behind it.
+    """
+    loop: dict[str, int] = {}
+    running: dict[str, bool] = {}  # values of elements that a scan is part of
+    for n in nests:
+        parts = [e.attrs[0] for e in loads_of(n.body) if e.attrs[0] in loop]
+        k = max((loop[p] for p in parts), default=0)
+        for p in parts:
+            if running[p] and loop[p] != k:
+                return f"{n.name} uses {p} behind the loop that scans it"
+        is_reduction = n.kind is not None
+        loop[n.name] = k + 1 if is_reduction and n.raxes else k
+        running[n.name] = not is_reduction and (
+            n.scan is not None or any(running[p] for p in parts)
+        )
+    for n in nests:  # what overwrites an input waits for the last loop
+        if n.target != n.name and running[n.name] and loop[n.name] != max(loop.values()):
+            return f"{n.name} writes {n.target} behind the loop that scans its values"
+    return None
+
+
 def shares_reads(a: Group, b: Group) -> int:
     """Bytes per element that both read, from the same place when they run over the same loops."""
     first = {e for n in a.nests for e in loads_of(n.body)}
     ways = [b.nests]
     if a.has_reduction and b.has_reduction and b.domain != a.domain and are_alike(a, b):
-        ways += _over(b, a.domain)
+        ways += _over(b, a.domain, False)
     read = [{e for n in way for e in loads_of(n.body)} for way in ways]
     return max(sum(e.dtype.bytes for e in first & second) for second in read)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex, syms_of
-from lenz.ir.graph import Loop, ReduceKind, Reduction
+from lenz.ir.graph import Loop, ReduceKind, Reduction, Scan, ScanKind, Scatter, UpdateMode
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, axis
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
@@ -25,7 +25,12 @@ SHORT = 8  # an innermost axis of fewer elements is not worth vectors of its own
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """store target[offset] = body over P, or the reduction of body over R, finished."""
+    """store target[offset] = body over P, or the reduction of body over R, finished.
+
+    A scan stores its running value for each element of R, which is one axis. With `update` the nest
+    is a scatter: target[offset] is combined with the body, where `@k` in the offset is bound[k]; no
+    two elements of P go to one place, and those of R run in order.
+    """
 
     out: Buffer
     target: str
@@ -35,6 +40,9 @@ class Nest:
     body: Expr
     finish: Expr | None
     offset: Sym
+    scan: ScanKind | None = None
+    update: UpdateMode | None = None
+    bound: tuple[Expr, ...] = ()
 
     @property
     def name(self) -> str:
@@ -43,8 +51,13 @@ class Nest:
 
     @property
     def is_reduction(self) -> bool:
-        """True when it reduces; R may still be empty when all its extents are 1."""
-        return self.kind is not None
+        """True when it reduces or scans; R may still be empty when all its extents are 1."""
+        return self.kind is not None or self.scan is not None
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """Every expression of it."""
+        return (self.body, *(() if self.finish is None else (self.finish,)), *self.bound)
 
 
 def nest_of(
@@ -61,21 +74,32 @@ def nest_of(
         name, at, dtype = e.attrs
         return load(roots.get(name, name), (layouts[name].at(at),), dtype, tuple(args))
 
-    body = interpret(n.body, flat)
-    raxes: Axes = n.raxes if isinstance(n, Reduction) else ()
-    offset = n.out.type.layout.at([a.var for a in n.axes])
-    kind = n.kind if isinstance(n, Reduction) else None
-    finish = interpret(n.finish, flat) if isinstance(n, Reduction) else None
-    nest = Nest(n.out, target or n.out.name, n.axes, raxes, kind, body, finish, offset)
-    return _merged(nest)
+    into, layout = target or n.out.name, n.out.type.layout
+    if isinstance(n, Scatter):
+        # An index that is a variable itself takes another element for each value of it.
+        free = tuple(a for a in n.axes if a.var in n.index)
+        rest = tuple(a for a in n.axes if a.var not in n.index)
+        bound = tuple(interpret(e, flat) for e in n.bound)
+        value, at = interpret(n.value, flat), layout.at(n.index)
+        return _merged(Nest(n.out, into, free, rest, None, value, None, at, None, n.mode, bound))
+    body, offset = interpret(n.body, flat), layout.at([a.var for a in n.axes])
+    if isinstance(n, Reduction):
+        finish = interpret(n.finish, flat)
+        return _merged(Nest(n.out, into, n.axes, n.raxes, n.kind, body, finish, offset))
+    if isinstance(n, Scan):
+        along, finish = n.axes[n.dim], interpret(n.finish, flat)
+        rows = tuple(a for a in n.axes if a is not along)
+        nest = Nest(n.out, into, rows, (along,), None, body, finish, offset, n.kind)
+        turn = {along.var: along.extent - 1 - along.var} if n.reverse else {}
+        return _merged(_substituted(nest, rows, nest.raxes, turn))
+    return _merged(Nest(n.out, into, n.axes, (), None, body, None, offset))
 
 
 def _merged(n: Nest) -> Nest:
     axes, raxes = _by_stride(n.axes, [n.offset]), n.raxes
-    if n.kind not in ("argmax", "argmin"):
+    if n.kind not in ("argmax", "argmin") and n.update is None:
         raxes = _by_stride(raxes, [e.attrs[1][0] for e in loads_of(n.body)])
-    exprs = [n.body] if n.finish is None else [n.body, n.finish]
-    syms = [n.offset] + [s for e in nodes_of(*exprs) for s in syms_of(e)]
+    syms = [n.offset] + [s for e in nodes_of(*n.exprs) for s in syms_of(e)]
     syms = list(dict.fromkeys(syms))
     at: dict[Var, Sym] = {}
     axes = _merge(axes, "p", syms, at)
@@ -165,6 +189,7 @@ def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:
         body=reindex(n.body, at),
         finish=None if n.finish is None else reindex(n.finish, at),
         offset=substitute(n.offset, at),
+        bound=tuple(reindex(e, at) for e in n.bound),
     )
 
 
@@ -186,17 +211,25 @@ class Domain:
         return product(a.extent for a in self.raxes)
 
 
-def remaps(n: Nest, d: Domain) -> list[Nest]:
-    """The nest over the axes of the domain, in each way that keeps its meaning; may be empty."""
+def remaps(n: Nest, d: Domain, turned: bool = False) -> list[Nest]:
+    """The nest over the axes of the domain, in each way that keeps its meaning; may be empty.
+
+    `turned` adds the way from the last element of R to the first, as a scan with `reverse` goes.
+    """
     rows, length = product(a.extent for a in n.axes), product(a.extent for a in n.raxes)
     if n.is_reduction:
         if rows is not d.rows or length is not d.length:
+            return []
+        if n.scan is not None and len(n.raxes) != len(d.raxes):
             return []
         return [_over(n, [(n.axes, d.axes), (n.raxes, d.raxes)], d)]
     found: list[Nest] = []
     if d.raxes and rows is d.rows * d.length:
         found.append(_over(n, [(n.axes, d.axes + d.raxes)], d))
         found.append(_over(n, [(n.axes, d.raxes + d.axes)], d))
+        if turned and len(d.raxes) == 1:
+            (r,) = d.raxes
+            found.append(_substituted(found[0], d.axes, d.raxes, {r.var: r.extent - 1 - r.var}))
     elif rows is d.rows:
         found.append(_over(n, [(n.axes, d.axes)], replace_rows(d)))
     return found

@@ -8,7 +8,7 @@ stage k holds what depends on reductions of stages before k, and a row runs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lenz import ops
 from lenz.ir.expr import (
@@ -24,7 +24,7 @@ from lenz.ir.expr import (
     replace_loads,
     syms_of,
 )
-from lenz.ir.kernel import Let, Local, Reduce, Store
+from lenz.ir.kernel import Let, Local, Reduce, Scan, Store
 from lenz.ir.op import REF
 from lenz.ops.rounding import widen
 from lenz.schedule.legal import Group
@@ -36,7 +36,7 @@ DEAR = 8.0
 # Longest row of scratch: 4096 f32 are 16 KiB, half of the smallest first-level cache.
 MAX_LOCAL = 4096
 
-Statement = Let | Reduce | Store
+Statement = Let | Reduce | Scan | Store
 
 
 @dataclass(slots=True)
@@ -78,7 +78,9 @@ class _Staging:
             if n.target == n.name:
                 body = self.inlined(n.body)
                 k = self.stage(body)
-                if n.is_reduction:
+                if n.scan is not None and n.raxes:
+                    self.scan(n, body, k)
+                elif n.is_reduction:
                     self.reduction(n, body, k)
                 elif self.in_loop(n):
                     self.element(n, body, k)
@@ -108,20 +110,27 @@ class _Staging:
             place(k).extend(Store(n.target, n.offset, body) for n, body in values)
 
     def reduction(self, n: Nest, body: Expr, k: int) -> None:
-        assert n.kind is not None and n.finish is not None
+        assert n.finish is not None
         acc = f"v{len(self.ready)}"
-        dtype = ops.reduce_dtype(n.kind, body.dtype)
-        if n.raxes:
+        dtype = body.dtype if n.kind is None else ops.reduce_dtype(n.kind, body.dtype)
+        if n.raxes and n.kind is not None:
             over = tuple(a.var for a in n.raxes)
             self.out.loop(k).append(Reduce(acc, n.kind, body, over))
             self.ready[acc] = k = k + 1
             result = ref(acc, dtype)
         else:
-            result = only_element(n.kind, body)
+            result = body if n.kind is None else only_element(n.kind, body)
         finish = self.inlined(replace_ref(n.finish, result))
         self.values[n.name] = value = self.keep(finish, k)
         if n.name in self.stored:
             self.out.row(k).append(Store(n.target, n.offset, value))
+
+    def scan(self, n: Nest, body: Expr, k: int) -> None:
+        assert n.scan is not None and n.finish is not None
+        name = f"v{len(self.ready)}"
+        self.out.loop(k).append(Scan(name, n.scan, body, n.raxes[0].var))
+        self.ready[name] = k
+        self.element(n, self.inlined(replace_ref(n.finish, ref(name, body.dtype))), k)
 
     def element(self, n: Nest, body: Expr, k: int) -> None:
         self.values[n.name] = body
@@ -260,9 +269,4 @@ def _replaced(s: Statement, old: Expr, new: Expr) -> Statement:
     def visit(x: Expr, args: list[Expr]) -> Expr:
         return new if x is old else rebuild(x, tuple(args))
 
-    value = interpret(s.value, visit)
-    if isinstance(s, Reduce):
-        return Reduce(s.name, s.kind, value, s.over)
-    if isinstance(s, Let):
-        return Let(s.name, value)
-    return Store(s.buffer, s.offset, value, s.bound)
+    return replace(s, value=interpret(s.value, visit))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from lenz.ir.kernel import For, Stmt
+from lenz.ir.kernel import For, LoopKind, Stmt, Store
 from lenz.ir.tensor import Axis
 from lenz.schedule.cut import cut, joined, moved, nested
 from lenz.schedule.legal import Group
-from lenz.schedule.loops import BLOCK, TILE, Choice
+from lenz.schedule.loops import BLOCK, TILE, Choice, coefficient
+from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import Sym, SymEnv, Var
+from lenz.sym import ONE, Sym, SymEnv, Var
 
 PANEL = 256  # columns of one panel: 16 vector registers of f32
+SCATTER_PANEL = 64  # columns of a scatter: every panel goes through all updates, so that few rows
+# still give each core a panel, and 256 bytes are a whole number of cache lines.
 WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
 # Edge of the square of tiles that one iteration transposes: whole cache lines on both sides stay in
 # the first-level cache (839 -> 577 us for 1024 x 1024, 74 -> 57 ms for 4096 x 4096).
@@ -81,3 +84,24 @@ def tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
     tile = (For(u_lane, "unroll", (For(v_lane, "vector", moved(statements, at)),)),)
     outer = [a for a in g.domain.axes if a is not v and a is not u]
     return nested([*outer, *squares], "parallel", nested(blocks, "seq", tile))
+
+
+def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
+    """Updates in order over R; P, whose elements never meet, in parallel and along the lanes.
+
+    With columns of P side by side, R runs once for each block of them, and the block inside.
+    """
+    assert n.update is not None
+    store = Store(n.target, n.offset, n.body, n.bound, n.update)
+    p = n.axes[-1] if n.axes else None
+    if p is not None and coefficient(n.offset, p.var) is ONE and env.hint(p.extent) >= SHORT:
+        block, lane = cut(p, SCATTER_PANEL)
+        panel = moved([store], {p.var: joined(block, lane, SCATTER_PANEL)})
+        loop = nested(n.raxes, "seq", (For(lane, "vector", panel),))
+        return nested([*n.axes[:-1], *block], "parallel", loop)
+    # Vectors store their lanes in order, but cannot add up two that meet.
+    last: LoopKind = "vector" if n.update == "set" else "seq"
+    body: tuple[Stmt, ...] = (store,)
+    if n.raxes:
+        body = nested(n.raxes[:-1], "seq", (For(n.raxes[-1], last, body),))
+    return nested(n.axes, "parallel", body)

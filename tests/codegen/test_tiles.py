@@ -11,6 +11,7 @@ from lenz import ops
 from lenz.codegen.llvm.compile import host_target
 from lenz.codegen.llvm.module import emit_module
 from lenz.ir.dtype import BF16, BOOL, F32, F64, U8, DType
+from lenz.ir.expr import const, index, masked
 from lenz.ir.kernel import For, Kernel, Param, Store
 from lenz.ir.tensor import axis
 from lenz.sym import Sym, Var, ceildiv, minimum, sym
@@ -66,3 +67,15 @@ def test_symbolic_transpose() -> None:
 def test_whole_tiles_are_read_in_rows() -> None:
     text = emit_module([transpose(32, 32)], host_target())
     assert "gather" not in text and "shufflevector" in text
+
+
+def test_a_tile_that_overwrites_what_it_reads_along_and_across() -> None:
+    """The square is its own source: the load along the lanes stays in the block of the tile."""
+    u, v = axis("u", sym(16)), axis("v", sym(16))
+    inside = ops.lt(index(u.var), index(sym(9)))
+    own = masked(inside, at("y", 16 * u.var + v.var), const(1.0, F32))
+    store = Store("y", 16 * u.var + v.var, ops.add(own, at("a", 16 * v.var + u.var)))
+    body = For(u, "unroll", (For(v, "vector", (store,)),))
+    params = (Param("a", F32, sym(256), "in"), Param("y", F32, sym(256), "inout"))
+    k = Kernel("own", "transpose", params, (), (body,))
+    check(k, {"a": torch.randn(256), "y": torch.randn(256)})

@@ -150,7 +150,7 @@ class Generator:
         makers = (
             self.unary, self.unary, self.binary, self.binary, self.binary, self.view, self.view,
             self.view, self.reduce, self.reduce, self.select, self.join, self.rows, self.cast,
-            self.write, self.write, self.library,
+            self.write, self.write, self.library, self.scan, self.scatter,
         )  # fmt: skip
         name = f"t{len(self.p.lines)}"
         try:
@@ -296,9 +296,51 @@ class Generator:
             f"F.layer_norm({x}, ({n},))",
             f"{x} / ({x}.abs().sum(-1, keepdim=True) + 1)",
             f"{x} - {x}.amax({self.dim(x)}, keepdim=True)",
-            f"{x}.cumsum({self.dim(x)}).clamp(-16, 16)",
         ))  # fmt: skip
-        return f"{name} = {text}", (x,), " - " not in text and "cumsum" not in text
+        return f"{name} = {text}", (x,), " - " not in text
+
+    def scan(self, name: str) -> tuple[str, tuple[str, ...], bool]:
+        x = self.pick(lambda t: t.dim() > 0 and t.dtype is not torch.bool)
+        d = self.dim(x)
+        exact = x not in self.p.rounded
+        texts = [
+            f"{x}.cumsum({d}).clamp(-16, 16)",
+            f"{x}.flip({d}).cumsum({d}).flip({d}).clamp(-16, 16)",
+            f"{x}.clamp(0, 1).cumprod({d})",
+            f"{x}.cummax({d}).values",
+            f"{x}.cummin({d}).values",
+        ]
+        if exact:
+            texts += [f"{x}.cummax({d}).indices", f"{x}.cummin({d}).indices"]
+        if self.env[x].is_floating_point():
+            texts.append(f"{x}.logcumsumexp({d})")
+        text = self.r.choice(texts)
+        return f"{name} = {text}", (x,), "log" in text or self.env[x].dtype is torch.bfloat16
+
+    def scatter(self, name: str) -> tuple[str, tuple[str, ...], bool]:
+        x = self.pick(lambda t: t.dim() > 0 and t.numel() > 0 and t.dtype is not torch.bool)
+        t = self.env[x]
+        d = self.dim(x)
+        n = t.shape[d]
+        row = f"torch.arange({n}, device={x}.device)"
+        if self.r.random() < 0.5:  # whole slices, the last of repeated ones wins
+            i = f"({row} * {self.r.randint(1, 3)}).remainder({max(n - 1, 1)})"
+            text = self.r.choice((
+                f"{x}.index_add({d}, {i}, {x}).clamp(-16, 16)", f"{x}.index_copy({d}, {i}, {x})",
+                f"{x}.index_fill({d}, {i} - {n}, 2)",
+                f"{x}.index_reduce({d}, {i}, {x}, 'amax')",
+            ))  # fmt: skip
+            return f"{name} = {text}", (x,), t.dtype is torch.bfloat16
+        i = self.pick(lambda u: u.dtype is torch.int64 and u.shape == t.shape, exact=True)
+        i = f"{i}.remainder({n})"
+        y = self.pick(lambda u: u.shape == t.shape and u.dtype is t.dtype)
+        text = self.r.choice((
+            f"{x}.scatter({d}, {i}, 3)", f"{x}.scatter_add({d}, {i}, {y}).clamp(-16, 16)",
+            f"{x}.scatter_reduce({d}, {i}, {y}, 'amin', include_self=False)",
+            f"{x}.index_put(({i}.reshape(-1).remainder({t.shape[0]}),), {y}[0], accumulate=True)"
+            ".clamp(-16, 16)",
+        ))  # fmt: skip
+        return f"{name} = {text}", (x, y), t.dtype is torch.bfloat16
 
     def cast(self, name: str) -> tuple[str, tuple[str, ...], bool]:
         to = self.r.choice(("float32", "float64", "int64", "int32", "bfloat16", "bool"))
@@ -318,6 +360,8 @@ class Generator:
         text = self.r.choice((
             f"{at}.add_({y})", f"{at}.copy_({y})", f"{at}.mul_(2).clamp_(-8, 8)", f"{at}.fill_(3)",
             f"{at}.copy_({at}.flip(0) + 0)", f"{at}.sub_({y}).clamp_(-8, 8)",
+            f"{at}.index_fill_(0, torch.tensor([0]), 2)",
+            f"{at}.index_add_(0, torch.arange(1), {at}[:1] + 0).clamp_(-8, 8)",
         ))  # fmt: skip
         return text, (x, y.split(".")[0]) if y in text else (x,), False
 

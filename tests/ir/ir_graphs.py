@@ -19,6 +19,8 @@ from lenz.ir.graph import (
     Pointwise,
     Reduction,
     Ref,
+    Scan,
+    Scatter,
     View,
 )
 from lenz.ir.kernel import (
@@ -34,6 +36,7 @@ from lenz.ir.kernel import (
     Store,
     TileConfig,
 )
+from lenz.ir.kernel import Scan as Running
 from lenz.ir.op import op_named
 from lenz.ir.plan import (
     Alloc,
@@ -237,8 +240,27 @@ def reductions() -> Graph:
     return Graph("reductions", (x,), nodes, tuple(Ref(n.out.name) for n in nodes))
 
 
+def bins() -> Graph:
+    """Running sums of rows, a running maximum from the end, and rows added up by number."""
+    x, idx, base = buf("x", S0, 5), buf("idx", S0, dtype=I64), buf("base", 3, 5)
+    axes = i, j = axes_for(x.shape)
+    each = (i.var, j.var)
+    halves = call("cast", ref("acc", F32), attrs=(F16,))
+    wide = call("cast", load("m", each, F16), attrs=(F32,))
+    row = (call("assert_in_range", load("idx", (i.var,), I64), index(Int(3))),)
+    place = (Var("@0", 0, 2), j.var)
+    nodes = (
+        Scan(buf("c", S0, 5), axes, 1, "sum", load("x", each, F32), ref("acc", F32)),
+        Scan(buf("m", S0, 5, dtype=F16), axes, 0, "max", load("c", each, F32), halves, True),
+        Scatter(buf("y", 3, 5), "base", axes, place, row, wide, "add"),
+        Scatter(buf("z", 3, 5), "y", axes, place, row, load("x", each, F32)),
+    )
+    return Graph("bins", (x, idx, base), nodes, (Ref("c"), Ref("y"), Ref("z")), env=ONE)
+
+
 GRAPHS = {
-    g.__name__: g for g in (softmax, gather, padded, constants, calls, deep, odd_axes, reductions)
+    g.__name__: g
+    for g in (softmax, gather, padded, constants, calls, deep, odd_axes, reductions, bins)
 }
 
 
@@ -299,11 +321,29 @@ def scatter() -> Kernel:
     return Kernel("scatter", "pointwise", params, (S0, S1), (For(i, "seq", (store,)),))
 
 
+def running() -> Kernel:
+    """Sums along rows and maxima down columns, which are added to what is there."""
+    i, j, down, across = axis("i", S0), axis("j", Int(7)), axis("d", S0), axis("a", Int(7))
+    at, there = 7 * i.var + j.var, 7 * down.var + across.var
+    row = (Running("c", "sum", load("x", (at,), F32), j.var), Store("y", at, ref("c", F32)))
+    column = (
+        Running("m", "max", load("x", (there,), F32), down.var),
+        Store("y", there, ref("m", F32), mode="add"),
+    )
+    body = (
+        For(i, "parallel", (For(j, "vector", row),)),
+        For(down, "seq", (For(across, "vector", column),)),
+    )
+    params = (Param("x", F32, 7 * S0, "in"), Param("y", F32, 7 * S0, "inout"))
+    return Kernel("running", "scan", params, (S0,), body)
+
+
 KERNELS = {
     "row_softmax": row_softmax,
     "tiled": lambda: row_softmax(TileConfig(grain=3, rows=8)),
     "columns": columns,
     "scatter": scatter,
+    "running": running,
 }
 
 

@@ -314,6 +314,29 @@ def test_scatter_in_order_with_repeats() -> None:
     assert y.tolist() == [1.0, 3.0, 0.0]
 
 
+def test_scans_and_scatters() -> None:
+    x, idx, base = make.tensor(4, 5), torch.tensor([2, 0, 2, 2]), make.tensor(3, 5, seed=1)
+    c, y, z = interp(make.bins(), [x, idx, base]).outputs
+    torch.testing.assert_close(c, x.cumsum(1))
+    m = x.cumsum(1).flip(0).cummax(0).values.flip(0).half().float()
+    torch.testing.assert_close(y, base.index_add(0, idx, m))
+    assert torch.equal(z[2], x[3]), "the last write wins"
+    assert torch.equal(z[1], base[1]), "what nothing is written to is the base"
+
+
+def test_a_scatter_outside_is_an_error() -> None:
+    with pytest.raises(IndexError):
+        interp(make.bins(), [make.tensor(1, 5), torch.tensor([3]), make.tensor(3, 5)])
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_running_kernel(scalar: bool) -> None:
+    k = as_scalar(make.running()) if scalar else make.running()
+    x, y = make.tensor(4, 7), torch.zeros(28)
+    interp_kernel(k, {"x": x.reshape(-1), "y": y}, {"s0": 4})
+    torch.testing.assert_close(y.reshape(4, 7), x.cumsum(1) + x.cummax(0).values)
+
+
 KERNEL = "kernel @k pointwise (%x: in f32[s0], %y: out f32[s0]; s0: 1..) {{ {} }}"
 
 

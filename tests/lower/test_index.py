@@ -77,11 +77,6 @@ def test_a_position_outside_is_an_error(fn: Fn) -> None:
         check(fn, X, torch.tensor([-3, 0]))
 
 
-def test_masks_and_writes_stay_eager() -> None:
-    check(lambda x, i: x.index_put((i,), x[0, :1]), X, J[2:], native=False)
-    check(lambda x, i: x.scatter(0, i.abs()[:, :, None], 1.0), X, I, native=False)
-
-
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 def test_masked_fill_and_where_through_index(dynamic: bool) -> None:
     def causal(x: torch.Tensor) -> torch.Tensor:

@@ -6,24 +6,25 @@ from typing import TYPE_CHECKING
 
 from lenz.codegen.llvm import reductions as red
 from lenz.codegen.llvm.access import Place
-from lenz.codegen.llvm.accumulators import Accumulator, position_of, state_dtypes
+from lenz.codegen.llvm.accumulators import Accumulator, over, position_of, state_dtypes
 from lenz.codegen.llvm.builder import Names
 from lenz.codegen.llvm.scopes import Cell, Value
 from lenz.codegen.llvm.types import iota, memory_type, value_type
 from lenz.ir.dtype import BOOL, F32, I32, I64, DType
-from lenz.ir.kernel import For, Reduce
+from lenz.ir.kernel import For, Reduce, Scan
 
 if TYPE_CHECKING:
     from lenz.codegen.llvm.body import Body
 
 
-def start(body: Body, s: Reduce, path: tuple[For, ...]) -> Accumulator:
+def start(body: Body, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
     """Give a reduction its accumulators; `path` are the loops from its outermost one inwards."""
     body.define(s.name, s)
     lane = next((f for f in path if f.kind == "vector"), None)
     if body.indices.lane is not None:
         lane = None  # already in a vector loop: every lane has accumulators of its own
-    over_lanes = lane is not None and lane.axis.var in s.over
+    over_lanes = lane is not None and lane.axis.var in over(s)
+    is_scan = isinstance(s, Scan)
     position = position_of(s, path)
     acc = Accumulator(
         stmt=s,
@@ -31,9 +32,12 @@ def start(body: Body, s: Reduce, path: tuple[For, ...]) -> Accumulator:
         position=position,
         lanes=lane is not None or body.indices.lane is not None,
         across=over_lanes,
-        copies=body.vector_copies(lane) if over_lanes and lane else body.scopes.copies,
-        merge=over_lanes,
-        axes=tuple(f.axis for f in path if f.axis.var not in s.over),
+        # A scan goes through the copies one by one; a reduction has registers for each.
+        copies=body.vector_copies(lane)
+        if over_lanes and lane and not is_scan
+        else body.scopes.copies,
+        merge=over_lanes and not is_scan,
+        axes=tuple(f.axis for f in path if f.axis.var not in over(s)),
     )
     body.accs[s.name] = acc
     if acc.axes:
@@ -86,7 +90,7 @@ def take(body: Body, acc: Accumulator) -> None:
     copies, level = scopes.copies, scopes.fn.level
     b = scopes.builder(level, acc.lanes, copies)
     index = acc.dtypes[-1] if red.is_arg(kind) else I32
-    parts: list[Names] = [_operand(body, acc, copies)]
+    parts: list[Names] = [operand(body, acc, copies)]
     if red.is_arg(kind):
         where = body.indices.vector(acc.position, index)
         parts.append(scopes.spread(where, index, acc.lanes, copies))
@@ -105,7 +109,7 @@ def take(body: Body, acc: Accumulator) -> None:
             cell.name = name
 
 
-def _operand(body: Body, acc: Accumulator, copies: int) -> Names:
+def operand(body: Body, acc: Accumulator, copies: int) -> Names:
     """The value to accumulate, in the type of the state."""
     scopes, source, dtype = body.scopes, acc.stmt.value.dtype, acc.dtypes[0]
     value = body.values.value(acc.stmt.value)
@@ -142,6 +146,8 @@ def finish(body: Body, acc: Accumulator) -> None:
     """Reduce the copies and the lanes to the result, and give it its name."""
     del body.accs[acc.stmt.name]
     name = acc.stmt.name
+    if isinstance(acc.stmt, Scan):  # its value is not seen outside of the loop
+        return
     if acc.axes:
         body.values.columns[name] = acc
         return

@@ -1,4 +1,4 @@
-"""Accumulators of the reductions under way: in registers, or in an array on the stack.
+"""Accumulators of the reductions and scans under way: in registers, or in an array on the stack.
 
 A reduction ends with the outermost loop it runs over. If loops inside that one are not reduced
 over, each of their points has its own accumulator, in an array; else the accumulators are
@@ -14,9 +14,9 @@ from lenz.codegen.llvm.reductions import is_arg, state_dtype
 from lenz.codegen.llvm.scopes import Cell
 from lenz.errors import InternalError
 from lenz.ir.dtype import I32, DType
-from lenz.ir.kernel import For, Reduce, Stmt, position
+from lenz.ir.kernel import For, Reduce, Scan, Stmt, position
 from lenz.ir.tensor import Axis
-from lenz.sym import ZERO, Sym
+from lenz.sym import ZERO, Sym, Var
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Accumulator:
     arrays   names of the arrays, one per part
     """
 
-    stmt: Reduce
+    stmt: Reduce | Scan
     dtypes: tuple[DType, ...]
     position: Sym
     lanes: bool
@@ -67,45 +67,50 @@ def _extent(a: Axis) -> int:
     return max(a.extent.hi, 1)
 
 
-def reduces_of(loop: For) -> list[tuple[Reduce, tuple[For, ...]]]:
-    """The reductions that end with a loop, each with the loops from that one down to it."""
-    found: list[tuple[Reduce, tuple[For, ...]]] = []
+def over(s: Reduce | Scan) -> tuple[Var, ...]:
+    """The variables of the loops that a statement accumulates over."""
+    return s.over if isinstance(s, Reduce) else (s.over,)
+
+
+def reduces_of(loop: For) -> list[tuple[Reduce | Scan, tuple[For, ...]]]:
+    """What accumulates until a loop ends, each with the loops from that one down to it."""
+    found: list[tuple[Reduce | Scan, tuple[For, ...]]] = []
 
     def visit(body: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
         for s in body:
             if isinstance(s, For):
                 visit(s.body, (*path, s))
-            elif isinstance(s, Reduce):
+            elif isinstance(s, (Reduce, Scan)):
                 found.append((s, path))
 
     visit(loop.body, (loop,))
     inside = loop.axis.var
-    return [(s, path) for s, path in found if inside in s.over]
+    return [(s, path) for s, path in found if inside in over(s)]
 
 
 def names_reduced(body: tuple[Stmt, ...]) -> set[str]:
-    """Names of all reductions in a body."""
+    """Names of all reductions and scans in a body."""
     found: set[str] = set()
     for s in body:
         if isinstance(s, For):
             found |= names_reduced(s.body)
-        elif isinstance(s, Reduce):
+        elif isinstance(s, (Reduce, Scan)):
             found.add(s.name)
     return found
 
 
-def position_of(s: Reduce, path: tuple[For, ...]) -> Sym:
+def position_of(s: Reduce | Scan, path: tuple[For, ...]) -> Sym:
     """The flat position of an element over the reduced axes, the first of them outermost."""
     axes = {f.axis.var: f.axis for f in path}
-    for v in s.over:
+    for v in over(s):
         if v not in axes:
             raise InternalError(
                 f"{s.name} is reduced over {v.name}, which is not around it", pass_name="codegen"
             )
-    return position([axes[v] for v in s.over])
+    return position([axes[v] for v in over(s)])
 
 
-def state_dtypes(s: Reduce, position: Sym) -> tuple[DType, ...]:
+def state_dtypes(s: Reduce | Scan, position: Sym) -> tuple[DType, ...]:
     """Types of the parts of the state."""
     first = state_dtype(s.kind, s.value.dtype)
     return (first, index_type(position)) if is_arg(s.kind) else (first, I32)[:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lenz.codegen.llvm import accumulate, tiles, trips
+from lenz.codegen.llvm import accumulate, prefix, tiles, trips
 from lenz.codegen.llvm.access import Accesses
 from lenz.codegen.llvm.accumulators import Accumulator, names_reduced, reduces_of
 from lenz.codegen.llvm.indices import Indices
@@ -13,7 +13,7 @@ from lenz.codegen.llvm.masks import tail_mask
 from lenz.codegen.llvm.scopes import Cell, Scopes, Value
 from lenz.codegen.llvm.values import Values
 from lenz.errors import InternalError
-from lenz.ir.kernel import For, Let, Reduce, Stmt, Store, TileConfig, walk
+from lenz.ir.kernel import For, Let, Reduce, Scan, Stmt, Store, TileConfig, walk
 from lenz.sym import Int, Sym, prove_divides
 
 
@@ -46,6 +46,8 @@ class Body:
                     self.values.refs[name] = self.values.value(value)
                 case Reduce():
                     accumulate.take(self, self.accs[s.name])
+                case Scan():
+                    prefix.take(self, self.accs[s.name])
                 case Store():
                     self.store(s)
 
@@ -72,9 +74,9 @@ class Body:
         self.statements(body)
 
     @contextmanager
-    def writing(self, s: For) -> Iterator[None]:
-        """Within a loop that stores to a buffer, loads of the buffer stay inside the loop."""
-        values, level = self.values, self.scopes.fn.level + 1
+    def writing(self, s: For, level: int) -> Iterator[None]:
+        """Within a loop that stores to a buffer, loads of the buffer stay on its level."""
+        values = self.values
         buffers = list(dict.fromkeys([x.buffer for x in walk(s.body) if isinstance(x, Store)]))
         before = [values.floor.get(name, 0) for name in buffers]
         for name in buffers:
@@ -90,7 +92,7 @@ class Body:
         ended = [
             accumulate.start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs
         ]
-        with self.writing(s):
+        with self.writing(s, self.scopes.fn.level + 1):
             if self.indices.lane is None and s.kind == "vector":
                 self.vector_loop(s)
             elif self.indices.lane is None and tiles.is_tile(s, self.scopes):
@@ -112,6 +114,10 @@ class Body:
     def plain_loop(self, s: For) -> None:
         """A loop one iteration at a time, or `tile.rows` at a time over column accumulators."""
         step = self.row_copies(s)
+        alone = self.indices.lane is None and self.scopes.copies == 1
+        if alone and step == 1 and s.kind == "seq" and not any(isinstance(x, For) for x in s.body):
+            trips.serial(self, s)
+            return
         with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
             if step > 1:
                 whole = trips.rounded(self.scopes.fn, s.axis.extent, extent, step)
@@ -165,10 +171,10 @@ class Body:
         rows = self.tile.rows if s.axis.extent.hi is None else min(self.tile.rows, s.axis.extent.hi)
         has_columns = False
         for x in s.body:
-            if isinstance(x, Store) or (isinstance(x, For) and x.kind != "vector"):
+            if isinstance(x, (Store, Scan)) or (isinstance(x, For) and x.kind != "vector"):
                 return 1
             for y in walk(x.body) if isinstance(x, For) else ():
-                if isinstance(y, (For, Store)):
+                if isinstance(y, (For, Store, Scan)):
                     return 1
                 if isinstance(y, Reduce):
                     acc = self.accs[y.name]

@@ -10,19 +10,20 @@ from __future__ import annotations
 from lenz.codegen.llvm.builder import Builder, Names
 from lenz.codegen.llvm.types import constant, splat, suffix, value_type, vector
 from lenz.ir.dtype import BOOL, F32, U8, DType
-from lenz.ir.graph import ReduceKind
+from lenz.ir.graph import ReduceKind, ScanKind
 
 Parts = tuple[Names, ...]
+Kind = ReduceKind | ScanKind
 _INTEGER = {"sum": "add", "prod": "mul"}
 _FLOAT = {"sum": "fadd", "prod": "fmul"}
 
 
-def is_arg(kind: ReduceKind) -> bool:
+def is_arg(kind: Kind) -> bool:
     """True for the kinds that give a position."""
     return kind in ("argmax", "argmin")
 
 
-def state_dtype(kind: ReduceKind, dtype: DType) -> DType:
+def state_dtype(kind: Kind, dtype: DType) -> DType:
     """The type of the accumulator: f32 for 16-bit floats, u8 for positions of bools."""
     if dtype.is_half:
         return F32
@@ -31,7 +32,7 @@ def state_dtype(kind: ReduceKind, dtype: DType) -> DType:
     return dtype
 
 
-def identity(kind: ReduceKind, dtype: DType) -> str:
+def identity(kind: Kind, dtype: DType) -> str:
     """The scalar constant that changes nothing."""
     match kind:
         case "sum":
@@ -42,7 +43,7 @@ def identity(kind: ReduceKind, dtype: DType) -> str:
             return "false" if dtype is BOOL else constant(dtype, 0)
         case "all":
             return "true" if dtype is BOOL else constant(dtype, 1)
-        case "max" | "argmax":
+        case "max" | "argmax" | "logaddexp":
             return _lowest(dtype)
         case "min" | "argmin":
             return _highest(dtype)
@@ -64,7 +65,7 @@ def _highest(dtype: DType) -> str:
     return str((1 << (dtype.bits - (dtype.kind == "int"))) - 1)
 
 
-def combine(b: Builder, kind: ReduceKind, dtype: DType, index: DType, x: Parts, y: Parts) -> Parts:
+def combine(b: Builder, kind: Kind, dtype: DType, index: DType, x: Parts, y: Parts) -> Parts:
     """The state of both together; x is the earlier one where the order matters."""
     if is_arg(kind):
         return _combine_arg(b, kind, dtype, index, x, y)
@@ -89,9 +90,7 @@ def combine(b: Builder, kind: ReduceKind, dtype: DType, index: DType, x: Parts, 
     return (b.select(nan, dtype, q, best),)
 
 
-def _combine_arg(
-    b: Builder, kind: ReduceKind, dtype: DType, index: DType, x: Parts, y: Parts
-) -> Parts:
+def _combine_arg(b: Builder, kind: Kind, dtype: DType, index: DType, x: Parts, y: Parts) -> Parts:
     (p, i), (q, j) = x, y
     greater = kind == "argmax"
     if dtype.is_float:
@@ -112,7 +111,7 @@ def _combine_arg(
     return b.select(take, dtype, q, p), b.select(take, index, j, i)
 
 
-def step(b: Builder, kind: ReduceKind, dtype: DType, index: DType, x: Parts, y: Parts) -> Parts:
+def step(b: Builder, kind: Kind, dtype: DType, index: DType, x: Parts, y: Parts) -> Parts:
     """As `combine`, for a y whose positions all come after those of x."""
     if not is_arg(kind):
         return combine(b, kind, dtype, index, x, y)
@@ -127,7 +126,7 @@ def step(b: Builder, kind: ReduceKind, dtype: DType, index: DType, x: Parts, y: 
     return b.select(beats, dtype, q, p), b.select(beats, index, j, i)
 
 
-def tree(b: Builder, kind: ReduceKind, dtype: DType, index: DType, states: list[Parts]) -> Parts:
+def tree(b: Builder, kind: Kind, dtype: DType, index: DType, states: list[Parts]) -> Parts:
     """All states combined pairwise."""
     while len(states) > 1:
         paired = [
@@ -138,9 +137,7 @@ def tree(b: Builder, kind: ReduceKind, dtype: DType, index: DType, states: list[
     return states[0]
 
 
-def across_lanes(
-    b: Builder, kind: ReduceKind, dtype: DType, index: DType, x: Parts, width: int
-) -> Parts:
+def across_lanes(b: Builder, kind: Kind, dtype: DType, index: DType, x: Parts, width: int) -> Parts:
     """The scalar state of a vector state; b is a scalar builder."""
     if kind in ("sum", "prod"):
         return (_sum_lanes(b, kind, dtype, x[0][0], width),)
@@ -194,6 +191,6 @@ def _call(b: Builder, name: str, element: str, x: str, width: int) -> str:
     return b.fn.let(b.level, f"call {element} {callee}({v} {x})")
 
 
-def identity_text(kind: ReduceKind, dtype: DType, lanes: int) -> str:
+def identity_text(kind: Kind, dtype: DType, lanes: int) -> str:
     """The identity in every lane."""
     return splat(value_type(dtype), identity(kind, dtype), lanes)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from lenz.codegen.llvm.function import Function
 from lenz.codegen.llvm.indices import Indices
 from lenz.codegen.llvm.scopes import Cell, Scopes, Value
+from lenz.ir.kernel import For
 from lenz.sym import Sym, prove_divides
+
+if TYPE_CHECKING:
+    from lenz.codegen.llvm.body import Body
 
 
 def repeat(
@@ -76,3 +81,23 @@ def left(fn: Function, counter: str, stop: str) -> Value:
     if counter[0] != "%" and stop[0] != "%":
         return Value((str(int(stop) - int(counter)),), fn.level)
     return Value((fn.let(fn.level, f"sub nsw i64 {stop}, {counter}"),), fn.level)
+
+
+def serial(body: Body, s: For) -> None:
+    """An innermost loop in order, its body written out `tile.unroll` times in a row.
+
+    LLVM's back end unrolls nothing: sums at 10^6 computed places took 1.5 ms, with 4 copies 0.9.
+    """
+    scopes, fn, step = body.scopes, body.scopes.fn, body.tile.unroll
+
+    def several(counter: str) -> None:
+        for name in positions(fn, counter, step, 1):
+            with scopes.block():
+                body.indices.vars[s.axis.var] = Value((name,), fn.level)
+                body.statements(s.body)
+
+    with nonempty(body.indices, s.axis.extent, body.cells(s)) as extent:
+        whole = rounded(fn, s.axis.extent, extent, step)
+        repeat(scopes, "0", whole, step, body.cells(s), several)
+        if not prove_divides(step, s.axis.extent):
+            body.counted(s, whole, extent, 1, 1, s.axis.extent)

@@ -1,0 +1,355 @@
+"""Writes at computed positions: scatter, index_put and their kin. A position outside raises.
+
+Each is a copy of its first argument that is updated in place, element by element in row-major
+order, so the last of several writes to one place wins and sums are added up in that order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from lenz import ops
+from lenz.ir.dtype import BOOL, I64, DType
+from lenz.ir.expr import Expr, const, masked
+from lenz.ir.graph import UpdateMode
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import common_shape, wrapped
+from lenz.lower.index import at_positions, checked, is_position, position
+from lenz.lower.operand import Operand, broadcast, exact
+from lenz.lower.registry import lowering
+from lenz.lower.view import flatten, unflatten
+from lenz.sym import ONE, ZERO, Sym, product
+
+Place = tuple[Index, tuple[Expr, ...]]
+MODES: dict[str, UpdateMode] = {
+    "add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul",
+    "amax": "max", "amin": "min",
+}  # fmt: skip
+
+
+def update(
+    b: GraphBuilder,
+    mode: UpdateMode,
+    x: Value,
+    over: Sequence[Sym],
+    place: Callable[[Index], Place],
+    value: Callable[[Index], Expr],
+) -> Value:
+    """x with value(i) written to, or combined with, the element at place(i) for all i."""
+    if x.dtype is BOOL:  # sums of truth values are disjunctions
+        logical: dict[UpdateMode, UpdateMode] = {"add": "max", "mul": "min"}
+        mode = logical.get(mode, mode)
+    return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
+
+
+def _refused(x: Value, index: Value, dims: Sequence[int]) -> Decline | None:
+    """Why positions in these dimensions of x are not taken; a place must exist to be written to."""
+    if not is_position(index):
+        return Decline(f"positions of type {index.dtype}")
+    if any(x.shape[d].lo is None or x.shape[d].lo < 1 for d in dims):  # type: ignore[operator]  # None is first
+        return Decline("writes to a tensor that may have no elements")
+    return None
+
+
+def _along(x: Value, d: int, index: Value) -> Callable[[Index], Place]:
+    """The place of scatter: the index with its d-th part read from `index` at the same index."""
+
+    def place(i: Index) -> Place:
+        if x.rank == 0:
+            return (), ()
+        at: list[Sym] = list(i) if index.rank else [ZERO]
+        at[d] = position(0, x.shape[d])
+        e = index.at(i if index.rank else ())
+        return tuple(at), (checked(e, x.shape[d], wraps=False),)
+
+    return place
+
+
+def _scatter(
+    b: GraphBuilder, mode: UpdateMode, x: Value, dim: int, index: Value, src: Value | Operand
+) -> Value | Decline:
+    d = wrapped(dim, x.rank)
+    if (refused := _refused(x, index, (d,) if x.rank else ())) is not None:
+        return refused
+
+    def value(i: Index) -> Expr:
+        return src.at(i[: src.rank]) if isinstance(src, Value) else exact(src, i, x.dtype)
+
+    return update(b, mode, x, index.shape, _along(x, d, index), value)
+
+
+@lowering("scatter.src", any_dtype=True)
+def scatter_src(b: GraphBuilder, x: Value, dim: int, index: Value, src: Value) -> Value | Decline:
+    """out[.., index[i], ..] = src[i]."""
+    return _scatter(b, "set", x, dim, index, src)
+
+
+@lowering("scatter.value")
+def scatter_value(
+    b: GraphBuilder, x: Value, dim: int, index: Value, value: Operand
+) -> Value | Decline:
+    """out[.., index[i], ..] = value."""
+    return _scatter(b, "set", x, dim, index, value)
+
+
+@lowering("scatter.reduce", "scatter.value_reduce")
+def scatter_combined(
+    b: GraphBuilder, x: Value, dim: int, index: Value, src: Value | Operand, *, reduce: str
+) -> Value | Decline:
+    """out[.., index[i], ..] plus or times src[i]."""
+    return _scatter(b, MODES[reduce], x, dim, index, src)
+
+
+@lowering("scatter_add")
+def scatter_add(b: GraphBuilder, x: Value, dim: int, index: Value, src: Value) -> Value | Decline:
+    """out[.., index[i], ..] += src[i]."""
+    return _scatter(b, "add", x, dim, index, src)
+
+
+def _combined(
+    b: GraphBuilder,
+    x: Value,
+    over: Sequence[Sym],
+    place: Callable[[Index], Place],
+    value: Callable[[Index], Expr],
+    reduce: str,
+    include_self: bool,
+) -> Value | Decline:
+    """x combined with values; without its own elements where something comes to them."""
+    mode = MODES[reduce]
+    if reduce == "mean" and not x.dtype.is_float:
+        return Decline("a mean of integers")
+    start = x
+    if not include_self:
+        none = _neutral(mode, x.dtype)
+        start = b.scatter("set", x, over, lambda i: (*place(i), none), name=f"{x.name}_start")
+    total = update(b, mode, start, over, place, value)
+    if reduce != "mean":
+        return total
+    own = const(1 if include_self else 0, I64)
+    kind = b.temp(x.shape, I64)
+    count = b.map(lambda i: own, kind)
+    count = b.scatter("add", count, over, lambda i: (*place(i), const(1, I64)), kind)
+
+    def mean(i: Index) -> Expr:
+        e = total.compute(i)
+        return ops.div(e, ops.cast(ops.maximum(count.at(i), const(1, I64)), e.dtype))
+
+    return b.map(mean)
+
+
+def _neutral(mode: UpdateMode, dtype: DType) -> Expr:
+    """The value that changes nothing."""
+    if mode in ("add", "mul"):
+        return const(int(mode == "mul"), dtype)
+    if dtype.is_float:
+        return const(-math.inf if mode == "max" else math.inf, dtype)
+    if dtype is BOOL:
+        return const(mode == "min", dtype)
+    signed = dtype.kind == "int"
+    low, high = -(1 << (dtype.bits - 1)) if signed else 0, (1 << (dtype.bits - signed)) - 1
+    return const(low if mode == "max" else high, dtype)
+
+
+@lowering("scatter_reduce.two")
+def scatter_reduce(
+    b: GraphBuilder,
+    x: Value,
+    dim: int,
+    index: Value,
+    src: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value | Decline:
+    """out[.., index[i], ..] combined with src[i] by sum, prod, mean, amax or amin."""
+    d = wrapped(dim, x.rank)
+    if (refused := _refused(x, index, (d,) if x.rank else ())) is not None:
+        return refused
+    place = _along(x, d, index)
+    return _combined(
+        b, x, index.shape, place, lambda i: src.at(i[: src.rank]), reduce, include_self
+    )
+
+
+@lowering("index_put", "_unsafe_index_put", any_dtype=True)
+def index_put(
+    b: GraphBuilder,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value | Decline:
+    """x with values written, or added, at broadcast positions; negative ones count from the end."""
+    given = {d: v for d, v in enumerate(indices) if v is not None}
+    if not given:
+        return Decline("no positions")
+    first = given.get(0)
+    one = all(s is ONE for s in values.shape)
+    if first is not None and first.dtype is BOOL and len(given) == 1 and one and not accumulate:
+        mask, zeros = first, (ZERO,) * values.rank
+        return b.map(lambda i: ops.where(mask.at(i[: mask.rank]), values.at(zeros), x.at(i)))
+    for v in given.values():
+        if (refused := _refused(x, v, tuple(given))) is not None:
+            return refused
+    shared = common_shape(tuple(given.values()))
+    kept = [s for d, s in enumerate(x.shape) if d not in given]
+    dims = list(given)
+    front = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
+    over = (*kept[:front], *shared, *kept[front:])
+    mode: UpdateMode = "add" if accumulate else "set"
+    return update(
+        b, mode, x, over, lambda i: at_positions(x, given, i),
+        lambda i: values.at(broadcast(values, i)),
+    )  # fmt: skip
+
+
+def _slices(
+    x: Value, d: int, index: Value, wraps: bool = False
+) -> tuple[tuple[Sym, ...], Callable[[Index], Place]]:
+    """The loop over slices of x along a dimension, chosen by a list of positions; and the place."""
+    count = index.shape[0] if index.rank else ONE
+
+    def place(i: Index) -> Place:
+        e = index.at((i[d],) if index.rank else ())
+        at = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
+        return at, (checked(e, x.shape[d], wraps=wraps),)
+
+    return (*x.shape[:d], count, *x.shape[d + 1 :]), place
+
+
+def _by_slices(
+    b: GraphBuilder,
+    mode: UpdateMode,
+    x: Value,
+    dim: int,
+    index: Value,
+    value: Callable[[Index], Expr],
+    wraps: bool = False,
+) -> Value | Decline:
+    d = wrapped(dim, x.rank)
+    if x.rank == 0:
+        return Decline("slices of a scalar")
+    if (refused := _refused(x, index, (d,))) is not None:
+        return refused
+    over, place = _slices(x, d, index, wraps)
+    return update(b, mode, x, over, place, value)
+
+
+@lowering("index_add")
+def index_add(
+    b: GraphBuilder, x: Value, dim: int, index: Value, source: Value, *, alpha: Operand = 1
+) -> Value | Decline:
+    """Slices of x plus alpha times slices of source."""
+
+    def value(i: Index) -> Expr:
+        e = source.compute(i[: source.rank])
+        return e if alpha == 1 else ops.mul(e, exact(alpha, i, e.dtype))
+
+    return _by_slices(b, "add", x, dim, index, value)
+
+
+@lowering("index_copy", any_dtype=True)
+def index_copy(b: GraphBuilder, x: Value, dim: int, index: Value, source: Value) -> Value | Decline:
+    """Slices of x replaced by slices of source."""
+    return _by_slices(b, "set", x, dim, index, lambda i: source.at(i[: source.rank]))
+
+
+@lowering("index_fill")
+def index_fill(
+    b: GraphBuilder, x: Value, dim: int, index: Value, value: Operand
+) -> Value | Decline:
+    """Slices of x filled with a value; negative positions count from the end."""
+    return _by_slices(b, "set", x, dim, index, lambda i: exact(value, i, x.dtype), wraps=True)
+
+
+@lowering("index_reduce")
+def index_reduce(
+    b: GraphBuilder,
+    x: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value | Decline:
+    """Slices of x combined with slices of source by prod, mean, amax or amin."""
+    d = wrapped(dim, x.rank)
+    if x.rank == 0:
+        return Decline("slices of a scalar")
+    if (refused := _refused(x, index, (d,))) is not None:
+        return refused
+    over, place = _slices(x, d, index)
+    return _combined(b, x, over, place, source.at, reduce, include_self)
+
+
+@lowering("put", any_dtype=True)
+def put(
+    b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool = False
+) -> Value | Decline:
+    """Elements written by their row-major position; negative ones count from the end."""
+    if (refused := _refused(x, index, range(x.rank))) is not None:
+        return refused
+    count = product(x.shape)
+
+    def place(i: Index) -> Place:
+        return unflatten(position(0, count), x.shape), (checked(index.at(i), count, wraps=True),)
+
+    def value(i: Index) -> Expr:
+        return source.at(unflatten(flatten(i, index.shape), source.shape))
+
+    return update(b, "add" if accumulate else "set", x, index.shape, place, value)
+
+
+@lowering("embedding_dense_backward")
+def embedding_dense_backward(
+    b: GraphBuilder,
+    grad: Value,
+    indices: Value,
+    num_weights: Sym | int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> Value | Decline:
+    """The gradient of a table: the gradient of each row that was looked up, added to that row."""
+    table = b.map(lambda i: const(0, b.result.dtype), b.result)
+    if scale_grad_by_freq or not isinstance(padding_idx, int):
+        return Decline("scaled by how often a row was looked up")
+    if (refused := _refused(table, indices, (0,))) is not None:
+        return refused
+    rows = table.shape[0]
+
+    def place(i: Index) -> Place:
+        return (position(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows, wraps=False),)
+
+    def value(i: Index) -> Expr:
+        e = grad.at(i)
+        if padding_idx < 0:
+            return e
+        row = ops.cast(indices.at(i[:-1]), I64)
+        return ops.where(ops.eq(row, const(padding_idx, I64)), const(0, e.dtype), e)
+
+    return update(b, "add", table, grad.shape, place, value)
+
+
+@lowering("masked_scatter", any_dtype=True)
+def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Value | Decline:
+    """The elements where the mask holds replaced, in row-major order, by those of source."""
+    if mask.dtype is not BOOL or any(s is ZERO for s in (*source.shape, *b.result.shape)):
+        return Decline("no elements")
+    shape, total = b.result.shape, product(source.shape)
+
+    def holds(i: Index) -> Expr:
+        return mask.at(broadcast(mask, i))
+
+    row = b.temp((product(shape),), I64)
+    number = b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
+
+    def fn(i: Index) -> Expr:
+        at = ops.sub(number.at((flatten(i, shape),)), const(1, I64))
+        where = unflatten(position(0, total), source.shape)
+        taken = source.at(where, (checked(at, total, wraps=False),))
+        return masked(holds(i), taken, x.at(broadcast(x, i)))
+
+    return b.map(fn)

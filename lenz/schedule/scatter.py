@@ -1,0 +1,109 @@
+"""Where a scatter works, and what it becomes: a copy of its base, and the updates in that memory.
+
+    %y = scatter add (i: 6) (%x, [@0]; @0 = ..) { .. }
+    ==>  map %y = %x  (which fuses with whatever computes %x);  update %y in place
+
+No copy is made in the memory of an input that the result is written back to when nothing needs its
+old elements any more, nor behind another scatter whose result only this one reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lenz.ir.expr import load, loads_of
+from lenz.ir.graph import (
+    Extern,
+    Graph,
+    Pointwise,
+    Scatter,
+    View,
+    atom_refs,
+    bodies_of,
+    outs_of,
+    reads_of,
+    roots_of,
+)
+from lenz.ir.tensor import Buffer, Layout, axes_for
+from lenz.schedule.nest import Nest, nest_of
+
+
+def homes(g: Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
+    """For each scatter, the buffer in whose memory it works, where that is not its own."""
+    found: dict[str, str] = {}
+    scatters = [(k, n) for k, n in enumerate(g.nodes) if isinstance(n, Scatter)]
+    returned = {r for a in g.outputs for r in atom_refs(a)}
+    written = {m.value for m in g.mutations}
+    uses: dict[str, int] = {}
+    for n in g.nodes:
+        for name in reads_of(n):
+            uses[name] = uses.get(name, 0) + 1
+    for _, n in reversed(scatters):
+        own = n.out.name
+        after = [s for _, s in scatters if s.base == own and own not in _loads(s)]
+        if not after or uses[own] != 1 or own in returned | written:
+            continue
+        into = after[0].out.name
+        if layouts[own] == layouts[into]:
+            found[own] = found.get(into, into)
+    for m in g.mutations:
+        chain = [(k, n) for k, n in scatters if found.get(n.out.name, n.out.name) == m.value]
+        if not chain or chain[-1][1].out.name != m.value or layouts[m.value] != layouts[m.input]:
+            continue
+        first, n = chain[0]
+        if n.base == m.input and not _is_needed(g, m.input, first) and not _escapes(g, m.value):
+            found.update((s.out.name, m.input) for _, s in chain)
+    return found
+
+
+def _loads(n: Scatter) -> set[str]:
+    return {e.attrs[0] for e in loads_of(*bodies_of(n))}
+
+
+def _is_needed(g: Graph, name: str, at: int) -> bool:
+    """True when node number `at` itself, or one behind it, may read the memory of an input."""
+    roots = roots_of(g.nodes)
+    shared = {name}
+    for n in g.nodes:
+        if isinstance(n, Extern):
+            pairs = [(k, roots.get(source, source)) for k, source in n.aliases]
+            shared |= {b.name for b in outs_of(n) if any(s in shared for _, s in pairs)}
+        elif isinstance(n, View) and roots[n.out.name] in shared:
+            shared.add(n.out.name)
+    returned = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
+    n = g.nodes[at]
+    assert isinstance(n, Scatter)
+    reads = {r for later in g.nodes[at + 1 :] for r in reads_of(later)} | _loads(n) | returned
+    return bool(shared & reads)
+
+
+def _escapes(g: Graph, name: str) -> bool:
+    """True when the value, or what may share its memory, is returned or written elsewhere."""
+    shared = {name}
+    for n in g.nodes:
+        if isinstance(n, View) and n.source in shared:
+            shared.add(n.out.name)
+        elif isinstance(n, Extern):
+            if any(m in shared for m in n.mutates):
+                return True
+            if any(source in shared for _, source in n.aliases):
+                shared |= {b.name for b in outs_of(n)}
+    returned = {r for a in g.outputs for r in atom_refs(a)}
+    values = [m.value for m in g.mutations]
+    return bool(shared & returned) or sum(v in shared for v in values) > 1
+
+
+def parts_of(
+    n: Scatter, at: str, buffers: Mapping[str, Buffer], roots: Mapping[str, str]
+) -> list[Nest]:
+    """The nests of a scatter that works in the memory of buffer `at`: the copy, if any; updates."""
+    layouts = {name: b.type.layout for name, b in buffers.items()}
+    into = replace(buffers[at], origin=n.out.origin)
+    parts: list[Nest] = []
+    if roots.get(n.base, n.base) != at:
+        axes = axes_for(into.shape)
+        body = load(n.base, [a.var for a in axes], into.dtype)
+        parts.append(nest_of(Pointwise(into, axes, body), layouts, roots))
+    updates = replace(n, out=replace(into, name=f"{n.out.name}.put"))
+    return [*parts, nest_of(updates, layouts, roots, at)]

@@ -1,0 +1,106 @@
+"""Writes at computed positions: values, order of repeats, negative positions, errors, types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import check
+
+aten = torch.ops.aten
+X = torch.arange(5 * 4, dtype=torch.float32).reshape(5, 4) - 7
+V = torch.tensor([[0.5, -1.0, 2.0, 3.0], [4.0, 2.5, -6.0, 7.0], [1.0, 1.0, 0.0, 2.0]])
+I = torch.tensor([[0, 2, 1, 4], [3, 2, 0, 4], [0, 0, 1, 1]])  # noqa: E741 - positions
+K = torch.tensor([3, 0, 3])
+Fn = Callable[..., Any]
+
+SCATTERS: dict[str, Fn] = {
+    "scatter": lambda x, v, i, k: x.scatter(0, i[:2, :3] + 0, v),
+    "scatter_repeats": lambda x, v, i, k: x.scatter(1, i[:, :3].clamp(max=3), v),
+    "scatter_value": lambda x, v, i, k: x.scatter(0, i, 2.5),
+    "scatter_value_of_ints": lambda x, v, i, k: x.long().scatter(0, i, 2),
+    "scatter_scalar": lambda x, v, i, k: x[0, 0].scatter(0, k[1], v[0, 0]),
+    "scatter_none": lambda x, v, i, k: x.scatter(0, i[:0], v),
+    "scatter_plus": lambda x, v, i, k: x.scatter(0, i, v, reduce="add"),
+    "scatter_times": lambda x, v, i, k: x.scatter(0, i, 2.0, reduce="multiply"),
+    "scatter_add": lambda x, v, i, k: x.scatter_add(0, i, v),
+    "scatter_add_rows": lambda x, v, i, k: x.scatter_add(0, k[:, None].expand(3, 4), v) * 2,
+    "scatter_add_last": lambda x, v, i, k: (x + 1).scatter_add(1, i.remainder(4), v),
+    "scatter_add_transposed": lambda x, v, i, k: x.t().scatter_add(1, i.t(), v.t()),
+    "sum": lambda x, v, i, k: x.scatter_reduce(0, i, v, "sum"),
+    "prod": lambda x, v, i, k: x.scatter_reduce(0, i, v, "prod", include_self=False),
+    "mean": lambda x, v, i, k: x.scatter_reduce(0, i, v, "mean"),
+    "mean_alone": lambda x, v, i, k: x.scatter_reduce(0, i, v, "mean", include_self=False),
+    "amax": lambda x, v, i, k: x.scatter_reduce(0, i, v, "amax"),
+    "amin_alone": lambda x, v, i, k: x.scatter_reduce(0, i, v, "amin", include_self=False),
+    "amax_of_ints": lambda x, v, i, k: x.int().scatter_reduce(
+        0, i, v.int(), "amax", include_self=False
+    ),
+    "put": lambda x, v, i, k: x.index_put((k[:2],), v[:2]),
+    "put_one_value": lambda x, v, i, k: x.index_put((k - 5, k), v[0, 0]),
+    "put_apart": lambda x, v, i, k: aten.index_put(x[None], [k[1:2] * 0, None, k[:2]], v[0, :1]),
+    "put_column": lambda x, v, i, k: aten.index_put(x, [None, k], x[:, :3]),
+    "put_add": lambda x, v, i, k: x.index_put((k,), v, accumulate=True),
+    "put_add_pairs": lambda x, v, i, k: x.index_put((k[:, None], k), v[:, :3], accumulate=True),
+    "put_add_bool": lambda x, v, i, k: (x > 2).index_put((k,), v > 2, accumulate=True),
+    "put_masked": lambda x, v, i, k: x.index_put((x > 2,), v[0, 0]),
+    "put_masked_rows": lambda x, v, i, k: x.index_put((x[:, 0] > 2,), v[0, 0]),
+    "put_flat": lambda x, v, i, k: x.put(i - 20, v),
+    "put_flat_add": lambda x, v, i, k: x.put(i, v, accumulate=True),
+    "add_rows": lambda x, v, i, k: x.index_add(0, k, v),
+    "add_columns": lambda x, v, i, k: x.index_add(1, k, x[:, :3], alpha=-2),
+    "add_row": lambda x, v, i, k: x.index_add(0, k[0], v[:1]),
+    "copy_rows": lambda x, v, i, k: x.index_copy(0, k[:2], v[:2]),
+    "fill_rows": lambda x, v, i, k: x.index_fill(0, k - 5, 1.5),
+    "fill_by_a_tensor": lambda x, v, i, k: x.index_fill(1, k, v[1, 1]),
+    "reduce_rows": lambda x, v, i, k: x.index_reduce(0, k, v, "amin", include_self=False),
+    "masked": lambda x, v, i, k: x.masked_scatter(x > 4, v),
+    "masked_broadcast": lambda x, v, i, k: x.masked_scatter(x[:1] > -7, x * 2),
+    "rows_of_a_table": lambda x, v, i, k: aten.embedding_dense_backward(v, k, 5, -1, False),
+    "but_the_padding": lambda x, v, i, k: aten.embedding_dense_backward(v, k, 5, 3, False),
+    "one_after_the_other": lambda x, v, i, k: x.index_add(0, k, v).index_fill(0, k[:1], 0.0),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scatter(name: str, dynamic: bool) -> None:
+    check(SCATTERS[name], X, V, I, K, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "dtype", (torch.bfloat16, torch.float16, torch.float64, torch.int8), ids=str
+)
+def test_types(dtype: torch.dtype) -> None:
+    def fn(x: Any, v: Any, i: Any, k: Any) -> Any:
+        return x.scatter(0, i[:2], v), x.scatter_add(0, i, v), x.index_copy(0, k[:2], v[:2])
+
+    check(fn, X.to(dtype), V.to(dtype), I, K)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, v, k: x.scatter(0, k[:, None], 1.0),
+        lambda x, v, k: x.scatter_add(0, k[:, None], v),
+        lambda x, v, k: x.index_put((k,), v[0]),
+        lambda x, v, k: x.index_add(0, k, v[:1]),
+        lambda x, v, k: x.index_copy(0, k, v[:1]),
+        lambda x, v, k: x.index_fill(0, k, 1.0),
+        lambda x, v, k: x.put(k * 4, v[0, :1]),
+        lambda x, v, k: aten.embedding_dense_backward(v[:1], k, 5, -1, False),
+    ],
+)
+def test_a_position_outside_is_an_error(fn: Fn) -> None:
+    for wrong in (5, -6):
+        with pytest.raises(Exception, match=r"out of (range|bounds)"):
+            check(fn, X, V, torch.tensor([wrong]))
+
+
+def test_what_stays_eager() -> None:
+    check(lambda x, v: x.index_put((x > 10,), v[0, :2]), X, V, native=False)
+    check(lambda x, v, k: x[:0].scatter(0, k[:0, None], 1.0), X, V, K, native=False)
+    check(lambda x, i, v: x.int().scatter_reduce(0, i, v.int(), "mean"), X, I, V, native=False)
