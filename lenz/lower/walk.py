@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
-from lenz.ir.dtype import NATIVE, DType, dtype_of
+from lenz.ir.dtype import MOVED, NATIVE, DType, dtype_of
 from lenz.ir.graph import Atom, Graph, Named, Node, Pointwise, Reduction, Ref
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
@@ -159,7 +159,7 @@ class _Walk:
         if not entry.any_dtype:
             types = [v.buffer.type for v in _values(args) + _values(list(kwargs.values()))]
             for t in (*types, *(r for r in results if r is not None)):
-                if t.dtype not in NATIVE:
+                if t.dtype not in (MOVED if entry.float8 else NATIVE):
                     return f"dtype {t.dtype}"
         before = len(self.b.nodes)
         try:
@@ -173,7 +173,7 @@ class _Walk:
         if isinstance(made, Decline):
             return made.reason
         if entry.any_dtype and (foreign := _foreign(self.b.nodes[before:])) is not None:
-            # Views of any type are fine, but kernels move elements of our own types only.
+            # Views of any type are fine, but kernels move elements of some types only.
             del self.b.nodes[before:]
             return f"dtype {foreign}"
         self.env[n] = made
@@ -271,9 +271,9 @@ def _values(args: Sequence[Any]) -> list[Value]:
 
 
 def _foreign(nodes: Sequence[Node]) -> DType | None:
-    """The first type among loops that scalar expressions cannot compute with, if there is one."""
+    """The first type among loops that they cannot move, if there is one."""
     for n in nodes:
-        if isinstance(n, (Pointwise, Reduction)) and n.out.dtype not in NATIVE:
+        if isinstance(n, (Pointwise, Reduction)) and n.out.dtype not in MOVED:
             return n.out.dtype
     return None
 
