@@ -33,16 +33,18 @@ def lower(
     env: SymEnv | None = None,
     eager_random: bool = False,
     devices: frozenset[str] = CPU,
+    refused: frozenset[str] = frozenset(),
 ) -> Graph:
     """Lower every node of a normalised FX graph; what no lowering takes becomes an `Extern`.
 
     `devices` are the kinds of device ("cpu", "cuda") that the caller can make kernels for.  All
     that a loop reads is on the device of its result: 0-d tensors of the CPU are moved there once.
+    The nodes that `refused` names are called in eager, since their kernels do not compile.
     Raises Unsupported for a graph with a value the IR cannot name at all (sparse, nested or
     quantized tensors, symbolic floats, other devices); the caller then runs it in eager.
     """
     b = GraphBuilder(eager_random)
-    return _Walk(gm, name, to_sym, constants, origin, b, devices).run(env or SymEnv())
+    return _Walk(gm, name, to_sym, constants, origin, b, devices, refused).run(env or SymEnv())
 
 
 class _Walk:
@@ -57,12 +59,14 @@ class _Walk:
         origin: Callable[[FxNode], str],
         b: GraphBuilder,
         devices: frozenset[str],
+        refused: frozenset[str],
     ) -> None:
         self.gm, self.name, self.to_sym = gm, name, to_sym
         self.tensors = constants
         self.origin = origin
         self.b = b
         self.devices = devices
+        self.refused = refused
         self.moved: dict[tuple[str, str], Value] = {}
         self.env: dict[FxNode, Any] = {}
         self.inputs: list[Buffer | Sym] = []
@@ -142,6 +146,8 @@ class _Walk:
         """Lower the node; gives None when done, else the reason why it must be called in eager."""
         if not isinstance(n.target, torch._ops.OpOverload):
             return "not an aten op"
+        if n.name in self.refused:
+            return "its kernel does not compile"
         entry = entry_for(str(n.target))
         if entry is None:
             return "no lowering"
