@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 import lenz.ops  # noqa: E402, F401 - fills the op table
-from lenz.ir.dtype import NATIVE, DType  # noqa: E402
+from lenz.ir.dtype import FLOAT8, MOVED, NATIVE, DType  # noqa: E402
 from lenz.ir.op import Op, all_ops  # noqa: E402
 from lenz.lower import native_ops  # noqa: E402
 from lenz.lower.registry import entry_for, pointwise_ops  # noqa: E402
@@ -40,7 +40,8 @@ OPS = """\
 Every scalar op, in order of definition (`lenz/ops/`). Promotion of mixed types happens in the
 lowering: an op takes operands of one type, and half types are computed in f32.
 
-- **takes**: element types of the operands; T is one type for all of them.
+- **takes**: element types of the operands; T is one type for all of them, "any" all types but
+  8-bit floats.
 - **CPU**, **GPU**: how a kernel computes it. `llvm` and `triton` are forms of its own, `expand` a
   definition in simpler ops, `units` one that uses what GPUs have for 2^x and 1/x; where several are
   given, the first is for the types named.
@@ -70,12 +71,13 @@ GROUPS = (
     ("unsigned", tuple(d for d in NATIVE if d.kind == "uint")),
     ("signed", tuple(d for d in NATIVE if d.kind == "int")),
     ("half", tuple(d for d in NATIVE if d.is_half)),
+    ("8-bit float", FLOAT8),
 )
 
 
 def types(found: tuple[DType, ...]) -> str:
     """A set of types in few words: the largest groups first, then single names."""
-    rest, words = dict.fromkeys(d for d in NATIVE if d in found), []
+    rest, words = dict.fromkeys(d for d in MOVED if d in found), []
     for name, group in GROUPS:
         if all(d in rest for d in group):
             words.append(name)
@@ -86,7 +88,7 @@ def types(found: tuple[DType, ...]) -> str:
 def attributes() -> Iterator[tuple[Any, ...]]:
     """What the ops of the table take beside operands: nothing, a type, a word, a C function."""
     yield ()
-    yield from ((d,) for d in NATIVE)
+    yield from ((d,) for d in MOVED)
     yield from ((0,), ("sin",))
 
 
@@ -103,7 +105,7 @@ def takes(op: Op) -> str:
     """The operand types that the type rule accepts."""
     found = [
         args
-        for args in itertools.product(NATIVE, repeat=op.arity)
+        for args in itertools.product(MOVED, repeat=op.arity)
         if any(accepts(op, args, attrs) for attrs in attributes())
     ]
     if all(d is args[0] for args in found for d in args):

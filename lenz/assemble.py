@@ -116,9 +116,9 @@ def _gpu(
 ) -> tuple[list[Binary], list[str]]:
     """One module of Triton and one cubin per kernel of a GPU."""
     with cx.trace.stage("emit"):
-        texts = [emit(k) for k in kernels]
-    with cx.trace.stage("triton"):
         arch = cuda.capability(torch.device(device).index or 0)
+        texts = [emit(k, arch) for k in kernels]
+    with cx.trace.stage("triton"):
         made = compile_all(texts, arch, store, "")
     failed = [(k, b) for k, b in zip(kernels, made, strict=True) if isinstance(b, Failed)]
     if failed:

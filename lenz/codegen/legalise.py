@@ -6,12 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lenz.errors import InternalError
+from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, interpret, rebuild
 from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Stmt, Store
 from lenz.ir.op import Op
 
 Expansion = Callable[..., Expr]
 Expansions = Callable[[Op], Expansion | None]
+
+
+def types_of(e: Expr) -> list[DType]:
+    """The types that decide on a direct form: those of operands and of a conversion's result."""
+    return [a.dtype for a in e.args] + [a for a in e.attrs if isinstance(a, DType)]
 
 
 def legalise_kernel(

@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from lenz.frontend.evaluate import KnownValues, checkpointed
-from lenz.frontend.insert import called, value_of
+from lenz.frontend.calls import called, checkpointed, value_of
+from lenz.frontend.evaluate import KnownValues
+from lenz.frontend.values import is_same_size
 
 __all__ = ["fuse_attention"]
 
@@ -80,7 +81,7 @@ def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, Kind]) -> None:
     if mask is None:
         return
     kind = kinds.get(id(mask)) or kinds.setdefault(id(mask), kind_of(mask))
-    is_square = all(is_size(x.shape[-2], mask.shape[-1]) for x in (q, k))
+    is_square = all(is_same_size(x.shape[-2], fake.shape[-1]) for x in (q, k))
     if kind == "all" or (kind == "causal" and is_square):
         n.kwargs = {**n.kwargs, "attn_mask": None, "is_causal": kind == "causal"}
 

@@ -18,7 +18,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lenz.frontend.evaluate import FAULTS, is_plain, operands, run
+from lenz.frontend.calls import operands
+from lenz.frontend.evaluate import FAULTS, is_plain, run
 from lenz.frontend.normalise import facts_of, is_pure, prune, storages
 
 __all__ = ["fold_known"]

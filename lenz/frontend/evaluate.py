@@ -8,39 +8,22 @@ the user's own calls, and on that of AOTAutograd.  The calls run on real tensors
 
 from __future__ import annotations
 
-import inspect
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FunctionType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from lenz.frontend.values import storage_of
+from lenz.frontend.calls import CALLS, is_torch, name_of, operands, seen, storages, writes
+from lenz.frontend.patterns import follow_pattern, number
 
-__all__ = [
-    "FAULTS",
-    "KnownValues",
-    "checkpointed",
-    "is_plain",
-    "operands",
-    "run",
-    "storages",
-    "writes",
-]
+__all__ = ["FAULTS", "KnownValues", "is_plain", "run"]
 
-# Elements of the largest tensor that is computed: 16 Mi take about 10 ms on one core.
-LIMIT = 1 << 24
-# Calls that look at the shape and type of their first argument alone.
-SHAPE_ONLY = ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full", "size")
-CALLS = ("call_function", "call_method")
+# Elements of the largest tensor that is computed, a mask of 8192 positions: 50 ms an op.
+LIMIT = 1 << 26
 UNKNOWN = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "cuda")
-ASSIGNED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-WRITES = (operator.setitem, *(getattr(operator, f"i{x}") for x in ASSIGNED))
 
 
 class Refused(Exception):
@@ -50,9 +33,10 @@ class Refused(Exception):
 class KnownValues:
     """The values of one graph of Dynamo that depend on no input.
 
-    All sizes must be numbers.  Writes into a tensor, or into what it is made from, are followed.
-    Answers are kept: the layers of a model ask for the same mask.  `given` tells the values of
-    placeholders: those of a body that is called with a known value.
+    Writes into a tensor, or into what it is made from, are followed.  Answers are kept: the layers
+    of a model ask for the same mask.  `given` tells the values of placeholders: those of a body
+    that is called with a known value.  With symbolic sizes there is a value where it shows the
+    pattern for all sizes (see `patterns`), for one small size in the place of each symbol.
     """
 
     __slots__ = ("_answers", "_given", "_place", "_writers")
@@ -95,7 +79,7 @@ class KnownValues:
             n = todo.pop()
             if n not in needed:
                 is_given = n.op == "placeholder" and self._given(n) is not None
-                if not is_given and (n.op not in CALLS or not is_plain(n)):
+                if not is_given and n.op not in CALLS:
                     raise Refused
                 needed[n] = None
                 touched.update(dict.fromkeys(storages(n)))
@@ -107,84 +91,22 @@ class KnownValues:
                     if w not in needed
                     and any(s in touched for a in w.all_input_nodes for s in storages(a))
                 ]
-        return tuple(sorted(needed, key=self._place.__getitem__))
-
-
-def seen(n: Node) -> Any:
-    """Return what tracing made of a node: fake tensors, sizes."""
-    return n.meta["val"] if "val" in n.meta else n.meta.get("example_value")
-
-
-def name_of(n: Node) -> str:
-    name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
-    return name.partition(".")[0]
-
-
-def operands(n: Node) -> list[Node]:
-    """Return the arguments whose values `n` reads."""
-    found = list(n.all_input_nodes)
-    return found[1:] if name_of(n) in SHAPE_ONLY else found
-
-
-def storages(n: Node) -> Iterator[int]:
-    for leaf in _pytree.tree_leaves(seen(n)):
-        key = storage_of(leaf)
-        if key is not None:
-            yield key
+        nodes = tuple(sorted(needed, key=self._place.__getitem__))
+        if not all(map(is_plain, nodes)) and not follow_pattern(nodes):
+            raise Refused
+        return nodes
 
 
 def is_plain(n: Node, limit: int = LIMIT) -> bool:
-    """Say whether `n` is a call of torch or an operator that gives at most `limit` elements."""
+    """Say whether `n` gives at most `limit` elements, by torch or an operator if it is a call."""
     for leaf in _pytree.tree_leaves(seen(n)):
         if isinstance(leaf, torch.Tensor):
             if not all(isinstance(s, int) for s in leaf.shape) or leaf.numel() > limit:
                 return False
         elif not isinstance(leaf, (bool, int, float, type(None))):
             return False
-    return name_of(n) not in UNKNOWN and (n.op == "call_method" or is_torch(n.target))
-
-
-def is_torch(target: Any) -> bool:
-    """Say whether a function is torch's own or an operator: its effects show in its name."""
-    if isinstance(target, torch._ops.OpOverload):
-        return target.namespace in ("aten", "prims")
-    name = getattr(target, "__name__", "")
-    return any(
-        getattr(m, name, None) is target
-        for m in (operator, torch, torch.nn.functional, torch._C._nn)
-    )
-
-
-def writes(n: Node) -> bool:
-    """Say whether `n` may write into one of its arguments."""
-    if n.op not in CALLS:
-        return n.op == "call_module"
-    if (body := checkpointed(n)) is not None:
-        return any(writes(m) for m in body.graph.nodes)
-    if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
-        return bool(n.target._schema.is_mutable)
-    if n.op == "call_method" or (n.op == "call_function" and is_torch(n.target)):
-        if getattr(operator, name_of(n), None) is n.target:  # operator.and_ writes nothing
-            return n.target in WRITES
-        return name_of(n).endswith("_") or "out" in n.kwargs or in_place(n)
-    return True
-
-
-def checkpointed(n: Node) -> GraphModule | None:
-    """Return the body of a call of activation checkpointing, None for other nodes."""
-    gm = n.graph.owning_module
-    if n.target is not tag_activation_checkpoint or gm is None or not isinstance(n.args[0], Node):
-        return None
-    found = gm.get_submodule(str(n.args[0].target))
-    return found if isinstance(found, GraphModule) else None
-
-
-def in_place(n: Node) -> bool:
-    """Say whether a function of torch.nn.functional is asked to work in place."""
-    if not isinstance(n.target, FunctionType):
-        return False
-    given = inspect.signature(n.target).bind(*n.args, **n.kwargs).arguments
-    return bool(given.get("inplace") or given.get("kwargs", {}).get("inplace"))
+    is_own = n.op != "call_function" or is_torch(n.target)
+    return is_own and name_of(n) not in UNKNOWN
 
 
 FAULTS = (Refused, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -210,7 +132,8 @@ def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
 
     def value(a: Any) -> Any:
         if isinstance(a, Node):
-            return values[a] if a in values else stand_in(a)
+            is_size = isinstance(seen(a), torch.SymInt)
+            return values[a] if a in values else number(seen(a)) if is_size else stand_in(a)
         is_device = isinstance(a, torch.device) or (isinstance(a, str) and a.startswith("cuda"))
         return torch.device("cpu") if is_device else a
 
@@ -222,7 +145,8 @@ def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
         values[n] = call(*(args[1:] if n.op == "call_method" else args), **kwargs)
         if isinstance(values[n], torch.Tensor):
             fake = seen(n)
-            if values[n].shape != fake.shape or values[n].dtype != fake.dtype:
+            shape = torch.Size(number(s) for s in fake.shape)
+            if values[n].shape != shape or values[n].dtype != fake.dtype:
                 raise Refused
     return values
 
@@ -230,4 +154,4 @@ def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
 def stand_in(n: Node) -> torch.Tensor:
     """Return a tensor of the shape and type of an input whose elements nobody reads."""
     fake = seen(n)
-    return torch.zeros((), dtype=fake.dtype).expand(fake.shape)
+    return torch.zeros((), dtype=fake.dtype).expand([number(s) for s in fake.shape])

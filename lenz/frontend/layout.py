@@ -15,8 +15,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from lenz.frontend.evaluate import storages, writes
-from lenz.frontend.insert import called, value_of
+from lenz.frontend.calls import called, storages, value_of, writes
 
 __all__ = ["channels_last"]
 

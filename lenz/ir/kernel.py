@@ -223,8 +223,8 @@ def overwrites_safely(k: Kernel, read: str, written: str) -> bool:
 class Launch:
     """A kernel with the buffers it is called on, one per parameter.
 
-    `candidates` compute the same with other tiles, the kernel itself first, of which `tune` picks
-    one; they are empty where nothing is to be measured, and no part of the text.
+    `candidates` compute the same with other tiles, of which `tune` picks one: the kernel itself,
+    then one for each shape that was asked for. They are no part of the text.
     """
 
     kernel: Kernel

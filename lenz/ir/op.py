@@ -53,8 +53,8 @@ class Op:
     check_triton  for guarded ops, a template as `triton`: the bool that must hold in every lane
               that runs. The emitter asserts it in a statement of its own, and writes `triton`
               without the guard: that value is in range whether the check holds or not
-    native    element types of operands for which the LLVM form exists (None: every NATIVE type
-              that the dtype rule accepts)
+    native    element types of operands, and of a conversion's result, for which the LLVM form
+              exists (None: every type that the dtype rule accepts)
     triton_native  the same for the Triton form
     ulp_gpu   `ulp` of the GPU form, where it is another (None: the same)
     """

@@ -28,8 +28,9 @@ from lenz.ir.graph import (
     UpdateMode,
     View,
 )
+from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous
-from lenz.sym import ZERO, Sym, affine_in
+from lenz.sym import ZERO, Sym, affine_in, substitute
 
 Index = tuple[Sym, ...]
 
@@ -92,6 +93,7 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.mutations: list[Mutation] = []
         self._layouts: dict[str, Layout] = {}
+        self._copies: dict[str, Pointwise] = {}
         self._taken: dict[str, int] = {}
         self._hint = "t"
         self._origin: tuple[str, ...] = ()
@@ -120,7 +122,9 @@ class GraphBuilder:
         """A new buffer under a name that is free: the hint itself, or hint.1, hint.2, ..."""
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
-        return Buffer(name if count == 0 else f"{name}.{count}", type, self._origin)
+        found = Buffer(name if count == 0 else f"{name}.{count}", type, self._origin)
+        self._layouts[found.name] = type.layout
+        return found
 
     def temp(self, shape: Sequence[Sym], dtype: DType, like: Value | None = None) -> TensorType:
         """A contiguous type for an intermediate, on the device of `like` or of the result."""
@@ -138,7 +142,10 @@ class GraphBuilder:
         axes = axes_for(type.shape)
         body = round_to(fn(_vars(axes)), type.dtype)
         out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
-        self.nodes.append(Pointwise(out, axes, body))
+        node = Pointwise(out, axes, body)
+        self.nodes.append(node)
+        if body.op is LOAD and not body.args:
+            self._copies[out.name] = node
         return Value(out)
 
     def reduce(
@@ -214,11 +221,10 @@ class GraphBuilder:
         type = self.result if type is None else type
         axes = axes_for(type.shape)
         where = fn(_vars(axes))
-        layout = strided(axes, self._layout(x).at(where))
+        layout = strided(axes, self._layouts[x.name].at(where))
         if layout is None:
             return self.map(lambda i: x.at(fn(i)), type)
         out = self.define(self._hint, replace(type, layout=layout))
-        self._layouts[out.name] = layout
         self.nodes.append(View(out, x.name, axes, where))
         return Value(out)
 
@@ -247,8 +253,14 @@ class GraphBuilder:
         self.mutations = [m for m in self.mutations if m.input != target.name]
         self.mutations.append(Mutation(target.name, value.name))
 
-    def _layout(self, x: Value) -> Layout:
-        return self._layouts.get(x.name, x.buffer.type.layout)
+    def flat(self, x: Value, at: Index) -> Sym:
+        """Where opt/ lets an element be read, in elements of storage: of a copy, at its source."""
+        name = x.name
+        while (n := self._copies.get(name)) is not None:
+            name, index, _ = n.body.attrs
+            where = {a.var: i for a, i in zip(n.axes, at, strict=True)}
+            at = tuple(substitute(i, where) for i in index)
+        return self._layouts[name].at(at)
 
 
 def _vars(axes: tuple[Axis, ...]) -> Index:

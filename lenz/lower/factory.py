@@ -19,44 +19,50 @@ def _fill(b: GraphBuilder, value: Operand) -> Value:
     return b.map(lambda i: exact(value, i, b.result.dtype))
 
 
-@lowering("full")
+@lowering("full", float8=True)
 def full(b: GraphBuilder, size: Any, fill_value: Operand, **_: Any) -> Value:
     """One value everywhere."""
     return _fill(b, fill_value)
 
 
-@lowering("full_like")
+@lowering("full_like", float8=True)
 def full_like(b: GraphBuilder, x: Value, fill_value: Operand, **_: Any) -> Value:
     """One value in the shape of x."""
     return _fill(b, fill_value)
 
 
-@lowering("new_full")
+@lowering("new_full", float8=True)
 def new_full(b: GraphBuilder, x: Value, size: Any, fill_value: Operand, **_: Any) -> Value:
     """One value, in the type of x."""
     return _fill(b, fill_value)
 
 
-@lowering("scalar_tensor")
+@lowering("scalar_tensor", float8=True)
 def scalar_tensor(b: GraphBuilder, value: Operand, **_: Any) -> Value:
     """A 0-d tensor."""
     return _fill(b, value)
 
 
-@lowering("zeros", "zeros_like", "new_zeros", "zero")
+@lowering("zeros", "zeros_like", "new_zeros", "zero", float8=True)
 def zeros(b: GraphBuilder, *_: Any, **__: Any) -> Value:
     """Zeros."""
     return _fill(b, 0)
 
 
-@lowering("ones", "ones_like", "new_ones")
+@lowering("ones", "ones_like", "new_ones", float8=True)
 def ones(b: GraphBuilder, *_: Any, **__: Any) -> Value:
     """Ones."""
     return _fill(b, 1)
 
 
 @lowering(
-    "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "empty_permuted",
+    float8=True,
 )
 def empty(b: GraphBuilder, *_: Any, **__: Any) -> Value:
     """Any values: zeros, which nothing that reads all of a fused kernel's inputs can trip over."""

@@ -35,7 +35,8 @@ ROWS = (8192, 4096, 2048, 1024)
 COLUMNS = (TILE, TILE // 2, TILE // 4)
 PANEL, PROGRAMS = 64, 512
 # Runs of fewer elements, beside those of another set, are columns where that gives chunks of TALL.
-SHORT, TALL = 64, 256
+# Programs for sets that they hold do not mind runs of RUN: the rest of a cache line is in L2.
+SHORT, TALL, RUN = 64, 256, 8
 # A chunk of a row is cut where loads of 16 bytes of a byte each can start.
 ALIGNED = 16
 
@@ -81,7 +82,7 @@ def moments(
 
     `types` are those of the two, of the shape `s.rows`.
     """
-    chunks = chunks_of(s)
+    chunks = chunks_of(b, s)
     if chunks is not None:
         return _of_chunks(b, chunks, types, finish, name)
     n = count(s.over, s.dtype)
@@ -237,27 +238,27 @@ class _Memory:
         return size
 
 
-def chunks_of(s: Sets) -> Chunks | None:
+def chunks_of(b: GraphBuilder, s: Sets) -> Chunks | None:
     """How to cut sets that lie on a GPU and are too long to be held whole; None for others.
 
     Only for known sizes, since the elements of a chunk are lanes.
     """
-    m = None if s.x.device == "cpu" or not s.is_static else _memory(s)
+    m = None if s.x.device == "cpu" or not s.is_static else _memory(b, s)
     if m is None or m.volume(m.dims) < SMALL:
         return None
     columns = m.columns()
-    within = [d for d in m.dims if not d[0] and d not in columns]
     panel = min(PANEL, _power(m.volume(columns)))
     wide = s.dtype is F64  # an element takes two registers
-    if not columns or columns[0][0]:
-        whole = (TILE // panel if columns else WHOLE) >> wide
-        if all(n == m.extent[d] for d, n in m.sizes(within, whole).items()):
-            return None
-    elif m.volume(d for d in m.dims if not d[0]) <= ROWS[-1]:
+    reduced = [d for d in m.dims if not d[0]]
+    of_rows = not columns or not columns[0][0]
+    held = m.sizes(reduced, (WHOLE if of_rows else TILE // panel) >> wide)
+    if all(n == m.extent[d] for d, n in held.items()) and not (
+        columns and of_rows and m.extent[columns[0]] < RUN
+    ):
         return None
     size: dict[Dim, int] = {}
     for limit in COLUMNS if columns else ROWS:
-        size = m.sizes(within, limit // panel >> wide)
+        size = m.sizes([d for d in reduced if d not in columns], limit // panel >> wide)
         chunks = m.volume(m.dims) // math.prod(size.values())
         if chunks // (PANEL if columns else 1) >= PROGRAMS:
             break
@@ -266,18 +267,20 @@ def chunks_of(s: Sets) -> Chunks | None:
     return Chunks(s, tuple(size.get((False, d), 1) for d in range(len(s.over))), tuple(cut))
 
 
-def _memory(s: Sets) -> _Memory | None:
+def _memory(b: GraphBuilder, s: Sets) -> _Memory | None:
     """Where the elements of sets of known sizes lie; None where some are in several sets."""
     rows, over = axes_for(s.rows), axes_for(s.over, prefix="r")
-    flat = s.x.buffer.type.layout.at(s.join(tuple(a.var for a in rows), tuple(a.var for a in over)))
+    flat = b.flat(s.x, s.join(tuple(a.var for a in rows), tuple(a.var for a in over)))
     stride: dict[Dim, int] = {}
     extent: dict[Dim, int] = {}
     for is_row, axes in ((True, rows), (False, over)):
         for d, a in enumerate(axes):
             parts = affine_in(flat, a.var)
-            if a.extent is ONE or not isinstance(a.extent, Int):
+            if a.extent is ONE:
                 continue
-            if parts is None or not isinstance(parts[0], Int) or parts[0].value <= 0:
+            if parts is None or not isinstance(a.extent, Int):
+                return None
+            if not isinstance(parts[0], Int) or parts[0].value <= 0:
                 return None
             stride[is_row, d], extent[is_row, d] = parts[0].value, a.extent.value
     return _Memory(tuple(sorted(stride, key=lambda k: stride[k])), stride, extent)

@@ -21,7 +21,9 @@ from lenz.lower.registry import Lowering, lowering, native_packets, pointwise_op
 from lenz.ops.fold import apply
 
 
-@lowering("_to_copy", "prims.convert_element_type", "prims.device_put", "_conj_physical")
+@lowering(
+    "_to_copy", "prims.convert_element_type", "prims.device_put", "_conj_physical", float8=True
+)
 def convert(b: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
     """The elements in the type of the result, as the program asks for: no rounding is implicit."""
     return b.map(lambda i: ops.cast(x.at(i), b.result.dtype))
@@ -33,13 +35,13 @@ def clone(b: GraphBuilder, x: Value, **_: Any) -> Value:
     return b.map(x.at)
 
 
-@lowering("copy")
+@lowering("copy", float8=True)
 def copy(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value:
     """The elements of `src`, broadcast and converted, in place of those of `x`."""
     return b.map(lambda i: exact(src, i, x.dtype))
 
 
-@lowering("copy_")
+@lowering("copy_", float8=True)
 def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value:
     """The input `x` holds the elements of `src` when the graph ends.
 
@@ -65,7 +67,7 @@ def _is_own(b: GraphBuilder, x: Value) -> bool:
     return False
 
 
-@lowering("fill", any_dtype=False)
+@lowering("fill", float8=True)
 def fill(b: GraphBuilder, x: Value, value: Operand) -> Value:
     """One value everywhere."""
     return b.map(lambda i: exact(value, i, b.result.dtype))
@@ -82,7 +84,7 @@ def masked_fill(b: GraphBuilder, x: Value, mask: Value, value: Operand) -> Value
     )
 
 
-@lowering("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+@lowering("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", float8=True)
 def where(b: GraphBuilder, cond: Value, x: Operand, y: Operand) -> Value:
     """x where cond holds, else y; uint8 conditions count as bool."""
     dtype = b.result.dtype

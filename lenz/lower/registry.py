@@ -13,16 +13,22 @@ Lowering: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A lowering. `any_dtype`: it moves elements without looking at them, so every type is fine."""
+    """A lowering. `any_dtype`: it moves elements without looking at them, so every type is fine.
+
+    `float8`: it does no more than move and convert, so 8-bit floats are fine.
+    """
 
     fn: Lowering
     any_dtype: bool = False
+    float8: bool = False
 
 
 _BY_OVERLOAD: dict[str, Entry] = {}
 
 
-def lowering(*names: str, any_dtype: bool = False) -> Callable[[Lowering], Lowering]:
+def lowering(
+    *names: str, any_dtype: bool = False, float8: bool = False
+) -> Callable[[Lowering], Lowering]:
     """Register fn(builder, *args, **kwargs) for overloads ("add.Tensor") or packets ("relu").
 
     Tensors arrive as `Value`, sizes as Sym, the rest as in FX. It returns a `Value`, a tuple of
@@ -33,7 +39,7 @@ def lowering(*names: str, any_dtype: bool = False) -> Callable[[Lowering], Lower
         for name in names:
             if name in _BY_OVERLOAD:
                 raise ValueError(f"{name} is lowered twice")
-            _BY_OVERLOAD[name] = Entry(fn, any_dtype)
+            _BY_OVERLOAD[name] = Entry(fn, any_dtype, float8)
         return fn
 
     return enter

@@ -35,7 +35,7 @@ def guarded(cond: Expr, value: Expr, other: Expr) -> Expr:
     return value if ops.is_value(cond, True) else masked(cond, value, other)
 
 
-@lowering("cat", "concat", "concatenate")
+@lowering("cat", "concat", "concatenate", float8=True)
 def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decline:
     """Tensors one after the other; 1-d tensors without elements are left out, as torch does."""
     rank = b.result.rank
@@ -50,7 +50,7 @@ def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decl
     return b.map(lambda i: _joined(b, i, d, parts, ends, lambda v: (*i[:d], v, *i[d + 1 :])))
 
 
-@lowering("stack")
+@lowering("stack", float8=True)
 def stack(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decline:
     """Tensors of one shape along a new dimension."""
     if len(tensors) > MAX_PARTS:
@@ -82,7 +82,7 @@ def _joined(
     return out
 
 
-@lowering("constant_pad_nd")
+@lowering("constant_pad_nd", float8=True)
 def constant_pad(b: GraphBuilder, x: Value, pad: Sequence[Size], value: Any = 0) -> Value:
     """A border of one value, from the last dimension on; negative widths cut off."""
     t = b.result.dtype
@@ -163,7 +163,7 @@ def _set_select(
     return b.map(fn)
 
 
-@lowering("select_scatter")
+@lowering("select_scatter", float8=True)
 def select_scatter(b: GraphBuilder, x: Value, src: Value, dim: int, index: Size) -> Value | Decline:
     """x with one slice replaced."""
     return _set_select(b, x, src, dim, index)
@@ -198,7 +198,7 @@ def _set_slice(
     return b.map(fn)
 
 
-@lowering("slice_scatter")
+@lowering("slice_scatter", float8=True)
 def slice_scatter(
     b: GraphBuilder,
     x: Value,

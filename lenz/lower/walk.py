@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
-from lenz.ir.dtype import NATIVE, DType, dtype_of
+from lenz.ir.dtype import MOVED, NATIVE, DType, dtype_of
 from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Ref
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
@@ -33,16 +33,18 @@ def lower(
     env: SymEnv | None = None,
     eager_random: bool = False,
     devices: frozenset[str] = CPU,
+    refused: frozenset[str] = frozenset(),
 ) -> Graph:
     """Lower every node of a normalised FX graph; what no lowering takes becomes an `Extern`.
 
     `devices` are the kinds of device ("cpu", "cuda") that the caller can make kernels for.  All
     that a loop reads is on the device of its result: 0-d tensors of the CPU are moved there once.
+    The nodes that `refused` names are called in eager, since their kernels do not compile.
     Raises Unsupported for a graph with a value the IR cannot name at all (sparse, nested or
     quantized tensors, symbolic floats, other devices); the caller then runs it in eager.
     """
     b = GraphBuilder(eager_random)
-    return _Walk(gm, name, to_sym, constants, origin, b, devices).run(env or SymEnv())
+    return _Walk(gm, name, to_sym, constants, origin, b, devices, refused).run(env or SymEnv())
 
 
 class _Walk:
@@ -57,12 +59,14 @@ class _Walk:
         origin: Callable[[FxNode], str],
         b: GraphBuilder,
         devices: frozenset[str],
+        refused: frozenset[str],
     ) -> None:
         self.gm, self.name, self.to_sym = gm, name, to_sym
         self.tensors = constants
         self.origin = origin
         self.b = b
         self.devices = devices
+        self.refused = refused
         self.moved: dict[tuple[str, str], Value] = {}
         self.env: dict[FxNode, Any] = {}
         self.inputs: list[Buffer | Sym] = []
@@ -142,6 +146,8 @@ class _Walk:
         """Lower the node; gives None when done, else the reason why it must be called in eager."""
         if not isinstance(n.target, torch._ops.OpOverload):
             return "not an aten op"
+        if n.name in self.refused:
+            return "its kernel does not compile"
         entry = entry_for(str(n.target))
         if entry is None:
             return "no lowering"
@@ -159,7 +165,7 @@ class _Walk:
         if not entry.any_dtype:
             types = [v.buffer.type for v in _values(args) + _values(list(kwargs.values()))]
             for t in (*types, *(r for r in results if r is not None)):
-                if t.dtype not in NATIVE:
+                if t.dtype not in (MOVED if entry.float8 else NATIVE):
                     return f"dtype {t.dtype}"
         before = len(self.b.nodes)
         try:
@@ -173,7 +179,7 @@ class _Walk:
         if isinstance(made, Decline):
             return made.reason
         if entry.any_dtype and (foreign := _foreign(self.b.nodes[before:])) is not None:
-            # Views of any type are fine, but kernels move elements of our own types only.
+            # Views of any type are fine, but kernels move elements of some types only.
             del self.b.nodes[before:]
             return f"dtype {foreign}"
         self.env[n] = made
@@ -271,9 +277,9 @@ def _values(args: Sequence[Any]) -> list[Value]:
 
 
 def _foreign(nodes: Sequence[Node]) -> DType | None:
-    """The first type among loops that scalar expressions cannot compute with, if there is one."""
+    """The first type among loops that they cannot move, if there is one."""
     for n in nodes:
-        if isinstance(n, LOOPS) and n.out.dtype not in NATIVE:
+        if isinstance(n, LOOPS) and n.out.dtype not in MOVED:
             return n.out.dtype
     return None
 

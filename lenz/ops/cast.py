@@ -6,6 +6,10 @@ integer: i8, i16, i32, u8 and u16 are the low bits of the i32 result, i64 and u3
 result (torch itself gives two answers for u32, one in its vector loop and one outside it), and
 u64 is what one subtraction of 2^63 makes of the i64 result. A GPU gives the nearest value that i32,
 i64, u32 or u64 has, and 0 for NaN; i8, i16, u8 and u16 are the low bits of the i32 result.
+
+8-bit floats come from f32 and go to it, as in torch, by rounding to nearest even. What is beyond
+the greatest number becomes infinity in f8e5m2. f8e4m3fn has none: torch since 2.12 gives the
+greatest number there (for infinity too), and gave NaN before. Kernels hold them as bytes.
 """
 
 from __future__ import annotations
@@ -14,9 +18,31 @@ from typing import Any
 
 import torch
 
-from lenz.ir.dtype import BOOL, F32, F64, I32, I64, U64, DType
-from lenz.ir.expr import Expr
+from lenz.ir.dtype import (
+    BOOL,
+    F8E4M3FN,
+    F8E5M2,
+    F16,
+    F32,
+    F64,
+    FLOAT8,
+    I8,
+    I16,
+    I32,
+    I64,
+    NATIVE,
+    U8,
+    U16,
+    U32,
+    U64,
+    DType,
+    float8_bits,
+)
+from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op, define
+from lenz.ops.arith import abs, add, minimum, mul
+from lenz.ops.bits import and_, or_, shl, shr
+from lenz.ops.compare import eq, gt, lt, where
 from lenz.ops.emission import Builder, triton_type
 from lenz.ops.fold import apply, holds_exactly
 from lenz.ops.rules import bitcast_rule, cast_rule, narrow_rule
@@ -114,10 +140,74 @@ def _eager_bitcast(x: torch.Tensor, to: DType) -> torch.Tensor:
     return x.view(to.torch)
 
 
+# The bytes of the greatest result of each type for what is no NaN.
+_TOP = {F8E4M3FN: float8_bits(F8E4M3FN, 1e9), F8E5M2: 0x7C}
+
+
+def _float8(x: Expr, to: DType) -> Expr:
+    """The nearest 8-bit float of an f32, ties to even, in integers: the sign, and one of two sums.
+
+    With m bits of mantissa (3 and 2) f32 has 23 - m to round away and a bias that is 120 and 112
+    greater. Below the least normal, f32 addition rounds to a multiple of the least denormal (2^-9
+    and 2^-16): the unit in the last place of 2^14 and 2^7, whose own low byte is 0.
+    """
+    m, bias, magic = (3, 120, 2.0**14) if to is F8E4M3FN else (2, 112, 2.0**7)
+    cut = 23 - m
+    bits = bitcast(x, U32)
+    size = and_(bits, const(0x7FFFFFFF, U32))
+    odd = and_(shr(size, const(cut, U32)), const(1, U32))
+    bound = const((1 << (cut - 1)) - 1 - (bias << 23), U32)
+    normal = minimum(shr(add(add(size, bound), odd), const(cut, U32)), const(_TOP[to], U32))
+    small = bitcast(add(abs(x), const(magic, F32)), U32)
+    found = where(lt(size, const((bias + 1) << 23, U32)), small, normal)
+    if _TOP[to] != 0x7F:
+        found = where(gt(size, const(0x7F800000, U32)), const(0x7F, U32), found)
+    sign = and_(shr(bits, const(24, U32)), const(0x80, U32))
+    return bitcast(cast(or_(found, sign), U8), to)
+
+
+def _float8_value(x: Expr) -> Expr:
+    """The f32 of an 8-bit float (exact), by way of f16, whose exponent has 5 bits."""
+    if x.dtype is F8E5M2:  # the upper byte of an f16
+        return cast(bitcast(shl(cast(bitcast(x, U8), U16), const(8, U16)), F16), F32)
+    # Sign, sign, exponent and mantissa, less the second sign; f16's bias is greater by 8.
+    wide = shl(cast(bitcast(x, I8), I16), const(7, I16))
+    half = bitcast(and_(wide, const(0xBFFF, I16)), F16)
+    value = mul(cast(half, F32), const(256.0, F32))
+    return where(eq(abs(value), const(480.0, F32)), const(float("nan"), F32), value)
+
+
+def _expand_cast(x: Expr, to: DType) -> Expr:
+    """Conversions from and to 8-bit floats in terms of others."""
+    if x.dtype in FLOAT8:
+        return cast(_float8_value(x), to)
+    return _float8(cast(x, F32), to)
+
+
+_UNITS = {F8E4M3FN: "tl.float8e4nv", F8E5M2: "tl.float8e5"}
+
+
+def _float8_text(to: DType, x: str) -> str:
+    """An f32 by the conversion of GPUs since 8.9, which gives the greatest number for all beyond.
+
+    The greatest are 448 and 57344; ties with what would follow are 464, down, and 61440, up.
+    Infinity has the byte that follows the greatest number's.
+    """
+    if _TOP[to] == 0x7F:
+        x = f'tl.where(tl.abs({x}) > 464.0, float("nan"), {x})'
+    found = f"tl.cast(tl.cast({x}, {_UNITS[to]}), tl.uint8, bitcast=True)"
+    return found if to is F8E4M3FN else f"{found} + tl.cast(tl.abs({x}) >= 61440.0, tl.uint8)"
+
+
 def cast_text(to: DType, frm: DType, x: str) -> str:
-    """Triton text of the conversion of a value between any two native types."""
+    """Triton text of the conversion of a value between any two types that loops move."""
     if to is frm:
         return x
+    if frm in FLOAT8:
+        held = f"tl.cast({x}, {_UNITS[frm]}, bitcast=True)"
+        return cast_text(to, F32, f"tl.cast({held}, tl.float32)")
+    if to in FLOAT8:
+        return _float8_text(to, cast_text(F32, frm, x))
     if to is BOOL:
         return f"{x} != 0"
     middle = F32 if to.is_half or frm.is_half else I32  # as torch; and i8 from float wraps
@@ -145,7 +235,19 @@ def _bitcast_text(
 # CAST is a conversion that the program asks for. NARROW is the rounding to f16 or bf16 at the end
 # of an operation that torch defines on half types; its numerics are those of CAST, but opt/ may
 # leave it out where the rounded value is at once widened again.
-CAST = define(Op("cast", 1, cast_rule, _eager_cast, llvm=_emit_cast, triton=_cast_text))
+CAST = define(
+    Op(
+        "cast",
+        1,
+        cast_rule,
+        _eager_cast,
+        expand=_expand_cast,
+        llvm=_emit_cast,
+        triton=_cast_text,
+        native=NATIVE,
+        triton_native=NATIVE,
+    )
+)
 NARROW = define(Op("narrow", 1, narrow_rule, _eager_cast, llvm=_emit_cast, triton=_cast_text))
 BITCAST = define(
     Op(

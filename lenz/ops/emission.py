@@ -105,8 +105,8 @@ TritonForm = Callable[[DType, tuple[DType, ...], tuple[str, ...], tuple[Any, ...
 
 
 def triton_type(d: DType) -> str:
-    """The name of a native element type in Triton text."""
-    names = {"bool": "tl.int1", "bf16": "tl.bfloat16"}
+    """The name of an element type's values in Triton text; 8-bit floats are bytes."""
+    names = {"bool": "tl.int1", "bf16": "tl.bfloat16", "f8e4m3fn": "tl.uint8", "f8e5m2": "tl.uint8"}
     return names.get(d.name) or f"tl.{d.kind}{d.bits}"
 
 

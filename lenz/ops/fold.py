@@ -281,8 +281,14 @@ def _bitcast(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
 
 
 # Bits of the significand, the leading one included, and range of the exponent.
-_PRECISION = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
-_WIDER_FLOATS = {"f16": ("f32", "f64"), "bf16": ("f32", "f64"), "f32": ("f64",), "f64": ()}
+_PRECISION = {"f8e5m2": 3, "f8e4m3fn": 4, "f16": 11, "bf16": 8, "f32": 24, "f64": 53}
+_WIDER_FLOATS = {
+    **dict.fromkeys(("f8e4m3fn", "f8e5m2"), ("f16", "bf16", "f32", "f64")),
+    "f16": ("f32", "f64"),
+    "bf16": ("f32", "f64"),
+    "f32": ("f64",),
+    "f64": (),
+}
 
 
 def holds_exactly(wide: DType, narrow: DType) -> bool:

@@ -16,7 +16,7 @@ from lenz.ir.dtype import (
     I16,
     I32,
     I64,
-    NATIVE,
+    MOVED,
     U8,
     U16,
     U32,
@@ -65,21 +65,21 @@ def to_bool(allowed: tuple[DType, ...]) -> DTypeRule:
 
 
 def where_rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
-    """(bool, T, T) -> T for any native T."""
+    """(bool, T, T) -> T for any T that loops move."""
     if args[0] is not BOOL:
         raise TypeError(f"the condition must be bool, got {args[0]}")
-    return _one_type(args[1:], NATIVE)
+    return _one_type(args[1:], MOVED)
 
 
 def _target(attrs: tuple[Any, ...]) -> DType:
-    if len(attrs) != 1 or not isinstance(attrs[0], DType) or attrs[0] not in NATIVE:
-        raise TypeError(f"needs one native dtype as attribute, got {attrs}")
+    if len(attrs) != 1 or not isinstance(attrs[0], DType) or attrs[0] not in MOVED:
+        raise TypeError(f"needs one dtype that loops move as attribute, got {attrs}")
     return attrs[0]
 
 
 def cast_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
-    """Any native type to the native type in the attribute."""
-    _one_type(args, NATIVE)
+    """Any type that loops move to the one in the attribute."""
+    _one_type(args, MOVED)
     return _target(attrs)
 
 
@@ -92,9 +92,9 @@ def narrow_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
 
 
 def bitcast_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
-    """Any native type but bool to one of the same width."""
+    """Any type that loops move, but bool, to one of the same width."""
     to = _target(attrs)
-    if args[0] not in NATIVE or BOOL in (args[0], to) or args[0].bits != to.bits:
+    if args[0] not in MOVED or BOOL in (args[0], to) or args[0].bits != to.bits:
         raise TypeError(f"bitcast needs two types of one width and no bool, got {args[0]} to {to}")
     return to
 

@@ -92,8 +92,7 @@ def build(
         if space is None:
             return usual
         shapes = space(usual.kernel.kind, env.hint(g.domain.rows), env.hint(g.domain.length))
-        kernels = [usual.kernel, *(shaped(x).kernel for x in shapes)]
-        return replace(usual, candidates=tuple(dict.fromkeys(kernels)))
+        return replace(usual, candidates=(usual.kernel, *(shaped(x).kernel for x in shapes)))
     s = stages(g, stored, elide, named=True)
     choice = choose(g, s, env)
     match choice.form:

@@ -161,10 +161,35 @@ def test_checkpointed_layers_see_the_mask() -> None:
     torch.testing.assert_close(x.grad, y.grad)
 
 
-def test_symbolic_sizes_add_no_guard() -> None:
+def positions(n: Any) -> tuple[Tensor, Tensor]:
+    return torch.arange(n)[:, None], torch.arange(n) + 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "want"),
+    [
+        (lambda n: torch.ones(n, n, dtype=torch.bool), "all"),
+        (lambda n: (torch.arange(n) >= 0).expand(n, n), "all"),
+        (lambda n: torch.ones(n, n).tril().bool(), "causal"),
+        (lambda n: torch.full((n, n), float("-inf")).triu(1), "causal"),
+        (lambda n: positions(n)[0] >= positions(n)[1], "causal"),
+        (
+            lambda n: torch.where(positions(n)[0] + 1 > positions(n)[1], 0.0, -float("inf")),
+            "causal",
+        ),
+        (lambda n: torch.ones(n, n, dtype=torch.bool).tril(1), ""),
+        # What is the same for small sizes alone.
+        (lambda n: (torch.arange(n) < 1000).expand(n, n), ""),
+        (lambda n: (torch.arange(n).to(torch.int8) >= 0).expand(n, n), ""),
+        (lambda n: positions(n)[0].half() >= positions(n)[1].half(), ""),
+        (lambda n: positions(n)[0] - positions(n)[1] + 30 >= 0, ""),
+        (lambda n: (torch.arange(n) < n).expand(n, n), ""),
+        (lambda n: positions(n)[0] >= (positions(n)[1] & 63), ""),
+    ],
+)
+def test_masks_of_symbolic_sizes(mask: Callable[[Any], Tensor], want: str) -> None:
     def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n = q.shape[2]
-        return sdpa(q, k, v, attn_mask=torch.ones(n, n, dtype=torch.bool))
+        return sdpa(q, k, v, attn_mask=mask(q.shape[2]))
 
     gm = traced(f, *qkv(2, 3, L, 8), dynamic=True)
     env = next(
@@ -174,7 +199,14 @@ def test_symbolic_sizes_add_no_guard() -> None:
     )
     before = len(env.guards)
     fuse_attention(gm)
-    assert len(env.guards) == before
+    assert len(env.guards) == before, "a question about a mask has added a guard"
+    (n,) = calls(gm)
+    found = "" if n.kwargs["attn_mask"] is not None else "all"
+    assert ("causal" if n.kwargs.get("is_causal") else found) == want
+    compiled = torch.compile(f, backend="lenz", dynamic=True)
+    for size in (L, 5, 40):
+        args = qkv(2, 3, size, 8)
+        torch.testing.assert_close(compiled(*args), f(*args))
 
 
 def test_gradients_are_eagers() -> None:

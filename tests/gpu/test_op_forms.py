@@ -46,7 +46,8 @@ def launch(
 ) -> list[torch.Tensor]:
     """The results of all forms from one launch, on the CPU."""
     count = len(samples[0][0])
-    k = text_of("forms", forms, count, BLOCK)
+    major, minor = torch.cuda.get_device_capability()
+    k = text_of("forms", forms, count, BLOCK, 10 * major + minor)
     file = folder / "forms.py"
     file.write_text(k.text)
     spec = importlib.util.spec_from_file_location("forms", file)

@@ -210,6 +210,6 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     """The bits as integers, so that NaN equals NaN and 0.0 differs from -0.0."""
     if not x.is_floating_point():
         return x
-    x = torch.where(torch.isnan(x), torch.nan, x).contiguous()
-    widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    x = torch.where(torch.isnan(x), torch.tensor(torch.nan).to(x.dtype), x).contiguous()
+    widths = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.view(widths[x.element_size()])

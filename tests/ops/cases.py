@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import lenz.ops  # noqa: F401 - fills the op table
-from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, NATIVE, DType
+from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, MOVED, NATIVE, DType
 from lenz.ir.op import Op, all_ops
 
 INF, NAN = float("inf"), float("nan")
@@ -113,9 +113,9 @@ def _random_float(case: Case, k: int, count: int, g: torch.Generator) -> torch.T
 def _signatures(op: Op) -> Iterator[tuple[tuple[DType, ...], tuple[Any, ...]]]:
     match op.name:
         case "where":
-            yield from (((BOOL, d, d), ()) for d in NATIVE)
+            yield from (((BOOL, d, d), ()) for d in MOVED)
         case "cast" | "bitcast":
-            yield from (((a,), (b,)) for a in NATIVE for b in NATIVE)
+            yield from (((a,), (b,)) for a in MOVED for b in MOVED)
         case "narrow":
             yield from (((F32,), (d,)) for d in (F16, BF16))
         case "scale":

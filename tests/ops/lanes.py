@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lenz.ir.dtype import BOOL, DType
+from lenz.ir.dtype import BOOL, FLOAT8, DType, float8_bits
 
 _FLOAT = {
     "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide,
@@ -31,6 +31,8 @@ _ORDERS = {
 
 
 def _numpy(d: DType) -> Any:
+    if d in FLOAT8:
+        return np.uint8
     return np.uint16 if d.name == "bf16" else torch.empty(0, dtype=d.torch).numpy().dtype
 
 
@@ -140,6 +142,8 @@ class Lanes:
 
     def constant(self, dtype: DType, value: Any) -> Any:
         """A constant in every lane."""
+        if dtype in FLOAT8:
+            return np.full(self.count, float8_bits(dtype, value), dtype=np.uint8)
         made = torch.full((self.count,), value, dtype=dtype.torch)
         return made.view(torch.uint16).numpy() if dtype.name == "bf16" else made.numpy()
 
@@ -166,6 +170,8 @@ class Lanes:
 
 def as_lanes(x: torch.Tensor) -> Any:
     """A tensor as a value of the builder."""
+    if x.dtype in [d.torch for d in FLOAT8]:
+        return x.view(torch.uint8).numpy()
     return x.view(torch.uint16).numpy() if x.dtype is torch.bfloat16 else x.numpy()
 
 
@@ -177,4 +183,6 @@ def as_tensor(value: Any, dtype: DType) -> torch.Tensor:
     if dtype.name == "bf16":
         return torch.from_numpy(value.view(np.uint16)).view(torch.bfloat16)
     assert value.dtype.itemsize == dtype.bytes
+    if dtype in FLOAT8:
+        return torch.from_numpy(value.view(np.uint8)).view(dtype.torch)
     return torch.from_numpy(value.view(_numpy(dtype)))

@@ -22,7 +22,7 @@ from triton_kernels import FORMS, Form, arguments, check_form, form_named, text_
 
 from lenz.codegen.triton.compile import KernelText, compile_text
 from lenz.codegen.triton.kernel import emit
-from lenz.ir.dtype import I64
+from lenz.ir.dtype import FLOAT8, I64, DType
 from lenz.ir.expr import load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
 from lenz.ir.tensor import axis
@@ -56,7 +56,7 @@ def test_the_list_of_what_is_not_interpreted_is_true() -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_forms_compile_for_a_gpu(part: int) -> None:
     forms = [f for f in FORMS[part::PARTS] if f.case.op.name != "pow" or f.dtype.bits == 32]
-    binary = compile_text(text_of("forms", forms, 128, 128), 90)
+    binary = compile_text(text_of("forms", forms, 128, 128, 90), 90)
     assert binary.code[:4] == b"\x7fELF"
 
 
@@ -132,7 +132,7 @@ def instructions(form: Form, per_thread: int) -> Counter[str]:
     from triton import knobs
 
     count = 128 * per_thread
-    binary = compile_text(text_of("form", [form], count, count), 90)
+    binary = compile_text(text_of("form", [form], count, count, 90), 90)
     file = Path(os.environ["LENZ_CACHE_DIR"]).parent / f"{form}.cubin"
     file.write_bytes(binary.code)
     tool = knobs.nvidia.nvdisasm.path
@@ -149,3 +149,12 @@ def test_hot_functions_are_short(name: str) -> None:
     per_element = (made - copied).total() / 8
     assert per_element <= BUDGETS[name], made
     assert made["CALL"] == 0 and made["BRA"] <= copied["BRA"], f"{name} has a slow path"
+
+
+@pytest.mark.parametrize("to", FLOAT8, ids=str)
+def test_8_bit_floats_are_made_by_the_instruction_for_it(to: DType) -> None:
+    form, copied = form_named(f"cast-f32-{to}"), instructions(form_named("neg-f32"), 16)
+    made = instructions(form, 16)
+    assert made["F2FP"] == 8, "two at a time"
+    # Infinities take one comparison, and their bytes come and go one by one.
+    assert (made - copied).total() / 16 <= 7, made

@@ -15,7 +15,7 @@ from test_forms import check
 
 from lenz.codegen.triton.compile import KernelText
 from lenz.codegen.triton.kernel import emit
-from lenz.ir.dtype import F32, I32, DType
+from lenz.ir.dtype import F32, FLOAT8, I32, DType
 from lenz.ir.expr import Expr, const, expr, load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
 from lenz.ir.tensor import axis
@@ -91,7 +91,7 @@ def check_form(form: Form, got: torch.Tensor, xs: tuple[torch.Tensor, ...], ulp:
     """Compare with eager, the signs of zeros too."""
     case = form.case
     check(case, got, xs, ulp)
-    if form.dtype.is_float and not form.dtype.is_half and case.op.name not in _EITHER_ZERO:
+    if form.dtype.is_float and form.dtype.bits >= 32 and case.op.name not in _EITHER_ZERO:
         want = case.op.eager(*xs, *case.attrs)  # type: ignore[misc]
         lost = (got == 0) & (want == 0) & (got.signbit() != want.signbit())
         assert not lost.any(), f"{form} loses the sign of zero at {[x[lost][:3] for x in xs]}"
@@ -117,19 +117,20 @@ def kernel(name: str, forms: Sequence[Form], count: int, block: int) -> Kernel:
     return Kernel(name, "pointwise", tuple(params), (), body, tile=TileConfig(warps=4))
 
 
-def text_of(name: str, forms: Sequence[Form], count: int, block: int) -> KernelText:
+def text_of(name: str, forms: Sequence[Form], count: int, block: int, arch: int = 80) -> KernelText:
     """The Triton text of `kernel`."""
-    return emit(kernel(name, forms, count, block))
+    return emit(kernel(name, forms, count, block), arch)
 
 
 def arguments(
     forms: Sequence[Form], samples: Sequence[tuple[torch.Tensor, ...]]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What a launch takes, in order, and the results among it; a bool is a byte."""
+    """What a launch takes, in order, and the results among it; bools and 8-bit floats are bytes."""
     args: list[torch.Tensor] = []
     outs: list[torch.Tensor] = []
     for form, xs in zip(forms, samples, strict=True):
         args += [x for k, x in enumerate(xs) if k != form.fixed]
         outs.append(torch.empty(len(xs[0]), dtype=form.dtype.torch))
         args.append(outs[-1])
-    return [a.view(torch.int8) if a.dtype is torch.bool else a for a in args], outs
+    small = {torch.bool: torch.int8} | {d.torch: torch.uint8 for d in FLOAT8}
+    return [a.view(small[a.dtype]) if a.dtype in small else a for a in args], outs

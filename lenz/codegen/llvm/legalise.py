@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lenz import ops
 from lenz.codegen.legalise import legal_expr as legal_for
-from lenz.codegen.legalise import legalise_kernel
+from lenz.codegen.legalise import legalise_kernel, types_of
 from lenz.ir.expr import Expr, load
 from lenz.ir.kernel import Kernel, Store
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
@@ -42,4 +42,4 @@ def is_legal(e: Expr) -> bool:
         return True
     if e.op.llvm is None:
         return False
-    return e.op.native is None or all(a.dtype in e.op.native for a in e.args)
+    return e.op.native is None or all(d in e.op.native for d in types_of(e))

@@ -1,7 +1,7 @@
 """LLVM's names of element types and constants.
 
 A bool is `i1` as a value and `i8` in memory. bf16 and fp16 are `i16` in both places: arithmetic on
-them is done in f32, so only the conversions look inside.
+them is done in f32, so only the conversions look inside; so are 8-bit floats `i8`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import struct
 from typing import Any
 
 from lenz.errors import InternalError
-from lenz.ir.dtype import DType
+from lenz.ir.dtype import FLOAT8, DType, float8_bits
 
 VALUE = {
     "bool": "i1", "u8": "i8", "u16": "i16", "u32": "i32", "u64": "i64", "i8": "i8", "i16": "i16",
     "i32": "i32", "i64": "i64", "f16": "i16", "bf16": "i16", "f32": "float", "f64": "double",
+    "f8e4m3fn": "i8", "f8e5m2": "i8",
 }  # fmt: skip
 # The suffix that names the type in an overloaded intrinsic.
 SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
@@ -57,6 +58,8 @@ def constant(dtype: DType, value: Any) -> str:
         return str(_half_bits(float(value)))
     if dtype.name == "bf16":
         return str(_bfloat_bits(float(value)))
+    if dtype in FLOAT8:
+        return str(float8_bits(dtype, value))
     return str(int(value))
 
 

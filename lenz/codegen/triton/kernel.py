@@ -29,9 +29,12 @@ HEAD = "import triton\nimport triton.language as tl\n"
 LIBDEVICE = "from triton.language.extra import libdevice\n"
 
 
-def emit(k: Kernel) -> KernelText:
-    """The text of one kernel, under its own name, with all that its compiler must know."""
-    legal = legalise(k)
+def emit(k: Kernel, arch: int = 80) -> KernelText:
+    """The text of one kernel, under its own name, with all that its compiler must know.
+
+    It is for GPUs of compute capability `arch` (90: 9.0) and later; that of 80 uses nothing newer.
+    """
+    legal = legalise(k, arch)
     body = _Body(legal, not fits(_indices(legal)))
     lines = body.run()
     head = HEAD + LIBDEVICE * any("libdevice." in line for line in lines)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from lenz.codegen.legalise import legalise_kernel
+from lenz.codegen.legalise import legalise_kernel, types_of
+from lenz.ir.dtype import FLOAT8
 from lenz.ir.expr import Expr
 from lenz.ir.kernel import Kernel
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 
+CONVERTS_FLOAT8 = 89  # compute capability 8.9 has instructions for it
 _STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 
 
-def legalise(k: Kernel) -> Kernel:
+def legalise(k: Kernel, arch: int) -> Kernel:
     """The same kernel over ops that have a Triton form; InternalError for an op without any."""
-    return legalise_kernel(k, is_legal, lambda op: op.expand_gpu or op.expand, "Triton")
+    gpu = lambda op: op.expand_gpu or op.expand
+    return legalise_kernel(k, lambda e: is_legal(e, arch), gpu, "Triton")
 
 
-def is_legal(e: Expr) -> bool:
-    """True when the node can be emitted as it is."""
+def is_legal(e: Expr, arch: int) -> bool:
+    """True when the node can be emitted as it is for compute capability `arch` (90: 9.0)."""
     if e.op in _STRUCTURAL:
         return True
     if e.op.triton is None:
         return False
     native = e.op.triton_native
-    return native is None or all(a.dtype in native for a in e.args)
+    if native is not None and arch >= CONVERTS_FLOAT8:
+        native += FLOAT8
+    return native is None or all(d in native for d in types_of(e))

@@ -1,0 +1,117 @@
+"""Calls of a traced graph: what they read, what they write, and how one is added.
+
+For the graph of Dynamo, whose calls are of functions and methods, and for that of AOTAutograd.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree
+
+from lenz.frontend.values import storage_of
+
+__all__ = [
+    "CALLS", "SHAPE_ONLY", "called", "checkpointed", "is_torch", "name_of", "operands", "seen",
+    "storages", "value_of", "writes",
+]  # fmt: skip
+
+CALLS = ("call_function", "call_method")
+# Calls that look at the shape and type of their first argument alone.
+SHAPE_ONLY = ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full", "size")
+ASSIGNED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+WRITES = (operator.setitem, *(getattr(operator, f"i{x}") for x in ASSIGNED))
+KEPT = ("stack_trace", "nn_module_stack", "custom")  # of `meta`: where a call comes from
+
+
+def value_of(a: Any) -> torch.Tensor | None:
+    """Return the fake tensor behind an argument, None if it is no tensor."""
+    value = a.meta.get("example_value") if isinstance(a, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def called(
+    gm: GraphModule, before: Node, target: Any, *args: Any, like: Node | None = None, **kwargs: Any
+) -> Node:
+    """Insert a call of a function, or of a method by its name, which counts as a part of `like`.
+
+    `like` is `before` if it is not given.
+    """
+    with gm.graph.inserting_before(before):
+        kind = "call_method" if isinstance(target, str) else "call_function"
+        made = gm.graph.create_node(kind, target, args, kwargs)
+    made.meta = {k: v for k, v in (like or before).meta.items() if k in KEPT}
+    return made
+
+
+def seen(n: Node) -> Any:
+    """Return what tracing made of a node: fake tensors, sizes."""
+    return n.meta["val"] if "val" in n.meta else n.meta.get("example_value")
+
+
+def name_of(n: Node) -> str:
+    name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+    return name.partition(".")[0]
+
+
+def operands(n: Node) -> list[Node]:
+    """Return the tensors whose values `n` reads."""
+    found = n.all_input_nodes[1 if name_of(n) in SHAPE_ONLY else 0 :]
+    return [a for a in found if not isinstance(seen(a), torch.SymInt)]
+
+
+def storages(n: Node) -> Iterator[int]:
+    for leaf in _pytree.tree_leaves(seen(n)):
+        key = storage_of(leaf)
+        if key is not None:
+            yield key
+
+
+def is_torch(target: Any) -> bool:
+    """Say whether a function is torch's own or an operator: its effects show in its name."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace in ("aten", "prims")
+    name = getattr(target, "__name__", "")
+    return any(
+        getattr(m, name, None) is target
+        for m in (operator, torch, torch.nn.functional, torch._C._nn)
+    )
+
+
+def writes(n: Node) -> bool:
+    """Say whether `n` may write into one of its arguments."""
+    if n.op not in CALLS:
+        return n.op == "call_module"
+    if (body := checkpointed(n)) is not None:
+        return any(writes(m) for m in body.graph.nodes)
+    if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
+        return bool(n.target._schema.is_mutable)
+    if n.op == "call_method" or (n.op == "call_function" and is_torch(n.target)):
+        if getattr(operator, name_of(n), None) is n.target:  # operator.and_ writes nothing
+            return n.target in WRITES
+        return name_of(n).endswith("_") or "out" in n.kwargs or in_place(n)
+    return True
+
+
+def checkpointed(n: Node) -> GraphModule | None:
+    """Return the body of a call of activation checkpointing, None for other nodes."""
+    gm = n.graph.owning_module
+    if n.target is not tag_activation_checkpoint or gm is None or not isinstance(n.args[0], Node):
+        return None
+    found = gm.get_submodule(str(n.args[0].target))
+    return found if isinstance(found, GraphModule) else None
+
+
+def in_place(n: Node) -> bool:
+    """Say whether a function of torch.nn.functional is asked to work in place."""
+    if not isinstance(n.target, FunctionType):
+        return False
+    given = inspect.signature(n.target).bind(*n.args, **n.kwargs).arguments
+    return bool(given.get("inplace") or given.get("kwargs", {}).get("inplace"))

@@ -1,0 +1,76 @@
+"""Values of symbolic sizes that are known by their pattern.
+
+    i = torch.arange(s0); m = i[:, None] >= i       ==>   for any s0, the pattern seen for SIDE
+
+What decides about an element is how its positions i, j, ... compare with each other and with sums
+of the constants, which are at most STEPS.  A gap above that between two positions, or before the
+first, may shrink to STEPS + 1 without a change of any comparison.  So each combination that any
+sizes have is there below SIDE, with up to four positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from lenz.frontend.calls import CALLS, SHAPE_ONLY, name_of, seen
+
+__all__ = ["follow_pattern", "number"]
+
+STEPS = 8
+SIDE = 4 * (STEPS + 1) + 1
+FILLING = ("full", "full_like", "new_full")
+SIZED = ("ones", "zeros", "expand", "expand_as", "arange", *FILLING, *SHAPE_ONLY)
+MOVING = ("unsqueeze", "transpose", "clone", "contiguous", "detach", "where", "masked_fill")
+CASTS = ("to", "type", "bool", "float", "arange")
+EXACT = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)  # for positions
+SUMS = ("add", "sub", "rsub")
+COMPARING = ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not")
+BITWISE = ("and_", "or_", "xor", "invert")
+
+
+def number(size: int | torch.SymInt) -> int:
+    """Return a size, with SIDE in the place of each symbol."""
+    if isinstance(size, int):
+        return size
+    expr = size.node.expr
+    return int(expr.subs(dict.fromkeys(expr.free_symbols, SIDE)))
+
+
+def follow_pattern(nodes: Sequence[Node]) -> bool:
+    """Say whether what the nodes compute for sizes of SIDE shows what it is for all sizes."""
+    return all(map(is_pattern, nodes)) and sum(map(steps, nodes)) <= STEPS
+
+
+def is_pattern(n: Node) -> bool:
+    """Say whether an element made by `n` is decided by its position and constants alone."""
+    name, fake = name_of(n), seen(n)
+    is_sized = any(isinstance(seen(a), torch.SymInt) for a in n.all_input_nodes)
+    if n.op not in CALLS or (is_sized and name not in SIZED):
+        return False
+    given = [a for a in n.args if isinstance(a, Node)]
+    if name == "getitem":
+        index = n.args[1] if isinstance(n.args[1], tuple) else (n.args[1],)
+        return all(i is None or i is ... or i == slice(None) for i in index)
+    if name in CASTS:
+        if name == "arange":
+            return len(n.args) == 1 and fake.dtype in EXACT
+        return fake.dtype in EXACT or seen(given[0]).dtype is torch.bool
+    if name in SUMS:
+        return len(given) == 1 and "alpha" not in n.kwargs  # 2 i - j is no such comparison
+    if name in BITWISE:
+        return fake.dtype is torch.bool
+    return name in SIZED or name in MOVING or name in COMPARING or name in ("tril", "triu")
+
+
+def steps(n: Node) -> float:
+    """Return how far the constants of `n` may move what is compared."""
+    name = name_of(n)
+    if name in ("ones", "ones_like", "new_ones"):
+        return 1
+    if (name in SIZED and name not in FILLING) or name in ("getitem", "unsqueeze", "transpose"):
+        return 0
+    constants = [abs(a) for a in (*n.args, *n.kwargs.values()) if isinstance(a, (int, float))]
+    return sum(c for c in constants if c < 2**63)  # no position is near the lowest float

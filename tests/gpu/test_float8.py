@@ -1,0 +1,50 @@
+"""8-bit floats on a GPU, to the bit as in eager: all bf16, bytes and ties; quantized rows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lenz
+from lenz.debug.report import KernelReport
+from lenz.ir.dtype import DType, dtype_of
+from tests.codegen.test_float8 import E4, E5, PROGRAMS, inputs, quantize
+from tests.e2e.sides import agree
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
+
+from tests.ops.test_float8 import every_byte, hard_numbers
+
+TYPES = (E4, E5)
+
+
+def known(dtype: torch.dtype) -> DType:
+    found = dtype_of(dtype)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("to", TYPES, ids=str)
+def test_conversions(to: torch.dtype, device: str) -> None:
+    numbers, every = hard_numbers(known(to)).to(device), every_byte(known(to)).to(device)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.to(to), y.float(), y.bfloat16(), y.double(), y.to(E4), y.to(E5)
+
+    agree(f, lambda: [numbers, every], tol=0.0)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str, device: str) -> None:
+    agree(PROGRAMS[name], lambda: [x.to(device) for x in inputs(33, 41)], tol=0.0)
+
+
+@pytest.mark.parametrize("to", TYPES, ids=str)
+def test_quantizing_rows_is_one_kernel(to: torch.dtype, device: str) -> None:
+    x = torch.randn(64, 4096, device=device).bfloat16()
+    report = lenz.explain(lambda x: quantize(x, to))(x)
+    assert [type(n) for n in report.launches] == [KernelReport]
+    torch.testing.assert_close(report.result, quantize(x, to), rtol=0, atol=0)
