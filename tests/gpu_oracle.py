@@ -19,7 +19,7 @@ from lenz.codegen.triton.compile import compile_text
 from lenz.codegen.triton.kernel import emit
 from lenz.context import Context
 from lenz.ir.binary import Binary
-from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, View
+from lenz.ir.graph import LOOPS, Extern, Graph, View
 from lenz.ir.interp import interp
 from lenz.ir.interp_schedule import interp_schedule
 from lenz.ir.kernel import Kernel, Launch, Schedule, programs
@@ -53,7 +53,7 @@ def on_gpu(g: Graph) -> Graph:
 
     nodes: list[Any] = []
     for n in g.nodes:
-        if isinstance(n, (Pointwise, Reduction, View)):
+        if isinstance(n, (*LOOPS, View)):
             nodes.append(replace(n, out=there(n.out)))
         elif isinstance(n, Extern):
             nodes.append(replace(n, outs=tuple(there(o) for o in n.outs)))

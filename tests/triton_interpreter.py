@@ -184,6 +184,24 @@ class Machine(InterpreterBuilder):  # type: ignore[misc]
             values = np.broadcast_to(value.data, ptrs.data.shape)[runs]
             a.write(at, values, self.grid_idx[0], _loads([ptrs, value, mask]))
 
+    def create_atomic_rmw(self, op: Any, ptrs: Any, value: Any, mask: Any, *_: Any) -> Any:
+        """Updates in the order of the lanes; who wrote an element before does not matter."""
+        runs = np.broadcast_to(mask.data.astype(bool), ptrs.data.shape)
+        a, at = self.places(ptrs, runs)
+        values = np.broadcast_to(value.data, ptrs.data.shape)
+        if a is not None:
+            assert a.may_read and a.may_write, f"an update of %{a.name}"
+            a.check(at, "updated")
+            memory = a.data.view(values.dtype)
+            name = str(op).rsplit(".", 1)[-1].upper()
+            if name in ("UMAX", "UMIN"):
+                unsigned = np.dtype(f"u{values.dtype.itemsize}")
+                memory, values = memory.view(unsigned), values.view(unsigned)
+            ways = {"FADD": np.add, "ADD": np.add, "MAX": np.maximum, "UMAX": np.maximum,
+                    "MIN": np.minimum, "UMIN": np.minimum}  # fmt: skip
+            ways[name].at(memory, at, values[runs])
+        return TensorHandle(np.zeros(ptrs.data.shape, value.data.dtype), value.dtype.scalar)
+
     def create_barrier(self) -> None:
         for a in self.arguments:
             a.sync()

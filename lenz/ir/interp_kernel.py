@@ -324,6 +324,8 @@ class _Run:
         self, s: Store, m: _Memory, at: torch.Tensor, value: torch.Tensor, who: torch.Tensor
     ) -> None:
         clash = (m.owner[at] != -1) & (m.owner[at] != who)
+        if s.mode != "set" and self.k.tile.warps:  # updates of memory are whole on a GPU
+            clash &= False
         if self.iteration is not None and m.mode is not None and bool(clash.any()):
             what = f"two parallel iterations write %{s.buffer} at {int(at[clash][0])}"
             raise self._error(s, "parallel-write", what)

@@ -16,7 +16,9 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.reduce import element
 from lenz.lower.registry import lowering
-from lenz.sym import ONE, Sym
+from lenz.sym import ONE, Int, Sym
+
+LONGEST = 32768  # elements of a row that stays in registers (schedule/blocks.py)
 
 
 def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value | Decline:
@@ -24,6 +26,8 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value | Declin
     if to is BOOL:
         return Decline("a running sum of truth values")
     d = wrapped(dim, x.rank)
+    if x.rank and not can_scan(x.device, x.shape[d]):
+        return Decline("a row that one program of a GPU cannot hold")
     if x.rank == 0 or x.shape[d] is ONE:
         return b.map(lambda i: element(x, i, to))
     return b.scan(kind, d, lambda i: element(x, i, to))
@@ -51,7 +55,12 @@ def logcumsumexp(b: GraphBuilder, x: Value, dim: int) -> Value | Decline:
     return _scan(b, "logaddexp", x, dim)
 
 
-def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Value, Value]:
+def can_scan(device: str, size: Sym) -> bool:
+    """True where rows of this size may be scanned: on GPUs one program holds a whole row."""
+    return device == "cpu" or (isinstance(size, Int) and size.value <= LONGEST)
+
+
+def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Value, Value] | Decline:
     """The extreme value up to each element, and the last position that has it.
 
     An element that equals the extreme value up to itself is its newest position, so the position is
@@ -59,6 +68,8 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
     position is that of the last NaN.
     """
     d = wrapped(dim, x.rank)
+    if x.rank and not can_scan(x.device, x.shape[d]):
+        return Decline("a row that one program of a GPU cannot hold")
     values, positions = b.results
     if x.rank == 0 or x.shape[d] is ONE:
         return b.map(x.at, values), b.map(lambda i: const(0, I64), positions)
@@ -82,12 +93,12 @@ def _position_type(size: Sym) -> DType:
 
 
 @lowering("cummax")
-def cummax(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
+def cummax(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value] | Decline:
     """The greatest element up to each one, and its position; the last of equals."""
     return _extremum(b, "max", x, dim)
 
 
 @lowering("cummin")
-def cummin(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
+def cummin(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value] | Decline:
     """The smallest element up to each one, and its position; the last of equals."""
     return _extremum(b, "min", x, dim)

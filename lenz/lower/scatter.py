@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, I64, DType
+from lenz.ir.dtype import BOOL, F32, I64, DType
 from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
@@ -18,6 +18,7 @@ from lenz.lower.dims import common_shape, wrapped
 from lenz.lower.index import at_positions, checked, is_position, position
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
+from lenz.lower.scan import can_scan
 from lenz.lower.view import flatten, unflatten
 from lenz.sym import ONE, ZERO, Sym, product
 
@@ -35,12 +36,22 @@ def update(
     over: Sequence[Sym],
     place: Callable[[Index], Place],
     value: Callable[[Index], Expr],
-) -> Value:
+) -> Value | Decline:
     """x with value(i) written to, or combined with, the element at place(i) for all i."""
     if x.dtype is BOOL:  # sums of truth values are disjunctions
         logical: dict[UpdateMode, UpdateMode] = {"add": "max", "mul": "min"}
         mode = logical.get(mode, mode)
-    return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
+    if x.device == "cpu" or mode == "set":
+        return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
+    # On GPUs updates meet in any order: what they do must be one instruction of the memory.
+    if mode == "mul" or (x.dtype.bits < 32 and not x.dtype.is_half):
+        return Decline(f"updates of {x.dtype} by {mode} that may meet")
+    if not x.dtype.is_half:
+        return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
+    wide = b.temp(x.shape, F32)
+    sums = b.map(lambda i: ops.cast(x.at(i), F32), wide)
+    sums = b.scatter(mode, sums, over, lambda i: (*place(i), ops.cast(value(i), F32)), wide)
+    return b.map(lambda i: ops.cast(sums.at(i), x.dtype))
 
 
 def _refused(x: Value, index: Value, dims: Sequence[int]) -> Decline | None:
@@ -125,7 +136,7 @@ def _combined(
         none = _neutral(mode, x.dtype)
         start = b.scatter("set", x, over, lambda i: (*place(i), none), name=f"{x.name}_start")
     total = update(b, mode, start, over, place, value)
-    if reduce != "mean":
+    if reduce != "mean" or isinstance(total, Decline):
         return total
     own = const(1 if include_self else 0, I64)
     kind = b.temp(x.shape, I64)
@@ -339,6 +350,8 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
     if mask.dtype is not BOOL or any(s is ZERO for s in (*source.shape, *b.result.shape)):
         return Decline("no elements")
     shape, total = b.result.shape, product(source.shape)
+    if not can_scan(b.result.device, product(shape)):
+        return Decline("a row that one program of a GPU cannot hold")
 
     def holds(i: Index) -> Expr:
         return mask.at(broadcast(mask, i))

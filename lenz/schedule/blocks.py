@@ -18,12 +18,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lenz.ir.kernel import KernelKind, Reduce, Stmt, TileConfig
+from lenz.ir.kernel import KernelKind, Reduce, Stmt, Store, TileConfig
 from lenz.ir.tensor import Axis
 from lenz.schedule.cut import cut, joined, moved, nested
 from lenz.schedule.legal import Group
 from lenz.schedule.loops import coefficient, columns_win, offsets_of
-from lenz.schedule.nest import Axes
+from lenz.schedule.nest import Axes, Nest
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Sym, SymEnv, Var
 
@@ -78,7 +78,10 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     """Choose widths for the axes of a group, and write its loops down."""
     axes, raxes = g.domain.axes, g.domain.raxes
     kind: KernelKind = "pointwise"
-    if not raxes:
+    if any(n.scan is not None for n in g.nests):
+        kind = "scan"
+        widths = _scan_widths(g, s, env, shape)
+    elif not raxes:
         across = _across(axes, s, env)
         if across is not None:
             kind = "transpose"
@@ -95,6 +98,29 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     body = _loops(axes, raxes, s, widths)
     warps = _warps(_area(widths), bool(raxes), shape)
     return Tiled(kind, body, TileConfig(warps=warps, stages=shape.stages))
+
+
+def scattered(n: Nest, env: SymEnv, shape: Shape) -> Tiled:
+    """All updates of a scatter at once: what meets at an element is combined in the memory."""
+    assert n.update is not None
+    axes = (*n.raxes, *n.axes)  # elements of P lie side by side
+    widths = _widths(axes, shape.tile, env)
+    at: dict[Var, Sym] = {}
+    grid, lanes = _cut(axes, widths, at)
+    store = moved([Store(n.target, n.offset, n.body, n.bound, n.update)], at)
+    body = nested(grid, "grid", nested(lanes, "lane", store))
+    return Tiled("scatter", body, TileConfig(warps=_warps(_area(widths), False, shape)))
+
+
+def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
+    """A program holds the rows that it scans whole; lanes of P take what is left of a tile."""
+    (r,) = g.domain.raxes or (None,)
+    if r is None:
+        return _widths(g.domain.axes, shape.tile, env)
+    widths = {r: _power(_length(r, env))}
+    columns = columns_win(g, s, env)
+    room = shape.panel if columns else shape.rows // widths[r]
+    return widths | _widths(g.domain.axes[-1:], min(room, shape.row // widths[r]), env)
 
 
 def _warps(area: int, reduces: bool, shape: Shape) -> int:

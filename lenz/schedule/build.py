@@ -40,7 +40,7 @@ from lenz.ir.kernel import (
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer
 from lenz.schedule import vectors
-from lenz.schedule.blocks import Shape, Space, tiled
+from lenz.schedule.blocks import Shape, Space, scattered, tiled
 from lenz.schedule.cost import grain, ns_per_element
 from lenz.schedule.legal import Group, device_of
 from lenz.schedule.loops import Form, choose
@@ -80,6 +80,9 @@ def build(
         body = vectors.scattered(g.nests[0], env)
         return _finish(g, body, "scatter", _tile(body, env), (), buffers, None)
     elide = not cx.options.emulate_rounding
+    if g.nests[0].update is not None and device_of(g) != "cpu":
+        form = scattered(g.nests[0], env, Shape())
+        return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
     if device_of(g) != "cpu":
         s = stages(g, stored, elide, named=True, scratch=False)
         share_reciprocals(s, frozenset(a.var for a in g.domain.raxes))

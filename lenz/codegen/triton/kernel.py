@@ -13,15 +13,27 @@ from lenz.codegen.triton.compile import KernelText
 from lenz.codegen.triton.indices import Indices, fits, joint
 from lenz.codegen.triton.lanes import Lanes
 from lenz.codegen.triton.legalise import legalise
-from lenz.codegen.triton.reductions import COMBINE
+from lenz.codegen.triton.reductions import COMBINE, SCANS, UPDATES
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.codegen.triton.types import memory_type
 from lenz.codegen.triton.values import Values
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import nodes_of, syms_of
-from lenz.ir.kernel import For, Kernel, Let, Reduce, Stmt, Store, exprs_of, overwrites_safely, walk
+from lenz.ir.kernel import (
+    For,
+    Kernel,
+    Let,
+    Reduce,
+    Scan,
+    Stmt,
+    Store,
+    exprs_of,
+    overwrites_safely,
+    walk,
+)  # fmt: skip
 from lenz.ir.tensor import Axis
+from lenz.ops.emission import triton_type
 from lenz.sym import Add, Int, Min, Sym
 from lenz.sym.expr import sum_of
 
@@ -131,6 +143,8 @@ class _Body:
                     self.values.refs[name] = self.values.value(value)
                 case Reduce():
                     self.accs.take(s)
+                case Scan():
+                    self.scan(s)
                 case Store():
                     self.store(s)
 
@@ -181,6 +195,17 @@ class _Body:
             self.text.keep(key, found)
         return found
 
+    def scan(self, s: Scan) -> None:
+        """Running results along one dimension of the tile; lanes behind the end come last."""
+        v, d = self.values, self.dims[s.over]
+        value = v.value(s.value)
+        dims = value.dims | {d}
+        function = SCANS[s.kind]
+        self.accs.functions[function] = None
+        kind = triton_type(s.value.dtype)
+        text = f"tl.associative_scan({self.lanes.spread(value, dims, kind)}, {d}, {function})"
+        v.refs[s.name] = self.text.let(text, dims, self.text.level)
+
     def store(self, s: Store) -> None:
         """One store of a tile, by the lanes that have an element."""
         v = self.values
@@ -197,8 +222,13 @@ class _Body:
         text = value.text
         if s.value.dtype is BOOL:
             text = f"{text}.to(tl.int8)"
-        mask = f", {runs}" if runs else ""
-        self.text.put(self.text.level, f"tl.store({pointer}, {text}{mask})")
+        if s.mode == "set":
+            mask = f", {runs}" if runs else ""
+            line = f"tl.store({pointer}, {text}{mask})"
+        else:
+            mask = f", mask={runs}" if runs else ""
+            line = f'{UPDATES[s.mode]}({pointer}, {text}{mask}, sem="relaxed")'
+        self.text.put(self.text.level, line)
         v.forget(s.buffer)
 
 

@@ -17,7 +17,17 @@ COMBINE = {
         "def greatest(x, y):\n    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)"
     ),
     "least": "def least(x, y):\n    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+    "logaddexp": (
+        "def logaddexp(x, y):\n"
+        "    high = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)\n"
+        "    low = tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)\n"
+        "    both = high + tl.log(1.0 + tl.exp(low - high))\n"
+        "    return tl.where((low == high) & (high - high != 0.0), high, both)"
+    ),
 }
+# The function of a scan, and the atomic update of a scatter, by kind and mode.
+SCANS = {"sum": "add", "prod": "mul", "max": "greatest", "min": "least", "logaddexp": "logaddexp"}
+UPDATES = {"add": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"}
 _NAMES: dict[ReduceKind, str] = {
     "sum": "add", "prod": "mul", "max": "greatest", "min": "least", "any": "greatest",
     "all": "least", "argmax": "greatest", "argmin": "least",
