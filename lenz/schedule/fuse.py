@@ -144,8 +144,7 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
     memory: dict[str, tuple[str, ...]] = {}
     for item in items:
         if isinstance(item, Nest):
-            bodies = (item.body,) if item.finish is None else (item.body, item.finish)
-            reads = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*bodies)))
+            reads = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*item.exprs)))
             reads = _spread_over(reads, memory)
             writes: tuple[str, ...] = (item.target,) if item.target != item.name else ()
             c = p.add(group_of(item), reads, writes)
