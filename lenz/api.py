@@ -36,13 +36,13 @@ from lenz.pipeline import Boxed, Compiled, compile_program, context
 
 __all__ = ["Watcher", "backend", "compile_graph", "explain"]
 
-# Modes of torch.compile. Their differences are CUDA graphs and measured GPU configurations, neither
-# of which exists on a CPU: there all of them are the default.
+# Modes of torch.compile. On a CPU all of them are the default, since only kernels of GPUs have
+# tiles to choose from; CUDA graphs are not there yet.
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
     "reduce-overhead": {},
-    "max-autotune": {},
-    "max-autotune-no-cudagraphs": {},
+    "max-autotune": {"autotune": True},
+    "max-autotune-no-cudagraphs": {"autotune": True},
 }
 
 
@@ -194,6 +194,7 @@ class _Explainer:
                 source=made.text,
                 guards=p.guards,
                 ended_by=p.ended_by,
+                autotune=made.tuned,
             )
         )
         return self.counted(made.call, steps)

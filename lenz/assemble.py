@@ -63,13 +63,18 @@ def check_gpus(devices: Sequence[str]) -> None:
                 raise Unsupported(f"{name} has compute capability below 8.0, which lenz needs")
 
 
+def store_of(cx: Context) -> Store | None:
+    """The disk cache; None without one."""
+    folder = cx.options.cache_dir
+    return store_at(folder) if cx.options.cache and folder is not None else None
+
+
 def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
     """Compile and load kernels, given with the device each is launched on, by name.
 
     Raises Refused with those that the GPU's compiler does not take.
     """
-    folder = cx.options.cache_dir
-    store = store_at(folder) if cx.options.cache and folder is not None else None
+    store = store_of(cx)
     host = [k for k, device in kernels.values() if device == "cpu"]
     gpu = [(k, device) for k, device in kernels.values() if device != "cpu"]
     text, obj, library = _host(host, store, cx)

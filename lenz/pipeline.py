@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from lenz.assemble import Code, Refused, assemble, check_gpus
+from lenz.assemble import Code, Refused, assemble, check_gpus, store_of
 from lenz.codegen.llvm.compile import host_target
 from lenz.context import Context, Trace
+from lenz.debug.report import TuneReport
 from lenz.frontend import FxProgram, origin
 from lenz.ir.graph import Graph, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
@@ -25,6 +26,8 @@ from lenz.plan import build as build_plan
 from lenz.plan import source
 from lenz.schedule import schedule
 from lenz.sym import SymEnv
+from lenz.tune.search import tune
+from lenz.tune.space import space
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 DEVICES = frozenset({"cpu", "cuda"})  # that kernels are made for
@@ -41,6 +44,7 @@ class Compiled:
     text: str
     code: Code
     call: Boxed
+    tuned: tuple[TuneReport, ...] = ()
 
 
 def context(options: Options, trace: Trace | None = None) -> Context:
@@ -88,7 +92,12 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     trace.text("graph", lambda: show(lowered, origins=True))
     g = optimise(g, cx)
     with trace.stage("schedule"):
-        s, symbols, kernels = named(schedule(g, cx))
+        s = named(schedule(g, cx, space if cx.options.autotune else None))
+    tuned: tuple[TuneReport, ...] = ()
+    if cx.options.autotune:
+        with trace.stage("tune"):
+            s, tuned = tune(s, store_of(cx))
+    symbols, kernels = launched(s)
     trace.text("schedule", lambda: show(s))
     with trace.stage("codegen"):
         code = assemble(kernels, cx)
@@ -98,7 +107,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         call = _load(plan, text, code, program, cx)
     trace.text("module", lambda: code.text)
     trace.text("code", lambda: text)
-    return Compiled(program, g, s, plan, text, code, call)
+    return Compiled(program, g, s, plan, text, code, call, tuned)
 
 
 def optimise(g: Graph, cx: Context) -> Graph:
@@ -114,29 +123,35 @@ def optimise(g: Graph, cx: Context) -> Graph:
     return g
 
 
-def named(s: Schedule) -> tuple[Schedule, dict[Launch, str], dict[str, tuple[Kernel, str]]]:
-    """Number the kernels; equal ones become one object, so that each is compiled once.
-
-    Gives the schedule, the name of each launch's kernel, and the kernels with their devices.
-    """
-    buffers = buffers_of(s.graph)
+def named(s: Schedule) -> Schedule:
+    """Number the kernels; equal ones on a device become one object, so that each is made once."""
+    devices = _devices(s)
     unique: dict[tuple[str, str], Kernel] = {}
-    kernels: dict[str, tuple[Kernel, str]] = {}
     steps: list[Any] = []
-    symbols: dict[Launch, str] = {}
     for step in s.steps:
         if isinstance(step, Launch):
-            device = buffers[step.args[0]].type.device if step.args else "cpu"
-            key = device, show(replace(step.kernel, name="k"))
+            key = devices[step], show(replace(step.kernel, name="k"))
             kernel = unique.get(key)
             if kernel is None:
                 kernel = replace(step.kernel, name=f"{step.kernel.name}_{len(unique)}")
                 unique[key] = kernel
-                kernels[kernel.name] = kernel, device
             step = replace(step, kernel=kernel)
-            symbols[step] = kernel.name
         steps.append(step)
-    return replace(s, steps=tuple(steps)), symbols, kernels
+    return replace(s, steps=tuple(steps))
+
+
+def launched(s: Schedule) -> tuple[dict[Launch, str], dict[str, tuple[Kernel, str]]]:
+    """The name of each launch's kernel, and the kernels by name with their devices."""
+    devices = _devices(s)
+    symbols = {step: step.kernel.name for step in devices}
+    return symbols, {step.kernel.name: (step.kernel, device) for step, device in devices.items()}
+
+
+def _devices(s: Schedule) -> dict[Launch, str]:
+    """Where each launch runs: where its first argument is."""
+    buffers = buffers_of(s.graph)
+    steps = [step for step in s.steps if isinstance(step, Launch)]
+    return {x: buffers[x.args[0]].type.device if x.args else "cpu" for x in steps}
 
 
 def _env(program: FxProgram) -> SymEnv:

@@ -34,8 +34,8 @@ from lenz.sym import Var, evaluate
 from lenz.target import Target
 
 CUDA = Target("cuda", "sm_90", lanes=32)
-# Tiles of few lanes: a row of 5 is already one that does not fit, and has a loop with a tail.
-TINY = Shape(tile=8, edge=4, row=4, chunk=4, rows=8, panel=4, narrow=2)
+# Tiles of few lanes: a row of 9 is already one that does not fit, and has a loop with a tail.
+TINY = Shape(tile=16, edge=8, row=8, chunk=8, rows=16, panel=8, narrow=4)
 
 
 def gpu_context() -> Context:

@@ -209,7 +209,7 @@ class _Memory:
         first = self.dims[0]
         if not first[0]:
             tall = self.volume(d for d in self.dims[1:] if not d[0]) >= TALL
-            beside = self.dims[1][0] and self.follows(self.dims[1], first)
+            beside = any(d[0] and self.follows(d, first) for d in self.dims[1:2])
             if not (tall and beside and self.extent[first] < SHORT):
                 return ()
         found = [first]

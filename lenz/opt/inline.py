@@ -11,11 +11,21 @@ arithmetic is cheaper and a kernel of its own dearer (`_pays_on_gpu`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lenz.context import Context
-from lenz.ir.expr import Expr, cost_of, loads_of, nodes_of, reindex, replace_loads
+from lenz.ir.expr import (
+    Expr,
+    cost_of,
+    interpret,
+    loads_of,
+    nodes_of,
+    reindex,
+    replace_loads,
+    syms_of,
+)
 from lenz.ir.graph import (
     LOOPS,
     Extern,
@@ -34,6 +44,7 @@ from lenz.ir.graph import (
     map_bodies,
     reads_of,
 )
+from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, affine_in, product
 
@@ -119,14 +130,28 @@ def _pays_on_gpu(n: Pointwise, u: _Uses, own: int) -> bool:
     Readers that find each element where they are can share its kernel: only further kernels cost.
     Others need a kernel before theirs, but find what they read again in cache.
     """
-    loads, size = loads_of(n.body), n.out.type.dtype.bytes
-    cost, again = cost_of(n.body) - len(loads), sum(e.dtype.bytes for e in loads)
-    if not loads and cost <= GPU_TABLE:
+    size = n.out.type.dtype.bytes
+    if not loads_of(n.body) and cost_of(n.body) <= GPU_TABLE:
         return True
+    moving = _moving(n)
+    cost = math.fsum(e.op.cost for e in moving if e.op is not LOAD)
+    again = sum(e.dtype.bytes for e in moving if e.op is LOAD)
     if not u.apart:
         return (u.loops - 1) * (again + cost / GPU_PER_BYTE) <= u.loops * size
     each = max(cost - GPU_LOAD, 0.0) / GPU_PER_BYTE + (again - size) / GPU_CACHE
     return (u.reads - own) * each <= 2 * own * size + GPU_LAUNCH
+
+
+def _moving(n: Pointwise) -> list[Expr]:
+    """What varies along the innermost axis; a GPU computes the rest once per row of a tile."""
+    inner = [a.var for a in n.axes if a.extent is not ONE][-1:]
+    memo: dict[Expr, bool] = {}
+
+    def moves(e: Expr, args: list[bool]) -> bool:
+        return any(args) or any(v in s.free_vars for s in syms_of(e) for v in inner)
+
+    interpret(n.body, moves, memo)
+    return [e for e, moved in memo.items() if moved]
 
 
 def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv) -> int:

@@ -182,14 +182,15 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
     Few columns are cut into narrow panels, since only more programs read them faster.
     """
     axes, raxes = g.domain.axes, g.domain.raxes
-    panel, budget, most = shape.panel, shape.rows, shape.row // 2
-    if env.hint(g.domain.rows) < 64 * shape.panel:
-        panel, budget, most = shape.narrow, shape.chunk, shape.row
+    few = env.hint(g.domain.rows) < 64 * shape.panel
+    panel, budget = (shape.narrow, shape.chunk) if few else (shape.panel, shape.rows)
     widths = _widths(axes[-1:], panel, env)
     whole = {a: _power(a.extent.hi) for a in raxes if a.extent.hi is not None}
     again = sum(map(bool, s.loops)) > 1 and len(whole) == len(raxes) < MOST_AXES
-    if again and _area(widths) * _area(whole) <= most:
-        return widths | whole
+    # Half of what a row may take, since such loops share several values, or f64.
+    room = shape.row // 2 // _area(whole)
+    if again and room >= (2 if few else _area(widths)):
+        return _widths(axes[-1:], min(panel, room), env) | whole
     return widths | _widths(raxes, budget // _area(widths), env)
 
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lenz.ir.expr import cost_of, loads_of
-from lenz.schedule.nest import Domain, Nest, divisions, is_columns, remaps
+from lenz.schedule.nest import (
+    Axes,
+    Domain,
+    Nest,
+    divisions,
+    is_columns,
+    orders_of,
+    refined,
+    remaps,
+)
 
-# Beyond this many pointers a fused kernel runs out of address registers and streams.
-MAX_BUFFERS = 24
+# Beyond this many pointers a fused kernel runs out of address registers and streams; on GPUs they
+# are uniform registers or constants.
+MAX_BUFFERS, MAX_GPU_BUFFERS = 24, 48
+# Elements of the longest row that a program of a GPU holds (blocks.Shape.row).
+HELD = 32768
 # Beyond this much arithmetic in one group, recompute across loops costs more than it saves.
 MAX_COST = 1200.0
 
@@ -51,42 +66,70 @@ def group_of(n: Nest) -> Group:
 
 
 def may_fuse(a: Group, b: Group) -> Fuse | Reject:
-    """Fuse b behind a: over the domain of either, whichever keeps the indices free of divisions."""
-    if device_of(a) != device_of(b):
-        return Reject(f"{a.name} is on {device_of(a)}, {b.name} on {device_of(b)}")
+    """Fuse b behind a: over the domain of either, whichever keeps the indices free of divisions.
+
+    On GPUs a division per element is cheaper than a kernel, but the axes of the domain are cut
+    where the axes of either group end when that saves it.
+    """
+    device = device_of(a)
+    if device != device_of(b):
+        return Reject(f"{a.name} is on {device}, {b.name} on {device_of(b)}")
     if any(n.update is not None for g in (a, b) for n in g.nests):
         return Reject("a scatter runs by itself")
-    if len(_buffers(a) | _buffers(b)) > MAX_BUFFERS:
-        return Reject(f"together they touch more than {MAX_BUFFERS} buffers")
+    most = MAX_BUFFERS if device == "cpu" else MAX_GPU_BUFFERS
+    if len(_buffers(a) | _buffers(b)) > most:
+        return Reject(f"together they touch more than {most} buffers")
     if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:
         return Reject(f"together they do more than {MAX_COST:.0f} additions per element")
-    domains = [a.domain] if a.has_reduction else [b.domain]
-    if a.has_reduction and b.has_reduction:
-        if not are_alike(a, b):
-            return Reject(f"{b.name} reduces over other rows than {a.name}")
-    elif not (a.has_reduction or b.has_reduction):
-        domains = [a.domain, b.domain]
+    if a.has_reduction and b.has_reduction and not are_alike(a, b):
+        return Reject(f"{b.name} reduces over other rows than {a.name}")
     why = "their loops have different extents"
-    best: tuple[int, Group] | None = None
+    best: tuple[tuple[int, ...], Group] | None = None
     columns = any(is_columns(n) for g in (a, b) for n in g.nests if n.is_reduction)
     before = sum(divisions(n, columns) for g in (a, b) for n in g.nests)
     scans = any(n.scan is not None for g in (a, b) for n in g.nests)
-    for d in domains:
-        first, second = _over(a, d, scans), _over(b, d, scans)
-        for x in first:
-            for y in second:
-                problem = _misaligned(x, y) or _late(x + y)
-                if problem is not None:
-                    why = problem
-                    continue
-                cost = sum(divisions(n, columns) for n in (*x, *y))
-                if best is None or cost < best[0]:
-                    best = (cost, Group(d, (*x, *y)))
+    for d, orders in _domains(a, b):
+        for x, y in itertools.product(_over(a, d, orders, scans), _over(b, d, orders, scans)):
+            problem = _misaligned(x, y) or _late(x + y)
+            if problem is not None:
+                why = problem
+                continue
+            count = sum(divisions(n, columns) for n in (*x, *y))
+            rank: tuple[int, ...] = (0, count, 0)
+            if device != "cpu":
+                rank = (registers(d) > HELD, count, len(d.axes) + len(d.raxes))
+            if best is None or rank < best[0]:
+                best = (rank, Group(d, (*x, *y)))
     if best is None:
         return Reject(why)
-    if best[0] > before:
+    if device == "cpu" and best[0][1] > before:
         return Reject("the joint loops would need divisions in their indices")
     return Fuse(best[1])
+
+
+def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
+    """Domains for both groups, each with the orders in which it may go through memory."""
+    if a.has_reduction or b.has_reduction:
+        pairs = [(a.domain, b.domain) if a.has_reduction else (b.domain, a.domain)]
+    else:
+        pairs = [(a.domain, b.domain), (b.domain, a.domain)]
+    gpu, nests = device_of(a) != "cpu", (*a.nests, *b.nests)
+    found: list[tuple[Domain, list[Axes]]] = []
+    for d, other in pairs:
+        orders = orders_of(d, [n for n in nests if gpu and n.raxes == d.raxes])
+        found.append((d, orders))
+        if gpu:
+            new = refined(d, orders[:1] if other.raxes else orders, (*other.axes, *other.raxes))
+            arg = any(n.kind in ("argmax", "argmin") for n in nests)
+            found += [(x, [order]) for x, order in new if not arg or registers(x) <= HELD]
+    return found
+
+
+def registers(d: Domain) -> int:
+    """Elements of the tile that holds a row in registers; a great number where none can."""
+    if len(d.raxes) > 2 or any(a.extent.hi is None for a in d.raxes):
+        return 1 << 62
+    return math.prod(1 << (max(a.extent.hi or 0, 1) - 1).bit_length() for a in d.raxes)
 
 
 def device_of(g: Group) -> str:
@@ -95,17 +138,19 @@ def device_of(g: Group) -> str:
 
 
 def _buffers(g: Group) -> set[str]:
-    names = {e.attrs[0] for n in g.nests for e in loads_of(n.body)}
+    names = {e.attrs[0] for n in g.nests for e in loads_of(*n.exprs)}
     return names | {n.target for n in g.nests}
 
 
-def _over(g: Group, d: Domain, turned: bool) -> list[tuple[Nest, ...]]:
+def _over(
+    g: Group, d: Domain, orders: Sequence[Axes], turned: bool = False
+) -> list[tuple[Nest, ...]]:
     """The group's nests over the domain; all nests are written in the same of the possible ways."""
     if [a.extent for a in g.domain.axes] == [a.extent for a in d.axes] and [
         a.extent for a in g.domain.raxes
     ] == [a.extent for a in d.raxes]:
         return [tuple(g.nests)]
-    ways = [remaps(n, d, turned) for n in g.nests]
+    ways = [remaps(n, d, orders, turned) for n in g.nests]
     if not all(ways):
         return []
     # Values that a row has once have a single way, which goes with either way of the elements.
@@ -118,7 +163,7 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
     values = {n.name: n for n in a}
     written = {n.target: n for n in a if n.target != n.name}
     for n in b:
-        for e in loads_of(n.body):
+        for e in loads_of(*n.exprs):
             producer = values.get(e.attrs[0])
             if producer is None and e.attrs[0] in written:
                 return f"{n.name} reads {e.attrs[0]} after it was overwritten"
@@ -126,7 +171,7 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
                 return f"{n.name} reads other elements of {e.attrs[0]} than the loop computes"
         if n.target != n.name:
             for other in (*a, *b):
-                for e in loads_of(other.body):
+                for e in loads_of(*other.exprs):
                     if e.attrs[0] == n.target and e.attrs[1][0] is not n.offset:
                         return (
                             f"{other.name} reads other elements of {n.target} than are overwritten"
@@ -163,7 +208,7 @@ def shares_reads(a: Group, b: Group) -> int:
     first = {e for n in a.nests for e in loads_of(n.body)}
     ways = [b.nests]
     if a.has_reduction and b.has_reduction and b.domain != a.domain and are_alike(a, b):
-        ways += _over(b, a.domain, False)
+        ways += _over(b, a.domain, [(*a.domain.axes, *a.domain.raxes)])
     read = [{e for n in way for e in loads_of(n.body)} for way in ways]
     return max(sum(e.dtype.bytes for e in first & second) for second in read)
 

@@ -211,28 +211,90 @@ class Domain:
         return product(a.extent for a in self.raxes)
 
 
-def remaps(n: Nest, d: Domain, turned: bool = False) -> list[Nest]:
+def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> list[Nest]:
     """The nest over the axes of the domain, in each way that keeps its meaning; may be empty.
 
+    `orders` are orders of all axes of the domain in which the elements of a value may lie.
     `turned` adds the way from the last element of R to the first, as a scan with `reverse` goes.
     """
     rows, length = product(a.extent for a in n.axes), product(a.extent for a in n.raxes)
-    if n.is_reduction:
+    if n.is_reduction or n.raxes:
         if rows is not d.rows or length is not d.length:
             return []
         if n.scan is not None and len(n.raxes) != len(d.raxes):
             return []
         return [_over(n, [(n.axes, d.axes), (n.raxes, d.raxes)], d)]
-    found: list[Nest] = []
     if d.raxes and rows is d.rows * d.length:
-        found.append(_over(n, [(n.axes, d.axes + d.raxes)], d))
-        found.append(_over(n, [(n.axes, d.raxes + d.axes)], d))
+        found = [_over(n, [(n.axes, order)], d) for order in orders]
         if turned and len(d.raxes) == 1:
             (r,) = d.raxes
             found.append(_substituted(found[0], d.axes, d.raxes, {r.var: r.extent - 1 - r.var}))
-    elif rows is d.rows:
-        found.append(_over(n, [(n.axes, d.axes)], replace_rows(d)))
+        return found
+    if rows is d.rows:
+        return [_over(n, [(n.axes, d.axes)], replace_rows(d))]
+    return []
+
+
+def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
+    """The axes of a domain in the orders in which nests that reduce over it walk through memory."""
+    axes = (*d.axes, *d.raxes)
+    found = [axes, (*d.raxes, *d.axes)] if d.raxes else [axes]
+    for n in nests:
+        for e in loads_of(n.body) if n.is_reduction else ():
+            steps = [affine_in(e.attrs[1][0], a.var) for a in axes]
+            sizes = [s[0].value for s in steps if s is not None and isinstance(s[0], Int)]
+            if len(sizes) == len(axes) and all(sizes):
+                order = sorted(range(len(axes)), key=lambda k: -sizes[k])
+                found.append(tuple(axes[k] for k in order))
+    return list(dict.fromkeys(found))
+
+
+def refined(d: Domain, orders: Sequence[Axes], other: Axes) -> list[tuple[Domain, Axes]]:
+    """The domain with its axes cut where those of another one end, for each order where that works.
+
+    (p0: 1024 | r0: 32768) and (32, 256, 4096)   ==>   (p0: 32, p1: 32 | r0: 8, r1: 4096)
+    Then the indices of neither need divisions. The order comes back in the new axes.
+    """
+    found: list[tuple[Domain, Axes]] = []
+    for order in orders:
+        cuts = _cuts(order, other)
+        if cuts is None or all(len(c) == 1 for c in cuts.values()):
+            continue
+        new: dict[Var, Axes] = {}
+        for prefix, axes in (("p", d.axes), ("r", d.raxes)):
+            count = 0
+            for a in axes:
+                new[a.var] = tuple(
+                    axis(f"{prefix}{count + k}", extent) for k, extent in enumerate(cuts[a.var])
+                )
+                count += len(cuts[a.var])
+        flat = [tuple(x for a in axes for x in new[a.var]) for axes in (d.axes, d.raxes, order)]
+        found.append((Domain(flat[0], flat[1]), flat[2]))
     return found
+
+
+def _cuts(order: Axes, other: Axes) -> dict[Var, list[Sym]] | None:
+    """For each axis the extents of its parts, so that all axes of `other` are products of them."""
+    cuts: dict[Var, list[Sym]] = {a.var: [] for a in order}
+    todo, theirs = list(order), [a.extent for a in other]
+    if any(x is ZERO for x in (*theirs, *(a.extent for a in order))):
+        return None
+    mine: Sym = ONE
+    left: Sym = ONE
+    while todo or mine is not ONE:
+        if mine is ONE:
+            a = todo.pop()
+            mine = a.extent
+        if left is ONE:
+            if not theirs:
+                return None
+            left = theirs.pop()
+        step = mine if left // mine * mine is left else left
+        if mine // step * step is not mine:
+            return None
+        cuts[a.var].insert(0, step)
+        mine, left = mine // step, left // step
+    return cuts if left is ONE and not theirs else None
 
 
 def replace_rows(d: Domain) -> Domain:

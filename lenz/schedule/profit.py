@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lenz.ir.expr import loads_of
-from lenz.schedule.legal import Group, are_alike, device_of
+from lenz.schedule.blocks import Shape
+from lenz.schedule.legal import HELD, Group, are_alike, device_of, registers
 from lenz.schedule.nest import is_columns
 from lenz.sym import SymEnv
 
@@ -15,6 +16,10 @@ ENOUGH = 8
 SMALL = 1 << 18
 # Columns that one parallel iteration of a kernel over columns takes (build.PANEL).
 PANEL = 256
+# On GPUs: programs from which the second run is worth it when registers keep the rows, and when
+# they are read again, by about as many programs at once; bytes of them that the cache keeps.
+GPU_HELD, GPU_AGAIN, GPU_CACHE = 96, 256, 64 << 20
+SHAPE = Shape()
 
 
 def are_small(a: Group, b: Group, env: SymEnv) -> bool:
@@ -38,9 +43,35 @@ def loss(g: Group, env: SymEnv) -> str | None:
     if not any(e.attrs[0] in values for n in elements for e in loads_of(n.body)):
         return None
     rows = env.hint(g.domain.rows)
+    if device_of(g) != "cpu":
+        return _gpu_loss(g, rows, env)
     if rows * env.hint(g.domain.length) < LARGE:
         return None
     tasks = -(-rows // PANEL) if any(is_columns(n) for n in g.nests if n.is_reduction) else rows
     if tasks >= ENOUGH or (tasks >= 4 and rows >= 4 * PANEL):
         return None
     return f"{elements[-1].name} would run in {tasks} parallel parts only"
+
+
+def _gpu_loss(g: Group, rows: int, env: SymEnv) -> str | None:
+    """The same on a GPU, where a kernel more costs as much as reading `SMALL` elements.
+
+    Rows that registers hold are read once. Of longer ones the second run saves nothing but the
+    launch, unless the cache still has what the first run has read.
+    """
+    length = env.hint(g.domain.length)
+    if rows * length <= SMALL:
+        return None
+    panel, most = 1, HELD
+    if any(is_columns(n) for n in g.nests if n.is_reduction):
+        panel = SHAPE.narrow if rows < 64 * SHAPE.panel else SHAPE.panel
+        most = HELD if panel == SHAPE.narrow else HELD // 2
+    tasks = -(-rows // panel)
+    if panel * registers(g.domain) <= most:
+        return None if tasks >= GPU_HELD else f"{g.name} would run in {tasks} programs only"
+    loads = loads_of(*(n.body for n in g.nests if n.raxes))
+    inner = {a.var for a in g.domain.raxes}
+    size = sum(e.dtype.bytes for e in loads if inner & set(e.attrs[1][0].free_vars))
+    if tasks >= GPU_AGAIN and panel * GPU_AGAIN * size * length <= GPU_CACHE:
+        return None
+    return f"{g.name} would find nothing of what the reduction has read"

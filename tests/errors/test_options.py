@@ -86,7 +86,7 @@ def test_an_unknown_variable_lists_near_names() -> None:
 
 
 def test_a_name_near_to_none_lists_all() -> None:
-    with pytest.raises(UserError, match="known names: cache, cache_dir"):
+    with pytest.raises(UserError, match="known names: aligned, autotune, cache, cache_dir"):
         read({"zzzzzzzz": 1})
 
 

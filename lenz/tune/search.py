@@ -1,0 +1,182 @@
+"""One kernel for each launch that has candidates: the one that is fastest on its GPU.
+
+All candidates of a graph are compiled in one batch. The outcome is remembered under the text of the
+kernel that the cost model takes, so that another process measures nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+
+import torch
+
+from lenz.codegen.triton.compile import KernelText, version
+from lenz.codegen.triton.kernel import emit
+from lenz.codegen.triton.pool import Failed, compile_all
+from lenz.debug.report import Tried, TuneReport
+from lenz.errors import InternalError
+from lenz.ir.binary import Binary
+from lenz.ir.graph import buffers_of
+from lenz.ir.kernel import For, Kernel, Launch, Schedule, programs, walk
+from lenz.runtime.store import Store
+from lenz.sym import SymEnv
+from lenz.tune.bench import SECONDS, Device, Gpu, arguments, measure, restoring
+
+__all__ = ["Choice", "compiled", "config", "race", "tune"]
+
+# The fastest must take less than this part of what the kernel of the cost model takes, or that one
+# stays: medians of the same kernel differ by a percent.
+GAIN = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The candidates of one kernel, that of the cost model first, all under its name.
+
+    `env` has the example sizes at which they are measured.
+    """
+
+    candidates: tuple[Kernel, ...]
+    env: SymEnv
+
+    def key(self, gpu: Device) -> str:
+        """What the outcome depends on: the kernel, its sizes, what else there is, the GPU."""
+        usual = replace(self.candidates[0], name="k", origins=())
+        sizes = [f"{v.name}={self.env.hint(v)}" for v in usual.sizes]
+        lines = [version(), f"sm{gpu.arch} {gpu.name}", *sizes, *map(config, self.candidates)]
+        lines.append(emit(usual, gpu.arch).line())
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def config(k: Kernel) -> str:
+    """The tile of a GPU kernel in words: "p0 2 x r0 1024, 4 warps"."""
+    lanes = [s.axis for s in walk(k.body) if isinstance(s, For) and s.kind == "lane"]
+    tile = " x ".join(dict.fromkeys(f"{a.name} {a.extent.hi}" for a in lanes))
+    stages = f", {k.tile.stages} stages" if k.tile.stages > 1 else ""
+    return f"{tile or 'one element'}, {k.tile.warps} warps{stages}"
+
+
+def tune(
+    s: Schedule, store: Store | None, gpu_at: Callable[[int], Device] = Gpu
+) -> tuple[Schedule, tuple[TuneReport, ...]]:
+    """The schedule with a candidate chosen for each launch, and what was measured.
+
+    Kernels have names of their own, equal ones the same. `gpu_at` gives the GPU of a number.
+    """
+    buffers = buffers_of(s.graph)
+    found: dict[int, dict[str, Choice]] = {}
+    for step in s.steps:
+        if isinstance(step, Launch) and len(step.candidates) > 1:
+            number = torch.device(buffers[step.args[0]].type.device).index or 0
+            name = step.kernel.name
+            different = dict.fromkeys(replace(k, name=name) for k in step.candidates)
+            found.setdefault(number, {}).setdefault(name, Choice(tuple(different), s.graph.env))
+    reports: list[TuneReport] = []
+    best: dict[str, Kernel] = {}
+    for number, choices in found.items():
+        made = _decide(list(choices.values()), gpu_at(number), store)
+        for report, choice in zip(made, choices.values(), strict=True):
+            best[report.kernel] = choice.candidates[report.chosen]
+        reports += made
+    steps = [
+        replace(x, kernel=best.get(x.kernel.name, x.kernel), candidates=())
+        if isinstance(x, Launch)
+        else x
+        for x in s.steps
+    ]
+    return replace(s, steps=tuple(steps)), tuple(reports)
+
+
+def _decide(choices: Sequence[Choice], gpu: Device, store: Store | None) -> list[TuneReport]:
+    """Choose for each: from the store, or by measuring every candidate."""
+    keys = [c.key(gpu) for c in choices]
+    known = [_recall(store, key, c) for key, c in zip(keys, choices, strict=True)]
+    missing = [c for c, report in zip(choices, known, strict=True) if report is None]
+    binaries = iter(compiled([k for c in missing for k in c.candidates], gpu, store))
+    reports: list[TuneReport] = []
+    for key, c, report in zip(keys, choices, known, strict=True):
+        if report is None:
+            tried = race(c, [next(binaries) for _ in c.candidates], gpu)
+            report = TuneReport(c.candidates[0].name, _fastest(tried), tried)
+            if store is not None and any(t.us is not None for t in tried):
+                content = {"chosen": report.chosen, "tried": [astuple(t) for t in tried]}
+                store.put("tuned", key, json.dumps(content).encode())
+        reports.append(report)
+    return reports
+
+
+def _recall(store: Store | None, key: str, c: Choice) -> TuneReport | None:
+    data = None if store is None else store.get("tuned", key)
+    if data is None:
+        return None
+    try:
+        content = json.loads(data)
+        tried = tuple(Tried(*t) for t in content["tried"])
+        is_ours = [t.config for t in tried] == [config(k) for k in c.candidates]
+        if not is_ours or content["chosen"] not in range(len(tried)):
+            return None
+        return TuneReport(c.candidates[0].name, content["chosen"], tried, True)
+    except (ValueError, TypeError, KeyError):  # of another version of lenz
+        return None
+
+
+def compiled(kernels: Sequence[Kernel], gpu: Device, store: Store | None) -> list[Binary | Failed]:
+    """Compile kernels in one batch, without their checks: a failed one would stop the GPU.
+
+    Even so, no place outside is read or written.
+    """
+    texts: list[KernelText | Failed] = []
+    for k in kernels:
+        try:
+            texts.append(replace(emit(k, gpu.arch), checks=False))
+        except InternalError as e:
+            texts.append(Failed(k.name, e.what))
+    made = iter(compile_all([t for t in texts if isinstance(t, KernelText)], gpu.arch, store, ""))
+    return [t if isinstance(t, Failed) else next(made) for t in texts]
+
+
+def race(
+    c: Choice, binaries: Sequence[Binary | Failed], gpu: Device, seconds: float = SECONDS
+) -> tuple[Tried, ...]:
+    """Measure the candidates on the same arguments, each for up to `seconds`.
+
+    One that does not compile, or wants more than the GPU has, is out. Raises RuntimeError if the
+    GPU is left unusable.
+    """
+    try:
+        usual = c.candidates[0]
+        tensors = arguments(usual, c.env, gpu.place)
+        restore = restoring(usual, tensors)
+    except torch.OutOfMemoryError as e:
+        return tuple(Tried(config(k), None, _line(e)) for k in c.candidates)
+    values = [t.data_ptr() for t in tensors] + [c.env.hint(v) for v in usual.sizes]
+    tried: list[Tried] = []
+    for k, b in zip(c.candidates, binaries, strict=True):
+        if isinstance(b, Failed):
+            tried.append(Tried(config(k), None, b.message))
+            continue
+        grid = c.env.hint(programs(k))
+        best = min((t.us for t in tried if t.us is not None), default=float("inf"))
+        try:
+            launch = gpu.load(b, len(k.params), len(k.sizes))
+            call = partial(launch, grid, *values)
+            tried.append(Tried(config(k), measure(call, gpu, restore, seconds, best)))
+        except RuntimeError as e:
+            gpu.sync()  # raises if it was more than one launch that failed
+            tried.append(Tried(config(k), None, _line(e)))
+    return tuple(tried)
+
+
+def _line(e: Exception) -> str:
+    return (str(e).splitlines() or [type(e).__name__])[0]
+
+
+def _fastest(tried: Sequence[Tried]) -> int:
+    """The number of the one to take; the first stays unless another is clearly faster."""
+    times = [t.us if t.us is not None else float("inf") for t in tried]
+    best = min(times)
+    return 0 if times[0] * GAIN <= best else times.index(best)
