@@ -70,11 +70,12 @@ def tune(
     buffers = buffers_of(s.graph)
     found: dict[int, dict[str, Choice]] = {}
     for step in s.steps:
-        if isinstance(step, Launch) and len(step.candidates) > 1:
+        different = dict.fromkeys(step.candidates) if isinstance(step, Launch) else {}
+        if isinstance(step, Launch) and len(different) > 1:
             number = torch.device(buffers[step.args[0]].type.device).index or 0
             name = step.kernel.name
-            different = dict.fromkeys(replace(k, name=name) for k in step.candidates)
-            found.setdefault(number, {}).setdefault(name, Choice(tuple(different), s.graph.env))
+            choice = Choice(tuple(replace(k, name=name) for k in different), s.graph.env)
+            found.setdefault(number, {}).setdefault(name, choice)
     reports: list[TuneReport] = []
     best: dict[str, Kernel] = {}
     for number, choices in found.items():

@@ -149,6 +149,17 @@ def test_equal_kernels_are_measured_once_and_all_replaced(compiler: Compiler) ->
     assert kernels[first.kernel.name] == (first.kernel, "cuda:0")
 
 
+def test_where_all_tiles_are_one_nothing_is_measured(compiler: Compiler) -> None:
+    s = prepared(TWICE, 4096)
+    same = tuple(
+        replace(x, candidates=(x.kernel,) * 3) if isinstance(x, Launch) else x for x in s.steps
+    )
+    gpu = FakeGpu()
+    tuned, reports = tune(replace(s, steps=same), None, lambda _: gpu)
+    assert (reports, gpu.calls, compiler.batches) == ((), [], [])
+    assert all(x.candidates == () for x in launches(tuned))
+
+
 def test_noise_does_not_replace_the_cost_model(compiler: Compiler) -> None:
     s = prepared(TWO)
     usual = {x.kernel.name: x.kernel for x in launches(s)}

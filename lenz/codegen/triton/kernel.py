@@ -169,7 +169,11 @@ class _Body:
         extent = self.indices.term(f.axis.extent, {}).text
         self.text.push()
         self.indices.vars[f.axis.var] = Term(f.axis.name, NO_DIMS, self.text.level)
+        floor = self.values.floor
+        if f.axis.extent.lo is None or f.axis.extent.lo < 1:
+            self.values.floor = self.text.level
         self.statements(f.body)
+        self.values.floor = floor
         stages = f", num_stages={self.k.tile.stages}" if self.k.tile.stages > 1 else ""
         self.text.pop(f"for {f.axis.name} in tl.range(0, {extent}{stages}):")
         for acc in ending:

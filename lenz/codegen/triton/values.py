@@ -28,10 +28,11 @@ class Values:
     refs     values of Let and Reduce by name
     written  buffers that the kernel stores to
     checks   True once the text holds an assertion
+    floor    level of the innermost loop that may not run: what it reads may not exist
     """
 
     __slots__ = (
-        "checks", "dirty", "indices", "lanes", "reads", "refs", "stale", "text", "written",
+        "checks", "dirty", "floor", "indices", "lanes", "reads", "refs", "stale", "text", "written",
     )  # fmt: skip
 
     def __init__(self, text: Text, indices: Indices, lanes: Lanes, written: frozenset[str]) -> None:
@@ -44,6 +45,7 @@ class Values:
         self.stale: dict[str, list[Hashable]] = {}
         self.dirty: set[str] = set()
         self.checks = False
+        self.floor = 0
 
     def value(self, e: Expr, mask: Mask = ()) -> Term:
         """The value of an expression."""
@@ -122,6 +124,7 @@ class Values:
         """Stop the program, as eager does on a GPU, if the condition fails in a lane that runs."""
         self.checks = True
         runs = self._conjunction(mask, dims)
+        level = max(level, self.floor)
         guard = "" if runs is None else f", mask={runs.text}"
         level = level if runs is None else max(level, runs.level)
         line = f'tl.device_assert({condition}, "index out of range in self"{guard})'
@@ -175,6 +178,7 @@ class Values:
         buffer, (offset,), dtype = e.attrs
         bound = self.bound((offset,), e.args, mask)
         text, runs, dims, level = self.pointer(buffer, offset, bound, mask)
+        level = max(level, self.floor)
         if buffer in self.written:
             level = self.text.level
             if buffer in self.dirty:
