@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-for folder in (HERE.parent / "ops", HERE.parent, HERE):
+for folder in (HERE.parent / "ops", HERE.parent / "lower", HERE.parent, HERE):
     sys.path.insert(0, str(folder))
 
 
