@@ -29,15 +29,15 @@ SMALL = 1 << 18
 # Elements of a row that one program holds (schedule/blocks.py), and of a tile of columns.
 WHOLE, TILE = 32768, 16384
 # Lanes of the chunk of a row, or of a tile of chunks of columns: the most that leave PROGRAMS to
-# run at once. The sums of rows take at most 2% of the bytes of a bf16 x, those of columns 3% where
-# there are programs enough, else 12%. opt/split_reduce does not cut them again.
+# run at once. Sums of rows are written and read in at most 2% of the bytes of a bf16 x, those of
+# columns in 4% where there are programs enough, else 16%. opt/split_reduce cuts none of them again.
 ROWS = (8192, 4096, 2048, 1024)
 COLUMNS = (TILE, TILE // 2, TILE // 4)
 PANEL, PROGRAMS = 64, 512
 # Runs of fewer elements, beside those of another set, are columns where that gives chunks of TALL.
 # Programs for sets that they hold do not mind runs of RUN: the rest of a cache line is in L2.
 SHORT, TALL, RUN = 64, 256, 8
-# A chunk of a row is cut where loads of 16 bytes of a byte each can start.
+# Rows are cut at multiples of so many elements, where loads of 16 bytes can start in any type.
 ALIGNED = 16
 
 Dim = tuple[bool, int]  # (True, d) is dimension d of the rows, (False, d) of what is reduced
@@ -292,8 +292,8 @@ def _power(n: int) -> int:
 
 
 def _even(n: int, most: int, unit: int) -> int:
-    """The greatest number of units, from half of `most` on, that divides n; else `most`."""
-    for size in range(most, most // 2, -1):
-        if n % size == 0 and size % unit == 0:
-            return size
+    """The greatest multiple of `unit` that divides n, from about half of `most` on; else `most`."""
+    for parts in range(-(-n // most), 2 * n // most + 1):
+        if n % parts == 0 and n // parts % unit == 0:
+            return n // parts
     return most
