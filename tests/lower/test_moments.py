@@ -23,7 +23,7 @@ from lenz.ir.printer import show
 from lenz.ir.tensor import Layout, TensorType
 from lenz.ir.verify import verify
 from lenz.lower import lower, moments
-from lenz.lower.builder import GraphBuilder
+from lenz.lower.builder import GraphBuilder, Value
 from lenz.lower.dims import split
 from lenz.lower.moments import Chunks, Sets, chunks_of
 from lenz.lower.norm import group_of
@@ -38,7 +38,7 @@ def graph_of(x: Tensor, reduced: tuple[int, ...], device: str = "cuda:0") -> Gra
     b = GraphBuilder()
     names: dict[torch.dtype, DType] = {torch.float32: F32, torch.float64: F64, torch.bfloat16: BF16}
     layout = Layout(tuple(map(Int, x.shape)), tuple(map(Int, x.stride())))
-    source = moments.Value(b.define("x", TensorType(names[x.dtype], device, layout)))
+    source = Value(b.define("x", TensorType(names[x.dtype], device, layout)))
     s = split(source.shape, reduced)
     sets = Sets(source, s.rows, s.over, s.join)
     kind = b.temp(s.rows, sets.dtype, source)
@@ -112,7 +112,7 @@ def chunks(x: Tensor, groups: int = 0) -> Chunks | None:
     """How batch norm, or group norm, cuts an input of this shape and layout."""
     b = GraphBuilder()
     layout = Layout(tuple(map(Int, x.shape)), tuple(map(Int, x.stride())))
-    v = moments.Value(b.define("x", TensorType(BF16, "cuda:0", layout)))
+    v = Value(b.define("x", TensorType(BF16, "cuda:0", layout)))
     if groups:
         g = group_of(v.shape, x.shape[1], groups)
         assert g is not None
