@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_oracle import TINY, assert_function, kernels_of, kinds_of, texts_of
+from gpu_oracle import TINY, assert_function, cubins, kernels_of, kinds_of, texts_of
 
 pytest.importorskip("triton")
 
@@ -175,3 +175,15 @@ def test_wide_rows_of_a_text_have_a_condition_and_full_ones_none() -> None:
     full, ragged = [texts_of(assert_function(lambda x: x + 1, tensor(n)))[0] for n in (2048, 2047)]
     assert " < " not in full, "every lane has an element"
     assert " < 2047" in ragged
+
+
+def test_a_position_is_a_number_of_64_bits() -> None:
+    """Its square is more than 32 bits hold, though the index itself needs less."""
+
+    def squares(i: torch.Tensor) -> Any:
+        at = torch.arange(50_000, 50_100)
+        return at * at, at[i] * at[i], (at * at).to(torch.float32), torch.rand(100)
+
+    for tiles in (None, TINY):
+        s = assert_function(squares, torch.arange(100), tiles=tiles)
+        assert all(b.code for b in cubins(s)), "a random number is made of a position's 64 bits"

@@ -140,7 +140,7 @@ class Accumulators:
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
         term = v.value(s.value)
-        text = v.lanes.spread(term, acc.dims, triton_type(s.value.dtype))
+        text = v.lanes.spread(term, acc.dims, s.value.dtype)
         if dtype is not s.value.dtype:
             text = f"{text}.to({triton_type(dtype)})"
         tails = v.lanes.conditions(acc.lanes)
@@ -152,9 +152,8 @@ class Accumulators:
         parts = [v.text.let(text, acc.dims, level).text]
         if is_arg(s.kind):
             at = v.indices.term(position(acc.over), {})
-            parts.append(
-                v.text.let(v.lanes.spread(at, acc.dims, v.indices.dtype), acc.dims, level).text
-            )
+            at_text = v.lanes.spread(at, acc.dims, v.indices.dtype)
+            parts.append(v.text.let(at_text, acc.dims, level).text)
         return tuple(parts)
 
     def _far(self) -> str:

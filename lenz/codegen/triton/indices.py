@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.errors import InternalError
+from lenz.ir.dtype import I32, I64, DType
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var
 from lenz.sym.expr import children
 
@@ -48,9 +49,9 @@ class Indices:
         self.vars: dict[Var, Term] = {}
 
     @property
-    def dtype(self) -> str:
-        """Triton's name of the type of indices."""
-        return "tl.int64" if self.wide else "tl.int32"
+    def dtype(self) -> DType:
+        """The type of indices."""
+        return I64 if self.wide else I32
 
     def term(self, s: Sym, bound: Mapping[Var, Term]) -> Term:
         """The value of an index; variables `@k` are found in `bound`."""

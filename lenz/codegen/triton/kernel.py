@@ -33,7 +33,6 @@ from lenz.ir.kernel import (
     walk,
 )  # fmt: skip
 from lenz.ir.tensor import Axis
-from lenz.ops.emission import triton_type
 from lenz.sym import Add, Int, Min, Sym
 from lenz.sym.expr import sum_of
 
@@ -206,8 +205,8 @@ class _Body:
         dims = value.dims | {d}
         function = SCANS[s.kind]
         self.accs.functions[function] = None
-        kind = triton_type(s.value.dtype)
-        text = f"tl.associative_scan({self.lanes.spread(value, dims, kind)}, {d}, {function})"
+        tile = self.lanes.spread(value, dims, s.value.dtype)
+        text = f"tl.associative_scan({tile}, {d}, {function})"
         v.refs[s.name] = self.text.let(text, dims, self.text.level)
 
     def store(self, s: Store) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lenz.codegen.triton.text import Dims, Term
+from lenz.ir.dtype import DType
+from lenz.ops.emission import triton_type
 from lenz.sym import Var
 
 
@@ -24,13 +26,13 @@ class Lanes:
         sizes = [str(w) if d in dims else "1" for d, w in enumerate(self.widths)]
         return f"[{', '.join(sizes)}]" if dims else "[]"
 
-    def spread(self, term: Term, dims: Dims, kind: str) -> str:
+    def spread(self, term: Term, dims: Dims, dtype: DType) -> str:
         """The text of a value of a type that has an element for every lane of the dimensions."""
         if term.dims == dims:
             return term.text
         if term.text.lstrip("(-")[0].isdigit() and " " not in term.text:
             # One of Python's numbers, which has no shape to broadcast.
-            return f"tl.full({self.shape(dims)}, {term.text}, {kind})"
+            return f"tl.full({self.shape(dims)}, {term.text}, {triton_type(dtype)})"
         return f"tl.broadcast_to({term.text}, {self.shape(dims)})"
 
     def conditions(self, dims: Dims) -> list[Term]:

@@ -14,7 +14,7 @@ from lenz.codegen.triton.lanes import Lanes
 from lenz.codegen.triton.text import Dims, Term, Text
 from lenz.codegen.triton.types import constant
 from lenz.errors import InternalError
-from lenz.ir.dtype import BOOL, I64, DType
+from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, is_bound_var
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.ops.cast import cast_text
@@ -139,17 +139,18 @@ class Values:
                 if is_bound_var(v):
                     arg = args[int(v.name[1:])]
                     term = self._operand(arg, mask)
-                    found[v] = term if self.indices.wide else self._cast_index(arg, term)
+                    found[v] = self._cast_index(arg, term)
         return found
 
     def _cast_index(self, e: Expr, term: Term) -> Term:
-        if e.dtype is not I64:
+        held = self.indices.dtype
+        if e.dtype is held:
             return term
-        key = ("narrow", term.text)
+        key = ("cast", term.text)
         found = self.text.memo.get(key)
         if found is None:
-            narrow = self.text.let(f"{term.text}.to(tl.int32)", term.dims, term.level)
-            found = self.text.keep(key, narrow)
+            cast = self.text.let(cast_text(held, e.dtype, term.text), term.dims, term.level)
+            found = self.text.keep(key, cast)
         return found
 
     def _index(self, e: Expr, mask: Mask) -> Term:
@@ -158,7 +159,8 @@ class Values:
             return Term(constant(dtype, s.value))
         bound = self.bound((s,), e.args, mask)
         term = self.indices.term(s, bound)
-        return self.text.let(_converted(term.text, dtype), term.dims, term.level)
+        text = cast_text(dtype, self.indices.dtype, term.text)
+        return self.text.let(text, term.dims, term.level)
 
     def pointer(
         self, buffer: str, offset: Sym, bound: dict[Var, Term], mask: Mask
@@ -195,10 +197,3 @@ class Values:
             return None
         dims, level = joint(parts)
         return Term(" & ".join([p.text for p in parts]), dims, level)
-
-
-def _converted(text: str, dtype: DType) -> str:
-    """An index as a value of another type."""
-    if dtype is BOOL:
-        return f"{text} != 0"
-    return cast_text(dtype, I64, text)
