@@ -15,6 +15,7 @@ from lenz.opt.inline import inline
 from lenz.opt.precision import precision
 from lenz.opt.simplify import simplify
 from lenz.opt.split_reduce import split_reduce
+from lenz.opt.unloop import unloop
 from lenz.opt.views import views
 
 Pass = Callable[[Graph, Context], Graph]
@@ -22,6 +23,7 @@ Pass = Callable[[Graph, Context], Graph]
 PASSES: dict[str, Pass] = {
     "views": views,
     "dedup": dedup,
+    "unloop": unloop,
     "inline": inline,
     "precision": precision,
     "simplify": simplify,

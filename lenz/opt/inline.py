@@ -63,12 +63,12 @@ GPU_TILE = 1024  # elements of a loop that a program takes at once (schedule/blo
 
 
 @dataclass(slots=True)
-class _Uses:
+class Uses:
     """Who reads a buffer.
 
     elements  how many elements all loops together read
-    reads     the same, but what the inner axes do not change is read once per tile
-    apart     some loop does not read each element exactly once
+    reads     the same, but what the inner axes do not change is read once per tile (GPUs only)
+    apart     some loop, or one it is read through, reads not each element just once (GPUs only)
     """
 
     loops: int = 0
@@ -83,10 +83,11 @@ def inline(g: Graph, cx: Context) -> Graph:
     """Substitute producers into readers, in one walk from first to last node."""
     if not cx.options.inline:
         return g
-    uses = _uses(g, {name: b.shape for name, b in buffers_of(g).items()})
+    uses = uses_of(g)
     # A read may not move behind a call that writes what it reads.
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     bodies: dict[str, Pointwise] = {}
+    kept: dict[str, tuple[Sym, ...]] = {}
     nodes: list[Node] = []
     for n in g.nodes:
         if isinstance(n, LOOPS):
@@ -94,15 +95,17 @@ def inline(g: Graph, cx: Context) -> Graph:
         nodes.append(n)
         if (
             isinstance(n, Pointwise)
-            and _inlines(n, uses[n.out.name], g.env)
+            and _inlines(n, uses[n.out.name], kept, g.env)
             and not any(e.attrs[0] in written for e in loads_of(n.body))
             and cx.allow("inline", n.out.name)
         ):
             bodies[n.out.name] = n
+        elif isinstance(n, LOOPS):
+            kept[n.out.name] = n.out.shape
     return replace(g, nodes=tuple(nodes))
 
 
-def _inlines(n: Pointwise, u: _Uses, env: SymEnv) -> bool:
+def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: SymEnv) -> bool:
     if u.loops == 0:
         return False
     size = len(nodes_of(n.body))
@@ -118,17 +121,22 @@ def _inlines(n: Pointwise, u: _Uses, env: SymEnv) -> bool:
     if u.other:  # It is in memory anyway: reading it is one load.
         return False
     if n.out.type.device != "cpu":
-        return _pays_on_gpu(n, u, own)
+        launch = not any(
+            e.attrs[0] in kept and _reads_each_once(e, n.axes, kept[e.attrs[0]])
+            for e in loads_of(n.body)
+        )
+        return _pays_on_gpu(n, u, own, launch)
     # Recomputed several times, or for a broadcast: only what is cheap and reads little.
     factor = u.elements / own
     return cost <= CHEAP and loads <= 2 and factor <= 4 * u.loads
 
 
-def _pays_on_gpu(n: Pointwise, u: _Uses, own: int) -> bool:
+def _pays_on_gpu(n: Pointwise, u: Uses, own: int, launch: bool) -> bool:
     """Compare what recomputing adds with a store, the loads and, where it takes one, a kernel.
 
     Readers that find each element where they are can share its kernel: only further kernels cost.
-    Others need a kernel before theirs, but find what they read again in cache.
+    Others need a kernel before theirs, but find what they read again in cache. `launch`: no kernel
+    is there anyway that could store the value.
     """
     size = n.out.type.dtype.bytes
     if not loads_of(n.body) and cost_of(n.body) <= GPU_TABLE:
@@ -139,7 +147,7 @@ def _pays_on_gpu(n: Pointwise, u: _Uses, own: int) -> bool:
     if not u.apart:
         return (u.loops - 1) * (again + cost / GPU_PER_BYTE) <= u.loops * size
     each = max(cost - GPU_LOAD, 0.0) / GPU_PER_BYTE + (again - size) / GPU_CACHE
-    return (u.reads - own) * each <= 2 * own * size + GPU_LAUNCH
+    return (u.reads - own) * each <= 2 * own * size + GPU_LAUNCH * launch
 
 
 def _moving(n: Pointwise) -> list[Expr]:
@@ -207,12 +215,13 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
     return replace(n, out=replace(n.out, origin=origin))
 
 
-def _uses(g: Graph, shapes: Mapping[str, tuple[Sym, ...]]) -> dict[str, _Uses]:
+def uses_of(g: Graph) -> dict[str, Uses]:
     """Count readers of every buffer."""
-    uses: dict[str, _Uses] = {}
+    uses: dict[str, Uses] = {}
+    shapes = {name: b.shape for name, b in buffers_of(g).items()}
 
-    def of(name: str) -> _Uses:
-        return uses.setdefault(name, _Uses())
+    def of(name: str) -> Uses:
+        return uses.setdefault(name, Uses())
 
     for n in g.nodes:
         match n:
@@ -224,8 +233,10 @@ def _uses(g: Graph, shapes: Mapping[str, tuple[Sym, ...]]) -> dict[str, _Uses]:
                 seen: dict[str, int] = {}
                 for e in loads_of(*bodies_of(n)):
                     name = e.attrs[0]
-                    of(name).apart |= name in seen or not _reads_each_once(e, axes, shapes[name])
-                    of(name).reads += _reads(e, axes, g.env)
+                    if n.out.type.device != "cpu":
+                        once = name not in seen and _reads_each_once(e, axes, shapes[name])
+                        of(name).apart |= not once
+                        of(name).reads += _reads(e, axes, g.env)
                     seen[name] = seen.get(name, 0) + 1
                 for name, count in seen.items():
                     u = of(name)
@@ -249,4 +260,8 @@ def _uses(g: Graph, shapes: Mapping[str, tuple[Sym, ...]]) -> dict[str, _Uses]:
     for m in g.mutations:
         of(m.value).loops += 1
         of(m.value).loads += 1
+    for n in reversed(g.nodes):
+        if isinstance(n, Pointwise) and of(n.out.name).apart:
+            for e in loads_of(n.body):
+                of(e.attrs[0]).apart = True
     return uses

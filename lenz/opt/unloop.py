@@ -1,0 +1,158 @@
+"""Reductions that need no loop.
+
+    %s = reduce sum (i: N | r: 3) { f(i, r) }
+    ==>  %s = map (i: N) { add(add(f(i, 0), f(i, 1)), f(i, 2)) }
+    %s = reduce sum (i: N | r: K) { where(and(eq(t(i), r), c(i)), v(i), 0) }
+    ==>  %s = map (i: N) { where(and(and(le(0, t(i)), lt(t(i), K)), c(i)), v(i), 0) }
+
+What is no reduction can be computed where it is read. The second saves the gradient of a loss over
+classes a pass over all of them. On GPUs only: loops on CPU keep a row in cache and its sum at hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from lenz import ops
+from lenz.context import Context
+from lenz.ir.dtype import I64
+from lenz.ir.expr import (
+    Expr,
+    const,
+    index,
+    interpret,
+    loads_of,
+    nodes_of,
+    rebuild,
+    reindex,
+    replace_loads,
+    syms_of,
+)
+from lenz.ir.graph import Extern, Graph, Node, Pointwise, Reduction, buffers_of, reads_of
+from lenz.ir.op import INDEX, REF
+from lenz.ir.tensor import Axis, Layout
+from lenz.ops.bits import AND
+from lenz.ops.cast import CAST, NARROW
+from lenz.ops.compare import EQ, WHERE
+from lenz.opt.inline import uses_of
+from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, product
+
+# Elements of a row that are written out; of one that lies side by side in memory, where a kernel
+# over rows reads whole cache lines; and nodes of the body that comes of it.
+LONGEST, LONGEST_ROW, MAX_NODES = 16, 4, 200
+COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "sum": ops.add, "prod": ops.mul, "max": ops.maximum, "min": ops.minimum,
+    "any": ops.or_, "all": ops.and_,
+}  # fmt: skip
+
+
+def unloop(g: Graph, cx: Context) -> Graph:
+    """Write short reductions out, and solve those whose body is zero but for one element."""
+    layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
+    uses = uses_of(g)
+    # A read may not move behind a call that writes what it reads.
+    written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
+    hot: dict[str, Pointwise] = {}
+    nodes: list[Node] = []
+    for n in g.nodes:
+        if isinstance(n, Pointwise) and not written & set(reads_of(n)) and _one_hot(n.body):
+            hot[n.out.name] = n
+        if isinstance(n, Reduction) and n.out.type.device != "cpu":
+            u, body = uses[n.out.name], None
+            # Readers that need a result for each element of its row share the kernel of the row.
+            if not u.loops or u.elements <= u.loads * max(g.env.hint(product(n.out.shape)), 1):
+                body = _written_out(n, layouts)
+            body = body or _solved(n, hot)
+            if body is not None and cx.allow("unloop", n.out.name):
+                nodes.append(Pointwise(n.out, n.axes, _finished(n.finish, body)))
+                continue
+        nodes.append(n)
+    return replace(g, nodes=tuple(nodes))
+
+
+def _written_out(n: Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
+    """The body of a short reduction, once per element of the row."""
+    lengths = [a.extent.value if isinstance(a.extent, Int) else LONGEST + 1 for a in n.raxes]
+    combine = COMBINE.get(n.kind)
+    if combine is None or 0 in lengths:
+        return None
+    count = product(lengths).hi or 0
+    sparse = all(_is_sparse(e, a, layouts) for e in loads_of(n.body) for a in n.raxes)
+    if count > (LONGEST if sparse else LONGEST_ROW) or count * len(nodes_of(n.body)) > MAX_NODES:
+        return None
+    total: Expr | None = None
+    for place in itertools.product(*map(range, lengths)):
+        at: dict[Var, Sym] = {a.var: Int(i) for a, i in zip(n.raxes, place, strict=True)}
+        part = reindex(n.body, at)
+        part = ops.cast(part, ops.reduce_dtype(n.kind, part.dtype))
+        total = part if total is None else combine(total, part)
+    return total
+
+
+def _is_sparse(e: Expr, a: Axis, layouts: Mapping[str, Layout]) -> bool:
+    """False when a row of the load lies side by side along an axis that is not very short."""
+    step = affine_in(layouts[e.attrs[0]].at(e.attrs[1]), a.var)
+    return a.extent.hi is not None and (a.extent.hi <= LONGEST_ROW or not (step and step[0] is ONE))
+
+
+def _one_hot(e: Expr) -> list[Expr] | None:
+    """The conditions of `where(c and d and .., v, 0)`, under casts; None for anything else."""
+    while e.op in (CAST, NARROW):
+        e = e.args[0]
+    if e.op is not WHERE or e.args[2] is not const(0, e.dtype):
+        return None
+    conditions, todo = [], [e.args[0]]
+    while todo:
+        c = todo.pop()
+        if c.op is AND:
+            todo += c.args
+        else:
+            conditions.append(c)
+    return conditions if any(c.op is EQ for c in conditions) else None
+
+
+def _solved(n: Reduction, hot: Mapping[str, Pointwise]) -> Expr | None:
+    """The one element of a sum that may differ from zero."""
+    long = [a for a in n.raxes if a.extent is not ONE]
+    if n.kind != "sum" or len(long) != 1:
+        return None
+
+    def seen(e: Expr) -> Expr | None:
+        p = hot.get(e.attrs[0])
+        if p is None:
+            return None
+        at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, e.attrs[1], strict=True)}
+        return reindex(p.body, at, e.args)
+
+    (r,), first = long, {a.var: ZERO for a in n.raxes if a.extent is ONE}
+    body = reindex(replace_loads(n.body, seen), first)
+    conditions = _one_hot(body)
+    if conditions is None:
+        return None
+    hits = [(c, t, i) for c in conditions if c.op is EQ for t, i in (c.args, c.args[::-1])
+            if i.op is INDEX and i.attrs[0] is r.var and i.dtype is I64]  # fmt: skip
+    if len(hits) != 1:
+        return None
+    hit, t, _ = hits[0]
+    inside = ops.and_(ops.le(const(0, I64), t), ops.lt(t, index(r.extent, I64)))
+    for c in conditions:
+        inside = inside if c is hit else ops.and_(inside, c)
+
+    def chosen(e: Expr) -> Expr:
+        if e.op is WHERE:
+            return ops.where(inside, e.args[1], e.args[2])
+        return rebuild(e, (chosen(e.args[0]),))
+
+    new = chosen(body)
+    return None if any(r.var in s.free_vars for e in nodes_of(new) for s in syms_of(e)) else new
+
+
+def _finished(finish: Expr, acc: Expr) -> Expr:
+    """The finish of a reduction with its result in place of ref(acc)."""
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        return acc if e.op is REF else rebuild(e, tuple(args))
+
+    return interpret(finish, visit)
