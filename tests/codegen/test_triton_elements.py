@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_oracle import TINY, assert_function, cubins, kernels_of, kinds_of, texts_of
+from gpu_oracle import TINY, assert_function, assert_triton, cubins, kernels_of, kinds_of, texts_of
+
+from lenz.ir.reader import read
 
 pytest.importorskip("triton")
 
@@ -179,11 +181,15 @@ def test_wide_rows_of_a_text_have_a_condition_and_full_ones_none() -> None:
 
 def test_a_position_is_a_number_of_64_bits() -> None:
     """Its square is more than 32 bits hold, though the index itself needs less."""
-
-    def squares(i: torch.Tensor) -> Any:
-        at = torch.arange(50_000, 50_100)
-        return at * at, at[i] * at[i], (at * at).to(torch.float32), torch.rand(100)
-
-    for tiles in (None, TINY):
-        s = assert_function(squares, torch.arange(100), tiles=tiles)
-        assert all(b.code for b in cubins(s)), "a random number is made of a position's 64 bits"
+    g = read("""graph @g() on cpu {
+      in %x : i64[70000]
+      out %y = i64[70000] : map (i: 70000) {
+        t0 = where(eq(load(%x, [i]), 5:i64), 5:i64, index(i, i64))
+        mul(t0, t0)
+      }
+      out %z = i64[70000] : map (i: 70000) { shl(index(i, i64), 20:i64) }
+      out %b = u32[70000] : map (i: 70000) { rand_bits(load(%x, [0]), index(i, i64), 0) }
+    }""")
+    s = assert_triton(g)
+    assert "tl.arange(0, 1024)\n" in "".join(texts_of(s)), "the indices have 64 bits"
+    assert all(b.code for b in cubins(s)), "the bits of a position are 64"
