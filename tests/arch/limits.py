@@ -53,7 +53,12 @@ RUNTIME_IMPORTS = (
 
 # Heavy packages, and the files that may import them inside of functions.
 LAZY = ("llvmlite", "triton")
-LAZY_FILES = ("codegen/llvm/compile.py", "codegen/triton/compile.py", "plan/native.py")
+LAZY_FILES = (
+    "codegen/llvm/compile.py",
+    "codegen/triton/compile.py",
+    "plan/native.py",
+    "runtime/user_kernel.py",  # for what the user's own kernels take: Triton is there already
+)
 
 # Nobody imports these.
 BANNED_IMPORTS = ("torch._inductor", "pickle", "marshal", "shelve", "dill", "cloudpickle")
