@@ -253,7 +253,9 @@ def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:
         case list() | tuple():
             return tuple(inner(x) for x in a)
         case torch.dtype():
-            return Named("dtype", str(a).removeprefix("torch."))
+            if (dtype := dtype_of(a)) is None:
+                raise Unsupported(f"an argument {a}")
+            return Named("dtype", dtype.name)
         case torch.device():
             return Named("device", str(a))
         case torch.layout():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lenz.ir.dtype import DTYPES, DType
+from lenz.ir.dtype import DTYPES, DType, dtype_named
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import (
     Alloc,
@@ -314,6 +314,8 @@ class _Writer:
                 return f"device({value!r})"
             case Named("op", value):
                 return self.op(value)
+            case Named("dtype", value):
+                return str(dtype_named(value).torch)
             case Named(_, value):
                 return f"torch.{value}"
             case Sym():
