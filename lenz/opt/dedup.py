@@ -22,12 +22,13 @@ def dedup(g: Graph, cx: Context) -> Graph:
             kept |= {*n.mutates, *(name for _, name in n.aliases)}
         elif isinstance(n, View):
             kept.add(n.source)
+    written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     first: dict[object, str] = {}
     same: dict[str, str] = {}
     nodes: list[Node] = []
     for n in g.nodes:
         n = rename_reads(n, same) if same else n
-        if isinstance(n, LOOPS):
+        if isinstance(n, LOOPS) and n.out.name not in written:
             parts = [getattr(n, f.name) for f in fields(n) if f.name != "out"]
             key = (type(n), n.out.type, *parts)
             other = first.setdefault(key, n.out.name)
