@@ -11,6 +11,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
 from lenz.frontend.constants import fold_known
+from lenz.frontend.kernels import bind_kernels
 from lenz.frontend.normalise import normalise, written
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
 from lenz.frontend.rebase import rebase
@@ -45,6 +46,7 @@ def build(
         rebase(gm.graph, metadata)
     normalise(gm)
     fold_known(gm, native)
+    bind_kernels(gm)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     static = frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
     static_names |= {n.name for i, n in enumerate(places) if i in static}

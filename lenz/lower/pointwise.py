@@ -13,6 +13,7 @@ from lenz.ir.dtype import BOOL, NATIVE, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.graph import LOOPS, Extern, outs_of
 from lenz.ir.op import Op
+from lenz.ir.tensor import Buffer
 from lenz.lower import activation as activation
 from lenz.lower import arithmetic as arithmetic
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
@@ -49,21 +50,38 @@ def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> 
     """
     if any(o.name == x.name for n in b.nodes for o in outs_of(n)):
         raise Unsupported(f"a write into %{x.name}, which is no input")
+    if _holds(b, x, src):
+        return src
     value = src
-    if src.buffer.type != x.buffer.type or not _is_own(b, src):
+    if src.buffer.type != x.buffer.type or not is_own(b, src):
         # An input or a view may be (part of) what is written, so its elements are taken first.
         value = b.map(lambda i: exact(src, i, x.dtype), x.buffer.type)
     b.mutate(x, value)
     return value
 
 
-def _is_own(b: GraphBuilder, x: Value) -> bool:
-    """True when a computation of this graph wrote the buffer and no view shares its memory."""
+def _holds(b: GraphBuilder, x: Value, value: Value) -> bool:
+    """True when calls have written the value into the memory of `x` already."""
+    name = value.name
+    for n in reversed(b.nodes):
+        if isinstance(n, Extern):
+            for k, source in n.aliases:
+                out = n.outs[k]
+                if isinstance(out, Buffer) and out.name == name and source in n.mutates:
+                    name = source
+    return name == x.name
+
+
+def is_own(b: GraphBuilder, x: Value) -> bool:
+    """True when a computation of this graph wrote the buffer, which is no view of another one.
+
+    A call that writes one of its arguments and gives it back has written its result.
+    """
     for n in reversed(b.nodes):
         if isinstance(n, LOOPS) and n.out.name == x.name:
             return True
         if isinstance(n, Extern) and any(o is x.buffer for o in n.outs):
-            return not n.aliases
+            return all(source in n.mutates for _, source in n.aliases)
     return False
 
 

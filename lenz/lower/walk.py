@@ -17,6 +17,7 @@ from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.fallback import call_eager, move
 from lenz.lower.registry import entry_for
+from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
 from lenz.sym import Int, Sym, SymEnv
 
 ToSym = Callable[[Any], Sym]
@@ -136,8 +137,13 @@ class _Walk:
             self.env[n] = self.value(n.args[0])[n.args[1]]
             return
         where = self.origin(n)
+        origin = (n.name, where) if where else (n.name,)
+        if is_user_kernel(n):
+            self.b.begin(n.meta["user_kernel"].target, origin, ())
+            self.env[n] = call_user_kernel(self.b, n, self.env, self.atom, self.type_of)
+            return
         results = self.types_of(val)
-        self.b.begin(n.name, (n.name, where) if where else (n.name,), results)
+        self.b.begin(n.name, origin, results)
         reason = self.native(n, results)
         if reason is not None:
             self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)

@@ -135,6 +135,8 @@ class _Builder:
                 self.last[root] = k
                 if isinstance(step, Extern):
                     for position, source in step.aliases:
+                        if source in step.mutates:
+                            continue  # handed on: `call` gives it up, and frees count references
                         out = step.outs[position] if position < len(step.outs) else None
                         if isinstance(out, Buffer):
                             self.pinned |= {source, self.roots.get(source, source), out.name}
@@ -211,6 +213,7 @@ class _Builder:
             kwargs = (*step.kwargs, ("out", Ref(only.name)))
             self.steps.append(CallStep(out, step.args, kwargs, (only.name,), True, into=True))
             return
+        self.own -= {n for m in step.mutates for n in (m, self.roots.get(m, m))}
         outs = tuple(o.name if isinstance(o, Buffer) else o for o in step.outs)
         self.known.update(dict.fromkeys(o for o in outs if isinstance(o, Var)))
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))

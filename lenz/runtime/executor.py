@@ -12,6 +12,7 @@ import torch
 from torch._C._dynamo import guards
 
 from lenz.errors import UserError
+from lenz.runtime.user_kernel import user_kernel
 
 # check(tensor, sizes, strides): torch's own C function, about 0.1 us; raises AssertionError.
 check = guards.assert_size_stride
@@ -122,7 +123,11 @@ def resolve(op: str) -> Callable[..., Any]:
     return root  # type: ignore[no-any-return]  # torch.ops gives Any
 
 
-_OWN: Mapping[str, Callable[..., Any]] = {"lenz.seed": seed, "lenz.to_device": to_device}
+_OWN: Mapping[str, Callable[..., Any]] = {
+    "lenz.seed": seed,
+    "lenz.to_device": to_device,
+    "lenz.user_kernel": user_kernel,
+}
 # torch's Python bindings of these take about 1 us less per call than the OpOverload.
 _DIRECT: Mapping[str, Callable[..., Any]] = {
     "aten.mm.out": torch.mm,

@@ -84,7 +84,10 @@ def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
         found |= {b.name for b in g.inputs if isinstance(b, Buffer)}
     for n in g.nodes:
         if isinstance(n, Extern):
-            outs = [n.outs[k] for k, _ in n.aliases if k < len(n.outs)]
+            # Memory of our own that a call has written is where it was.
+            strange = found.union(b.name for b in g.inputs if isinstance(b, Buffer))
+            kept = {k for k, b in n.aliases if b in n.mutates and b not in strange}
+            outs = [n.outs[k] for k, _ in n.aliases if k < len(n.outs) and k not in kept]
             found |= {o.name for o in outs if isinstance(o, Buffer)}
     return frozenset(found)
 

@@ -1,0 +1,41 @@
+"""Triton kernels of the user's own, as attributes of the graph that calls them.
+
+A call names its kernel, and those arguments that no graph can hold, by their numbers in a table of
+the process.  `torch._dynamo.reset` empties that table, so both are taken out of it at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule
+
+__all__ = ["bind_kernels"]
+
+CALL = "triton_kernel_wrapper_functional"
+
+
+def bind_kernels(gm: GraphModule) -> None:
+    """Give each call of a user's kernel an attribute of its own: the kernel and those arguments.
+
+    The node that reads the attribute becomes `meta["user_kernel"]` of the call.
+    """
+    for n in gm.graph.nodes:
+        if not isinstance(n.target, HigherOrderOperator) or n.target.__name__ != CALL:
+            continue
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+        asked: Any = n.kwargs
+        kernel: Any = kernel_side_table.get_kernel(asked["kernel_idx"])
+        constants = kernel_side_table.get_constant_args(asked["constant_args_idx"])
+        inner = kernel
+        while not hasattr(inner, "__name__"):  # an autotuner around the function
+            inner = inner.fn
+        count, name = 0, f"{inner.__name__}_0"
+        while hasattr(gm, name):
+            count += 1
+            name = f"{inner.__name__}_{count}"
+        setattr(gm, name, (kernel, dict(constants)))
+        with gm.graph.inserting_before(n):
+            n.meta["user_kernel"] = gm.graph.create_node("get_attr", name)

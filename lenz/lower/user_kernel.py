@@ -1,0 +1,136 @@
+"""Triton kernels that the user wrote: calls, with what they write stated.
+
+    %r = call: `kernel` on copies of the tensors that it writes; gives the copies
+    ==>  %c = map { load(%x, [i]) };  %r = call lenz.user_kernel(..., %c, ...) mutates (%c)
+
+The copy is left out where nobody reads the original afterwards: memory that this graph made for the
+call (with no fill, if it was asked for empty), and an argument that is to hold the result.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from lenz.errors import Unsupported
+from lenz.ir.graph import Atom, Extern, Named, outs_of
+from lenz.ir.tensor import TensorType
+from lenz.lower.builder import GraphBuilder, Value
+from lenz.lower.pointwise import is_own
+from lenz.sym import ONE, ZERO, Sym
+
+COPY = torch.ops.aten.copy_.default
+Env = Mapping[FxNode, Any]
+
+
+def is_user_kernel(n: FxNode) -> bool:
+    """True for the call of a kernel that the frontend has bound."""
+    return "user_kernel" in n.meta
+
+
+def call_user_kernel(
+    b: GraphBuilder,
+    n: FxNode,
+    env: Env,
+    atom: Callable[[Any], Atom],
+    type_of: Callable[[torch.Tensor], TensorType],
+) -> dict[str, Value]:
+    """Add the call to the graph; gives the tensors that it writes, by the names of its parameters.
+
+    Raises Unsupported for descriptors of blocks in their first form, which Triton has dropped, and
+    for a tensor to be written whose elements share memory.
+    """
+    asked: Any = n.kwargs
+    descriptors: list[Atom] = []
+    for name, (kind, parts) in asked["tma_descriptor_metadata"].items():
+        if kind != "stable":
+            raise Unsupported(f"an {kind} descriptor as parameter {name} of a user's kernel")
+        descriptors.append((name, atom(parts[0])))
+    values = {name: atom(a) for name, a in asked["kwargs"].items()}
+    types = {name: type_of(t) for name, t in n.meta["val"].items()}
+    places = {name: _memory(b, n, name, env, t) for name, t in types.items()}
+    values.update({name: atom(place) for name, place in places.items()})
+    made = b.extern(
+        "lenz.user_kernel",
+        (
+            atom(n.meta["user_kernel"]),
+            atom(asked["grid"]),
+            tuple(values),
+            tuple(values.values()),
+            tuple([list(values).index(name) for name in places]),
+            tuple(descriptors),
+        ),
+        outs=tuple(types.values()),
+        single=False,
+        mutates=tuple([p.name for p in places.values()]),
+        aliases=tuple([(k, p.name) for k, p in enumerate(places.values())]),
+    )
+    return {name: out for name, out in zip(places, made, strict=True) if isinstance(out, Value)}
+
+
+def _memory(b: GraphBuilder, n: FxNode, name: str, env: Env, type: TensorType) -> Value:
+    """What the kernel is to write into: the tensor itself, or a copy."""
+    node = _given(n)[name]
+    x: Value = env[node]
+    if x.buffer.type == type and list(_given(n).values()).count(node) == 1:
+        if node.op == "placeholder":
+            if _is_written_back(b, n, name, node, env):
+                return x
+        elif len(node.users) == 1 and is_own(b, x) and _names_of(x, env) == 1:
+            if str(node.target).removeprefix("aten.").removeprefix("new_").startswith("empty"):
+                _leave_unfilled(b, x)
+            return x
+    if any(s is ZERO and e is not ONE for s, e in zip(type.layout.stride, type.shape, strict=True)):
+        raise Unsupported(f"parameter {name} of a user's kernel, whose elements share memory")
+    return b.map(x.at, type, f"{x.name}_copy")
+
+
+def _given(n: FxNode) -> Mapping[str, Any]:
+    """The arguments of a user's kernel, FX nodes and numbers, by the names of its parameters."""
+    asked: Any = n.kwargs
+    given: Mapping[str, Any] = asked["kwargs"]
+    return given
+
+
+def _names_of(x: Value, env: Env) -> int:
+    """The number of FX nodes that became the buffer."""
+    return sum(isinstance(v, Value) and v.buffer is x.buffer for v in env.values())
+
+
+def _leave_unfilled(b: GraphBuilder, x: Value) -> None:
+    """Ask for memory only, where the lowering of `empty` has put a fill."""
+    layout, op = x.buffer.type.layout, "aten.empty_strided.default"
+    kwargs = (("dtype", Named("dtype", x.dtype.name)), ("device", Named("device", x.device)))
+    made = Extern((x.buffer,), op, (layout.shape, layout.stride), kwargs, reason="library")
+    b.nodes = [made if x.buffer in outs_of(m) else m for m in b.nodes]
+
+
+def _is_written_back(b: GraphBuilder, n: FxNode, name: str, arg: FxNode, env: Env) -> bool:
+    """True when an argument is to hold what the kernel writes, and its old values are not needed.
+
+    A kernel may take the result of another one: what the last of them has written counts.
+    """
+    others = [u for u in arg.users if u is not n]
+    copies = [u for u in others if u.target is COPY and u.args[0] is arg]
+    earlier = [env.get(u) for u in others if u not in copies]  # None for what comes later
+    done = all(isinstance(v, Sym) or (isinstance(v, Value) and is_own(b, v)) for v in earlier)
+    if len(copies) != 1 or not done:
+        return False
+    while True:
+        picked = [u for u in n.users if u.target is operator.getitem and u.args[1] == name]
+        if len(picked) != 1 or any(u.op == "output" for u in picked[0].users):
+            return False
+        if picked[0] is copies[0].args[1]:
+            return True
+        readers = list(picked[0].users)
+        if len(readers) != 1 or not is_user_kernel(readers[0]):
+            return False
+        n = readers[0]
+        names = [k for k, a in _given(n).items() if a is picked[0]]
+        if len(names) != 1 or names[0] not in n.meta["val"]:
+            return False
+        name = names[0]
