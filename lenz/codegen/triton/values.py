@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from lenz.codegen.reads import Item, Mask, Reads, parts_of
 from lenz.codegen.triton.indices import Indices, joint
 from lenz.codegen.triton.lanes import Lanes
-from lenz.codegen.triton.text import Dims, Term, Text
+from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.codegen.triton.types import constant
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
@@ -163,17 +163,20 @@ class Values:
         return self.text.let(text, term.dims, term.level)
 
     def pointer(
-        self, buffer: str, offset: Sym, bound: dict[Var, Term], mask: Mask
+        self, buffer: str, offset: Sym, bound: dict[Var, Term], mask: Mask, over: Dims = NO_DIMS
     ) -> tuple[str, str, Dims, int]:
-        """The pointer to an element, the condition of the access ("" for none), dims, level."""
+        """The pointer to an element, the condition of the access ("" for none), dims, level.
+
+        Lanes of `over` access the element each on its own, also where they share it.
+        """
         at = self.indices.term(offset, bound)
-        runs = self._conjunction(mask, at.dims)
-        text, dims, level = f"{buffer} + {at.text}", at.dims, at.level
+        runs = self._conjunction(mask, at.dims | over)
+        text, dims, level = f"{buffer} + {at.text}", at.dims | over, at.level
         if runs is not None:
-            for d in sorted(runs.dims - dims):
-                # Lanes that share an address but not the condition need a pointer each.
-                text += f" + 0 * {self.lanes.vars[d].name}"
             dims, level = dims | runs.dims, max(level, runs.level)
+        for d in sorted(dims - at.dims):
+            # Lanes that share an address but not the condition need a pointer each.
+            text += f" + 0 * {self.lanes.vars[d].name}"
         return text, runs.text if runs is not None else "", dims, level
 
     def _load(self, e: Expr, mask: Mask) -> Term:
