@@ -117,7 +117,7 @@ def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, i
     (r,) = g.domain.raxes or (None,)
     if r is None:
         return _widths(g.domain.axes, shape.tile, env)
-    widths = {r: _power(_length(r, env))}
+    widths = {r: max(2, _power(_length(r, env)))}  # an axis of one lane would be a loop
     columns = columns_win(g, s, env)
     room = shape.panel if columns else shape.rows // widths[r]
     return widths | _widths(g.domain.axes[-1:], min(room, shape.row // widths[r]), env)
