@@ -94,7 +94,8 @@ def value_of(n: Node, known: Mapping[Node, None], values: dict[Node, Any]) -> to
 
 def is_uniform(value: torch.Tensor) -> bool:
     """Say whether all elements, of which there must be one, have the same bits."""
-    bits = value.contiguous().view(-1).view(torch.uint8).view(-1, value.itemsize)
+    whole = value.clone(memory_format=torch.contiguous_format)  # with strides that are not 0
+    bits = whole.view(-1).view(torch.uint8).view(-1, value.itemsize)
     return len(bits) > 0 and bool((bits == bits[0]).all())
 
 

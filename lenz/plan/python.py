@@ -6,7 +6,7 @@ loader puts them there (`pipeline.py`); a script run by itself links the object 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lenz.ir.dtype import DTYPES, DType, dtype_named
 from lenz.ir.graph import Atom, Named, Ref
@@ -128,6 +128,7 @@ class _Writer:
         self.ops: dict[str, str] = {}
         self.dtypes: dict[DType, str] = {}
         self.names: dict[str, str] = {}
+        self.launched = {a for s in p.steps if isinstance(s, LaunchStep) for a in s.args}
         self.inputs = {i.name for i in p.inputs if isinstance(i, Input)}
         # Names that the module itself uses; a buffer of that name gets another.
         self.gpus = tuple(dict.fromkeys(
@@ -217,13 +218,17 @@ class _Writer:
         names = ", ".join(self.var(i.name) for i in self.p.inputs if isinstance(i, Input))
         wanted = ", ".join(
             f"({self.user.get(i.name, i.name)!r}, {_shape(i.type.shape)},"
-            f" {_shape(i.type.layout.stride)}, {self.dtype(i.type.dtype)}, {i.type.device!r})"
+            f" {_shape(i.type.layout.stride)}, {self.dtype(i.type.dtype)}, {_wanted(i, self.launched)!r})"
             for i in self.p.inputs
             if isinstance(i, Input)
         )
         good = " and ".join(
             f"{self.var(i.name)}.dtype is {self.dtype(i.type.dtype)}"
-            + f" and {self.var(i.name)}.{_place(i.type.device)}"
+            + (
+                f" and {self.var(i.name)}.{_place(device)}"
+                if (device := _wanted(i, self.launched))
+                else ""
+            )
             for i in self.p.inputs
             if isinstance(i, Input)
         )
@@ -333,6 +338,14 @@ class _Writer:
 def _gpu(device: str) -> int:
     """The number of the GPU "cuda:1"."""
     return int(device.removeprefix("cuda:"))
+
+
+def _wanted(i: Input, launched: Collection[str]) -> str:
+    """The device that kernels expect an argument on; "" where only eager ops use it.
+
+    Attention keeps the state of its generator on the CPU, whatever its fake tensors say.
+    """
+    return i.type.device if i.name in launched else ""
 
 
 def _place(device: str) -> str:

@@ -152,7 +152,7 @@ def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
             raise UserError(f"argument {name} must be a tensor, got {type(t).__name__}")
         pairs: list[tuple[str, Any, Any]] = [
             ("dtype", dtype, t.dtype),
-            ("device", device, str(t.device)),
+            ("device", device or str(t.device), str(t.device)),
             ("size", tuple(size), tuple(t.shape)),
         ]
         # The stride of a dimension of one element (or of an empty tensor) has no meaning.

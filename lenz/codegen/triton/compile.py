@@ -118,7 +118,14 @@ def _compile(k: KernelText, arch: int) -> Binary:
     backend = make_backend(GPUTarget("cuda", arch, 32))
     # What Triton would otherwise take from the environment is given, so that the key is complete.
     # `sanitize_overflow` would check every integer sum when checks are on; ours wrap.
-    given = {"arch": f"sm{arch}", "ptx_options": "", "enable_fp_fusion": True}
+    # A product and a sum fused into one would skip roundings to halves that the program asks for
+    # (LLVM computes both in bf16 then), and denormals that libdevice takes for zeros make fmod NaN.
+    given = {
+        "arch": f"sm{arch}",
+        "ptx_options": "",
+        "enable_fp_fusion": False,
+        "enable_reflect_ftz": False,
+    }
     options = backend.parse_options(
         {
             **given,

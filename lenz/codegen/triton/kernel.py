@@ -167,7 +167,9 @@ class _Body:
             self.accs.start(acc)
         extent = self.indices.term(f.axis.extent, {}).text
         self.text.push()
-        self.indices.vars[f.axis.var] = Term(f.axis.name, NO_DIMS, self.text.level)
+        # Triton counts in 32 bits.
+        name = f"{f.axis.name}.to(tl.int64)" if self.indices.wide else f.axis.name
+        self.indices.vars[f.axis.var] = Term(name, NO_DIMS, self.text.level)
         floor = self.values.floor
         if f.axis.extent.lo is None or f.axis.extent.lo < 1:
             self.values.floor = self.text.level
@@ -216,7 +218,9 @@ class _Body:
         for e in s.bound:
             v.value(e)
         bound = v.bound((s.offset,), s.bound, ())
-        pointer, runs, dims, _ = v.pointer(s.buffer, s.offset, bound, ())
+        # Every lane has an update of its own, also where neither place nor value depends on it.
+        over = self.around if self.k.kind == "scatter" else NO_DIMS
+        pointer, runs, dims, _ = v.pointer(s.buffer, s.offset, bound, (), over)
         if not value.dims <= dims:
             raise InternalError(f"lanes share an element of %{s.buffer}", pass_name="codegen")
         if self.fence:
