@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -92,7 +93,7 @@ def capture(
             fw_compiler=compiler("forward"),
             bw_compiler=undynamic(compiler("backward")),
             inference_compiler=compiler("inference"),
-            partition_fn=split,
+            partition_fn=partial(split, native=native),
             decompositions=decompositions(native),
             keep_inference_input_mutations=True,
         )

@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import operator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.fx import GraphModule
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lenz.frontend.normalise import dedup
+from lenz.frontend.normalise import VIEWS, dedup, drop_noops, facts_of
 
 __all__ = ["split"]
 
+aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def split(
-    joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
+    joint: GraphModule,
+    joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    native: frozenset[str] = frozenset(),
+    **rest: Any,
 ) -> tuple[GraphModule, GraphModule]:
     """Return the forward and the backward half of `joint`, by torch's min-cut partitioner.
 
-    Equal calls are merged first: the cut would otherwise save one and compute the other again.
-    What activation checkpointing would compute again from a saved state of the generator, dropout
-    and attention above all, is saved instead: nothing of that could be fused.
+    What the partitioner takes for a wall is taken down first: aliases, transposes by their name,
+    and softmax as one op.  Equal calls are merged: the cut would otherwise save one and compute
+    the other again.  What activation checkpointing would compute again from a saved state of the
+    generator, dropout and attention above all, is saved instead: nothing of that could be fused.
+    `native` names the ops that the lowering takes, and may fuse.
     """
+    drop_noops(joint.graph, facts_of(joint.graph))
+    backward = behind_tangents(joint.graph)
+    for n in joint.graph.nodes:
+        if n.target is aten.transpose.int:
+            as_permute(n)
+        elif n.target in SOFTMAX and n not in backward:
+            y = in_parts(joint.graph, n)
+            if y is not None and all(is_fused(u, backward, native) for u in y.users):
+                y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     dedup(joint)
     for n in joint.graph.nodes:
         is_random = torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
@@ -35,3 +56,78 @@ def split(
     return min_cut_rematerialization_partition(
         joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
     )
+
+
+def behind_tangents(graph: Graph) -> set[Node]:
+    """Return what is computed from a gradient: it can only be in the backward half."""
+    found: set[Node] = set()
+    for n in graph.nodes:
+        if (n.op == "placeholder" and "tangents" in n.name) or not found.isdisjoint(
+            n.all_input_nodes
+        ):
+            found.add(n)
+    return found
+
+
+def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
+    """Say whether a reader of a value needs it computed in its own loop, if at all, in backward.
+
+    Results of the graph and arguments of library calls have to be in memory.
+    """
+    if n.op == "output":
+        return False
+    if n.target in VIEWS or n.target in (aten.permute.default, aten.t.default, aten.transpose.int):
+        return all(is_fused(u, backward, native) for u in n.users)
+    name = str(n.target)
+    return n not in backward or name in native or name.rpartition(".")[0] in native
+
+
+def as_permute(n: Node) -> None:
+    """Spell a transpose as `permute`, which the partitioner knows to cost nothing."""
+    x, *dims = n.args
+    order = list(range(n.meta["val"].dim()))
+    if order:
+        a, b = (int(d) % len(order) for d in dims)  # type: ignore[arg-type]  # the schema says int
+        order[a], order[b] = order[b], order[a]
+    n.target, n.args = aten.permute.default, (x, order)
+
+
+def in_parts(graph: Graph, n: Node) -> Node | None:
+    """Replace (log-)softmax of x by what it is, in f32 for half types; return the new result.
+
+        m = max(x); e = exp(x - m); s = sum(e);   e / s   or   x - m - log(s)
+
+    Then the backward half can have x, which is there anyway, m and s, and compute the rest again;
+    as one op its whole result would be saved, for a loss over a vocabulary in f32.
+    """
+    x: Any = n.args[0]
+    dim, value, result = n.args[1], x.meta["val"], n.meta["val"]
+    known = [s for s in value.shape if isinstance(s, int)]
+    if not isinstance(value, FakeTensor) or not value.dim() or 0 in known:
+        return None
+    mode = value.fake_mode
+    quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
+
+    def call(op: Any, *args: Any, **kwargs: Any) -> Node:
+        name = op.overloadpacket.__name__.strip("_")
+        made = graph.create_node("call_function", op, args, kwargs, name)
+        made.meta = {k: v for k, v in n.meta.items() if k != "tensor_meta"}
+        real = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        made.meta["val"] = op(*real, **kwargs)
+        return made
+
+    with graph.inserting_before(n), mode, quiet:
+        if value.dtype in HALVES:
+            x = call(aten._to_copy.default, x, dtype=torch.float32)
+        shifted = call(aten.sub.Tensor, x, call(aten.amax.default, x, [dim], True))
+        e = call(aten.exp.default, shifted)
+        s = call(aten.sum.dim_IntList, e, [dim], True)
+        if n.target is aten._softmax.default:
+            y = call(aten.div.Tensor, e, s)
+        else:
+            y = call(aten.sub.Tensor, shifted, call(aten.log.default, s))
+        if result.dtype != y.meta["val"].dtype:
+            y = call(aten._to_copy.default, y, dtype=result.dtype)
+    n.replace_all_uses_with(y)
+    graph.erase_node(n)
+    return y

@@ -1,0 +1,109 @@
+"""What a training step keeps between its halves: what the backward pass reads, once, as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, randn
+from torch.utils.checkpoint import checkpoint
+
+from lenz.frontend import FxProgram
+from tests.cuda import Fake, cuda_programs
+from tests.e2e.sides import gradients_agree
+
+IDS = Fake((8,), torch.int64)
+
+
+def kept(program: FxProgram) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    """Op, type and shape of the tensors of two dimensions or more that a forward half makes."""
+    return [
+        (str(o.node.target).partition(".")[2], o.value.dtype, tuple(o.value.shape))
+        for o in program.outputs
+        if o.node is not None
+        and len(o.shape) > 1
+        and (o.alias_input, o.duplicate_of) == (None, None)
+    ]
+
+
+def kept_of(f: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    forward, _ = cuda_programs(f, *args, grad=True, **options)
+    assert forward.kind == "forward"
+    return kept(forward)
+
+
+def linear_loss(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy((x @ w).float(), ids)
+
+
+def test_a_loss_keeps_the_logits_and_two_numbers_per_row() -> None:
+    bf16, f32 = torch.bfloat16, torch.float32
+    assert kept_of(linear_loss, (8, 16), (16, 50), IDS) == [
+        ("mm.default", bf16, (8, 50)),
+        ("amax.default", f32, (8, 1)),
+        ("log.default", f32, (8, 1)),
+    ]
+
+
+def test_log_softmax_that_is_a_result_is_not_made_twice() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return F.log_softmax(x @ w, -1)
+
+    assert [op for op, *_ in kept_of(f, (8, 16), (16, 50))].count("_to_copy.default") == 1
+
+
+def test_softmax_before_a_product_is_kept_as_the_product_reads_it() -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        scores = x @ w / math.sqrt(16)
+        return (torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype) @ v).sum()
+
+    saved = kept_of(f, (8, 16), (16, 50), (50, 4))
+    wide = [x for x in saved if 50 in x[2]]
+    assert [dtype for _, dtype, _ in wide] == [torch.bfloat16] * 2, saved
+
+
+def test_an_activation_of_parts_keeps_its_input_alone() -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        h = x @ w
+        h = 0.5 * h * (1 + torch.tanh(0.8 * (h + 0.04 * h**3)))
+        return h @ v
+
+    ops = [op for op, *_ in kept_of(f, (8, 16), (16, 50), (50, 4))]
+    assert "tanh.default" not in ops and ops.count("mm.default") == 2, ops
+
+
+def test_a_transpose_hides_no_activation() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).relu().transpose(0, 1).exp().sum()
+
+    assert [op for op, *_ in kept_of(f, (8, 16), (16, 50))] == ["mm.default"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_taken_apart_softmax(dtype: torch.dtype, dynamic: bool) -> None:
+    ids = torch.tensor([1, 4, -100, 0, 2, 2])
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return F.cross_entropy((x @ w).tanh(), ids, weight=w[0].detach().abs())
+
+    def mixed(x: Tensor, w: Tensor) -> Tensor:
+        y = F.log_softmax(x @ w, 0)
+        return (y * F.softmax(x @ w, -1).t().t()).sum() + y.exp().sum()
+
+    def again(x: Tensor, w: Tensor) -> Tensor:
+        made = checkpoint(lambda a: F.log_softmax(a @ w, -1), x, use_reentrant=False)
+        assert isinstance(made, Tensor)
+        return F.nll_loss(made, ids)
+
+    for f in (loss, mixed, again):
+        gradients_agree(
+            f,
+            lambda: [randn(s, dtype=dtype, requires_grad=True) for s in ((6, 4), (4, 5))],
+            tol=3e-2 if dtype is torch.bfloat16 else 1e-4,
+            dynamic=dynamic,
+        )
