@@ -30,7 +30,16 @@ from lenz.ir.expr import (
     replace_loads,
     syms_of,
 )
-from lenz.ir.graph import Extern, Graph, Node, Pointwise, Reduction, buffers_of, reads_of
+from lenz.ir.graph import (
+    LOOPS,
+    Extern,
+    Graph,
+    Node,
+    Pointwise,
+    Reduction,
+    buffers_of,
+    reads_of,
+)
 from lenz.ir.op import INDEX, REF
 from lenz.ir.tensor import Axis, Layout
 from lenz.ops.bits import AND
@@ -54,6 +63,7 @@ def unloop(g: Graph, cx: Context) -> Graph:
     uses = uses_of(g)
     # A read may not move behind a call that writes what it reads.
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
+    loops = {n.out.name for n in g.nodes if isinstance(n, LOOPS)}
     hot: dict[str, Pointwise] = {}
     nodes: list[Node] = []
     for n in g.nodes:
@@ -61,8 +71,10 @@ def unloop(g: Graph, cx: Context) -> Graph:
             hot[n.out.name] = n
         if isinstance(n, Reduction) and n.out.type.device != "cpu":
             u, body = uses[n.out.name], None
-            # Readers that need a result for each element of its row share the kernel of the row.
-            if not u.loops or u.elements <= u.loads * max(g.env.hint(product(n.out.shape)), 1):
+            # Readers that need a result for each element of its row share the kernel of the row,
+            # and so does what stores those elements.
+            rows = u.elements > u.loads * max(g.env.hint(product(n.out.shape)), 1)
+            if not rows and not any(r in loops and uses[r].other for r in reads_of(n)):
                 body = _written_out(n, layouts)
             body = body or _solved(n, hot)
             if body is not None and cx.allow("unloop", n.out.name):

@@ -16,7 +16,7 @@ from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
 from lenz.schedule.legal import Fuse, Group, Reject, group_of, may_fuse, shares_reads
 from lenz.schedule.nest import Nest
-from lenz.schedule.profit import are_small, loss
+from lenz.schedule.profit import gathers, loss
 from lenz.sym import SymEnv
 
 Item = Nest | Extern | View
@@ -107,7 +107,7 @@ class Partition:
                     self.above[u] = wider
                     stack.append(u)
 
-    def attempt(self, a: int, b: int, cx: Context) -> int | None:
+    def attempt(self, a: int, b: int, cx: Context, quiet: bool = False) -> int | None:
         """Fuse two cells where that is legal; gives the joint cell, and records why not."""
         if self.above[a] >> b & 1:
             a, b = b, a
@@ -124,7 +124,8 @@ class Partition:
             if isinstance(verdict, Fuse) and (why := loss(verdict.group, self.env)):
                 verdict = Reject(why)
         if isinstance(verdict, Reject):
-            self.rejected.append(Rejected(first.name, second.name, verdict.why))
+            if not quiet:
+                self.rejected.append(Rejected(first.name, second.name, verdict.why))
             return None
         if not cx.allow("fuse", first.name, second.name):
             return None
@@ -154,7 +155,26 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
             _note_memory(item, memory)
             writes = item.mutates if isinstance(item, Extern) else ()
             p.add(item, _spread_over(reads_of(item), memory), _spread_over(writes, memory))
+    if cx.options.fuse and cx.options.horizontal:
+        _gather(p, cx)
     return p
+
+
+def _gather(p: Partition, cx: Context) -> None:
+    """Join small kernels of GPUs over equal loops that stand near each other in the program."""
+    recent: list[int] = []
+    for c in sorted(p.cells):
+        found: int | None = None
+        for other in reversed(recent):
+            first, second = p.cells[other], p.cells[c]
+            if not isinstance(first, Group) or not isinstance(second, Group):
+                continue
+            if c - other <= gathers(first, second, p.env):
+                found = p.attempt(other, c, cx, quiet=True)
+            if found is not None:
+                break
+        if found is None and isinstance(p.cells[c], Group):
+            recent.append(c)
 
 
 def _note_memory(item: Extern | View, memory: dict[str, tuple[str, ...]]) -> None:
@@ -195,14 +215,12 @@ def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context) -> None:
             p.attempt(a, b, cx)
     if not cx.options.horizontal:
         return
-    # Cells that read results of the same cell: on GPUs a launch costs more than a small loop.
-    users = [u for other in producers for u in p.users[p.find(other)]]
-    for other in (*siblings, *users):
+    for other in siblings:
         a, b = p.find(other), p.find(c)
         if a == b:
             continue
         first, second = p.cells[a], p.cells[b]
         if not isinstance(first, Group) or not isinstance(second, Group):
             continue
-        if shares_reads(first, second) or (other in users and are_small(first, second, p.env)):
+        if shares_reads(first, second):
             p.attempt(a, b, cx)

@@ -12,8 +12,9 @@ from lenz.sym import SymEnv
 LARGE = 1 << 16
 # Parallel iterations that a kernel of that size must have.
 ENOUGH = 8
-# Elements that a GPU reduces in about the two microseconds that it takes to start a kernel.
-SMALL = 1 << 18
+# Elements that a GPU reads in about the two microseconds that it takes to start a kernel, and of
+# kernels that are worth a join with a neighbour for that; the most values of kernels so joined.
+SMALL, NEARBY, GATHERED = 1 << 18, 1 << 22, 12
 # Columns that one parallel iteration of a kernel over columns takes (build.PANEL).
 PANEL = 256
 # On GPUs: programs from which the second run is worth it when registers keep the rows, and when
@@ -22,11 +23,21 @@ GPU_HELD, GPU_AGAIN, GPU_CACHE = 96, 256, 64 << 20
 SHAPE = Shape()
 
 
-def are_small(a: Group, b: Group, env: SymEnv) -> bool:
-    """True for reductions on GPUs that run over the same loops in less time than a launch takes."""
-    if device_of(a) == "cpu" or not (a.domain.raxes and b.domain.raxes and are_alike(a, b)):
-        return False
-    return env.hint(a.domain.rows) * env.hint(a.domain.length) <= SMALL
+def gathers(a: Group, b: Group, env: SymEnv) -> int:
+    """How far apart, in cells, two kernels of a GPU may stand to be joined for the launch alone.
+
+    They run over as many elements in the same way, and for little longer than a launch takes. What
+    the first reads must wait for the second, so that only tiny ones may stand far apart.
+    """
+    if "cpu" in (device_of(a), device_of(b)) or not are_alike(a, b):
+        return 0
+    kinds = [[is_columns(n) for n in g.nests if n.is_reduction] for g in (a, b)]
+    size = env.hint(a.domain.rows) * env.hint(a.domain.length)
+    if any(kinds[0]) is not any(kinds[1]) or a.has_reduction is not b.has_reduction:
+        return 0
+    if len(a.nests) + len(b.nests) > GATHERED or size > NEARBY:
+        return 0
+    return 128 if size <= SMALL else 32
 
 
 def loss(g: Group, env: SymEnv) -> str | None:

@@ -76,6 +76,28 @@ def flip_of_row(x: Tensor) -> Tensor:
     return y + y.flip(-1)
 
 
+def shared_keys(x: Tensor, cos: Tensor) -> Tensor:
+    """Gradients of keys that several heads share, turned back: a short sum that is read twice."""
+    y = x.sum(2)
+    a, b = y.chunk(2, -1)
+    return y * cos + torch.cat([b, -a], -1)
+
+
+def class_gradient(x: Tensor) -> Tensor:
+    """The gradient of a loss over classes, from the logarithms of the probabilities."""
+    target = torch.arange(x.shape[0], device=x.device)
+    aten = torch.ops.aten
+    total = x.new_ones((), dtype=torch.float32)
+    grad = aten.nll_loss_backward(total, x.float(), target, None, 1, -100, total * x.shape[0])
+    return aten._log_softmax_backward_data(grad, x.float(), 1, torch.float32)
+
+
+def activation_and_bias(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """What a matrix product needs next, and the column sums of it."""
+    y = torch.ops.aten.gelu_backward(g, x)
+    return y, y.sum(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A program with the shapes of its arguments, large and small, that is one kernel."""
@@ -97,6 +119,9 @@ ONE_KERNEL = [
     Case(group_norm, ((32, 256, 32, 32), (256,), (256,)), ((2, 24, 5, 3), (24,), (24,))),
     Case(heads, ((8, 512, 768), (64,)), ((2, 3, 24), (8,))),
     Case(flip_of_row, ((4096, 4096),), ((7, 33),)),
+    Case(shared_keys, ((8, 4, 3, 512, 64), (512, 64)), ((2, 2, 3, 5, 8), (5, 8))),
+    Case(class_gradient, ((8192, 50257),), ((6, 37),)),
+    Case(activation_and_bias, ((64, 3072), (64, 3072)), ((9, 20), (9, 20))),
 ]
 
 
@@ -108,3 +133,47 @@ def test_one_kernel(case: Case) -> None:
 @pytest.mark.parametrize("case", ONE_KERNEL, ids=[c.fn.__name__ for c in ONE_KERNEL])
 def test_values(case: Case) -> None:
     assert_kernels(assert_triton(lowered(case.fn, tensors(case.tiny))), 1)
+
+
+def test_column_sums_share_the_pass_that_makes_their_values() -> None:
+    s = schedule_of(activation_and_bias, (4096, 3072), (4096, 3072))
+    assert_kernels(s, 2)  # the second adds the parts
+    assert kernels_of(s)[0].kind == "outer_reduction"
+
+
+def test_a_channels_last_group_shares_the_loops_of_its_elements() -> None:
+    x = torch.empty(32, 256, 32, 32, dtype=BF16).to(memory_format=torch.channels_last)
+    w, b = tensors(((256,), (256,)))
+    assert_kernels(scheduled(on_gpu(lowered(group_norm, [x, w, b]))), 1)
+
+
+def test_small_kernels_over_equal_loops_share_a_launch() -> None:
+    def sums(*xs: Tensor) -> list[Tensor]:
+        return [x.sum(0) for x in xs]
+
+    def maps(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.view(4, -1, 8).exp(), y.sigmoid()
+
+    assert_kernels(assert_triton(lowered(sums, tensors(((40, 30),) * 3))), 1)
+    assert_kernels(assert_triton(lowered(maps, tensors(((4, 24), (8, 12))))), 1)
+    # Large ones run by themselves, but for the sums of the parts.
+    assert_kernels(schedule_of(sums, *((8192, 4096),) * 3), 4)
+    assert_kernels(schedule_of(maps, (8192, 4096), (8192, 4096)), 2)
+
+
+def test_long_rows_are_not_read_again_where_no_cache_holds_them() -> None:
+    def centred(x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+    assert_kernels(schedule_of(centred, (4096, 8192)), 1)
+    assert_kernels(schedule_of(centred, (4096, 50257)), 1)
+    assert_kernels(schedule_of(centred, (4096, 1 << 18)), 2)
+
+
+def test_few_rows_do_not_keep_the_card_idle() -> None:
+    def columns(x: Tensor) -> Tensor:
+        return x - x.amax(0, keepdim=True)
+
+    assert_kernels(schedule_of(columns, (256, 32768)), 1)
+    assert_kernels(schedule_of(columns, (512, 200)), 1)
+    assert len(kernels_of(schedule_of(columns, (65536, 128)))) > 1
