@@ -3,8 +3,8 @@
     x / y    ==>    q + (x - q y) r    where r = 1 / y and q = x r
 
 One step of Newton's method, whose residual a fused multiply-add gives exactly, rounds correctly
-(Markstein 1990; Cornea, Harrison and Tang 1999) where r is 1 / y to nearest and nothing is
-denormal. Where x or y is infinite, zero or NaN the step gives NaN, and q is the quotient. So that r
+(Markstein 1990; Cornea, Harrison and Tang 1999) where r is 1 / y to nearest and nothing,
+the residual included, is denormal. Where x or y is infinite, zero or NaN the step gives NaN, and q is the quotient. So that r
 is normal, x and y are scaled by a power of two where y is beyond 2^100 or below 2^-100. Six cheap
 instructions stand for a division, which takes about ten on a GPU and one of a slow unit.
 """
@@ -21,6 +21,7 @@ from lenz.ir.kernel import Let
 from lenz.ir.op import CONST, REF
 from lenz.ops.arith import DIV
 from lenz.ops.cast import CAST, NARROW
+from lenz.schedule.nest import Axes
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import Var
 
@@ -28,9 +29,10 @@ _GREAT = 2.0**100
 _SCALE = 2.0**64
 
 
-def share_reciprocals(s: Stages, inner: frozenset[Var]) -> None:
-    """Rewrite divisions by values that do not vary with the variables of the innermost loops."""
-    for part in s.loops:
+def share_reciprocals(s: Stages, axes: Axes, raxes: Axes) -> None:
+    """Rewrite divisions by values that are the same for the elements of a row, or for all."""
+    inner = frozenset(a.var for a in raxes or axes)
+    for part in s.loops if raxes else s.rows:
         part[:] = _rewritten(part, inner)
 
 
