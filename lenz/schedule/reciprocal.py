@@ -4,9 +4,10 @@
 
 One step of Newton's method, whose residual a fused multiply-add gives exactly, rounds correctly
 (Markstein 1990; Cornea, Harrison and Tang 1999) where r is 1 / y to nearest and nothing,
-the residual included, is denormal. Where x or y is infinite, zero or NaN the step gives NaN, and q is the quotient. So that r
-is normal, x and y are scaled by a power of two where y is beyond 2^100 or below 2^-100. Six cheap
-instructions stand for a division, which takes about ten on a GPU and one of a slow unit.
+the residual included, is denormal. Where x or y is infinite, zero or NaN the step gives NaN, and q
+is the quotient. So that r is normal, x and y are scaled by a power of two where y is beyond 2^100
+or below 2^-100. Six cheap instructions stand for a division, which takes about ten on a GPU and one
+of a slow unit.
 """
 
 from __future__ import annotations
