@@ -1,8 +1,9 @@
 """GPU kernels checked without a GPU: compiled to cubins, and run by Triton's interpreter.
 
-`on_gpu(g)` is a graph as it would be for CUDA tensors, and `scheduled` its schedule, also with
-other tiles than the usual ones. `interpreted` runs one kernel of it on CPU memory; `assert_triton`
-compares a whole schedule with the graph, and `cubins` compiles it.
+`on_gpu(g)` is a graph with all of its tensors on a GPU, `lowered_there` lowers a program for one,
+and `scheduled` is the schedule, also with other tiles than the usual ones. `interpreted` runs one
+kernel of it on CPU memory; `assert_triton` compares a whole schedule with the graph, and `cubins`
+compiles it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from typing import Any
 import pytest
 import torch
 from oracle import assert_results, random_constants, random_inputs
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils import _pytree
 
 from lenz.codegen.triton.compile import compile_text
 from lenz.codegen.triton.kernel import emit
 from lenz.context import Context
+from lenz.frontend import FxProgram, origin
+from lenz.frontend.build import build
 from lenz.ir.binary import Binary
 from lenz.ir.graph import LOOPS, Extern, Graph, View
 from lenz.ir.interp import interp
@@ -26,11 +31,12 @@ from lenz.ir.kernel import Kernel, Launch, Schedule, programs
 from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
+from lenz.lower import lower
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.schedule import schedule
 from lenz.schedule.blocks import Shape
-from lenz.sym import Var, evaluate
+from lenz.sym import SymEnv, Var, evaluate
 from lenz.target import Target
 
 CUDA = Target("cuda", "sm_90", lanes=32)
@@ -63,6 +69,22 @@ def on_gpu(g: Graph) -> Graph:
         constants=tuple(there(b) for b in g.constants),
         nodes=tuple(nodes),
     )
+
+
+def lowered_there(p: FxProgram) -> Graph:
+    """The graph of a program of the CPU, lowered as if all of its tensors were on cuda:0."""
+    mode = FakeTensorMode()
+    constants = {name: mode.from_tensor(x) for name, x in p.constants.items()}
+    for x in _pytree.tree_leaves([constants, [n.meta.get("val") for n in p.gm.graph.nodes]]):
+        if isinstance(x, FakeTensor):
+            x.fake_device = torch.device("cuda:0")
+    env = SymEnv()
+    for b in p.symbols.bindings:
+        env = env.with_var(b.var, p.symbols.hints.get(b.var.name))
+    devices = frozenset(("cpu", "cuda"))
+    g = lower(p.gm, p.name, p.symbols.sym, constants, origin, env, devices=devices)
+    verify(g)
+    return g
 
 
 def scheduled(g: Graph, tiles: Shape | None = None, split: bool = True) -> Schedule:
@@ -119,7 +141,8 @@ def interpreted(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[s
         t = buffers[p.name]
         n = evaluate(p.size, values)
         assert t.dim() == 1 and t.numel() >= n and t.dtype is p.dtype.torch, p
-        arguments.append(Argument(p.name, t[:n], p.mode != "out", p.mode != "in"))
+        scatters = k.kind == "scatter"
+        arguments.append(Argument(p.name, t[:n], p.mode != "out", p.mode != "in", scatters))
     launch(emit(k), arguments, list(values.values()), evaluate(programs(k), values))
 
 
@@ -155,9 +178,10 @@ def assert_function(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Sch
 
     With `dynamic=True` its sizes are symbolic; other options are those of `assert_triton`.
     """
-    from tests.lower.harness import lowered
+    from tests.lower.harness import trace
 
-    g = lowered(fn, inputs, options.pop("dynamic", False))
+    gm = trace(fn, inputs, options.pop("dynamic", False))
+    g = lowered_there(build(gm, [], "inference", "test"))
     return assert_triton(g, given=options.pop("given", inputs), **options)
 
 

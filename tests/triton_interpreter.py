@@ -58,13 +58,15 @@ class Fault(AssertionError):
 class Argument:
     """Memory of one pointer parameter: a flat tensor of exactly its elements.
 
-    `may_write` and `may_read` say what the parameter is for.
+    `may_write` and `may_read` say what the parameter is for; `last_wins` that several updates may
+    meet at an element, as those of a scatter may: the interpreter runs them in order.
     """
 
     name: str
     memory: torch.Tensor
     may_read: bool
     may_write: bool
+    last_wins: bool = False
     data: Any = None
     writer: Any = None
     reader: Any = None
@@ -100,6 +102,9 @@ class Argument:
         self.check(at, "written")
         if not self.may_write:
             raise Fault(f"%{self.name} is written, which is only read")
+        if self.last_wins:
+            self.data[at] = values.view(self.data.dtype)
+            return
         places, first, back = np.unique(at, return_index=True, return_inverse=True)
         if len(places) < len(at) and (values != values[first][back]).any():
             raise Fault(f"%{self.name}: lanes store different values to one element")
@@ -317,18 +322,31 @@ class _Libdevice:
         return call
 
 
-_patch_tensor = interpreter._patch_lang_tensor
+_patch_tensor, _patch_core = interpreter._patch_lang_tensor, interpreter._patch_lang_core
 
 
-def _patch(tensor: Any, scope: Any) -> None:
+def _patch_scalars(tensor: Any, scope: Any) -> None:
     """Scalars are arrays of one element, which newer NumPy does not take for numbers."""
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
 
+def _patch_loops(lang: Any, scope: Any) -> None:
+    """The variable of a loop is a tensor of 32 bits, and not an int of Python's."""
+    _patch_core(lang, scope)
+    counted = lang.range
+
+    def loop(*args: Any, **options: Any) -> Iterator[Any]:
+        for k in counted(*args, **options):
+            yield tl.tensor(TensorHandle(np.array([k], dtype=np.int32), tl.int32), tl.int32)
+
+    scope.set_attr(lang, "range", loop)
+
+
 def _prepare() -> None:
     interpret_kernels._correct()
-    interpreter._patch_lang_tensor = _patch
+    interpreter._patch_lang_tensor = _patch_scalars
+    interpreter._patch_lang_core = _patch_loops
     ReduceOps.generic_reduce = _reduce
     ScanOps.generic_scan = _scan
     for name in dir(Machine):

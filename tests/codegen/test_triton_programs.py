@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import TINY, cubins, interpreted, on_gpu, scheduled, texts_of
+from gpu_oracle import TINY, cubins, interpreted, lowered_there, scheduled, texts_of
 
-from lenz.frontend import FxProgram, capture, origin
+from lenz.frontend import FxProgram, capture
 from lenz.ir.interp_schedule import interp_schedule
 from lenz.ir.printer import show
-from lenz.lower import lower, native_ops
+from lenz.lower import native_ops
 from lenz.options import Options
 from lenz.pipeline import Boxed
 from lenz.schedule.blocks import Shape
-from lenz.sym import SymEnv
 from tests.e2e.programs import compare, copied, program
 
 pytest.importorskip("triton")
@@ -39,12 +38,7 @@ class Interpreted:
 
     def compile_fx(self, p: FxProgram) -> Boxed:
         """Schedule a graph for a GPU; the callable runs its kernels beside the graph."""
-        env = SymEnv()
-        for b in p.symbols.bindings:
-            env = env.with_var(b.var, p.symbols.hints.get(b.var.name))
-        s = scheduled(
-            on_gpu(lower(p.gm, p.name, p.symbols.sym, p.constants, origin, env)), self.tiles
-        )
+        s = scheduled(lowered_there(p), self.tiles)
         self.kernels += texts_of(s)
         if self.compiles:
             cubins(s)
@@ -69,6 +63,7 @@ class Interpreted:
         return run
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of programs that it finds odd
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs(part: int, all_kernels: bool) -> None:
     kernels: list[str] = []
