@@ -26,7 +26,7 @@ from lenz.debug.report import (
 )
 from lenz.debug.repro import runnable, write_repro
 from lenz.debug.trace import OBJECT, Recorder, new_folder
-from lenz.errors import InternalError, Unsupported, UserError
+from lenz.errors import InternalError, Missing, Unsupported, UserError
 from lenz.frontend import FxProgram, capture
 from lenz.ir.binary import encode
 from lenz.ir.printer import show
@@ -116,6 +116,10 @@ class _Unit:
                     recorder.binary(f"{b.name}.cubin", encode(b))
             recorder.finish()
         except Unsupported as e:
+            return self.eager(program, f"lenz runs a graph in eager: {e}")
+        except Missing as e:
+            if options.on_error == "raise":
+                raise
             return self.eager(program, f"lenz runs a graph in eager: {e}")
         except UserError:
             raise

@@ -14,7 +14,7 @@ from lenz.codegen.llvm.module import emit_module
 from lenz.codegen.triton.kernel import emit
 from lenz.codegen.triton.pool import Failed, compile_all, start
 from lenz.context import Context
-from lenz.errors import Unsupported
+from lenz.errors import Missing
 from lenz.ir.binary import Binary
 from lenz.ir.kernel import Kernel
 from lenz.runtime import cuda, loader
@@ -54,13 +54,16 @@ def prepare(tensors: Sequence[Any]) -> None:
 
 
 def check_gpus(devices: Sequence[str]) -> None:
-    """Raise Unsupported, which says what is missing, if lenz cannot make kernels for a device."""
+    """Raise Missing, which says what is missing, if lenz cannot make kernels for a device."""
     for device in devices:
         if device.startswith("cuda"):
             number = torch.device(device).index or 0
             if cuda.capability(number) < OLDEST:
                 name = torch.cuda.get_device_name(number)
-                raise Unsupported(f"{name} has compute capability below 8.0, which lenz needs")
+                raise Missing(
+                    f"{name} has a compute capability below 8.0, which lenz needs",
+                    hint='on_error="eager" runs such graphs without lenz',
+                )
 
 
 def store_of(cx: Context) -> Store | None:

@@ -1,7 +1,8 @@
 """Errors that lenz raises: the class says whose fault it is, the message what to do next.
 
-`Unsupported` is a gap of lenz, `UserError` is the caller's, `InternalError` is a bug of lenz.
-Anything else that leaves the compiler is a bug as well: `api` wraps it as an InternalError.
+`Unsupported` is a gap of lenz, `UserError` is the caller's (`Missing`: the machine's),
+`InternalError` is a bug of lenz.  Anything else that leaves the compiler is a bug as well: `api`
+wraps it as an InternalError.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["InternalError", "LenzError", "Unsupported", "UserError", "near_names"]
+__all__ = ["InternalError", "LenzError", "Missing", "Unsupported", "UserError", "near_names"]
 
 
 class LenzError(Exception):
@@ -40,6 +41,10 @@ class Unsupported(LenzError):
 
 class UserError(LenzError, ValueError):
     """A wrong argument, option or environment variable: the caller can put it right."""
+
+
+class Missing(UserError):
+    """A driver, a card or a package that a graph needs; `on_error="eager"` does without."""
 
 
 class InternalError(LenzError):

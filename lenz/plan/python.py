@@ -218,7 +218,8 @@ class _Writer:
         names = ", ".join(self.var(i.name) for i in self.p.inputs if isinstance(i, Input))
         wanted = ", ".join(
             f"({self.user.get(i.name, i.name)!r}, {_shape(i.type.shape)},"
-            f" {_shape(i.type.layout.stride)}, {self.dtype(i.type.dtype)}, {_wanted(i, self.launched)!r})"
+            f" {_shape(i.type.layout.stride)}, {self.dtype(i.type.dtype)},"
+            f" {_wanted(i, self.launched)!r})"
             for i in self.p.inputs
             if isinstance(i, Input)
         )

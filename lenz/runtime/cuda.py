@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lenz.errors import InternalError, Unsupported
+from lenz.errors import InternalError, Missing
 from lenz.ir.binary import Binary
 
 # CUlaunchConfig: gridDim x y z, blockDim x y z, sharedMemBytes, stream, attributes, their number.
@@ -35,11 +35,9 @@ def _driver() -> Any:
     try:
         library = ctypes.PyDLL(name)
     except OSError as e:
-        raise Unsupported(
-            f"the CUDA driver is missing ({e})", hint="install NVIDIA's driver"
-        ) from e
+        raise Missing(f"the CUDA driver is missing ({e})", hint="install NVIDIA's driver") from e
     if not hasattr(library, "cuLaunchKernelEx"):
-        raise Unsupported("the CUDA driver is older than 12.0", hint="install a newer one")
+        raise Missing("the CUDA driver is older than 12.0", hint="install a newer one")
     library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
     return library
 

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from lenz.codegen.triton import pool
 from lenz.codegen.triton.compile import KernelText, compile_text, version
 from lenz.codegen.triton.pool import Failed, Pool, compile_all
-from lenz.errors import InternalError, Unsupported
+from lenz.errors import InternalError, Missing
 from lenz.ir.binary import Binary
 from lenz.runtime.store import Store
 
@@ -439,5 +439,5 @@ def test_the_version_is_known_without_triton(monkeypatch: pytest.MonkeyPatch) ->
     assert version().startswith(f"triton {triton.__version__} libtriton.so ")
     assert " ptxas " in version()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Unsupported, match="not installed"):
+    with pytest.raises(Missing, match="not installed"):
         version.__wrapped__()

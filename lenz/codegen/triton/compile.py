@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lenz.errors import InternalError, Unsupported
+from lenz.errors import InternalError, Missing
 from lenz.ir.binary import Binary
 
 __all__ = ["KernelText", "compile_text", "version"]
@@ -66,12 +66,12 @@ class KernelText:
 def version() -> str:
     """Name the Triton that is installed, for keys of caches, without importing it.
 
-    Sizes of its library and assemblers tell apart builds of one version.  Raises Unsupported if
+    Sizes of its library and assemblers tell apart builds of one version.  Raises Missing if
     there is no Triton.
     """
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
-        raise Unsupported("Triton is not installed", hint="pip install 'lenz[gpu]'")
+        raise Missing("Triton is not installed", hint="pip install 'lenz[gpu]'")
     package = Path(spec.origin).parent
     found = re.search(r"__version__ = '([^']*)'", Path(spec.origin).read_text(encoding="utf-8"))
     files = (

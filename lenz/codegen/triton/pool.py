@@ -53,7 +53,7 @@ def compile_all(
 ) -> list[Binary | Failed]:
     """Compile for compute capability `arch`, or find in `store`; one result per kernel, in order.
 
-    `key_of` names what else the code depends on.  Raises Unsupported if Triton is not installed.
+    `key_of` names what else the code depends on.  Raises Missing if Triton is not installed.
     """
     head = f"{version()} sm{arch} {key_of}\n"
     keys = [hashlib.sha256((head + k.line()).encode()).hexdigest() for k in kernels]
