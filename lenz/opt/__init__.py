@@ -12,6 +12,7 @@ from lenz.ir.graph import Graph
 from lenz.opt.dedup import dedup
 from lenz.opt.drop import drop
 from lenz.opt.inline import inline
+from lenz.opt.online import online
 from lenz.opt.precision import precision
 from lenz.opt.simplify import simplify
 from lenz.opt.split_reduce import split_reduce
@@ -27,6 +28,7 @@ PASSES: dict[str, Pass] = {
     "inline": inline,
     "precision": precision,
     "simplify": simplify,
+    "online": online,
     "split_reduce": split_reduce,
     "drop": drop,
 }

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from lenz.ir.kernel import Schedule
 from lenz.ir.printer import show
+from lenz.sym import Int
 
 BF16 = torch.bfloat16
 Shape = tuple[int, ...]
@@ -177,3 +178,28 @@ def test_few_rows_do_not_keep_the_card_idle() -> None:
     assert_kernels(schedule_of(columns, (256, 32768)), 1)
     assert_kernels(schedule_of(columns, (512, 200)), 1)
     assert len(kernels_of(schedule_of(columns, (65536, 128)))) > 1
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    return x.log_softmax(-1)
+
+
+def test_long_rows_give_maximum_and_sum_in_one_read() -> None:
+    x = torch.full((7, 40000), -1.0).add_(torch.randn(40000))
+    x[1, :20000] = -torch.inf  # parts that are all -inf, before and behind others
+    x[2, 20000:] = -torch.inf
+    x[3] = -torch.inf
+    x[4, 17] = torch.inf
+    x[5, 39999] = torch.nan
+    x[6] *= 1e4
+    s = assert_triton(lowered(log_softmax, [x]), given=[x])
+    # The parts of rows, the rows, and the elements.
+    assert_kernels(s, 3)
+    reads = [
+        k for k in kernels_of(s) if any(p.mode == "in" and p.size is Int(280000) for p in k.params)
+    ]
+    assert len(reads) == 2, show(s)
+
+
+def test_rows_that_a_program_holds_are_no_parts() -> None:
+    assert_kernels(schedule_of(log_softmax, (512, 32768)), 1)

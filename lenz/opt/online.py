@@ -1,0 +1,128 @@
+"""The greatest element m of a long row and sum(exp(x - m)) from one read of it, on GPUs.
+
+    %m = reduce max (i: N | r: L) { x(i, r) }
+    %s = reduce sum (i: N | r: L) { exp(sub(x(i, r), load(%m, [i]))) }
+    ==>  %m.part = reduce max (i: N, c: C | k: K) { x(i, c*K + k) }
+         %s.part = reduce sum (i: N, c: C | k: K) { exp(x(i, c*K + k) - m.part[i, c]) }
+         %m = reduce max (i: N | c: C) { load(%m.part, [i, c]) }
+         %s = reduce sum (i: N | c: C) { s.part[i, c] * exp(m.part[i, c] - m[i]) }
+
+A program holds K elements, so that the first two are one kernel that reads x once; the last two are
+small. Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), for parts in
+place of elements. A part that is all -inf counts nothing unless the whole row is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lenz import ops
+from lenz.context import Context
+from lenz.ir.dtype import I64
+from lenz.ir.expr import Expr, const, index, load, loads_of, masked, ref, reindex
+from lenz.ir.graph import Extern, Graph, Node, ReduceKind, Reduction, buffers_of, reads_of
+from lenz.ir.op import LOAD
+from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
+from lenz.ops.arith import SUB
+from lenz.ops.math import EXP
+from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in
+
+HELD = 32768  # elements of the longest row that a program holds (schedule/blocks.py)
+PART = 8192  # elements of a part: a row of them is read at the speed of memory
+
+
+def online(g: Graph, cx: Context) -> Graph:
+    """Rewrite each such pair whose rows no program of a GPU can hold."""
+    layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
+    # A read may not move behind, or before, a call that writes what it reads.
+    written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
+    tops: dict[str, Reduction] = {}
+    sums: dict[str, Reduction] = {}
+    for n in g.nodes:
+        if not isinstance(n, Reduction) or written & set(reads_of(n)):
+            continue
+        if _is_long_top(n, layouts):
+            tops[n.out.name] = n
+        elif (top := _top_of(n, tops)) and top not in sums and cx.allow("online", n.out.name):
+            sums[top] = n
+    nodes: list[Node] = []
+    made: dict[str, Reduction] = {}
+    for node in g.nodes:
+        name = node.out.name if isinstance(node, Reduction) else ""
+        if name in sums:
+            *parts, top_again, made[sums[name].out.name] = _in_parts(tops[name], sums[name])
+            nodes += [*parts, top_again]
+        else:
+            nodes.append(made.get(name, node))
+    return replace(g, nodes=tuple(nodes))
+
+
+def _is_long_top(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
+    """True for the greatest elements of rows that lie side by side in memory and are too long."""
+    r = [a for a in n.raxes if a.extent is not ONE]
+    if n.kind != "max" or n.out.type.device == "cpu" or len(r) != 1 or n.finish is not _acc(n):
+        return False
+    steps = [affine_in(layouts[e.attrs[0]].at(e.attrs[1]), r[0].var) for e in loads_of(n.body)]
+    length = r[0].extent
+    return isinstance(length, Int) and length.value > HELD and any(s and s[0] is ONE for s in steps)
+
+
+def _acc(n: Reduction) -> Expr:
+    return ref("acc", n.body.dtype)
+
+
+def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:
+    """The name of m where the reduction is the sum of exp(x - m) over the rows of m."""
+    if n.kind != "sum" or n.body.op is not EXP or n.body.args[0].op is not SUB:
+        return None
+    x, m = n.body.args[0].args
+    top = tops.get(m.attrs[0]) if m.op is LOAD else None
+    if top is None or [a.extent for a in (*n.axes, *n.raxes)] != [
+        a.extent for a in (*top.axes, *top.raxes)
+    ]:
+        return None
+    at: dict[Var, Sym] = {
+        a.var: ZERO if b.extent is ONE else b.var
+        for a, b in zip((*top.axes, *top.raxes), (*n.axes, *n.raxes), strict=True)
+    }
+    same = reindex(top.body, at) is reindex(x, {a.var: ZERO for a in n.raxes if a.extent is ONE})
+    row = all(i is at[a.var] or i is b.var
+              for i, a, b in zip(m.attrs[1], top.axes, n.axes, strict=True))  # fmt: skip
+    return m.attrs[0] if same and row else None
+
+
+def _in_parts(top: Reduction, total: Reduction) -> tuple[Reduction, ...]:
+    """The two of parts, and the two of whole rows."""
+    (r,) = [a for a in top.raxes if a.extent is not ONE]
+    length = r.extent.hi or 0
+    count = -(-length // PART)
+    size = -(-length // (16 * count)) * 16  # parts are equal, and begin at whole sectors
+    c, k = axis("c", Int(-(-length // size))), axis("k", Int(size))
+    place = c.var * size + k.var
+    at: dict[Var, Sym] = {a.var: ZERO for a in top.raxes} | {r.var: place}
+    low = const(-math.inf, top.body.dtype)
+    x = reindex(top.body, at)
+    if length % size:
+        x = masked(ops.lt(index(place, I64), index(r.extent, I64)), x, low)
+
+    def reduced(n: Reduction, kind: ReduceKind, name: str, body: Expr) -> Reduction:
+        layout = contiguous((c.extent, *n.out.shape))
+        out = Buffer(name, TensorType(body.dtype, n.out.type.device, layout), n.out.origin)
+        return Reduction(out, (c, *top.axes), (k,), kind, body, ref("acc", body.dtype))
+
+    def of(name: str, axes: tuple[Axis, ...]) -> Expr:
+        return load(name, [a.var for a in axes], low.dtype)
+
+    greatest, sum_name = f"{top.out.name}.part", f"{total.out.name}.part"
+    m = of(greatest, (c, *top.axes))
+    e = ops.where(ops.eq(m, low), const(0, low.dtype), ops.exp(ops.sub(x, m)))
+    again = ops.mul(of(sum_name, (c, *total.axes)), ops.exp(ops.sub(
+        of(greatest, (c, *total.axes)), of(top.out.name, total.axes))))  # fmt: skip
+    return (
+        reduced(top, "max", greatest, x),
+        reduced(total, "sum", sum_name, e),
+        replace(top, raxes=(c,), body=m),
+        replace(total, raxes=(c,), body=again),
+    )
