@@ -157,8 +157,19 @@ def assert_triton(
 
     The inputs are random, or those that are `given`; the rest as for `scheduled`.
     """
-    pytest.importorskip("triton")
     s = scheduled(on_gpu(g), tiles, split)
+    assert_kernels(s, g, seeds, given)
+    return s
+
+
+def assert_kernels(
+    s: Schedule,
+    g: Graph,
+    seeds: Iterable[int] = (0,),
+    given: Sequence[torch.Tensor | int] | None = None,
+) -> None:
+    """Assert that the Triton text of a schedule, interpreted, does what a graph does."""
+    pytest.importorskip("triton")
     for seed in seeds:
         inputs = random_inputs(g, seed) if given is None else given
         constants = random_constants(g, seed)
@@ -170,7 +181,6 @@ def assert_triton(
             e.args = (f"{e}\n{message}",)
             raise
         assert_results(got, want, message)
-    return s
 
 
 def assert_function(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Schedule:

@@ -7,7 +7,8 @@
     ; lacks: %a                a text that must not be in the result
     ; raises: store-once       instead of want: the rule of the InternalError that must come
 
-Around each pass the interpreter checks that the graph still gives the same results. With
+Around each pass the interpreter checks that the graph still gives the same results; kernels for a
+GPU run in Triton's interpreter as well. With
 UPDATE_FILES=1 in the environment the `want` lines are rewritten: all lines that the pass changed.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_oracle import assert_kernels
 from oracle import assert_same, assert_schedule, roundtrip
 
 import lenz.ops  # noqa: F401 - fills the table of ops that the reader looks in
@@ -112,6 +114,8 @@ def run(case: Case) -> Any:
             roundtrip(after)
         if isinstance(after, Schedule):
             assert_schedule(after)
+            if " on cuda:0 " in case.text:
+                assert_kernels(after, after.graph)
         elif isinstance(after, Graph) and after is not x:
             assert_same(x, after, what=name)
         x = after
