@@ -10,14 +10,13 @@ machine. The partial results keep the accumulator's type.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import I64
-from lenz.ir.expr import Expr, const, index, load, loads_of, masked, ref, reindex
+from lenz.ir.expr import index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, product
@@ -121,7 +120,7 @@ def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
     body = reindex(n.body, x.at)
     if x.length is not product(a.extent for a in x.inside[:1]) * x.parts[-1].extent:
         inside = ops.lt(index(x.position, I64), index(x.length, I64))
-        body = masked(inside, body, identity(n.kind, body))
+        body = masked(inside, body, ops.neutral(n.kind, body.dtype))
     acc = ref("acc", body.dtype)
     layout = contiguous((*(a.extent for a in x.parts), *n.out.shape))
     kind = TensorType(body.dtype, n.out.type.device, layout)
@@ -157,7 +156,9 @@ def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
         n, least = outer.extent.value, chunk.value
         even = [m for m in range(least, 2 * least) if n % m == 0]
         if product(a.extent for a in raxes[k + 1 :]) is ONE:
-            chunk = _whole_tiles(least)
+            # Parts without a rest share the loops of what makes or takes the same elements.
+            rows = [m for m in even if m % GPU_ROWS == 0 and m < GPU_LENGTH]
+            chunk = Int(rows[0]) if rows else _whole_tiles(least)
         elif even:
             chunk = Int(even[0])
     c, r = axis("c", ceildiv(outer.extent, chunk)), axis("rc", chunk)
@@ -183,18 +184,3 @@ def _unflatten(axes: tuple[Axis, ...], position: Sym) -> dict[Var, Sym]:
         at[a.var] = digit if k == 0 else digit % a.extent
         step = step * a.extent
     return at
-
-
-def identity(kind: str, body: Expr) -> Expr:
-    """The value that changes no reduction of the kind."""
-    dtype = body.dtype
-    low: float | int = -math.inf if dtype.is_float else 0
-    high: float | int = math.inf if dtype.is_float else 0
-    if dtype.is_integer:
-        signed = dtype.kind == "int"
-        low = -(1 << (dtype.bits - 1)) if signed else 0
-        high = (1 << (dtype.bits - signed)) - 1
-    elif dtype.kind == "bool":
-        low, high = False, True
-    values = {"sum": 0, "prod": 1, "max": low, "min": high, "any": False, "all": True}
-    return const(values[kind], dtype)
