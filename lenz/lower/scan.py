@@ -14,11 +14,10 @@ from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ScanKind
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
+from lenz.lower.long_scan import scanned
 from lenz.lower.reduce import element
 from lenz.lower.registry import lowering
-from lenz.sym import ONE, Int, Sym
-
-LONGEST = 32768  # elements of a row that stays in registers (schedule/blocks.py)
+from lenz.sym import ONE, Sym
 
 
 def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value | Decline:
@@ -26,11 +25,9 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value | Declin
     if to is BOOL:
         return Decline("a running sum of truth values")
     d = wrapped(dim, x.rank)
-    if x.rank and not can_scan(x.device, x.shape[d]):
-        return Decline("a row that one program of a GPU cannot hold")
     if x.rank == 0 or x.shape[d] is ONE:
         return b.map(lambda i: element(x, i, to))
-    return b.scan(kind, d, lambda i: element(x, i, to))
+    return scanned(b, kind, d, lambda i: element(x, i, to))
 
 
 @lowering("cumsum")
@@ -55,11 +52,6 @@ def logcumsumexp(b: GraphBuilder, x: Value, dim: int) -> Value | Decline:
     return _scan(b, "logaddexp", x, dim)
 
 
-def can_scan(device: str, size: Sym) -> bool:
-    """True where rows of this size may be scanned: on GPUs one program holds a whole row."""
-    return device == "cpu" or (isinstance(size, Int) and size.value <= LONGEST)
-
-
 def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Value, Value] | Decline:
     """The extreme value up to each element, and the last position that has it.
 
@@ -68,8 +60,6 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
     position is that of the last NaN.
     """
     d = wrapped(dim, x.rank)
-    if x.rank and not can_scan(x.device, x.shape[d]):
-        return Decline("a row that one program of a GPU cannot hold")
     values, positions = b.results
     if x.rank == 0 or x.shape[d] is ONE:
         return b.map(x.at, values), b.map(lambda i: const(0, I64), positions)
@@ -77,7 +67,9 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
     def at(i: Index) -> Expr:
         return ops.cast(x.at(i), U8) if x.dtype is BOOL else x.compute(i)
 
-    best = b.scan(kind, d, at, values)
+    best = scanned(b, kind, d, at, values)
+    if isinstance(best, Decline):
+        return best
 
     def newest(i: Index) -> Expr:
         e, high = x.compute(i), best.compute(i)
@@ -85,7 +77,8 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
         to = _position_type(x.shape[d])
         return ops.where(hit, index(i[d], to), const(0, to))
 
-    return best, b.scan("max", d, newest, positions, name=f"{best.name}_at")
+    where = scanned(b, "max", d, newest, positions, f"{best.name}_at")
+    return where if isinstance(where, Decline) else (best, where)
 
 
 def _position_type(size: Sym) -> DType:

@@ -6,19 +6,18 @@ order, so the last of several writes to one place wins and sums are added up in 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, F32, I64, DType
+from lenz.ir.dtype import BOOL, F32, I64
 from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import common_shape, wrapped
 from lenz.lower.index import at_positions, checked, is_position, position
+from lenz.lower.long_scan import scanned
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
-from lenz.lower.scan import can_scan
 from lenz.lower.view import flatten, unflatten
 from lenz.sym import ONE, ZERO, Sym, product
 
@@ -133,7 +132,7 @@ def _combined(
         return Decline("a mean of integers")
     start = x
     if not include_self:
-        none = _neutral(mode, x.dtype)
+        none = ops.neutral(mode, x.dtype)
         start = b.scatter("set", x, over, lambda i: (*place(i), none), name=f"{x.name}_start")
     total = update(b, mode, start, over, place, value)
     if reduce != "mean" or isinstance(total, Decline):
@@ -148,19 +147,6 @@ def _combined(
         return ops.div(e, ops.cast(ops.maximum(count.at(i), const(1, I64)), e.dtype))
 
     return b.map(mean)
-
-
-def _neutral(mode: UpdateMode, dtype: DType) -> Expr:
-    """The value that changes nothing."""
-    if mode in ("add", "mul"):
-        return const(int(mode == "mul"), dtype)
-    if dtype.is_float:
-        return const(-math.inf if mode == "max" else math.inf, dtype)
-    if dtype is BOOL:
-        return const(mode == "min", dtype)
-    signed = dtype.kind == "int"
-    low, high = -(1 << (dtype.bits - 1)) if signed else 0, (1 << (dtype.bits - signed)) - 1
-    return const(low if mode == "max" else high, dtype)
 
 
 @lowering("scatter_reduce.two")
@@ -350,14 +336,14 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
     if mask.dtype is not BOOL or any(s is ZERO for s in (*source.shape, *b.result.shape)):
         return Decline("no elements")
     shape, total = b.result.shape, product(source.shape)
-    if not can_scan(b.result.device, product(shape)):
-        return Decline("a row that one program of a GPU cannot hold")
 
     def holds(i: Index) -> Expr:
         return mask.at(broadcast(mask, i))
 
     row = b.temp((product(shape),), I64)
-    number = b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
+    number = scanned(b, "sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
+    if isinstance(number, Decline):
+        return number
 
     def fn(i: Index) -> Expr:
         at = ops.sub(number.at((flatten(i, shape),)), const(1, I64))

@@ -95,7 +95,7 @@ from lenz.ops.math import (
 from lenz.ops.power import hypot, pow
 from lenz.ops.random import below as random_below
 from lenz.ops.random import normal, rand_bits, uniform
-from lenz.ops.reduce import combine, reduce_dtype
+from lenz.ops.reduce import combine, neutral, reduce_dtype
 from lenz.ops.special import or_libm, scale
 
 __all__ = [
@@ -158,6 +158,7 @@ __all__ = [
     "narrow",
     "ne",
     "neg",
+    "neutral",
     "nextafter",
     "normal",
     "not_",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from lenz.ir.dtype import BOOL, I64, DType, compute_dtype
-from lenz.ir.expr import Expr
+from lenz.ir.expr import Expr, const
 from lenz.ops.arith import add, maximum, minimum, mul, sub
 from lenz.ops.cast import cast
 from lenz.ops.compare import isinf, where
@@ -44,3 +45,19 @@ def combine(kind: str, x: Expr, y: Expr) -> Expr:
     dtype = x.dtype
     wide = compute_dtype(dtype)
     return cast(_COMBINE[kind](cast(x, wide), cast(y, wide)), dtype)
+
+
+def neutral(kind: str, dtype: DType) -> Expr:
+    """The value that changes no reduction, scan or update of the kind."""
+    if kind in ("sum", "add", "any"):
+        return const(0, dtype)
+    if kind in ("prod", "mul", "all"):
+        return const(1, dtype)
+    is_max = kind == "max"
+    if dtype.is_float:
+        return const(-math.inf if is_max else math.inf, dtype)
+    if dtype is BOOL:
+        return const(not is_max, dtype)
+    signed = dtype.kind == "int"
+    low, high = -(1 << (dtype.bits - 1)) if signed else 0, (1 << (dtype.bits - signed)) - 1
+    return const(low if is_max else high, dtype)
