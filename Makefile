@@ -9,12 +9,14 @@ STAMP := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check pytest lint typecheck format demo bench options clean test-gpu bench-gpu
+.PHONY: help setup test check pytest lint typecheck format demo bench options clean \
+	test-gpu test-triton bench-gpu
 
 help:
 	@echo "make test     install what is missing, then lint, types and tests"
 	@echo "make demo     real models through eager and lenz, compared and timed"
 	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
+	@echo "make test-triton   all kernels for GPUs without one: what they need, and what they compute"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, in the Python that has torch for it"
 	@echo "make format   format the code and sort its imports"
 	@echo "make options  print the table of options"
@@ -45,6 +47,11 @@ typecheck: $(STAMP)
 # Workers share the cores, so that each test process gets one thread unless it asks for more.
 pytest: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# No GPU is needed: Triton compiles for those that are not there, and its interpreter runs here.
+test-triton: $(STAMP)
+	@$(BIN)/python -m pytest -q --all-kernels tests/codegen/test_triton_cubins.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --all-kernels tests/codegen -k triton
 
 format: $(STAMP)
 	$(BIN)/ruff check --select I --fix .

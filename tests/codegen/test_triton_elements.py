@@ -123,9 +123,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cases(name: str) -> None:
+def test_cases(name: str, all_kernels: bool) -> None:
     fn, inputs = CASES[name]
     both(fn, *inputs)
+    if all_kernels:
+        assert all(b.spills == 0 for b in cubins(assert_function(fn, *inputs)))
 
 
 @pytest.mark.parametrize("to", DTYPES, ids=str)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_oracle import TINY, assert_function, kinds_of
+from gpu_oracle import TINY, assert_function, cubins, kinds_of
 
 pytest.importorskip("triton")
 
@@ -112,9 +112,10 @@ ONE_KERNEL = (
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_of_models(name: str) -> None:
+def test_parts_of_models(name: str, all_kernels: bool) -> None:
     fn, inputs = CASES[name]
     s = assert_function(fn, *inputs)
+    assert not all_kernels or all(b.code for b in cubins(s))
     if name in ONE_KERNEL:
         assert len(kinds_of(s)) == 1, "it reads its input more than once"
     assert_function(fn, *inputs, tiles=TINY, split=False)
