@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lenz.ir.dtype import DType
-from lenz.sym import ONE, ZERO, Int, Sym, Var, maximum, product
+from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, maximum, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,22 @@ def contiguous_strides(shape: Sequence[Sym]) -> tuple[Sym, ...]:
 def contiguous(shape: Sequence[Sym]) -> Layout:
     """The row-major layout of a shape."""
     return Layout(tuple(shape), contiguous_strides(shape))
+
+
+def strided(axes: tuple[Axis, ...], flat: Sym) -> Layout | None:
+    """The layout whose element [axes] lies at `flat`, or None when `flat` is not affine in them."""
+    strides: list[Sym] = []
+    rest = flat
+    for a in axes:
+        parts = affine_in(rest, a.var)
+        if parts is None:
+            return None
+        strides.append(parts[0])
+        rest = parts[1]
+    own = {a.var for a in axes}
+    if any(v in own for s in (*strides, rest) for v in s.free_vars):
+        return None
+    return Layout(tuple(a.extent for a in axes), tuple(strides), rest)
 
 
 @dataclass(frozen=True, slots=True)

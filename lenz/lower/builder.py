@@ -29,8 +29,8 @@ from lenz.ir.graph import (
     View,
 )
 from lenz.ir.op import LOAD
-from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous
-from lenz.sym import ZERO, Sym, affine_in, substitute
+from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous, strided
+from lenz.sym import ZERO, Sym, substitute
 
 Index = tuple[Sym, ...]
 
@@ -276,19 +276,3 @@ def round_to(e: Expr, dtype: DType) -> Expr:
     if e.dtype is dtype:
         return e
     return ops.narrow(e, dtype) if dtype.is_half and e.dtype.name == "f32" else ops.cast(e, dtype)
-
-
-def strided(axes: tuple[Axis, ...], flat: Sym) -> Layout | None:
-    """The layout whose element [axes] lies at `flat`, or None when `flat` is not affine in them."""
-    strides: list[Sym] = []
-    rest = flat
-    for a in axes:
-        parts = affine_in(rest, a.var)
-        if parts is None:
-            return None
-        strides.append(parts[0])
-        rest = parts[1]
-    own = {a.var for a in axes}
-    if any(v in own for s in (*strides, rest) for v in s.free_vars):
-        return None
-    return Layout(tuple(a.extent for a in axes), tuple(strides), rest)
