@@ -165,7 +165,10 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One traced graph: inputs (tensors and sizes, in call order), nodes in order, outputs."""
+    """One traced graph: inputs (tensors and sizes, in call order), nodes in order, outputs.
+
+    `free` names outputs that may leave with other strides than they are stated with.
+    """
 
     name: str
     inputs: tuple[Buffer | Sym, ...]
@@ -175,6 +178,7 @@ class Graph:
     constants: tuple[Buffer, ...] = ()
     env: SymEnv = field(default_factory=SymEnv)
     objects: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()
 
 
 def atom_refs(a: Atom) -> Iterator[str]:

@@ -211,6 +211,8 @@ def _graph(g: Graph, out: Lines, origins: bool) -> None:
             origin = tuple(dict.fromkeys(o for b in outs for o in b.origin)) if origins else ()
             out.add(mark + show_node(n, device, types, out.indent, outputs), n, origin)
             types.update(("%" + b.name, b.dtype) for b in outs)
+        if g.free:
+            out.add(f"free ({', '.join('%' + show_name(name) for name in g.free)})", g.free)
         for m in g.mutations:
             out.add(f"mutate %{show_name(m.input)} <- %{show_name(m.value)}", m)
         if not complete:

@@ -108,6 +108,7 @@ class _Draft:
     nodes: list[Node] = field(default_factory=list)
     mutations: list[Mutation] = field(default_factory=list)
     objects: list[str] = field(default_factory=list)
+    free: tuple[str, ...] = ()
     marked: list[Atom] = field(default_factory=list)
     outputs: tuple[Atom, ...] | None = None
     ranges: tuple[Var, ...] | None = None
@@ -142,6 +143,7 @@ def _graph(c: Cursor) -> tuple[Graph, Scope]:
             tuple(d.constants),
             env,
             tuple(d.objects),
+            d.free,
         ),
         s,
     )
@@ -152,7 +154,7 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
     if c.text in ("%", "(", "out", "none") or c.kind == "int" or c.text in s.vars:
         _add_node(c, s, d)
         return
-    words = ("in", "out", "const", "object", "mutate", "return", *_ENV)
+    words = ("in", "out", "const", "object", "free", "mutate", "return", *_ENV)
     place = c.place
     match choice_of(c, words, "a line of a graph"):
         case "in":
@@ -166,6 +168,9 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
             d.constants.append(_declared(c, s))
         case "object":
             d.objects.append(name_of(c))
+        case "free":
+            c.expect("(")
+            d.free = tuple(list_of(c, lambda: buffer_of(c), ")"))
         case "mutate":
             to = buffer_of(c)
             c.expect("<-")

@@ -165,6 +165,10 @@ def _check_graph(g: Graph) -> None:
         seen.add(m.input)
     for a in g.outputs:
         d.atom(a, g.outputs, "output-defined")
+    outputs = [name for a in g.outputs for name in atom_refs(a)]
+    for name in g.free:
+        if outputs.count(name) != 1:
+            broken("output-free", f"%{name} leaves the graph {outputs.count(name)} times", g.free)
 
 
 def _mutation(m: Mutation, d: _Graph, inputs: set[str], seen: set[str]) -> None:

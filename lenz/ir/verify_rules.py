@@ -34,6 +34,7 @@ RULES: dict[str, str] = {
     "mutates-last": "a buffer that a call writes is not read by a later node",
     "mutation": "a mutation writes an input, once, with a value of its shape and type",
     "output-defined": "an output is a defined buffer or size",
+    "output-free": "what may leave with other strides leaves the graph, once",
     # kernels
     "flat": "a load in a kernel has one index, a flat offset",
     "store-mode": "a parameter with the mode in is not stored to",

@@ -198,6 +198,7 @@ def calls() -> Graph:
         .with_var(S0, 16)
         .closed(),
         ("body 0",),
+        ("odd name",),
     )
 
 

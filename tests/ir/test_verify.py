@@ -85,6 +85,8 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("mutation", GRAPH, "mutate %x <- %x\nmutate %x <- %x", "5: mutate"),
     ("mutation", GRAPH, "%y = i64[4] : map (i: 4) { 1:i64 }\nmutate %w <- %y", "5: mutate"),
     ("output-defined", GRAPH, "return (%q)", "4: return"),
+    ("output-free", GRAPH, "free (%x)\nreturn (%w)", "4: free"),
+    ("output-free", GRAPH, "free (%x)\nreturn (%x, %x)", "4: free"),
     ("flat", KERNEL, f"for i in s0 : seq {{ {STORE} a = load(%x, [i, i]) }}", "5: a ="),
     ("store-mode", KERNEL, f"for i in s0 : seq {{ {STORE} store(%x, [i], 1.0:f32) }}", "5: store(%x"),
     ("out-stored", KERNEL, "for i in s0 : seq { store(%z, [i], 1:i64) }", "1: kernel"),
