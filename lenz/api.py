@@ -130,7 +130,9 @@ class _Unit:
             return self.eager(program, f"lenz failed on a graph and runs it in eager: {fault}")
         finally:
             self.since = time.perf_counter()
-        return made.call if self.watcher is None else self.watcher.compiled(made, recorder)
+        run = made.call if self.watcher is None else self.watcher.compiled(made, recorder)
+        run.strides = made.strides  # type: ignore[attr-defined]  # what `CompileFX` asks for
+        return run
 
     def eager(self, program: FxProgram, why: str) -> Boxed:
         """The program op by op; says so once."""

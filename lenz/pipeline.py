@@ -14,7 +14,7 @@ from lenz.codegen.llvm.compile import host_target
 from lenz.context import Context, Trace
 from lenz.debug.report import TuneReport
 from lenz.frontend import FxProgram, origin
-from lenz.ir.graph import Graph, buffers_of
+from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
 from lenz.ir.printer import show
@@ -25,7 +25,7 @@ from lenz.options import Options
 from lenz.plan import build as build_plan
 from lenz.plan import source
 from lenz.schedule import schedule
-from lenz.sym import SymEnv
+from lenz.sym import Int, SymEnv
 from lenz.tune.search import tune
 from lenz.tune.space import space
 
@@ -45,6 +45,19 @@ class Compiled:
     code: Code
     call: Boxed
     tuned: tuple[TuneReport, ...] = ()
+
+    @property
+    def strides(self) -> list[tuple[int, ...] | None]:
+        """For each result the strides it has, where they differ from what the program says."""
+        buffers = buffers_of(self.graph)
+        found: list[tuple[int, ...] | None] = [None] * len(self.graph.outputs)
+        for k in self.program.saved:
+            a = self.graph.outputs[k]
+            stride = buffers[a.name].type.layout.stride if isinstance(a, Ref) else ()
+            numbers = tuple(s.value for s in stride if isinstance(s, Int))
+            if stride != self.program.outputs[k].stride and len(numbers) == len(stride):
+                found[k] = numbers
+        return found
 
 
 def context(options: Options, trace: Trace | None = None) -> Context:
@@ -86,6 +99,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
             cx.options.eager_random,
             DEVICES,
             refused,
+            program.saved,
         )
     check_gpus([b.type.device for b in buffers_of(g).values()])
     lowered = g

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
@@ -15,6 +16,7 @@ from lenz.frontend.kernels import bind_kernels
 from lenz.frontend.normalise import normalise, written
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
 from lenz.frontend.rebase import rebase
+from lenz.frontend.restride import restride
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
 from lenz.sym import ZERO, Sym
@@ -44,6 +46,8 @@ def build(
     metadata = context.fw_metadata if context is not None and kind != "backward" else None
     if kind == "inference":
         rebase(gm.graph, metadata)
+    if kind == "backward":
+        restride(gm, inputs)
     normalise(gm)
     fold_known(gm, native)
     bind_kernels(gm)
@@ -55,19 +59,29 @@ def build(
     symbols = SymbolMap(mode.shape_env if mode is not None else None)
     symbols.bind(tuple(p.value for p in placeholders))
     constants, modules = attributes_of(gm)
+    outputs = outputs_of(gm.graph, placeholders, symbols)
     return FxProgram(
         name=name,
         kind=kind,
         gm=gm,
         placeholders=placeholders,
-        outputs=outputs_of(gm.graph, placeholders, symbols),
+        outputs=outputs,
         mutated=mutated_of(gm.graph, places),
         constants=constants,
         modules=modules,
         symbols=symbols,
         guards=guards_so_far(context, mode.shape_env if mode is not None else None),
         ended_by=ended_by,
+        saved=saved_of(outputs, metadata) if kind == "forward" else (),
     )
+
+
+def saved_of(outputs: Sequence[Output], metadata: ViewAndMutationMeta | None) -> tuple[int, ...]:
+    """Return the positions of fresh tensors that are kept for the backward half alone."""
+    if metadata is None:
+        return ()
+    places = range(len(outputs))[metadata.tensors_saved_for_backwards_slice]
+    return tuple(k for k in places if outputs[k].alias_input is None)
 
 
 def guards_so_far(context: TracingContext | None, env: ShapeEnv | None) -> int:

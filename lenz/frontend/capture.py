@@ -18,6 +18,7 @@ import torch._dynamo
 import torch._functorch.config as functorch_config
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -79,7 +80,7 @@ def capture(
             static_names.extend(p.name for p in program.placeholders if p.is_static)
             # The compiler folds constants with eager ops, which must not meet fake tensors.
             with _disable_current_modes():
-                return boxed(compile_fx(program))
+                return boxed(told(compile_fx(program)))
 
         return compile_part
 
@@ -125,6 +126,17 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def told(run: Boxed) -> Boxed:
+    """Tell AOTAutograd of other strides than eager's, for which it then has the backward compiled.
+
+    It has a list for that while the forward half is compiled.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides == []:
+        context.output_strides += getattr(run, "strides", ())
+    return run
 
 
 def boxed(run: Boxed) -> Boxed:

@@ -74,7 +74,8 @@ class FxProgram:
     fresh one on every call, the graph clones it.  `modules` maps the other `get_attr` targets: the
     bodies of higher-order operators, to be called as they are.  `guards` counts what Dynamo and
     ShapeEnv will check before a call; `ended_by` is the reason and line of the graph break that
-    ended the graph, empty where the function ended by itself.
+    ended the graph, empty where the function ended by itself.  `saved` holds the positions of
+    results that only the backward half reads: they may have other strides than `outputs` says.
     """
 
     name: str
@@ -88,6 +89,7 @@ class FxProgram:
     symbols: SymbolMap
     guards: int
     ended_by: str
+    saved: Sequence[int] = ()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -115,6 +117,7 @@ class FxProgram:
         return run
 
 
+# What it gives may have an attribute `strides`: for each result None, or the strides it really has.
 CompileFX: TypeAlias = Callable[[FxProgram], Callable[[list[Any]], Sequence[Any]]]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
 from lenz.ir.dtype import MOVED, NATIVE, DType, dtype_of
-from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Ref
+from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Ref, atom_refs
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.fallback import call_eager, move
@@ -35,17 +36,24 @@ def lower(
     eager_random: bool = False,
     devices: frozenset[str] = CPU,
     refused: frozenset[str] = frozenset(),
+    saved: Sequence[int] = (),
 ) -> Graph:
     """Lower every node of a normalised FX graph; what no lowering takes becomes an `Extern`.
 
     `devices` are the kinds of device ("cpu", "cuda") that the caller can make kernels for.  All
     that a loop reads is on the device of its result: 0-d tensors of the CPU are moved there once.
     The nodes that `refused` names are called in eager, since their kernels do not compile.
+    `saved` are positions of results that may have other strides than their fake tensors.
     Raises Unsupported for a graph with a value the IR cannot name at all (sparse, nested or
     quantized tensors, symbolic floats, other devices); the caller then runs it in eager.
     """
     b = GraphBuilder(eager_random)
-    return _Walk(gm, name, to_sym, constants, origin, b, devices, refused).run(env or SymEnv())
+    g = _Walk(gm, name, to_sym, constants, origin, b, devices, refused).run(env or SymEnv())
+    names = [name for a in g.outputs for name in atom_refs(a)]
+    free = [g.outputs[k] for k in saved]
+    return replace(
+        g, free=tuple(a.name for a in free if isinstance(a, Ref) and names.count(a.name) == 1)
+    )
 
 
 class _Walk:

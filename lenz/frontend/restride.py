@@ -1,0 +1,84 @@
+"""The backward half is traced anew where the forward half saves tensors with other strides.
+
+AOTAutograd traces both halves with the strides of eager, and hands the backward compiler fake
+arguments with those that the forward compiler has reported.  What is computed from them gets its
+strides here, so that whoever reads the graph finds what will be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree
+
+from lenz.frontend.calls import storages
+from lenz.frontend.values import is_same_layout
+
+__all__ = ["restride"]
+
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten._unsafe_view.default)
+
+
+def restride(gm: GraphModule, inputs: Sequence[Any]) -> None:
+    """Give the placeholders the strides of `inputs`, and the results behind them theirs.
+
+    A `view` that is none any more becomes a `reshape`, which copies.
+    """
+    places = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    changed: set[Node] = set()
+    for node, given in zip(places, inputs, strict=True):
+        value = node.meta.get("val")
+        are_tensors = isinstance(value, FakeTensor) and isinstance(given, FakeTensor)
+        if are_tensors and not is_same_layout(value, given, offset=False):
+            node.meta["val"] = given
+            changed.add(node)
+    for node in gm.graph.nodes if changed else ():
+        if node.op == "call_function" and not changed.isdisjoint(node.all_input_nodes):
+            old, node.meta["val"] = node.meta.get("val"), traced(gm, node)
+            # Where strides are as they were, nothing new follows; but a view is of other memory.
+            if not are_alike(old, node.meta["val"]) or is_view(node):
+                changed.add(node)
+
+
+def traced(gm: GraphModule, node: Node) -> Any:
+    """Return what a call gives for the values that are known of its arguments; no guard."""
+    tensors = [a.meta["val"] for a in node.all_input_nodes if "val" in a.meta]
+    mode = next(v.fake_mode for v in _pytree.tree_leaves(tensors) if isinstance(v, FakeTensor))
+
+    def known(n: Node) -> Any:
+        if "val" in n.meta:
+            return n.meta["val"]
+        value = attrgetter(str(n.target))(gm)
+        return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+    args, kwargs = map_arg((node.args, node.kwargs), known)
+    quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
+    call: Any = node.target
+    with mode, quiet:
+        try:
+            return call(*args, **kwargs)
+        except (RuntimeError, ValueError):
+            if call not in VIEWS:
+                raise
+            node.target = aten.reshape.default
+            return aten.reshape.default(*args)
+
+
+def are_alike(old: Any, new: Any) -> bool:
+    """Say whether all tensors of two results have the same layout."""
+    pairs = zip(_pytree.tree_leaves(old), _pytree.tree_leaves(new), strict=True)
+    return all(is_same_layout(a, b, offset=False) for a, b in pairs if isinstance(a, FakeTensor))
+
+
+def is_view(node: Node) -> bool:
+    """Say whether a result lies in the memory of an argument."""
+    given = {s for a in node.all_input_nodes for s in storages(a)}
+    return not given.isdisjoint(storages(node))
