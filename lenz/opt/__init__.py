@@ -13,6 +13,7 @@ from lenz.opt.dedup import dedup
 from lenz.opt.drop import drop
 from lenz.opt.inline import inline
 from lenz.opt.online import online
+from lenz.opt.pad_matmul import pad_matmul
 from lenz.opt.precision import precision
 from lenz.opt.simplify import simplify
 from lenz.opt.split_reduce import split_reduce
@@ -22,6 +23,7 @@ from lenz.opt.views import views
 Pass = Callable[[Graph, Context], Graph]
 
 PASSES: dict[str, Pass] = {
+    "pad_matmul": pad_matmul,
     "views": views,
     "dedup": dedup,
     "unloop": unloop,
