@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from gpu_oracle import TINY, cubins, interpreted, lowered_there, scheduled, texts_of
 
 from lenz.frontend import FxProgram, capture
@@ -83,3 +84,46 @@ def test_random_programs(part: int, all_kernels: bool) -> None:
             raise
         kernels += backend.kernels
     assert len(kernels) > 3, "the programs made no kernels"
+
+
+class Block(torch.nn.Module):
+    """A small decoder: what its loss and its optimiser compute are loops of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(50, 16), torch.nn.Embedding(12, 16)
+        self.first, self.second = torch.nn.LayerNorm(16), torch.nn.GroupNorm(2, 16)
+        self.mix, self.up = torch.nn.Linear(16, 48), torch.nn.Linear(16, 40)
+        self.down = torch.nn.Linear(40, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        q, k, v = self.mix(self.first(x)).chunk(3, -1)
+        scores = (q @ k.transpose(1, 2) / 4.0).masked_fill(
+            torch.ones(ids.shape[1], ids.shape[1]).triu(1).bool(), float("-inf")
+        )
+        x = x + scores.softmax(-1) @ v
+        y = self.second(x.transpose(1, 2)).transpose(1, 2)
+        return x + self.down(F.gelu(self.up(y)))
+
+
+@pytest.mark.parametrize("tiles", [None, TINY], ids=["usual", "tiny"])
+def test_a_training_step(tiles: Shape | None, all_kernels: bool) -> None:
+    """Forward, backward and update: every kernel gives what the graph gives."""
+    torch.manual_seed(0)
+    model = Block()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+    backend = Interpreted(tiles, all_kernels)
+
+    def compiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return capture(gm, inputs, backend.compile_fx, Options(cache=False), native_ops())
+
+    def loss(ids: torch.Tensor) -> torch.Tensor:
+        logits = model(ids[:, :-1]) @ model.tokens.weight.t()
+        return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+    ids = torch.arange(3 * 9).view(3, 9) * 7 % 50
+    torch._dynamo.reset()
+    torch.compile(loss, backend=compiled)(ids).backward()
+    torch.compile(optimiser.step, backend=compiled)()
+    assert len(backend.kernels) > 15, "forward, backward and update make more kernels"
