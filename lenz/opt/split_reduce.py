@@ -39,14 +39,36 @@ SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 def split_reduce(g: Graph, cx: Context) -> Graph:
     """Cut every reduction that has too few results to occupy the cores."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
+    rows = {(_count(n.axes), _count(n.raxes)) for n in g.nodes
+            if isinstance(n, Reduction) and not _is_outer(n, layouts)}  # fmt: skip
     nodes: list[Node] = []
     for n in g.nodes:
         chunks = _chunks(n, layouts, g.env) if isinstance(n, Reduction) else 1
+        if isinstance(n, Reduction) and chunks > 1 and (_count(n.raxes), _count(n.axes)) in rows:
+            chunks = _beside_rows(n, chunks)
         if isinstance(n, Reduction) and chunks > 1 and cx.allow("split_reduce", n.out.name):
             nodes.extend(_split(n, chunks, g.env))
         else:
             nodes.append(n)
     return replace(g, nodes=tuple(nodes))
+
+
+def _count(axes: tuple[Axis, ...]) -> Sym:
+    return product(a.extent for a in axes)
+
+
+def _beside_rows(n: Reduction, chunks: int) -> int:
+    """Parts of a sum over the columns of a matrix whose rows are reduced as well.
+
+    One kernel can do both, row by row (`schedule/nest.py`, crossing). Then a part is a program, of
+    which there must be enough, while few parts write little.
+    """
+    count, width, last = _count(n.raxes), _count(n.axes), n.raxes[-1].extent
+    if n.out.type.device == "cpu" or not isinstance(count, Int) or not isinstance(last, Int):
+        return chunks
+    rows = [m for m in range(4, GPU_ROWS + 1) if last.value % m == 0]
+    fit = [m for m in rows if count.value // m >= GPU_ENOUGH]
+    return count.value // fit[-1] if fit and (width.hi or GPU_TILE + 1) <= GPU_TILE else chunks
 
 
 def _chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
@@ -157,7 +179,9 @@ def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
         even = [m for m in range(least, 2 * least) if n % m == 0]
         if product(a.extent for a in raxes[k + 1 :]) is ONE:
             # Parts without a rest share the loops of what makes or takes the same elements.
-            rows = [m for m in even if m % GPU_ROWS == 0 and m < GPU_LENGTH]
+            rows = [
+                m for m in even if (m % GPU_ROWS == 0 and m < GPU_LENGTH) or m == least <= GPU_ROWS
+            ]
             chunk = Int(rows[0]) if rows else _whole_tiles(least)
         elif even:
             chunk = Int(even[0])

@@ -81,6 +81,10 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     if any(n.scan is not None for n in g.nests):
         kind = "scan"
         widths = _scan_widths(g, s, env, shape)
+    elif part := _part(g):
+        kind = "reduction"
+        widths = {a: _power(_length(a, env)) for a in raxes}
+        widths |= _widths(part, shape.rows // _area(widths), env)
     elif not raxes:
         across = _across(axes, s, env)
         if across is not None:
@@ -95,7 +99,7 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         kind = "reduction"
         widths = _row_widths(g, env, shape)
         widths |= _widths(axes, shape.rows // _area(widths), env)
-    body = _loops(axes, raxes, s, widths)
+    body = _loops(axes, raxes, _part(g), s, widths)
     warps = _warps(_area(widths), bool(raxes), shape)
     return Tiled(kind, body, TileConfig(warps=warps, stages=shape.stages))
 
@@ -209,13 +213,22 @@ def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
     return list(pairs[-1]) if pairs else None
 
 
-def _loops(axes: Axes, raxes: Axes, s: Stages, widths: dict[Axis, int]) -> tuple[Stmt, ...]:
+def _part(g: Group) -> Axes:
+    """The axes of P over which columns are summed beside the rows."""
+    return next((n.raxes for n in g.nests if n.across), ())
+
+
+def _loops(
+    axes: Axes, raxes: Axes, part: Axes, s: Stages, widths: dict[Axis, int]
+) -> tuple[Stmt, ...]:
     at: dict[Var, Sym] = {}
-    grid, lanes = _cut(axes, widths, at)
+    grid, lanes = _cut([a for a in axes if a not in part], widths, at)
+    turns, rows = _cut(part, widths, at)
     steps, inner = _cut(raxes, widths, at)
+    new = (*turns, *rows, *steps, *inner)
     over = {
-        a.var: tuple(x.var for x in (*steps, *inner) if x.name in (a.name, f"{a.name}b"))
-        for a in raxes
+        a.var: tuple(x.var for x in new if x.name in (a.name, f"{a.name}b"))
+        for a in (*part, *raxes)
     }
     inside: list[Stmt] = []
     for k, row in enumerate(s.rows):
@@ -223,7 +236,10 @@ def _loops(axes: Axes, raxes: Axes, s: Stages, widths: dict[Axis, int]) -> tuple
         if k < len(s.loops) and s.loops[k]:
             body = moved([_over(x, over) for x in s.loops[k]], at)
             inside.extend(nested(steps, "seq", nested(inner, "lane", body)))
-    return nested(grid, "grid", nested(lanes, "lane", tuple(inside)))
+    body = nested(turns, "seq", nested(rows, "lane", tuple(inside)))
+    if s.columns:
+        body += nested(inner, "lane", moved(s.columns, at))
+    return nested(grid, "grid", nested(lanes, "lane", body))
 
 
 def _cut(

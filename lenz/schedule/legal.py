@@ -7,23 +7,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lenz.ir.expr import cost_of, loads_of
+from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.schedule.nest import (
     Axes,
     Domain,
     Nest,
+    crossing,
     divisions,
     is_columns,
     orders_of,
     refined,
     remaps,
+    turned,
 )
 
 # Beyond this many pointers a fused kernel runs out of address registers and streams; on GPUs they
 # are uniform registers or constants.
 MAX_BUFFERS, MAX_GPU_BUFFERS = 24, 48
-# Elements of the longest row that a program of a GPU holds (blocks.Shape.row).
-HELD = 32768
+# Elements of the longest row that a program of a GPU holds (blocks.Shape.row), and of one whose
+# columns are summed beside it, since the sums take registers too.
+HELD, ACCUMULATED = 32768, 8192
 # Beyond this much arithmetic in one group, recompute across loops costs more than it saves.
 MAX_COST = 1200.0
 
@@ -82,7 +85,8 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:
         return Reject(f"together they do more than {MAX_COST:.0f} additions per element")
     if a.has_reduction and b.has_reduction and not are_alike(a, b):
-        return Reject(f"{b.name} reduces over other rows than {a.name}")
+        joint = _crossed(a, b) if device != "cpu" else None
+        return Fuse(joint) if joint else Reject(f"{b.name} reduces over other rows than {a.name}")
     why = "their loops have different extents"
     best: tuple[tuple[int, ...], Group] | None = None
     columns = any(is_columns(n) for g in (a, b) for n in g.nests if n.is_reduction)
@@ -111,6 +115,8 @@ def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
     """Domains for both groups, each with the orders in which it may go through memory."""
     if a.has_reduction or b.has_reduction:
         pairs = [(a.domain, b.domain) if a.has_reduction else (b.domain, a.domain)]
+        if any(n.across for n in b.nests):
+            pairs = [(b.domain, a.domain)]
     else:
         pairs = [(a.domain, b.domain), (b.domain, a.domain)]
     gpu, nests = device_of(a) != "cpu", (*a.nests, *b.nests)
@@ -123,6 +129,36 @@ def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
             arg = any(n.kind in ("argmax", "argmin") for n in nests)
             found += [(x, [order]) for x, order in new if not arg or registers(x) <= HELD]
     return found
+
+
+def _crossed(a: Group, b: Group) -> Group | None:
+    """Rows, and sums over the columns of parts of them, as one pass over what both read."""
+    for rows, columns in ((a, b), (b, a)):
+        found = crossing(rows.domain, columns.domain)
+        if found is None or registers(rows.domain) > ACCUMULATED:
+            continue
+        d, at, inside = found
+        if any(n.is_reduction and (is_columns(n) or n.scan) for n in rows.nests):
+            continue
+        nests = [turned(n, columns.domain, d, at, inside) for n in columns.nests]
+        sums = tuple(n for n in nests if n is not None)
+        if len(sums) < len(nests) or any(n.scan for n in sums):
+            continue
+        for way in _over(rows, d, [(*d.axes, *d.raxes)]):
+            x, y = (way, sums) if rows is a else (sums, way)
+            if _misaligned(x, y) or _misaligned(sums, sums) or _late(x + y):
+                continue
+            first = {e for n in x for e in loads_of(n.body) if _moves(e, d)}
+            second = {e for n in y for e in loads_of(n.body) if _moves(e, d)}
+            if first & second or {n.name for n in x} & {e.attrs[0] for e in second}:
+                return Group(d, (*x, *y))
+    return None
+
+
+def _moves(e: Expr, d: Domain) -> bool:
+    """True when a load takes another element for each of a row, and for each row."""
+    used = e.attrs[1][0].free_vars
+    return any(a.var in used for a in d.axes) and any(a.var in used for a in d.raxes)
 
 
 def registers(d: Domain) -> int:
@@ -167,6 +203,8 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
             producer = values.get(e.attrs[0])
             if producer is None and e.attrs[0] in written:
                 return f"{n.name} reads {e.attrs[0]} after it was overwritten"
+            if producer is not None and producer.across:
+                return f"{n.name} reads {e.attrs[0]} before it is complete"
             if producer is not None and e.attrs[1][0] is not producer.offset:
                 return f"{n.name} reads other elements of {e.attrs[0]} than the loop computes"
         if n.target != n.name:
@@ -205,6 +243,8 @@ def _late(nests: tuple[Nest, ...]) -> str | None:
 
 def shares_reads(a: Group, b: Group) -> int:
     """Bytes per element that both read, from the same place when they run over the same loops."""
+    if device_of(a) == device_of(b) != "cpu" and _crossed(a, b) is not None:
+        return 1
     first = {e for n in a.nests for e in loads_of(n.body)}
     ways = [b.nests]
     if a.has_reduction and b.has_reduction and b.domain != a.domain and are_alike(a, b):

@@ -29,7 +29,8 @@ class Nest:
 
     A scan stores its running value for each element of R, which is one axis. With `update` the nest
     is a scatter: target[offset] is combined with the body, where `@k` in the offset is bound[k]; no
-    two elements of P go to one place, and those of R run in order.
+    two elements of P go to one place, and those of R run in order. A nest `across` reduces over
+    axes of P, which are its `raxes`, for each element of its group's rows (see `crossing`).
     """
 
     out: Buffer
@@ -43,6 +44,7 @@ class Nest:
     scan: ScanKind | None = None
     update: UpdateMode | None = None
     bound: tuple[Expr, ...] = ()
+    across: bool = False
 
     @property
     def name(self) -> str:
@@ -219,7 +221,7 @@ def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> 
     """
     rows, length = product(a.extent for a in n.axes), product(a.extent for a in n.raxes)
     if n.is_reduction or n.raxes:
-        if rows is not d.rows or length is not d.length:
+        if n.across or rows is not d.rows or length is not d.length:
             return []
         if n.scan is not None and len(n.raxes) != len(d.raxes):
             return []
@@ -297,6 +299,34 @@ def _cuts(order: Axes, other: Axes) -> dict[Var, list[Sym]] | None:
     return cuts if left is ONE and not theirs else None
 
 
+def crossing(rows: Domain, columns: Domain) -> tuple[Domain, dict[Var, Sym], Axes] | None:
+    """The domain in which rows run part by part, with sums over the columns of each part.
+
+    (p0: N | r0: D) and (p0: C, p1: D | r0: K), where C*K = N   ==>   (p0: C, p1: K | r0: D)
+    Gives also what the variables of `columns` are there, and the axes of one part, which run in
+    order: sums over them are complete behind the last row of a part.
+    """
+    count = len(columns.axes)
+    while count and product(a.extent for a in columns.axes[count:]) is not rows.length:
+        count -= 1
+    parts, along = columns.axes[:count], columns.axes[count:]
+    made = tuple(axis(f"p{k}", a.extent) for k, a in enumerate((*parts, *columns.raxes)))
+    if not parts or not rows.raxes or product(a.extent for a in made) is not rows.rows:
+        return None
+    at: dict[Var, Sym] = {a.var: b.var for a, b in zip((*parts, *columns.raxes), made, strict=True)}
+    return Domain(made, rows.raxes), at | digits(along, position(rows.raxes)), made[count:]
+
+
+def turned(n: Nest, columns: Domain, d: Domain, at: Mapping[Var, Sym], inside: Axes) -> Nest | None:
+    """A nest over columns in the domain that `crossing` gives; None for what has no place there."""
+    if n.kind is not None and n.raxes == columns.raxes:
+        parts = d.axes[: len(d.axes) - len(inside)]
+        return replace(_substituted(n, (*parts, *d.raxes), inside, dict(at)), across=True)
+    if not n.is_reduction and n.raxes == columns.raxes:
+        return _substituted(n, d.axes, d.raxes, dict(at))
+    return None
+
+
 def replace_rows(d: Domain) -> Domain:
     """The domain of values that each row has once."""
     return Domain(d.axes, ())
@@ -343,12 +373,15 @@ def _divisions(s: Sym, inner: tuple[Var, ...]) -> int:
 
 def is_columns(n: Nest) -> bool:
     """True when the results of a reduction lie side by side in what it reads."""
-    if not n.axes or not n.raxes:
+    if not n.axes or not n.raxes or n.across:
         return False
     p, r = n.axes[-1].var, n.raxes[-1].var
+    offsets = [e.attrs[1][0] for e in loads_of(n.body)]
+    # A vector that is the same for all rows, or all of a row, says nothing where a matrix is read.
+    matrices = [s for s in offsets if p in s.free_vars and r in s.free_vars]
     score = 0
-    for e in loads_of(n.body):
+    for s in matrices or offsets:
         for v, weight in ((p, 1), (r, -1)):
-            parts = affine_in(e.attrs[1][0], v)
+            parts = affine_in(s, v)
             score += weight if parts is not None and parts[0] is ONE else 0
     return score > 0

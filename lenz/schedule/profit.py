@@ -6,7 +6,7 @@ from lenz.ir.expr import loads_of
 from lenz.schedule.blocks import Shape
 from lenz.schedule.legal import HELD, Group, are_alike, device_of, registers
 from lenz.schedule.nest import is_columns
-from lenz.sym import SymEnv
+from lenz.sym import SymEnv, product
 
 # Elements from which a loop is worth several cores (about 20 us of work on one).
 LARGE = 1 << 16
@@ -49,6 +49,9 @@ def loss(g: Group, env: SymEnv) -> str | None:
     """
     if not g.has_reduction or not g.domain.raxes:
         return None
+    if part := next((n.raxes for n in g.nests if n.across), ()):
+        tasks = env.hint(product(a.extent for a in g.domain.axes if a not in part))
+        return None if tasks >= GPU_HELD else f"{g.name} would run in {tasks} programs only"
     elements = [n for n in g.nests if not n.is_reduction and n.raxes]
     values = {n.name for n in g.nests if n.is_reduction}
     if not any(e.attrs[0] in values for n in elements for e in loads_of(n.body)):
@@ -73,12 +76,13 @@ def _gpu_loss(g: Group, rows: int, env: SymEnv) -> str | None:
     length = env.hint(g.domain.length)
     if rows * length <= SMALL:
         return None
-    panel, most = 1, HELD
+    panel, held = 1, registers(g.domain) <= HELD
     if any(is_columns(n) for n in g.nests if n.is_reduction):
-        panel = SHAPE.narrow if rows < 64 * SHAPE.panel else SHAPE.panel
-        most = HELD if panel == SHAPE.narrow else HELD // 2
+        few, room = rows < 64 * SHAPE.panel, HELD // 2 // registers(g.domain)
+        held = room >= (2 if few else SHAPE.panel)
+        panel = max(1, min(SHAPE.narrow if few else SHAPE.panel, room))
     tasks = -(-rows // panel)
-    if panel * registers(g.domain) <= most:
+    if held:
         return None if tasks >= GPU_HELD else f"{g.name} would run in {tasks} programs only"
     loads = loads_of(*(n.body for n in g.nests if n.raxes))
     inner = {a.var for a in g.domain.raxes}

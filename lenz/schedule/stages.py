@@ -46,6 +46,7 @@ class Stages:
     loops: list[list[Statement]] = field(default_factory=list)
     rows: list[list[Statement]] = field(default_factory=lambda: [[]])
     locals: list[Local] = field(default_factory=list)
+    columns: list[Statement] = field(default_factory=list)  # behind the rows of a part, over R
 
     def loop(self, k: int) -> list[Statement]:
         """Statements of loop k."""
@@ -78,7 +79,9 @@ class _Staging:
             if n.target == n.name:
                 body = self.inlined(n.body)
                 k = self.stage(body)
-                if n.scan is not None and n.raxes:
+                if n.across:
+                    self.column(n, body, k)
+                elif n.scan is not None and n.raxes:
                     self.scan(n, body, k)
                 elif n.is_reduction:
                     self.reduction(n, body, k)
@@ -124,6 +127,14 @@ class _Staging:
         self.values[n.name] = value = self.keep(finish, k)
         if n.name in self.stored:
             self.out.row(k).append(Store(n.target, n.offset, value))
+
+    def column(self, n: Nest, body: Expr, k: int) -> None:
+        assert n.kind is not None and n.finish is not None
+        acc = f"v{len(self.ready)}"
+        self.out.loop(k).append(Reduce(acc, n.kind, body, tuple(a.var for a in n.raxes)))
+        self.ready[acc] = k + 1
+        result = ref(acc, ops.reduce_dtype(n.kind, body.dtype))
+        self.out.columns.append(Store(n.target, n.offset, replace_ref(n.finish, result)))
 
     def scan(self, n: Nest, body: Expr, k: int) -> None:
         assert n.scan is not None and n.finish is not None

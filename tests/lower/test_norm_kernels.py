@@ -60,8 +60,8 @@ CASES: dict[str, tuple[Any, tuple[int, ...], bool, list[int]]] = {
     "batch, few channels": (batch_norm, (64, 64, 112, 112), False, [2, 0, 2]),
     "batch, channels last": (batch_norm, (64, 256, 56, 56), True, [2, 0, 2]),
     "group": (group_norm, (32, 256, 64, 64), False, [2, 0, 2, 0]),
-    "layer": (layer_norm, (8192, 4096), False, [2, 2, 0]),
-    "layer, short rows": (layer_norm, (16384, 768), False, [2, 2, 0]),
+    "layer": (layer_norm, (8192, 4096), False, [2, 0]),
+    "layer, short rows": (layer_norm, (16384, 768), False, [2, 0]),
 }
 
 
@@ -77,7 +77,7 @@ def test_large_inputs_are_read_twice(name: str) -> None:
     elements = torch.Size(shape).numel()
     assert [large(k, elements) for k in kernels_of(s)] == want, show(s)
     for k in kernels_of(s):
-        assert len([p for p in k.params if p.mode == "out"]) <= 2
+        assert len([p for p in k.params if p.mode == "out"]) <= 3
         cut = [y for y in walk(k.body) if isinstance(y, For) and y.kind == "grid"]
         programs = torch.Size([y.axis.extent.hi or 0 for y in cut]).numel()
         assert not large(k, elements) or programs >= 256, f"{programs} programs:\n{show(s)}"

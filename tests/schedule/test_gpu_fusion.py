@@ -17,7 +17,7 @@ from harness import lowered
 from torch import Tensor
 from torch.nn import functional as F
 
-from lenz.ir.kernel import Schedule
+from lenz.ir.kernel import Schedule, programs
 from lenz.ir.printer import show
 from lenz.sym import Int
 
@@ -203,3 +203,24 @@ def test_long_rows_give_maximum_and_sum_in_one_read() -> None:
 
 def test_rows_that_a_program_holds_are_no_parts() -> None:
     assert_kernels(schedule_of(log_softmax, (512, 32768)), 1)
+
+
+def layer_norm_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    aten = torch.ops.aten
+    n = [x.shape[-1]]
+    _, mean, rstd = aten.native_layer_norm(x, n, w, w, 1e-5)
+    dx, dw, db = aten.native_layer_norm_backward(dy, x, n, mean, rstd, w, w, [True] * 3)
+    return dx, dw, db, dx.sum(0)
+
+
+def test_sums_over_columns_run_beside_the_rows() -> None:
+    x = torch.randn(1024, 1000)
+    s = assert_triton(lowered(layer_norm_gradients, [x, x * 2 + 1, x[0]]))
+    assert_kernels(s, 2)  # the second adds the parts
+    rows = kernels_of(s)[0]
+    assert rows.kind == "reduction" and programs(rows) is Int(256)
+
+
+def test_sums_over_columns_of_rows_too_long_run_by_themselves() -> None:
+    s = schedule_of(layer_norm_gradients, (8192, 16384), (8192, 16384), (16384,))
+    assert [k.kind for k in kernels_of(s)][:2] == ["reduction", "outer_reduction"]

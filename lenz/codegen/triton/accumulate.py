@@ -12,7 +12,6 @@ from lenz.codegen.triton.reductions import combine_name, identity, is_arg, state
 from lenz.codegen.triton.text import Dims, Term
 from lenz.codegen.triton.types import constant
 from lenz.codegen.triton.values import Values
-from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64
 from lenz.ir.kernel import For, Reduce, Stmt, position
 from lenz.ir.tensor import Axis
@@ -60,10 +59,7 @@ class Accumulators:
             over = tuple([next(a for a in axes if a.var is v) for v in s.over])
             lanes = frozenset(self.dims[a.var] for a in over if a.var in self.dims)
             inner = frozenset(self.dims[a.var] for a in axes if a.var in self.dims)
-            acc = Accumulator(s, over, around | inner, lanes)
-            if inner - lanes:
-                raise InternalError(f"{s.name}: lanes inside a reduced loop", pass_name="codegen")
-            found.append(acc)
+            found.append(acc := Accumulator(s, over, around | inner, lanes))
             self.open[s.name] = acc
         return found
 
