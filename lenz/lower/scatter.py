@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, F32, I64
+from lenz.ir.dtype import BOOL, F32, I32, I64
 from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
@@ -45,12 +45,30 @@ def update(
     # On GPUs updates meet in any order: what they do must be one instruction of the memory.
     if mode == "mul" or (x.dtype.bits < 32 and not x.dtype.is_half):
         return Decline(f"updates of {x.dtype} by {mode} that may meet")
-    if not x.dtype.is_half:
+    half = x.dtype.is_half
+    if not half and not (x.dtype.is_float and mode in ("max", "min")):
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
-    wide = b.temp(x.shape, F32)
-    sums = b.map(lambda i: ops.cast(x.at(i), F32), wide)
-    sums = b.scatter(mode, sums, over, lambda i: (*place(i), ops.cast(value(i), F32)), wide)
-    return b.map(lambda i: ops.cast(sums.at(i), x.dtype))
+
+    def ready(e: Expr) -> Expr:
+        return _wins(mode, ops.cast(e, F32 if half else x.dtype))
+
+    wide = b.temp(x.shape, F32 if half else x.dtype)
+    found = b.map(lambda i: ready(x.at(i)), wide)
+    found = b.scatter(
+        mode, found, over, lambda i: (*place(i), ready(value(i))), wide if half else None
+    )
+    return b.map(lambda i: ops.cast(found.at(i), x.dtype)) if half else found
+
+
+def _wins(mode: UpdateMode, e: Expr) -> Expr:
+    """e, but NaN has the sign with which it wins: GPUs update floats by comparing their bits."""
+    if mode not in ("max", "min"):
+        return e
+    word = I32 if e.dtype is F32 else I64
+    sign = -(1 << (word.bits - 1))
+    bits = ops.bitcast(e, word)
+    bits = ops.or_(bits, const(sign, word)) if mode == "min" else ops.and_(bits, const(~sign, word))
+    return ops.where(ops.isnan(e), ops.bitcast(bits, e.dtype), e)
 
 
 def _refused(x: Value, index: Value, dims: Sequence[int]) -> Decline | None:

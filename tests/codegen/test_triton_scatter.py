@@ -72,3 +72,16 @@ def test_updates_meet_at_one_element() -> None:
 
     s = assert_function(fn, torch.zeros(3), torch.arange(1500), torch.ones(1))
     assert kinds_of(s)[-1] == "scatter" and "tl.atomic_add" in texts_of(s)[-1]
+
+
+@pytest.mark.parametrize("kind", ["amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_nan_wins_whatever_its_sign(kind: str, dtype: torch.dtype) -> None:
+    """Triton compares the bits of floats as integers, where a NaN may be less than all numbers."""
+    x, s, j = X[:5].clone().to(dtype), S.clone().to(dtype), J[:, None].expand(50, 70) % 5
+    x[0], x[1], s[3], s[8] = torch.nan, -torch.tensor(torch.nan), torch.nan, -torch.inf
+    s[12] = -torch.tensor(torch.nan)
+    for include in (True, False):
+        assert_function(
+            lambda x, s, j: x.scatter_reduce(0, j, s, kind, include_self=include), x, s, j
+        )
