@@ -94,6 +94,18 @@ def test_random_expressions(batch: int, bounded: bool) -> None:
     assert compared > BATCH * LANES // 2 and negative > 10, "the sample says little"
 
 
+def test_divisions_that_round_down_have_room() -> None:
+    """A remainder and its divisor are added up on the way: 32 bits must hold the sum."""
+    n, d = Var("@0", -5, 1_900_000_000), Var("@1", 1, 2_000_000_000)
+    rows = tuple(load("x", (LANES * k + Var("v", 0, LANES - 1),), I64) for k in (0, 1))
+    points = [(m, k) for m in (-5, 0, 7, 1_900_000_000) for k in (1, 3, 1_950_000_000, 2 * 10**9)]
+    x, y = torch.zeros(len(VARS), LANES, dtype=torch.int64), torch.zeros(2, LANES).long()
+    x[:2] = torch.tensor(points).t()
+    k = kernel([index(n // d, I64, rows), index(n % d, I64, rows)])
+    interpreted(k, {"x": x.view(-1), "y": y.view(-1)}, {})
+    assert y.t().tolist() == [[m // k, m % k] for m, k in points]
+
+
 def is_narrow(e: Expr) -> bool:
     """True when the kernel of this expression alone computes in 32 bits."""
     return ".to(tl.int64)" not in emit(kernel([e])).text.split("tl.arange")[1].split("\n")[0]

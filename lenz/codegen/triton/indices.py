@@ -33,7 +33,13 @@ def fits(parts: Iterable[Sym]) -> bool:
                     return False
                 if max(abs(t.lo * c), abs(t.hi * c)) >= _LIMIT:
                     return False
-        return all(holds(x) for x in children(s))
+        if not all(holds(x) for x in children(s)):
+            return False
+        if isinstance(s, (FloorDiv, Mod)) and not _is_plain(s):
+            # The text that rounds down adds a divisor to a remainder and takes that from the other.
+            n, d = [max(abs(x.lo or 0), abs(x.hi or 0)) for x in (s.num, s.den)]
+            return d + max(n, d) < _LIMIT
+        return True
 
     return all(holds(s) for s in parts)
 
@@ -136,8 +142,13 @@ def _product(parts: list[Term]) -> Term:
     return Term(f"({' * '.join([p.text for p in parts])})", dims, level)
 
 
+def _is_plain(s: FloorDiv | Mod) -> bool:
+    """True when C divides as `Sym` does: nothing is negative."""
+    return s.num.lo is not None and s.num.lo >= 0 and s.den.lo is not None and s.den.lo > 0
+
+
 def _division(s: FloorDiv | Mod, n: str, d: str) -> str:
-    known = s.num.lo is not None and s.num.lo >= 0 and s.den.lo is not None and s.den.lo > 0
+    plain = _is_plain(s)
     if isinstance(s, Mod):
-        return f"{n} % {d}" if known else f"({n} % {d} + {d}) % {d}"
-    return f"{n} // {d}" if known else f"({n} - ({n} % {d} + {d}) % {d}) // {d}"
+        return f"{n} % {d}" if plain else f"({n} % {d} + {d}) % {d}"
+    return f"{n} // {d}" if plain else f"({n} - ({n} % {d} + {d}) % {d}) // {d}"
