@@ -14,6 +14,7 @@ from lenz.opt.drop import drop
 from lenz.opt.inline import inline
 from lenz.opt.online import online
 from lenz.opt.pad_matmul import pad_matmul
+from lenz.opt.pad_rows import pad_rows
 from lenz.opt.precision import precision
 from lenz.opt.simplify import simplify
 from lenz.opt.split_reduce import split_reduce
@@ -30,6 +31,7 @@ PASSES: dict[str, Pass] = {
     "inline": inline,
     "precision": precision,
     "simplify": simplify,
+    "pad_rows": pad_rows,
     "online": online,
     "split_reduce": split_reduce,
     "drop": drop,

@@ -15,18 +15,19 @@ moved by 16 bytes.  A sum that is padded adds products of zeros, which changes n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import I64
-from lenz.ir.expr import Expr, const, index, load, masked, reindex
+from lenz.ir.expr import Expr, const, index, load, loads_of, masked, reindex
 from lenz.ir.graph import (
     Extern,
     Graph,
     Node,
     Pointwise,
+    Reduction,
     Ref,
     Scatter,
     View,
@@ -99,7 +100,7 @@ class _Padder:
         self.views = {n.out.name: n for n in g.nodes if isinstance(n, View)}
         roots = roots_of(g.nodes)
         self.fixed = {roots.get(x, x) for x in _fixed(g)}
-        self.pinned = self.fixed | {roots.get(x, x) for x in _pinned(g)}
+        self.pinned = frozenset(_pinned(g))
         self.products: dict[str, _Product] = {}
         self.stretched: dict[str, Shape] = {}
         self.copies: dict[_Copy, str] = {}
@@ -122,11 +123,7 @@ class _Padder:
             else:
                 stretched.update(found)
         layout = contiguous(_grown(out.shape, "mn", ragged))
-        is_moved = layout.stride != out.type.layout.stride
-        is_copied = layout.shape != out.shape and (
-            out.name in self.fixed
-            or (is_moved and (out.name in self.pinned or not self.relays(out.name, layout)))
-        )
+        is_copied = layout.shape != out.shape and not self.relays(out.name, layout)
         moved = [c.wanted for c in copies if c not in self.copies] + [out.shape] * is_copied
         if not _pays(sizes, ragged, moved) or not cx.allow("pad_matmul", out.name):
             return
@@ -142,7 +139,7 @@ class _Padder:
         """
         root, axes, where = self.shown(name)
         n = self.maps.get(root)
-        if n is None or root in self.pinned or not n.out.type.layout.is_contiguous:
+        if n is None or not n.out.type.layout.is_contiguous:
             return None
         shape = list(stretched.get(root, n.out.shape))
         for a, size in zip(axes, wanted, strict=True):
@@ -167,7 +164,10 @@ class _Padder:
         return name, axes, where
 
     def relays(self, name: str, layout: Layout) -> bool:
-        """True when all views of a buffer are still views after it has got another layout."""
+        """True when a buffer may get another layout.
+
+        Then all its views are still views, and what somebody counts on is where it was.
+        """
         laid = {name: layout}
         for v in self.views.values():
             if v.source in laid:
@@ -175,7 +175,10 @@ class _Padder:
                 if found is None:
                     return False
                 laid[v.out.name] = found
-        return True
+        pairs = [(laid[x], self.types[x].layout) for x in laid if x in self.pinned]
+        return name not in self.fixed and all(
+            a.stride == b.stride and a.offset is b.offset for a, b in pairs
+        )
 
     def copy_of(self, name: str, wanted: Shape) -> _Copy:
         """The copy that an argument needs."""
@@ -195,6 +198,8 @@ class _Padder:
                 self.nodes.append(Pointwise(home, axes, body))
                 self.homes[n.out.name] = home.name
                 self.part(n.out, home)
+            case Reduction():
+                self.reduction(n)
             case View() if n.source in self.laid:
                 layout = strided(n.axes, self.laid[n.source].at(n.index))
                 assert layout is not None, n.out.name  # `relays` has said so
@@ -204,6 +209,32 @@ class _Padder:
                 self.product(n, out, self.products[name])
             case _:
                 self.nodes.append(n)
+
+    def reduction(self, n: Reduction) -> None:
+        """A reduction takes padding along, to share the kernel of the map that has it.
+
+        %s = reduce sum (j: 13 | r: 8) { load(%a, [r, j]) }
+        ==>  %s.pad = reduce sum (j: 16 | r: 8) { load(%a.pad, [r, j]) }
+        """
+        reads = [self.read(e) for e in loads_of(n.body)]
+        layout = contiguous([_common(a, reads) for a in n.axes])
+        is_same = layout.shape == n.out.shape or not n.out.type.layout.is_contiguous
+        if is_same or not self.relays(n.out.name, layout):
+            self.nodes.append(n)
+            return
+        axes, at = _widened(n.axes, layout.shape)
+        home = self.define(n.out, layout)
+        body, finish = reindex(n.body, at), reindex(n.finish, at)
+        self.nodes.append(replace(n, out=home, axes=axes, body=body, finish=finish))
+        self.part(n.out, home)
+
+    def read(self, e: Expr) -> list[tuple[Sym, Sym, Sym]]:
+        """For each dimension of what a load reads: index, size, and size with padding."""
+        root, axes, where = self.shown(e.attrs[0])
+        at: dict[Var, Sym] = {a.var: i for a, i in zip(axes, e.attrs[1], strict=True)}
+        old = self.types[root].shape
+        wide = self.stretched.get(root, old)
+        return [(substitute(s, at), a, b) for s, a, b in zip(where, old, wide, strict=True)]
 
     def product(self, n: Extern, out: Buffer, p: _Product) -> None:
         """A product of padded arguments, and its result's name for the part that it was."""
@@ -272,6 +303,17 @@ class _Padder:
         made = _with(replace(b, name=name), layout)
         self.types[name] = made.type
         return made
+
+
+def _common(a: Axis, reads: Iterable[list[tuple[Sym, Sym, Sym]]]) -> Sym:
+    """The extent that an axis may have: with the padding that all reads have along it."""
+    found: list[Sym] = []
+    for dims in reads:
+        along = [x for x in dims if a.var in x[0].free_vars]
+        if len(along) != 1 or along[0][0] is not a.var or along[0][1] is not a.extent:
+            return a.extent
+        found.append(along[0][2])
+    return found[0] if found and all(size is found[0] for size in found) else a.extent
 
 
 def _fixed(g: Graph) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_oracle import gpu_context
+from gpu_oracle import assert_function, gpu_context, kinds_of
 from oracle import assert_same
 from torch import Tensor
 
@@ -76,7 +76,13 @@ def test_one_copy_of_a_weight_serves_all_products() -> None:
 def test_a_result_of_the_graph_keeps_its_strides_unless_it_is_free() -> None:
     product = f"{WEIGHT}\n%y = bf16[16, 13] : call aten.mm.default(%x, %t)\n"
     assert "y" in maps(padded(product + "return (%y)"))
-    assert "y" in maps(padded(product + "%v = bf16[13] : view (j: 13) %y[0, j]\nreturn (%v)"))
+    row, column = (
+        f"%v = bf16[{n} : {s}] : view (i: {n}) %y[{at}]\nreturn (%v)"
+        for n, s, at in ((13, 1, "0, i"), (16, 13, "i, 0"))
+    )
+    assert "y" in maps(padded(product + column)) and "y" not in maps(padded(product + row))
+    later = "%v = bf16[13 : 1 @ 13] : view (i: 13) %y[1, i]\nreturn (%v)"
+    assert "y" in maps(padded(product + later)), "the offset counts as well"
     assert "y" in maps(
         padded(product + "%c = bf16[16, 13] : call aten.sin.default(%y)\nreturn (%c)")
     )
@@ -121,6 +127,23 @@ def test_a_map_that_others_count_on_is_copied() -> None:
         out %z = bf16[8, 8] : map (i: 8, j: 8) {{ load(%y, [i, j]) }}"""
     assert "a" not in maps(padded(body.format("")))
     assert maps(padded(body.format("out")))["a"] == (8, 13)
+
+
+@pytest.mark.usefixtures("eager_to_pad")
+def test_loops_beside_padding_still_share_kernels() -> None:
+    def rows(x: Tensor, w: Tensor) -> Tensor:
+        return torch.softmax(x, -1) @ w
+
+    s = assert_function(rows, torch.randn(6, 13, dtype=BF16), torch.randn(13, 8, dtype=BF16))
+    assert kinds_of(s) == ["reduction", "pointwise"], "softmax, and the copy of w"
+    assert s.steps[0].args[-1] == "_softmax.pad"
+
+    def columns(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        return y @ w, y.sum(0)
+
+    s = assert_function(columns, torch.randn(6, 13, dtype=BF16), torch.randn(13, 8, dtype=BF16))
+    assert sorted(kinds_of(s)) == ["outer_reduction", "pointwise"]
 
 
 @pytest.mark.usefixtures("eager_to_pad")

@@ -1,0 +1,85 @@
+"""Reductions over rows that a map writes with padding run over the padding too, on GPUs.
+
+    %m = reduce max (i: N | r: 13) { x(i, r) }
+    %y = map (i: N, j: 16) { masked(j < 13, exp(x(i, j) - load(%m, [i])), 0) }
+    ==>  %m = reduce max (i: N | r: 16) { masked(r < 13, x(i, r), -inf) };   %y as it was
+
+Loops of other lengths share no kernel: softmax before a product of ragged size would be three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lenz import ops
+from lenz.context import Context
+from lenz.ir.dtype import I64
+from lenz.ir.expr import Expr, index, masked, reindex
+from lenz.ir.graph import Graph, Node, Pointwise, Reduction, reads_of
+from lenz.ir.op import INDEX, MASKED
+from lenz.ir.tensor import axis
+from lenz.ops.bits import AND
+from lenz.ops.compare import LT
+from lenz.opt.online import HELD
+from lenz.sym import Int, Sym, product
+
+
+def pad_rows(g: Graph, cx: Context) -> Graph:
+    """Lengthen the reductions that a padded map reads, or that those read in turn."""
+    loops = {n.out.name: n for n in g.nodes if isinstance(n, (Pointwise, Reduction))}
+    wide: dict[str, Sym] = {}
+    for n in loops.values():
+        if isinstance(n, Pointwise) and (length := _row(n)) is not None:
+            for name in _before(n, loops):
+                r = loops[name]
+                if isinstance(r, Reduction) and [a.extent for a in r.raxes] == [length]:
+                    wide[name] = n.axes[-1].extent
+    nodes: list[Node] = []
+    for node in g.nodes:
+        size = wide.get(node.out.name) if isinstance(node, Reduction) else None
+        if isinstance(node, Reduction) and size is not None and cx.allow("pad_rows", node.out.name):
+            node = _lengthened(node, size)
+        nodes.append(node)
+    return replace(g, nodes=tuple(nodes))
+
+
+def _row(n: Pointwise) -> Sym | None:
+    """The length of a row without its padding; None for a map that has none, or for long rows.
+
+    A row that no program can hold is read again for the map anyway.
+    """
+    is_padded = n.body.op is MASKED and n.axes and n.out.type.device != "cpu"
+    conds = [n.body.args[0]] if is_padded else []
+    while conds:
+        e = conds.pop()
+        if e.op is AND:
+            conds.extend(e.args)
+        elif e.op is LT and [x.op for x in e.args] == [INDEX, INDEX]:
+            place, size = (x.attrs[0] for x in e.args)
+            if place is n.axes[-1].var and isinstance(size, Int) and size.value <= HELD:
+                return size
+    return None
+
+
+def _before(n: Pointwise, loops: dict[str, Pointwise | Reduction]) -> Iterator[str]:
+    """What a map reads that has one element per row, and what that reads."""
+    rows = product(n.out.shape[:-1])
+    seen: dict[str, None] = {}
+    todo = list(reads_of(n))
+    while todo:
+        name = todo.pop()
+        if name in loops and name not in seen and product(loops[name].out.shape) is rows:
+            seen[name] = None
+            todo.extend(reads_of(loops[name]))
+            yield name
+
+
+def _lengthened(n: Reduction, length: Sym) -> Reduction:
+    if n.kind in ("argmax", "argmin"):
+        return n
+    (old,) = n.raxes
+    new = axis(old.name, length)
+    inside = ops.lt(index(new.var, I64), index(old.extent, I64))
+    body: Expr = reindex(n.body, {old.var: new.var})
+    return replace(n, raxes=(new,), body=masked(inside, body, ops.neutral(n.kind, body.dtype)))
