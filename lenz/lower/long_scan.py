@@ -18,7 +18,7 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import ScanKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.sym import Int, Sym, ceildiv
+from lenz.sym import ONE, Int, Sym, ceildiv, product
 
 LONGEST = 32768  # elements of a row that stays in registers (schedule/blocks.py)
 PART = 8192
@@ -85,7 +85,10 @@ def _in_parts(
 
     parts = (*kept.shape[:d], count, Int(PART), *kept.shape[d + 1 :])
     done = b.scan(kind, d + 1, joined, b.temp(parts, kept.dtype), f"{title}_parts")
-    return b.view(done, lambda i: _split(i, d), kept)
+    if whole or product([*kept.shape[:d], *kept.shape[d + 1 :]]) is ONE:
+        return b.view(done, lambda i: _split(i, d), kept)
+    # A view would leave with the strides of whole parts.
+    return b.map(lambda i: done.at(_split(i, d)), kept)
 
 
 def _split(i: Sequence[Sym], d: int) -> Index:

@@ -47,4 +47,7 @@ def test_quantizing_rows_is_one_kernel(to: torch.dtype, device: str) -> None:
     x = torch.randn(64, 4096, device=device).bfloat16()
     report = lenz.explain(lambda x: quantize(x, to))(x)
     assert [type(n) for n in report.launches] == [KernelReport]
-    same(report.result, quantize(x, to), 0.0, True)
+    # Eager multiplies by the reciprocal of a constant divisor, which rounds once more.
+    torch.testing.assert_close(report.result[1], quantize(x, to)[1], rtol=2e-7, atol=0.0)
+    values, scale = report.result
+    same(values, (x.float() / scale).to(to), 0.0, True)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from gpu_oracle import assert_triton, kernels_of, lowered_there, scheduled
 
-from lenz.ir.graph import Extern, Graph
+from lenz.ir.graph import Extern, Graph, atom_refs, buffers_of
 from lenz.lower import long_scan
+from lenz.sym import evaluate
 from tests.cuda import cuda_program
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
@@ -38,6 +39,11 @@ def test_a_long_row_is_scanned_in_parts(name: str) -> None:
     fn, shape, dtype = CASES[name]
     g = lowered(fn, shape, dtype)
     assert not [n for n in g.nodes if isinstance(n, Extern)]
+    want = fn(torch.rand(shape, dtype=dtype))
+    names = [r for a in g.outputs for r in atom_refs(a)]
+    for out, made in zip(names, want if isinstance(want, tuple) else (want,), strict=True):
+        strides = [evaluate(x, {}) for x in buffers_of(g)[out].type.layout.stride]
+        assert strides == list(made.stride())
     s = assert_triton(g)
     assert "scan" in {k.kind for k in kernels_of(s)}
 
