@@ -25,7 +25,7 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     "rows that fill their tile": ((5, 128), (1,), "reduction"),
     "rows of one": ((40, 1), (1,), "pointwise"),
     "columns": ((21, 20), (0,), "outer_reduction"),
-    "more columns than lanes": ((19, 70), (0,), "outer_reduction"),
+    "more columns than lanes": ((19, 36), (0,), "outer_reduction"),
     "the middle": ((2, 18, 12), (1,), "outer_reduction"),
     "rows and columns": ((2, 6, 3, 4), (1, 3), "reduction"),
     "first and last": ((6, 3, 5), (0, 2), "reduction"),
