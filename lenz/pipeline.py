@@ -211,5 +211,13 @@ class _Unaligned:
 def _constant(program: FxProgram, name: str) -> torch.Tensor:
     for n in program.gm.graph.nodes:
         if n.op == "get_attr" and n.name == name:
-            return program.constants[str(n.target)]
+            return _aligned(program.constants[str(n.target)])
     raise KeyError(name)
+
+
+def _aligned(t: torch.Tensor) -> torch.Tensor:
+    """A constant as GPU kernels take it to be: at a multiple of 16 bytes, as new memory is."""
+    if t.is_cpu or t.data_ptr() % 16 == 0:
+        return t
+    with torch.no_grad():
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
