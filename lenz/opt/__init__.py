@@ -19,6 +19,7 @@ from lenz.opt.precision import precision
 from lenz.opt.simplify import simplify
 from lenz.opt.split_reduce import split_reduce
 from lenz.opt.unloop import unloop
+from lenz.opt.unmask import unmask
 from lenz.opt.views import views
 
 Pass = Callable[[Graph, Context], Graph]
@@ -34,5 +35,6 @@ PASSES: dict[str, Pass] = {
     "pad_rows": pad_rows,
     "online": online,
     "split_reduce": split_reduce,
+    "unmask": unmask,
     "drop": drop,
 }

@@ -1,0 +1,135 @@
+"""A mask along a row stands at those loads alone that it is for, on GPUs.
+
+    map (i: N, j: 16) { masked(j < 13, div(load(%x, [i, j]), load(%s, [i])), 0) }
+    ==>  where(j < 13, div(masked(j < 13, load(%x, [i, j]), 0), load(%s, [i])), 0)
+
+Under the mask each lane would load, and compute with, a number of its own. A load whose index has
+none of the mask's variables may be done for all elements of the row where it may be for one. And
+where %x has 16 columns, its load may be done up to there: 16 bytes are then loaded at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
+
+from lenz import ops
+from lenz.context import Context
+from lenz.ir.dtype import I64
+from lenz.ir.expr import (
+    Expr,
+    const,
+    index,
+    interpret,
+    loads_of,
+    masked,
+    nodes_of,
+    rebuild,
+    replace_loads,
+    syms_of,
+)
+from lenz.ir.graph import LOOPS, Graph, Loop, Node, Reduction, buffers_of, map_bodies
+from lenz.ir.op import INDEX, MASKED
+from lenz.ops.bits import AND
+from lenz.ops.compare import LT
+from lenz.sym import Int, Sym, Var
+
+UNIT = 8  # elements of a half type in 16 bytes
+
+
+def unmask(g: Graph, cx: Context) -> Graph:
+    """Let masks along rows go down to the loads that need them."""
+    shapes = {name: b.shape for name, b in buffers_of(g).items()}
+    nodes: list[Node] = []
+    for n in g.nodes:
+        if isinstance(n, LOOPS) and n.out.type.device != "cpu":
+            nodes.append(_unmasked(n, shapes))
+        else:
+            nodes.append(n)
+    return replace(g, nodes=tuple(nodes))
+
+
+def _unmasked(n: Loop, shapes: Mapping[str, tuple[Sym, ...]]) -> Loop:
+    rows = [n.axes, n.raxes] if isinstance(n, Reduction) else [n.axes]
+    inner = frozenset(axes[-1].var for axes in rows if axes)
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        e = rebuild(e, tuple(args))
+        return _lowered(e, inner, shapes) if e.op is MASKED else e
+
+    memo: dict[Expr, Expr] = {}
+    return map_bodies(n, lambda body: interpret(body, visit, memo))
+
+
+def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]) -> Expr:
+    """A masked value with the tests of places in rows at its loads, if one of them gains by it."""
+    cond, value, other = e.args
+    tests = _tests(cond)
+    rows = {t: s for t in tests if (s := _own_place(t, tests)) is not None}
+    loads = loads_of(value)
+    if any(x.op.guarded for x in nodes_of(value)):
+        return e
+    kept = {x: [_for_load(t, s, x, inner, shapes) for t, s in rows.items()] for x in loads}
+    if all(list(rows) == new for new in kept.values()):
+        return e
+
+    def at_load(x: Expr) -> Expr | None:
+        new = [_for_load(t, s, x, inner, shapes) for t, s in rows.items()]
+        held = [t for t in new if t is not None]
+        return masked(reduce(ops.and_, held), x, const(0, x.dtype)) if held else None
+
+    value = replace_loads(value, at_load)
+    rest = [t for t in tests if t not in rows]
+    if rest:
+        value = masked(reduce(ops.and_, rest), value, other)
+    return ops.where(reduce(ops.and_, rows), value, other)
+
+
+def _for_load(
+    test: Expr,
+    place: Sym,
+    x: Expr,
+    inner: frozenset[Var],
+    shapes: Mapping[str, tuple[Sym, ...]],
+) -> Expr | None:
+    """What is left of a test for one load: nothing, the same, or the end of the padded row."""
+    if isinstance(place, Var) and not x.args and not _vars(x) & {place, *inner}:
+        return None
+    n = test.args[1].attrs[0].value
+    end = -(-n // UNIT) * UNIT
+    shape = shapes[x.attrs[0]]
+    if not any(s is place and size is Int(end) for s, size in zip(x.attrs[1], shape, strict=True)):
+        return test
+    if place.hi is not None and place.hi < end:
+        return None
+    return ops.lt(test.args[0], index(Int(end), I64))
+
+
+def _tests(cond: Expr) -> list[Expr]:
+    """The conditions that must all hold."""
+    found: list[Expr] = []
+    todo = [cond]
+    while todo:
+        e = todo.pop()
+        if e.op is AND:
+            todo.extend(reversed(e.args))
+        else:
+            found.append(e)
+    return found
+
+
+def _own_place(test: Expr, tests: list[Expr]) -> Sym | None:
+    """The place s of a test s < n that holds for 0, and shares no variable with another test."""
+    if test.op is not LT or any(x.op is not INDEX or x.args for x in test.args):
+        return None
+    s, n = (x.attrs[0] for x in test.args)
+    others = _vars(*(t for t in tests if t is not test))
+    if not isinstance(n, Int) or n.value < 1 or s.lo != 0 or _vars(test) & others:
+        return None
+    return s  # type: ignore[no-any-return]  # attributes are Any
+
+
+def _vars(*exprs: Expr) -> set[Var]:
+    """The axes and sizes that expressions depend on."""
+    return {v for e in nodes_of(*exprs) for s in syms_of(e) for v in s.free_vars}
