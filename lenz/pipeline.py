@@ -117,7 +117,9 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         code = assemble(kernels, cx)
     with trace.stage("plan"):
         plan = build_plan(s, symbols, cx)
-        text = source(plan, {p.name: p.source for p in program.placeholders}, g.env.hints)
+        user = {p.name: p.source for p in program.placeholders}
+        is_pure = program.kind == "backward" and not program.mutated
+        text = source(plan, user, g.env.hints, is_pure)
         call = _load(plan, text, code, program, cx)
     trace.text("module", lambda: code.text)
     trace.text("code", lambda: text)

@@ -65,13 +65,18 @@ if __name__ == "__main__":
 NONE: Mapping[str, str] = {}
 
 
-def source(p: Plan, names: Mapping[str, str] = NONE, sizes: Sequence[tuple[str, int]] = ()) -> str:
+def source(
+    p: Plan,
+    names: Mapping[str, str] = NONE,
+    sizes: Sequence[tuple[str, int]] = (),
+    is_backward: bool = False,
+) -> str:
     """The module's text.
 
     `names` are the user's names of arguments, for messages; `sizes` the example values of sizes,
-    for the script.
+    for the script. Arguments of a backward half with other strides than stated are copied.
     """
-    w = _Writer(p, names)
+    w = _Writer(p, names, is_backward)
     lines = w.call()
     guard = GUARDED.format(device=w.gpus[0]) if w.gpus else ""
     head = HEAD.format(
@@ -122,8 +127,9 @@ def _shape(sizes: Sequence[Sym]) -> str:
 class _Writer:
     """Collects the globals that the body of `call` uses."""
 
-    def __init__(self, p: Plan, user: Mapping[str, str]) -> None:
+    def __init__(self, p: Plan, user: Mapping[str, str], is_backward: bool) -> None:
         self.p = p
+        self.is_backward = is_backward
         self.user = user
         self.ops: dict[str, str] = {}
         self.dtypes: dict[DType, str] = {}
@@ -233,6 +239,7 @@ class _Writer:
             for i in self.p.inputs
             if isinstance(i, Input)
         )
+        slow = f"{names}, = rt.laid" if self.is_backward else "rt.refuse"
         return [
             "try:",
             *(f"    {t}" for t in tests),
@@ -240,7 +247,7 @@ class _Writer:
             "except (AssertionError, AttributeError, TypeError):",
             "    ok = False",
             "if not ok:",
-            f"    rt.refuse(({names},), ({wanted},))",
+            f"    {slow}(({names},), ({wanted},))",
         ]
 
     def step(self, s: Step) -> list[str]:

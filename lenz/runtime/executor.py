@@ -145,6 +145,21 @@ def raise_failed() -> None:
 Wanted = tuple[str, Sizes, Sizes, torch.dtype, str]
 
 
+def laid(got: Sequence[Any], wanted: Sequence[Wanted]) -> tuple[Any, ...]:
+    """Arguments of a backward half with the strides it wants; those with others are copied.
+
+    Hooks on saved tensors may give other tensors back. Raises UserError for what is wrong else.
+    """
+    made = tuple(
+        torch.empty_strided(size, stride, dtype=t.dtype, device=t.device).copy_(t)
+        if tuple(t.shape) == tuple(size) and t.stride() != tuple(stride)
+        else t
+        for t, (_, size, stride, _, _) in zip(got, wanted, strict=True)
+    )
+    refuse(made, wanted)
+    return made
+
+
 def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
     """Raise the UserError that names the first wrong argument, what it must be and what it is."""
     for t, (name, size, stride, dtype, device) in zip(got, wanted, strict=True):

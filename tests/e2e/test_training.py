@@ -107,6 +107,22 @@ def test_gradients_of_pieces() -> None:
     gradients_agree(lambda x: x[torch.tensor([0, 2, 2, -1])].cumsum(0).prod(1), weights((4, 3)))
 
 
+def test_hooks_may_give_saved_tensors_back_with_other_strides() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        q, k, v = (x @ w).view(2, 8, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def step(run: Any) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        x, w = randn(16, 16, requires_grad=True), randn(16, 96, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(Tensor.contiguous, lambda t: t):
+            y = run(x, w)
+        return torch.autograd.grad(y.square().sum(), (x, w))
+
+    got = step(torch.compile(f, backend="lenz"))
+    torch.testing.assert_close(got, step(f), rtol=1e-4, atol=1e-4)
+
+
 def test_a_compiled_optimizer_step() -> None:
     def run(backend: str | None) -> list[Tensor]:
         torch.manual_seed(0)
