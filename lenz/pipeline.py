@@ -25,7 +25,7 @@ from lenz.options import Options
 from lenz.plan import build as build_plan
 from lenz.plan import source
 from lenz.schedule import schedule
-from lenz.sym import Int, SymEnv
+from lenz.sym import ONE, Int, SymEnv
 from lenz.tune.search import tune
 from lenz.tune.space import space
 
@@ -52,10 +52,13 @@ class Compiled:
         buffers = buffers_of(self.graph)
         found: list[tuple[int, ...] | None] = [None] * len(self.graph.outputs)
         for k in self.program.saved:
-            a = self.graph.outputs[k]
+            a, o = self.graph.outputs[k], self.program.outputs[k]
             stride = buffers[a.name].type.layout.stride if isinstance(a, Ref) else ()
             numbers = tuple(s.value for s in stride if isinstance(s, Int))
-            if stride != self.program.outputs[k].stride and len(numbers) == len(stride):
+            pairs = zip(o.shape, stride, o.stride, strict=True) if stride else ()
+            if any(x is not y and n is not ONE for n, x, y in pairs) and len(numbers) == len(
+                stride
+            ):
                 found[k] = numbers
         return found
 
