@@ -20,7 +20,9 @@ def test_one_epoch_learns_as_eager_does(tmp_path: Path) -> None:
     slow = digits.train(data, "eager", 1, {})
     fast = digits.train(data, "lenz", 1, {"cache_dir": str(tmp_path)})
     assert slow.losses == pytest.approx(fast.losses, abs=digits.MAX_DIFFERENCE)
-    assert fast.accuracy == slow.accuracy > 0.5
+    # The last bits of a loss may decide on one of the 360 digits of the test set.
+    assert fast.accuracy == pytest.approx(slow.accuracy, abs=1.5 / 360)
+    assert slow.accuracy > 0.5
 
 
 def test_neighbours_are_others() -> None:

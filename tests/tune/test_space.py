@@ -64,6 +64,12 @@ graph @g() on cpu {
   }
 }
 """
+ARGMAX = """
+graph @g() on cpu {
+  in %x : f32[ROWS, LENGTH]
+  out %m = i64[ROWS] : reduce argmax (i: ROWS | r: LENGTH) { load(%x, [i, r]) }
+}
+"""
 SOFTMAX = """
 graph @g() on cpu {
   in %x : f32[ROWS, LENGTH]
@@ -115,7 +121,8 @@ LARGE = [
     (SOFTMAX, "reduction", 8192, 2000, 7),
     (SOFTMAX, "reduction", 8192, 8192, 5),
     (SOFTMAX, "reduction", 2048, 32768, 9),
-    (SOFTMAX, "reduction", 1024, 50257, 10),
+    (SOFTMAX, "reduction", 1024, 50257, 5),  # in parts, which programs hold
+    (ARGMAX, "reduction", 1024, 50257, 10),  # in a loop
     (COLUMNS, "outer_reduction", 4096, 500, 9),
     (COLUMNS, "outer_reduction", 300, 200, 7),
 ]
