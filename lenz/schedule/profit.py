@@ -17,9 +17,10 @@ ENOUGH = 8
 SMALL, NEARBY, GATHERED = 1 << 18, 1 << 22, 12
 # Columns that one parallel iteration of a kernel over columns takes (build.PANEL).
 PANEL = 256
-# On GPUs: programs from which the second run is worth it when registers keep the rows, and when
-# they are read again, by about as many programs at once; bytes of them that the cache keeps.
-GPU_HELD, GPU_AGAIN, GPU_CACHE = 96, 256, 64 << 20
+# On GPUs: multiprocessors; elements of 2 bytes that are moved while a kernel starts and ends; parts
+# of rows with sums over columns that keep the card busy; programs from which rows are read again,
+# by about as many at once, and bytes of them that the cache keeps.
+GPU_UNITS, GPU_LAUNCH, GPU_PARTS, GPU_AGAIN, GPU_CACHE = 132, 1 << 22, 96, 256, 64 << 20
 SHAPE = Shape()
 
 
@@ -31,11 +32,11 @@ def gathers(a: Group, b: Group, env: SymEnv) -> int:
     """
     if "cpu" in (device_of(a), device_of(b)) or not are_alike(a, b):
         return 0
-    kinds = [[is_columns(n) for n in g.nests if n.is_reduction] for g in (a, b)]
     size = env.hint(a.domain.rows) * env.hint(a.domain.length)
-    if any(kinds[0]) is not any(kinds[1]) or a.has_reduction is not b.has_reduction:
-        return 0
     if len(a.nests) + len(b.nests) > GATHERED or size > NEARBY:
+        return 0
+    kinds = [[is_columns(n) for n in g.nests if n.is_reduction] for g in (a, b)]
+    if any(kinds[0]) is not any(kinds[1]) or a.has_reduction is not b.has_reduction:
         return 0
     return 128 if size <= SMALL else 32
 
@@ -51,7 +52,7 @@ def loss(g: Group, env: SymEnv) -> str | None:
         return None
     if part := next((n.raxes for n in g.nests if n.across), ()):
         tasks = env.hint(product(a.extent for a in g.domain.axes if a not in part))
-        return None if tasks >= GPU_HELD else f"{g.name} would run in {tasks} programs only"
+        return None if tasks >= GPU_PARTS else f"{g.name} would run in {tasks} programs only"
     elements = [n for n in g.nests if not n.is_reduction and n.raxes]
     values = {n.name for n in g.nests if n.is_reduction}
     if not any(e.attrs[0] in values for n in elements for e in loads_of(n.body)):
@@ -70,8 +71,9 @@ def loss(g: Group, env: SymEnv) -> str | None:
 def _gpu_loss(g: Group, rows: int, env: SymEnv) -> str | None:
     """The same on a GPU, where a kernel more costs as much as reading `SMALL` elements.
 
-    Rows that registers hold are read once. Of longer ones the second run saves nothing but the
-    launch, unless the cache still has what the first run has read.
+    Rows that registers hold are read once: a kernel of its own would read, write, and start, but on
+    all of the card. Of longer ones the second run saves nothing but the launch, unless the cache
+    still has what the first run has read.
     """
     length = env.hint(g.domain.length)
     if rows * length <= SMALL:
@@ -83,7 +85,8 @@ def _gpu_loss(g: Group, rows: int, env: SymEnv) -> str | None:
         panel = max(1, min(SHAPE.narrow if few else SHAPE.panel, room))
     tasks = -(-rows // panel)
     if held:
-        return None if tasks >= GPU_HELD else f"{g.name} would run in {tasks} programs only"
+        pays = tasks * (2 * rows * length + GPU_LAUNCH) >= GPU_UNITS * rows * length
+        return None if pays else f"{g.name} would run in {tasks} programs only"
     loads = loads_of(*(n.body for n in g.nests if n.raxes))
     inner = {a.var for a in g.domain.raxes}
     size = sum(e.dtype.bytes for e in loads if inner & set(e.attrs[1][0].free_vars))

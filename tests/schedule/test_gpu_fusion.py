@@ -177,6 +177,7 @@ def test_few_rows_do_not_keep_the_card_idle() -> None:
 
     assert_kernels(schedule_of(columns, (256, 32768)), 1)
     assert_kernels(schedule_of(columns, (512, 200)), 1)
+    assert_kernels(schedule_of(log_softmax, (32, 32768)), 1)
     assert len(kernels_of(schedule_of(columns, (65536, 128)))) > 1
 
 
