@@ -40,7 +40,8 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     """Cut every reduction that has too few results to occupy the cores."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
     rows = {(_count(n.axes), _count(n.raxes)) for n in g.nodes
-            if isinstance(n, Reduction) and not _is_outer(n, layouts)}  # fmt: skip
+            if isinstance(n, Reduction) and n.out.type.device != "cpu"
+            and not _is_outer(n, layouts)}  # fmt: skip
     nodes: list[Node] = []
     for n in g.nodes:
         chunks = _chunks(n, layouts, g.env) if isinstance(n, Reduction) else 1
@@ -64,7 +65,7 @@ def _beside_rows(n: Reduction, chunks: int) -> int:
     which there must be enough, while few parts write little.
     """
     count, width, last = _count(n.raxes), _count(n.axes), n.raxes[-1].extent
-    if n.out.type.device == "cpu" or not isinstance(count, Int) or not isinstance(last, Int):
+    if not isinstance(count, Int) or not isinstance(last, Int):
         return chunks
     rows = [m for m in range(4, GPU_ROWS + 1) if last.value % m == 0]
     fit = [m for m in rows if count.value // m >= GPU_ENOUGH]
