@@ -19,10 +19,12 @@ def test_one_epoch_learns_as_eager_does(tmp_path: Path) -> None:
 
     slow = digits.train(data, "eager", 1, {})
     fast = digits.train(data, "lenz", 1, {"cache_dir": str(tmp_path)})
-    assert slow.losses == pytest.approx(fast.losses, abs=digits.MAX_DIFFERENCE)
-    # The last bits of a loss may decide on one of the 360 digits of the test set.
-    assert fast.accuracy == pytest.approx(slow.accuracy, abs=1.5 / 360)
-    assert slow.accuracy > 0.5
+    assert slow.losses == pytest.approx(fast.losses, abs=1e-5)
+    # Losses agree to 4e-8, but the last bits, which differ by machine in eager as well, may decide
+    # on one digit: exact equality failed on one machine for every commit of lenz, on others never.
+    digit = 1 / len(data.test[1])
+    assert abs(fast.accuracy - slow.accuracy) < 1.5 * digit
+    assert min(fast.accuracy, slow.accuracy) > 0.5
 
 
 def test_neighbours_are_others() -> None:
