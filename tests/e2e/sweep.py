@@ -1,10 +1,12 @@
 """Every op of torch's own op database through lenz and eager, and who lowered it.
 
     python tests/e2e/sweep.py [--from N] [--to N] [--dtypes float32,int64] [--samples 3]
-                             [--op NAME] [--dynamic] [--device cuda]
+                             [--op NAME] [--dynamic] [--layouts] [--device cuda]
 
 Prints one line per op and dtype: the number of cases that agree, what failed, and the ops that were
-called in eager. A case counts as failed only where backend="aot_eager" agrees with eager.
+called in eager. A case agrees when values, strides and shared memory of the results are eager's,
+and the arguments are what eager leaves of them. It counts as failed only where
+backend="aot_eager" agrees with eager. `opinfo.py` runs all of it, and counts.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -40,6 +43,8 @@ TOLERANCE = {
     torch.complex64: (1e-4, 1e-4),
     torch.complex128: (1e-7, 1e-7),
 }
+# Samples of one op that are looked at: a few ops have thousands.
+MOST = 200
 # Memory without defined values: only shapes and dtypes can be compared.
 UNDEFINED = (
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
@@ -57,21 +62,38 @@ class Row:
     skipped: int = 0
     failures: list[str] = field(default_factory=list)
     externs: dict[str, str] = field(default_factory=dict)
+    backward: dict[str, str] = field(default_factory=dict)
     whole: dict[str, None] = field(default_factory=dict)
 
     @property
     def native(self) -> bool:
         """True when every sample passed without a call of an eager op."""
-        return self.passed > 0 and not self.failures and not self.externs and not self.whole
+        return self.state == "native"
+
+    @property
+    def state(self) -> str:
+        """What became of the op, by its worst case.
+
+        "native": kernels only. "library": calls of what is meant to be a library's, and no other
+        call. "extern": some call of an eager op. "skip": eager or aot_eager refuse every sample.
+        """
+        if self.failures:
+            return "FAIL"
+        if not self.passed:
+            return "skip"
+        reasons = {*self.externs.values(), *self.backward.values()}
+        if self.whole or reasons - {"library"}:
+            return "extern"
+        return "library" if reasons else "native"
 
     def __str__(self) -> str:
-        state = "native" if self.native else "ok" if self.passed else "skip"
-        state = "FAIL" if self.failures else state
-        text = f"{state:6s} {self.op:45s} {self.dtype:9s} pass={self.passed} skip={self.skipped}"
+        text = f"{self.state:7s} {self.op:45s} {self.dtype:9s}"
+        text += f" pass={self.passed} skip={self.skipped}"
         if self.whole:
             text += f" whole-graph-eager: {'; '.join(self.whole)}"
-        if self.externs:
-            text += f" extern={', '.join(f'{k} ({v})' for k, v in self.externs.items())}"
+        for kind, calls in (("extern", self.externs), ("backward", self.backward)):
+            if calls:
+                text += f" {kind}={', '.join(f'{k} ({v})' for k, v in calls.items())}"
         return "\n".join([text, *(f"       {f}" for f in self.failures)])
 
 
@@ -83,9 +105,9 @@ class Watch:
 
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
         """A graph was compiled."""
-        for n in made.graph.nodes:
-            if isinstance(n, Extern):
-                self.row.externs[n.op] = n.reason
+        row = self.row
+        calls = row.backward if made.program.kind == "backward" else row.externs
+        calls.update({n.op: n.reason for n in made.graph.nodes if isinstance(n, Extern)})
         return made.call
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
@@ -94,11 +116,11 @@ class Watch:
         return run
 
 
-def recording(row: Row) -> Backend:
+def recording(row: Row, **options: object) -> Backend:
     """The backend, with the eager calls of each compiled graph noted in the row."""
 
     def backend(gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        return compile_graph(gm, inputs, Options.from_environment({}), Watch(row))
+        return compile_graph(gm, inputs, Options.from_environment(options), Watch(row))
 
     return backend
 
@@ -110,24 +132,40 @@ def case(
     grad: bool,
     dynamic: bool = False,
 ) -> Any:
-    """Outputs (and gradients of the leaves) of one call, eager when there is no backend."""
+    """One call, eager when there is no backend: results, shared memory, arguments, gradients.
+
+    The arguments are copies of `args`, as the call leaves them.
+    """
     torch.manual_seed(0)
     args = pytree.tree_map(_fresh, args)
-    tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+    tensors = _tensors(args)
     leaves = [t for t in tensors if t.requires_grad]
     run = fn
     if backend is not None:
         torch._dynamo.reset()
         run = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
     out = run(*args)
-    if not grad or not leaves:
-        return out
-    outs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not outs:
-        return out
+    shared = _sharing([*tensors, *_tensors(out)])
+    outs = [t for t in _tensors(out) if t.requires_grad]
+    if not grad or not leaves or not outs:
+        return out, shared, tensors
     cot = [torch.ones_like(t) * 0.5 for t in outs]
     grads = torch.autograd.grad(outs, leaves, cot, allow_unused=True)
-    return out, grads
+    return out, shared, tensors, grads
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
+
+
+def _sharing(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """For each tensor the first one that has the same memory; -1 where it has none."""
+    first: dict[int, int] = {}
+    places = []
+    for k, t in enumerate(tensors):
+        held = t.layout is torch.strided and not t.is_nested and t.untyped_storage().nbytes()
+        places.append(first.setdefault(t.untyped_storage().data_ptr(), k) if held else -1)
+    return places
 
 
 def _fresh(x: Any) -> Any:
@@ -161,6 +199,8 @@ def agrees(got: Any, want: Any) -> str:
                 kept = [d for d, s in enumerate(x.shape) if s > 1]
                 if [x.stride(d) for d in kept] != [y.stride(d) for d in kept]:
                     return f"result {k}: strides {x.stride()} instead of {y.stride()}"
+            if y.is_meta:
+                continue
             rtol, atol = TOLERANCE.get(y.dtype, (0.0, 0.0))
             try:
                 torch.testing.assert_close(
@@ -176,14 +216,26 @@ def agrees(got: Any, want: Any) -> str:
     return ""
 
 
-def check(row: Row, fn: Callable[..., Any], args: Any, grad: bool, label: str, exact: bool) -> None:
-    """Run one case through eager and lenz, and through aot_eager where they differ."""
+def check(
+    row: Row, fn: Callable[..., Any], args: Any, grad: bool, label: str, device: str, exact: bool
+) -> None:
+    """Run one case through eager and lenz, and through aot_eager where they differ.
+
+    Values are compared where `exact`, and those of ops that draw with eager's own draws.
+    """
+    want: Any
+    draws = exact and is_random(fn, args, device)
+    exact = exact and not draws
     try:
         want = case(fn, args, None, grad)
     except Exception:  # noqa: BLE001  # eager itself refuses the sample
         row.skipped += 1
         return
     problem = outcome(fn, args, recording(row), grad, want, exact, row.dynamic)
+    if draws and not problem:
+        # What lenz draws is its own; with this option it is eager's.
+        calls = recording(Row(row.op, row.dtype), eager_random=True)
+        exact, problem = True, outcome(fn, args, calls, grad, want, True, row.dynamic)
     if problem:
         if outcome(fn, args, "aot_eager", grad, want, exact, row.dynamic):
             row.skipped += 1
@@ -211,9 +263,15 @@ def outcome(
         text = text if len(text) < 400 else f"{text[:180]} ... {text[-200:]}"
         return f"{type(e).__name__}: {text} ({last.name}:{last.lineno})"
     if not exact:
-        meta = lambda t: (t.shape, t.dtype) if isinstance(t, torch.Tensor) else t
-        return agrees(pytree.tree_map(meta, got), pytree.tree_map(meta, want))
+        got, want = pytree.tree_map(_without_values, (got, want))
     return agrees(got, want)
+
+
+def _without_values(x: Any) -> Any:
+    """The same with zeros, and NaN for a number: draws agree in all but values."""
+    if isinstance(x, torch.Tensor):
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return float("nan") if isinstance(x, float) else x
 
 
 def is_random(fn: Callable[..., Any], args: Any, device: str = "cpu") -> bool:
@@ -231,39 +289,71 @@ def _random_states(device: str) -> list[torch.Tensor]:
 
 
 def sweep(
-    op: Any, dtype: torch.dtype, samples: int, dynamic: bool = False, device: str = "cpu"
+    op: Any,
+    dtype: torch.dtype,
+    samples: int,
+    dynamic: bool = False,
+    device: str = "cpu",
+    layouts: bool = False,
 ) -> Row:
-    """Run the first samples of one op and dtype; float32 and float64 also backward."""
-    name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
-    row = Row(name, str(dtype)[6:], dynamic)
+    """Run samples of one op and dtype, spread over all it has; float32 and float64 also backward.
+
+    With `layouts` the first sample runs once more with strides that are not dense, and the first
+    sample of images once more channels-last.
+    """
+    row = Row(name_of(op), str(dtype)[6:], dynamic)
     grad = dtype in (torch.float32, torch.float64) and op.supports_autograd
     torch.manual_seed(1)
     try:
-        inputs = []
-        for s in op.sample_inputs(device, dtype, requires_grad=grad):
-            inputs.append(s)
-            if len(inputs) == samples:
-                break
+        every = list(islice(op.sample_inputs(device, dtype, requires_grad=grad), MOST))
+        step = max(1, (len(every) - 1) // max(1, samples - 1))
+        inputs = [(f"sample {k}", every[k]) for k in range(0, len(every), step)][:samples]
+        if layouts:
+            inputs += _other_layouts(every)
     except Exception:  # noqa: BLE001  # the database has samples that this build cannot make
         row.skipped += 1
         return row
-    for k, s in enumerate(inputs):
+    for label, s in inputs:
 
         def fn(first: Any, args: Any, kwargs: Any) -> Any:
             return op.op(first, *args, **kwargs)
 
         given = (s.input, s.args, s.kwargs)
-        exact = op.name not in UNDEFINED and not is_random(fn, given, device)
-        check(row, fn, given, grad, f"sample {k}", exact)
+        check(row, fn, given, grad, label, device, op.name not in UNDEFINED)
     return row
+
+
+def _other_layouts(every: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The first sample with gaps between elements, and the first images channels-last."""
+    for s in every[:1]:
+        yield "strided sample 0", s.noncontiguous()
+    for k, s in enumerate(every):
+        image = next((t for t in _tensors(s.input) if t.dim() in (4, 5) and t.numel() > 1), None)
+        if image is not None:
+            yield f"channels-last sample {k}", s.transform(_channels_last)
+            return
+
+
+def _channels_last(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.dim() not in (4, 5):
+        return x
+    order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    return x.detach().to(memory_format=order).requires_grad_(x.requires_grad)
+
+
+def name_of(op: Any) -> str:
+    """The op's name with that of its variant."""
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
 def cases(names: Sequence[str] | None = None) -> Iterator[Any]:
     """The entries of the op database, by name where given."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as database
 
-    for op in op_db:
-        if not names or op.name in names:
+    # The database seeds ops that draw in a way that Dynamo does not trace; `case` seeds every op.
+    database.wrapper_set_seed = lambda fn, *args, **kwargs: fn(*args, **kwargs)
+    for op in database.op_db:
+        if not names or op.name in names or name_of(op) in names:
             yield op
 
 
@@ -276,6 +366,7 @@ def main() -> int:
     p.add_argument("--samples", type=int, default=3)
     p.add_argument("--op", action="append")
     p.add_argument("--dynamic", action="store_true")
+    p.add_argument("--layouts", action="store_true")
     p.add_argument("--device", default="cpu")
     a = p.parse_args()
     warnings.simplefilter("ignore")
@@ -289,7 +380,7 @@ def main() -> int:
             if dtype not in op.supported_dtypes(a.device):
                 continue
             print(f"#{k} {op.name} {name}", file=sys.stderr, flush=True)
-            rows.append(sweep(op, dtype, a.samples, a.dynamic, a.device))
+            rows.append(sweep(op, dtype, a.samples, a.dynamic, a.device, a.layouts))
             print(rows[-1], flush=True)
     bad = sum(bool(r.failures) for r in rows)
     native = sum(r.native for r in rows)

@@ -1,0 +1,339 @@
+"""All of torch's op database, every dtype, static and dynamic: run, count, and write the table.
+
+    python tests/e2e/opinfo.py [--workers 2] [--fresh] [--again] [--samples 3] [--only add,mul]
+                               [--dtypes float32,...] [--modes static,dynamic] [--report]
+
+Rows go to build/opinfo/rows.jsonl as they are done, so that a run that was stopped goes on where it
+was; `--again` runs once more what failed, `--fresh` everything, `--report` nothing. The table is
+docs/coverage.md, written when the rows are complete. Each op runs in a worker process: one that
+dies or hangs is a failure of that op, and another worker takes its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.e2e.sweep import Row, cases, name_of, sweep  # noqa: E402  # after the path
+
+DTYPES = (
+    "float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "complex64",
+)  # fmt: skip
+MODES = ("static", "dynamic")
+ROWS = ROOT / "build" / "opinfo" / "rows.jsonl"
+PAGE = ROOT / "docs" / "coverage.md"
+# Seconds for one row: the slowest op (a batch norm of many samples) takes 20 on a busy machine.
+LIMIT = 300.0
+# Rows after which a worker ends, since Dynamo keeps a little of all it has traced.
+LIFE = 150
+
+Key: TypeAlias = tuple[str, str, str]  # op, dtype, mode
+
+
+def mode_of(row: Row) -> str:
+    """The row's mode by name."""
+    return "dynamic" if row.dynamic else "static"
+
+
+def keys(only: Sequence[str], dtypes: Sequence[str], modes: Sequence[str]) -> list[Key]:
+    """Every row there is to run, in the database's order, float32 first."""
+    import torch
+
+    named = [(name_of(op), op.supported_dtypes("cpu")) for op in cases(only or None)]
+    return [
+        (name, dtype, mode)
+        for mode in modes
+        for dtype in dtypes
+        for name, supported in named
+        if getattr(torch, dtype) in supported
+    ]
+
+
+def known(path: Path) -> dict[Key, Row]:
+    """The rows of earlier runs: of equal keys the last line counts, a cut line does not."""
+    rows: dict[Key, Row] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = Row(**json.loads(line))
+        except json.JSONDecodeError:
+            continue
+        rows[row.op, row.dtype, mode_of(row)] = row
+    return rows
+
+
+def serve(samples: int) -> None:
+    """A worker: reads "op dtype mode" lines, writes a row for each."""
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    ops = {name_of(op): op for op in cases()}
+    out, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        name, dtype, mode = json.loads(line)
+        layouts = dtype == "float32" and mode == "static"
+        row = sweep(ops[name], getattr(torch, dtype), samples, mode == "dynamic", layouts=layouts)
+        print(json.dumps(asdict(row)), file=out, flush=True)
+
+
+class Worker:
+    """A process that runs one row after the other; started when it is first asked."""
+
+    def __init__(self, samples: int) -> None:
+        self.command = [sys.executable, __file__, "--serve", "--samples", str(samples)]
+        self.process: subprocess.Popen[str] | None = None
+        self.served = 0
+
+    def run(self, key: Key) -> Row:
+        """The row of the key; one with a failure if the process died or took longer than LIMIT."""
+        if self.process is None or self.served == LIFE:
+            self.close()
+            self.process = subprocess.Popen(
+                self.command, text=True, cwd=ROOT,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        process = self.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        slow = threading.Timer(LIMIT, process.kill)
+        slow.start()
+        self.served += 1
+        began = time.monotonic()
+        try:
+            process.stdin.write(json.dumps(key) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        slow.cancel()
+        if line:
+            return Row(**json.loads(line))
+        code = process.wait()
+        self.process, self.served = None, 0
+        why = "took too long" if time.monotonic() - began >= LIMIT else f"exit status {code}"
+        return Row(key[0], key[1], key[2] == "dynamic", failures=[f"the process ended: {why}"])
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.process, self.served = None, 0
+
+
+def run_all(todo: Sequence[Key], workers: int, samples: int, out: IO[str]) -> Iterator[Row]:
+    """Run the rows in processes, write each to `out`, give each as it is done."""
+    waiting: queue.SimpleQueue[Key] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Row] = queue.SimpleQueue()
+    for key in todo:
+        waiting.put(key)
+    stop = threading.Event()
+
+    def work() -> None:
+        worker = Worker(samples)
+        while not stop.is_set():
+            try:
+                key = waiting.get_nowait()
+            except queue.Empty:
+                break
+            done.put(worker.run(key))
+        worker.close()
+
+    threads = [threading.Thread(target=work) for _ in range(workers)]
+    for t in threads:
+        t.start()
+    try:
+        for _ in todo:
+            row = done.get()
+            print(json.dumps(asdict(row)), file=out, flush=True)
+            yield row
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+
+
+def follow(todo: Sequence[Key], rows: Iterable[Row]) -> Iterator[Row]:
+    """Pass the rows on; prints each failure, and once in a while how far the run is."""
+    began = last = time.monotonic()
+    failed = 0
+    for n, row in enumerate(rows, 1):
+        failed += bool(row.failures)
+        if row.failures:
+            print(f"{mode_of(row)} {row}", flush=True)
+        now = time.monotonic()
+        if now - last > 15 or n == len(todo):
+            last, left = now, (now - began) / n * (len(todo) - n)
+            print(f"{n} of {len(todo)} rows, {failed} failed, {left / 60:.0f} min left", flush=True)
+        yield row
+
+
+def share(rows: Iterable[Row], *states: str) -> str:
+    """The part of the rows that ran which ended in one of the states, as a count and per cent."""
+    ran = [r for r in rows if r.state != "skip"]
+    hits = sum(r.state in states for r in ran)
+    return f"{hits} of {len(ran)} ({hits / max(1, len(ran)):.1%})"
+
+
+HEAD = """\
+<!-- Written by `make opinfo`; do not edit. -->
+# Which ops run natively, and which are calls
+
+From a run of torch's own op database ({torch}, CPU, {samples} samples of each op): forward, and
+backward for float32 and float64, with `fullgraph=True`, beside eager in values, strides, shared
+memory and what becomes of the arguments; float32 also with inputs that have gaps or are
+channels-last. Per op and dtype by its worst sample:
+
+- **native**: kernels of lenz and nothing else;
+- **library**: also calls that are meant to be (matrix products, convolutions, attention);
+- **extern**: also other calls of eager ops, each with its reason, or the whole graph in eager;
+- **failed**: differs from eager, or raises, where `backend="aot_eager"` does neither;
+- **skipped**: eager or `aot_eager` refuse every sample.
+
+float32 ops that run without a fallback, forward and backward: native {native}, with library calls
+{library}. Forward alone: native {forward}.
+
+| mode | dtype | cases that agree | native | library | extern | failed | skipped |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def page(rows: Mapping[Key, Row], samples: int) -> str:
+    """The page, from rows alone."""
+    import torch
+
+    first = [r for (_, dtype, mode), r in rows.items() if (dtype, mode) == ("float32", "static")]
+    ahead = [Row(r.op, r.dtype, False, r.passed, 0, r.failures, r.externs, {}, r.whole)
+             for r in first]  # fmt: skip
+    text = HEAD.format(
+        torch=f"torch {torch.__version__.split('+')[0]}",
+        samples=samples,
+        native=share(first, "native"),
+        library=share(first, "native", "library"),
+        forward=share(ahead, "native"),
+    )
+    lines = [text.rstrip("\n")]
+    for mode in MODES:
+        for dtype in DTYPES:
+            some = [r for (_, d, m), r in rows.items() if (d, m) == (dtype, mode)]
+            count = Counter(r.state for r in some)
+            sums = [sum(r.passed for r in some)]
+            sums += [count[s] for s in ("native", "library", "extern", "FAIL", "skip")]
+            lines.append(f"| {mode} | {dtype} | {' | '.join(map(str, sums))} |")
+    lines += [
+        "",
+        "## By op",
+        "",
+        INTRO,
+        "",
+        "| op | float32 | calls | other dtypes |",
+        "|---|---|---|---|",
+    ]
+    lines += [line for name in _names(rows) if (line := _line(name, rows))]
+    native = [f"`{n}`" for n in _names(rows) if not _line(n, rows)]
+    lines += ["", f"Native in every dtype and mode ({len(native)}): {', '.join(native)}.", ""]
+    return "\n".join(lines)
+
+
+INTRO = """\
+Ops that are not native throughout. "Calls" are those of float32 (else of the first dtype), with
+the reason; a call that only the backward graph makes is marked "backward". "Other dtypes" names
+those whose state, or whose dynamic state, is another."""
+
+
+def _names(rows: Mapping[Key, Row]) -> list[str]:
+    return sorted({name for name, _, _ in rows})
+
+
+def _line(name: str, rows: Mapping[Key, Row]) -> str:
+    """The row of one op; empty where all of its rows are native."""
+    own = {(d, m): rows[name, d, m] for m in MODES for d in DTYPES if (name, d, m) in rows}
+    if all(r.state == "native" for r in own.values()):
+        return ""
+    main = next(iter(own.values()))
+    calls = dict.fromkeys(f"`{op}` ({why})" for op, why in sorted(main.externs.items()))
+    calls |= dict.fromkeys(f"the whole graph ({why})" for why in sorted(main.whole))
+    behind = sorted(set(main.backward.items()) - set(main.externs.items()))
+    calls |= dict.fromkeys(f"backward `{op}` ({why})" for op, why in behind)
+    others: dict[str, list[str]] = {}
+    for (dtype, mode), r in own.items():
+        if r.state != main.state:
+            label = dtype if mode == "static" else f"{dtype} dynamic"
+            others.setdefault(_shown(r), []).append(label)
+    other = "; ".join(f"{state}: {', '.join(labels)}" for state, labels in others.items())
+    state = _shown(main) if main.dtype == "float32" else f"{main.dtype}: {_shown(main)}"
+    return f"| `{name}` | {state} | {', '.join(calls)} | {other} |"
+
+
+def _shown(row: Row) -> str:
+    return {"FAIL": "failed", "skip": "skipped"}.get(row.state, row.state)
+
+
+def _names_in(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    def read(text: str) -> list[str]:
+        given = text.split(",")
+        if unknown := [x for x in given if x not in allowed]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(allowed)}")
+        return given
+
+    return read
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("--workers", type=int, default=2)
+    p.add_argument("--samples", type=int, default=3)
+    p.add_argument("--dtypes", type=_names_in(DTYPES), default=list(DTYPES))
+    p.add_argument("--modes", type=_names_in(MODES), default=list(MODES))
+    p.add_argument("--only", type=lambda text: text.split(","), default=[])
+    for flag in ("--fresh", "--again", "--report", "--serve"):
+        p.add_argument(flag, action="store_true")
+    return p.parse_args()
+
+
+def main() -> int:
+    """Run what is missing, write the table; 1 where something failed."""
+    a = options()
+    if a.serve:
+        serve(a.samples)
+        return 0
+    every = keys(a.only, a.dtypes, a.modes)
+    ROWS.parent.mkdir(parents=True, exist_ok=True)
+    if a.fresh and not a.only:
+        ROWS.unlink(missing_ok=True)
+    rows = known(ROWS)
+    again = lambda k: a.fresh or k not in rows or (a.again and bool(rows[k].failures))
+    todo: list[Key] = [] if a.report else [k for k in every if again(k)]
+    print(f"{len(every)} rows, {len(every) - len(todo)} known", flush=True)
+    with ROWS.open("a") as out:
+        for row in follow(todo, run_all(todo, a.workers, a.samples, out)):
+            rows[row.op, row.dtype, mode_of(row)] = row
+    wanted: dict[Key, Any] = {k: rows[k] for k in every if k in rows}
+    for row in wanted.values():
+        if row.failures:
+            print(f"{mode_of(row)} {row}")
+    states = Counter(r.state for r in wanted.values())
+    print(", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+    if not a.only and len(wanted) == len(keys([], DTYPES, MODES)):
+        PAGE.write_text(page(wanted, a.samples))
+        print(f"wrote {PAGE.relative_to(ROOT)}")
+    return int(states["FAIL"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
