@@ -98,7 +98,13 @@ class KnownValues:
 
 
 def is_plain(n: Node, limit: int = LIMIT) -> bool:
-    """Say whether `n` gives at most `limit` elements, by torch or an operator if it is a call."""
+    """Say whether `n` gives at most `limit` elements, by torch or an operator if it is a call.
+
+    Not where it takes a symbolic size: a full([4], s0) has a plain shape, and other elements for
+    each size.
+    """
+    if any(isinstance(seen(a), torch.SymInt) for a in n.all_input_nodes):
+        return False
     for leaf in _pytree.tree_leaves(seen(n)):
         if isinstance(leaf, torch.Tensor):
             if not all(isinstance(s, int) for s in leaf.shape) or leaf.numel() > limit:

@@ -51,6 +51,12 @@ def is_pattern(n: Node) -> bool:
     if n.op not in CALLS or (is_sized and name not in SIZED):
         return False
     given = [a for a in n.args if isinstance(a, Node)]
+    # A fill is compared with positions: a size among them would be one more, that SIDE is not.
+    if name in FILLING and any(
+        isinstance(a, Node) and isinstance(seen(a), torch.SymInt)
+        for a in (*n.args, *n.kwargs.values())
+    ):
+        return False
     if name == "getitem":
         index = n.args[1] if isinstance(n.args[1], tuple) else (n.args[1],)
         return all(i is None or i is ... or i == slice(None) for i in index)

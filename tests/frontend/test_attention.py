@@ -185,6 +185,7 @@ def positions(n: Any) -> tuple[Tensor, Tensor]:
         (lambda n: positions(n)[0] - positions(n)[1] + 30 >= 0, ""),
         (lambda n: (torch.arange(n) < n).expand(n, n), ""),
         (lambda n: positions(n)[0] >= (positions(n)[1] & 63), ""),
+        (lambda n: torch.full((n, n), n % 36).bool(), ""),
     ],
 )
 def test_masks_of_symbolic_sizes(mask: Callable[[Any], Tensor], want: str) -> None:
@@ -207,6 +208,17 @@ def test_masks_of_symbolic_sizes(mask: Callable[[Any], Tensor], want: str) -> No
     for size in (L, 5, 40):
         args = qkv(2, 3, size, 8)
         torch.testing.assert_close(compiled(*args), f(*args))
+
+
+def test_a_mask_of_plain_shape_may_follow_a_symbolic_size() -> None:
+    def f(x: Tensor) -> Tensor:
+        q = x[None, :3, :3]
+        return sdpa(q, q, q, attn_mask=torch.arange(3).expand(3, 3) < x.shape[0] - 2)
+
+    compiled = torch.compile(f, backend="lenz", dynamic=True)
+    for size in (9, 3, 4):
+        x = torch.randn(size, size)
+        torch.testing.assert_close(compiled(x), f(x))
 
 
 def test_gradients_are_eagers() -> None:

@@ -110,3 +110,20 @@ def test_random_and_symbolic_values_stay() -> None:
 
     p = program(f, torch.randn(3, 4), dynamic=True)
     assert "aten.rand.default" in targets(p) and not p.constants
+
+
+def test_values_of_plain_shape_may_follow_a_symbolic_size() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        mask = torch.arange(10) < n
+        return (
+            x + x.numel() / 3.0,
+            x / (n**0.5 + 1),
+            x.sum() + mask,
+            torch.full((3, 3), n) @ mask[:3].long(),
+        )
+
+    compiled = torch.compile(f, backend="lenz", dynamic=True)
+    for n in (5, 3, 40):
+        x = torch.ones(n, 7)
+        torch.testing.assert_close(compiled(x), f(x))
