@@ -34,7 +34,7 @@ from lenz.lower import native_ops
 from lenz.options import Options
 from lenz.pipeline import Boxed, Compiled, compile_program, context
 
-__all__ = ["Watcher", "backend", "compile_graph", "explain"]
+__all__ = ["Explainer", "Watcher", "backend", "compile_graph", "explain"]
 
 # Modes of torch.compile. On a CPU all of them are the default, since only kernels of GPUs have
 # tiles to choose from; CUDA graphs are not there yet.
@@ -176,12 +176,25 @@ def _fault(e: Exception, recorder: Recorder, program: FxProgram, options: Option
 
 
 @dataclass(slots=True)
-class _Explainer:
-    """Collects the graphs that one call compiles, and what they launch."""
+class Explainer:
+    """A Watcher that describes the graphs it is told of, and what their calls launch."""
 
     graphs: list[GraphReport] = field(default_factory=list)
     launches: list[KernelReport | ExternReport] = field(default_factory=list)
     count: int = 0
+
+    def backend(self, options: Options) -> Callable[..., Any]:
+        """A backend of torch.compile that reports to this object."""
+
+        def watched(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            self.count += 1
+            return compile_graph(gm, example_inputs, options, self, f"graph{self.count - 1}")
+
+        return watched
+
+    def report(self, result: object = None) -> Report:
+        """What was seen so far."""
+        return Report(tuple(self.graphs), tuple(self.launches), result)
 
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
         """Describe a graph."""
@@ -201,6 +214,7 @@ class _Explainer:
                 guards=p.guards,
                 ended_by=p.ended_by,
                 autotune=made.tuned,
+                calls=p.calls,
             )
         )
         return self.counted(made.call, steps)
@@ -222,6 +236,7 @@ class _Explainer:
                 skips=(why,),
                 guards=program.guards,
                 ended_by=program.ended_by,
+                calls=program.calls,
             )
         )
         return self.counted(run, steps)
@@ -277,13 +292,8 @@ def explain(
     chosen = Options.from_environment(options)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        seen = _Explainer()
-
-        def watched(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            seen.count += 1
-            return compile_graph(gm, example_inputs, chosen, seen, f"graph{seen.count - 1}")
-
-        result = torch.compile(_fresh(fn), backend=watched, dynamic=dynamic)(*args, **kwargs)
-        return Report(tuple(seen.graphs), tuple(seen.launches), result)
+        seen = Explainer()
+        run = torch.compile(_fresh(fn), backend=seen.backend(chosen), dynamic=dynamic)
+        return seen.report(run(*args, **kwargs))
 
     return explained

@@ -110,6 +110,7 @@ class GraphReport:
     ended_by    reason and line of the graph break after it, if there is one
     autotune    what was measured to choose the tiles of GPU kernels, with option `autotune`
     partitions  for targets that have them; on the CPU empty
+    calls       how often the graph calls each op, before anything is fused or left out
     """
 
     name: str
@@ -126,6 +127,7 @@ class GraphReport:
     autotune: tuple[TuneReport, ...] = ()
     guards: int = 0
     ended_by: str = ""
+    calls: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fallbacks(self) -> tuple[ExternReport, ...]:
@@ -145,6 +147,17 @@ class Report:
     def allocs(self) -> tuple[AllocReport, ...]:
         """Allocations of all graphs."""
         return tuple(a for g in self.graphs for a in g.allocs)
+
+    @property
+    def op_calls(self) -> tuple[int, int, int]:
+        """How many op calls kernels compute (or views are), libraries, and eager for lack of ours.
+
+        Each graph counts once, as it came: before anything is fused or left out.
+        """
+        every = sum(n for g in self.graphs for n in g.calls.values())
+        called = [e for g in self.graphs for e in g.externs if e.op in g.calls]
+        fallbacks = sum(e.is_fallback for e in called)
+        return every - len(called), len(called) - fallbacks, fallbacks
 
     def __str__(self) -> str:
         lines: list[str] = []

@@ -7,6 +7,7 @@ torch beyond `torch.fx`.  The graph is not changed after the program is built.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -95,6 +96,12 @@ class FxProgram:
     def nodes(self) -> tuple[Node, ...]:
         """The calls of the graph in order: no placeholders, attributes or output."""
         return tuple(n for n in self.gm.graph.nodes if n.op == "call_function")
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """How often each op is called; sizes, parts of results and higher-order ops aside."""
+        ops = [str(n.target) for n in self.nodes if isinstance(n.target, torch._ops.OpOverload)]
+        return dict(Counter(op for op in ops if not op.startswith("aten.sym_")))
 
     def interpret(self, args: list[Any]) -> Sequence[Any]:
         """Run the graph op by op in eager.  Clears `args`, and frees each value after its last use.

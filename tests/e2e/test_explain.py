@@ -321,3 +321,15 @@ def test_a_learning_rate_that_changes_is_compiled_twice_at_most(kind: Callable[.
         step(theirs, g, kind(0.1 * (k + 1)))
         torch.testing.assert_close(mine, theirs)
     assert counter.frame_count <= 2
+
+
+def test_op_calls_are_counted_by_who_computes_them() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.special.i0((x @ w).relu().t()).sum()
+
+    report = lenz.explain(f)(torch.randn(4, 5), torch.randn(5, 6))
+    assert report.graphs[0].calls["aten.mm.default"] == 1
+    assert sum(report.graphs[0].calls.values()) == 5
+    native, library, fallback = report.op_calls
+    assert library == 1 and fallback == len(report.graphs[0].fallbacks)
+    assert native == 5 - library - fallback
