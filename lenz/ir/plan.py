@@ -95,6 +95,17 @@ class CallStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Lay:
+    """Hold the result of a call to its type: it is copied if the op gave other strides.
+
+    Fake tensors tell the strides of most results right, and kernels and views rely on them.
+    """
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """Drop a reference to memory."""
 
@@ -106,7 +117,7 @@ class Check:
     """Raise if a check in the kernel launched just before has failed: an index out of range."""
 
 
-Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Free | Check
+Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Lay | Free | Check
 
 
 @dataclass(frozen=True, slots=True)

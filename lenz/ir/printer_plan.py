@@ -13,6 +13,7 @@ from lenz.ir.plan import (
     Free,
     Input,
     LaunchStep,
+    Lay,
     Plan,
     Reuse,
     Step,
@@ -108,7 +109,7 @@ def plan_lines(p: Plan, out: Lines, origins: bool) -> Lines:
     return out
 
 
-def _tensor(x: Input | Alloc | Reuse | ViewStep, device: str) -> str:
+def _tensor(x: Input | Alloc | Reuse | ViewStep | Lay, device: str) -> str:
     return f"%{show_name(x.name)} : {show_type(x.type, device)}"
 
 
@@ -125,6 +126,8 @@ def show_step(s: Step, device: str = "") -> str:
             return f"reuse {_tensor(s, device)} of %{show_name(source)}"
         case ViewStep(_, source, _):
             return f"view {_tensor(s, device)} of %{show_name(source)}"
+        case Lay():
+            return f"lay {_tensor(s, device)}"
         case LaunchStep(kernel, args, sizes, grid, on):
             inner = ", ".join("%" + show_name(a) for a in args)
             inner += ("; " if sizes else "") + ", ".join(map(show_sym, sizes))

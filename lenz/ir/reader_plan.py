@@ -21,6 +21,7 @@ from lenz.ir.plan import (
     Free,
     Input,
     LaunchStep,
+    Lay,
     Plan,
     Reuse,
     SizeInput,
@@ -32,8 +33,8 @@ from lenz.ir.tensor import TensorType
 from lenz.sym import Sym
 
 _LINES = (
-    "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "free", "check",
-    "kernels", "aligned", "return",
+    "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "lay", "free",
+    "check", "kernels", "aligned", "return",
 )  # fmt: skip
 
 
@@ -117,6 +118,8 @@ def _step(c: Cursor, s: Scope, word: str) -> Step:
         case "alloc":
             name, type_ = _tensor(c, s)
             return Alloc(name, type_, c.accept("zero"))
+        case "lay":
+            return Lay(*_tensor(c, s))
         case "reuse" | "view":
             name, type_ = _tensor(c, s)
             c.expect("of")

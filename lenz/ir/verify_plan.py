@@ -10,6 +10,7 @@ from lenz.ir.plan import (
     Free,
     Input,
     LaunchStep,
+    Lay,
     Plan,
     Reuse,
     SizeInput,
@@ -112,6 +113,9 @@ def _step(s: Step, m: _Memory, p: Plan) -> None:
             m.type(type_, s)
             m.use(source, s)
             m.define(name, s)
+        case Lay(name, type_):
+            m.type(type_, s)
+            m.use(name, s)
         case LaunchStep(kernel, args, sizes, grid):
             if kernel not in p.kernels:
                 broken("kernel-listed", f"@{kernel} is not in the list of kernels", s)

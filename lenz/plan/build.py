@@ -17,6 +17,7 @@ from lenz.ir.plan import (
     Free,
     Input,
     LaunchStep,
+    Lay,
     Plan,
     Reuse,
     SizeInput,
@@ -54,6 +55,7 @@ class _Builder:
     own: set[str] = field(default_factory=set)
     pinned: set[str] = field(default_factory=set)
     pool: Pool = field(default_factory=Pool)
+    addressed: set[str] = field(default_factory=set)  # by a kernel or a view, and not only called
     defined: dict[str, None] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[str]] = field(default_factory=dict)
@@ -130,6 +132,8 @@ class _Builder:
         """The last step that uses each memory; a view keeps its root alive."""
         for k, step in enumerate(self.schedule.steps):
             for name in _names(step):
+                if not isinstance(step, Extern):
+                    self.addressed |= {name, self.roots.get(name, name)}
                 self.last[name] = k
                 root = self.roots.get(name, name)
                 self.last[root] = k
@@ -221,6 +225,8 @@ class _Builder:
         for o in step.outs:
             if isinstance(o, Buffer):
                 self.bind_new_sizes(o)
+                if o.name in self.addressed:
+                    self.steps.append(Lay(o.name, o.type))
 
     def bind_new_sizes(self, out: Buffer) -> None:
         """Sizes that only the call knows (nonzero, say) are read off its result."""

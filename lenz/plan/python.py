@@ -18,6 +18,7 @@ from lenz.ir.plan import (
     Free,
     Input,
     LaunchStep,
+    Lay,
     Plan,
     Reuse,
     SizeInput,
@@ -267,6 +268,9 @@ class _Writer:
                 t = s.type
                 at = to_python(t.layout.offset)
                 return [f"{self.var(s.name)} = rt.view({self.var(s.source)}, {_layout(t)}, {at})"]
+            case Lay():
+                name = self.var(s.name)
+                return [f"{name} = rt.lay({name}, {_layout(s.type)})"]
             case LaunchStep():
                 return self.launch(s)
             case CallStep():

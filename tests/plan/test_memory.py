@@ -76,3 +76,18 @@ def test_what_is_read_again_is_not_taken() -> None:
 
     x, w = torch.randn(64, 64), torch.randn(64, 64)
     torch.testing.assert_close(torch.compile(f, backend="lenz")(x, w), f(x, w))
+
+
+def test_a_call_whose_strides_were_told_wrong_is_laid_as_told() -> None:
+    """The fake tensor of `uniform` of a tensor with gaps has gaps, the real one has none."""
+
+    def draw() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        memory = torch.zeros(12)
+        return memory, fn(memory[::2])
+
+    fn = lambda x: x.uniform_().mul(2.0)
+    want = draw()
+    fn = torch.compile(fn, backend="lenz", options={"eager_random": True})
+    for got, expected in zip(draw(), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
