@@ -137,3 +137,20 @@ def test_steps_between_lanes(step: int, dtype: DType) -> None:
         from lenz.codegen.llvm.module import emit_module
 
         assert "gather" not in emit_module(kernels[1:3], host_target())
+
+
+@pytest.mark.usefixtures("target")
+def test_a_condition_of_an_outer_loop_does_not_replace_the_tail() -> None:
+    """`torch.cat` along rows: full vectors and the tail stand under one mask, made outside."""
+    from codegen_run import check
+
+    from lenz.ir.dtype import I64
+    from lenz.ir.expr import index, masked
+
+    for n in (18, 20, 33, 47):
+        i, v = axis("i", sym(3)), axis("v", sym(n))
+        cond = ops.lt(index(i.var, I64), const(2, I64))
+        value = masked(cond, at("a", n * i.var + v.var, F32), const(0.0, F32))
+        body = For(i, "seq", (For(v, "vector", (Store("out", 3 * v.var + i.var, value),)),))
+        params = (Param("a", F32, sym(2 * n), "in"), Param("out", F32, sym(3 * n), "out"))
+        check(Kernel("cat_0", "pointwise", params, (), (body,)), {"a": torch.randn(2 * n)})

@@ -197,7 +197,8 @@ class Values:
         tail = self.scopes.tail
         if not mask:
             return None if step == 0 else tail
-        key = ("mask", mask, step == 0)
+        # A mask that full vectors have made may live on in the scope around the partial one.
+        key = ("mask", mask, step == 0, tail.names if tail else ())
         if found := self.scopes.memo.get(key):
             return found
         total: Value | None = None
