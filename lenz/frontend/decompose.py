@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._decomp import _core_aten_decompositions_post_autograd
+from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
 __all__ = ["KEEP_WHOLE", "decompositions"]
 
@@ -26,10 +26,8 @@ KEEP_WHOLE: Mapping[str, str] = {
     "aten._scaled_dot_product_flash_attention_for_cpu": LIBRARY,
     "aten._embedding_bag": LIBRARY,
     "aten.baddbmm": LIBRARY,
-    "aten.addr": LIBRARY,
     "aten.mv": LIBRARY,
     "aten.dot": LIBRARY,
-    "aten.vdot": LIBRARY,
     "aten.im2col": LIBRARY,
     "aten.col2im": LIBRARY,
     "aten.cudnn_batch_norm": LIBRARY,
@@ -50,7 +48,6 @@ KEEP_WHOLE: Mapping[str, str] = {
     "aten.max_unpool2d": SCATTER,
     "aten.max_unpool3d": SCATTER,
     "aten.upsample_nearest2d_backward": SCATTER,
-    "aten._unsafe_masked_index_put_accumulate": SCATTER,
     "aten.t": VIEW,
     "aten.transpose": VIEW,
     "aten.unbind": VIEW,
@@ -61,6 +58,11 @@ KEEP_WHOLE: Mapping[str, str] = {
     "aten._unsafe_view": VIEW,
     "aten._reshape_alias": VIEW,
 }
+# Packets whose decomposition the core table leaves out, and which is as good as a lowering.
+ALSO = (
+    "aten.narrow_copy", "aten.permute_copy", "aten.tril_indices", "aten.triu_indices",
+    "aten.unbind_copy", "aten.view_copy",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=4)
@@ -70,15 +72,19 @@ def decompositions(
     """Return the decomposition table for AOTAutograd.
 
     `native` holds the ops that `lower/` takes natively, as "aten.gelu.default" (one overload) or
-    "aten.gelu" (all overloads).  Every other op with a decomposition in torch's core table is
-    taken apart, but for those of `KEEP_WHOLE`.  The table is shared: do not write into it.
+    "aten.gelu" (all overloads).  Every other op with a decomposition in torch's core table,
+    or named by `ALSO`, is taken apart, but for those of `KEEP_WHOLE`.  The table is shared: do not
+    write into it.
     """
     table: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
-    for op, rule in _core_aten_decompositions_post_autograd().items():
+    core = _core_aten_decompositions_post_autograd()
+    for op, rule in decomposition_table.items():
         if not isinstance(op, torch._ops.OpOverload):
             continue
         name = str(op)  # "aten.gelu.default"
         packet = name.rsplit(".", 1)[0]
+        if op not in core and packet not in ALSO:
+            continue
         if name in native or packet in native or packet in KEEP_WHOLE:
             continue
         table[op] = rule

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, DType, compute_dtype
+from lenz.ir.dtype import BOOL, F32, I32, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
@@ -287,6 +287,44 @@ def ldexp(b: GraphBuilder, x: Value, exponent: Value) -> Value:
     """x times two to the power of the exponent."""
     t = b.result.dtype
     return b.map(lambda i: ops.mul(element(x, i, t), ops.exp2(element(exponent, i, t))))
+
+
+@lowering("frexp.Tensor")
+def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value] | Decline:
+    """x as a fraction in [0.5, 1) times a power of two; 0, infinities and NaN as they are."""
+    if not x.dtype.is_float:
+        return Decline("frexp of integers")
+    t = compute_dtype(x.dtype)
+    word, low, top = (I32, 23, 0xFF) if t is F32 else (I64, 52, 0x7FF)
+    tiny, up = torch.finfo(t.torch).tiny, low + 2
+
+    def parts(i: Index) -> tuple[Expr, Expr]:
+        e = x.compute(i)
+        # Denormal numbers have no exponent of their own until they are scaled.
+        small = ops.lt(ops.abs(e), const(tiny, t))
+        bits = ops.bitcast(ops.where(small, ops.mul(e, const(2.0**up, t)), e), word)
+        own = ops.and_(ops.shr(bits, const(low, word)), const(top, word))
+        still = ops.or_(ops.eq(e, const(0.0, t)), ops.eq(own, const(top, word)))
+        half = ops.or_(
+            ops.and_(bits, const(~(top << low), word)), const((top // 2 - 1) << low, word)
+        )
+        bias = ops.where(small, const(top // 2 - 1 + up, word), const(top // 2 - 1, word))
+        power = ops.where(still, const(0, word), ops.sub(own, bias))
+        return ops.where(still, e, ops.bitcast(half, t)), ops.cast(power, I32)
+
+    return b.map(lambda i: parts(i)[0]), b.map(lambda i: parts(i)[1], b.results[1], "exponent")
+
+
+@lowering("angle")
+def angle(b: GraphBuilder, x: Value) -> Value:
+    """0 or pi by the sign of a real number; NaN stays."""
+
+    def fn(i: Index) -> Expr:
+        e = element(x, i, b.result.dtype)
+        pi, zero = const(math.pi, e.dtype), const(0.0, e.dtype)
+        return ops.where(ops.isnan(e), e, ops.where(ops.lt(e, zero), pi, zero))
+
+    return b.map(fn)
 
 
 @lowering("heaviside")

@@ -43,7 +43,7 @@ def scalar_tensor(b: GraphBuilder, value: Operand, **_: Any) -> Value:
     return _fill(b, value)
 
 
-@lowering("zeros", "zeros_like", "new_zeros", "zero", float8=True)
+@lowering("zeros", "zeros_like", "new_zeros", "zero", "_efficientzerotensor", float8=True)
 def zeros(b: GraphBuilder, *_: Any, **__: Any) -> Value:
     """Zeros."""
     return _fill(b, 0)

@@ -21,6 +21,7 @@ LIBRARY = frozenset(
         "addmm",
         "bmm",
         "baddbmm",
+        "addbmm",
         "addmv",
         "mv",
         "dot",

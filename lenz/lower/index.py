@@ -13,7 +13,7 @@ from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
 from lenz.lower.view import unflatten
-from lenz.sym import ZERO, Sym, Var, product
+from lenz.sym import ONE, ZERO, Sym, Var, product
 
 
 def position(k: int, size: Sym) -> Var:
@@ -78,6 +78,8 @@ def gather(
     b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool = False
 ) -> Value | Decline:
     """out[i] = x[i with its dim-th part replaced by index[i]]."""
+    if ZERO in index.shape:
+        return b.map(lambda i: const(0, x.dtype))
     if not is_position(index):
         return Decline(f"positions of type {index.dtype}")
     if _reads_nothing(x):
@@ -100,12 +102,15 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value | D
     """Slices of x along one dimension, by their positions."""
     if not is_position(index):
         return Decline(f"positions of type {index.dtype}")
-    if _reads_nothing(x) or x.rank == 0:
-        return Decline("index_select from a scalar or from no elements")
+    if _reads_nothing(x):
+        return Decline("index_select from no elements")
     d = wrapped(dim, x.rank)
 
     def fn(i: Index) -> Expr:
-        e = index.at((i[d],) if index.rank else ())
+        e = index.at((i[d],) if index.rank and i else (ZERO,) * index.rank)
+        if not x.rank:
+            only = ops.eq(checked(e, ONE, wraps=False), const(0, I64))
+            return ops.where(only, x.at(()), const(0, x.dtype))
         where = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
         return x.at(where, (checked(e, x.shape[d], wraps=False),))
 
@@ -140,6 +145,8 @@ def take(b: GraphBuilder, x: Value, index: Value) -> Value | Decline:
     """Elements by their row-major position; negative ones count from the end."""
     if not is_position(index):
         return Decline(f"positions of type {index.dtype}")
+    if ZERO in index.shape:
+        return b.map(lambda i: const(0, x.dtype))
     if _reads_nothing(x):
         return Decline("take from a tensor without elements")
     count = product(x.shape)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, F32, I32, I64
-from lenz.ir.expr import Expr, const, masked
+from lenz.ir.dtype import BOOL, F32, I32, I64, compute_dtype
+from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import UpdateMode
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
 from lenz.lower.index import at_positions, checked, is_position, position
 from lenz.lower.long_scan import scanned
@@ -37,6 +37,8 @@ def update(
     value: Callable[[Index], Expr],
 ) -> Value | Decline:
     """x with value(i) written to, or combined with, the element at place(i) for all i."""
+    if ZERO in over:
+        return b.map(x.at)
     if x.dtype is BOOL:  # sums of truth values are disjunctions
         logical: dict[UpdateMode, UpdateMode] = {"add": "max", "mul": "min"}
         mode = logical.get(mode, mode)
@@ -73,9 +75,9 @@ def _wins(mode: UpdateMode, e: Expr) -> Expr:
 
 def _refused(x: Value, index: Value, dims: Sequence[int]) -> Decline | None:
     """Why positions in these dimensions of x are not taken; a place must exist to be written to."""
-    if not is_position(index):
+    if not is_position(index) and ZERO not in index.shape:
         return Decline(f"positions of type {index.dtype}")
-    if any(x.shape[d].lo is None or x.shape[d].lo < 1 for d in dims):  # type: ignore[operator]  # None is first
+    if ZERO not in index.shape and any(x.shape[d].lo is None or x.shape[d].lo < 1 for d in dims):  # type: ignore[operator]  # None is first
         return Decline("writes to a tensor that may have no elements")
     return None
 
@@ -146,8 +148,6 @@ def _combined(
 ) -> Value | Decline:
     """x combined with values; without its own elements where something comes to them."""
     mode = MODES[reduce]
-    if reduce == "mean" and not x.dtype.is_float:
-        return Decline("a mean of integers")
     start = x
     if not include_self:
         none = ops.neutral(mode, x.dtype)
@@ -162,7 +162,8 @@ def _combined(
 
     def mean(i: Index) -> Expr:
         e = total.compute(i)
-        return ops.div(e, ops.cast(ops.maximum(count.at(i), const(1, I64)), e.dtype))
+        by = ops.cast(ops.maximum(count.at(i), const(1, I64)), e.dtype)
+        return ops.div(e, by) if e.dtype.is_float else ops.div_floor(e, by)
 
     return b.map(mean)
 
@@ -188,6 +189,31 @@ def scatter_reduce(
     )
 
 
+def _put_masked(
+    b: GraphBuilder, x: Value, d: int, mask: Value, values: Value, accumulate: bool
+) -> Value | Decline:
+    """x with values that all slices share which a mask of the dimensions from d on chooses.
+
+    The values broadcast to a shape that has one dimension for those of the mask.
+    """
+    behind = x.rank - d - mask.rank
+    if values.rank > behind and values.shape[values.rank - behind - 1] is not ONE:
+        return Decline("a mask as index: which value comes where depends on all of the mask")
+
+    def fn(i: Index) -> Expr:
+        end = d + mask.rank
+        e = values.at(broadcast(values, (*i[:d], ZERO, *i[end:])))
+        old = x.at(i)
+        if accumulate:
+            wide = compute_dtype(x.dtype)
+            old, e = ops.cast(old, wide), ops.cast(e, wide)
+            new = round_to(ops.or_(old, e) if x.dtype is BOOL else ops.add(old, e), x.dtype)
+            return ops.where(mask.at(i[d:end]), new, x.at(i))
+        return ops.where(mask.at(i[d:end]), e, old)
+
+    return b.map(fn)
+
+
 @lowering("index_put", "_unsafe_index_put", any_dtype=True)
 def index_put(
     b: GraphBuilder,
@@ -200,11 +226,8 @@ def index_put(
     given = {d: v for d, v in enumerate(indices) if v is not None}
     if not given:
         return Decline("no positions")
-    first = given.get(0)
-    one = all(s is ONE for s in values.shape)
-    if first is not None and first.dtype is BOOL and len(given) == 1 and one and not accumulate:
-        mask, zeros = first, (ZERO,) * values.rank
-        return b.map(lambda i: ops.where(mask.at(i[: mask.rank]), values.at(zeros), x.at(i)))
+    if len(given) == 1 and (at := min(given)) is not None and given[at].dtype is BOOL:
+        return _put_masked(b, x, at, given[at], values, accumulate)
     for v in given.values():
         if (refused := _refused(x, v, tuple(given))) is not None:
             return refused
@@ -223,15 +246,35 @@ def index_put(
 def _slices(
     x: Value, d: int, index: Value, wraps: bool = False
 ) -> tuple[tuple[Sym, ...], Callable[[Index], Place]]:
-    """The loop over slices of x along a dimension, chosen by a list of positions; and the place."""
+    """The loop over slices of x along a dimension, chosen by a list of positions; and the place.
+
+    The slice of a scalar is all of it: the place is the scalar, and `_guarded` checks positions.
+    """
     count = index.shape[0] if index.rank else ONE
 
     def place(i: Index) -> Place:
+        if not x.rank:
+            return (), ()
         e = index.at((i[d],) if index.rank else ())
         at = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
         return at, (checked(e, x.shape[d], wraps=wraps),)
 
     return (*x.shape[:d], count, *x.shape[d + 1 :]), place
+
+
+def _guarded(
+    x: Value, index: Value, wraps: bool, value: Callable[[Index], Expr]
+) -> Callable[[Index], Expr]:
+    """value(i), which for a scalar x first checks that the position is its only one."""
+    if x.rank:
+        return value
+
+    def fn(i: Index) -> Expr:
+        e = value(i)
+        at = checked(index.at(i if index.rank else ()), ONE, wraps=wraps)
+        return ops.where(ops.eq(at, const(0, I64)), e, const(0, e.dtype))
+
+    return fn
 
 
 def _by_slices(
@@ -244,12 +287,10 @@ def _by_slices(
     wraps: bool = False,
 ) -> Value | Decline:
     d = wrapped(dim, x.rank)
-    if x.rank == 0:
-        return Decline("slices of a scalar")
-    if (refused := _refused(x, index, (d,))) is not None:
+    if (refused := _refused(x, index, (d,) if x.rank else ())) is not None:
         return refused
     over, place = _slices(x, d, index, wraps)
-    return update(b, mode, x, over, place, value)
+    return update(b, mode, x, over, place, _guarded(x, index, wraps, value))
 
 
 @lowering("index_add")
@@ -292,12 +333,11 @@ def index_reduce(
 ) -> Value | Decline:
     """Slices of x combined with slices of source by prod, mean, amax or amin."""
     d = wrapped(dim, x.rank)
-    if x.rank == 0:
-        return Decline("slices of a scalar")
-    if (refused := _refused(x, index, (d,))) is not None:
+    if (refused := _refused(x, index, (d,) if x.rank else ())) is not None:
         return refused
     over, place = _slices(x, d, index)
-    return _combined(b, x, over, place, source.at, reduce, include_self)
+    value = _guarded(x, index, False, lambda i: source.at(i[: source.rank]))
+    return _combined(b, x, over, place, value, reduce, include_self)
 
 
 @lowering("put", any_dtype=True)
@@ -348,6 +388,39 @@ def embedding_dense_backward(
     return update(b, "add", table, grad.shape, place, value)
 
 
+def _numbered(
+    b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], Expr]
+) -> Value | Decline:
+    """For each element in row-major order, how many up to it hold: a row of i64."""
+    row = b.temp((product(shape),), I64)
+    return scanned(b, "sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
+
+
+@lowering("masked_scatter_backward", any_dtype=True)
+def masked_scatter_backward(
+    b: GraphBuilder, grad: Value, mask: Value, sizes: Sequence[Sym | int]
+) -> Value | Decline:
+    """The elements where the mask holds, in row-major order, then zeros: of a known size."""
+    shape, t = grad.shape, b.result
+    if mask.dtype is not BOOL or ZERO in shape or ZERO in t.shape:
+        return Decline("no elements")
+    number = _numbered(b, shape, lambda i: mask.at(broadcast(mask, i)))
+    if isinstance(number, Decline):
+        return number
+    count = product(t.shape)
+    # What the mask does not choose goes behind the end.
+    wide = b.temp((count + 1,), t.dtype)
+    zeros = b.map(lambda i: const(0, t.dtype), wide)
+
+    def place(i: Index) -> Place:
+        at = ops.sub(number.at((flatten(i, shape),)), const(1, I64))
+        at = ops.where(mask.at(broadcast(mask, i)), at, index(count))
+        return (position(0, count + 1),), (checked(at, count + 1, wraps=False),)
+
+    out = b.scatter("set", zeros, shape, lambda i: (*place(i), grad.at(i)), wide)
+    return b.map(lambda i: out.at((flatten(i, t.shape),)))
+
+
 @lowering("masked_scatter", any_dtype=True)
 def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Value | Decline:
     """The elements where the mask holds replaced, in row-major order, by those of source."""
@@ -358,8 +431,7 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
     def holds(i: Index) -> Expr:
         return mask.at(broadcast(mask, i))
 
-    row = b.temp((product(shape),), I64)
-    number = scanned(b, "sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
+    number = _numbered(b, shape, holds)
     if isinstance(number, Decline):
         return number
 

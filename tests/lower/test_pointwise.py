@@ -322,3 +322,21 @@ def test_broadcast_with_dynamic_sizes() -> None:
 def test_fused_multiply_add() -> None:
     x, y, z = torch.randn(3, 4), torch.randn(4), torch.randn(3, 1)
     check(lambda x, y, z: torch.ops.prims.fma(x, y.expand(3, 4), z.expand(3, 4)), x, y, z)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_fractions_and_angles(dtype: torch.dtype) -> None:
+    """frexp bit by bit, of denormal numbers too; angles of real numbers."""
+    tiny = torch.finfo(dtype).tiny
+    x = torch.cat([special(dtype), torch.tensor([tiny, -tiny / 2, tiny / 8, 3.0e4]).to(dtype)])
+    check(torch.frexp, torch.cat([x, floats(dtype, 40)]), exact=True)
+    check(torch.angle, x, exact=True)
+    check(torch.angle, ints(torch.int64, 9))
+
+
+def test_copies_and_products() -> None:
+    x = floats(torch.float32, 4, 6)
+    check(lambda x: (aten.view_copy(x, [24]), aten.permute_copy(x, [1, 0])), x, exact=True)
+    check(lambda x: (aten.narrow_copy(x, 0, 1, 2), *aten.unbind_copy(x, 1)), x, exact=True)
+    check(lambda x: torch.addr(x, x[:, 0], x[1], beta=0.5, alpha=2), x)
+    check(lambda x: x.sum() + torch.tril_indices(4, 5, 1).sum() + torch.triu_indices(3, 4, -1), x)

@@ -58,6 +58,27 @@ SCATTERS: dict[str, Fn] = {
     "reduce_rows": lambda x, v, i, k: x.index_reduce(0, k, v, "amin", include_self=False),
     "masked": lambda x, v, i, k: x.masked_scatter(x > 4, v),
     "masked_broadcast": lambda x, v, i, k: x.masked_scatter(x[:1] > -7, x * 2),
+    "put_masked_slices": lambda x, v, i, k: (
+        x.index_put((x[:, 0] > 2,), v[0]), aten.index_put(x, [None, x[0] > -6], v[2, :1]),
+    ),
+    "add_masked": lambda x, v, i, k: x.index_put((x > 2,), v[0, 0], accumulate=True),
+    "add_masked_slices": lambda x, v, i, k: (
+        aten.index_put(x[None], [None, x[:, 0] > 2], v[:1, 0], accumulate=True),
+        (x > 0).index_put((x > 2,), v[0, 0] > 2, accumulate=True),
+    ),
+    "put_nowhere": lambda x, v, i, k: (x[:0].put(i[:0], v[:0]), x.take(i[:0]), x[:0].take(i[:0])),
+    "scalars": lambda x, v, i, k: (
+        x[0, 0].index_add(0, k[1], v[0, 0]), x[0, 0].index_copy(0, k[1], v[0, 1]),
+        x[0, 0].index_fill(0, k[1:2], 3.5), x[0, 0].index_select(0, k[1:2]),
+        x[0, 0].index_reduce(0, k[1], v[0, 3], "mean"),
+    ),
+    "mean_of_ints": lambda x, v, i, k: x.int().scatter_reduce(0, i, v.int(), "mean"),
+    "masked_backward": lambda x, v, i, k: (
+        aten.masked_scatter_backward(x, x > 2, [3, 4]), aten.masked_scatter_backward(x, x > 2, [20])
+    ),
+    "masked_put_add": lambda x, v, i, k: aten._unsafe_masked_index_put_accumulate(
+        x, v > 0, [k - 3, None], v
+    ),
     "rows_of_a_table": lambda x, v, i, k: aten.embedding_dense_backward(v, k, 5, -1, False),
     "but_the_padding": lambda x, v, i, k: aten.embedding_dense_backward(v, k, 5, 3, False),
     "one_after_the_other": lambda x, v, i, k: x.index_add(0, k, v).index_fill(0, k[:1], 0.0),
@@ -91,6 +112,8 @@ def test_types(dtype: torch.dtype) -> None:
         lambda x, v, k: x.index_copy(0, k, v[:1]),
         lambda x, v, k: x.index_fill(0, k, 1.0),
         lambda x, v, k: x.put(k * 4, v[0, :1]),
+        lambda x, v, k: x[0, 0].index_fill(0, k, 1.0),
+        lambda x, v, k: x[0, 0].index_select(0, k),
         lambda x, v, k: aten.embedding_dense_backward(v[:1], k, 5, -1, False),
     ],
 )
@@ -103,4 +126,3 @@ def test_a_position_outside_is_an_error(fn: Fn) -> None:
 def test_what_stays_eager() -> None:
     check(lambda x, v: x.index_put((x > 10,), v[0, :2]), X, V, native=False)
     check(lambda x, v, k: x[:0].scatter(0, k[:0, None], 1.0), X, V, K, native=False)
-    check(lambda x, i, v: x.int().scatter_reduce(0, i, v.int(), "mean"), X, I, V, native=False)

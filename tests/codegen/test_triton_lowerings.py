@@ -1,0 +1,42 @@
+"""Families of lowerings as Triton kernels, in Triton's interpreter against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpu_oracle import TINY, assert_function, texts_of
+from torch import Tensor
+
+from lenz.ir.graph import Extern
+
+aten = torch.ops.aten
+G = torch.Generator().manual_seed(0)
+X, S = torch.randn(12, 20, generator=G), torch.randn(12, 20, generator=G)
+J = torch.randint(0, 12, (9,), generator=G)
+CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "masks as indices": (
+        lambda x, s: (x.index_put((x > 1,), s[0, 0]), x.index_put((x[:, 0] > 0,), s[0])),
+        (X, S),
+    ),
+    "masked_scatter_backward": (
+        lambda x, s: aten.masked_scatter_backward(x, s > 0, [10, 20]),
+        (X, S),
+    ),
+    "slices of scalars": (
+        lambda x, j: (x[0, 0].index_add(0, j, x[0, :9]), x[0, 0].index_select(0, j[:2])),
+        (X, J * 0),
+    ),
+    "frexp": (torch.frexp, (X * 1e-37,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_lowering_is_kernels_and_right(name: str) -> None:
+    fn, args = CASES[name]
+    s = assert_function(fn, *args)
+    assert texts_of(s)
+    assert not [x.op for x in s.steps if isinstance(x, Extern)]
+    assert_function(fn, *args, tiles=TINY)
