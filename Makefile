@@ -10,12 +10,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test check pytest lint typecheck format demo bench options clean \
-	test-gpu test-triton bench-gpu
+	test-gpu test-triton bench-gpu opinfo
 
 help:
 	@echo "make test     install what is missing, then lint, types and tests"
 	@echo "make demo     real models through eager and lenz, compared and timed"
 	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
+	@echo "make opinfo   all ops of torch's database, every dtype, beside eager; writes docs/coverage.md"
 	@echo "make test-triton   all kernels for GPUs without one: what they need, and what they compute"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, in the Python that has torch for it"
 	@echo "make format   format the code and sort its imports"
@@ -52,6 +53,10 @@ pytest: $(STAMP)
 test-triton: $(STAMP)
 	@$(BIN)/python -m pytest -q --all-kernels tests/codegen/test_triton_cubins.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --all-kernels tests/codegen -k triton
+
+# Goes on where it was stopped; OPINFO=--fresh begins anew, OPINFO=--again repeats what failed.
+opinfo: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/e2e/opinfo.py --workers $(WORKERS) $(OPINFO)
 
 format: $(STAMP)
 	$(BIN)/ruff check --select I --fix .

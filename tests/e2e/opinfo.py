@@ -2,11 +2,12 @@
 
     python tests/e2e/opinfo.py [--workers 2] [--fresh] [--again] [--samples 3] [--only add,mul]
                                [--dtypes float32,...] [--modes static,dynamic] [--report]
+                               [--device cuda] [--minutes 10]
 
-Rows go to build/opinfo/rows.jsonl as they are done, so that a run that was stopped goes on where it
-was; `--again` runs once more what failed, `--fresh` everything, `--report` nothing. The table is
-docs/coverage.md, written when the rows are complete. Each op runs in a worker process: one that
-dies or hangs is a failure of that op, and another worker takes its place.
+Rows go to build/opinfo/ as they are done, so that a run that was stopped, or that `--minutes` ends,
+goes on where it was; `--again` runs once more what failed, `--fresh` everything, `--report`
+nothing. The table is docs/coverage.md, written when the rows of the CPU are complete. Each op runs
+in a worker process: one that dies or hangs is a failure of that op, and another takes its place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import random
 import subprocess
 import sys
 import threading
@@ -23,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -34,7 +36,7 @@ DTYPES = (
     "float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "complex64",
 )  # fmt: skip
 MODES = ("static", "dynamic")
-ROWS = ROOT / "build" / "opinfo" / "rows.jsonl"
+ROWS = ROOT / "build" / "opinfo"
 PAGE = ROOT / "docs" / "coverage.md"
 # Seconds for one row: the slowest op (a batch norm of many samples) takes 20 on a busy machine.
 LIMIT = 300.0
@@ -49,18 +51,22 @@ def mode_of(row: Row) -> str:
     return "dynamic" if row.dynamic else "static"
 
 
-def keys(only: Sequence[str], dtypes: Sequence[str], modes: Sequence[str]) -> list[Key]:
-    """Every row there is to run, in the database's order, float32 first."""
+def keys(
+    only: Sequence[str], dtypes: Sequence[str], modes: Sequence[str], device: str = "cpu"
+) -> list[Key]:
+    """Every row there is to run: first float32, then the rest shuffled, so that a part tells."""
     import torch
 
-    named = [(name_of(op), op.supported_dtypes("cpu")) for op in cases(only or None)]
-    return [
+    named = [(name_of(op), op.supported_dtypes(device)) for op in cases(only or None)]
+    every = [
         (name, dtype, mode)
         for mode in modes
         for dtype in dtypes
         for name, supported in named
         if getattr(torch, dtype) in supported
     ]
+    random.Random(0).shuffle(every)
+    return sorted(every, key=lambda k: k[1] != "float32")
 
 
 def known(path: Path) -> dict[Key, Row]:
@@ -75,7 +81,7 @@ def known(path: Path) -> dict[Key, Row]:
     return rows
 
 
-def serve(samples: int) -> None:
+def serve(samples: int, device: str) -> None:
     """A worker: reads "op dtype mode" lines, writes a row for each."""
     import torch
 
@@ -86,15 +92,16 @@ def serve(samples: int) -> None:
     for line in sys.stdin:
         name, dtype, mode = json.loads(line)
         layouts = dtype == "float32" and mode == "static"
-        row = sweep(ops[name], getattr(torch, dtype), samples, mode == "dynamic", layouts=layouts)
+        row = sweep(ops[name], getattr(torch, dtype), samples, mode == "dynamic", device, layouts)
         print(json.dumps(asdict(row)), file=out, flush=True)
 
 
 class Worker:
     """A process that runs one row after the other; started when it is first asked."""
 
-    def __init__(self, samples: int) -> None:
-        self.command = [sys.executable, __file__, "--serve", "--samples", str(samples)]
+    def __init__(self, samples: int, device: str) -> None:
+        self.command = [sys.executable, __file__, "--serve", "--device", device]
+        self.command += ["--samples", str(samples)]
         self.process: subprocess.Popen[str] | None = None
         self.served = 0
 
@@ -135,30 +142,37 @@ class Worker:
         self.process, self.served = None, 0
 
 
-def run_all(todo: Sequence[Key], workers: int, samples: int, out: IO[str]) -> Iterator[Row]:
-    """Run the rows in processes, write each to `out`, give each as it is done."""
+def run_all(
+    todo: Sequence[Key], made: Sequence[Worker], minutes: float, out: IO[str]
+) -> Iterator[Row]:
+    """Run the rows in the workers, write each to `out`, give each as it is done."""
     waiting: queue.SimpleQueue[Key] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Row] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
+    end = time.monotonic() + 60 * minutes
     for key in todo:
         waiting.put(key)
     stop = threading.Event()
 
-    def work() -> None:
-        worker = Worker(samples)
-        while not stop.is_set():
+    def work(worker: Worker) -> None:
+        while not stop.is_set() and time.monotonic() < end:
             try:
                 key = waiting.get_nowait()
             except queue.Empty:
                 break
             done.put(worker.run(key))
         worker.close()
+        done.put(None)
 
-    threads = [threading.Thread(target=work) for _ in range(workers)]
+    threads = [threading.Thread(target=work, args=(w,)) for w in made]
     for t in threads:
         t.start()
     try:
-        for _ in todo:
+        working = len(threads)
+        while working:
             row = done.get()
+            if row is None:
+                working -= 1
+                continue
             print(json.dumps(asdict(row)), file=out, flush=True)
             yield row
     finally:
@@ -301,6 +315,8 @@ def options() -> argparse.Namespace:
     p.add_argument("--dtypes", type=_names_in(DTYPES), default=list(DTYPES))
     p.add_argument("--modes", type=_names_in(MODES), default=list(MODES))
     p.add_argument("--only", type=lambda text: text.split(","), default=[])
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    p.add_argument("--minutes", type=float, default=1e6)
     for flag in ("--fresh", "--again", "--report", "--serve"):
         p.add_argument(flag, action="store_true")
     return p.parse_args()
@@ -310,26 +326,30 @@ def main() -> int:
     """Run what is missing, write the table; 1 where something failed."""
     a = options()
     if a.serve:
-        serve(a.samples)
+        serve(a.samples, a.device)
         return 0
-    every = keys(a.only, a.dtypes, a.modes)
-    ROWS.parent.mkdir(parents=True, exist_ok=True)
+    every = keys(a.only, a.dtypes, a.modes, a.device)
+    ROWS.mkdir(parents=True, exist_ok=True)
+    path = ROWS / f"{a.device}.jsonl"
     if a.fresh and not a.only:
-        ROWS.unlink(missing_ok=True)
-    rows = known(ROWS)
+        path.unlink(missing_ok=True)
+    rows = known(path)
     again = lambda k: a.fresh or k not in rows or (a.again and bool(rows[k].failures))
     todo: list[Key] = [] if a.report else [k for k in every if again(k)]
     print(f"{len(every)} rows, {len(every) - len(todo)} known", flush=True)
-    with ROWS.open("a") as out:
-        for row in follow(todo, run_all(todo, a.workers, a.samples, out)):
+    workers = [Worker(a.samples, a.device) for _ in range(a.workers)]
+    with path.open("a") as out:
+        for row in follow(todo, run_all(todo, workers, a.minutes, out)):
             rows[row.op, row.dtype, mode_of(row)] = row
-    wanted: dict[Key, Any] = {k: rows[k] for k in every if k in rows}
+    wanted: dict[Key, Row] = {k: rows[k] for k in every if k in rows}
     for row in wanted.values():
         if row.failures:
             print(f"{mode_of(row)} {row}")
     states = Counter(r.state for r in wanted.values())
     print(", ".join(f"{n} {state}" for state, n in sorted(states.items())))
-    if not a.only and len(wanted) == len(keys([], DTYPES, MODES)):
+    print(f"without a fallback: {share(wanted.values(), 'native', 'library')}")
+    whole = a.device == "cpu" and not a.only
+    if whole and set(wanted) == set(keys([], DTYPES, MODES)):
         PAGE.write_text(page(wanted, a.samples))
         print(f"wrote {PAGE.relative_to(ROOT)}")
     return int(states["FAIL"] > 0)

@@ -107,7 +107,9 @@ class Watch:
         """A graph was compiled."""
         row = self.row
         calls = row.backward if made.program.kind == "backward" else row.externs
-        calls.update({n.op: n.reason for n in made.graph.nodes if isinstance(n, Extern)})
+        externs = [n for n in made.graph.nodes if isinstance(n, Extern)]
+        # lenz.seed and the like are calls of its own runtime.
+        calls.update({n.op: n.reason for n in externs if not n.op.startswith("lenz.")})
         return made.call
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
