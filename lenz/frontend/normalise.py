@@ -7,6 +7,7 @@ a tensor that the caller gets or that something writes into.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ BY_OFFSET = (
     aten.as_strided_scatter.default,
     aten.set_.source_Tensor_storage_offset,
 )
+STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 # Two calls with equal arguments give different tensors, or tensors without defined values.
 UNEQUAL = (
     aten.empty.memory_format,
@@ -63,9 +65,10 @@ class Facts:
 
 
 def normalise(gm: GraphModule) -> None:
-    """Run all passes: in-place results, constants, no-ops, equal calls, dead code."""
+    """Run all passes: in-place results, strides, constants, no-ops, equal calls, dead code."""
     forward_writes(gm.graph)
     prune(gm.graph)
+    view_strided(gm.graph)
     drop_noops(gm.graph, facts_of(gm.graph))
     dedup(gm)
     prune(gm.graph)
@@ -129,6 +132,47 @@ def forward_writes(graph: Graph) -> None:
             place = node.args[0]
             # A reader between the write and the end sees the new value either way.
             node.replace_all_uses_with(place)
+
+
+def view_strided(graph: Graph) -> None:
+    """Let strides that tell all elements of a contiguous tensor in order be a view of it.
+
+    So torch spells pooling to one element in channels last.  A write through such strides leaves
+    nothing of the tensor:
+
+        as_strided(x, s, dense) -> view(x, s);  as_strided_scatter(x, y, ...) -> view(clone(y), ...)
+    """
+    for node in graph.nodes:
+        if node.target not in STRIDED or any(n.op == "output" for n in node.users):
+            continue
+        size, stride, *rest = node.args[1 + STRIDED.index(node.target) :]
+        offset = rest[0] if rest else node.kwargs.get("storage_offset")
+        own = [n.meta["val"] for n in node.args if isinstance(n, Node)]
+        known = [
+            *size,
+            *stride,
+            *(n for t in own for n in (*t.shape, *t.stride(), t.storage_offset())),
+        ]
+        if not all(isinstance(n, int) for n in known):
+            continue
+        x, dense = own[0], torch.empty(size, device="meta").stride()
+        if (
+            x.is_contiguous()
+            and x.numel() == math.prod(size)
+            and offset in (None, x.storage_offset())
+            and all(n == 1 or a == b for n, a, b in zip(size, stride, dense, strict=True))
+        ):
+            with graph.inserting_before(node):
+                source, shape = node.args[0], list(size)
+                if node.target is STRIDED[1]:
+                    how: dict[str, Any] = {"memory_format": torch.contiguous_format}
+                    source, shape = node.args[1], list(x.shape)
+                    made = graph.call_function(aten.clone.default, (source,), how)
+                    made.meta = {**node.meta, "val": aten.clone.default(own[-1], **how)}
+                    source = made
+                view = graph.call_function(aten.view.default, (source, shape))
+            view.meta = {**node.meta, "val": aten.view.default(source.meta["val"], shape)}
+            replace(graph, node, view)
 
 
 def drop_noops(graph: Graph, facts: Facts) -> None:

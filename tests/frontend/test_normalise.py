@@ -63,6 +63,26 @@ KEPT: dict[str, tuple[Callable[..., Any], list[str]]] = {
         lambda x: aten.as_strided(aten.clone(x[1:]), [2], [1], 1) * 2,
         ["slice.Tensor", "clone.default", "as_strided.default", "mul.Tensor"],
     ),
+    "dense strides": (
+        lambda x: aten.as_strided(aten.sin(x), [3, 1, 2], [2, 7, 1]) * 2,
+        ["sin.default", "view.default", "mul.Tensor"],
+    ),
+    "strides that are not dense": (
+        lambda x: aten.as_strided(aten.sin(x), [3, 2], [1, 3]) * 2,
+        ["sin.default", "as_strided.default", "mul.Tensor"],
+    ),
+    "dense strides from another element": (
+        lambda x: aten.as_strided(x[1:], [3], [1], 0) * 2,
+        ["slice.Tensor", "as_strided.default", "mul.Tensor"],
+    ),
+    "a write through dense strides": (
+        lambda x: aten.as_strided_scatter(aten.cos(x), aten.sin(x).t(), [3, 2], [2, 1]) * 2,
+        ["sin.default", "t.default", "clone.default", "view.default", "mul.Tensor"],
+    ),
+    "a write through strides to a part": (
+        lambda x: aten.as_strided_scatter(x, aten.sin(x)[0], [3], [2]) * 2,
+        ["sin.default", "select.int", "as_strided_scatter.default", "mul.Tensor"],
+    ),
     "equal calls": (lambda x: aten.sin(x) + aten.sin(x), ["sin.default", "add.Tensor"]),
     "equal calls, numbers apart by type": (
         lambda x: aten.div(x, 0.0) + aten.div(x, -0.0),
