@@ -14,7 +14,7 @@ from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, count, reduce_over, split
+from lenz.lower.dims import Split, count, reduce_over, split, wrapped
 from lenz.lower.norm import Groups, group_of, scaled
 from lenz.lower.registry import lowering
 from lenz.sym import Sym
@@ -315,3 +315,34 @@ def _batch_dx(
 def _result(b: GraphBuilder, v: Value | None, position: int) -> Value | None:
     type = b.results[position]
     return v if v is None or type is None or v.dtype is type.dtype else b.map(v.at, type)
+
+
+@lowering("_weight_norm_interface_backward")
+def weight_norm_backward(
+    b: GraphBuilder, grad: Value, v: Value, g: Value, norms: Value, dim: int
+) -> tuple[Value, ...]:
+    """Gradients of w = v * g / |v|, |v| over all dimensions but `dim`, with s = sum(dw * v):
+
+    dv = g / |v| * (dw - v * s / |v|^2)        dg = s / |v|
+    """
+    s = split(v.shape, [d for d in range(v.rank) if d != wrapped(dim, v.rank)])
+    acc = compute_dtype(v.dtype)
+
+    def product(i: Index) -> Expr:
+        return ops.mul(grad.compute(i), v.compute(i))
+
+    total = reduce_over(b, "sum", s, True, product, None, b.temp(s.padded, acc), "total")
+
+    def norm(i: Index) -> Expr:
+        return ops.cast(norms.compute(i), acc)
+
+    def dv(i: Index) -> Expr:
+        row = s.pad(s.row(i))
+        far = ops.div(total.at(row), ops.mul(norm(row), norm(row)))
+        rest = ops.sub(grad.compute(i), ops.mul(v.compute(i), far))
+        return ops.mul(ops.div(g.compute(row), norm(row)), rest)
+
+    return (
+        b.map(dv, b.results[0]),
+        b.map(lambda i: ops.div(total.at(i), norm(i)), b.results[1], "dg"),
+    )

@@ -216,3 +216,12 @@ def test_number_of_loops() -> None:
     x, stat, w = torch.randn(4, 6), torch.randn(4, 1), torch.randn(6)
     args = (x, x, (6,), stat, stat, w, w, [True, True, True])
     assert len(single(aten.native_layer_norm_backward.default, *args).nodes) == 5
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+@pytest.mark.parametrize("dim", (0, 2))
+def test_weight_norm(dim: int, dtype: torch.dtype) -> None:
+    v = torch.randn(5, 4, 3, dtype=dtype)
+    g = torch.randn([n if d == dim else 1 for d, n in enumerate(v.shape)], dtype=dtype)
+    check_gradients(lambda v, g: aten._weight_norm_interface(v, g, dim)[0], v, g)
+    check_gradients(lambda v, g: aten._weight_norm_interface(v, g, dim)[0], v, g, dynamic=True)
