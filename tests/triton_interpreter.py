@@ -216,6 +216,12 @@ class Machine(InterpreterBuilder):  # type: ignore[misc]
         bits = torch.tensor([value], dtype=torch.bfloat16).view(torch.uint16).numpy()
         return TensorHandle(bits, tl.bfloat16)
 
+    def create_splat(self, ret_ty: Any, arg: Any) -> Any:
+        """A comparison of scalars is a bool, though its handle has the type of the operands."""
+        if arg.data.dtype == np.bool_:
+            return TensorHandle(np.full(ret_ty.shape, arg.data), tl.int1)
+        return super().create_splat(ret_ty, arg)
+
     def create_lshr(self, x: Any, y: Any) -> Any:
         """Zeros come in from the left; NumPy looks at the sign."""
         unsigned = np.dtype(f"u{x.data.itemsize}")

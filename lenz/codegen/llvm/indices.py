@@ -15,6 +15,7 @@ from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import vector
 from lenz.errors import InternalError
 from lenz.ir.dtype import I32, I64, DType
+from lenz.ir.expr import is_bound_var
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, affine_in
 from lenz.sym.expr import children
 
@@ -183,8 +184,10 @@ class Indices:
         b = self.scopes.builder(level, lanes, copies)
         x, y = (self.scopes.spread(v, dtype, lanes, copies) for v in (num, den))
         by_constant = isinstance(s.den, Int)
-        if not by_constant and not _at_least(s.den, 1):
-            # Code moved out of a loop that runs zero times may see a size of 0: x86 would trap.
+        loaded = any(is_bound_var(v) for v in s.den.free_vars)
+        if not by_constant and (loaded or not _at_least(s.den, 1)):
+            # Code moved out of a loop that runs zero times may see a size of 0, and what lanes that
+            # are off have loaded is 0: x86 would trap.
             zero = b.compare("icmp eq", dtype, y, b.constant(dtype, 0))
             y = b.select(zero, dtype, b.constant(dtype, 1), y)
         if lanes and not by_constant and _fits_double(s.num):

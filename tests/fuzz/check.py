@@ -1,0 +1,245 @@
+"""One check of a program: eager, the graph after every pass, the schedule, and compiled code agree.
+
+`backends` names the ways of running a program: "cpu" is what users get; "oracle" has beside it the
+interpreter after every pass; "guarded" runs compiled kernels on memory between forbidden pages;
+"triton" and "tiny" run the kernels for a GPU, with tiles of the usual and of tiny size, in Triton's
+interpreter; "aot_eager" is torch's own half alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lenz.errors import Unsupported
+from lenz.frontend import FxProgram, capture, origin
+from lenz.ir.graph import Graph
+from lenz.ir.interp import interp
+from lenz.ir.interp_schedule import RunKernel, interp_schedule
+from lenz.ir.kernel import Schedule
+from lenz.ir.printer import show
+from lenz.ir.reader import read
+from lenz.ir.verify import verify
+from lenz.lower import lower, native_ops
+from lenz.opt import PASSES
+from lenz.options import Options
+from lenz.pipeline import Boxed, compile_program, context
+from lenz.schedule import schedule
+from lenz.sym import SymEnv
+from tests.fuzz.compare import Outcome, agree, outcome
+from tests.fuzz.program import Program, analyse
+
+__all__ = ["Stages", "compare", "copied", "failure"]
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 2e-1, torch.float16: 5e-2}
+"""Relative to the largest value, between graphs that round and sum in other orders."""
+
+
+@dataclass(slots=True)
+class Stages:
+    """Compiles graphs; the callables first run every stage on clones of the arguments."""
+
+    options: Options
+    way: str
+    seen: list[str]
+
+    def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """The backend, as Dynamo calls it."""
+        return capture(gm, inputs, self.compile_fx, self.options, native_ops())
+
+    def compile_fx(self, p: FxProgram) -> Boxed:
+        """The callable of one graph; what lenz refuses runs in eager, as for users."""
+        self.seen += [str(n.target) for n in p.nodes]
+        try:
+            return self.compiled(p)
+        except Unsupported:
+            return p.eager()
+
+    def compiled(self, p: FxProgram) -> Boxed:
+        """The callable, with the checks of the chosen way before it."""
+        graphs: dict[str, Graph] = {}
+        run_kernel: RunKernel | None = None
+        if self.way == "cpu":
+            return compile_program(p, context(self.options)).call
+        if self.way in ("oracle", "guarded"):
+            graphs, s = self.stages(p)
+            call = compile_program(p, context(self.options)).call
+            if self.way == "guarded":
+                from tests.fuzz.guarded import kernel_runner
+
+                graphs, run_kernel = {}, kernel_runner(s)
+        else:
+            from gpu_oracle import TINY, interpreted, lowered_there, scheduled
+
+            s = scheduled(lowered_there(p), TINY if self.way == "tiny" else None)
+            call, run_kernel = p.interpret, interpreted
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            try:
+                want, inputs = wanted(p, args)
+            except RuntimeError:
+                return call(args)  # torch's own aten.copy fails on an input copied to itself
+            for name, g in graphs.items():
+                got = interp(g, copied(args), _constants(p, g), objects=p.modules)
+                compare(got.outputs, want, f"outputs after {name}\n{show(g)}")
+                compare(got.inputs, inputs, f"inputs after {name}\n{show(g)}")
+            run_schedule(s, p, args, want, inputs, run_kernel)
+            return call(args)
+
+        return run
+
+    def stages(self, p: FxProgram) -> tuple[dict[str, Graph], Schedule]:
+        """The graph after each pass, and its schedule; all of them verified and read back."""
+        cx = context(self.options)
+        env = SymEnv()
+        for b in p.symbols.bindings:
+            env = env.with_var(b.var, p.symbols.hints.get(b.var.name))
+        g = lower(p.gm, p.name, p.symbols.sym, p.constants, origin, env, saved=p.saved)
+        graphs = {"lower": g}
+        for name, run in PASSES.items():
+            graphs[name] = run(graphs[[*graphs][-1]], cx)
+        unique: dict[str, Graph] = {}
+        for name, g in graphs.items():
+            if g in unique.values():
+                continue
+            unique[name] = g
+            verify(g)
+            assert read(show(g)) == g, f"after {name} the text reads back as another graph"
+        s = schedule(g, cx)
+        verify(s)
+        assert read(show(s)) == s, "the schedule's text reads back as another one"
+        return unique, s
+
+
+def wanted(p: FxProgram, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """What the graph gives op by op, and the arguments after it."""
+    inputs = copied(args)
+    found = [t.clone() if isinstance(t, torch.Tensor) else t for t in p.interpret(list(inputs))]
+    return found, inputs
+
+
+def run_schedule(
+    s: Schedule,
+    p: FxProgram,
+    args: Sequence[Any],
+    want: Sequence[Any],
+    inputs: Sequence[Any],
+    run_kernel: RunKernel | None,
+) -> None:
+    """Run a schedule on clones of arguments, and compare."""
+    options: dict[str, Any] = {} if run_kernel is None else {"run_kernel": run_kernel}
+    constants = _constants(p, s.graph)
+    try:
+        got = interp_schedule(s, copied(args), constants, objects=p.modules, **options)
+    except Exception as e:
+        raise AssertionError(f"{type(e).__name__}: {e}\n{show(s)}") from e
+    compare(got.outputs, want, f"outputs of the schedule\n{show(s)}")
+    compare(got.inputs, inputs, f"inputs after the schedule\n{show(s)}")
+
+
+def _constants(p: FxProgram, g: Graph) -> list[torch.Tensor]:
+    targets = {n.name: str(n.target) for n in p.gm.graph.nodes if n.op == "get_attr"}
+    return [p.constants[targets[c.name]] for c in g.constants]
+
+
+def copied(args: Sequence[Any]) -> list[Any]:
+    """Clones with the same strides, also of tensors whose elements overlap or share memory."""
+    bases: dict[int, torch.Tensor] = {}
+
+    def one(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        t = t.detach()
+        memory = t.untyped_storage()
+        raw = torch.empty(0, dtype=torch.uint8, device=t.device).set_(memory)
+        base = bases.setdefault(memory.data_ptr(), raw.clone() if memory.nbytes() else raw)
+        new = torch.empty(0, dtype=t.dtype, device=t.device)
+        return new.set_(base.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+
+    return [one(a) for a in args]
+
+
+def compare(got: Sequence[Any], want: Sequence[Any], message: str) -> None:
+    """Assert that what two forms of a graph give agrees, within the tolerance of the type."""
+    assert len(got) == len(want), message
+    for k, (x, y) in enumerate(zip(got, want, strict=True)):
+        if not isinstance(y, torch.Tensor):
+            assert x == y, f"value {k}: {x} instead of {y}\n{message}"
+            continue
+        assert x.dtype is y.dtype and x.shape == y.shape, f"value {k}: {x} for {y}\n{message}"
+        if torch.equal(x, y):
+            continue
+        tol = TOLERANCE.get(y.dtype, 0.0)
+        finite = y[y.isfinite()].double()
+        scale = max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
+        torch.testing.assert_close(
+            x, y, rtol=tol, atol=tol * scale, equal_nan=True,
+            msg=lambda m: f"value {k}: {m}\n{message}",
+        )  # fmt: skip
+
+
+def failure(
+    p: Program, way: str = "oracle", device: str = "cpu", seen: list[str] | None = None
+) -> str:
+    """Why a program fails; empty when it passes, or when it fails in torch's own half as well."""
+    m = analyse(p)
+    if m is None:
+        return ""
+    try:
+        expected = [_expected(p, k, device) for k in range(1 + bool(p.second))]
+    except Exception:  # noqa: BLE001  # eager has no gradient for it, say: not a program
+        return ""
+    why = _why(p, m, way, device, expected, [] if seen is None else seen)
+    if not why or way == "aot_eager":
+        return why
+    # Dynamo drops a write to a 0-d f64 with dynamic=True, say: no fault of ours.
+    return "" if _why(p, m, "aot_eager", device, expected, []) else why
+
+
+def _expected(p: Program, second: int, device: str) -> tuple[Any, Any]:
+    """What eager gives, and what the program in float64 gives, where it runs in it."""
+    want = outcome(p, p.function(), p.arguments(device, second=bool(second)))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        args = p.arguments(device, double=True, second=bool(second))
+        return want, outcome(p, p.function(double=True), args)
+    except Exception:  # noqa: BLE001  # an op that has no float64
+        return want, None
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _told(p: Program, device: str, second: bool) -> Outcome:
+    """What fake tensors say of a program; of a few ops they tell other strides than eager has."""
+    with FakeTensorMode() as mode:
+        args = [
+            mode.from_tensor(a) if isinstance(a, torch.Tensor) else a
+            for a in p.arguments(device, second=second)
+        ]
+        return outcome(p, p.function(), args)
+
+
+def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[str]) -> str:
+    torch._dynamo.reset()
+    options = replace(Options.from_environment({"cache": False}), verify=True)
+    backend: Any = "aot_eager" if way == "aot_eager" else Stages(options, way, seen).backend
+    fn: Callable[..., Any] = torch.compile(
+        p.function(), backend=backend, dynamic=p.dynamic or None, fullgraph=True
+    )
+    try:
+        for k, (want, ideal) in enumerate(expected):
+            got = outcome(p, fn, p.arguments(device, second=bool(k)))
+            try:
+                agree(p, m, got, want, ideal)
+            except AssertionError as e:
+                if "strides" not in str(e):
+                    raise
+                agree(p, m, got, want, ideal, _told(p, device, bool(k)))
+    except Exception as e:  # noqa: BLE001  # whatever is raised is the finding
+        return f"{type(e).__name__}: {e}"
+    return ""

@@ -1,0 +1,142 @@
+"""What a program gives, as named values, and when two outcomes agree.
+
+Values that are exact have to be equal. Rounded ones are held against the program in float64: the
+error may be twice eager's, and some units of the last place of the type, since sums may be taken in
+another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.fuzz.program import ROUNDED, Machine, Program
+
+__all__ = ["Outcome", "agree", "outcome"]
+
+ULPS = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 256, torch.float64: 4096}
+"""Units in the last place of the largest value that a rounded one may be off by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The values by name, and which of them share memory."""
+
+    values: dict[str, Any]
+    shared: frozenset[tuple[str, str]]
+
+
+def outcome(p: Program, fn: Callable[..., Any], args: Sequence[Any]) -> Outcome:
+    """Call a function of the program's arguments: its results, arguments after it, gradients."""
+    got = fn(*args)
+    assert len(got) == len(p.results), f"{len(got)} results instead of {len(p.results)}"
+    values: dict[str, Any] = {f"result {n}": x for n, x in zip(p.results, got, strict=True)}
+    given = {s.name: a for s, a in zip(p.specs, args, strict=True)}
+    values |= {f"argument {n}": a for n, a in given.items()}
+    shared = _shared(values)
+    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.is_leaf and a.requires_grad]
+    outs = [x for x in got if isinstance(x, torch.Tensor) and x.requires_grad]
+    outs = list({id(x): x for x in outs if not any(x is a for a in leaves)}.values())
+    if leaves and outs:
+        # Ones would hide what sums over an axis do to a gradient.
+        seeds = [
+            torch.arange(x.numel(), device=x.device).remainder(5).sub(2).view(x.shape).to(x.dtype)
+            for x in outs
+        ]
+        found = torch.autograd.grad(outs, leaves, seeds, allow_unused=True)
+        values |= {f"gradient {k}": g for k, g in enumerate(found)}
+    plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in values.items()}
+    return Outcome(plain, shared)
+
+
+def _shared(values: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    """Pairs of tensors in the same storage."""
+    places: dict[int, list[str]] = {}
+    for n, x in values.items():
+        if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes():
+            places.setdefault(x.untyped_storage().data_ptr(), []).append(n)
+    return frozenset((a, b) for ns in places.values() for a in ns for b in ns if a < b)
+
+
+def agree(
+    p: Program, m: Machine, got: Outcome, want: Outcome, ideal: Outcome | None,
+    told: Outcome | None = None,
+) -> None:  # fmt: skip
+    """Assert that an outcome is what eager has, where `ideal` is the program in float64.
+
+    `told` is what fake tensors say: where they tell other strides than eager's, any will do.
+    """
+    assert got.values.keys() == want.values.keys(), f"{[*got.values]} for {[*want.values]}"
+    for name, y in want.values.items():
+        z = None if ideal is None else ideal.values.get(name)
+        exact = name.startswith(("result", "argument")) and m.level[name.split()[1]] < ROUNDED
+        fake = None if told is None else told.values.get(name)
+        try:
+            if not isinstance(fake, torch.Tensor) or _strides(fake) == _strides(y):
+                same_strides(got.values[name], y)
+            same(got.values[name], y, z, exact)
+        except AssertionError as e:
+            raise AssertionError(f"{name}: {e}") from None
+    for pair in sorted(got.shared ^ want.shared):
+        who = "eager" if pair in want.shared else "ours"
+        raise AssertionError(f"aliasing: {pair} share memory in {who} only")
+
+
+def _strides(t: torch.Tensor) -> list[int]:
+    """The strides of dimensions that have some."""
+    return [t.stride(d) for d, n in enumerate(t.shape) if n > 1] if t.numel() else []
+
+
+def same_strides(x: Any, y: Any) -> None:
+    """Assert that tensors have the same type, shape and strides."""
+    if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+        assert x.dtype is y.dtype and x.shape == y.shape, (
+            f"{x.dtype} {tuple(x.shape)} instead of {y.dtype} {tuple(y.shape)}"
+        )
+        assert _strides(x) == _strides(y), f"strides {x.stride()} instead of {y.stride()}"
+
+
+def same(x: Any, y: Any, z: Any, exact: bool) -> None:
+    """Assert that x is y within what rounding explains; z is the ideal value, if there is one."""
+    if not isinstance(y, torch.Tensor):
+        assert (x is None) == (y is None) and x == y, f"{x} instead of {y}"
+        return
+    assert x.dtype is y.dtype and x.shape == y.shape, (
+        f"{x.dtype} {tuple(x.shape)} instead of {y.dtype} {tuple(y.shape)}"
+    )
+    if torch.equal(x, y):
+        return
+    if not y.dtype.is_floating_point:
+        bad = x != y
+        assert not bad.any(), f"{_first(bad, x, y)}"
+        return
+    wide, eager = x.double(), y.double()
+    if z is None or z.shape != y.shape:
+        z = eager
+    z = z.double()
+    equal = (wide == eager) | (wide.isnan() & eager.isnan())
+    if exact and ((eager == z) | (eager.isnan() & z.isnan())).all():
+        assert equal.all(), f"{_first(~equal, x, y)}, which is exact"
+        return
+    known = eager.isfinite() & z.isfinite()
+    worst = (eager - z)[known].abs().max() if known.any() else torch.tensor(0.0)
+    largest = z[known].abs().max().clamp(min=1.0) if known.any() else torch.tensor(1.0)
+    bound = 2 * worst + ULPS.get(y.dtype, 8) * torch.finfo(y.dtype).eps * largest
+    good = equal | ((wide - z).abs() <= bound)
+    # Where eager is not finite and the ideal is, or the other way round, a type has overflowed.
+    free = eager.isfinite() != z.isfinite()
+    good |= free
+    assert good.all(), f"{_first(~good, x, y)}, ideally {_at(~good, z)}, bound {float(bound):.3g}"
+
+
+def _at(bad: torch.Tensor, x: torch.Tensor) -> str:
+    return str(x[tuple(bad.nonzero()[0].tolist())].item())
+
+
+def _first(bad: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> str:
+    place = bad.nonzero()[0].tolist()
+    n = int(bad.sum())
+    return f"{_at(bad, x)} instead of {_at(bad, y)} at {place} ({n} of {bad.numel()} differ)"

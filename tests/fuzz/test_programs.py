@@ -1,0 +1,104 @@
+"""A seeded sample of random programs; `make fuzz` runs as many as the time allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+from tests.fuzz.check import failure
+from tests.fuzz.compare import outcome, same
+from tests.fuzz.generator import program
+from tests.fuzz.program import Line, Program, Spec, analyse
+from tests.fuzz.shrink import shrink
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd programs
+
+
+def check(seeds: Sequence[int], way: str, large: bool = False) -> None:
+    for seed in seeds:
+        p = program(seed, large)
+        why = failure(p, way)
+        assert not why, f"{p}\n{why}"
+
+
+@pytest.mark.parametrize("first", range(0, 18, 6))
+def test_every_stage_gives_what_eager_gives(first: int) -> None:
+    check(range(first, first + 6), "oracle")
+
+
+@pytest.mark.parametrize("first", (1000, 1004))
+def test_large_sizes_give_what_eager_gives(first: int) -> None:
+    check(range(first, first + 4), "cpu", large=True)
+
+
+def test_kernels_touch_nothing_outside() -> None:
+    check(range(100, 106), "guarded")
+
+
+@pytest.mark.parametrize("way", ("triton", "tiny"))
+def test_triton_kernels_give_what_the_graph_gives(way: str) -> None:
+    pytest.importorskip("triton")
+    check(range(200, 204), way)
+
+
+def whole(text: str, *flags: str) -> Program:
+    """A program of one whole 3 x 4 argument."""
+    lines = tuple(
+        Line(line, line.split(" = ")[0], ("a0",), "".join(flags)) for line in text.splitlines()
+    )
+    a = Spec("a0", (3, 4), torch.float32, "", 1)
+    return Program((a,), lines, tuple(x.target for x in lines))
+
+
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda *args: [t + 1 for t in gm(*args)]
+
+    p = whole("t0 = a0.sum(1)")
+    assert not failure(p)
+    monkeypatch.setattr("tests.fuzz.check.Stages.backend", lambda self, gm, xs: wrong(gm, xs))
+    assert "result t0: -1.0 instead of -2.0" in failure(p, "cpu")
+
+
+def test_rounded_values_are_held_against_float64() -> None:
+    z = torch.full((4,), 1 / 3, dtype=torch.float64)
+    y = z.bfloat16()
+    same(y, y, z, False)
+    same(torch.full((4,), 0.3330078125).bfloat16(), y, z, False)
+    with pytest.raises(AssertionError, match=r"ideally 0\.33"):
+        same(torch.full((4,), 0.5).bfloat16(), y, z, False)
+    with pytest.raises(AssertionError, match="which is exact"):
+        same(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), torch.tensor([1.0, 3.0]), True)
+
+
+def test_aliasing_is_part_of_an_outcome() -> None:
+    p = whole("t0 = a0[1:]\nt1 = a0 + 1")
+    got = outcome(p, p.function(), p.arguments())
+    assert got.shared == {("argument a0", "result t0")}
+
+
+def test_a_rounding_may_not_decide() -> None:
+    assert analyse(whole("t0 = a0.floor()", "e")) is not None
+    p = whole("t0 = a0.exp()", "r")
+    floor = Line("t1 = t0.floor()", "t1", ("t0",), "e")
+    assert analyse(Program(p.specs, (*p.lines, floor), ("t1",))) is None
+
+
+def test_a_failure_is_made_small() -> None:
+    """A program in which only `prod` matters keeps one line and one result."""
+    p = next(
+        p for p in map(program, range(5000))
+        if any(".prod(" in x.text for x in p.lines) and len(p.lines) > 5
+    )  # fmt: skip
+    small = shrink(p, "bad", lambda q: "bad" if ".prod(" in q.source() else "")
+    assert len(small.lines) == 1 and len(small.results) == 1 and len(small.specs) == 1
+    assert analyse(small) is not None
+    exec(compile(small.script("'eager'"), "<script>", "exec"), {})
+
+
+def test_the_same_seed_gives_the_same_program() -> None:
+    assert str(program(7)) == str(program(7)) != str(program(8))
