@@ -41,7 +41,7 @@ from lenz.target import Target
 
 CUDA = Target("cuda", "sm_90", lanes=32)
 # Tiles of few lanes: a row of 9 is already one that does not fit, and has a loop with a tail.
-TINY = Shape(tile=16, edge=8, row=8, chunk=8, rows=16, panel=8, narrow=4)
+TINY = Shape(tile=16, edge=8, row=8, chunk=8, rows=16, panel=8, narrow=4, part=16, group=4)
 
 
 def gpu_context() -> Context:
@@ -142,7 +142,8 @@ def interpreted(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[s
         n = evaluate(p.size, values)
         assert t.dim() == 1 and t.numel() >= n and t.dtype is p.dtype.torch, p
         scatters = k.kind == "scatter"
-        arguments.append(Argument(p.name, t[:n], p.mode != "out", p.mode != "in", scatters))
+        given = (p.mode != "out", p.mode != "in", scatters, p.mode == "work")
+        arguments.append(Argument(p.name, t[:n], *given))
     launch(emit(k), arguments, list(values.values()), evaluate(programs(k), values))
 
 

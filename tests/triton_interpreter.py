@@ -7,6 +7,7 @@ address space of this file's own, so that each access is looked at before it hap
 - no program touches an element that another program writes, in whatever order they run;
 - a program that reads what it wrote has a barrier in between, and so has one that writes what it
   read, unless the value that it writes was computed from what it read there;
+- a workspace is for words that one program writes once, and that later ones wait for;
 - lanes that are switched off get numbers that nobody asked for (NaN, or 0x5a bytes).
 
 Where the interpreter differs from a GPU it is put right: tests/ops/interpret_kernels.py for the
@@ -59,7 +60,8 @@ class Argument:
     """Memory of one pointer parameter: a flat tensor of exactly its elements.
 
     `may_write` and `may_read` say what the parameter is for; `last_wins` that several updates may
-    meet at an element, as those of a scatter may: the interpreter runs them in order.
+    meet at an element, as those of a scatter may: the interpreter runs them in order. `is_work` is
+    for a workspace, which starts as zeros.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Argument:
     may_read: bool
     may_write: bool
     last_wins: bool = False
+    is_work: bool = False
     data: Any = None
     writer: Any = None
     reader: Any = None
@@ -79,10 +82,15 @@ class Argument:
         self.data = self.memory.view(raw[self.memory.element_size()]).numpy()
         self.writer, self.reader = np.full(n, NOBODY), np.full(n, NOBODY)
         self.fresh = np.zeros(n, dtype=bool)  # written by this program since the last barrier
+        assert not (self.is_work and self.data.any()), f"%{self.name} is not zero"
 
     def read(self, at: Any, dtype: Any, program: int, serial: int) -> Any:
         """The elements, for a load with a number of its own."""
         self.check(at, "read")
+        if self.is_work:
+            if not self.data[at].all():
+                raise Fault(f"%{self.name}: program {program} waits for what no earlier one wrote")
+            return self.data[at].view(dtype)
         if not self.may_read:
             raise Fault(f"%{self.name} is read, which is only written")
         others = self.writer[at]
@@ -100,6 +108,8 @@ class Argument:
     def write(self, at: Any, values: Any, program: int, depends: frozenset[int]) -> None:
         """Set the elements; `depends` are the loads that the values were computed from."""
         self.check(at, "written")
+        if self.is_work:
+            raise Fault(f"%{self.name} is a workspace, and is written by a store")
         if not self.may_write:
             raise Fault(f"%{self.name} is written, which is only read")
         if self.last_wins:
@@ -199,6 +209,12 @@ class Machine(InterpreterBuilder):  # type: ignore[misc]
             a.check(at, "updated")
             memory = a.data.view(values.dtype)
             name = str(op).rsplit(".", 1)[-1].upper()
+            assert a.is_work == (name == "XCHG"), f"an update of %{a.name}: {name}"
+            if a.is_work:
+                if memory[at].any() or not values[runs].all():
+                    raise Fault(f"%{a.name}: a word is written twice, or without its flag")
+                memory[at] = values[runs]
+                return TensorHandle(np.zeros(ptrs.data.shape, values.dtype), value.dtype.scalar)
             if name in ("UMAX", "UMIN"):
                 unsigned = np.dtype(f"u{values.dtype.itemsize}")
                 memory, values = memory.view(unsigned), values.view(unsigned)

@@ -22,8 +22,9 @@ from lenz.sym import Sym, SymEnv
 class KernelReport:
     """One launch of a kernel. Arguments have the names that the user gave them.
 
-    kind           "pointwise", "reduction", "outer_reduction" or "transpose"
-    loads, stores  buffers it reads and writes; mutated_args are the arguments among the latter
+    kind           "pointwise", "reduction", "split_scan" and so on: ir.kernel.KernelKind
+    loads, stores  buffers it reads and writes; mutated_args are the arguments, and the workspace,
+                   among the latter
     bytes_read, bytes_written  count each element of memory once, at the sizes of the example
     origins        FX nodes it computes, each followed by the user's file:line where it changes
     ops            distinct operations of the body by name; each runs once per element
@@ -200,7 +201,9 @@ def kernel_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> Kernel
     """Describe one launch; `names` maps each argument of the graph to the user's name."""
     k = step.kernel
     called = {p.name: names.get(a, a) for p, a in zip(k.params, step.args, strict=True)}
-    is_argument = {p.name: a in names for p, a in zip(k.params, step.args, strict=True)}
+    is_argument = {
+        p.name: a in names or p.mode == "work" for p, a in zip(k.params, step.args, strict=True)
+    }
     counts = touched(k, env)
     width = {p.name: p.dtype.bytes for p in k.params}
     return KernelReport(

@@ -37,7 +37,8 @@ def touched(k: Kernel, env: SymEnv) -> Touched:
 
     An access counts the distinct values of its offset over the loops. Equal accesses of one
     parameter, however their loops are cut, count once; different ones are added up, and never give
-    more than the parameter has. An access behind a condition counts as if it always happened.
+    more than the parameter has. An access behind a condition counts as if it always happened, and
+    all of a workspace as written.
     """
     loops = _loops(k, env)
     sizes = {p.name: env.hint(p.size) for p in k.params}
@@ -45,7 +46,8 @@ def touched(k: Kernel, env: SymEnv) -> Touched:
     writes = [s for s in walk(k.body) if isinstance(s, Store)]
     stores = [(s.buffer, s.offset, s.bound) for s in writes]
     loads += [(s.buffer, s.offset, s.bound) for s in writes if s.mode != "set"]
-    return Touched(_sum(loads, sizes, loops, env), _sum(stores, sizes, loops, env))
+    works = {p.name: sizes[p.name] for p in k.params if p.mode == "work"}
+    return Touched(_sum(loads, sizes, loops, env), _sum(stores, sizes, loops, env) | works)
 
 
 def _sum(

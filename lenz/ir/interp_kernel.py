@@ -65,6 +65,10 @@ def interp_kernel(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping
         if t.dim() != 1 or t.dtype is not p.dtype.torch or t.numel() < n:
             raise UserError(f"buffer %{p.name} must be {p.dtype}[{n}], is {t.dtype}{list(t.shape)}")
         run.memory[p.name] = _Memory(t[:n], p.mode)
+        if p.mode == "work":
+            if bool(t[:n].any()):
+                raise InternalError(f"%{p.name} is not zero at the launch", rule="work-only")
+            t[:n] = 1  # that of one launch is of no use to the next
     for x in k.locals:
         run.memory[x.name] = _Memory(torch.zeros(x.size, dtype=x.dtype.torch), None)
     run.block(k.body, env, {})
@@ -254,14 +258,18 @@ class _Run:
         if self.lane is not None:
             value = value.expand(torch.as_tensor(env[self.lane.var]).shape)
             if self.lane.var is s.over:
-                return scan_last(s.kind, value)
-        at = next(k for k, a in enumerate(self.path) if a.var is s.over)
-        inside = [int(env[a.var]) for a in self.path[at + 1 :] if a is not self.lane]
-        key = (id(s), *inside)
-        if env[s.over] != 0:
+                value = scan_last(s.kind, value)
+                if s.back is None:
+                    return value
+        over = (s.over,) if s.back is None else (s.back.block, s.over)
+        at = next(k for k, a in enumerate(self.path) if a.var in over)
+        inside = [a for a in self.path[at:] if a.var not in over and a is not self.lane]
+        key = (id(s), *(int(env[a.var]) for a in inside))
+        is_lane = self.lane is not None and self.lane.var is s.over
+        if any(env[v] != 0 for v in over if not (is_lane and v is s.over)):
             pair = torch.stack(_together(self.running[key], value), -1)
             value = scan_last(s.kind, pair)[..., -1]
-        self.running[key] = value
+        self.running[key] = value[-1] if is_lane else value
         return value
 
     def _forget_locals(self) -> None:

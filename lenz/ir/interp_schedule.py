@@ -56,6 +56,9 @@ def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: R
     k = step.kernel
     memory: dict[str, torch.Tensor] = {}
     for p, name in zip(k.params, step.args, strict=True):
+        if p.mode == "work":
+            memory[p.name] = torch.zeros(run.size(p.size), dtype=p.dtype.torch)
+            continue
         if name not in run.tensors:
             if p.mode != "out":
                 raise InternalError(f"@{k.name} reads %{name}, which no step defines")

@@ -23,7 +23,8 @@ Meaning of the statements:
   reads its own lane (sum over the rows of a panel of columns).
 - `Scan(name, kind, value, over)`: inside the loop over the variable `over` (which is not parallel),
   `ref(name)` after this statement is the fold of the values up to and with this iteration. Loops
-  between that one and the statement have one running value per iteration.
+  between that one and the statement have one running value per iteration. With `back` the fold goes
+  on from program to program of a GPU's grid: see `LookBack`.
 - `Store(buffer, offset, value)`: `@k` in the offset is bound[k]. With a mode other than "set" the
   element becomes the sum (product, greater, smaller) of what it was and the value.
 """
@@ -39,12 +40,14 @@ from lenz.ir.expr import Expr, nodes_of
 from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.tensor import Axis
-from lenz.sym import ONE, ZERO, Int, Sym, Var
+from lenz.sym import ONE, ZERO, Int, Sym, Var, ceildiv
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
-Mode = Literal["in", "out", "inout"]
-KernelKind = Literal["pointwise", "reduction", "outer_reduction", "transpose", "scan", "scatter"]
+Mode = Literal["in", "out", "inout", "work"]
+KernelKind = Literal[
+    "pointwise", "reduction", "outer_reduction", "transpose", "scan", "split_scan", "scatter"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Param:
     """A pointer parameter. `size`: elements that may be touched from the base pointer on.
 
     `aligned`: the pointer is a multiple of 16 bytes, which whoever launches the kernel ensures.
+    Memory of mode "work" is i64 and zero at each launch; only scans with `back` change it.
     """
 
     name: str
@@ -98,6 +102,22 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class LookBack:
+    """How a scan goes on behind the programs of the grid loop over `block` before this one.
+
+    A program leaves the fold of its own elements in `work`, and so does the last of each `group` of
+    programs for its group, and the last of `group` groups for all elements up to its own. Each
+    takes the results of lower blocks in the order of their numbers, whenever they came: the bits of
+    a scan do not depend on who was first. `at` is the first word of the row: see `slots`, `words`.
+    """
+
+    block: Var
+    work: str
+    at: Sym
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """A running accumulation along one enclosing loop."""
 
@@ -105,6 +125,7 @@ class Scan:
     kind: ScanKind
     value: Expr
     over: Var
+    back: LookBack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +187,7 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
     found: list[Expr] = []
     for s in walk(body):
         match s:
-            case Let(_, value) | Reduce(_, _, value) | Scan(_, _, value):
+            case Let(_, value) | Reduce(_, _, value) | Scan(_, _, value, _):
                 found.append(value)
             case Store(_, _, value, bound):
                 found.extend((value, *bound))
@@ -186,6 +207,19 @@ def position(over: Sequence[Axis]) -> Sym:
         extent = Int(a.extent.hi) if cut and a.extent.hi is not None else a.extent
         flat = flat * extent + a.var
     return flat
+
+
+def slots(blocks: Sym, group: int) -> Sym:
+    """Results that the programs of one row leave: of each, of each group, of each group of groups.
+
+    They stand in this order, each in `words` of 64 bits.
+    """
+    return blocks + ceildiv(blocks, Int(group)) + ceildiv(blocks, Int(group * group))
+
+
+def words(dtype: DType) -> int:
+    """64-bit words of a result in a workspace: 32 of their bits are its own, the rest a flag."""
+    return 2 if dtype.bytes == 8 else 1
 
 
 def programs(k: Kernel) -> Sym:

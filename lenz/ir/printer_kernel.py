@@ -82,9 +82,12 @@ def show_stmt(s: Let | Reduce | Scan | Store, types: dict[str, DType], indent: s
             body = show_block(value, types, indent)
             line = f"{show_name(name)} = reduce {kind} {body} over {loops}"
             types[name] = acc_dtype(kind, value.dtype)
-        case Scan(name, kind, value, loop):
+        case Scan(name, kind, value, loop, back):
             body = show_block(value, types, indent)
             line = f"{show_name(name)} = scan {kind} {body} over {loop.name}"
+            if back is not None:
+                place = f"%{show_name(back.work)}[{show_sym(back.at)}]"
+                line += f" behind {back.block.name} by {place} group {back.group}"
             types[name] = value.dtype
         case Store(buffer, offset, value, bound, mode):
             operands = show_bound((offset,), [show_value(b, types, indent) for b in bound])

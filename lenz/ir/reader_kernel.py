@@ -14,6 +14,7 @@ from lenz.ir.kernel import (
     KernelKind,
     Let,
     Local,
+    LookBack,
     Mode,
     Param,
     Reduce,
@@ -152,12 +153,25 @@ def _stmt(c: Cursor, s: Scope) -> Stmt:
         value = block_of(c, s)
         c.expect("over")
         s.types[name] = value.dtype
-        return Scan(name, kind, value, _loop_var(c, s))  # type: ignore[arg-type]  # as above
+        loop = _loop_var(c, s)
+        back = _look_back(c, s) if c.accept("behind") else None
+        return Scan(name, kind, value, loop, back)  # type: ignore[arg-type]  # as above
     if c.place == place:
         c.fail("a statement")
     value = value_of(c, s, {})
     s.types[name] = value.dtype
     return Let(name, value)
+
+
+def _look_back(c: Cursor, s: Scope) -> LookBack:
+    block = _loop_var(c, s)
+    c.expect("by")
+    work = buffer_of(c)
+    c.expect("[")
+    at = sym_of(c, s.vars)
+    c.expect("]")
+    c.expect("group")
+    return LookBack(block, work, at, int_of(c))
 
 
 def _loop_var(c: Cursor, s: Scope) -> Var:

@@ -293,6 +293,10 @@ def _check_steps(s: Schedule) -> None:
         if len(step.args) != len(step.kernel.params):
             broken("launch", f"{len(step.args)} for {len(step.kernel.params)} parameters", step)
         for name, p in zip(step.args, step.kernel.params, strict=True):
+            if p.mode == "work":
+                if name in types:
+                    broken("launch", f"%{name} is a workspace, and a buffer of the graph", step)
+                continue
             if name not in types:
                 broken("launch", f"%{name} is no buffer of the graph", step)
             if types[name] is not p.dtype:

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lenz.ir.dtype import BOOL, DType
+from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr
-from lenz.ir.kernel import For, Kernel, Let, Local, Param, Reduce, Scan, Stmt, Store, walk
+from lenz.ir.kernel import (
+    For,
+    Kernel,
+    Let,
+    Local,
+    Param,
+    Reduce,
+    Scan,
+    Stmt,
+    Store,
+    slots,
+    walk,
+    words,
+)  # fmt: skip
 from lenz.ir.printer_expr import acc_dtype
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
 from lenz.sym import Int, Sym, Var
@@ -47,6 +60,7 @@ def check_kernel(k: Kernel) -> None:
     run = _Check(k, buffers)
     run.block(k.body, _Scope((), sizes, {}))
     stored = {s.buffer for s in walk(k.body) if isinstance(s, Store)}
+    stored |= {s.back.work for s in walk(k.body) if isinstance(s, Scan) and s.back is not None}
     for p in k.params:
         if p.mode != "in" and p.name not in stored:
             broken("out-stored", f"%{p.name} is {p.mode}, but nothing stores to it", k)
@@ -74,12 +88,11 @@ class _Check:
                     s.visible[name] = value.dtype
                 case Reduce():
                     pending.update(self.reduce(x, s))
-                case Scan(name, _, value, over):
-                    self.define(name, x, s)
-                    self.body(value, s, x)
-                    if not any(f.axis.var is over and f.kind not in SPREAD for f in s.loops):
-                        broken("scan-over-enclosing", f"{name} runs over {over.name}", x)
-                    s.visible[name] = value.dtype
+                case Scan():
+                    self.define(x.name, x, s)
+                    self.body(x.value, s, x)
+                    self.scan(x, s)
+                    s.visible[x.name] = x.value.dtype
                 case Store():
                     self.store(x, s, places)
         return pending
@@ -122,6 +135,23 @@ class _Check:
         self.body(x.value, s, x)
         return {x.name: acc_dtype(x.kind, x.value.dtype)}
 
+    def scan(self, x: Scan, s: _Scope) -> None:
+        """Check the loops of a scan, and the workspace that takes it from program to program."""
+        if not any(f.axis.var is x.over and f.kind not in SPREAD for f in s.loops):
+            broken("scan-over-enclosing", f"{x.name} runs over {x.over.name}", x)
+        if x.back is None:
+            return
+        grid = next((f for f in s.loops if f.axis.var is x.back.block and f.kind == "grid"), None)
+        if grid is None or x.back.group < 2:
+            broken("scan-over-enclosing", f"{x.name} goes on over {x.back.block.name}", x)
+        b = self.buffers.get(x.back.work)
+        if not isinstance(b, Param) or b.mode != "work" or b.dtype is not I64:
+            broken("work-only", f"%{x.back.work} is no workspace of i64", x)
+        check_vars(x.back.at, s.vars, x)
+        end = x.back.at + words(x.value.dtype) * slots(grid.axis.extent, x.back.group)
+        if end.hi is not None and b.size.lo is not None and end.hi > b.size.lo:
+            broken("work-only", f"%{b.name} has {b.size.lo} words, not {end.hi}", x)
+
     def store(self, x: Store, s: _Scope, places: dict[tuple[object, ...], Store]) -> None:
         """Check a store."""
         b = self.buffers.get(x.buffer)
@@ -129,6 +159,8 @@ class _Check:
             broken("defined-before-use", f"%{x.buffer} is no parameter and no local", x)
         if isinstance(b, Param) and b.mode == "in":
             broken("store-mode", f"%{x.buffer} is only read", x)
+        if isinstance(b, Param) and b.mode == "work":
+            broken("work-only", f"%{x.buffer} is stored to, which is for scans", x)
         if isinstance(b, Param) and b.mode != "inout" and x.mode != "set":
             broken("update-inout", f"%{x.buffer} is {b.mode}", x)
         if b.dtype is not x.value.dtype:
@@ -152,6 +184,8 @@ class _Check:
             b = self.buffers.get(name)
             if b is None:
                 broken("defined-before-use", f"%{name} is no parameter and no local", x)
+            if isinstance(b, Param) and b.mode == "work":
+                broken("work-only", f"%{name} is read, which is for scans", x)
             if len(index) != 1:
                 broken("flat", f"{len(index)} indices in a load of %{name}", x)
             if b.dtype is not dtype:

@@ -39,6 +39,7 @@ RULES: dict[str, str] = {
     "flat": "a load in a kernel has one index, a flat offset",
     "store-mode": "a parameter with the mode in is not stored to",
     "out-stored": "a parameter with the mode out or inout is stored to",
+    "work-only": "a workspace is zeroed i64, large enough, and used by scans over the grid only",
     "store-once": "one list of statements stores to one place of a parameter once",
     "reduce-over-enclosing": "a reduction runs over loops around it, one or more, each once",
     "scan-over-enclosing": "a scan runs over a loop around it that is not parallel",

@@ -14,7 +14,6 @@ from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ScanKind
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
-from lenz.lower.long_scan import scanned
 from lenz.lower.reduce import element
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, Sym
@@ -27,7 +26,7 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value | Declin
     d = wrapped(dim, x.rank)
     if x.rank == 0 or x.shape[d] is ONE:
         return b.map(lambda i: element(x, i, to))
-    return scanned(b, kind, d, lambda i: element(x, i, to))
+    return b.scan(kind, d, lambda i: element(x, i, to))
 
 
 @lowering("cumsum")
@@ -52,7 +51,7 @@ def logcumsumexp(b: GraphBuilder, x: Value, dim: int) -> Value | Decline:
     return _scan(b, "logaddexp", x, dim)
 
 
-def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Value, Value] | Decline:
+def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Value, Value]:
     """The extreme value up to each element, and the last position that has it.
 
     An element that equals the extreme value up to itself is its newest position, so the position is
@@ -67,9 +66,7 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
     def at(i: Index) -> Expr:
         return ops.cast(x.at(i), U8) if x.dtype is BOOL else x.compute(i)
 
-    best = scanned(b, kind, d, at, values)
-    if isinstance(best, Decline):
-        return best
+    best = b.scan(kind, d, at, values)
 
     def newest(i: Index) -> Expr:
         e, high = x.compute(i), best.compute(i)
@@ -77,8 +74,7 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
         to = _position_type(x.shape[d])
         return ops.where(hit, index(i[d], to), const(0, to))
 
-    where = scanned(b, "max", d, newest, positions, f"{best.name}_at")
-    return where if isinstance(where, Decline) else (best, where)
+    return best, b.scan("max", d, newest, positions, f"{best.name}_at")
 
 
 def _position_type(size: Sym) -> DType:
@@ -86,12 +82,12 @@ def _position_type(size: Sym) -> DType:
 
 
 @lowering("cummax")
-def cummax(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value] | Decline:
+def cummax(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
     """The greatest element up to each one, and its position; the last of equals."""
     return _extremum(b, "max", x, dim)
 
 
 @lowering("cummin")
-def cummin(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value] | Decline:
+def cummin(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
     """The smallest element up to each one, and its position; the last of equals."""
     return _extremum(b, "min", x, dim)

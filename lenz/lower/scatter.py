@@ -15,7 +15,6 @@ from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
 from lenz.lower.index import at_positions, checked, is_position, position
-from lenz.lower.long_scan import scanned
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
 from lenz.lower.view import flatten, unflatten
@@ -388,12 +387,10 @@ def embedding_dense_backward(
     return update(b, "add", table, grad.shape, place, value)
 
 
-def _numbered(
-    b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], Expr]
-) -> Value | Decline:
+def _numbered(b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], Expr]) -> Value:
     """For each element in row-major order, how many up to it hold: a row of i64."""
     row = b.temp((product(shape),), I64)
-    return scanned(b, "sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
+    return b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
 
 
 @lowering("masked_scatter_backward", any_dtype=True)
@@ -405,8 +402,6 @@ def masked_scatter_backward(
     if mask.dtype is not BOOL or ZERO in shape or ZERO in t.shape:
         return Decline("no elements")
     number = _numbered(b, shape, lambda i: mask.at(broadcast(mask, i)))
-    if isinstance(number, Decline):
-        return number
     count = product(t.shape)
     # What the mask does not choose goes behind the end.
     wide = b.temp((count + 1,), t.dtype)
@@ -432,8 +427,6 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
         return mask.at(broadcast(mask, i))
 
     number = _numbered(b, shape, holds)
-    if isinstance(number, Decline):
-        return number
 
     def fn(i: Index) -> Expr:
         at = ops.sub(number.at((flatten(i, shape),)), const(1, I64))

@@ -24,7 +24,7 @@ from lenz.ir.plan import (
     Step,
     ViewStep,
 )  # fmt: skip
-from lenz.ir.tensor import Buffer
+from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.plan.memory import Pool, key, may_overwrite
 from lenz.sym import Sym, Var
 
@@ -152,6 +152,13 @@ class _Builder:
     def launch(self, k: int, step: Launch) -> None:
         taken: dict[str, str] = {}
         for p, name in zip(step.kernel.params, step.args, strict=True):
+            if p.mode == "work":
+                device = self.buffers[step.args[0]].type.device
+                kind = TensorType(p.dtype, device, contiguous((p.size,)))
+                self.buffers[name] = Buffer(name, kind)
+                self.steps.append(Alloc(name, kind, zero=True))
+                self.own.add(name)
+                self.defined[name] = None
             if p.mode == "out" and name not in self.defined:
                 dying = self.dying(k, step, p, taken)
                 if dying is None:

@@ -18,14 +18,24 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lenz.ir.kernel import KernelKind, Reduce, Stmt, Store, TileConfig
+from lenz.ir.kernel import (
+    KernelKind,
+    LookBack,
+    Reduce,
+    Scan,
+    Stmt,
+    Store,
+    TileConfig,
+    slots,
+    words,
+)  # fmt: skip
 from lenz.ir.tensor import Axis
 from lenz.schedule.cut import cut, joined, moved, nested
-from lenz.schedule.legal import Group
+from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.loops import coefficient, columns_win, offsets_of
-from lenz.schedule.nest import Axes, Nest
+from lenz.schedule.nest import Axes, Nest, position
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import ONE, ZERO, Sym, SymEnv, Var
+from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, substitute
 
 # Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
 # layouts get worse.
@@ -48,6 +58,9 @@ class Shape:
     chunk: int = 8192
     # One in so many lanes of such tiles may be beyond the end of the row, at most.
     idle: int = 8
+    # Tile of a part of a row that is scanned in parts, and so many of which make a group.
+    part: int = 4096
+    group: int = 64
     # Tile of short rows, and of columns.
     rows: int = 2048
     # Columns of one program: 128 bytes of a half, so that each row of the tile is a cache line.
@@ -67,17 +80,20 @@ Space = Callable[[KernelKind, int, int], tuple[Shape, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """The loops of a GPU kernel and its configuration."""
+    """The loops of a GPU kernel and its configuration; words of the workspace that it needs."""
 
     kind: KernelKind
     body: tuple[Stmt, ...]
     tile: TileConfig
+    work: Sym | None = None
 
 
 def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     """Choose widths for the axes of a group, and write its loops down."""
     axes, raxes = g.domain.axes, g.domain.raxes
     kind: KernelKind = "pointwise"
+    if in_parts(g):
+        return _in_parts(g, s, env, shape)
     if any(n.scan is not None for n in g.nests):
         kind = "scan"
         widths = _scan_widths(g, s, env, shape)
@@ -125,6 +141,35 @@ def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, i
     columns = columns_win(g, s, env)
     room = shape.panel if columns else shape.rows // widths[r]
     return widths | _widths(g.domain.axes[-1:], min(room, shape.row // widths[r]), env)
+
+
+def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
+    """Parts of the rows, each scanned by a program, which goes on where the part before it ends.
+
+    The parts are the outermost loop: a program waits for programs with lower numbers, and those
+    start earlier. Between two parts of one row stand all other rows, so that the wait is short.
+    """
+    axes, (r,) = g.domain.axes, g.domain.raxes
+    most = min(shape.part, max(2, _power(_length(r, env))))
+    columns = columns_win(g, s, env)
+    room = max(shape.narrow, shape.part // most) if columns else shape.rows // most
+    widths = _widths(axes[-1:], room, env)
+    widths[r] = min(most, shape.part // _area(widths))
+    at: dict[Var, Sym] = {}
+    grid, lanes = _cut(axes, widths, at)
+    (block,), (lane,) = _cut([r], widths, at)
+    row = substitute(position(axes), at)
+    work: Sym = ZERO
+    body: list[Statement] = []
+    for x in s.loops[0]:
+        if isinstance(x, Scan):
+            each = words(x.value.dtype) * slots(block.extent, shape.group)
+            back = LookBack(block.var, "", work + row * each, shape.group)
+            x, work = replace(x, over=lane.var, back=back), work + g.domain.rows * each
+        body.append(x)
+    inside = nested([*lanes, lane], "lane", moved(body, at))
+    tile = TileConfig(warps=_warps(_area(widths), True, shape), stages=shape.stages)
+    return Tiled("split_scan", nested([block, *grid], "grid", inside), tile, work)
 
 
 def _warps(area: int, reduces: bool, shape: Shape) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lenz.context import Context
+from lenz.ir.dtype import I64
 from lenz.ir.expr import (
     Expr,
     cost_of,
@@ -89,7 +90,7 @@ def build(
 
         def shaped(shape: Shape) -> Launch:
             form = tiled(g, s, env, shape)
-            return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
+            return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned, form.work)
 
         usual = shaped(Shape())
         if space is None:
@@ -134,6 +135,7 @@ def _finish(
     scratch: tuple[Local, ...],
     buffers: Mapping[str, Buffer],
     unaligned: frozenset[str] | None,
+    work: Sym | None = None,
 ) -> Launch:
     local = {x.name for x in scratch}
     found = _Params({}, {})
@@ -157,6 +159,10 @@ def _finish(
         )
         for a in args
     )
+    if work is not None:
+        names[""] = f"a{len(args)}"
+        params += (Param(names[""], I64, work, "work", True),)
+        args += (f"{g.name}.work",)
     body = _renamed(body, names)
     kernel = Kernel(
         name=kernel_name(g),
@@ -197,7 +203,10 @@ def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ..
                 value = interpret(s.value, visit, memo)
                 return replace(s, buffer=buffer, value=value, bound=bound)
             case Let() | Reduce() | Scan():
-                return replace(s, value=interpret(s.value, visit, memo))
+                s = replace(s, value=interpret(s.value, visit, memo))
+                if isinstance(s, Scan) and s.back is not None:
+                    s = replace(s, back=replace(s.back, work=names[s.back.work]))
+                return s
 
     return tuple(statement(s) for s in body)
 
@@ -218,6 +227,8 @@ def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]
             use(st.axis.extent)
         elif isinstance(st, Store):
             use(st.offset)
+        elif isinstance(st, Scan) and st.back is not None:
+            use(st.back.at)
     for e in nodes_of(*exprs_of(body)):
         for s in syms_of(e):
             use(s)

@@ -94,7 +94,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     scans = any(n.scan is not None for g in (a, b) for n in g.nests)
     for d, orders in _domains(a, b):
         for x, y in itertools.product(_over(a, d, orders, scans), _over(b, d, orders, scans)):
-            problem = _misaligned(x, y) or _late(x + y)
+            problem = _misaligned(x, y) or _late(x + y) or _split(Group(d, (*x, *y)))
             if problem is not None:
                 why = problem
                 continue
@@ -168,6 +168,12 @@ def registers(d: Domain) -> int:
     return math.prod(1 << (max(a.extent.hi or 0, 1) - 1).bit_length() for a in d.raxes)
 
 
+def in_parts(g: Group) -> bool:
+    """True when a row that is scanned is too long for one program of a GPU: several share it."""
+    is_scan = any(n.scan is not None and n.raxes for n in g.nests)
+    return is_scan and device_of(g) != "cpu" and registers(g.domain) > HELD
+
+
 def device_of(g: Group) -> str:
     """Device of the group's values."""
     return g.nests[0].out.type.device
@@ -239,6 +245,14 @@ def _late(nests: tuple[Nest, ...]) -> str | None:
         if n.target != n.name and running[n.name] and loop[n.name] != max(loop.values()):
             return f"{n.name} writes {n.target} behind the loop that scans its values"
     return None
+
+
+def _split(g: Group) -> str | None:
+    """Why a group with a scan in parts is none: no program of it sees a whole row."""
+    if not in_parts(g):
+        return None
+    n = next((n for n in g.nests if n.kind is not None or n.raxes != g.domain.raxes), None)
+    return None if n is None else f"{n.name} is one value for rows that are scanned in parts"
 
 
 def shares_reads(a: Group, b: Group) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lenz.ir.expr import loads_of
 from lenz.schedule.blocks import Shape
-from lenz.schedule.legal import HELD, Group, are_alike, device_of, registers
+from lenz.schedule.legal import HELD, Group, are_alike, device_of, in_parts, registers
 from lenz.schedule.nest import is_columns
 from lenz.sym import SymEnv, product
 
@@ -48,7 +48,7 @@ def loss(g: Group, env: SymEnv) -> str | None:
     are few rows (or panels of columns) that second run would leave cores idle, while by itself it
     splits as finely as one likes.
     """
-    if not g.has_reduction or not g.domain.raxes:
+    if not g.has_reduction or not g.domain.raxes or in_parts(g):
         return None
     if part := next((n.raxes for n in g.nests if n.across), ()):
         tasks = env.hint(product(a.extent for a in g.domain.axes if a not in part))

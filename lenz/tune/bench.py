@@ -155,7 +155,9 @@ def arguments(k: Kernel, env: SymEnv, place: torch.device) -> list[torch.Tensor]
     made = []
     for p in k.params:
         d, n = p.dtype, env.hint(p.size)
-        if p.mode == "out":
+        if p.mode == "work":
+            t = torch.zeros(n, dtype=d.torch, device=place)
+        elif p.mode == "out":
             t = torch.empty(n, dtype=d.torch, device=place)
         elif d.is_float:
             drawn = torch.float16 if d.bytes == 1 else d.torch
@@ -170,7 +172,11 @@ def arguments(k: Kernel, env: SymEnv, place: torch.device) -> list[torch.Tensor]
 def restoring(k: Kernel, tensors: Sequence[torch.Tensor]) -> Call | None:
     """What puts back the arguments that a kernel reads and writes; None if there are none."""
     pairs = zip(k.params, tensors, strict=True)
-    kept = [(t, t.clone()) for p, t in pairs if p.mode == "inout"]
+    kept = [
+        (t, t.clone() if p.mode == "inout" else t.new_zeros(()))
+        for p, t in pairs
+        if p.mode in ("inout", "work")
+    ]
     if not kept:
         return None
 

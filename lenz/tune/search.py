@@ -51,6 +51,14 @@ class Choice:
         lines.append(emit(usual, gpu.arch).line())
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
+    def widest(self) -> Kernel:
+        """The kernel of the cost model, with the largest workspace that any candidate asks for."""
+        usual = self.candidates[0]
+        sizes = [[p.size for p in k.params] for k in self.candidates]
+        most = [max(s, key=self.env.hint) for s in zip(*sizes, strict=True)]
+        pairs = zip(usual.params, most, strict=True)
+        return replace(usual, params=tuple(replace(p, size=s) for p, s in pairs))
+
 
 def config(k: Kernel) -> str:
     """The tile of a GPU kernel in words: "p0 2 x r0 1024, 4 warps"."""
@@ -149,7 +157,7 @@ def race(
     GPU is left unusable.
     """
     try:
-        usual = c.candidates[0]
+        usual = c.widest()
         tensors = arguments(usual, c.env, gpu.place)
         restore = restoring(usual, tensors)
     except torch.OutOfMemoryError as e:

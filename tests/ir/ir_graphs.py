@@ -29,6 +29,7 @@ from lenz.ir.kernel import (
     Launch,
     Let,
     Local,
+    LookBack,
     Param,
     Reduce,
     Rejected,
@@ -340,12 +341,31 @@ def running() -> Kernel:
     return Kernel("running", "scan", params, (S0,), body)
 
 
+def looking_back() -> Kernel:
+    """Sums along rows, each of them by several programs."""
+    b, r = axis("b", (S0 + 15) // 16), axis("r", Int(16))
+    at = 16 * b.var + r.var
+    back = LookBack(b.var, "w", Int(3), 4)
+    stmts = (
+        Running("c", "sum", load("x", (at,), F32), r.var, back),
+        Store("y", at, ref("c", F32)),
+    )
+    body = (For(b, "grid", (For(r, "lane", stmts),)),)
+    params = (
+        Param("x", F32, S0, "in"),
+        Param("y", F32, S0, "out"),
+        Param("w", I64, 3 * S0 + 3, "work", True),
+    )
+    return Kernel("looking_back", "split_scan", params, (S0,), body, tile=TileConfig(warps=4))
+
+
 KERNELS = {
     "row_softmax": row_softmax,
     "tiled": lambda: row_softmax(TileConfig(grain=3, rows=8)),
     "columns": columns,
     "scatter": scatter,
     "running": running,
+    "looking_back": looking_back,
 }
 
 

@@ -24,8 +24,13 @@ GRAPH = "graph @g(s0: 1.., s1: 1..) on cpu {{\n  in %x : f32[s0, 4]\n  in %w : f
 KERNEL = (
     "kernel @k pointwise (%x: in f32[s0], %y: out f32[s0], %z: inout i64[s0]; s0: 1..) {{\n  {}\n}}"
 )
+WORK = (
+    "kernel @k split_scan (%x: in f32[64], %y: out f32[64], %w: work i64[7]) {{\n"
+    "  for b in 4 : grid {{ for r in 16 : lane {{\n  {}\n  store(%y, [16*b + r], c)\n  }} }}\n}}"
+)
 PLAN = "plan @p(s0: 1.., s1: 1..) on cpu {{\n  in %x : f32[s0]\n  in s0 : size\n  {}\n}}"
 Y = "%y = f32[s0, 4] : map (i: s0, j: 4)"
+SUM = "scan sum { load(%x, [16*b + r]) }"
 STORE = "store(%z, [i], 1:i64); store(%y, [i], 1.0:f32)"
 
 # (rule, frame, what is put in, the start of the line that must be shown)
@@ -94,6 +99,13 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("reduce-over-enclosing", KERNEL, f"for i in s0 : seq {{ {STORE} a = reduce sum {{ 1:i64 }} over i, i }}", "5: a"),
     ("reduce-over-enclosing", KERNEL, f"for i in s0 : seq {{ {STORE} a = reduce sum {{ 1:i64 }} over none }}", "5: a"),
     ("scan-over-enclosing", KERNEL, f"for i in s0 : parallel {{ {STORE} a = scan sum {{ 1:i64 }} over i }}", "5: a"),
+    ("scan-over-enclosing", WORK, f"c = {SUM} over r behind r by %w[0] group 2", "4: c"),
+    ("scan-over-enclosing", WORK, f"c = {SUM} over r behind b by %w[0] group 1", "4: c"),
+    ("work-only", WORK, f"c = {SUM} over r behind b by %y[0] group 2", "4: c"),
+    ("work-only", WORK, f"c = {SUM} over r behind b by %w[1] group 2", "4: c"),
+    ("work-only", WORK, f"c = {SUM} over r behind b by %w[0] group 2; store(%w, [0], 1:i64)", "5: store"),
+    ("work-only", WORK, f"c = {SUM} over r behind b by %w[0] group 2; a = load(%w, [0])", "5: a"),
+    ("out-stored", WORK, f"c = {SUM} over r", "1: kernel"),
     ("ref-scope", KERNEL, f"for i in s0 : seq {{ {STORE} for j in 4 : seq {{ a = scan sum {{ 1:i64 }} over j }} b = a }}", ""),
     ("update-inout", KERNEL, "for i in s0 : seq { store(%z, [i], 1:i64); store add(%y, [i], 1.0:f32) }", "4: store add"),
     ("vector-loop-innermost", KERNEL, f"for i in s0 : vector {{ for j in 4 : seq {{ {STORE} }} }}", "2: for i"),

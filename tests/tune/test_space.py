@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+import torch
 from gpu_oracle import gpu_context, on_gpu
 from oracle import assert_schedule
 
@@ -14,10 +15,12 @@ from lenz.codegen.triton.kernel import emit
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, KernelKind, Launch, Schedule
 from lenz.ir.reader import read
+from lenz.ir.verify import verify
 from lenz.pipeline import optimise
 from lenz.schedule import schedule
 from lenz.schedule.blocks import Shape
-from lenz.tune.search import config
+from lenz.tune.bench import arguments, restoring
+from lenz.tune.search import Choice, config
 from lenz.tune.space import space
 
 KINDS: tuple[KernelKind, ...] = get_args(KernelKind)
@@ -142,6 +145,26 @@ def test_large_kernels_have_a_choice(
         assert len(set(names)) == len(names), names
         for k in x.candidates:
             assert (k.params, k.sizes, k.name) == (x.kernel.params, x.kernel.sizes, x.kernel.name)
+
+
+def test_the_workspace_of_a_scan_is_large_enough_for_every_candidate() -> None:
+    s, (launch,) = candidates(
+        "graph @g() on cpu { in %x : f32[16777216]\n"
+        "out %y = f32[16777216] : scan sum (i: 16777216) over i { load(%x, [i]) } }"
+    )
+    assert len(launch.candidates) >= 7
+    for k in launch.candidates:
+        verify(k)  # no part of a row is beyond the end of the workspace
+        assert k.params[-1].mode == "work" and k.params[-1].size.hi
+    choice = Choice(launch.candidates, s.graph.env)
+    given = arguments(choice.widest(), s.graph.env, torch.device("cpu"))
+    needed = [s.graph.env.hint(k.params[-1].size) for k in launch.candidates]
+    assert given[-1].numel() == max(needed) > min(needed) and not given[-1].any()
+    given[-1].fill_(1)
+    restore = restoring(choice.widest(), given)
+    assert restore is not None
+    restore()
+    assert not given[-1].any(), "each run of a kernel that is measured finds a zeroed workspace"
 
 
 def test_the_shape_by_default_is_the_cost_model() -> None:

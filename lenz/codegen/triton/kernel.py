@@ -13,6 +13,7 @@ from lenz.codegen.triton.compile import KernelText
 from lenz.codegen.triton.indices import Indices, fits, joint
 from lenz.codegen.triton.lanes import Lanes
 from lenz.codegen.triton.legalise import legalise
+from lenz.codegen.triton.look_back import LookingBack
 from lenz.codegen.triton.reductions import COMBINE, SCANS, UPDATES
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.codegen.triton.types import memory_type
@@ -33,7 +34,7 @@ from lenz.ir.kernel import (
     walk,
 )  # fmt: skip
 from lenz.ir.tensor import Axis
-from lenz.sym import Add, Int, Min, Sym
+from lenz.sym import Add, Int, Min, Sym, Var
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -70,6 +71,8 @@ def _indices(k: Kernel) -> list[Sym]:
             found.append(s.offset)
         elif isinstance(s, For):
             found.append(s.axis.extent)
+        elif isinstance(s, Scan) and s.back is not None:
+            found.append(next(p.size for p in k.params if p.name == s.back.work))
     return found
 
 
@@ -90,6 +93,7 @@ class _Body:
         self.values = Values(self.text, self.indices, self.lanes, written)
         self.accs = Accumulators(self.values, self.dims)
         self.around: Dims = NO_DIMS
+        self.grid: dict[Var, Axis] = {}
         self.fence = any(
             p.mode == "inout" and not overwrites_safely(k, p.name, p.name) for p in k.params
         )
@@ -103,6 +107,7 @@ class _Body:
         while len(stmts) == 1 and isinstance(stmts[0], For) and stmts[0].kind == "grid":
             grid.append(stmts[0].axis)
             stmts = stmts[0].body
+        self.grid = {a.var: a for a in grid}
         self.unflatten(grid)
         for d, (v, width) in enumerate(zip(self.lanes.vars, self.lanes.widths, strict=True)):
             shape = ["None"] * len(self.lanes.vars)
@@ -204,11 +209,15 @@ class _Body:
         """Running results along one dimension of the tile; lanes behind the end come last."""
         v, d = self.values, self.dims[s.over]
         value = v.value(s.value)
-        dims = value.dims | {d}
+        dims = value.dims | {d} if s.back is None else self.around
         function = SCANS[s.kind]
         self.accs.functions[function] = None
         tile = self.lanes.spread(value, dims, s.value.dtype)
         text = f"tl.associative_scan({tile}, {d}, {function})"
+        if s.back is not None:
+            self.accs.functions["least"] = None
+            blocks = self.grid[s.back.block].extent
+            text = LookingBack(v, s, s.back, d, dims, blocks).joined(tile, text)
         v.refs[s.name] = self.text.let(text, dims, self.text.level)
 
     def store(self, s: Store) -> None:

@@ -7,7 +7,7 @@ values the first position wins.
 from __future__ import annotations
 
 from lenz.ir.dtype import BOOL, F32, I32, DType
-from lenz.ir.graph import ReduceKind
+from lenz.ir.graph import ReduceKind, ScanKind
 
 # Functions of a module by name; a kernel's module holds those that it uses.
 COMBINE = {
@@ -53,7 +53,7 @@ def combine_name(kind: ReduceKind, dtype: DType) -> str:
     return _NAMES[kind]
 
 
-def identity(kind: ReduceKind, dtype: DType) -> bool | int | float:
+def identity(kind: ReduceKind | ScanKind, dtype: DType) -> bool | int | float:
     """The value that changes no result, for values of `dtype`."""
     if dtype is BOOL:
         return 0 if kind in ("sum", "any", "max", "argmax") else 1
@@ -62,7 +62,7 @@ def identity(kind: ReduceKind, dtype: DType) -> bool | int | float:
             return 0
         case "prod" | "all":
             return 1
-        case "max" | "argmax":
+        case "max" | "argmax" | "logaddexp":
             if dtype.is_float:
                 return float("-inf")
             return -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0

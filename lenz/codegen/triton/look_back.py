@@ -1,0 +1,183 @@
+"""Scans over several programs of a grid: what each leaves for later ones and takes from earlier.
+
+With groups of G blocks, the fold of all elements before block b is made of two windows:
+
+    far     all before b's group of groups (1 result), and its groups before that of b (up to G - 1)
+    near    the blocks of b's group before b (up to G - 1)
+
+Each window is folded as a tile, in an order that is fixed: the result does not depend on who was
+first, and has the same bits on every run. A group's result waits for its own blocks alone, so that
+only one in G * G of all blocks waits for a chain.
+
+A result of 32 bits lies in one 64-bit word, beside a flag that a zeroed workspace does not have;
+one of 64 bits in two such words. A word is written once and as a whole, hence value and flag are
+seen together, and nothing else has to be in order: relaxed accesses do, without a fence.
+
+A program waits only for programs with lower numbers. A GPU starts the programs of a grid in the
+order of their numbers and keeps what it has started: the lowest that runs waits for nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lenz.codegen.triton.reductions import SCANS, identity
+from lenz.codegen.triton.text import Dims, Term
+from lenz.codegen.triton.types import constant
+from lenz.codegen.triton.values import Values
+from lenz.ir.kernel import LookBack, Scan, words
+from lenz.ops.emission import triton_type
+from lenz.sym import Int, Sym, Var, ceildiv
+
+VALUE = -(1 << 32)  # the bits of a word that hold the value
+FLAG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Up to G results: for each word of one its pointers, under which condition, and its name."""
+
+    pointers: tuple[str, ...]
+    runs: str
+    names: tuple[str, ...]
+
+    def loads(self) -> list[str]:
+        """Lines that read all words; what is not looked for has a flag."""
+        pairs = zip(self.names, self.pointers, strict=True)
+        return [f"{n} = tl.load({p}, {self.runs}, {FLAG}, volatile=True)" for n, p in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class LookingBack:
+    """One scan that is being written: its dimension, the dimensions of its tile, its blocks."""
+
+    values: Values
+    scan: Scan
+    back: LookBack
+    d: int
+    dims: Dims
+    blocks: Sym
+
+    def joined(self, tile: str, running: str) -> str:
+        """The scan's tile: `running`, that of the `tile` alone, behind all blocks before it."""
+        text, b, g = self.values.text, self.back.block, self.back.group
+        level, function = text.level, SCANS[self.scan.kind]
+        count = ceildiv(self.blocks, Int(g))
+        tile = tile if tile.isidentifier() else text.let(tile, self.dims, level).text
+        own = text.let(self._fold(tile), self.dims - {self.d}, level).text
+        self._leave(b, own)
+        lane = self._lane()
+        part = self.values.indices.term(b % g, {}).text
+        near = self._window("near", [(b // g * g, f"{lane.name} < {part}")], lane)
+        windows, few = [near], self.blocks.hi is not None and self.blocks.hi <= g
+        if not few:
+            outer = self.values.indices.term(b // g % g, {}).text
+            start = self.blocks + b // (g * g) * g
+            first = self.blocks + count + b // (g * g) - 1 - lane
+            parts = [(start, f"{lane.name} < {outer}"), (first, f"{b.name} >= {g * g}")]
+            windows.append(self._window("far", parts, lane))
+        for line in [line for w in windows for line in w.loads()]:
+            text.put(level, line)
+        here = text.let(running, self.dims, level).text  # while the others work
+        ahead = self._awaited(near)
+        if not few:
+            total = f"{function}({ahead}, {own})"
+            self._leave(self.blocks + b // g, total, f"{b.name} % {g} == {g - 1}")
+            ahead = f"{function}({self._awaited(windows[1])}, {ahead})"
+            ahead = text.let(ahead, self.dims - {self.d}, level).text
+            total = f"{function}({ahead}, {own})"
+            last = self.blocks + count + b // (g * g)
+            self._leave(last, total, f"{b.name} % {g * g} == {g * g - 1}")
+        return f"{function}({ahead}, {here})"
+
+    def _fold(self, tile: str) -> str:
+        keep = ", keep_dims=True" if len(self.dims) > 1 else ""
+        return f"tl.reduce({tile}, {self.d}, {SCANS[self.scan.kind]}{keep})"
+
+    def _lane(self) -> Var:
+        """A variable that runs over the results of a window, in the dimension of the scan."""
+        indices, lanes = self.values.indices, self.values.lanes
+        made = Var(f"{self.scan.name}_lane", 0, self.back.group - 1)
+        shape = ["None"] * len(lanes.vars)
+        shape[self.d] = ":"
+        place = f"[{', '.join(shape)}]" if len(shape) > 1 else ""
+        wide = ".to(tl.int64)" if indices.wide else ""
+        self.values.text.put(
+            self.values.text.level, f"{made.name} = tl.arange(0, {self.back.group}){wide}{place}"
+        )
+        indices.vars[made] = Term(made.name, frozenset((self.d,)), self.values.text.level)
+        return made
+
+    def _window(self, name: str, parts: list[tuple[Sym, str]], lane: Var) -> Window:
+        """Results from a place on; with two parts, the last lane is that of the second."""
+        text, last = self.values.text, self.back.group - 1
+        count, dims = words(self.scan.value.dtype), frozenset((self.d,))
+        rows = [t.text for t in self.values.lanes.conditions(self.dims - {self.d})]
+        places = [self._place(start + lane) for start, _ in parts]
+        at, runs = places[0], parts[0][1]
+        if len(parts) > 1:
+            at = f"tl.where({lane.name} < {last}, {at}, {places[1]})"
+            runs = f"tl.where({lane.name} < {last}, {runs}, {parts[1][1]})"
+        at = text.let(at, self.dims, text.level).text
+        runs = text.let(" & ".join([f"({runs})", *rows]), dims, text.level).text
+        pointers = [f"{self.back.work} + {at}" + f" + {k}" * (k > 0) for k in range(count)]
+        names = [f"{self.scan.name}_{name}{k}" for k in range(count)]
+        return Window(tuple(pointers), runs, tuple(names))
+
+    def _place(self, result: Sym) -> str:
+        """The index of the first word of a result of this row."""
+        count = words(self.scan.value.dtype)
+        return self.values.indices.term(self.back.at + result * count, {}).text
+
+    def _awaited(self, w: Window) -> str:
+        """Wait until all results of a window are there, and fold them."""
+        text, dtype = self.values.text, self.scan.value.dtype
+        level = text.level
+        flags = f"({' & '.join([*w.names, str(FLAG)])}).to(tl.int32)"
+        for d in range(len(self.values.lanes.vars) - 1, -1, -1):
+            flags = f"tl.reduce({flags}, {d}, least)"
+        text.put(level, f"while {flags} == 0:")
+        for line in w.loads():
+            text.put(level, f"    {line}")
+        neutral = identity(self.scan.kind, dtype)
+        if dtype.is_float and neutral == 0:
+            neutral = -0.0  # which leaves every float as it is, also a zero
+        found = f"tl.where({w.runs}, {self._value(w.names)}, {constant(dtype, neutral)})"
+        found = text.let(found, self.dims, level).text
+        return text.let(self._fold(found), self.dims - {self.d}, level).text
+
+    def _leave(self, result: Sym, value: str, condition: str = "") -> None:
+        """Write a result of this program, where there is one."""
+        text = self.values.text
+        rows = [t.text for t in self.values.lanes.conditions(self.dims - {self.d})]
+        runs = " & ".join([*rows, *([f"({condition})"] if condition else [])])
+        mask = f", mask={runs}" if runs else ""
+        at = self._place(result)
+        for k, word in enumerate(self._words(value)):
+            pointer = f"{self.back.work} + {at}" + f" + {k}" * (k > 0)
+            text.put(text.level, f'tl.atomic_xchg({pointer}, {word}{mask}, sem="relaxed")')
+
+    def _words(self, value: str) -> list[str]:
+        """The words of a result."""
+        dtype = self.scan.value.dtype
+        if dtype.bytes == 8:
+            bits = f"{value}.to(tl.int64, bitcast=True)" if dtype.is_float else value
+            bits = self.values.text.let(bits, self.dims - {self.d}, self.values.text.level).text
+            return [f"({bits} << 32) | {FLAG}", f"({bits} & {VALUE}) | {FLAG}"]
+        bits = f"{value}.to(tl.int32)"
+        if dtype.is_float:
+            bits = f"{value}.to(tl.float32).to(tl.int32, bitcast=True)"
+        return [f"({bits}.to(tl.int64) << 32) | {FLAG}"]
+
+    def _value(self, names: tuple[str, ...]) -> str:
+        """The result in its words."""
+        dtype = self.scan.value.dtype
+        kind = triton_type(dtype)
+        if len(names) == 2:
+            low, high = names
+            bits = f"(({high} & {VALUE}) | (({low} >> 32) & {(1 << 32) - 1}))"
+            return f"{bits}.to({kind}, bitcast=True)" if dtype.is_float else bits
+        bits = f"({names[0]} >> 32).to(tl.int32)"
+        if dtype.is_float:
+            return f"{bits}.to(tl.float32, bitcast=True).to({kind})"
+        return f"{bits}.to({kind})"
