@@ -34,7 +34,7 @@ from lenz.ir.kernel import (
     walk,
 )  # fmt: skip
 from lenz.ir.tensor import Axis
-from lenz.sym import Add, Int, Min, Sym, Var
+from lenz.sym import Add, Int, Min, Sym
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -93,7 +93,7 @@ class _Body:
         self.values = Values(self.text, self.indices, self.lanes, written)
         self.accs = Accumulators(self.values, self.dims)
         self.around: Dims = NO_DIMS
-        self.grid: dict[Var, Axis] = {}
+        self.grid: list[Axis] = []
         self.fence = any(
             p.mode == "inout" and not overwrites_safely(k, p.name, p.name) for p in k.params
         )
@@ -107,7 +107,7 @@ class _Body:
         while len(stmts) == 1 and isinstance(stmts[0], For) and stmts[0].kind == "grid":
             grid.append(stmts[0].axis)
             stmts = stmts[0].body
-        self.grid = {a.var: a for a in grid}
+        self.grid = grid
         self.unflatten(grid)
         for d, (v, width) in enumerate(zip(self.lanes.vars, self.lanes.widths, strict=True)):
             shape = ["None"] * len(self.lanes.vars)
@@ -216,7 +216,7 @@ class _Body:
         text = f"tl.associative_scan({tile}, {d}, {function})"
         if s.back is not None:
             self.accs.functions["least"] = None
-            blocks = self.grid[s.back.block].extent
+            blocks = next(a.extent for a in self.grid if a.var is s.back.block)
             text = LookingBack(v, s, s.back, d, dims, blocks).joined(tile, text)
         v.refs[s.name] = self.text.let(text, dims, self.text.level)
 
