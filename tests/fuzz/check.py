@@ -3,7 +3,8 @@
 `backends` names the ways of running a program: "cpu" is what users get; "oracle" has beside it the
 interpreter after every pass; "guarded" runs compiled kernels on memory between forbidden pages;
 "triton" and "tiny" run the kernels for a GPU, with tiles of the usual and of tiny size, in Triton's
-interpreter; "aot_eager" is torch's own half alone.
+interpreter, and with " cubins" behind it they are compiled as well; "aot_eager" is torch's own half
+alone.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Stages:
     options: Options
     way: str
     seen: list[str]
+    kernels: int = 0
 
     def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """The backend, as Dynamo calls it."""
@@ -73,9 +75,12 @@ class Stages:
 
                 graphs, run_kernel = {}, kernel_runner(s)
         else:
-            from gpu_oracle import TINY, interpreted, lowered_there, scheduled
+            from gpu_oracle import TINY, cubins, interpreted, kernels_of, lowered_there, scheduled
 
-            s = scheduled(lowered_there(p), TINY if self.way == "tiny" else None)
+            s = scheduled(lowered_there(p), TINY if self.way.startswith("tiny") else None)
+            self.kernels += len(kernels_of(s))
+            if self.way.endswith("cubins"):
+                cubins(s)
             call, run_kernel = p.interpret, interpreted
 
         def run(args: list[Any]) -> Sequence[Any]:

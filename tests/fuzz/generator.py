@@ -141,9 +141,9 @@ class Generator:
         reads: list[str] = []
         first: torch.Tensor | None = None
         exact = "e" in flags or ("k" in flags and self.m.program.grad)
-        for whole, kind, rank in ((m.group(0), *m.groups()) for m in FIELD.finditer(template)):
-            if whole in chosen:
-                continue
+        fields = dict.fromkeys((m.group(0), *m.groups()) for m in FIELD.finditer(template))
+        # What is said of the first tensor comes after it.
+        for whole, kind, rank in sorted(fields, key=lambda f: f[1] in "nmvz"):
             if kind in "nmvz":
                 self.about_first(kind, reads[0], chosen)
                 continue

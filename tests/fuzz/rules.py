@@ -274,8 +274,8 @@ TABLES: dict[str, tuple[int, str]] = {
         p torch.zeros_like({x1})
         p torch.full_like({w}, 2)
         p {w}.new_ones(3)
-        p {m} - 1
-        p torch.eye(3, {v})
+        p torch.arange({x1}.shape[{d}], device={x1}.device) - 1
+        p torch.eye(3, device={x}.device)
         p torch.ones({x1}.shape[0], 1, device={x}.device)
         """,
     ),

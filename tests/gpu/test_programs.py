@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.programs import fails, program, shrink
+from tests.fuzz.check import failure
+from tests.fuzz.generator import program
+from tests.fuzz.shrink import shrink
 
 LARGE_FROM = 1000  # seeds of programs with sizes up to 300
 
@@ -18,11 +20,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("seeds", starts, ids=[f"from {s[0]}" for s in starts])
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd programs
 def test_a_program_gives_what_eager_gives(seeds: tuple[int, ...], device: str) -> None:
     for seed in seeds:
-        p, dynamic = program(seed, large=seed >= LARGE_FROM), seed % 3 == 2
-        why = fails(p, dynamic, oracle=False, device=device)
+        p = program(seed, large=seed >= LARGE_FROM)
+        why = failure(p, "cpu", device)
         if why:
-            small = shrink(p, dynamic, oracle=False, device=device)
-            why = fails(small, dynamic, oracle=False, device=device) or why
-            pytest.fail(f"seed {seed} dynamic={dynamic}\n{small}\n{why[:1500]}")
+            small = shrink(p, why, lambda q: failure(q, "cpu", device))
+            pytest.fail(f"{small}\n{failure(small, 'cpu', device)[:1500]}\n{small.script()}")
