@@ -45,8 +45,6 @@ KEEP_WHOLE: Mapping[str, str] = {
     "aten.index_add": SCATTER,
     "aten.index_copy": SCATTER,
     "aten.index_fill": SCATTER,
-    "aten.max_unpool2d": SCATTER,
-    "aten.max_unpool3d": SCATTER,
     "aten.upsample_nearest2d_backward": SCATTER,
     "aten.t": VIEW,
     "aten.transpose": VIEW,

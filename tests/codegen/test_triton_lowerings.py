@@ -29,6 +29,21 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, j: (x[0, 0].index_add(0, j, x[0, :9]), x[0, 0].index_select(0, j[:2])),
         (X, J * 0),
     ),
+    "adaptive pools": (
+        lambda x: (aten._adaptive_avg_pool2d(x, (4, 3)), *aten.adaptive_max_pool2d(x, (5, 3))),
+        (X[None],),
+    ),
+    "adaptive gradients": (
+        lambda x, s, j: (
+            aten._adaptive_avg_pool2d_backward(s[:5, :7][None], x[None]),
+            aten.adaptive_max_pool2d_backward(s[:3, :3][None], x[None], j.view(1, 3, 3)),
+        ),
+        (X, S, J),
+    ),
+    "unpool": (
+        lambda x, j: aten.max_unpool2d(x[None, :3, :3].clone(), j.view(1, 3, 3), [4, 3]),
+        (X, torch.randperm(12, generator=G)[:9]),
+    ),
     "frexp": (torch.frexp, (X * 1e-37,)),
 }
 

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import check, lowered
-from single import outputs_of, single
 from torch.nn import functional
-
-from lenz.ir.graph import Extern
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
@@ -98,28 +95,42 @@ def test_other_ranks_and_layouts() -> None:
     check(lambda x: functional.avg_pool2d(x, 7, 1, 3), torch.randn(1, 2, 9, 8))
 
 
-def test_adaptive() -> None:
-    """Equal windows are lowered, others are called in eager."""
-    for shape, out in (((2, 3, 6, 4), (3, 2)), ((2, 3, 5, 5), (1, 5)), ((1, 2, 4, 4), (4, 4))):
-        x = torch.randn(shape)
-        (y,) = outputs_of(aten._adaptive_avg_pool2d.default, x, out)
-        torch.testing.assert_close(y, aten._adaptive_avg_pool2d(x, out))
-        dy = torch.randn(y.shape)
-        back = aten._adaptive_avg_pool2d_backward.default
-        torch.testing.assert_close(outputs_of(back, dy, x)[0], back(dy, x))
-    g = single(aten._adaptive_avg_pool2d.default, torch.randn(1, 2, 5, 5), (3, 2))
-    assert isinstance(g.nodes[0], Extern)
+ADAPTIVE = [((2, 3, 6, 4), (3, 2)), ((2, 3, 5, 5), (1, 5)), ((1, 2, 4, 4), (4, 4)),
+            ((1, 2, 7, 11), (3, 4)), ((2, 1, 5, 3), (7, 9)), ((1, 2, 64, 5), (5, 2))]  # fmt: skip
 
 
-def test_adaptive_max() -> None:
-    """Values, positions and the gradient through them, for equal windows."""
-    for shape, out in (((2, 3, 6, 4), (3, 2)), ((1, 2, 4, 4), (1, 4))):
-        x = torch.randn(shape)
-        check(lambda x: aten.adaptive_max_pool2d(x, out), x)
-        y, at = aten.adaptive_max_pool2d(x, out)
-        dy = torch.randn(y.shape)
-        check(lambda dy, x, at: aten.adaptive_max_pool2d_backward(dy, x, at), dy, x, at)
+@pytest.mark.parametrize(("shape", "out"), ADAPTIVE, ids=str)
+def test_adaptive(shape: tuple[int, ...], out: tuple[int, int]) -> None:
+    """Windows of one size and of several, wide ones and overlapping ones; gradients."""
+    for dtype in FLOATS:
+        x = image(shape, dtype)
+        check(lambda x: aten._adaptive_avg_pool2d(x, out), x)
+        dy = image(tuple(aten._adaptive_avg_pool2d(x, out).shape), dtype)
+        check(aten._adaptive_avg_pool2d_backward, dy, x)
+    check(lambda x: aten._adaptive_avg_pool3d(x, (*out, 2)), torch.randn(*shape, 3))
+    check(lambda x: functional.adaptive_avg_pool2d(x, out), torch.randn(shape), dynamic=True)
+
+
+@pytest.mark.parametrize(("shape", "out"), ADAPTIVE, ids=str)
+def test_adaptive_max(shape: tuple[int, ...], out: tuple[int, int]) -> None:
+    """Values, positions and the gradient through them."""
+    x = torch.randn(shape)
+    check(lambda x: aten.adaptive_max_pool2d(x, out), x)
+    y, at = aten.adaptive_max_pool2d(x, out)
+    dy = torch.randn(y.shape)
+    check(lambda dy, x, at: aten.adaptive_max_pool2d_backward(dy, x, at), dy, x, at)
     check(lambda x: aten.adaptive_max_pool3d(x, (2, 1, 2)), torch.randn(1, 2, 4, 3, 4))
+
+
+def test_max_of_integers_and_unpooling() -> None:
+    x = torch.arange(2 * 3 * 8 * 6).reshape(2, 3, 8, 6) * 7 % 64 - 30
+    check(lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1]), x)
+    check(lambda x: aten.max_pool2d_with_indices(x.to(torch.int8), [7, 7], [1, 1], [3, 3]), x)
+    y, at = aten.max_pool2d_with_indices(x.float(), [2, 2])
+    check(lambda y, at: functional.max_unpool2d(y, at, 2), y, at)
+    check(lambda y, at: functional.max_unpool1d(y[0, 0], at[0, 0] % 6, 2), y, at)
+    with pytest.raises(Exception, match=r"out of (range|bounds)"):
+        check(lambda y, at: functional.max_unpool2d(y, at + 99, 2), y, at)
 
 
 def test_gradients_and_symbolic_sizes() -> None:

@@ -1,0 +1,216 @@
+"""Windows over the last dimensions: of a fixed size, or as adaptive pooling cuts a tensor."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from lenz import ops
+from lenz.ir.dtype import BOOL, I64
+from lenz.ir.expr import Expr, const, index, masked
+from lenz.lower.builder import Index, Value
+from lenz.sym import ONE, ZERO, Int, Sym, ceildiv, maximum, prove_le, sym
+
+# More elements than this in a window are reduced in a loop instead of written out.
+WRITTEN_OUT = 32
+UNKNOWN = 1 << 30  # elements of a window whose size is a symbol
+
+Offsets = tuple[Sym, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows over the last dimensions: o covers o*stride - padding + a*dilation, a < kernel."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    sizes: tuple[Sym, ...]
+    outs: tuple[Sym, ...]
+    ceil: bool
+
+    @property
+    def rank(self) -> int:
+        """Number of pooled dimensions."""
+        return len(self.kernel)
+
+    @property
+    def area(self) -> int:
+        """Elements of one window."""
+        return math.prod(self.kernel)
+
+    def offsets(self) -> list[Offsets]:
+        """Every place in a window, in row-major order."""
+        return [
+            tuple(Int(a) for a in place)
+            for place in itertools.product(*(range(k) for k in self.kernel))
+        ]
+
+    def place(self, o: Index, a: Offsets) -> Index:
+        """Where place `a` of window `o` lies in the input."""
+        return tuple(
+            o[d] * self.stride[d] - self.padding[d] + a[d] * self.dilation[d]
+            for d in range(self.rank)
+        )
+
+    def inside(self, o: Index, a: Offsets) -> Expr | None:
+        """Whether that place is in the input; None where it always is."""
+        conditions: list[Expr] = []
+        for d, at in enumerate(self.place(o, a)):
+            pad, step = self.padding[d], self.dilation[d]
+            low, high = a[d].lo or 0, a[d].hi
+            if low * step < pad:
+                conditions.append(ops.ge(index(at), const(0, I64)))
+            # Without ceil_mode the last window ends within the padding on the right.
+            if self.ceil or high is None or (self.kernel[d] - 1 - high) * step < pad:
+                conditions.append(ops.lt(index(at), index(self.sizes[d])))
+        return reduce(ops.and_, conditions) if conditions else None
+
+    def read(self, at: Callable[[Index], Expr], o: Index, a: Offsets, other: float) -> Expr:
+        """The input at place `a` of window `o`, `other` outside."""
+        value, inside = at(self.place(o, a)), self.inside(o, a)
+        return value if inside is None else masked(inside, value, const(other, value.dtype))
+
+    def covering(self, d: int) -> int:
+        """How many windows at most hold one input position along a dimension."""
+        return (self.kernel[d] - 1) * self.dilation[d] // self.stride[d] + 1
+
+    @property
+    def over(self) -> tuple[Sym, ...]:
+        """The sizes of one window."""
+        return tuple(Int(k) for k in self.kernel)
+
+    def first(self, o: Index) -> Index:
+        """The first place of a window that lies in the input: the position when all are -inf."""
+        found: list[Sym] = []
+        for d, start in enumerate(self.place(o, (ZERO,) * self.rank)):
+            step = self.dilation[d]
+            found.append(start + ceildiv(maximum(-start, ZERO), Int(step)) * step)
+        return tuple(found)
+
+    def holders_along(self, d: int, h: Sym) -> list[tuple[Sym, Expr]]:
+        """The windows that may hold a position of dimension d, and whether there is such a one."""
+        found: list[tuple[Sym, Expr]] = []
+        for back in range(self.covering(d)):
+            o = (h + self.padding[d]) // self.stride[d] - back
+            # h lies before the end of the window; it is not before its start by choice of o.
+            past = h + self.padding[d] - o * self.stride[d]
+            width = (self.kernel[d] - 1) * self.dilation[d] + 1
+            there = ops.and_(
+                ops.lt(index(o), index(self.outs[d])), ops.lt(index(past), const(width, I64))
+            )
+            found.append((o, ops.and_(ops.ge(index(o), const(0, I64)), there) if back else there))
+        return found
+
+    def holders(self, h: Index) -> list[tuple[Index, Expr]]:
+        """The windows that may hold a position, each with whether there is such a window."""
+        along = [self.holders_along(d, v) for d, v in enumerate(h)]
+        return [
+            (tuple(o for o, _ in chosen), reduce(ops.and_, [there for _, there in chosen]))
+            for chosen in itertools.product(*along)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive(Windows):
+    """Windows that cut n elements into m parts: o covers floor(o n/m) up to ceil((o + 1) n/m)."""
+
+    widths: tuple[Sym, ...] = ()
+
+    @property
+    def area(self) -> int:
+        """Elements of the largest window; more than are written out where sizes are not known."""
+        known = all(isinstance(k, Int) for k in self.widths)
+        return math.prod(self.kernel) if known else UNKNOWN
+
+    @property
+    def over(self) -> tuple[Sym, ...]:
+        """The sizes of the largest window."""
+        return self.widths
+
+    def ends(self, o: Sym, d: int) -> tuple[Sym, Sym]:
+        """The first element of a window, and the one behind its last."""
+        n, m = self.sizes[d], self.outs[d]
+        return (o * n) // m, ceildiv((o + 1) * n, m)
+
+    def place(self, o: Index, a: Offsets) -> Index:
+        """Where place `a` of window `o` lies in the input."""
+        return tuple(self.ends(o[d], d)[0] + a[d] for d in range(self.rank))
+
+    def inside(self, o: Index, a: Offsets) -> Expr | None:
+        """Whether that place is in the window; None where it always is."""
+        conditions: list[Expr] = []
+        for d in range(self.rank):
+            start, end = self.ends(o[d], d)
+            # The smallest window has floor(n / m) elements, rounded up.
+            if not prove_le(a[d] + 1, maximum(self.sizes[d] // self.outs[d], ONE)):
+                conditions.append(ops.lt(index(start + a[d]), index(end)))
+        return reduce(ops.and_, conditions) if conditions else None
+
+    def first(self, o: Index) -> Index:
+        """The first place of a window."""
+        return self.place(o, (ZERO,) * self.rank)
+
+    def covering(self, d: int) -> int:
+        """How many windows at most hold one input position along a dimension."""
+        n, m = self.sizes[d], self.outs[d]
+        if (n // m) * m is n:
+            return 1
+        if not (isinstance(n, Int) and isinstance(m, Int)):
+            return UNKNOWN
+        return (m.value - 1) // n.value + (1 if m.value % n.value == 0 else 2)
+
+    def holders_along(self, d: int, h: Sym) -> list[tuple[Sym, Expr]]:
+        """The windows that hold a position of dimension d, and whether there is such a one."""
+        n, m = self.sizes[d], self.outs[d]
+        last = index(((h + 1) * m - 1) // n)
+        found = [((h * m) // n, const(True, BOOL))]
+        for up in range(1, self.covering(d)):
+            o = (h * m) // n + up
+            found.append((o, ops.le(index(o), last)))
+        return found
+
+
+def adaptive(x: Value, outs: Sequence[Sym | int]) -> Adaptive | None:
+    """The windows of adaptive pooling; None where there may be nothing to pool."""
+    sizes, parts = x.shape[x.rank - len(outs) :], tuple(sym(o) for o in outs)
+    if any(s is ZERO for s in (*sizes, *parts)):
+        return None
+    widths = tuple(_widest(n, m) for n, m in zip(sizes, parts, strict=True))
+    kernel = tuple(k.value if isinstance(k, Int) else 0 for k in widths)
+    none, one = (0,) * len(outs), (1,) * len(outs)
+    return Adaptive(kernel, one, none, one, sizes, parts, False, widths)
+
+
+def _widest(n: Sym, m: Sym) -> Sym:
+    """The size of the largest window of adaptive pooling, or a bound on it."""
+    if isinstance(n, Int) and isinstance(m, Int):
+        ends = (-((-(o + 1) * n.value) // m.value) - o * n.value // m.value for o in range(m.value))
+        return Int(max(ends))
+    return n // m if (n // m) * m is n else ceildiv(n, m) + 1
+
+
+def windows(
+    sizes: tuple[Sym, ...],
+    outs: tuple[Sym, ...],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil: bool,
+) -> Windows:
+    """Fill in what the ops leave out: one number for all dimensions, the stride from the kernel."""
+    n = len(kernel) if len(kernel) > 1 else len(sizes)
+
+    def full(v: int | Sequence[int]) -> tuple[int, ...]:
+        t = (v,) if isinstance(v, int) else tuple(v)
+        return t * n if len(t) == 1 else t
+
+    k = full(kernel)
+    return Windows(
+        k, full(stride) if stride else k, full(padding), full(dilation), sizes[-n:], outs[-n:], ceil
+    )
