@@ -42,6 +42,10 @@ LIBRARY = frozenset(
 )
 
 
+# Calls that the runtime makes by itself, since conditions on sizes are data here.
+OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
+
+
 def op_name(target: Any) -> str:
     """Qualified name under torch.ops ("aten.mm.default"), or of a function in torch or operator."""
     if isinstance(target, torch._ops.OpOverload):
@@ -65,6 +69,7 @@ def call_eager(
 ) -> Any:
     """Add the call of the FX node to the graph; gives what its users see (Value, Sym, tuple)."""
     name = op_name(n.target)
+    name = OWN.get(name, name)
     if name.split(".")[1] in LIBRARY:
         reason = "library"
     single = not isinstance(val, (tuple, list))

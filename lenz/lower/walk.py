@@ -23,6 +23,8 @@ from lenz.sym import Int, Sym, SymEnv
 
 ToSym = Callable[[Any], Sym]
 CPU = frozenset({"cpu"})
+ASSERTION = "_assert_scalar.default"
+OFFSET = torch.ops.aten.sym_storage_offset.default
 COPIES = (torch.ops.aten.copy.default, torch.ops.aten.copy_.default)
 
 
@@ -82,6 +84,7 @@ class _Walk:
         self.constants: list[Buffer] = []
         self.objects: list[str] = []
         self.outputs: tuple[Atom, ...] = ()
+        self.sizes: set[Sym] = set()  # variables that something before gives
 
     def run(self, env: SymEnv) -> Graph:
         for n in self.gm.graph.nodes:
@@ -112,10 +115,12 @@ class _Walk:
         val = n.meta.get("val")
         if isinstance(val, torch.Tensor):
             buffer = self.b.define(n.name, self.type_of(val))
+            self.given(*buffer.type.layout.shape, *buffer.type.layout.stride)
             self.inputs.append(buffer)
             self.env[n] = Value(buffer)
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             size = self.to_sym(val)
+            self.given(size)
             self.inputs.append(size)
             self.env[n] = size
         elif val is None and not n.users:
@@ -144,6 +149,15 @@ class _Walk:
         if n.target is operator.getitem:
             self.env[n] = self.value(n.args[0])[n.args[1]]
             return
+        if isinstance(val, torch.SymBool) and getattr(n.target, "__module__", "") == "_operator":
+            # A condition on sizes, as data for the assertion that reads it.  Pointers point at
+            # first elements, so that there is no offset to ask for.
+            offset = any(isinstance(a, FxNode) and a.target is OFFSET for a in n.args)
+            name = getattr(n.target, "__name__", "")
+            self.env[n] = True if offset else (name, *map(self.value, n.args))
+            return
+        if getattr(n.target, "__name__", "") == ASSERTION and self.value(n.args[0]) is True:
+            return
         where = self.origin(n)
         origin = (n.name, where) if where else (n.name,)
         if is_user_kernel(n):
@@ -155,6 +169,14 @@ class _Walk:
         reason = self.native(n, results)
         if reason is not None:
             self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)
+            made = self.env[n] if isinstance(self.env[n], (tuple, list)) else (self.env[n],)
+            self.given(*(s for m in made for s in (m.shape if isinstance(m, Value) else (m,))))
+
+    def given(self, *sizes: Any) -> None:
+        """Note the variables of sizes that are known from here on."""
+        for s in sizes:
+            if isinstance(s, Sym):
+                self.sizes.update(s.free_vars)
 
     def native(self, n: FxNode, results: Sequence[TensorType | None]) -> str | None:
         """Lower the node; gives None when done, else the reason why it must be called in eager."""
@@ -167,6 +189,9 @@ class _Walk:
             return "no lowering"
         if n.kwargs.get("pin_memory"):
             return "pinned memory"
+        shapes = [s for r in results if r is not None for s in r.shape]
+        if any(not self.sizes.issuperset(s.free_vars) for s in shapes):
+            return "the size of the result depends on values"
         args = [self.value(a) for a in n.args]
         kwargs = {k: self.value(a) for k, a in n.kwargs.items()}
         device = next((r.device for r in results if r is not None), None)

@@ -105,6 +105,20 @@ def to_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
     return t.to(device, non_blocking=to_gpu, memory_format=torch.contiguous_format)
 
 
+def assert_scalar(condition: Any, message: str) -> None:
+    """Raise a RuntimeError unless a condition on sizes holds, such as ["ge", 3, 0]."""
+    if not holds(condition):
+        raise RuntimeError(message)
+
+
+def holds(condition: Any) -> Any:
+    """The value of a number, or of a list of a function of `operator` and what it takes."""
+    if not isinstance(condition, list):
+        return condition
+    name, *given = condition
+    return getattr(operator, name)(*map(holds, given))
+
+
 def resolve(op: str) -> Callable[..., Any]:
     """The eager function that a plan names: "aten.mm.default", "py.operator.add", "lenz.seed"."""
     if op in _OWN:
@@ -124,6 +138,7 @@ def resolve(op: str) -> Callable[..., Any]:
 
 
 _OWN: Mapping[str, Callable[..., Any]] = {
+    "lenz.assert_scalar": assert_scalar,
     "lenz.seed": seed,
     "lenz.to_device": to_device,
     "lenz.user_kernel": user_kernel,

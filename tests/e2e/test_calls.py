@@ -11,6 +11,7 @@ from torch import Tensor, nn, randn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._higher_order_ops.while_loop import while_loop
 
+import lenz
 from tests.e2e.sides import agree, gradients_agree
 
 
@@ -67,6 +68,26 @@ def test_sizes_known_from_data() -> None:
             args = torch.tensor([1.0] * n + [0.0] * 4), randn(n + 4, 6)
             torch.testing.assert_close(run(*args), fn(*args))
             torch.testing.assert_close(count(torch.tensor([n, 4])), counted(torch.tensor([n, 4])))
+
+
+def test_conditions_on_sizes_from_data_are_asserted() -> None:
+    def fn(x: Tensor, at: Tensor) -> Any:
+        big = x[x > 0] * 2
+        torch._check(big.shape[0] < 4, lambda: "too many")
+        return big + 1, [part + 1 for part in x.tensor_split(at)]
+
+    def args(n: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([1.0] * n + [-1.0] * (6 - n)), torch.tensor([1, n])
+
+    config = torch._dynamo.config
+    with config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        report = lenz.explain(fn)(*args(2))
+        run = torch.compile(fn, backend="lenz", fullgraph=True)
+        for n in (3, 2):
+            torch.testing.assert_close(run(*args(n)), fn(*args(n)))
+        with pytest.raises(RuntimeError, match="u0 <= 3"):
+            run(*args(5))
+    assert not any(g.skips for g in report.graphs), "a condition on sizes put a graph into eager"
 
 
 def test_graph_breaks() -> None:
