@@ -1,4 +1,4 @@
-"""Arithmetic whose aten form has more than operands: alpha, rounding modes, bounds, powers."""
+"""Arithmetic whose aten form has more than operands: rounding modes, bounds, powers."""
 
 from __future__ import annotations
 
@@ -12,47 +12,48 @@ from lenz.ir.dtype import BOOL, F32, I32, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, element, number
+from lenz.lower.operand import Operand, element, keeps, stepped
 from lenz.lower.registry import lowering
-from lenz.sym import Sym
-
-Number = Sym | bool | int | float
+from lenz.ops.division import floor_in_steps
 
 
-def _times(e: Expr, factor: Number) -> Expr:
-    """e * factor, nothing to do for 1."""
-    if not isinstance(factor, Sym) and factor == 1:
-        return e
-    return ops.mul(e, number(factor, e.dtype))
+def divided(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
+    """x / y, where y is an element of `by`, or the number that it is.
 
-
-@lowering("add")
-def add(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    """x + alpha * y; logical or for bool."""
-    t = b.result.dtype
-    return b.map(lambda i: ops.add(element(x, i, t), _times(element(y, i, t), alpha)))
-
-
-@lowering("sub", "subtract")
-def sub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    """x - alpha * y."""
-    t = b.result.dtype
-    return b.map(lambda i: ops.sub(element(x, i, t), _times(element(y, i, t), alpha)))
-
-
-@lowering("rsub")
-def rsub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    """y - alpha * x."""
-    made: Value = sub(b, y, x, alpha)
-    return made
+    Torch divides floats on a GPU by a number with a product of its reciprocal. What rounds once
+    more shows the difference, as 8-bit floats do: x / 448 may be a tie of theirs.
+    """
+    if isinstance(by, Value) or device == "cpu" or not x.dtype.is_float:
+        return ops.div(x, y)
+    return ops.mul(x, ops.div(const(1.0, y.dtype), y))
 
 
 @lowering("div", "divide")
 def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     """x / y, exact, or rounded towards zero ("trunc") or down ("floor")."""
-    t = b.result.dtype
-    of = {None: ops.div, "trunc": ops.div_trunc, "floor": ops.div_floor}[rounding_mode]
-    return b.map(lambda i: of(element(x, i, t), element(y, i, t)))
+    t, device = b.result.dtype, b.result.device
+    # Between the steps of a rounding mode torch rounds to half types, but not for one divisor.
+    half = t if t.is_half and isinstance(y, Value) and y.rank > 0 else None
+
+    def fn(i: Index) -> Expr:
+        e = element(x, i, t, kept=keeps("div", device, 0))
+        f = element(y, i, t, kept=True)
+        if rounding_mode is None:
+            return divided(e, f, y, device)
+        if half is None:
+            return (ops.div_trunc if rounding_mode == "trunc" else ops.div_floor)(e, f)
+        if rounding_mode == "trunc":
+            return ops.trunc(stepped(ops.div(e, f), t))
+        return floor_in_steps(e, f, lambda e: stepped(e, t))
+
+    return b.map(fn)
+
+
+@lowering("floor_divide")
+def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value:
+    """x / y rounded down."""
+    made: Value = div(b, x, y, "floor")
+    return made
 
 
 @lowering("reciprocal")
@@ -173,51 +174,6 @@ def clamp_max(b: GraphBuilder, x: Value, max: Operand) -> Value:
     return made
 
 
-@lowering("addcmul")
-def addcmul(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
-    """x + value * y * z."""
-    t = b.result.dtype
-    return b.map(
-        lambda i: ops.add(
-            element(x, i, t), ops.mul(_times(element(y, i, t), value), element(z, i, t))
-        )
-    )
-
-
-@lowering("prims.fma")
-def fma(b: GraphBuilder, x: Operand, y: Operand, z: Operand) -> Value:
-    """x * y + z, rounded once; torch decomposes the in-place addcmul into it."""
-    t = b.result.dtype
-    return b.map(lambda i: ops.fma(element(x, i, t), element(y, i, t), element(z, i, t)))
-
-
-@lowering("addcdiv")
-def addcdiv(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
-    """x + value * y / z."""
-    t = b.result.dtype
-    return b.map(
-        lambda i: ops.add(
-            element(x, i, t), ops.div(_times(element(y, i, t), value), element(z, i, t))
-        )
-    )
-
-
-def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:
-    """start + weight * (end - start), taken from the nearer end."""
-    span = ops.sub(end, start)
-    low = ops.add(start, ops.mul(weight, span))
-    high = ops.sub(end, ops.mul(span, ops.sub(const(1.0, weight.dtype), weight)))
-    near = ops.lt(ops.abs(weight), const(0.5, weight.dtype))
-    return ops.where(near, low, high)
-
-
-@lowering("lerp")
-def lerp(b: GraphBuilder, x: Value, end: Value, weight: Operand) -> Value:
-    """The point between x and end."""
-    t = b.result.dtype
-    return b.map(lambda i: lerp_of(element(x, i, t), element(end, i, t), element(weight, i, t)))
-
-
 @lowering("pow")
 def power(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
     """x to the power y; small exact exponents become products, roots and quotients."""
@@ -286,7 +242,7 @@ def integer_power(x: Expr, n: Expr) -> Expr:
 def ldexp(b: GraphBuilder, x: Value, exponent: Value) -> Value:
     """x times two to the power of the exponent."""
     t = b.result.dtype
-    return b.map(lambda i: ops.mul(element(x, i, t), ops.exp2(element(exponent, i, t))))
+    return b.map(lambda i: ops.mul(element(x, i, t), stepped(ops.exp2(element(exponent, i, t)), t)))
 
 
 @lowering("frexp.Tensor")
@@ -391,7 +347,9 @@ def logit(b: GraphBuilder, x: Value, eps: float | None = None) -> Value:
             low, high = const(eps, e.dtype), const(1.0 - eps, e.dtype)
             # Not maximum and minimum: eager keeps NaN and lets the lower bound win.
             e = ops.where(ops.lt(e, low), low, ops.where(ops.gt(e, high), high, e))
-        return ops.log(ops.div(e, ops.sub(one, e)))
+        # On CPUs torch rounds after each step, on GPUs it does not.
+        step = (lambda e: stepped(e, x.dtype)) if x.device == "cpu" else (lambda e: e)
+        return ops.log(step(ops.div(e, step(ops.sub(one, e)))))
 
     return _float_map(b, x, fn)
 
@@ -402,7 +360,7 @@ def _xlog(name: tuple[str, ...], log: Callable[[Expr], Expr]) -> None:
 
         def fn(i: Index) -> Expr:
             e, f = element(x, i, t), element(y, i, t)
-            product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, log(f)))
+            product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, stepped(log(f), t)))
             return ops.where(ops.isnan(f), f, product)
 
         return b.map(fn)

@@ -12,10 +12,11 @@ from lenz.ir.expr import Expr, const
 from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
 from lenz.ir.tensor import TensorType
-from lenz.lower.arithmetic import lerp_of, sign_of
+from lenz.lower.arithmetic import divided, sign_of
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import reduce_over, split
-from lenz.lower.operand import Operand, element, exact
+from lenz.lower.multiply_add import lerp_of, product_added, quotient_added
+from lenz.lower.operand import Operand, element, exact, keeps
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, sym
 
@@ -45,10 +46,19 @@ def _binary(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
     def lower_binary(
         b: GraphBuilder, xs: Tensors, others: Others, *, alpha: bool | int | float = 1
     ) -> tuple[Value, ...] | Decline:
+        device = xs[0].device
+        kept = keeps(name.removeprefix("_foreach_"), device, 1)
+
         def fn(k: int, i: Index, t: DType) -> Expr:
-            y = element(_pick(others, k), i, t)
-            y = y if alpha == 1 else ops.mul(y, const(alpha, y.dtype))
-            return of(element(xs[k], i, t), y)
+            x, y = element(xs[k], i, t), element(_pick(others, k), i, t, kept=kept)
+            if of is ops.div:
+                return divided(x, y, others if isinstance(others, (int, float)) else xs[k], device)
+            if alpha == 1:
+                return of(x, y)
+            factor = element(alpha if of is ops.add else -alpha, (), t, kept=kept)
+            if x.dtype.is_float:
+                return ops.fma(y, factor, x)
+            return ops.add(x, ops.mul(y, factor))
 
         return _each(b, fn)
 
@@ -137,8 +147,8 @@ def _factor(scalars: Any, k: int, t: DType) -> Expr:
     return const(value, compute_dtype(t))
 
 
-def _fused(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
-    """x + factor * of(y, z), for numbers or a tensor of factors."""
+def _fused(name: str, of: Callable[..., Expr]) -> None:
+    """of((x, y, z), factor, device), for numbers or a tensor of factors."""
 
     def lower_fused(
         b: GraphBuilder, xs: Tensors, ys: Tensors, zs: Tensors, value: Any = 1, **kw: Any
@@ -146,18 +156,16 @@ def _fused(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
         factors = kw.get("scalars", value)
 
         def fn(k: int, i: Index, t: DType) -> Expr:
-            f = _factor(factors, k, t)
-            y = element(ys[k], i, t)
-            y = y if ops.is_value(f, 1) else ops.mul(f, y)
-            return ops.add(element(xs[k], i, t), of(y, element(zs[k], i, t)))
+            xyz = [element(v[k], i, t) for v in (xs, ys, zs)]
+            return of(xyz, _factor(factors, k, t), xs[k].device)
 
         return _each(b, fn)
 
     lowering(name)(lower_fused)
 
 
-_fused("_foreach_addcmul", ops.mul)
-_fused("_foreach_addcdiv", ops.div)
+_fused("_foreach_addcmul", product_added)
+_fused("_foreach_addcdiv", quotient_added)
 
 
 @lowering("_foreach_lerp")
@@ -166,7 +174,9 @@ def foreach_lerp(b: GraphBuilder, xs: Tensors, ends: Tensors, weights: Others) -
     return _each(
         b,
         lambda k, i, t: lerp_of(
-            element(xs[k], i, t), element(ends[k], i, t), element(_pick(weights, k), i, t)
+            element(xs[k], i, t),
+            element(ends[k], i, t),
+            element(_pick(weights, k), i, t, kept=True),
         ),
     )
 

@@ -34,20 +34,32 @@ def number(x: Sym | bool | int | float, dtype: DType) -> Expr:
     return const(x, dtype)
 
 
-def element(x: Operand, i: Index, dtype: DType, *, rounded: bool = False) -> Expr:
+def element(x: Operand, i: Index, dtype: DType, *, kept: bool = False) -> Expr:
     """One operand of an op whose operands are promoted to `dtype`, in dtype's compute type.
 
-    Integers and other floats become a half type first where torch does that too; scalars and 0-d
-    tensors only with `rounded` (torch keeps them in f32 for arithmetic, not for comparisons).
+    Integers and other floats become a half type first, as in torch; with `kept` scalars and 0-d
+    tensors do not, as few ops of torch want it: products, quotients, on GPUs sums (`keeps`).
     """
     to = compute_dtype(dtype)
     if not isinstance(x, Value):
         e = number(x, to)
-        return ops.cast(ops.cast(e, dtype), to) if rounded else e
+        return e if kept else ops.cast(ops.cast(e, dtype), to)
     e = x.at(broadcast(x, i))
-    if dtype.is_half and e.dtype is not dtype and (rounded or x.rank > 0):
+    if dtype.is_half and e.dtype is not dtype and (x.rank > 0 or not kept):
         e = ops.cast(e, dtype)
     return ops.cast(e, to)
+
+
+def keeps(name: str, device: str, k: int) -> bool:
+    """True where operand k of an op of two stays f32 beside a half type when it is a scalar."""
+    if device == "cpu":
+        return k == 1 and name in ("mul", "div")
+    return name in ("add", "sub", "mul") or (name == "div" and k == 1)
+
+
+def stepped(e: Expr, dtype: DType) -> Expr:
+    """`e` rounded where torch rounds inside of one op on half types; fusion may remove it again."""
+    return ops.cast(ops.narrow(e, dtype), e.dtype) if dtype.is_half else e
 
 
 def exact(x: Operand, i: Index, dtype: DType) -> Expr:

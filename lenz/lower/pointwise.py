@@ -1,6 +1,7 @@
 """Pointwise ops of the op table, each lowered to one map; conversions, copies, choices.
 
-Arithmetic that needs more than its table entry stands in `arithmetic`, activations in `activation`.
+Arithmetic that needs more than its table entry stands in `arithmetic` and `multiply_add`,
+activations in `activation`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from lenz.ir.op import Op
 from lenz.ir.tensor import Buffer
 from lenz.lower import activation as activation
 from lenz.lower import arithmetic as arithmetic
+from lenz.lower import multiply_add as multiply_add
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, broadcast, element, exact, promote
+from lenz.lower.operand import Operand, broadcast, element, exact, keeps, promote
 from lenz.lower.registry import Lowering, lowering, native_packets, pointwise_ops
 from lenz.ops.fold import apply
 
@@ -174,8 +176,16 @@ def direct(op: Op) -> Lowering:
             return Decline(str(e))
         if made.is_float and not b.result.dtype.is_float:
             return Decline(f"{op.name} of {dtype} gives {b.result.dtype}")
-        rounded = op.promotion == "bool"
-        return b.map(lambda i: apply(op, *[element(a, i, dtype, rounded=rounded) for a in args]))
+        if op.name == "nextafter" and dtype.is_half:
+            return Decline("the neighbour of a half is none of an f32")
+        kept = [keeps(op.name, b.result.device, k) for k in range(op.arity)]
+
+        def fn(i: Index) -> Expr:
+            return apply(
+                op, *[element(a, i, dtype, kept=k) for a, k in zip(args, kept, strict=True)]
+            )
+
+        return b.map(fn)
 
     return lower_direct
 

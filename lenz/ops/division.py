@@ -6,6 +6,7 @@ quotient that overflows wraps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -120,16 +121,20 @@ def _expand_floor_int(x: Expr, y: Expr) -> Expr:
 
 def _expand_floor(x: Expr, y: Expr) -> Expr:
     """Python's float floor division: floor of the exact quotient, not of the rounded one."""
-    if not x.dtype.is_float:
-        return _expand_floor_int(x, y)
+    return floor_in_steps(x, y, lambda e: e) if x.dtype.is_float else _expand_floor_int(x, y)
+
+
+def floor_in_steps(x: Expr, y: Expr, step: Callable[[Expr], Expr]) -> Expr:
+    """Floor division of floats, where `step` rounds the result of each operation."""
     zero, one = const(0.0, x.dtype), const(1.0, x.dtype)
     m = apply(FMOD, x, y)
-    quotient = div(sub(x, m), y)
+    quotient = step(div(step(sub(x, m)), y))
     apart = and_(ne(m, zero), ne(lt(y, zero), lt(m, zero)))
-    quotient = where(apart, sub(quotient, one), quotient)
+    quotient = where(apart, step(sub(quotient, one)), quotient)
     # (x - m) / y is an integer but for rounding.
     below = floor(quotient)
-    whole = where(gt(sub(quotient, below), const(0.5, x.dtype)), add(below, one), below)
+    high = gt(step(sub(quotient, below)), const(0.5, x.dtype))
+    whole = where(high, step(add(below, one)), below)
     whole = where(eq(quotient, zero), copysign(zero, div(x, y)), whole)
     return where(eq(y, zero), div(x, y), whole)
 

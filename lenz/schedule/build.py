@@ -86,7 +86,7 @@ def build(
         return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
     if device_of(g) != "cpu":
         s = stages(g, stored, elide, named=True, scratch=False)
-        share_reciprocals(s, g.domain.axes, g.domain.raxes)
+        share_reciprocals(s, g.domain.axes, g.domain.raxes, elide)
 
         def shaped(shape: Shape) -> Launch:
             form = tiled(g, s, env, shape)

@@ -30,14 +30,19 @@ _GREAT = 2.0**100
 _SCALE = 2.0**64
 
 
-def share_reciprocals(s: Stages, axes: Axes, raxes: Axes) -> None:
-    """Rewrite divisions by values that are the same for the elements of a row, or for all."""
+def share_reciprocals(s: Stages, axes: Axes, raxes: Axes, rough: bool) -> None:
+    """Rewrite divisions by values that are the same for the elements of a row, or for all.
+
+    With `rough` what is then rounded to a half type may be off by an ulp of f32 before.
+    """
     inner = frozenset(a.var for a in raxes or axes)
     for part in s.loops if raxes else s.rows:
-        part[:] = _rewritten(part, inner)
+        part[:] = _rewritten(part, inner, rough)
 
 
-def _rewritten(part: Sequence[Statement], inner: frozenset[Var]) -> list[Statement]:
+def _rewritten(
+    part: Sequence[Statement], inner: frozenset[Var], may_be_rough: bool
+) -> list[Statement]:
     named = frozenset(x.name for x in part if isinstance(x, Let))
     varies: dict[Expr, bool] = {}
 
@@ -45,7 +50,7 @@ def _rewritten(part: Sequence[Statement], inner: frozenset[Var]) -> list[Stateme
         own = any(v in inner for sym in syms_of(e) for v in sym.free_vars)
         return own or any(args) or (e.op is REF and e.attrs[0] in named)
 
-    rough = _rounded_away([x.value for x in part])
+    rough = _rounded_away([x.value for x in part]) if may_be_rough else set()
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))

@@ -1,0 +1,125 @@
+"""Sums whose last operand is a product: alpha, addcmul, addcdiv, lerp.
+
+Torch's loops add the product of floats exactly: its CPU code calls a fused multiply-add, and its
+GPU code is compiled to one. Which products come before that differs between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lenz import ops
+from lenz.ir.expr import Expr, const
+from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.lower.operand import Operand, element, keeps
+from lenz.lower.registry import lowering
+from lenz.sym import Sym
+
+Number = Sym | bool | int | float
+
+
+def product_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
+    """x + factor * y * z with the roundings of torch, whose last sum takes the product exactly."""
+    x, y, z = xyz
+    if not x.dtype.is_float:
+        return ops.add(x, ops.mul(ops.mul(factor, y), z))
+    if ops.is_value(factor, 1):
+        return ops.fma(y, z, x)
+    if device == "cpu":
+        return ops.fma(ops.mul(factor, y), z, x)
+    return ops.fma(factor, ops.mul(y, z), x)
+
+
+def quotient_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
+    """x + factor * y / z with the roundings of torch."""
+    x, y, z = xyz
+    if ops.is_value(factor, 1) or device == "cpu":
+        return ops.add(x, ops.div(ops.mul(y, factor), z))
+    return ops.fma(factor, ops.div(y, z), x)
+
+
+def _plus(b: GraphBuilder, x: Operand, y: Operand, alpha: Number, sign: int) -> Value:
+    """x + sign * alpha * y, with one rounding for floats, as torch's loops have it."""
+    t, device = b.result.dtype, b.result.device
+    of = ops.add if sign > 0 else ops.sub
+    kept = [keeps("add", device, k) for k in range(2)]
+
+    def fn(i: Index) -> Expr:
+        e, f = element(x, i, t, kept=kept[0]), element(y, i, t, kept=kept[1])
+        if not isinstance(alpha, Sym) and alpha == 1:
+            return of(e, f)
+        factor = element(alpha, (), t, kept=kept[1])
+        if not e.dtype.is_float:
+            return of(e, ops.mul(f, factor))
+        return ops.fma(f, factor if sign > 0 else ops.neg(factor), e)
+
+    return b.map(fn)
+
+
+@lowering("add")
+def add(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    """x + alpha * y; logical or for bool."""
+    return _plus(b, x, y, alpha, 1)
+
+
+@lowering("sub", "subtract")
+def sub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    """x - alpha * y."""
+    return _plus(b, x, y, alpha, -1)
+
+
+@lowering("rsub")
+def rsub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    """y - alpha * x."""
+    return _plus(b, y, x, alpha, -1)
+
+
+@lowering("addcmul")
+def addcmul(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
+    """x + value * y * z."""
+    t = b.result.dtype
+    factor = element(value, (), t, kept=True)
+
+    def fn(i: Index) -> Expr:
+        xyz = [element(v, i, t) for v in (x, y, z)]
+        return product_added(xyz, factor, b.result.device)
+
+    return b.map(fn)
+
+
+@lowering("prims.fma")
+def fma(b: GraphBuilder, x: Operand, y: Operand, z: Operand) -> Value:
+    """x * y + z, rounded once; torch decomposes the in-place addcmul into it."""
+    t = b.result.dtype
+    return b.map(lambda i: ops.fma(element(x, i, t), element(y, i, t), element(z, i, t)))
+
+
+@lowering("addcdiv")
+def addcdiv(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
+    """x + value * y / z."""
+    t = b.result.dtype
+    factor = element(value, (), t, kept=True)
+
+    def fn(i: Index) -> Expr:
+        xyz = [element(v, i, t) for v in (x, y, z)]
+        return quotient_added(xyz, factor, b.result.device)
+
+    return b.map(fn)
+
+
+def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:
+    """start + weight * (end - start), taken from the nearer end; one product is added exactly."""
+    span, one = ops.sub(end, start), const(1.0, weight.dtype)
+    low = ops.fma(weight, span, start)
+    high = ops.fma(span, ops.sub(weight, one), end)
+    near = ops.lt(ops.abs(weight), const(0.5, weight.dtype))
+    return ops.where(near, low, high)
+
+
+@lowering("lerp")
+def lerp(b: GraphBuilder, x: Value, end: Value, weight: Operand) -> Value:
+    """The point between x and end."""
+    t = b.result.dtype
+    return b.map(
+        lambda i: lerp_of(element(x, i, t), element(end, i, t), element(weight, i, t, kept=True))
+    )
