@@ -7,6 +7,7 @@ of the text has a tile of partial results, which the loop carries and which is r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from lenz.codegen.triton.reductions import combine_name, identity, is_arg, state_dtype
 from lenz.codegen.triton.text import Dims, Term
@@ -123,11 +124,18 @@ class Accumulators:
 
     def _across(self, acc: Accumulator, tile: str, function: str, dims: Dims) -> str:
         v = self.values
-        # A result for all lanes is a scalar, as all values without lanes; else the rank is kept.
-        over = sorted(acc.lanes if dims else range(len(v.lanes.vars)), reverse=True)
-        keep = ", keep_dims=True" if dims else ""
-        for d in over:
-            line = f"tl.reduce({tile}, {d}, {function}{keep})"
+        if not dims:
+            # A result for all lanes is a scalar, as all values without lanes.  In one dimension
+            # each thread first reduces all that it holds, and threads meet once.
+            if len(acc.dims) > 1:
+                count = prod([v.lanes.widths[d] for d in acc.dims])
+                flat = f"tl.reshape({tile}, [{count}], can_reorder=True)"
+                tile = v.text.let(flat, acc.dims, v.text.level).text
+            elif len(v.lanes.vars) > 1:
+                tile = f"tl.reshape({tile}, [{v.lanes.widths[min(acc.dims)]}])"
+            return v.text.let(f"tl.reduce({tile}, 0, {function})", dims, v.text.level).text
+        for d in sorted(acc.lanes, reverse=True):
+            line = f"tl.reduce({tile}, {d}, {function}, keep_dims=True)"
             tile = v.text.let(line, dims, v.text.level).text
         return tile
 
