@@ -34,7 +34,7 @@ from lenz.ir.kernel import (
     walk,
 )  # fmt: skip
 from lenz.ir.tensor import Axis
-from lenz.sym import Add, Int, Min, Sym
+from lenz.sym import ONE, Add, Int, Min, Sym, affine_in
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -89,7 +89,7 @@ class _Body:
         self.indices = Indices(self.text, wide)
         written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
         widths = [_width(a) for a in lanes.values()]
-        self.lanes = Lanes(list(lanes), widths, [None] * len(lanes))
+        self.lanes = Lanes(list(lanes), widths, [None] * len(lanes), self.fast())
         self.values = Values(self.text, self.indices, self.lanes, written)
         self.accs = Accumulators(self.values, self.dims)
         self.around: Dims = NO_DIMS
@@ -97,6 +97,16 @@ class _Body:
         self.fence = any(
             p.mode == "inout" and not overwrites_safely(k, p.name, p.name) for p in k.params
         )
+
+    def fast(self) -> Dims:
+        """The dimensions along which an index that moves along several of them has neighbours."""
+        found = set[int]()
+        for s in _indices(self.k):
+            moves = [v for v in s.free_vars if v in self.dims]
+            if len(moves) > 1:
+                affine = [(v, affine_in(s, v)) for v in moves]
+                found |= {self.dims[v] for v, parts in affine if parts and parts[0] is ONE}
+        return frozenset(found)
 
     def run(self) -> list[str]:
         """The lines of the function's body."""
@@ -110,11 +120,8 @@ class _Body:
         self.grid = grid
         self.unflatten(grid)
         for d, (v, width) in enumerate(zip(self.lanes.vars, self.lanes.widths, strict=True)):
-            shape = ["None"] * len(self.lanes.vars)
-            shape[d] = ":"
-            place = f"[{', '.join(shape)}]" if len(shape) > 1 else ""
             wide = ".to(tl.int64)" if self.indices.wide else ""
-            self.text.put(0, f"{v.name} = tl.arange(0, {width}){wide}{place}")
+            self.text.put(0, f"{v.name} = tl.arange(0, {width}){wide}{self.lanes.place(d)}")
             self.indices.vars[v] = Term(v.name, frozenset((d,)))
         self.statements(stmts)
         return self.text.bodies[0]

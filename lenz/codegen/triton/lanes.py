@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lenz.codegen.triton.text import Dims, Term
+from lenz.codegen.triton.text import NO_DIMS, Dims, Term
 from lenz.ir.dtype import DType
 from lenz.ops.emission import triton_type
 from lenz.sym import Var
@@ -14,12 +14,20 @@ from lenz.sym import Var
 class Lanes:
     """For each dimension its variable, its width, and the condition under which a lane counts.
 
-    `tails` holds None for a dimension all of whose lanes have an element.
+    `tails` holds None for a dimension all of whose lanes have an element; `fast` are the dimensions
+    in which a tile of several is contiguous in memory.
     """
 
     vars: list[Var]
     widths: list[int]
     tails: list[Term | None] = field(default_factory=list)
+    fast: Dims = NO_DIMS
+
+    def place(self, d: int) -> str:
+        """What makes one dimension of a tile out of a vector of its lanes."""
+        if len(self.vars) == 1:
+            return ""
+        return f"[{', '.join(':' if k == d else 'None' for k in range(len(self.vars)))}]"
 
     def shape(self, dims: Dims) -> str:
         """The shape of a tile that has lanes in the dimensions."""

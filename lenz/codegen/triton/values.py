@@ -188,8 +188,24 @@ class Values:
             level = self.text.level
             if buffer in self.dirty:
                 self.barrier()
+        if len(dims) == 1 < len(self.lanes.vars) and not dims <= self.lanes.fast:
+            return self._load_column(e, text, mask, dims, level)
         value = f"tl.load({text}, {runs})" if runs else f"tl.load({text})"
         return self.text.let(f"{value} != 0" if dtype is BOOL else value, dims, level)
+
+    def _load_column(self, e: Expr, pointer: str, mask: Mask, dims: Dims, level: int) -> Term:
+        """A load along a dimension in which no tile is contiguous, in one dimension.
+
+        As a column of the tile, Triton would load each element as often as a thread holds
+        neighbours: 8 times for halves.
+        """
+        (d,) = dims
+        shape, runs = f"[{self.lanes.widths[d]}]", self._conjunction(mask, dims)
+        text = f"tl.reshape({pointer}, {shape})"
+        if runs is not None:
+            text += f", tl.reshape({self.lanes.spread(runs, dims, BOOL)}, {shape})"
+        text = f"tl.load({text}){self.lanes.place(d)}"
+        return self.text.let(f"{text} != 0" if e.dtype is BOOL else text, dims, level)
 
     def _conjunction(self, mask: Mask, dims: Dims) -> Term | None:
         """The condition of an access: all conditions around it, and lanes that have an element."""
