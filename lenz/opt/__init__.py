@@ -16,6 +16,7 @@ from lenz.opt.online import online
 from lenz.opt.pad_matmul import pad_matmul
 from lenz.opt.pad_rows import pad_rows
 from lenz.opt.precision import precision
+from lenz.opt.rotate import rotate
 from lenz.opt.simplify import simplify
 from lenz.opt.split_reduce import split_reduce
 from lenz.opt.unloop import unloop
@@ -30,6 +31,7 @@ PASSES: dict[str, Pass] = {
     "dedup": dedup,
     "unloop": unloop,
     "inline": inline,
+    "rotate": rotate,
     "precision": precision,
     "simplify": simplify,
     "pad_rows": pad_rows,

@@ -1,0 +1,97 @@
+"""Two halves of a row that change places are one load of a rotated row, on GPUs.
+
+    where(j < 64, neg(load(%x, [i, j + 64])), masked(64 <= j, load(%x, [i, j - 64]), 0))   (j: 128)
+    ==>  t = load(%x, [i, (j + 64) mod 128]);  where(j < 64, neg(t), t)
+
+So rotary embeddings, which are written as a `cat` of halves, compute what stands before them once
+per element and not twice: 50.7 us for 56 us with an RMS norm over 4096 columns on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lenz import ops
+from lenz.context import Context
+from lenz.ir.expr import Expr, interpret, load, rebuild
+from lenz.ir.graph import LOOPS, Graph, Node, map_bodies
+from lenz.ir.op import CONST, INDEX, LOAD, MASKED
+from lenz.ops.arith import NEG
+from lenz.ops.compare import LT, WHERE
+from lenz.sym import Int, Sym, Var
+
+
+def rotate(g: Graph, cx: Context) -> Graph:
+    """Load what two halves of a row have in common once."""
+    nodes: list[Node] = []
+    for n in g.nodes:
+        if isinstance(n, LOOPS) and n.out.type.device != "cpu":
+            n = map_bodies(n, lambda body: interpret(body, _visit))
+        nodes.append(n)
+    return replace(g, nodes=tuple(nodes))
+
+
+def _visit(e: Expr, args: list[Expr]) -> Expr:
+    e = rebuild(e, tuple(args))
+    if e.op in (WHERE, MASKED) and (halves := _halves(e.args[0])) is not None:
+        return halves.merged(e.args[1], e.args[2]) or e
+    return e
+
+
+def _halves(cond: Expr) -> _Halves | None:
+    """The row that `cond` is true on the first half of: j < n, for j of 0 .. 2n - 1."""
+    if cond.op is not LT or any(x.op is not INDEX or x.args for x in cond.args):
+        return None
+    j, n = (x.attrs[0] for x in cond.args)
+    if not isinstance(j, Var) or not isinstance(n, Int) or j.lo != 0 or j.hi != 2 * n.value - 1:
+        return None
+    return _Halves(cond, ops.le(*reversed(cond.args)), j, n.value, {})
+
+
+@dataclass(slots=True)
+class _Halves:
+    first: Expr
+    second: Expr
+    place: Var
+    half: int
+    memo: dict[tuple[Expr, Expr], Expr | None]
+
+    def merged(self, a: Expr, b: Expr) -> Expr | None:
+        """What equals `a` on the first half and `b` on the second, or None; it has loads."""
+        if a.op is MASKED and a.args[0] is self.first:
+            a = a.args[1]
+        if b.op is MASKED and b.args[0] is self.second:
+            b = b.args[1]
+        if (a, b) not in self.memo:
+            self.memo[a, b] = self._merged(a, b)
+        return self.memo[a, b]
+
+    def _merged(self, a: Expr, b: Expr) -> Expr | None:
+        if a is b:
+            return a
+        if a.op is CONST and b.op is CONST and a.dtype is b.dtype:
+            return ops.where(self.first, a, b)
+        if a.op is LOAD and b.op is LOAD and (a.attrs[0], a.args) == (b.attrs[0], b.args):
+            places = [self._rotated(x, y) for x, y in zip(a.attrs[1], b.attrs[1], strict=True)]
+            return None if None in places else load(a.attrs[0], places, a.dtype, a.args)  # type: ignore[arg-type]
+        if a.op is NEG and b.op is not NEG:
+            both = self.merged(a.args[0], b)
+            return None if both is None else ops.where(self.first, ops.neg(both), both)
+        if b.op is NEG and a.op is not NEG:
+            both = self.merged(a, b.args[0])
+            return None if both is None else ops.where(self.first, both, ops.neg(both))
+        if a.op is not b.op or a.attrs != b.attrs or not a.args or len(a.args) != len(b.args):
+            return None
+        args = [self.merged(x, y) for x, y in zip(a.args, b.args, strict=True)]
+        return None if None in args else rebuild(a, tuple(args))  # type: ignore[arg-type]
+
+    def _rotated(self, a: Sym, b: Sym) -> Sym | None:
+        """A place that is `a` = j + n + rest on the first half and `b` = j - n + rest behind it."""
+        if a is b:
+            return a
+        if a - b is not Int(2 * self.half):
+            return None
+        rest = a - self.place - self.half
+        if self.place in rest.free_vars:
+            return None
+        return (self.place + self.half) % (2 * self.half) + rest
