@@ -12,6 +12,7 @@ from lenz.ir.graph import Graph
 from lenz.opt.dedup import dedup
 from lenz.opt.drop import drop
 from lenz.opt.inline import inline
+from lenz.opt.narrow import narrow
 from lenz.opt.online import online
 from lenz.opt.pad_matmul import pad_matmul
 from lenz.opt.pad_rows import pad_rows
@@ -38,5 +39,6 @@ PASSES: dict[str, Pass] = {
     "online": online,
     "split_reduce": split_reduce,
     "unmask": unmask,
+    "narrow": narrow,
     "drop": drop,
 }

@@ -1,0 +1,65 @@
+"""Places are compared in 32 bits on GPUs, where they fit: 64 bits are two instructions each.
+
+    lt(index(j, i64), index(50257, i64))          ==>  lt(index(j, i32), index(50257, i32))
+    eq(load(%target, [i]):i64, index(j, i64))     ==>  eq(cast(clamp(target), i32), index(j, i32))
+
+In the second, all numbers beyond the places are one, which is no place. It is done where a row has
+one such number and many places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lenz import ops
+from lenz.context import Context
+from lenz.ir.dtype import BOOL, I32, I64
+from lenz.ir.expr import Expr, const, index, interpret, nodes_of, rebuild, syms_of
+from lenz.ir.graph import LOOPS, Graph, Node, map_bodies
+from lenz.ir.op import INDEX
+from lenz.ops.compare import EQ, NE
+from lenz.sym import Sym
+
+MOST = 2**31 - 1
+
+
+def narrow(g: Graph, cx: Context) -> Graph:
+    """Compare places in 32 bits."""
+    nodes: list[Node] = []
+    for n in g.nodes:
+        if isinstance(n, LOOPS) and n.out.type.device != "cpu":
+            n = map_bodies(n, lambda body: interpret(body, _visit))
+        nodes.append(n)
+    return replace(g, nodes=tuple(nodes))
+
+
+def _visit(e: Expr, args: list[Expr]) -> Expr:
+    e = rebuild(e, tuple(args))
+    if e.dtype is not BOOL or len(e.args) != 2 or any(a.dtype is not I64 for a in e.args):
+        return e
+    x, y = e.args
+    if _is_place(x) and _is_place(y):
+        return rebuild(e, (_short(x), _short(y)))
+    if e.op in (EQ, NE) and _is_place(x) != _is_place(y):
+        place, number = (x, y) if _is_place(x) else (y, x)
+        s: Sym = place.attrs[0]
+        if s.lo is not None and s.lo >= 0 and not _vars(number).issuperset(s.free_vars):
+            held = ops.minimum(ops.maximum(number, const(-1, I64)), const(MOST, I64))
+            return rebuild(e, (ops.cast(held, I32), _short(place)))
+    return e
+
+
+def _is_place(e: Expr) -> bool:
+    """True for an index of 32 bits, and not the last one of them."""
+    if e.op is not INDEX or e.args:
+        return False
+    s: Sym = e.attrs[0]
+    return s.lo is not None and s.lo >= -MOST and s.hi is not None and s.hi < MOST
+
+
+def _short(e: Expr) -> Expr:
+    return index(e.attrs[0], I32)
+
+
+def _vars(e: Expr) -> frozenset[object]:
+    return frozenset(v for n in nodes_of(e) for s in syms_of(n) for v in s.free_vars)
