@@ -93,6 +93,15 @@ def foreach_pow(b: GraphBuilder, xs: Tensors, exponents: Others) -> tuple[Value,
     return _each(b, fn)
 
 
+@lowering("_foreach_pow.ScalarAndTensor")
+def foreach_power_of(b: GraphBuilder, base: Operand, xs: Tensors) -> tuple[Value, ...] | Decline:
+    """One number to the power of each tensor of floats: the decay of Adam after its steps."""
+    if any(x.dtype.is_integer for x in xs):
+        return Decline("integer powers of lists")
+    table = op_named("pow")
+    return _each(b, lambda k, i, t: ops.apply(table, element(base, i, t), element(xs[k], i, t)))
+
+
 _UNARY: dict[str, Callable[[Expr], Expr]] = {
     "abs": ops.abs, "neg": ops.neg, "sqrt": ops.sqrt, "rsqrt": ops.rsqrt, "exp": ops.exp,
     "expm1": ops.expm1, "log": ops.log, "log2": ops.log2, "log10": ops.log10, "log1p": ops.log1p,

@@ -76,3 +76,14 @@ def test_copy_converts() -> None:
         torch._foreach_copy_([a, b], [a + 0.5, b.double() * 2])
 
     check(fn, A.bfloat16(), B)
+
+
+def test_a_number_to_the_powers_of_lists() -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        steps = [
+            torch.tensor(3.0, dtype=dtype),
+            torch.randn(4, 2).to(dtype),
+            torch.ones(1).to(dtype),
+        ]
+        check(lambda *xs: torch._foreach_pow(0.999, xs), *steps)
+        check(lambda *xs: torch._foreach_pow(2, xs), *steps)
