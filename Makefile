@@ -2,6 +2,8 @@
 PYTHON ?= python3
 WORKERS ?= 2
 GPU_WORKERS ?= 8
+MINUTES ?= 5
+SEED ?=
 VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/installed
@@ -10,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test check pytest lint typecheck format demo bench options clean \
-	test-gpu test-triton bench-gpu opinfo
+	test-gpu test-triton bench-gpu fuzz opinfo
 
 help:
 	@echo "make test     install what is missing, then lint, types and tests"
@@ -18,6 +20,7 @@ help:
 	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
 	@echo "make opinfo   all ops of torch's database, every dtype, beside eager; writes docs/coverage.md"
 	@echo "make test-triton   all kernels for GPUs without one: what they need, and what they compute"
+	@echo "make fuzz     random programs, MINUTES=5 SEED=n; failures are made small and printed"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, in the Python that has torch for it"
 	@echo "make format   format the code and sort its imports"
 	@echo "make options  print the table of options"
@@ -57,6 +60,10 @@ test-triton: $(STAMP)
 # Goes on where it was stopped; OPINFO=--fresh begins anew, OPINFO=--again repeats what failed.
 opinfo: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/e2e/opinfo.py --workers $(WORKERS) $(OPINFO)
+
+# FLAGS="--device cuda" or "--large" or "--way triton"; see tests/fuzz.
+fuzz: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FLAGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --select I --fix .

@@ -22,79 +22,85 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as tests of codegen have it
 
-
 from tests.fuzz.check import failure
 from tests.fuzz.generator import program
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import kind_of, shrink
 
 WAYS = ("oracle",) * 6 + ("guarded",) * 2 + ("triton", "tiny")
-PATIENCE = 120  # seconds for one program
+PATIENCE = 150  # seconds for one program
+BATCH = 50  # programs in one process
+Say = Callable[[str], None]
 
 
-def forked(run: Callable[[], str], seconds: float = PATIENCE) -> str:
-    """What a function gives in a process of its own; a crash is a text as well."""
+def forked(run: Callable[[Say], None], seconds: float) -> tuple[str, str]:
+    """What a function says in a process of its own, and how that crashed, or "".
+
+    `seconds` is how long it may be silent.
+    """
     sys.stdout.flush()
     out, into = os.pipe()
     child = os.fork()
     if not child:
         os.close(out)
         try:
-            text = run()
-        except BaseException:  # noqa: BLE001  # the child ends here, whatever it was
-            text = traceback.format_exc()
-        with os.fdopen(into, "w") as f:
-            f.write(text)
+            run(lambda text: (os.write(into, text.encode()), None)[1])
+        except BaseException:  # noqa: BLE001  # whatever it was, the child ends here and says so
+            os.write(into, f"!{traceback.format_exc()}".encode())
         os._exit(0)
     os.close(into)
     text = b""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if select.select([out], [], [], 1.0)[0]:
-            part = os.read(out, 1 << 16)
-            if not part:
-                break
-            text += part
-    else:
-        os.kill(child, signal.SIGKILL)
+    while True:
+        if not select.select([out], [], [], seconds)[0]:
+            os.kill(child, signal.SIGKILL)
+            break
+        part = os.read(out, 1 << 16)
+        if not part:
+            break
+        text += part
     os.close(out)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code:
-        return f"Crash: {signal.Signals(-code).name if code < 0 else code}"
-    return text.decode()
+    crash = f"Crash: {signal.Signals(-code).name if code < 0 else code}" if code else ""
+    return text.decode(errors="replace"), crash
 
 
-def way_of(seed: int, chosen: str, device: str) -> str:
+def way_of(seed: int, o: argparse.Namespace) -> str:
     """How the program of a seed is run."""
-    if chosen:
-        return chosen
-    return "cpu" if device != "cpu" else random.Random(seed).choice(WAYS)
+    if o.way:
+        return str(o.way)
+    return "cpu" if o.device != "cpu" else random.Random(seed).choice(WAYS)
 
 
-def batch(seeds: Sequence[int], o: argparse.Namespace, until: float) -> str:
-    """Run programs up to the first failure: "seed\\twhy" after the ops that were seen."""
-    seen: list[str] = []
-    for done, seed in enumerate(seeds):
+def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -> None:
+    """Run programs up to the first failure.
+
+    Says the seed before each, "=" after each, then "!" and why the last one failed.
+    """
+    for seed in seeds:
         if time.monotonic() > until:
-            return f"{done}\t\t{' '.join(seen)}"
-        Path(o.log).write_text(str(seed))
-        why = failure(program(seed, o.large), way_of(seed, o.way, o.device), o.device, seen)
+            return
+        say(f"\n{seed}")
+        seen: list[str] = []
+        why = failure(program(seed, o.large), way_of(seed, o), o.device, seen)
+        say(f"={' '.join(sorted(set(seen)))}")
         if why:
-            return f"{done + 1}\t{seed}\t{' '.join(dict.fromkeys(seen))}\t{why}"
-    return f"{len(seeds)}\t\t{' '.join(dict.fromkeys(seen))}"
+            say(f"!{why}")
+            return
+
+
+def checked(p: Program, way: str, o: argparse.Namespace) -> str:
+    """Why one program fails, or how it crashes."""
+    if o.device != "cpu":
+        return failure(p, way, o.device)
+    text, crash = forked(lambda say: say(failure(p, way, o.device)), PATIENCE)
+    return crash or text
 
 
 def report(p: Program, way: str, o: argparse.Namespace, why: str) -> None:
     """Shrink a failing program and print it."""
     print(f"---- {p.tag} ({way}): {why[:300]}", flush=True)
-
-    def fails(trial: Program) -> str:
-        if o.device != "cpu":
-            return failure(trial, way, o.device)
-        return forked(lambda: failure(trial, way, o.device))
-
-    small = shrink(p, why, fails, o.shrink) if o.shrink else p
-    why = fails(small) or why
+    small = shrink(p, why, lambda q: checked(q, way, o), o.shrink) if o.shrink else p
+    why = checked(small, way, o) or why
     print(f"{small}\n{why[:1200]}\n\n{small.script()}", flush=True)
 
 
@@ -114,39 +120,46 @@ def options() -> argparse.Namespace:
     return o
 
 
+def run_batch(seeds: Sequence[int], o: argparse.Namespace, until: float) -> tuple[str, str]:
+    """What `batch` says, and how it crashed."""
+    if o.device == "cpu":
+        return forked(lambda say: batch(seeds, o, until, say), PATIENCE)
+    said: list[str] = []
+    batch(seeds, o, until, said.append)
+    return "".join(said), ""
+
+
 def main() -> int:
     """Run programs, and tell what failed."""
     o = options()
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
-    o.log = f"/tmp/lenz_fuzz_{os.getpid()}"
     print(f"fuzz: --seed {o.seed} --device {o.device}{' --large' if o.large else ''}", flush=True)
     until = time.monotonic() + 60 * o.minutes
-    failure(program(0), "oracle")  # so that children have warm imports
-    done, bad, ops, kinds = 0, 0, set(), Counter()
+    if o.device == "cpu":
+        failure(program(0), "oracle")  # so that children have warm imports
+    done, bad = 0, 0
+    ops: set[str] = set()
+    kinds: Counter[str] = Counter()
     while time.monotonic() < until and done < o.count and bad < o.failures:
-        seeds = range(o.seed + done, o.seed + min(o.count, done + 50))
-        run = lambda: batch(seeds, o, until)
-        text = forked(run, PATIENCE * 10) if o.device == "cpu" else run()
-        if text.startswith("Crash"):
-            seed = int(Path(o.log).read_text())
-            count, why = seed - seeds[0] + 1, text
+        first = o.seed + done
+        said, crash = run_batch(range(first, first + min(BATCH, o.count - done)), o, until)
+        told, _, why = said.partition("!")
+        starts = told.split("\n")[1:]
+        done += len(starts)
+        for line in starts:
+            ops |= set(line.partition("=")[2].split())
+        why = why or crash
+        if not why:
+            continue
+        bad += 1
+        seed = int(starts[-1].partition("=")[0]) if starts else first
+        kinds[kind_of(why)] += 1
+        if kinds[kind_of(why)] <= 3:
+            report(program(seed, o.large), way_of(seed, o), o, why)
         else:
-            parts = text.split("\t", 3)
-            count, why = int(parts[0]), parts[3] if len(parts) > 3 else ""
-            seed = int(parts[1] or 0)
-            ops |= set(parts[2].split())
-        done += count
-        if why:
-            bad += 1
-            way = way_of(seed, o.way, o.device)
-            kinds[kind_of(why)] += 1
-            if kinds[kind_of(why)] <= 3:
-                report(program(seed, o.large), way, o, why)
-            else:
-                print(f"---- seed {seed} ({way}): once more {why[:200]}", flush=True)
-    print(f"{done} programs, {bad} failed; {len(ops)} aten ops; --seed {o.seed}")
-    Path(o.log).unlink(missing_ok=True)
+            print(f"---- seed {seed} ({way_of(seed, o)}): once more {why[:200]}", flush=True)
+    print(f"fuzz: {done} programs, {bad} failed; {len(ops)} aten ops; --seed {o.seed}")
     return int(bad > 0)
 
 
