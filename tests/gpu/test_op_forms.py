@@ -1,11 +1,10 @@
 """The Triton form of every op on a GPU, against eager on the CPU; the error of f32 functions.
 
-The kernels are those of tests/ops/test_triton_forms.py, here launched by Triton itself.
+The kernels are those of tests/ops/test_triton_forms.py, compiled and launched as lenz does it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,9 @@ pytest.importorskip("triton")
 from test_forms import errors_in_ulp
 from triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
 
+from lenz.codegen.triton.compile import compile_text
 from lenz.ir.dtype import F32
+from lenz.runtime.cuda import function
 
 pytestmark = pytest.mark.usefixtures("cuda")
 
@@ -42,31 +43,28 @@ def bound(form: Form) -> float:
 
 
 def launch(
-    folder: Path, forms: Sequence[Form], samples: Sequence[tuple[torch.Tensor, ...]]
+    forms: Sequence[Form], samples: Sequence[tuple[torch.Tensor, ...]]
 ) -> list[torch.Tensor]:
     """The results of all forms from one launch, on the CPU."""
     count = len(samples[0][0])
     major, minor = torch.cuda.get_device_capability()
-    k = text_of("forms", forms, count, BLOCK, 10 * major + minor)
-    file = folder / "forms.py"
-    file.write_text(k.text)
-    spec = importlib.util.spec_from_file_location("forms", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    arch = 10 * major + minor
     args, outs = arguments(forms, samples)
     on_gpu = [a.cuda() for a in args]
-    module.forms[(count // BLOCK,)](*on_gpu, num_warps=k.warps)
+    code = compile_text(text_of("forms", forms, count, BLOCK, arch), arch)
+    start = function(code, torch.cuda.current_device(), len(args), 0)
+    stream = torch.cuda.current_stream().cuda_stream
+    start(stream, count // BLOCK, *[a.data_ptr() for a in on_gpu])
     for mine, found in zip(args, on_gpu, strict=True):
         mine.copy_(found)
     return outs
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_forms_agree_with_eager(name: str, tmp_path: Path) -> None:
+def test_forms_agree_with_eager(name: str) -> None:
     forms = [f for f in FORMS if f.case.op.name == name]
     samples = [f.samples(COUNT) for f in forms]
-    for f, xs, out in zip(forms, samples, launch(tmp_path, forms, samples), strict=True):
+    for f, xs, out in zip(forms, samples, launch(forms, samples), strict=True):
         if name in UNITS:
             want = f.case.op.eager(*xs)  # type: ignore[misc]
             tiny = want.abs() < 2.0**-126
@@ -76,11 +74,11 @@ def test_forms_agree_with_eager(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", INEXACT)
-def test_error_of_functions(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_of_functions(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The greatest error over four million values of the domain, which is printed too."""
     form = form_named(f"{name}-f32")
     (x,) = form.samples(DENSE)
-    (out,) = launch(tmp_path, [form], [(x,)])
+    (out,) = launch([form], [(x,)])
     want = form.case.op.eager(x.double())  # type: ignore[misc]
     errors = errors_in_ulp(out, want)
     errors[(out.double() - want).abs() <= form.case.op.absolute] = 0.0
@@ -95,19 +93,19 @@ def test_error_of_functions(name: str, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("to", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("frm", [torch.float32, torch.float64], ids=str)
 def test_floats_out_of_range_become_what_eager_makes_of_them(
-    to: torch.dtype, frm: torch.dtype, tmp_path: Path
+    to: torch.dtype, frm: torch.dtype
 ) -> None:
     names = {torch.float32: "f32", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64"}
     form = form_named(f"cast-{names[frm]}-{names[to]}")
     ends = [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 2.0**31, 2.0**63, -(2.0**63)]
     x = torch.tensor(ends, dtype=frm).repeat(BLOCK // len(ends))
-    (out,) = launch(tmp_path, [form], [(x,)])
+    (out,) = launch([form], [(x,)])
     torch.testing.assert_close(out, x.cuda().to(to).cpu(), rtol=0, atol=0)
 
 
-def test_great_integers_become_halves_by_way_of_f32(tmp_path: Path) -> None:
+def test_great_integers_become_halves_by_way_of_f32() -> None:
     """As in eager: 2^40 + 2^32 + 1 is above the middle of two bf16, but as f32 it is the middle."""
     form = form_named("cast-i64-bf16")
     x = torch.full((BLOCK,), 2**40 + 2**32 + 1)
-    (out,) = launch(tmp_path, [form], [(x,)])
+    (out,) = launch([form], [(x,)])
     assert out.float().unique().tolist() == [2.0**40]
