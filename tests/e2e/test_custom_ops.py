@@ -1,0 +1,145 @@
+"""Ops that users add: effects, autograd, results of data-dependent size, wrong fake forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, randn
+
+from tests.e2e.sides import agree, gradients_agree
+
+op = torch.library.custom_op
+
+
+@op("lenz_custom::triple", mutates_args=())
+def triple(x: Tensor, a: float) -> Tensor:
+    return x * 3 * a
+
+
+@triple.register_fake
+def _(x: Tensor, a: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def triple_backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    return g * 3 * ctx.a, None
+
+
+def triple_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.a = inputs[1]
+
+
+triple.register_autograd(triple_backward, setup_context=triple_context)
+
+
+@op("lenz_custom::inc_all", mutates_args=("xs",))
+def inc_all(xs: list[Tensor]) -> None:
+    for x in xs:
+        x.add_(1)
+
+
+@op("lenz_custom::parts", mutates_args=())
+def parts(x: Tensor, like: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, list[Tensor], int]:
+    y = x if like is None else x + like
+    return y.to(dtype, copy=True), [y.sum(), y * 2], y.dim()
+
+
+@parts.register_fake
+def _(x: Tensor, like: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, list[Tensor], int]:
+    return torch.empty_like(x, dtype=dtype), [x.new_empty(()), torch.empty_like(x)], x.dim()
+
+
+@op("lenz_custom::places", mutates_args=())
+def places(x: Tensor) -> Tensor:
+    return x.nonzero().contiguous()
+
+
+@places.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty([torch.library.get_ctx().new_dynamic_size(), x.dim()], dtype=torch.int64)
+
+
+@op("lenz_custom::turned", mutates_args=())
+def turned(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format).t()
+
+
+@turned.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[::-1])  # its strides are others
+
+
+@op("lenz_custom::short", mutates_args=())
+def short(x: Tensor) -> Tensor:
+    return x[1:].clone()
+
+
+@short.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@op("lenz_custom::boom", mutates_args=())
+def boom(x: Tensor) -> Tensor:
+    raise ArithmeticError("boom")
+
+
+@boom.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+CASES: list[Callable[..., Any]] = [
+    lambda x, y: triple(x + 1, 2.0).sin(),
+    lambda x, y: (inc_all([x, y + 0, y]), x + y)[1],
+    lambda x, y: (inc_all([x[1:3], y.t()]), x + y)[1],
+    lambda x, y: parts(x + 1, None, torch.float64),
+    lambda x, y: parts(x, y * 2, torch.float16)[1][1] + 1,
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*in eager.*")
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_values_and_effects(number: int, dynamic: bool) -> None:
+    def make() -> tuple[Tensor, Tensor]:
+        return randn(6, 5), randn(5, 6).t()
+
+    agree(CASES[number], make, dynamic=dynamic, calls=2)
+
+
+def test_gradients() -> None:
+    gradients_agree(lambda x: triple(x.cos(), 2.0).sin(), lambda: (randn(5, requires_grad=True),))
+
+
+@pytest.mark.filterwarnings("ignore:.*in eager.*")
+def test_a_size_that_only_the_op_knows() -> None:
+    config = torch._dynamo.config
+    with config.patch(capture_dynamic_output_shape_ops=True):
+        agree(lambda x: places(x > 0) * 2, lambda: (randn(5, 6),), fullgraph=True)
+
+
+def test_a_fake_form_with_other_strides() -> None:
+    """Kernels read the result by its fake strides; eager's are what the caller would see."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = turned(x)
+        return y * 2 + x.t(), y[1:].sum(0)
+
+    agree(fn, lambda: (randn(6, 5),), strides=False)
+    agree(fn, lambda: (randn(6, 5),), strides=False, dynamic=True)
+
+
+def test_a_fake_form_with_other_sizes_is_named() -> None:
+    run = torch.compile(lambda x: short(x) + 1, backend="lenz")
+    with pytest.raises(AssertionError, match="fake"):
+        run(randn(5))
+
+
+def test_an_error_of_the_op_leaves_unchanged() -> None:
+    run = torch.compile(lambda x, y: (x.add_(1), boom(y) + 1)[1], backend="lenz")
+    with pytest.raises(ArithmeticError, match="boom"):
+        run(randn(3), randn(3))
