@@ -12,12 +12,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test check pytest lint typecheck format demo bench options clean \
-	test-gpu test-triton bench-gpu fuzz opinfo
+	test-gpu test-triton bench-gpu fuzz models opinfo
 
 help:
 	@echo "make test     install what is missing, then lint, types and tests"
 	@echo "make demo     real models through eager and lenz, compared and timed"
 	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
+	@echo "make models   about 60 models beside eager and float64; writes docs/models.md"
 	@echo "make opinfo   all ops of torch's database, every dtype, beside eager; writes docs/coverage.md"
 	@echo "make test-triton   all kernels for GPUs without one: what they need, and what they compute"
 	@echo "make fuzz     random programs, MINUTES=5 SEED=n; failures are made small and printed"
@@ -56,6 +57,9 @@ pytest: $(STAMP)
 test-triton: $(STAMP)
 	@$(BIN)/python -m pytest -q --all-kernels tests/codegen/test_triton_cubins.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --all-kernels tests/codegen -k triton
+
+models: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.models --jobs $(WORKERS)
 
 # Goes on where it was stopped; OPINFO=--fresh begins anew, OPINFO=--again repeats what failed.
 opinfo: $(STAMP)

@@ -1,0 +1,63 @@
+"""Each model in eager, lenz and float64: results, gradients, steps of training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models.compare import Sides, compare, in_double
+from tests.models.example import Example
+from tests.models.families import MODELS, example, kinds
+
+
+def test_a_model_is_as_close_to_float64_as_eager_is(model: str) -> None:
+    for kind in kinds(example(model)):
+        sides = compare(model, kind)
+        assert not sides.skips, f"{kind}: {sides.skips}"
+        assert not (faults := sides.faults()), f"{kind}:\n" + "\n".join(faults)
+
+
+def test_the_set_is_large() -> None:
+    assert len(MODELS) >= 25
+
+
+def sides(eager: Tensor, lenz: Tensor) -> Sides:
+    """Sides of one result, whose exact value is ones."""
+    from lenz.debug.report import Report
+
+    exact = torch.ones(100, dtype=torch.float64)
+    report = Report((), (), None)
+    return Sides({"result": exact}, {"result": eager}, {"result": lenz}, report, {}, torch.float32)
+
+
+def test_what_is_farther_than_eager_is_a_fault() -> None:
+    ones = torch.ones(100)
+    assert not sides(ones + 1e-6, ones + 1.4e-6).faults()
+    assert sides(ones + 1e-6, ones + 2e-6).faults()
+    assert sides(ones, ones + 1e-6).faults()
+    assert sides(ones, ones.where(torch.arange(100) > 0, torch.nan)).faults()
+    assert sides(ones, ones.double()).faults(), "another type"
+
+
+def test_a_reference_computes_in_float64_also_what_asks_for_float32() -> None:
+    def f(x: Tensor) -> Tensor:
+        third = torch.full((1,), 1 / 3, dtype=torch.float32)
+        return x.to(torch.float32) + x.float() + third + torch.arange(1, dtype=torch.float32) / 3
+
+    x = torch.tensor([0.1], dtype=torch.float64)
+    assert f(x).item() != 0.2 + 1 / 3
+    with in_double():
+        assert f(x).item() == 0.2 + 1 / 3
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_wrong_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        made: Tensor = module(x)
+        return made * 1.001 if torch.compiler.is_compiling() else made
+
+    wrong = Example(nn.Linear(4, 4), (torch.randn(3, 4),), forward, lambda out, x: out.sum())
+    monkeypatch.setitem(MODELS, "wrong", lambda: wrong)
+    for kind in ("inference", "training"):
+        assert compare("wrong", kind).faults(), kind
