@@ -19,22 +19,23 @@ from tests.models.table import Row, line, page, total, work
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
-def all_rows(names: list[str], jobs: int) -> Iterator[list[Row]]:
+def all_rows(names: list[str], device: str, jobs: int) -> Iterator[list[Row]]:
     """The rows of all models, as they are made."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        made = [pool.submit(work, n) for n in names]
+        made = [pool.submit(work, n, device) for n in names]
         yield from (m.result() for m in as_completed(made))
 
 
 def main() -> int:
     """Run and print; 0 when every model passes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="*", choices=MODELS, default=[])
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2)
     how = parser.parse_args()
-    names = [n for n in MODELS if how.only in n]
+    names = how.only or list(MODELS)
     rows: list[Row] = []
-    for k, made in enumerate(all_rows(names, how.jobs), 1):
+    for k, made in enumerate(all_rows(names, how.device, how.jobs), 1):
         rows += made
         for row in made:
             print(f"{k}/{len(names)} {line(row)}", flush=True)
@@ -42,7 +43,7 @@ def main() -> int:
                 print(f"    FAULT {fault}", flush=True)
     rows.sort(key=lambda r: names.index(r["model"]))
     print(total(rows))
-    if not how.only:
+    if not how.only and how.device == "cpu":
         PAGE.write_text(page(rows), encoding="utf-8")
     return int(any(r["faults"] for r in rows))
 

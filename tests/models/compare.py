@@ -85,13 +85,15 @@ class Sides:
         return found
 
 
-def compare(name: str, kind: str) -> Sides:
+def compare(name: str, kind: str, device: str = "cpu") -> Sides:
     """Run the model called `name` on all sides; `kind` is one of `families.kinds`."""
     dtype = torch.bfloat16 if kind.endswith("bf16") else torch.float32
     run = _infer if kind.startswith("inference") else _train
-    made = [_cast(example(name, seed), dtype) for seed in range(DRAWS if run is _infer else 1)]
+    made = [
+        _cast(example(name, seed), dtype, device) for seed in range(DRAWS if run is _infer else 1)
+    ]
     with in_double():
-        exact = run([_cast(m, torch.float64) for m in made], lambda fn: fn)
+        exact = run([_cast(m, torch.float64, device) for m in made], lambda fn: fn)
     eager = run(made, lambda fn: fn)
     seen = Explainer()
     torch._dynamo.reset()
@@ -159,10 +161,10 @@ def _warm(made: Example) -> nn.Module:
     return module
 
 
-def _cast(made: Example, dtype: torch.dtype) -> Example:
+def _cast(made: Example, dtype: torch.dtype, device: str) -> Example:
     """The model and its inputs in another type; whole numbers stay what they are."""
-    inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in made.inputs)
-    return replace(made, module=deepcopy(made.module).to(dtype), inputs=inputs)
+    inputs = tuple(x.to(device, dtype if x.is_floating_point() else x.dtype) for x in made.inputs)
+    return replace(made, module=deepcopy(made.module).to(device, dtype), inputs=inputs)
 
 
 class _Wide(TorchFunctionMode):

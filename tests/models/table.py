@@ -27,11 +27,12 @@ and beside a reference in float64.
 """
 
 
-def work(name: str) -> list[Row]:
+def work(name: str, device: str) -> list[Row]:
     """The rows of one model."""
     import torch
 
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
     from tests.models.compare import compare
     from tests.models.families import example, kinds
 
@@ -40,7 +41,7 @@ def work(name: str) -> list[Row]:
         row: Row = {"model": name, "kind": kind}
         rows.append(row)
         try:
-            sides = compare(name, kind)
+            sides = compare(name, kind, device)
         except Exception as e:  # noqa: BLE001 - one model must not hide the others
             row["faults"] = [f"{type(e).__name__}: {e}"[:300]]
             continue
