@@ -110,7 +110,8 @@ def evaluate_exprs(
                 faults[e] = fault
         else:
             values[e] = _node(e, args, env, value_of)
-    if faults:
+    # What does not depend on the point has been computed even where there is none.
+    if faults and all(torch.as_tensor(v).numel() for v in env.values()):
         _raise_needed(roots, nodes, values, faults)
     return [values[e] for e in roots]
 

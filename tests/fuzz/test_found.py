@@ -1,0 +1,42 @@
+"""What `make fuzz` has found, made small: each program keeps failing if its class of fault returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lenz.options import Options
+from tests.fuzz.check import Stages, compare, copied
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd programs
+
+
+def agrees(fn: Callable[..., Any], *inputs: Any, way: str = "oracle", dynamic: bool = False) -> Any:
+    """Assert that eager, every stage and compiled code agree; gives what the latter made."""
+    ours, theirs = copied(inputs), copied(inputs)
+    want = fn(*theirs)
+    stages = Stages(Options(cache=False, verify=True), way, [])
+    got = torch.compile(fn, backend=stages.backend, dynamic=dynamic or None, fullgraph=True)(*ours)
+    pairs = [(got, want)] if isinstance(want, torch.Tensor) else zip(got, want, strict=True)
+    for x, y in (*pairs, *zip(ours, theirs, strict=True)):
+        compare([x], [y], fn.__name__)
+    return got
+
+
+def test_a_mask_of_outer_loops_keeps_the_tail() -> None:
+    """Read behind the buffer: the mask of full vectors was taken for the last, partial one."""
+    agrees(lambda a: torch.cat([a, a[:1]], 0), torch.randn(4, 5, 4), way="guarded")
+    agrees(lambda a: torch.stack([F.pad(a, (1, 0, 3, 2))] * 3, -1), torch.ones(1, 2), way="guarded")
+
+
+def test_a_check_without_a_point() -> None:
+    """The oracle raised for position 0 of a dimension without elements, which nobody reads."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return a.scatter_reduce(2, torch.zeros_like(a), a, "amin", include_self=False)
+
+    agrees(f, torch.zeros(1, 1, 0, dtype=torch.int64))
