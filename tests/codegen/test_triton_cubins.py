@@ -104,6 +104,11 @@ GRAPHS: dict[str, tuple[KernelKind, str]] = {
       in %x : f32[512, 4000]
       out %y = f32[512, 4000] : scan sum (i: 512, j: 4000) over j { load(%x, [i, j]) }
     }"""),
+    "running sums in parts": ("split_scan", """graph @g(s0: 1.., s1: 1..) on cpu {
+      hint (s0: 1000, s1: 1000000)
+      in %x : f64[s0, s1]
+      out %y = f64[s0, s1] : scan sum (i: s0, j: s1) over j { load(%x, [i, j]) }
+    }"""),
     "updates": ("scatter", """graph @g() on cpu {
       in %x : f32[1000, 64]
       in %i : i64[5000]
