@@ -1,4 +1,4 @@
-"""What `make fuzz` has found, made small: each program keeps failing if its class of fault returns."""
+"""What `make fuzz` has found, made small: it fails again if its class of fault comes back."""
 
 from __future__ import annotations
 
