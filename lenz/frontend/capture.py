@@ -87,7 +87,7 @@ def capture(
     counters["aot_autograd"]["total"] += 1
     # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
     # Effect tokens are made inside of the graph, so that no argument is a placeholder for order.
-    with functorch_config.patch(cse=False, unlift_effect_tokens=True), uncollected():
+    with functorch_config.patch(cse=False, unlift_effect_tokens=True), uncollected(), compiling():
         compiled = aot_module_simplified(
             gm,
             example_inputs,
@@ -126,6 +126,21 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Let torch know that it compiles, as torch 2.13 tells itself.
+
+    Else a compiled function that another thread calls meanwhile takes this thread's trace for one
+    by the user, of that function, and refuses.  Dynamo compiles in one thread at a time.
+    """
+    was = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = was
 
 
 def told(run: Boxed) -> Boxed:
