@@ -24,6 +24,7 @@ from lenz.ir.binary import Binary
 
 __all__ = ["KernelText", "compile_text", "version"]
 
+LIBDEVICE = re.compile(r"\b(libdevice\.|tl\.(floor|ceil)\()")
 ENTRY = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
 
 # ELF64: offset of the section table in the file header, its entry size and count, one entry.
@@ -121,11 +122,12 @@ def _compile(k: KernelText, arch: int) -> Binary:
     # A product and a sum fused into one would skip roundings to halves that the program asks for
     # (LLVM computes both in bf16 then), and denormals that libdevice takes for zeros make fmod NaN.
     # Without libdevice they cost three instructions per 2^x, whose small results are zero anyway.
+    # Triton calls libdevice for floor and ceil too.
     given = {
         "arch": f"sm{arch}",
         "ptx_options": "",
         "enable_fp_fusion": False,
-        "enable_reflect_ftz": "libdevice." not in k.text,
+        "enable_reflect_ftz": LIBDEVICE.search(k.text) is None,
     }
     options = backend.parse_options(
         {
