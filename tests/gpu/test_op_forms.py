@@ -60,6 +60,17 @@ def launch(
     return outs
 
 
+def near_zeros(x: torch.Tensor, out: torch.Tensor) -> None:
+    """Put what eager gives where lgamma has zeros, if an absolute error is small there.
+
+    The CUDA Math API says for lgammaf: 6 ulp outside of -10.001 .. -2.264, larger inside.
+    """
+    inside = (x > -10.001) & (x < -2.264)
+    want = torch.lgamma(x[inside].double()).float()
+    torch.testing.assert_close(out[inside], want, rtol=1e-6, atol=2e-7)
+    out[inside] = want
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_forms_agree_with_eager(name: str) -> None:
     forms = [f for f in FORMS if f.case.op.name == name]
@@ -70,6 +81,8 @@ def test_forms_agree_with_eager(name: str) -> None:
             tiny = want.abs() < 2.0**-126
             assert (out[tiny] == 0).all(), name
             out[tiny] = want[tiny]
+        if name == "lgamma":
+            near_zeros(xs[0], out)
         check_form(f, out, xs, bound(f))
 
 
@@ -79,6 +92,8 @@ def test_error_of_functions(name: str, capsys: pytest.CaptureFixture[str]) -> No
     form = form_named(f"{name}-f32")
     (x,) = form.samples(DENSE)
     (out,) = launch([form], [(x,)])
+    if name == "lgamma":
+        near_zeros(x, out)
     want = form.case.op.eager(x.double())  # type: ignore[misc]
     errors = errors_in_ulp(out, want)
     errors[(out.double() - want).abs() <= form.case.op.absolute] = 0.0
