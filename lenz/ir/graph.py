@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+import torch
 
 from lenz.errors import InternalError
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
@@ -150,6 +152,22 @@ class Extern:
     reason: str = ""
 
 
+    @property
+    def draws(self) -> bool:
+        """True for an op that draws random numbers, or may: such calls keep their order.
+
+        Seeds of lenz's own are drawn in order as they are, since they wait for nothing.
+        """
+        if self.op.startswith(("lenz.", "py.")):
+            return False
+        found: Any = torch.ops
+        for name in self.op.split("."):
+            found = getattr(found, name, None)
+        return torch.Tag.nondeterministic_seeded in getattr(found, "tags", _MAY_DRAW)
+
+
+# What is known of an op without tags, as those that call graphs are.
+_MAY_DRAW = (torch.Tag.nondeterministic_seeded,)
 Loop: TypeAlias = Pointwise | Reduction | Scan | Scatter
 LOOPS = (Pointwise, Reduction, Scan, Scatter)
 Node: TypeAlias = Loop | View | Extern

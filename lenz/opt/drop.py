@@ -25,4 +25,5 @@ def _has_effect(n: Node) -> bool:
     # A call that writes, draws random numbers, yields a size, or returns no tensor must happen.
     if not isinstance(n, Extern):
         return False
-    return bool(n.mutates) or not outs_of(n) or len(outs_of(n)) < sum(o is not None for o in n.outs)
+    outs = len(outs_of(n))
+    return bool(n.mutates) or n.draws or outs == 0 or outs < sum(o is not None for o in n.outs)

@@ -153,11 +153,17 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
                 _settle(p, c, reads, cx)
         else:
             _note_memory(item, memory)
-            writes = item.mutates if isinstance(item, Extern) else ()
+            writes = _writes(item) if isinstance(item, Extern) else ()
             p.add(item, _spread_over(reads_of(item), memory), _spread_over(writes, memory))
     if cx.options.fuse and cx.options.horizontal:
         _gather(p, cx)
     return p
+
+
+def _writes(n: Extern) -> tuple[str, ...]:
+    """What a call writes, the state of random generators too, and what is seen of it outside."""
+    outside = "" if n.draws or not outs_of(n) else None
+    return n.mutates if outside is None else (*n.mutates, outside)
 
 
 def _gather(p: Partition, cx: Context) -> None:
