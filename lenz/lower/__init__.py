@@ -15,6 +15,7 @@ from lenz.lower import scan as scan
 from lenz.lower import scatter as scatter
 from lenz.lower import shape as shape
 from lenz.lower import softmax as softmax
+from lenz.lower import special as special
 from lenz.lower import view as view
 from lenz.lower.registry import native_ops as native_ops
 from lenz.lower.walk import lower as lower

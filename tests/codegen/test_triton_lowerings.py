@@ -44,6 +44,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, j: aten.max_unpool2d(x[None, :3, :3].clone(), j.view(1, 3, 3), [4, 3]),
         (X, torch.randperm(12, generator=G)[:9]),
     ),
+    "special functions": (
+        lambda x: (
+            torch.digamma(x),
+            torch.polygamma(2, x),
+            torch.special.i1e(x),
+            torch.special.erfcx(x),
+            torch.special.bessel_y1(x.abs()),
+            torch.special.ndtri(x.abs() / 4),
+            torch.special.chebyshev_polynomial_u(x, 5),
+        ),
+        (X,),
+    ),
     "frexp": (torch.frexp, (X * 1e-37,)),
 }
 

@@ -1,0 +1,411 @@
+"""torch.special: digamma and its derivatives, Bessel and Airy functions, erfcx, ndtri, Chebyshev.
+
+Tables are Chebyshev coefficients of what the comment beside them says, fitted by us with 30 digits
+and cut where the rest is below 3e-9: they serve f32, and doubles are called in eager. The formulas
+are those of the NIST Handbook of Mathematical Functions (DLMF), whose sections are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from lenz import ops
+from lenz.ir.dtype import F32, F64, I64
+from lenz.ir.expr import Expr, const
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.operand import Operand, element
+from lenz.lower.registry import lowering
+
+Fn = Callable[[Expr], Expr]
+# exp(-x) I0(x) on [0, 8]; exp(-x) sqrt(x) I0(x) of 1/x on [0, 1/8]; the same for I1, first over x.
+I0_LOW = (
+    0.3383976372, -0.3046826723, 0.1716209015, -0.09490109705, 0.04930528424, -0.02373741481,
+    0.01054646039, -0.004324309995, 0.001639475617, -0.0005763755745, 0.0001885028851,
+    -5.75419501e-5, 1.644844807e-5, -4.416738358e-6, 1.117387539e-6, -2.670793854e-7,
+    6.046995023e-8, -1.30002501e-8, 2.659823725e-9,
+)  # fmt: skip
+I0_HIGH = (0.4022452055, 0.003369116478, 6.889758347e-5, 2.891370521e-6, 2.048918589e-7,
+           2.26666899e-8, 3.396232026e-9)  # fmt: skip
+I1_LOW = (
+    0.1262935932, -0.1764165184, 0.1026436587, -0.05294598121, 0.02472644903, -0.01056408489,
+    0.004156422944, -0.001513572451, 0.0005122859562, -0.0001617608158, 4.781565108e-5,
+    -1.327316366e-5, 3.470251308e-6, -8.568720265e-7, 2.003294754e-7, -4.445059129e-8,
+    9.381537386e-9, -1.887249752e-9,
+)  # fmt: skip
+I1_HIGH = (0.3892881175, -0.009761097491, -0.0001105889388, -3.882564809e-6, -2.512236238e-7,
+           -2.631468847e-8, -3.835380386e-9)  # fmt: skip
+# K0(x) + log(x/2) I0(x) of x^2 on [0, 4]; exp(x) sqrt(x) K0(x) of 1/x on [0, 1/2].
+K0_LOW = (-0.2676636966, 0.3442898999, 0.03597993652, 0.001264615411, 2.286212103e-5,
+          2.534791079e-7, 1.904516377e-9)  # fmt: skip
+K0_HIGH = (1.220151541, -0.03144810131, 0.001569883886, -0.0001284954958, 1.394981372e-5,
+           -1.831755523e-6, 2.766813639e-7, -4.660489898e-8, 8.574034017e-9)  # fmt: skip
+# x (K1(x) - log(x/2) I1(x)) of x^2 on [0, 4]; exp(x) sqrt(x) K1(x) of 1/x on [0, 1/2].
+K1_LOW = (0.7626501137, -0.3531559608, -0.1226111808, -0.00697572386, -0.0001730288958,
+          -2.433406142e-6, -2.213387631e-8)  # fmt: skip
+K1_HIGH = (1.360313095, 0.1039237366, -0.00285781686, 0.0001952155185, -1.936197974e-5,
+           2.406484948e-6, -3.501960603e-7, 5.741084125e-8, -1.034576247e-8)  # fmt: skip
+# (1 + 2 x) exp(x^2) erfc(x) of (x - 3)/(x + 3) on [-1, 1].
+ERFCX = (1.177562574, 0.00535390454, -0.09377550342, 0.05436652556, -0.01897659671,
+         0.004453426061, -0.0006335531711, 1.766171952e-5, 1.284153287e-5, -2.007228555e-6,
+         -1.807522679e-7, 7.549829059e-8)  # fmt: skip
+# s (z - s + log(s)/s) of 1/s on [1/15, 1/1.6], where the normal distribution has exp(-s^2/2) below
+# -z.
+NDTRI = (-1.044087408, -0.1062851709, 0.002018475579, 0.0004324566427, -0.0002666065917,
+         0.0001155338035, -4.41952848e-5, 1.596436299e-5, -5.69211115e-6, 2.060893307e-6,
+         -7.679474352e-7, 2.950737233e-7, -1.164333382e-7, 4.692989595e-8)  # fmt: skip
+# J0(x) over its first two factors x^2 - zero^2, J1(x)/x over its own; Y0(x) - (2/pi) log(x) J0(x);
+# (Y1(x) - (2/pi) (log(x) J1(x) - 1/x)) / x: all of x^2 on [0, 64].
+J0_LOW = (0.0019903555, -0.002620939138, 0.0008687721472, -0.0001704058495, 2.204908639e-5,
+          -2.024889498e-6, 1.389802517e-7, -7.406701254e-9, 3.155992758e-10)  # fmt: skip
+J1_LOW = (0.0002789570989, -0.0003115684037, 8.553646589e-5, -1.414935643e-5, 1.576470099e-6,
+          -1.269075502e-7, 7.747614077e-9, -3.716577147e-10, 1.439541767e-11)  # fmt: skip
+Y0_LOW = (-0.0331461132, -0.2744743055, 0.1790343141, 0.2615673463, -0.1773020128, 0.0471966896,
+          -0.00728796248, 0.0007531135933, -5.632079141e-5, 3.206532538e-6, -1.440723327e-7,
+          5.248794787e-9)  # fmt: skip
+Y1_LOW = (0.002538013236, -0.01608717305, -0.09591204536, 0.0844519726, -0.02832812394,
+          0.005289897544, -0.0006414551451, 5.505982873e-5, -3.538080019e-6, 1.770780456e-7,
+          -7.11055005e-9)  # fmt: skip
+# Zeros, each as the nearest f32 and the rest.
+ZEROS = (
+    ((2.404825448989868, 1.087059e-7), (5.520078182220459, -7.1934148e-8)),
+    ((3.8317060470581055, -7.6850593e-8), (7.015586853027344, -1.8321172e-7)),
+)
+# Amplitudes P and x Q of 1/x^2 on [0, 1/64] (DLMF 10.18), for orders 0 and 1.
+P = ((0.9994603493, -0.0005365220468, 3.075184788e-6, -5.170594538e-8),
+     (1.000903041, 0.0008989898331, -3.9872843e-6, 6.177633961e-8))  # fmt: skip
+Q = ((-0.1244468368, 0.0005470815954, -5.931598729e-6, 1.43779658e-7, -5.817532749e-9),
+     (0.3742222966, -0.0007702178839, 7.310892206e-6, -1.676782511e-7, 6.583354662e-9))  # fmt: skip
+# Ai(x) on [-2, 2]; with z = 2/3 |x|^1.5 (DLMF 9.7): 2 sqrt(pi) x^(1/4) exp(z) Ai(x) of 1/z, and the
+# amplitudes of sin and of -cos/z in sqrt(pi) |x|^(1/4) Ai(-|x|) of 1/z^2.
+AI_MID = (0.2638179819, -0.1917674578, -0.1154458786, 0.1012922987, -0.02063422536,
+          -0.005263460236, 0.003521327342, -0.0005522127136, -8.722346961e-5, 4.99721553e-5,
+          -6.58209617e-6, -7.465940981e-7, 3.837100505e-7, -4.427726203e-8)  # fmt: skip
+AI_HIGH = (0.9844053049, -0.01479278485, 0.0007327177465, -6.125954234e-5, 6.834766976e-6,
+           -9.237229735e-7, 1.43622534e-7, -2.489319422e-8, 4.70979344e-9)  # fmt: skip
+AI_SIN = (0.9957410715, -0.00401003511, 0.0002174979785, -2.559707368e-5, 4.446236507e-6,
+          -9.821561055e-7, 2.560803263e-7, -7.548234203e-8, 2.447213482e-8)  # fmt: skip
+AI_COS = (0.06570090884, -0.003367165046, 0.0003131866831, -4.909474711e-5, 1.031385323e-5,
+          -2.622703144e-6, 7.642834031e-7, -2.469218211e-7, 8.654323471e-8)  # fmt: skip
+BITS = 20  # of the order of a Chebyshev polynomial
+AI_END = 0.53033008589  # 1/z of x = 2
+# The Bernoulli numbers B(2), B(4), ...
+BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+
+
+def _c(value: float, like: Expr) -> Expr:
+    return const(value, like.dtype)
+
+
+def _times(e: Expr, factor: float) -> Expr:
+    return ops.mul(e, _c(factor, e))
+
+
+def series(table: Sequence[float], x: Expr, low: float, high: float) -> Expr:
+    """sum of table[k] T_k(t) by Clenshaw's recurrence, where t runs over [-1, 1] as x from low."""
+    t = ops.fma(x, _c(2 / (high - low), x), _c(-(high + low) / (high - low), x))
+    twice, last, before = ops.add(t, t), _c(0.0, x), _c(0.0, x)
+    for k in reversed(table[1:]):
+        last, before = ops.fma(twice, last, ops.sub(_c(k, x), before)), last
+    return ops.fma(t, last, ops.sub(_c(table[0], x), before))
+
+
+def _enter(fn: Fn, *names: str, doubles: bool = False) -> None:
+    """Register a function of f32, or also of f64."""
+
+    def lower_special(b: GraphBuilder, x: Value) -> Value | Decline:
+        if not doubles and b.result.dtype is F64:
+            return Decline("a special function of doubles")
+        return b.map(lambda i: fn(element(x, i, b.result.dtype)))
+
+    lowering(*names)(lower_special)
+
+
+def _power(e: Expr, n: int) -> Expr:
+    out = e
+    for _ in range(n - 1):
+        out = ops.mul(out, e)
+    return out
+
+
+def _cotangent(x: Expr) -> tuple[Expr, Expr]:
+    """cot(pi x), and whether x is an integer, where it has a pole."""
+    r = ops.sub(x, ops.round(x))
+    # Beyond 1/4 it is the tangent of what is left up to 1/2, where it has its zero.
+    far = ops.gt(ops.abs(r), _c(0.25, x))
+    t = ops.where(far, ops.copysign(ops.sub(_c(0.5, x), ops.abs(r)), r), r)
+    tan = ops.tan(_times(t, math.pi))
+    return ops.where(far, tan, ops.reciprocal(tan)), ops.eq(r, _c(0.0, x))
+
+
+def digamma(x: Expr) -> Expr:
+    """The logarithmic derivative of gamma (DLMF 5.5, 5.11): reflected, moved on, asymptotic."""
+    steps, terms = (6, 3) if x.dtype is F32 else (10, 7)
+    below = ops.lt(x, _c(0.0, x))
+    y = ops.where(below, ops.sub(_c(1.0, x), x), x)
+    w = ops.add(y, _c(float(steps), x))
+    square = ops.reciprocal(ops.square(w))
+    tail = _c(0.0, x)
+    for k in reversed(range(terms)):
+        tail = ops.mul(square, ops.add(tail, _c(BERNOULLI[k] / (2 * k + 2), x)))
+    found = ops.sub(ops.sub(ops.log(w), ops.div(_c(0.5, x), w)), tail)
+    found = ops.sub(found, ops.reciprocal(y))  # which has the sign of a zero
+    for k in range(1, steps):
+        found = ops.sub(found, ops.reciprocal(ops.add(y, _c(float(k), x))))
+    cot, pole = _cotangent(x)
+    mirrored = ops.where(pole, _c(math.nan, x), ops.sub(found, _times(cot, math.pi)))
+    return ops.where(below, mirrored, found)
+
+
+def polygamma(x: Expr, n: int) -> Expr:
+    """The n-th derivative of digamma: (-1)^(n+1) n! zeta(n + 1, x) by Euler and Maclaurin."""
+    if n == 0:
+        return digamma(x)
+    steps, terms = (6 + n, 4) if x.dtype is F32 else (10 + n, 7)
+    below = ops.lt(x, _c(0.0, x))
+    y = ops.where(below, ops.sub(_c(1.0, x), x), x)
+    w = ops.reciprocal(ops.add(y, _c(float(steps), x)))
+    high = _power(w, n)
+    tail = ops.add(_times(high, 1 / n), _times(ops.mul(high, w), 0.5))
+    part = ops.mul(high, w)
+    for k in range(terms):
+        part = ops.mul(part, w)
+        rising = math.prod(range(n + 1, n + 2 * k + 2)) / math.factorial(2 * k + 2)
+        tail = ops.add(tail, _times(part, BERNOULLI[k] * rising))
+        part = ops.mul(part, w)
+    for k in range(steps):
+        tail = ops.add(tail, _power(ops.reciprocal(ops.add(y, _c(float(k), x))), n + 1))
+    sign = -1.0 if n % 2 == 0 else 1.0
+    found = _times(tail, sign * math.factorial(n))
+    # cot' = -(1 + cot^2), so derivatives of cot are polynomials of it: lowest power first.
+    p = [0.0, 1.0]
+    for _ in range(n):
+        slope = [k * a for k, a in enumerate(p)][1:]
+        p = [-a - b for a, b in zip([*slope, 0.0, 0.0], [0.0, 0.0, *slope], strict=True)]
+    cot, pole = _cotangent(x)
+    bent = _c(p[-1], x)
+    for a in reversed(p[:-1]):
+        bent = ops.add(ops.mul(bent, cot), _c(a, x))
+    mirrored = ops.sub(_times(found, -sign), _times(bent, math.pi ** (n + 1)))
+    mirrored = ops.where(pole, _c(sign * math.inf, x), mirrored)
+    return ops.where(below, mirrored, found)
+
+
+@lowering("polygamma", "special_polygamma")
+def lower_polygamma(b: GraphBuilder, n: int, x: Value) -> Value | Decline:
+    """Derivatives of digamma, of a known order."""
+    if not 0 <= n <= 12:
+        return Decline("a polygamma function of high order")
+    return b.map(lambda i: polygamma(element(x, i, b.result.dtype), n))
+
+
+def _scaled_i(order: int) -> Fn:
+    """exp(-|x|) I(x)."""
+
+    def fn(x: Expr) -> Expr:
+        a = ops.abs(x)
+        low = series(I1_LOW if order else I0_LOW, a, 0.0, 8.0)
+        u = ops.reciprocal(a)
+        high = ops.mul(series(I1_HIGH if order else I0_HIGH, u, 0.0, 1 / 8), ops.sqrt(u))
+        if order:
+            low, high = ops.mul(low, x), ops.copysign(high, x)
+        return ops.where(ops.le(a, _c(8.0, x)), low, high)
+
+    return fn
+
+
+def _i(order: int) -> Fn:
+    return lambda x: ops.mul(ops.exp(ops.abs(x)), _scaled_i(order)(x))
+
+
+def _k(order: int, scaled: bool) -> Fn:
+    """K(x), or exp(x) K(x)."""
+
+    def fn(x: Expr) -> Expr:
+        u = ops.reciprocal(x)
+        log = ops.mul(ops.log(_times(x, 0.5)), _i(order)(x))
+        if order:
+            low = ops.fma(series(K1_LOW, ops.square(x), 0.0, 4.0), u, log)
+        else:
+            low = ops.sub(series(K0_LOW, ops.square(x), 0.0, 4.0), log)
+        high = ops.mul(series(K1_HIGH if order else K0_HIGH, u, 0.0, 0.5), ops.sqrt(u))
+        low = ops.mul(low, ops.exp(x)) if scaled else low
+        high = high if scaled else ops.mul(high, ops.exp(ops.neg(x)))
+        found = ops.where(ops.le(x, _c(2.0, x)), low, high)
+        found = ops.where(ops.eq(x, _c(0.0, x)), _c(math.inf, x), found)
+        return ops.where(ops.lt(x, _c(0.0, x)), _c(math.nan, x), found)
+
+    return fn
+
+
+def _bessel(order: int, second: bool) -> Fn:
+    """J(x), or Y(x)."""
+
+    def low_j(x: Expr) -> Expr:
+        e = series(J1_LOW if order else J0_LOW, ops.square(x), 0.0, 64.0)
+        for near, rest in ZEROS[order]:
+            above = ops.sub(ops.sub(x, _c(near, x)), _c(rest, x))
+            e = ops.mul(e, ops.mul(above, ops.add(x, _c(near, x))))
+        return ops.mul(e, x) if order else e
+
+    def fn(x: Expr) -> Expr:
+        a = ops.abs(x)
+        low = low_j(a)
+        if second:
+            log = ops.mul(ops.log(a), low)
+            rest = series(Y1_LOW if order else Y0_LOW, ops.square(a), 0.0, 64.0)
+            log, rest = (
+                (ops.sub(log, ops.reciprocal(a)), ops.mul(rest, a)) if order else (log, rest)
+            )
+            low = ops.fma(log, _c(2 / math.pi, x), rest)
+        u = ops.reciprocal(a)
+        p = series(P[order], ops.square(u), 0.0, 1 / 64)
+        q = ops.mul(series(Q[order], ops.square(u), 0.0, 1 / 64), u)
+        # cos and sin of x - (order/2 + 1/4) pi, times sqrt(2).
+        sin, cos = ops.sin(a), ops.cos(a)
+        c, s = ops.add(cos, sin), ops.sub(sin, cos)
+        c, s = (s, ops.neg(c)) if order else (c, s)
+        wave = ops.fma(p, s, ops.mul(q, c)) if second else ops.sub(ops.mul(p, c), ops.mul(q, s))
+        high = ops.mul(wave, ops.sqrt(_times(u, 1 / math.pi)))
+        found = ops.where(ops.le(a, _c(8.0, x)), low, high)
+        if not second:
+            return ops.where(ops.lt(x, _c(0.0, x)), ops.neg(found), found) if order else found
+        found = ops.where(ops.eq(x, _c(0.0, x)), _c(-math.inf, x), found)
+        return ops.where(ops.lt(x, _c(0.0, x)), _c(math.nan, x), found)
+
+    return fn
+
+
+def airy_ai(x: Expr) -> Expr:
+    """Ai(x)."""
+    a = ops.abs(x)
+    root = ops.sqrt(a)
+    z = _times(ops.mul(a, root), 2 / 3)
+    u, size = ops.reciprocal(z), ops.rsqrt(ops.sqrt(a))
+    high = ops.mul(ops.exp(ops.neg(z)), series(AI_HIGH, u, 0.0, AI_END))
+    high = ops.mul(_times(high, 0.5 / math.sqrt(math.pi)), size)
+    square = ops.square(u)
+    f = series(AI_SIN, square, 0.0, AI_END**2)
+    g = ops.mul(series(AI_COS, square, 0.0, AI_END**2), u)
+    sin, cos = ops.sin(z), ops.cos(z)
+    # sin and cos of z + pi/4, times sqrt(2).
+    wave = ops.sub(ops.mul(f, ops.add(sin, cos)), ops.mul(g, ops.sub(cos, sin)))
+    low = ops.mul(_times(wave, 1 / math.sqrt(2 * math.pi)), size)
+    ends = ops.where(ops.lt(x, _c(0.0, x)), low, high)
+    ends = ops.where(ops.isinf(x), _c(math.nan, x), ends)  # as eager
+    return ops.where(ops.le(a, _c(2.0, x)), series(AI_MID, x, -2.0, 2.0), ends)
+
+
+def erfcx(x: Expr) -> Expr:
+    """exp(x^2) erfc(x), below zero as 2 exp(x^2) - erfcx(-x)."""
+    a = ops.abs(x)
+    # 1 - 6/(x + 3), which is 1 for infinity.
+    t = ops.sub(_c(1.0, x), ops.div(_c(6.0, x), ops.add(a, _c(3.0, x))))
+    high = ops.div(series(ERFCX, t, -1.0, 1.0), ops.fma(a, _c(2.0, x), _c(1.0, x)))
+    # exp(x^2) with the rounding error of the square.
+    square = ops.square(a)
+    error = ops.fma(a, a, ops.neg(square))
+    grown = ops.exp(square)
+    grown = ops.where(ops.isinf(grown), grown, ops.fma(grown, error, grown))
+    return ops.where(ops.lt(x, _c(0.0, x)), ops.sub(_times(grown, 2.0), high), high)
+
+
+def ndtri(p: Expr) -> Expr:
+    """Where the normal distribution has p below: by erfinv in the middle, by -2 log p outside."""
+    q = ops.minimum(p, ops.sub(_c(1.0, p), p))
+    s = ops.sqrt(_times(ops.log(q), -2.0))
+    u = ops.reciprocal(s)
+    out = ops.fma(series(NDTRI, u, 1 / 15, 1 / 1.6), u, ops.fma(ops.log(s), ops.neg(u), s))
+    out = ops.where(ops.lt(p, _c(0.5, p)), ops.neg(out), out)
+    out = ops.where(
+        ops.eq(q, _c(0.0, p)), ops.copysign(_c(math.inf, p), ops.sub(p, _c(0.5, p))), out
+    )
+    centre = ops.sub(ops.add(p, p), _c(1.0, p))
+    middle = _times(ops.erfinv(centre), math.sqrt(2.0))
+    out = ops.where(ops.gt(q, _c(0.25, p)), middle, out)
+    return ops.where(ops.ge(q, _c(0.0, p)), out, _c(math.nan, p))
+
+
+def spherical_bessel_j0(x: Expr) -> Expr:
+    """sin(x)/x."""
+    square = ops.square(x)
+    near = _c(1 / 362880, x)
+    for k in (-1 / 5040, 1 / 120, -1 / 6, 1.0):
+        near = ops.fma(near, square, _c(k, x))
+    far = ops.where(ops.isinf(x), _c(0.0, x), ops.div(ops.sin(x), x))
+    return ops.where(ops.lt(ops.abs(x), _c(0.5, x)), near, far)
+
+
+_enter(digamma, "digamma", "special_digamma", "special_psi", doubles=True)
+_enter(_i(0), "i0", "special_i0", "special_modified_bessel_i0")
+_enter(_i(1), "special_i1", "special_modified_bessel_i1")
+_enter(_scaled_i(0), "special_i0e")
+_enter(_scaled_i(1), "special_i1e")
+for _order in (0, 1):
+    _enter(_bessel(_order, False), f"special_bessel_j{_order}")
+    _enter(_bessel(_order, True), f"special_bessel_y{_order}")
+    _enter(_k(_order, False), f"special_modified_bessel_k{_order}")
+    _enter(_k(_order, True), f"special_scaled_modified_bessel_k{_order}")
+_enter(airy_ai, "special_airy_ai")
+_enter(erfcx, "special_erfcx")
+_enter(ndtri, "special_ndtri")
+_enter(spherical_bessel_j0, "special_spherical_bessel_j0")
+
+
+def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr], Expr]) -> None:
+    """Register p(n) = 2 x p(n-1) - p(n-2), p(0) = 1, p(1) = slope x + shift, and that of 2 x - 1.
+
+    `edge(x, n)` is p(n) for |x| = 1 and even n, x as 1 or -1; for odd n it is negative below 0.
+    With u(n) = (p(n) for p(1) = 2 x) moved on by one: u(2k) = u(k) (u(k+1) - u(k-1)) and
+    u(2k+1) = u(k+1)^2 - u(k)^2, one step per bit of n; p(n) = p(1) u(n) - u(n-1).
+    """
+
+    def polynomial(x: Expr, n: Expr, f: Expr) -> Expr:
+        twice = ops.add(x, x)
+        low, high = _c(0.0, x), _c(1.0, x)
+        for bit in reversed(range(BITS)):
+            before = ops.sub(ops.mul(twice, low), high)
+            even = ops.mul(low, ops.sub(high, before))
+            odd = ops.sub(ops.square(high), ops.square(low))
+            after = ops.mul(high, ops.sub(ops.sub(ops.mul(twice, high), low), low))
+            is_set = ops.ne(ops.and_(n, const(1 << bit, I64)), const(0, I64))
+            low, high = ops.where(is_set, odd, even), ops.where(is_set, after, odd)
+        first = ops.fma(x, _c(slope, x), _c(shift, x))
+        before = ops.sub(ops.mul(twice, low), high)
+        found = ops.sub(ops.mul(first, low), before)
+        odd = ops.ne(ops.and_(n, const(1, I64)), const(0, I64))
+        end = edge(x, f)
+        end = ops.where(ops.and_(odd, ops.lt(x, _c(0.0, x))), ops.neg(end), end)
+        found = ops.where(ops.eq(ops.abs(x), _c(1.0, x)), end, found)
+        return ops.where(ops.lt(n, const(0, I64)), _c(0.0, x), found)
+
+    def enter(shifted: bool) -> None:
+        def lower_chebyshev(b: GraphBuilder, x: Operand, n: Operand) -> Value | Decline:
+            t = b.result.dtype
+
+            def fn(i: Index) -> Expr:
+                e, f = element(x, i, t), ops.trunc(element(n, i, t))
+                e = ops.sub(ops.add(e, e), _c(1.0, e)) if shifted else e
+                return polynomial(e, ops.cast(f, I64), f)
+
+            return b.map(fn)
+
+        lowering(f"special_{'shifted_' if shifted else ''}chebyshev_polynomial_{name}")(
+            lower_chebyshev
+        )
+
+    enter(False)
+    enter(True)
+
+
+def _count(x: Expr, n: Expr, above: bool) -> Expr:
+    """2 n + 1 at x = 1 (`above`) or at x = -1, and 1 at the other end."""
+    long = ops.fma(n, _c(2.0, n), _c(1.0, n))
+    at_one = ops.gt(x, _c(0.0, x))
+    return ops.where(at_one, *((long, _c(1.0, n)) if above else (_c(1.0, n), long)))
+
+
+_chebyshev("t", 1.0, 0.0, lambda x, n: _c(1.0, x))
+_chebyshev("u", 2.0, 0.0, lambda x, n: ops.add(n, _c(1.0, x)))
+_chebyshev("v", 2.0, -1.0, lambda x, n: _count(x, n, False))
+_chebyshev("w", 2.0, 1.0, lambda x, n: _count(x, n, True))
