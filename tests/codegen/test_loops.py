@@ -12,7 +12,7 @@ from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DTyp
 from lenz.ir.expr import Expr, const, index, masked, ref
 from lenz.ir.kernel import For, Kernel, Let, Local, Param, Store, TileConfig
 from lenz.ir.tensor import axis
-from lenz.sym import Int, Var, ceildiv, sym
+from lenz.sym import Int, Sym, Var, ceildiv, sym
 
 pytestmark = pytest.mark.usefixtures("target")
 EXTENTS = (0, 1, 15, 16, 17, 31, 32, 33, 1000)
@@ -285,3 +285,15 @@ def test_functions_of_one_scalar() -> None:
     )
     params = (Param("a", F32, sym(20), "in"), Param("out", F32, sym(20), "out"))
     check(Kernel("one_0", "pointwise", params, (), body), {"a": torch.rand(20)}, rtol=1e-6)
+
+
+@pytest.mark.parametrize("extent", [sym(7), Var("s0", 0)], ids=["known", "unknown"])
+def test_updates_of_one_place_see_each_other(extent: Sym) -> None:
+    """A loop of unknown length has a test around it; what it updates is still read inside of it."""
+    r = axis("r", extent)
+    update = Store("out", sym(0), at("a", r.var), mode="add")
+    params = (Param("a", F32, extent, "in"), Param("out", F32, sym(1), "inout"))
+    sizes = (extent,) if isinstance(extent, Var) else ()
+    k = Kernel("sum_0", "scatter", params, sizes, (For(r, "seq", (update,)),))
+    got = check(k, {"a": torch.arange(1.0, 8.0)}, {"s0": 7} if sizes else {})
+    assert got["out"].tolist() == [29.0]

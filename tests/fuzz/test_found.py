@@ -40,3 +40,12 @@ def test_a_check_without_a_point() -> None:
         return a.scatter_reduce(2, torch.zeros_like(a), a, "amin", include_self=False)
 
     agrees(f, torch.zeros(1, 1, 0, dtype=torch.int64))
+
+
+def test_updates_of_one_place_in_a_loop_of_unknown_length() -> None:
+    """A wrong number: the element was read before the loop, and only the last update was kept."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return a.scatter_reduce(-1, torch.zeros_like(a, dtype=torch.int64), a / -1, "sum")
+
+    agrees(f, torch.arange(8.0).view(1, 2, 1, 4), dynamic=True)

@@ -33,7 +33,8 @@ def joined(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (
         torch.cat([x, y], 1), torch.cat([x, y], 0), torch.cat([x[:1], y, x], 0),
         torch.stack([x, y, x], -1), torch.stack([x, y], 0), F.pad(x, (1, 2)),
-        F.pad(x, (3, 0, 2, 1)), F.pad(x, (-1, 1, 0, -1)), F.pad(y, (0, 5), value=1), x.tril(-1), x.triu(1),
+        F.pad(x, (3, 0, 2, 1)), F.pad(x, (-1, 1, 0, -1)), F.pad(y, (0, 5), value=1), x.tril(-1),
+        x.triu(1),
         torch.slice_scatter(x, y[:, :1], 1, 0, 1), torch.select_scatter(x, y[0], 0, -1),
         torch.diag_embed(x[0], 1), torch.diagonal_scatter(x, y.diagonal()),
     )  # fmt: skip

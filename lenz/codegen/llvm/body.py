@@ -36,7 +36,10 @@ class Body:
         values.column = lambda acc: accumulate.element(self, acc)
 
     def statements(self, body: tuple[Stmt, ...]) -> None:
-        """Emit statements in order."""
+        """Emit statements in order; loads of what they store to stay on their level."""
+        floor = self.values.floor
+        # A loop may have scopes around its own, and its body one more, so only here it is known.
+        self.values.floor = {**floor, **dict.fromkeys(_stored(body), self.scopes.fn.level)}
         for s in body:
             match s:
                 case For():
@@ -50,6 +53,7 @@ class Body:
                     prefix.take(self, self.accs[s.name])
                 case Store():
                     self.store(s)
+        self.values.floor = floor
 
     def define(self, name: str, s: Stmt) -> None:
         """Names are unique in a phase, so that the memo cannot mistake one for another."""
@@ -68,31 +72,25 @@ class Body:
 
     def parallel(self, body: tuple[Stmt, ...], scratch: tuple[str, ...]) -> None:
         """The body of one parallel iteration; what it stores is read again only inside of it."""
-        stored = [x.buffer for x in walk(body) if isinstance(x, Store)]
-        for name in dict.fromkeys((*stored, *scratch)):
-            self.values.floor[name] = self.scopes.fn.level
+        self.values.floor.update(dict.fromkeys((*_stored(body), *scratch), self.scopes.fn.level))
         self.statements(body)
 
     @contextmanager
-    def writing(self, s: For, level: int) -> Iterator[None]:
-        """Within a loop that stores to a buffer, loads of the buffer stay on its level."""
-        values = self.values
-        buffers = list(dict.fromkeys([x.buffer for x in walk(s.body) if isinstance(x, Store)]))
-        before = [values.floor.get(name, 0) for name in buffers]
+    def writing(self, s: For) -> Iterator[None]:
+        """A loop that stores to buffers: what was read of them before is read anew, and after."""
+        buffers = _stored(s.body)
         for name in buffers:
-            values.forget(name)
-            values.floor[name] = level
+            self.values.forget(name)
         yield
-        for name, old in zip(buffers, before, strict=True):
-            values.forget(name)
-            values.floor[name] = old
+        for name in buffers:
+            self.values.forget(name)
 
     def loop(self, s: For) -> None:
         """Emit a loop, and then the results of the reductions that end with it."""
         ended = [
             accumulate.start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs
         ]
-        with self.writing(s, self.scopes.fn.level + 1):
+        with self.writing(s):
             if self.indices.lane is None and s.kind == "vector":
                 self.vector_loop(s)
             elif self.indices.lane is None and tiles.is_tile(s, self.scopes):
@@ -212,3 +210,8 @@ class Body:
 
         cells = self.cells(s) if copies > 1 or inside > 1 else self.cells(s, 1)
         trips.repeat(self.scopes, start, stop, width * copies, cells, once)
+
+
+def _stored(body: tuple[Stmt, ...]) -> list[str]:
+    """The buffers that statements store to."""
+    return list(dict.fromkeys([x.buffer for x in walk(body) if isinstance(x, Store)]))

@@ -97,7 +97,7 @@ def _tile(body: Body, s: For, inner: For) -> None:
             indices.vars[s.axis.var] = Value(tuple([str(k) for k in range(rows)]), level)
             indices.vars[inner.axis.var] = Value((str(start),), level)
             body.accesses.tile = s.axis.var
-            with body.writing(inner, level):  # written out: the level is that of the block
+            with body.writing(inner):
                 body.statements(inner.body)
             body.accesses.tile = None
             indices.lane = None
