@@ -176,7 +176,11 @@ class Report:
             lines += [f"  tuned {t}" for t in g.autotune]
             if g.ended_by:
                 lines.append(f"  graph break: {g.ended_by}")
-        lines.append(f"{len(self.launches)} launches in this call")
+        native, library, fallback = self.op_calls
+        lines.append(
+            f"{len(self.launches)} launches in this call; of {native + library + fallback} ops"
+            f" kernels compute {native}, libraries {library}, and eager has {fallback}"
+        )
         return "\n".join(lines)
 
 
