@@ -326,16 +326,6 @@ def ndtri(p: Expr) -> Expr:
     return ops.where(ops.ge(q, _c(0.0, p)), out, _c(math.nan, p))
 
 
-def spherical_bessel_j0(x: Expr) -> Expr:
-    """sin(x)/x."""
-    square = ops.square(x)
-    near = _c(1 / 362880, x)
-    for k in (-1 / 5040, 1 / 120, -1 / 6, 1.0):
-        near = ops.fma(near, square, _c(k, x))
-    far = ops.where(ops.isinf(x), _c(0.0, x), ops.div(ops.sin(x), x))
-    return ops.where(ops.lt(ops.abs(x), _c(0.5, x)), near, far)
-
-
 _enter(digamma, "digamma", "special_digamma", "special_psi", doubles=True)
 _enter(_i(0), "i0", "special_i0", "special_modified_bessel_i0")
 _enter(_i(1), "special_i1", "special_modified_bessel_i1")
@@ -349,7 +339,6 @@ for _order in (0, 1):
 _enter(airy_ai, "special_airy_ai")
 _enter(erfcx, "special_erfcx")
 _enter(ndtri, "special_ndtri")
-_enter(spherical_bessel_j0, "special_spherical_bessel_j0")
 
 
 def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr], Expr]) -> None:
