@@ -32,19 +32,23 @@ def divided(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
 def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     """x / y, exact, or rounded towards zero ("trunc") or down ("floor")."""
     t, device = b.result.dtype, b.result.device
-    # Between the steps of a rounding mode torch rounds to half types, but not for one divisor.
-    half = t if t.is_half and isinstance(y, Value) and y.rank > 0 else None
+    # Torch rounds to half types before the last rounding, but not with one divisor; on GPUs it
+    # takes more digits for "floor" too.
+    steps = t.is_half and isinstance(y, Value) and (y.rank > 0 or device != "cpu")
 
     def fn(i: Index) -> Expr:
         e = element(x, i, t, kept=keeps("div", device, 0))
         f = element(y, i, t, kept=True)
+        if rounding_mode == "floor":
+            if steps and device == "cpu":
+                return floor_in_steps(e, f, lambda e: stepped(e, t))
+            return ops.div_floor(e, f)
+        if rounding_mode == "trunc" and e.dtype.is_integer:
+            return ops.div_trunc(e, f)
+        quotient = divided(e, f, y, device)
         if rounding_mode is None:
-            return divided(e, f, y, device)
-        if half is None:
-            return (ops.div_trunc if rounding_mode == "trunc" else ops.div_floor)(e, f)
-        if rounding_mode == "trunc":
-            return ops.trunc(stepped(ops.div(e, f), t))
-        return floor_in_steps(e, f, lambda e: stepped(e, t))
+            return quotient
+        return ops.trunc(stepped(quotient, t) if steps else quotient)
 
     return b.map(fn)
 
@@ -360,7 +364,8 @@ def _xlog(name: tuple[str, ...], log: Callable[[Expr], Expr]) -> None:
 
         def fn(i: Index) -> Expr:
             e, f = element(x, i, t), element(y, i, t)
-            product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, stepped(log(f), t)))
+            factor = stepped(log(f), t) if b.result.device == "cpu" else log(f)
+            product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, factor))
             return ops.where(ops.isnan(f), f, product)
 
         return b.map(fn)

@@ -37,15 +37,15 @@ def number(x: Sym | bool | int | float, dtype: DType) -> Expr:
 def element(x: Operand, i: Index, dtype: DType, *, kept: bool = False) -> Expr:
     """One operand of an op whose operands are promoted to `dtype`, in dtype's compute type.
 
-    Integers and other floats become a half type first, as in torch; with `kept` scalars and 0-d
-    tensors do not, as few ops of torch want it: products, quotients, on GPUs sums (`keeps`).
+    Integers and other floats become a half type first, as in torch; with `kept` numbers do not,
+    nor 0-d tensors of CPUs, as few ops of torch want it: products, quotients, sums on GPUs.
     """
     to = compute_dtype(dtype)
     if not isinstance(x, Value):
         e = number(x, to)
         return e if kept else ops.cast(ops.cast(e, dtype), to)
     e = x.at(broadcast(x, i))
-    if dtype.is_half and e.dtype is not dtype and (x.rank > 0 or not kept):
+    if dtype.is_half and e.dtype is not dtype and (x.rank > 0 or not kept or x.device != "cpu"):
         e = ops.cast(e, dtype)
     return ops.cast(e, to)
 

@@ -5,7 +5,8 @@ torch gives on x86-64, where the machine converts to i32 or i64 and an overflow 
 integer: i8, i16, i32, u8 and u16 are the low bits of the i32 result, i64 and u32 those of the i64
 result (torch itself gives two answers for u32, one in its vector loop and one outside it), and
 u64 is what one subtraction of 2^63 makes of the i64 result. A GPU gives the nearest value that i32,
-i64, u32 or u64 has, and 0 for NaN; i8, i16, u8 and u16 are the low bits of the i32 result.
+i64, u32 or u64 has (for NaN 0, or the top bit alone where one of the types has 64 bits); i8 and i16
+are the low bits of the i32 result, u8 those of the i64 result, and u16 those of the u32 result.
 
 8-bit floats come from f32 and go to it, as in torch, by rounding to nearest even. What is beyond
 the greatest number becomes infinity in f8e5m2. f8e4m3fn has none: torch since 2.12 gives the
@@ -210,7 +211,7 @@ def cast_text(to: DType, frm: DType, x: str) -> str:
         return _float8_text(to, cast_text(F32, frm, x))
     if to is BOOL:
         return f"{x} != 0"
-    middle = F32 if to.is_half or frm.is_half else I32  # as torch; and i8 from float wraps
+    middle = F32 if to.is_half or frm.is_half else {U8: I64, U16: U32}.get(to, I32)
     if middle not in (to, frm) and (middle is F32 or (frm.is_float and to.bits < 32)):
         return cast_text(to, middle, cast_text(middle, frm, x))
     found = f"tl.cast({x}, {triton_type(to)})"

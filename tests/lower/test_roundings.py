@@ -99,6 +99,35 @@ def test_numbers_beside_half_types(dtype: torch.dtype) -> None:
         assert torch.equal(there(fn, x), gpu.to(dtype)), f"{name} on a GPU"
 
 
+def test_scalars_of_gpus_and_of_cpus() -> None:
+    """A 0-d f32 tensor is rounded beside a half type on GPUs, and kept in products on CPUs."""
+    x = numbers(torch.bfloat16)[0]
+    for fn in (lambda x, s: x * s, lambda x, s: x / s):
+        assert torch.equal(there(fn, x, THIRD), fn(x.float(), THIRD.bfloat16()).bfloat16())
+        _, (here,) = evaluated(fn, x, THIRD)
+        assert torch.equal(here, fn(x, THIRD)) and torch.equal(
+            here, fn(x.float(), THIRD).bfloat16()
+        )
+
+
+def test_quotients_rounded_to_whole_numbers() -> None:
+    """On a GPU torch.div(41.0, 41.0, rounding_mode="trunc") is 0; half types round before that."""
+
+    def trunc(x: Tensor) -> Tensor:
+        return torch.div(x, 41.0, rounding_mode="trunc")
+
+    assert there(trunc, torch.tensor([41.0, 42.0])).tolist() == [0.0, 1.0]
+    assert evaluated(trunc, torch.tensor([41.0, 42.0]))[1][0].tolist() == [1.0, 1.0]
+    x, y, _ = numbers(torch.bfloat16)
+    floor, quotient = (x.double() / y.double()).floor(), x.float() / y.float()
+    assert torch.equal(there(lambda x, y: x // y, x, y), floor.bfloat16())
+    fn: Callable[..., Any] = lambda x, y: torch.div(x, y, rounding_mode="trunc")
+    assert torch.equal(there(fn, x, y), quotient.bfloat16().trunc())
+    assert torch.equal(
+        there(lambda x: x // 0.3, x), (x.double() / THIRD.double()).floor().bfloat16()
+    )
+
+
 def test_quantities_of_8_bits_by_rows() -> None:
     """x / (max / 448) is often a tie, which one unit in the last place of the divisor decides."""
 
