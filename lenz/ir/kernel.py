@@ -40,7 +40,7 @@ from lenz.ir.expr import Expr, nodes_of
 from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.tensor import Axis
-from lenz.sym import ONE, ZERO, Int, Sym, Var, ceildiv
+from lenz.sym import ONE, ZERO, Int, Sym, Var, maximum
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
@@ -212,9 +212,10 @@ def position(over: Sequence[Axis]) -> Sym:
 def slots(blocks: Sym, group: int) -> Sym:
     """Results that the programs of one row leave: of each, of each group, of each group of groups.
 
-    They stand in this order, each in `words` of 64 bits.
+    They stand in this order, each in `words` of 64 bits. The last block of a row leaves none.
     """
-    return blocks + ceildiv(blocks, Int(group)) + ceildiv(blocks, Int(group * group))
+    before = maximum(blocks - 1, ZERO)
+    return before + before // group + before // (group * group)
 
 
 def words(dtype: DType) -> int:

@@ -25,7 +25,7 @@ KERNEL = (
     "kernel @k pointwise (%x: in f32[s0], %y: out f32[s0], %z: inout i64[s0]; s0: 1..) {{\n  {}\n}}"
 )
 WORK = (
-    "kernel @k split_scan (%x: in f32[64], %y: out f32[64], %w: work i64[7]) {{\n"
+    "kernel @k split_scan (%x: in f32[64], %y: out f32[64], %w: work i64[4]) {{\n"
     "  for b in 4 : grid {{ for r in 16 : lane {{\n  {}\n  store(%y, [16*b + r], c)\n  }} }}\n}}"
 )
 PLAN = "plan @p(s0: 1.., s1: 1..) on cpu {{\n  in %x : f32[s0]\n  in s0 : size\n  {}\n}}"

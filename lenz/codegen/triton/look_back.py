@@ -27,7 +27,7 @@ from lenz.codegen.triton.types import constant
 from lenz.codegen.triton.values import Values
 from lenz.ir.kernel import LookBack, Scan, words
 from lenz.ops.emission import triton_type
-from lenz.sym import Int, Sym, Var, ceildiv
+from lenz.sym import ZERO, Sym, Var, maximum
 
 VALUE = -(1 << 32)  # the bits of a word that hold the value
 FLAG = 1
@@ -62,18 +62,20 @@ class LookingBack:
         """The scan's tile: `running`, that of the `tile` alone, behind all blocks before it."""
         text, b, g = self.values.text, self.back.block, self.back.group
         level, function = text.level, SCANS[self.scan.kind]
-        count = ceildiv(self.blocks, Int(g))
+        before = maximum(self.blocks - 1, ZERO)
+        groups = before + before // g
+        others = f"{b.name} < {self.values.indices.term(before, {}).text}"
         tile = tile if tile.isidentifier() else text.let(tile, self.dims, level).text
         own = text.let(self._fold(tile), self.dims - {self.d}, level).text
-        self._leave(b, own)
+        self._leave(b, own, others)
         lane = self._lane()
         part = self.values.indices.term(b % g, {}).text
         near = self._window("near", [(b // g * g, f"{lane.name} < {part}")], lane)
         windows, few = [near], self.blocks.hi is not None and self.blocks.hi <= g
         if not few:
             outer = self.values.indices.term(b // g % g, {}).text
-            start = self.blocks + b // (g * g) * g
-            first = self.blocks + count + b // (g * g) - 1 - lane
+            start = before + b // (g * g) * g
+            first = groups + b // (g * g) - 1 - lane
             parts = [(start, f"{lane.name} < {outer}"), (first, f"{b.name} >= {g * g}")]
             windows.append(self._window("far", parts, lane))
         for line in [line for w in windows for line in w.loads()]:
@@ -82,12 +84,12 @@ class LookingBack:
         ahead = self._awaited(near)
         if not few:
             total = f"{function}({ahead}, {own})"
-            self._leave(self.blocks + b // g, total, f"{b.name} % {g} == {g - 1}")
+            self._leave(before + b // g, total, f"({b.name} % {g} == {g - 1}) & ({others})")
             ahead = f"{function}({self._awaited(windows[1])}, {ahead})"
             ahead = text.let(ahead, self.dims - {self.d}, level).text
             total = f"{function}({ahead}, {own})"
-            last = self.blocks + count + b // (g * g)
-            self._leave(last, total, f"{b.name} % {g * g} == {g * g - 1}")
+            last = f"({b.name} % {g * g} == {g * g - 1}) & ({others})"
+            self._leave(groups + b // (g * g), total, last)
         return f"{function}({ahead}, {here})"
 
     def _fold(self, tile: str) -> str:
@@ -146,12 +148,11 @@ class LookingBack:
         found = text.let(found, self.dims, level).text
         return text.let(self._fold(found), self.dims - {self.d}, level).text
 
-    def _leave(self, result: Sym, value: str, condition: str = "") -> None:
+    def _leave(self, result: Sym, value: str, condition: str) -> None:
         """Write a result of this program, where there is one."""
         text = self.values.text
         rows = [t.text for t in self.values.lanes.conditions(self.dims - {self.d})]
-        runs = " & ".join([*rows, *([f"({condition})"] if condition else [])])
-        mask = f", mask={runs}" if runs else ""
+        mask = f", mask={' & '.join([*rows, f'({condition})'])}"
         at = self._place(result)
         for k, word in enumerate(self._words(value)):
             pointer = f"{self.back.work} + {at}" + f" + {k}" * (k > 0)
