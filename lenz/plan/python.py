@@ -137,6 +137,7 @@ class _Writer:
         self.names: dict[str, str] = {}
         self.launched = {a for s in p.steps if isinstance(s, LaunchStep) for a in s.args}
         self.inputs = {i.name for i in p.inputs if isinstance(i, Input)}
+        self.returned = {a.name for a in p.outputs if isinstance(a, Ref)}
         # Names that the module itself uses; a buffer of that name gets another.
         self.gpus = tuple(dict.fromkeys(
             _gpu(s.device) for s in p.steps if isinstance(s, LaunchStep) and s.grid is not None
@@ -267,7 +268,9 @@ class _Writer:
             case ViewStep():
                 t = s.type
                 at = to_python(t.layout.offset)
-                return [f"{self.var(s.name)} = rt.view({self.var(s.source)}, {_layout(t)}, {at})"]
+                # What leaves is no view to autograd: detached, it would get the gradient of its base.
+                source = self.var(s.source) + (".detach()" if s.name in self.returned else "")
+                return [f"{self.var(s.name)} = rt.view({source}, {_layout(t)}, {at})"]
             case Lay():
                 name = self.var(s.name)
                 return [f"{name} = rt.lay({name}, {_layout(s.type)})"]
