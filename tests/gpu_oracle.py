@@ -31,7 +31,7 @@ from lenz.ir.kernel import Kernel, Launch, Schedule, programs
 from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
-from lenz.lower import lower
+from lenz.lower import lower, native_ops
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.schedule import schedule
@@ -192,7 +192,7 @@ def assert_function(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Sch
     from tests.lower.harness import trace
 
     gm = trace(fn, inputs, options.pop("dynamic", False))
-    g = lowered_there(build(gm, [], "inference", "test"))
+    g = lowered_there(build(gm, [], "inference", "test", native=native_ops()))
     return assert_triton(g, given=options.pop("given", inputs), **options)
 
 

@@ -1,5 +1,6 @@
 """aten -> Graph, define-by-run: one family of ops per file, each lowering a function of indices."""
 
+from lenz.lower import bag as bag
 from lenz.lower import factory as factory
 from lenz.lower import foreach as foreach
 from lenz.lower import index as index

@@ -44,6 +44,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, j: aten.max_unpool2d(x[None, :3, :3].clone(), j.view(1, 3, 3), [4, 3]),
         (X, torch.randperm(12, generator=G)[:9]),
     ),
+    "embedding bags": (
+        lambda x, j: tuple(
+            torch.nn.functional.embedding_bag(j.view(3, 3), x, mode=m) for m in ("mean", "max")
+        ),
+        (X, J),
+    ),
+    "gradient of bags": (
+        lambda s, j: aten._embedding_bag_backward(
+            s, j, j, j % 3, j, j, 12, False, 1, False, None
+        ),
+        (S, J),
+    ),
     "special functions": (
         lambda x: (
             torch.digamma(x),

@@ -95,7 +95,7 @@ def check(
 
 
 def _lower(gm: GraphModule, inputs: Sequence[Any]) -> tuple[Graph, tuple[torch.Tensor, ...]]:
-    program = build(gm, [], "inference", "test")
+    program = build(gm, [], "inference", "test", native=native_ops())
     symbols = program.symbols
     origin = importlib.import_module("lenz.frontend.program").origin
     env = _env(symbols, program.placeholders)

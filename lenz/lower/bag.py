@@ -1,0 +1,224 @@
+"""Bags of rows of a table, summed, averaged or maximised; their gradients as updates of the table.
+
+A bag holds the indices from its offset up to the next one. Where offsets are a range that this
+graph made (as torch does for indices in two dimensions), bags have one size and are reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lenz import ops
+from lenz.ir.dtype import I64, compute_dtype
+from lenz.ir.expr import Expr, const, index
+from lenz.ir.graph import Pointwise
+from lenz.ir.op import INDEX
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.index import checked, is_position, position
+from lenz.lower.registry import lowering
+from lenz.lower.scatter import update
+from lenz.sym import ZERO, Sym, affine_in
+
+SUM, MEAN, MAX = 0, 1, 2
+
+
+def _bag_size(b: GraphBuilder, offsets: Value, count: Sym, bags: Sym) -> Sym | None:
+    """The size of all bags, where the offsets are a range of this graph and bags fill `count`."""
+    n = next((n for n in b.nodes if isinstance(n, Pointwise) and n.out.name == offsets.name), None)
+    if n is None or n.body.op is not INDEX or len(n.axes) != 1 or n.body.args:
+        return None
+    parts = affine_in(n.body.attrs[0], n.axes[0].var)
+    if parts is None or parts[1] is not ZERO or parts[0] * bags is not count:
+        return None
+    return parts[0]
+
+
+def _bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
+    """The number of the bag of each index: how many offsets stand at or before it, less one."""
+    # An offset behind the last index, of an empty bag, goes to a place that no index has.
+    row = b.temp((count + 1,), I64)
+    zeros = b.map(lambda i: const(0, I64), row)
+
+    def mark(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+        at = checked(offsets.at(i), count + 1, wraps=False)
+        return (position(0, count + 1),), (at,), const(1, I64)
+
+    marks = b.scatter("add", zeros, offsets.shape, mark, row)
+    numbers = b.scan("sum", 0, marks.at, row)
+    return b.map(lambda i: ops.sub(numbers.at(i), const(1, I64)), b.temp((count,), I64))
+
+
+@lowering("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(
+    b: GraphBuilder,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Value, ...] | Decline:
+    """Bags of one size: their rows reduced, the bag of each index, their sizes, and argmaxima."""
+    bags, count, rows = b.result.shape[0], indices.shape[0], weight.shape[0]
+    if not is_position(indices) or include_last_offset or any(s is ZERO for s in weight.shape):
+        return Decline("an embedding bag of other indices")
+    size = _bag_size(b, offsets, count, bags)
+    if size is None or size is ZERO or (mode == MAX and padding_idx >= 0):
+        return Decline("bags of several sizes, each of which eager sums in one go")
+    dim, t = b.result.shape[1], compute_dtype(weight.dtype)
+
+    def row_of(bag: Sym, k: Sym) -> Expr:
+        return checked(indices.at((bag * size + k,)), rows, wraps=False)
+
+    def counts(bag: Sym, k: Sym) -> Expr:
+        row = ops.cast(indices.at((bag * size + k,)), I64)
+        return ops.ne(row, const(padding_idx, I64))
+
+    def term(i: Index, r: Index) -> Expr:
+        e = weight.compute((position(0, rows), i[1]), (row_of(i[0], r[0]),))
+        if per_sample_weights is not None:
+            e = ops.mul(e, per_sample_weights.compute((i[0] * size + r[0],)))
+        return e if padding_idx < 0 else ops.where(counts(i[0], r[0]), e, const(0, e.dtype))
+
+    sizes = b.map(lambda i: index(size), b.temp((bags,), I64))
+    if padding_idx >= 0:
+        sizes = b.reduce(
+            "sum", (bags,), (size,), lambda i, r: ops.cast(counts(i[0], r[0]), I64), None,
+            b.temp((bags,), I64),
+        )  # fmt: skip
+    if mode == MEAN and padding_idx >= 0:
+        total = b.reduce("sum", b.result.shape, (size,), term, type=b.temp(b.result.shape, t))
+
+        def mean(i: Index) -> Expr:
+            n = ops.cast(ops.maximum(sizes.at((i[0],)), const(1, I64)), t)
+            return ops.div(total.at(i), n)
+
+        out = b.map(mean)
+    elif mode == MEAN:
+        out = b.reduce("sum", b.result.shape, (size,), term, lambda a: ops.div(a, index(size, t)))
+    else:
+        out = b.reduce("max" if mode == MAX else "sum", b.result.shape, (size,), term)
+    best = None
+    if mode == MAX:
+        where = b.temp((bags, dim), I64)
+        first = b.reduce("argmax", where.shape, (size,), term, None, where, "first")
+
+        def best(i: Index) -> Expr:
+            at = ops.assert_in_range(first.at(i), index(size))
+            return ops.cast(indices.at((i[0] * size + position(0, size),), (at,)), I64)
+
+    return (out, *_side_results(b, size, sizes, best))
+
+
+def _side_results(
+    b: GraphBuilder, size: Sym, sizes: Value, best: Callable[[Index], Expr] | None
+) -> tuple[Value, ...]:
+    """What the gradient takes, in eager's shapes: each index's bag, sizes of bags, argmaxima."""
+    _, bag, counts, maxima = b.results
+    assert bag is not None and counts is not None and maxima is not None
+    at_size = lambda i: sizes.at(i) if counts.shape == sizes.shape else const(0, I64)
+    if best is None or maxima.rank != 2:
+        best = lambda i: const(0, I64)
+    return (
+        b.map(lambda i: index(i[0] // size), bag, "bag"),
+        b.map(at_size, counts, "bag_size"),
+        b.map(best, maxima, "maxima"),
+    )
+
+
+def _owner(b: GraphBuilder, offsets: Value, bag: Value, count: Sym) -> Value:
+    """The bag of each index, made again where eager leaves it out."""
+    return bag if bag.shape[0] is count else _bags_of(b, offsets, count)
+
+
+@lowering("_embedding_bag_backward")
+def embedding_bag_backward(
+    b: GraphBuilder,
+    grad: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    bag_size: Value,
+    maximum_indices: Value,
+    num_weights: Sym | int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None = None,
+    padding_idx: int = -1,
+) -> Value | Decline:
+    """The gradient of each bag added to the rows that it holds."""
+    rows, count, bags = b.result.shape[0], indices.shape[0], grad.shape[0]
+    if scale_grad_by_freq or sparse or rows.lo is None or rows.lo < 1 or ZERO in (count, bags):
+        return Decline("scaled by how often a row was looked up, sparse, or of no rows")
+    table = b.map(lambda i: const(0, b.result.dtype), b.result)
+    if mode == MAX:
+        return _maxima_backward(b, table, grad, bag_size, maximum_indices)
+    owner = _owner(b, offsets, offset2bag, count)
+
+    def place(i: Index) -> tuple[Index, tuple[Expr, ...]]:
+        return (position(0, rows), i[1]), (checked(indices.at(i[:1]), rows, wraps=False),)
+
+    def value(i: Index) -> Expr:
+        at = checked(owner.at(i[:1]), bags, wraps=False)
+        e = grad.compute((position(0, bags), i[1]), (at,))
+        if per_sample_weights is not None:
+            e = ops.mul(e, per_sample_weights.compute(i[:1]))
+        if mode == MEAN:
+            n = bag_size.at((position(0, bags),), (at,))
+            e = ops.div(e, ops.cast(ops.maximum(ops.cast(n, I64), const(1, I64)), e.dtype))
+        if padding_idx < 0:
+            return e
+        row = ops.cast(indices.at(i[:1]), I64)
+        return ops.where(ops.eq(row, const(padding_idx, I64)), const(0, e.dtype), e)
+
+    return update(b, "add", table, (count, grad.shape[1]), place, value)
+
+
+def _maxima_backward(
+    b: GraphBuilder, table: Value, grad: Value, bag_size: Value, maxima: Value
+) -> Value | Decline:
+    rows = table.shape[0]
+
+    def place(i: Index) -> tuple[Index, tuple[Expr, ...]]:
+        return (position(0, rows), i[1]), (checked(maxima.at(i), rows, wraps=False),)
+
+    def value(i: Index) -> Expr:
+        full = ops.gt(ops.cast(bag_size.at(i[:1]), I64), const(0, I64))
+        e = grad.compute(i)
+        return ops.where(full, e, const(0, e.dtype))
+
+    return update(b, "add", table, grad.shape, place, value)
+
+
+@lowering("_embedding_bag_per_sample_weights_backward")
+def sample_weights_backward(
+    b: GraphBuilder,
+    grad: Value,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    mode: int,
+    padding_idx: int = -1,
+) -> Value | Decline:
+    """For each index, the product of its row with the gradient of its bag."""
+    rows, count, bags = weight.shape[0], indices.shape[0], grad.shape[0]
+    if mode != SUM or ZERO in (*weight.shape, count, bags):
+        return Decline("weights of no rows")
+    owner = _owner(b, offsets, offset2bag, count)
+
+    def term(i: Index, r: Index) -> Expr:
+        at = checked(owner.at(i), bags, wraps=False)
+        row = checked(indices.at(i), rows, wraps=False)
+        e = ops.mul(
+            grad.compute((position(0, bags), r[0]), (at,)),
+            weight.compute((position(0, rows), r[0]), (row,)),
+        )
+        padding = ops.eq(ops.cast(indices.at(i), I64), const(padding_idx, I64))
+        return e if padding_idx < 0 else ops.where(padding, const(0, e.dtype), e)
+
+    return b.reduce("sum", (count,), (weight.shape[1],), term)

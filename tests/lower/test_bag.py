@@ -1,0 +1,70 @@
+"""Embedding bags of one size and their gradients against eager, by the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import check
+
+aten = torch.ops.aten
+W = torch.randn(11, 6)
+IDX = torch.tensor([[1, 4, 3], [0, 0, 10], [3, 3, 3], [7, 2, 5]])
+WEIGHTS = torch.randn(4, 3)
+
+
+@pytest.mark.parametrize("mode", ("sum", "mean", "max"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
+def test_bags_of_one_size(mode: str, dtype: torch.dtype) -> None:
+    def fn(w: Any, i: Any) -> Any:
+        out = aten._embedding_bag(w, i.view(-1), torch.arange(0, 12, 3), False, MODES[mode])
+        return (out[0], *(out[1:] if mode == "max" else out[1:3] if mode == "mean" else ()))
+
+    check(fn, W.to(dtype), IDX)
+    check(lambda w, i: F.embedding_bag(i, w, mode=mode), W.to(dtype), IDX.int())
+
+
+MODES = {"sum": 0, "mean": 1, "max": 2}
+
+
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+def test_padding_and_weights(dynamic: bool) -> None:
+    for mode in ("sum", "mean"):
+        check(
+            lambda w, i, m=mode: F.embedding_bag(i, w, mode=m, padding_idx=3),
+            W, IDX, dynamic=dynamic,
+        )  # fmt: skip
+    check(
+        lambda w, i, s: F.embedding_bag(i, w, mode="sum", per_sample_weights=s), W, IDX, WEIGHTS,
+        dynamic=dynamic,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", (-1, 3))
+@pytest.mark.parametrize("mode", (0, 1, 2))
+def test_gradients_of_bags_of_any_size(mode: int, padding: int) -> None:
+    i, offsets = IDX.view(-1), torch.tensor([0, 2, 2, 9, 12])
+    _, bag, size, best = aten._embedding_bag(
+        W, i, offsets, False, mode, False, None, False, padding
+    )
+    weights = WEIGHTS.view(-1) if mode == 0 else None
+    back = aten._embedding_bag_backward
+
+    def fn(g: Any, i: Any, o: Any, bag: Any, size: Any, best: Any, s: Any = None) -> Any:
+        return back(g, i, o, bag, size, best, 11, False, mode, False, s, padding)
+
+    given = (torch.randn(5, 6), i, offsets, bag, size, best)
+    check(fn, *given)
+    if mode == 0:
+        check(fn, *given, weights)
+        sample = aten._embedding_bag_per_sample_weights_backward
+        check(lambda g, w, i, o, bag: sample(g, w, i, o, bag, 0, padding), given[0], W, *given[1:4])
+
+
+def test_a_row_outside_is_an_error_and_other_bags_stay_eager() -> None:
+    with pytest.raises(Exception, match=r"out of (range|bounds)"):
+        check(lambda w, i: F.embedding_bag(i, w), W, IDX + 5)
+    offsets = torch.tensor([0, 2, 2, 9])
+    check(lambda w, i, o: F.embedding_bag(i.view(-1), w, o), W, IDX, offsets, native=False)
