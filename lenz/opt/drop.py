@@ -1,11 +1,26 @@
-"""Nodes that nobody reads are dropped, unless they are calls with effects."""
+"""Nodes that nobody reads are dropped, unless they are calls with effects.
+
+What has no elements reads nothing: its strides may be 0, and no loop form is made for those.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from lenz.context import Context
-from lenz.ir.graph import Extern, Graph, Node, atom_refs, outs_of, reads_of
+from lenz.ir.expr import const
+from lenz.ir.graph import (
+    Extern,
+    Graph,
+    Node,
+    Pointwise,
+    Reduction,
+    Scan,
+    atom_refs,
+    outs_of,
+    reads_of,
+)
+from lenz.sym import ZERO
 
 
 def drop(g: Graph, cx: Context) -> Graph:
@@ -15,6 +30,8 @@ def drop(g: Graph, cx: Context) -> Graph:
         live |= {m.input, m.value}
     nodes: list[Node] = []
     for n in reversed(g.nodes):
+        if isinstance(n, (Pointwise, Reduction, Scan)) and ZERO in n.out.type.shape:
+            n = Pointwise(n.out, n.axes, const(0, n.out.dtype))
         if _has_effect(n) or any(b.name in live for b in outs_of(n)):
             nodes.append(n)
             live.update(reads_of(n))

@@ -34,6 +34,7 @@ def outcome(p: Program, fn: Callable[..., Any], args: Sequence[Any]) -> Outcome:
     got = fn(*args)
     assert len(got) == len(p.results), f"{len(got)} results instead of {len(p.results)}"
     values: dict[str, Any] = {f"result {n}": x for n, x in zip(p.results, got, strict=True)}
+    values |= {f"requires_grad of {n}": _wants(x) for n, x in zip(p.results, got, strict=True)}
     given = {s.name: a for s, a in zip(p.specs, args, strict=True)}
     values |= {f"argument {n}": a for n, a in given.items()}
     shared = _shared(values)
@@ -50,6 +51,10 @@ def outcome(p: Program, fn: Callable[..., Any], args: Sequence[Any]) -> Outcome:
         values |= {f"gradient {k}": g for k, g in enumerate(found)}
     plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in values.items()}
     return Outcome(plain, shared)
+
+
+def _wants(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
 
 
 def _shared(values: dict[str, Any]) -> frozenset[tuple[str, str]]:

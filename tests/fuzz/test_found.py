@@ -49,3 +49,23 @@ def test_updates_of_one_place_in_a_loop_of_unknown_length() -> None:
         return a.scatter_reduce(-1, torch.zeros_like(a, dtype=torch.int64), a / -1, "sum")
 
     agrees(f, torch.arange(8.0).view(1, 2, 1, 4), dynamic=True)
+
+
+def test_a_returned_view_of_a_result_needs_no_gradient() -> None:
+    """`detach` is nothing to kernels, but a view of a result that has a gradient took that over."""
+
+    def f(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        t = a * 2
+        return t, t[:, 1:].detach(), t.t().detach()[0], t.detach()
+
+    a = torch.ones(2, 3).requires_grad_()
+    got = torch.compile(f, backend="lenz")(a)
+    assert [x.requires_grad for x in got] == [True, False, False, False]
+    assert got[1].untyped_storage().data_ptr() == got[0].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("way", ("oracle", "triton"))
+def test_a_result_without_elements(way: str) -> None:
+    """The strides of such a tensor may be 0, and its kernel was refused."""
+    a = torch.randn(1, 2, 1, 1).permute(0, 3, 1, 2)
+    agrees(lambda a: F.pad(a, (0, -1, 2, -1)), a, way=way)
