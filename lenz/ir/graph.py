@@ -151,7 +151,6 @@ class Extern:
     aliases: tuple[tuple[int, str], ...] = ()
     reason: str = ""
 
-
     @property
     def draws(self) -> bool:
         """True for an op that draws random numbers, or may: such calls keep their order.

@@ -26,10 +26,14 @@ _WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: tor
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Points where a load must not happen, and the message for one: why(shape, position in it)."""
+    """Points where a load must not happen, and the message for one: why(shape, position in it).
+
+    `error` is what a check raises, which is the caller's fault.
+    """
 
     where: torch.Tensor
     why: Callable[[tuple[int, ...], tuple[int, ...]], str]
+    error: type[Exception] = IndexError
 
 
 # read(load, values of its index) -> elements, and the points where they may not be read
@@ -90,7 +94,7 @@ def evaluate_exprs(
     """Values of the roots at every point of the index tensors of `env`, which broadcast together.
 
     `value_of` gives what a `ref` names, `read` what a load gives. Raises InternalError
-    for a load outside its buffer at a point where it is needed, IndexError where a check fails.
+    for a load outside its buffer at a point where it is needed, and what a check raises that fails.
     """
     nodes = nodes_of(*roots)
     values: dict[Expr, torch.Tensor] = {}
@@ -154,12 +158,13 @@ def _node(
 
 
 def _guarded(e: Expr, args: list[torch.Tensor]) -> tuple[torch.Tensor, Fault | None]:
-    """An op that may raise IndexError: 0 at the points where it does, which are given too."""
+    """An op that may raise for a value: 0 at the points where it does, which are given too."""
     assert e.op.eager is not None
+    raised = (IndexError, RuntimeError)
     try:
         return e.op.eager(*args, *e.attrs), None
-    except IndexError as error:
-        what = str(error)
+    except raised as error:
+        what, kind = str(error), type(error)
     shape = torch.broadcast_shapes(*[a.shape for a in args])  # type: ignore[no-untyped-call]  # torch has no types here
     flat = [a.expand(shape).reshape(-1) for a in args]
     value = torch.zeros(flat[0].shape, dtype=e.dtype.torch)
@@ -167,9 +172,10 @@ def _guarded(e: Expr, args: list[torch.Tensor]) -> tuple[torch.Tensor, Fault | N
     for k in range(value.numel()):
         try:
             value[k] = e.op.eager(*[a[k] for a in flat], *e.attrs)
-        except IndexError:
+        except raised:
             wrong[k] = True
-    return value.reshape(shape), Fault(wrong.reshape(shape), lambda _, at: f"{what} (point {at})")
+    wrong = wrong.reshape(shape)
+    return value.reshape(shape), Fault(wrong, lambda _, at: f"{what} (point {at})", kind)
 
 
 def _raise_needed(
@@ -200,7 +206,7 @@ def _raise_needed(
             at = tuple(int(p) for p in wrong.nonzero()[0])
             what = faults[e].why(tuple(wrong.shape), at)
             if e.op.guarded:  # the caller's fault, and raised as the compiled code raises it
-                raise IndexError(what)
+                raise faults[e].error(what)
             raise InternalError(what, rule="in-bounds", line=show_expr(e))
 
 

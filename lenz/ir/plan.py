@@ -114,7 +114,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Raise if a check in the kernel launched just before has failed: an index out of range."""
+    """Raise if a check in the kernel launched just before has failed."""
 
 
 Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Lay | Free | Check

@@ -12,7 +12,7 @@ from lenz.ir.dtype import BOOL, F32, I32, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, element, keeps, stepped
+from lenz.lower.operand import Operand, divisor, element, keeps, stepped
 from lenz.lower.registry import lowering
 from lenz.ops.division import floor_in_steps
 
@@ -29,16 +29,20 @@ def divided(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
 
 
 @lowering("div", "divide")
-def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+def div(
+    b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = None
+) -> Value | Decline:
     """x / y, exact, or rounded towards zero ("trunc") or down ("floor")."""
     t, device = b.result.dtype, b.result.device
     # Torch rounds to half types before the last rounding, but not with one divisor; on GPUs it
     # takes more digits for "floor" too.
     steps = t.is_half and isinstance(y, Value) and (y.rank > 0 or device != "cpu")
+    if t.is_integer and not isinstance(y, Value) and y == 0:
+        return Decline("a division by zero is an error in eager")
 
     def fn(i: Index) -> Expr:
         e = element(x, i, t, kept=keeps("div", device, 0))
-        f = element(y, i, t, kept=True)
+        f = divisor(element(y, i, t, kept=True), device)
         if rounding_mode == "floor":
             if steps and device == "cpu":
                 return floor_in_steps(e, f, lambda e: stepped(e, t))
@@ -54,9 +58,9 @@ def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = Non
 
 
 @lowering("floor_divide")
-def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value:
+def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
     """x / y rounded down."""
-    made: Value = div(b, x, y, "floor")
+    made: Value | Decline = div(b, x, y, "floor")
     return made
 
 

@@ -57,6 +57,12 @@ def keeps(name: str, device: str, k: int) -> bool:
     return name in ("add", "sub", "mul") or (name == "div" and k == 1)
 
 
+def divisor(e: Expr, device: str) -> Expr:
+    """What is divided by: an integer 0 raises in eager on CPUs, and gives any result on GPUs."""
+    checked = device == "cpu" and e.dtype.is_integer and not ops.is_const(e)
+    return ops.assert_nonzero(e) if checked else e
+
+
 def stepped(e: Expr, dtype: DType) -> Expr:
     """`e` rounded where torch rounds inside of one op on half types; fusion may remove it again."""
     return ops.cast(ops.narrow(e, dtype), e.dtype) if dtype.is_half else e

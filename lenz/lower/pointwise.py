@@ -19,7 +19,7 @@ from lenz.lower import activation as activation
 from lenz.lower import arithmetic as arithmetic
 from lenz.lower import multiply_add as multiply_add
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, broadcast, element, exact, keeps, promote
+from lenz.lower.operand import Operand, broadcast, divisor, element, exact, keeps, promote
 from lenz.lower.registry import Lowering, lowering, native_packets, pointwise_ops
 from lenz.ops.fold import apply
 
@@ -178,12 +178,15 @@ def direct(op: Op) -> Lowering:
             return Decline(f"{op.name} of {dtype} gives {b.result.dtype}")
         if op.name == "nextafter" and dtype.is_half:
             return Decline("the neighbour of a half is none of an f32")
-        kept = [keeps(op.name, b.result.device, k) for k in range(op.arity)]
+        device = b.result.device
+        kept = [keeps(op.name, device, k) for k in range(op.arity)]
+        divides = op.name in ("fmod", "remainder")
+        if divides and dtype.is_integer and args[1] == 0:
+            return Decline("a division by zero is an error in eager")
 
         def fn(i: Index) -> Expr:
-            return apply(
-                op, *[element(a, i, dtype, kept=k) for a, k in zip(args, kept, strict=True)]
-            )
+            xs = [element(a, i, dtype, kept=k) for a, k in zip(args, kept, strict=True)]
+            return apply(op, xs[0], divisor(xs[1], device)) if divides else apply(op, *xs)
 
         return b.map(fn)
 

@@ -46,7 +46,7 @@ from lenz.ops.bits import (
     xor,
 )
 from lenz.ops.cast import bitcast, cast, narrow
-from lenz.ops.check import assert_in_range
+from lenz.ops.check import assert_in_range, assert_nonzero
 from lenz.ops.compare import (
     eq,
     ge,
@@ -108,6 +108,7 @@ __all__ = [
     "asin",
     "asinh",
     "assert_in_range",
+    "assert_nonzero",
     "atan",
     "atan2",
     "atanh",

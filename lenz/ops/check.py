@@ -1,4 +1,7 @@
-"""Run-time checks as values: an index that is not in range raises, and reads nothing outside."""
+"""Run-time checks as values: an index that is not in range raises, and reads nothing outside.
+
+A division of integers by zero raises on CPUs, as in eager; on GPUs it gives some number.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from typing import Any
 import torch
 
 from lenz.ir.dtype import BOOL, I64, DType
-from lenz.ir.expr import Expr
+from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op, define
 from lenz.ops.fold import apply
+from lenz.ops.rules import INTS
 
 
 def _dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
@@ -33,6 +37,40 @@ def _emit(
     return b.select(outside, I64, b.constant(I64, 0), i)
 
 
+def _nonzero_dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+    if len(args) != 2 or args[0] is not args[1] or args[0] not in INTS:
+        raise TypeError(f"assert_nonzero takes two integers of one type, got {args}")
+    return args[0]
+
+
+def _eager_nonzero(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    if bool((x == 0).any()):
+        raise RuntimeError("ZeroDivisionError")
+    return x
+
+
+def _emit_nonzero(
+    b: Any, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
+) -> Any:
+    x, _one, runs = xs
+    b.fail(b.binary("and", BOOL, b.compare("icmp eq", dtype, x, b.constant(dtype, 0)), runs), 2)
+    return x
+
+
+ASSERT_NONZERO = define(
+    Op(
+        "assert_nonzero",
+        2,
+        _nonzero_dtype,
+        eager=_eager_nonzero,
+        llvm=_emit_nonzero,
+        triton="{0}",
+        check_triton="{0} != 0",
+        cost=1.0,
+        domain=(1, 10),
+        guarded=True,
+    )
+)
 ASSERT_IN_RANGE = define(
     Op(
         "assert_in_range",
@@ -54,3 +92,11 @@ def assert_in_range(i: Expr, n: Expr) -> Expr:
     """`i` itself where 0 <= i < n (both i64). Elsewhere the call raises IndexError when the kernel
     has run, and the value is 0, so that nothing outside is read."""
     return apply(ASSERT_IN_RANGE, i, n)
+
+
+def assert_nonzero(x: Expr) -> Expr:
+    """The integer `x` itself. Where it is 0 the call raises RuntimeError when the kernel has run.
+
+    The second operand of the op says, as for all guarded ops, that positions may be at least 0.
+    """
+    return apply(ASSERT_NONZERO, x, const(1, x.dtype))

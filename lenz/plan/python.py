@@ -279,7 +279,7 @@ class _Writer:
             case CallStep():
                 return self.eager(s)
             case Check():
-                return ["if failed:", "    rt.raise_failed()"]
+                return ["if failed:", "    rt.raise_failed(failed)"]
             case Free():
                 return [f"del {self.var(s.name)}"]
 

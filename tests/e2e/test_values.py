@@ -170,3 +170,38 @@ def test_padding_by_negative_sizes_and_joined_slices() -> None:
         return t.roll(-7)[::3], torch.cat([y.flip(0)[:, -3:], x[:, -4:-1]], 0)
 
     agree(fn, lambda: (randn(7, 5), randn(4, 6), randn(3)))
+
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_a_division_of_integers_by_zero_raises_as_in_eager(dtype: torch.dtype) -> None:
+    forms: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+        lambda x, y: x // y, lambda x, y: x % y, lambda x, y: torch.fmod(x, y), lambda x, y: 5 // y,
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"), lambda x, y: (x % y[:, :1]).sum(1),
+    )  # fmt: skip
+    x, y = torch.arange(-7, 92).to(dtype).view(3, 33), torch.arange(1, 100).to(dtype).view(3, 33)
+    zeros = y.clone()
+    zeros[2, [0, 32]] = 0
+    for fn in forms:
+        run = torch.compile(fn, backend="lenz")
+        assert torch.equal(run(x, y), fn(x, y))
+        for side in (fn, run):
+            with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                side(x, zeros)
+    for by_number in (lambda x: x // 0, lambda x: x % 0):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            torch.compile(by_number, backend="lenz")(x)
+
+
+def test_positions_that_are_quotients_are_checked_for_both() -> None:
+    table, i = randn(10, 4), torch.arange(9)
+    run = torch.compile(lambda t, i, j: t[i // j] + t[i % j], backend="lenz")
+    for by in (3, -3):
+        j = torch.full((9,), by)
+        assert torch.equal(run(table, i, j), table[i // j] + table[i % j])
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run(table, i, i)
+    with pytest.raises(IndexError):
+        run(table, i * 20, j)

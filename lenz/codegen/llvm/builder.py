@@ -147,14 +147,14 @@ class Builder:
         callee = self.fn.module.declare(f"llvm.vector.reduce.or.v{self.lanes}i1", "i1", t)
         return let(self.level, f"call i1 {callee}({t} {one})")
 
-    def fail(self, cond: Names) -> None:
-        """Note that cond held somewhere; the kernel returns it."""
+    def fail(self, cond: Names, why: int = 1) -> None:
+        """Note that cond held somewhere; the kernel returns `why`, see `raise_failed`."""
         fn, number = self.fn, self.fn.label()
         fn.put(
             self.level, f"  br i1 {self.any(cond)}, label %bad.{number}, label %ok.{number}, {COLD}"
         )
         fn.block(self.level, f"bad.{number}")
-        fn.put(self.level, f"  store i64 1, ptr {FAILED}, align 8")
+        fn.put(self.level, f"  store i64 {why}, ptr {FAILED}, align 8")
         fn.put(self.level, f"  br label %ok.{number}")
         fn.block(self.level, f"ok.{number}")
 
