@@ -10,7 +10,7 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from lenz.sym import SymEnv
 from tests.fuzz.compare import Outcome, agree, outcome
 from tests.fuzz.program import Program, analyse
 
-__all__ = ["Stages", "compare", "copied", "failure"]
+__all__ = ["Notes", "Stages", "compare", "copied", "failure"]
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 2e-1, torch.float16: 5e-2}
 """Relative to the largest value, between graphs that round and sum in other orders."""
@@ -187,22 +187,34 @@ def compare(got: Sequence[Any], want: Sequence[Any], message: str) -> None:
         )  # fmt: skip
 
 
+@dataclass(slots=True)
+class Notes:
+    """What is worth to know of a check: the aten ops of its graphs, and why it says nothing."""
+
+    ops: list[str] = field(default_factory=list)
+    skipped: str = ""
+
+
 def failure(
-    p: Program, way: str = "oracle", device: str = "cpu", seen: list[str] | None = None
+    p: Program, way: str = "oracle", device: str = "cpu", notes: Notes | None = None
 ) -> str:
     """Why a program fails; empty when it passes, or when it fails in torch's own half as well."""
+    notes = Notes() if notes is None else notes
     m = analyse(p)
     if m is None:
+        notes.skipped = "not a program"
         return ""
     try:
         expected = [_expected(p, k, device) for k in range(1 + bool(p.second))]
-    except Exception:  # noqa: BLE001  # eager has no gradient for it, say: not a program
+    except Exception as e:  # noqa: BLE001  # eager has no gradient for it, say: not a program
+        notes.skipped = f"eager: {type(e).__name__}: {e}"
         return ""
-    why = _why(p, m, way, device, expected, [] if seen is None else seen)
-    if not why or way == "aot_eager":
-        return why
-    # Dynamo drops a write to a 0-d f64 with dynamic=True, say: no fault of ours.
-    return "" if _why(p, m, "aot_eager", device, expected, []) else why
+    why = _why(p, m, way, device, expected, notes.ops)
+    if why and way != "aot_eager" and (theirs := _why(p, m, "aot_eager", device, expected, [])):
+        # Dynamo drops a write to a 0-d f64 with dynamic=True, say: no fault of ours.
+        notes.skipped = f"aot_eager: {theirs}"
+        return ""
+    return why
 
 
 def _expected(p: Program, second: int, device: str) -> tuple[Any, Any]:

@@ -12,6 +12,8 @@ by `generator`:
     n  the size of dimension d    m  the positions along d    v  the device    z  zeros as indices
     k  -3..3    p  1..3    c  a small number, or a number among the arguments    B  True or False
     t  a type
+
+Eager computes hardsigmoid of float64 with 1/6 as a float32, so float64 does not come to it.
 """
 
 from __future__ import annotations
@@ -96,8 +98,8 @@ TABLES: dict[str, tuple[int, str]] = {
         r F.elu({f})
         r F.celu({f}, 0.5)
         r F.selu({f})
-        r F.hardswish({f})
-        r F.hardsigmoid({f})
+        r F.hardswish({f}.to(torch.float32))
+        r F.hardsigmoid({f}.to(torch.float32))
         r F.softsign({f})
         r F.tanhshrink({f})
         r torch.deg2rad({f})
