@@ -30,7 +30,7 @@ STEPS, RATE, DRAWS = 3, 0.01, 4
 # another order are as good, but not equal.  One tensor alone, which may be small, may be WORSE.
 TIMES, WORSE = 1.5, 4.0
 ROUNDING = {torch.float32: 1e-7, torch.bfloat16: 2**-9}
-SMALL = 1e-2  # a tensor below this part of the root mean square of all is as good as zero
+SMALL = 0.1  # a tensor below this part of the root mean square of all is as good as zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,11 @@ class Sides:
         return found
 
 
-def compare(name: str, kind: str, device: str = "cpu") -> Sides:
-    """Run the model called `name` on all sides; `kind` is one of `families.kinds`."""
+def compare(name: str, kind: str, device: str = "cpu", dynamic: bool | None = None) -> Sides:
+    """Run the model called `name` on all sides; `kind` is one of `families.kinds`.
+
+    `dynamic` is torch.compile's.
+    """
     dtype = torch.bfloat16 if kind.endswith("bf16") else torch.float32
     run = _infer if kind.startswith("inference") else _train
     made = [
@@ -101,7 +104,8 @@ def compare(name: str, kind: str, device: str = "cpu") -> Sides:
     options = Options.from_environment({"on_error": "raise"})
     with warnings.catch_warnings(), torch._dynamo.config.patch(**made[0].dynamo):
         warnings.simplefilter("ignore")
-        compiled = run(made, lambda fn: torch.compile(fn, backend=seen.backend(options)))
+        backend = seen.backend(options)
+        compiled = run(made, lambda fn: torch.compile(fn, backend=backend, dynamic=dynamic))
     double = {k: t.double() for k, t in exact.items()}
     breaks = {why.split("\n")[0]: n for why, n in counters["graph_break"].items()}
     return Sides(double, eager, compiled, seen.report(), breaks, dtype)
