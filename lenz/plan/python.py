@@ -145,10 +145,11 @@ class _Writer:
         self.current = self.gpus[0] if self.gpus else -1
         self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_"}
         self.taken |= {"unaligned", *p.kernels, *(f"stream{n}" for n in self.gpus)}
-        self.taken |= {d.name for d in DTYPES} | {c.name for c in p.constants}
+        self.taken |= {d.name.replace("u", "uint") for d in DTYPES} | {c.name for c in p.constants}
         self.taken |= {
             s.name for i in p.inputs if isinstance(i, SizeInput) for s in i.value.free_vars
         }
+        self.taken |= {s.var.name for s in p.steps if isinstance(s, BindSize)}
         self.names.update({c.name: c.name for c in p.constants})
 
     def call(self) -> list[str]:
@@ -318,7 +319,8 @@ class _Writer:
         return f"rt.{kind}({_layout(t)}, {self.dtype(t.dtype)})"
 
     def dtype(self, d: DType) -> str:
-        return self.dtypes.setdefault(d, d.name)
+        # Sizes that come from data have the names u0, u1, and so on.
+        return self.dtypes.setdefault(d, d.name.replace("u", "uint"))
 
     def op(self, name: str) -> str:
         return self.ops.setdefault(name, _safe(name))

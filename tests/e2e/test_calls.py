@@ -90,6 +90,16 @@ def test_conditions_on_sizes_from_data_are_asserted() -> None:
     assert not any(g.skips for g in report.graphs), "a condition on sizes put a graph into eager"
 
 
+def test_sizes_from_data_are_not_taken_for_types() -> None:
+    def fn(x: Tensor) -> Any:
+        return [x[x > k] * 2 for k in range(10)]
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        x = torch.arange(12, dtype=torch.uint8)  # u8 is the ninth of the sizes
+        for got, want in zip(torch.compile(fn, backend="lenz")(x), fn(x), strict=True):
+            assert torch.equal(got, want)
+
+
 def test_graph_breaks() -> None:
     layer = nn.Linear(16, 16)
 
