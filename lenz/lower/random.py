@@ -7,7 +7,6 @@ CPU, gives i64[2], a key and the number of the first counter). Each op of a grap
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from lenz.ops.random import below
 from lenz.sym import ONE, ZERO, sym
 
 SEED = "lenz.seed"
+REFUSED = Decline("parameters that eager refuses, with its own error")
 # A half type has fewer random bits, so that the greatest number stays below 1: its significand.
 _BITS = {"f16": 11, "bf16": 8}
 Source = Callable[[Index], tuple[Expr, Expr]]
@@ -123,6 +123,8 @@ def uniform(
     b: GraphBuilder, x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None
 ) -> Value | Decline:
     """Even numbers of [low, high)."""
+    if not low <= high:
+        return REFUSED
 
     def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
         u = unit(s, t)
@@ -148,6 +150,9 @@ def normal(
 
 
 def _normal(b: GraphBuilder, mean: Operand, std: Operand, generator: Any) -> Value | Decline:
+    if isinstance(std, (int, float)) and not std >= 0:
+        return REFUSED
+
     def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
         z = ops.normal(*s, compute_dtype(t))
         return ops.add(ops.mul(z, element(std, i, t)), element(mean, i, t))
@@ -160,13 +165,15 @@ def exponential(
     b: GraphBuilder, x: Value, lambd: float = 1.0, generator: Any = None
 ) -> Value | Decline:
     """-log(u) / lambd for u in (0, 1); never 0, since samplers divide by it."""
+    if not lambd > 0:
+        return REFUSED
 
     def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
         u = ops.uniform(*s, compute_dtype(t))
         # Where u is 0 the answer is taken from the middle of the step up to the next u.
         least = const(2.0**-54 if u.dtype is F64 else 2.0**-24, u.dtype)
         drawn = ops.maximum(ops.neg(ops.log1p(ops.neg(u))), least)
-        return ops.mul(drawn, const(1.0 / lambd if lambd else math.inf, u.dtype))
+        return ops.mul(drawn, const(1.0 / lambd, u.dtype))
 
     return _draw(b, generator, fn)
 
@@ -186,6 +193,9 @@ def bernoulli_like(
 
 
 def _bernoulli(b: GraphBuilder, p: Operand, generator: Any) -> Value | Decline:
+    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+        return REFUSED
+
     def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
         wide = compute_dtype(p.dtype) if isinstance(p, Value) else F32
         hit = ops.lt(ops.uniform(*s, wide), element(p, i, wide))

@@ -297,6 +297,10 @@ def index_add(
     b: GraphBuilder, x: Value, dim: int, index: Value, source: Value, *, alpha: Operand = 1
 ) -> Value | Decline:
     """Slices of x plus alpha times slices of source."""
+    d = wrapped(dim, x.rank)
+    rest = [k for k in range(x.rank) if k != d]
+    if source.rank and any(k >= source.rank or source.shape[k] != x.shape[k] for k in rest):
+        return Decline("slices of other sizes, which eager refuses")
 
     def value(i: Index) -> Expr:
         e = source.compute(i[: source.rank])

@@ -166,11 +166,16 @@ def lay(t: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torc
     return t
 
 
+class OutOfRange(IndexError, RuntimeError):
+    """A position outside of a tensor: torch has an IndexError for some ops, such as x[i] and
+    embedding, and a RuntimeError for others, such as gather and scatter."""
+
+
 def raise_failed(why: int) -> None:
     """Raise the error of a kernel in which a check has failed, which gave `why`."""
     if why == 2:
         raise RuntimeError("ZeroDivisionError")
-    raise IndexError("index out of range in self")
+    raise OutOfRange("index out of range in self")
 
 
 Wanted = tuple[str, Sizes, Sizes, torch.dtype, str]

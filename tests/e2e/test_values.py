@@ -205,3 +205,25 @@ def test_positions_that_are_quotients_are_checked_for_both() -> None:
         run(table, i, i)
     with pytest.raises(IndexError):
         run(table, i * 20, j)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda x, i: x.gather(0, i), (randn(3, 4), torch.tensor([[0, 1, 2, 9]]))),
+        (lambda x, i: x.scatter(0, i, 1.0), (randn(3, 4), torch.tensor([[0, 1, 2, 9]]))),
+        (lambda x, i: x.index_add(0, i, x[0, :2]), (randn(3, 2), torch.tensor([0, 1]))),
+        (lambda x, i: x.index_select(0, i), (randn(3, 4), torch.tensor([-1]))),
+        (lambda x: x.uniform_(3, -1), (randn(3),)),
+        (lambda x: x.normal_(0, -1), (randn(3),)),
+        (lambda x: x.exponential_(0), (randn(3),)),
+        (lambda x: x.bernoulli_(1.5), (randn(3),)),
+    ],
+)
+def test_what_eager_refuses_is_refused(fn: Any, args: tuple[Tensor, ...]) -> None:
+    with pytest.raises((IndexError, RuntimeError)) as wanted:
+        fn(*args)
+    before = [a.clone() for a in args]
+    with pytest.raises(wanted.type):
+        torch.compile(fn, backend="lenz")(*args)
+    assert all(map(torch.equal, args, before)), "an argument was written"
