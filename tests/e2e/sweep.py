@@ -139,16 +139,16 @@ def case(
     The arguments are copies of `args`, as the call leaves them.
     """
     torch.manual_seed(0)
-    args = pytree.tree_map(_fresh, args)
-    tensors = _tensors(args)
+    args = pytree.tree_map(fresh, args)
+    tensors = tensors_of(args)
     leaves = [t for t in tensors if t.requires_grad]
     run = fn
     if backend is not None:
         torch._dynamo.reset()
         run = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
     out = run(*args)
-    shared = _sharing([*tensors, *_tensors(out)])
-    outs = [t for t in _tensors(out) if t.requires_grad]
+    shared = _sharing([*tensors, *tensors_of(out)])
+    outs = [t for t in tensors_of(out) if t.requires_grad]
     if not grad or not leaves or not outs:
         return out, shared, tensors
     cot = [torch.ones_like(t) * 0.5 for t in outs]
@@ -156,7 +156,7 @@ def case(
     return out, shared, tensors, grads
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors_of(values: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
 
 
@@ -170,7 +170,7 @@ def _sharing(tensors: Sequence[torch.Tensor]) -> list[int]:
     return places
 
 
-def _fresh(x: Any) -> Any:
+def fresh(x: Any) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
     if x.layout is not torch.strided or x.is_nested:
@@ -307,7 +307,7 @@ def is_random(fn: Callable[..., Any], args: Any, device: str = "cpu") -> bool:
     """True when the op draws from the default generator of the CPU, or of the device."""
     before = _random_states(device)
     with contextlib.suppress(Exception):
-        fn(*pytree.tree_map(_fresh, args))
+        fn(*pytree.tree_map(fresh, args))
     pairs = zip(before, _random_states(device), strict=True)
     return not all(torch.equal(a, b) for a, b in pairs)
 
@@ -324,9 +324,11 @@ def sweep(
     dynamic: bool = False,
     device: str = "cpu",
     layouts: bool = False,
+    first: int = 0,
 ) -> Row:
     """Run samples of one op and dtype, spread over all it has; float32 and float64 also backward.
 
+    Other numbers for `first` give other samples.
     With `layouts` the first sample runs once more with strides that are not dense, and the first
     sample of images once more channels-last.
     """
@@ -336,7 +338,9 @@ def sweep(
     try:
         every = list(islice(op.sample_inputs(device, dtype, requires_grad=grad), MOST))
         step = max(1, (len(every) - 1) // max(1, samples - 1))
-        inputs = [(f"sample {k}", every[k]) for k in range(0, len(every), step)][:samples]
+        inputs = [(f"sample {k}", every[k]) for k in range(first % step, len(every), step)][
+            :samples
+        ]
         if layouts:
             inputs += _other_layouts(every)
     except Exception:  # noqa: BLE001  # the database has samples that this build cannot make
@@ -359,7 +363,7 @@ def _other_layouts(every: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for s in every[:1]:
         yield "strided sample 0", s.noncontiguous()
     for k, s in enumerate(every):
-        image = next((t for t in _tensors(s.input) if t.dim() in (4, 5) and t.numel() > 1), None)
+        image = next((t for t in tensors_of(s.input) if t.dim() in (4, 5) and t.numel() > 1), None)
         if image is not None:
             yield f"channels-last sample {k}", s.transform(_channels_last)
             return
