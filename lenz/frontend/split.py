@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from contextlib import nullcontext
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +20,23 @@ __all__ = ["split"]
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
+# Ops whose second result holds places: in the last so many dimensions, or in the dimension that
+# this argument names.
+POOLS = {
+    aten.max_pool2d_with_indices.default: 2,
+    aten.max_pool3d_with_indices.default: 3,
+    aten.adaptive_max_pool2d.default: 2,
+    aten.adaptive_max_pool3d.default: 3,
+}
+CHOICES = {
+    aten.max.dim: 1,
+    aten.min.dim: 1,
+    aten.sort.default: 1,
+    aten.topk.default: 2,
+    aten.kthvalue.default: 2,
+    aten.median.dim: 1,
+}
+SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -36,7 +54,8 @@ def split(
     and softmax as one op.  Equal calls are merged: the cut would otherwise save one and compute
     the other again.  What activation checkpointing would compute again from a saved state of the
     generator, dropout and attention above all, is saved instead: nothing of that could be fused.
-    `native` names the ops that the lowering takes, and may fuse.
+    Large tensors of places, such as those of maxima, are saved in the shortest type that holds
+    them.  `native` names the ops that the lowering takes, and may fuse.
     """
     drop_noops(joint.graph, facts_of(joint.graph))
     backward = behind_tangents(joint.graph)
@@ -47,6 +66,8 @@ def split(
             y = in_parts(joint.graph, n)
             if y is not None and all(is_fused(u, backward, native) for u in y.users):
                 y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        elif (limit := places_below(n)) is not None:
+            shorten(joint.graph, n, limit, backward)
     dedup(joint)
     for n in joint.graph.nodes:
         is_random = torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
@@ -56,6 +77,46 @@ def split(
     return min_cut_rematerialization_partition(
         joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
     )
+
+
+def places_below(n: Node) -> int | None:
+    """Return what the numbers of a large i64 tensor of places are below, where that is known."""
+    if n.target is not operator.getitem or n.args[1] != 1:
+        return None
+    source: Any = n.args[0]
+    if source.target not in POOLS and source.target not in CHOICES:
+        return None
+    x: Any = source.args[0].meta["val"]
+    value: Any = n.meta["val"]
+    if source.target in POOLS:
+        sizes = x.shape[-POOLS[source.target] :]
+    elif x.dim():
+        dim = source.args[CHOICES[source.target] :][:1] or (source.kwargs.get("dim", -1),)
+        sizes = (x.shape[dim[0]],)
+    else:
+        return None
+    if not all(isinstance(s, int) for s in (*sizes, value.numel())):
+        return None
+    return prod(sizes) if value.numel() * value.element_size() >= SHORTENED else None
+
+
+def shorten(graph: Graph, n: Node, limit: int, backward: set[Node]) -> None:
+    """Let the backward half read i64 places in 0 .. limit - 1 from a copy in 16 or 32 bits."""
+    readers = [u for u in n.users if u in backward]
+    if not readers or limit > 2**31:
+        return
+
+    def copy(x: Node, dtype: torch.dtype) -> Node:
+        made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+        made.meta = {**n.meta, "val": x.meta["val"].to(dtype)}
+        return made
+
+    with graph.inserting_after(n), n.meta["val"].fake_mode:
+        short = copy(n, torch.int16 if limit <= 2**15 else torch.int32)
+    with graph.inserting_after(short), n.meta["val"].fake_mode:
+        again = copy(short, torch.int64)
+    for u in readers:
+        u.replace_input_with(n, again)
 
 
 def behind_tangents(graph: Graph) -> set[Node]:

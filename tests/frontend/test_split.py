@@ -107,3 +107,16 @@ def test_gradients_of_taken_apart_softmax(dtype: torch.dtype, dynamic: bool) -> 
             tol=3e-2 if dtype is torch.bfloat16 else 1e-4,
             dynamic=dynamic,
         )
+
+
+def test_places_of_maxima_are_kept_in_few_bits() -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, 3, 2, 1) + x.topk(32).values[:, :, ::2]
+
+    shape = (2, 128, 64, 64)
+    found = {(op, t) for op, t, s in kept_of(f, shape) if not t.is_floating_point}
+    assert found == {("_to_copy.default", torch.int16)}
+    # 1 MiB of places is worth it, less is not.
+    small = {(op, t) for op, t, _ in kept_of(f, (1, 1, 64, 64)) if not t.is_floating_point}
+    assert all(t is torch.int64 for _, t in small)
+    gradients_agree(f, lambda: [randn(*shape, requires_grad=True)])
