@@ -25,6 +25,7 @@ if "cuda" not in " ".join(sys.argv):  # a process that has met a GPU cannot fork
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as tests of codegen have it
 
+from tests.fuzz import indices
 from tests.fuzz.check import Notes, failure
 from tests.fuzz.generator import program
 from tests.fuzz.program import Program
@@ -85,7 +86,10 @@ def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -
             return
         say(f"\n{seed}")
         notes = Notes()
-        why = failure(program(seed, o.large), way_of(seed, o), o.device, notes)
+        if o.way == "indices":
+            why = "\n".join(filter(None, (indices.failure(seed, way) for way in indices.WAYS)))
+        else:
+            why = failure(program(seed, o.large), way_of(seed, o), o.device, notes)
         skipped = " ".join(notes.skipped.split()).replace("!", ".")[:200]
         say(f"~{skipped}" if skipped else f"={' '.join(sorted(set(notes.ops)))}")
         if why:
@@ -116,7 +120,9 @@ def options() -> argparse.Namespace:
     a.add_argument("--seed", type=int, help="of the first program; by chance if not given")
     a.add_argument("--count", type=int, default=1 << 40, help="of programs, at most")
     a.add_argument("--large", action="store_true", help="sizes up to 300")
-    a.add_argument("--way", default="", help="cpu, oracle, guarded, triton or tiny; else a mix")
+    a.add_argument(
+        "--way", default="", help="cpu, oracle, guarded, triton, tiny; else a mix; or indices"
+    )
     a.add_argument("--device", default="cpu")
     a.add_argument("--shrink", type=float, default=90, help="seconds for making a failure small")
     a.add_argument("--failures", type=int, default=20, help="after so many it stops")
@@ -164,7 +170,9 @@ def main() -> int:
         failed = re.match(r"\d+", starts[-1]) if starts else None
         seed = int(failed.group()) if failed else first
         kinds[kind_of(why)] += 1
-        if kinds[kind_of(why)] <= 3:
+        if o.way == "indices":
+            print(f"---- {why[:2000]}", flush=True)
+        elif kinds[kind_of(why)] <= 3:
             report(program(seed, o.large), way_of(seed, o), o, why)
         else:
             print(f"---- seed {seed} ({way_of(seed, o)}): once more {why[:200]}", flush=True)

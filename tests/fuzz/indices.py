@@ -8,21 +8,30 @@ operators give, which round down; trees whose values leave 64 bits are left out.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from lenz import ops
+from lenz.codegen.llvm.compile import compile_module, host_target, link
+from lenz.codegen.llvm.module import emit_module
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load
+from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import For, Kernel, LoopKind, Param, Store, TileConfig
+from lenz.ir.printer import show
+from lenz.ir.reader import read
 from lenz.ir.tensor import axis
-from lenz.sym import Int, Sym, Var, evaluate, substitute
+from lenz.runtime import loader, threads
+from lenz.sym import Int, Sym, Var, evaluate, read_sym, substitute, to_python
+from lenz.sym import show as show_sym
 from tests.sym.test_sym_properties import VARS, Tree, build, random_tree, values
 
-__all__ = ["LANES", "Case", "cases", "kernel", "points_of", "table"]
+__all__ = ["WAYS", "failure"]
 
+COUNT = 60  # expressions of a seed
 LANES = 19  # a vector of sixteen or of eight lanes, and a part of one
 LIMIT = 1 << 40  # of intermediate values
 
@@ -36,6 +45,7 @@ class Case:
     expr: Expr
 
 
+Way: TypeAlias = Callable[[Sequence[Case], Sequence[dict[Var, int]]], torch.Tensor]
 LANE = Var("v", 0, LANES - 1)
 
 
@@ -163,3 +173,70 @@ def compare(found: Sequence[Case], points: Sequence[dict[Var, int]], y: torch.Te
                 assert evaluate(c.sym, at) == want
             compared += 1
     return compared
+
+
+SCOPE = {v.name: v for v in VARS}
+RENAMED = {v: Var("v_" + v.name.strip("@").replace(".", "_"), v.lo, v.hi, v.below) for v in VARS}
+
+
+def in_python(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.Tensor:
+    """The values by Python source where there is an index, else by the oracle."""
+    y = by_oracle(found, points)
+    for k, c in enumerate(found):
+        if c.sym is not None:
+            assert read_sym(show_sym(c.sym), SCOPE) is c.sym
+            code = compile(to_python(substitute(c.sym, dict(RENAMED))), "sym", "eval")
+            got = [eval(code, {}, {RENAMED[v].name: x for v, x in at.items()}) for at in points]
+            y[k * LANES : (k + 1) * LANES] = torch.tensor(got)
+    return y
+
+
+def by_oracle(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.Tensor:
+    """The values by the interpreter of kernels; the text of the kernel reads back."""
+    k = kernel(found, "vector")
+    assert read(show(k)) == k
+    y = torch.zeros(len(found) * LANES, dtype=torch.int64)
+    interp_kernel(k, {"x": table(points), "y": y}, {})
+    return y
+
+
+def in_llvm(kind: LoopKind) -> Way:
+    """The values by compiled code, with vectors and a partial one, or one element at a time."""
+
+    def run(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.Tensor:
+        k, target = kernel(found, kind), host_target()
+        text = emit_module([k], target)
+        library = link(compile_module(text, target), [k.name], threads.imports())
+        x, y = table(points), torch.zeros(len(found) * LANES, dtype=torch.int64)
+        loader.function(library.addresses[k.name], 2, 0)(x.data_ptr(), y.data_ptr())
+        return y
+
+    return run
+
+
+def in_triton(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.Tensor:
+    """The values by Triton's interpreter."""
+    from gpu_oracle import interpreted
+
+    y = torch.zeros(len(found) * LANES, dtype=torch.int64)
+    interpreted(kernel(found, "lane"), {"x": table(points), "y": y}, {})
+    return y
+
+
+WAYS: dict[str, Way] = {
+    "python": in_python,
+    "oracle": by_oracle,
+    "vectors": in_llvm("vector"),
+    "scalars": in_llvm("seq"),
+    "triton": in_triton,
+}
+
+
+def failure(seed: int, way: str, count: int = COUNT) -> str:
+    """Which of the expressions of a seed has another value than Python's; "" for none."""
+    found, points = cases(seed, count), points_of(seed)
+    try:
+        compared = compare(found, points, WAYS[way](found, points))
+    except AssertionError as e:
+        return f"seed {seed}, {way}: {e}"
+    return "" if compared > count * LANES // 2 else f"seed {seed}: the sample says little"

@@ -69,3 +69,17 @@ def test_a_result_without_elements(way: str) -> None:
     """The strides of such a tensor may be 0, and its kernel was refused."""
     a = torch.randn(1, 2, 1, 1).permute(0, 3, 1, 2)
     agrees(lambda a: F.pad(a, (0, -1, 2, -1)), a, way=way)
+
+
+@pytest.mark.parametrize("grad", (False, True))
+def test_a_size_that_only_an_assertion_reads(grad: bool) -> None:
+    """The call that gives the size was dropped with its unused result."""
+
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        torch.bincount(a.reshape(-1) % 5, minlength=5)
+        return b.exp()
+
+    b = torch.ones(3, requires_grad=grad)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = torch.compile(f, backend="lenz", fullgraph=True)(torch.arange(12).view(3, 4), b)
+    torch.testing.assert_close(got, b.exp())
