@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 def test_a_failed_check_is_raised_in_its_own_thread() -> None:
@@ -51,3 +55,54 @@ def test_a_call_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch) -
     assert len(seen) > 1, "the op was not traced by AOTAutograd"
     torch.testing.assert_close(seen, [x * 2] * len(seen))
     assert not torch.compiler.is_compiling()
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+X, V = numbers(257, 1021), numbers(200_001)
+PLACES = torch.randint(0, 40, (20_000,), generator=torch.Generator().manual_seed(0))
+LONG = numbers(20_000, 17)
+
+
+def gradient(w: Tensor) -> Tensor:
+    w = w.detach().requires_grad_()
+    (dw,) = torch.autograd.grad(F.embedding(PLACES, w).square().sum(), w)
+    return dw
+
+
+SAME: dict[str, Callable[[], Any]] = {
+    "sums": lambda: (X.sum(), X.sum(0), X.sum(1), V.sum(), V.norm(), V.std(), V.half().sum()),
+    "other reductions": lambda: (X.var(0), V.prod(), X.logsumexp(0), V.argmax(), V.double().sum()),
+    "softmax": lambda: (X.softmax(0), X.softmax(1), F.cross_entropy(X, PLACES[:257])),
+    "scans": lambda: (V.cumsum(0), X.cumsum(0), X.cumprod(1), V.cummax(0)[0], V.logcumsumexp(0)),
+    "scatters": lambda: (
+        torch.zeros(40, 17).index_add(0, PLACES, LONG),
+        torch.zeros(40, 17).index_put((PLACES,), LONG, accumulate=True),
+        torch.zeros(40).scatter_add(0, PLACES, LONG[:, 0]), torch.bincount(PLACES),
+        torch.zeros(40, 17).scatter_reduce(0, PLACES[:, None].expand(-1, 17), LONG, "mean"),
+    ),
+    "gradient of an embedding": lambda: gradient(X[:40]),
+    "norms": lambda: (
+        F.layer_norm(X, (1021,)), F.batch_norm(X, None, None, training=True),
+        F.group_norm(X[:256].reshape(8, 32, 1021), 8),
+    ),
+    "random numbers": lambda: (F.dropout(X), torch.randn(100_000), torch.rand_like(V) + V),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_bits_depend_on_no_number_of_threads(name: str) -> None:
+    run = torch.compile(SAME[name], backend="lenz")
+    usual, first = torch.get_num_threads(), list[Tensor]()
+    try:
+        for threads in (1, 2, 4, 1):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            found = pytree.tree_leaves(run())
+            first = first or [t.clone() for t in found]
+            wrong = [n for n, (a, b) in enumerate(zip(found, first, strict=True)) if not a.equal(b)]
+            assert not wrong, f"results {wrong} are others with {threads} threads"
+    finally:
+        torch.set_num_threads(usual)
