@@ -140,7 +140,7 @@ class Generator:
         chosen: dict[str, str] = {}
         reads: list[str] = []
         first: torch.Tensor | None = None
-        exact = "e" in flags or ("k" in flags and self.m.program.grad)
+        exact = "e" in flags or "x" in flags or ("k" in flags and self.m.program.grad)
         fields = dict.fromkeys((m.group(0), *m.groups()) for m in FIELD.finditer(template))
         # What is said of the first tensor comes after it.
         for whole, kind, rank in sorted(fields, key=lambda f: f[1] in "nmvz"):

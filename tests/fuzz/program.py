@@ -77,7 +77,7 @@ class Line:
     """One statement: it makes `target`, or writes into the memory of `target`.
 
     `flags` are those of the rule: p (picks or moves values), r (rounds), e (reads exact values
-    only), k (so where there are gradients), c (casts), w (writes).
+    only), x (whole ones), k (exact where there are gradients), c (casts), w (writes).
     """
 
     text: str
@@ -219,7 +219,7 @@ class Machine:
             raise Refused(f"{missing[0]} is not there")
         worst = max([self.level[r] for r in line.reads if self.is_float(r)], default=WHOLE)
         needs = "e" in line.flags or ("k" in line.flags and self.program.grad)
-        if needs and worst == ROUNDED:
+        if (needs and worst == ROUNDED) or ("x" in line.flags and worst != WHOLE):
             raise Refused("reads what is rounded")
         if "w" in line.flags:
             self.write(line, worst)

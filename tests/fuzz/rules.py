@@ -1,7 +1,7 @@
 """What lines of random programs may be: one template per line of a table.
 
 A table's lines are `flags template`. Flags: p picks or moves values and does not compute; r rounds;
-e its floats must be exact, since a rounding would flip the result; k so where gradients are asked
+e its floats must be exact, since a rounding would flip the result, x whole; k so where gradients are asked
 for; c a cast; w writes into its first operand; `.` is none of these. What is in braces is filled in
 by `generator`:
 
@@ -134,11 +134,11 @@ TABLES: dict[str, tuple[int, str]] = {
         r {w} / 3
         r {f} / {c}
         e {f} / {g}
-        e torch.div({w}, {y}.abs() + 1, rounding_mode="floor")
-        e torch.div({w}, {y}.abs() + 1, rounding_mode="trunc")
-        e {w} // ({y}.abs() + 1)
-        e {w}.remainder({y}.abs() + 2)
-        e {w}.fmod({y}.abs() + 2)
+        x torch.div({w}, {y}.abs() + 1, rounding_mode="floor")
+        x torch.div({w}, {y}.abs() + 1, rounding_mode="trunc")
+        x {w} // ({y}.abs() + 1)
+        x {w}.remainder({y}.abs() + 2)
+        x {w}.fmod({y}.abs() + 2)
         e {w}.remainder(-3)
         e {w}.remainder(5)
         e {w}.fmod(3)
