@@ -258,7 +258,9 @@ class _Run:
         if self.lane is not None:
             value = value.expand(torch.as_tensor(env[self.lane.var]).shape)
             if self.lane.var is s.over:
-                value = scan_last(s.kind, value)
+                n = s.every or max(value.numel(), 1)
+                parts = [value[k : k + n] for k in range(0, value.numel(), n)]
+                value = torch.cat([scan_last(s.kind, part) for part in parts])
                 if s.back is None:
                     return value
         over = (s.over,) if s.back is None else (s.back.block, s.over)
@@ -266,7 +268,8 @@ class _Run:
         inside = [a for a in self.path[at:] if a.var not in over and a is not self.lane]
         key = (id(s), *(int(env[a.var]) for a in inside))
         is_lane = self.lane is not None and self.lane.var is s.over
-        if any(env[v] != 0 for v in over if not (is_lane and v is s.over)):
+        firsts = [0 if v is s.over and is_lane else env[v] for v in over]
+        if any(x % s.every if s.every else x for x in firsts):
             pair = torch.stack(_together(self.running[key], value), -1)
             value = scan_last(s.kind, pair)[..., -1]
         self.running[key] = value[-1] if is_lane else value

@@ -24,7 +24,8 @@ Meaning of the statements:
 - `Scan(name, kind, value, over)`: inside the loop over the variable `over` (which is not parallel),
   `ref(name)` after this statement is the fold of the values up to and with this iteration. Loops
   between that one and the statement have one running value per iteration. With `back` the fold goes
-  on from program to program of a GPU's grid: see `LookBack`.
+  on from program to program of a GPU's grid: see `LookBack`. With `every` it starts anew wherever
+  the variable is a multiple of that: short rows that lie one behind the other.
 - `Store(buffer, offset, value)`: `@k` in the offset is bound[k]. With a mode other than "set" the
   element becomes the sum (product, greater, smaller) of what it was and the value.
 """
@@ -126,6 +127,7 @@ class Scan:
     value: Expr
     over: Var
     back: LookBack | None = None
+    every: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
     found: list[Expr] = []
     for s in walk(body):
         match s:
-            case Let(_, value) | Reduce(_, _, value) | Scan(_, _, value, _):
+            case Let(_, value) | Reduce(_, _, value) | Scan(_, _, value, _, _, _):
                 found.append(value)
             case Store(_, _, value, bound):
                 found.extend((value, *bound))

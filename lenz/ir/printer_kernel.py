@@ -82,9 +82,10 @@ def show_stmt(s: Let | Reduce | Scan | Store, types: dict[str, DType], indent: s
             body = show_block(value, types, indent)
             line = f"{show_name(name)} = reduce {kind} {body} over {loops}"
             types[name] = acc_dtype(kind, value.dtype)
-        case Scan(name, kind, value, loop, back):
+        case Scan(name, kind, value, loop, back, every):
             body = show_block(value, types, indent)
             line = f"{show_name(name)} = scan {kind} {body} over {loop.name}"
+            line += f" every {every}" if every else ""
             if back is not None:
                 place = f"%{show_name(back.work)}[{show_sym(back.at)}]"
                 line += f" behind {back.block.name} by {place} group {back.group}"

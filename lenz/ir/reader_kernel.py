@@ -154,8 +154,9 @@ def _stmt(c: Cursor, s: Scope) -> Stmt:
         c.expect("over")
         s.types[name] = value.dtype
         loop = _loop_var(c, s)
+        every = int_of(c) if c.accept("every") else 0
         back = _look_back(c, s) if c.accept("behind") else None
-        return Scan(name, kind, value, loop, back)  # type: ignore[arg-type]  # as above
+        return Scan(name, kind, value, loop, back, every)  # type: ignore[arg-type]  # as above
     if c.place == place:
         c.fail("a statement")
     value = value_of(c, s, {})

@@ -139,6 +139,8 @@ class _Check:
         """Check the loops of a scan, and the workspace that takes it from program to program."""
         if not any(f.axis.var is x.over and f.kind not in SPREAD for f in s.loops):
             broken("scan-over-enclosing", f"{x.name} runs over {x.over.name}", x)
+        if x.every < 0 or (x.every and x.back is not None):
+            broken("scan-over-enclosing", f"{x.name} starts anew every {x.every}", x)
         if x.back is None:
             return
         grid = next((f for f in s.loops if f.axis.var is x.back.block and f.kind == "grid"), None)

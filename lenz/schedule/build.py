@@ -101,7 +101,8 @@ def build(
     choice = choose(g, s, env)
     match choice.form:
         case "rows":
-            body = vectors.rows(g, s)
+            scans = any(n.scan is not None for n in g.nests)
+            body = (vectors.runs(g, s) if scans else None) or vectors.rows(g, s)
         case "columns":
             s = stages(g, stored, elide, named=False)
             body = vectors.columns(g, s, env)

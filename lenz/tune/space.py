@@ -21,7 +21,7 @@ def space(kind: KernelKind, rows: int, length: int) -> tuple[Shape, ...]:
         pairs = ((32, 4), (32, 8), (64, 4), (64, 8), (64, 16), (128, 8), (128, 16), (128, 32))
         return tuple(_warped(e * e, w, edge=e) for e, w in pairs)
     if kind == "split_scan":
-        parts = ((2048, 4), (2048, 8), (4096, 4), (8192, 8), (8192, 16), (16384, 16), (16384, 32))
+        parts = ((1024, 2), (2048, 2), (2048, 4), (4096, 4), (8192, 2), (8192, 8), (16384, 8))
         return tuple(_warped(p, w, part=p) for p, w in parts)
     if kind == "outer_reduction":
         return _panels(rows, length)

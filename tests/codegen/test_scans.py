@@ -141,3 +141,33 @@ def test_a_known_tail_writes_only_its_own_lanes(dtype: str, n: int) -> None:
     types = {"i8": torch.int8, "bf16": torch.bfloat16, "bool": torch.bool, "i64": torch.int64}
     for at in (0, 5):
         check(k, {"v": some(n).to(types[dtype]), "k": torch.full((n,), at)})
+
+
+@pytest.mark.parametrize("kind", SCAN_KINDS)
+@pytest.mark.parametrize("n", (1, 2, 3, 4, 5, 8, 16, 17, 24, 32, 40))
+def test_rows_behind_each_other(kind: ScanKind, n: int) -> None:
+    """Rows begin in the middle of vectors, in a partial last one, and in any copy of the body."""
+    for rows, unroll in ((1, 1), (7, 2), (29, 4)):
+        k = kernel(
+            f"%x: in f32[{rows * n}], %y: out f32[{rows * n}]",
+            f"""for f in {rows * n} : vector {{
+                  c = scan {kind} {{ load(%x, [f]) }} over f every {n}
+                  store(%y, [f], c) }}""",
+            f"tile(unroll: {unroll})",
+        )
+        check(k, {"x": some(rows * n)}, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ("i64", "u8", "f64", "bf16"))
+@pytest.mark.parametrize("n", (3, 8))
+def test_types_of_rows_behind_each_other(dtype: str, n: int) -> None:
+    types = {"i64": torch.int64, "u8": torch.uint8, "f64": torch.float64, "bf16": torch.bfloat16}
+    load = "load(%x, [f])" if dtype != "bf16" else "cast(load(%x, [f]), f32)"
+    value = "c" if dtype != "bf16" else "cast(c, bf16)"
+    k = kernel(
+        f"%x: in {dtype}[{70 * n}], %y: out {dtype}[{70 * n}]",
+        f"""for b in 2 : parallel {{ for f in {35 * n} : vector {{
+              c = scan sum {{ {load.replace("[f]", f"[{35 * n}*b + f]")} }} over f every {n}
+              store(%y, [{35 * n}*b + f], {value}) }} }}""",
+    )
+    check(k, {"x": some(70 * n, types[dtype])}, rtol=1e-2 if dtype == "bf16" else 1e-12)

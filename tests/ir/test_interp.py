@@ -334,7 +334,7 @@ def test_running_kernel(scalar: bool) -> None:
     k = as_scalar(make.running()) if scalar else make.running()
     x, y = make.tensor(4, 7), torch.zeros(28)
     interp_kernel(k, {"x": x.reshape(-1), "y": y}, {"s0": 4})
-    torch.testing.assert_close(y.reshape(4, 7), x.cumsum(1) + x.cummax(0).values)
+    torch.testing.assert_close(y.reshape(4, 7), 2 * x.cumsum(1) + x.cummax(0).values)
 
 
 KERNEL = "kernel @k pointwise (%x: in f32[s0], %y: out f32[s0]; s0: 1..) {{ {} }}"

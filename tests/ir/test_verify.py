@@ -101,6 +101,7 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("scan-over-enclosing", KERNEL, f"for i in s0 : parallel {{ {STORE} a = scan sum {{ 1:i64 }} over i }}", "5: a"),
     ("scan-over-enclosing", WORK, f"c = {SUM} over r behind r by %w[0] group 2", "4: c"),
     ("scan-over-enclosing", WORK, f"c = {SUM} over r behind b by %w[0] group 1", "4: c"),
+    ("scan-over-enclosing", WORK, f"c = {SUM} over r every 4 behind b by %w[0] group 2", "4: c"),
     ("work-only", WORK, f"c = {SUM} over r behind b by %y[0] group 2", "4: c"),
     ("work-only", WORK, f"c = {SUM} over r behind b by %w[1] group 2", "4: c"),
     ("work-only", WORK, f"c = {SUM} over r behind b by %w[0] group 2; store(%w, [0], 1:i64)", "5: store"),

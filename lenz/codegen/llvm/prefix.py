@@ -5,7 +5,9 @@ their last lanes are combined one after the other:
 
     v = a b c d;  v += 0 a b c;  v += 0 0 v0 v1;  out = carry + v;  carry += v3
 
-All copies of an unrolled body take these steps side by side.
+All copies of an unrolled body take these steps side by side. Rows that lie one behind the other in
+the loop (`every`) take a step only where it stays in the row, and the carry where theirs began
+before the vector. Where whole rows fill a vector, both are known here.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from lenz.codegen.llvm.accumulators import Accumulator
 from lenz.codegen.llvm.builder import Names
 from lenz.codegen.llvm.legalise import legal_expr
 from lenz.codegen.llvm.scopes import Value
-from lenz.codegen.llvm.types import value_type
+from lenz.codegen.llvm.types import iota, value_type
+from lenz.ir.dtype import I32
 from lenz.ir.expr import Expr, interpret, rebuild, ref
+from lenz.ir.kernel import Scan
 from lenz.ir.op import REF
 
 if TYPE_CHECKING:
@@ -62,18 +66,47 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
     lane = body.indices.lane
     # A row that is shorter than a vector needs fewer steps.
     count = width if lane is None or lane.hi is None else min(width, lane.hi + 1)
+    every = acc.stmt.every if isinstance(acc.stmt, Scan) else 0
+    whole = bool(every) and width % every == 0
+    places = _places(body, every, len(value)) if every and not whole else ()
+    b = scopes.builder(level, True, len(value))
     step = 1
-    while step < count:
-        lanes = [i - step if i >= step else width for i in range(width)]
-        value = combine(body, acc, tuple([shuffle(v, lanes) for v in value]), value)
+    while step < min(count, every or count):
+        inside = [i >= step and not (whole and i % every < step) for i in range(width)]
+        lanes = [i - step if inside[i] else width for i in range(width)]
+        new = combine(body, acc, tuple([shuffle(v, lanes) for v in value]), value)
+        if places and every % width:
+            within = b.compare("icmp uge", I32, places, (f"splat (i32 {step})",) * len(value))
+            new = b.select(within, dtype, new, value)
+        value = new
         step *= 2
+    if whole:
+        return value
     lasts = [shuffle(v, [width - 1] * width) for v in value]
     ((carry,),) = acc.cells
     carries = []
-    for last in lasts:
+    began = b.compare("icmp ugt", I32, places, (iota("i32", width),) * len(value)) if places else ()
+    one = scopes.builder(level, True, 1)
+    for k, last in enumerate(lasts):
         carries.append(carry.name)
         (carry.name,) = combine(body, acc, (carry.name,), (last,))
-    return combine(body, acc, tuple(carries), value)
+        if began:
+            order = ", ".join([f"i32 {width - 1}"] * width)
+            all_began = fn.let(
+                level,
+                f"shufflevector <{width} x i1> {began[k]}, <{width} x i1> poison,"
+                f" <{width} x i32> <{order}>",
+            )
+            (carry.name,) = one.select((all_began,), dtype, (carry.name,), (last,))
+    new = combine(body, acc, tuple(carries), value)
+    return b.select(began, dtype, new, value) if began else new
+
+
+def _places(body: Body, every: int, copies: int) -> Names:
+    """The place of each lane in its row."""
+    assert body.indices.lane is not None
+    place = body.indices.vector(body.indices.lane % every, I32)
+    return body.scopes.spread(place, I32, True, copies)
 
 
 def combine(body: Body, acc: Accumulator, x: Names, y: Names) -> Names:

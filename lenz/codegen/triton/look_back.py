@@ -41,10 +41,13 @@ class Window:
     runs: str
     names: tuple[str, ...]
 
-    def loads(self) -> list[str]:
-        """Lines that read all words; what is not looked for has a flag."""
-        pairs = zip(self.names, self.pointers, strict=True)
-        return [f"{n} = tl.load({p}, {self.runs}, {FLAG}, volatile=True)" for n, p in pairs]
+    def loads(self, again: bool = False) -> list[str]:
+        """Lines that read all words, or `again` those that are not there; others have a flag."""
+        lines = []
+        for n, p in zip(self.names, self.pointers, strict=True):
+            runs, other = (f"({n} & {FLAG}) == 0", n) if again else (self.runs, str(FLAG))
+            lines.append(f"{n} = tl.load({p}, {runs}, {other}, volatile=True)")
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ class LookingBack:
             windows.append(self._window("far", parts, lane))
         for line in [line for w in windows for line in w.loads()]:
             text.put(level, line)
-        here = text.let(running, self.dims, level).text  # while the others work
+        # While the others work; but 64-bit values would need all registers meanwhile (10% slower).
+        early = words(self.scan.value.dtype) == 1
+        here = text.let(running, self.dims, level).text if early else ""
         ahead = self._awaited(near)
         if not few:
             total = f"{function}({ahead}, {own})"
@@ -90,6 +95,7 @@ class LookingBack:
             total = f"{function}({ahead}, {own})"
             last = f"({b.name} % {g * g} == {g * g - 1}) & ({others})"
             self._leave(groups + b // (g * g), total, last)
+        here = here or text.let(running, self.dims, level).text
         return f"{function}({ahead}, {here})"
 
     def _fold(self, tile: str) -> str:
@@ -139,7 +145,7 @@ class LookingBack:
         for d in range(len(self.values.lanes.vars) - 1, -1, -1):
             flags = f"tl.reduce({flags}, {d}, least)"
         text.put(level, f"while {flags} == 0:")
-        for line in w.loads():
+        for line in w.loads(again=True):
             text.put(level, f"    {line}")
         neutral = identity(self.scan.kind, dtype)
         if dtype.is_float and neutral == 0:
