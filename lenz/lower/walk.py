@@ -201,15 +201,19 @@ class _Walk:
             kwargs = {k: self.near(a, device, whole) for k, a in kwargs.items()}
             if any(v.device != device for v in _values([args, list(kwargs.values())])):
                 return "copy between devices"
-        if not entry.any_dtype:
-            types = [v.buffer.type for v in _values(args) + _values(list(kwargs.values()))]
-            for t in (*types, *(r for r in results if r is not None)):
-                if t.dtype not in (MOVED if entry.float8 else NATIVE):
-                    return f"dtype {t.dtype}"
+        types = [v.buffer.type for v in _values(args) + _values(list(kwargs.values()))]
+        able = MOVED if entry.float8 else NATIVE
+        kinds = (t.dtype for t in (*types, *results) if t is not None)
+        odd = next((d for d in kinds if d not in able), None)
+        if odd is not None and not entry.any_dtype:
+            return f"dtype {odd}"
         before = len(self.b.nodes)
         try:
             made = entry.fn(self.b, *args, **kwargs)
         except TypeError:
+            if odd is not None:  # it looks at the elements of some cases after all
+                del self.b.nodes[before:]
+                return f"dtype {odd}"
             # A few lowerings need the number itself: float(s0) of a size that is an argument.
             if not any(isinstance(a, Sym) for a in (*args, *kwargs.values())):
                 raise

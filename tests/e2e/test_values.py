@@ -131,6 +131,8 @@ def test_complex_conjugate_and_negated_tensors() -> None:
     agree(lambda x: (x + 1, x.imag * 2), lambda: (randn(9, dtype=torch.cfloat).conj(),))
     agree(lambda x: x + 1, lambda: (randn(9, dtype=torch.cfloat).conj().imag,))
     agree(lambda x: x * complex(float("inf"), 1), lambda: (randn(4, dtype=torch.cfloat),))
+    mask = torch.tensor([True, False, True, False])
+    agree(lambda x: x.index_put((mask,), x[0]), lambda: (randn(4, dtype=torch.cfloat),))
     written = lambda x: (x.mul_(2), x.real.add_(1), x.abs())[2]
     agree(written, lambda: (randn(4, dtype=torch.cfloat),))
 
