@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
+from lenz.frontend.cells import CELLS
+
 __all__ = ["KEEP_WHOLE", "decompositions"]
 
 # Overload packets that are never decomposed, although torch has a decomposition, and the reason.
@@ -28,13 +30,10 @@ KEEP_WHOLE: Mapping[str, str] = {
     "aten.baddbmm": LIBRARY,
     "aten.mv": LIBRARY,
     "aten.dot": LIBRARY,
-    "aten.im2col": LIBRARY,
-    "aten.col2im": LIBRARY,
     "aten.cudnn_batch_norm": LIBRARY,
     "aten.cudnn_batch_norm_backward": LIBRARY,
     "aten.miopen_batch_norm_backward": LIBRARY,
     "aten._fused_moving_avg_obs_fq_helper": LIBRARY,
-    "aten._euclidean_dist": LIBRARY,
     "aten.avg_pool2d_backward": LIBRARY,
     "aten.multilabel_margin_loss_forward": LIBRARY,
     "aten.upsample_trilinear3d": LIBRARY,
@@ -71,8 +70,8 @@ def decompositions(
 
     `native` holds the ops that `lower/` takes natively, as "aten.gelu.default" (one overload) or
     "aten.gelu" (all overloads).  Every other op with a decomposition in torch's core table,
-    or named by `ALSO`, is taken apart, but for those of `KEEP_WHOLE`.  The table is shared: do not
-    write into it.
+    or named by `ALSO`, is taken apart, but for those of `KEEP_WHOLE`; and so are `CELLS`.
+    The table is shared: do not write into it.
     """
     table: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
     core = _core_aten_decompositions_post_autograd()
@@ -86,4 +85,4 @@ def decompositions(
         if name in native or packet in native or packet in KEEP_WHOLE:
             continue
         table[op] = rule
-    return table
+    return {**table, **CELLS}
