@@ -163,10 +163,9 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     while part > 2048 and total < FEW * part:  # (10, 131072): 8.1 us, in parts of 8192 9.1 us
         part //= 2
     most = min(part, max(2, _power(_length(r, env))))
-    columns = columns_win(g, s, env)
-    room = max(shape.narrow, part // most) if columns else shape.rows // most
-    widths = _widths(axes[-1:], room, env)
-    widths[r] = min(most, part // _area(widths))
+    least = shape.narrow if columns_win(g, s, env) else 1
+    widths = _widths(axes[-1:], max(least, part // most), env)
+    widths[r] = max(2, min(most, part // _area(widths)))  # an axis of one lane would be a loop
     at: dict[Var, Sym] = {}
     grid, lanes = _cut(axes, widths, at)
     (block,), (lane,) = _cut([r], widths, at)
