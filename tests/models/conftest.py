@@ -9,7 +9,7 @@ import pytest
 
 from tests.models.families import MODELS
 
-SAMPLE = 10  # models: about two minutes on two cores
+SAMPLE = 14  # models: about two minutes of a core
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,12 @@ def test_a_model_is_as_close_to_float64_as_eager_is(model: str) -> None:
         assert not (faults := sides.faults()), f"{kind}:\n" + "\n".join(faults)
 
 
-def test_the_set_is_large() -> None:
+def test_the_page_has_every_model() -> None:
+    """What it says of them is of the day when `make models` wrote it."""
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     assert len(MODELS) >= 25
+    for name in MODELS:
+        assert f"\n| {name} | inference |" in page, f"{name}: run make models"
 
 
 def sides(eager: Tensor, lenz: Tensor) -> Sides:
