@@ -8,9 +8,26 @@ wraps it as an InternalError.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-__all__ = ["InternalError", "LenzError", "Missing", "Unsupported", "UserError", "near_names"]
+__all__ = [
+    "FAULTS",
+    "InternalError",
+    "LenzError",
+    "Missing",
+    "Unsupported",
+    "UserError",
+    "near_names",
+]
+
+# What eager raises where the check of this name fails in a kernel, which then returns the place in
+# this table, counted from 1.  The op is in `ops/check.py`.
+FAULTS: Mapping[str, tuple[type[Exception], str]] = {
+    "assert_in_range": (IndexError, "index out of range in self"),
+    "assert_in_bounds": (RuntimeError, "index out of bounds"),
+    "assert_nonzero": (RuntimeError, "ZeroDivisionError"),
+    "assert_probability": (RuntimeError, "all elements must be between 0 and 1"),
+}
 
 
 class LenzError(Exception):

@@ -1,4 +1,4 @@
-"""Reads at computed positions: gather, index, embedding. A position outside raises IndexError."""
+"""Reads at computed positions: gather, index, embedding. A position outside raises."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ def position(k: int, size: Sym) -> Var:
     return axis(f"@{k}", size).var
 
 
-def checked(e: Expr, size: Sym, *, wraps: bool) -> Expr:
-    """A position read from a tensor, as i64 in [0, size); a negative one may count from the end."""
+def checked(e: Expr, size: Sym, *, wraps: bool, fault: str = "assert_in_range") -> Expr:
+    """A position read from a tensor, as i64 in [0, size); a negative one may count from the end.
+
+    Another one raises what eager's op raises (`errors.FAULTS`).
+    """
     e = ops.cast(e, I64)
     n = index(size)
     if wraps:
         e = ops.where(ops.lt(e, const(0, I64)), ops.add(e, n), e)
-    return ops.assert_in_range(e, n)
+    return ops.assert_in_range(e, n, fault)
 
 
 def is_position(x: Value) -> bool:
@@ -92,7 +95,8 @@ def gather(
         at = i if index.rank else ()
         where: list[Sym] = list(i) if index.rank else [ZERO] * x.rank
         where[d] = position(0, x.shape[d])
-        return x.at(where, (checked(index.at(at), x.shape[d], wraps=False),))
+        e = checked(index.at(at), x.shape[d], wraps=False, fault="assert_in_bounds")
+        return x.at(where, (e,))
 
     return b.map(fn)
 

@@ -90,7 +90,7 @@ def _along(x: Value, d: int, index: Value) -> Callable[[Index], Place]:
         at: list[Sym] = list(i) if index.rank else [ZERO]
         at[d] = position(0, x.shape[d])
         e = index.at(i if index.rank else ())
-        return tuple(at), (checked(e, x.shape[d], wraps=False),)
+        return tuple(at), (checked(e, x.shape[d], wraps=False, fault="assert_in_bounds"),)
 
     return place
 
@@ -243,7 +243,7 @@ def index_put(
 
 
 def _slices(
-    x: Value, d: int, index: Value, wraps: bool = False
+    x: Value, d: int, index: Value, wraps: bool = False, fault: str = "assert_in_range"
 ) -> tuple[tuple[Sym, ...], Callable[[Index], Place]]:
     """The loop over slices of x along a dimension, chosen by a list of positions; and the place.
 
@@ -256,7 +256,7 @@ def _slices(
             return (), ()
         e = index.at((i[d],) if index.rank else ())
         at = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
-        return at, (checked(e, x.shape[d], wraps=wraps),)
+        return at, (checked(e, x.shape[d], wraps=wraps, fault=fault),)
 
     return (*x.shape[:d], count, *x.shape[d + 1 :]), place
 
@@ -284,11 +284,12 @@ def _by_slices(
     index: Value,
     value: Callable[[Index], Expr],
     wraps: bool = False,
+    fault: str = "assert_in_range",
 ) -> Value | Decline:
     d = wrapped(dim, x.rank)
     if (refused := _refused(x, index, (d,) if x.rank else ())) is not None:
         return refused
-    over, place = _slices(x, d, index, wraps)
+    over, place = _slices(x, d, index, wraps, fault)
     return update(b, mode, x, over, place, _guarded(x, index, wraps, value))
 
 
@@ -306,7 +307,7 @@ def index_add(
         e = source.compute(i[: source.rank])
         return e if alpha == 1 else ops.mul(e, exact(alpha, i, e.dtype))
 
-    return _by_slices(b, "add", x, dim, index, value)
+    return _by_slices(b, "add", x, dim, index, value, fault="assert_in_bounds")
 
 
 @lowering("index_copy", any_dtype=True)

@@ -46,7 +46,7 @@ from lenz.ops.bits import (
     xor,
 )
 from lenz.ops.cast import bitcast, cast, narrow
-from lenz.ops.check import assert_in_range, assert_nonzero
+from lenz.ops.check import assert_in_range, assert_nonzero, assert_not
 from lenz.ops.compare import (
     eq,
     ge,
@@ -109,6 +109,7 @@ __all__ = [
     "asinh",
     "assert_in_range",
     "assert_nonzero",
+    "assert_not",
     "atan",
     "atan2",
     "atanh",

@@ -9,32 +9,56 @@ from typing import Any
 
 import torch
 
+from lenz.errors import FAULTS
 from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op, define
+from lenz.ops.arith import add
+from lenz.ops.cast import cast
 from lenz.ops.fold import apply
 from lenz.ops.rules import INTS
+
+CODES = {name: code for code, name in enumerate(FAULTS, 1)}  # which a kernel returns
 
 
 def _dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
     if any(a is not I64 for a in args):
-        raise TypeError(f"assert_in_range takes two i64, got {args}")
+        raise TypeError(f"a check takes two i64, got {args}")
     return I64
 
 
-def _eager(i: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    if bool(((i < 0) | (i >= n)).any()):
-        raise IndexError("index out of range in self")
-    return i
+def _check(name: str) -> Op:
+    """The op i -> i that fails where 0 <= i < n does not hold, as FAULTS says."""
+    error, what = FAULTS[name]
 
+    def eager(i: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        if bool(((i < 0) | (i >= n)).any()):
+            raise error(what)
+        return i
 
-def _emit(
-    b: Any, _: DType, __: tuple[DType, ...], xs: tuple[Any, ...], ___: tuple[Any, ...]
-) -> Any:
-    i, n, runs = xs
-    outside = b.compare("icmp uge", I64, i, n)  # unsigned: negatives are large
-    b.fail(b.binary("and", BOOL, outside, runs))
-    return b.select(outside, I64, b.constant(I64, 0), i)
+    def emit(
+        b: Any, _: DType, __: tuple[DType, ...], xs: tuple[Any, ...], ___: tuple[Any, ...]
+    ) -> Any:
+        i, n, runs = xs
+        outside = b.compare("icmp uge", I64, i, n)  # unsigned: negatives are large
+        b.fail(b.binary("and", BOOL, outside, runs), CODES[name])
+        return b.select(outside, I64, b.constant(I64, 0), i)
+
+    return define(
+        Op(
+            name,
+            2,
+            _dtype,
+            eager=eager,
+            llvm=emit,
+            # Unsigned, negatives are large.
+            triton="tl.where(tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64), {0}, 0)",
+            check_triton="tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64)",
+            cost=2.0,
+            domain=(0, 10),
+            guarded=True,
+        )
+    )
 
 
 def _nonzero_dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
@@ -44,8 +68,9 @@ def _nonzero_dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
 
 
 def _eager_nonzero(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    error, what = FAULTS["assert_nonzero"]
     if bool((x == 0).any()):
-        raise RuntimeError("ZeroDivisionError")
+        raise error(what)
     return x
 
 
@@ -53,7 +78,8 @@ def _emit_nonzero(
     b: Any, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
 ) -> Any:
     x, _one, runs = xs
-    b.fail(b.binary("and", BOOL, b.compare("icmp eq", dtype, x, b.constant(dtype, 0)), runs), 2)
+    zero = b.compare("icmp eq", dtype, x, b.constant(dtype, 0))
+    b.fail(b.binary("and", BOOL, zero, runs), CODES["assert_nonzero"])
     return x
 
 
@@ -71,27 +97,21 @@ ASSERT_NONZERO = define(
         guarded=True,
     )
 )
-ASSERT_IN_RANGE = define(
-    Op(
-        "assert_in_range",
-        2,
-        _dtype,
-        eager=_eager,
-        llvm=_emit,
-        # Unsigned, negatives are large.
-        triton="tl.where(tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64), {0}, 0)",
-        check_triton="tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64)",
-        cost=2.0,
-        domain=(0, 10),
-        guarded=True,
-    )
-)
 
 
-def assert_in_range(i: Expr, n: Expr) -> Expr:
-    """`i` itself where 0 <= i < n (both i64). Elsewhere the call raises IndexError when the kernel
-    has run, and the value is 0, so that nothing outside is read."""
-    return apply(ASSERT_IN_RANGE, i, n)
+CHECKS = {name: _check(name) for name in FAULTS if name != "assert_nonzero"}
+
+
+def assert_in_range(i: Expr, n: Expr, fault: str = "assert_in_range") -> Expr:
+    """`i` itself where 0 <= i < n (both i64). Elsewhere the call raises the error that FAULTS has
+    for `fault` when the kernel has run, and the value is 0, so that nothing outside is read."""
+    return apply(CHECKS[fault], i, n)
+
+
+def assert_not(wrong: Expr, x: Expr, fault: str) -> Expr:
+    """`x`, but the call raises what FAULTS has for `fault` where the bool `wrong` holds."""
+    none = assert_in_range(cast(wrong, I64), const(1, I64), fault)
+    return add(x, cast(none, x.dtype))  # 0 whether it fails or not
 
 
 def assert_nonzero(x: Expr) -> Expr:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import guards
 
-from lenz.errors import UserError
+from lenz.errors import FAULTS, UserError
 from lenz.runtime.user_kernel import user_kernel
 
 # check(tensor, sizes, strides): torch's own C function, about 0.1 us; raises AssertionError.
@@ -166,16 +166,10 @@ def lay(t: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torc
     return t
 
 
-class OutOfRange(IndexError, RuntimeError):
-    """A position outside of a tensor: torch has an IndexError for some ops, such as x[i] and
-    embedding, and a RuntimeError for others, such as gather and scatter."""
-
-
-def raise_failed(why: int) -> None:
-    """Raise the error of a kernel in which a check has failed, which gave `why`."""
-    if why == 2:
-        raise RuntimeError("ZeroDivisionError")
-    raise OutOfRange("index out of range in self")
+def raise_failed(code: int) -> None:
+    """Raise the error of a kernel in which the check of this code has failed."""
+    error, what = tuple(FAULTS.values())[code - 1]
+    raise error(what)
 
 
 Wanted = tuple[str, Sizes, Sizes, torch.dtype, str]

@@ -14,7 +14,17 @@ from lenz.ir.expr import loads_of
 from lenz.ir.graph import Extern, View, outs_of, reads_of
 from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
-from lenz.schedule.legal import Fuse, Group, Reject, group_of, may_fuse, shares_reads
+from lenz.schedule.legal import (
+    Fuse,
+    Group,
+    Reject,
+    device_of,
+    group_of,
+    may_fail,
+    may_fuse,
+    overwrites,
+    shares_reads,
+)
 from lenz.schedule.nest import Nest
 from lenz.schedule.profit import gathers, loss
 from lenz.sym import SymEnv
@@ -24,6 +34,8 @@ Cell = Group | Extern | View
 
 # Cells that read the same buffer and are tried for sharing the read, newest first.
 MAX_SIBLINGS = 4
+# Where the ops of calls come from whose errors tracing has seen already, but for failed checks.
+OWN = ("aten", "prims", "lenz", "py", "higher_order")
 
 
 @dataclass(slots=True)
@@ -95,14 +107,35 @@ class Partition:
         self._spread(keep, gone)
         return keep
 
-    def _spread(self, start: int, gone: int) -> None:
+    def write_late(self) -> None:
+        """Let writes to arguments wait for all checks but those that depend on the same cell.
+
+        A check may stand later in the graph than in the program, where its reader is. Statistics of
+        a batch norm, which are written beside its result, need not wait for a loss behind it.
+        """
+        checks = [c for c, x in self.cells.items() if may_raise(x)]
+        for w, cell in self.cells.items():
+            if not isinstance(cell, Group) or not overwrites(cell) or device_of(cell) != "cpu":
+                continue
+            for c in checks:
+                if c != w and not self.above[c] >> w & 1:
+                    self.wait(w, c)
+                    self._spread(w)
+
+    def wait(self, w: int, c: int) -> None:
+        """Let cell w run after cell c."""
+        self.needs[w][c] = self.users[c][w] = None
+        self.above[w] |= self.above[c] | (1 << c)
+
+    def _spread(self, start: int, gone: int | None = None) -> None:
         """Tell all cells behind `start` what must now run before them."""
+        lost = 0 if gone is None else 1 << gone
         stack = [start]
         while stack:
             c = stack.pop()
             new = self.above[c] | (1 << c)
             for u in self.users[c]:
-                wider = (self.above[u] | new) & ~(1 << gone)
+                wider = (self.above[u] | new) & ~lost
                 if wider != self.above[u]:
                     self.above[u] = wider
                     stack.append(u)
@@ -132,6 +165,13 @@ class Partition:
         return self.join(a, b, verdict.group)
 
 
+def may_raise(cell: Cell) -> bool:
+    """True for a kernel with checks, and for calls made for their effect or of users' own ops."""
+    if isinstance(cell, Extern):
+        return not outs_of(cell) or cell.op.partition(".")[0] not in OWN
+    return isinstance(cell, Group) and may_fail(cell)
+
+
 def defines(cell: Cell) -> tuple[str, ...]:
     """Names of the buffers the cell defines."""
     if isinstance(cell, Group):
@@ -143,20 +183,35 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
     """Group the items of a graph, which stand in a valid order."""
     p = Partition(env)
     memory: dict[str, tuple[str, ...]] = {}
-    for item in items:
+    place: dict[str, int] = {}
+    checks: list[tuple[int, int]] = []  # the number of an item that may raise, and its cell
+    for k, item in enumerate(items):
         if isinstance(item, Nest):
-            reads = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*item.exprs)))
-            reads = _spread_over(reads, memory)
+            direct = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*item.exprs)))
+            reads = _spread_over(direct, memory)
             writes: tuple[str, ...] = (item.target,) if item.target != item.name else ()
             c = p.add(group_of(item), reads, writes)
+            if may_fail(group_of(item)):
+                checks.append((k, c))
+            if writes and item.target not in place and item.out.type.device == "cpu":
+                # An argument: eager has written nothing when an op before this one raises.
+                value = max([k if item.update else place.get(r, k) for r in direct], default=k)
+                for n, check in checks:
+                    if n <= value and check != c:
+                        p.wait(c, p.find(check))
+            place[item.name] = k
             if cx.options.fuse and item.update is None:
                 _settle(p, c, reads, cx)
         else:
             _note_memory(item, memory)
             writes = _writes(item) if isinstance(item, Extern) else ()
-            p.add(item, _spread_over(reads_of(item), memory), _spread_over(writes, memory))
+            c = p.add(item, _spread_over(reads_of(item), memory), _spread_over(writes, memory))
+            place.update(dict.fromkeys(defines(item), k))
+            if may_raise(item):
+                checks.append((k, c))
     if cx.options.fuse and cx.options.horizontal:
         _gather(p, cx)
+    p.write_late()
     return p
 
 

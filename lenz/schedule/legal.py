@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lenz.ir.expr import Expr, cost_of, loads_of
+from lenz.ir.expr import Expr, cost_of, loads_of, nodes_of
 from lenz.schedule.nest import (
     Axes,
     Domain,
@@ -80,6 +80,8 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     if any(n.update is not None for g in (a, b) for n in g.nests):
         return Reject("a scatter runs by itself")
     most = MAX_BUFFERS if device == "cpu" else MAX_GPU_BUFFERS
+    if device == "cpu" and any(map(may_fail, (a, b))) and any(map(overwrites, (a, b))):
+        return Reject("arguments are written when the checks have passed")
     if len(_buffers(a) | _buffers(b)) > most:
         return Reject(f"together they touch more than {most} buffers")
     if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:
@@ -177,6 +179,16 @@ def in_parts(g: Group) -> bool:
 def device_of(g: Group) -> str:
     """Device of the group's values."""
     return g.nests[0].out.type.device
+
+
+def may_fail(g: Group) -> bool:
+    """True when a check in the group may raise once its kernel has run, as those of CPUs do."""
+    return device_of(g) == "cpu" and any(e.op.guarded for n in g.nests for e in nodes_of(*n.exprs))
+
+
+def overwrites(g: Group) -> bool:
+    """True when the group writes a value back to an argument."""
+    return any(n.target != n.name and n.update is None for n in g.nests)
 
 
 def _buffers(g: Group) -> set[str]:

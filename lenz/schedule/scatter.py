@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lenz.ir.expr import load, loads_of
+from lenz.ir.expr import load, loads_of, nodes_of
 from lenz.ir.graph import (
     Extern,
     Graph,
@@ -51,6 +51,8 @@ def homes(g: Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
         chain = [(k, n) for k, n in scatters if found.get(n.out.name, n.out.name) == m.value]
         if not chain or chain[-1][1].out.name != m.value or layouts[m.value] != layouts[m.input]:
             continue
+        if any(e.op.guarded for _, s in chain for e in nodes_of(s.value)):
+            continue  # eager writes nothing to an argument when the new values cannot be read
         first, n = chain[0]
         if n.base == m.input and not _is_needed(g, m.input, first) and not _escapes(g, m.value):
             found.update((s.out.name, m.input) for _, s in chain)

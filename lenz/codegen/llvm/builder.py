@@ -25,7 +25,8 @@ OWN = {
     MUL_HIGH_NAME: library.mul_high,
     MUL_LOW_NAME: library.mul_low,
 }
-# Where a failed check leaves a 1: a word of the call's own context, which several threads may set.
+# Where a failed check leaves its code: a word of the call's own context, which several threads
+# may set.
 FAILED = "%failed"
 _DIVISIONS = ("sdiv", "udiv", "srem", "urem")
 
@@ -147,14 +148,14 @@ class Builder:
         callee = self.fn.module.declare(f"llvm.vector.reduce.or.v{self.lanes}i1", "i1", t)
         return let(self.level, f"call i1 {callee}({t} {one})")
 
-    def fail(self, cond: Names, why: int = 1) -> None:
-        """Note that cond held somewhere; the kernel returns `why`, see `raise_failed`."""
+    def fail(self, cond: Names, code: int) -> None:
+        """Note that cond held somewhere; the kernel returns the code of one that did."""
         fn, number = self.fn, self.fn.label()
         fn.put(
             self.level, f"  br i1 {self.any(cond)}, label %bad.{number}, label %ok.{number}, {COLD}"
         )
         fn.block(self.level, f"bad.{number}")
-        fn.put(self.level, f"  store i64 {why}, ptr {FAILED}, align 8")
+        fn.put(self.level, f"  store i64 {code}, ptr {FAILED}, align 8")
         fn.put(self.level, f"  br label %ok.{number}")
         fn.block(self.level, f"ok.{number}")
 

@@ -1,10 +1,10 @@
 """Kernels to one module of LLVM IR.
 
-A kernel is `i64 NAME(ptr, ..., i64, ...)`: its pointers, then its sizes; it returns 1 if a check in
-it has failed, else 0. A phase is a function of its own, `void NAME.pK(i64 begin, i64 end, ptr
-context)`, that runs a part of the parallel iterations; the context is the array of the kernel's
-arguments, with one word more for failed checks. The kernel calls it through
-libtorch's `torch_parallel_for`, or directly when there are no more iterations than the grain.
+A kernel is `i64 NAME(ptr, ..., i64, ...)`: its pointers, then its sizes; it returns the code of a
+check in it that has failed, else 0. A phase is a function of its own, `void NAME.pK(i64 begin, i64
+end, ptr context)`, that runs a part of the parallel iterations; the context is the array of the
+kernel's arguments, with one word more for failed checks. The kernel calls it through libtorch's
+`torch_parallel_for`, or directly when there are no more iterations than the grain.
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""Bad values of arguments: eager's type of error, and no write that eager has not made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, randn
+
+import lenz
+
+Fn = Callable[[Tensor, Tensor], Any]
+ONES = torch.ones(3, 4)
+OUTSIDE: dict[str, Fn] = {
+    "index": lambda x, i: x[i] * 2,
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "take": lambda x, i: x.take(i * 4),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "embedding": lambda x, i: F.embedding(i, x).sum(0),
+    "index_add": lambda x, i: x.index_add(0, i, ONES),
+    "index_copy": lambda x, i: x.index_copy(0, i, ONES),
+    "index_fill": lambda x, i: x.index_fill(0, i, 2.0),
+    "index_put": lambda x, i: x.index_put((i,), ONES, accumulate=True),
+    "scatter": lambda x, i: x.scatter(0, i[:, None], 1.0),
+    "scatter_add": lambda x, i: x.scatter_add(0, i[:, None], ONES),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(0, i[:, None], ONES, "amax"),
+    "one_hot": lambda x, i: F.one_hot(i, 10) + 1,
+    "nll": lambda x, i: F.nll_loss(x[None].repeat(3, 1, 1), i[:, None].expand(3, 4)),
+}
+
+
+def outcome(fn: Callable[..., Any], *args: Any) -> tuple[Any, type | None]:
+    """The result, and the type of the error."""
+    try:
+        return fn(*args), None
+    except Exception as e:  # noqa: BLE001  # its type is what is compared
+        return None, type(e)
+
+
+def same_error(fn: Callable[..., Any], good: Any, bad: Any, **kwargs: Any) -> list[Any]:
+    """Assert eager's type of error for `bad`, after and before right results; gives the `bad`."""
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="lenz", **kwargs)
+    ours, theirs, *again = ([t.clone() for t in args] for args in (bad, bad, *[good] * 4))
+    torch.testing.assert_close(run(*again[0]), fn(*again[1]))
+    error = outcome(run, *ours)[1]
+    assert error is not None and error is outcome(fn, *theirs)[1]
+    torch.testing.assert_close(run(*again[2]), fn(*again[3]))
+    return ours
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_positions_outside(name: str, dynamic: bool) -> None:
+    """Writes that stand behind the error in the program have not happened; nor in another order."""
+    fn, x = OUTSIDE[name], randn(10, 4)
+    good, bad = torch.tensor([1, 2, 3]), torch.tensor([1, 99, 3])
+
+    def late(x: Tensor, i: Tensor, y: Tensor) -> Any:
+        found = fn(x, i) * 2
+        y.add_(found.sum())
+        x.mul_(2)
+        return found
+
+    kept, _, other = same_error(
+        late, (x, good, torch.zeros(3)), (x, bad, torch.zeros(3)), dynamic=dynamic
+    )
+    torch.testing.assert_close(kept, x)
+    assert not other.any()
+
+
+@pytest.mark.parametrize("name", ("index_put_", "index_add_", "index_copy_"))
+def test_a_write_in_place_waits_for_earlier_checks(name: str) -> None:
+    def fn(x: Tensor, i: Tensor, table: Tensor) -> None:
+        update = table[i]
+        position = torch.arange(3)
+        if name == "index_put_":
+            x.index_put_((position,), update)
+        else:
+            getattr(x, name)(0, position, update)
+
+    x, good, bad = randn(5, 4), torch.tensor([1, 2, 3]), torch.tensor([1, 2, -99])
+    kept, *_ = same_error(fn, (x, good, randn(6, 4)), (x, bad, randn(6, 4)))
+    torch.testing.assert_close(kept, x)
+
+
+def test_what_a_loss_checks_does_not_hold_up_statistics() -> None:
+    """Running statistics are written by the kernel that computes them: eager writes them first."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    report = lenz.explain(loss)(randn(16, 8), torch.randint(0, 5, (16,)))
+    forward = report.graphs[0]
+    assert len(forward.kernels) <= 4, [k.name for k in forward.kernels]
