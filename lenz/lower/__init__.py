@@ -1,6 +1,7 @@
 """aten -> Graph, define-by-run: one family of ops per file, each lowering a function of indices."""
 
 from lenz.lower import bag as bag
+from lenz.lower import distance as distance
 from lenz.lower import factory as factory
 from lenz.lower import foreach as foreach
 from lenz.lower import index as index
@@ -14,9 +15,11 @@ from lenz.lower import random as random
 from lenz.lower import reduce as reduce
 from lenz.lower import scan as scan
 from lenz.lower import scatter as scatter
+from lenz.lower import search as search
 from lenz.lower import shape as shape
 from lenz.lower import softmax as softmax
 from lenz.lower import special as special
+from lenz.lower import unfold as unfold
 from lenz.lower import view as view
 from lenz.lower.registry import native_ops as native_ops
 from lenz.lower.walk import lower as lower

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 from lenz import ops
-from lenz.ir.dtype import BOOL
+from lenz.ir.dtype import BOOL, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import exact, number
 from lenz.lower.registry import lowering
 from lenz.lower.view import at_least_zero, slice_start
-from lenz.sym import ONE, ZERO, Sym, maximum, minimum, prove_le, sym
+from lenz.sym import ONE, ZERO, Int, Sym, maximum, minimum, prove_le, sym
 
 Size = Sym | int
 # Every part costs a comparison and a guarded load for every element of the result.
@@ -139,6 +140,72 @@ def _bordered(
         return tuple(moved)
 
     return b.map(lambda i: x.at(fn(i)))
+
+
+# The positions of a padded dimension that may show the element h of n, with `low` in front: each
+# with a condition beside that of lying inside, or None.
+Shown = Callable[[Sym, Sym, Sym, Sym], list[tuple[Sym, Expr | None]]]
+
+
+def _mirrored(h: Sym, n: Sym, low: Sym, high: Sym) -> list[tuple[Sym, Expr | None]]:
+    return [
+        (h + low, None),
+        (low - h, ops.ge(index(h), index(ONE))),
+        (low + 2 * (n - 1) - h, ops.le(index(h), index(n - 2))),
+    ]
+
+
+def _repeated(h: Sym, n: Sym, low: Sym, high: Sym) -> list[tuple[Sym, Expr | None]]:
+    found: list[tuple[Sym, Expr | None]] = [(h + low, None)]
+    first, last = ops.eq(index(h), index(ZERO)), ops.eq(index(h), index(n - 1))
+    found += [(sym(k), first) for k in range(max(low.lo or 0, 0))]
+    return found + [(n + low + k, last) for k in range(max(high.lo or 0, 0))]
+
+
+def _enter_border_gradient(kind: str, rank: int, shown: Shown) -> None:
+    """Register the gradient of a border: each element gathers from where it shows."""
+
+    @lowering(f"{kind}_pad{rank}d_backward")
+    def backward(
+        b: GraphBuilder, grad: Value, x: Value, padding: Sequence[Size]
+    ) -> Value | Decline:
+        widths = [sym(p) for p in padding]
+        if ZERO in (*grad.shape, *x.shape):
+            return b.map(lambda i: const(0, x.dtype))
+        if not all(isinstance(p, Int) for p in widths):
+            return Decline("a border of unknown width")
+        if shown is _repeated and sum(abs(p.lo or 0) for p in widths) > 4 * MAX_PARTS:
+            return Decline("a wide border, all of which comes to the edge")
+        out = grad
+        for k in range(rank):
+            d = x.rank - 1 - k
+            out = _from_border(
+                b, out, x.shape[d], d, widths[2 * k : 2 * k + 2], shown, k + 1 == rank
+            )
+        return out
+
+
+def _from_border(
+    b: GraphBuilder, dy: Value, n: Sym, d: int, widths: list[Sym], shown: Shown, is_last: bool
+) -> Value:
+    low, high = widths
+
+    def at(i: Index) -> Expr:
+        parts: list[Expr] = []
+        for o, where in shown(i[d], n, low, high):
+            cond = ops.and_(at_or_above(o, ZERO), below(o, dy.shape[d]))
+            cond = cond if where is None else ops.and_(cond, where)
+            e = dy.compute((*i[:d], o, *i[d + 1 :]))
+            parts.append(guarded(cond, e, const(0, e.dtype)))
+        return reduce(ops.add, parts)
+
+    shape = (*dy.shape[:d], n, *dy.shape[d + 1 :])
+    return b.map(at, None if is_last else b.temp(shape, compute_dtype(dy.dtype)))
+
+
+for _rank in (1, 2, 3):
+    _enter_border_gradient("reflection", _rank, _mirrored)
+    _enter_border_gradient("replication", _rank, _repeated)
 
 
 def _base(b: GraphBuilder, x: Value | None, i: Index) -> Expr:

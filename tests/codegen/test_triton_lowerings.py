@@ -51,10 +51,37 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         (X, J),
     ),
     "gradient of bags": (
-        lambda s, j: aten._embedding_bag_backward(
-            s, j, j, j % 3, j, j, 12, False, 1, False, None
-        ),
+        lambda s, j: aten._embedding_bag_backward(s, j, j, j % 3, j, j, 12, False, 1, False, None),
         (S, J),
+    ),
+    "searches": (
+        lambda x, s: (
+            torch.searchsorted(s.cumsum(1), x),
+            torch.bucketize(x, torch.arange(-3.0, 3.0)),
+            torch.histc(x, 7, -1, 2),
+        ),
+        (X, S.abs()),
+    ),
+    "borders": (
+        lambda x, s: (
+            aten.reflection_pad2d_backward(s[None], x[None, :8, :14], [2, 4, 1, 3]),
+            aten.replication_pad2d_backward(s[None], x[None, :8, :14], [2, 4, 1, 3]),
+        ),
+        (X, S),
+    ),
+    "unfold and fold": (
+        lambda x, s: (
+            torch.nn.functional.unfold(x[None, None], 3, padding=1, stride=2),
+            aten.col2im(s[None, :12], [5, 7], [2, 3], [1, 1], [0, 0], [1, 1]),
+        ),
+        (X, S),
+    ),
+    "distances": (
+        lambda x, s: (
+            aten._cdist_forward(x, s, 3.0, 2),
+            aten._cdist_backward(s[:, :12], x, s, 1.0, x[:, :12].abs()),
+        ),
+        (X, S),
     ),
     "special functions": (
         lambda x: (

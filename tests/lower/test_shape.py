@@ -104,3 +104,28 @@ def test_mutation_through_views() -> None:
 
     check(write, X.clone(), exact=True)
     check(lambda x: write(x.clone()), X, exact=True, dynamic=True)
+
+
+BORDERS = [(1, 2), (0, 3), (-1, 2), (2, -1), (-1, -2)]
+
+
+@pytest.mark.parametrize("low_high", BORDERS, ids=str)
+def test_gradients_of_borders(low_high: tuple[int, int]) -> None:
+    """Each element gathers from where it shows: mirrored or repeated, cut off by widths below 0."""
+    low, high = low_high
+    for rank in (1, 2, 3):
+        x = torch.randn(2, 3, *(4, 5, 6)[:rank])
+        pads = [low, high, 1, 0, 2, 2][: 2 * rank]
+        for kind in ("reflection", "replication"):
+            if kind == "reflection" and min(pads) < 0:
+                continue  # eager refuses them
+            for dtype in (torch.float32, torch.float64):
+                y = getattr(aten, f"{kind}_pad{rank}d")(x.to(dtype), pads)
+                back = getattr(aten, f"{kind}_pad{rank}d_backward")
+                check(lambda g, x, f=back: f(g, x, pads), torch.randn_like(y), x.to(dtype))
+    wide = torch.randn(2, 3, 60)
+    check(lambda g: aten.reflection_pad1d_backward(g, g[..., :30], [20, 10]), wide)
+    check(
+        lambda g: aten.replication_pad1d_backward(g, g[..., :10], [40, 10]), wide.double(),
+        native=False,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Places in sorted sequences, and counts by place: searchsorted, bucketize, histc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lenz import ops
+from lenz.ir.dtype import I64, compute_dtype
+from lenz.ir.expr import Expr, const
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.index import checked, position
+from lenz.lower.operand import Operand, number, promote
+from lenz.lower.registry import lowering
+from lenz.sym import ZERO, Int, Sym
+
+
+def _bisected(n: int, at: Callable[[Expr], Expr], value: Expr, right: bool) -> Expr:
+    """The first of n places whose element is not below (`right`: is above) a value, or n.
+
+    Eager's own steps, so that sequences out of order and NaN give what they give there.
+    """
+    start, end = const(0, I64), const(n, I64)
+    for _ in range(n.bit_length()):
+        middle = ops.add(start, ops.shr(ops.sub(end, start), const(1, I64)))
+        e = at(ops.minimum(middle, const(n - 1, I64)))
+        stays = ops.gt(e, value) if right else ops.ge(e, value)
+        # A place that is found stays: end is start, so is the middle, and nothing moves on.
+        goes = ops.and_(ops.not_(stays), ops.lt(start, end))
+        start, end = (
+            ops.where(goes, ops.add(middle, const(1, I64)), start),
+            ops.where(goes, end, ops.minimum(middle, end)),
+        )
+    return start
+
+
+@lowering("searchsorted")
+def searchsorted(
+    b: GraphBuilder,
+    sequence: Value,
+    x: Operand,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value | Decline:
+    """For each element, its place in the last dimension of a sequence of known length."""
+    size = sequence.shape[-1] if sequence.rank else ZERO
+    if not isinstance(size, Int) or not sequence.rank:
+        return Decline("a sequence of unknown length")
+    if size is ZERO:
+        return b.map(lambda i: const(0, b.result.dtype))
+    t = compute_dtype(promote((sequence, x)))
+
+    def fn(i: Index) -> Expr:
+        row = i[: sequence.rank - 1] if sequence.rank > 1 else ()
+
+        def at(k: Expr) -> Expr:
+            if sorter is not None:
+                k = checked(sorter.at((*row, position(0, size)), (k,)), size, wraps=False)
+            return ops.cast(sequence.at((*row, position(0, size)), (k,)), t)
+
+        e = ops.cast(x.at(i), t) if isinstance(x, Value) else number(x, t)
+        return ops.cast(_bisected(size.value, at, e, right or side == "right"), b.result.dtype)
+
+    return b.map(fn)
+
+
+@lowering("bucketize")
+def bucketize(
+    b: GraphBuilder, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Value | Decline:
+    """For each element, its place among boundaries."""
+    made: Value | Decline = searchsorted(b, boundaries, x, right=right)
+    return made
+
+
+@lowering("histc")
+def histc(
+    b: GraphBuilder, x: Value, bins: int = 100, min: Sym | float = 0, max: Sym | float = 0
+) -> Value | Decline:
+    """How many elements lie in each of `bins` equal parts of [min, max], the ends included."""
+    if x.dtype.is_half or not x.dtype.is_float or ZERO in x.shape:
+        return Decline("a histogram of integers, of halves, which eager rounds on the way, or none")
+    t = compute_dtype(x.dtype)
+    if isinstance(min, Sym) or isinstance(max, Sym) or min == max:
+        return Decline("a histogram between the least and the greatest element, which may be NaN")
+    low, high = const(min, t), const(max, t)
+    row = b.temp((Int(bins + 1),), I64)
+    zeros = b.map(lambda i: const(0, I64), row)
+
+    def count(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+        e = x.compute(i)
+        inside = ops.and_(ops.ge(e, low), ops.le(e, high))
+        part = ops.div(ops.mul(ops.sub(e, low), const(bins, t)), ops.sub(high, low))
+        part = ops.where(inside, part, const(0, t))
+        at = ops.minimum(ops.cast(part, I64), const(bins - 1, I64))
+        # What lies outside is counted behind the last part.
+        at = ops.where(inside, at, const(bins, I64))
+        return (
+            (position(0, Int(bins + 1)),),
+            (checked(at, Int(bins + 1), wraps=False),),
+            const(1, I64),
+        )
+
+    counts = b.scatter("add", zeros, x.shape, count, row)
+    return b.map(lambda i: ops.cast(counts.at(i), b.result.dtype))
