@@ -404,23 +404,3 @@ _log_add(
     lambda e: ops.mul(ops.log1p(e), const(1.0 / math.log(2.0), e.dtype)),
     ops.exp2,
 )
-
-
-@lowering("hypot")
-def hypot(b: GraphBuilder, x: Value, y: Value) -> Value:
-    """sqrt(x*x + y*y) without overflow: the greater times sqrt(1 + ratio^2)."""
-    t = b.result.dtype
-
-    def fn(i: Index) -> Expr:
-        e, f = ops.abs(element(x, i, t)), ops.abs(element(y, i, t))
-        high, low = ops.fmax(e, f), ops.fmin(e, f)
-        zero, one = const(0.0, e.dtype), const(1.0, e.dtype)
-        ratio = ops.div(low, high)
-        long = ops.mul(high, ops.sqrt(ops.add(one, ops.square(ratio))))
-        long = ops.where(ops.eq(high, zero), high, long)  # 0/0 is to be 0
-        either = ops.or_(ops.isnan(e), ops.isnan(f))
-        # An infinity wins over NaN.
-        odd = ops.where(ops.isinf(high), high, const(math.nan, e.dtype))
-        return ops.where(ops.or_(either, ops.isinf(high)), odd, long)
-
-    return b.map(fn)

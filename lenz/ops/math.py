@@ -176,8 +176,8 @@ ERFC = _function(
     poly.erfc,
     cost=32,
     domain=(-5.0, 10.0),
-    ulp=4.0,
-    ulp_gpu=5.0,
+    ulp=5.0,
+    ulp_gpu=6.0,
     aten=("erfc", "special_erfc"),
     bounds=_between(0.0, 2.0),
 )
