@@ -113,9 +113,11 @@ class Run:
             elif isinstance(b, Buffer) and isinstance(x, torch.Tensor):
                 if x.dim() != len(b.shape):
                     raise UserError(f"input %{b.name} has {x.dim()} dimensions, wanted {b.shape}")
-                for s, n in zip(
-                    (*b.shape, *b.type.layout.stride), (*x.shape, *x.stride()), strict=True
-                ):
+                told = [*zip(b.shape, x.shape, strict=True)]
+                # The stride of a dimension of one element may be anything.
+                strides = zip(b.type.layout.stride, x.stride(), x.shape, strict=True)
+                told += [(s, step) for s, step, n in strides if n > 1]
+                for s, n in told:
                     if isinstance(s, Var):
                         _bind_size(self.sizes, s, n)
             else:

@@ -1,7 +1,8 @@
 """One check of a program: eager, the graph after every pass, the schedule, and compiled code agree.
 
 `backends` names the ways of running a program: "cpu" is what users get; "oracle" has beside it the
-interpreter after every pass; "guarded" runs compiled kernels on memory between forbidden pages;
+interpreter after every pass; "guarded" runs compiled kernels on memory between forbidden pages, and
+"guarded avx2" and "guarded sse2" those for older processors;
 "triton" and "tiny" run the kernels for a GPU, with tiles of the usual and of tiny size, in Triton's
 interpreter, and with " cubins" behind it they are compiled as well; "aot_eager" is torch's own half
 alone.
@@ -67,13 +68,15 @@ class Stages:
         run_kernel: RunKernel | None = None
         if self.way == "cpu":
             return compile_program(p, context(self.options)).call
-        if self.way in ("oracle", "guarded"):
+        if self.way.startswith(("oracle", "guarded")):
             graphs, s = self.stages(p)
             call = compile_program(p, context(self.options)).call
-            if self.way == "guarded":
+            if self.way.startswith("guarded"):
+                from tests.codegen.codegen_run import targets
                 from tests.fuzz.guarded import kernel_runner
 
-                graphs, run_kernel = {}, kernel_runner(s)
+                graphs, known = {}, targets()
+                run_kernel = kernel_runner(s, known.get(self.way[8:], known["host"]))
         else:
             from gpu_oracle import TINY, cubins, interpreted, kernels_of, lowered_there, scheduled
 
@@ -84,6 +87,7 @@ class Stages:
             call, run_kernel = p.interpret, interpreted
 
         def run(args: list[Any]) -> Sequence[Any]:
+            args[:] = laid(p, args) if p.kind == "backward" else args
             try:
                 want, inputs = wanted(p, args)
             except RuntimeError:
@@ -118,6 +122,19 @@ class Stages:
         verify(s)
         assert read(show(s)) == s, "the schedule's text reads back as another one"
         return unique, s
+
+
+def laid(p: FxProgram, args: Sequence[Any]) -> list[Any]:
+    """The arguments with the strides that tracing took: a gradient may come with any."""
+
+    def one(a: Any, told: Any) -> Any:
+        if not isinstance(a, torch.Tensor) or not all(isinstance(s, int) for s in told.stride()):
+            return a.contiguous() if isinstance(a, torch.Tensor) else a
+        if a.stride() == told.stride():
+            return a
+        return torch.empty_strided(a.shape, told.stride(), dtype=a.dtype).copy_(a)
+
+    return [one(a, h.value) for a, h in zip(args, p.placeholders, strict=True)]
 
 
 def wanted(p: FxProgram, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -1,9 +1,9 @@
 """What lines of random programs may be: one template per line of a table.
 
 A table's lines are `flags template`. Flags: p picks or moves values and does not compute; r rounds;
-e its floats must be exact, since a rounding would flip the result, x whole; k so where gradients are asked
-for; c a cast; w writes into its first operand; `.` is none of these. What is in braces is filled in
-by `generator`:
+e its floats must be exact, since a rounding would flip the result, x whole; k exact where gradients
+are asked for; c a cast; w writes into its first operand; `.` is none of these. What is in braces is
+filled in by `generator`:
 
     x any tensor    f floats    h whole numbers (no bool)    w numbers    b bool    i indices
     y like x, to be broadcast with it    g floats, so    s of x's shape and type    u of x's shape

@@ -9,6 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lenz.ir.graph import Graph
+from lenz.ir.interp import interp
+from lenz.ir.reader import read
 from lenz.options import Options
 from tests.fuzz.check import Stages, compare, copied
 
@@ -83,3 +86,16 @@ def test_a_size_that_only_an_assertion_reads(grad: bool) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         got = torch.compile(f, backend="lenz", fullgraph=True)(torch.arange(12).view(3, 4), b)
     torch.testing.assert_close(got, b.exp())
+
+
+def test_sizes_that_the_oracle_must_not_take_at_their_word() -> None:
+    """The stride of one element is no size, and the length of what is empty has no formula."""
+    y = torch.zeros(9, 0, dtype=torch.float16)
+    x = torch.ones(9, 4, dtype=torch.float16)
+    assert agrees(lambda a: a.tensor_split(3, 1)[1].diff(dim=1), x, dynamic=True).shape == y.shape
+    g = read("""graph @g(s0: 2..) on cpu {
+      in %x : f32[s0, 1 : 1, s0]
+      out %y = f32[s0] : map (i: s0) { load(%x, [i, 0]) }
+    }""")
+    assert isinstance(g, Graph)
+    assert interp(g, [torch.ones(5, 1)]).outputs[0].shape == (5,)
