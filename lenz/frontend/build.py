@@ -46,8 +46,7 @@ def build(
     metadata = context.fw_metadata if context is not None and kind != "backward" else None
     if kind == "inference":
         rebase(gm.graph, metadata)
-    if kind == "backward":
-        restride(gm, inputs)
+    restride(gm, inputs if kind == "backward" else ())
     normalise(gm)
     fold_known(gm, native)
     bind_kernels(gm)

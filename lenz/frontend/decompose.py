@@ -16,6 +16,7 @@ import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
 from lenz.frontend.cells import CELLS
+from lenz.frontend.strides import TOLD_WRONG, laid_as_in_eager
 
 __all__ = ["KEEP_WHOLE", "decompositions"]
 
@@ -84,5 +85,5 @@ def decompositions(
             continue
         if name in native or packet in native or packet in KEEP_WHOLE:
             continue
-        table[op] = rule
+        table[op] = laid_as_in_eager(name, rule) if name in TOLD_WRONG else rule
     return {**table, **CELLS}

@@ -147,7 +147,8 @@ def view_strided(graph: Graph) -> None:
             continue
         size, stride, *rest = node.args[1 + STRIDED.index(node.target) :]
         offset = rest[0] if rest else node.kwargs.get("storage_offset")
-        own = [n.meta["val"] for n in node.args if isinstance(n, Node)]
+        values = (n.meta["val"] for n in node.args if isinstance(n, Node))
+        own = [v for v in values if isinstance(v, torch.Tensor)]  # an offset may be a node as well
         known = [
             *size,
             *stride,

@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 from lenz.frontend.calls import storages
+from lenz.frontend.strides import TOLD_WRONG, eager_strides
 from lenz.frontend.values import is_same_layout
 
 __all__ = ["restride"]
@@ -28,24 +29,43 @@ VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 def restride(gm: GraphModule, inputs: Sequence[Any]) -> None:
-    """Give the placeholders the strides of `inputs`, and the results behind them theirs.
+    """Give the placeholders the strides of `inputs`, and all results those of eager.
 
     A `view` that is none any more becomes a `reshape`, which copies.
     """
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     changed: set[Node] = set()
-    for node, given in zip(places, inputs, strict=True):
+    for node, given in zip(places, inputs, strict=bool(inputs)):
         value = node.meta.get("val")
         are_tensors = isinstance(value, FakeTensor) and isinstance(given, FakeTensor)
         if are_tensors and not is_same_layout(value, given, offset=False):
             node.meta["val"] = given
             changed.add(node)
-    for node in gm.graph.nodes if changed else ():
-        if node.op == "call_function" and not changed.isdisjoint(node.all_input_nodes):
-            old, node.meta["val"] = node.meta.get("val"), traced(gm, node)
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        old = new = node.meta.get("val")
+        if not changed.isdisjoint(node.all_input_nodes):
+            new = traced(gm, node)
+        if str(node.target) in TOLD_WRONG:
+            new = corrected(node, new)
+        if new is not old:
+            node.meta["val"] = new
             # Where strides are as they were, nothing new follows; but a view is of other memory.
-            if not are_alike(old, node.meta["val"]) or is_view(node):
+            if not are_alike(old, new) or is_view(node):
                 changed.add(node)
+
+
+def corrected(node: Node, told: Any) -> Any:
+    """Return the value of a call with eager's strides for its first result."""
+    first = told[0] if isinstance(told, (tuple, list)) else told
+    args = map_arg(node.args, lambda n: n.meta.get("val"))
+    strides = eager_strides(str(node.target), args, first)
+    if strides is None:
+        return told
+    with first.fake_mode:
+        made = torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
+    return made if first is told else (made, *told[1:])
 
 
 def traced(gm: GraphModule, node: Node) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -54,3 +56,47 @@ def test_equal_strides_change_nothing() -> None:
     restride(gm, fake_like(gm, x))
     after = [n.meta["val"] for n in gm.graph.nodes if n.op == "call_function"]
     assert all(a is b for a, b in zip(before, after, strict=True))
+
+
+def last(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "is_graded"),
+    [
+        (lambda x: 2.0**x, last(2, 3, 4, 4), False),
+        (lambda x: F.logsigmoid(x) * 2, last(2, 3, 4, 4), False),
+        (lambda x: torch.isin(x, x[0, 0, 0]), last(2, 3, 4, 4), False),
+        (lambda x: x.roll(1, 1), last(2, 3, 4, 4), False),
+        (lambda x: torch.channel_shuffle(x, 2), last(2, 4, 4, 4), False),
+        (lambda x: torch.copysign(x, torch.tensor(-1.0)), torch.randn(4, 5).t(), False),
+        (lambda x: x // torch.tensor(0.3), torch.randn(4, 5).t(), False),
+        (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), last(1, 3, 5, 5), True),
+        (lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"), last(1, 3, 5, 5), True),
+        (lambda x: F.glu(x, -1), last(2, 3, 4, 4), True),
+        (lambda x: F.mse_loss(x, x.detach() + 1), torch.randn(4, 5).t(), True),
+        (lambda x: F.log_softmax(x, 1) * 2, torch.randn(4, 5).t(), True),
+        (lambda x: F.batch_norm(x, None, None, training=True).contiguous(), last(2, 3, 4, 4), True),
+        (lambda x: F.batch_norm(x, None, None, training=True), torch.randn(3, 2, 4).mT, True),
+    ],
+)  # fmt: skip
+def test_strides_that_fake_tensors_tell_wrong_are_eager_s(
+    fn: Any, x: Tensor, is_graded: bool
+) -> None:
+    def both(run: Any) -> list[Tensor]:
+        leaf = x.detach().requires_grad_(is_graded)
+        y = run(leaf)
+        return [y, *(torch.autograd.grad(y.sum(), leaf) if is_graded else ())]
+
+    for got, want in zip(both(torch.compile(fn, backend="lenz")), both(fn), strict=True):
+        torch.testing.assert_close(got, want, check_stride=True)
+
+
+def test_strides_over_memory_with_an_offset_of_its_own() -> None:
+    def fn(x: Tensor, at: int) -> Tensor:
+        return torch.as_strided_copy(x, (2,), (1,), at)
+
+    x = torch.randn(5, requires_grad=True)
+    got = torch.autograd.grad(torch.compile(fn, backend="lenz", dynamic=True)(x, 2).sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad(fn(x, 2).sum(), x))
