@@ -26,24 +26,28 @@ SEED = "lenz.seed"
 REFUSED = Decline("parameters that eager refuses, with its own error")
 # A half type has fewer random bits, so that the greatest number stays below 1: its significand.
 _BITS = {"f16": 11, "bf16": 8}
-Source = Callable[[Index], tuple[Expr, Expr]]
+# Key, first counter, and the number of the element.
+Drawn = tuple[Expr, Expr, Expr]
+Source = Callable[[Index], Drawn]
 
 
 def seeded(b: GraphBuilder, type: TensorType) -> Source:
-    """The (seed, counter) of each element of a result; draws one seed."""
+    """The seed, the first counter and the number of each element of a result; draws one seed."""
     drawn = TensorType(I64, type.device, contiguous((sym(2),)))
     where = () if type.device == "cpu" else (Named("device", type.device),)
     (seed,) = b.extern(SEED, where, outs=(drawn,), reason="library")
     assert isinstance(seed, Value)
 
-    def source(i: Index) -> tuple[Expr, Expr]:
-        number = index(flatten(i, type.shape))
-        return seed.at((ZERO,)), ops.add(seed.at((ONE,)), number)
+    def source(i: Index) -> Drawn:
+        key, start, number = seed.at((ZERO,)), seed.at((ONE,)), index(flatten(i, type.shape))
+        if type.device == "cpu":  # to share a counter would take 1.5 times as long there
+            return key, ops.add(start, number), const(0, I64)
+        return key, start, number
 
     return source
 
 
-def unit(source: tuple[Expr, Expr], t: DType) -> Expr:
+def unit(source: Drawn, t: DType) -> Expr:
     """A number of [0, 1) in the compute type of t, representable in t."""
     u = ops.uniform(*source, compute_dtype(t))
     if not t.is_half:
@@ -63,9 +67,9 @@ def refused(b: GraphBuilder, generator: Any) -> Decline | None:
 
 
 def _draw(
-    b: GraphBuilder, generator: Any, fn: Callable[[tuple[Expr, Expr], Index, DType], Expr]
+    b: GraphBuilder, generator: Any, fn: Callable[[Drawn, Index, DType], Expr]
 ) -> Value | Decline:
-    """One map of fn((seed, counter), index, type) over the result."""
+    """One map of fn((seed, start, number), index, type) over the result."""
     no = refused(b, generator)
     if no is not None:
         return no
@@ -111,7 +115,7 @@ def _integers(b: GraphBuilder, low: Any, high: Any, generator: Any) -> Value | D
     if count.hi is None or count.hi > 2**32 or count.lo is None or count.lo < 1:
         return Decline("a range of integers that may be empty or above 2^32")
 
-    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+    def fn(s: Drawn, i: Index, t: DType) -> Expr:
         found = ops.add(below(*s, index(count)), index(sym(low)))
         return ops.cast(found, compute_dtype(t))
 
@@ -126,7 +130,7 @@ def uniform(
     if not low <= high:
         return REFUSED
 
-    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+    def fn(s: Drawn, i: Index, t: DType) -> Expr:
         u = unit(s, t)
         return ops.add(ops.mul(u, const(high - low, u.dtype)), const(low, u.dtype))
 
@@ -153,7 +157,7 @@ def _normal(b: GraphBuilder, mean: Operand, std: Operand, generator: Any) -> Val
     if isinstance(std, (int, float)) and not std >= 0:
         return REFUSED
 
-    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+    def fn(s: Drawn, i: Index, t: DType) -> Expr:
         z = ops.normal(*s, compute_dtype(t))
         return ops.add(ops.mul(z, element(std, i, t)), element(mean, i, t))
 
@@ -168,7 +172,7 @@ def exponential(
     if not lambd > 0:
         return REFUSED
 
-    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+    def fn(s: Drawn, i: Index, t: DType) -> Expr:
         u = ops.uniform(*s, compute_dtype(t))
         # Where u is 0 the answer is taken from the middle of the step up to the next u.
         least = const(2.0**-54 if u.dtype is F64 else 2.0**-24, u.dtype)
@@ -196,7 +200,7 @@ def _bernoulli(b: GraphBuilder, p: Operand, generator: Any) -> Value | Decline:
     if isinstance(p, (int, float)) and not 0 <= p <= 1:
         return REFUSED
 
-    def fn(s: tuple[Expr, Expr], i: Index, t: DType) -> Expr:
+    def fn(s: Drawn, i: Index, t: DType) -> Expr:
         wide = compute_dtype(p.dtype) if isinstance(p, Value) else F32
         hit = ops.lt(ops.uniform(*s, wide), element(p, i, wide))
         return ops.cast(hit, compute_dtype(t))

@@ -94,7 +94,7 @@ from lenz.ops.math import (
 )
 from lenz.ops.power import hypot, pow
 from lenz.ops.random import below as random_below
-from lenz.ops.random import normal, rand_bits, uniform
+from lenz.ops.random import normal, rand_bits, shared_bits, uniform
 from lenz.ops.reduce import combine, neutral, reduce_dtype
 from lenz.ops.special import or_libm, scale
 
@@ -176,6 +176,7 @@ __all__ = [
     "round",
     "rsqrt",
     "scale",
+    "shared_bits",
     "shift_left",
     "shift_right",
     "shl",

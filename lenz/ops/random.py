@@ -4,8 +4,8 @@ Philox turns a counter of two words and a key of one into two random words of 32
 in Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); with ten
 rounds it passes BigCrush with three to spare. Here the key is the lower half of the seed, and the
 counter is the number of the element with the upper half of the seed mixed into its upper word. One
-multiplication a round gives two words; the form with four words needs two a round, and most uses
-need one word of an element.
+multiplication a round gives two words; the form with four words needs two a round. Where an element
+needs one word, neighbours may share a counter (`shared_bits`): a GPU computes it once for both.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from lenz.ir.op import INDEX, Op, define
 from lenz.ops import poly
 from lenz.ops.arith import ADD, add, mul, sqrt, sub
 from lenz.ops.arith import abs as magnitude
-from lenz.ops.bits import or_, shl, shr, xor
+from lenz.ops.bits import and_, or_, shl, shr, xor
 from lenz.ops.cast import bitcast, cast
-from lenz.ops.compare import lt
+from lenz.ops.compare import eq, lt, where
 from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, Emit
 from lenz.ops.fold import apply
 from lenz.ops.math import cos, log
 from lenz.ops.rules import same
 
-_ROUNDS = 10
-_MULTIPLIER = 0xD256D193
-_WEYL = 0x9E3779B9
+ROUNDS = 10
+MULTIPLIER = 0xD256D193
+WEYL = 0x9E3779B9
 # Set in the upper word of the counter for the third and fourth word of an element.
 _SECOND_BLOCK = 0x80000000
 Pair = tuple[Expr, Expr]
@@ -93,9 +93,9 @@ def mul_low(x: Expr, y: Expr) -> Expr:
 def philox(counter: Pair, key: Expr) -> Pair:
     """The two random words of a counter (lower word first) and a key, all u32."""
     a, b = counter
-    factor = const(_MULTIPLIER, U32)
-    for i in range(_ROUNDS):
-        bumped = add(key, const(i * _WEYL % 2**32, U32))
+    factor = const(MULTIPLIER, U32)
+    for i in range(ROUNDS):
+        bumped = add(key, const(i * WEYL % 2**32, U32))
         a, b = xor(mul_high(a, factor), xor(b, bumped)), mul_low(a, factor)
     return a, b
 
@@ -133,9 +133,9 @@ def philox_reference(counter: Any, key: Any) -> tuple[Any, Any]:
     a, b = (np.asarray(x, dtype=np.uint32) for x in counter)
     k = np.asarray(key, dtype=np.uint64)
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    for i in range(_ROUNDS):
-        p = a.astype(np.uint64) * np.uint64(_MULTIPLIER)
-        bumped = (k + np.uint64(i * _WEYL)) & low
+    for i in range(ROUNDS):
+        p = a.astype(np.uint64) * np.uint64(MULTIPLIER)
+        bumped = (k + np.uint64(i * WEYL)) & low
         words = ((p >> half) ^ b ^ bumped, p & low)
         a, b = (w.astype(np.uint32) for w in words)
     return a, b
@@ -166,6 +166,39 @@ def rand_bits(seed: Expr, counter: Expr, word: int = 0) -> Expr:
     return apply(RAND_BITS, seed, counter, attrs=(word,))
 
 
+def _eager_shared(seed: torch.Tensor, start: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    words = [_eager_bits(seed, start + (number >> 1), w).numpy() for w in (0, 1)]
+    return torch.from_numpy(np.where(number.numpy() & 1, words[1], words[0]))
+
+
+def _expand_shared(seed: Expr, start: Expr, number: Expr) -> Expr:
+    if number.op is INDEX:
+        s = number.attrs[0]
+        half, odd = index(s // 2, I64, number.args), index(s % 2, I64, number.args)
+    else:
+        half, odd = shr(number, const(1, I64)), and_(number, const(1, I64))
+    counter = add(start, half)
+    words = [_expand_bits(seed, counter, w) for w in (0, 1)]
+    return where(eq(odd, const(0, I64)), words[0], words[1])
+
+
+def _shared_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+    if args != (I64, I64, I64) or attrs:
+        raise TypeError(f"shared_bits needs (i64 seed, i64 start, i64 number), got {args}, {attrs}")
+    return U32
+
+
+# Word (number mod 2) of the counter start + number / 2.
+SHARED_BITS = define(
+    Op("shared_bits", 3, _shared_rule, _eager_shared, expand=_expand_shared, cost=60.0)
+)
+
+
+def shared_bits(seed: Expr, start: Expr, number: Expr) -> Expr:
+    """32 random bits as u32 of element `number` >= 0; two neighbours have one counter."""
+    return apply(SHARED_BITS, seed, start, number)
+
+
 def unit_f32(bits: Expr) -> Expr:
     """The upper 24 bits of a u32 as an f32 in [0, 1)."""
     return mul(cast(shr(bits, const(8, U32)), F32), const(2.0**-24, F32))
@@ -177,17 +210,20 @@ def unit_f64(high: Expr, low: Expr) -> Expr:
     return mul(cast(shr(whole, const(11, U64)), F64), const(2.0**-53, F64))
 
 
-def uniform(seed: Expr, counter: Expr, dtype: DType = F32) -> Expr:
-    """A number of [0, 1), f32 or f64, evenly distributed."""
-    first = rand_bits(seed, counter, 0)
-    return unit_f32(first) if dtype is F32 else unit_f64(first, rand_bits(seed, counter, 1))
+def uniform(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
+    """A number of [0, 1), f32 or f64, evenly distributed, for element `number` from `start` on."""
+    if dtype is F32:
+        return unit_f32(shared_bits(seed, start, number))
+    counter = add(start, number)
+    return unit_f64(rand_bits(seed, counter, 0), rand_bits(seed, counter, 1))
 
 
-def normal(seed: Expr, counter: Expr, dtype: DType = F32) -> Expr:
+def normal(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
     """A number, f32 or f64, of the normal distribution with mean 0 and variance 1.
 
     sqrt(-2 log u) cos(2 pi v) for u in (0, 1] and v in [0, 1) (Box and Muller 1958).
     """
+    counter = add(start, number)
     words = [rand_bits(seed, counter, i) for i in range(4 if dtype is F64 else 2)]
     if dtype is F64:
         u, v = unit_f64(words[0], words[1]), unit_f64(words[2], words[3])
@@ -202,13 +238,14 @@ def normal(seed: Expr, counter: Expr, dtype: DType = F32) -> Expr:
     return mul(radius, wave)
 
 
-def below(seed: Expr, counter: Expr, count: Expr) -> Expr:
+def below(seed: Expr, start: Expr, number: Expr, count: Expr) -> Expr:
     """An i64 in [0, count), for 0 < count <= 2^32: the high word of bits * count.
 
     Values differ in probability by at most count / 2^64: 64 random bits are taken.
     """
     size = bitcast(count, U64)
     half = const(32, U64)
+    counter = add(start, number)
     first, second = (cast(rand_bits(seed, counter, i), U64) for i in (0, 1))
     # (first 2^32 + second) * count / 2^64 by the words of the product; neither sum overflows.
     upper = add(mul(first, size), shr(mul(second, size), half))

@@ -124,6 +124,8 @@ def _signatures(op: Op) -> Iterator[tuple[tuple[DType, ...], tuple[Any, ...]]]:
             yield from (((BOOL, d, d), (f,)) for d in (F32, F64) for f in ("sin", "cos", "tan"))
         case "rand_bits":
             yield from (((I64, I64), (word,)) for word in range(4))
+        case "shared_bits":
+            yield ((I64,) * 3, ())
         case _:
             yield from (((d,) * op.arity, ()) for d in NATIVE)
 

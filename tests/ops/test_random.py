@@ -34,6 +34,7 @@ def test_known_answers(counter: tuple[int, int], key: int, answer: tuple[int, in
 
 N = 200_000
 SEED, PLACE = ref("seed", I64), ref("place", I64)
+START = const(-5, I64)
 VALUES = {"seed": torch.full((N,), -1234567890123), "place": torch.arange(N) + 2**33 - 1000}
 
 
@@ -43,6 +44,18 @@ def test_the_expansion_gives_the_bits_of_the_reference() -> None:
         made = ops.rand_bits(SEED, PLACE, word)
         want = evaluate(made, values)
         torch.testing.assert_close(emit(made, values, Lanes(3000)), want, rtol=0, atol=0)
+
+
+def test_neighbours_share_a_counter() -> None:
+    values = {k: v[:3000] for k, v in VALUES.items()}
+    made = ops.shared_bits(SEED, START, PLACE)
+    want = evaluate(made, values)
+    torch.testing.assert_close(emit(made, values, Lanes(3000)), want, rtol=0, atol=0)
+    halves = values | {"place": values["place"] // 2 - 5}
+    for word in (0, 1):
+        mine = evaluate(ops.rand_bits(SEED, PLACE, word), halves)
+        of_word = values["place"] % 2 == word
+        assert torch.equal(mine[of_word], want[of_word])
 
 
 def test_the_number_of_an_element_is_added_in_words_of_32_bits() -> None:
@@ -77,7 +90,7 @@ def test_bits_are_independent_of_each_other() -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 def test_uniform_numbers(dtype: DType) -> None:
-    u = evaluate(ops.uniform(SEED, PLACE, dtype), VALUES)
+    u = evaluate(ops.uniform(SEED, START, PLACE, dtype), VALUES)
     assert u.dtype is dtype.torch and u.min() >= 0 and u.max() < 1
     # The greatest distance of the empirical distribution (Kolmogorov and Smirnov), at 1e-6.
     order = u.double().sort().values
@@ -89,7 +102,7 @@ def test_uniform_numbers(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 def test_normal_numbers(dtype: DType) -> None:
-    z = evaluate(ops.normal(SEED, PLACE, dtype), VALUES)
+    z = evaluate(ops.normal(SEED, START, PLACE, dtype), VALUES)
     assert z.dtype is dtype.torch and torch.isfinite(z).all()
     order = z.double().sort().values
     distance = (torch.special.ndtr(order) - torch.arange(N) / N).abs().max()
@@ -99,9 +112,9 @@ def test_normal_numbers(dtype: DType) -> None:
 
 def test_whole_numbers_below_a_limit() -> None:
     values = {k: v[:60_000] for k, v in VALUES.items()}
-    drawn = evaluate(ops.random_below(SEED, PLACE, const(6, I64)), values)
+    drawn = evaluate(ops.random_below(SEED, START, PLACE, const(6, I64)), values)
     counts = torch.bincount(drawn, minlength=6)
     assert len(counts) == 6
     assert ((counts - 10_000).abs() < 5 * 92).all()  # sqrt(60000 * 5/36) = 91.3
-    wide = evaluate(ops.random_below(SEED, PLACE, const(2**32, I64)), values)
+    wide = evaluate(ops.random_below(SEED, START, PLACE, const(2**32, I64)), values)
     assert wide.min() >= 0 and wide.max() < 2**32 and wide.max() > 2**31

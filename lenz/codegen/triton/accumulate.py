@@ -39,12 +39,11 @@ class Accumulator:
 class Accumulators:
     """The reductions of one function that is being written."""
 
-    __slots__ = ("dims", "functions", "open", "values")
+    __slots__ = ("dims", "open", "values")
 
     def __init__(self, values: Values, dims: dict[Var, int]) -> None:
         self.values = values
         self.dims = dims
-        self.functions: dict[str, None] = {}
         self.open: dict[str, Accumulator] = {}
 
     def ending(self, f: For, around: Dims) -> list[Accumulator]:
@@ -109,7 +108,7 @@ class Accumulators:
             hit = f"{state[0]} == {result}"
             if s.value.dtype.is_float:  # if there is a NaN, the result is one
                 hit = f"({hit}) | ({state[0]} != {state[0]})"
-            self.functions["least"] = None
+            v.functions["least"] = None
             there = v.text.let(f"tl.where({hit}, {state[1]}, {self._far()})", acc.dims, level)
             result = self._across(acc, there.text, "least", dims) if acc.lanes else state[1]
         cast = ""
@@ -166,7 +165,7 @@ class Accumulators:
 
     def _function(self, s: Reduce) -> str:
         name = combine_name(s.kind, s.value.dtype)
-        self.functions[name] = None
+        self.values.functions[name] = None
         return name
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from lenz.codegen.triton.accumulate import Accumulators
 from lenz.codegen.triton.compile import KernelText
 from lenz.codegen.triton.indices import Indices, fits, joint
-from lenz.codegen.triton.lanes import Lanes
+from lenz.codegen.triton.lanes import Lanes, widths_of
 from lenz.codegen.triton.legalise import legalise
 from lenz.codegen.triton.look_back import LookingBack
+from lenz.codegen.triton.random import FUNCTION, function, pairs_of
 from lenz.codegen.triton.reductions import COMBINE, SCANS, UPDATES
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.codegen.triton.types import memory_type
@@ -34,6 +35,7 @@ from lenz.ir.kernel import (
     walk,
 )  # fmt: skip
 from lenz.ir.tensor import Axis
+from lenz.ops.random import SHARED_BITS
 from lenz.sym import ONE, Add, Int, Min, Sym, affine_in
 from lenz.sym.expr import sum_of
 
@@ -50,7 +52,8 @@ def emit(k: Kernel, arch: int = 80) -> KernelText:
     body = _Body(legal, not fits(_indices(legal)))
     lines = body.run()
     head = HEAD + LIBDEVICE * any("libdevice." in line for line in lines)
-    parts = [head, *[f"\n@triton.jit\n{COMBINE[f]}\n" for f in sorted(body.accs.functions)]]
+    functions = {**COMBINE, FUNCTION: function()}
+    parts = [head, *[f"\n@triton.jit\n{functions[f]}\n" for f in sorted(body.values.functions)]]
     params = [p.name for p in k.params] + [v.name for v in k.sizes]
     parts.append(f"\n@triton.jit\ndef {k.name}({', '.join(params)}):\n")
     parts += [f"    # {o}\n" for o in k.origins]
@@ -82,14 +85,13 @@ class _Body:
     def __init__(self, k: Kernel, wide: bool) -> None:
         self.k = k
         self.text = Text()
-        lanes = {
-            s.axis.var: s.axis for s in walk(k.body) if isinstance(s, For) and s.kind == "lane"
-        }
+        lanes = widths_of(k)
         self.dims = {v: d for d, v in enumerate(lanes)}
         self.indices = Indices(self.text, wide)
         written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
-        widths = [_width(a) for a in lanes.values()]
-        self.lanes = Lanes(list(lanes), widths, [None] * len(lanes), self.fast())
+        widths = list(lanes.values())
+        nobody: list[Term | None] = [None] * len(lanes)
+        self.lanes = Lanes(list(lanes), widths, nobody, self.fast(), pairs_of(lanes))
         self.values = Values(self.text, self.indices, self.lanes, written)
         self.accs = Accumulators(self.values, self.dims)
         self.around: Dims = NO_DIMS
@@ -123,8 +125,19 @@ class _Body:
             wide = ".to(tl.int64)" if self.indices.wide else ""
             self.text.put(0, f"{v.name} = tl.arange(0, {width}){wide}{self.lanes.place(d)}")
             self.indices.vars[v] = Term(v.name, frozenset((d,)))
+        self.halves()
         self.statements(stmts)
         return self.text.bodies[0]
+
+    def halves(self) -> None:
+        """The places of the pairs of lanes, if something is computed by pairs."""
+        pairs = self.lanes.pairs
+        if pairs is None or all(e.op is not SHARED_BITS for e in nodes_of(*exprs_of(self.k.body))):
+            return
+        d = self.dims[pairs.lane]
+        half = f"tl.arange(0, {pairs.width // 2}){self.lanes.place(d)}"
+        self.text.put(0, f"{pairs.half.name} = {half}")
+        self.indices.vars[pairs.half] = Term(pairs.half.name, frozenset((d,)))
 
     def unflatten(self, grid: list[Axis]) -> None:
         """Variables of the grid axes from the number of the program, the last axis fastest."""
@@ -218,11 +231,11 @@ class _Body:
         value = v.value(s.value)
         dims = value.dims | {d} if s.back is None else self.around
         function = SCANS[s.kind]
-        self.accs.functions[function] = None
+        self.values.functions[function] = None
         tile = self.lanes.spread(value, dims, s.value.dtype)
         text = f"tl.associative_scan({tile}, {d}, {function})"
         if s.back is not None:
-            self.accs.functions["least"] = None
+            self.values.functions["least"] = None
             blocks = next(a.extent for a in self.grid if a.var is s.back.block)
             text = LookingBack(v, s, s.back, d, dims, blocks).joined(tile, text)
         v.refs[s.name] = self.text.let(text, dims, self.text.level)
@@ -253,10 +266,3 @@ class _Body:
             line = f'{UPDATES[s.mode]}({pointer}, {text}{mask}, sem="relaxed")'
         self.text.put(self.text.level, line)
         v.forget(s.buffer)
-
-
-def _width(a: Axis) -> int:
-    """Lanes of an axis: the least power of two that holds its longest block."""
-    if a.extent.hi is None:
-        raise InternalError(f"lanes over {a.name}, which has no bound", pass_name="codegen")
-    return 1 << max(a.extent.hi - 1, 0).bit_length()

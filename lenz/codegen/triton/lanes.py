@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lenz.codegen.triton.random import Pairs
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term
+from lenz.errors import InternalError
 from lenz.ir.dtype import DType
+from lenz.ir.kernel import For, Kernel, walk
 from lenz.ops.emission import triton_type
 from lenz.sym import Var
+
+
+def widths_of(k: Kernel) -> dict[Var, int]:
+    """The variables of a kernel's lanes in the order of the dimensions, with their widths.
+
+    A width is the least power of two that holds the longest block. Raises InternalError for an
+    axis without a bound.
+    """
+    found: dict[Var, int] = {}
+    for s in walk(k.body):
+        if isinstance(s, For) and s.kind == "lane":
+            if s.axis.extent.hi is None:
+                message = f"lanes over {s.axis.name}, which has no bound"
+                raise InternalError(message, pass_name="codegen")
+            found[s.axis.var] = 1 << max(s.axis.extent.hi - 1, 0).bit_length()
+    return found
 
 
 @dataclass(slots=True)
@@ -15,13 +34,14 @@ class Lanes:
     """For each dimension its variable, its width, and the condition under which a lane counts.
 
     `tails` holds None for a dimension all of whose lanes have an element; `fast` are the dimensions
-    in which a tile of several is contiguous in memory.
+    in which a tile of several is contiguous in memory, and `pairs` those of the last lanes.
     """
 
     vars: list[Var]
     widths: list[int]
     tails: list[Term | None] = field(default_factory=list)
     fast: Dims = NO_DIMS
+    pairs: Pairs | None = None
 
     def place(self, d: int) -> str:
         """What makes one dimension of a tile out of a vector of its lanes."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from lenz.codegen.legalise import legalise_kernel, types_of
+from lenz.codegen.triton.lanes import widths_of
+from lenz.codegen.triton.random import pairs_of
 from lenz.ir.dtype import FLOAT8
 from lenz.ir.expr import Expr
 from lenz.ir.kernel import Kernel
@@ -15,7 +17,12 @@ _STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 def legalise(k: Kernel, arch: int) -> Kernel:
     """The same kernel over ops that have a Triton form; InternalError for an op without any."""
     gpu = lambda op: op.expand_gpu or op.expand
-    return legalise_kernel(k, lambda e: is_legal(e, arch), gpu, "Triton")
+    pairs = pairs_of(widths_of(k))
+
+    def legal(e: Expr) -> bool:
+        return is_legal(e, arch) or (pairs is not None and pairs.counters(e) is not None)
+
+    return legalise_kernel(k, legal, gpu, "Triton")
 
 
 def is_legal(e: Expr, arch: int) -> bool:

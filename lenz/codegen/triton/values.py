@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from lenz.codegen.reads import Item, Mask, Reads, parts_of
 from lenz.codegen.triton.indices import Indices, joint
 from lenz.codegen.triton.lanes import Lanes
+from lenz.codegen.triton.random import FUNCTION
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.codegen.triton.types import constant
 from lenz.errors import InternalError
@@ -28,11 +29,13 @@ class Values:
     refs     values of Let and Reduce by name
     written  buffers that the kernel stores to
     checks   True once the text holds an assertion
+    functions names of the functions that the text calls
     floor    level of the innermost loop that may not run: what it reads may not exist
     """
 
     __slots__ = (
-        "checks", "dirty", "floor", "indices", "lanes", "reads", "refs", "stale", "text", "written",
+        "checks", "dirty", "floor", "functions", "indices", "lanes", "reads", "refs", "stale",
+        "text", "written",
     )  # fmt: skip
 
     def __init__(self, text: Text, indices: Indices, lanes: Lanes, written: frozenset[str]) -> None:
@@ -45,6 +48,7 @@ class Values:
         self.stale: dict[str, list[Hashable]] = {}
         self.dirty: set[str] = set()
         self.checks = False
+        self.functions: dict[str, None] = {}
         self.floor = 0
 
     def value(self, e: Expr, mask: Mask = ()) -> Term:
@@ -114,6 +118,12 @@ class Values:
             return self.text.let(f"tl.where({c}, {v}, {o})", dims, level)
         parts = [self._operand(a, mask) for a in e.args]
         dims, level = joint(parts)
+        if self.lanes.pairs is not None and (half := self.lanes.pairs.counters(e)) is not None:
+            self.functions[FUNCTION] = None
+            counters = self.indices.term(half, {})
+            given = f"{parts[0].text}, {parts[1].text}, {counters.text}"
+            text = f"tl.reshape({FUNCTION}({given}), {self.lanes.shape(dims)})"
+            return self.text.let(text, dims, level)
         texts = tuple([p.text for p in parts])
         if e.op.check_triton is not None:
             level = self._assert(e.op.check_triton.format(*texts), mask, dims, level)
