@@ -125,16 +125,19 @@ class Stages:
 
 
 def laid(p: FxProgram, args: Sequence[Any]) -> list[Any]:
-    """The arguments with the strides that tracing took: a gradient may come with any."""
+    """The arguments, gradients in the order of strides that tracing took: they come with any."""
 
-    def one(a: Any, told: Any) -> Any:
-        if not isinstance(a, torch.Tensor) or not all(isinstance(s, int) for s in told.stride()):
-            return a.contiguous() if isinstance(a, torch.Tensor) else a
-        if a.stride() == told.stride():
+    def hint(s: Any) -> int:
+        return int(s if isinstance(s, int) else s.node.hint)
+
+    def one(a: Any, told: Any, name: str) -> Any:
+        if not isinstance(a, torch.Tensor) or "tangents" not in name:
             return a
-        return torch.empty_strided(a.shape, told.stride(), dtype=a.dtype).copy_(a)
+        order = sorted(range(a.dim()), key=lambda d: (-hint(told.stride(d)), d))
+        inverse = [order.index(d) for d in range(a.dim())]
+        return a.permute(order).contiguous().permute(inverse)
 
-    return [one(a, h.value) for a, h in zip(args, p.placeholders, strict=True)]
+    return [one(a, h.value, h.name) for a, h in zip(args, p.placeholders, strict=True)]
 
 
 def wanted(p: FxProgram, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
