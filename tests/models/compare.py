@@ -97,6 +97,8 @@ def compare(name: str, kind: str, device: str = "cpu", dynamic: bool | None = No
     ]
     with in_double():
         exact = run([_cast(m, torch.float64, device) for m in made], lambda fn: fn)
+    if kind.endswith("autocast"):
+        dtype, made = torch.bfloat16, [_autocast(m, device) for m in made]
     eager = run(made, lambda fn: fn)
     seen = Explainer()
     torch._dynamo.reset()
@@ -169,6 +171,16 @@ def _cast(made: Example, dtype: torch.dtype, device: str) -> Example:
     """The model and its inputs in another type; whole numbers stay what they are."""
     inputs = tuple(x.to(device, dtype if x.is_floating_point() else x.dtype) for x in made.inputs)
     return replace(made, module=deepcopy(made.module).to(device, dtype), inputs=inputs)
+
+
+def _autocast(made: Example, device: str) -> Example:
+    """The model whose forward pass, and not the loss, runs under autocast to bfloat16."""
+
+    def forward(module: nn.Module, *inputs: Tensor) -> Any:
+        with torch.autocast(device, torch.bfloat16):
+            return made.forward(module, *inputs)
+
+    return replace(made, forward=forward)
 
 
 class _Wide(TorchFunctionMode):

@@ -42,5 +42,5 @@ def example(name: str, seed: int = 0) -> Example:
 
 def kinds(made: Example) -> tuple[str, ...]:
     """In which ways a model is compared."""
-    bf16 = ("inference in bf16", "training in bf16") if made.bf16 else ()
-    return ("inference", *(("training",) if made.trained else ()), *bf16)
+    half = ("inference in bf16", "training in bf16", "training in autocast") if made.bf16 else ()
+    return ("inference", *(("training",) if made.trained else ()), *half)
