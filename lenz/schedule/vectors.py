@@ -41,23 +41,24 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     """Short rows that lie one behind the other, as one row in whose vectors they begin anew.
 
     for p in P: for r in R    ==>    for f in P * R, scanned over f every R
+    Rows that are scanned from their ends run from the last one to the first.
     None where a row is long, has values of its own, or lies elsewhere than behind the one before.
     """
     if not g.domain.axes or len(g.domain.raxes) != 1:
         return None
     *outer, p = g.domain.axes
     (r,) = g.domain.raxes
-    if not isinstance(r.extent, Int) or r.extent.value > RUN or any(s.rows) or len(s.loops) > 1:
-        return None
     n = r.extent
-    if any(
-        coefficient(x, r.var) is not ONE or coefficient(x, p.var) is not n for x in offsets_of(s)
-    ):
+    if not isinstance(n, Int) or not 0 < n.value <= RUN or any(s.rows) or len(s.loops) > 1:
+        return None
+    steps = {(coefficient(x, r.var), coefficient(x, p.var)) for x in offsets_of(s)}
+    if steps not in ({(ONE, n)}, {(Int(-1), n)}):
         return None
     flat = axis(r.name, p.extent * n)
     width = BLOCK // n.value * n.value
     block, lane = cut(flat, width)
-    at = {p.var: joined(block, lane, width) // n, r.var: lane.var % n}
+    row = joined(block, lane, width) // n
+    at = {p.var: row if (ONE, n) in steps else p.extent - 1 - row, r.var: lane.var % n}
     body = [
         replace(x, over=lane.var, every=n.value) if isinstance(x, Scan) else x for x in s.loops[0]
     ]
