@@ -48,6 +48,8 @@ def shrink(p: Program, why: str, fails: Callable[[Program], str], seconds: float
 
 def trials(p: Program) -> Iterator[Program]:
     """Simpler programs, the boldest first."""
+    for wanted in (*((r,) for r in p.results), p.results):
+        yield _sliced(p, wanted)
     n = len(p.lines)
     size = n // 2
     while size:
@@ -71,6 +73,19 @@ def trials(p: Program) -> Iterator[Program]:
     for k, line in enumerate(p.lines):
         for text in _simpler_texts(line.text):
             yield replace(p, lines=(*p.lines[:k], replace(line, text=text), *p.lines[k + 1 :]))
+
+
+def _sliced(p: Program, wanted: tuple[str, ...]) -> Program:
+    """Some results, and the lines that those are made of; no argument that nobody reads."""
+    needed, kept = set(wanted), []
+    for line in reversed(p.lines):
+        if line.target in needed:
+            needed |= set(line.reads)
+            kept.append(line)
+    p = replace(p, lines=tuple(reversed(kept)), results=wanted)
+    while fewer := next(_fewer_arguments(p), None):
+        p = fewer
+    return p
 
 
 def _without(p: Program, k: int, source: str) -> Program:
