@@ -13,6 +13,7 @@ from lenz.lower import pointwise as pointwise
 from lenz.lower import pool as pool
 from lenz.lower import random as random
 from lenz.lower import reduce as reduce
+from lenz.lower import sample as sample
 from lenz.lower import scan as scan
 from lenz.lower import scatter as scatter
 from lenz.lower import search as search

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import TINY, assert_function, texts_of
+from gpu_oracle import TINY, assert_function, lowered_there, texts_of
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from lenz.frontend.build import build
 from lenz.ir.graph import Extern
+from lenz.ir.interp import interp
+from lenz.lower import native_ops
+from tests.lower.harness import trace
 
 aten = torch.ops.aten
 G = torch.Generator().manual_seed(0)
@@ -83,6 +88,21 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         ),
         (X, S),
     ),
+    "samples of a grid": (
+        lambda x, g: (
+            torch.nn.functional.grid_sample(x[None, None], g.sigmoid().view(1, 12, 10, 2)),
+            *aten.grid_sampler_2d_backward(
+                x[None, None, :6, :5],
+                x[None, None],
+                g[:6, :10].reshape(1, 6, 5, 2),
+                0,
+                1,
+                True,
+                [True, True],
+            ),
+        ),
+        (X, S),
+    ),
     "special functions": (
         lambda x: (
             torch.digamma(x),
@@ -97,6 +117,35 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "frexp": (torch.frexp, (X * 1e-37,)),
 }
+
+IMAGE = torch.randn(2, 3, 5, 6, generator=G)
+POINTS = torch.rand(2, 4, 3, 2, generator=G) * 2.4 - 1.2
+VOLUME = torch.randn(1, 2, 3, 4, 5, generator=G)
+PLACES = torch.rand(1, 2, 3, 2, 3, generator=G) * 2.4 - 1.2
+SAMPLINGS = [(m, p, a) for m in (0, 1, 2) for p in (0, 1, 2) for a in (False, True)]
+
+
+def as_eager(fn: Callable[..., Any], *inputs: Tensor) -> None:
+    """Assert that what a function is lowered to for GPUs gives what eager gives."""
+    g = lowered_there(build(trace(fn, inputs), [], "inference", "test", native=native_ops()))
+    assert not [n.op for n in g.nodes if isinstance(n, Extern)]
+    found = tree_leaves(interp(g, list(inputs)).outputs)
+    for got, want in zip(found, tree_leaves(fn(*inputs)), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "padding", "align"), SAMPLINGS)
+def test_samples_at_the_points_of_a_grid(mode: int, padding: int, align: bool) -> None:
+    """Forward, both gradients; volumes as well, but for bicubic sampling."""
+    how = (mode, padding, align)
+    for rank, x, grid in ((2, IMAGE, POINTS), (3, VOLUME, PLACES)):
+        if rank == 3 and mode == 2:
+            continue
+        forward = getattr(aten, f"grid_sampler_{rank}d")
+        back = getattr(aten, f"grid_sampler_{rank}d_backward")
+        as_eager(lambda x, g: forward(x, g, *how), x, grid)
+        dy = torch.randn(forward(x, grid, *how).shape, generator=G)
+        as_eager(lambda dy, x, g: back(dy, x, g, *how, [True, True]), dy, x, grid)
 
 
 @pytest.mark.parametrize("name", CASES)
