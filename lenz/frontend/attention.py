@@ -23,6 +23,7 @@ from torch.fx import GraphModule, Node
 
 from lenz.frontend.calls import called, checkpointed, value_of
 from lenz.frontend.evaluate import KnownValues
+from lenz.frontend.layout import dense_order, restored
 from lenz.frontend.values import is_same_size
 
 __all__ = ["fuse_attention"]
@@ -133,10 +134,15 @@ def fit(gm: GraphModule, n: Node) -> None:
         after.append(("squeeze", 0))
     n.kwargs = new
     users, result, following = tuple(n.users), n, n.next
+    value = value_of(n)
+    order = None if value is None else dense_order(value)
     for name, *args in after:
         result = called(gm, following, name, result, *args, like=n)
     for user in users:
         user.replace_input_with(n, result)
+        # Another kernel has other strides, which are seen where the result leaves.
+        if user.op == "output" and order is not None:
+            user.replace_input_with(result, restored(gm, user, result, order))
 
 
 def widen(
