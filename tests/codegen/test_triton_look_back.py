@@ -8,16 +8,30 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import TINY, assert_function, cubins, interpreted, kernels_of, kinds_of, scheduled
+from gpu_oracle import (
+    TINY,
+    assert_function,
+    cubins,
+    gpu_context,
+    interpreted,
+    kernels_of,
+    kinds_of,
+    scheduled,
+)
 from gpu_oracle import lowered_there as there
 from oracle import assert_schedule, roundtrip
 from torch import Tensor
 
 from lenz.codegen.triton.kernel import emit
+from lenz.debug.report import KernelReport, launches_report
 from lenz.errors import InternalError
 from lenz.ir.graph import Extern
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
+from lenz.ir.plan import Alloc, LaunchStep
+from lenz.ir.verify import verify
+from lenz.pipeline import launched, named
+from lenz.plan import build
 from tests.cuda import cuda_program
 from tests.triton_interpreter import Argument, Fault, launch
 
@@ -152,3 +166,20 @@ def test_workspaces_are_in_the_launch_only() -> None:
     (step,) = [x for x in s.steps if isinstance(x, Launch)]
     assert [p.mode for p in step.kernel.params] == ["in", "out", "work"]
     assert step.kernel.params[-1].size.hi == 511 + 511 // 64
+
+
+def test_the_plan_zeroes_workspaces_and_the_report_names_them() -> None:
+    s = named(lowered(lambda x: (x.cumsum(-1) + 1).flip(0).cumsum(0), 300, 40_000))
+    plan = build(s, launched(s)[0], gpu_context())
+    verify(plan)
+    fresh: dict[str, int] = {}
+    for n, step in enumerate(plan.steps):
+        if isinstance(step, Alloc) and step.zero:
+            fresh[step.name] = n
+        elif isinstance(step, LaunchStep):
+            words = [a for a in step.args if a.endswith(".work")]
+            assert all(fresh.pop(a) < n for a in words), "zeroed once for each launch"
+    reports = [r for r in launches_report(s, {"arg0_1": "x"}) if isinstance(r, KernelReport)]
+    (first, *_) = reports
+    assert first.kind == "split_scan" and first.loads == ("x",)
+    assert [a.rsplit(".", 1)[-1] for a in first.mutated_args] == ["work"]
