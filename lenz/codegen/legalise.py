@@ -8,7 +8,7 @@ from dataclasses import replace
 from lenz.errors import InternalError
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, interpret, rebuild
-from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Stmt, Store
+from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Sort, Stmt, Store
 from lenz.ir.op import Op
 
 Expansion = Callable[..., Expr]
@@ -43,6 +43,8 @@ def legalise_kernel(
                 return replace(s, body=tuple([statement(x) for x in s.body]))
             case Let() | Reduce() | Scan():
                 return replace(s, value=legal(s.value))
+            case Sort():
+                return s
             case Store():
                 s = store(s)
                 bound = tuple([legal(e) for e in s.bound])

@@ -101,6 +101,23 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class Sort:
+    """out[.., s, ..] is the s-th smallest of the bodies along axis number `dim`, an i32 or an i64.
+
+    `out` may have fewer elements than there are along that axis: then it has the smallest ones.
+    """
+
+    out: Buffer
+    axes: tuple[Axis, ...]
+    dim: int
+    body: Expr
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dim < len(self.axes):
+            raise InternalError(f"%{self.out.name} is sorted along axis {self.dim}, which is none")
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter:
     """out is `base`, updated at out[index] for every point of the axes, in row-major order.
 
@@ -167,8 +184,8 @@ class Extern:
 
 # What is known of an op without tags, as those that call graphs are.
 _MAY_DRAW = (torch.Tag.nondeterministic_seeded,)
-Loop: TypeAlias = Pointwise | Reduction | Scan | Scatter
-LOOPS = (Pointwise, Reduction, Scan, Scatter)
+Loop: TypeAlias = Pointwise | Reduction | Scan | Sort | Scatter
+LOOPS = (Pointwise, Reduction, Scan, Sort, Scatter)
 Node: TypeAlias = Loop | View | Extern
 
 
@@ -217,7 +234,7 @@ def outs_of(n: Node) -> tuple[Buffer, ...]:
 def bodies_of(n: Loop) -> tuple[Expr, ...]:
     """The expressions of a loop node; the last one is the value it gives."""
     match n:
-        case Pointwise():
+        case Pointwise() | Sort():
             return (n.body,)
         case Reduction() | Scan():
             return (n.body, n.finish)
@@ -228,7 +245,7 @@ def bodies_of(n: Loop) -> tuple[Expr, ...]:
 def map_bodies(n: Loop, f: Callable[[Expr], Expr]) -> Loop:
     """The node with every expression replaced by f of it."""
     match n:
-        case Pointwise():
+        case Pointwise() | Sort():
             return replace(n, body=f(n.body))
         case Reduction() | Scan():
             return replace(n, body=f(n.body), finish=f(n.finish))
@@ -244,7 +261,7 @@ def loop_axes(n: Loop) -> tuple[Axis, ...]:
 def reads_of(n: Node) -> tuple[str, ...]:
     """Names of the buffers a node reads, each once, in order of first use."""
     match n:
-        case Pointwise() | Reduction() | Scan() | Scatter():
+        case Pointwise() | Reduction() | Scan() | Sort() | Scatter():
             names = [e.attrs[0] for e in loads_of(*bodies_of(n))]
             names += [n.base] if isinstance(n, Scatter) else []
         case View(_, source):
@@ -280,7 +297,7 @@ def roots_of(steps: Iterable[object]) -> dict[str, str]:
 def rename_reads(n: Node, same: dict[str, str]) -> Node:
     """The node with buffers that it reads renamed."""
     match n:
-        case Pointwise() | Reduction() | Scan() | Scatter():
+        case Pointwise() | Reduction() | Scan() | Sort() | Scatter():
             made = map_bodies(n, lambda e: replace_loads(e, lambda at: _renamed(at, same)))
             if isinstance(made, Scatter):
                 return replace(made, base=same.get(made.base, made.base))

@@ -27,6 +27,7 @@ from lenz.ir.graph import (
     Ref,
     Scan,
     Scatter,
+    Sort,
     View,
 )
 from lenz.ir.interp_expr import (
@@ -219,6 +220,8 @@ class Run:
                     self._reduction(n)
                 case Scan():
                     _scan(self, n)
+                case Sort():
+                    _sort(self, n)
                 case Scatter():
                     _scatter(self, n)
                 case View():
@@ -305,6 +308,13 @@ def _scan(run: Run, n: Scan) -> None:
     acc = row.movedim(-1, n.dim)
     (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, run.read)
     run.put(n.out, out.expand(shape))
+
+
+def _sort(run: Run, n: Sort) -> None:
+    env, shape = run.grid(n.axes)
+    (value,) = evaluate_exprs((n.body,), env, _no_value, run.read)
+    row = value.expand(shape).sort(n.dim)[0]
+    run.put(n.out, row.narrow(n.dim, 0, run.size(n.out.shape[n.dim])))
 
 
 def _scatter(run: Run, n: Scatter) -> None:

@@ -34,6 +34,7 @@ from lenz.ir.kernel import (
     Mode,
     Reduce,
     Scan,
+    Sort,
     Stmt,
     Store,
     exprs_of,
@@ -199,6 +200,8 @@ class _Run:
                     self.active[id(s)].take(self.value(value, env, refs), env, self.lane)
                 case Scan():
                     refs[s.name] = _Lanes(self.scan(s, self.value(s.value, env, refs), env), ())
+                case Sort():
+                    self.sort(s, env)
                 case Store():
                     self.store(s, env, refs)
 
@@ -274,6 +277,15 @@ class _Run:
             value = scan_last(s.kind, pair)[..., -1]
         self.running[key] = value[-1] if is_lane else value
         return value
+
+    def sort(self, s: Sort, env: dict[Var, Value]) -> None:
+        """Order the elements of a local; those behind the last one that is kept are gone."""
+        m = self.memory[s.buffer]
+        size, keep = (int(sym_value(x, env)) for x in (s.size, s.keep))
+        if not bool(m.is_written[:size].all()):
+            raise InternalError(f"%{s.buffer} is sorted before it is full", rule="sort-local")
+        m.data[:size] = m.data[:size].sort()[0]
+        m.is_written[keep:] = False
 
     def _forget_locals(self) -> None:
         for x in self.k.locals:

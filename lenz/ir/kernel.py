@@ -26,6 +26,8 @@ Meaning of the statements:
   between that one and the statement have one running value per iteration. With `back` the fold goes
   on from program to program of a GPU's grid: see `LookBack`. With `every` it starts anew wherever
   the variable is a multiple of that: short rows that lie one behind the other.
+- `Sort(buffer, size, keep)`: the first `size` elements of a local in ascending order, of which
+  only the first `keep` may be read: `sort(%l0, 512, keep 10)`.
 - `Store(buffer, offset, value)`: `@k` in the offset is bound[k]. With a mode other than "set" the
   element becomes the sum (product, greater, smaller) of what it was and the value.
 """
@@ -47,8 +49,9 @@ LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
 Mode = Literal["in", "out", "inout", "work"]
 KernelKind = Literal[
-    "pointwise", "reduction", "outer_reduction", "transpose", "scan", "split_scan", "scatter"
-]
+    "pointwise", "reduction", "outer_reduction", "transpose", "scan", "split_scan", "sort",
+    "scatter",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,10 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Scratch of one parallel iteration, `size` elements, on the stack or in registers."""
+    """Scratch of one parallel iteration, `size` elements, on the stack or in registers.
+
+    On a GPU it is a row of a tile: the loops that store to it and load from it are loops of lanes.
+    """
 
     name: str
     dtype: DType
@@ -131,6 +137,15 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class Sort:
+    """The elements of a local in order. `keep` is not above `size`."""
+
+    buffer: str
+    size: Sym
+    keep: Sym
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """A write of one element, or (mode) an update of it."""
 
@@ -141,7 +156,7 @@ class Store:
     mode: UpdateMode = "set"
 
 
-Stmt: TypeAlias = For | Let | Reduce | Scan | Store
+Stmt: TypeAlias = For | Let | Reduce | Scan | Sort | Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +208,7 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
                 found.append(value)
             case Store(_, _, value, bound):
                 found.extend((value, *bound))
-            case For():
+            case For() | Sort():
                 pass
     return found
 

@@ -22,6 +22,7 @@ from lenz.ir.graph import (
     Ref,
     Scan,
     Scatter,
+    Sort,
     View,
     bodies_of,
     loop_axes,
@@ -110,7 +111,7 @@ def _node_syms(n: Node) -> Iterator[tuple[Sym, frozenset[Var]]]:
     bodies: tuple[Expr, ...] = ()
     index: tuple[Sym, ...] = ()
     match n:
-        case Pointwise() | Reduction() | Scan() | Scatter():
+        case Pointwise() | Reduction() | Scan() | Sort() | Scatter():
             axes, bodies = loop_axes(n), bodies_of(n)
             index = n.index if isinstance(n, Scatter) else ()
         case View():
@@ -244,6 +245,9 @@ def show_node(
         case View():
             index = ", ".join(map(show_sym, n.index))
             return f"{head} : view ({_axes(n.axes)}) %{show_name(n.source)}[{index}]"
+        case Sort():
+            line = f"{head} : sort ({_axes(n.axes)}) over {n.axes[n.dim].name}"
+            return f"{line} {show_block(n.body, types, indent)}"
         case Scatter():
             index = ", ".join(map(show_sym, n.index))
             bound = show_bound(n.index, [show_value(e, types, indent) for e in n.bound])

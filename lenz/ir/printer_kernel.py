@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from lenz.ir.dtype import DType
-from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Stmt, Store, TileConfig
+from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Sort, Stmt, Store, TileConfig
 from lenz.ir.lines import Lines
 from lenz.ir.printer_expr import (
     LINE,
@@ -71,7 +71,9 @@ def _body(body: tuple[Stmt, ...], out: Lines, types: dict[str, DType]) -> None:
             _body(s.body, out, types)
 
 
-def show_stmt(s: Let | Reduce | Scan | Store, types: dict[str, DType], indent: str = "") -> str:
+def show_stmt(
+    s: Let | Reduce | Scan | Sort | Store, types: dict[str, DType], indent: str = ""
+) -> str:
     """One statement that is not a loop; enters the name it defines into `types`."""
     match s:
         case Let(name, value):
@@ -90,6 +92,9 @@ def show_stmt(s: Let | Reduce | Scan | Store, types: dict[str, DType], indent: s
                 place = f"%{show_name(back.work)}[{show_sym(back.at)}]"
                 line += f" behind {back.block.name} by {place} group {back.group}"
             types[name] = value.dtype
+        case Sort(buffer, size, keep):
+            few = "" if keep is size else f", keep {show_sym(keep)}"
+            line = f"sort(%{show_name(buffer)}, {show_sym(size)}{few})"
         case Store(buffer, offset, value, bound, mode):
             operands = show_bound((offset,), [show_value(b, types, indent) for b in bound])
             value_text = show_value(value, types, indent)

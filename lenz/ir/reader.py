@@ -25,6 +25,7 @@ from lenz.ir.graph import (
     Ref,
     Scan,
     Scatter,
+    Sort,
     View,
     outs_of,
 )
@@ -56,7 +57,7 @@ from lenz.ir.reader_expr import (
 )
 from lenz.ir.reader_kernel import kernel_of
 from lenz.ir.reader_plan import plan_of
-from lenz.ir.tensor import Buffer
+from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv, Var
 
 __all__ = ["ReadError", "read", "read_expr", "read_graph"]
@@ -240,7 +241,9 @@ def _node(c: Cursor, s: Scope, marked: list[Atom]) -> Node:
     else:
         results = tuple(list_of(c, lambda: _result(c, s, marked), ")"))
     c.expect(":")
-    kind = choice_of(c, ("map", "reduce", "scan", "scatter", "view", "call"), "a kind of node")
+    kind = choice_of(
+        c, ("map", "reduce", "scan", "sort", "scatter", "view", "call"), "a kind of node"
+    )
     if kind == "call":
         return _extern(c, s, results, single)
     out = results[0] if results else None
@@ -254,6 +257,9 @@ def _node(c: Cursor, s: Scope, marked: list[Atom]) -> Node:
         return _reduction(c, s, out)
     if kind == "scan":
         return _scan(c, s, out)
+    if kind == "sort":
+        axes, dim = _along(c, s)
+        return Sort(out, axes, dim, block_of(c, s.inner(axes)))
     if kind == "scatter":
         return _scatter(c, s, out)
     c.expect("(")
@@ -285,13 +291,18 @@ def _finish(c: Cursor, s: Scope, acc: DType) -> Expr:
     return block_of(c, s)
 
 
-def _scan(c: Cursor, s: Scope, out: Buffer) -> Scan:
-    kind = choice_of(c, SCAN_KINDS, "a kind of scan")
+def _along(c: Cursor, s: Scope) -> tuple[tuple[Axis, ...], int]:
+    """Axes, and the number of the one that a node works along."""
     c.expect("(")
     axes = axes_of(c, s, ")")
     c.expect("over")
     names = tuple(a.name for a in axes)
-    dim = names.index(choice_of(c, names, "an axis"))
+    return axes, names.index(choice_of(c, names, "an axis"))
+
+
+def _scan(c: Cursor, s: Scope, out: Buffer) -> Scan:
+    kind = choice_of(c, SCAN_KINDS, "a kind of scan")
+    axes, dim = _along(c, s)
     reverse = c.accept("reverse")
     body = block_of(c, s.inner(axes))
     finish = _finish(c, s.inner(axes), body.dtype)

@@ -19,6 +19,7 @@ from lenz.ir.kernel import (
     Param,
     Reduce,
     Scan,
+    Sort,
     Stmt,
     Store,
     TileConfig,
@@ -135,6 +136,8 @@ def _stmt(c: Cursor, s: Scope) -> Stmt:
     if c.kind == "word" and c.accept("store"):
         mode = "set" if c.text == "(" else choice_of(c, UPDATE_MODES, "a mode of update")
         return _store(c, s, mode)
+    if c.kind == "word" and c.accept("sort"):
+        return _sort(c, s)
     name = name_of(c)
     c.expect("=")
     if c.accept("reduce"):
@@ -162,6 +165,18 @@ def _stmt(c: Cursor, s: Scope) -> Stmt:
     value = value_of(c, s, {})
     s.types[name] = value.dtype
     return Let(name, value)
+
+
+def _sort(c: Cursor, s: Scope) -> Sort:
+    c.expect("(")
+    buffer = buffer_of(c)
+    c.expect(",")
+    size = keep = sym_of(c, s.vars)
+    if c.accept(","):
+        c.expect("keep")
+        keep = sym_of(c, s.vars)
+    c.expect(")")
+    return Sort(buffer, size, keep)
 
 
 def _look_back(c: Cursor, s: Scope) -> LookBack:

@@ -6,7 +6,7 @@ An error names the rule (`verify_rules.RULES`) and shows the line of text that b
 from __future__ import annotations
 
 from lenz.errors import InternalError
-from lenz.ir.dtype import BOOL, DType
+from lenz.ir.dtype import BOOL, I32, I64, DType
 from lenz.ir.expr import Expr
 from lenz.ir.graph import (
     Atom,
@@ -17,6 +17,7 @@ from lenz.ir.graph import (
     Reduction,
     Scan,
     Scatter,
+    Sort,
     View,
     atom_refs,
     bodies_of,
@@ -40,7 +41,7 @@ from lenz.ir.verify_rules import (
     check_gather,
     check_vars,
 )
-from lenz.sym import Int, Sym, Var, prove_eq
+from lenz.sym import Int, Sym, Var, prove_eq, prove_le
 from lenz.sym import show as show_sym
 
 __all__ = ["RULES", "verify"]
@@ -191,8 +192,12 @@ def _axes_match(n: Loop | View) -> None:
     shape = n.out.type.shape
     if len(n.axes) != len(shape):
         broken("rank", f"{len(n.axes)} axes for a result of {len(shape)} dimensions", n)
-    for a, size in zip(n.axes, shape, strict=True):
-        if a.extent is not size and not prove_eq(a.extent, size):
+    for d, (a, size) in enumerate(zip(n.axes, shape, strict=True)):
+        if isinstance(n, Sort) and d == n.dim:
+            if n.body.dtype not in (I32, I64) or prove_le(a.extent + 1, size):
+                what = f"{show_sym(size)} of {show_sym(a.extent)} elements of {n.body.dtype}"
+                broken("sort", what, n)
+        elif a.extent is not size and not prove_eq(a.extent, size):
             what = f"axis {a.name} runs to {show_sym(a.extent)}, the result has {show_sym(size)}"
             broken("axes-match-out", what, n)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lenz.ir.dtype import BOOL, I64, DType
+from lenz.ir.dtype import BOOL, I32, I64, DType
 from lenz.ir.expr import Expr
 from lenz.ir.kernel import (
     For,
@@ -14,6 +14,7 @@ from lenz.ir.kernel import (
     Param,
     Reduce,
     Scan,
+    Sort,
     Stmt,
     Store,
     slots,
@@ -22,7 +23,7 @@ from lenz.ir.kernel import (
 )  # fmt: skip
 from lenz.ir.printer_expr import acc_dtype
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
-from lenz.sym import Int, Sym, Var
+from lenz.sym import Int, Sym, Var, prove_le
 from lenz.sym import show as show_sym
 
 SPREAD = ("parallel", "grid")
@@ -93,6 +94,8 @@ class _Check:
                     self.body(x.value, s, x)
                     self.scan(x, s)
                     s.visible[x.name] = x.value.dtype
+                case Sort():
+                    self.sort(x, s)
                 case Store():
                     self.store(x, s, places)
         return pending
@@ -134,6 +137,18 @@ class _Check:
             broken("reduce-dtype", f"{x.kind} of {x.value.dtype}", x)
         self.body(x.value, s, x)
         return {x.name: acc_dtype(x.kind, x.value.dtype)}
+
+    def sort(self, x: Sort, s: _Scope) -> None:
+        """Check a sort."""
+        b = self.buffers.get(x.buffer)
+        if not isinstance(b, Local) or b.dtype not in (I32, I64):
+            broken("sort-local", f"%{x.buffer} is no local of i32 or i64", x)
+        for size in (x.size, x.keep):
+            check_vars(size, s.vars, x)
+            if size.hi is None or size.hi > b.size:
+                broken("sort-local", f"%{x.buffer} may not have {show_sym(size)} elements", x)
+        if prove_le(x.size + 1, x.keep):
+            broken("sort-local", f"{show_sym(x.keep)} of {show_sym(x.size)} elements", x)
 
     def scan(self, x: Scan, s: _Scope) -> None:
         """Check the loops of a scan, and the workspace that takes it from program to program."""

@@ -19,6 +19,7 @@ from lenz.lower import scatter as scatter
 from lenz.lower import search as search
 from lenz.lower import shape as shape
 from lenz.lower import softmax as softmax
+from lenz.lower import sort as sort
 from lenz.lower import special as special
 from lenz.lower import unfold as unfold
 from lenz.lower import view as view

@@ -25,6 +25,7 @@ from lenz.ir.graph import (
     Scan,
     ScanKind,
     Scatter,
+    Sort,
     UpdateMode,
     View,
 )
@@ -191,6 +192,17 @@ class GraphBuilder:
         done = round_to(ref("acc", body.dtype), type.dtype)
         out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
         self.nodes.append(Scan(out, axes, dim, kind, body, done))
+        return Value(out)
+
+    def sort(self, dim: int, size: Sym, fn: Callable[[Index], Expr], type: TensorType) -> Value:
+        """out[.., s, ..] = the s-th smallest of fn(index) over `size` indices in dimension `dim`.
+
+        fn gives an i32 or i64, `type` says how many of them are kept.
+        """
+        shape = [size if d == dim else s for d, s in enumerate(type.shape)]
+        axes = axes_for(shape)
+        out = self.define(f"{self._hint}_keys", replace(type, layout=_at_zero(type.layout)))
+        self.nodes.append(Sort(out, axes, dim, fn(_vars(axes))))
         return Value(out)
 
     def scatter(

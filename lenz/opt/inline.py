@@ -36,6 +36,7 @@ from lenz.ir.graph import (
     Reduction,
     Scan,
     Scatter,
+    Sort,
     View,
     atom_refs,
     bodies_of,
@@ -225,7 +226,7 @@ def uses_of(g: Graph) -> dict[str, Uses]:
 
     for n in g.nodes:
         match n:
-            case Pointwise() | Reduction() | Scan() | Scatter():
+            case Pointwise() | Reduction() | Scan() | Sort() | Scatter():
                 if isinstance(n, Scatter):
                     of(n.base).other += 1
                 axes = loop_axes(n)

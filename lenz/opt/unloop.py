@@ -37,6 +37,7 @@ from lenz.ir.graph import (
     Node,
     Pointwise,
     Reduction,
+    Sort,
     buffers_of,
     reads_of,
 )
@@ -64,6 +65,7 @@ def unloop(g: Graph, cx: Context) -> Graph:
     # A read may not move behind a call that writes what it reads.
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     loops = {n.out.name for n in g.nodes if isinstance(n, LOOPS)}
+    sorts = {n.out.name for n in g.nodes if isinstance(n, Sort)}
     hot: dict[str, Pointwise] = {}
     nodes: list[Node] = []
     for n in g.nodes:
@@ -72,9 +74,10 @@ def unloop(g: Graph, cx: Context) -> Graph:
         if isinstance(n, Reduction) and n.out.type.device != "cpu":
             u, body = uses[n.out.name], None
             # Readers that need a result for each element of its row share the kernel of the row,
-            # and so does what stores those elements.
+            # and so does what stores or sorts those elements.
             rows = u.elements > u.loads * max(g.env.hint(product(n.out.shape)), 1)
-            if not rows and not any(r in loops and uses[r].other for r in reads_of(n)):
+            stored = [r for r in reads_of(n) if r in loops and uses[r].other]
+            if not rows and not stored and not sorts & set(reads_of(n)):
                 body = _written_out(n, layouts)
             body = body or _solved(n, hot)
             if body is not None and cx.allow("unloop", n.out.name):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Kernel, Stmt, Store, overwrites_safely
+from lenz.ir.kernel import For, Kernel, Sort, Stmt, Store, overwrites_safely
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
 
@@ -54,7 +54,7 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
     if store.bound or any(v not in store.offset.free_vars for v in loops):
         return False
     for n, (s, _) in enumerate(order):
-        bodies = () if isinstance(s, For) else (s.value, *getattr(s, "bound", ()))
+        bodies = () if isinstance(s, (For, Sort)) else (s.value, *getattr(s, "bound", ()))
         for e in loads_of(*bodies):
             if e.attrs[0] == written:
                 return False

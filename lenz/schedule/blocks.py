@@ -33,8 +33,8 @@ from lenz.ir.tensor import Axis
 from lenz.schedule.cut import cut, joined, moved, nested
 from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.loops import coefficient, columns_win, offsets_of
-from lenz.schedule.nest import Axes, Nest, position
-from lenz.schedule.stages import Stages, Statement
+from lenz.schedule.nest import Axes, Domain, Nest, position
+from lenz.schedule.stages import Stages, Statement, power
 from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, substitute
 
 # Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
@@ -66,6 +66,8 @@ class Shape:
     group: int = 64
     # Tile of short rows, and of columns.
     rows: int = 2048
+    # Tile that is sorted: 8 keys of 64 bits per thread; with 16, compiling takes twice as long.
+    sort: int = 4096
     # Columns of one program: 128 bytes of a half, so that each row of the tile is a cache line.
     panel: int = 64
     # The same where there are less than 64 panels: 32 bytes of f32 are what DRAM gives.
@@ -97,18 +99,18 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     kind: KernelKind = "pointwise"
     if in_parts(g):
         return _in_parts(g, s, env, shape)
-    if any(n.scan is not None for n in g.nests):
-        kind = "scan"
+    if any(n.scan is not None or n.sorts for n in g.nests):
+        kind = "sort" if any(n.sorts for n in g.nests) else "scan"
         widths = _scan_widths(g, s, env, shape)
     elif part := _part(g):
         kind = "reduction"
-        widths = {a: _power(_length(a, env)) for a in raxes}
+        widths = {a: power(_length(a, env)) for a in raxes}
         widths |= _widths(part, shape.rows // _area(widths), env)
     elif not raxes:
         across = _across(axes, s, env)
         if across is not None:
             kind = "transpose"
-            widths = {a: min(shape.edge, _power(env.hint(a.extent))) for a in across}
+            widths = {a: min(shape.edge, power(env.hint(a.extent))) for a in across}
         else:
             # Odd rows are loaded and stored by the element: twice the tile is 18% faster.
             odd = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
@@ -120,8 +122,8 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         kind = "reduction"
         widths = _row_widths(g, env, shape)
         widths |= _widths(axes, shape.rows // _area(widths), env)
-    body = _loops(axes, raxes, _part(g), s, widths)
-    warps = _warps(_area(widths), bool(raxes), shape)
+    body = _loops(g.domain, _part(g), s, widths)
+    warps = _warps(_area(widths), bool(raxes) and kind != "sort", shape)
     if kind == "outer_reduction" and not shape.thread:
         warps = _column_warps(warps, g, widths, env)
     return Tiled(kind, body, TileConfig(warps=warps, stages=shape.stages))
@@ -140,14 +142,15 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Tiled:
 
 
 def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
-    """A program holds the rows that it scans whole; lanes of P take what is left of a tile."""
+    """A program holds rows that it scans or sorts whole; lanes of P take what a tile has left."""
     (r,) = g.domain.raxes or (None,)
     if r is None:
         return _widths(g.domain.axes, shape.tile, env)
-    widths = {r: max(2, _power(_length(r, env)))}  # an axis of one lane would be a loop
+    widths = {r: max(2, power(_length(r, env)))}  # an axis of one lane would be a loop
     columns = columns_win(g, s, env)
     room = shape.panel if columns else shape.rows // widths[r]
-    return widths | _widths(g.domain.axes[-1:], min(room, shape.row // widths[r]), env)
+    most = shape.sort if any(n.sorts for n in g.nests) else shape.row
+    return widths | _widths(g.domain.axes[-1:], min(room, most // widths[r]), env)
 
 
 def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
@@ -162,7 +165,7 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     part, total = shape.part >> wide, env.hint(g.domain.rows) * env.hint(g.domain.length)
     while part > 2048 and total < FEW * part:  # (10, 131072): 8.1 us, in parts of 8192 9.1 us
         part //= 2
-    most = min(part, max(2, _power(_length(r, env))))
+    most = min(part, max(2, power(_length(r, env))))
     least = shape.narrow if columns_win(g, s, env) else 1
     widths = _widths(axes[-1:], max(least, part // most), env)
     widths[r] = max(2, min(most, part // _area(widths)))  # an axis of one lane would be a loop
@@ -193,11 +196,6 @@ def _warps(area: int, reduces: bool, shape: Shape) -> int:
     return max(least, min(shape.warps, area // (32 * (shape.thread or (16 if reduces else 8)))))
 
 
-def _power(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _area(widths: dict[Axis, int]) -> int:
     area = 1
     for w in widths.values():
@@ -217,7 +215,7 @@ def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, i
         if budget <= 1 or len(widths) == MOST_AXES:
             break
         n = _length(a, env)
-        width = min(_power(n), budget)
+        width = min(power(n), budget)
         # Lanes beyond the end do nothing: 768 elements are 3 tiles of 256 and not one of 1024.
         while width > 128 and -(-n // width) * width > n + n // idle:
             width //= 2
@@ -232,9 +230,9 @@ def _row_widths(g: Group, env: SymEnv, shape: Shape) -> dict[Axis, int]:
     raxes = g.domain.raxes
     whole = 1
     for a in raxes:
-        whole *= _power(a.extent.hi) if a.extent.hi is not None else shape.row + 1
+        whole *= power(a.extent.hi) if a.extent.hi is not None else shape.row + 1
     if whole <= shape.row and len(raxes) < MOST_AXES:
-        return {a: _power(_length(a, env)) for a in raxes if a.extent is not ONE}
+        return {a: power(_length(a, env)) for a in raxes if a.extent is not ONE}
     if len(raxes) > 1 and any(n.kind in ("argmax", "argmin") for n in g.nests):
         return {}  # the number of an element over several axes must not depend on a cut
     return _widths(raxes, shape.chunk, env, shape.idle)
@@ -251,7 +249,7 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
     few = env.hint(g.domain.rows) < 64 * shape.panel
     panel, budget = (shape.narrow, shape.chunk) if few else (shape.panel, shape.rows)
     widths = _widths(axes[-1:], panel, env)
-    whole = {a: _power(a.extent.hi) for a in raxes if a.extent.hi is not None}
+    whole = {a: power(a.extent.hi) for a in raxes if a.extent.hi is not None}
     stores = any(isinstance(x, Store) for loop in s.loops for x in loop)
     again = sum(map(bool, s.loops)) > 1 and (few or stores)
     again = again and len(whole) == len(raxes) < MOST_AXES
@@ -303,9 +301,8 @@ def _part(g: Group) -> Axes:
     return next((n.raxes for n in g.nests if n.across), ())
 
 
-def _loops(
-    axes: Axes, raxes: Axes, part: Axes, s: Stages, widths: dict[Axis, int]
-) -> tuple[Stmt, ...]:
+def _loops(d: Domain, part: Axes, s: Stages, widths: dict[Axis, int]) -> tuple[Stmt, ...]:
+    axes, raxes = d.axes, d.raxes
     at: dict[Var, Sym] = {}
     grid, lanes = _cut([a for a in axes if a not in part], widths, at)
     turns, rows = _cut(part, widths, at)
@@ -317,10 +314,12 @@ def _loops(
     }
     inside: list[Stmt] = []
     for k, row in enumerate(s.rows):
-        inside.extend(moved(row, at))
+        inside.extend((*s.sorts.get(k, ()), *moved(row, at)))
         if k < len(s.loops) and s.loops[k]:
             body = moved([_over(x, over) for x in s.loops[k]], at)
             inside.extend(nested(steps, "seq", nested(inner, "lane", body)))
+    if s.kept:
+        inside.extend(nested(d.kept, "lane", moved(s.kept, at)))
     body = nested(turns, "seq", nested(rows, "lane", tuple(inside)))
     if s.columns:
         body += nested(inner, "lane", moved(s.columns, at))

@@ -32,6 +32,7 @@ from lenz.ir.kernel import (
     Param,
     Reduce,
     Scan,
+    Sort,
     Stmt,
     Store,
     TileConfig,
@@ -42,7 +43,7 @@ from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer
 from lenz.schedule import vectors
 from lenz.schedule.blocks import Shape, Space, scattered, tiled
-from lenz.schedule.cost import grain, ns_per_element
+from lenz.schedule.cost import NS_PER_KEY, grain, ns_per_element
 from lenz.schedule.legal import Group, device_of
 from lenz.schedule.loops import Form, choose
 from lenz.schedule.reciprocal import share_reciprocals
@@ -90,7 +91,10 @@ def build(
 
         def shaped(shape: Shape) -> Launch:
             form = tiled(g, s, env, shape)
-            return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned, form.work)
+            scratch = tuple(s.locals)
+            return _finish(
+                g, form.body, form.kind, form.tile, scratch, buffers, unaligned, form.work
+            )
 
         usual = shaped(Shape())
         if space is None:
@@ -112,6 +116,7 @@ def build(
             body = vectors.tiles(g, s, choice)
     tile = _tile(body, env)
     kind = "scan" if any(n.scan is not None for n in g.nests) else KINDS[choice.form]
+    kind = "sort" if s.sorts else kind
     return _finish(g, body, kind, tile, tuple(s.locals), buffers, None)
 
 
@@ -208,6 +213,8 @@ def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ..
                 if isinstance(s, Scan) and s.back is not None:
                     s = replace(s, back=replace(s.back, work=names[s.back.work]))
                 return s
+            case Sort():
+                return s
 
     return tuple(statement(s) for s in body)
 
@@ -228,6 +235,8 @@ def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]
             use(st.axis.extent)
         elif isinstance(st, Store):
             use(st.offset)
+        elif isinstance(st, Sort):
+            use(st.size)
         elif isinstance(st, Scan) and st.back is not None:
             use(st.back.at)
     for e in nodes_of(*exprs_of(body)):
@@ -256,9 +265,11 @@ def _grain(body: tuple[Stmt, ...], env: SymEnv) -> int:
 
 
 def _time(body: tuple[Stmt, ...], env: SymEnv) -> float:
-    values = [s.value for s in body if not isinstance(s, For)]
+    values = [s.value for s in body if not isinstance(s, (For, Sort))]
     total = ns_per_element(values, sum(isinstance(s, Store) for s in body)) if values else 0.0
     for s in body:
+        if isinstance(s, Sort):
+            total += NS_PER_KEY * env.hint(s.size)
         if isinstance(s, For):
             total += _extent_hint(s.axis, env) * _time(s.body, env)
     return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lenz.ir.expr import Expr, cost_of, loads_of, nodes_of
 from lenz.schedule.nest import (
@@ -65,7 +65,7 @@ class Group:
 
 def group_of(n: Nest) -> Group:
     """A group of one."""
-    return Group(Domain(n.axes, n.raxes), (n,))
+    return Group(Domain(n.axes, n.raxes, n.kept), (n,))
 
 
 def may_fuse(a: Group, b: Group) -> Fuse | Reject:
@@ -79,6 +79,8 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
         return Reject(f"{a.name} is on {device}, {b.name} on {device_of(b)}")
     if any(n.update is not None for g in (a, b) for n in g.nests):
         return Reject("a scatter runs by itself")
+    if (a.domain.kept or b.domain.kept) and any(n.target != n.name for n in (*a.nests, *b.nests)):
+        return Reject("what a sort keeps is read behind all, when inputs have been overwritten")
     most = MAX_BUFFERS if device == "cpu" else MAX_GPU_BUFFERS
     if device == "cpu" and any(map(may_fail, (a, b))) and any(map(overwrites, (a, b))):
         return Reject("arguments are written when the checks have passed")
@@ -124,7 +126,8 @@ def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
     gpu, nests = device_of(a) != "cpu", (*a.nests, *b.nests)
     found: list[tuple[Domain, list[Axes]]] = []
     for d, other in pairs:
-        orders = orders_of(d, [n for n in nests if gpu and n.raxes == d.raxes])
+        d = replace(d, kept=d.kept or other.kept)
+        orders = orders_of(d, [n for n in nests if (gpu or n.sorts) and n.raxes == d.raxes])
         found.append((d, orders))
         if gpu:
             new = refined(d, orders[:1] if other.raxes else orders, (*other.axes, *other.raxes))
@@ -140,11 +143,11 @@ def _crossed(a: Group, b: Group) -> Group | None:
         if found is None or registers(rows.domain) > ACCUMULATED:
             continue
         d, at, inside = found
-        if any(n.is_reduction and (is_columns(n) or n.scan) for n in rows.nests):
+        if any(n.is_reduction and (is_columns(n) or n.scan or n.sorts) for n in rows.nests):
             continue
         nests = [turned(n, columns.domain, d, at, inside) for n in columns.nests]
         sums = tuple(n for n in nests if n is not None)
-        if len(sums) < len(nests) or any(n.scan for n in sums):
+        if len(sums) < len(nests) or any(n.scan or n.sorts for n in sums):
             continue
         for way in _over(rows, d, [(*d.axes, *d.raxes)]):
             x, y = (way, sums) if rows is a else (sums, way)
@@ -200,9 +203,10 @@ def _over(
     g: Group, d: Domain, orders: Sequence[Axes], turned: bool = False
 ) -> list[tuple[Nest, ...]]:
     """The group's nests over the domain; all nests are written in the same of the possible ways."""
-    if [a.extent for a in g.domain.axes] == [a.extent for a in d.axes] and [
-        a.extent for a in g.domain.raxes
-    ] == [a.extent for a in d.raxes]:
+    own, other = [
+        [[a.extent for a in axes] for axes in (x.axes, x.raxes, x.kept)] for x in (g.domain, d)
+    ]
+    if own[:2] == other[:2] and own[2] in ([], other[2]):
         return [tuple(g.nests)]
     ways = [remaps(n, d, orders, turned) for n in g.nests]
     if not all(ways):
@@ -248,7 +252,7 @@ def _late(nests: tuple[Nest, ...]) -> str | None:
         for p in parts:
             if running[p] and loop[p] != k:
                 return f"{n.name} uses {p} behind the loop that scans it"
-        is_reduction = n.kind is not None
+        is_reduction = n.kind is not None or n.sorts
         loop[n.name] = k + 1 if is_reduction and n.raxes else k
         running[n.name] = not is_reduction and (
             n.scan is not None or any(running[p] for p in parts)

@@ -16,7 +16,7 @@ from typing import Literal
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import Store
 from lenz.ir.tensor import Axis
-from lenz.schedule.legal import Group
+from lenz.schedule.legal import Group, device_of
 from lenz.schedule.nest import SHORT, Axes
 from lenz.schedule.stages import Stages
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in
@@ -50,7 +50,12 @@ def choose(g: Group, s: Stages, env: SymEnv) -> Choice:
 
 
 def columns_win(g: Group, s: Stages, env: SymEnv) -> bool:
-    """True when lanes should run along the results of a reduction and not along what it reduces."""
+    """True when lanes should run along the results of a reduction and not along what it reduces.
+
+    Rows that are sorted on a CPU are one after the other.
+    """
+    if s.sorts and device_of(g) == "cpu":
+        return False
     if not g.domain.axes:
         return False
     p, r = g.domain.axes[-1], g.domain.raxes[-1]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex, syms_of
-from lenz.ir.graph import Loop, ReduceKind, Reduction, Scan, ScanKind, Scatter, UpdateMode
+from lenz.ir.graph import Loop, ReduceKind, Reduction, Scan, ScanKind, Scatter, Sort, UpdateMode
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, axis
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
@@ -30,7 +30,8 @@ class Nest:
     A scan stores its running value for each element of R, which is one axis. With `update` the nest
     is a scatter: target[offset] is combined with the body, where `@k` in the offset is bound[k]; no
     two elements of P go to one place, and those of R run in order. A nest `across` reduces over
-    axes of P, which are its `raxes`, for each element of its group's rows (see `crossing`).
+    axes of P, which are its `raxes`, for each element of its group's rows (see `crossing`). One
+    that `sorts` stores the smallest values of R in order, over `kept` where it does not keep all.
     """
 
     out: Buffer
@@ -45,6 +46,8 @@ class Nest:
     update: UpdateMode | None = None
     bound: tuple[Expr, ...] = ()
     across: bool = False
+    sorts: bool = False
+    kept: Axes = ()
 
     @property
     def name(self) -> str:
@@ -53,8 +56,8 @@ class Nest:
 
     @property
     def is_reduction(self) -> bool:
-        """True when it reduces or scans; R may still be empty when all its extents are 1."""
-        return self.kind is not None or self.scan is not None
+        """True when it reduces, scans or sorts; R may be empty when all its extents are 1."""
+        return self.kind is not None or self.scan is not None or self.sorts
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
@@ -88,6 +91,13 @@ def nest_of(
     if isinstance(n, Reduction):
         finish = interpret(n.finish, flat)
         return _merged(Nest(n.out, into, n.axes, n.raxes, n.kind, body, finish, offset))
+    if isinstance(n, Sort):
+        along, size = n.axes[n.dim], n.out.shape[n.dim]
+        rows = tuple(a for a in n.axes if a is not along)
+        kept = () if size is along.extent else (axis("k0", size),)
+        offset = layout.at([kept[0].var if kept and a is along else a.var for a in n.axes])
+        nest = Nest(n.out, into, rows, (along,), None, body, None, offset, sorts=True, kept=kept)
+        return _merged(nest)
     if isinstance(n, Scan):
         along, finish = n.axes[n.dim], interpret(n.finish, flat)
         rows = tuple(a for a in n.axes if a is not along)
@@ -197,10 +207,14 @@ def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The loops that a group of nests shares: rows P, and R inside each row."""
+    """The loops that a group of nests shares: rows P, and R inside each row.
+
+    `kept` are the places of the elements that sorts of the rows keep, if that is not all of them.
+    """
 
     axes: Axes
     raxes: Axes
+    kept: Axes = ()
 
     @property
     def rows(self) -> Sym:
@@ -223,18 +237,29 @@ def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> 
     if n.is_reduction or n.raxes:
         if n.across or rows is not d.rows or length is not d.length:
             return []
-        if n.scan is not None and len(n.raxes) != len(d.raxes):
+        if (n.scan is not None or n.sorts) and len(n.raxes) != len(d.raxes):
             return []
-        return [_over(n, [(n.axes, d.axes), (n.raxes, d.raxes)], d)]
+        if n.kept and [a.extent for a in n.kept] != [a.extent for a in d.kept]:
+            return []
+        return [_over(n, [(n.axes, d.axes), (n.raxes, d.raxes), (n.kept, d.kept)], d)]
     if d.raxes and rows is d.rows * d.length:
         found = [_over(n, [(n.axes, order)], d) for order in orders]
         if turned and len(d.raxes) == 1:
             (r,) = d.raxes
             found.append(_substituted(found[0], d.axes, d.raxes, {r.var: r.extent - 1 - r.var}))
         return found
+    if d.kept and rows is d.rows * d.kept[0].extent and n.target == n.name:
+        few = Domain(d.axes, d.kept)
+        orders = [tuple(_first(a, d) for a in order) for order in orders]
+        return [_over(n, [(n.axes, order)], few) for order in orders]
     if rows is d.rows:
         return [_over(n, [(n.axes, d.axes)], replace_rows(d))]
     return []
+
+
+def _first(a: Axis, d: Domain) -> Axis:
+    """The axis, or in place of that of a row the one of the elements that a sort keeps."""
+    return d.kept[0] if a in d.raxes else a
 
 
 def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
@@ -242,8 +267,12 @@ def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
     axes = (*d.axes, *d.raxes)
     found = [axes, (*d.raxes, *d.axes)] if d.raxes else [axes]
     for n in nests:
-        for e in loads_of(n.body) if n.is_reduction else ():
-            steps = [affine_in(e.attrs[1][0], a.var) for a in axes]
+        offsets = [e.attrs[1][0] for e in loads_of(n.body)] if n.is_reduction else []
+        if n.sorts:  # where its values lie, whichever of them it keeps
+            at: dict[Var, Sym] = {k.var: r.var for k, r in zip(n.kept, n.raxes, strict=False)}
+            offsets = [substitute(n.offset, at)]
+        for offset in offsets:
+            steps = [affine_in(offset, a.var) for a in axes]
             sizes = [s[0].value for s in steps if s is not None and isinstance(s[0], Int)]
             if len(sizes) == len(axes) and all(sizes):
                 order = sorted(range(len(axes)), key=lambda k: -sizes[k])
@@ -271,7 +300,7 @@ def refined(d: Domain, orders: Sequence[Axes], other: Axes) -> list[tuple[Domain
                 )
                 count += len(cuts[a.var])
         flat = [tuple(x for a in axes for x in new[a.var]) for axes in (d.axes, d.raxes, order)]
-        found.append((Domain(flat[0], flat[1]), flat[2]))
+        found.append((Domain(flat[0], flat[1], d.kept), flat[2]))
     return found
 
 

@@ -4,6 +4,9 @@ A value that depends on a reduction over the row is available only after the loo
 stage k holds what depends on reductions of stages before k, and a row runs
 
     row[0];  for r: loop[0];  row[1];  for r: loop[1];  ...;  row[n]
+
+A sort is complete before the row behind the loop that collects its values, and what is made of
+the few elements that it keeps stands behind all.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from lenz.ir.expr import (
     replace_loads,
     syms_of,
 )
-from lenz.ir.kernel import Let, Local, Reduce, Scan, Store
-from lenz.ir.op import REF
+from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store
+from lenz.ir.op import LOAD, REF
 from lenz.ops.rounding import widen
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, position
@@ -47,6 +50,8 @@ class Stages:
     rows: list[list[Statement]] = field(default_factory=lambda: [[]])
     locals: list[Local] = field(default_factory=list)
     columns: list[Statement] = field(default_factory=list)  # behind the rows of a part, over R
+    sorts: dict[int, list[Sort]] = field(default_factory=dict)  # before row k
+    kept: list[Statement] = field(default_factory=list)  # behind the last row, over domain.kept
 
     def loop(self, k: int) -> list[Statement]:
         """Statements of loop k."""
@@ -61,6 +66,11 @@ class Stages:
             self.loops.append([])
             self.rows.append([])
         return self.rows[k]
+
+
+def power(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 @dataclass(slots=True)
@@ -83,10 +93,14 @@ class _Staging:
                     self.column(n, body, k)
                 elif n.scan is not None and n.raxes:
                     self.scan(n, body, k)
+                elif n.sorts:
+                    self.sort(n, body, k)
                 elif n.is_reduction:
                     self.reduction(n, body, k)
                 elif self.in_loop(n):
                     self.element(n, body, k)
+                elif n.raxes:
+                    self.few(n, body)
                 else:
                     self.row_value(n, body, k)
         self.write_back([n for n in self.group.nests if n.target != n.name])
@@ -143,6 +157,25 @@ class _Staging:
         self.ready[name] = k
         self.element(n, self.inlined(replace_ref(n.finish, ref(name, body.dtype))), k)
 
+    def sort(self, n: Nest, body: Expr, k: int) -> None:
+        (r,), keep = n.raxes, (n.kept or n.raxes)[0]
+        name = f"l{len(self.out.locals)}"
+        self.out.locals.append(Local(name, body.dtype, power(r.extent.hi or 1)))
+        self.out.loop(k).append(Store(name, r.var, body))
+        self.out.row(k + 1)
+        self.out.sorts.setdefault(k + 1, []).append(Sort(name, r.extent, keep.extent))
+        self.ready[name] = k + 1
+        value = load(name, (keep.var,), body.dtype)
+        if n.kept:
+            self.few(n, value)
+        else:
+            self.element(n, value, k + 1)
+
+    def few(self, n: Nest, body: Expr) -> None:
+        self.values[n.name] = body
+        if n.name in self.stored:
+            self.out.kept.append(Store(n.target, n.offset, body))
+
     def element(self, n: Nest, body: Expr, k: int) -> None:
         self.values[n.name] = body
         if n.name in self.stored:
@@ -168,7 +201,7 @@ class _Staging:
 
     def stage(self, e: Expr) -> int:
         def visit(x: Expr, below: list[int]) -> int:
-            own = self.ready[x.attrs[0]] if x.op is REF else 0
+            own = self.ready.get(x.attrs[0], 0) if x.op in (REF, LOAD) else 0
             return max((own, *below))
 
         return interpret(e, visit, self.stage_memo)

@@ -29,11 +29,13 @@ def rows(g: Group, s: Stages) -> tuple[Stmt, ...]:
     """Rows in parallel; R is the vector."""
     inside: list[Stmt] = []
     for k, row in enumerate(s.rows):
-        inside.extend(row)
+        inside.extend((*s.sorts.get(k, ()), *row))
         if k < len(s.loops) and s.loops[k]:
             *outer, last = g.domain.raxes
             loop = (For(last, "vector", tuple(s.loops[k])),)
             inside.extend(nested(outer, "seq", loop))
+    if s.kept:
+        inside.append(For(g.domain.kept[0], "vector", tuple(s.kept)))
     return nested(g.domain.axes, "parallel", tuple(inside))
 
 
@@ -44,7 +46,7 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     Rows that are scanned from their ends run from the last one to the first.
     None where a row is long, has values of its own, or lies elsewhere than behind the one before.
     """
-    if not g.domain.axes or len(g.domain.raxes) != 1:
+    if not g.domain.axes or len(g.domain.raxes) != 1 or s.sorts:
         return None
     *outer, p = g.domain.axes
     (r,) = g.domain.raxes

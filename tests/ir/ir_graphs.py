@@ -21,6 +21,7 @@ from lenz.ir.graph import (
     Ref,
     Scan,
     Scatter,
+    Sort,
     View,
 )
 from lenz.ir.kernel import (
@@ -38,6 +39,7 @@ from lenz.ir.kernel import (
     TileConfig,
 )
 from lenz.ir.kernel import Scan as Running
+from lenz.ir.kernel import Sort as SortLocal
 from lenz.ir.op import op_named
 from lenz.ir.plan import (
     Alloc,
@@ -243,6 +245,18 @@ def reductions() -> Graph:
     return Graph("reductions", (x,), nodes, tuple(Ref(n.out.name) for n in nodes))
 
 
+def ordered() -> Graph:
+    """Rows in order, and the three smallest of each column."""
+    x = buf("x", S0, 5, dtype=I64)
+    axes = i, j = axes_for(x.shape)
+    item, few = load("x", (i.var, j.var), I64), axes_for((Int(4), Int(5)))
+    nodes = (
+        Sort(buf("a", S0, 5, dtype=I64), axes, 1, item),
+        Sort(buf("b", 3, 5, dtype=I64), few, 0, load("w", (few[0].var, few[1].var), I64)),
+    )
+    return Graph("ordered", (x, buf("w", 4, 5, dtype=I64)), nodes, (Ref("a"), Ref("b")), env=ONE)
+
+
 def bins() -> Graph:
     """Running sums of rows, a running maximum from the end, and rows added up by number."""
     x, idx, base = buf("x", S0, 5), buf("idx", S0, dtype=I64), buf("base", 3, 5)
@@ -263,7 +277,18 @@ def bins() -> Graph:
 
 GRAPHS = {
     g.__name__: g
-    for g in (softmax, gather, padded, constants, calls, deep, odd_axes, reductions, bins)
+    for g in (
+        softmax,
+        gather,
+        padded,
+        constants,
+        calls,
+        deep,
+        odd_axes,
+        reductions,
+        bins,
+        ordered,
+    )
 }
 
 
@@ -362,12 +387,23 @@ def looking_back() -> Kernel:
     return Kernel("looking_back", "split_scan", params, (S0,), body, tile=TileConfig(warps=4))
 
 
+def sorted_rows() -> Kernel:
+    """Rows in order, of which the three smallest elements are kept."""
+    i, r, k = axis("i", S0), axis("r", Int(5)), axis("k", Int(3))
+    take = For(r, "vector", (Store("row", r.var, load("x", (5 * i.var + r.var,), I64)),))
+    give = For(k, "vector", (Store("y", 3 * i.var + k.var, load("row", (k.var,), I64)),))
+    body = (For(i, "parallel", (take, SortLocal("row", Int(5), Int(3)), give)),)
+    params = (Param("x", I64, 5 * S0, "in"), Param("y", I64, 3 * S0, "out"))
+    return Kernel("sorted_rows", "sort", params, (S0,), body, (Local("row", I64, 8),))
+
+
 KERNELS = {
     "row_softmax": row_softmax,
     "tiled": lambda: row_softmax(TileConfig(grain=3, rows=8)),
     "columns": columns,
     "scatter": scatter,
     "running": running,
+    "sorted_rows": sorted_rows,
     "looking_back": looking_back,
 }
 

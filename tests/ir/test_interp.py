@@ -337,6 +337,15 @@ def test_running_kernel(scalar: bool) -> None:
     torch.testing.assert_close(y.reshape(4, 7), 2 * x.cumsum(1) + x.cummax(0).values)
 
 
+def test_sorts() -> None:
+    x, w = torch.randint(-9, 9, (3, 5)), torch.randint(-9, 9, (4, 5))
+    rows, columns = interp(make.ordered(), [x, w]).outputs
+    assert torch.equal(rows, x.sort(1)[0]) and torch.equal(columns, w.sort(0)[0][:3])
+    y = torch.zeros(9, dtype=torch.int64)
+    interp_kernel(make.sorted_rows(), {"x": x.reshape(-1), "y": y}, {"s0": 3})
+    assert torch.equal(y.reshape(3, 3), x.sort(1)[0][:, :3])
+
+
 KERNEL = "kernel @k pointwise (%x: in f32[s0], %y: out f32[s0]; s0: 1..) {{ {} }}"
 
 
@@ -364,6 +373,17 @@ KERNEL = "kernel @k pointwise (%x: in f32[s0], %y: out f32[s0]; s0: 1..) {{ {} }
             "parallel-write",
             "two parallel",
             "for i in s0 : parallel { for j in s0 : parallel { store(%y, [i], 1.0:f32) } }",
+        ),
+        (
+            "sort-local",
+            "before it is full",
+            "local %t: i32[4] for i in s0 : seq { store(%t, [0], 1:i32) sort(%t, 2) }",
+        ),
+        (
+            "in-bounds",
+            "nothing has written",
+            "local %t: i32[2] for i in 2 : seq { store(%t, [i], 1:i32) } sort(%t, 2, keep 1)"
+            " store(%y, [0], cast(load(%t, [1]), f32))",
         ),
         ("store-mode", "only read", "for i in s0 : seq { store(%x, [i], 1.0:f32) }"),
     ],

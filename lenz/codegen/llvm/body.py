@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from lenz.codegen.llvm import accumulate, prefix, tiles, trips
+from lenz.codegen.llvm import accumulate, prefix, sorting, tiles, trips
 from lenz.codegen.llvm.access import Accesses
 from lenz.codegen.llvm.accumulators import Accumulator, names_reduced, reduces_of
 from lenz.codegen.llvm.indices import Indices
@@ -13,23 +13,40 @@ from lenz.codegen.llvm.masks import tail_mask
 from lenz.codegen.llvm.scopes import Cell, Scopes, Value
 from lenz.codegen.llvm.values import Values
 from lenz.errors import InternalError
-from lenz.ir.kernel import For, Let, Reduce, Scan, Stmt, Store, TileConfig, walk
+from lenz.ir.kernel import For, Let, Local, Reduce, Scan, Sort, Stmt, Store, TileConfig, walk
 from lenz.sym import Int, Sym, prove_divides
 
 
 class Body:
     """Emits the statements of one function."""
 
-    __slots__ = ("accesses", "accs", "indices", "names", "row_pass", "scopes", "tile", "values")
+    __slots__ = (
+        "accesses",
+        "accs",
+        "indices",
+        "locals",
+        "names",
+        "row_pass",
+        "scopes",
+        "tile",
+        "values",
+    )
 
     def __init__(
-        self, scopes: Scopes, indices: Indices, accesses: Accesses, values: Values, tile: TileConfig
+        self,
+        scopes: Scopes,
+        indices: Indices,
+        accesses: Accesses,
+        values: Values,
+        tile: TileConfig,
+        locals: Mapping[str, Local],
     ) -> None:
         self.scopes = scopes
         self.indices = indices
         self.accesses = accesses
         self.values = values
         self.tile = tile
+        self.locals = locals
         self.accs: dict[str, Accumulator] = {}
         self.names: dict[str, Stmt] = {}
         self.row_pass = False  # the copies of the body are rows that go to the same accumulators
@@ -51,6 +68,8 @@ class Body:
                     accumulate.take(self, self.accs[s.name])
                 case Scan():
                     prefix.take(self, self.accs[s.name])
+                case Sort():
+                    sorting.take(self, s)
                 case Store():
                     self.store(s)
         self.values.floor = floor

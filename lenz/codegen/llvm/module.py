@@ -117,7 +117,7 @@ def _phase(module: Module, k: Kernel, number: int, phase: Phase) -> str:
     written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
     accesses = Accesses(scopes, indices, bases)
     values = Values(scopes, indices, accesses, written)
-    body = Body(scopes, indices, accesses, values, k.tile)
+    body = Body(scopes, indices, accesses, values, k.tile, {x.name: x for x in k.locals})
     axes, stmts = phase
     if axes:
         with scopes.loop("%begin", "%end", 1, []) as counter:

@@ -17,17 +17,18 @@ from lenz.codegen.triton.look_back import LookingBack
 from lenz.codegen.triton.random import FUNCTION, function, pairs_of
 from lenz.codegen.triton.reductions import COMBINE, SCANS, UPDATES
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
-from lenz.codegen.triton.types import memory_type
+from lenz.codegen.triton.types import constant, memory_type
 from lenz.codegen.triton.values import Values
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
-from lenz.ir.expr import nodes_of, syms_of
+from lenz.ir.expr import loads_of, nodes_of, syms_of
 from lenz.ir.kernel import (
     For,
     Kernel,
     Let,
     Reduce,
     Scan,
+    Sort,
     Stmt,
     Store,
     exprs_of,
@@ -36,7 +37,7 @@ from lenz.ir.kernel import (
 )  # fmt: skip
 from lenz.ir.tensor import Axis
 from lenz.ops.random import SHARED_BITS
-from lenz.sym import ONE, Add, Int, Min, Sym, affine_in
+from lenz.sym import ONE, Add, Int, Min, Sym, Var, affine_in
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -85,13 +86,16 @@ class _Body:
     def __init__(self, k: Kernel, wide: bool) -> None:
         self.k = k
         self.text = Text()
-        lanes = widths_of(k)
-        self.dims = {v: d for d, v in enumerate(lanes)}
+        self.widths = widths_of(k)
+        self.scratch = {x.name for x in k.locals}
+        twins = _twins(k)
+        own = {v: width for v, width in self.widths.items() if v not in twins}
+        self.dims = {v: list(own).index(twins.get(v, v)) for v in self.widths}
         self.indices = Indices(self.text, wide)
         written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
-        widths = list(lanes.values())
-        nobody: list[Term | None] = [None] * len(lanes)
-        self.lanes = Lanes(list(lanes), widths, nobody, self.fast(), pairs_of(lanes))
+        widths = list(own.values())
+        nobody: list[Term | None] = [None] * len(own)
+        self.lanes = Lanes(list(own), widths, nobody, self.fast(), pairs_of(own))
         self.values = Values(self.text, self.indices, self.lanes, written)
         self.accs = Accumulators(self.values, self.dims)
         self.around: Dims = NO_DIMS
@@ -121,8 +125,9 @@ class _Body:
             stmts = stmts[0].body
         self.grid = grid
         self.unflatten(grid)
-        for d, (v, width) in enumerate(zip(self.lanes.vars, self.lanes.widths, strict=True)):
+        for v, d in self.dims.items():
             wide = ".to(tl.int64)" if self.indices.wide else ""
+            width = self.widths[v]
             self.text.put(0, f"{v.name} = tl.arange(0, {width}){wide}{self.lanes.place(d)}")
             self.indices.vars[v] = Term(v.name, frozenset((d,)))
         self.halves()
@@ -169,12 +174,15 @@ class _Body:
                     self.accs.take(s)
                 case Scan():
                     self.scan(s)
+                case Sort():
+                    self.sort(s)
                 case Store():
                     self.store(s)
 
     def lane(self, f: For) -> None:
         """A dimension of the tile is open while its statements are written."""
         d = self.dims[f.axis.var]
+        self.lanes.vars[d], self.lanes.widths[d] = f.axis.var, self.widths[f.axis.var]
         self.lanes.tails[d] = self.tail(f.axis, self.lanes.widths[d])
         ending = self.accs.ending(f, self.around)
         self.around |= {d}
@@ -240,10 +248,34 @@ class _Body:
             text = LookingBack(v, s, s.back, d, dims, blocks).joined(tile, text)
         v.refs[s.name] = self.text.let(text, dims, self.text.level)
 
+    def sort(self, s: Sort) -> None:
+        """The rows of a tile in order; what only fills the tile up comes last."""
+        v = self.values
+        tile, dtype = v.locals[s.buffer]
+        last = len(self.lanes.vars) - 1
+        if last not in tile.dims:
+            raise InternalError(f"%{s.buffer} lies across the tile", pass_name="codegen")
+        text = tile.text
+        if tail := self.lanes.tails[last]:
+            greatest = constant(dtype, (1 << (dtype.bits - 1)) - 1)
+            text = f"tl.where({tail.text}, {text}, {greatest})"
+        few = _power(s.keep.hi or 1)
+        if few < self.lanes.widths[last]:  # the greatest of the complements, in falling order
+            text = f"~tl.topk(~{text}, {few})"
+        else:
+            text = f"tl.sort({text})"
+        v.forget(s.buffer)
+        v.locals[s.buffer] = (self.text.let(text, tile.dims, self.text.level), dtype)
+
     def store(self, s: Store) -> None:
         """One store of a tile, by the lanes that have an element."""
         v = self.values
         value = v.value(s.value)
+        if s.buffer in self.scratch:
+            dims = value.dims | {self.dims[x] for x in s.offset.free_vars}
+            tile = v.lanes.spread(value, dims, s.value.dtype)
+            v.locals[s.buffer] = (Term(tile, dims, value.level), s.value.dtype)
+            return
         for e in s.bound:
             v.value(e)
         bound = v.bound((s.offset,), s.bound, ())
@@ -266,3 +298,22 @@ class _Body:
             line = f'{UPDATES[s.mode]}({pointer}, {text}{mask}, sem="relaxed")'
         self.text.put(self.text.level, line)
         v.forget(s.buffer)
+
+
+def _twins(k: Kernel) -> dict[Var, Var]:
+    """The lanes that read what a sort keeps, by the lanes whose dimension of the tile they have."""
+    scratch = {x.name for x in k.locals}
+    full = {
+        s.buffer: s.offset
+        for s in walk(k.body)
+        if isinstance(s, Store) and isinstance(s.offset, Var) and s.buffer in scratch
+    }
+    return {
+        e.attrs[1][0]: full[e.attrs[0]]
+        for e in loads_of(*exprs_of(k.body))
+        if e.attrs[0] in full and e.attrs[1][0] is not full[e.attrs[0]]
+    }
+
+
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

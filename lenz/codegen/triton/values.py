@@ -15,7 +15,7 @@ from lenz.codegen.triton.random import FUNCTION
 from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.codegen.triton.types import constant
 from lenz.errors import InternalError
-from lenz.ir.dtype import BOOL
+from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, is_bound_var
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.ops.cast import cast_text
@@ -28,14 +28,15 @@ class Values:
 
     refs     values of Let and Reduce by name
     written  buffers that the kernel stores to
+    locals   the tiles that locals are, with their element types
     checks   True once the text holds an assertion
     functions names of the functions that the text calls
     floor    level of the innermost loop that may not run: what it reads may not exist
     """
 
     __slots__ = (
-        "checks", "dirty", "floor", "functions", "indices", "lanes", "reads", "refs", "stale",
-        "text", "written",
+        "checks", "dirty", "floor", "functions", "indices", "lanes", "locals", "reads", "refs",
+        "stale", "text", "written",
     )  # fmt: skip
 
     def __init__(self, text: Text, indices: Indices, lanes: Lanes, written: frozenset[str]) -> None:
@@ -43,6 +44,7 @@ class Values:
         self.indices = indices
         self.written = written
         self.refs: dict[str, Term] = {}
+        self.locals: dict[str, tuple[Term, DType]] = {}
         self.lanes = lanes
         self.reads = Reads()
         self.stale: dict[str, list[Hashable]] = {}
@@ -191,6 +193,8 @@ class Values:
 
     def _load(self, e: Expr, mask: Mask) -> Term:
         buffer, (offset,), dtype = e.attrs
+        if buffer in self.locals:
+            return self.locals[buffer][0]
         bound = self.bound((offset,), e.args, mask)
         text, runs, dims, level = self.pointer(buffer, offset, bound, mask)
         level = max(level, self.floor)

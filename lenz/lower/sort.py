@@ -1,0 +1,315 @@
+"""Sorts along one dimension, and what a sorted row gives: the greatest, the k-th, the median.
+
+A row is sorted by keys, whole numbers that no two elements share; from their highest bits down:
+
+    order     the element as an integer in the same order; its complement where the row falls
+    position  of the element: equal elements stay in order, and the key says where it was
+    rest      a float's sign and upper mantissa: of a NaN and of zero, `order` does not have them
+
+So values and positions are read out of the sorted keys, without going back to the elements. NaN is
+the greatest number, as in eager, and -0.0 equals 0.0. A NaN keeps its sign and at least 3 bits of
+its mantissa, and gets the last of these for the others: those that processors make come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lenz import ops
+from lenz.ir.dtype import BF16, F16, F32, FLOAT8, I16, I32, I64, DType
+from lenz.ir.expr import Expr, const, index
+from lenz.ir.tensor import TensorType
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import reduce_over, split, wrapped
+from lenz.lower.registry import lowering
+from lenz.sym import ONE, Int, Sym, product
+
+# Keys that a program of a GPU sorts in registers; their text takes it a second to compile. On CPUs
+# they are 32 KiB of stack.
+LONGEST = 4096
+# On CPUs eager keeps the greatest elements of a row in a heap if they are less than one in so many,
+# at 1.1 ns per element of rows of 512 (a sort takes 2.0, of halves 1.1); else at 30 to 100.
+HEAP, HEAP_ROW = 64, 256
+MANTISSA = {F16: 10, BF16: 7, F32: 23}
+WIDE = "a sort of 64-bit elements, whose position would need a second key"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The bits of the keys of rows: `dtype` of the elements, `type` of the keys (i32 or i64)."""
+
+    dtype: DType
+    type: DType
+    falls: bool
+    position: int
+    rest: int
+
+    def of(self, e: Expr, place: Sym) -> Expr:
+        """The key of an element at a place of the row."""
+        order, low = ops.cast(e, self.type), None
+        if self.dtype.is_float:
+            bits = ops.cast(ops.bitcast(e, I32 if self.dtype is F32 else I16), self.type)
+            negative = ops.lt(bits, self.const(0))
+            size = ops.and_(bits, self.const(self.top))
+            order = ops.where(negative, ops.neg(size), size)
+            order = ops.where(ops.gt(size, self.const(self.infinity)), self.const(self.top), order)
+            sign = ops.where(negative, self.const(1 << self.mantissa), self.const(0))
+            low = ops.or_(sign, ops.and_(bits, self.const((1 << self.mantissa) - 1)))
+            low = ops.shr(low, self.const(self.lost))
+        if self.falls:
+            order = ops.not_(order)
+        key = ops.or_(self.up(order, self.position), index(place, self.type))
+        return key if low is None else ops.or_(self.up(key, self.rest), low)
+
+    def element(self, key: Expr) -> Expr:
+        """The element of a key."""
+        order = ops.shr(key, self.const(self.position + self.rest))
+        order = ops.not_(order) if self.falls else order
+        if not self.dtype.is_float:
+            return ops.cast(order, self.dtype)
+        low = ops.and_(key, self.const((1 << self.rest) - 1))
+        if self.lost:
+            again = ops.mul(ops.and_(key, self.const(1)), self.const((1 << self.lost) - 1))
+            low = ops.or_(self.up(low, self.lost), again)
+        is_nan = ops.eq(order, self.const(self.top))
+        sign = ops.gt(low, self.const((1 << self.mantissa) - 1))
+        below = ops.lt(order, self.const(0))
+        negative = ops.where(ops.or_(is_nan, ops.eq(order, self.const(0))), sign, below)
+        quiet = self.infinity | (1 << (self.mantissa - 1) if self.lost else 0)
+        nan = ops.or_(ops.and_(low, self.const((1 << self.mantissa) - 1)), self.const(quiet))
+        bits = ops.where(is_nan, nan, ops.where(below, ops.neg(order), order))
+        bits = ops.where(negative, ops.or_(bits, self.const(-self.top - 1)), bits)
+        whole = I32 if self.dtype is F32 else I16
+        return ops.bitcast(ops.cast(bits, whole), self.dtype)
+
+    def place(self, key: Expr) -> Expr:
+        """The place that the element of a key had, as an i64."""
+        mask = self.const((1 << self.position) - 1)
+        return ops.cast(ops.and_(ops.shr(key, self.const(self.rest)), mask), I64)
+
+    def is_nan(self, key: Expr) -> Expr:
+        """True for the key of a NaN."""
+        return ops.eq(ops.shr(key, self.const(self.position + self.rest)), self.const(self.top))
+
+    def const(self, value: int) -> Expr:
+        """A number of the keys' type."""
+        return const(value, self.type)
+
+    def up(self, e: Expr, bits: int) -> Expr:
+        """A number moved up by so many bits."""
+        return ops.shl(e, self.const(bits)) if bits else e
+
+    @property
+    def top(self) -> int:
+        """All bits of an element but the sign."""
+        return (1 << (self.dtype.bits - 1)) - 1
+
+    @property
+    def mantissa(self) -> int:
+        """Bits of a float's mantissa."""
+        return MANTISSA[self.dtype]
+
+    @property
+    def infinity(self) -> int:
+        """The bits of a float's infinity."""
+        return self.top >> self.mantissa << self.mantissa
+
+    @property
+    def lost(self) -> int:
+        """Bits of the mantissa of a NaN that no key has room for."""
+        return self.mantissa + 1 - self.rest
+
+
+def keys_for(dtype: DType, size: Sym, falls: bool) -> Keys | Decline:
+    """The keys of rows of a type and length; declines rows and types that are left to eager."""
+    if dtype.bytes > 4 or dtype in FLOAT8:
+        return Decline(WIDE if dtype.bytes > 4 else f"a sort of {dtype}")
+    if size.hi is None or size.hi > LONGEST:
+        return Decline(f"a sort of rows of more than {LONGEST} elements, or of unknown length")
+    position = max(size.hi - 1, 1).bit_length()
+    own = dtype.bits + (dtype.kind in ("uint", "bool")) + position
+    if not dtype.is_float:
+        return Keys(dtype, I32 if own <= 32 else I64, falls, position, 0)
+    type = I64 if dtype is F32 else I32
+    return Keys(dtype, type, falls, position, min(MANTISSA[dtype] + 1, type.bits - own))
+
+
+Pair = tuple[Value, Value]
+
+
+def _of_rows(
+    b: GraphBuilder,
+    x: Value,
+    dim: int,
+    falls: bool,
+    find: Callable[[int, Keys], Value | Decline],
+) -> Pair | Decline:
+    """Elements and places of the keys that `find` gives for the rows along a dimension."""
+    values, places = b.results
+    d = wrapped(dim, x.rank)
+    if x.rank == 0 or x.shape[d] is ONE:
+
+        def only(i: Index) -> Expr:
+            return x.at(i if len(i) == x.rank else (*i[:d], Int(0), *i[d:]))
+
+        return b.map(only, values), b.map(lambda i: const(0, I64), places)
+    keys = keys_for(x.dtype, x.shape[d], falls)
+    if isinstance(keys, Decline):
+        return keys
+    found = find(d, keys)
+    if isinstance(found, Decline):
+        return found
+    element = b.map(lambda i: keys.element(found.at(i)), values)
+    return element, b.map(lambda i: keys.place(found.at(i)), places)
+
+
+def _ordered(
+    b: GraphBuilder, x: Value, d: int, keys: Keys, type: TensorType | None = None
+) -> Value:
+    """The keys of a tensor in order along dimension d: as many as the type says, or all."""
+    made = b.temp(x.shape, keys.type) if type is None else replace(type, dtype=keys.type)
+    return b.sort(d, x.shape[d], lambda i: keys.of(x.at(i), i[d]), made)
+
+
+@lowering("sort.default")
+def sort(b: GraphBuilder, x: Value, dim: int = -1, descending: bool = False) -> Pair | Decline:
+    """The elements in order, and where they were; equal ones stay in order."""
+    return _of_rows(b, x, dim, descending, lambda d, keys: _ordered(b, x, d, keys, b.result))
+
+
+@lowering("sort.stable")
+def sort_stable(
+    b: GraphBuilder, x: Value, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> Pair | Decline:
+    """The same: sorts here are stable."""
+    return _of_rows(b, x, dim, descending, lambda d, keys: _ordered(b, x, d, keys, b.result))
+
+
+@lowering("topk")
+def topk(
+    b: GraphBuilder,
+    x: Value,
+    k: int | Sym,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+) -> Pair | Decline:
+    """The k greatest (smallest) elements in order and their places; of equals, the first ones."""
+
+    def first(d: int, keys: Keys) -> Value | Decline:
+        most = x.shape[d].hi or 0
+        if not isinstance(k, int) or k == 0:
+            return Decline("as many elements as only the data says, or none")
+        if k == 1:
+            s = split(x.shape, d)
+            made = b.temp(s.padded, keys.type)
+            return reduce_over(b, "min", s, True, lambda i: keys.of(x.at(i), i[d]), None, made)
+        if b.result.device == "cpu" and most > HEAP_ROW and k * HEAP <= most:
+            return Decline(f"{k} of up to {most} elements, which eager finds without a sort")
+        return _ordered(b, x, d, keys, b.result)
+
+    return _of_rows(b, x, dim, largest, first)
+
+
+def _at(
+    b: GraphBuilder, sorted: Value, d: int, keepdim: bool, place: Callable[[Index], Expr]
+) -> Value:
+    """The key at a place (an i64, given the index in the padded shape) of each sorted row."""
+    s = split(sorted.shape, d)
+    least = const(-(1 << (sorted.dtype.bits - 1)), sorted.dtype)
+
+    def here(i: Index) -> Expr:
+        return ops.where(ops.eq(index(i[d], I64), place(s.pad(s.row(i)))), sorted.at(i), least)
+
+    made = b.temp(s.padded if keepdim else s.rows, sorted.dtype)
+    return reduce_over(b, "max", s, keepdim, here, None, made)
+
+
+@lowering("kthvalue")
+def kthvalue(
+    b: GraphBuilder, x: Value, k: int | Sym, dim: int = -1, keepdim: bool = False
+) -> Pair | Decline:
+    """The k-th smallest element of each row, counted from 1, and where it is."""
+
+    def find(d: int, keys: Keys) -> Value | Decline:
+        if not isinstance(k, int):
+            return Decline("a place in the order that only the data says")
+        return _at(b, _ordered(b, x, d, keys), d, keepdim, lambda _: const(k - 1, I64))
+
+    return _of_rows(b, x, dim, False, find)
+
+
+def _middle(
+    b: GraphBuilder, sorted: Value, d: int, keepdim: bool, keys: Keys, skip_nan: bool
+) -> Value:
+    """The key of the median: the lower of two; the first NaN, or (`skip_nan`) none if possible."""
+    size = sorted.shape[d]
+    if not keys.dtype.is_float:
+        return _at(b, sorted, d, keepdim, lambda _: index((size - 1) // 2, I64))
+    s = split(sorted.shape, d)
+
+    def is_nan(i: Index) -> Expr:
+        return ops.cast(keys.is_nan(sorted.at(i)), I64)
+
+    nans = reduce_over(b, "sum", s, True, is_nan, None, b.temp(s.padded, I64))
+
+    def place(i: Index) -> Expr:
+        count, n = nans.at(i), index(size, I64)
+        if skip_nan:
+            left = ops.sub(ops.sub(n, count), const(1, I64))
+            return ops.maximum(ops.shr(left, const(1, I64)), const(0, I64))
+        middle = index((size - 1) // 2, I64)
+        return ops.where(ops.gt(count, const(0, I64)), ops.sub(n, count), middle)
+
+    return _at(b, sorted, d, keepdim, place)
+
+
+@lowering("median.dim")
+def median(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair | Decline:
+    """The lower median of each row, or its first NaN, and where it is."""
+    return _of_rows(
+        b, x, dim, False,
+        lambda d, keys: _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, False),
+    )  # fmt: skip
+
+
+@lowering("nanmedian.dim")
+def nanmedian(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair | Decline:
+    """The lower median of the numbers in each row, and where it is."""
+    return _of_rows(
+        b, x, dim, False,
+        lambda d, keys: _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, True),
+    )  # fmt: skip
+
+
+def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value | Decline:
+    size = product(x.shape)
+    if size is ONE:
+        return b.map(lambda i: x.at((Int(0),) * x.rank))
+    keys = keys_for(x.dtype, size, False)
+    if isinstance(keys, Decline):
+        return keys
+
+    def at(i: Index) -> Expr:
+        rest, where = i[0], []
+        for n in reversed(x.shape):
+            where.append(rest % n)
+            rest = rest // n
+        return x.at(where[::-1])
+
+    sorted = b.sort(0, size, lambda i: keys.of(at(i), i[0]), b.temp((size,), keys.type))
+    found = _middle(b, sorted, 0, False, keys, skip_nan)
+    return b.map(lambda i: keys.element(found.at(i)))
+
+
+@lowering("median.default")
+def median_of_all(b: GraphBuilder, x: Value) -> Value | Decline:
+    """The lower median of all elements, NaN if there is one."""
+    return _median_of_all(b, x, False)
+
+
+@lowering("nanmedian.default")
+def nanmedian_of_all(b: GraphBuilder, x: Value) -> Value | Decline:
+    """The lower median of all that are numbers."""
+    return _median_of_all(b, x, True)

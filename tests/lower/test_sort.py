@@ -1,0 +1,161 @@
+"""Sorted rows and what is read out of them: the elements' own bits, their places, NaN, and ties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import check, evaluated
+from torch import Tensor
+
+from lenz.ir.dtype import BF16, F16, F32, F64, I8, I16, I64, U8
+from lenz.ir.graph import Extern, Sort
+from lenz.lower.builder import Decline
+from lenz.lower.sort import keys_for
+from lenz.sym import Int, Var
+
+G = torch.Generator().manual_seed(0)
+NAN, INF = float("nan"), float("inf")
+X = (torch.randn(6, 40, generator=G) * 4).round()
+X[0, :9] = torch.tensor([NAN, 0.0, -0.0, INF, -INF, -NAN, 1e-40, -1e-40, -0.0])
+SAME_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+INTS = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def bits(t: Tensor) -> Tensor:
+    return t if t.dtype is torch.bool else t.view(SAME_BITS[t.element_size()])
+
+
+def typed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.is_floating_point:
+        return x.to(dtype)
+    x = x.nan_to_num(posinf=9, neginf=-9)
+    return (x.abs() if dtype is torch.uint8 else x).to(dtype)
+
+
+@pytest.mark.parametrize("falls", (False, True), ids=("rising", "falling"))
+@pytest.mark.parametrize("dtype", FLOATS + INTS, ids=str)
+def test_a_stable_sort_has_the_bits_of_eager(dtype: torch.dtype, falls: bool) -> None:
+    x = typed(X, dtype)
+    for dim in (0, 1):
+        g, got = evaluated(lambda x, d=dim: torch.sort(x, stable=True, dim=d, descending=falls), x)
+        assert [type(n).__name__ for n in g.nodes] == ["Sort", "Pointwise", "Pointwise"]
+        values, places = torch.sort(x, stable=True, dim=dim, descending=falls)
+        assert torch.equal(got[1], places)
+        assert torch.equal(bits(got[0]), bits(values)), "a zero or a NaN has lost its sign"
+
+
+def test_a_nan_comes_back_with_what_processors_put_into_it() -> None:
+    """Of x86 (sign set), of torch, of a GPU (all bits set), and one with few bits, in long rows."""
+    raw = torch.tensor([0xFFC00000 - (1 << 32), 0x7FC00000, 0x7FFFFFFF, 0x7FC80000, -1])
+    for n in (5, 4096):
+        x = torch.zeros(n, dtype=torch.int32)
+        x[-5:] = raw.int()
+        _, (values, _) = evaluated(lambda x: torch.sort(x.view(torch.float32), stable=True), x)
+        assert torch.equal(bits(values[-5:]), raw.int())
+
+
+PICKS: dict[str, Callable[[Tensor], Any]] = {
+    "topk": lambda x: x.topk(3),
+    "topk of columns": lambda x: x.topk(2, 0, largest=False),
+    "topk of one": lambda x: x.topk(1),
+    "topk of all": lambda x: x.topk(40),
+    "kthvalue": lambda x: x.kthvalue(7),
+    "kthvalue of columns": lambda x: x.kthvalue(2, 0, keepdim=True),
+    "median": lambda x: x.median(1),
+    "median of columns": lambda x: x.median(0, keepdim=True),
+    "nanmedian": lambda x: x.nanmedian(1),
+    "argsort": lambda x: (x.sort(1)[0], x.argsort(stable=True, dim=1)),
+    "middle": lambda x: x.transpose(0, 1).reshape(8, 5, 6).sort(1),
+    "msort": lambda x: (x.msort(), x.msort().argsort(stable=True, dim=0)),
+}
+
+
+@pytest.mark.parametrize("name", PICKS)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int32), ids=str)
+def test_what_a_sorted_row_gives(name: str, dtype: torch.dtype) -> None:
+    """Eager's values; of equal elements eager may pick any, so places must only point at them."""
+    x = typed(X, dtype)
+    g, got = evaluated(PICKS[name], x)
+    assert not any(isinstance(n, Extern) for n in g.nodes)
+    values, places = PICKS[name](x)
+    assert torch.equal(got[0].nan_to_num(99), values.nan_to_num(99))
+    assert torch.equal(got[0].isnan(), values.isnan())
+    assert got[1].shape == places.shape and got[1].dtype is torch.int64
+    if name in ("argsort", "middle", "msort"):
+        assert torch.equal(got[1], places)
+        return
+    dim = 0 if "columns" in name else 1
+    at = got[1] if got[1].dim() == 2 else got[1].unsqueeze(dim)
+    there = bits(x).gather(dim, at).reshape(got[0].shape)
+    assert torch.equal(there, bits(got[0])), "a place is not that of the element"
+    assert bool((at.sort(dim)[0].diff(dim=dim) > 0).all()), "an element is given twice"
+
+
+@pytest.mark.parametrize("skip", (False, True), ids=("median", "nanmedian"))
+def test_medians_of_nan(skip: bool) -> None:
+    fn = torch.nanmedian if skip else torch.median
+    x = X[:, :7].clone()
+    x[1, :3], x[2, 3], x[3, 5:] = NAN, NAN, NAN
+    check(lambda x: (*fn(x, 1), fn(x), fn(x[4:]), fn(x * NAN, 0)[0]), x)
+
+
+def test_short_rows() -> None:
+    one, none = X[:, :1], torch.empty(6, 0)
+    check(lambda x: (*x.sort(1), *x.topk(1), *x.median(1), *x.kthvalue(1, 1, True)), one)
+    check(lambda x: (*x.sort(0), *x.median(0), x.median()), one[3, 0])
+    check(lambda x: x.sort(1), none)
+    check(lambda x: x.sort(0), torch.empty(6, 0))
+
+
+def test_sizes_that_are_bounded() -> None:
+    def f(x: Tensor) -> Any:
+        torch._check(x.shape[1] <= 64)
+        return x.sort(1)
+
+    _, got = evaluated(f, X, dynamic=True)
+    assert torch.equal(got[1], X.sort(stable=True, dim=1)[1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "why"),
+    [
+        (F64, Int(5), "64-bit"),
+        (I64, Int(5), "64-bit"),
+        (F32, Int(4097), "4096"),
+        (F32, Var("s0", 1), "unknown length"),
+    ],
+)
+def test_what_is_left_to_eager(dtype: Any, size: Any, why: str) -> None:
+    keys = keys_for(dtype, size, False)
+    assert isinstance(keys, Decline) and why in keys.reason
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16, F16, U8, I8, I16), ids=str)
+@pytest.mark.parametrize("size", (2, 3, 256, 257, 4096))
+def test_keys_fit_their_type(dtype: Any, size: int) -> None:
+    keys = keys_for(dtype, Int(size), False)
+    assert not isinstance(keys, Decline)
+    own = dtype.bits + (dtype.kind == "uint")
+    assert own + keys.position + keys.rest <= keys.type.bits
+    assert keys.type.bits == (64 if dtype is F32 else 32), "keys of 32 bits are twice as fast"
+    assert 1 << keys.position >= size and (not dtype.is_float or keys.rest >= 4)
+
+
+def test_few_of_many_are_left_to_eager_on_cpus() -> None:
+    g, _ = evaluated(lambda x: x.topk(2), torch.randn(2, 500))
+    assert [n.op for n in g.nodes if isinstance(n, Extern)] == ["aten.topk.default"]
+    g, _ = evaluated(lambda x: x.topk(9), torch.randn(2, 500))
+    assert [n.out.shape[1] for n in g.nodes if isinstance(n, Sort)] == [Int(9)]
+
+
+def test_gradients() -> None:
+    """Autograd's own formulas scatter into the places."""
+
+    def f(x: Tensor, g: Tensor) -> Any:
+        return torch.func.vjp(lambda x: (x.sort(1)[0], x.topk(2)[0].sum(1)), x)[1]((g, g[:, 0]))
+
+    check(f, torch.randn(4, 7), torch.randn(4, 7))
