@@ -295,6 +295,8 @@ class Run:
                 if self.size(out) != value:
                     raise InternalError(f"{n.op} gave {value} for the size {out}")
             elif out is not None:
+                for s, size in zip(out.shape, value.shape, strict=False):
+                    _bind_size(self.sizes, s, size)  # one that is found out here
                 self._check(out, value, InternalError, f"%{out.name} from {n.op}")
                 self.tensors[out.name] = value
                 self.base[out.name] = value.storage_offset() - self.size(out.type.layout.offset)

@@ -99,3 +99,12 @@ def test_sizes_that_the_oracle_must_not_take_at_their_word() -> None:
     }""")
     assert isinstance(g, Graph)
     assert interp(g, [torch.ones(5, 1)]).outputs[0].shape == (5,)
+
+
+def test_the_oracle_learns_a_size_from_the_call_that_finds_it_out() -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        torch.bincount(a.reshape(-1) % 5)
+        return b.exp()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        agrees(f, torch.tensor(3), torch.ones(3))
