@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 if "cuda" not in " ".join(sys.argv):  # a process that has met a GPU cannot fork any more
@@ -31,9 +32,11 @@ from tests.fuzz.generator import program
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import kind_of, shrink
 
-WAYS = ("oracle",) * 6 + ("guarded", "guarded avx2", "guarded sse2", "triton", "tiny")
+TRITON = ("triton", "tiny") if find_spec("triton") else ()
+WAYS = ("oracle",) * 6 + ("guarded", "guarded avx2", "guarded sse2", *TRITON)
 WAYS_OF_LARGE = ("cpu", "guarded")  # the others are too slow
 PATIENCE = 150  # seconds for one program
+FORKS = hasattr(os, "fork")
 BATCH = 50  # programs in one process
 Say = Callable[[str], None]
 
@@ -94,7 +97,8 @@ def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -
         say(f"\n{seed}")
         notes = Notes()
         if o.way == "indices":
-            why = "\n".join(filter(None, (indices.failure(seed, way) for way in indices.WAYS)))
+            ways = [w for w in indices.WAYS if w != "triton" or TRITON]
+            why = "\n".join(filter(None, (indices.failure(seed, way) for way in ways)))
         else:
             why = failure(program(seed, is_large(seed, o)), way_of(seed, o), o.device, notes)
         skipped = " ".join(notes.skipped.split()).replace("!", ".")[:200]
@@ -106,7 +110,7 @@ def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -
 
 def checked(p: Program, way: str, o: argparse.Namespace) -> str:
     """Why one program fails, or how it crashes."""
-    if o.device != "cpu":
+    if not FORKS or o.device != "cpu":
         return failure(p, way, o.device)
     text, crash = forked(lambda say: say(failure(p, way, o.device)), PATIENCE)
     return crash or text
@@ -140,7 +144,7 @@ def options() -> argparse.Namespace:
 
 def run_batch(seeds: Sequence[int], o: argparse.Namespace, until: float) -> tuple[str, str]:
     """What `batch` says, and how it crashed."""
-    if o.device == "cpu":
+    if FORKS and o.device == "cpu":
         return forked(lambda say: batch(seeds, o, until, say), PATIENCE)
     said: list[str] = []
     batch(seeds, o, until, said.append)
@@ -154,7 +158,7 @@ def main() -> int:
     logging.getLogger("torch").setLevel(logging.ERROR)
     print(f"fuzz: --seed {o.seed} --device {o.device}{' --large' if o.large else ''}", flush=True)
     until = time.monotonic() + 60 * o.minutes
-    if o.device == "cpu":
+    if FORKS and o.device == "cpu":
         failure(program(0), "oracle")  # so that children have warm imports
     done, bad = 0, 0
     ops: set[str] = set()
