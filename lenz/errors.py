@@ -26,7 +26,7 @@ FAULTS: Mapping[str, tuple[type[Exception], str]] = {
     "assert_in_range": (IndexError, "index out of range in self"),
     "assert_in_bounds": (RuntimeError, "index out of bounds"),
     "assert_nonzero": (RuntimeError, "ZeroDivisionError"),
-    "assert_probability": (RuntimeError, "all elements must be between 0 and 1"),
+    "assert_parameter": (RuntimeError, "a probability is in [0, 1], and a deviation not negative"),
 }
 
 

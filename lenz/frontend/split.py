@@ -11,6 +11,7 @@ import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.frontend.normalise import VIEWS, dedup, drop_noops, facts_of
@@ -166,6 +167,8 @@ def in_parts(graph: Graph, n: Node) -> Node | None:
     known = [s for s in value.shape if isinstance(s, int)]
     if not isinstance(value, FakeTensor) or not value.dim() or 0 in known:
         return None
+    if free_unbacked_symbols(value.shape[dim]):  # type: ignore[index]  # the schema says int
+        return None  # there may be no element, for which softmax has no maximum to ask for
     mode = value.fake_mode
     quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
 

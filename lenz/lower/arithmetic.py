@@ -15,6 +15,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.operand import Operand, divisor, element, keeps, stepped
 from lenz.lower.registry import lowering
 from lenz.ops.division import floor_in_steps
+from lenz.sym import Sym
 
 
 def divided(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
@@ -194,6 +195,8 @@ def power(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
         short = _short_power(y, t)
         if short is not None:
             return b.map(lambda i: short(element(x, i, t)))
+    elif t.is_integer and isinstance(y, Sym) and (y.lo is None or y.lo < 0):
+        return Decline("an integer to a power that may be negative, which is an error in eager")
     elif t.is_integer:
         return b.map(lambda i: integer_power(element(x, i, t), element(y, i, t)))
     if t.is_integer:

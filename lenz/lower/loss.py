@@ -13,7 +13,7 @@ from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import common_shape, count, reduce_over, split
-from lenz.lower.operand import broadcast
+from lenz.lower.operand import broadcast, parameter
 from lenz.lower.registry import lowering
 
 # at::Reduction, as the ops get it.
@@ -194,14 +194,14 @@ def binary_cross_entropy(
 ) -> Value | Decline:
     """-(y log x + (1 - y) log(1 - x)), the logarithms no less than -100.
 
-    Eager refuses x outside of [0, 1]; here the loss of such an element is NaN.
+    An x outside of [0, 1] raises on CPUs, as in eager.
     """
     acc = compute_dtype(b.result.dtype)
     left, right = reader(x, acc), reader(target, acc)
     floor, one = const(-100, acc), const(1, acc)
 
     def loss(i: Index) -> Expr:
-        p, y = left(i), right(i)
+        p, y = parameter(left(i), x.device, 1), right(i)
         yes = ops.maximum(ops.log(p), floor)
         no = ops.maximum(ops.log1p(ops.neg(p)), floor)
         e = ops.sub(ops.mul(ops.sub(y, one), no), ops.mul(y, yes))

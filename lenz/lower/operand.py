@@ -63,6 +63,14 @@ def divisor(e: Expr, device: str) -> Expr:
     return ops.assert_nonzero(e) if checked else e
 
 
+def parameter(e: Expr, device: str, most: float | None = None) -> Expr:
+    """What must be between 0 and `most`: eager raises on CPUs if it is not."""
+    wrong = ops.logical_not(ops.ge(e, const(0, e.dtype)))
+    if most is not None:
+        wrong = ops.or_(wrong, ops.gt(e, const(most, e.dtype)))
+    return ops.assert_not(wrong, e, "assert_parameter") if device == "cpu" else e
+
+
 def stepped(e: Expr, dtype: DType) -> Expr:
     """`e` rounded where torch rounds inside of one op on half types; fusion may remove it again."""
     return ops.cast(ops.narrow(e, dtype), e.dtype) if dtype.is_half else e

@@ -16,7 +16,7 @@ from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import Named
 from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, element
+from lenz.lower.operand import Operand, element, parameter
 from lenz.lower.registry import lowering
 from lenz.lower.view import flatten
 from lenz.ops.random import below
@@ -159,7 +159,10 @@ def _normal(b: GraphBuilder, mean: Operand, std: Operand, generator: Any) -> Val
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         z = ops.normal(*s, compute_dtype(t))
-        return ops.add(ops.mul(z, element(std, i, t)), element(mean, i, t))
+        spread = element(std, i, t)
+        if isinstance(std, Value):
+            spread = parameter(spread, std.device)
+        return ops.add(ops.mul(z, spread), element(mean, i, t))
 
     return _draw(b, generator, fn)
 
@@ -202,7 +205,10 @@ def _bernoulli(b: GraphBuilder, p: Operand, generator: Any) -> Value | Decline:
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         wide = compute_dtype(p.dtype) if isinstance(p, Value) else F32
-        hit = ops.lt(ops.uniform(*s, wide), element(p, i, wide))
+        chance = element(p, i, wide)
+        if isinstance(p, Value):
+            chance = parameter(chance, p.device, 1)
+        hit = ops.lt(ops.uniform(*s, wide), chance)
         return ops.cast(hit, compute_dtype(t))
 
     return _draw(b, generator, fn)

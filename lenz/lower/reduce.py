@@ -150,35 +150,44 @@ def extremum(
     return reduce_over(b, kind, s, keepdim, x.compute, type=type, name=name)
 
 
+def none_of(x: Value, dim: Dim) -> Decline | None:
+    """Refuse an extremum over what may have no elements: eager raises for it."""
+    over = split(x.shape, dim).over
+    may = any(s.lo is None or s.lo < 1 for s in over)
+    return Decline("an extremum of no elements is an error in eager") if may else None
+
+
 @lowering("amax")
-def amax(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value:
+def amax(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value | Decline:
     """Greatest element over some or all dimensions."""
-    return extremum(b, "max", x, split(x.shape, dim), keepdim)
+    return none_of(x, dim) or extremum(b, "max", x, split(x.shape, dim), keepdim)
 
 
 @lowering("amin")
-def amin(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value:
+def amin(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value | Decline:
     """Smallest element over some or all dimensions."""
-    return extremum(b, "min", x, split(x.shape, dim), keepdim)
+    return none_of(x, dim) or extremum(b, "min", x, split(x.shape, dim), keepdim)
 
 
 @lowering("max.default")
-def max_full(b: GraphBuilder, x: Value) -> Value:
+def max_full(b: GraphBuilder, x: Value) -> Value | Decline:
     """Greatest element of the tensor."""
-    return extremum(b, "max", x, split(x.shape, None), False)
+    return none_of(x, None) or extremum(b, "max", x, split(x.shape, None), False)
 
 
 @lowering("min.default")
-def min_full(b: GraphBuilder, x: Value) -> Value:
+def min_full(b: GraphBuilder, x: Value) -> Value | Decline:
     """Smallest element of the tensor."""
-    return extremum(b, "min", x, split(x.shape, None), False)
+    return none_of(x, None) or extremum(b, "min", x, split(x.shape, None), False)
 
 
 @lowering("aminmax")
 def aminmax(
     b: GraphBuilder, x: Value, *, dim: int | None = None, keepdim: bool = False
-) -> tuple[Value, Value]:
+) -> tuple[Value, Value] | Decline:
     """Smallest and greatest element over one or all dimensions."""
+    if (no := none_of(x, dim)) is not None:
+        return no
     s = split(x.shape, dim)
     low = extremum(b, "min", x, s, keepdim, b.results[0], "amin")
     return low, extremum(b, "max", x, s, keepdim, b.results[1], "amax")
@@ -201,16 +210,24 @@ def position(
 
 
 @lowering("max.dim")
-def max_dim(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+def max_dim(
+    b: GraphBuilder, x: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value] | Decline:
     """Greatest element along one dimension, and its position."""
+    if (no := none_of(x, dim)) is not None:
+        return no
     s = split(x.shape, dim)
     values = extremum(b, "max", x, s, keepdim, b.results[0])
     return values, position(b, "argmax", x, s, keepdim, b.results[1])
 
 
 @lowering("min.dim")
-def min_dim(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+def min_dim(
+    b: GraphBuilder, x: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value] | Decline:
     """Smallest element along one dimension, and its position."""
+    if (no := none_of(x, dim)) is not None:
+        return no
     s = split(x.shape, dim)
     values = extremum(b, "min", x, s, keepdim, b.results[0])
     return values, position(b, "argmin", x, s, keepdim, b.results[1])
@@ -223,7 +240,7 @@ def argmax(
     """Position of the greatest element along one dimension, or in the flattened tensor."""
     if x.dtype is BOOL:
         return Decline("eager refuses argmax of bool")
-    return position(b, "argmax", x, split(x.shape, dim), keepdim)
+    return none_of(x, dim) or position(b, "argmax", x, split(x.shape, dim), keepdim)
 
 
 @lowering("argmin")
@@ -233,7 +250,7 @@ def argmin(
     """Position of the smallest element along one dimension, or in the flattened tensor."""
     if x.dtype is BOOL:
         return Decline("eager refuses argmin of bool")
-    return position(b, "argmin", x, split(x.shape, dim), keepdim)
+    return none_of(x, dim) or position(b, "argmin", x, split(x.shape, dim), keepdim)
 
 
 def truth_over(b: GraphBuilder, kind: ReduceKind, x: Value, dim: Dim, keepdim: bool) -> Value:

@@ -97,3 +97,56 @@ def test_what_a_loss_checks_does_not_hold_up_statistics() -> None:
     report = lenz.explain(loss)(randn(16, 8), torch.randint(0, 5, (16,)))
     forward = report.graphs[0]
     assert len(forward.kernels) <= 4, [k.name for k in forward.kernels]
+
+
+def column(*values: float) -> tuple[Tensor]:
+    return (torch.tensor(values),)
+
+
+# Others are refused while they are traced, by a size that is a number then.
+EMPTY: list[Callable[[Tensor], Any]] = [
+    torch.max, torch.min, lambda x: x.max(0), lambda x: x.argmin(0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("number", range(len(EMPTY)))
+def test_extrema_of_nothing(number: int, dynamic: bool) -> None:
+    fn = EMPTY[number]
+    same_error(lambda x: fn(x * 2), (randn(4, 3),), (randn(0, 3),), dynamic=dynamic)
+
+
+def test_extrema_of_what_data_leaves() -> None:
+    def fn(x: Tensor) -> Any:
+        return x[x > 0].max() + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        same_error(fn, column(1.0, -1.0), column(-1.0, -2.0), fullgraph=True)
+        kept = torch.compile(lambda x: x[x > 0].softmax(0).exp(), backend="lenz", fullgraph=True)
+        x = torch.tensor([-1.0], requires_grad=True)
+        kept(x).sum().backward()
+        assert x.grad is not None and not x.grad.any()
+
+
+PARAMETERS: list[Callable[[Tensor], Any]] = [
+    lambda p: torch.bernoulli(p) * 0,
+    lambda p: torch.normal(0.0, p) * 0,
+    lambda p: F.binary_cross_entropy(p, torch.ones(2)),
+    lambda p: torch.multinomial(p, 1) * 0,
+]
+
+
+@pytest.mark.parametrize("number", range(len(PARAMETERS)))
+def test_parameters_outside_of_their_range(number: int) -> None:
+    fn = PARAMETERS[number]
+    same_error(fn, column(0.5, 1.0), column(0.5, -1.0))
+    same_error(fn, column(0.5, 0.0), column(float("nan"), 1.0))
+
+
+def test_powers_of_integers() -> None:
+    def fn(x: Tensor, n: Tensor) -> Any:
+        return x ** n.item()
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        x = torch.arange(5)
+        same_error(fn, (x, torch.tensor(2)), (x, torch.tensor(-1)))
