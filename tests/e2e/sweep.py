@@ -223,6 +223,7 @@ def check(
 ) -> None:
     """Run one case through eager and lenz, and through aot_eager where they differ.
 
+    In half types a result may also differ where it is nearer to the true one than eager's.
     Values are compared where `exact`, and those of ops that draw with eager's own draws.
     """
     want: Any
@@ -242,9 +243,32 @@ def check(
         if outcome(fn, args, "aot_eager", grad, want, exact, row.dynamic):
             row.skipped += 1
             return
+        if exact and _is_nearer(fn, args, want, row):
+            row.passed += 1
+            return
         row.failures.append(f"{label}: {problem}")
         return
     row.passed += 1
+
+
+def _is_nearer(fn: Callable[..., Any], args: Any, want: Any, row: Row) -> bool:
+    """True when lenz errs no more than eager in half types, beside eager in float64."""
+
+    def wide(x: Any) -> Any:
+        is_half = isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16)
+        return x.to(torch.float64) if is_half else x
+
+    try:
+        got = case(fn, args, recording(row), False, row.dynamic)
+        true = case(fn, pytree.tree_map(wide, args), None, False)
+    except Exception:  # noqa: BLE001  # not an op of both types
+        return False
+    triples = list(zip(*(pytree.tree_leaves(r[0]) for r in (got, want, true)), strict=True))
+    if not all(wide(t).dtype is t.dtype is torch.float64 for *_, t in triples):
+        return False
+    errors = [[(wide(x) - t).abs().max() for x in (g, w)] for g, w, t in triples if t.numel()]
+    same = [g.dtype is w.dtype and g.stride() == w.stride() for g, w, _ in triples]
+    return row.dtype.endswith("16") and all(same) and all(bool(g <= w) for g, w in errors)
 
 
 def check_together(
