@@ -64,10 +64,11 @@ def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: R
                 raise InternalError(f"@{k.name} reads %{name}, which no step defines")
             run.allocate(buffers[name])
         t = run.tensors[name]
+        if not t.numel():  # the formula of its length takes each dimension to have an element
+            memory[p.name] = t.new_empty(max(0, run.size(p.size)))
+            continue
         base = run.base[name]
         total = t.untyped_storage().nbytes() // t.element_size() - base
         memory[p.name] = t.as_strided((total,), (1,), base)
-        if not t.numel():  # the formula of its length takes each dimension to have an element
-            memory[p.name] = t.new_empty(max(0, run.size(p.size)))
     sizes = {v.name: run.size(v) for v in k.sizes}
     run_kernel(k, memory, sizes)

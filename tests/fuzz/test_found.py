@@ -108,3 +108,9 @@ def test_the_oracle_learns_a_size_from_the_call_that_finds_it_out() -> None:
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         agrees(f, torch.tensor(3), torch.ones(3))
+
+
+def test_the_oracle_takes_a_part_of_an_empty_tensor() -> None:
+    """It begins behind the memory, which has no byte."""
+    a = torch.empty(0, 7)[:, 1:]
+    agrees(lambda a: (a.neg(), F.smooth_l1_loss(a.neg(), a)), a)
