@@ -134,7 +134,8 @@ class Run:
         # A copy of the whole storage in which the first element stands where the layout says.
         shift = x.storage_offset() - self.size(b.type.layout.offset)
         total = x.untyped_storage().nbytes() // x.element_size()
-        flat = x.detach().as_strided((total - max(shift, 0),), (1,), max(shift, 0)).clone()
+        rest = max(total - max(shift, 0), 0)  # what is empty may begin behind its memory
+        flat = x.detach().as_strided((rest,), (1,), max(shift, 0)).clone()
         if shift < 0:
             flat = torch.cat([torch.zeros(-shift, dtype=x.dtype), flat])
         self.tensors[b.name] = flat.as_strided(x.shape, x.stride(), x.storage_offset() - shift)
