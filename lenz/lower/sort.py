@@ -25,12 +25,13 @@ from lenz.lower.dims import reduce_over, split, wrapped
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, Int, Sym, product
 
-# Keys that a program of a GPU sorts in registers; their text takes it a second to compile. On CPUs
-# they are 32 KiB of stack.
-LONGEST = 4096
+# Keys that a program of a GPU sorts in registers, and keys in 128 KiB of a CPU's stack.
+LONGEST, LONGEST_CPU = 4096, 16384
 # On CPUs eager keeps the greatest elements of a row in a heap if they are less than one in so many,
 # at 1.1 ns per element of rows of 512 (a sort takes 2.0, of halves 1.1); else at 30 to 100.
 HEAP, HEAP_ROW = 64, 256
+# Bits of sign and mantissa that tell apart the NaNs that processors make.
+LEAST_REST = 4
 MANTISSA = {F16: 10, BF16: 7, F32: 23}
 WIDE = "a sort of 64-bit elements, whose position would need a second key"
 
@@ -121,17 +122,18 @@ class Keys:
         return self.mantissa + 1 - self.rest
 
 
-def keys_for(dtype: DType, size: Sym, falls: bool) -> Keys | Decline:
+def keys_for(dtype: DType, size: Sym, falls: bool, device: str) -> Keys | Decline:
     """The keys of rows of a type and length; declines rows and types that are left to eager."""
     if dtype.bytes > 4 or dtype in FLOAT8:
         return Decline(WIDE if dtype.bytes > 4 else f"a sort of {dtype}")
-    if size.hi is None or size.hi > LONGEST:
-        return Decline(f"a sort of rows of more than {LONGEST} elements, or of unknown length")
+    most = LONGEST_CPU if device == "cpu" else LONGEST
+    if size.hi is None or size.hi > most:
+        return Decline(f"a sort of rows of more than {most} elements, or of unknown length")
     position = max(size.hi - 1, 1).bit_length()
     own = dtype.bits + (dtype.kind in ("uint", "bool")) + position
     if not dtype.is_float:
         return Keys(dtype, I32 if own <= 32 else I64, falls, position, 0)
-    type = I64 if dtype is F32 else I32
+    type = I64 if own + LEAST_REST > 32 else I32
     return Keys(dtype, type, falls, position, min(MANTISSA[dtype] + 1, type.bits - own))
 
 
@@ -154,7 +156,7 @@ def _of_rows(
             return x.at(i if len(i) == x.rank else (*i[:d], Int(0), *i[d:]))
 
         return b.map(only, values), b.map(lambda i: const(0, I64), places)
-    keys = keys_for(x.dtype, x.shape[d], falls)
+    keys = keys_for(x.dtype, x.shape[d], falls, x.device)
     if isinstance(keys, Decline):
         return keys
     found = find(d, keys)
@@ -287,7 +289,7 @@ def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value | Decline
     size = product(x.shape)
     if size is ONE:
         return b.map(lambda i: x.at((Int(0),) * x.rank))
-    keys = keys_for(x.dtype, size, False)
+    keys = keys_for(x.dtype, size, False, x.device)
     if isinstance(keys, Decline):
         return keys
 

@@ -130,14 +130,14 @@ def test_sizes_that_are_bounded() -> None:
     ],
 )
 def test_what_is_left_to_eager(dtype: Any, size: Any, why: str) -> None:
-    keys = keys_for(dtype, size, False)
+    keys = keys_for(dtype, size, False, "cuda:0")
     assert isinstance(keys, Decline) and why in keys.reason
 
 
 @pytest.mark.parametrize("dtype", (F32, BF16, F16, U8, I8, I16), ids=str)
 @pytest.mark.parametrize("size", (2, 3, 256, 257, 4096))
 def test_keys_fit_their_type(dtype: Any, size: int) -> None:
-    keys = keys_for(dtype, Int(size), False)
+    keys = keys_for(dtype, Int(size), False, "cuda:0")
     assert not isinstance(keys, Decline)
     own = dtype.bits + (dtype.kind == "uint")
     assert own + keys.position + keys.rest <= keys.type.bits
