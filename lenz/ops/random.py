@@ -23,7 +23,7 @@ from lenz.ops import poly
 from lenz.ops.arith import ADD, add, mul, sqrt, sub
 from lenz.ops.arith import abs as magnitude
 from lenz.ops.bits import and_, or_, shl, shr, xor
-from lenz.ops.cast import bitcast, cast
+from lenz.ops.cast import CAST, bitcast, cast
 from lenz.ops.compare import eq, lt, where
 from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, Emit
 from lenz.ops.fold import apply
@@ -51,7 +51,9 @@ def _emit_part(name: str) -> Emit:
     return lambda b, dtype, _, xs, __: b.intrinsic(name, dtype, *xs)
 
 
-# The upper and the lower word of the product of two u32.
+# The upper and the lower word of the product of two u32. On GPUs one instruction gives both, which
+# the compiler takes for a product of 64 bits, but not for two of 32.
+_WIDE = "(tl.cast({0}, tl.uint64) * tl.cast({1}, tl.uint64))"
 MUL_HIGH = define(
     Op(
         "mul_high",
@@ -60,7 +62,7 @@ MUL_HIGH = define(
         lambda x, y: _words(_product(x, y) >> np.uint64(32)),
         expand=lambda x, y: cast(shr(mul(cast(x, U64), cast(y, U64)), const(32, U64)), U32),
         llvm=_emit_part(MUL_HIGH_NAME),
-        triton="tl.umulhi({0}, {1})",
+        triton=f"tl.cast({_WIDE} >> 32, tl.uint32)",
         commutes=True,
         cost=2.0,
     )
@@ -73,7 +75,7 @@ MUL_LOW = define(
         lambda x, y: _words(_product(x, y)),
         expand=mul,
         llvm=_emit_part(MUL_LOW_NAME),
-        triton="{0} * {1}",
+        triton=f"tl.cast({_WIDE}, tl.uint32)",
         commutes=True,
         cost=1.0,
     )
@@ -102,10 +104,11 @@ def philox(counter: Pair, key: Expr) -> Pair:
 
 def _halves(x: Expr) -> Pair:
     """The lower and the upper word of an i64."""
-    if x.op is ADD and any(_is_short(a) for a in x.args):
+    if x.op is ADD and any(_short(a) is not None for a in x.args):
         # A start and the number of an element: with a carry, so that lanes stay 32 bits wide.
-        start, number = x.args if _is_short(x.args[1]) else (x.args[1], x.args[0])
-        n = index(number.attrs[0], U32)
+        start, number = x.args if _short(x.args[1]) is not None else (x.args[1], x.args[0])
+        n = _short(number)
+        assert n is not None
         low, high = _halves(start)
         total = add(low, n)
         return total, add(high, cast(lt(total, n), U32))
@@ -113,12 +116,15 @@ def _halves(x: Expr) -> Pair:
     return cast(wide, U32), cast(shr(wide, const(32, U64)), U32)
 
 
-def _is_short(x: Expr) -> bool:
-    """True for index arithmetic whose value is known to fit 31 bits."""
+def _short(x: Expr) -> Expr | None:
+    """An i64 as a u32: index arithmetic that is known to fit 31 bits, or what was a u32."""
+    if x.op is CAST and x.args[0].dtype is U32:
+        return x.args[0]
     if x.op is not INDEX or x.args:
-        return False
+        return None
     s = x.attrs[0]
-    return s.lo is not None and s.lo >= 0 and s.hi is not None and s.hi < 2**31
+    fits = s.lo is not None and s.lo >= 0 and s.hi is not None and s.hi < 2**31
+    return index(s, U32) if fits else None
 
 
 def _expand_bits(seed: Expr, counter: Expr, word: int) -> Expr:
@@ -221,21 +227,29 @@ def uniform(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
 def normal(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
     """A number, f32 or f64, of the normal distribution with mean 0 and variance 1.
 
-    sqrt(-2 log u) cos(2 pi v) for u in (0, 1] and v in [0, 1) (Box and Muller 1958).
+    sqrt(-2 log u) cos(2 pi v) for u in (0, 1] and v in [0, 1), in f32 with the sine for odd numbers
+    (Box and Muller 1958): where a thread holds two neighbours, the compiler finds that they have
+    one counter, and one root.
     """
-    counter = add(start, number)
-    words = [rand_bits(seed, counter, i) for i in range(4 if dtype is F64 else 2)]
     if dtype is F64:
+        words = [rand_bits(seed, add(start, number), i) for i in range(4)]
         u, v = unit_f64(words[0], words[1]), unit_f64(words[2], words[3])
-        wave = cos(mul(v, const(2.0 * math.pi, F64)))
-    else:
-        u, v = unit_f32(words[0]), unit_f32(words[1])
-        # cos(2 pi v) = sin(2 pi (|v - 1/2| - 1/4)): no reduction of the angle is needed.
-        turn = sub(magnitude(sub(v, const(0.5, F32))), const(0.25, F32))
-        wave = poly.sin_reduced(mul(turn, const(2.0 * math.pi, F32)))
-    step = const(2.0**-24 if dtype is F32 else 2.0**-53, dtype)
-    radius = sqrt(mul(log(add(u, step)), const(-2.0, dtype)))
-    return mul(radius, wave)
+        return mul(_radius(u, 2.0**-53), cos(mul(v, const(2.0 * math.pi, F64))))
+    n = _short(number)
+    counter = add(start, number if n is None else cast(shr(n, const(1, U32)), I64))
+    u, v = (unit_f32(rand_bits(seed, counter, i)) for i in (0, 1))
+    if n is not None:
+        # sin(2 pi v) = cos(2 pi (v - 1/4)); all of these are multiples of 2^-24, and exact.
+        quarter, zero, one = (const(x, F32) for x in (0.25, 0.0, 1.0))
+        before = add(sub(v, quarter), where(lt(v, quarter), one, zero))
+        v = where(eq(and_(n, const(1, U32)), const(0, U32)), v, before)
+    # cos(2 pi v) = sin(2 pi (|v - 1/2| - 1/4)): no reduction of the angle is needed.
+    turn = sub(magnitude(sub(v, const(0.5, F32))), const(0.25, F32))
+    return mul(_radius(u, 2.0**-24), poly.sin_reduced(mul(turn, const(2.0 * math.pi, F32))))
+
+
+def _radius(u: Expr, step: float) -> Expr:
+    return sqrt(mul(log(add(u, const(step, u.dtype))), const(-2.0, u.dtype)))
 
 
 def below(seed: Expr, start: Expr, number: Expr, count: Expr) -> Expr:

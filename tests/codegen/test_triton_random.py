@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
-from gpu_oracle import TINY, assert_triton, kernels_of
+import subprocess
+from pathlib import Path
 
+import pytest
+import torch
+from gpu_oracle import TINY, assert_triton, cubins, kernels_of
+
+from lenz import ops
 from lenz.codegen.triton.kernel import emit
-from lenz.ir.graph import Graph
+from lenz.ir.dtype import F32, I64
+from lenz.ir.expr import index, load
+from lenz.ir.graph import Graph, Pointwise, Ref
 from lenz.ir.kernel import Schedule
 from lenz.ir.reader import read
+from lenz.ir.tensor import Buffer, TensorType, axes_for, contiguous
+from lenz.sym import ONE, ZERO, sym
 
 
 def graph(shape: str, axes: str, number: str) -> Graph:
@@ -49,3 +58,27 @@ def test_rows_of_an_odd_length_have_a_counter_per_lane() -> None:
     assert in_pairs(s)
     s = assert_triton(graph("40, 7", "i: 40, j: 7", "9*i + j"), tiles=TINY)
     assert not in_pairs(s)
+
+
+def test_normal_numbers_of_neighbours(tmp_path: Path) -> None:
+    """A thread computes the counter, the logarithm and the root of two neighbours once."""
+    from triton import knobs
+
+    seed = Buffer("seed", TensorType(I64, "cpu", contiguous((sym(2),))))
+    for rows, columns, tiles in ((8, 512, None), (3, 501, None), (3, 501, TINY)):
+        out = Buffer("out", TensorType(F32, "cpu", contiguous((sym(rows), sym(columns)))))
+        axes = axes_for(out.type.shape)
+        number = index(columns * axes[0].var + axes[1].var, I64)
+        body = ops.normal(load("seed", (ZERO,), I64), load("seed", (ONE,), I64), number)
+        g = Graph("normal", (seed,), (Pointwise(out, axes, body),), (Ref("out"),))
+        # The counter carries into its upper word.
+        s = assert_triton(g, given=[torch.tensor([-(2**40) + 5, 2**32 - 700])], tiles=tiles)
+        if columns == 512:
+            (binary,) = cubins(s)
+            file = tmp_path / "kernel.cubin"
+            file.write_bytes(binary.code)
+            tool = [knobs.nvidia.nvdisasm.path, "-c", str(file)]
+            text = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+            # 1024 elements in 128 threads are four counters for each, of ten products.
+            assert text.count("IMAD.WIDE.U32") <= 40 and "IMAD.HI" not in text
+            assert text.count("MUFU.RSQ") <= 5  # and one of the slow way, for denormals

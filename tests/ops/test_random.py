@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -118,3 +120,25 @@ def test_whole_numbers_below_a_limit() -> None:
     assert ((counts - 10_000).abs() < 5 * 92).all()  # sqrt(60000 * 5/36) = 91.3
     wide = evaluate(ops.random_below(SEED, START, PLACE, const(2**32, I64)), values)
     assert wide.min() >= 0 and wide.max() < 2**32 and wide.max() > 2**31
+
+
+@pytest.mark.parametrize("of", (ops.uniform, ops.normal), ids=("uniform", "normal"))
+def test_neighbours_with_one_counter_have_nothing_to_do_with_each_other(
+    of: Callable[..., Expr],
+) -> None:
+    values = {"seed": torch.tensor([77]), "start": torch.tensor([2**32 - 20_000])}
+    numbers = torch.arange(N).to(torch.uint32)
+    x = evaluate(
+        of(SEED, ref("start", I64), ops.cast(ref("n", U32), I64)), {**values, "n": numbers}
+    )
+    u = torch.special.ndtr(x.double()) if of is ops.normal else x.double()
+    assert x.isfinite().all()
+    places = torch.arange(N // 2) / (N // 2)
+    for half in (u[::2], u[1::2]):
+        assert (half.sort().values - places).abs().max() < 2.69 / np.sqrt(N // 2)
+    # In themselves, in their squares, and in cells of 100: chi^2 has 99 degrees of freedom.
+    for a, b in ((u[::2], u[1::2]), ((u[::2] - 0.5).square(), (u[1::2] - 0.5).square())):
+        assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 5 / np.sqrt(N // 2)
+    cells = (u * 10).long().clamp(max=9)
+    counts, each = torch.bincount(10 * cells[::2] + cells[1::2], minlength=100), N / 200
+    assert abs(((counts - each).square() / each).sum() - 99) < 5 * np.sqrt(198)

@@ -64,9 +64,10 @@ def function() -> str:
         "a = tl.cast(start, tl.uint32) + n",
         "b = tl.cast(start >> 32, tl.uint32) + tl.cast(a < n, tl.uint32)",
         "b = b ^ tl.cast(seed >> 32, tl.uint32)",
-        f"factor = tl.full([], {MULTIPLIER}, tl.uint32)",
+        f"factor = tl.full([], {MULTIPLIER}, tl.uint64)",
         f"for _ in tl.static_range({ROUNDS}):",
-        "    a, b = tl.umulhi(a, factor) ^ (b ^ key), a * factor",
+        "    p = tl.cast(a, tl.uint64) * factor",  # one instruction gives both words
+        "    a, b = tl.cast(p >> 32, tl.uint32) ^ (b ^ key), tl.cast(p, tl.uint32)",
         f"    key = key + tl.full([], {WEYL}, tl.uint32)",
         "return tl.join(a, b)",
     )
