@@ -103,6 +103,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         ),
         (X, S),
     ),
+    "fake quantization": (
+        lambda x, s: (
+            *aten.fake_quantize_per_tensor_affine_cachemask(x, 0.1, 3, -8, 7),
+            *aten.fake_quantize_per_channel_affine_cachemask(
+                x, s[0].abs() + 0.1, s[1].int(), 1, -8, 7
+            ),
+        ),
+        (X, S),
+    ),
     "special functions": (
         lambda x: (
             torch.digamma(x),

@@ -1,0 +1,98 @@
+"""Rounding to the steps of a quantizer and back, with the mask that its gradient is cut by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lenz import ops
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import Expr, const
+from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.lower.operand import number
+from lenz.lower.registry import lowering
+from lenz.sym import ZERO
+
+Steps = Callable[[Index], tuple[Expr, Expr]]  # scale and zero point of an element
+
+
+def _fake(
+    b: GraphBuilder, x: Value, steps: Steps, low: int, high: int, enabled: Value | None = None
+) -> tuple[Value, Value]:
+    """(clamp(round(x / scale) + zero, low, high) - zero) scale; and what the clamp left alone."""
+
+    def step(i: Index) -> tuple[Expr, Expr, Expr]:
+        scale, zero = steps(i)
+        e = ops.mul(x.compute(i), ops.reciprocal(scale))
+        return ops.add(ops.round(e), zero), scale, zero
+
+    def on(i: Index) -> Expr | None:
+        return None if enabled is None else ops.truth(enabled.at((ZERO,) * enabled.rank))
+
+    def value(i: Index) -> Expr:
+        q, scale, zero = step(i)
+        bottom, top = const(low, q.dtype), const(high, q.dtype)
+        # Not maximum and minimum: eager makes the least integer of NaN.
+        q = ops.where(ops.gt(q, bottom), q, bottom)
+        e = ops.mul(ops.sub(ops.where(ops.lt(q, top), q, top), zero), scale)
+        flag = on(i)
+        return e if flag is None else ops.where(flag, e, x.compute(i))
+
+    def inside(i: Index) -> Expr:
+        q, _, _ = step(i)
+        kept = ops.and_(ops.ge(q, const(low, q.dtype)), ops.le(q, const(high, q.dtype)))
+        flag = on(i)
+        return kept if flag is None else ops.or_(kept, ops.xor(flag, const(True, BOOL)))
+
+    return b.map(value), b.map(inside, b.results[1], "mask")
+
+
+@lowering("fake_quantize_per_tensor_affine_cachemask")
+def per_tensor(
+    b: GraphBuilder, x: Value, scale: float, zero_point: int, quant_min: int, quant_max: int
+) -> tuple[Value, Value]:
+    """One scale for all elements."""
+
+    def steps(i: Index) -> tuple[Expr, Expr]:
+        t = x.compute(i).dtype
+        return number(scale, t), number(zero_point, t)
+
+    return _fake(b, x, steps, quant_min, quant_max)
+
+
+@lowering("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
+def per_tensor_of_tensors(
+    b: GraphBuilder,
+    x: Value,
+    scale: Value,
+    zero_point: Value,
+    fake_quant_enabled: Value,
+    quant_min: int,
+    quant_max: int,
+) -> tuple[Value, Value]:
+    """One scale for all elements, in a tensor; nothing is done where it is not enabled."""
+
+    def steps(i: Index) -> tuple[Expr, Expr]:
+        t = x.compute(i).dtype
+        first = tuple(ops.cast(v.at((ZERO,) * v.rank), t) for v in (scale, zero_point))
+        return first[0], first[1]
+
+    return _fake(b, x, steps, quant_min, quant_max, fake_quant_enabled)
+
+
+@lowering("fake_quantize_per_channel_affine_cachemask")
+def per_channel(
+    b: GraphBuilder,
+    x: Value,
+    scale: Value,
+    zero_point: Value,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+) -> tuple[Value, Value]:
+    """A scale for each slice of one dimension."""
+
+    def steps(i: Index) -> tuple[Expr, Expr]:
+        t = x.compute(i).dtype
+        return ops.cast(scale.at((i[axis],)), t), ops.cast(zero_point.at((i[axis],)), t)
+
+    return _fake(b, x, steps, quant_min, quant_max)
