@@ -125,7 +125,10 @@ class Stages:
 
 
 def laid(p: FxProgram, args: Sequence[Any]) -> list[Any]:
-    """The arguments, gradients in the order of strides that tracing took: they come with any."""
+    """The arguments, gradients with the strides that tracing took: they come with any.
+
+    Where those are not known as numbers, with their order.
+    """
 
     def hint(s: Any) -> int:
         return int(s if isinstance(s, int) else s.node.hint)
@@ -133,6 +136,8 @@ def laid(p: FxProgram, args: Sequence[Any]) -> list[Any]:
     def one(a: Any, told: Any, name: str) -> Any:
         if not isinstance(a, torch.Tensor) or "tangents" not in name:
             return a
+        if all(isinstance(s, int) for s in (*told.shape, *told.stride())):
+            return torch.empty_strided(a.shape, told.stride(), dtype=a.dtype).copy_(a)
         order = sorted(range(a.dim()), key=lambda d: (-hint(told.stride(d)), d))
         inverse = [order.index(d) for d in range(a.dim())]
         return a.permute(order).contiguous().permute(inverse)
