@@ -24,7 +24,8 @@ def divided(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
     Torch divides floats on a GPU by a number with a product of its reciprocal. What rounds once
     more shows the difference, as 8-bit floats do: x / 448 may be a tie of theirs.
     """
-    if isinstance(by, Value) or device == "cpu" or not x.dtype.is_float:
+    of_tensor = isinstance(by, Value) and not by.is_number
+    if of_tensor or device == "cpu" or not x.dtype.is_float:
         return ops.div(x, y)
     return ops.mul(x, ops.div(const(1.0, y.dtype), y))
 
@@ -37,7 +38,8 @@ def div(
     t, device = b.result.dtype, b.result.device
     # Torch rounds to half types before the last rounding, but not with one divisor; on GPUs it
     # takes more digits for "floor" too.
-    steps = t.is_half and isinstance(y, Value) and (y.rank > 0 or device != "cpu")
+    one = not isinstance(y, Value) or y.is_number or (y.rank == 0 and device == "cpu")
+    steps = t.is_half and not one
     if t.is_integer and not isinstance(y, Value) and y == 0:
         return Decline("a division by zero is an error in eager")
 

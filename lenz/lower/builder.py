@@ -38,9 +38,13 @@ Index = tuple[Sym, ...]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the graph under construction."""
+    """A tensor of the graph under construction.
+
+    `is_number` marks a 0-d tensor of the CPU that was moved: torch takes it for a number elsewhere.
+    """
 
     buffer: Buffer
+    is_number: bool = False
 
     @property
     def name(self) -> str:

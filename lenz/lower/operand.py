@@ -45,7 +45,8 @@ def element(x: Operand, i: Index, dtype: DType, *, kept: bool = False) -> Expr:
         e = number(x, to)
         return e if kept else ops.cast(ops.cast(e, dtype), to)
     e = x.at(broadcast(x, i))
-    if dtype.is_half and e.dtype is not dtype and (x.rank > 0 or not kept or x.device != "cpu"):
+    stays = kept and x.rank == 0 and (x.is_number or x.device == "cpu")
+    if dtype.is_half and e.dtype is not dtype and not stays:
         e = ops.cast(e, dtype)
     return ops.cast(e, to)
 

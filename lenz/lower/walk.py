@@ -252,7 +252,8 @@ class _Walk:
             return a
         key = (a.name, device)
         if key not in self.moved:
-            self.moved[key] = move(self.b, a, device)
+            of_cpu = a.rank == 0 and a.device == "cpu"
+            self.moved[key] = replace(move(self.b, a, device), is_number=of_cpu)
         return self.moved[key]
 
     def atom(self, a: Any) -> Atom:

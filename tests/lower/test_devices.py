@@ -11,6 +11,8 @@ from torch import Tensor
 
 from lenz.errors import Unsupported
 from lenz.frontend import FxProgram, origin
+from lenz.ir.dtype import BF16
+from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, buffers_of, reads_of
 from lenz.ir.verify import verify
 from lenz.lower import lower
@@ -51,6 +53,20 @@ def test_other_devices_are_refused_by_name() -> None:
     p = cuda_program(lambda x: x + 1, (4,))
     with pytest.raises(Unsupported, match=r"cuda:0: kernels are made for cpu only"):
         lowered(p, "cpu")
+
+
+def test_a_scalar_of_the_cpu_is_a_number_beside_a_half() -> None:
+    """Torch keeps it in f32 in products and divides by its reciprocal; not so one of the GPU."""
+    half, there = Fake((4, 8), torch.bfloat16), Fake((), torch.float32)
+    for scalar, is_number in ((SCALAR, True), (there, False)):
+        g = graph(lambda x, s: (x * s, x / s), half, scalar)
+        for n, name in zip(
+            [n for n in g.nodes if isinstance(n, Pointwise)], ("mul", "div"), strict=True
+        ):
+            found = nodes_of(n.body)
+            assert any(e.op.name == "cast" and e.dtype is BF16 for e in found) is not is_number
+            top = n.body.args[0]
+            assert top.op.name == ("mul" if is_number else name)
 
 
 def test_a_scalar_of_the_cpu_moves_once() -> None:
