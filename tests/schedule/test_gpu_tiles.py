@@ -1,0 +1,60 @@
+"""How wide tiles of GPU kernels are, where measurements on a card decided it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gpu_oracle import kernels_of, on_gpu, scheduled
+from harness import lowered
+from torch import Tensor
+
+from lenz.codegen.triton.kernel import emit
+
+BF16 = torch.bfloat16
+
+
+def texts(fn: Any, *args: Tensor) -> list[tuple[str, int]]:
+    found = [emit(k, 90) for k in kernels_of(scheduled(on_gpu(lowered(fn, list(args)))))]
+    return [(t.text, t.warps) for t in found]
+
+
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.var_mean(x, 1)
+
+
+def test_tiles_of_columns_end_with_the_rows() -> None:
+    ((text, _),) = texts(lambda x: x.sum(1), torch.empty(2048, 784, 256))
+    assert "tl.arange(0, 16)" in text and "<" not in text
+
+
+def test_columns_that_are_only_reduced_are_read_again() -> None:
+    ((text, warps),) = texts(statistics, torch.empty(1024, 224, 256, dtype=BF16))
+    assert text.count("for r0b") == 2 and warps == 4
+
+
+def test_columns_that_are_stored_are_held_by_8_warps() -> None:
+    ((text, warps),) = texts(lambda x: x.softmax(1), torch.empty(256, 256, 1024, dtype=BF16))
+    assert "for " not in text and warps == 8
+
+
+@pytest.mark.parametrize(("dtype", "rows", "warps"), [(BF16, 8, 2), (torch.float32, 32, 4)])
+def test_many_columns_of_halves_have_short_tiles(dtype: torch.dtype, rows: int, warps: int) -> None:
+    ((text, found),) = texts(lambda x: x.sum(1), torch.empty(128, 512, 2048, dtype=dtype))
+    assert f"r0 = tl.arange(0, {rows})" in text and found == warps
+
+
+def test_few_programs_have_8_warps() -> None:
+    ((_, warps),) = texts(lambda x: x.sum(1), torch.empty(64, 1024, 512, dtype=BF16))
+    assert warps == 8
+
+
+def test_all_lanes_are_reduced_in_one_dimension() -> None:
+    ((text, _),) = texts(lambda x: x.sum((1, 2)), torch.empty(64, 8, 4096))
+    assert text.count("tl.reduce(") == 1
+
+
+def test_a_value_per_row_of_a_tile_is_loaded_as_a_vector() -> None:
+    ((text, _),) = texts(lambda x, w: x * w[:, None], torch.empty(64, 32), torch.empty(64))
+    assert "tl.load(tl.reshape(a1 + ((32 * p0b) + p0), [32]))[:, None]" in text
