@@ -33,7 +33,7 @@ def close(got: Tensor, x: Tensor, dim: int) -> None:
         return
     want = x.double().cumsum(dim)
     error = (got.double() - want).abs()
-    least = 1e-5 * want.abs().amax() if x.dtype is torch.float32 else 1e-3
+    least = 1e-5 * want.abs().amax()
     assert bool((error <= least + 2 * torch.finfo(x.dtype).eps * want.abs()).all()), error.max()
 
 

@@ -13,6 +13,10 @@ A result of 32 bits lies in one 64-bit word, beside a flag that a zeroed workspa
 one of 64 bits in two such words. A word is written once and as a whole, hence value and flag are
 seen together, and nothing else has to be in order: relaxed accesses do, without a fence.
 
+A window has a lane for each thread of the program, or more: each word is read by one thread then. A
+second one that read it as well might find the word of before, and Triton takes the values of lanes
+that it holds several times from any of them.
+
 A program waits only for programs with lower numbers. A GPU starts the programs of a grid in the
 order of their numbers and keeps what it has started: the lowest that runs waits for nobody.
 """
@@ -20,6 +24,7 @@ order of their numbers and keeps what it has started: the lowest that runs waits
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from lenz.codegen.triton.reductions import SCANS, identity
 from lenz.codegen.triton.text import Dims, Term
@@ -60,6 +65,7 @@ class LookingBack:
     d: int
     dims: Dims
     blocks: Sym
+    threads: int
 
     def joined(self, tile: str, running: str) -> str:
         """The scan's tile: `running`, that of the `tile` alone, behind all blocks before it."""
@@ -105,19 +111,21 @@ class LookingBack:
     def _lane(self) -> Var:
         """A variable that runs over the results of a window, in the dimension of the scan."""
         indices, lanes = self.values.indices, self.values.lanes
-        made = Var(f"{self.scan.name}_lane", 0, self.back.group - 1)
+        rows = prod(lanes.widths[d] for d in self.dims if d != self.d)
+        width = max(self.back.group, self.threads // rows)
+        made = Var(f"{self.scan.name}_lane", 0, width - 1)
         shape = ["None"] * len(lanes.vars)
         shape[self.d] = ":"
         place = f"[{', '.join(shape)}]" if len(shape) > 1 else ""
         wide = ".to(tl.int64)" if indices.wide else ""
         self.values.text.put(
-            self.values.text.level, f"{made.name} = tl.arange(0, {self.back.group}){wide}{place}"
+            self.values.text.level, f"{made.name} = tl.arange(0, {width}){wide}{place}"
         )
         indices.vars[made] = Term(made.name, frozenset((self.d,)), self.values.text.level)
         return made
 
     def _window(self, name: str, parts: list[tuple[Sym, str]], lane: Var) -> Window:
-        """Results from a place on; with two parts, the last lane is that of the second."""
+        """Results from a place on; with two parts, lane G - 1 is that of the second."""
         text, last = self.values.text, self.back.group - 1
         count, dims = words(self.scan.value.dtype), frozenset((self.d,))
         rows = [t.text for t in self.values.lanes.conditions(self.dims - {self.d})]
@@ -125,7 +133,8 @@ class LookingBack:
         at, runs = places[0], parts[0][1]
         if len(parts) > 1:
             at = f"tl.where({lane.name} < {last}, {at}, {places[1]})"
-            runs = f"tl.where({lane.name} < {last}, {runs}, {parts[1][1]})"
+            second = f"({lane.name} == {last}) & ({parts[1][1]})"
+            runs = f"tl.where({lane.name} < {last}, {runs}, {second})"
         at = text.let(at, self.dims, text.level).text
         runs = text.let(" & ".join([f"({runs})", *rows]), dims, text.level).text
         pointers = [f"{self.back.work} + {at}" + f" + {k}" * (k > 0) for k in range(count)]
