@@ -68,7 +68,7 @@ def embedding_bag(
     size = _bag_size(b, offsets, count, bags)
     if size is None or size is ZERO or (mode == MAX and padding_idx >= 0):
         return Decline("bags of several sizes, each of which eager sums in one go")
-    dim, t = b.result.shape[1], compute_dtype(weight.dtype)
+    dim = b.result.shape[1]
 
     def row_of(bag: Sym, k: Sym) -> Expr:
         return checked(indices.at((bag * size + k,)), rows, wraps=False)
@@ -89,18 +89,7 @@ def embedding_bag(
             "sum", (bags,), (size,), lambda i, r: ops.cast(counts(i[0], r[0]), I64), None,
             b.temp((bags,), I64),
         )  # fmt: skip
-    if mode == MEAN and padding_idx >= 0:
-        total = b.reduce("sum", b.result.shape, (size,), term, type=b.temp(b.result.shape, t))
-
-        def mean(i: Index) -> Expr:
-            n = ops.cast(ops.maximum(sizes.at((i[0],)), const(1, I64)), t)
-            return ops.div(total.at(i), n)
-
-        out = b.map(mean)
-    elif mode == MEAN:
-        out = b.reduce("sum", b.result.shape, (size,), term, lambda a: ops.div(a, index(size, t)))
-    else:
-        out = b.reduce("max" if mode == MAX else "sum", b.result.shape, (size,), term)
+    out = _bags(b, mode, size, term, sizes if padding_idx >= 0 else None)
     best = None
     if mode == MAX:
         where = b.temp((bags, dim), I64)
@@ -111,6 +100,29 @@ def embedding_bag(
             return ops.cast(indices.at((i[0] * size + position(0, size),), (at,)), I64)
 
     return (out, *_side_results(b, size, sizes, best))
+
+
+def _bags(
+    b: GraphBuilder,
+    mode: int,
+    size: Sym,
+    term: Callable[[Index, Index], Expr],
+    counts: Value | None,
+) -> Value:
+    """The bags reduced; `counts` are how many rows of each count, where not all do."""
+    shape = b.result.shape
+    if mode != MEAN:
+        return b.reduce("max" if mode == MAX else "sum", shape, (size,), term)
+    if counts is None:
+        return b.reduce("sum", shape, (size,), term, lambda a: ops.div(a, index(size, a.dtype)))
+    wide = compute_dtype(b.result.dtype)
+    total, own = b.reduce("sum", shape, (size,), term, type=b.temp(shape, wide)), counts
+
+    def mean(i: Index) -> Expr:
+        n = ops.cast(ops.maximum(own.at((i[0],)), const(1, I64)), wide)
+        return ops.div(total.at(i), n)
+
+    return b.map(mean)
 
 
 def _side_results(

@@ -17,6 +17,7 @@ from lenz.opt.online import online
 from lenz.opt.pad_matmul import pad_matmul
 from lenz.opt.pad_rows import pad_rows
 from lenz.opt.precision import precision
+from lenz.opt.relayout import relayout
 from lenz.opt.rotate import rotate
 from lenz.opt.simplify import simplify
 from lenz.opt.split_reduce import split_reduce
@@ -31,6 +32,7 @@ PASSES: dict[str, Pass] = {
     "views": views,
     "dedup": dedup,
     "unloop": unloop,
+    "relayout": relayout,
     "inline": inline,
     "precision": precision,
     "rotate": rotate,

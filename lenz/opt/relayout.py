@@ -1,0 +1,53 @@
+"""What loops pass on among themselves lies in memory as its readers' results do.
+
+    %a = map {..};  %y = f32[2, 3, 4 : 12, 1, 3] : map (i, j, k) { load(%a, [i, j, k]) }
+    ==>  %a = f32[2, 3, 4 : 12, 1, 3] : map {..}
+
+Nobody else sees where it lies. The loops then run in one order, and fuse: a bilinear interpolation
+of images with channels last took 8.8 ms in two kernels, one of which transposed, and 1.0 ms in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lenz.context import Context
+from lenz.ir.expr import loads_of
+from lenz.ir.graph import Graph, Node, Pointwise, atom_refs, reads_of
+from lenz.ir.tensor import Layout
+
+
+def relayout(g: Graph, cx: Context) -> Graph:
+    """Walk from the last node to the first, so that a chain of loops takes the last one's order."""
+    seen = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
+    wanted: dict[str, set[Layout] | None] = {}
+    nodes: list[Node] = []
+    for n in reversed(g.nodes):
+        if isinstance(n, Pointwise) and n.out.name not in seen:
+            n = _moved(n, wanted.get(n.out.name))
+        nodes.append(n)
+        same = _read_in_place(n) if isinstance(n, Pointwise) else frozenset()
+        for name in reads_of(n):
+            layouts = wanted.setdefault(name, set())
+            if layouts is not None:
+                wanted[name] = layouts | {n.out.type.layout} if name in same else None  # type: ignore[union-attr]  # who reads in place is a Pointwise
+    return replace(g, nodes=tuple(reversed(nodes)))
+
+
+def _moved(n: Pointwise, layouts: set[Layout] | None) -> Pointwise:
+    """The node with the layout that all its readers have, where that is one without gaps."""
+    if layouts is None or len(layouts) != 1:
+        return n
+    (layout,) = layouts
+    own = n.out.type
+    if layout == own.layout or layout.shape != own.shape or layout.storage is not layout.numel:
+        return n
+    return replace(n, out=replace(n.out, type=replace(own, layout=layout)))
+
+
+def _read_in_place(n: Pointwise) -> frozenset[str]:
+    """Buffers of which the node reads, for each element of its own, the one at the same index."""
+    here = tuple(a.var for a in n.axes)
+    loads = loads_of(n.body)
+    moved = {e.attrs[0] for e in loads if e.args or e.attrs[1] != here}
+    return frozenset(e.attrs[0] for e in loads) - moved
