@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lenz.ir.expr import nodes_of, syms_of
 from lenz.ir.kernel import For, LoopKind, Scan, Stmt, Store
 from lenz.ir.tensor import Axis, axis
 from lenz.schedule.cut import cut, joined, moved, nested
@@ -135,9 +136,14 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
         panel = moved([store], {p.var: joined(block, lane, SCATTER_PANEL)})
         loop = nested(n.raxes, "seq", (For(lane, "vector", panel),))
         return nested([*n.axes[:-1], *block], "parallel", loop)
-    # Vectors store their lanes in order, but cannot add up two that meet.
-    last: LoopKind = "vector" if n.update == "set" else "seq"
     body: tuple[Stmt, ...] = (store,)
     if n.raxes:
+        # Vectors store their lanes in order, but to places of their own, and cannot add up.
+        r = n.raxes[-1].var
+        names = {v.name for v in n.offset.free_vars}
+        used = [e for k, e in enumerate(n.bound) if f"@{k}" in names]
+        parts = [n.offset, *(s for e in nodes_of(*used) for s in syms_of(e))]
+        moves = n.update == "set" and any(r in s.free_vars for s in parts)
+        last: LoopKind = "vector" if moves else "seq"
         body = nested(n.raxes[:-1], "seq", (For(n.raxes[-1], last, body),))
     return nested(n.axes, "parallel", body)

@@ -126,3 +126,16 @@ def test_a_position_outside_is_an_error(fn: Fn) -> None:
 def test_what_stays_eager() -> None:
     check(lambda x, v: x.index_put((x > 10,), v[0, :2]), X, V, native=False)
     check(lambda x, v, k: x[:0].scatter(0, k[:0, None], 1.0), X, V, K, native=False)
+
+
+def test_updates_that_all_meet_at_one_place() -> None:
+    """The position does not change along the loop: lanes have no places of their own."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.scatter(1, torch.zeros_like(x, dtype=torch.long), x)
+
+    x = torch.randn(2, 3, 4, 40).mT
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        got = torch.compile(fn, backend="lenz", dynamic=dynamic)(x)
+        torch.testing.assert_close(got, fn(x), check_stride=True)
