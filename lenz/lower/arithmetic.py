@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, F32, I32, I64, DType, compute_dtype
+from lenz.ir.dtype import BOOL, F16, F32, I32, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
@@ -194,7 +194,9 @@ def power(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
     if isinstance(y, (bool, int, float)):
         if t.is_integer and y < 0:
             return Decline("an integer to a negative power is an error in eager")
-        short = _short_power(y, t)
+        # Torch's CPU code takes no root for fp16: (-inf)^0.5 is inf there, and (-0.0)^0.5 0.0.
+        rooted = t is not F16 or y != 0.5 or b.result.device != "cpu"
+        short = _short_power(y, t) if rooted else None
         if short is not None:
             return b.map(lambda i: short(element(x, i, t)))
     elif t.is_integer and isinstance(y, Sym) and (y.lo is None or y.lo < 0):
