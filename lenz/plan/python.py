@@ -301,8 +301,10 @@ class _Writer:
         text = f"{self.op(s.op)}({', '.join(args)})"
         if s.into or all(o is None for o in s.outs):
             return [text]
+        # Tracing may know the number that a call gives: a size that an assertion tells, say.
         outs = [
-            "_" if o is None else o.name if isinstance(o, Var) else self.var(str(o)) for o in s.outs
+            o.name if isinstance(o, Var) else self.var(o) if isinstance(o, str) else "_"
+            for o in s.outs
         ]
         return [f"{outs[0]} = {text}" if s.single else f"{', '.join(outs)}, = {text}"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lenz.context import Context
-from lenz.ir.expr import loads_of
+from lenz.ir.expr import loads_of, nodes_of, syms_of
 from lenz.ir.graph import Extern, View, outs_of, reads_of
 from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
@@ -27,7 +27,7 @@ from lenz.schedule.legal import (
 )
 from lenz.schedule.nest import Nest
 from lenz.schedule.profit import gathers, loss
-from lenz.sym import SymEnv
+from lenz.sym import Sym, SymEnv, Var
 
 Item = Nest | Extern | View
 Cell = Group | Extern | View
@@ -184,13 +184,15 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
     p = Partition(env)
     memory: dict[str, tuple[str, ...]] = {}
     place: dict[str, int] = {}
+    given = {v.name for v in env.ranges}  # the other sizes are found out by calls
+    learned = frozenset(v for item in items for v in _found(item) if v.name not in given)
     checks: list[tuple[int, int]] = []  # the number of an item that may raise, and its cell
     for k, item in enumerate(items):
         if isinstance(item, Nest):
             direct = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*item.exprs)))
             reads = _spread_over(direct, memory)
             writes: tuple[str, ...] = (item.target,) if item.target != item.name else ()
-            c = p.add(group_of(item), reads, writes)
+            c = p.add(group_of(item), (*reads, *_sizes_of(item, learned)), writes)
             if may_fail(group_of(item)):
                 checks.append((k, c))
             if writes and item.target not in place and item.out.type.device == "cpu":
@@ -205,7 +207,10 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
         else:
             _note_memory(item, memory)
             writes = _writes(item) if isinstance(item, Extern) else ()
-            c = p.add(item, _spread_over(reads_of(item), memory), _spread_over(writes, memory))
+            reads = (*_spread_over(reads_of(item), memory), *_sizes_of(item, learned))
+            c = p.add(item, reads, _spread_over(writes, memory))
+            for v in _found(item) & learned:
+                p.owner.setdefault(f"size {v.name}", c)
             place.update(dict.fromkeys(defines(item), k))
             if may_raise(item):
                 checks.append((k, c))
@@ -213,6 +218,38 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
         _gather(p, cx)
     p.write_late()
     return p
+
+
+def _found(item: Item) -> frozenset[Var]:
+    """The variables in the sizes of what a call gives, and those that it gives itself."""
+    outs = item.outs if isinstance(item, Extern) else ()
+    return frozenset(v for s in _parts(outs) for v in s.free_vars)
+
+
+def _sizes_of(item: Item, learned: frozenset[Var]) -> tuple[str, ...]:
+    """Names, as of buffers, for the sizes that an item takes and that a call has to find out."""
+    if not learned:
+        return ()
+    syms: list[Sym] = []
+    if isinstance(item, Nest):
+        syms += [a.extent for a in (*item.axes, *item.raxes)]
+        syms += [*_parts(item.out), item.offset]
+        syms += [s for e in nodes_of(*item.exprs) for s in syms_of(e)]
+    elif isinstance(item, View):
+        syms += _parts(item.out)
+    else:
+        syms += [s for a in (*item.args, *(a for _, a in item.kwargs)) for s in _parts(a)]
+    used = dict.fromkeys(v.name for s in syms for v in s.free_vars if v in learned)
+    return tuple(f"size {name}" for name in used)
+
+
+def _parts(x: object) -> tuple[Sym, ...]:
+    """The Syms in an argument, a buffer's type, or nothing."""
+    if isinstance(x, Buffer):
+        return (*x.type.shape, *x.type.layout.stride, x.type.layout.offset)
+    if isinstance(x, tuple):
+        return tuple(s for part in x for s in _parts(part))
+    return (x,) if isinstance(x, Sym) else ()
 
 
 def _writes(n: Extern) -> tuple[str, ...]:

@@ -1,0 +1,118 @@
+"""One compilation for all sizes: 0 and 1, other strides and offsets, sizes that data decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, randn
+
+from tests.e2e.sides import same
+
+Sized = Callable[[int], tuple[Any, ...]]
+DATA = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+
+
+def serves(fn: Callable[..., Any], make: Sized, sizes: Iterable[int], **kwargs: Any) -> None:
+    """Assert eager's results, strides, gradients and writes for each size in turn."""
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="lenz", **kwargs)
+    for n in sizes:
+        torch.manual_seed(n)
+        ours = make(n)
+        torch.manual_seed(n)
+        theirs = make(n)
+        results = run(*ours), fn(*theirs)
+        same(*results, 1e-4, True)
+        same([t.detach() for t in ours if isinstance(t, Tensor)],
+             [t.detach() for t in theirs if isinstance(t, Tensor)], 1e-4, True)  # fmt: skip
+        if isinstance(results[0], Tensor) and results[0].requires_grad:
+            for r in results:
+                (r * torch.linspace(1, 2, r.numel()).view(r.shape)).sum().backward()
+            same([t.grad for t in ours], [t.grad for t in theirs], 1e-3, True)
+
+
+def half(x: Tensor) -> Any:
+    n = x.shape[0]
+    return (
+        x[: n // 2] * 2,
+        x[-3:].flip(0),
+        x.new_zeros(n + 1, 2).index_fill(0, x.new_ones(1).long(), 1),
+    )
+
+
+def by_shape(x: Tensor) -> Tensor:
+    return x.view(2, -1).sum(1) if x.shape[0] % 2 == 0 else x * 2
+
+
+SIZES = (5, 9, 33, 130, 1, 0, 2, 4097)
+STATIC: dict[str, tuple[Callable[..., Any], Sized, tuple[int, ...]]] = {
+    "numbers": (lambda x: x * x.shape[0] + x.numel() / 3.0, lambda n: (randn(n, 7),), SIZES),
+    "roots": (lambda x: x / (x.shape[0] ** 0.5 + 1), lambda n: (randn(n),), SIZES),
+    "returned": (lambda x: (x * 2, x.shape[0] * 2 + 1), lambda n: (randn(n, 7),), SIZES),
+    "parts": (half, lambda n: (randn(n, 7),), (5, 9, 33, 130, 3, 64)),
+    "strides": (lambda x: (x + 1, x.sum(0)), lambda n: (randn(n + 1, 9)[:n, 1:6].t(),), SIZES),
+    "offsets": (lambda x: x[2:].add_(1), lambda n: (randn(n + 4)[1:],), SIZES),
+    "zero strides": (lambda x: x * 2 + 1, lambda n: (randn(n, 1).expand(n, 5),), (5, 9, 2)),
+    "divisors": (by_shape, lambda n: (randn(n),), (8, 16, 9, 64, 7)),
+    "gradients": (
+        lambda x, w: F.layer_norm(x @ w, (5,)).softmax(-1),
+        lambda n: (randn(n, 7, requires_grad=True), randn(7, 5, requires_grad=True)),
+        (5, 9, 130, 1, 2),
+    ),
+    "channels last": (
+        lambda x: x.relu() * 2,
+        lambda n: (randn(2, 3, n, n).to(memory_format=torch.channels_last),),
+        (5, 9, 33, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_sizes_of_arguments(name: str) -> None:
+    fn, make, sizes = STATIC[name]
+    serves(fn, make, sizes, dynamic=True)
+    serves(fn, make, sizes)
+
+
+def bits(n: int) -> Tensor:
+    return torch.tensor([1.0] * n + [0.0] * 4)
+
+
+def late_sizes(x: Tensor, y: Tensor) -> Any:
+    """Kernels before the call that finds a size out, and kernels behind it over the same loops."""
+    a = y.sin()
+    n = int(x.sum().long())
+    torch._check(n >= 0)
+    torch._check(n < 100)
+    found = x.nonzero()
+    total = torch.zeros(found.shape[0]) + a.sum()
+    return a * n, a + 1, torch.arange(n) * 2 + a[0, 0], total, a * found.shape[0]
+
+
+def cut(x: Tensor, y: Tensor) -> Any:
+    return [part * 2 for part in torch.split(y, [*x.sum().long().view(1).tolist(), 4])]
+
+
+BY_DATA: dict[str, tuple[Callable[..., Any], bool]] = {
+    "late": (late_sizes, False),
+    "mask": (lambda x, y: (y[x > 0], y[x > 0].relu() + 1, y[x > 0].t().contiguous()), False),
+    "scalar": (lambda x, y: y * x[0].item() + 1, False),
+    "split": (cut, False),
+    "unique": (lambda x, y: torch.unique(x, return_inverse=True, return_counts=True), False),
+    "select": (lambda x, y: y[:, 0].masked_select(x > 0).sin(), True),
+    "repeat": (lambda x, y: y.repeat_interleave(x.long() + 1, 0) * 2, True),
+    "product": (lambda x, y: y[x > 0] @ y.t(), True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*in eager.*")
+@pytest.mark.parametrize("name", BY_DATA)
+def test_sizes_that_data_decides(name: str) -> None:
+    fn, grad = BY_DATA[name]
+    with torch._dynamo.config.patch(DATA):
+        make = lambda n: (bits(n), randn(n + 4, 3, requires_grad=grad))
+        serves(fn, make, (5, 0, 1, 7), fullgraph=True)
