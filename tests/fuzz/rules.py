@@ -436,7 +436,11 @@ TABLES: dict[str, tuple[int, str]] = {
         p torch.sort({x1}, dim={d}, stable=True).values
         e torch.sort({x1}, dim={d}, stable=True).indices
         e torch.sort({x1}, dim={d}, descending=True, stable=True).indices
+        p torch.sort({x1}, dim={d}, descending=True, stable=True).values
         p {w1}.topk(1, {d}).values
+        p {w1}.topk(min({n}, 2), {d}, largest={B}).values
+        p {w1}.median({d}, keepdim={B}).values
+        p {f1}.nanmedian({d}).values
         p {w1}.kthvalue(1, {d}).values
         p {w1}.median({d}).values
         p F.max_pool1d({F3}, 2)
