@@ -81,6 +81,9 @@ def laid_as_in_eager(op: str, rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = rule(*args, **kwargs)
+        if all(isinstance(t, torch.Tensor) for t in (out, args[0])):
+            shared = torch._C._is_alias_of(out, args[0])  # type: ignore[attr-defined]  # no stub
+            out = out.clone() if shared else out  # nothing had to move, and the parts are views
         if not isinstance(out, torch.Tensor) or (want := eager_strides(op, args, out)) is None:
             return out
         order = sorted(range(out.dim()), key=lambda d: -want[d])

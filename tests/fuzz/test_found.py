@@ -114,3 +114,14 @@ def test_the_oracle_takes_a_part_of_an_empty_tensor() -> None:
     """It begins behind the memory, which has no byte."""
     a = torch.empty(0, 7)[:, 1:]
     agrees(lambda a: (a.neg(), F.smooth_l1_loss(a.neg(), a)), a)
+
+
+def test_an_op_whose_parts_are_views_gives_memory_of_its_own() -> None:
+    """Nothing has to be shuffled here, and the result was the operand's memory."""
+
+    def f(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        t = torch.hstack([a, a])
+        return t, F.channel_shuffle(t, 2)
+
+    got = agrees(f, torch.ones(1, 1, 1))
+    assert got[0].untyped_storage().data_ptr() != got[1].untyped_storage().data_ptr()
