@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ from lenz.ir.plan import Alloc, LaunchStep
 from lenz.ir.verify import verify
 from lenz.pipeline import launched, named
 from lenz.plan import build
+from lenz.schedule.blocks import Shape
 from tests.cuda import cuda_program
 from tests.triton_interpreter import Argument, Fault, launch
 
@@ -120,6 +122,17 @@ def test_parts_compile_without_spills(arch: int, dtype: torch.dtype) -> None:
 
 def test_a_static_row_in_parts_of_the_usual_size() -> None:
     assert_function(lambda x: x.cumsum(-1), normal(40_000))
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((1 << 24,), 0), ((1 << 17, 64), 0), ((40, 50_000), 1)])
+@pytest.mark.parametrize("group", [2, 16, 64])
+def test_each_thread_has_a_word_of_a_window(shape: tuple[int, ...], dim: int, group: int) -> None:
+    """Words that two threads read, at different times, made wrong sums on a card."""
+    g = there(cuda_program(lambda x: x.cumsum(dim), shape, dtype=torch.float32))
+    (k,) = kernels_of(scheduled(g, Shape(group=group)))
+    lanes = {n: int(w) for n, w in re.findall(r"(\w+) = tl.arange\(0, (\d+)\)", emit(k).text)}
+    assert lanes["v0_lane"] >= min(group, 16)
+    assert lanes["v0_lane"] * lanes.get("p0", 1) >= 32 * k.tile.warps
 
 
 def parts() -> Kernel:
