@@ -35,7 +35,7 @@ from tests.fuzz.shrink import kind_of, shrink
 TRITON = ("triton", "tiny") if find_spec("triton") else ()
 WAYS = ("oracle",) * 6 + ("guarded", "guarded avx2", "guarded sse2", *TRITON)
 WAYS_OF_LARGE = ("cpu", "guarded")  # the others are too slow
-PATIENCE = 150  # seconds for one program
+PATIENCE = 400  # seconds for one program, on a machine that has much else to do
 FORKS = hasattr(os, "fork")
 BATCH = 50  # programs in one process
 Say = Callable[[str], None]
