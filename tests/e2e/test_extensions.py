@@ -1,0 +1,200 @@
+"""What surrounds plain ops: control flow, checkpoints, hooks, transforms, kinds of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, randn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.scan import scan
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
+
+from tests.e2e.sides import agree, gradients_agree
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*in eager.*")
+layer = nn.Linear(5, 5)
+
+
+def wide(*shape: int, grad: bool = False) -> Callable[[], list[Tensor]]:
+    return lambda: [randn(shape, requires_grad=grad)]
+
+
+def branches(x: Tensor, w: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda a: (a @ w).sin(), lambda a: (a @ w).relu() + 1, (x,)) * 2
+
+
+@pytest.mark.parametrize("sign", (1, -1))
+def test_branches(sign: int) -> None:
+    agree(branches, lambda: (randn(4, 5).abs() * sign, randn(5, 5)), fullgraph=True)
+    gradients_agree(
+        branches,
+        lambda: ((randn(4, 5).abs() * sign).requires_grad_(), randn(5, 5, requires_grad=True)),
+    )
+
+
+def test_scans_and_maps() -> None:
+    def running(x: Tensor, w: Tensor) -> Any:
+        return scan(lambda c, y: ((c @ w + y).tanh(), c * y), torch.zeros(3), x, dim=0)
+
+    agree(running, lambda: (randn(5, 3), randn(3, 3)), fullgraph=True)
+    gradients_agree(
+        lambda x, w: running(x, w)[1],
+        lambda: (randn(5, 3, requires_grad=True), randn(3, 3, requires_grad=True)),
+    )
+    agree(
+        lambda x: associative_scan(lambda a, b: a * b + 1, x, 0, combine_mode="generic"),
+        wide(8, 3),
+        tol=1e-4,
+    )
+    agree(lambda x, y: map_over(lambda a, b: (a * b).sin(), x, y), lambda: (randn(4, 3), randn(3)))
+
+
+def test_flexible_attention() -> None:
+    def biased(q: Tensor, bias: Tensor) -> Tensor:
+        return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + bias[i, j] * (i >= j))
+
+    agree(biased, lambda: (randn(1, 2, 16, 8), randn(16, 16)), tol=1e-4)
+
+
+@pytest.mark.parametrize("reentrant", (False, True))
+def test_checkpoints(reentrant: bool) -> None:
+    def fn(x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(lambda y: layer(y).relu().sin(), x, use_reentrant=reentrant)
+        return y * 2
+
+    (x,), (y,) = wide(4, 5, grad=True)(), wide(4, 5, grad=True)()
+    y.data.copy_(x.data)
+    fn(x).square().sum().backward()
+    torch.compile(fn, backend="lenz")(y).square().sum().backward()
+    torch.testing.assert_close(y.grad, x.grad)
+
+
+class Square(torch.autograd.Function):
+    """A gradient that is not the true one shows that it is used."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * grads[0] * x
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh())
+    model[0].register_forward_hook(lambda m, i, o: o * 2)
+    model[1].register_forward_pre_hook(lambda m, i: (i[0] + 1,))
+    model[0].register_full_backward_hook(lambda m, g, _: (g[0] * 2,))
+    return model
+
+
+def test_gradients_that_users_change() -> None:
+    def hook_inside(x: Tensor) -> Tensor:
+        y = x * 2
+        y.register_hook(lambda g: g * 3)
+        return y.sin()
+
+    make = wide(4, 5, grad=True)
+    gradients_agree(lambda x: Square.apply(x * 2).sin(), make)
+    gradients_agree(hook_inside, make)
+    gradients_agree(hooked(), make)
+
+
+TRANSFORMS: list[Callable[..., Any]] = [
+    lambda x: vmap(lambda a: a.softmax(0).cumsum(0))(x),
+    lambda x: grad(lambda a: a.sin().pow(2).sum())(x),
+    lambda x: jvp(torch.tanh, (x,), (x + 1,)),
+    lambda x: jacrev(lambda a: a.sin() * a.sum())(x[0]),
+    lambda x: hessian(lambda a: (a.sin() * a.sum()).sum())(x[0]),
+    lambda x: vmap(grad(lambda a: layer(a).tanh().sum()))(x),
+    lambda x: functional_call(layer, {"weight": x, "bias": x[0]}, (x,)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TRANSFORMS)))
+def test_function_transforms(number: int) -> None:
+    agree(TRANSFORMS[number], wide(5, 5), tol=1e-4)
+
+
+class Named(Tensor):
+    """A subclass without behaviour of its own."""
+
+
+def test_what_kernels_do_not_take() -> None:
+    def sparse() -> list[Tensor]:
+        return [randn(4, 5).relu().to_sparse(), randn(5, 3)]
+
+    def quantized() -> list[Tensor]:
+        return [torch.quantize_per_tensor(randn(4), 0.1, 0, torch.qint8)]
+
+    agree(lambda x, y: torch.sparse.mm(x, y) + 1, lambda: sparse()[:2], strides=False)
+    agree(lambda x: x.relu().to_sparse().to_dense() + 1, wide(4, 5))
+    agree(lambda x: x.dequantize() * 2, quantized)
+    agree(lambda x: (x * 2 + 1j, x.abs(), x.imag, x.conj()), lambda: (randn(4) + 1j * randn(4),))
+    got = agree(lambda x: x * 2, lambda: (randn(3).as_subclass(Named),))
+    assert type(got) is Named
+
+
+def backward_twice(run: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    y = run(x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+
+
+def on_hooks(run: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()):
+        y = run(x)
+    y.sum().backward()
+
+
+def accumulated(run: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    for k in range(3):
+        (run(x) * k).sum().backward()
+
+
+def strided(run: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    run(x).backward(torch.ones(x.shape[::-1]).t() * torch.arange(x.shape[1]))
+    run(x).backward(torch.tensor(2.0).expand(x.shape))
+
+
+USES = (backward_twice, on_hooks, accumulated, strided)
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda u: u.__name__)
+def test_backward_in_other_ways(use: Callable[..., None]) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (F.gelu(x.t()) * x.t()).t()
+
+    x, y = (t.requires_grad_() for t in (randn(4, 5), randn(4, 5)))
+    y.data.copy_(x.data)
+    use(fn, x)
+    use(torch.compile(fn, backend="lenz"), y)
+    torch.testing.assert_close(y.grad, x.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_errors_of_autograd() -> None:
+    run = torch.compile(lambda x: x.sin() * x, backend="lenz")
+    x = randn(4, requires_grad=True)
+    y = run(x).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+    z = x * 1
+    y = run(z)
+    with torch.no_grad():
+        z.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    (g,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        g.sum().backward()
