@@ -7,6 +7,7 @@ here is shared with lowering or code generation, except the `eager` entry of the
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -380,6 +381,14 @@ def _seed(device: torch.device | None = None) -> torch.Tensor:
     return torch.tensor([0x1234_5678_9ABC, 0], dtype=torch.int64)
 
 
+def _size(of: Any) -> Any:
+    """A number, or a function of numbers as a list of its name and of those."""
+    if not isinstance(of, (list, tuple)):
+        return of
+    function = getattr(torch if of[0].startswith("sym_") else operator, of[0])
+    return function(*map(_size, of[1:]))
+
+
 def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
     """The function an `Extern` names: an eager op, "py.module.name", or one of the objects."""
     if op.startswith("obj:"):
@@ -388,6 +397,8 @@ def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
         return _seed
     if op == "lenz.to_device":
         return lambda t, device: t.clone(memory_format=torch.contiguous_format)
+    if op == "lenz.size":
+        return _size
     if op == "lenz.assert_scalar":
         return lambda condition, message: None  # of sizes that the graph is run with
     found: Any = torch.ops

@@ -19,7 +19,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.fallback import call_eager, move
 from lenz.lower.registry import entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
-from lenz.sym import Int, Sym, SymEnv
+from lenz.sym import Int, Sym, SymEnv, Var
 
 ToSym = Callable[[Any], Sym]
 CPU = frozenset({"cpu"})
@@ -144,17 +144,16 @@ class _Walk:
         val = n.meta.get("val")
         is_size = isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool)
         if is_size and not _yields_new_size(n):
-            self.env[n] = self.to_sym(val)
+            self.env[n] = self.size(n, self.to_sym(val))
             return
         if n.target is operator.getitem:
             self.env[n] = self.value(n.args[0])[n.args[1]]
             return
-        if isinstance(val, torch.SymBool) and getattr(n.target, "__module__", "") == "_operator":
+        if isinstance(val, torch.SymBool) and _is_python(n):
             # A condition on sizes, as data for the assertion that reads it.  Pointers point at
             # first elements, so that there is no offset to ask for.
             offset = any(isinstance(a, FxNode) and a.target is OFFSET for a in n.args)
-            name = getattr(n.target, "__name__", "")
-            self.env[n] = True if offset else (name, *map(self.value, n.args))
+            self.env[n] = True if offset else self.data(n)
             return
         if getattr(n.target, "__name__", "") == ASSERTION and self.value(n.args[0]) is True:
             return
@@ -171,6 +170,21 @@ class _Walk:
             self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)
             made = self.env[n] if isinstance(self.env[n], (tuple, list)) else (self.env[n],)
             self.given(*(s for m in made for s in (m.shape if isinstance(m, Value) else (m,))))
+
+    def size(self, n: FxNode, size: Sym) -> Sym:
+        """The size that a node gives: computed by Python where it is no polynomial of others."""
+        if not _is_python(n) or self.sizes.issuperset(size.free_vars):
+            return size
+        if not isinstance(size, Var):
+            raise Unsupported(f"the size {size}, of which only Python computes a part")
+        self.b.begin(n.name, (n.name,), ())
+        self.b.extern("lenz.size", (self.data(n),), outs=(size,))
+        self.given(size)
+        return size
+
+    def data(self, n: FxNode) -> tuple[Any, ...]:
+        """A call of a Python function of sizes as data: its name, and what it takes."""
+        return (getattr(n.target, "__name__", ""), *map(self.value, n.args))
 
     def given(self, *sizes: Any) -> None:
         """Note the variables of sizes that are known from here on."""
@@ -328,6 +342,11 @@ def _foreign(nodes: Sequence[Node]) -> DType | None:
         if isinstance(n, LOOPS) and n.out.dtype not in MOVED:
             return n.out.dtype
     return None
+
+
+def _is_python(n: FxNode) -> bool:
+    """True for a function of sizes, such as operator.lt and torch.sym_ite."""
+    return getattr(n.target, "__module__", "") in ("_operator", "torch")
 
 
 def _yields_new_size(n: FxNode) -> bool:

@@ -107,16 +107,16 @@ def to_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def assert_scalar(condition: Any, message: str) -> None:
     """Raise a RuntimeError unless a condition on sizes holds, such as ["ge", 3, 0]."""
-    if not holds(condition):
+    if not size(condition):
         raise RuntimeError(message)
 
 
-def holds(condition: Any) -> Any:
-    """The value of a number, or of a list of a function of `operator` and what it takes."""
-    if not isinstance(condition, list):
-        return condition
-    name, *given = condition
-    return getattr(operator, name)(*map(holds, given))
+def size(of: Any) -> Any:
+    """The value of a number, or of a list of a function of numbers by its name and of those."""
+    if not isinstance(of, list):
+        return of
+    name, *given = of
+    return getattr(torch if name.startswith("sym_") else operator, name)(*map(size, given))
 
 
 def resolve(op: str) -> Callable[..., Any]:
@@ -139,6 +139,7 @@ def resolve(op: str) -> Callable[..., Any]:
 
 _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.assert_scalar": assert_scalar,
+    "lenz.size": size,
     "lenz.seed": seed,
     "lenz.to_device": to_device,
     "lenz.user_kernel": user_kernel,

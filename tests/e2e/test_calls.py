@@ -90,6 +90,14 @@ def test_conditions_on_sizes_from_data_are_asserted() -> None:
     assert not any(g.skips for g in report.graphs), "a condition on sizes put a graph into eager"
 
 
+def test_sizes_that_only_python_computes() -> None:
+    fn = lambda x, at: torch.narrow(x, 0, at, 2) + 1  # its end is a choice: 0 for a start of -2
+    for at in (-2, 1, 0):
+        args = torch.arange(6).view(3, 2), torch.tensor(at)
+        run = torch.compile(fn, backend="lenz", dynamic=True)
+        assert torch.equal(run(*args), fn(*args))
+
+
 def test_sizes_from_data_are_not_taken_for_types() -> None:
     def fn(x: Tensor) -> Any:
         return [x[x > k] * 2 for k in range(10)]
