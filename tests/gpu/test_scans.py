@@ -26,6 +26,11 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     return torch.randn(shape, device=device).to(dtype)
 
 
+def chosen(mask: Tensor, source: Tensor) -> Tensor:
+    """A scan that feeds an index."""
+    return source[(mask.long().cumsum(0) - 1).clamp(min=0)]
+
+
 def close(got: Tensor, x: Tensor, dim: int) -> None:
     """Beside sums in f64 (of integers: exact), to what so many roundings of f32 may add up to."""
     if not x.dtype.is_floating_point:
@@ -102,9 +107,6 @@ def test_kinds_and_chains(cuda: str) -> None:
 
 
 def test_rows_of_unknown_length(cuda: str) -> None:
-    def chosen(mask: Tensor, source: Tensor) -> Tensor:
-        return source[(mask.long().cumsum(0) - 1).clamp(min=0)]
-
     run, sums = through(chosen, dynamic=True), through(lambda x: x.cumsum(-1), dynamic=True)
     for n in (2, 255, 256, 257, 100_000, 3_000_000):
         mask, source = torch.rand(n, device=cuda) > 0.5, torch.randn(n, device=cuda)
@@ -132,6 +134,7 @@ def test_a_captured_launch_zeroes_its_workspace(cuda: str) -> None:
 
 def test_tuning_chooses_among_parts(cuda: str) -> None:
     x = torch.randint(-9, 9, (1 << 24,), device=cuda)
-    run = through(lambda x: x.cumsum(0), mode="max-autotune")
-    for _ in range(2):
-        assert torch.equal(run(x), x.cumsum(0))
+    for fn, args in ((lambda x: x.cumsum(0), (x,)), (chosen, (x > 0, x))):
+        run = through(fn, mode="max-autotune")
+        for _ in range(2):
+            assert torch.equal(run(*args), fn(*args))
