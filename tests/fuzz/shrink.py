@@ -122,6 +122,8 @@ def _simpler_arguments(p: Program) -> Iterator[Program]:
                 )
                 yield replace(p, specs=specs)
     for k, s in enumerate(p.specs):
+        if s.of >= 0:
+            yield replace(p, specs=(*p.specs[:k], replace(s, of=-1), *p.specs[k + 1 :]))
         for small in (
             replace(s, grad=False),
             replace(s, view=""),
