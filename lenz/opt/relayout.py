@@ -9,22 +9,27 @@ of images with channels last took 8.8 ms in two kernels, one of which transposed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir.expr import loads_of
-from lenz.ir.graph import Graph, Node, Pointwise, atom_refs, reads_of
-from lenz.ir.tensor import Layout
+from lenz.ir.graph import Graph, Node, Pointwise, Scatter, atom_refs, buffers_of, reads_of
+from lenz.ir.tensor import Layout, contiguous_strides
+from lenz.sym import Int
 
 
 def relayout(g: Graph, cx: Context) -> Graph:
     """Walk from the last node to the first, so that a chain of loops takes the last one's order."""
     seen = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
     wanted: dict[str, set[Layout] | None] = {}
+    made = {b.name: b.type.layout for b in buffers_of(g).values()}
     nodes: list[Node] = []
     for n in reversed(g.nodes):
         if isinstance(n, Pointwise) and n.out.name not in seen:
             n = _moved(n, wanted.get(n.out.name))
+        elif isinstance(n, Scatter) and n.out.name not in seen and wanted.get(n.out.name):
+            n = _like_its_values(n, made)
         nodes.append(n)
         same = _read_in_place(n) if isinstance(n, Pointwise) else frozenset()
         for name in reads_of(n):
@@ -43,6 +48,33 @@ def _moved(n: Pointwise, layouts: set[Layout] | None) -> Pointwise:
     if layout == own.layout or layout.shape != own.shape or layout.storage is not layout.numel:
         return n
     return replace(n, out=replace(n.out, type=replace(own, layout=layout)))
+
+
+def _like_its_values(n: Scatter, made: Mapping[str, Layout]) -> Scatter:
+    """A table with the order of dimensions of the values that are written to it.
+
+    Values with channels last go to channels side by side: vectors of them, and not one by one.
+    """
+    here = tuple(a.var for a in n.axes)
+    for e in loads_of(n.value):
+        layout = made[e.attrs[0]]
+        if e.attrs[1] != here or e.args or len(here) != n.out.type.rank:
+            continue
+        steps = [s.value if isinstance(s, Int) else 0 for s in layout.stride]
+        if (
+            layout.is_contiguous
+            or len(set(steps)) < len(steps)
+            or layout.storage is not layout.numel
+        ):
+            continue
+        order = sorted(range(len(steps)), key=lambda d: -steps[d])
+        shape = n.out.type.shape
+        packed = contiguous_strides([shape[d] for d in order])
+        stride = tuple(packed[order.index(d)] for d in range(len(order)))
+        return replace(
+            n, out=replace(n.out, type=replace(n.out.type, layout=Layout(shape, stride)))
+        )
+    return n
 
 
 def _read_in_place(n: Pointwise) -> frozenset[str]:
