@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from lenz.frontend.values import are_same
+
 __all__ = ["TOLD_WRONG", "eager_strides", "laid_as_in_eager"]
 
 # What the strides of the first result follow: nothing, the memory format of an argument, or all
@@ -50,30 +52,38 @@ TOLD_WRONG: Mapping[str, Rule] = {
 }
 
 
-def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[int, ...] | None:
+def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any, ...] | None:
     """The strides of the first result of an op of `TOLD_WRONG`; None where `told` has them.
 
-    `args` are its (fake) arguments.  Symbolic sizes, and other devices, keep what was told.
+    `args` are its (fake) arguments; no guard is made.  Other devices keep what was told, and so
+    do symbolic sizes where strides would have to be put in order.
     """
     kind, position = TOLD_WRONG[op]
     given = told if kind == "dense" else args[position]
-    sizes = (*told.shape, *told.stride(), *given.shape, *given.stride())
-    if told.device.type != "cpu" or not all(isinstance(s, int) for s in sizes):
+    if told.device.type != "cpu":
         return None
-    order: Sequence[int] = range(told.dim())
-    if kind == "format" and given.dim() == 4 and not given.is_contiguous():
-        order = LAST if given.is_contiguous(memory_format=torch.channels_last) else order
-    if kind == "operand":
-        own: tuple[int, ...] = given.stride() if given.shape == told.shape else (0,) * told.dim()
-        order = sorted(order, key=lambda d: -own[d])
-    found, step = [0] * told.dim(), 1
+    strides = dense(told.shape, range(told.dim()))
+    if kind == "format" and given.dim() == 4 and told.dim() == 4:
+        if are_same(given.stride(), dense(given.shape, LAST)):
+            strides = dense(told.shape, LAST)
+    elif kind == "operand":
+        own: tuple[Any, ...] = given.stride()
+        if not all(isinstance(s, int) for s in own) or not are_same(given.shape, told.shape):
+            return None
+        strides = dense(told.shape, sorted(range(told.dim()), key=lambda d: -own[d]))
+        if not are_same(strides, own):
+            return None  # with gaps the fake tensor is right
+    return None if are_same(strides, told.stride()) else strides
+
+
+def dense(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+    """The strides without gaps for dimensions in an order, the outermost first."""
+    found: list[Any] = [0] * len(shape)
+    step: Any = 1
     for d in reversed(order):
         found[d] = step
-        step *= max(1, told.shape[d])
-    strides = tuple(found)
-    if kind == "operand" and strides != given.stride():
-        return None  # with gaps, or another shape, the fake tensor is right
-    return None if strides == told.stride() else strides
+        step = step * (max(1, shape[d]) if isinstance(shape[d], int) else shape[d])
+    return tuple(found)
 
 
 def laid_as_in_eager(op: str, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,8 +96,12 @@ def laid_as_in_eager(op: str, rule: Callable[..., Any]) -> Callable[..., Any]:
             out = out.clone() if shared else out  # nothing had to move, and the parts are views
         if not isinstance(out, torch.Tensor) or (want := eager_strides(op, args, out)) is None:
             return out
-        order = sorted(range(out.dim()), key=lambda d: -want[d])
-        back = sorted(order, key=order.__getitem__)
+        order = list(range(out.dim()))
+        if all(isinstance(s, int) for s in want):
+            order.sort(key=lambda d: -want[d])
+        elif out.dim() == 4 and are_same(want, dense(out.shape, LAST)):
+            order = list(LAST)
+        back = [order.index(d) for d in range(out.dim())]
         return out.permute(order).contiguous().permute(back)
 
     return call

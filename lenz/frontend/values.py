@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_same_layout", "is_same_size", "storage_of"]
+__all__ = ["are_same", "is_same_layout", "is_same_size", "storage_of"]
 
 
 def storage_of(value: Any) -> int | None:

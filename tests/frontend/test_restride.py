@@ -89,8 +89,23 @@ def test_strides_that_fake_tensors_tell_wrong_are_eager_s(
         y = run(leaf)
         return [y, *(torch.autograd.grad(y.sum(), leaf) if is_graded else ())]
 
-    for got, want in zip(both(torch.compile(fn, backend="lenz")), both(fn), strict=True):
+    run = torch.compile(fn, backend="lenz")
+    for got, want in zip(both(run), both(fn), strict=True):
         torch.testing.assert_close(got, want, check_stride=True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x"),
+    [
+        (lambda x: x.roll(1, 1), last(2, 3, 4, 4)),
+        (lambda x: F.logsigmoid(x) * 2, last(2, 3, 4, 4)),
+        (lambda x: F.batch_norm(x, None, None, training=True), last(2, 3, 4, 4)),
+        (lambda x: F.batch_norm(x, None, None, training=True), torch.randn(2, 3, 4, 4).mT),
+    ],
+)
+def test_strides_that_are_symbolic_and_told_wrong(fn: Any, x: Tensor) -> None:
+    got = torch.compile(fn, backend="lenz", dynamic=True)(x)
+    torch.testing.assert_close(got, fn(x), check_stride=True)
 
 
 def test_strides_over_memory_with_an_offset_of_its_own() -> None:
