@@ -6,7 +6,7 @@
 
 Rows go to build/opinfo/ as they are done, so that a run that was stopped, or that `--minutes` ends,
 goes on where it was; `--again` runs once more what failed, `--fresh` everything, `--report`
-nothing. The table is docs/coverage.md, written when the rows of the CPU are complete. Each op runs
+nothing. The table is docs/coverage.md, written once float32 is complete on CPUs. Each op runs
 in a worker process: one that dies or hangs is a failure of that op, and another takes its place.
 """
 
@@ -207,13 +207,14 @@ HEAD = """\
 <!-- Written by `make opinfo`; do not edit. -->
 # Which ops run natively, and which are calls
 
-From a run of torch's own op database ({torch}, CPU, {samples} samples of each op): forward, and
-backward for float32 and float64, with `fullgraph=True`, beside eager in values, strides, shared
-memory and what becomes of the arguments; float32 also with inputs that have gaps or are
-channels-last. Per op and dtype by its worst sample:
+From a run of torch's own op database ({torch}, CPU, {samples} samples of each op; {run} of {every}
+ops, dtypes and modes have run): forward, and backward for float32 and float64, with
+`fullgraph=True`, beside eager in values, strides, shared memory and what becomes of the arguments;
+float32 also with inputs that have gaps or are channels-last. Per op and dtype by its worst sample:
 
 - **native**: kernels of lenz and nothing else;
-- **library**: also calls that are meant to be (matrix products, convolutions, attention);
+- **library**: also calls that are meant to be (matrix products, convolutions, attention, Fourier
+  transforms);
 - **extern**: also other calls of eager ops, each with its reason, or the whole graph in eager;
 - **failed**: differs from eager, or raises, where `backend="aot_eager"` does neither;
 - **skipped**: eager or `aot_eager` refuse every sample.
@@ -226,8 +227,8 @@ float32 ops that run without a fallback, forward and backward: native {native}, 
 """
 
 
-def page(rows: Mapping[Key, Row], samples: int) -> str:
-    """The page, from rows alone."""
+def page(rows: Mapping[Key, Row], samples: int, every: int) -> str:
+    """The page, from rows alone, of which there would be `every`."""
     import torch
 
     first = [r for (_, dtype, mode), r in rows.items() if (dtype, mode) == ("float32", "static")]
@@ -236,6 +237,8 @@ def page(rows: Mapping[Key, Row], samples: int) -> str:
     text = HEAD.format(
         torch=f"torch {torch.__version__.split('+')[0]}",
         samples=samples,
+        run=len(rows),
+        every=every,
         native=share(first, "native"),
         library=share(first, "native", "library"),
         forward=share(ahead, "native"),
@@ -348,9 +351,10 @@ def main() -> int:
     states = Counter(r.state for r in wanted.values())
     print(", ".join(f"{n} {state}" for state, n in sorted(states.items())))
     print(f"without a fallback: {share(wanted.values(), 'native', 'library')}")
-    whole = a.device == "cpu" and not a.only
-    if whole and set(wanted) == set(keys([], DTYPES, MODES)):
-        PAGE.write_text(page(wanted, a.samples))
+    all_rows = keys([], DTYPES, MODES)
+    shown = {k: rows[k] for k in all_rows if k in rows}
+    if a.device == "cpu" and shown.keys() >= set(keys([], ["float32"], ["static"])):
+        PAGE.write_text(page(shown, a.samples, len(all_rows)))
         print(f"wrote {PAGE.relative_to(ROOT)}")
     return int(states["FAIL"] > 0)
 
