@@ -119,8 +119,9 @@ def canonical_bound(
     order: list[tuple[Expr, int | None, int | None, Sym | None]] = []
     mapping: dict[Var, Sym] = {}
     for part in index:
-        for v in part.free_vars:
-            if is_bound_var(v) and v not in mapping:
+        # By number and not by name, where @10 is before @2: numbered again, they must stay.
+        for v in sorted(filter(is_bound_var, part.free_vars), key=lambda v: int(v.name[1:])):
+            if v not in mapping:
                 operand = (bound[int(v.name[1:])], v.lo, v.hi, v.below)
                 if operand not in order:
                     order.append(operand)

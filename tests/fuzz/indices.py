@@ -170,7 +170,7 @@ def compare(found: Sequence[Case], points: Sequence[dict[Var, int]], y: torch.Te
                 continue
             assert x == want, f"{x} instead of {want}: {c.expr} at {at}"
             if c.sym is not None:
-                assert evaluate(c.sym, at) == want
+                assert evaluate(c.sym, at) == want, f"{show_sym(c.sym)} at {at}"
             compared += 1
     return compared
 
@@ -184,7 +184,7 @@ def in_python(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.
     y = by_oracle(found, points)
     for k, c in enumerate(found):
         if c.sym is not None:
-            assert read_sym(show_sym(c.sym), SCOPE) is c.sym
+            assert read_sym(show_sym(c.sym), SCOPE) is c.sym, show_sym(c.sym)
             code = compile(to_python(substitute(c.sym, dict(RENAMED))), "sym", "eval")
             got = [eval(code, {}, {RENAMED[v].name: x for v, x in at.items()}) for at in points]
             y[k * LANES : (k + 1) * LANES] = torch.tensor(got)
@@ -194,7 +194,7 @@ def in_python(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.
 def by_oracle(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.Tensor:
     """The values by the interpreter of kernels; the text of the kernel reads back."""
     k = kernel(found, "vector")
-    assert read(show(k)) == k
+    assert read(show(k)) == k, "the text of the kernel reads back as another one"
     y = torch.zeros(len(found) * LANES, dtype=torch.int64)
     interp_kernel(k, {"x": table(points), "y": y}, {})
     return y

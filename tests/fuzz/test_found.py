@@ -9,10 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lenz.ir.dtype import I64
+from lenz.ir.expr import index, load
 from lenz.ir.graph import Graph
 from lenz.ir.interp import interp
 from lenz.ir.reader import read
 from lenz.options import Options
+from lenz.sym import Int, Var
+from lenz.sym.expr import sum_of
 from tests.fuzz.check import Stages, compare, copied
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd programs
@@ -125,3 +129,11 @@ def test_an_op_whose_parts_are_views_gives_memory_of_its_own() -> None:
 
     got = agrees(f, torch.ones(1, 1, 1))
     assert got[0].untyped_storage().data_ptr() != got[1].untyped_storage().data_ptr()
+
+
+def test_more_operands_of_an_index_than_digits() -> None:
+    """`@10` was numbered before `@2`, and the text of an index read back as another one."""
+    rows = tuple(load("x", (Int(k),), I64) for k in range(12))
+    s = sum_of([(Var(f"@{k}", 0, k + 1), k + 2) for k in range(12)])
+    e = index(s, I64, rows)
+    assert e.args == rows and index(e.attrs[0], I64, e.args) is e
