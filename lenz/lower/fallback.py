@@ -12,7 +12,7 @@ from lenz.errors import Unsupported
 from lenz.ir.graph import Atom, Extern, Named, Ref
 from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import GraphBuilder, Value
-from lenz.sym import Sym
+from lenz.sym import Sym, Var
 
 # Ops that are meant to be library calls: no better code of ours is to be expected.
 LIBRARY = frozenset(
@@ -82,9 +82,12 @@ def call_eager(
     parts = (val,) if single else tuple(val)
     outs: list[TensorType | Sym | None] = []
     for part, result in zip(parts, b.results, strict=True):
-        if isinstance(part, (torch.SymFloat, torch.SymBool, list, tuple)):
+        if isinstance(part, (list, tuple)):
             raise Unsupported(f"{name} gives a {type(part).__name__}")
-        outs.append(to_sym(part) if isinstance(part, torch.SymInt) else result)
+        if isinstance(part, (torch.SymFloat, torch.SymBool)):
+            outs.append(Var(f"{n.name}_number"))
+        else:
+            outs.append(to_sym(part) if isinstance(part, torch.SymInt) else result)
     mutates, aliases = effects(n)
     made = b.extern(
         name,

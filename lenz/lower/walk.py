@@ -85,6 +85,7 @@ class _Walk:
         self.objects: list[str] = []
         self.outputs: tuple[Atom, ...] = ()
         self.sizes: set[Sym] = set()  # variables that something before gives
+        self.numbers: set[Sym] = set()  # those that are no integers: floats made from sizes
 
     def run(self, env: SymEnv) -> Graph:
         for n in self.gm.graph.nodes:
@@ -144,8 +145,12 @@ class _Walk:
         val = n.meta.get("val")
         is_size = isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool)
         if is_size and not _yields_new_size(n):
-            self.env[n] = self.size(n, self.to_sym(val))
-            return
+            size = self.to_sym(val)
+            # `math` takes floats, which are no data of `size`.
+            known = self.sizes.issuperset(size.free_vars)
+            if known or getattr(n.target, "__module__", "") != "math":
+                self.env[n] = self.size(n, size)
+                return
         if n.target is operator.getitem:
             self.env[n] = self.value(n.args[0])[n.args[1]]
             return
@@ -169,6 +174,8 @@ class _Walk:
         if reason is not None:
             self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)
             made = self.env[n] if isinstance(self.env[n], (tuple, list)) else (self.env[n],)
+            if isinstance(val, (torch.SymFloat, torch.SymBool)):
+                self.numbers.update(made)
             self.given(*(s for m in made for s in (m.shape if isinstance(m, Value) else (m,))))
 
     def size(self, n: FxNode, size: Sym) -> Sym:
@@ -208,6 +215,9 @@ class _Walk:
             return "the size of the result depends on values"
         args = [self.value(a) for a in n.args]
         kwargs = {k: self.value(a) for k, a in n.kwargs.items()}
+        given = [self.env[a] for a in n.all_input_nodes]
+        if any(isinstance(a, Sym) and not self.numbers.isdisjoint(a.free_vars) for a in given):
+            return "a number made from sizes that is no integer"
         device = next((r.device for r in results if r is not None), None)
         if device is not None:
             whole = n.target in COPIES

@@ -150,6 +150,8 @@ class _Writer:
             s.name for i in p.inputs if isinstance(i, SizeInput) for s in i.value.free_vars
         }
         self.taken |= {s.var.name for s in p.steps if isinstance(s, BindSize)}
+        calls = [s for s in p.steps if isinstance(s, CallStep)]
+        self.taken |= {o.name for s in calls for o in s.outs if isinstance(o, Var)}
         self.names.update({c.name: c.name for c in p.constants})
 
     def call(self) -> list[str]:

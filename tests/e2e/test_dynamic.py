@@ -78,6 +78,21 @@ def test_sizes_of_arguments(name: str) -> None:
     serves(fn, make, sizes)
 
 
+def floats(x: Tensor) -> Any:
+    n = x.shape[0]
+    y = x[: int(n * 0.5)].cumsum(0), torch.zeros(int(n**0.5) + 1).cos()
+    return *y, F.interpolate(x[None, None], size=(n * 2, 7), mode="bilinear")
+
+
+@pytest.mark.filterwarnings("error:.*in eager.*")
+def test_numbers_made_from_sizes_that_are_no_integers() -> None:
+    serves(floats, lambda n: (randn(n, 5),), (5, 9, 33, 4), dynamic=True)
+    with torch._dynamo.config.patch(DATA):
+        fn = lambda x, y: (x[0].item(), (y * x[1].item()).clamp(max=x[0].item()) + 1)
+        serves(fn, lambda n: (torch.tensor([n + 0.5, 4]), randn(5)), (5, 9))
+        serves(fn, lambda n: (torch.tensor([n > 5, True]), randn(5)), (5, 9))
+
+
 def bits(n: int) -> Tensor:
     return torch.tensor([1.0] * n + [0.0] * 4)
 
