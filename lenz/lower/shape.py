@@ -172,8 +172,8 @@ def _enter_border_gradient(kind: str, rank: int, shown: Shown) -> None:
         widths = [sym(p) for p in padding]
         if ZERO in (*grad.shape, *x.shape):
             return b.map(lambda i: const(0, x.dtype))
-        if not all(isinstance(p, Int) for p in widths):
-            return Decline("a border of unknown width")
+        if shown is _repeated and not all(isinstance(p, Int) for p in widths):
+            return Decline("a border of unknown width, all of which comes to the edge")
         if shown is _repeated and sum(abs(p.lo or 0) for p in widths) > 4 * MAX_PARTS:
             return Decline("a wide border, all of which comes to the edge")
         out = grad

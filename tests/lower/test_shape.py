@@ -123,6 +123,13 @@ def test_gradients_of_borders(low_high: tuple[int, int]) -> None:
                 y = getattr(aten, f"{kind}_pad{rank}d")(x.to(dtype), pads)
                 back = getattr(aten, f"{kind}_pad{rank}d_backward")
                 check(lambda g, x, f=back: f(g, x, pads), torch.randn_like(y), x.to(dtype))
+    x = torch.randn(2, 3, 5)
+
+    def symbolic(g: Any, x: Any) -> Any:
+        low = x.shape[0]
+        return torch.ops.aten.reflection_pad1d_backward(g, x, [low, low + 1])
+
+    check(symbolic, torch.randn(2, 3, 10), x, dynamic=True)
     wide = torch.randn(2, 3, 60)
     check(lambda g: aten.reflection_pad1d_backward(g, g[..., :30], [20, 10]), wide)
     check(
