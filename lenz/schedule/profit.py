@@ -50,6 +50,8 @@ def loss(g: Group, env: SymEnv) -> str | None:
     """
     if not g.has_reduction or not g.domain.raxes or in_parts(g):
         return None
+    if any(n.sorts for n in g.nests):  # rows are sorted one by one, and keys are not worth storing
+        return None
     if part := next((n.raxes for n in g.nests if n.across), ()):
         tasks = env.hint(product(a.extent for a in g.domain.axes if a not in part))
         return None if tasks >= GPU_PARTS else f"{g.name} would run in {tasks} programs only"
