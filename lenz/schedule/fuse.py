@@ -42,7 +42,8 @@ OWN = ("aten", "prims", "lenz", "py", "higher_order")
 class Partition:
     """The cells so far, with their order constraints.
 
-    needs[c] and users[c] are the cells directly before and after c.
+    needs[c] and users[c] are the cells directly before and after c; memory names, for views and
+    results of calls, the buffers in whose memory they lie.
     """
 
     env: SymEnv
@@ -53,6 +54,7 @@ class Partition:
     owner: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
+    memory: dict[str, tuple[str, ...]] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
 
     def find(self, c: int) -> int:
@@ -140,6 +142,14 @@ class Partition:
                     self.above[u] = wider
                     stack.append(u)
 
+    def shared(self, a: Group, b: Group) -> str:
+        """A result of a call that they read, in memory that they write by another name; or ""."""
+        nests = (*a.nests, *b.nests)
+        written = {n.target for n in nests if n.target != n.name}
+        reads = (e.attrs[0] for n in nests for e in loads_of(*n.exprs)) if written else ()
+        found = (r for r in reads if not written.isdisjoint(self.memory.get(r, ())))
+        return next(found, "")
+
     def attempt(self, a: int, b: int, cx: Context, quiet: bool = False) -> int | None:
         """Fuse two cells where that is legal; gives the joint cell, and records why not."""
         if self.above[a] >> b & 1:
@@ -152,6 +162,8 @@ class Partition:
             verdict = Reject("another step must run between them")
         elif not cx.options.fuse_reductions and (first.has_reduction or second.has_reduction):
             verdict = Reject("option fuse_reductions is off")
+        elif shared := self.shared(first, second):
+            verdict = Reject(f"{shared} may lie in memory that is overwritten")
         else:
             verdict = may_fuse(first, second)
             if isinstance(verdict, Fuse) and (why := loss(verdict.group, self.env)):
@@ -182,7 +194,7 @@ def defines(cell: Cell) -> tuple[str, ...]:
 def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
     """Group the items of a graph, which stand in a valid order."""
     p = Partition(env)
-    memory: dict[str, tuple[str, ...]] = {}
+    memory = p.memory
     place: dict[str, int] = {}
     given = {v.name for v in env.ranges}  # the other sizes are found out by calls
     learned = frozenset(v for item in items for v in _found(item) if v.name not in given)
