@@ -80,8 +80,10 @@ class _Halves:
         if a.op is CONST and b.op is CONST and a.dtype is b.dtype:
             return ops.where(self.first, a, b)
         if a.op is LOAD and b.op is LOAD and (a.attrs[0], a.args) == (b.attrs[0], b.args):
-            places = [self._rotated(x, y) for x, y in zip(a.attrs[1], b.attrs[1], strict=True)]
-            return None if None in places else load(a.attrs[0], places, a.dtype, a.args)  # type: ignore[arg-type]
+            both_places = zip(a.attrs[1], b.attrs[1], strict=True)
+            places = [p for x, y in both_places if (p := self._rotated(x, y)) is not None]
+            whole = len(places) == len(a.attrs[1])
+            return load(a.attrs[0], places, a.dtype, a.args) if whole else None
         if a.op is NEG and b.op is not NEG:
             both = self.merged(a.args[0], b)
             return None if both is None else ops.where(self.first, ops.neg(both), both)
@@ -90,8 +92,9 @@ class _Halves:
             return None if both is None else ops.where(self.first, both, ops.neg(both))
         if a.op is not b.op or a.attrs != b.attrs or not a.args or len(a.args) != len(b.args):
             return None
-        args = [self.merged(x, y) for x, y in zip(a.args, b.args, strict=True)]
-        return None if None in args else rebuild(a, tuple(args))  # type: ignore[arg-type]
+        pairs = zip(a.args, b.args, strict=True)
+        args = tuple([m for x, y in pairs if (m := self.merged(x, y)) is not None])
+        return rebuild(a, args) if len(args) == len(a.args) else None
 
     def _rotated(self, a: Sym, b: Sym) -> Sym | None:
         """A place that is `a` = j + n + rest on the first half and `b` = j - n + rest behind it."""

@@ -221,8 +221,8 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
             writes = _writes(item) if isinstance(item, Extern) else ()
             reads = (*_spread_over(reads_of(item), memory), *_sizes_of(item, learned))
             c = p.add(item, reads, _spread_over(writes, memory))
-            for v in _found(item) & learned:
-                p.owner.setdefault(f"size {v.name}", c)
+            for name in sorted(f"size {v.name}" for v in _found(item) & learned):
+                p.owner.setdefault(name, c)
             place.update(dict.fromkeys(defines(item), k))
             if may_raise(item):
                 checks.append((k, c))
