@@ -61,7 +61,7 @@ def _shared(values: dict[str, Any]) -> frozenset[tuple[str, str]]:
     """Pairs of tensors in the same storage."""
     places: dict[int, list[str]] = {}
     for n, x in values.items():
-        if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes():
+        if isinstance(x, torch.Tensor) and x.numel():
             places.setdefault(x.untyped_storage().data_ptr(), []).append(n)
     return frozenset((a, b) for ns in places.values() for a in ns for b in ns if a < b)
 
