@@ -154,7 +154,7 @@ class _Walk:
         if n.target is operator.getitem:
             self.env[n] = self.value(n.args[0])[n.args[1]]
             return
-        if isinstance(val, torch.SymBool) and _is_python(n):
+        if isinstance(val, torch.SymBool) and _is_data(n):
             # A condition on sizes, as data for the assertion that reads it.  Pointers point at
             # first elements, so that there is no offset to ask for.
             offset = any(isinstance(a, FxNode) and a.target is OFFSET for a in n.args)
@@ -352,6 +352,16 @@ def _foreign(nodes: Sequence[Node]) -> DType | None:
         if isinstance(n, LOOPS) and n.out.dtype not in MOVED:
             return n.out.dtype
     return None
+
+
+def _is_data(n: FxNode) -> bool:
+    """True for a condition on sizes that assertions and sizes alone read; a branch wants a bool."""
+    return _is_python(n) and all(
+        getattr(u.target, "__name__", "") == ASSERTION
+        or (_is_python(u) and isinstance(u.meta.get("val"), torch.SymInt))
+        or (isinstance(u.meta.get("val"), torch.SymBool) and _is_data(u))
+        for u in n.users
+    )
 
 
 def _is_python(n: FxNode) -> bool:

@@ -93,6 +93,13 @@ def test_numbers_made_from_sizes_that_are_no_integers() -> None:
         serves(fn, lambda n: (torch.tensor([n > 5, True]), randn(5)), (5, 9))
 
 
+def test_a_branch_on_a_size() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.cond(x.shape[0] > 10, lambda a: a * 2, lambda a: a * 3, (x,)) + 1
+
+    serves(fn, lambda n: (randn(n),), (20, 7, 11, 10), dynamic=True)
+
+
 def bits(n: int) -> Tensor:
     return torch.tensor([1.0] * n + [0.0] * 4)
 
