@@ -271,7 +271,7 @@ class _Writer:
             case ViewStep():
                 t = s.type
                 at = to_python(t.layout.offset)
-                # What leaves is no view to autograd: detached, it would get the gradient of its base.
+                # What leaves is no view to autograd, or it would get the gradient of its base.
                 source = self.var(s.source) + (".detach()" if s.name in self.returned else "")
                 return [f"{self.var(s.name)} = rt.view({source}, {_layout(t)}, {at})"]
             case Lay():
