@@ -60,8 +60,8 @@ def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any
     """
     kind, position = TOLD_WRONG[op]
     given = told if kind == "dense" else args[position]
-    if told.device.type != "cpu":
-        return None
+    if told.device.type != "cpu" or not isinstance(given, torch.Tensor):
+        return None  # a number has no strides that a result could have
     strides = dense(told.shape, range(told.dim()))
     if kind == "format" and given.dim() == 4 and told.dim() == 4:
         if are_same(given.stride(), dense(given.shape, LAST)):
