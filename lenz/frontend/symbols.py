@@ -159,6 +159,10 @@ class SymbolMap:
                 for a in args[1:]:
                     result = fold(result, self._expr(a))
                 return result
+            case "CeilToInt" | "FloorToInt" if type(args[0]).__name__ == "IntTrueDiv":
+                # Such as 32 * ceil(n / 32), to which attention on GPUs pads its statistics.
+                n, d = (self._expr(a) for a in args[0].args)
+                return n // d if type(e).__name__ == "FloorToInt" else -(-n // d)
             case "Identity":
                 return self._expr(args[0])
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -40,6 +41,8 @@ EXPRESSIONS: list[Any] = [
     lambda a, b: -(-(a + 1) // 5),
     lambda a, b: (a * b + 7 * b) // b,
     lambda a, b: a**3,
+    lambda a, b: math.ceil(a / 5) * 5,
+    lambda a, b: math.floor(a / b) + 1,
 ]
 
 
