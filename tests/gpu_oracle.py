@@ -44,9 +44,9 @@ CUDA = Target("cuda", "sm_90", lanes=32)
 TINY = Shape(tile=16, edge=8, row=8, chunk=8, rows=16, panel=8, narrow=4, part=16, group=4)
 
 
-def gpu_context() -> Context:
+def gpu_context(emulate_rounding: bool = False) -> Context:
     """The context of a compilation for a GPU that is not there."""
-    return Context(Options(verify=True), CUDA)
+    return Context(Options(verify=True, emulate_rounding=emulate_rounding), CUDA)
 
 
 def on_gpu(g: Graph) -> Graph:
@@ -87,12 +87,14 @@ def lowered_there(p: FxProgram) -> Graph:
     return g
 
 
-def scheduled(g: Graph, tiles: Shape | None = None, split: bool = True) -> Schedule:
+def scheduled(
+    g: Graph, tiles: Shape | None = None, split: bool = True, emulate_rounding: bool = False
+) -> Schedule:
     """The schedule of a graph for a GPU, every stage of it verified.
 
     `tiles` replaces the usual ones; without `split` long reductions stay in one kernel.
     """
-    cx = gpu_context()
+    cx = gpu_context(emulate_rounding)
     for name, run in PASSES.items():
         if split or name != "split_reduce":
             g = run(g, cx)
