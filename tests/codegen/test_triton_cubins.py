@@ -116,6 +116,10 @@ GRAPHS: dict[str, tuple[KernelKind, str]] = {
       out %y = f32[1000, 64] : scatter add (i: 5000, j: 64) (%x, [@0, j]; @0: 0..999 =
         assert_in_range(load(%i, [i]), index(1000, i64))) { load(%u, [i, j]) }
     }"""),
+    "sorted rows": ("sort", """graph @g() on cpu {
+      in %x : i32[500, 300]
+      out %y = i32[500, 300] : sort (i: 500, j: 300) over j { load(%x, [i, j]) }
+    }"""),
     "in place, with a barrier": ("pointwise", """graph @g() on cpu {
       in %x : f32[5000]
       %y = f32[5000] : map (i: 5000) {

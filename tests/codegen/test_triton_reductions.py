@@ -31,7 +31,7 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     "first and last": ((6, 3, 5), (0, 2), "reduction"),
     "all": ((7, 9), (0, 1), "reduction"),
     "no elements": ((3, 0), (1,), "reduction"),
-    "no rows": ((0, 30), (1,), "reduction"),
+    "no rows": ((0, 30), (1,), "pointwise"),  # nothing to reduce, and nothing to store
 }
 Fn = Callable[..., Any]
 

@@ -214,14 +214,17 @@ def train(x: Tensor, m: Tensor, v: Tensor, w: Tensor, c: Tensor) -> Tensor:
     ids=str,
 )
 def test_batch_norm_reads_its_input_twice(shape: tuple[int, ...], last: bool) -> None:
-    """Chunks in registers, their sums with the running statistics, and the result."""
+    """Chunks, their sums with the running statistics, and the result.
+
+    A chunk stays in registers; in channels last it comes from the cache the second time (0021).
+    """
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
     if last:
         x = x.to(memory_format=LAST)
     s = scheduled(_lowered(train, x, *[Fake((shape[1],), torch.float32)] * 4))
     first, second, third = kernels_of(s)
     assert [reads(k, x.numel()) for k in (first, second, third)] == [True, False, True], show(s)
-    assert not loops(first), f"a chunk is read twice:\n{show(s)}"
+    assert bool(loops(first)) is last, f"where a chunk is read again:\n{show(s)}"
     assert not loops(third), show(s)
     stored = [y.buffer for y in walk(second.body) if isinstance(y, Store)]
     assert len(stored) == 4, f"mean, invstd and the running statistics:\n{show(s)}"

@@ -106,10 +106,10 @@ def test_mutation_through_views() -> None:
     check(lambda x: write(x.clone()), X, exact=True, dynamic=True)
 
 
-BORDERS = [(1, 2), (0, 3), (-1, 2), (2, -1), (-1, -2)]
+ENDS = [(1, 2), (0, 3), (-1, 2), (2, -1), (-1, -2)]
 
 
-@pytest.mark.parametrize("low_high", BORDERS, ids=str)
+@pytest.mark.parametrize("low_high", ENDS, ids=str)
 def test_gradients_of_borders(low_high: tuple[int, int]) -> None:
     """Each element gathers from where it shows: mirrored or repeated, cut off by widths below 0."""
     low, high = low_high
