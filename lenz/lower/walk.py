@@ -146,9 +146,9 @@ class _Walk:
         is_size = isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool)
         if is_size and not _yields_new_size(n):
             size = self.to_sym(val)
-            # `math` takes floats, which are no data of `size`.
+            # Functions of `math` and `round` take floats, which are no data of `size`.
             known = self.sizes.issuperset(size.free_vars)
-            if known or getattr(n.target, "__module__", "") != "math":
+            if known or getattr(n.target, "__module__", "") not in ("math", "builtins"):
                 self.env[n] = self.size(n, size)
                 return
         if n.target is operator.getitem:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -138,3 +140,16 @@ def test_sizes_that_data_decides(name: str) -> None:
     with torch._dynamo.config.patch(DATA):
         make = lambda n: (bits(n), randn(n + 4, 3, requires_grad=grad))
         serves(fn, make, (5, 0, 1, 7), fullgraph=True)
+
+
+def test_sizes_that_are_rounded_numbers() -> None:
+    def f(x: Tensor) -> Tensor:
+        ones = torch.ones(round(x.shape[0] / 3)), torch.ones(math.ceil(x.shape[0] / 4) * 4)
+        return torch.cat([part * x.sum() for part in ones])
+
+    run = torch.compile(f, backend="lenz", dynamic=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `round` is left to eager, which is said
+        for n in (12, 13, 30):
+            x = torch.randn(n)
+            torch.testing.assert_close(run(x), f(x))
