@@ -24,6 +24,8 @@ from pathlib import Path
 
 if "cuda" not in " ".join(sys.argv):  # a process that has met a GPU cannot fork any more
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# A forked process would wait for threads that its parent has started.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as tests of codegen have it
 
 from tests.fuzz import indices
