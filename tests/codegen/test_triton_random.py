@@ -79,6 +79,8 @@ def test_normal_numbers_of_neighbours(tmp_path: Path) -> None:
             file.write_bytes(binary.code)
             tool = [knobs.nvidia.nvdisasm.path, "-c", str(file)]
             text = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
-            # 1024 elements in 128 threads are four counters for each, of ten products.
-            assert text.count("IMAD.WIDE.U32") <= 40 and "IMAD.HI" not in text
+            # 1024 elements in 128 threads are four counters for each, of ten products: one
+            # instruction in Triton 3.6, IMAD.HI and IMAD in 3.7. Other indices take up to four.
+            products = text.count("IMAD.WIDE.U32") + text.count("IMAD.HI.U32")
+            assert products <= 44, "80 would be a counter for each element"
             assert text.count("MUFU.RSQ") <= 5  # and one of the slow way, for denormals
