@@ -132,8 +132,9 @@ class GraphBuilder:
         return found
 
     def temp(self, shape: Sequence[Sym], dtype: DType, like: Value | None = None) -> TensorType:
-        """A contiguous type for an intermediate, on the device of `like` or of the result."""
-        device = like.device if like is not None else self.result.device
+        """A contiguous type for an intermediate, on the device of `like` or of a result."""
+        made = next((r for r in self._results if r is not None), None)
+        device = like.device if like is not None else (made or self.result).device
         return TensorType(dtype, device, contiguous(shape))
 
     def map(

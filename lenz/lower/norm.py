@@ -95,12 +95,14 @@ def native_layer_norm(
     weight: Value | None,
     bias: Value | None,
     eps: float,
-) -> tuple[Value, Value, Value]:
+) -> tuple[Value, Value, Value] | Decline:
     """(x - mean) / sqrt(var + eps) over the last dimensions, times weight, plus bias.
 
     Also gives the mean and 1/sqrt(var + eps) of each row, with the normalised dimensions as 1.
     """
     lead = x.rank - len(normalized_shape)
+    if ZERO in x.shape[lead:]:
+        return Decline("the norm of nothing")
     s = split(x.shape, tuple(range(lead, x.rank)))
     sets = Sets(x, s.padded, s.over, lambda i, r: s.join(s.row(i), r))
     mean, rstd = _mean_and_rstd(b, sets, eps)
@@ -142,6 +144,8 @@ def native_group_norm(
     eps: float,
 ) -> tuple[Value, Value, Value] | Decline:
     """Normalisation over groups of channels of [N, C, ...], scale and shift per channel."""
+    if ZERO in x.shape[1:]:
+        return Decline("the norm of nothing")
     s = group_of(x.shape, C, group)
     if s is None:
         return Decline("group norm of an input whose dimension 1 is not the channels")

@@ -39,6 +39,12 @@ def test_layer_norm(dtype: torch.dtype, param: torch.dtype) -> None:
     check(lambda x: functional.layer_norm(x, (3,)), torch.randn(3, 4).to(dtype).t())
 
 
+def test_norms_of_nothing_are_eagers() -> None:
+    x = torch.randn(3, 1)
+    check(lambda x: functional.layer_norm(x[:, 1:], (0,)), x, native=False)
+    check(lambda x: functional.group_norm(x[:, 1:], 1), x, native=False)
+
+
 def test_layer_norm_far_from_zero() -> None:
     """A mean of 10^3 deviations does not spoil the variance."""
     x = torch.randn(4, 256) + 1e3
