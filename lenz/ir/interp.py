@@ -98,6 +98,7 @@ class Run:
         self.call = call
         self.objects = objects
         self.sizes: dict[Var, Value] = {}
+        self.numbers: dict[Sym, float] = {}  # made from sizes, and read by calls alone
         self.tensors: dict[str, torch.Tensor] = {}
         self.base: dict[str, int] = {}  # where the storage of a tensor starts for its layout
 
@@ -172,7 +173,7 @@ class Run:
             case Ref(name):
                 return self.tensors[name]
             case Sym():
-                return self.size(a)
+                return self.numbers[a] if a in self.numbers else self.size(a)
             case tuple():
                 return tuple(map(self.atom, a))
             case Named(kind, value):
@@ -291,7 +292,9 @@ class Run:
         if n.single and not n.outs:
             return
         for out, value in zip(n.outs, values, strict=True):
-            if isinstance(out, Var):
+            if isinstance(out, Var) and isinstance(value, float):
+                self.numbers[out] = value
+            elif isinstance(out, Var):
                 self.sizes[out] = int(value)
             elif isinstance(out, Sym):
                 if self.size(out) != value:
