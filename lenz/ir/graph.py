@@ -253,6 +253,12 @@ def map_bodies(n: Loop, f: Callable[[Expr], Expr]) -> Loop:
             return replace(n, bound=tuple(f(e) for e in n.bound), value=f(n.value))
 
 
+def map_gpu_loops(g: Graph, f: Callable[[Loop], Loop]) -> Graph:
+    """The graph with every loop that a GPU runs replaced by f of it."""
+    nodes = [f(n) if isinstance(n, LOOPS) and n.out.type.device != "cpu" else n for n in g.nodes]
+    return replace(g, nodes=tuple(nodes))
+
+
 def loop_axes(n: Loop) -> tuple[Axis, ...]:
     """All axes that a loop node runs over."""
     return n.axes + n.raxes if isinstance(n, Reduction) else n.axes

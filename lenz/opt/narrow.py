@@ -9,13 +9,11 @@ one such number and many places.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import BOOL, I32, I64
 from lenz.ir.expr import Expr, const, index, interpret, nodes_of, rebuild, syms_of
-from lenz.ir.graph import LOOPS, Graph, Node, map_bodies
+from lenz.ir.graph import Graph, map_bodies, map_gpu_loops
 from lenz.ir.op import INDEX
 from lenz.ops.compare import EQ, NE
 from lenz.sym import Sym
@@ -25,12 +23,7 @@ MOST = 2**31 - 1
 
 def narrow(g: Graph, cx: Context) -> Graph:
     """Compare places in 32 bits."""
-    nodes: list[Node] = []
-    for n in g.nodes:
-        if isinstance(n, LOOPS) and n.out.type.device != "cpu":
-            n = map_bodies(n, lambda body: interpret(body, _visit))
-        nodes.append(n)
-    return replace(g, nodes=tuple(nodes))
+    return map_gpu_loops(g, lambda n: map_bodies(n, lambda body: interpret(body, _visit)))
 
 
 def _visit(e: Expr, args: list[Expr]) -> Expr:

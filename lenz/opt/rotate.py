@@ -10,12 +10,12 @@ per element and not twice: 50.7 us for 56 us with an RMS norm over 4096 columns 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.expr import Expr, interpret, load, rebuild
-from lenz.ir.graph import LOOPS, Graph, Node, map_bodies
+from lenz.ir.graph import Graph, map_bodies, map_gpu_loops
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED
 from lenz.ops.arith import NEG
 from lenz.ops.compare import LT, WHERE
@@ -26,12 +26,7 @@ from lenz.sym import Int, Sym, Var
 def rotate(g: Graph, cx: Context) -> Graph:
     """Load what two halves of a row have in common once; one rounding may then undo another."""
     widened = (lambda e: e) if cx.options.emulate_rounding else widen
-    nodes: list[Node] = []
-    for n in g.nodes:
-        if isinstance(n, LOOPS) and n.out.type.device != "cpu":
-            n = map_bodies(n, lambda body: _once(body, widened))
-        nodes.append(n)
-    return replace(g, nodes=tuple(nodes))
+    return map_gpu_loops(g, lambda n: map_bodies(n, lambda body: _once(body, widened)))
 
 
 def _once(body: Expr, widened: Callable[[Expr], Expr]) -> Expr:

@@ -11,7 +11,6 @@ where %x has 16 columns, its load may be done up to there: 16 bytes are then loa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import reduce
 
 from lenz import ops
@@ -29,7 +28,7 @@ from lenz.ir.expr import (
     replace_loads,
     syms_of,
 )
-from lenz.ir.graph import LOOPS, Graph, Loop, Node, Reduction, buffers_of, map_bodies
+from lenz.ir.graph import Graph, Loop, Reduction, buffers_of, map_bodies, map_gpu_loops
 from lenz.ir.op import INDEX, MASKED
 from lenz.ops.bits import AND
 from lenz.ops.compare import LT
@@ -41,13 +40,7 @@ UNIT = 8  # elements of a half type in 16 bytes
 def unmask(g: Graph, cx: Context) -> Graph:
     """Let masks along rows go down to the loads that need them."""
     shapes = {name: b.shape for name, b in buffers_of(g).items()}
-    nodes: list[Node] = []
-    for n in g.nodes:
-        if isinstance(n, LOOPS) and n.out.type.device != "cpu":
-            nodes.append(_unmasked(n, shapes))
-        else:
-            nodes.append(n)
-    return replace(g, nodes=tuple(nodes))
+    return map_gpu_loops(g, lambda n: _unmasked(n, shapes))
 
 
 def _unmasked(n: Loop, shapes: Mapping[str, tuple[Sym, ...]]) -> Loop:
