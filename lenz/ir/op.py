@@ -48,7 +48,6 @@ class Op:
     domain    interval of f32 inputs that tests sample, per operand or one for all
     ulp       greatest error, in units in the last place of f32, that tests accept inside `domain`
     absolute  error below which `ulp` does not count, for results that are only used in sums
-    bounds    interval rule for float results, or None
     guarded   the LLVM form gets a last operand more, the bool "this lane runs", for effects
     check_triton  for guarded ops, a template as `triton`: the bool that must hold in every lane
               that runs. The emitter asserts it in a statement of its own, and writes `triton`
@@ -74,7 +73,6 @@ class Op:
     domain: tuple[Any, ...] = (-10.0, 10.0)
     ulp: float = 0.0
     absolute: float = 0.0
-    bounds: Callable[..., tuple[float, float]] | None = None
     native: tuple[DType, ...] | None = None
     triton_native: tuple[DType, ...] | None = None
     ulp_gpu: float | None = None

@@ -5,7 +5,6 @@ Integers wrap. Floats follow IEEE 754 in the type of their operands (f32 or f64)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,22 +18,6 @@ from lenz.ops import reference
 from lenz.ops.emission import Builder, TritonForm, by_kind, intrinsic, text_by_kind, triton_type
 from lenz.ops.fold import apply
 from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, int_of_width, same
-
-Bounds = tuple[float, float]
-
-
-def rising(f: Callable[[float], float]) -> Callable[[Bounds], Bounds]:
-    """The interval rule of a function that never falls."""
-
-    def rule(x: Bounds) -> Bounds:
-        return f(x[0]), f(x[1])
-
-    return rule
-
-
-def _abs_bounds(x: Bounds) -> Bounds:
-    low = 0.0 if x[0] <= 0.0 <= x[1] else min(math.fabs(x[0]), math.fabs(x[1]))
-    return low, max(math.fabs(x[0]), math.fabs(x[1]))
 
 
 def _emit_neg(
@@ -111,7 +94,6 @@ ADD = define(
         llvm=by_kind({"float": "fadd", "int": "add", "uint": "add", "bool": "or"}),
         triton=text_by_kind(float="{0} + {1}", int="{0} + {1}", uint="{0} + {1}", bool="{0} | {1}"),
         commutes=True,
-        bounds=lambda x, y: (x[0] + y[0], x[1] + y[1]),
     )
 )
 SUB = define(
@@ -122,7 +104,6 @@ SUB = define(
         reference.with_numpy(torch.sub, np.subtract),
         llvm=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}),
         triton="{0} - {1}",
-        bounds=lambda x, y: (x[0] - y[1], x[1] - y[0]),
     )
 )
 MUL = define(
@@ -147,7 +128,6 @@ NEG = define(
         # Triton makes 0.0 of -0.0 in its text, and 0.0 - x would lose the sign of zero.
         triton=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}"),
         aten=("neg", "negative"),
-        bounds=lambda x: (-x[1], -x[0]),
     )
 )
 ABS = define(
@@ -159,7 +139,6 @@ ABS = define(
         llvm=_emit_abs,
         triton="tl.abs({0})",
         aten=("abs", "absolute"),
-        bounds=_abs_bounds,
     )
 )
 DIV = define(
@@ -198,7 +177,6 @@ SQRT = define(
         cost=5.0,
         domain=(0.0, 1e6),
         ulp=0.51,  # correctly rounded; torch's own vector loop is not
-        bounds=rising(lambda x: math.sqrt(x) if x >= 0.0 else 0.0),
     )
 )
 FLOOR = define(
@@ -265,7 +243,6 @@ MINIMUM = define(  # NaN when either operand is NaN
         aten=("minimum",),
         commutes=True,
         cost=1.5,
-        bounds=lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
     )
 )
 MAXIMUM = define(  # NaN when either operand is NaN
@@ -279,7 +256,6 @@ MAXIMUM = define(  # NaN when either operand is NaN
         aten=("maximum",),
         commutes=True,
         cost=1.5,
-        bounds=lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
     )
 )
 FMIN = define(  # the other operand when one is NaN

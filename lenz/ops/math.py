@@ -6,7 +6,6 @@ Other types never come here: the lowering computes halves in f32 and makes integ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,24 +15,12 @@ from lenz.ir.dtype import F32, F64, DType
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op, define
 from lenz.ops import poly, units
-from lenz.ops.arith import add, div, neg, rising
+from lenz.ops.arith import add, div, neg
 from lenz.ops.emission import libm
 from lenz.ops.fold import apply
 from lenz.ops.rules import FLOATS, same
 
 _LARGEST = 3.4e38
-
-
-def _safe(f: Callable[[float], float], low: float, high: float) -> Callable[[float], float]:
-    """f, with the given value where Python itself raises: `low` below zero, `high` above."""
-
-    def bounded(x: float) -> float:
-        try:
-            return f(x)
-        except (OverflowError, ValueError):
-            return high if x > 0 else low
-
-    return bounded
 
 
 def _function(
@@ -46,7 +33,6 @@ def _function(
     ulp: float,
     arity: int = 1,
     aten: tuple[str, ...] = (),
-    bounds: Callable[..., tuple[float, float]] | None = None,
     gpu: Callable[..., Expr] | None = None,
     triton_native: tuple[DType, ...] | None = (F64,),
     ulp_gpu: float | None = None,
@@ -70,16 +56,10 @@ def _function(
             cost=cost,
             domain=domain,
             ulp=ulp,
-            bounds=bounds,
         )
     )
 
 
-def _between(low: float, high: float) -> Callable[..., tuple[float, float]]:
-    return lambda *_: (low, high)
-
-
-_EXP_BOUNDS = rising(_safe(math.exp, 0.0, math.inf))
 EXP = _function(
     "exp",
     torch.exp,
@@ -87,7 +67,6 @@ EXP = _function(
     cost=10,
     domain=(-103.0, 88.7),
     ulp=1.5,
-    bounds=_EXP_BOUNDS,
     gpu=units.exp,
     ulp_gpu=2.2,
 )
@@ -110,7 +89,6 @@ EXPM1 = _function(
     domain=(-20.0, 88.7),
     ulp=2.2,
     aten=("expm1", "special_expm1"),
-    bounds=rising(_safe(math.expm1, -1.0, math.inf)),
 )
 LOG = _function(
     "log",
@@ -119,7 +97,6 @@ LOG = _function(
     cost=16,
     domain=(1e-40, _LARGEST),
     ulp=1.5,
-    bounds=rising(_safe(math.log, -math.inf, math.inf)),
 )
 LOG2 = _function("log2", torch.log2, poly.log2, cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
 LOG10 = _function("log10", torch.log10, poly.log10, cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
@@ -139,7 +116,6 @@ TANH = _function(
     cost=22,
     domain=(-10.0, 10.0),
     ulp=2.2,
-    bounds=rising(math.tanh),
     gpu=units.tanh,
     ulp_gpu=3.0,
 )
@@ -151,7 +127,6 @@ ERF = _function(
     domain=(-5.0, 5.0),
     ulp=2.2,
     aten=("erf", "special_erf"),
-    bounds=rising(math.erf),
     gpu=units.erf,
 )
 ONE_PLUS_ERF = define(
@@ -167,7 +142,6 @@ ONE_PLUS_ERF = define(
         domain=(-1.0, 10.0),
         ulp=2.2,
         absolute=1.2e-7,
-        bounds=_between(0.0, 2.0),
     )
 )
 ERFC = _function(
@@ -179,7 +153,6 @@ ERFC = _function(
     ulp=5.0,
     ulp_gpu=6.0,
     aten=("erfc", "special_erfc"),
-    bounds=_between(0.0, 2.0),
 )
 SIN = _function(
     "sin",
@@ -188,7 +161,6 @@ SIN = _function(
     cost=12,
     domain=(-1e5, 1e5),
     ulp=2.2,
-    bounds=_between(-1.0, 1.0),
     triton_native=None,
 )
 COS = _function(
@@ -198,7 +170,6 @@ COS = _function(
     cost=12,
     domain=(-1e5, 1e5),
     ulp=2.2,
-    bounds=_between(-1.0, 1.0),
     triton_native=None,
 )
 TAN = _function(
@@ -211,7 +182,6 @@ TAN = _function(
     triton_native=None,
     ulp_gpu=4.0,  # of libdevice, by its manual
 )
-_HALF_PI = 1.5707964
 ASIN = _function(
     "asin",
     torch.asin,
@@ -220,7 +190,6 @@ ASIN = _function(
     domain=(-1.0, 1.0),
     ulp=2.5,
     aten=("asin", "arcsin"),
-    bounds=_between(-_HALF_PI, _HALF_PI),
 )
 ACOS = _function(
     "acos",
@@ -230,7 +199,6 @@ ACOS = _function(
     domain=(-1.0, 1.0),
     ulp=2.5,
     aten=("acos", "arccos"),
-    bounds=_between(0.0, 2 * _HALF_PI),
 )
 ATAN = _function(
     "atan",
@@ -240,7 +208,6 @@ ATAN = _function(
     domain=(-100.0, 100.0),
     ulp=2.5,
     aten=("atan", "arctan"),
-    bounds=_between(-_HALF_PI, _HALF_PI),
 )
 ATAN2 = _function(
     "atan2",
@@ -251,7 +218,6 @@ ATAN2 = _function(
     ulp=3.0,
     arity=2,
     aten=("atan2", "arctan2"),
-    bounds=_between(-2 * _HALF_PI, 2 * _HALF_PI),
 )
 SINH = _function("sinh", torch.sinh, poly.sinh, cost=30, domain=(-89.0, 89.0), ulp=3.0)
 COSH = _function("cosh", torch.cosh, poly.cosh, cost=16, domain=(-89.0, 89.0), ulp=2.5)
@@ -301,7 +267,6 @@ SIGMOID = define(
         cost=17.0,
         domain=(-80.0, 80.0),
         ulp=2.5,
-        bounds=_between(0.0, 1.0),
     )
 )
 ERFINV = define(  # the C library has none, so f64 stays with eager
