@@ -21,12 +21,14 @@ Promotion = Literal[
     "bool",  # operands are promoted together, the result is bool
     "no_bool",  # as default, but bool operands become i64 (sum-like)
 ]
-DTypeRule = Callable[[tuple[DType, ...], tuple[Any, ...]], DType]
+Types = tuple[DType, ...]  # of the operands, in their order
+Attrs = tuple[Any, ...]  # what an operation has beside operands
+DTypeRule = Callable[[Types, Attrs], DType]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One scalar operation.
+    """One scalar operation. A new one enters the table; raises ValueError when the name is taken.
 
     name      in the text form; unique
     arity     number of expression operands; -1 for any number
@@ -73,25 +75,21 @@ class Op:
     domain: tuple[Any, ...] = (-10.0, 10.0)
     ulp: float = 0.0
     absolute: float = 0.0
-    native: tuple[DType, ...] | None = None
-    triton_native: tuple[DType, ...] | None = None
+    native: Types | None = None
+    triton_native: Types | None = None
     ulp_gpu: float | None = None
     guarded: bool = False
     check_triton: str | None = None
+
+    def __post_init__(self) -> None:
+        if _OPS.setdefault(self.name, self) is not self:
+            raise ValueError(f"op {self.name!r} is defined twice")
 
     def __repr__(self) -> str:
         return f"Op({self.name})"
 
 
 _OPS: dict[str, Op] = {}
-
-
-def define(op: Op) -> Op:
-    """Enter an op into the table; raises ValueError when the name is taken."""
-    if op.name in _OPS:
-        raise ValueError(f"op {op.name!r} is defined twice")
-    _OPS[op.name] = op
-    return op
 
 
 def op_named(name: str) -> Op:
@@ -104,23 +102,23 @@ def all_ops() -> tuple[Op, ...]:
     return tuple(_OPS.values())
 
 
-def _attr_dtype(_: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+def _attr_dtype(_: Types, attrs: Attrs) -> DType:
     dtype = attrs[-1]
     if not isinstance(dtype, DType):
         raise TypeError("the last attribute must be a dtype")
     return dtype
 
 
-def _masked_dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+def _masked_dtype(args: Types, _: Attrs) -> DType:
     if args[0].name != "bool" or args[1] is not args[2]:
         raise TypeError(f"masked needs (bool, T, T), got {args}")
     return args[1]
 
 
 # The structural ops. attrs always end in the dtype where the operands do not give it.
-CONST = define(Op("const", 0, _attr_dtype, cost=0.0))  # attrs (value, dtype)
-LOAD = define(Op("load", -1, _attr_dtype, cost=1.0))  # attrs (buffer name, index Syms, dtype)
-INDEX = define(Op("index", -1, _attr_dtype, cost=0.5))  # attrs (Sym, dtype)
-REF = define(Op("ref", 0, _attr_dtype, cost=0.0))  # attrs (name of Let or Reduce, dtype)
+CONST = Op("const", 0, _attr_dtype, cost=0.0)  # attrs (value, dtype)
+LOAD = Op("load", -1, _attr_dtype, cost=1.0)  # attrs (buffer name, index Syms, dtype)
+INDEX = Op("index", -1, _attr_dtype, cost=0.5)  # attrs (Sym, dtype)
+REF = Op("ref", 0, _attr_dtype, cost=0.0)  # attrs (name of Let or Reduce, dtype)
 # masked(cond, value, other): `value` (and its loads) is evaluated only where cond holds.
-MASKED = define(Op("masked", 3, _masked_dtype, cost=1.0))
+MASKED = Op("masked", 3, _masked_dtype, cost=1.0)

@@ -47,20 +47,7 @@ from lenz.ops.bits import (
 )
 from lenz.ops.cast import bitcast, cast, narrow
 from lenz.ops.check import assert_in_range, assert_nonzero, assert_not
-from lenz.ops.compare import (
-    eq,
-    ge,
-    gt,
-    isfinite,
-    isinf,
-    isnan,
-    le,
-    lt,
-    ne,
-    sign,
-    signbit,
-    where,
-)
+from lenz.ops.compare import eq, ge, gt, isfinite, isinf, isnan, le, lt, ne, sign, signbit, where
 from lenz.ops.division import div_floor, div_trunc, fmod, remainder
 from lenz.ops.fold import apply, is_const, is_value, value_of
 from lenz.ops.math import (

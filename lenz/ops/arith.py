@@ -13,25 +13,29 @@ import torch
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
-from lenz.ops.emission import Builder, TritonForm, by_kind, intrinsic, text_by_kind, triton_type
+from lenz.ops.emission import (
+    Builder,
+    TritonForm,
+    Values,
+    by_kind,
+    intrinsic,
+    text_by_kind,
+    triton_type,
+)
 from lenz.ops.fold import apply
 from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, int_of_width, same
 
 
-def _emit_neg(
-    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_neg(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     if dtype.is_float:
         # -0.0 - x is -x for every x; 0.0 - x would lose the sign of zero.
         return b.binary("fsub", dtype, b.constant(dtype, -0.0), xs[0])
     return b.binary("sub", dtype, b.constant(dtype, 0), xs[0])
 
 
-def _emit_abs(
-    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_abs(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     (x,) = xs
     if dtype.is_float:
         return b.intrinsic("llvm.fabs", dtype, x)
@@ -45,9 +49,7 @@ def _emit_abs(
 def _extremum(float_pred: str, int_pred: str, *, skip_nan: bool) -> Callable[..., Any]:
     """select(x < y, x, y) gives y when either is NaN; one more select makes the choice of NaN."""
 
-    def emit(
-        b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-    ) -> Any:
+    def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         x, y = xs
         if not dtype.is_float:
             sign = "s" if dtype.kind == "int" else "u"
@@ -66,18 +68,14 @@ def _extremum_text(name: str, logical: str) -> TritonForm:
     return text_by_kind(float=strict, int=whole, uint=whole, bool=f"{{0}} {logical} {{1}}")
 
 
-def _copysign_text(
-    dtype: DType, _: tuple[DType, ...], xs: tuple[str, ...], __: tuple[Any, ...]
-) -> str:
+def _copysign_text(dtype: DType, _: Types, xs: tuple[str, ...], __: Attrs) -> str:
     """One instruction that joins bits of both operands."""
     whole, sign = triton_type(int_of_width(dtype.bits)), 1 << (dtype.bits - 1)
     x, y = [f"tl.cast({x}, {whole}, bitcast=True)" for x in xs]
     return f"tl.cast(({x} & {sign - 1}) | ({y} & {-sign}), {triton_type(dtype)}, bitcast=True)"
 
 
-def _round_text(
-    dtype: DType, args: tuple[DType, ...], xs: tuple[str, ...], _: tuple[Any, ...]
-) -> str:
+def _round_text(dtype: DType, args: Types, xs: tuple[str, ...], _: Attrs) -> str:
     """|x| + 2^23 has no place for a fraction, so the sum is rounded to even; 2^52 in f64."""
     limit = {32: 2.0**23, 64: 2.0**52}[dtype.bits]
     rounded = f"(tl.abs({xs[0]}) + {limit}) - {limit}"
@@ -85,204 +83,153 @@ def _round_text(
     return f"tl.where(tl.abs({xs[0]}) < {limit}, {signed}, {xs[0]})"
 
 
-ADD = define(
-    Op(
-        "add",
-        2,
-        same(COMPARABLE),
-        reference.with_numpy(torch.add, np.add),
-        llvm=by_kind({"float": "fadd", "int": "add", "uint": "add", "bool": "or"}),
-        triton=text_by_kind(float="{0} + {1}", int="{0} + {1}", uint="{0} + {1}", bool="{0} | {1}"),
-        commutes=True,
-    )
+ADD = Op(
+    "add",
+    2,
+    same(COMPARABLE),
+    reference.with_numpy(torch.add, np.add),
+    llvm=by_kind({"float": "fadd", "int": "add", "uint": "add", "bool": "or"}),
+    triton=text_by_kind(float="{0} + {1}", int="{0} + {1}", uint="{0} + {1}", bool="{0} | {1}"),
+    commutes=True,
 )
-SUB = define(
-    Op(
-        "sub",
-        2,
-        same(NUMBERS),
-        reference.with_numpy(torch.sub, np.subtract),
-        llvm=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}),
-        triton="{0} - {1}",
-    )
+SUB = Op(
+    "sub",
+    2,
+    same(NUMBERS),
+    reference.with_numpy(torch.sub, np.subtract),
+    llvm=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}),
+    triton="{0} - {1}",
 )
-MUL = define(
-    Op(
-        "mul",
-        2,
-        same(COMPARABLE),
-        reference.with_numpy(torch.mul, np.multiply),
-        llvm=by_kind({"float": "fmul", "int": "mul", "uint": "mul", "bool": "and"}),
-        triton=text_by_kind(float="{0} * {1}", int="{0} * {1}", uint="{0} * {1}", bool="{0} & {1}"),
-        aten=("mul", "multiply"),
-        commutes=True,
-    )
+MUL = Op(
+    "mul",
+    2,
+    same(COMPARABLE),
+    reference.with_numpy(torch.mul, np.multiply),
+    llvm=by_kind({"float": "fmul", "int": "mul", "uint": "mul", "bool": "and"}),
+    triton=text_by_kind(float="{0} * {1}", int="{0} * {1}", uint="{0} * {1}", bool="{0} & {1}"),
+    aten=("mul", "multiply"),
+    commutes=True,
 )
-NEG = define(
-    Op(
-        "neg",
-        1,
-        same(NUMBERS),
-        reference.with_numpy(torch.neg, np.negative),
-        llvm=_emit_neg,
-        # Triton makes 0.0 of -0.0 in its text, and 0.0 - x would lose the sign of zero.
-        triton=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}"),
-        aten=("neg", "negative"),
-    )
+NEG = Op(
+    "neg",
+    1,
+    same(NUMBERS),
+    reference.with_numpy(torch.neg, np.negative),
+    llvm=_emit_neg,
+    # Triton makes 0.0 of -0.0 in its text, and 0.0 - x would lose the sign of zero.
+    triton=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}"),
+    aten=("neg", "negative"),
 )
-ABS = define(
-    Op(
-        "abs",
-        1,
-        same(NUMBERS),
-        reference.with_numpy(torch.abs, np.abs),
-        llvm=_emit_abs,
-        triton="tl.abs({0})",
-        aten=("abs", "absolute"),
-    )
+ABS = Op(
+    "abs",
+    1,
+    same(NUMBERS),
+    reference.with_numpy(torch.abs, np.abs),
+    llvm=_emit_abs,
+    triton="tl.abs({0})",
+    aten=("abs", "absolute"),
 )
-DIV = define(
-    Op(
-        "div",
-        2,
-        same(FLOATS),
-        torch.true_divide,
-        llvm=by_kind({"float": "fdiv"}),
-        triton=text_by_kind(f32="tl.div_rn({0}, {1})", f64="{0} / {1}"),
-        aten=("true_divide",),
-        promotion="int_to_float",
-        cost=4.0,
-    )
+DIV = Op(
+    "div",
+    2,
+    same(FLOATS),
+    torch.true_divide,
+    llvm=by_kind({"float": "fdiv"}),
+    triton=text_by_kind(f32="tl.div_rn({0}, {1})", f64="{0} / {1}"),
+    aten=("true_divide",),
+    promotion="int_to_float",
+    cost=4.0,
 )
-FMA = define(
-    Op(
-        "fma",
-        3,
-        same(FLOATS),
-        reference.fma,
-        llvm=intrinsic("llvm.fma"),
-        triton="tl.fma({0}, {1}, {2})",
-    )
+FMA = Op(
+    "fma",
+    3,
+    same(FLOATS),
+    reference.fma,
+    llvm=intrinsic("llvm.fma"),
+    triton="tl.fma({0}, {1}, {2})",
 )
-SQRT = define(
-    Op(
-        "sqrt",
-        1,
-        same(FLOATS),
-        torch.sqrt,
-        llvm=intrinsic("llvm.sqrt"),
-        triton=text_by_kind(f32="tl.sqrt_rn({0})", f64="tl.sqrt({0})"),
-        aten=("sqrt",),
-        promotion="int_to_float",
-        cost=5.0,
-        domain=(0.0, 1e6),
-        ulp=0.51,  # correctly rounded; torch's own vector loop is not
-    )
+SQRT = Op(
+    "sqrt",
+    1,
+    same(FLOATS),
+    torch.sqrt,
+    llvm=intrinsic("llvm.sqrt"),
+    triton=text_by_kind(f32="tl.sqrt_rn({0})", f64="tl.sqrt({0})"),
+    aten=("sqrt",),
+    promotion="int_to_float",
+    cost=5.0,
+    domain=(0.0, 1e6),
+    ulp=0.51,  # correctly rounded; torch's own vector loop is not
 )
-FLOOR = define(
-    Op(
-        "floor",
-        1,
-        same(FLOATS),
-        torch.floor,
-        llvm=intrinsic("llvm.floor"),
-        triton="tl.floor({0})",
-    )
+FLOOR = Op(
+    "floor", 1, same(FLOATS), torch.floor, llvm=intrinsic("llvm.floor"), triton="tl.floor({0})"
 )
-CEIL = define(
-    Op(
-        "ceil",
-        1,
-        same(FLOATS),
-        torch.ceil,
-        llvm=intrinsic("llvm.ceil"),
-        triton="tl.ceil({0})",
-    )
+CEIL = Op("ceil", 1, same(FLOATS), torch.ceil, llvm=intrinsic("llvm.ceil"), triton="tl.ceil({0})")
+TRUNC = Op(
+    "trunc",
+    1,
+    same(FLOATS),
+    torch.trunc,
+    llvm=intrinsic("llvm.trunc"),
+    triton="tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))",
 )
-TRUNC = define(
-    Op(
-        "trunc",
-        1,
-        same(FLOATS),
-        torch.trunc,
-        llvm=intrinsic("llvm.trunc"),
-        triton="tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))",
-    )
+ROUND = Op(
+    "round", 1, same(FLOATS), torch.round, llvm=intrinsic("llvm.roundeven"), triton=_round_text
 )
-ROUND = define(  # to the nearest integer, ties to even
-    Op(
-        "round",
-        1,
-        same(FLOATS),
-        torch.round,
-        llvm=intrinsic("llvm.roundeven"),
-        triton=_round_text,
-    )
-)
-COPYSIGN = define(
-    Op(
-        "copysign",
-        2,
-        same(FLOATS),
-        torch.copysign,
-        llvm=intrinsic("llvm.copysign"),
-        triton=_copysign_text,
-        aten=("copysign",),
-        promotion="int_to_float",
-    )
+COPYSIGN = Op(
+    "copysign",
+    2,
+    same(FLOATS),
+    torch.copysign,
+    llvm=intrinsic("llvm.copysign"),
+    triton=_copysign_text,
+    aten=("copysign",),
+    promotion="int_to_float",
 )
 # The sign of the zero that minimum(0.0, -0.0) and its like give is not specified, as in torch.
-MINIMUM = define(  # NaN when either operand is NaN
-    Op(
-        "minimum",
-        2,
-        same(COMPARABLE),
-        reference.with_numpy(torch.minimum, np.minimum),
-        llvm=_extremum("olt", "lt", skip_nan=False),
-        triton=_extremum_text("minimum", "&"),
-        aten=("minimum",),
-        commutes=True,
-        cost=1.5,
-    )
+MINIMUM = Op(
+    "minimum",
+    2,
+    same(COMPARABLE),
+    reference.with_numpy(torch.minimum, np.minimum),
+    llvm=_extremum("olt", "lt", skip_nan=False),
+    triton=_extremum_text("minimum", "&"),
+    aten=("minimum",),
+    commutes=True,
+    cost=1.5,
 )
-MAXIMUM = define(  # NaN when either operand is NaN
-    Op(
-        "maximum",
-        2,
-        same(COMPARABLE),
-        reference.with_numpy(torch.maximum, np.maximum),
-        llvm=_extremum("ogt", "gt", skip_nan=False),
-        triton=_extremum_text("maximum", "|"),
-        aten=("maximum",),
-        commutes=True,
-        cost=1.5,
-    )
+MAXIMUM = Op(
+    "maximum",
+    2,
+    same(COMPARABLE),
+    reference.with_numpy(torch.maximum, np.maximum),
+    llvm=_extremum("ogt", "gt", skip_nan=False),
+    triton=_extremum_text("maximum", "|"),
+    aten=("maximum",),
+    commutes=True,
+    cost=1.5,
 )
-FMIN = define(  # the other operand when one is NaN
-    Op(
-        "fmin",
-        2,
-        same(NUMBERS),
-        reference.with_numpy(torch.fmin, np.fmin),
-        llvm=_extremum("olt", "lt", skip_nan=True),
-        triton="tl.minimum({0}, {1})",
-        aten=("fmin",),
-        commutes=True,
-        cost=1.5,
-    )
+FMIN = Op(
+    "fmin",
+    2,
+    same(NUMBERS),
+    reference.with_numpy(torch.fmin, np.fmin),
+    llvm=_extremum("olt", "lt", skip_nan=True),
+    triton="tl.minimum({0}, {1})",
+    aten=("fmin",),
+    commutes=True,
+    cost=1.5,
 )
-FMAX = define(  # the other operand when one is NaN
-    Op(
-        "fmax",
-        2,
-        same(NUMBERS),
-        reference.with_numpy(torch.fmax, np.fmax),
-        llvm=_extremum("ogt", "gt", skip_nan=True),
-        triton="tl.maximum({0}, {1})",
-        aten=("fmax",),
-        commutes=True,
-        cost=1.5,
-    )
+FMAX = Op(
+    "fmax",
+    2,
+    same(NUMBERS),
+    reference.with_numpy(torch.fmax, np.fmax),
+    llvm=_extremum("ogt", "gt", skip_nan=True),
+    triton="tl.maximum({0}, {1})",
+    aten=("fmax",),
+    commutes=True,
+    cost=1.5,
 )
 
 

@@ -9,10 +9,10 @@ import torch
 
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
 from lenz.ops.compare import lt, ne, where
-from lenz.ops.emission import Builder, by_kind
+from lenz.ops.emission import Builder, Values, by_kind
 from lenz.ops.fold import apply, value_of
 from lenz.ops.rules import BITS, INTS, same
 
@@ -21,58 +21,48 @@ def _both(opcode: str) -> dict[str, str]:
     return {"int": opcode, "uint": opcode, "bool": opcode}
 
 
-def _emit_not(
-    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_not(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     return b.binary("xor", dtype, xs[0], b.constant(dtype, dtype is BOOL or -1))
 
 
-AND = define(
-    Op(
-        "and",
-        2,
-        same(BITS),
-        torch.bitwise_and,
-        llvm=by_kind(_both("and")),
-        triton="{0} & {1}",
-        aten=("bitwise_and", "__and__"),
-        commutes=True,
-    )
+AND = Op(
+    "and",
+    2,
+    same(BITS),
+    torch.bitwise_and,
+    llvm=by_kind(_both("and")),
+    triton="{0} & {1}",
+    aten=("bitwise_and", "__and__"),
+    commutes=True,
 )
-OR = define(
-    Op(
-        "or",
-        2,
-        same(BITS),
-        torch.bitwise_or,
-        llvm=by_kind(_both("or")),
-        triton="{0} | {1}",
-        aten=("bitwise_or", "__or__"),
-        commutes=True,
-    )
+OR = Op(
+    "or",
+    2,
+    same(BITS),
+    torch.bitwise_or,
+    llvm=by_kind(_both("or")),
+    triton="{0} | {1}",
+    aten=("bitwise_or", "__or__"),
+    commutes=True,
 )
-XOR = define(
-    Op(
-        "xor",
-        2,
-        same(BITS),
-        torch.bitwise_xor,
-        llvm=by_kind(_both("xor")),
-        triton="{0} ^ {1}",
-        aten=("bitwise_xor", "__xor__"),
-        commutes=True,
-    )
+XOR = Op(
+    "xor",
+    2,
+    same(BITS),
+    torch.bitwise_xor,
+    llvm=by_kind(_both("xor")),
+    triton="{0} ^ {1}",
+    aten=("bitwise_xor", "__xor__"),
+    commutes=True,
 )
-NOT = define(
-    Op(
-        "not",
-        1,
-        same(BITS),
-        reference.with_numpy(torch.bitwise_not, np.invert),
-        llvm=_emit_not,
-        triton="~{0}",
-        aten=("bitwise_not",),
-    )
+NOT = Op(
+    "not",
+    1,
+    same(BITS),
+    reference.with_numpy(torch.bitwise_not, np.invert),
+    llvm=_emit_not,
+    triton="~{0}",
+    aten=("bitwise_not",),
 )
 
 
@@ -82,25 +72,21 @@ def _left(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 
 # The plain shifts need 0 <= count < bits (LLVM gives poison otherwise); what torch says for other
 # counts is in shift_left and shift_right below.
-SHL = define(
-    Op(
-        "shl",
-        2,
-        same(INTS),
-        reference.with_numpy(_left, np.left_shift),
-        llvm=by_kind({"int": "shl", "uint": "shl"}),
-        triton="{0} << {1}",
-    )
+SHL = Op(
+    "shl",
+    2,
+    same(INTS),
+    reference.with_numpy(_left, np.left_shift),
+    llvm=by_kind({"int": "shl", "uint": "shl"}),
+    triton="{0} << {1}",
 )
-SHR = define(  # arithmetic for signed types, logical for unsigned ones
-    Op(
-        "shr",
-        2,
-        same(INTS),
-        reference.with_numpy(torch.bitwise_right_shift, np.right_shift),
-        llvm=by_kind({"int": "ashr", "uint": "lshr"}),
-        triton="{0} >> {1}",
-    )
+SHR = Op(
+    "shr",
+    2,
+    same(INTS),
+    reference.with_numpy(torch.bitwise_right_shift, np.right_shift),
+    llvm=by_kind({"int": "ashr", "uint": "lshr"}),
+    triton="{0} >> {1}",
 )
 
 
@@ -136,27 +122,23 @@ def _numpy_shift(shift: Any) -> Any:
     return guarded
 
 
-SHIFT_LEFT = define(
-    Op(
-        "shift_left",
-        2,
-        same(INTS),
-        reference.with_numpy(_left, _numpy_shift(np.left_shift)),
-        expand=_expand_shift_left,
-        aten=("bitwise_left_shift", "__lshift__"),
-        cost=4.0,
-    )
+SHIFT_LEFT = Op(
+    "shift_left",
+    2,
+    same(INTS),
+    reference.with_numpy(_left, _numpy_shift(np.left_shift)),
+    expand=_expand_shift_left,
+    aten=("bitwise_left_shift", "__lshift__"),
+    cost=4.0,
 )
-SHIFT_RIGHT = define(
-    Op(
-        "shift_right",
-        2,
-        same(INTS),
-        reference.with_numpy(torch.bitwise_right_shift, _numpy_shift(np.right_shift)),
-        expand=_expand_shift_right,
-        aten=("bitwise_right_shift", "__rshift__"),
-        cost=4.0,
-    )
+SHIFT_RIGHT = Op(
+    "shift_right",
+    2,
+    same(INTS),
+    reference.with_numpy(torch.bitwise_right_shift, _numpy_shift(np.right_shift)),
+    expand=_expand_shift_right,
+    aten=("bitwise_right_shift", "__rshift__"),
+    cost=4.0,
 )
 
 

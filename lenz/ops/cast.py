@@ -40,11 +40,11 @@ from lenz.ir.dtype import (
     float8_bits,
 )
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Attrs, Op, Types
 from lenz.ops.arith import abs, add, minimum, mul
 from lenz.ops.bits import and_, or_, shl, shr
 from lenz.ops.compare import eq, gt, lt, where
-from lenz.ops.emission import Builder, triton_type
+from lenz.ops.emission import Builder, Values, triton_type
 from lenz.ops.fold import apply, holds_exactly
 from lenz.ops.rules import bitcast_rule, cast_rule, narrow_rule
 
@@ -117,15 +117,11 @@ def convert(b: Builder, to: DType, frm: DType, x: Any) -> Any:
             return _int_to_int(b, to, frm, x)
 
 
-def _emit_cast(
-    b: Builder, dtype: DType, args: tuple[DType, ...], xs: tuple[Any, ...], _: tuple[Any, ...]
-) -> Any:
+def _emit_cast(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> Any:
     return convert(b, dtype, args[0], xs[0])
 
 
-def _emit_bitcast(
-    b: Builder, dtype: DType, args: tuple[DType, ...], xs: tuple[Any, ...], _: tuple[Any, ...]
-) -> Any:
+def _emit_bitcast(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> Any:
     if dtype.is_integer and args[0].is_integer:
         return xs[0]
     return b.convert("bitcast", dtype, args[0], xs[0])
@@ -221,45 +217,31 @@ def cast_text(to: DType, frm: DType, x: str) -> str:
     return f"{found} + 0.0" if rounds else found
 
 
-def _cast_text(
-    dtype: DType, args: tuple[DType, ...], xs: tuple[str, ...], _: tuple[Any, ...]
-) -> str:
+def _cast_text(dtype: DType, args: Types, xs: tuple[str, ...], _: Attrs) -> str:
     return cast_text(dtype, args[0], xs[0])
 
 
-def _bitcast_text(
-    dtype: DType, _: tuple[DType, ...], xs: tuple[str, ...], __: tuple[Any, ...]
-) -> str:
+def _bitcast_text(dtype: DType, _: Types, xs: tuple[str, ...], __: Attrs) -> str:
     return f"tl.cast({xs[0]}, {triton_type(dtype)}, bitcast=True)"
 
 
 # CAST is a conversion that the program asks for. NARROW is the rounding to f16 or bf16 at the end
 # of an operation that torch defines on half types; its numerics are those of CAST, but opt/ may
 # leave it out where the rounded value is at once widened again.
-CAST = define(
-    Op(
-        "cast",
-        1,
-        cast_rule,
-        _eager_cast,
-        expand=_expand_cast,
-        llvm=_emit_cast,
-        triton=_cast_text,
-        native=NATIVE,
-        triton_native=NATIVE,
-    )
+CAST = Op(
+    "cast",
+    1,
+    cast_rule,
+    _eager_cast,
+    expand=_expand_cast,
+    llvm=_emit_cast,
+    triton=_cast_text,
+    native=NATIVE,
+    triton_native=NATIVE,
 )
-NARROW = define(Op("narrow", 1, narrow_rule, _eager_cast, llvm=_emit_cast, triton=_cast_text))
-BITCAST = define(
-    Op(
-        "bitcast",
-        1,
-        bitcast_rule,
-        _eager_bitcast,
-        llvm=_emit_bitcast,
-        triton=_bitcast_text,
-        cost=0.0,
-    )
+NARROW = Op("narrow", 1, narrow_rule, _eager_cast, llvm=_emit_cast, triton=_cast_text)
+BITCAST = Op(
+    "bitcast", 1, bitcast_rule, _eager_bitcast, llvm=_emit_bitcast, triton=_bitcast_text, cost=0.0
 )
 
 

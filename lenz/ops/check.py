@@ -12,16 +12,17 @@ import torch
 from lenz.errors import FAULTS
 from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Attrs, Op, Types
 from lenz.ops.arith import add
 from lenz.ops.cast import cast
+from lenz.ops.emission import Values
 from lenz.ops.fold import apply
 from lenz.ops.rules import INTS
 
 CODES = {name: code for code, name in enumerate(FAULTS, 1)}  # which a kernel returns
 
 
-def _dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+def _dtype(args: Types, _: Attrs) -> DType:
     if any(a is not I64 for a in args):
         raise TypeError(f"a check takes two i64, got {args}")
     return I64
@@ -36,32 +37,28 @@ def _check(name: str) -> Op:
             raise error(what)
         return i
 
-    def emit(
-        b: Any, _: DType, __: tuple[DType, ...], xs: tuple[Any, ...], ___: tuple[Any, ...]
-    ) -> Any:
+    def emit(b: Any, _: DType, __: Types, xs: Values, ___: Attrs) -> Any:
         i, n, runs = xs
         outside = b.compare("icmp uge", I64, i, n)  # unsigned: negatives are large
         b.fail(b.binary("and", BOOL, outside, runs), CODES[name])
         return b.select(outside, I64, b.constant(I64, 0), i)
 
-    return define(
-        Op(
-            name,
-            2,
-            _dtype,
-            eager=eager,
-            llvm=emit,
-            # Unsigned, negatives are large.
-            triton="tl.where(tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64), {0}, 0)",
-            check_triton="tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64)",
-            cost=2.0,
-            domain=(0, 10),
-            guarded=True,
-        )
+    return Op(
+        name,
+        2,
+        _dtype,
+        eager=eager,
+        llvm=emit,
+        # Unsigned, negatives are large.
+        triton="tl.where(tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64), {0}, 0)",
+        check_triton="tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64)",
+        cost=2.0,
+        domain=(0, 10),
+        guarded=True,
     )
 
 
-def _nonzero_dtype(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+def _nonzero_dtype(args: Types, _: Attrs) -> DType:
     if len(args) != 2 or args[0] is not args[1] or args[0] not in INTS:
         raise TypeError(f"assert_nonzero takes two integers of one type, got {args}")
     return args[0]
@@ -74,28 +71,24 @@ def _eager_nonzero(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _emit_nonzero(
-    b: Any, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_nonzero(b: Any, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     x, _one, runs = xs
     zero = b.compare("icmp eq", dtype, x, b.constant(dtype, 0))
     b.fail(b.binary("and", BOOL, zero, runs), CODES["assert_nonzero"])
     return x
 
 
-ASSERT_NONZERO = define(
-    Op(
-        "assert_nonzero",
-        2,
-        _nonzero_dtype,
-        eager=_eager_nonzero,
-        llvm=_emit_nonzero,
-        triton="{0}",
-        check_triton="{0} != 0",
-        cost=1.0,
-        domain=(1, 10),
-        guarded=True,
-    )
+ASSERT_NONZERO = Op(
+    "assert_nonzero",
+    2,
+    _nonzero_dtype,
+    eager=_eager_nonzero,
+    llvm=_emit_nonzero,
+    triton="{0}",
+    check_triton="{0} != 0",
+    cost=1.0,
+    domain=(1, 10),
+    guarded=True,
 )
 
 

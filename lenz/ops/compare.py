@@ -9,9 +9,9 @@ import torch
 
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
-from lenz.ops.emission import Builder, compare_by_kind, text_by_kind
+from lenz.ops.emission import Builder, Values, compare_by_kind, text_by_kind
 from lenz.ops.fold import apply
 from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, to_bool, where_rule
 
@@ -25,18 +25,16 @@ def _order(name: str, sign: str, aten: tuple[str, ...], torch_form: Any, numpy_f
     unsigned = f"icmp {name}" if equality else f"icmp u{name}"
     signed = f"icmp {name}" if equality else f"icmp s{name}"
     kinds = {"float": floats, "int": signed, "uint": unsigned, "bool": unsigned}
-    return define(
-        Op(
-            name,
-            2,
-            to_bool(COMPARABLE),
-            reference.with_numpy(torch_form, numpy_form),
-            llvm=compare_by_kind(kinds),
-            triton=f"{{0}} {sign} {{1}}",
-            aten=aten,
-            promotion="bool",
-            commutes=equality,
-        )
+    return Op(
+        name,
+        2,
+        to_bool(COMPARABLE),
+        reference.with_numpy(torch_form, numpy_form),
+        llvm=compare_by_kind(kinds),
+        triton=f"{{0}} {sign} {{1}}",
+        aten=aten,
+        promotion="bool",
+        commutes=equality,
     )
 
 
@@ -48,76 +46,55 @@ GT = _order("gt", ">", ("gt", "greater"), torch.gt, np.greater)
 GE = _order("ge", ">=", ("ge", "greater_equal"), torch.ge, np.greater_equal)
 
 
-def _emit_isnan(
-    b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_isnan(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
     return b.compare("fcmp uno", args[0], xs[0], xs[0])
 
 
-def _emit_isinf(
-    b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_isinf(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
     magnitude = b.intrinsic("llvm.fabs", args[0], xs[0])
     return b.compare("fcmp oeq", args[0], magnitude, b.constant(args[0], _INF))
 
 
-def _emit_isfinite(
-    b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_isfinite(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
     magnitude = b.intrinsic("llvm.fabs", args[0], xs[0])
     return b.compare("fcmp olt", args[0], magnitude, b.constant(args[0], _INF))
 
 
-def _emit_signbit(
-    b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_signbit(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
     as_int = int_of_width(args[0].bits)
     bits = b.convert("bitcast", as_int, args[0], xs[0])
     return b.compare("icmp slt", as_int, bits, b.constant(as_int, 0))
 
 
-def _emit_where(
-    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_where(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     return b.select(xs[0], dtype, xs[1], xs[2])
 
 
-ISNAN = define(Op("isnan", 1, to_bool(FLOATS), torch.isnan, llvm=_emit_isnan, triton="{0} != {0}"))
-ISINF = define(
-    Op(
-        "isinf",
-        1,
-        to_bool(FLOATS),
-        torch.isinf,
-        llvm=_emit_isinf,
-        triton="tl.abs({0}) == float('inf')",
-    )
+ISNAN = Op("isnan", 1, to_bool(FLOATS), torch.isnan, llvm=_emit_isnan, triton="{0} != {0}")
+ISINF = Op(
+    "isinf", 1, to_bool(FLOATS), torch.isinf, llvm=_emit_isinf, triton="tl.abs({0}) == float('inf')"
 )
-ISFINITE = define(
-    Op(
-        "isfinite",
-        1,
-        to_bool(FLOATS),
-        torch.isfinite,
-        llvm=_emit_isfinite,
-        triton="tl.abs({0}) < float('inf')",
-    )
+ISFINITE = Op(
+    "isfinite",
+    1,
+    to_bool(FLOATS),
+    torch.isfinite,
+    llvm=_emit_isfinite,
+    triton="tl.abs({0}) < float('inf')",
 )
-SIGNBIT = define(
-    Op(
-        "signbit",
-        1,
-        to_bool(FLOATS),
-        torch.signbit,
-        llvm=_emit_signbit,
-        triton=text_by_kind(
-            f32="tl.cast({0}, tl.int32, bitcast=True) < 0",
-            f64="tl.cast({0}, tl.int64, bitcast=True) < 0",
-        ),
-    )
+SIGNBIT = Op(
+    "signbit",
+    1,
+    to_bool(FLOATS),
+    torch.signbit,
+    llvm=_emit_signbit,
+    triton=text_by_kind(
+        f32="tl.cast({0}, tl.int32, bitcast=True) < 0",
+        f64="tl.cast({0}, tl.int64, bitcast=True) < 0",
+    ),
 )
-WHERE = define(
-    Op("where", 3, where_rule, reference.where, llvm=_emit_where, triton="tl.where({0}, {1}, {2})")
+WHERE = Op(
+    "where", 3, where_rule, reference.where, llvm=_emit_where, triton="tl.where({0}, {1}, {2})"
 )
 
 

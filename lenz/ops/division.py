@@ -14,25 +14,21 @@ import torch
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
 from lenz.ops.arith import add, copysign, div, floor, mul, sub, trunc
 from lenz.ops.bits import and_, xor
 from lenz.ops.compare import eq, gt, lt, ne, where
-from lenz.ops.emission import Builder, text_by_kind
+from lenz.ops.emission import Builder, Values, text_by_kind
 from lenz.ops.fold import apply
 from lenz.ops.rules import INTS, NUMBERS, same
 
 
-def _emit_quotient(
-    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_quotient(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     return b.binary("sdiv" if dtype.kind == "int" else "udiv", dtype, xs[0], xs[1])
 
 
-def _emit_fmod(
-    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-) -> Any:
+def _emit_fmod(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     if dtype.is_float:
         return b.libm("fmod", dtype, xs[0], xs[1])
     return b.binary("srem" if dtype.kind == "int" else "urem", dtype, xs[0], xs[1])
@@ -143,64 +139,54 @@ def _expand_trunc(x: Expr, y: Expr) -> Expr:
     return trunc(div(x, y))
 
 
-DIV_TRUNC = define(
-    Op(
-        "div_trunc",
-        2,
-        same(NUMBERS),
-        _eager_quotient,
-        expand=_expand_trunc,
-        llvm=_emit_quotient,
-        triton=text_by_kind(
-            int=f"tl.where({{1}} == -1, 0 - {{0}}, {{0}} // {_BY_ONE_SIGNED})",
-            uint=f"{{0}} // {_BY_ONE}",
-        ),
-        native=INTS,
-        triton_native=INTS,
-        cost=8.0,
-        domain=(-100.0, 100.0),
-    )
+DIV_TRUNC = Op(
+    "div_trunc",
+    2,
+    same(NUMBERS),
+    _eager_quotient,
+    expand=_expand_trunc,
+    llvm=_emit_quotient,
+    triton=text_by_kind(
+        int=f"tl.where({{1}} == -1, 0 - {{0}}, {{0}} // {_BY_ONE_SIGNED})",
+        uint=f"{{0}} // {_BY_ONE}",
+    ),
+    native=INTS,
+    triton_native=INTS,
+    cost=8.0,
+    domain=(-100.0, 100.0),
 )
-FMOD = define(  # the sign of the dividend
-    Op(
-        "fmod",
-        2,
-        same(NUMBERS),
-        reference.with_numpy(_torch_fmod, _numpy_fmod),
-        llvm=_emit_fmod,
-        triton=text_by_kind(
-            float="libdevice.fmod({0}, {1})",
-            int=f"{{0}} % {_BY_ONE_SIGNED}",
-            uint=f"{{0}} % {_BY_ONE}",
-        ),
-        aten=("fmod",),
-        cost=10.0,
-        domain=(-100.0, 100.0),
-    )
+FMOD = Op(
+    "fmod",
+    2,
+    same(NUMBERS),
+    reference.with_numpy(_torch_fmod, _numpy_fmod),
+    llvm=_emit_fmod,
+    triton=text_by_kind(
+        float="libdevice.fmod({0}, {1})", int=f"{{0}} % {_BY_ONE_SIGNED}", uint=f"{{0}} % {_BY_ONE}"
+    ),
+    aten=("fmod",),
+    cost=10.0,
+    domain=(-100.0, 100.0),
 )
-DIV_FLOOR = define(
-    Op(
-        "div_floor",
-        2,
-        same(NUMBERS),
-        _eager_floor,
-        expand=_expand_floor,
-        aten=("floor_divide",),
-        cost=14.0,
-        domain=(-100.0, 100.0),
-    )
+DIV_FLOOR = Op(
+    "div_floor",
+    2,
+    same(NUMBERS),
+    _eager_floor,
+    expand=_expand_floor,
+    aten=("floor_divide",),
+    cost=14.0,
+    domain=(-100.0, 100.0),
 )
-REMAINDER = define(  # the sign of the divisor, as Python's %
-    Op(
-        "remainder",
-        2,
-        same(NUMBERS),
-        reference.with_numpy(_torch_remainder, _numpy_fmod),
-        expand=_expand_remainder,
-        aten=("remainder",),
-        cost=14.0,
-        domain=(-100.0, 100.0),
-    )
+REMAINDER = Op(
+    "remainder",
+    2,
+    same(NUMBERS),
+    reference.with_numpy(_torch_remainder, _numpy_fmod),
+    expand=_expand_remainder,
+    aten=("remainder",),
+    cost=14.0,
+    domain=(-100.0, 100.0),
 )
 
 

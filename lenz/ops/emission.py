@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from lenz.ir.dtype import DType
-from lenz.ir.op import Op
+from lenz.ir.op import Attrs, Op, Types
 
 
 class Builder(Protocol):
@@ -49,20 +49,20 @@ class Builder(Protocol):
         """`slow()` where cond holds, else `fast_value`; slow runs only if cond holds anywhere."""
 
 
+Values = tuple[Any, ...]  # the operands, as the builder knows them
+
 # Names that `Builder.intrinsic` knows beside those of LLVM: the upper and the lower half of the
 # product of two u32; x * 2^k of f32 x and k, vscalefps of AVX-512, in vectors of any length.
 MUL_HIGH_NAME, MUL_LOW_NAME = "lenz.mul_high", "lenz.mul_low"
 SCALEF = "lenz.scalef"
 
-Emit = Callable[[Builder, DType, tuple[DType, ...], tuple[Any, ...], tuple[Any, ...]], Any]
+Emit = Callable[[Builder, DType, Types, Values, Attrs], Any]
 
 
 def by_kind(opcodes: Mapping[str, str]) -> Emit:
     """An instruction chosen by the kind of the result type."""
 
-    def emit(
-        b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-    ) -> Any:
+    def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         return b.binary(opcodes[dtype.kind], dtype, xs[0], xs[1])
 
     return emit
@@ -71,9 +71,7 @@ def by_kind(opcodes: Mapping[str, str]) -> Emit:
 def compare_by_kind(predicates: Mapping[str, str]) -> Emit:
     """A comparison chosen by the kind of the operands' type."""
 
-    def emit(
-        b: Builder, _: DType, args: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-    ) -> Any:
+    def emit(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
         return b.compare(predicates[args[0].kind], args[0], xs[0], xs[1])
 
     return emit
@@ -82,9 +80,7 @@ def compare_by_kind(predicates: Mapping[str, str]) -> Emit:
 def intrinsic(name: str) -> Emit:
     """A call of one intrinsic on the operands as they are."""
 
-    def emit(
-        b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-    ) -> Any:
+    def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         return b.intrinsic(name, dtype, *xs)
 
     return emit
@@ -93,15 +89,13 @@ def intrinsic(name: str) -> Emit:
 def libm(name: str) -> Emit:
     """A call of one C math function per lane."""
 
-    def emit(
-        b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], __: tuple[Any, ...]
-    ) -> Any:
+    def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         return b.libm(name, dtype, *xs)
 
     return emit
 
 
-TritonForm = Callable[[DType, tuple[DType, ...], tuple[str, ...], tuple[Any, ...]], str]
+TritonForm = Callable[[DType, Types, tuple[str, ...], Attrs], str]
 
 
 def triton_type(d: DType) -> str:
@@ -113,15 +107,13 @@ def triton_type(d: DType) -> str:
 def text_by_kind(**templates: str) -> TritonForm:
     """A template chosen by the name of the operands' type, or else by its kind."""
 
-    def form(_: DType, args: tuple[DType, ...], xs: tuple[str, ...], __: tuple[Any, ...]) -> str:
+    def form(_: DType, args: Types, xs: tuple[str, ...], __: Attrs) -> str:
         return (templates.get(args[0].name) or templates[args[0].kind]).format(*xs)
 
     return form
 
 
-def triton_text(
-    op: Op, dtype: DType, args: tuple[DType, ...], xs: tuple[str, ...], attrs: tuple[Any, ...]
-) -> str:
+def triton_text(op: Op, dtype: DType, args: Types, xs: tuple[str, ...], attrs: Attrs) -> str:
     """The text of one operation from its result type, operand types, operand texts and attributes.
 
     Raises TypeError for an op without a Triton form.

@@ -14,7 +14,7 @@ import torch
 
 from lenz.ir.dtype import BOOL, F32, F64, DType
 from lenz.ir.expr import Expr, const, expr
-from lenz.ir.op import CONST, Op, op_named
+from lenz.ir.op import CONST, Attrs, Op, op_named
 
 Rule = Callable[[tuple[Expr, ...], tuple[Any, ...]], "Expr | None"]
 _RULES: dict[str, Rule] = {}
@@ -52,7 +52,7 @@ def is_value(e: Expr, value: float) -> bool:
     return math.copysign(1.0, found) == math.copysign(1.0, value) or not e.dtype.is_float
 
 
-def apply(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
+def apply(op: Op, *args: Expr, attrs: Attrs = ()) -> Expr:
     """Make the node in simplest form: folded, simplified, constants of commuting ops on the right.
 
     Raises TypeError when the op's type rule refuses the operands.
@@ -79,7 +79,7 @@ def apply(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
 _BOOL_FORMS = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
 
 
-def _fold(op: Op, args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+def _fold(op: Op, args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
     dtype = op.dtype(tuple([a.dtype for a in args]), attrs)
     if op.name == "bitcast" and any(_is_nan(a) for a in args):
         return None  # a constant does not keep the payload of a NaN
@@ -109,7 +109,7 @@ def _ones(e: Expr) -> bool:
 
 
 @rule("add")
-def _add(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _add(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     # x + 0.0 would turn -0.0 into 0.0; x + -0.0 is x for every x.
     if _zero(y) or (y.dtype.is_float and is_value(y, -0.0)):
@@ -118,7 +118,7 @@ def _add(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("sub")
-def _sub(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _sub(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     if _zero(y) or (y.dtype.is_float and is_value(y, 0.0)):
         return x
@@ -128,7 +128,7 @@ def _sub(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("mul")
-def _mul(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _mul(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     if is_value(y, 1):
         return x
@@ -136,7 +136,7 @@ def _mul(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("div")
-def _div(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _div(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     if is_value(y, 1):
         return x
@@ -152,12 +152,12 @@ def _div(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("neg")
-def _neg(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _neg(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     return args[0].args[0] if args[0].op.name == "neg" else None
 
 
 @rule("abs")
-def _abs(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+def _abs(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
     (x,) = args
     if x.op.name == "abs" or x.dtype.kind == "uint":
         return x
@@ -167,17 +167,17 @@ def _abs(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("floor", "ceil", "trunc", "round")
-def _integral(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _integral(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     return args[0] if args[0].op.name in ("floor", "ceil", "trunc", "round") else None
 
 
 @rule("minimum", "maximum", "fmin", "fmax")
-def _extremum(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _extremum(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     return args[0] if args[0] is args[1] else None
 
 
 @rule("and")
-def _and(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _and(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     if x is y or _ones(y):
         return x
@@ -185,7 +185,7 @@ def _and(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("or")
-def _or(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _or(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     if x is y or _zero(y):
         return x
@@ -193,7 +193,7 @@ def _or(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("xor")
-def _xor(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _xor(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     if _zero(y):
         return x
@@ -203,7 +203,7 @@ def _xor(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("not")
-def _not(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _not(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     (x,) = args
     if x.op.name == "not":
         return x.args[0]
@@ -215,18 +215,18 @@ def _not(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("shl", "shr", "shift_left", "shift_right")
-def _shift(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _shift(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     return args[0] if _zero(args[1]) else None
 
 
 @rule("eq", "le", "ge")
-def _reflexive(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _reflexive(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     return const(True, BOOL) if x is y and not x.dtype.is_float else None
 
 
 @rule("ne")
-def _ne(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _ne(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     x, y = args
     if x is y and not x.dtype.is_float:
         return const(False, BOOL)
@@ -234,12 +234,12 @@ def _ne(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("lt", "gt")
-def _irreflexive(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _irreflexive(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     return const(False, BOOL) if args[0] is args[1] else None
 
 
 @rule("where")
-def _where(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
+def _where(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
     cond, x, y = args
     if x is y:
         return x
@@ -253,7 +253,7 @@ def _where(args: tuple[Expr, ...], _: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("cast")
-def _cast(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+def _cast(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
     (x,), (to,) = args, attrs
     if x.dtype is to:
         return x
@@ -263,7 +263,7 @@ def _cast(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("narrow")
-def _narrow(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+def _narrow(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
     (x,), (to,) = args, attrs
     if x.op.name == "cast" and x.args[0].dtype is to:
         return x.args[0]
@@ -271,7 +271,7 @@ def _narrow(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
 
 
 @rule("bitcast")
-def _bitcast(args: tuple[Expr, ...], attrs: tuple[Any, ...]) -> Expr | None:
+def _bitcast(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
     (x,), (to,) = args, attrs
     if x.dtype is to:
         return x

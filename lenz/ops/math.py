@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lenz.ir.dtype import F32, F64, DType
+from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Op, Types
 from lenz.ops import poly, units
 from lenz.ops.arith import add, div, neg
 from lenz.ops.emission import libm
@@ -34,41 +34,32 @@ def _function(
     arity: int = 1,
     aten: tuple[str, ...] = (),
     gpu: Callable[..., Expr] | None = None,
-    triton_native: tuple[DType, ...] | None = (F64,),
+    triton_native: Types | None = (F64,),
     ulp_gpu: float | None = None,
 ) -> Op:
     operands = ", ".join(f"{{{i}}}" for i in range(arity))
-    return define(
-        Op(
-            name,
-            arity,
-            same(FLOATS),
-            eager,
-            expand=expand,
-            llvm=libm(name),
-            triton=f"libdevice.{name}({operands})",
-            expand_gpu=gpu,
-            native=(F64,),
-            triton_native=triton_native,
-            ulp_gpu=ulp_gpu,
-            aten=aten or (name,),
-            promotion="int_to_float",
-            cost=cost,
-            domain=domain,
-            ulp=ulp,
-        )
+    return Op(
+        name,
+        arity,
+        same(FLOATS),
+        eager,
+        expand=expand,
+        llvm=libm(name),
+        triton=f"libdevice.{name}({operands})",
+        expand_gpu=gpu,
+        native=(F64,),
+        triton_native=triton_native,
+        ulp_gpu=ulp_gpu,
+        aten=aten or (name,),
+        promotion="int_to_float",
+        cost=cost,
+        domain=domain,
+        ulp=ulp,
     )
 
 
 EXP = _function(
-    "exp",
-    torch.exp,
-    poly.exp,
-    cost=10,
-    domain=(-103.0, 88.7),
-    ulp=1.5,
-    gpu=units.exp,
-    ulp_gpu=2.2,
+    "exp", torch.exp, poly.exp, cost=10, domain=(-103.0, 88.7), ulp=1.5, gpu=units.exp, ulp_gpu=2.2
 )
 EXP2 = _function(
     "exp2",
@@ -90,14 +81,7 @@ EXPM1 = _function(
     ulp=2.2,
     aten=("expm1", "special_expm1"),
 )
-LOG = _function(
-    "log",
-    torch.log,
-    poly.log,
-    cost=16,
-    domain=(1e-40, _LARGEST),
-    ulp=1.5,
-)
+LOG = _function("log", torch.log, poly.log, cost=16, domain=(1e-40, _LARGEST), ulp=1.5)
 LOG2 = _function("log2", torch.log2, poly.log2, cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
 LOG10 = _function("log10", torch.log10, poly.log10, cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
 LOG1P = _function(
@@ -129,20 +113,18 @@ ERF = _function(
     aten=("erf", "special_erf"),
     gpu=units.erf,
 )
-ONE_PLUS_ERF = define(
-    Op(
-        "one_plus_erf",
-        1,
-        same((F32,)),
-        lambda x: (torch.erf(x.double()) + 1.0).float(),
-        expand=poly.one_plus_erf,
-        expand_gpu=units.one_plus_erf,
-        ulp_gpu=3.0,
-        cost=20,
-        domain=(-1.0, 10.0),
-        ulp=2.2,
-        absolute=1.2e-7,
-    )
+ONE_PLUS_ERF = Op(
+    "one_plus_erf",
+    1,
+    same((F32,)),
+    lambda x: (torch.erf(x.double()) + 1.0).float(),
+    expand=poly.one_plus_erf,
+    expand_gpu=units.one_plus_erf,
+    ulp_gpu=3.0,
+    cost=20,
+    domain=(-1.0, 10.0),
+    ulp=2.2,
+    absolute=1.2e-7,
 )
 ERFC = _function(
     "erfc",
@@ -155,22 +137,10 @@ ERFC = _function(
     aten=("erfc", "special_erfc"),
 )
 SIN = _function(
-    "sin",
-    torch.sin,
-    poly.sin,
-    cost=12,
-    domain=(-1e5, 1e5),
-    ulp=2.2,
-    triton_native=None,
+    "sin", torch.sin, poly.sin, cost=12, domain=(-1e5, 1e5), ulp=2.2, triton_native=None
 )
 COS = _function(
-    "cos",
-    torch.cos,
-    poly.cos,
-    cost=12,
-    domain=(-1e5, 1e5),
-    ulp=2.2,
-    triton_native=None,
+    "cos", torch.cos, poly.cos, cost=12, domain=(-1e5, 1e5), ulp=2.2, triton_native=None
 )
 TAN = _function(
     "tan",
@@ -183,31 +153,13 @@ TAN = _function(
     ulp_gpu=4.0,  # of libdevice, by its manual
 )
 ASIN = _function(
-    "asin",
-    torch.asin,
-    poly.asin,
-    cost=17,
-    domain=(-1.0, 1.0),
-    ulp=2.5,
-    aten=("asin", "arcsin"),
+    "asin", torch.asin, poly.asin, cost=17, domain=(-1.0, 1.0), ulp=2.5, aten=("asin", "arcsin")
 )
 ACOS = _function(
-    "acos",
-    torch.acos,
-    poly.acos,
-    cost=18,
-    domain=(-1.0, 1.0),
-    ulp=2.5,
-    aten=("acos", "arccos"),
+    "acos", torch.acos, poly.acos, cost=18, domain=(-1.0, 1.0), ulp=2.5, aten=("acos", "arccos")
 )
 ATAN = _function(
-    "atan",
-    torch.atan,
-    poly.atan,
-    cost=19,
-    domain=(-100.0, 100.0),
-    ulp=2.5,
-    aten=("atan", "arctan"),
+    "atan", torch.atan, poly.atan, cost=19, domain=(-100.0, 100.0), ulp=2.5, aten=("atan", "arctan")
 )
 ATAN2 = _function(
     "atan2",
@@ -253,62 +205,54 @@ def _expand_sigmoid_gpu(x: Expr) -> Expr:
     return units.sigmoid(x) if x.dtype is F32 else _expand_sigmoid(x)
 
 
-SIGMOID = define(
-    Op(
-        "sigmoid",
-        1,
-        same(FLOATS),
-        torch.sigmoid,
-        expand=_expand_sigmoid,
-        expand_gpu=_expand_sigmoid_gpu,
-        ulp_gpu=4.0,
-        aten=("sigmoid", "special_expit"),
-        promotion="int_to_float",
-        cost=17.0,
-        domain=(-80.0, 80.0),
-        ulp=2.5,
-    )
+SIGMOID = Op(
+    "sigmoid",
+    1,
+    same(FLOATS),
+    torch.sigmoid,
+    expand=_expand_sigmoid,
+    expand_gpu=_expand_sigmoid_gpu,
+    ulp_gpu=4.0,
+    aten=("sigmoid", "special_expit"),
+    promotion="int_to_float",
+    cost=17.0,
+    domain=(-80.0, 80.0),
+    ulp=2.5,
 )
-ERFINV = define(  # the C library has none, so f64 stays with eager
-    Op(
-        "erfinv",
-        1,
-        same((F32,)),
-        torch.erfinv,
-        expand=poly.erfinv,
-        aten=("erfinv", "special_erfinv"),
-        promotion="int_to_float",
-        cost=48.0,
-        domain=(-0.9999, 0.9999),
-        ulp=4.0,
-    )
+ERFINV = Op(
+    "erfinv",
+    1,
+    same((F32,)),
+    torch.erfinv,
+    expand=poly.erfinv,
+    aten=("erfinv", "special_erfinv"),
+    promotion="int_to_float",
+    cost=48.0,
+    domain=(-0.9999, 0.9999),
+    ulp=4.0,
 )
-LGAMMA = define(
-    Op(
-        "lgamma",
-        1,
-        same(FLOATS),
-        torch.lgamma,
-        llvm=libm("lgamma"),
-        triton="libdevice.lgamma({0})",
-        aten=("lgamma", "special_gammaln"),
-        promotion="int_to_float",
-        cost=150.0,
-        domain=(0.01, 100.0),
-        ulp=8.0,
-    )
+LGAMMA = Op(
+    "lgamma",
+    1,
+    same(FLOATS),
+    torch.lgamma,
+    llvm=libm("lgamma"),
+    triton="libdevice.lgamma({0})",
+    aten=("lgamma", "special_gammaln"),
+    promotion="int_to_float",
+    cost=150.0,
+    domain=(0.01, 100.0),
+    ulp=8.0,
 )
-NEXTAFTER = define(
-    Op(
-        "nextafter",
-        2,
-        same(FLOATS),
-        torch.nextafter,
-        llvm=libm("nextafter"),
-        triton="libdevice.nextafter({0}, {1})",
-        aten=("nextafter",),
-        cost=30.0,
-    )
+NEXTAFTER = Op(
+    "nextafter",
+    2,
+    same(FLOATS),
+    torch.nextafter,
+    llvm=libm("nextafter"),
+    triton="libdevice.nextafter({0}, {1})",
+    aten=("nextafter",),
+    cost=30.0,
 )
 
 

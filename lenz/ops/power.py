@@ -8,7 +8,7 @@ import torch
 
 from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Op
 from lenz.ops import coefficients as c
 from lenz.ops.arith import abs as magnitude
 from lenz.ops.arith import add, div, floor, fma, mul, neg, reciprocal, sqrt, square, sub
@@ -108,38 +108,34 @@ def _expand_hypot(x: Expr, y: Expr) -> Expr:
 
 # Integers of the types that torch itself has a power for.
 _POWER_TYPES = tuple(d for d in INTS if d.name not in ("u16", "u32", "u64")) + FLOATS
-POW = define(
-    Op(
-        "pow",
-        2,
-        same(_POWER_TYPES),
-        torch.pow,
-        expand=_expand_pow,
-        llvm=libm("pow"),
-        triton="libdevice.pow({0}, {1})",
-        native=(F64,),
-        triton_native=(F64,),
-        cost=60.0,
-        domain=((0.0, 20.0), (-20.0, 20.0)),
-        ulp=1.0,
-    )
+POW = Op(
+    "pow",
+    2,
+    same(_POWER_TYPES),
+    torch.pow,
+    expand=_expand_pow,
+    llvm=libm("pow"),
+    triton="libdevice.pow({0}, {1})",
+    native=(F64,),
+    triton_native=(F64,),
+    cost=60.0,
+    domain=((0.0, 20.0), (-20.0, 20.0)),
+    ulp=1.0,
 )
-HYPOT = define(
-    Op(
-        "hypot",
-        2,
-        same(FLOATS),
-        torch.hypot,
-        expand=_expand_hypot,
-        llvm=libm("hypot"),
-        triton="libdevice.hypot({0}, {1})",
-        native=(F64,),
-        triton_native=(F64,),
-        aten=("hypot",),
-        commutes=True,
-        cost=16.0,
-        ulp=1.0,
-    )
+HYPOT = Op(
+    "hypot",
+    2,
+    same(FLOATS),
+    torch.hypot,
+    expand=_expand_hypot,
+    llvm=libm("hypot"),
+    triton="libdevice.hypot({0}, {1})",
+    native=(F64,),
+    triton_native=(F64,),
+    aten=("hypot",),
+    commutes=True,
+    cost=16.0,
+    ulp=1.0,
 )
 # Integer exponents up to this take at most 5 products; their error stays below 4 ulp.
 _MOST_PRODUCTS = 16

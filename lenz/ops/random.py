@@ -18,7 +18,7 @@ import torch
 
 from lenz.ir.dtype import F32, F64, I64, U32, U64, DType
 from lenz.ir.expr import Expr, const, index
-from lenz.ir.op import INDEX, Op, define
+from lenz.ir.op import INDEX, Attrs, Op, Types
 from lenz.ops import poly
 from lenz.ops.arith import ADD, add, mul, sqrt, sub
 from lenz.ops.arith import abs as magnitude
@@ -54,31 +54,27 @@ def _emit_part(name: str) -> Emit:
 # The upper and the lower word of the product of two u32. On GPUs one instruction gives both, which
 # the compiler takes for a product of 64 bits, but not for two of 32.
 _WIDE = "(tl.cast({0}, tl.uint64) * tl.cast({1}, tl.uint64))"
-MUL_HIGH = define(
-    Op(
-        "mul_high",
-        2,
-        same((U32,)),
-        lambda x, y: _words(_product(x, y) >> np.uint64(32)),
-        expand=lambda x, y: cast(shr(mul(cast(x, U64), cast(y, U64)), const(32, U64)), U32),
-        llvm=_emit_part(MUL_HIGH_NAME),
-        triton=f"tl.cast({_WIDE} >> 32, tl.uint32)",
-        commutes=True,
-        cost=2.0,
-    )
+MUL_HIGH = Op(
+    "mul_high",
+    2,
+    same((U32,)),
+    lambda x, y: _words(_product(x, y) >> np.uint64(32)),
+    expand=lambda x, y: cast(shr(mul(cast(x, U64), cast(y, U64)), const(32, U64)), U32),
+    llvm=_emit_part(MUL_HIGH_NAME),
+    triton=f"tl.cast({_WIDE} >> 32, tl.uint32)",
+    commutes=True,
+    cost=2.0,
 )
-MUL_LOW = define(
-    Op(
-        "mul_low",
-        2,
-        same((U32,)),
-        lambda x, y: _words(_product(x, y)),
-        expand=mul,
-        llvm=_emit_part(MUL_LOW_NAME),
-        triton=f"tl.cast({_WIDE}, tl.uint32)",
-        commutes=True,
-        cost=1.0,
-    )
+MUL_LOW = Op(
+    "mul_low",
+    2,
+    same((U32,)),
+    lambda x, y: _words(_product(x, y)),
+    expand=mul,
+    llvm=_emit_part(MUL_LOW_NAME),
+    triton=f"tl.cast({_WIDE}, tl.uint32)",
+    commutes=True,
+    cost=1.0,
 )
 
 
@@ -155,7 +151,7 @@ def _eager_bits(seed: torch.Tensor, counter: torch.Tensor, word: int) -> torch.T
     return torch.from_numpy(np.asarray(philox_reference((n & mask, upper), s & mask)[word % 2]))
 
 
-def _bits_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+def _bits_rule(args: Types, attrs: Attrs) -> DType:
     if args != (I64, I64):
         raise TypeError(f"rand_bits needs (i64 seed, i64 counter), got {args}")
     if len(attrs) != 1 or attrs[0] not in (0, 1, 2, 3):
@@ -164,7 +160,7 @@ def _bits_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
 
 
 # attrs (word,): which of the four words of an element
-RAND_BITS = define(Op("rand_bits", 2, _bits_rule, _eager_bits, expand=_expand_bits, cost=60.0))
+RAND_BITS = Op("rand_bits", 2, _bits_rule, _eager_bits, expand=_expand_bits, cost=60.0)
 
 
 def rand_bits(seed: Expr, counter: Expr, word: int = 0) -> Expr:
@@ -188,16 +184,14 @@ def _expand_shared(seed: Expr, start: Expr, number: Expr) -> Expr:
     return where(eq(odd, const(0, I64)), words[0], words[1])
 
 
-def _shared_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+def _shared_rule(args: Types, attrs: Attrs) -> DType:
     if args != (I64, I64, I64) or attrs:
         raise TypeError(f"shared_bits needs (i64 seed, i64 start, i64 number), got {args}, {attrs}")
     return U32
 
 
 # Word (number mod 2) of the counter start + number / 2.
-SHARED_BITS = define(
-    Op("shared_bits", 3, _shared_rule, _eager_shared, expand=_expand_shared, cost=60.0)
-)
+SHARED_BITS = Op("shared_bits", 3, _shared_rule, _eager_shared, expand=_expand_shared, cost=60.0)
 
 
 def shared_bits(seed: Expr, start: Expr, number: Expr) -> Expr:

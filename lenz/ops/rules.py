@@ -6,37 +6,21 @@ types (the lowering computes in f32 and rounds with `narrow`). Promotion happens
 
 from __future__ import annotations
 
-from typing import Any
+from lenz.ir.dtype import BOOL, F32, F64, I8, I16, I32, I64, MOVED, U8, U16, U32, U64, DType
+from lenz.ir.op import Attrs, DTypeRule, Types
 
-from lenz.ir.dtype import (
-    BOOL,
-    F32,
-    F64,
-    I8,
-    I16,
-    I32,
-    I64,
-    MOVED,
-    U8,
-    U16,
-    U32,
-    U64,
-    DType,
-)
-from lenz.ir.op import DTypeRule
-
-FLOATS: tuple[DType, ...] = (F32, F64)
-SIGNED: tuple[DType, ...] = (I8, I16, I32, I64)
-UNSIGNED: tuple[DType, ...] = (U8, U16, U32, U64)
-INTS: tuple[DType, ...] = UNSIGNED + SIGNED
-NUMBERS: tuple[DType, ...] = INTS + FLOATS
-BITS: tuple[DType, ...] = (BOOL, *INTS)
-COMPARABLE: tuple[DType, ...] = (BOOL, *NUMBERS)
+FLOATS: Types = (F32, F64)
+SIGNED: Types = (I8, I16, I32, I64)
+UNSIGNED: Types = (U8, U16, U32, U64)
+INTS: Types = UNSIGNED + SIGNED
+NUMBERS: Types = INTS + FLOATS
+BITS: Types = (BOOL, *INTS)
+COMPARABLE: Types = (BOOL, *NUMBERS)
 
 _BY_BITS = {(d.kind, d.bits): d for d in INTS}
 
 
-def _one_type(args: tuple[DType, ...], allowed: tuple[DType, ...]) -> DType:
+def _one_type(args: Types, allowed: Types) -> DType:
     for d in args:
         if d is not args[0]:
             raise TypeError(f"operands must have one type, got {args}")
@@ -45,45 +29,45 @@ def _one_type(args: tuple[DType, ...], allowed: tuple[DType, ...]) -> DType:
     return args[0]
 
 
-def same(allowed: tuple[DType, ...]) -> DTypeRule:
+def same(allowed: Types) -> DTypeRule:
     """The result has the one type of all operands, which must be allowed."""
 
-    def rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+    def rule(args: Types, _: Attrs) -> DType:
         return _one_type(args, allowed)
 
     return rule
 
 
-def to_bool(allowed: tuple[DType, ...]) -> DTypeRule:
+def to_bool(allowed: Types) -> DTypeRule:
     """The operands have one allowed type, the result is bool."""
 
-    def rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+    def rule(args: Types, _: Attrs) -> DType:
         _one_type(args, allowed)
         return BOOL
 
     return rule
 
 
-def where_rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+def where_rule(args: Types, _: Attrs) -> DType:
     """(bool, T, T) -> T for any T that loops move."""
     if args[0] is not BOOL:
         raise TypeError(f"the condition must be bool, got {args[0]}")
     return _one_type(args[1:], MOVED)
 
 
-def _target(attrs: tuple[Any, ...]) -> DType:
+def _target(attrs: Attrs) -> DType:
     if len(attrs) != 1 or not isinstance(attrs[0], DType) or attrs[0] not in MOVED:
         raise TypeError(f"needs one dtype that loops move as attribute, got {attrs}")
     return attrs[0]
 
 
-def cast_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+def cast_rule(args: Types, attrs: Attrs) -> DType:
     """Any type that loops move to the one in the attribute."""
     _one_type(args, MOVED)
     return _target(attrs)
 
 
-def narrow_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+def narrow_rule(args: Types, attrs: Attrs) -> DType:
     """f32 to the half type in the attribute."""
     to = _target(attrs)
     if args[0] is not F32 or not to.is_half:
@@ -91,7 +75,7 @@ def narrow_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
     return to
 
 
-def bitcast_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+def bitcast_rule(args: Types, attrs: Attrs) -> DType:
     """Any type that loops move, but bool, to one of the same width."""
     to = _target(attrs)
     if args[0] not in MOVED or BOOL in (args[0], to) or args[0].bits != to.bits:
@@ -99,7 +83,7 @@ def bitcast_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
     return to
 
 
-def scale_rule(args: tuple[DType, ...], _: tuple[Any, ...]) -> DType:
+def scale_rule(args: Types, _: Attrs) -> DType:
     """(f32, i32) -> f32, (f32, f32) -> f32 and (f64, i64) -> f64."""
     if args not in ((F32, I32), (F32, F32), (F64, I64)):
         raise TypeError(f"needs (f32, i32), (f32, f32) or (f64, i64), got {args}")

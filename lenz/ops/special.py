@@ -9,11 +9,11 @@ import torch
 
 from lenz.ir.dtype import BOOL, F32, F64, I32, DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Op, define
+from lenz.ir.op import Attrs, Op, Types
 from lenz.ops.arith import add, mul, sub
 from lenz.ops.bits import shl, shr
 from lenz.ops.cast import bitcast
-from lenz.ops.emission import SCALEF, Builder
+from lenz.ops.emission import SCALEF, Builder, Values
 from lenz.ops.fold import apply
 from lenz.ops.rules import scale_rule
 
@@ -44,9 +44,7 @@ def _expand_scale(x: Expr, k: Expr) -> Expr:
     return mul(mul(x, power(first)), power(sub(k, first)))
 
 
-def _emit_scale(
-    b: Builder, dtype: DType, args: tuple[DType, ...], xs: tuple[Any, ...], _: tuple[Any, ...]
-) -> Any:
+def _emit_scale(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> Any:
     """One vscalefps with AVX512; without it ldexp would be a call per lane, 20 times slower."""
     x, k = xs
     as_int = args[1]
@@ -75,22 +73,12 @@ def _emit_scale(
 # x * 2^k; k is an integer, or an f32 that holds one (or NaN where x does). Needs |k| <= 252 (2044
 # for f64), and the product of x and 2^(k/2) to be normal unless it is exact; the expansions of exp
 # and log keep to that.
-SCALE = define(
-    Op(
-        "scale",
-        2,
-        scale_rule,
-        _eager_scale,
-        expand=_expand_scale,
-        llvm=_emit_scale,
-        cost=4.0,
-    )
-)
+SCALE = Op("scale", 2, scale_rule, _eager_scale, expand=_expand_scale, llvm=_emit_scale, cost=4.0)
 
 _LIBM_REFERENCES = {"sin": torch.sin, "cos": torch.cos, "tan": torch.tan}
 
 
-def _or_libm_rule(args: tuple[DType, ...], attrs: tuple[Any, ...]) -> DType:
+def _or_libm_rule(args: Types, attrs: Attrs) -> DType:
     if args[0] is not BOOL or args[1] not in (F32, F64) or args[1] is not args[2]:
         raise TypeError(f"or_libm needs (bool, T, T) with T f32 or f64, got {args}")
     if len(attrs) != 1 or attrs[0] not in _LIBM_REFERENCES:
@@ -104,25 +92,19 @@ def _eager_or_libm(
     return torch.where(cond, _LIBM_REFERENCES[name](x.double()).to(x.dtype), fast)
 
 
-def _emit_or_libm(
-    b: Builder, dtype: DType, _: tuple[DType, ...], xs: tuple[Any, ...], attrs: tuple[Any, ...]
-) -> Any:
+def _emit_or_libm(b: Builder, dtype: DType, _: Types, xs: Values, attrs: Attrs) -> Any:
     cond, x, fast = xs
     return b.rare(cond, dtype, fast, lambda: b.libm(attrs[0], dtype, x))
 
 
 # or_libm(cond, x, fast): the C function of x where cond holds, which is rare, else `fast`.
-OR_LIBM = define(
-    Op(
-        "or_libm",
-        3,
-        _or_libm_rule,
-        _eager_or_libm,
-        llvm=_emit_or_libm,
-        triton=lambda _, __, xs, attrs: (
-            f"tl.where({xs[0]}, libdevice.{attrs[0]}({xs[1]}), {xs[2]})"
-        ),
-    )
+OR_LIBM = Op(
+    "or_libm",
+    3,
+    _or_libm_rule,
+    _eager_or_libm,
+    llvm=_emit_or_libm,
+    triton=lambda _, __, xs, attrs: f"tl.where({xs[0]}, libdevice.{attrs[0]}({xs[1]}), {xs[2]})",
 )
 
 

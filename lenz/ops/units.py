@@ -14,7 +14,7 @@ import torch
 
 from lenz.ir.dtype import F32, I32
 from lenz.ir.expr import Expr
-from lenz.ir.op import Op, define
+from lenz.ir.op import Op
 from lenz.ops import coefficients as c
 from lenz.ops import poly
 from lenz.ops.arith import abs, add, copysign, fma, maximum, minimum, mul, neg, reciprocal, sub
@@ -32,33 +32,29 @@ _LOG2_E_PARTS = (1.4426950216293335, _LOG2_E - 1.4426950216293335)
 _BIASED = 1.5 * 2.0**23 + 127.0
 
 # 2^x; 0 where the result is below 2^-126.
-EXP2_UNIT = define(
-    Op(
-        "exp2_unit",
-        1,
-        same((F32,)),
-        torch.exp2,
-        expand=poly.exp2,
-        triton="tl.exp2({0})",
-        cost=4.0,
-        domain=(-125.9, 127.9),
-        ulp=2.5,
-    )
+EXP2_UNIT = Op(
+    "exp2_unit",
+    1,
+    same((F32,)),
+    torch.exp2,
+    expand=poly.exp2,
+    triton="tl.exp2({0})",
+    cost=4.0,
+    domain=(-125.9, 127.9),
+    ulp=2.5,
 )
 # 1/x; 0 where the result is below 2^-126. Triton's own division never becomes this instruction.
-RCP_UNIT = define(
-    Op(
-        "rcp_unit",
-        1,
-        same((F32,)),
-        torch.reciprocal,
-        expand=reciprocal,
-        triton="tl.inline_asm_elementwise('rcp.approx.ftz.f32 $0, $1;', '=f,f', [{0}], tl.float32, "
-        "is_pure=True, pack=1)",
-        cost=4.0,
-        domain=(1.0, 2.0**126),
-        ulp=1.5,
-    )
+RCP_UNIT = Op(
+    "rcp_unit",
+    1,
+    same((F32,)),
+    torch.reciprocal,
+    expand=reciprocal,
+    triton="tl.inline_asm_elementwise('rcp.approx.ftz.f32 $0, $1;', '=f,f', [{0}], tl.float32, "
+    "is_pure=True, pack=1)",
+    cost=4.0,
+    domain=(1.0, 2.0**126),
+    ulp=1.5,
 )
 
 

@@ -18,7 +18,7 @@ def table() -> dict[str, Any]:
 
 
 def test_each_op_is_defined_once() -> None:
-    """A second `define` of a name raises; this finds a second entry that replaces the table's."""
+    """A second `Op` of a name raises; this finds a second entry that replaces the table's."""
     defined: Counter[str] = Counter()
     for source in sources():
         for node in ast.walk(source.tree):
