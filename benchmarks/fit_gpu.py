@@ -1,14 +1,15 @@
 """Measure other tiles for GPU kernels of many sizes, and say how far the cost model is from them.
 
-    python -m benchmarks.fit_gpu [--quick] [--only PATTERN] [--limit SECONDS] [--json FILE]
+    python -m benchmarks.fit_gpu [--judge or --quick] [--only PATTERN] [--limit S] [--json FILE]
 
 Every kernel of every case is made with the shapes of `lenz.tune.space` beside that of the cost
 model (`lenz.schedule.blocks.Shape`), all are compiled in one batch, and each is timed on random
 data. Kernels of one kind and of rows of like length are a family. For each, the table has the time
 of the cost model relative to the best candidate of the same kernel (geometric mean and worst), and
 the shape with the least geometric mean of those that every kernel of the family was measured with.
-The file has all times. `--quick` needs no GPU: a few small cases, no compiler, and a clock that
-counts.
+The file has all times. `--judge` needs no GPU: it looks up what the cost model takes today in the
+file, so that a change of it is judged by what was measured; a tile that nobody measured is named.
+`--quick` needs none either: a few small cases, no compiler, and a clock that counts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu_kernels import CASES, argmax, bias_gelu, column_squares, softmax
+from benchmarks.gpu_kernels import (
+    CASES,
+    argmax,
+    bias_gelu,
+    column_squares,
+    cumsum,
+    layer_norm_args,
+    softmax,
+)
 from benchmarks.gpu_kernels import transpose_add_relu as transposed
 from benchmarks.gpu_measure import gpu_machine
 from benchmarks.measure import Row, geomean
@@ -98,6 +107,10 @@ def channels_last(x: Tensor) -> Tensor:
     return torch.relu(x).contiguous(memory_format=torch.channels_last)
 
 
+def ordered(x: Tensor) -> Tensor:
+    return x.sort(-1).values
+
+
 def sweep() -> Iterator[Fit]:
     """Functions of each kind at many sizes."""
     for dtype in (BF16, F32):
@@ -124,6 +137,12 @@ def sweep() -> Iterator[Fit]:
         for a, b in ((8192, 8192), (1024, 4096), (50257, 768)):
             yield fit("transpose", transposed, dtype, (a, b), (b, a))
         yield fit("channels last", channels_last, dtype, (32, 256, 56, 56))
+        for shape in ((1 << 26,), (64, 1 << 18), (8192, 1024)):
+            yield fit("cumsum", cumsum, dtype, shape)
+        yield fit("sort", ordered, dtype, (16384, 512))
+    for rows, columns in ((65536, 768), (4096, 1024), (2048, 8192)):
+        make = lambda r=rows, c=columns: layer_norm_args(r, c)
+        yield Fit(f"layer norm training {rows}x{columns} bf16", layer_norm, make)
 
 
 def cases(quick: bool) -> list[Fit]:
@@ -133,6 +152,9 @@ def cases(quick: bool) -> list[Fit]:
                   "softmax 512x16384 f32", "transpose 1024x4096 f32")  # fmt: skip
         return [c for c in sweep() if any(fnmatch.fnmatch(c.name, p) for p in picked)]
     made = [Fit(c.name, c.fn, lambda c=c: c.make(*c.full)) for c in CASES]  # type: ignore[misc]
+    for c in CASES:
+        smaller = (c.full[0] // 8, *c.full[1:])
+        made.append(Fit(f"{c.name}, an eighth", c.fn, lambda c=c, s=smaller: c.make(*s)))  # type: ignore[misc]
     return [*made, *sweep()]
 
 
@@ -176,12 +198,21 @@ class Point:
         return found
 
     def row(self) -> Row:
-        """The point as JSON."""
-        best = {said(s): round(us, 2) for s, us in self.times().items()}
-        out = {t.config: t.why for t in self.tried.values() if t.us is None}
+        """The point as JSON: times by what a kernel is, so that they outlive names of shapes."""
+        ran = {t.config: round(t.us, 2) for t in self.tried.values() if t.us is not None}
+        out = {t.config: t.why[:80] for t in self.tried.values() if t.us is None}
         made: Row = {"case": self.case, "kernel": self.candidates[0].name, "kind": self.kind}
-        made |= {"rows": self.rows, "length": self.length, "bytes": self.nbytes, "us": best}
+        made |= {"rows": self.rows, "length": self.length, "bytes": self.nbytes}
+        made |= {"usual": config(self.candidates[0]), "us": ran}
         return made | ({"out": out} if out else {})
+
+    def recall(self, rows: Sequence[Row]) -> None:
+        """Take the times of the same kernel from a file."""
+        same = ("case", "kind", "rows", "length", "bytes")
+        mine = [getattr(self, n) for n in same[:-1]] + [self.nbytes]
+        for r in rows:
+            if [r[n] for n in same] == mine:
+                self.tried |= {c: Tried(c, us) for c, us in r["us"].items()}
 
 
 def points(case: Fit, known: dict[str, None]) -> list[Point]:
@@ -326,21 +357,62 @@ def binaries(found: Sequence[Point], gpu: Device, quick: bool) -> Iterator[Binar
     return iter(compiled(kernels, gpu, None))
 
 
-def main(argv: Sequence[str]) -> int:
+def slow(found: Sequence[Point], least: float = 1.05) -> list[str]:
+    """Kernels whose cost model is behind the best candidate by more than 5%, the worst first."""
+    behind: list[tuple[float, str]] = []
+    for p in found:
+        ran = {t.config: t.us for t in p.tried.values() if t.us is not None}
+        usual = config(p.candidates[0])
+        if usual not in ran:
+            behind.append((math.inf, f"{p.case}: {p.candidates[0].name}: {usual}: not measured"))
+            continue
+        best = min(ran, key=lambda c: ran[c])
+        ratio = ran[usual] / ran[best]
+        said = f"{p.case}: {p.candidates[0].name}: {usual}, {ran[usual]:.1f} us"
+        behind.append((ratio, f"{ratio:.2f} {said}; {best}, {ran[best]:.1f} us"))
+    return [text for ratio, text in sorted(behind, reverse=True) if ratio > least]
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a dry run without a GPU")
+    parser.add_argument("--judge", action="store_true", help="look times up in the file")
     parser.add_argument("--only", default="*", help="cases whose name matches, such as 'softmax*'")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of measuring")
     parser.add_argument("--json", type=Path, help=f"by default {RESULTS.name}, none when quick")
     given = parser.parse_args(argv)
+    given.json = given.json or (None if given.quick else RESULTS)
+    return given
+
+
+def measured(
+    found: Sequence[Point], quick: bool, limit: float, lap: Callable[[str], None]
+) -> list[str]:
+    """Time all candidates of all points; gives the points for which there was no time."""
+    gpu: Device = Counting() if quick else Gpu(0)
+    made = binaries(found, gpu, quick)
+    lap(f"{sum(len(p.choice.candidates) for p in found)} candidates until")
+    late: list[str] = []
+    end = time.perf_counter() + limit
+    for p in found:
+        mine = [next(made) for _ in p.choice.candidates]
+        if time.perf_counter() > end:
+            late.append(f"{p.case}: {p.candidates[0].name}")
+        else:
+            p.tried = {t.config: t for t in race(p.choice, mine, gpu, SECONDS)}
+    lap("measured until")
+    return late
+
+
+def main(argv: Sequence[str]) -> int:
+    given = arguments(argv)
     began = time.perf_counter()
     clock: list[str] = []
 
     def lap(what: str) -> None:
         clock.append(f"{what} {time.perf_counter() - began:.0f} s")
 
-    gpu: Device = Counting() if given.quick else Gpu(0)
-    if not given.quick:
+    if not (given.quick or given.judge):
         start()
     known: dict[str, None] = {}
     found: list[Point] = []
@@ -352,28 +424,23 @@ def main(argv: Sequence[str]) -> int:
             except Exception as e:  # noqa: BLE001 - the others are measured; it is reported below
                 failed[case.name] = f"{type(e).__name__}: {str(e)[:200]}"
     lap(f"{len(found)} kernels until")
-    made = binaries(found, gpu, given.quick)
-    lap(f"{sum(len(p.choice.candidates) for p in found)} candidates until")
-    end = time.perf_counter() + given.limit
-    for p in found:
-        mine = [next(made) for _ in p.choice.candidates]
-        if time.perf_counter() > end:
-            failed[f"{p.case}: {p.candidates[0].name}"] = "out of time"
-            continue
-        p.tried = {t.config: t for t in race(p.choice, mine, gpu, SECONDS)}
-    lap("measured until")
+    if given.judge:
+        old = json.loads(given.json.read_text(encoding="utf-8"))["kernels"]
+        for p in found:
+            p.recall(old)
+    else:
+        late = measured(found, given.quick, given.limit, lap)
+        failed |= dict.fromkeys(late, "out of time")
     rows = summary(found)
-    print(report(rows))
-    print("; ".join(clock))
+    print(report(rows), *slow(found), "; ".join(clock), sep="\n")
     for name, why in failed.items():
         print(f"failed: {name}: {why}")
-    file = given.json or (None if given.quick else RESULTS)
-    if file is not None:
+    if given.json is not None and not given.judge:
         machine = gpu_machine("cpu" if given.quick else "cuda")
         content = {"machine": machine, "families": rows, "failed": failed}
         lines = ",\n".join(json.dumps(p.row()) for p in found if p.tried)
         head = json.dumps(content, indent=1)[:-2]
-        file.write_text(f'{head},\n "kernels": [\n{lines}\n]}}\n', encoding="utf-8")
+        given.json.write_text(f'{head},\n "kernels": [\n{lines}\n]}}\n', encoding="utf-8")
     return 1 if failed else 0
 
 

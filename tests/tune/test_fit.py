@@ -60,7 +60,8 @@ def test_a_kernel_without_a_time_of_the_cost_model_is_no_part_of_it() -> None:
 def test_bytes_and_failures_are_in_the_file() -> None:
     row = point("a", 10.0, None, 20.0).row()
     assert row["bytes"] == 800_000
-    assert row["us"] == {"usual": 10.0, "tile=512": 20.0}
+    assert row["us"] == {"p0 1024, 4 warps": 10.0, "p0 512, 4 warps": 20.0}
+    assert row["usual"] == "p0 1024, 4 warps"
     assert list(row["out"].values()) == ["failed"]
 
 
@@ -80,6 +81,33 @@ def test_a_dry_run_measures_every_kernel(
     assert made["failed"] == {} and made["machine"]["gpu"] == "none (CPU)"
     found = {k["case"] for k in made["kernels"]}
     assert found == {c.name for c in fit_gpu.cases(quick=True) if c.name.startswith("s")}
-    assert all("usual" in k["us"] and len(k["us"]) > 1 and "out" not in k for k in made["kernels"])
+    kernels = made["kernels"]
+    assert all(k["usual"] in k["us"] and len(k["us"]) > 1 and "out" not in k for k in kernels)
     for row in made["families"]:
         assert row["family"] in out and 1.0 <= row["usual"] <= row["worst"]
+
+
+def test_the_cost_model_of_today_is_judged_by_times_that_were_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tile that is usual now had another place when it was measured."""
+    measured = point("a", 30.0, 10.0, 20.0)
+    rows = [measured.row()]
+    now = point("a", None, None, None)
+    now.candidates = (measured.candidates[1], measured.candidates[0], measured.candidates[2])
+    now.tried = {}
+    now.recall(rows)
+    assert list(now.times().values()) == [10.0, 30.0, 20.0]
+    assert fit_gpu.slow([now]) == [] and len(fit_gpu.slow([measured])) == 1
+    other = point("b", None, None, None)
+    other.tried = {}
+    other.recall(rows)
+    assert other.tried == {} and "not measured" in fit_gpu.slow([other])[0]
+    file = tmp_path / "fit.json"
+    only = ["--only", "scale 4096 bf16", "--json", str(file)]
+    assert fit_gpu.main(["--quick", *only]) == 0
+    text = file.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert fit_gpu.main(["--judge", *only]) == 0
+    assert "1 kernels" in capsys.readouterr().out
+    assert file.read_text(encoding="utf-8") == text, "to judge writes nothing"
