@@ -19,7 +19,8 @@ from test_forms import errors_in_ulp
 from triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
 
 from lenz.codegen.triton.compile import compile_text
-from lenz.ir.dtype import F32
+from lenz.ir.dtype import F32, F64, DType
+from lenz.ops.rules import INTS
 from lenz.runtime.cuda import function
 
 pytestmark = pytest.mark.usefixtures("cuda")
@@ -105,17 +106,15 @@ def test_error_of_functions(name: str, capsys: pytest.CaptureFixture[str]) -> No
     assert errors[worst] <= bound(form), f"{out[worst].item()} for {want[worst].item()}"
 
 
-@pytest.mark.parametrize("to", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("frm", [torch.float32, torch.float64], ids=str)
-def test_floats_out_of_range_become_what_eager_makes_of_them(
-    to: torch.dtype, frm: torch.dtype
-) -> None:
-    names = {torch.float32: "f32", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64"}
-    form = form_named(f"cast-{names[frm]}-{names[to]}")
-    ends = [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 2.0**31, 2.0**63, -(2.0**63)]
-    x = torch.tensor(ends, dtype=frm).repeat(BLOCK // len(ends))
+@pytest.mark.parametrize("to", INTS, ids=str)
+@pytest.mark.parametrize("frm", [F32, F64], ids=str)
+def test_floats_out_of_range_become_what_eager_makes_of_them(to: DType, frm: DType) -> None:
+    form = form_named(f"cast-{frm}-{to}")
+    powers = [s * 2.0**k for k in (7, 8, 15, 16, 31, 32, 63, 64) for s in (1, -1)]
+    ends = [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, -1.0, -200.5, *powers, 0.0]
+    x = torch.tensor(ends, dtype=frm.torch).repeat(BLOCK)[:BLOCK]
     (out,) = launch([form], [(x,)])
-    torch.testing.assert_close(out, x.cuda().to(to).cpu(), rtol=0, atol=0)
+    torch.testing.assert_close(out, x.cuda().to(to.torch).cpu(), rtol=0, atol=0)
 
 
 def test_great_integers_become_halves_by_way_of_f32() -> None:

@@ -59,10 +59,10 @@ def _holds(to: DType, x: torch.Tensor) -> torch.Tensor:
     """Where a float may become the type; beyond it CPUs and GPUs give different answers."""
     if not to.is_integer:
         return torch.ones_like(x, dtype=torch.bool)
-    bits = max(to.bits, 32)  # narrow types take the low bits of an i32
-    if to.kind == "uint" and to.bits >= 32:
-        return (x > -1) & (x < 2.0**bits)
-    return x.abs() < 2.0 ** (bits - 1)  # false for NaN
+    # Narrow types are the low bits of an i32; on GPUs u8 of an i64, and u16 of a u32.
+    most = 2.0 ** (to.bits if to.bits >= 32 and to.kind == "uint" else max(to.bits, 32) - 1)
+    least = -1.0 if to.kind == "uint" and to.bits > 8 else -most
+    return (x > least) & (x < most)  # false for NaN
 
 
 def _forms() -> Iterator[Form]:
