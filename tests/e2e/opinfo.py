@@ -213,14 +213,15 @@ ops, dtypes and modes have run): forward, and backward for float32 and float64, 
 float32 also with inputs that have gaps or are channels-last. Per op and dtype by its worst sample:
 
 - **native**: kernels of lenz and nothing else;
-- **library**: also calls that are meant to be (matrix products, convolutions, attention, Fourier
-  transforms);
+- **library**: also calls that are left to libraries by choice (matrix products, convolutions,
+  attention, Fourier transforms, linear algebra), and no other call;
 - **extern**: also other calls of eager ops, each with its reason, or the whole graph in eager;
 - **failed**: differs from eager, or raises, where `backend="aot_eager"` does neither;
 - **skipped**: eager or `aot_eager` refuse every sample.
 
-float32 ops that run without a fallback, forward and backward: native {native}, with library calls
-{library}. Forward alone: native {forward}.
+float32 ops, forward and backward: native {native}; native or left to a library by choice
+{library}; native, of all but those left to a library: {own}. Forward alone: native
+{forward}.
 
 | mode | dtype | cases that agree | native | library | extern | failed | skipped |
 |---|---|---|---|---|---|---|---|
@@ -241,12 +242,15 @@ def page(rows: Mapping[Key, Row], samples: int, every: int) -> str:
         every=every,
         native=share(first, "native"),
         library=share(first, "native", "library"),
+        own=share((r for r in first if r.state != "library"), "native"),
         forward=share(ahead, "native"),
     )
     lines = [text.rstrip("\n")]
     for mode in MODES:
         for dtype in DTYPES:
             some = [r for (_, d, m), r in rows.items() if (d, m) == (dtype, mode)]
+            if not some:
+                continue
             count = Counter(r.state for r in some)
             sums = [sum(r.passed for r in some)]
             sums += [count[s] for s in ("native", "library", "extern", "FAIL", "skip")]
