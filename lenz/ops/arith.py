@@ -24,7 +24,7 @@ from lenz.ops.emission import (
     text_by_kind,
     triton_type,
 )
-from lenz.ops.fold import apply
+from lenz.ops.fold import apply, binary, unary
 from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, int_of_width, same
 
 
@@ -233,39 +233,23 @@ FMAX = Op(
 )
 
 
-def add(x: Expr, y: Expr) -> Expr:
-    """x + y; logical or for bool."""
-    return apply(ADD, x, y)
-
-
-def sub(x: Expr, y: Expr) -> Expr:
-    """x - y."""
-    return apply(SUB, x, y)
-
-
-def mul(x: Expr, y: Expr) -> Expr:
-    """x * y; logical and for bool."""
-    return apply(MUL, x, y)
+add = binary(ADD, "x + y; logical or for bool.")
+sub = binary(SUB, "x - y.")
+mul = binary(MUL, "x * y; logical and for bool.")
+neg = unary(NEG, "-x.")
+abs = unary(ABS, "The absolute value; the least signed integer stays itself.")
+div = binary(DIV, "x / y of floats.")
+sqrt = unary(SQRT, "The square root, correctly rounded; NaN below zero.")
+copysign = binary(COPYSIGN, "The magnitude of x with the sign of y.")
+minimum = binary(MINIMUM, "The lesser of the two, NaN when either is NaN; logical and for bool.")
+maximum = binary(MAXIMUM, "The greater of the two, NaN when either is NaN; logical or for bool.")
+fmin = binary(FMIN, "The lesser of the two, or the one that is not NaN.")
+fmax = binary(FMAX, "The greater of the two, or the one that is not NaN.")
 
 
 def square(x: Expr) -> Expr:
     """x * x."""
     return apply(MUL, x, x)
-
-
-def neg(x: Expr) -> Expr:
-    """-x."""
-    return apply(NEG, x)
-
-
-def abs(x: Expr) -> Expr:
-    """The absolute value; the least signed integer stays itself."""
-    return apply(ABS, x)
-
-
-def div(x: Expr, y: Expr) -> Expr:
-    """x / y of floats."""
-    return apply(DIV, x, y)
 
 
 def reciprocal(x: Expr) -> Expr:
@@ -276,11 +260,6 @@ def reciprocal(x: Expr) -> Expr:
 def fma(x: Expr, y: Expr, z: Expr) -> Expr:
     """x * y + z of floats, rounded once."""
     return apply(FMA, x, y, z)
-
-
-def sqrt(x: Expr) -> Expr:
-    """The square root, correctly rounded; NaN below zero."""
-    return apply(SQRT, x)
 
 
 def rsqrt(x: Expr) -> Expr:
@@ -306,28 +285,3 @@ def trunc(x: Expr) -> Expr:
 def round(x: Expr) -> Expr:
     """The nearest integer, ties to even; an integer stays itself."""
     return apply(ROUND, x) if x.dtype.is_float else x
-
-
-def copysign(x: Expr, y: Expr) -> Expr:
-    """The magnitude of x with the sign of y."""
-    return apply(COPYSIGN, x, y)
-
-
-def minimum(x: Expr, y: Expr) -> Expr:
-    """The lesser of the two, NaN when either is NaN; logical and for bool."""
-    return apply(MINIMUM, x, y)
-
-
-def maximum(x: Expr, y: Expr) -> Expr:
-    """The greater of the two, NaN when either is NaN; logical or for bool."""
-    return apply(MAXIMUM, x, y)
-
-
-def fmin(x: Expr, y: Expr) -> Expr:
-    """The lesser of the two, or the one that is not NaN."""
-    return apply(FMIN, x, y)
-
-
-def fmax(x: Expr, y: Expr) -> Expr:
-    """The greater of the two, or the one that is not NaN."""
-    return apply(FMAX, x, y)

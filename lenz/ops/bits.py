@@ -13,7 +13,7 @@ from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
 from lenz.ops.compare import lt, ne, where
 from lenz.ops.emission import Builder, Values, by_kind
-from lenz.ops.fold import apply, value_of
+from lenz.ops.fold import apply, binary, unary, value_of
 from lenz.ops.rules import BITS, INTS, same
 
 
@@ -142,34 +142,12 @@ SHIFT_RIGHT = Op(
 )
 
 
-def and_(x: Expr, y: Expr) -> Expr:
-    """Bitwise and of integers, logical and of bool."""
-    return apply(AND, x, y)
-
-
-def or_(x: Expr, y: Expr) -> Expr:
-    """Bitwise or of integers, logical or of bool."""
-    return apply(OR, x, y)
-
-
-def xor(x: Expr, y: Expr) -> Expr:
-    """Bitwise exclusive or of integers, logical one of bool."""
-    return apply(XOR, x, y)
-
-
-def not_(x: Expr) -> Expr:
-    """All bits of an integer turned round, or the negation of a bool."""
-    return apply(NOT, x)
-
-
-def shl(x: Expr, count: Expr) -> Expr:
-    """x << count; needs 0 <= count < bits."""
-    return apply(SHL, x, count)
-
-
-def shr(x: Expr, count: Expr) -> Expr:
-    """x >> count, arithmetic for signed types; needs 0 <= count < bits."""
-    return apply(SHR, x, count)
+and_ = binary(AND, "Bitwise and of integers, logical and of bool.")
+or_ = binary(OR, "Bitwise or of integers, logical or of bool.")
+xor = binary(XOR, "Bitwise exclusive or of integers, logical one of bool.")
+not_ = unary(NOT, "All bits of an integer turned round, or the negation of a bool.")
+shl = binary(SHL, "x << count; needs 0 <= count < bits.")
+shr = binary(SHR, "x >> count, arithmetic for signed types; needs 0 <= count < bits.")
 
 
 def shift_left(x: Expr, count: Expr) -> Expr:

@@ -12,7 +12,7 @@ from lenz.ir.expr import Expr, const
 from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
 from lenz.ops.emission import Builder, Values, compare_by_kind, text_by_kind
-from lenz.ops.fold import apply
+from lenz.ops.fold import apply, binary
 from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, to_bool, where_rule
 
 _INF = float("inf")
@@ -98,34 +98,12 @@ WHERE = Op(
 )
 
 
-def eq(x: Expr, y: Expr) -> Expr:
-    """x == y; false when either is NaN."""
-    return apply(EQ, x, y)
-
-
-def ne(x: Expr, y: Expr) -> Expr:
-    """x != y; true when either is NaN."""
-    return apply(NE, x, y)
-
-
-def lt(x: Expr, y: Expr) -> Expr:
-    """x < y."""
-    return apply(LT, x, y)
-
-
-def le(x: Expr, y: Expr) -> Expr:
-    """x <= y."""
-    return apply(LE, x, y)
-
-
-def gt(x: Expr, y: Expr) -> Expr:
-    """x > y."""
-    return apply(GT, x, y)
-
-
-def ge(x: Expr, y: Expr) -> Expr:
-    """x >= y."""
-    return apply(GE, x, y)
+eq = binary(EQ, "x == y; false when either is NaN.")
+ne = binary(NE, "x != y; true when either is NaN.")
+lt = binary(LT, "x < y.")
+le = binary(LE, "x <= y.")
+gt = binary(GT, "x > y.")
+ge = binary(GE, "x >= y.")
 
 
 def isnan(x: Expr) -> Expr:

@@ -20,7 +20,7 @@ from lenz.ops.arith import add, copysign, div, floor, mul, sub, trunc
 from lenz.ops.bits import and_, xor
 from lenz.ops.compare import eq, gt, lt, ne, where
 from lenz.ops.emission import Builder, Values, text_by_kind
-from lenz.ops.fold import apply
+from lenz.ops.fold import apply, binary
 from lenz.ops.rules import INTS, NUMBERS, same
 
 
@@ -190,21 +190,9 @@ REMAINDER = Op(
 )
 
 
-def div_trunc(x: Expr, y: Expr) -> Expr:
-    """x / y rounded towards zero."""
-    return apply(DIV_TRUNC, x, y)
-
-
-def div_floor(x: Expr, y: Expr) -> Expr:
-    """x / y rounded down: Python's // for integers, torch's floor division for floats."""
-    return apply(DIV_FLOOR, x, y)
-
-
-def fmod(x: Expr, y: Expr) -> Expr:
-    """The remainder with the sign of x (C's % and fmod)."""
-    return apply(FMOD, x, y)
-
-
-def remainder(x: Expr, y: Expr) -> Expr:
-    """The remainder with the sign of y (Python's %)."""
-    return apply(REMAINDER, x, y)
+div_trunc = binary(DIV_TRUNC, "x / y rounded towards zero.")
+div_floor = binary(
+    DIV_FLOOR, "x / y rounded down: Python's // for integers, torch's floor division for floats."
+)
+fmod = binary(FMOD, "The remainder with the sign of x (C's % and fmod).")
+remainder = binary(REMAINDER, "The remainder with the sign of y (Python's %).")

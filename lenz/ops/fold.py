@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -16,12 +15,12 @@ from lenz.ir.dtype import BOOL, F32, F64, DType
 from lenz.ir.expr import Expr, const, expr
 from lenz.ir.op import CONST, Attrs, Op, op_named
 
-Rule = Callable[[tuple[Expr, ...], tuple[Any, ...]], "Expr | None"]
+Rule = Callable[..., "Expr | None"]
 _RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the identity of the ops with these names: (args, attrs) -> simpler Expr or None."""
+    """Register the identity of ops: (*operands, *attributes) -> simpler Expr, or None."""
 
     def enter(function: Rule) -> Rule:
         for name in names:
@@ -68,10 +67,30 @@ def apply(op: Op, *args: Expr, attrs: Attrs = ()) -> Expr:
             return folded
     simplify = _RULES.get(op.name)
     if simplify is not None:
-        found = simplify(args, attrs)
+        found = simplify(*args, *attrs)
         if found is not None:
             return found
     return expr(op, *args, attrs=attrs)
+
+
+def unary(op: Op, doc: str) -> Callable[[Expr], Expr]:
+    """The function that applies an op of one operand; `doc` becomes its docstring."""
+
+    def build(x: Expr) -> Expr:
+        return apply(op, x)
+
+    build.__name__, build.__doc__ = op.name, doc
+    return build
+
+
+def binary(op: Op, doc: str) -> Callable[[Expr, Expr], Expr]:
+    """The function that applies an op of two operands; `doc` becomes its docstring."""
+
+    def build(x: Expr, y: Expr) -> Expr:
+        return apply(op, x, y)
+
+    build.__name__, build.__doc__ = op.name, doc
+    return build
 
 
 # What torch does with bool tensors in arithmetic: sum, product, least and greatest are logical.
@@ -109,8 +128,7 @@ def _ones(e: Expr) -> bool:
 
 
 @rule("add")
-def _add(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _add(x: Expr, y: Expr) -> Expr | None:
     # x + 0.0 would turn -0.0 into 0.0; x + -0.0 is x for every x.
     if _zero(y) or (y.dtype.is_float and is_value(y, -0.0)):
         return x
@@ -118,8 +136,7 @@ def _add(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
 
 
 @rule("sub")
-def _sub(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _sub(x: Expr, y: Expr) -> Expr | None:
     if _zero(y) or (y.dtype.is_float and is_value(y, 0.0)):
         return x
     if x is y and x.dtype.is_integer:
@@ -128,16 +145,14 @@ def _sub(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
 
 
 @rule("mul")
-def _mul(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _mul(x: Expr, y: Expr) -> Expr | None:
     if is_value(y, 1):
         return x
     return y if _zero(y) else None
 
 
 @rule("div")
-def _div(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _div(x: Expr, y: Expr) -> Expr | None:
     if is_value(y, 1):
         return x
     value = value_of(y)
@@ -152,13 +167,12 @@ def _div(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
 
 
 @rule("neg")
-def _neg(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    return args[0].args[0] if args[0].op.name == "neg" else None
+def _neg(x: Expr) -> Expr | None:
+    return x.args[0] if x.op.name == "neg" else None
 
 
 @rule("abs")
-def _abs(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
-    (x,) = args
+def _abs(x: Expr) -> Expr | None:
     if x.op.name == "abs" or x.dtype.kind == "uint":
         return x
     if x.op.name == "neg":
@@ -167,34 +181,31 @@ def _abs(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
 
 
 @rule("floor", "ceil", "trunc", "round")
-def _integral(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    return args[0] if args[0].op.name in ("floor", "ceil", "trunc", "round") else None
+def _integral(x: Expr) -> Expr | None:
+    return x if x.op.name in ("floor", "ceil", "trunc", "round") else None
 
 
 @rule("minimum", "maximum", "fmin", "fmax")
-def _extremum(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    return args[0] if args[0] is args[1] else None
+def _extremum(x: Expr, y: Expr) -> Expr | None:
+    return x if x is y else None
 
 
 @rule("and")
-def _and(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _and(x: Expr, y: Expr) -> Expr | None:
     if x is y or _ones(y):
         return x
     return y if _zero(y) else None
 
 
 @rule("or")
-def _or(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _or(x: Expr, y: Expr) -> Expr | None:
     if x is y or _zero(y):
         return x
     return y if _ones(y) else None
 
 
 @rule("xor")
-def _xor(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _xor(x: Expr, y: Expr) -> Expr | None:
     if _zero(y):
         return x
     if x is y:
@@ -203,8 +214,7 @@ def _xor(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
 
 
 @rule("not")
-def _not(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    (x,) = args
+def _not(x: Expr) -> Expr | None:
     if x.op.name == "not":
         return x.args[0]
     opposite = {"eq": "ne", "ne": "eq"}.get(x.op.name)
@@ -215,32 +225,29 @@ def _not(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
 
 
 @rule("shl", "shr", "shift_left", "shift_right")
-def _shift(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    return args[0] if _zero(args[1]) else None
+def _shift(x: Expr, y: Expr) -> Expr | None:
+    return x if _zero(y) else None
 
 
 @rule("eq", "le", "ge")
-def _reflexive(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _reflexive(x: Expr, y: Expr) -> Expr | None:
     return const(True, BOOL) if x is y and not x.dtype.is_float else None
 
 
 @rule("ne")
-def _ne(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    x, y = args
+def _ne(x: Expr, y: Expr) -> Expr | None:
     if x is y and not x.dtype.is_float:
         return const(False, BOOL)
     return x if x.dtype is BOOL and _zero(y) else None
 
 
 @rule("lt", "gt")
-def _irreflexive(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    return const(False, BOOL) if args[0] is args[1] else None
+def _irreflexive(x: Expr, y: Expr) -> Expr | None:
+    return const(False, BOOL) if x is y else None
 
 
 @rule("where")
-def _where(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
-    cond, x, y = args
+def _where(cond: Expr, x: Expr, y: Expr) -> Expr | None:
     if x is y:
         return x
     if is_const(cond):
@@ -253,8 +260,7 @@ def _where(args: tuple[Expr, ...], _: Attrs) -> Expr | None:
 
 
 @rule("cast")
-def _cast(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
-    (x,), (to,) = args, attrs
+def _cast(x: Expr, to: DType) -> Expr | None:
     if x.dtype is to:
         return x
     if x.op.name == "cast" and holds_exactly(x.dtype, x.args[0].dtype):
@@ -263,16 +269,14 @@ def _cast(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
 
 
 @rule("narrow")
-def _narrow(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
-    (x,), (to,) = args, attrs
+def _narrow(x: Expr, to: DType) -> Expr | None:
     if x.op.name == "cast" and x.args[0].dtype is to:
         return x.args[0]
     return None
 
 
 @rule("bitcast")
-def _bitcast(args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
-    (x,), (to,) = args, attrs
+def _bitcast(x: Expr, to: DType) -> Expr | None:
     if x.dtype is to:
         return x
     if x.op.name == "bitcast":

@@ -17,7 +17,7 @@ from lenz.ir.op import Op, Types
 from lenz.ops import poly, units
 from lenz.ops.arith import add, div, neg
 from lenz.ops.emission import libm
-from lenz.ops.fold import apply
+from lenz.ops.fold import binary, unary
 from lenz.ops.rules import FLOATS, same
 
 _LARGEST = 3.4e38
@@ -256,136 +256,32 @@ NEXTAFTER = Op(
 )
 
 
-def exp(x: Expr) -> Expr:
-    """e^x."""
-    return apply(EXP, x)
-
-
-def exp2(x: Expr) -> Expr:
-    """2^x."""
-    return apply(EXP2, x)
-
-
-def expm1(x: Expr) -> Expr:
-    """e^x - 1, exact near zero."""
-    return apply(EXPM1, x)
-
-
-def log(x: Expr) -> Expr:
-    """The natural logarithm; -inf at zero, NaN below."""
-    return apply(LOG, x)
-
-
-def log2(x: Expr) -> Expr:
-    """The logarithm to base 2."""
-    return apply(LOG2, x)
-
-
-def log10(x: Expr) -> Expr:
-    """The logarithm to base 10."""
-    return apply(LOG10, x)
-
-
-def log1p(x: Expr) -> Expr:
-    """log(1 + x), exact near zero."""
-    return apply(LOG1P, x)
-
-
-def tanh(x: Expr) -> Expr:
-    """The hyperbolic tangent."""
-    return apply(TANH, x)
-
-
-def erf(x: Expr) -> Expr:
-    """The error function."""
-    return apply(ERF, x)
-
-
-def one_plus_erf(x: Expr) -> Expr:
-    """1 + erf(x) of an f32, to 1e-7 absolute: what the normal distribution is made of."""
-    return apply(ONE_PLUS_ERF, x)
-
-
-def erfc(x: Expr) -> Expr:
-    """1 - erf(x), without loss of digits for great x."""
-    return apply(ERFC, x)
-
-
-def erfinv(x: Expr) -> Expr:
-    """The inverse of erf, for f32; infinite at 1 and -1, NaN beyond."""
-    return apply(ERFINV, x)
-
-
-def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + e^-x)."""
-    return apply(SIGMOID, x)
-
-
-def lgamma(x: Expr) -> Expr:
-    """The logarithm of the absolute value of the gamma function."""
-    return apply(LGAMMA, x)
-
-
-def nextafter(x: Expr, y: Expr) -> Expr:
-    """The float next to x on the way to y."""
-    return apply(NEXTAFTER, x, y)
-
-
-def sin(x: Expr) -> Expr:
-    """The sine of an angle in radians."""
-    return apply(SIN, x)
-
-
-def cos(x: Expr) -> Expr:
-    """The cosine of an angle in radians."""
-    return apply(COS, x)
-
-
-def tan(x: Expr) -> Expr:
-    """The tangent of an angle in radians."""
-    return apply(TAN, x)
-
-
-def asin(x: Expr) -> Expr:
-    """The inverse sine, in radians."""
-    return apply(ASIN, x)
-
-
-def acos(x: Expr) -> Expr:
-    """The inverse cosine, in radians."""
-    return apply(ACOS, x)
-
-
-def atan(x: Expr) -> Expr:
-    """The inverse tangent, in radians."""
-    return apply(ATAN, x)
-
-
-def atan2(y: Expr, x: Expr) -> Expr:
-    """The angle of the point (x, y), in radians."""
-    return apply(ATAN2, y, x)
-
-
-def sinh(x: Expr) -> Expr:
-    """The hyperbolic sine."""
-    return apply(SINH, x)
-
-
-def cosh(x: Expr) -> Expr:
-    """The hyperbolic cosine."""
-    return apply(COSH, x)
-
-
-def asinh(x: Expr) -> Expr:
-    """The inverse hyperbolic sine."""
-    return apply(ASINH, x)
-
-
-def acosh(x: Expr) -> Expr:
-    """The inverse hyperbolic cosine; NaN below 1."""
-    return apply(ACOSH, x)
-
-
-def atanh(x: Expr) -> Expr:
-    """The inverse hyperbolic tangent."""
-    return apply(ATANH, x)
+exp = unary(EXP, "e^x.")
+exp2 = unary(EXP2, "2^x.")
+expm1 = unary(EXPM1, "e^x - 1, exact near zero.")
+log = unary(LOG, "The natural logarithm; -inf at zero, NaN below.")
+log2 = unary(LOG2, "The logarithm to base 2.")
+log10 = unary(LOG10, "The logarithm to base 10.")
+log1p = unary(LOG1P, "log(1 + x), exact near zero.")
+tanh = unary(TANH, "The hyperbolic tangent.")
+erf = unary(ERF, "The error function.")
+one_plus_erf = unary(
+    ONE_PLUS_ERF, "1 + erf(x) of an f32, to 1e-7 absolute: what the normal distribution is made of."
+)
+erfc = unary(ERFC, "1 - erf(x), without loss of digits for great x.")
+erfinv = unary(ERFINV, "The inverse of erf, for f32; infinite at 1 and -1, NaN beyond.")
+sigmoid = unary(SIGMOID, "1 / (1 + e^-x).")
+lgamma = unary(LGAMMA, "The logarithm of the absolute value of the gamma function.")
+nextafter = binary(NEXTAFTER, "The float next to x on the way to y.")
+sin = unary(SIN, "The sine of an angle in radians.")
+cos = unary(COS, "The cosine of an angle in radians.")
+tan = unary(TAN, "The tangent of an angle in radians.")
+asin = unary(ASIN, "The inverse sine, in radians.")
+acos = unary(ACOS, "The inverse cosine, in radians.")
+atan = unary(ATAN, "The inverse tangent, in radians.")
+atan2 = binary(ATAN2, "The angle of the point (x, y), in radians.")
+sinh = unary(SINH, "The hyperbolic sine.")
+cosh = unary(COSH, "The hyperbolic cosine.")
+asinh = unary(ASINH, "The inverse hyperbolic sine.")
+acosh = unary(ACOSH, "The inverse hyperbolic cosine; NaN below 1.")
+atanh = unary(ATANH, "The inverse hyperbolic tangent.")

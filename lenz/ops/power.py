@@ -16,7 +16,7 @@ from lenz.ops.bits import and_, not_, or_, shl, shr
 from lenz.ops.cast import bitcast, cast
 from lenz.ops.compare import eq, gt, isinf, isnan, lt, ne, signbit, where
 from lenz.ops.emission import libm
-from lenz.ops.fold import apply, is_const, value_of
+from lenz.ops.fold import apply, binary, is_const, value_of
 from lenz.ops.rules import FLOATS, INTS, same
 
 _INF = float("inf")
@@ -175,6 +175,4 @@ def _root(x: Expr, value: float) -> Expr:
     return root if value > 0 else reciprocal(root)
 
 
-def hypot(x: Expr, y: Expr) -> Expr:
-    """sqrt(x^2 + y^2) without overflow in between."""
-    return apply(HYPOT, x, y)
+hypot = binary(HYPOT, "sqrt(x^2 + y^2) without overflow in between.")

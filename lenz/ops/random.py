@@ -26,7 +26,7 @@ from lenz.ops.bits import and_, or_, shl, shr, xor
 from lenz.ops.cast import CAST, bitcast, cast
 from lenz.ops.compare import eq, lt, where
 from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, Emit
-from lenz.ops.fold import apply
+from lenz.ops.fold import apply, binary
 from lenz.ops.math import cos, log
 from lenz.ops.rules import same
 
@@ -78,14 +78,11 @@ MUL_LOW = Op(
 )
 
 
-def mul_high(x: Expr, y: Expr) -> Expr:
-    """The upper word of the 64-bit product of two u32."""
-    return apply(MUL_HIGH, x, y)
-
-
-def mul_low(x: Expr, y: Expr) -> Expr:
-    """The lower word of the product of two u32: as `mul`, but cheaper where `mul_high` is too."""
-    return apply(MUL_LOW, x, y)
+mul_high = binary(MUL_HIGH, "The upper word of the 64-bit product of two u32.")
+mul_low = binary(
+    MUL_LOW,
+    "The lower word of the product of two u32: as `mul`, but cheaper where `mul_high` is too.",
+)
 
 
 def philox(counter: Pair, key: Expr) -> Pair:

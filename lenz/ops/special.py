@@ -14,7 +14,7 @@ from lenz.ops.arith import add, mul, sub
 from lenz.ops.bits import shl, shr
 from lenz.ops.cast import bitcast
 from lenz.ops.emission import SCALEF, Builder, Values
-from lenz.ops.fold import apply
+from lenz.ops.fold import apply, binary
 from lenz.ops.rules import scale_rule
 
 # A float of at most 2^22 that is added to this has its integer in the low bits of the sum.
@@ -108,9 +108,7 @@ OR_LIBM = Op(
 )
 
 
-def scale(x: Expr, k: Expr) -> Expr:
-    """x * 2^k for an integer k of moderate size, which may be an f32; see SCALE."""
-    return apply(SCALE, x, k)
+scale = binary(SCALE, "x * 2^k for an integer k of moderate size, which may be an f32; see SCALE.")
 
 
 def or_libm(name: str, cond: Expr, x: Expr, fast: Expr) -> Expr:
