@@ -75,7 +75,7 @@ def store_of(cx: Context) -> Store | None:
 def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
     """Compile and load kernels, given with the device each is launched on, by name.
 
-    Raises Refused with those that the GPU's compiler does not take.
+    Raises Refused with those that the GPU's compiler or driver does not take.
     """
     store = store_of(cx)
     host = [k for k, device in kernels.values() if device == "cpu"]
@@ -92,10 +92,16 @@ def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
         made, source = _gpu(mine, device, store, cx)
         texts += source
         number = torch.device(device).index or 0
+        failed: list[tuple[Kernel, Failed]] = []
         with cx.trace.stage("load"):
             for k, b in zip(mine, made, strict=True):
-                functions[k.name] = cuda.function(b, number, len(k.params), len(k.sizes))
-                binaries.append(b)
+                try:
+                    functions[k.name] = cuda.function(b, number, len(k.params), len(k.sizes))
+                except RuntimeError as e:  # more shared memory than this card has, say
+                    failed.append((k, Failed(k.name, str(e))))
+        if failed:
+            raise Refused(failed)
+        binaries += made
     return Code("\n".join(texts), obj, tuple(binaries), functions, library)
 
 
