@@ -1,8 +1,9 @@
-"""Ops whose fake tensors have other strides than eager's tensors on CPUs.
+"""Ops whose fake tensors have other strides than eager's tensors.
 
 AOTAutograd traces with fake tensors, and what lenz computes gets their strides.  Found by running
-torch's op database with inputs that are transposed or channels last, each op beside its fake
-(torch 2.13); results that have eager's strides either way are not here.
+torch's op database with inputs that are transposed or channels last, and all elementwise ops of two
+tensors with broadcast inputs in all orders, each op beside its fake (torch 2.13); results that have
+eager's strides either way are not here.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from lenz.frontend.values import are_same
+from lenz.frontend.values import are_same, is_same_size
 
-__all__ = ["TOLD_WRONG", "eager_strides", "laid_as_in_eager"]
-
-# What the strides of the first result follow: nothing, the memory format of an argument, or all
-# the strides of an argument of that shape, which is the first operand of an iteration.
-Rule: TypeAlias = tuple[Literal["dense", "format", "operand"], int]
+# What the strides of the first result follow: nothing, the memory format of an argument (both
+# measured on CPUs alone), or the order in which an iteration over all operands takes dimensions; of
+# "power" the operand there is a power of 2 first, and so dense.
+Rule: TypeAlias = tuple[Literal["dense", "format", "iteration", "power"], int]
 DENSE: Rule = ("dense", 0)
+ITERATION: Rule = ("iteration", 0)
 LAST = (0, 2, 3, 1)  # channels last, from the outermost dimension in memory
 TOLD_WRONG: Mapping[str, Rule] = {
     "aten.pow.Scalar": DENSE,
@@ -40,40 +42,94 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.roll.default": ("format", 0),
     "aten.reflection_pad2d_backward.default": ("format", 1),
     "aten.replication_pad2d_backward.default": ("format", 1),
-    "aten.copysign.Tensor": ("operand", 0),
-    "aten.div.Tensor_mode": ("operand", 0),
-    "aten.floor_divide.default": ("operand", 0),
-    "aten.elu_backward.default": ("operand", 0),
-    "aten.hardswish_backward.default": ("operand", 0),
-    "aten.hardtanh_backward.default": ("operand", 0),
-    "aten.logit_backward.default": ("operand", 0),
-    "aten.native_dropout_backward.default": ("operand", 0),
-    "aten.softplus_backward.default": ("operand", 0),
+    "aten.copysign.Tensor": ITERATION,
+    "aten.heaviside.default": ITERATION,
+    "aten.ldexp.Tensor": ("power", 1),
+    "aten.logaddexp.default": ITERATION,
+    "aten.logaddexp2.default": ITERATION,
+    "aten.logical_and.default": ITERATION,
+    "aten.logical_or.default": ITERATION,
+    "aten.logical_xor.default": ITERATION,
+    "aten.special_xlog1py.default": ITERATION,
+    "aten.xlogy.Tensor": ITERATION,
+    "aten.div.Tensor_mode": ITERATION,
+    "aten.floor_divide.default": ITERATION,
+    "aten.elu_backward.default": ITERATION,
+    "aten.hardswish_backward.default": ITERATION,
+    "aten.hardtanh_backward.default": ITERATION,
+    "aten.logit_backward.default": ITERATION,
+    "aten.native_dropout_backward.default": ITERATION,
+    "aten.softplus_backward.default": ITERATION,
 }
 
 
 def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any, ...] | None:
     """The strides of the first result of an op of `TOLD_WRONG`; None where `told` has them.
 
-    `args` are its (fake) arguments; no guard is made.  Other devices keep what was told, and so
-    do symbolic sizes where strides would have to be put in order.
+    `args` are its (fake) arguments; no guard is made.  Symbolic sizes keep what was told where
+    strides would have to be put in order, and so do other devices where only CPUs were measured.
     """
     kind, position = TOLD_WRONG[op]
-    given = told if kind == "dense" else args[position]
-    if told.device.type != "cpu" or not isinstance(given, torch.Tensor):
+    if kind in ("iteration", "power"):
+        given = [(a.shape, a.stride()) for a in args if isinstance(a, torch.Tensor)]
+        if kind == "power" and told.device.type == "cpu":
+            shape = given[position][0]
+            given[position] = (shape, dense(shape, range(len(shape))))
+        order = iteration(told.shape, given)
+        strides = told.stride() if order is None else dense(told.shape, order)
+        return None if are_same(strides, told.stride()) else strides
+    source = told if kind == "dense" else args[position]
+    if told.device.type != "cpu" or not isinstance(source, torch.Tensor):
         return None  # a number has no strides that a result could have
     strides = dense(told.shape, range(told.dim()))
-    if kind == "format" and given.dim() == 4 and told.dim() == 4:
-        if are_same(given.stride(), dense(given.shape, LAST)):
-            strides = dense(told.shape, LAST)
-    elif kind == "operand":
-        own: tuple[Any, ...] = given.stride()
-        if not all(isinstance(s, int) for s in own) or not are_same(given.shape, told.shape):
-            return None
-        strides = dense(told.shape, sorted(range(told.dim()), key=lambda d: -own[d]))
-        if not are_same(strides, own):
-            return None  # with gaps the fake tensor is right
+    is_image = kind == "format" and source.dim() == told.dim() == 4
+    if is_image and are_same(source.stride(), dense(source.shape, LAST)):
+        strides = dense(told.shape, LAST)
     return None if are_same(strides, told.stride()) else strides
+
+
+def iteration(shape: Sequence[Any], operands: Sequence[tuple[Any, Any]]) -> list[int] | None:
+    """The dimensions, outermost first, as ATen's TensorIterator orders them.
+
+    `operands` are shapes and strides.  It sorts by insertion.  Of two dimensions, the first operand
+    that has both, neither broadcast, with different strides decides; equal strides put the larger
+    dimension outside.  None where symbolic strides leave open which is larger; no guard is made.
+    """
+
+    def step(operand: tuple[Any, Any], d: int) -> Any:
+        sizes, strides = operand
+        own = d - len(shape) + len(sizes)
+        return strides[own] if own >= 0 and is_same_size(sizes[own], shape[d]) else 0
+
+    def is_outside(a: int, b: int) -> bool | None:
+        for t in operands:
+            p, q = step(t, a), step(t, b)
+            if any(isinstance(s, int) and s == 0 for s in (p, q)):
+                continue
+            same = is_same_size(p, q)
+            x, y = (shape[a], shape[b]) if same else (p, q)
+            if statically_known_true(x > y):
+                return True
+            if not statically_known_true(x <= y):
+                raise ValueError("no order")
+            if not same:
+                return False
+        return None
+
+    order = list(reversed(range(len(shape))))  # the innermost first
+    try:
+        for first in range(1, len(order)):
+            at = first
+            for k in reversed(range(first)):
+                outside = is_outside(order[k], order[at])
+                if outside:
+                    order[k], order[at] = order[at], order[k]
+                    at = k
+                elif outside is not None:
+                    break
+    except ValueError:
+        return None
+    return order[::-1]
 
 
 def dense(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:

@@ -72,6 +72,9 @@ def last(*shape: int) -> Tensor:
         (lambda x: torch.channel_shuffle(x, 2), last(2, 4, 4, 4), False),
         (lambda x: torch.copysign(x, torch.tensor(-1.0)), torch.randn(4, 5).t(), False),
         (lambda x: x // torch.tensor(0.3), torch.randn(4, 5).t(), False),
+        (lambda x: torch.logical_and(x[0], x), torch.randn(3, 5, 2).transpose(1, 2), False),
+        (lambda x: torch.ldexp(x[:1], x), torch.ones(3, 5, 2).transpose(1, 2), False),
+        (lambda x: torch.xlogy(x[..., :1], x.abs()), torch.randn(3, 5, 2).permute(1, 2, 0), False),
         (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), last(1, 3, 5, 5), True),
         (lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"), last(1, 3, 5, 5), True),
         (lambda x: F.glu(x, -1), last(2, 3, 4, 4), True),
@@ -101,6 +104,7 @@ def test_strides_that_fake_tensors_tell_wrong_are_eager_s(
         (lambda x: F.logsigmoid(x) * 2, last(2, 3, 4, 4)),
         (lambda x: F.batch_norm(x, None, None, training=True), last(2, 3, 4, 4)),
         (lambda x: F.batch_norm(x, None, None, training=True), torch.randn(2, 3, 4, 4).mT),
+        (lambda x: torch.logical_or(x[0, 0], x), torch.randn(2, 3, 5, 4).mT),
     ],
 )
 def test_strides_that_are_symbolic_and_told_wrong(fn: Any, x: Tensor) -> None:
