@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lenz.context import Context
 from lenz.ir.expr import nodes_of
@@ -64,6 +64,7 @@ class _Builder:
     def run(self) -> Plan:
         g = self.schedule.graph
         self.buffers, self.roots = buffers_of(g), roots_of(self.schedule.steps)
+        self.schedule = _without_dead_views(self.schedule)
         for view, root in self.roots.items():
             self.views.setdefault(root, []).append(view)
         inputs = self.inputs(g)
@@ -271,6 +272,17 @@ class _Builder:
                 self.freed[name] = len(self.steps)
                 self.pool.give(name, self.buffers[name].type)
             self.steps.append(Free(name))
+
+
+def _without_dead_views(s: Schedule) -> Schedule:
+    """The schedule less the views that no call, launch or result names.
+
+    Kernels address the memory that a view is of, so most views of a graph are of no use here.
+    """
+    used = {n for step in s.steps if not isinstance(step, View) for n in _names(step)}
+    used |= {n for a in s.graph.outputs for n in atom_refs(a)}
+    steps = tuple(x for x in s.steps if not isinstance(x, View) or x.out.name in used)
+    return replace(s, steps=steps)
 
 
 def _names(step: Launch | Extern | View) -> tuple[str, ...]:

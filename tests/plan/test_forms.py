@@ -1,0 +1,65 @@
+"""Which tensors a plan makes: as few as calls, views and results need."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import lenz
+from lenz.ir.dtype import F32, I32
+from lenz.ir.graph import Ref
+from lenz.ir.plan import Alloc, CallStep, LaunchStep, Plan, Reuse, ViewStep
+from lenz.ir.tensor import Layout, TensorType, contiguous
+from lenz.plan.forms import forms
+from lenz.sym import Int, Sym
+
+
+def kind(*shape: int, dtype: object = F32) -> TensorType:
+    return TensorType(dtype, "cpu", contiguous(tuple(map(Int, shape))))  # type: ignore[arg-type]
+
+
+FLAT, ROWS, BITS = kind(1, 64), kind(8, 8), kind(64, dtype=I32)
+LATE = TensorType(F32, "cpu", Layout((Int(4),), (Int(1),), Int(60)))
+
+
+def plan(*steps: object, out: str = "out") -> Plan:
+    return Plan("p", (), (), steps, (Ref(out),), ("k",))  # type: ignore[arg-type]
+
+
+def call(*names: str) -> CallStep:
+    return CallStep("aten.relu_.default", tuple(map(Ref, names)), (), (None,), True)
+
+
+def test_a_buffer_has_the_form_of_the_first_view_of_all_of_it() -> None:
+    late, rows = ViewStep("late", "a", LATE), ViewStep("rows", "a", ROWS)
+    assert forms(plan(Alloc("a", FLAT), late, rows, call("rows", "late")))["a"] is ROWS
+    assert forms(plan(Alloc("a", FLAT), late, call("late")))["a"] is FLAT
+
+
+def test_a_buffer_that_is_called_or_returned_has_its_own_form() -> None:
+    rows = ViewStep("rows", "a", ROWS)
+    assert forms(plan(Alloc("a", FLAT), rows, call("rows", "a")))["a"] is FLAT
+    assert forms(plan(Alloc("a", FLAT), rows, call("rows"), out="a"))["a"] is FLAT
+
+
+def test_a_buffer_for_kernels_keeps_the_tensor_that_it_reuses() -> None:
+    sizes: tuple[Sym, ...] = ()
+    launch = LaunchStep("k", ("b",), sizes)
+    found = forms(plan(Alloc("a", FLAT), call("a"), Reuse("b", "a", BITS), launch))
+    assert found["b"] is FLAT
+    found = forms(plan(Alloc("a", FLAT), call("a"), Reuse("b", "a", BITS), launch, call("b")))
+    assert found["b"] is BITS
+
+
+def two_layers(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return torch.relu(x @ w.t()) @ v.t()
+
+
+def test_a_plan_makes_no_tensor_that_nothing_needs() -> None:
+    x, w, v = torch.randn(2, 3, 8), torch.randn(8, 8), torch.randn(8, 8)
+    report = lenz.explain(two_layers)(x, w, v)
+    torch.testing.assert_close(report.result, two_layers(x, w, v))
+    source = report.graphs[0].source
+    # Both weights transposed, the argument as a matrix, and the result: relu's is a matrix.
+    assert source.count("as_strided(") + source.count("rt.view(") == 4
+    assert "rt.reuse(" not in source
