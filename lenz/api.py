@@ -34,8 +34,6 @@ from lenz.lower import native_ops
 from lenz.options import Options
 from lenz.pipeline import Boxed, Compiled, compile_program, context
 
-__all__ = ["Explainer", "Watcher", "backend", "compile_graph", "explain"]
-
 # Modes of torch.compile. On a CPU all of them are the default, since only kernels of GPUs have
 # tiles to choose from; CUDA graphs are not there yet.
 MODES: Mapping[str, Mapping[str, object]] = {

@@ -15,8 +15,6 @@ from typing import Protocol
 from lenz.options import Options
 from lenz.target import Target
 
-__all__ = ["Context", "Fuel", "Silent", "Trace"]
-
 
 class Trace(Protocol):
     """Takes what the compiler tells about itself."""

@@ -10,16 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "FAULTS",
-    "InternalError",
-    "LenzError",
-    "Missing",
-    "Unsupported",
-    "UserError",
-    "near_names",
-]
-
 # What eager raises where the check of this name fails in a kernel, which then returns the place in
 # this table, counted from 1.  The op is in `ops/check.py`.
 FAULTS: Mapping[str, tuple[type[Exception], str]] = {

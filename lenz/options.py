@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 from lenz.errors import UserError, near_names
 
-__all__ = ["LOGS", "Options", "options_table"]
-
 PREFIX = "LENZ_"
 LOGS = ("graph", "ir", "schedule", "code", "time")
 YES = ("1", "true", "yes", "on")

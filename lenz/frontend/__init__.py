@@ -8,15 +8,3 @@ from lenz.frontend.capture import capture
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.program import CompileFX, FxProgram, Output, Placeholder, origin
 from lenz.frontend.symbols import Binding, SymbolMap
-
-__all__ = [
-    "Binding",
-    "CompileFX",
-    "FxProgram",
-    "Output",
-    "Placeholder",
-    "SymbolMap",
-    "capture",
-    "decompositions",
-    "origin",
-]

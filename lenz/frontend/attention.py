@@ -26,8 +26,6 @@ from lenz.frontend.evaluate import KnownValues
 from lenz.frontend.layout import dense_order, restored
 from lenz.frontend.values import is_same_size
 
-__all__ = ["fuse_attention"]
-
 SDPA = F.scaled_dot_product_attention
 OPERANDS = ("query", "key", "value")
 NAMES = (*OPERANDS, "attn_mask", "dropout_p", "is_causal")

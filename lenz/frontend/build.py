@@ -24,8 +24,6 @@ from lenz.sym import ZERO, Sym
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["build"]
-
 
 def build(
     gm: GraphModule,

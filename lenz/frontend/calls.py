@@ -18,11 +18,6 @@ from torch.utils import _pytree
 
 from lenz.frontend.values import storage_of
 
-__all__ = [
-    "CALLS", "SHAPE_ONLY", "called", "checkpointed", "is_torch", "name_of", "operands", "seen",
-    "storages", "value_of", "writes",
-]  # fmt: skip
-
 CALLS = ("call_function", "call_method")
 # Calls that look at the shape and type of their first argument alone.
 SHAPE_ONLY = ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full", "size")

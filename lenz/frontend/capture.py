@@ -31,8 +31,6 @@ from lenz.frontend.program import CompileFX, GraphKind
 from lenz.frontend.split import split
 from lenz.options import Options
 
-__all__ = ["capture"]
-
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 

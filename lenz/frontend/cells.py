@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CELLS"]
-
 aten = torch.ops.aten
 
 

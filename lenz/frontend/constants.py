@@ -22,8 +22,6 @@ from lenz.frontend.calls import operands
 from lenz.frontend.evaluate import FAULTS, is_plain, run
 from lenz.frontend.normalise import facts_of, is_pure, prune, storages
 
-__all__ = ["fold_known"]
-
 full = torch.ops.aten.full.default
 SMALL = 1 << 14  # bytes of a constant: 4096 positions
 LIMIT = 1 << 20  # elements that are computed to see whether they are equal: about 1 ms

@@ -18,8 +18,6 @@ from torch._decomp import _core_aten_decompositions_post_autograd, decomposition
 from lenz.frontend.cells import CELLS
 from lenz.frontend.strides import TOLD_WRONG, laid_as_in_eager
 
-__all__ = ["KEEP_WHOLE", "decompositions"]
-
 # Overload packets that are never decomposed, although torch has a decomposition, and the reason.
 LIBRARY = "the library call beats what fusion can do with the parts"
 RANDOM = "the parts would draw other random numbers than eager does"

@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from lenz.frontend.calls import CALLS, is_torch, name_of, operands, seen, storages, writes
 from lenz.frontend.patterns import follow_pattern, number
 
-__all__ = ["FAULTS", "KnownValues", "is_plain", "run"]
-
 # Elements of the largest tensor that is computed, a mask of 8192 positions: 50 ms an op.
 LIMIT = 1 << 26
 UNKNOWN = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "cuda")

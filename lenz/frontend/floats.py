@@ -18,8 +18,6 @@ from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx import GraphModule, Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-__all__ = ["fix_floats"]
-
 # Functions whose float arguments have the schema type `float`, which no SymFloat can pass:
 # their value is read, and guarded on, in tracing.
 FIXING = (

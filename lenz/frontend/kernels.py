@@ -11,8 +11,6 @@ from typing import Any
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule
 
-__all__ = ["bind_kernels"]
-
 CALL = "triton_kernel_wrapper_functional"
 
 

@@ -17,8 +17,6 @@ from torch.fx import GraphModule, Node
 
 from lenz.frontend.calls import called, storages, value_of, writes
 
-__all__ = ["channels_last"]
-
 HALVES = (torch.float16, torch.bfloat16)
 WIDTH = 8  # channels that a tensor core takes at once, in half types
 

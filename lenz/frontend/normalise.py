@@ -19,8 +19,6 @@ from torch.utils import _pytree
 
 from lenz.frontend.values import is_same_layout, storage_of
 
-__all__ = ["Facts", "dedup", "drop_noops", "facts_of", "normalise", "prune", "written"]
-
 aten = torch.ops.aten
 
 ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)

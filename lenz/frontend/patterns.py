@@ -17,8 +17,6 @@ from torch.fx import Node
 
 from lenz.frontend.calls import CALLS, SHAPE_ONLY, name_of, seen
 
-__all__ = ["follow_pattern", "number"]
-
 STEPS = 8
 SIDE = 4 * (STEPS + 1) + 1
 FILLING = ("full", "full_like", "new_full")

@@ -19,8 +19,6 @@ from torch.fx.graph import _BoxedCodeGen
 from lenz.frontend.symbols import SymbolMap
 from lenz.sym import ZERO, Sym
 
-__all__ = ["CompileFX", "FxProgram", "GraphKind", "Output", "Placeholder", "origin"]
-
 GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
 ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none", "object"]
 

@@ -19,8 +19,6 @@ from torch.fx import Graph, Node
 from lenz.frontend.normalise import VIEWS
 from lenz.frontend.values import is_same_layout
 
-__all__ = ["rebase"]
-
 aten = torch.ops.aten
 REBUILT = (OutputType.is_input, OutputType.alias_of_input)
 MOVABLE = (

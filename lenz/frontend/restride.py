@@ -22,8 +22,6 @@ from lenz.frontend.calls import storages
 from lenz.frontend.strides import TOLD_WRONG, eager_strides
 from lenz.frontend.values import is_same_layout
 
-__all__ = ["restride"]
-
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
 

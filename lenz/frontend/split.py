@@ -16,8 +16,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.frontend.normalise import VIEWS, dedup, drop_noops, facts_of
 
-__all__ = ["split"]
-
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["are_same", "is_same_layout", "is_same_size", "storage_of"]
-
 
 def storage_of(value: Any) -> int | None:
     """Return a key of the storage behind a (fake) tensor; None for sparse, nested, non-tensors."""

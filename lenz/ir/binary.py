@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 
 from lenz.errors import InternalError
 
-__all__ = ["Binary", "decode", "encode"]
-
 DIGEST = hashlib.sha256().digest_size
 MAX_WARPS = 32  # a block has at most 1024 threads on every GPU
 

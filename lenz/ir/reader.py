@@ -60,8 +60,6 @@ from lenz.ir.reader_plan import plan_of
 from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv, Var
 
-__all__ = ["ReadError", "read", "read_expr", "read_graph"]
-
 
 def read(text: str) -> Graph | Kernel | Plan | Schedule:
     """The object that a text stands for; raises ReadError with line, column and the line itself."""

@@ -26,8 +26,6 @@ from functools import cache
 
 from lenz.errors import InternalError
 
-__all__ = ["Store", "store_at"]
-
 MAGIC = b"lenz\x89\r\n\x1a"
 FORMAT = 1
 HEADER = struct.Struct("<8sIQ32s")

@@ -22,37 +22,3 @@ from lenz.sym.expr import (
 from lenz.sym.extremum import maximum, minimum
 from lenz.sym.prove import divisor, prove_divides, prove_eq, prove_le, prove_lt
 from lenz.sym.text import read_sym, show, to_python
-
-__all__ = [
-    "ONE",
-    "ZERO",
-    "Add",
-    "ClosedError",
-    "FloorDiv",
-    "Int",
-    "Max",
-    "Min",
-    "Mod",
-    "Mul",
-    "Sym",
-    "SymEnv",
-    "Var",
-    "affine_in",
-    "as_int",
-    "ceildiv",
-    "children",
-    "divisor",
-    "evaluate",
-    "maximum",
-    "minimum",
-    "product",
-    "prove_divides",
-    "prove_eq",
-    "prove_le",
-    "prove_lt",
-    "read_sym",
-    "show",
-    "substitute",
-    "sym",
-    "to_python",
-]

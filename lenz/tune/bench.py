@@ -25,8 +25,6 @@ from lenz.ir.op import INDEX
 from lenz.runtime import cuda, executor
 from lenz.sym import SymEnv
 
-__all__ = ["Device", "Gpu", "arguments", "measure", "restoring"]
-
 # Bytes that are written to empty the L2 cache: 5 times that of an H200, where it takes 60 us. The
 # host needs 15 us for two events and a launch.
 FLUSH = 256 << 20

@@ -26,8 +26,6 @@ from lenz.runtime.store import Store
 from lenz.sym import SymEnv
 from lenz.tune.bench import SECONDS, Device, Gpu, arguments, measure, restoring
 
-__all__ = ["Choice", "compiled", "config", "race", "tune"]
-
 # The fastest must take less than this part of what the kernel of the cost model takes, or that one
 # stays: medians of the same kernel differ by a percent.
 GAIN = 0.98

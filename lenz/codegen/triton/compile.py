@@ -22,8 +22,6 @@ from typing import Any
 from lenz.errors import InternalError, Missing
 from lenz.ir.binary import Binary
 
-__all__ = ["KernelText", "compile_text", "version"]
-
 LIBDEVICE = re.compile(r"\b(libdevice\.|tl\.(floor|ceil)\()")
 ENTRY = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
 

@@ -26,8 +26,6 @@ from lenz.errors import InternalError
 from lenz.ir.binary import Binary, decode, encode
 from lenz.runtime.store import Store
 
-__all__ = ["Failed", "Pool", "compile_all", "start"]
-
 MAX_WORKERS = 16
 CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; "

@@ -26,8 +26,6 @@ from lenz.codegen.triton.compile import KernelText, compile_text
 from lenz.errors import InternalError
 from lenz.ir.binary import encode
 
-__all__ = ["ANSWER", "FRAME", "batch", "main"]
-
 FRAME = struct.Struct("<Q")  # bytes that follow
 ANSWER = struct.Struct("<I?Q")  # index in the batch, is it a Binary, bytes that follow
 
