@@ -20,8 +20,6 @@ from lenz.sym import Int, Sym, Var, maximum, minimum
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["Binding", "SymbolMap"]
-
 Place: TypeAlias = Literal["value", "size", "stride", "offset"]
 
 
@@ -51,7 +49,7 @@ class SymbolMap:
 
     def __init__(self, shape_env: ShapeEnv | None) -> None:
         self._shape_env = shape_env
-        self._memo: dict[Any, Sym] = {}
+        self._memo: dict[Any, Sym] = {} if shape_env is None else settled(shape_env)
         self._back: dict[Sym, torch.SymInt] = {}
         self.hints: dict[str, int] = {}
         self.bindings: tuple[Binding, ...] = ()
@@ -220,6 +218,12 @@ def hints_of(env: ShapeEnv) -> Mapping[Any, Any]:
     """Return the values of symbols in the traced call; the attribute's name differs by release."""
     found = getattr(env, "backed_var_to_val", None)
     return found if found is not None else env.var_to_val
+
+
+def settled(env: ShapeEnv) -> dict[Any, Sym]:
+    """Return the numbers of expressions that a guard says are always those, as `n//2 == 1`."""
+    equal = [g.expr for g in env.guards if type(g.expr).__name__ == "Equality"]
+    return {e.lhs: Int(int(e.rhs)) for e in equal if e.rhs.is_Integer}
 
 
 def ends(values: Any) -> tuple[int | None, int | None]:

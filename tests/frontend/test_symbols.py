@@ -97,6 +97,14 @@ def test_guards_are_added_only_where_asked() -> None:
     assert m.guard_int(m.sym(a)) == 12
 
 
+def test_what_a_guard_has_settled_is_a_number() -> None:
+    env, _, a, _, _ = symbols()
+    half = a // 2
+    assert bool(half - 1 == 5)  # a is 12
+    assert SymbolMap(env).sym(half - 1) is Int(5)
+    assert len(env.guards) == 1
+
+
 def test_unbacked_symbols_have_no_hint() -> None:
     env = ShapeEnv()
     m = SymbolMap(env)

@@ -137,3 +137,14 @@ def test_more_operands_of_an_index_than_digits() -> None:
     s = sum_of([(Var(f"@{k}", 0, k + 1), k + 2) for k in range(12)])
     e = index(s, I64, rows)
     assert e.args == rows and index(e.attrs[0], I64, e.args) is e
+
+
+def test_a_view_that_is_one_by_a_guard_shares_memory() -> None:
+    """A size of n - (n + 1) // 2 that a guard holds at 1 was not known, and the view a copy."""
+
+    def f(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        t = (a + 1).chunk(2, -1)[-1]
+        return t, t.reshape(-1)
+
+    got = agrees(f, torch.ones(4, 3, 3, 4).diagonal(), dynamic=True)
+    assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
