@@ -120,7 +120,8 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     with trace.stage("codegen"):
         code = assemble(kernels, cx)
     with trace.stage("plan"):
-        plan = build_plan(s, symbols, cx)
+        donated = frozenset(p.name for p in program.placeholders if p.is_donated)
+        plan = build_plan(s, symbols, cx, donated)
         user = {p.name: p.source for p in program.placeholders}
         is_pure = program.kind == "backward" and not program.mutated
         text = source(plan, user, g.env.hints, is_pure)

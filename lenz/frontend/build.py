@@ -33,12 +33,14 @@ def build(
     static_names: frozenset[str] = frozenset(),
     ended_by: str = "",
     native: frozenset[str] = frozenset(),
+    donated: frozenset[int] = frozenset(),
 ) -> FxProgram:
     """Normalise `gm` in place and collect the facts about it.
 
     `inputs` are the fake arguments that AOTAutograd compiled for; `static_names` names the
     placeholders that an earlier half of the same graph knew to be static; `ended_by` says why
-    Dynamo's graph ended where it does; `native` names the ops that the lowering takes.
+    Dynamo's graph ended where it does; `native` names the ops that the lowering takes; `donated`
+    are the positions of arguments that the graph may overwrite when nothing else holds them.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None and kind != "backward" else None
@@ -51,7 +53,7 @@ def build(
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     static = frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
     static_names |= {n.name for i, n in enumerate(places) if i in static}
-    placeholders = placeholders_of(places, inputs, static_names)
+    placeholders = placeholders_of(places, inputs, static_names, donated)
     mode = detect_fake_mode(list(inputs) + [p.value for p in placeholders])
     symbols = SymbolMap(mode.shape_env if mode is not None else None)
     symbols.bind(tuple(p.value for p in placeholders))
@@ -88,7 +90,10 @@ def guards_so_far(context: TracingContext | None, env: ShapeEnv | None) -> int:
 
 
 def placeholders_of(
-    places: Sequence[Node], inputs: Sequence[Any], static_names: frozenset[str]
+    places: Sequence[Node],
+    inputs: Sequence[Any],
+    static_names: frozenset[str],
+    donated: frozenset[int],
 ) -> tuple[Placeholder, ...]:
     """Describe the arguments, in order."""
     found = []
@@ -97,7 +102,8 @@ def placeholders_of(
         is_static = node.name in static_names
         source = node.meta.get("desc")
         label = source.expr() if source is not None and hasattr(source, "expr") else node.name
-        found.append(Placeholder(node.name, kind_of(value), value, is_static, label))
+        kind = kind_of(value)
+        found.append(Placeholder(node.name, kind, value, is_static, label, i in donated))
     return tuple(found)
 
 

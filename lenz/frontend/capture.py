@@ -68,14 +68,18 @@ def capture(
         channels_last(gm)
     ended_by = break_reason(gm)
     static_names: list[str] = []  # from the forward half, for the backward half
+    donated: dict[int, None] = {}  # likewise
 
     def compiler(kind: GraphKind) -> Compiler:
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
             title, static = f"{name}.{kind}", frozenset(static_names)
-            program = build(gm, example_inputs, kind, title, static, ended_by, native)
+            given = frozenset(donated if kind == "backward" else ())
+            program = build(gm, example_inputs, kind, title, static, ended_by, native, given)
             if options.verify:
                 program.gm.graph.lint()
             static_names.extend(p.name for p in program.placeholders if p.is_static)
+            if kind == "forward":
+                donated.update(dict.fromkeys(given_up()))
             # The compiler folds constants with eager ops, which must not meet fake tensors.
             with _disable_current_modes():
                 return boxed(told(compile_fx(program)))
@@ -139,6 +143,20 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = was
+
+
+def given_up() -> tuple[int, ...]:
+    """Take over AOTAutograd's list of arguments of the backward half that share memory with none.
+
+    With any left in it, AOTAutograd refuses to keep a graph for a second backward pass.  The plan
+    of lenz needs no such rule: it overwrites in calls alone where nothing else holds the tensor.
+    """
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    places: list[int] = (metadata.bw_donated_idxs if metadata is not None else None) or []
+    taken = tuple(places)
+    places.clear()  # not replaced: the metadata of tensor subclasses holds the same list
+    return taken
 
 
 def told(run: Boxed) -> Boxed:

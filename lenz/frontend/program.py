@@ -30,6 +30,8 @@ class Placeholder:
     `value` is the fake tensor, the SymInt/SymFloat, or the constant that stood for it in tracing.
     `is_static` says that the tensor keeps its address over calls (a parameter or a buffer).
     `source` is a name for reports: the parameter's path, or what AOTAutograd calls the argument.
+    `is_donated` says that the forward half made the tensor for the backward half alone, which may
+    overwrite it in a call where nothing else holds it.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Placeholder:
     value: Any
     is_static: bool
     source: str
+    is_donated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,16 @@ class BindSize:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """New memory of the type; `zero` asks for zeroed memory."""
+    """New memory of the type; `zero` asks for zeroed memory.
+
+    It is that of the argument `over`, which the next launch may overwrite, where nothing else
+    holds that.
+    """
 
     name: str
     type: TensorType
     zero: bool = False
+    over: str = ""
 
 
 @dataclass(frozen=True, slots=True)

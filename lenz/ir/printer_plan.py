@@ -120,8 +120,9 @@ def show_step(s: Step, device: str = "") -> str:
             return (
                 f"bind {var.name} = {'stride' if stride else 'size'}(%{show_name(source)}, {dim})"
             )
-        case Alloc(_, _, zero):
-            return f"alloc {_tensor(s, device)}{' zero' if zero else ''}"
+        case Alloc(_, _, zero, over):
+            kind = " zero" if zero else f" over %{show_name(over)}" if over else ""
+            return f"alloc {_tensor(s, device)}{kind}"
         case Reuse(_, source, _):
             return f"reuse {_tensor(s, device)} of %{show_name(source)}"
         case ViewStep(_, source, _):

@@ -117,7 +117,8 @@ def _step(c: Cursor, s: Scope, word: str) -> Step:
             return BindSize(var, source, dim, what == "stride")
         case "alloc":
             name, type_ = _tensor(c, s)
-            return Alloc(name, type_, c.accept("zero"))
+            zero = c.accept("zero")
+            return Alloc(name, type_, zero, buffer_of(c) if c.accept("over") else "")
         case "lay":
             return Lay(*_tensor(c, s))
         case "reuse" | "view":

@@ -102,8 +102,10 @@ def _step(s: Step, m: _Memory, p: Plan) -> None:
         case BindSize(var, source):
             m.use(source, s)
             m.sizes[var] = None
-        case Alloc(name, type_):
+        case Alloc(name, type_, _, over):
             m.type(type_, s)
+            if over:
+                m.use(over, s)
             m.define(name, s)
         case Reuse(name, source, type_):
             m.type(type_, s)

@@ -37,9 +37,20 @@ INTO = {
 }
 
 
-def build(s: Schedule, symbols: Mapping[Launch, str], cx: Context) -> Plan:
-    """Lay out memory for a schedule. `symbols` names the compiled function of each launch."""
-    return _Builder(s, symbols, cx).run()
+LARGE = 1 << 20  # bytes of an argument that are worth the 1 us of asking who holds it
+
+
+def build(
+    s: Schedule,
+    symbols: Mapping[Launch, str],
+    cx: Context,
+    donated: frozenset[str] = frozenset(),
+) -> Plan:
+    """Lay out memory for a schedule. `symbols` names the compiled function of each launch.
+
+    `donated` are the arguments that may be overwritten in a call where nothing else holds them.
+    """
+    return _Builder(s, symbols, cx, donated).run()
 
 
 @dataclass(slots=True)
@@ -47,6 +58,7 @@ class _Builder:
     schedule: Schedule
     symbols: Mapping[Launch, str]
     cx: Context
+    donated: frozenset[str]
     steps: list[Step | None] = field(default_factory=list)
     comments: list[tuple[int, str]] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -164,9 +176,15 @@ class _Builder:
                 dying = self.dying(k, step, p, taken)
                 if dying is None:
                     self.allocate(self.buffers[name])
-                else:
+                elif dying in self.own:
                     self.take_over(name, dying)
                     taken[dying] = name
+                else:
+                    self.drop_views(dying)
+                    self.steps.append(Alloc(name, self.buffers[name].type, over=dying))
+                    self.own.add(name)
+                    self.defined[name] = None
+                    taken[dying] = dying
         symbol = self.symbols[step]
         self.comment(step)
         args = tuple(taken.get(a, a) for a in step.args)
@@ -188,7 +206,7 @@ class _Builder:
         for p, other in zip(step.kernel.params, step.args, strict=True):
             if (
                 p.mode == "in"
-                and other in self.own
+                and (other in self.own or (other in self.donated and self.is_large(p, out)))
                 and other in self.defined
                 and other not in self.pinned
                 and other not in taken
@@ -201,12 +219,21 @@ class _Builder:
                 return other
         return None
 
-    def take_over(self, name: str, source: str) -> None:
-        """Give the memory of `source` to the new buffer `name`."""
+    def is_large(self, old: Param, new: Param) -> bool:
+        """True where an argument of the caller is worth being overwritten."""
+        size = self.schedule.graph.env.hint(old.size) * old.dtype.bytes
+        return size >= LARGE and old.dtype is new.dtype
+
+    def drop_views(self, source: str) -> None:
+        """Free the views of memory that is about to be overwritten, or dropped."""
         for view in self.views.get(source, ()):
             if view in self.defined:
                 self.steps.append(Free(view))
                 del self.defined[view]
+
+    def take_over(self, name: str, source: str) -> None:
+        """Give the memory of `source` to the new buffer `name`."""
+        self.drop_views(source)
         self.steps.append(Reuse(name, source, self.buffers[name].type))
         del self.defined[source]
         self.own.add(name)
@@ -262,10 +289,7 @@ class _Builder:
         for name in roots:
             if self.last.get(name, k) > k or name in self.pinned or name not in self.defined:
                 continue
-            for view in self.views.get(name, ()):
-                if view in self.defined:
-                    self.steps.append(Free(view))
-                    del self.defined[view]
+            self.drop_views(name)
             del self.defined[name]
             # Memory of arguments and calls is only dropped; our own may serve again.
             if name in self.own:

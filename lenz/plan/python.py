@@ -264,6 +264,10 @@ class _Writer:
                 return [] if s.source in self.inputs else self.bind(s)
             case Alloc():
                 made = [f"{self.var(s.name)} = {self.empty(self.forms[s.name])}"]
+                if s.over:
+                    taken = f"rt.over({self.var(s.over)}, {_layout(self.forms[s.name])})"
+                    test = f"if {self.var(s.name)} is None:"
+                    return [f"{self.var(s.name)} = {taken}", test, f"    {made[0]}"]
                 return [*made, f"{self.var(s.name)}.zero_()"] if s.zero else made
             case Reuse():
                 old, new, t = self.var(s.source), self.var(s.name), self.forms[s.name]

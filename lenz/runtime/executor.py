@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,6 +86,33 @@ def reuse(t: torch.Tensor, size: Sizes, stride: Sizes, dtype: torch.dtype) -> to
     return torch.as_strided(t, size, stride, 0)
 
 
+def held(t: torch.Tensor) -> tuple[int, ...]:
+    """How many hold a tensor in Python and in C++, how many its memory; bytes of that beside it."""
+    memory, count = t.untyped_storage(), t._use_count()  # type: ignore[attr-defined]  # as above
+    owners = torch._C._storage_Use_Count(memory._cdata)
+    return sys.getrefcount(t), count, owners, memory.nbytes() - t.nbytes
+
+
+def over(t: torch.Tensor, size: Sizes, stride: Sizes) -> torch.Tensor | None:
+    """The memory of a saved tensor as another one of its dtype; None if anything else holds it.
+
+    That are a graph that is kept for a second backward pass, hooks on saved tensors, views, and
+    whoever looks at what autograd has saved.
+    """
+    return torch.as_strided(t, size, stride, 0) if held(t) == ALONE else None
+
+
+def _alone() -> tuple[int, ...]:
+    """What `held` says of a tensor that only a variable of the function calling `over` holds."""
+
+    def like_over(t: torch.Tensor) -> tuple[int, ...]:
+        return held(t)
+
+    t = torch.empty(1)
+    return like_over(t)
+
+
+ALONE = _alone()
 CPU = torch.device("cpu")
 
 

@@ -421,6 +421,7 @@ def plan() -> Plan:
             BindSize(S0, "x", 0),
             BindSize(Var("t", 0), "x", 1, stride=True),
             Alloc("a", wide, zero=True),
+            Alloc("o", wide, over="x"),
             LaunchStep("k0", ("x", "a"), (S0,)),
             LaunchStep("k1", ("a",), ()),
             Check(),
@@ -435,7 +436,7 @@ def plan() -> Plan:
         (Ref("c"), S0 + u, None),
         ("k0", "k1"),
         ("body 0",),
-        ((3, "softmax"),),
+        ((4, "softmax"),),
     )
 
 

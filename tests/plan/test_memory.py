@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,3 +93,83 @@ def test_a_call_whose_strides_were_told_wrong_is_laid_as_told() -> None:
     fn = torch.compile(fn, backend="lenz", options={"eager_random": True})
     for got, expected in zip(draw(), want, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+SIDE = 512  # of f32, squared: a megabyte, from which on asking who holds a tensor pays
+
+
+def product_and_scale(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The gradient of b, which is as large as the product, is the product's last reader."""
+    return (x @ w) * b
+
+
+def scaled_product() -> tuple[Callable[..., torch.Tensor], list[torch.Tensor], torch.Tensor]:
+    """The function, compiled; leaves for it; and what the gradient of the last has to be."""
+    args = [torch.randn(SIDE, SIDE, requires_grad=True) for _ in range(3)]
+    return torch.compile(product_and_scale, backend="lenz"), args, (args[0] @ args[1]).detach()
+
+
+def test_a_gradient_takes_the_memory_of_what_was_saved_for_it() -> None:
+    fn, args, product = scaled_product()
+    places: list[int] = []
+
+    def seen(t: torch.Tensor) -> torch.Tensor:
+        places.append(t.data_ptr())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, seen):
+        y = fn(*args)
+    y.sum().backward()
+    grad = args[2].grad
+    assert grad is not None and grad.data_ptr() in places, "the gradient has memory of its own"
+    torch.testing.assert_close(grad, product)
+
+
+def test_a_graph_that_is_kept_keeps_what_it_saved() -> None:
+    fn, args, product = scaled_product()
+    for _ in range(2):  # AOTAutograd compiled the backward half for a graph that is not kept
+        args[2].grad = None
+        y = fn(*args).sum()
+        y.backward(retain_graph=True)
+        y.backward(retain_graph=True)
+        y.backward()
+        torch.testing.assert_close(args[2].grad, 3 * product)
+        args[2].grad = None
+        fn(*args).sum().backward()
+        torch.testing.assert_close(args[2].grad, product)
+
+
+@pytest.mark.parametrize("how", ["hook", "view", "saved"])
+def test_what_somebody_holds_is_not_overwritten(how: str) -> None:
+    fn, args, product = scaled_product()
+    kept: list[torch.Tensor] = []
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept.append(t if how == "hook" else t[:])
+        return t
+
+    if how == "saved":
+        y = fn(*args)
+        assert y.grad_fn is not None
+        kept.extend(y.grad_fn.saved_tensors)  # type: ignore[attr-defined]  # of its own class
+    else:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            y = fn(*args)
+    y.sum().backward()
+    torch.testing.assert_close(args[2].grad, product)
+    assert any(torch.equal(t, product) for t in kept), "overwritten"
+
+
+def test_saved_views_of_one_memory_are_not_overwritten() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        p, q = (x @ w).view(2, SIDE, SIDE)
+        return (p * a) + (q * b)
+
+    args = [torch.randn(s, requires_grad=True) for s in
+            ((2 * SIDE, 8), (8, SIDE), (SIDE, SIDE), (SIDE, SIDE))]  # fmt: skip
+    f(*args).sum().backward()
+    want = [x.grad for x in args]
+    for x in args:
+        x.grad = None
+    torch.compile(f, backend="lenz")(*args).sum().backward()
+    torch.testing.assert_close([x.grad for x in args], want)
