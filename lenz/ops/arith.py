@@ -186,51 +186,29 @@ COPYSIGN = Op(
     aten=("copysign",),
     promotion="int_to_float",
 )
+
+
+def _extreme(name: str, types: Types, triton: str | TritonForm) -> Op:
+    """The lesser or greater of two; an op of C's name gives the other operand when one is NaN."""
+    preds = ("olt", "lt") if name in ("minimum", "fmin") else ("ogt", "gt")
+    return Op(
+        name,
+        2,
+        same(types),
+        reference.with_numpy(getattr(torch, name), getattr(np, name)),
+        llvm=_extremum(*preds, skip_nan=name in ("fmin", "fmax")),
+        triton=triton,
+        aten=(name,),
+        commutes=True,
+        cost=1.5,
+    )
+
+
 # The sign of the zero that minimum(0.0, -0.0) and its like give is not specified, as in torch.
-MINIMUM = Op(
-    "minimum",
-    2,
-    same(COMPARABLE),
-    reference.with_numpy(torch.minimum, np.minimum),
-    llvm=_extremum("olt", "lt", skip_nan=False),
-    triton=_extremum_text("minimum", "&"),
-    aten=("minimum",),
-    commutes=True,
-    cost=1.5,
-)
-MAXIMUM = Op(
-    "maximum",
-    2,
-    same(COMPARABLE),
-    reference.with_numpy(torch.maximum, np.maximum),
-    llvm=_extremum("ogt", "gt", skip_nan=False),
-    triton=_extremum_text("maximum", "|"),
-    aten=("maximum",),
-    commutes=True,
-    cost=1.5,
-)
-FMIN = Op(
-    "fmin",
-    2,
-    same(NUMBERS),
-    reference.with_numpy(torch.fmin, np.fmin),
-    llvm=_extremum("olt", "lt", skip_nan=True),
-    triton="tl.minimum({0}, {1})",
-    aten=("fmin",),
-    commutes=True,
-    cost=1.5,
-)
-FMAX = Op(
-    "fmax",
-    2,
-    same(NUMBERS),
-    reference.with_numpy(torch.fmax, np.fmax),
-    llvm=_extremum("ogt", "gt", skip_nan=True),
-    triton="tl.maximum({0}, {1})",
-    aten=("fmax",),
-    commutes=True,
-    cost=1.5,
-)
+MINIMUM = _extreme("minimum", COMPARABLE, _extremum_text("minimum", "&"))
+MAXIMUM = _extreme("maximum", COMPARABLE, _extremum_text("maximum", "|"))
+FMIN = _extreme("fmin", NUMBERS, "tl.minimum({0}, {1})")
+FMAX = _extreme("fmax", NUMBERS, "tl.maximum({0}, {1})")
 
 
 add = binary(ADD, "x + y; logical or for bool.")

@@ -17,44 +17,26 @@ from lenz.ops.fold import apply, binary, unary, value_of
 from lenz.ops.rules import BITS, INTS, same
 
 
-def _both(opcode: str) -> dict[str, str]:
-    return {"int": opcode, "uint": opcode, "bool": opcode}
-
-
 def _emit_not(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     return b.binary("xor", dtype, xs[0], b.constant(dtype, dtype is BOOL or -1))
 
 
-AND = Op(
-    "and",
-    2,
-    same(BITS),
-    torch.bitwise_and,
-    llvm=by_kind(_both("and")),
-    triton="{0} & {1}",
-    aten=("bitwise_and", "__and__"),
-    commutes=True,
-)
-OR = Op(
-    "or",
-    2,
-    same(BITS),
-    torch.bitwise_or,
-    llvm=by_kind(_both("or")),
-    triton="{0} | {1}",
-    aten=("bitwise_or", "__or__"),
-    commutes=True,
-)
-XOR = Op(
-    "xor",
-    2,
-    same(BITS),
-    torch.bitwise_xor,
-    llvm=by_kind(_both("xor")),
-    triton="{0} ^ {1}",
-    aten=("bitwise_xor", "__xor__"),
-    commutes=True,
-)
+def _logical(name: str, sign: str) -> Op:
+    return Op(
+        name,
+        2,
+        same(BITS),
+        getattr(torch, f"bitwise_{name}"),
+        llvm=by_kind(dict.fromkeys(("int", "uint", "bool"), name)),
+        triton=f"{{0}} {sign} {{1}}",
+        aten=(f"bitwise_{name}", f"__{name}__"),
+        commutes=True,
+    )
+
+
+AND = _logical("and", "&")
+OR = _logical("or", "|")
+XOR = _logical("xor", "^")
 NOT = Op(
     "not",
     1,

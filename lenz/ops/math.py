@@ -25,8 +25,6 @@ _LARGEST = 3.4e38
 
 def _function(
     name: str,
-    eager: Callable[..., Any],
-    expand: Callable[..., Expr],
     *,
     cost: float,
     domain: tuple[Any, ...],
@@ -37,13 +35,14 @@ def _function(
     triton_native: Types | None = (F64,),
     ulp_gpu: float | None = None,
 ) -> Op:
+    """The function that torch, `poly.py`, the C library and CUDA's libdevice call by one name."""
     operands = ", ".join(f"{{{i}}}" for i in range(arity))
     return Op(
         name,
         arity,
         same(FLOATS),
-        eager,
-        expand=expand,
+        getattr(torch, name),
+        expand=getattr(poly, name),
         llvm=libm(name),
         triton=f"libdevice.{name}({operands})",
         expand_gpu=gpu,
@@ -58,13 +57,9 @@ def _function(
     )
 
 
-EXP = _function(
-    "exp", torch.exp, poly.exp, cost=10, domain=(-103.0, 88.7), ulp=1.5, gpu=units.exp, ulp_gpu=2.2
-)
+EXP = _function("exp", cost=10, domain=(-103.0, 88.7), ulp=1.5, gpu=units.exp, ulp_gpu=2.2)
 EXP2 = _function(
     "exp2",
-    torch.exp2,
-    poly.exp2,
     cost=9,
     domain=(-149.0, 127.9),
     ulp=1.5,
@@ -72,46 +67,16 @@ EXP2 = _function(
     gpu=units.exp2,
     ulp_gpu=2.5,
 )
-EXPM1 = _function(
-    "expm1",
-    torch.expm1,
-    poly.expm1,
-    cost=13,
-    domain=(-20.0, 88.7),
-    ulp=2.2,
-    aten=("expm1", "special_expm1"),
-)
-LOG = _function("log", torch.log, poly.log, cost=16, domain=(1e-40, _LARGEST), ulp=1.5)
-LOG2 = _function("log2", torch.log2, poly.log2, cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
-LOG10 = _function("log10", torch.log10, poly.log10, cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
+EXPM1 = _function("expm1", cost=13, domain=(-20.0, 88.7), ulp=2.2, aten=("expm1", "special_expm1"))
+LOG = _function("log", cost=16, domain=(1e-40, _LARGEST), ulp=1.5)
+LOG2 = _function("log2", cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
+LOG10 = _function("log10", cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
 LOG1P = _function(
-    "log1p",
-    torch.log1p,
-    poly.log1p,
-    cost=24,
-    domain=(-0.99999, 1e30),
-    ulp=2.2,
-    aten=("log1p", "special_log1p"),
+    "log1p", cost=24, domain=(-0.99999, 1e30), ulp=2.2, aten=("log1p", "special_log1p")
 )
-TANH = _function(
-    "tanh",
-    torch.tanh,
-    poly.tanh,
-    cost=22,
-    domain=(-10.0, 10.0),
-    ulp=2.2,
-    gpu=units.tanh,
-    ulp_gpu=3.0,
-)
+TANH = _function("tanh", cost=22, domain=(-10.0, 10.0), ulp=2.2, gpu=units.tanh, ulp_gpu=3.0)
 ERF = _function(
-    "erf",
-    torch.erf,
-    poly.erf,
-    cost=26,
-    domain=(-5.0, 5.0),
-    ulp=2.2,
-    aten=("erf", "special_erf"),
-    gpu=units.erf,
+    "erf", cost=26, domain=(-5.0, 5.0), ulp=2.2, aten=("erf", "special_erf"), gpu=units.erf
 )
 ONE_PLUS_ERF = Op(
     "one_plus_erf",
@@ -127,73 +92,29 @@ ONE_PLUS_ERF = Op(
     absolute=1.2e-7,
 )
 ERFC = _function(
-    "erfc",
-    torch.erfc,
-    poly.erfc,
-    cost=32,
-    domain=(-5.0, 10.0),
-    ulp=5.0,
-    ulp_gpu=6.0,
-    aten=("erfc", "special_erfc"),
+    "erfc", cost=32, domain=(-5.0, 10.0), ulp=5.0, ulp_gpu=6.0, aten=("erfc", "special_erfc")
 )
-SIN = _function(
-    "sin", torch.sin, poly.sin, cost=12, domain=(-1e5, 1e5), ulp=2.2, triton_native=None
-)
-COS = _function(
-    "cos", torch.cos, poly.cos, cost=12, domain=(-1e5, 1e5), ulp=2.2, triton_native=None
-)
+SIN = _function("sin", cost=12, domain=(-1e5, 1e5), ulp=2.2, triton_native=None)
+COS = _function("cos", cost=12, domain=(-1e5, 1e5), ulp=2.2, triton_native=None)
 TAN = _function(
     "tan",
-    torch.tan,
-    poly.tan,
     cost=18,
     domain=(-1e5, 1e5),
     ulp=3.5,
     triton_native=None,
     ulp_gpu=4.0,  # of libdevice, by its manual
 )
-ASIN = _function(
-    "asin", torch.asin, poly.asin, cost=17, domain=(-1.0, 1.0), ulp=2.5, aten=("asin", "arcsin")
-)
-ACOS = _function(
-    "acos", torch.acos, poly.acos, cost=18, domain=(-1.0, 1.0), ulp=2.5, aten=("acos", "arccos")
-)
-ATAN = _function(
-    "atan", torch.atan, poly.atan, cost=19, domain=(-100.0, 100.0), ulp=2.5, aten=("atan", "arctan")
-)
+ASIN = _function("asin", cost=17, domain=(-1.0, 1.0), ulp=2.5, aten=("asin", "arcsin"))
+ACOS = _function("acos", cost=18, domain=(-1.0, 1.0), ulp=2.5, aten=("acos", "arccos"))
+ATAN = _function("atan", cost=19, domain=(-100.0, 100.0), ulp=2.5, aten=("atan", "arctan"))
 ATAN2 = _function(
-    "atan2",
-    torch.atan2,
-    poly.atan2,
-    cost=24,
-    domain=(-10.0, 10.0),
-    ulp=3.0,
-    arity=2,
-    aten=("atan2", "arctan2"),
+    "atan2", cost=24, domain=(-10.0, 10.0), ulp=3.0, arity=2, aten=("atan2", "arctan2")
 )
-SINH = _function("sinh", torch.sinh, poly.sinh, cost=30, domain=(-89.0, 89.0), ulp=3.0)
-COSH = _function("cosh", torch.cosh, poly.cosh, cost=16, domain=(-89.0, 89.0), ulp=2.5)
-ASINH = _function(
-    "asinh",
-    torch.asinh,
-    poly.asinh,
-    cost=60,
-    domain=(-1e6, 1e6),
-    ulp=3.5,
-    aten=("asinh", "arcsinh"),
-)
-ACOSH = _function(
-    "acosh", torch.acosh, poly.acosh, cost=60, domain=(1.0, 1e6), ulp=3.5, aten=("acosh", "arccosh")
-)
-ATANH = _function(
-    "atanh",
-    torch.atanh,
-    poly.atanh,
-    cost=32,
-    domain=(-0.99999, 0.99999),
-    ulp=3.5,
-    aten=("atanh", "arctanh"),
-)
+SINH = _function("sinh", cost=30, domain=(-89.0, 89.0), ulp=3.0)
+COSH = _function("cosh", cost=16, domain=(-89.0, 89.0), ulp=2.5)
+ASINH = _function("asinh", cost=60, domain=(-1e6, 1e6), ulp=3.5, aten=("asinh", "arcsinh"))
+ACOSH = _function("acosh", cost=60, domain=(1.0, 1e6), ulp=3.5, aten=("acosh", "arccosh"))
+ATANH = _function("atanh", cost=32, domain=(-0.99999, 0.99999), ulp=3.5, aten=("atanh", "arctanh"))
 
 
 def _expand_sigmoid(x: Expr) -> Expr:

@@ -25,7 +25,7 @@ from lenz.ops.arith import abs as magnitude
 from lenz.ops.bits import and_, or_, shl, shr, xor
 from lenz.ops.cast import CAST, bitcast, cast
 from lenz.ops.compare import eq, lt, where
-from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, Emit
+from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, intrinsic
 from lenz.ops.fold import apply, binary
 from lenz.ops.math import cos, log
 from lenz.ops.rules import same
@@ -46,12 +46,8 @@ def _words(x: Any) -> torch.Tensor:
     return torch.from_numpy(np.asarray(x).astype(np.uint32))
 
 
-def _emit_part(name: str) -> Emit:
-    """Both parts come from the same products of even and of odd lanes (vpmuludq)."""
-    return lambda b, dtype, _, xs, __: b.intrinsic(name, dtype, *xs)
-
-
-# The upper and the lower word of the product of two u32. On GPUs one instruction gives both, which
+# The upper and the lower word of the product of two u32. On CPUs both come from the same products
+# of even and of odd lanes (vpmuludq). On GPUs one instruction gives both, which
 # the compiler takes for a product of 64 bits, but not for two of 32.
 _WIDE = "(tl.cast({0}, tl.uint64) * tl.cast({1}, tl.uint64))"
 MUL_HIGH = Op(
@@ -60,7 +56,7 @@ MUL_HIGH = Op(
     same((U32,)),
     lambda x, y: _words(_product(x, y) >> np.uint64(32)),
     expand=lambda x, y: cast(shr(mul(cast(x, U64), cast(y, U64)), const(32, U64)), U32),
-    llvm=_emit_part(MUL_HIGH_NAME),
+    llvm=intrinsic(MUL_HIGH_NAME),
     triton=f"tl.cast({_WIDE} >> 32, tl.uint32)",
     commutes=True,
     cost=2.0,
@@ -71,7 +67,7 @@ MUL_LOW = Op(
     same((U32,)),
     lambda x, y: _words(_product(x, y)),
     expand=mul,
-    llvm=_emit_part(MUL_LOW_NAME),
+    llvm=intrinsic(MUL_LOW_NAME),
     triton=f"tl.cast({_WIDE}, tl.uint32)",
     commutes=True,
     cost=1.0,
