@@ -123,7 +123,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         donated = frozenset(p.name for p in program.placeholders if p.is_donated)
         plan = build_plan(s, symbols, cx, donated)
         user = {p.name: p.source for p in program.placeholders}
-        is_pure = program.kind == "backward" and not program.mutated
+        is_pure = program.kind in ("backward", "body") and not program.mutated
         text = source(plan, user, g.env.hints, is_pure)
         call = _load(plan, text, code, program, cx)
     trace.text("module", lambda: code.text)

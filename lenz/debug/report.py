@@ -107,7 +107,7 @@ class TuneReport:
 class GraphReport:
     """One graph: its launches, memory and decisions.
 
-    kind        "inference", "forward" or "backward"
+    kind        "inference", "forward", "backward", or the "body" of a branch or loop
     timings     own seconds of each stage; "trace" is torch's part
     ir, source  the graph after all passes, and the plan as Python
     skips       why the graph, or a part of it, runs without lenz; empty when it does not

@@ -43,7 +43,8 @@ def build(
     are the positions of arguments that the graph may overwrite when nothing else holds them.
     """
     context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None and kind != "backward" else None
+    is_first = kind in ("inference", "forward")  # what the context says of results is of these
+    metadata = context.fw_metadata if context is not None and is_first else None
     if kind == "inference":
         rebase(gm.graph, metadata)
     restride(gm, inputs if kind == "backward" else ())

@@ -23,6 +23,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lenz.frontend.attention import fuse_attention
+from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.floats import fix_floats
@@ -82,7 +83,7 @@ def capture(
                 donated.update(dict.fromkeys(given_up()))
             # The compiler folds constants with eager ops, which must not meet fake tensors.
             with _disable_current_modes():
-                return boxed(told(compile_fx(program)))
+                return boxed(told(compile_fx(with_bodies(program, compile_fx, native))))
 
         return compile_part
 

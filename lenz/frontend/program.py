@@ -19,7 +19,7 @@ from torch.fx.graph import _BoxedCodeGen
 from lenz.frontend.symbols import SymbolMap
 from lenz.sym import ZERO, Sym
 
-GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
+GraphKind: TypeAlias = Literal["inference", "forward", "backward", "body"]
 ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none", "object"]
 
 
@@ -68,7 +68,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class FxProgram:
-    """One graph for `compile_fx`: inference, or the forward or backward half of a training step.
+    """One graph for `compile_fx`: inference, a half of a training step, or the body of a loop.
 
     `gm.graph` has placeholders, `get_attr`, `call_function` and one output whose single argument
     is a tuple.  `mutated` holds the positions of placeholders that the graph writes into.

@@ -32,7 +32,7 @@ def convert(b: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
     return b.map(lambda i: ops.cast(x.at(i), b.result.dtype))
 
 
-@lowering("clone", "contiguous", "lift_fresh_copy", any_dtype=True)
+@lowering("clone", "contiguous", "lift_fresh_copy", "alias_copy", "detach_copy", any_dtype=True)
 def clone(b: GraphBuilder, x: Value, **_: Any) -> Value:
     """A copy in the strides of the result."""
     return b.map(x.at)

@@ -162,7 +162,19 @@ def resolve(op: str) -> Callable[..., Any]:
         return _DIRECT[op]
     for name in names:
         root = getattr(root, name)
+    if op.startswith("higher_order."):
+        return _below_autograd(root)
     return root  # type: ignore[no-any-return]  # torch.ops gives Any
+
+
+def _below_autograd(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A higher-order operator without its rule for autograd, which traces the bodies again."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
+
+    return call
 
 
 _OWN: Mapping[str, Callable[..., Any]] = {

@@ -73,6 +73,7 @@ TORCH_PRIVATE = {
     },
     "runtime/executor.py": {
         "torch._C._dynamo.guards": "checks a tensor, and allocates one, in a tenth of the time",
+        "torch._C._AutoDispatchBelowAutograd": "what operators that call bodies use themselves",
         "torch._C._cuda_exchangeDevice": "0.1 us, where the public context manager takes 2 us",
         "torch._C._cuda_getCurrentRawStream": "the driver's handle, without an object around it",
     },

@@ -12,10 +12,12 @@ from torch import Tensor, nn, randn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
+import lenz
 from tests.e2e.sides import agree, gradients_agree
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*in eager.*")
@@ -54,6 +56,50 @@ def test_scans_and_maps() -> None:
         tol=1e-4,
     )
     agree(lambda x, y: map_over(lambda a, b: (a * b).sin(), x, y), lambda: (randn(4, 3), randn(3)))
+
+
+def looped(x: Tensor, w: Tensor) -> Any:
+    def body(n: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.cond(n % 2 == 0, lambda c: (c @ w).sin(), lambda c: c @ (w * 1.5), (c,))
+        return n + 1, y.t() * 0.5
+
+    return while_loop(lambda n, c: n < 5, body, (torch.tensor(0), x.t()))
+
+
+def folded(x: Tensor, w: Tensor) -> Any:
+    def step(c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return c.t().sin() @ w, (c * y).t() + 1
+
+    return scan(step, w + 1, x.transpose(1, 2), dim=0)
+
+
+def mapped(x: Tensor, w: Tensor) -> Any:
+    return map_over(lambda a, b: ((a * b).softmax(-1), a.t() @ b), x.transpose(1, 2), w)
+
+
+# What a loop hands to its body has other strides in the second round, or than tracing said.
+BODIES = (
+    ("while_loop", looped, (4, 4), 4),
+    ("scan", folded, (3, 4, 4), 1),
+    ("map_impl", mapped, (3, 4, 4), 1),
+)
+
+
+@pytest.mark.parametrize(("op", "fn", "shape", "count"), BODIES, ids=lambda x: str(x))
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_bodies_are_compiled(
+    op: str, fn: Callable[..., Any], shape: tuple[int, ...], count: int, dynamic: bool
+) -> None:
+    def make() -> tuple[Tensor, Tensor]:
+        return randn(shape), randn(4, 4)
+
+    agree(fn, make, dynamic=dynamic, fullgraph=True, tol=1e-4)
+    *bodies, outer = lenz.explain(fn, dynamic=dynamic)(*make()).graphs
+    assert [e.op for e in outer.externs] == [f"higher_order.{op}"]
+    assert [b.kind for b in bodies] == ["body"] * count
+    calls = {e.op for b in bodies for e in b.externs}
+    assert calls <= {"aten.mm.default", "aten.bmm.default", "higher_order.cond"}, calls
+    assert not any(b.skips for b in bodies)
 
 
 def test_flexible_attention() -> None:

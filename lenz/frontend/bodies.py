@@ -1,0 +1,56 @@
+"""The bodies of branches and loops, compiled like graphs of their own.
+
+    cond(p, true_graph, false_graph, (x,))   ==>   the same call of two compiled functions
+
+Other higher-order operators do more with a body than to call it on tensors (they differentiate or
+vectorise it), so theirs stay as torch made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from lenz.frontend.build import build
+from lenz.frontend.program import CompileFX, FxProgram
+
+CALLERS = ("cond", "while_loop", "while_loop_stack_output", "scan", "map_impl")
+
+
+def with_bodies(p: FxProgram, compile_fx: CompileFX, native: frozenset[str]) -> FxProgram:
+    """Return the program with the bodies that its loops and branches call compiled.
+
+    One that writes into its arguments stays as it is: a loop may hand it copies.
+    """
+    made: dict[str, Any] = {}
+    for name, body in p.modules.items():
+        if not isinstance(body, GraphModule) or not _is_called(p.gm, name):
+            continue
+        graph = torch.fx.Graph()
+        graph.output(graph.graph_copy(body.graph, {}))
+        own = GraphModule(body, graph)
+        inner = build(own, [], "body", f"{p.name}.{name}", frozenset(), "", native)
+        if not inner.mutated:
+            run = compile_fx(with_bodies(inner, compile_fx, native))
+            made[name] = _unboxed(run, isinstance(own.graph.output_node().args[0], Node))
+    return replace(p, modules={**p.modules, **made})
+
+
+def _is_called(gm: GraphModule, name: str) -> bool:
+    """Say whether loops and branches alone use the attribute."""
+    users = [u for n in gm.graph.nodes if n.op == "get_attr" and n.target == name for u in n.users]
+    return all(getattr(u.target, "__name__", "") in CALLERS for u in users)
+
+
+def _unboxed(run: Callable[[list[Any]], Sequence[Any]], is_single: bool) -> Callable[..., Any]:
+    """Return `run` as a function of arguments, whose result stands alone if `is_single`."""
+
+    def call(*args: Any) -> Any:
+        found = tuple(run(list(args)))
+        return found[0] if is_single else found
+
+    return call
