@@ -57,7 +57,7 @@ KEEP_WHOLE: Mapping[str, str] = {
 # Packets whose decomposition the core table leaves out, and which is as good as a lowering.
 ALSO = (
     "aten.narrow_copy", "aten.permute_copy", "aten.tril_indices", "aten.triu_indices",
-    "aten.unbind_copy", "aten.view_copy",
+    "aten.unbind_copy", "aten.view_copy", "aten.rrelu_with_noise_backward",
 )  # fmt: skip
 
 

@@ -281,8 +281,6 @@ def _unpooled(
 
 def _max_unpool(b: GraphBuilder, x: Value, indices: Value, output_size: Any, *_: Any) -> Any:
     """Zeros, but for the elements of x at their positions."""
-    if not x.buffer.type.layout.is_contiguous:
-        return Decline("eager keeps channels last, which its fake tensor does not tell")
     return _unpooled(b, "set", x, indices, b.result.shape[-len(output_size) :])
 
 

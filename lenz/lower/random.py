@@ -7,6 +7,7 @@ CPU, gives i64[2], a key and the number of the first counter). Each op of a grap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,86 @@ def exponential(
         return ops.mul(drawn, const(1.0 / lambd, u.dtype))
 
     return _draw(b, generator, fn)
+
+
+@lowering("cauchy")
+def cauchy(
+    b: GraphBuilder, x: Value, median: float = 0.0, sigma: float = 1.0, generator: Any = None
+) -> Value | Decline:
+    """median + sigma tan(pi (u - 1/2)) for u of [0, 1)."""
+    if not sigma > 0:
+        return REFUSED
+
+    def fn(s: Drawn, i: Index, t: DType) -> Expr:
+        u = ops.uniform(*s, compute_dtype(t))
+        turn = ops.mul(ops.sub(u, const(0.5, u.dtype)), const(math.pi, u.dtype))
+        return ops.fma(ops.tan(turn), const(sigma, u.dtype), const(median, u.dtype))
+
+    return _draw(b, generator, fn)
+
+
+@lowering("log_normal")
+def log_normal(
+    b: GraphBuilder, x: Value, mean: float = 1.0, std: float = 2.0, generator: Any = None
+) -> Value | Decline:
+    """Exponentials of normal numbers."""
+    if not std > 0:
+        return REFUSED
+
+    def fn(s: Drawn, i: Index, t: DType) -> Expr:
+        z = ops.normal(*s, compute_dtype(t))
+        return ops.exp(ops.fma(z, const(std, z.dtype), const(mean, z.dtype)))
+
+    return _draw(b, generator, fn)
+
+
+@lowering("geometric")
+def geometric(b: GraphBuilder, x: Value, p: float, generator: Any = None) -> Value | Decline:
+    """How many trials of chance p the first success takes: log(1 - u) / log(1 - p), rounded up."""
+    if not 0 < p < 1:
+        return REFUSED
+
+    def fn(s: Drawn, i: Index, t: DType) -> Expr:
+        wide = compute_dtype(t) if t.is_float else F64
+        trials = ops.mul(ops.log1p(ops.neg(ops.uniform(*s, wide))), const(1 / math.log1p(-p), wide))
+        return ops.cast(ops.maximum(ops.ceil(trials), const(1.0, wide)), compute_dtype(t))
+
+    return _draw(b, generator, fn)
+
+
+@lowering("rrelu_with_noise_functional")
+def rrelu(
+    b: GraphBuilder,
+    x: Value,
+    noise: Value,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[Value, Value] | Decline:
+    """x times what is drawn from [lower, upper) where it is not positive; and all factors."""
+    out, drawn = b.results
+    assert out is not None and drawn is not None
+    if not training:
+        slope = (lower + upper) / 2
+
+        def leaky(i: Index) -> Expr:
+            e = x.compute(i)
+            return ops.where(ops.gt(e, const(0, e.dtype)), e, ops.mul(e, const(slope, e.dtype)))
+
+        return b.map(leaky, out), b.map(noise.at, drawn)
+    no = refused(b, generator)
+    if no is not None:
+        return no
+    source = seeded(b, drawn)
+
+    def factor(i: Index) -> Expr:
+        e, one = x.compute(i), const(1.0, compute_dtype(x.dtype))
+        u = ops.fma(unit(source(i), x.dtype), const(upper - lower, e.dtype), const(lower, e.dtype))
+        return ops.where(ops.le(e, const(0, e.dtype)), u, one)
+
+    factors = b.map(factor, drawn, "factors")
+    return b.map(lambda i: ops.mul(x.compute(i), factors.compute(i)), out), factors
 
 
 @lowering("bernoulli.default")

@@ -326,6 +326,15 @@ def ndtri(p: Expr) -> Expr:
     return ops.where(ops.ge(q, _c(0.0, p)), out, _c(math.nan, p))
 
 
+def spherical_j0(x: Expr) -> Expr:
+    """sin(x) / x, by its series below 1/2, which has terms up to x^8 / 9! (DLMF 10.49)."""
+    square, low = ops.square(x), _c(0.0, x)
+    for k in (4, 3, 2, 1, 0):
+        low = ops.fma(low, square, _c((-1) ** k / math.factorial(2 * k + 1), x))
+    far = ops.where(ops.isinf(x), _c(0.0, x), ops.div(ops.sin(x), x))
+    return ops.where(ops.lt(ops.abs(x), _c(0.5, x)), low, far)
+
+
 _enter(digamma, "digamma", "special_digamma", "special_psi", doubles=True)
 _enter(_i(0), "i0", "special_i0", "special_modified_bessel_i0")
 _enter(_i(1), "special_i1", "special_modified_bessel_i1")
@@ -339,6 +348,7 @@ for _order in (0, 1):
 _enter(airy_ai, "special_airy_ai")
 _enter(erfcx, "special_erfcx")
 _enter(ndtri, "special_ndtri")
+_enter(spherical_j0, "special_spherical_bessel_j0")
 
 
 def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr], Expr]) -> None:

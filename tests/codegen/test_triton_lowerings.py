@@ -115,6 +115,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "special functions": (
         lambda x: (
             torch.digamma(x),
+            torch.special.spherical_bessel_j0(x),
             torch.polygamma(2, x),
             torch.special.i1e(x),
             torch.special.erfcx(x),

@@ -23,7 +23,7 @@ CASES = [
     ("scaled_modified_bessel_k0", POSITIVE, 0.0), ("scaled_modified_bessel_k1", POSITIVE, 0.0),
     ("airy_ai", REAL[REAL.abs() < 8], 4e-6), ("erfcx", REAL[REAL > -8], 0.0),
     ("ndtri", torch.cat([torch.logspace(-38, -0.001, 400), torch.linspace(0, 1, 201)]), 1e-6),
-    ("log_ndtr", REAL, 1e-6),
+    ("log_ndtr", REAL, 1e-6), ("spherical_bessel_j0", REAL, 1e-7),
 ]  # fmt: skip
 
 
