@@ -1,43 +1,101 @@
-"""Which buffers an expression reads: what decides for how long its value may be remembered."""
+"""The walk over expressions that both code generators share: what has a value, and for how long.
+
+A node that reads memory is remembered by the masks it stands under as well; one that reads a buffer
+which the kernel writes is forgotten when the buffer is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from abc import abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
 
+from lenz.errors import InternalError
 from lenz.ir.expr import Expr
 from lenz.ir.op import LOAD, MASKED
 
 Mask = tuple[Expr, ...]
 Item = tuple[Expr, Mask]
+V = TypeVar("V")
 
 
-class Reads:
-    """The buffers that expressions read, each expression looked at once."""
+class Walk(Generic[V]):
+    """One visit per distinct node; a subclass says what a visit writes.
 
-    __slots__ = ("_found",)
+    memo     values by expression and masks, which `keep` enters for as long as they are defined
+    written  buffers that the kernel stores to
+    """
 
-    def __init__(self) -> None:
-        self._found: dict[Expr, tuple[str, ...]] = {}
+    __slots__ = ("_keep", "_memo", "_reads", "_stale", "written")
 
-    def of(self, e: Expr) -> tuple[str, ...]:
-        """Names of the buffers; ask for operands first, so that this never goes deep."""
-        found = self._found.get(e)
+    def __init__(
+        self, memo: dict[Hashable, V], keep: Callable[[Hashable, V], V], written: frozenset[str]
+    ) -> None:
+        self._memo = memo
+        self._keep = keep
+        self._reads: dict[Expr, tuple[str, ...]] = {}
+        self._stale: dict[str, list[Hashable]] = {}
+        self.written = written
+
+    @abstractmethod
+    def visit(self, e: Expr, mask: Mask) -> V:
+        """The value of a node whose operands have values."""
+
+    def value(self, e: Expr, mask: Mask = ()) -> V:
+        """The value of an expression."""
+        stack: list[Item] = [(e, mask)]
+        while stack:
+            item = stack[-1]
+            if self._find(item) is not None:
+                stack.pop()
+                continue
+            todo = [part for part in _parts_of(item) if self._find(part) is None]
+            if todo:
+                stack.extend(reversed(todo))
+                continue
+            stack.pop()
+            # The conditions around a node matter to loads alone.
+            key = item if item[1] and self._reads_of(item[0]) else (item[0], ())
+            self._keep(key, self.visit(*item))
+            self.expires(key, item[0])
+        return self.operand(e, mask)
+
+    def operand(self, e: Expr, mask: Mask) -> V:
+        """The value of a node that has been visited."""
+        found = self._find((e, mask))
+        if found is None:
+            raise InternalError(f"{e.op.name} has no value", pass_name="codegen")
+        return found
+
+    def expires(self, key: Hashable, e: Expr) -> None:
+        """What this key keeps is made of `e`: it is stale once a buffer that `e` reads changes."""
+        for buffer in self._reads_of(e):
+            if buffer in self.written:
+                self._stale.setdefault(buffer, []).append(key)
+
+    def forget(self, buffer: str) -> None:
+        """Drop every value that was read from a buffer, since the buffer changes here."""
+        for key in self._stale.pop(buffer, ()):
+            self._memo.pop(key, None)
+
+    def _find(self, item: Item) -> V | None:
+        found = self._memo.get((item[0], ()))
+        return self._memo.get(item) if found is None and item[1] else found
+
+    def _reads_of(self, e: Expr) -> tuple[str, ...]:
+        """Names of the buffers; asked for operands first, so that this never goes deep."""
+        found = self._reads.get(e)
         if found is None:
             names: dict[str, None] = {e.attrs[0]: None} if e.op is LOAD else {}
             if e.op.guarded:  # its effect depends on the masks as a load does
                 names[""] = None
             for a in e.args:
-                names.update(dict.fromkeys(self.of(a)))
-            found = self._found[e] = tuple(names)
+                names.update(dict.fromkeys(self._reads_of(a)))
+            found = self._reads[e] = tuple(names)
         return found
 
-    def key(self, item: Item) -> Hashable:
-        """What a value is remembered by: the conditions around it matter to loads alone."""
-        e, mask = item
-        return item if mask and self.of(e) else (e, ())
 
-
-def parts_of(item: Item) -> list[Item]:
+def _parts_of(item: Item) -> list[Item]:
     """Operands, with the conditions under which they are computed."""
     e, mask = item
     if e.op is MASKED:

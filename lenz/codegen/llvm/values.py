@@ -1,19 +1,15 @@
-"""Expressions to values: one visit per distinct node, on the outermost level it can be computed.
-
-A node that reads memory is keyed by the masks it stands under as well; one that reads a buffer
-which the kernel writes is forgotten when the buffer is written.
-"""
+"""Expressions to values: one visit per distinct node, on the outermost level it can be computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from lenz.codegen.llvm.access import Accesses
 from lenz.codegen.llvm.accumulators import Accumulator
 from lenz.codegen.llvm.indices import Indices, index_type
 from lenz.codegen.llvm.scopes import Scopes, Value
 from lenz.codegen.llvm.types import constant
-from lenz.codegen.reads import Item, Mask, Reads, parts_of
+from lenz.codegen.reads import Mask, Walk
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of
@@ -21,80 +17,30 @@ from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.sym import Sym, Var
 
 
-class Values:
+class Values(Walk[Value]):
     """The values of expressions in the function that is being written.
 
     refs     values of Let and Reduce by name
-    written  buffers that the kernel stores to
     floor    per written buffer, the level above which its loads may not be moved
     """
 
-    __slots__ = (
-        "accesses", "column", "columns", "floor", "indices", "reads", "refs", "scopes", "stale",
-        "written",
-    )  # fmt: skip
+    __slots__ = ("accesses", "column", "columns", "floor", "indices", "refs", "scopes")
 
     def __init__(
         self, scopes: Scopes, indices: Indices, accesses: Accesses, written: frozenset[str]
     ) -> None:
+        super().__init__(scopes.memo, scopes.keep, written)
         self.scopes = scopes
         self.indices = indices
         self.accesses = accesses
-        self.written = written
         self.refs: dict[str, Value] = {}
         # Reductions with one accumulator per point of a loop, and how to read the point we are at.
         self.columns: dict[str, Accumulator] = {}
         self.column: Callable[[Accumulator], Value] | None = None
         self.floor: dict[str, int] = {}
-        self.reads = Reads()
-        self.stale: dict[str, list[Hashable]] = {}
 
-    def value(self, e: Expr, mask: Mask = ()) -> Value:
-        """The value of an expression, as a scalar or, where lanes differ, a vector."""
-        memo = self.scopes.memo
-        stack: list[Item] = [(e, mask)]
-        while stack:
-            item = stack[-1]
-            if self._find(item) is not None:
-                stack.pop()
-                continue
-            todo = [part for part in parts_of(item) if self._find(part) is None]
-            if todo:
-                stack.extend(reversed(todo))
-                continue
-            stack.pop()
-            found = self._visit(*item)
-            key = self.reads.key(item)
-            memo[key] = found
-            self.scopes.fn.scopes[found.level].keys.append(key)
-            for buffer in self.reads.of(item[0]):
-                if buffer in self.written:
-                    self.stale.setdefault(buffer, []).append(key)
-        result = self._find((e, mask))
-        if result is None:
-            raise InternalError("an expression has lost its value", pass_name="codegen")
-        return result
-
-    def forget(self, buffer: str) -> None:
-        """Drop every value that was read from a buffer, since the buffer changes here."""
-        for key in self.stale.pop(buffer, ()):
-            self.scopes.memo.pop(key, None)
-
-    def _find(self, item: Item) -> Value | None:
-        memo = self.scopes.memo
-        found = memo.get((item[0], ()))
-        if found is None and item[1]:
-            found = memo.get(item)
-        return found
-
-    def operand(self, e: Expr, mask: Mask) -> Value:
-        """The value of a node that has been visited."""
-        found = self._find((e, mask))
-        if found is None:
-            raise InternalError(f"{e.op.name} has no value yet", pass_name="codegen")
-        return found
-
-    def _visit(self, e: Expr, mask: Mask) -> Value:
+    def visit(self, e: Expr, mask: Mask) -> Value:
+        """The value of a node, as a scalar or, where lanes differ, a vector."""
         if e.op is CONST:
             return Value((constant(e.dtype, e.attrs[0]),), 0)
         if e.op is REF:
@@ -211,9 +157,7 @@ class Values:
         if tail is not None and (step != 0 or total.lanes):
             total = self._both(total, tail)
         for cond in mask:
-            for buffer in self.reads.of(cond):
-                if buffer in self.written:
-                    self.stale.setdefault(buffer, []).append(key)
+            self.expires(key, cond)
         return self.scopes.keep(key, total)
 
     def _both(self, x: Value, y: Value) -> Value:

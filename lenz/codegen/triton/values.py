@@ -1,14 +1,11 @@
 """Expressions to Triton text: one line per distinct node, in the outermost body that can hold it.
 
-A node that reads memory is remembered by the conditions it stands under as well; one that reads a
-buffer which the kernel writes stays in its body and is forgotten when the buffer is written.
+One that reads a buffer which the kernel writes stays in its body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
-from lenz.codegen.reads import Item, Mask, Reads, parts_of
+from lenz.codegen.reads import Mask, Walk
 from lenz.codegen.triton.indices import Indices, joint
 from lenz.codegen.triton.lanes import Lanes
 from lenz.codegen.triton.random import FUNCTION
@@ -23,11 +20,10 @@ from lenz.ops.emission import triton_text
 from lenz.sym import Int, Sym, Var
 
 
-class Values:
+class Values(Walk[Term]):
     """The values of expressions in the function that is being written.
 
     refs     values of Let and Reduce by name
-    written  buffers that the kernel stores to
     locals   the tiles that locals are, with their element types
     checks   True once the text holds an assertion
     functions names of the functions that the text calls
@@ -35,48 +31,24 @@ class Values:
     """
 
     __slots__ = (
-        "checks", "dirty", "floor", "functions", "indices", "lanes", "locals", "reads", "refs",
-        "stale", "text", "written",
+        "checks", "dirty", "floor", "functions", "indices", "lanes", "locals", "refs", "text",
     )  # fmt: skip
 
     def __init__(self, text: Text, indices: Indices, lanes: Lanes, written: frozenset[str]) -> None:
+        super().__init__(text.memo, text.keep, written)
         self.text = text
         self.indices = indices
-        self.written = written
         self.refs: dict[str, Term] = {}
         self.locals: dict[str, tuple[Term, DType]] = {}
         self.lanes = lanes
-        self.reads = Reads()
-        self.stale: dict[str, list[Hashable]] = {}
         self.dirty: set[str] = set()
         self.checks = False
         self.functions: dict[str, None] = {}
         self.floor = 0
 
-    def value(self, e: Expr, mask: Mask = ()) -> Term:
-        """The value of an expression."""
-        stack: list[Item] = [(e, mask)]
-        while stack:
-            item = stack[-1]
-            if self._find(item) is not None:
-                stack.pop()
-                continue
-            todo = [part for part in parts_of(item) if self._find(part) is None]
-            if todo:
-                stack.extend(reversed(todo))
-                continue
-            stack.pop()
-            key = self.reads.key(item)
-            self.text.keep(key, self._visit(*item))
-            for buffer in self.reads.of(item[0]):
-                if buffer in self.written:
-                    self.stale.setdefault(buffer, []).append(key)
-        return self._operand(e, mask)
-
     def forget(self, buffer: str) -> None:
-        """Drop every value that was read from a buffer, since the buffer changes here."""
-        for key in self.stale.pop(buffer, ()):
-            self.text.memo.pop(key, None)
+        """As above; threads wait for each other before the buffer is read again."""
+        super().forget(buffer)
         self.dirty.add(buffer)
 
     def barrier(self) -> None:
@@ -84,20 +56,8 @@ class Values:
         self.text.put(self.text.level, "tl.debug_barrier()")
         self.dirty.clear()
 
-    def _find(self, item: Item) -> Term | None:
-        memo = self.text.memo
-        found = memo.get((item[0], ()))
-        if found is None and item[1]:
-            found = memo.get(item)
-        return found
-
-    def _operand(self, e: Expr, mask: Mask) -> Term:
-        found = self._find((e, mask))
-        if found is None:
-            raise InternalError(f"{e.op.name} has no value", pass_name="codegen")
-        return found
-
-    def _visit(self, e: Expr, mask: Mask) -> Term:
+    def visit(self, e: Expr, mask: Mask) -> Term:
+        """The value of a node."""
         if e.op is CONST:
             return Term(constant(e.dtype, e.attrs[0]))
         if e.op is REF:
@@ -111,14 +71,14 @@ class Values:
         if e.op is MASKED:
             cond, value, other = e.args
             parts = [
-                self._operand(cond, mask),
-                self._operand(value, (*mask, cond)),
-                self._operand(other, mask),
+                self.operand(cond, mask),
+                self.operand(value, (*mask, cond)),
+                self.operand(other, mask),
             ]
             dims, level = joint(parts)
             c, v, o = [p.text for p in parts]
             return self.text.let(f"tl.where({c}, {v}, {o})", dims, level)
-        parts = [self._operand(a, mask) for a in e.args]
+        parts = [self.operand(a, mask) for a in e.args]
         dims, level = joint(parts)
         if self.lanes.pairs is not None and (half := self.lanes.pairs.counters(e)) is not None:
             self.functions[FUNCTION] = None
@@ -150,7 +110,7 @@ class Values:
             for v in s.free_vars:
                 if is_bound_var(v):
                     arg = args[int(v.name[1:])]
-                    term = self._operand(arg, mask)
+                    term = self.operand(arg, mask)
                     found[v] = self._cast_index(arg, term)
         return found
 
@@ -223,7 +183,7 @@ class Values:
 
     def _conjunction(self, mask: Mask, dims: Dims) -> Term | None:
         """The condition of an access: all conditions around it, and lanes that have an element."""
-        parts = [self._operand(cond, mask[:k]) for k, cond in enumerate(mask)]
+        parts = [self.operand(cond, mask[:k]) for k, cond in enumerate(mask)]
         dims, level = joint([Term("", dims), *parts])
         parts += self.lanes.conditions(dims)
         if not parts:
