@@ -389,7 +389,47 @@ def embedding_dense_backward(
         row = ops.cast(indices.at(i[:-1]), I64)
         return ops.where(ops.eq(row, const(padding_idx, I64)), const(0, e.dtype), e)
 
+    most, atomic = product(indices.shape).hi, table.device != "cpu" and ZERO not in grad.shape
+    if atomic and table.dtype.is_half and most is not None and most < (rows.lo or 0):
+        return _few_rows(b, indices, rows, grad.shape, value)
     return update(b, "add", table, grad.shape, place, value)
+
+
+def _few_rows(
+    b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], value: Callable[[Index], Expr]
+) -> Value:
+    """The gradient of a table with fewer lookups than rows, where sums are wider than the table.
+
+    The first lookup of a row owns it: sums take a row per lookup and not per row of the table. 2^14
+    lookups in 50257 rows of 768 bf16 move 160 MB instead of 460 MB. Rows that nobody looks up have
+    the owner behind the last one.
+    """
+    lookups = product(indices.shape)
+    owners = b.temp((rows,), I64)
+    own = b.map(lambda i: index(lookups), owners)
+
+    def row(i: Index) -> tuple[Expr]:
+        return (checked(indices.at(i), rows, wraps=False),)
+
+    def number(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+        return (position(0, rows),), row(i), index(flatten(i, indices.shape))
+
+    own = b.scatter("min", own, indices.shape, number, owners)
+    sums = b.temp((lookups + 1, over[-1]), F32)
+    total = b.map(lambda i: const(0, F32), sums)
+
+    def place(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+        at = own.at((position(0, rows),), row(i[:-1]))
+        return (position(0, lookups + 1), i[-1]), (at,), ops.cast(value(i), F32)
+
+    total = b.scatter("add", total, over, place, sums)
+
+    def found(i: Index) -> Expr:
+        at = own.at(i[:1])
+        e = ops.cast(total.at((position(0, lookups + 1), i[1]), (at,)), b.result.dtype)
+        return masked(ops.lt(at, index(lookups)), e, const(0, e.dtype))
+
+    return b.map(found)
 
 
 def _numbered(b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], Expr]) -> Value:

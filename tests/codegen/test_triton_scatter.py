@@ -10,7 +10,8 @@ import torch
 from gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
 from torch import Tensor
 
-from lenz.ir.graph import Extern
+from lenz.ir.graph import Extern, buffers_of
+from lenz.sym import Int
 
 G = torch.Generator().manual_seed(0)
 X, S = torch.randn(33, 70, generator=G), torch.randn(50, 70, generator=G)
@@ -45,6 +46,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "embedding": (
         lambda g, j: torch.ops.aten.embedding_dense_backward(g, j, 100, -1, False),
         (S, J),
+    ),
+    "embedding of few halves": (
+        lambda g, j: torch.ops.aten.embedding_dense_backward(g, j.view(5, 10), 100, 3, False),
+        (S.bfloat16().view(5, 10, 70), J),
+    ),
+    "embedding of many halves": (
+        lambda g, j: torch.ops.aten.embedding_dense_backward(g, j, 40, -1, False),
+        (S.half(), J),
     ),
     "counts": (lambda j: j.new_zeros(7).index_add(0, j, torch.ones_like(j)), (COUNTS,)),
 }
@@ -85,3 +94,12 @@ def test_nan_wins_whatever_its_sign(kind: str, dtype: torch.dtype) -> None:
         assert_function(
             lambda x, s, j: x.scatter_reduce(0, j, s, kind, include_self=include), x, s, j
         )
+
+
+def test_sums_of_few_lookups_are_no_larger_than_the_lookups() -> None:
+    def fn(g: Tensor, j: Tensor) -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(g, j, 1000, -1, False)
+
+    g = assert_function(fn, S.bfloat16(), J).graph
+    sums = [b for b in buffers_of(g).values() if b.dtype.name == "f32"]
+    assert sums and {b.shape[0] for b in sums} == {Int(51)}
