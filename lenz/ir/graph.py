@@ -224,6 +224,15 @@ def atom_refs(a: Atom) -> Iterator[str]:
             yield from atom_refs(part)
 
 
+def atom_syms(a: Atom) -> Iterator[Sym]:
+    """The sizes in an argument, in order."""
+    if isinstance(a, Sym):
+        yield a
+    elif isinstance(a, tuple):
+        for part in a:
+            yield from atom_syms(part)
+
+
 def outs_of(n: Node) -> tuple[Buffer, ...]:
     """The buffers a node defines."""
     if isinstance(n, Extern):

@@ -233,6 +233,20 @@ def list_of(c: Cursor, one: Callable[[], T], close: str, until: tuple[str, ...] 
     return items
 
 
+def tuple_of(c: Cursor, one: Callable[[], T], brackets: str = "()") -> tuple[T, ...]:
+    """Items with commas between, in brackets."""
+    c.expect(brackets[0])
+    return tuple(list_of(c, one, brackets[1]))
+
+
+def enclosed(c: Cursor, one: Callable[[], T], brackets: str = "[]") -> T:
+    """One item in brackets."""
+    c.expect(brackets[0])
+    item = one()
+    c.expect(brackets[1])
+    return item
+
+
 def choice_of(c: Cursor, table: Mapping[str, Any] | tuple[str, ...], what: str) -> str:
     """One of some words."""
     if c.kind != "word" or c.text not in table:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, ref, syms_of
 from lenz.ir.graph import (
-    Atom,
     Extern,
     Graph,
     Node,
@@ -24,6 +23,7 @@ from lenz.ir.graph import (
     Scatter,
     Sort,
     View,
+    atom_syms,
     bodies_of,
     loop_axes,
     outs_of,
@@ -38,6 +38,7 @@ from lenz.ir.printer_expr import (
     show_axis,
     show_block,
     show_bound,
+    show_call,
     show_expr,
     show_name,
     show_range,
@@ -47,7 +48,7 @@ from lenz.ir.printer_expr import (
 )
 from lenz.ir.printer_kernel import kernel_lines
 from lenz.ir.printer_plan import plan_lines
-from lenz.ir.tensor import Axis, Buffer, TensorType
+from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv, Var
 from lenz.sym import show as show_sym
 
@@ -90,20 +91,6 @@ def device_of(g: Graph) -> str:
     return ""
 
 
-def _type_syms(t: TensorType) -> Iterator[Sym]:
-    yield from t.layout.shape
-    yield from t.layout.stride
-    yield t.layout.offset
-
-
-def _atom_syms(a: Atom) -> Iterator[Sym]:
-    if isinstance(a, Sym):
-        yield a
-    elif isinstance(a, tuple):
-        for part in a:
-            yield from _atom_syms(part)
-
-
 def _node_syms(n: Node) -> Iterator[tuple[Sym, frozenset[Var]]]:
     """Every Sym of a node with the variables that its axes bind."""
     none: frozenset[Var] = frozenset()
@@ -121,11 +108,9 @@ def _node_syms(n: Node) -> Iterator[tuple[Sym, frozenset[Var]]]:
                 if isinstance(out, Sym):
                     yield out, none
             for a in (*n.args, *(a for _, a in n.kwargs)):
-                for s in _atom_syms(a):
-                    yield s, none
+                yield from ((s, none) for s in atom_syms(a))
     for b in outs_of(n):
-        for s in _type_syms(b.type):
-            yield s, none
+        yield from ((s, none) for s in b.type.layout.syms)
     for axis in axes:
         yield axis.extent, none
     bound = frozenset(axis.var for axis in axes)
@@ -151,13 +136,13 @@ def sizes_of(g: Graph) -> tuple[Var, ...]:
 
     empty: frozenset[Var] = frozenset()
     for b in (*g.inputs, *g.constants):
-        for s in _type_syms(b.type) if isinstance(b, Buffer) else (b,):
+        for s in b.type.layout.syms if isinstance(b, Buffer) else (b,):
             take(s, empty)
     for n in g.nodes:
         for s, bound in _node_syms(n):
             take(s, bound)
     for a in g.outputs:
-        for s in _atom_syms(a):
+        for s in atom_syms(a):
             take(s, empty)
     for v in g.env.ranges:
         take(v, empty)
@@ -276,14 +261,8 @@ def show_extern(n: Extern, device: str = "", outputs: frozenset[str] = frozenset
             outs.append(f"{mark}%{show_name(o.name)} = {show_type(o.type, device)}")
         else:
             outs.append("none" if o is None else show_sym(o))
-    if len(outs) == 1 and n.single:
-        head = outs[0]
-    else:
-        head = f"({', '.join(outs)}{',' if len(outs) == 1 else ''})"
-    args = [show_atom(a) for a in n.args] + [f"{k}={show_atom(a)}" for k, a in n.kwargs]
-    line = f"{head} : call {show_word(n.op)}({', '.join(args)})"
-    if n.single and len(outs) != 1:
-        line += " single"
+    head, call = show_call(outs, n.op, n.args, n.kwargs, n.single)
+    line = f"{head} : call {call}"
     if n.mutates:
         line += f" mutates ({', '.join('%' + show_name(m) for m in n.mutates)})"
     if n.aliases:

@@ -115,6 +115,19 @@ def show_atom(a: Atom) -> str:
     raise TypeError(f"{a!r} is not an argument")
 
 
+def show_call(
+    outs: list[str],
+    op: str,
+    args: tuple[Atom, ...],
+    kwargs: tuple[tuple[str, Atom], ...],
+    single: bool,
+) -> tuple[str, str]:
+    """The results of an eager op as `x` or `(x, y)`, and what is called."""
+    head = outs[0] if len(outs) == 1 and single else f"({', '.join(outs)}{',' * (len(outs) == 1)})"
+    given = [show_atom(a) for a in args] + [f"{k}={show_atom(a)}" for k, a in kwargs]
+    return head, f"{show_word(op)}({', '.join(given)})" + " single" * (single and len(outs) != 1)
+
+
 def show_attr(a: Any) -> str:
     """One attribute of an op: as an argument, or a dtype by its name."""
     return a.name if isinstance(a, DType) else show_atom(a)

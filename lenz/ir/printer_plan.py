@@ -19,13 +19,7 @@ from lenz.ir.plan import (
     Step,
     ViewStep,
 )
-from lenz.ir.printer_expr import (
-    show_atom,
-    show_name,
-    show_range,
-    show_type,
-    show_word,
-)
+from lenz.ir.printer_expr import show_atom, show_call, show_name, show_range, show_type, show_word
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
 from lenz.sym import show as show_sym
@@ -55,7 +49,7 @@ def plan_sizes(p: Plan) -> tuple[Var, ...]:
                 for part in x:
                     walk(part)
             case TensorType():
-                walk((x.layout.shape, x.layout.stride, x.layout.offset))
+                walk(x.layout.syms)
             case Input() | Alloc() | Reuse() | ViewStep():
                 walk(x.type)
             case BindSize():
@@ -149,11 +143,5 @@ def _call(s: CallStep) -> str:
         "none" if o is None else f"%{show_name(o)}" if isinstance(o, str) else show_sym(o)
         for o in s.outs
     ]
-    head = (
-        outs[0] if len(outs) == 1 and s.single else f"({', '.join(outs)}{',' * (len(outs) == 1)})"
-    )
-    args = [show_atom(a) for a in s.args] + [f"{k}={show_atom(a)}" for k, a in s.kwargs]
-    line = f"call {head} = {show_word(s.op)}({', '.join(args)})"
-    if s.single and len(outs) != 1:
-        line += " single"
-    return line + " into" * s.into
+    head, call = show_call(outs, s.op, s.args, s.kwargs, s.single)
+    return f"call {head} = {call}" + " into" * s.into

@@ -40,6 +40,7 @@ from lenz.ir.lexer import (
     name_of,
     string_of,
     sym_of,
+    tuple_of,
     word_of,
 )
 from lenz.ir.plan import Plan
@@ -50,8 +51,8 @@ from lenz.ir.reader_expr import (
     axes_of,
     block_of,
     call_args,
+    header_of,
     place_of,
-    sizes_of,
     type_of,
     value_of,
 )
@@ -118,34 +119,17 @@ class _Draft:
 
 
 def _graph(c: Cursor) -> tuple[Graph, Scope]:
-    c.expect("@")
-    name = name_of(c)
-    s = Scope()
-    c.expect("(")
-    sizes = sizes_of(c, s, ")")
-    if c.accept("on"):
-        s.device = word_of(c)
-    c.expect("{")
+    name, sizes, s = header_of(c)
     d = _Draft()
     while not c.accept("}"):
         _statement(c, s, d)
     ranges = tuple(sorted(sizes, key=lambda v: v.name)) if d.ranges is None else d.ranges
     env = SymEnv(ranges, d.hints, tuple(d.facts), tuple(d.guards), d.is_closed)
     outputs = tuple(d.marked) if d.outputs is None else d.outputs
-    return (
-        Graph(
-            name,
-            tuple(d.inputs),
-            tuple(d.nodes),
-            outputs,
-            tuple(d.mutations),
-            tuple(d.constants),
-            env,
-            tuple(d.objects),
-            d.free,
-        ),
-        s,
-    )
+    inputs, nodes, mutations = tuple(d.inputs), tuple(d.nodes), tuple(d.mutations)
+    constants, objects = tuple(d.constants), tuple(d.objects)
+    g = Graph(name, inputs, nodes, outputs, mutations, constants, env, objects, d.free)
+    return g, s
 
 
 def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
@@ -168,8 +152,7 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
         case "object":
             d.objects.append(name_of(c))
         case "free":
-            c.expect("(")
-            d.free = tuple(list_of(c, lambda: buffer_of(c), ")"))
+            d.free = tuple_of(c, lambda: buffer_of(c))
         case "mutate":
             to = buffer_of(c)
             c.expect("<-")
@@ -177,8 +160,7 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
         case "return":
             if d.marked or d.outputs is not None:
                 raise c.error("`return` beside buffers that are marked `out`", place)
-            c.expect("(")
-            d.outputs = tuple(list_of(c, lambda: atom_of(c, s), ")"))
+            d.outputs = tuple_of(c, lambda: atom_of(c, s))
         case word:
             _env_line(c, s, d, word)
 
@@ -338,8 +320,7 @@ def _extern(c: Cursor, s: Scope, results: tuple[Buffer | Sym | None, ...], singl
     mutates: tuple[str, ...] = ()
     aliases: tuple[tuple[int, str], ...] = ()
     if c.accept("mutates"):
-        c.expect("(")
-        mutates = tuple(list_of(c, lambda: buffer_of(c), ")"))
+        mutates = tuple_of(c, lambda: buffer_of(c))
     if c.accept("aliases"):
 
         def pair() -> tuple[int, str]:
@@ -347,8 +328,7 @@ def _extern(c: Cursor, s: Scope, results: tuple[Buffer | Sym | None, ...], singl
             c.expect(":")
             return k, buffer_of(c)
 
-        c.expect("(")
-        aliases = tuple(list_of(c, pair, ")"))
+        aliases = tuple_of(c, pair)
     reason = string_of(c) if c.accept("because") else ""
     return Extern(results, op, args, kwargs, single, mutates, aliases, reason)
 
@@ -368,8 +348,7 @@ def _schedule(c: Cursor) -> Schedule:
         elif c.accept("launch"):
             c.expect("@")
             name = choice_of(c, kernels, "a kernel") if c.kind == "word" else string_of(c)
-            c.expect("(")
-            steps.append(Launch(kernels[name], tuple(list_of(c, lambda: buffer_of(c), ")"))))
+            steps.append(Launch(kernels[name], tuple_of(c, lambda: buffer_of(c))))
         elif c.accept("reject"):
             rejected.append(Rejected(string_of(c), string_of(c), string_of(c)))
         else:

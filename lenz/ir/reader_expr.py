@@ -13,6 +13,7 @@ from lenz.ir.lexer import (
     Cursor,
     buffer_of,
     choice_of,
+    enclosed,
     int_of,
     list_of,
     name_of,
@@ -65,6 +66,18 @@ def sizes_of(c: Cursor, s: Scope, close: str) -> tuple[Var, ...]:
         return v
 
     return tuple(list_of(c, one, close))
+
+
+def header_of(c: Cursor) -> tuple[str, tuple[Var, ...], Scope]:
+    """`@name(s0: 1..) on cuda:0 {`: the name, the sizes, and the scope that they are in."""
+    c.expect("@")
+    name, s = name_of(c), Scope()
+    c.expect("(")
+    sizes = sizes_of(c, s, ")")
+    if c.accept("on"):
+        s.device = word_of(c)
+    c.expect("{")
+    return name, sizes, s
 
 
 def axis_of(c: Cursor, s: Scope, between: str = ":") -> Axis:
@@ -140,10 +153,7 @@ def atom_of(c: Cursor, s: Scope) -> Atom:
         return complex(real, imag)
     if c.kind == "word":
         kind = choice_of(c, _NAMED, "an argument")
-        c.expect("(")
-        word = word_of(c)
-        c.expect(")")
-        return Named(cast(Any, kind), word)
+        return Named(cast(Any, kind), enclosed(c, lambda: word_of(c), "()"))
     return number_of(c)
 
 

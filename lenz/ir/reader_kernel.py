@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, cast, get_args
 
-from lenz.ir.expr import Expr
 from lenz.ir.graph import REDUCE_KINDS, SCAN_KINDS, UPDATE_MODES
 from lenz.ir.kernel import (
     LOOP_KINDS,
@@ -28,6 +27,7 @@ from lenz.ir.lexer import (
     Cursor,
     buffer_of,
     choice_of,
+    enclosed,
     int_of,
     list_of,
     name_of,
@@ -84,9 +84,7 @@ def _param(c: Cursor, s: Scope) -> Param:
     c.expect(":")
     mode = choice_of(c, get_args(Mode), "a mode")
     dtype = dtype_of_text(c)
-    c.expect("[")
-    size = sym_of(c, s.vars)
-    c.expect("]")
+    size = enclosed(c, lambda: sym_of(c, s.vars))
     s.types["%" + name] = dtype
     return Param(name, dtype, size, cast(Mode, mode), c.accept("aligned"))
 
@@ -95,9 +93,7 @@ def _local(c: Cursor, s: Scope) -> Local:
     name = buffer_of(c)
     c.expect(":")
     dtype = dtype_of_text(c)
-    c.expect("[")
-    size = int_of(c)
-    c.expect("]")
+    size = enclosed(c, lambda: int_of(c))
     s.types["%" + name] = dtype
     return Local(name, dtype, size)
 
@@ -142,7 +138,7 @@ def _stmt(c: Cursor, s: Scope) -> Stmt:
     c.expect("=")
     if c.accept("reduce"):
         kind = choice_of(c, REDUCE_KINDS, "a kind of reduction")
-        value = block_of(c, s) if c.text == "{" else _in_brackets(c, s)
+        value = block_of(c, s) if c.text == "{" else enclosed(c, lambda: value_of(c, s, {}), "()")
         c.expect("over")
         over: list[Var] = []
         if not c.accept("none"):
@@ -183,9 +179,7 @@ def _look_back(c: Cursor, s: Scope) -> LookBack:
     block = _loop_var(c, s)
     c.expect("by")
     work = buffer_of(c)
-    c.expect("[")
-    at = sym_of(c, s.vars)
-    c.expect("]")
+    at = enclosed(c, lambda: sym_of(c, s.vars))
     c.expect("group")
     return LookBack(block, work, at, int_of(c))
 
@@ -194,13 +188,6 @@ def _loop_var(c: Cursor, s: Scope) -> Var:
     if c.text not in s.vars:
         raise c.error(f"`{c.text}` is no loop around this")
     return s.vars[c.take()]
-
-
-def _in_brackets(c: Cursor, s: Scope) -> Expr:
-    c.expect("(")
-    value = value_of(c, s, {})
-    c.expect(")")
-    return value
 
 
 def _store(c: Cursor, s: Scope, mode: str) -> Store:

@@ -7,10 +7,12 @@ from lenz.ir.lexer import (
     Cursor,
     buffer_of,
     choice_of,
+    enclosed,
     int_of,
     list_of,
     name_of,
     sym_of,
+    tuple_of,
     word_of,
 )
 from lenz.ir.plan import (
@@ -28,7 +30,7 @@ from lenz.ir.plan import (
     Step,
     ViewStep,
 )
-from lenz.ir.reader_expr import Scope, atom_of, call_args, sizes_of, type_of
+from lenz.ir.reader_expr import Scope, atom_of, call_args, header_of, type_of
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym
 
@@ -40,14 +42,7 @@ _LINES = (
 
 def plan_of(c: Cursor) -> Plan:
     """A plan, from its name on."""
-    c.expect("@")
-    name = name_of(c)
-    s = Scope()
-    c.expect("(")
-    sizes_of(c, s, ")")
-    if c.accept("on"):
-        s.device = word_of(c)
-    c.expect("{")
+    name, _, s = header_of(c)
     inputs: list[Input | SizeInput] = []
     constants: list[Input] = []
     objects: list[str] = []
@@ -68,14 +63,11 @@ def plan_of(c: Cursor) -> Plan:
             case "object":
                 objects.append(name_of(c))
             case "kernels":
-                c.expect("(")
-                kernels = tuple(list_of(c, lambda: _kernel(c), ")"))
+                kernels = tuple_of(c, lambda: _kernel(c))
             case "aligned":
-                c.expect("(")
-                aligned = tuple(list_of(c, lambda: buffer_of(c), ")"))
+                aligned = tuple_of(c, lambda: buffer_of(c))
             case "return":
-                c.expect("(")
-                outputs = tuple(list_of(c, lambda: atom_of(c, s), ")"))
+                outputs = tuple_of(c, lambda: atom_of(c, s))
             case word:
                 steps.append(_step(c, s, word))
     if kernels is None:
@@ -139,9 +131,7 @@ def _step(c: Cursor, s: Scope, word: str) -> Step:
                 return LaunchStep(kernel, args, tuple(sizes))
             device = word_of(c)
             c.expect("grid")
-            c.expect("[")
-            grid = sym_of(c, s.vars)
-            c.expect("]")
+            grid = enclosed(c, lambda: sym_of(c, s.vars))
             return LaunchStep(kernel, args, tuple(sizes), grid, device)
         case "call":
             return _call(c, s)

@@ -55,6 +55,11 @@ class Layout:
         return len(self.shape)
 
     @property
+    def syms(self) -> tuple[Sym, ...]:
+        """Sizes, strides and offset."""
+        return (*self.shape, *self.stride, self.offset)
+
+    @property
     def numel(self) -> Sym:
         """Number of elements."""
         return product(self.shape)

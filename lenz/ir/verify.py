@@ -20,6 +20,7 @@ from lenz.ir.graph import (
     Sort,
     View,
     atom_refs,
+    atom_syms,
     bodies_of,
     loop_axes,
     outs_of,
@@ -76,7 +77,7 @@ class _Graph:
         self.names: dict[str, Var] = {}
         self.written: dict[str, Extern] = {}
         for b in (*g.inputs, *g.constants):
-            for s in _type_syms(b.type) if isinstance(b, Buffer) else (b,):
+            for s in b.type.layout.syms if isinstance(b, Buffer) else (b,):
                 self.add_sizes(s, b)
             if isinstance(b, Buffer):
                 self.define(b, b)
@@ -96,7 +97,7 @@ class _Graph:
         """Enter a buffer."""
         if b.name in self.types:
             broken("name-once", f"%{b.name} is defined twice", culprit)
-        for s in _type_syms(b.type):
+        for s in b.type.layout.syms:
             self.check_sizes(s, f"%{b.name}", culprit)
         self.types[b.name] = b.type
 
@@ -130,18 +131,8 @@ class _Graph:
         for name in atom_refs(a):
             if name not in self.types:
                 broken(rule, f"%{name} is not defined before this", culprit)
-        for s in _atom_syms(a):
+        for s in atom_syms(a):
             self.check_sizes(s, "this", culprit)
-
-
-def _type_syms(t: TensorType) -> tuple[Sym, ...]:
-    return (*t.layout.shape, *t.layout.stride, t.layout.offset)
-
-
-def _atom_syms(a: Atom) -> tuple[Sym, ...]:
-    if isinstance(a, Sym):
-        return (a,)
-    return tuple(s for part in a for s in _atom_syms(part)) if isinstance(a, tuple) else ()
 
 
 def _check_graph(g: Graph) -> None:
@@ -270,7 +261,7 @@ def _extern(n: Extern, d: _Graph) -> None:
         if isinstance(o, Sym):
             d.add_sizes(o, n)
     for b in outs_of(n):
-        for s in _type_syms(b.type):
+        for s in b.type.layout.syms:
             d.add_sizes(s, n)  # a call may give sizes by the shape of its results
     for name in n.mutates:
         d.type_of(name, n)

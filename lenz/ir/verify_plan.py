@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lenz.ir.graph import Atom, atom_refs
+from lenz.ir.graph import Atom, atom_refs, atom_syms
 from lenz.ir.plan import (
     Alloc,
     BindSize,
@@ -57,21 +57,15 @@ class _Memory:
 
     def type(self, t: TensorType, step: object) -> None:
         """A type whose sizes must be known."""
-        for s in (*t.layout.shape, *t.layout.stride, t.layout.offset):
+        for s in t.layout.syms:
             self.size(s, step)
 
     def atom(self, a: Atom, step: object) -> None:
         """An argument."""
         for name in atom_refs(a):
             self.use(name, step)
-        for s in _syms(a):
+        for s in atom_syms(a):
             self.size(s, step)
-
-
-def _syms(a: Atom) -> tuple[Sym, ...]:
-    if isinstance(a, Sym):
-        return (a,)
-    return tuple(s for part in a for s in _syms(part)) if isinstance(a, tuple) else ()
 
 
 def check_plan(p: Plan) -> None:

@@ -6,6 +6,7 @@ Its value, its image under a substitution, its affine parts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 
 from lenz.sym.divide import floordiv, mod
 from lenz.sym.expr import (
@@ -109,26 +110,12 @@ def _image(e: Sym, mapping: Mapping[Var, Sym], memo: dict[Sym, Sym]) -> Sym:
         case Mod():
             out = mod(_image(e.num, mapping, memo), _image(e.den, mapping, memo))
         case Min():
-            out = _fold_min([_image(x, mapping, memo) for x in e.args])
+            out = reduce(minimum, [_image(x, mapping, memo) for x in e.args])
         case Max():
-            out = _fold_max([_image(x, mapping, memo) for x in e.args])
+            out = reduce(maximum, [_image(x, mapping, memo) for x in e.args])
         case _:
             raise TypeError(f"not a symbolic integer: {type(e).__name__}")
     memo[e] = out
-    return out
-
-
-def _fold_min(args: list[Sym]) -> Sym:
-    out = args[0]
-    for x in args[1:]:
-        out = minimum(out, x)
-    return out
-
-
-def _fold_max(args: list[Sym]) -> Sym:
-    out = args[0]
-    for x in args[1:]:
-        out = maximum(out, x)
     return out
 
 
