@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from contextlib import nullcontext
 from math import prod
 from typing import Any
@@ -35,6 +36,7 @@ CHOICES = {
     aten.kthvalue.default: 2,
     aten.median.dim: 1,
 }
+NORMED = 1 << 18  # bytes; less is not worth a kernel
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -54,7 +56,8 @@ def split(
     the other again.  What activation checkpointing would compute again from a saved state of the
     generator, dropout and attention above all, is saved instead: nothing of that could be fused.
     Large tensors of places, such as those of maxima, are saved in the shortest type that holds
-    them.  `native` names the ops that the lowering takes, and may fuse.
+    them.  Norms are computed again from what their gradients read anyway.  `native` names the ops
+    that the lowering takes, and may fuse.
     """
     drop_noops(joint.graph, facts_of(joint.graph))
     backward = behind_tangents(joint.graph)
@@ -65,6 +68,8 @@ def split(
             y = in_parts(joint.graph, n)
             if y is not None and all(is_fused(u, backward, native) for u in y.users):
                 y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        elif n.target is aten.native_layer_norm.default:
+            norm_again(joint.graph, n, backward)
         elif (limit := places_below(n)) is not None:
             shorten(joint.graph, n, limit, backward)
     dedup(joint)
@@ -136,7 +141,7 @@ def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
     """
     if n.op == "output":
         return False
-    if n.target in VIEWS or n.target in (aten.permute.default, aten.t.default, aten.transpose.int):
+    if is_view(n):
         return all(is_fused(u, backward, native) for u in n.users)
     name = str(n.target)
     return n not in backward or name in native or name.rpartition(".")[0] in native
@@ -150,6 +155,83 @@ def as_permute(n: Node) -> None:
         a, b = (int(d) % len(order) for d in dims)  # type: ignore[arg-type]  # the schema says int
         order[a], order[b] = order[b], order[a]
     n.target, n.args = aten.permute.default, (x, order)
+
+
+def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
+    """Let the backward half compute the result of a norm again, in place of having it saved.
+
+        y = (x - mean) * rstd * weight + bias
+
+    The gradient of the norm reads x and its statistics.  Those in half types are rounded, and give
+    another y.
+    """
+    x, _, weight, bias, _ = n.args
+    parts = {u.args[1]: u for u in n.users}
+    if len(parts) < 3 or backward.isdisjoint(x.users):  # type: ignore[union-attr]  # it is a node
+        return
+    y, mean, rstd = (parts[k] for k in range(3))
+    value, exact = y.meta["val"], torch.promote_types(y.meta["val"].dtype, torch.float32)
+    sizes = [s for s in value.shape if isinstance(s, int)]
+    is_small = len(sizes) == value.dim() and prod(sizes) * value.element_size() < NORMED
+    readers = readers_of(y)
+    if is_small or backward.isdisjoint(readers) or graph.output_node() in readers:
+        return
+    if mean.meta["val"].dtype != exact:
+        return
+    call = caller(graph, n)
+    first = next(u for u in graph.nodes if u in backward and u.op != "placeholder")
+    with graph.inserting_before(first), value.fake_mode:
+
+        def wide(a: Any) -> Any:
+            is_half = a.meta["val"].dtype != exact
+            return call(aten._to_copy.default, a, dtype=exact) if is_half else a
+
+        again = call(aten.mul.Tensor, call(aten.sub.Tensor, wide(x), mean), rstd)
+        if weight is not None:
+            again = call(aten.mul.Tensor, again, wide(weight))
+        if bias is not None:
+            again = call(aten.add.Tensor, again, wide(bias))
+        if value.dtype != exact:
+            again = call(aten._to_copy.default, again, dtype=value.dtype)
+        again.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        hand_on(graph, y, again, backward)
+
+
+def readers_of(n: Node) -> dict[Node, None]:
+    """Return who reads a value, itself or through views."""
+    found: dict[Node, None] = {}
+    for u in n.users:
+        found.update(readers_of(u) if is_view(u) else {u: None})
+    return found
+
+
+def is_view(n: Node) -> bool:
+    """Say whether a call moves no element."""
+    return n.target in VIEWS or n.target in (aten.t.default, aten.transpose.int)
+
+
+def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
+    """Let the backward half read `new` for `old`, also where it reads views of it."""
+    for u in tuple(old.users):
+        if u in backward:
+            u.replace_input_with(old, new)
+        elif is_view(u) and not backward.isdisjoint(readers_of(u)):
+            view = graph.node_copy(u, lambda a: new if a is old else a)
+            hand_on(graph, u, view, backward)
+
+
+def caller(graph: Graph, n: Node) -> Callable[..., Node]:
+    """Return what inserts a call in the place of `n`, with its origin and a value of its own."""
+
+    def call(op: Any, *args: Any, **kwargs: Any) -> Node:
+        name = op.overloadpacket.__name__.strip("_")
+        made = graph.create_node("call_function", op, args, kwargs, name)
+        made.meta = {k: v for k, v in n.meta.items() if k != "tensor_meta"}
+        real = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        made.meta["val"] = op(*real, **kwargs)
+        return made
+
+    return call
 
 
 def in_parts(graph: Graph, n: Node) -> Node | None:
@@ -170,14 +252,7 @@ def in_parts(graph: Graph, n: Node) -> Node | None:
     mode = value.fake_mode
     quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
 
-    def call(op: Any, *args: Any, **kwargs: Any) -> Node:
-        name = op.overloadpacket.__name__.strip("_")
-        made = graph.create_node("call_function", op, args, kwargs, name)
-        made.meta = {k: v for k, v in n.meta.items() if k != "tensor_meta"}
-        real = [a.meta["val"] if isinstance(a, Node) else a for a in args]
-        made.meta["val"] = op(*real, **kwargs)
-        return made
-
+    call = caller(graph, n)
     with graph.inserting_before(n), mode, quiet:
         if value.dtype in HALVES:
             x = call(aten._to_copy.default, x, dtype=torch.float32)

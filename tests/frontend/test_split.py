@@ -120,3 +120,25 @@ def test_places_of_maxima_are_kept_in_few_bits() -> None:
     small = {(op, t) for op, t, _ in kept_of(f, (1, 1, 64, 64)) if not t.is_floating_point}
     assert all(t is torch.int64 for _, t in small)
     gradients_agree(f, lambda: [randn(*shape, requires_grad=True)])
+
+
+def normed(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    """Products of norms, one of them transposed."""
+    y = F.layer_norm(x, x.shape[-1:], w, b)
+    z = F.layer_norm(x.tanh(), x.shape[1:]).flatten(0, 1).t()
+    return (y @ v) + (v.t() @ z).t().reshape(*x.shape[:2], -1)
+
+
+def test_a_norm_is_not_kept_beside_what_its_gradient_reads() -> None:
+    shapes = (4, 256, 256), (256,), (256,), (256, 64)
+    saved = kept_of(normed, *shapes)
+    wide = [op for op, _, s in saved if math.prod(s) == math.prod(shapes[0])]
+    assert set(wide) <= {"tanh.default"}, saved
+    # Less than 256 KiB are not worth a kernel.
+    assert any(math.prod(s) == 4 * 16 * 256 for *_, s in kept_of(normed, (4, 16, 256), *shapes[1:]))
+    for dtype, tol in ((torch.float32, 2e-3), (torch.float64, 1e-8)):
+        gradients_agree(
+            normed,
+            lambda t=dtype: [randn(s, dtype=t, requires_grad=True) for s in shapes],  # type: ignore[misc]
+            tol=tol,
+        )
