@@ -67,53 +67,6 @@ def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
     return made
 
 
-@lowering("reciprocal")
-def reciprocal(b: GraphBuilder, x: Value) -> Value:
-    """1 / x."""
-    return _float_map(b, x, ops.reciprocal)
-
-
-@lowering("rsqrt")
-def rsqrt(b: GraphBuilder, x: Value) -> Value:
-    """1 / sqrt(x)."""
-    return _float_map(b, x, ops.rsqrt)
-
-
-@lowering("square", "special_square")
-def square(b: GraphBuilder, x: Value) -> Value:
-    """x * x, in i64 for bool."""
-    return b.map(lambda i: ops.square(element(x, i, b.result.dtype)))
-
-
-@lowering("deg2rad")
-def deg2rad(b: GraphBuilder, x: Value) -> Value:
-    """x * pi / 180."""
-    return _float_map(b, x, lambda e: ops.mul(e, const(math.pi / 180.0, e.dtype)))
-
-
-@lowering("rad2deg")
-def rad2deg(b: GraphBuilder, x: Value) -> Value:
-    """x * 180 / pi."""
-    return _float_map(b, x, lambda e: ops.mul(e, const(180.0 / math.pi, e.dtype)))
-
-
-@lowering("frac")
-def frac(b: GraphBuilder, x: Value) -> Value:
-    """x - trunc(x)."""
-    return _float_map(b, x, lambda e: ops.sub(e, ops.trunc(e)))
-
-
-@lowering("sinc", "special_sinc")
-def sinc(b: GraphBuilder, x: Value) -> Value:
-    """sin(pi x) / (pi x), 1 at 0."""
-
-    def fn(e: Expr) -> Expr:
-        angle = ops.mul(e, const(math.pi, e.dtype))
-        return ops.where(_is(e, 0.0), const(1.0, e.dtype), ops.div(ops.sin(angle), angle))
-
-    return _float_map(b, x, fn)
-
-
 def _is(e: Expr, value: float) -> Expr:
     return ops.eq(e, const(value, e.dtype))
 
@@ -121,6 +74,26 @@ def _is(e: Expr, value: float) -> Expr:
 def _float_map(b: GraphBuilder, x: Value, fn: Callable[[Expr], Expr]) -> Value:
     """A map of one operand in the compute type of the result."""
     return b.map(lambda i: fn(element(x, i, b.result.dtype)))
+
+
+def _sinc(e: Expr) -> Expr:
+    """sin(pi x) / (pi x), 1 at 0."""
+    angle = ops.mul(e, const(math.pi, e.dtype))
+    return ops.where(_is(e, 0.0), const(1.0, e.dtype), ops.div(ops.sin(angle), angle))
+
+
+def _enter(fn: Callable[[Expr], Expr], *names: str) -> None:
+    """Register a function of one operand."""
+    lowering(*names)(lambda b, x: _float_map(b, x, fn))
+
+
+_enter(ops.reciprocal, "reciprocal")
+_enter(ops.rsqrt, "rsqrt")
+_enter(ops.square, "square", "special_square")  # in i64 for bool
+_enter(lambda e: ops.mul(e, const(math.pi / 180.0, e.dtype)), "deg2rad")
+_enter(lambda e: ops.mul(e, const(180.0 / math.pi, e.dtype)), "rad2deg")
+_enter(lambda e: ops.sub(e, ops.trunc(e)), "frac")
+_enter(_sinc, "sinc", "special_sinc")
 
 
 @lowering("round")
@@ -336,20 +309,16 @@ def nan_to_num(
     return b.map(fn)
 
 
-@lowering("isposinf")
-def isposinf(b: GraphBuilder, x: Value) -> Value:
-    """True for +inf."""
-    return _is_infinity(b, x, math.inf)
+def _enter_infinity(name: str, which: float) -> None:
+    """Register the test for one infinity, which no integer is."""
+
+    @lowering(name)
+    def test(b: GraphBuilder, x: Value) -> Value:
+        return b.map(lambda i: _is(x.compute(i), which) if x.dtype.is_float else const(False, BOOL))
 
 
-@lowering("isneginf")
-def isneginf(b: GraphBuilder, x: Value) -> Value:
-    """True for -inf."""
-    return _is_infinity(b, x, -math.inf)
-
-
-def _is_infinity(b: GraphBuilder, x: Value, which: float) -> Value:
-    return b.map(lambda i: _is(x.compute(i), which) if x.dtype.is_float else const(False, BOOL))
+_enter_infinity("isposinf", math.inf)
+_enter_infinity("isneginf", -math.inf)
 
 
 @lowering("logit", "special_logit")

@@ -6,7 +6,7 @@ GPU code is compiled to one. Which products come before that differs between the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lenz import ops
 from lenz.ir.expr import Expr, const
@@ -74,17 +74,18 @@ def rsub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
     return _plus(b, y, x, alpha, -1)
 
 
-@lowering("addcmul")
-def addcmul(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
-    """x + value * y * z."""
-    t = b.result.dtype
-    factor = element(value, (), t, kept=True)
+def _enter_added(name: str, added: Callable[[Sequence[Expr], Expr, str], Expr]) -> None:
+    """Register x + value * y * z, or x + value * y / z."""
 
-    def fn(i: Index) -> Expr:
-        xyz = [element(v, i, t) for v in (x, y, z)]
-        return product_added(xyz, factor, b.result.device)
+    @lowering(name)
+    def combined(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
+        t, device = b.result.dtype, b.result.device
+        factor = element(value, (), t, kept=True)
+        return b.map(lambda i: added([element(v, i, t) for v in (x, y, z)], factor, device))
 
-    return b.map(fn)
+
+_enter_added("addcmul", product_added)
+_enter_added("addcdiv", quotient_added)
 
 
 @lowering("prims.fma")
@@ -92,19 +93,6 @@ def fma(b: GraphBuilder, x: Operand, y: Operand, z: Operand) -> Value:
     """x * y + z, rounded once; torch decomposes the in-place addcmul into it."""
     t = b.result.dtype
     return b.map(lambda i: ops.fma(element(x, i, t), element(y, i, t), element(z, i, t)))
-
-
-@lowering("addcdiv")
-def addcdiv(b: GraphBuilder, x: Value, y: Value, z: Value, value: Number = 1) -> Value:
-    """x + value * y / z."""
-    t = b.result.dtype
-    factor = element(value, (), t, kept=True)
-
-    def fn(i: Index) -> Expr:
-        xyz = [element(v, i, t) for v in (x, y, z)]
-        return quotient_added(xyz, factor, b.result.device)
-
-    return b.map(fn)
 
 
 def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:

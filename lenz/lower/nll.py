@@ -65,15 +65,11 @@ def nll_loss_forward(
     if reduction == NONE and x.rank > 1:
         return b.map(loss), b.map(lambda i: const(0, weight_type.dtype), weight_type, "weight")
     s = split(target.shape, None)
-    total = reduce_over(
-        b,
-        "sum",
-        s,
-        False,
-        lambda i: ops.where(kept(i), weight_at(i), zero),
-        type=b.temp((), acc),
-        name="weight",
-    )
+
+    def counted(i: Index) -> Expr:
+        return ops.where(kept(i), weight_at(i), zero)
+
+    total = reduce_over(b, "sum", s, False, counted, type=b.temp((), acc), name="weight")
     if reduction == MEAN:
         loss_sum = reduce_over(b, "sum", s, False, loss, type=b.temp((), acc), name="loss_sum")
         out = b.map(lambda i: ops.div(loss_sum.at(()), total.at(())))

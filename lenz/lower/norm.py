@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -105,30 +106,42 @@ def native_layer_norm(
         return Decline("the norm of nothing")
     s = split(x.shape, tuple(range(lead, x.rank)))
     sets = Sets(x, s.padded, s.over, lambda i, r: s.join(s.row(i), r))
-    mean, rstd = _mean_and_rstd(b, sets, eps)
 
-    def out(i: Index) -> Expr:
-        row = s.pad(s.row(i))
-        centred = ops.sub(x.compute(i), mean.at(row))
-        return scaled(ops.mul(centred, rstd.at(row)), weight, bias, i[lead:])
+    def shifted(e: Expr, i: Index) -> Expr:
+        return scaled(e, weight, bias, i[lead:])
 
-    y = b.map(out)
-    return (
-        y,
-        rounded(b, mean, result_type(b, 1), "mean"),
-        rounded(b, rstd, result_type(b, 2), "rstd"),
-    )
+    return _normalised(b, sets, eps, lambda i: s.pad(s.row(i)), shifted)
 
 
-def _mean_and_rstd(b: GraphBuilder, s: Sets, eps: float) -> tuple[Value, Value]:
-    """The mean of each set and 1/sqrt(var + eps), as results 1 and 2 but in the compute type."""
+def _normalised(
+    b: GraphBuilder,
+    s: Sets,
+    eps: float,
+    row: Callable[[Index], Index],
+    shifted: Callable[[Expr, Index], Expr],
+) -> tuple[Value, Value, Value]:
+    """shifted((x - mean) / sqrt(var + eps)), and the mean and 1/sqrt(var + eps) of each set.
+
+    `row` gives the set of an element.
+    """
     n = count(s.over, s.dtype)
     mean_type, rstd_type = (replace(result_type(b, k), dtype=s.dtype) for k in (1, 2))
 
     def rstd(squares: Expr) -> Expr:
         return ops.rsqrt(ops.add(ops.div(squares, n), const(eps, s.dtype)))
 
-    return moments(b, s, (mean_type, rstd_type), rstd, "rstd")
+    mean, factor = moments(b, s, (mean_type, rstd_type), rstd, "rstd")
+
+    def out(i: Index) -> Expr:
+        centred = ops.sub(s.x.compute(i), mean.at(row(i)))
+        return shifted(ops.mul(centred, factor.at(row(i))), i)
+
+    y = b.map(out)
+    return (
+        y,
+        rounded(b, mean, result_type(b, 1), "mean"),
+        rounded(b, factor, result_type(b, 2), "rstd"),
+    )
 
 
 @lowering("native_group_norm")
@@ -149,19 +162,11 @@ def native_group_norm(
     s = group_of(x.shape, C, group)
     if s is None:
         return Decline("group norm of an input whose dimension 1 is not the channels")
-    mean, rstd = _mean_and_rstd(b, Sets(x, s.rows, s.over, s.join), eps)
 
-    def out(i: Index) -> Expr:
-        row = s.row(i)
-        centred = ops.sub(x.compute(i), mean.at(row))
-        return scaled(ops.mul(centred, rstd.at(row)), weight, bias, (i[1],))
+    def shifted(e: Expr, i: Index) -> Expr:
+        return scaled(e, weight, bias, (i[1],))
 
-    y = b.map(out)
-    return (
-        y,
-        rounded(b, mean, result_type(b, 1), "mean"),
-        rounded(b, rstd, result_type(b, 2), "rstd"),
-    )
+    return _normalised(b, Sets(x, s.rows, s.over, s.join), eps, s.row, shifted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,18 +286,14 @@ class BatchNorm:
             n = count(stats.n, squares.dtype)
             return ops.div(squares, ops.sub(n, const(1, n.dtype)))
 
-        return (
-            b.map(
-                lambda i: mixed(mean.compute(i), stats.mean.at(i)),
-                result_type(b, first),
-                "running_mean",
-            ),
-            b.map(
-                lambda i: mixed(var.compute(i), unbiased(i)),
-                result_type(b, first + 1),
-                "running_var",
-            ),
-        )
+        def new_mean(i: Index) -> Expr:
+            return mixed(mean.compute(i), stats.mean.at(i))
+
+        def new_var(i: Index) -> Expr:
+            return mixed(var.compute(i), unbiased(i))
+
+        types = result_type(b, first), result_type(b, first + 1)
+        return b.map(new_mean, types[0], "running_mean"), b.map(new_var, types[1], "running_var")
 
 
 @lowering("_native_batch_norm_legit_functional")
@@ -316,18 +317,9 @@ def batch_norm_functional(
 
 
 @lowering("_batch_norm_with_update_functional")
-def batch_norm_with_update_functional(
-    b: GraphBuilder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, ...]:
-    """As above in training; result 3 is the library's reserve, empty here."""
-    op = BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps)
+def batch_norm_with_update_functional(b: GraphBuilder, *args: Any) -> tuple[Value, ...]:
+    """As above in training, of a BatchNorm; result 3 is the library's reserve, empty here."""
+    op = BatchNorm(*args)
     reserve_type = result_type(b, 3)
     if not any(s is ZERO for s in reserve_type.shape):
         raise InternalError("batch norm with a reserve that is not empty")
@@ -337,18 +329,9 @@ def batch_norm_with_update_functional(
 
 
 @lowering("_native_batch_norm_legit_no_training")
-def batch_norm_no_training(
-    b: GraphBuilder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Value, Value]:
-    """Batch normalisation by the running statistics."""
-    return BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps).evaluate(b)
+def batch_norm_no_training(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
+    """A BatchNorm by the running statistics."""
+    return BatchNorm(*args).evaluate(b)
 
 
 @lowering("_native_batch_norm_legit.no_stats")
@@ -406,16 +389,12 @@ def fused_rms_norm(
     acc = compute_dtype(x.dtype)
     n = count(s.over, acc)
     small = const(torch.finfo(acc.torch).eps if eps is None else eps, acc)
-    rstd = reduce_over(
-        b,
-        "sum",
-        s,
-        True,
-        lambda i: ops.square(x.compute(i)),
-        lambda a: ops.rsqrt(ops.add(ops.div(a, n), small)),
-        replace(result_type(b, 1), dtype=acc),
-        "rstd",
-    )
+
+    def factor(squares: Expr) -> Expr:
+        return ops.rsqrt(ops.add(ops.div(squares, n), small))
+
+    made = replace(result_type(b, 1), dtype=acc)
+    rstd = reduce_over(b, "sum", s, True, lambda i: ops.square(x.compute(i)), factor, made, "rstd")
 
     def out(i: Index) -> Expr:
         return scaled(ops.mul(x.compute(i), rstd.at(s.pad(s.row(i)))), weight, None, i[lead:])

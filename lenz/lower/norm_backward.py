@@ -187,7 +187,7 @@ def _over_batch(b: GraphBuilder, v: Value, position: int, name: str) -> Value:
     return reduce_over(b, "sum", Split(v.shape, (0,)), False, v.at, None, b.results[position], name)
 
 
-@lowering("native_batch_norm_backward")
+@lowering("native_batch_norm_backward", "batch_norm_backward")
 def native_batch_norm_backward(
     b: GraphBuilder,
     grad: Value,
@@ -200,38 +200,16 @@ def native_batch_norm_backward(
     train: bool,
     eps: float,
     output_mask: Sequence[bool],
+    reserve: Value | None = None,
 ) -> tuple[Value | None, ...] | Decline:
-    """dx, dweight, dbias; without training the statistics are constants."""
+    """dx, dweight, dbias; without training the statistics are constants.
+
+    The form with the library's `reserve` calls what it saved a variance: it is 1/sqrt(var + eps).
+    """
     if train:
         if save_mean is None or save_invstd is None:
             return Decline("batch norm backward without saved statistics")
         return _batch_backward(b, grad, x, weight, save_mean, save_invstd, True, output_mask)
-    if running_mean is None or running_var is None:
-        return Decline("batch norm backward without running statistics")
-    invstd = _invstd(b, x, running_var, eps)
-    return _batch_backward(b, grad, x, weight, running_mean, invstd, False, output_mask)
-
-
-@lowering("batch_norm_backward")
-def batch_norm_backward(
-    b: GraphBuilder,
-    grad: Value,
-    x: Value,
-    weight: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    save_mean: Value | None,
-    save_var: Value | None,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: Value,
-) -> tuple[Value | None, ...] | Decline:
-    """The same for `_batch_norm_with_update`, whose saved variance is 1/sqrt(var + eps) too."""
-    if update:
-        if save_mean is None or save_var is None:
-            return Decline("batch norm backward without saved statistics")
-        return _batch_backward(b, grad, x, weight, save_mean, save_var, True, output_mask)
     if running_mean is None or running_var is None:
         return Decline("batch norm backward without running statistics")
     invstd = _invstd(b, x, running_var, eps)

@@ -55,30 +55,23 @@ def accumulate(
     return reduce_over(b, kind, s, keepdim, lambda i: element(x, i, to), finish)
 
 
-@lowering("sum")
-def sum_(
-    b: GraphBuilder,
-    x: Value,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    """Sum over some or all dimensions; bool and integers give i64 unless `dtype` says otherwise."""
-    return accumulate(b, "sum", x, dim, keepdim)
+def _enter_total(kind: ReduceKind) -> None:
+    """Register sum or prod: bool and integers give i64 unless `dtype` says otherwise."""
+
+    @lowering(kind)
+    def total(
+        b: GraphBuilder,
+        x: Value,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Value:
+        return accumulate(b, kind, x, dim, keepdim)
 
 
-@lowering("prod")
-def prod(
-    b: GraphBuilder,
-    x: Value,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    """Product over one or all dimensions."""
-    return accumulate(b, "prod", x, dim, keepdim)
+_enter_total("sum")
+_enter_total("prod")
 
 
 @lowering("mean")
@@ -157,30 +150,6 @@ def none_of(x: Value, dim: Dim) -> Decline | None:
     return Decline("an extremum of no elements is an error in eager") if may else None
 
 
-@lowering("amax")
-def amax(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value | Decline:
-    """Greatest element over some or all dimensions."""
-    return none_of(x, dim) or extremum(b, "max", x, split(x.shape, dim), keepdim)
-
-
-@lowering("amin")
-def amin(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value | Decline:
-    """Smallest element over some or all dimensions."""
-    return none_of(x, dim) or extremum(b, "min", x, split(x.shape, dim), keepdim)
-
-
-@lowering("max.default")
-def max_full(b: GraphBuilder, x: Value) -> Value | Decline:
-    """Greatest element of the tensor."""
-    return none_of(x, None) or extremum(b, "max", x, split(x.shape, None), False)
-
-
-@lowering("min.default")
-def min_full(b: GraphBuilder, x: Value) -> Value | Decline:
-    """Smallest element of the tensor."""
-    return none_of(x, None) or extremum(b, "min", x, split(x.shape, None), False)
-
-
 @lowering("aminmax")
 def aminmax(
     b: GraphBuilder, x: Value, *, dim: int | None = None, keepdim: bool = False
@@ -209,67 +178,56 @@ def position(
     return reduce_over(b, kind, s, keepdim, at, type=type)
 
 
-@lowering("max.dim")
-def max_dim(
-    b: GraphBuilder, x: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value] | Decline:
-    """Greatest element along one dimension, and its position."""
-    if (no := none_of(x, dim)) is not None:
-        return no
-    s = split(x.shape, dim)
-    values = extremum(b, "max", x, s, keepdim, b.results[0])
-    return values, position(b, "argmax", x, s, keepdim, b.results[1])
+def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
+    """Register the greatest or smallest element, of rows or of all, and where it is.
+
+    With several dimensions, one, or none; `place` is a position along one or in the flattened
+    tensor.
+    """
+
+    @lowering(f"a{kind}")
+    def over(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value | Decline:
+        return none_of(x, dim) or extremum(b, kind, x, split(x.shape, dim), keepdim)
+
+    @lowering(f"{kind}.default")
+    def full(b: GraphBuilder, x: Value) -> Value | Decline:
+        return none_of(x, None) or extremum(b, kind, x, split(x.shape, None), False)
+
+    @lowering(f"{kind}.dim")
+    def along(
+        b: GraphBuilder, x: Value, dim: int, keepdim: bool = False
+    ) -> tuple[Value, Value] | Decline:
+        if (no := none_of(x, dim)) is not None:
+            return no
+        s = split(x.shape, dim)
+        values = extremum(b, kind, x, s, keepdim, b.results[0])
+        return values, position(b, place, x, s, keepdim, b.results[1])
+
+    @lowering(place)
+    def where(
+        b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False
+    ) -> Value | Decline:
+        if x.dtype is BOOL:
+            return Decline(f"eager refuses {place} of bool")
+        return none_of(x, dim) or position(b, place, x, split(x.shape, dim), keepdim)
 
 
-@lowering("min.dim")
-def min_dim(
-    b: GraphBuilder, x: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value] | Decline:
-    """Smallest element along one dimension, and its position."""
-    if (no := none_of(x, dim)) is not None:
-        return no
-    s = split(x.shape, dim)
-    values = extremum(b, "min", x, s, keepdim, b.results[0])
-    return values, position(b, "argmin", x, s, keepdim, b.results[1])
+_enter_extremum("max", "argmax")
+_enter_extremum("min", "argmin")
 
 
-@lowering("argmax")
-def argmax(
-    b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False
-) -> Value | Decline:
-    """Position of the greatest element along one dimension, or in the flattened tensor."""
-    if x.dtype is BOOL:
-        return Decline("eager refuses argmax of bool")
-    return none_of(x, dim) or position(b, "argmax", x, split(x.shape, dim), keepdim)
+def _enter_truth(kind: ReduceKind) -> None:
+    """Register whether any, or all, elements of each row are not zero (bool; u8 for u8)."""
+
+    @lowering(kind)
+    def over(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
+        if isinstance(dim, (list, tuple)) and not dim:  # unlike elsewhere, it reduces none
+            return b.map(lambda i: ops.cast(non_zero(x, i), b.result.dtype))
+        return reduce_over(b, kind, split(x.shape, dim), keepdim, lambda i: non_zero(x, i))
 
 
-@lowering("argmin")
-def argmin(
-    b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False
-) -> Value | Decline:
-    """Position of the smallest element along one dimension, or in the flattened tensor."""
-    if x.dtype is BOOL:
-        return Decline("eager refuses argmin of bool")
-    return none_of(x, dim) or position(b, "argmin", x, split(x.shape, dim), keepdim)
-
-
-def truth_over(b: GraphBuilder, kind: ReduceKind, x: Value, dim: Dim, keepdim: bool) -> Value:
-    """any and all; unlike elsewhere, an empty list of dimensions reduces none."""
-    if isinstance(dim, (list, tuple)) and not dim:
-        return b.map(lambda i: ops.cast(non_zero(x, i), b.result.dtype))
-    return reduce_over(b, kind, split(x.shape, dim), keepdim, lambda i: non_zero(x, i))
-
-
-@lowering("any")
-def any_(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
-    """Whether an element of each row is not zero (bool; u8 for u8)."""
-    return truth_over(b, "any", x, dim, keepdim)
-
-
-@lowering("all")
-def all_(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
-    """Whether no element of each row is zero (bool; u8 for u8)."""
-    return truth_over(b, "all", x, dim, keepdim)
+_enter_truth("any")
+_enter_truth("all")
 
 
 def spread(
@@ -446,15 +404,10 @@ def logsumexp(b: GraphBuilder, x: Value, dim: Dim, keepdim: bool = False) -> Val
         m = top.at(row)
         return ops.where(ops.isinf(m), const(0, acc), m)
 
-    total = reduce_over(
-        b,
-        "sum",
-        s,
-        False,
-        lambda i: ops.exp(ops.sub(at(i), shift(s.row(i)))),
-        type=b.temp(s.rows, acc),
-        name="sum",
-    )
+    def power(i: Index) -> Expr:
+        return ops.exp(ops.sub(at(i), shift(s.row(i))))
+
+    total = reduce_over(b, "sum", s, False, power, type=b.temp(s.rows, acc), name="sum")
 
     def out(i: Index) -> Expr:
         row = s.row(i) if keepdim else i

@@ -78,20 +78,15 @@ def softmax_backward(
 ) -> Value:
     """dx = y * (dy - sum(dy * y))."""
     s, acc = split(y.shape, dim), compute_dtype(y.dtype)
-    inner = reduce_over(
-        b,
-        "sum",
-        s,
-        False,
-        lambda i: ops.mul(ops.cast(grad.compute(i), acc), y.compute(i)),
-        type=b.temp(s.rows, acc),
-        name="sum",
-    )
 
-    def at(i: Index) -> Expr:
-        return ops.mul(y.compute(i), ops.sub(ops.cast(grad.compute(i), acc), inner.at(s.row(i))))
+    def dy(i: Index) -> Expr:
+        return ops.cast(grad.compute(i), acc)
 
-    return b.map(at)
+    def product(i: Index) -> Expr:
+        return ops.mul(dy(i), y.compute(i))
+
+    inner = reduce_over(b, "sum", s, False, product, type=b.temp(s.rows, acc), name="sum")
+    return b.map(lambda i: ops.mul(y.compute(i), ops.sub(dy(i), inner.at(s.row(i)))))
 
 
 @lowering("_log_softmax_backward_data")
@@ -100,18 +95,9 @@ def log_softmax_backward(
 ) -> Value:
     """dx = dy - exp(y) * sum(dy)."""
     s, acc = split(y.shape, dim), compute_dtype(y.dtype)
-    total = reduce_over(
-        b,
-        "sum",
-        s,
-        False,
-        lambda i: ops.cast(grad.compute(i), acc),
-        type=b.temp(s.rows, acc),
-        name="sum",
-    )
 
-    def at(i: Index) -> Expr:
-        weight = ops.mul(ops.exp(y.compute(i)), total.at(s.row(i)))
-        return ops.sub(ops.cast(grad.compute(i), acc), weight)
+    def dy(i: Index) -> Expr:
+        return ops.cast(grad.compute(i), acc)
 
-    return b.map(at)
+    total = reduce_over(b, "sum", s, False, dy, type=b.temp(s.rows, acc), name="sum")
+    return b.map(lambda i: ops.sub(dy(i), ops.mul(ops.exp(y.compute(i)), total.at(s.row(i)))))

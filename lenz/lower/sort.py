@@ -23,6 +23,7 @@ from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import reduce_over, split, wrapped
 from lenz.lower.registry import lowering
+from lenz.lower.view import unflatten
 from lenz.sym import ONE, Int, Sym, product
 
 # Keys that a program of a GPU sorts in registers, and keys in 128 KiB of a CPU's stack.
@@ -174,17 +175,11 @@ def _ordered(
     return b.sort(d, x.shape[d], lambda i: keys.of(x.at(i), i[d]), made)
 
 
-@lowering("sort.default")
-def sort(b: GraphBuilder, x: Value, dim: int = -1, descending: bool = False) -> Pair | Decline:
-    """The elements in order, and where they were; equal ones stay in order."""
-    return _of_rows(b, x, dim, descending, lambda d, keys: _ordered(b, x, d, keys, b.result))
-
-
-@lowering("sort.stable")
-def sort_stable(
-    b: GraphBuilder, x: Value, *, stable: bool | None, dim: int = -1, descending: bool = False
+@lowering("sort.default", "sort.stable")
+def sort(
+    b: GraphBuilder, x: Value, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> Pair | Decline:
-    """The same: sorts here are stable."""
+    """The elements in order, and where they were; equal ones stay in order."""
     return _of_rows(b, x, dim, descending, lambda d, keys: _ordered(b, x, d, keys, b.result))
 
 
@@ -267,22 +262,22 @@ def _middle(
     return _at(b, sorted, d, keepdim, place)
 
 
-@lowering("median.dim")
-def median(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair | Decline:
-    """The lower median of each row, or its first NaN, and where it is."""
-    return _of_rows(
-        b, x, dim, False,
-        lambda d, keys: _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, False),
-    )  # fmt: skip
+def _enter_median(name: str, skip_nan: bool) -> None:
+    """Register the lower median of each row, or of all, and where it is.
 
+    That of the numbers alone (`skip_nan`), or the first NaN where there is one.
+    """
 
-@lowering("nanmedian.dim")
-def nanmedian(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair | Decline:
-    """The lower median of the numbers in each row, and where it is."""
-    return _of_rows(
-        b, x, dim, False,
-        lambda d, keys: _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, True),
-    )  # fmt: skip
+    @lowering(f"{name}.dim")
+    def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair | Decline:
+        def find(d: int, keys: Keys) -> Value:
+            return _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, skip_nan)
+
+        return _of_rows(b, x, dim, False, find)
+
+    @lowering(f"{name}.default")
+    def full(b: GraphBuilder, x: Value) -> Value | Decline:
+        return _median_of_all(b, x, skip_nan)
 
 
 def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value | Decline:
@@ -293,25 +288,13 @@ def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value | Decline
     if isinstance(keys, Decline):
         return keys
 
-    def at(i: Index) -> Expr:
-        rest, where = i[0], []
-        for n in reversed(x.shape):
-            where.append(rest % n)
-            rest = rest // n
-        return x.at(where[::-1])
+    def key(i: Index) -> Expr:
+        return keys.of(x.at(unflatten(i[0], x.shape)), i[0])
 
-    sorted = b.sort(0, size, lambda i: keys.of(at(i), i[0]), b.temp((size,), keys.type))
+    sorted = b.sort(0, size, key, b.temp((size,), keys.type))
     found = _middle(b, sorted, 0, False, keys, skip_nan)
     return b.map(lambda i: keys.element(found.at(i)))
 
 
-@lowering("median.default")
-def median_of_all(b: GraphBuilder, x: Value) -> Value | Decline:
-    """The lower median of all elements, NaN if there is one."""
-    return _median_of_all(b, x, False)
-
-
-@lowering("nanmedian.default")
-def nanmedian_of_all(b: GraphBuilder, x: Value) -> Value | Decline:
-    """The lower median of all that are numbers."""
-    return _median_of_all(b, x, True)
+_enter_median("median", skip_nan=False)
+_enter_median("nanmedian", skip_nan=True)
