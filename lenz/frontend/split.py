@@ -36,6 +36,7 @@ CHOICES = {
     aten.kthvalue.default: 2,
     aten.median.dim: 1,
 }
+COMPARISONS = tuple(getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 NORMED = 1 << 18  # bytes; less is not worth a kernel
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 HALVES = (torch.float16, torch.bfloat16)
@@ -55,6 +56,7 @@ def split(
     and softmax as one op.  Equal calls are merged: the cut would otherwise save one and compute
     the other again.  What activation checkpointing would compute again from a saved state of the
     generator, dropout and attention above all, is saved instead: nothing of that could be fused.
+    So is what is compared with a result of its own, as the gradient of a maximum does.
     Large tensors of places, such as those of maxima, are saved in the shortest type that holds
     them.  Norms are computed again from what their gradients read anyway.  `native` names the ops
     that the lowering takes, and may fuse.
@@ -78,9 +80,38 @@ def split(
         if is_random and n.meta.get("recompute") in AGAIN:
             for made in (n, *(u for u in n.users if u.target is operator.getitem)):
                 made.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        elif n.target in COMPARISONS:
+            for x in compared_with_own(n) - backward:
+                x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return min_cut_rematerialization_partition(
         joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
     )
+
+
+def compared_with_own(n: Node) -> set[Node]:
+    """Return the floats that a comparison has on one side, and what was made of them on the other.
+
+    x == amax(x) holds somewhere for the very x of which the maximum was taken.  Computed again, it
+    may differ in the last place, since the forward half rounds less to half types than its results.
+    """
+
+    def source(x: Any) -> Any:
+        while x.target in (*VIEWS, aten.permute.default, aten.unsqueeze.default, aten.abs.default):
+            x = x.args[0]
+        return x
+
+    if not n.args[0].meta["val"].is_floating_point():  # type: ignore[union-attr]  # a tensor
+        return set()
+    a, b = (source(x) for x in n.args)
+    found: set[Node] = set()
+    for x, y in ((a, b), (b, a)):
+        seen, stack = {y}, [y]
+        while stack and x not in seen:
+            new = [m for m in stack.pop().all_input_nodes if m not in seen]
+            seen.update(new)
+            stack += new
+        found |= {x} & seen if x.op == "call_function" else set()
+    return found
 
 
 def places_below(n: Node) -> int | None:

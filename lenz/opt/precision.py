@@ -2,21 +2,46 @@
 
     cast(narrow(x, bf16), f32)   ==>   x          (x: f32)
 
+But what is compared with another value that was computed is rounded as in eager, with all that it
+is made of: x == amax(x) holds somewhere only if x is the same number wherever it is computed.
+
+    eq(cast(narrow(x, bf16), f32), cast(load(%m, [i]), f32))
+    ==>  eq(cast(cast(x, bf16), f32), cast(load(%m, [i]), f32))    and so in %m
+
 With `emulate_rounding` the pass does nothing, and results match eager bit by bit.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from lenz.context import Context
-from lenz.ir.graph import LOOPS, Graph, map_bodies
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import Expr, loads_of, nodes_of
+from lenz.ir.graph import LOOPS, Graph, View, bodies_of, map_bodies, reads_of
 from lenz.ops.rounding import widen
 
 
 def precision(g: Graph, cx: Context) -> Graph:
-    """Remove implicit roundings that are undone at once."""
+    """Remove implicit roundings that are undone at once, and keep those that decide."""
     if cx.options.emulate_rounding:
         return g
-    nodes = [map_bodies(n, widen) if isinstance(n, LOOPS) else n for n in g.nodes]
+    decisive: set[str] = set()  # buffers that comparisons are made of
+    nodes = list(g.nodes)
+    for k, n in reversed([*enumerate(nodes)]):
+        if isinstance(n, View) and n.out.name in decisive:
+            decisive.add(n.source)
+        elif isinstance(n, LOOPS):
+            whole = n.out.name in decisive
+            kept = frozenset(nodes_of(*(bodies_of(n) if whole else _compared(bodies_of(n)))))
+            decisive.update(reads_of(n) if whole else (e.attrs[0] for e in loads_of(*kept)))
+            nodes[k] = map_bodies(n, partial(widen, kept=kept))
     return replace(g, nodes=tuple(nodes))
+
+
+def _compared(bodies: tuple[Expr, ...]) -> list[Expr]:
+    """The operands of comparisons of two floats that both are made of what is read."""
+    tests = [e for e in nodes_of(*bodies) if e.dtype is BOOL and len(e.args) == 2]
+    found = [e.args for e in tests if e.args[0].dtype.is_float and all(map(loads_of, e.args))]
+    return [x for args in found for x in args]

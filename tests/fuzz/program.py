@@ -77,7 +77,8 @@ class Line:
     """One statement: it makes `target`, or writes into the memory of `target`.
 
     `flags` are those of the rule: p (picks or moves values), r (rounds), e (reads exact values
-    only), x (whole ones), k (exact where there are gradients), c (casts), w (writes).
+    only), x (whole ones), k (exact where there are gradients), u (there no number twice), c
+    (casts), w (writes).
     """
 
     text: str
@@ -221,6 +222,8 @@ class Machine:
         needs = "e" in line.flags or ("k" in line.flags and self.program.grad)
         if (needs and worst == ROUNDED) or ("x" in line.flags and worst != WHOLE):
             raise Refused("reads what is rounded")
+        if "u" in line.flags and self.program.grad and not all(map(self.is_unique, line.reads)):
+            raise Refused("eager leaves open whose gradient it is")
         if "w" in line.flags:
             self.write(line, worst)
             return
@@ -266,6 +269,10 @@ class Machine:
         """True for a tensor of floats."""
         t = self.env[name]
         return isinstance(t, torch.Tensor) and t.is_floating_point()
+
+    def is_unique(self, name: str) -> bool:
+        """True where no number of a tensor stands in it twice."""
+        return bool(self.env[name].unique().numel() == self.env[name].numel())
 
     def is_large(self, name: str) -> bool:
         """True when a value has grown so that sums of such values would not be exact for long."""

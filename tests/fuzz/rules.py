@@ -2,8 +2,9 @@
 
 A table's lines are `flags template`. Flags: p picks or moves values and does not compute; r rounds;
 e its floats must be exact, since a rounding would flip the result, x whole; k exact where gradients
-are asked for; c a cast; w writes into its first operand; `.` is none of these. What is in braces is
-filled in by `generator`:
+are asked for, u no number twice there: which of several has the gradient, eager leaves open; c a
+cast; w writes into its first operand; `.` is none of these. What is in braces is filled in by
+`generator`:
 
     x any tensor    f floats    h whole numbers (no bool)    w numbers    b bool    i indices
     y like x, to be broadcast with it    g floats, so    s of x's shape and type    u of x's shape
@@ -437,12 +438,12 @@ TABLES: dict[str, tuple[int, str]] = {
         e torch.sort({x1}, dim={d}, stable=True).indices
         e torch.sort({x1}, dim={d}, descending=True, stable=True).indices
         p torch.sort({x1}, dim={d}, descending=True, stable=True).values
-        p {w1}.topk(1, {d}).values
-        p {w1}.topk(min({n}, 2), {d}, largest={B}).values
-        p {w1}.median({d}, keepdim={B}).values
-        p {f1}.nanmedian({d}).values
-        p {w1}.kthvalue(1, {d}).values
-        p {w1}.median({d}).values
+        pku {w1}.topk(1, {d}).values
+        pku {w1}.topk(min({n}, 2), {d}, largest={B}).values
+        pku {w1}.median({d}, keepdim={B}).values
+        pku {f1}.nanmedian({d}).values
+        pku {w1}.kthvalue(1, {d}).values
+        pku {w1}.median({d}).values
         p F.max_pool1d({F3}, 2)
         p F.max_pool2d({F4}, 2, 1)
         p F.max_pool2d({F4}, 3, 2, 1)
