@@ -245,6 +245,11 @@ class _Walk:
             return "a scalar that is a symbolic size"
         if isinstance(made, Decline):
             return made.reason
+        if any(
+            isinstance(x, LOOPS) and _overlaps(x.out.type.layout) for x in self.b.nodes[before:]
+        ):
+            del self.b.nodes[before:]
+            return "elements of the result share memory"
         if entry.any_dtype and (foreign := _foreign(self.b.nodes[before:])) is not None:
             # Views of any type are fine, but kernels move elements of some types only.
             del self.b.nodes[before:]
@@ -352,6 +357,21 @@ def _foreign(nodes: Sequence[Node]) -> DType | None:
         if isinstance(n, LOOPS) and n.out.dtype not in MOVED:
             return n.out.dtype
     return None
+
+
+def _overlaps(layout: Layout) -> bool:
+    """True where elements may share memory, as far as strides are known.
+
+    A part that is written into a clone of such a tensor changes elements outside of the part too.
+    """
+    end = 1
+    pairs = zip(layout.stride, layout.shape, strict=True)
+    known = [(s.value, n.value) for s, n in pairs if isinstance(s, Int) and isinstance(n, Int)]
+    for stride, size in sorted(known):
+        if size > 1 and stride < end:
+            return True
+        end += (size - 1) * stride
+    return False
 
 
 def _is_data(n: FxNode) -> bool:

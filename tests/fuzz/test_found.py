@@ -148,3 +148,15 @@ def test_a_view_that_is_one_by_a_guard_shares_memory() -> None:
 
     got = agrees(f, torch.ones(4, 3, 3, 4).diagonal(), dynamic=True)
     assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("way", ("oracle", "triton"))
+def test_a_write_through_a_view_whose_elements_share_memory(way: str) -> None:
+    """The new view was computed as a tensor whose elements had two values in one place."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        t = a.as_strided((2, 2), (1, 1))
+        t.select(1, 0).zero_()
+        return t
+
+    agrees(f, torch.arange(3.0) + 1, way=way)
