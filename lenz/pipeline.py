@@ -109,8 +109,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     trace.text("graph", lambda: show(lowered, origins=True))
     g = optimise(g, cx)
     with trace.stage("schedule"):
-        closed = replace(g, env=g.env.closed())  # no pass below may rely on a further condition
-        s = named(schedule(closed, cx, space if cx.options.autotune else None))
+        s = named(schedule(g, cx, space if cx.options.autotune else None))
     tuned: tuple[TuneReport, ...] = ()
     if cx.options.autotune:
         with trace.stage("tune"):

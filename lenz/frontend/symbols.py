@@ -1,8 +1,7 @@
 """SymInt at the border: torch's symbolic integers become `Sym`, each expression once.
 
 sympy costs milliseconds per question, so nothing here asks sympy to simplify: an expression is
-walked node by node and rebuilt, with a memo.  No function here adds a guard but the three that
-say so in their name.
+walked node by node and rebuilt, with a memo.  Nothing here adds a guard.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Binding:
 
 
 class SymbolMap:
-    """The symbols of one graph: torch's expression to `Sym` and back, ranges, hints, bindings.
+    """The symbols of one graph: torch's expression to `Sym`, ranges, hints, bindings.
 
     `bindings` has one entry for each symbol that an argument gives as it is, in the order of the
     arguments.  `hints` maps the name of each Var met so far to its value in the traced call; an
@@ -45,12 +44,11 @@ class SymbolMap:
     of our integers (a float's ceiling, say) to that expression's text.
     """
 
-    __slots__ = ("_back", "_memo", "_shape_env", "bindings", "hints", "opaque")
+    __slots__ = ("_memo", "_shape_env", "bindings", "hints", "opaque")
 
     def __init__(self, shape_env: ShapeEnv | None) -> None:
         self._shape_env = shape_env
         self._memo: dict[Any, Sym] = {} if shape_env is None else settled(shape_env)
-        self._back: dict[Sym, torch.SymInt] = {}
         self.hints: dict[str, int] = {}
         self.bindings: tuple[Binding, ...] = ()
         self.opaque: dict[str, str] = {}
@@ -67,9 +65,7 @@ class SymbolMap:
             if constant is None:
                 raise Unsupported(f"the size {value} is not an integer expression")
             return Int(constant)
-        found = self._expr(node.expr)
-        self._back.setdefault(found, value)
-        return found
+        return self._expr(node.expr)
 
     def syms(self, values: Iterable[int | torch.SymInt]) -> tuple[Sym, ...]:
         """Return a shape or strides as a tuple of Sym."""
@@ -99,26 +95,6 @@ class SymbolMap:
                 offer(stride, i, "stride", d)
             offer(value.storage_offset(), i, "offset")
         self.bindings = tuple(found.values())
-
-    def guard_equal(self, a: Sym, b: Sym) -> bool:
-        """Return whether a == b in the traced call, and guard on that answer."""
-        return a is b or bool(self.symint(a) == self.symint(b))
-
-    def guard_less(self, a: Sym, b: Sym) -> bool:
-        """Return whether a < b in the traced call, and guard on that answer."""
-        return bool(self.symint(a) < self.symint(b))
-
-    def guard_int(self, a: Sym) -> int:
-        """Return the value of `a` in the traced call, and guard that it is always that."""
-        return int(self.symint(a))
-
-    def symint(self, s: Sym) -> int | torch.SymInt:
-        """Return a Sym that came from this map, or a constant, as torch's own integer."""
-        if isinstance(s, Int):
-            return int(s.value)
-        if s not in self._back:
-            raise Unsupported(f"{s} did not come from torch, so no guard can be put on it")
-        return self._back[s]
 
     def _expr(self, e: Any) -> Sym:
         """Rebuild a sympy expression in our integers."""

@@ -165,12 +165,6 @@ def _env(env: SymEnv, sizes: tuple[Var, ...], out: Lines) -> None:
         out.add(f"ranges ({', '.join(v.name for v in env.ranges)})")
     if env.hints:
         out.add(f"hint ({', '.join(f'{name}: {value}' for name, value in env.hints)})")
-    for e, k in env.facts:
-        out.add(f"fact ({k} divides {show_sym(e)})")
-    for guard in env.guards:
-        out.add(f"guard {json.dumps(guard)}")
-    if env.is_closed:
-        out.add("closed")
 
 
 def _graph(g: Graph, out: Lines, origins: bool) -> None:

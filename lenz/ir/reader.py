@@ -113,9 +113,6 @@ class _Draft:
     outputs: tuple[Atom, ...] | None = None
     ranges: tuple[Var, ...] | None = None
     hints: tuple[tuple[str, int], ...] = ()
-    facts: list[tuple[Sym, int]] = field(default_factory=list)
-    guards: list[str] = field(default_factory=list)
-    is_closed: bool = False
 
 
 def _graph(c: Cursor) -> tuple[Graph, Scope]:
@@ -124,7 +121,7 @@ def _graph(c: Cursor) -> tuple[Graph, Scope]:
     while not c.accept("}"):
         _statement(c, s, d)
     ranges = tuple(sorted(sizes, key=lambda v: v.name)) if d.ranges is None else d.ranges
-    env = SymEnv(ranges, d.hints, tuple(d.facts), tuple(d.guards), d.is_closed)
+    env = SymEnv(ranges, d.hints)
     outputs = tuple(d.marked) if d.outputs is None else d.outputs
     inputs, nodes, mutations = tuple(d.inputs), tuple(d.nodes), tuple(d.mutations)
     constants, objects = tuple(d.constants), tuple(d.objects)
@@ -137,7 +134,7 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
     if c.text in ("%", "(", "out", "none") or c.kind == "int" or c.text in s.vars:
         _add_node(c, s, d)
         return
-    words = ("in", "out", "const", "object", "free", "mutate", "return", *_ENV)
+    words = ("in", "out", "const", "object", "free", "mutate", "return", "hint", "ranges")
     place = c.place
     match choice_of(c, words, "a line of a graph"):
         case "in":
@@ -161,36 +158,16 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
             if d.marked or d.outputs is not None:
                 raise c.error("`return` beside buffers that are marked `out`", place)
             d.outputs = tuple_of(c, lambda: atom_of(c, s))
-        case word:
-            _env_line(c, s, d, word)
+        case "hint":
 
+            def one() -> tuple[str, int]:
+                name = name_of(c)
+                c.expect(":")
+                return name, int_of(c)
 
-_ENV = ("ranges", "hint", "fact", "guard", "closed")
-
-
-def _env_line(c: Cursor, s: Scope, d: _Draft, word: str) -> None:
-    if word == "closed":
-        d.is_closed = True
-        return
-    if word == "guard":
-        d.guards.append(string_of(c))
-        return
-    c.expect("(")
-    if word == "fact":
-        k = int_of(c)
-        c.expect("divides")
-        d.facts.append((sym_of(c, s.vars), k))
-        c.expect(")")
-    elif word == "hint":
-
-        def one() -> tuple[str, int]:
-            name = name_of(c)
-            c.expect(":")
-            return name, int_of(c)
-
-        d.hints = tuple(list_of(c, one, ")"))
-    else:
-        d.ranges = tuple(list_of(c, lambda: s.vars[choice_of(c, s.vars, "a size")], ")"))
+            d.hints = tuple_of(c, one)
+        case _:
+            d.ranges = tuple_of(c, lambda: s.vars[choice_of(c, s.vars, "a size")])
 
 
 def _declared(c: Cursor, s: Scope) -> Buffer:

@@ -1,7 +1,7 @@
 """Exact symbolic integers for sizes, strides and indices."""
 
 from lenz.sym.divide import ceildiv
-from lenz.sym.env import ClosedError, SymEnv
+from lenz.sym.env import SymEnv
 from lenz.sym.evaluate import affine_in, evaluate, product, substitute
 from lenz.sym.expr import (
     ONE,

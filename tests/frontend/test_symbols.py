@@ -10,7 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from lenz.errors import Unsupported
 from lenz.frontend import SymbolMap
 from lenz.sym import Int, Var, evaluate
 
@@ -83,18 +82,6 @@ def test_an_expression_outside_of_our_integers_gets_a_variable() -> None:
     assert isinstance(s, Var) and list(m.opaque) == [s.name]
     assert m.hints[s.name] == 4
     assert m.sym(half) is s
-
-
-def test_guards_are_added_only_where_asked() -> None:
-    env, m, a, b, _ = symbols()
-    before = len(env.guards)
-    assert m.guard_less(m.sym(b), m.sym(a))
-    assert len(env.guards) == before + 1
-    assert not m.guard_equal(m.sym(a), m.sym(b))
-    assert m.guard_equal(Int(3), Int(3))
-    with pytest.raises(Unsupported, match="did not come from torch"):
-        m.guard_int(m.sym(a) + 17)
-    assert m.guard_int(m.sym(a)) == 12
 
 
 def test_what_a_guard_has_settled_is_a_number() -> None:

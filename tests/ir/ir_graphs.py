@@ -196,11 +196,7 @@ def calls() -> Graph:
         (Ref("p"), None, S0 + 1, (Ref("odd name"), 3), Ref("p")),
         (Mutation("x", "odd name"),),
         (buf("w", 3, dtype=F64),),
-        BOTH.with_var(u)
-        .with_fact(S0 * 4, 8)
-        .with_guard('s0 > 1 and "x"')
-        .with_var(S0, 16)
-        .closed(),
+        BOTH.with_var(u).with_var(S0, 16),
         ("body 0",),
         ("odd name",),
     )

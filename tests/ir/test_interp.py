@@ -453,12 +453,9 @@ def test_assert_same_finds_a_difference() -> None:
         assert_same(g, other, what="nothing")
 
 
-def test_random_inputs_obey_ranges_facts_and_indices() -> None:
+def test_random_inputs_obey_ranges_and_indices() -> None:
     for seed in range(20):
         w, idx, s0 = random_inputs(make.gather(), seed)
         assert isinstance(w, torch.Tensor) and isinstance(idx, torch.Tensor)
         assert w.shape == (10, s0) and 2 <= idx.numel() <= 64
         assert int(idx.min()) >= 0 and int(idx.max()) <= 9
-    g = make.softmax()
-    g = replace(g, env=g.env.with_fact(make.S0, 3))
-    assert all(random_inputs(g, seed)[0].shape[0] % 3 == 0 for seed in range(5))  # type: ignore[union-attr]
