@@ -12,6 +12,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
 from lenz.frontend.constants import fold_known
+from lenz.frontend.expand import expand
 from lenz.frontend.kernels import bind_kernels
 from lenz.frontend.normalise import normalise, written
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
@@ -47,7 +48,7 @@ def build(
     metadata = context.fw_metadata if context is not None and is_first else None
     if kind == "inference":
         rebase(gm.graph, metadata)
-    restride(gm, inputs if kind == "backward" else ())
+    restride(gm, inputs if kind == "backward" else (), expand(gm, native))
     normalise(gm)
     fold_known(gm, native)
     bind_kernels(gm)

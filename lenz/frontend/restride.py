@@ -7,7 +7,7 @@ strides here, so that whoever reads the graph finds what will be there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
@@ -26,13 +26,14 @@ aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-def restride(gm: GraphModule, inputs: Sequence[Any]) -> None:
+def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) -> None:
     """Give the placeholders the strides of `inputs`, and all results those of eager.
 
+    `told` are nodes whose values are other than those that their readers were traced with.
     A `view` that is none any more becomes a `reshape`, which copies.
     """
+    changed = set(told)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    changed: set[Node] = set()
     for node, given in zip(places, inputs, strict=bool(inputs)):
         value = node.meta.get("val")
         are_tensors = isinstance(value, FakeTensor) and isinstance(given, FakeTensor)

@@ -14,7 +14,12 @@ from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 from torch.utils.checkpoint import checkpoint
 
 import lenz
@@ -102,11 +107,82 @@ def test_bodies_are_compiled(
     assert not any(b.skips for b in bodies)
 
 
-def test_flexible_attention() -> None:
-    def biased(q: Tensor, bias: Tensor) -> Tensor:
-        return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + bias[i, j] * (i >= j))
+def heads(*counts: int, tokens: int = 40, grad: bool = False) -> list[Tensor]:
+    """One tensor for each count of heads, with the strides of a transposed projection."""
+    made = [randn(2, tokens, n, 8).transpose(1, 2) for n in counts]
+    return [t.requires_grad_(grad) for t in made]
 
-    agree(biased, lambda: (randn(1, 2, 16, 8), randn(16, 16)), tol=1e-4)
+
+def alibi(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return s * 2 + (j - i) / (h + 1)
+
+
+def flexible(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: BlockMask | None = None
+) -> tuple[Tensor, Tensor]:
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return alibi(s, b, h, i, j) + bias[h, i] * bias[h, j].tanh()
+
+    out, aux = flex_attention(
+        q, k, v, score, mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
+    )
+    assert aux.lse is not None
+    return out, aux.lse
+
+
+def by_hand(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    (n, heads), group = (q.shape[2], q.shape[1]), q.shape[1] // k.shape[1]
+    k, v, i = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), torch.arange(n)
+    slopes = torch.arange(1, heads + 1)[:, None, None]
+    s = q @ k.mT / q.shape[-1] ** 0.5 * 2 + (i - i[:, None]) / slopes
+    s = s + bias[:, :, None] * bias[:, None].tanh()
+    if mask is not None:
+        s = s.where(mask, -float("inf"))
+    return s.softmax(-1) @ v, s.logsumexp(-1)
+
+
+def banded(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i >= j) & ((i - j) < 7 * (h + 1))
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("masked", (False, True))
+def test_flexible_attention(masked: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has no gradient of it on CPUs, of which lenz knows nothing."""
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
+    block = create_block_mask(banded, 2, 4, 40, 40, device="cpu") if masked else None
+    i = torch.arange(40)
+    mask = banded(i, i[:4, None, None], i[:, None], i) if masked else None
+
+    def step(fn: Callable[..., Any], mask: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        args = [*heads(4, 2, 2, grad=True), randn(4, 40, requires_grad=True)]
+        out, lse = fn(*args, mask)
+        (out.square().sum() + lse.sin().sum()).backward()
+        return [out, lse, *(a.grad for a in args)]
+
+    report = lenz.explain(lambda m: step(flexible, m), dynamic=dynamic)(block)
+    for got, want in zip(report.result, step(by_hand, mask), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert {g.kind for g in report.graphs} == {"forward", "backward"}
+    calls = {e.op for g in report.graphs for e in g.externs}
+    assert calls == {"aten.bmm.default"}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
+def test_flexible_attention_is_that_of_eager(dtype: torch.dtype) -> None:
+    """Also where a row is masked out, and with the strides of the queries."""
+
+    mask = create_block_mask(lambda b, h, i, j: (i > 3) & (j < i), 1, 1, 40, 40, device="cpu")
+
+    def make() -> list[Tensor]:
+        return [t.to(dtype) for t in (*heads(4, 4, 4), randn(4, 40))]
+
+    tol = 1e-2 if dtype is torch.bfloat16 else 1e-5
+    out, lse = agree(lambda *args: flexible(*args, mask), make, tol=tol, fullgraph=True)
+    assert not out[:, :, :4].any() and lse[:, :, :4].isneginf().all()
 
 
 @pytest.mark.parametrize("reentrant", (False, True))

@@ -1,0 +1,107 @@
+"""Operators that torch defines by a Python function of aten ops: traced, and put in their place.
+
+    flex_attention(q, k, v, score_mod, block_mask, ...)   ==>   two matrix products, and between
+        them loops that compute the scores, what the user makes of them, the mask and the softmax
+
+The functions are those that eager runs.  In a training step they are traced after the graph is cut
+in two, so that the backward half computes the scores again and none are saved.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch._dynamo._trace_wrapped_higher_order_op  # it defines SCATTER
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+from lenz.frontend.decompose import decompositions
+from lenz.frontend.values import is_same_layout
+
+aten = torch.ops.aten
+EXPANDED = ("flex_attention", "flex_attention_backward", "associative_scan")
+EAGER = torch._C.DispatchKey.CompositeExplicitAutograd
+SCATTER = torch.ops.flex_lib.zeros_and_scatter.default  # the gradient of a tensor that is indexed
+
+
+def expand(gm: GraphModule, native: frozenset[str]) -> set[Node]:
+    """Replace the calls of `EXPANDED` by what they compute; `native` as for `decompositions`.
+
+    Return the results that are not what tracing was told: the log-sum-exp of f64 is no f32.
+    """
+    changed: set[Node] = set()
+    for n in gm.graph.nodes:
+        if isinstance(n.target, HigherOrderOperator) and n.target.__name__ in EXPANDED:
+            given, traced = _traced(gm, n, native)
+            _give(n, _inlined(gm, n, given, traced), changed)
+    return changed
+
+
+def _traced(gm: GraphModule, n: Node, native: frozenset[str]) -> tuple[list[Node], GraphModule]:
+    """Return the nodes that a call reads, and the graph of its function with them as arguments."""
+    taken = [a for a in n.all_input_nodes if a.op != "get_attr"]
+
+    def call(*values: Any) -> Any:
+        held = dict(zip(taken, values, strict=True))
+
+        def known(a: Node) -> Any:
+            return held[a] if a in held else operator.attrgetter(str(a.target))(gm)
+
+        args, kwargs = map_arg((n.args, n.kwargs), known)
+        run: Any = n.target
+        return run.py_kernels[EAGER](*args, **kwargs)
+
+    values = [a.meta["val"] for a in taken]
+    mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+    with mode, torch.no_grad():
+        # The backward function asks which tensors want a gradient; what nobody reads is dropped.
+        values = [
+            v.detach().requires_grad_(v.is_floating_point() or v.is_complex())
+            if isinstance(v, Tensor)
+            else v
+            for v in values
+        ]
+        return taken, make_fx(call, {**decompositions(native), SCATTER: _scattered})(*values)
+
+
+def _scattered(shape: Sequence[Any], indices: Sequence[Tensor], values: Tensor) -> Tensor:
+    return values.new_zeros(shape).index_put(tuple(indices), values, accumulate=True)
+
+
+def _inlined(gm: GraphModule, n: Node, given: list[Node], traced: GraphModule) -> Any:
+    """Put the calls of `traced` before `n`; return what takes the place of its result."""
+    places = traced.graph.find_nodes(op="placeholder")
+    copies: dict[Node, Any] = dict(zip(places, given, strict=True))
+    with gm.graph.inserting_before(n):
+        for m in traced.graph.nodes:
+            if m.op == "get_attr":
+                name = f"{n.name}_{m.target}"
+                setattr(gm, name, getattr(traced, str(m.target)))
+                copies[m] = gm.graph.create_node("get_attr", name)
+                copies[m].meta = {**m.meta}
+            elif m.op == "call_function":
+                copies[m] = gm.graph.node_copy(m, copies.__getitem__)
+                copies[m].meta = {**n.meta, **m.meta, "stack_trace": n.meta.get("stack_trace")}
+                if m.target is aten.copy_.default:  # into memory made for it
+                    copies[m].target = aten.copy.default
+                    copies[m.args[0]] = copies[m]
+    return map_arg(traced.graph.output_node().args[0], copies.__getitem__)
+
+
+def _give(n: Node, result: Any, changed: set[Node]) -> None:
+    """Let the readers of `n`, or of its parts, read `result`, and drop `n`."""
+    if isinstance(result, Node):
+        if not is_same_layout(n.meta["val"], result.meta["val"], offset=False):
+            changed.add(result)
+        n.replace_all_uses_with(result)
+    elif result is not None:
+        for u in tuple(n.users):
+            _give(u, result[u.args[1]], changed)
+    n.graph.erase_node(n)
