@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -15,6 +16,7 @@ from lenz import ops
 from lenz.ir.dtype import compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import UpdateMode
+from lenz.ir.tensor import Layout
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, position
 from lenz.lower.registry import lowering
@@ -267,6 +269,10 @@ def _unpooled(
         return Decline("no elements")
     wide = b.result.dtype if mode == "set" else compute_dtype(b.result.dtype)
     flat = b.temp((*x.shape[:lead], count), wide)
+    kept = b.result.layout
+    if wide is b.result.dtype:  # pooled dimensions that follow each other in memory are one
+        stride = (*kept.stride[:lead], kept.stride[-1])
+        flat = replace(flat, layout=Layout(flat.shape, stride))
     zeros = b.map(lambda i: const(0, wide), flat)
 
     def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
@@ -274,7 +280,7 @@ def _unpooled(
         return (*i[:lead], position(0, count)), (at,), x.at(i)
 
     out = b.scatter(mode, zeros, x.shape, update, flat)
-    if b.result.layout.is_contiguous and wide is b.result.dtype:
+    if wide is b.result.dtype:
         return b.view(out, lambda i: (*i[:lead], flatten(i[lead:], sizes)))
     return b.map(lambda i: out.at((*i[:lead], flatten(i[lead:], sizes))))
 

@@ -19,12 +19,14 @@ from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.operand import Operand, element, parameter
 from lenz.lower.registry import lowering
+from lenz.lower.sort import first_keys, keys_for
 from lenz.lower.view import flatten
 from lenz.ops.random import below
-from lenz.sym import ONE, ZERO, sym
+from lenz.sym import ONE, ZERO, Sym, sym
 
 SEED = "lenz.seed"
 REFUSED = Decline("parameters that eager refuses, with its own error")
+FINITE = 3.4028234663852886e38  # the greatest f32
 # A half type has fewer random bits, so that the greatest number stays below 1: its significand.
 _BITS = {"f16": 11, "bf16": 8}
 # Key, first counter, and the number of the element.
@@ -168,6 +170,13 @@ def _normal(b: GraphBuilder, mean: Operand, std: Operand, generator: Any) -> Val
     return _draw(b, generator, fn)
 
 
+def _exponential(s: Drawn, t: DType) -> Expr:
+    u = ops.uniform(*s, t)
+    # Where u is 0 the answer is taken from the middle of the step up to the next u.
+    least = const(2.0**-54 if t is F64 else 2.0**-24, t)
+    return ops.maximum(ops.neg(ops.log1p(ops.neg(u))), least)
+
+
 @lowering("exponential")
 def exponential(
     b: GraphBuilder, x: Value, lambd: float = 1.0, generator: Any = None
@@ -177,11 +186,8 @@ def exponential(
         return REFUSED
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        u = ops.uniform(*s, compute_dtype(t))
-        # Where u is 0 the answer is taken from the middle of the step up to the next u.
-        least = const(2.0**-54 if u.dtype is F64 else 2.0**-24, u.dtype)
-        drawn = ops.maximum(ops.neg(ops.log1p(ops.neg(u))), least)
-        return ops.mul(drawn, const(1.0 / lambd, u.dtype))
+        e = _exponential(s, compute_dtype(t))
+        return ops.mul(e, const(1.0 / lambd, e.dtype))
 
     return _draw(b, generator, fn)
 
@@ -293,6 +299,41 @@ def _bernoulli(b: GraphBuilder, p: Operand, generator: Any) -> Value | Decline:
         return ops.cast(hit, compute_dtype(t))
 
     return _draw(b, generator, fn)
+
+
+@lowering("multinomial")
+def multinomial(
+    b: GraphBuilder, p: Value, count: int | Sym, replacement: bool = False, *, generator: Any = None
+) -> Value | Decline:
+    """Places of a row by their chances p: those of the greatest p / e, for exponential numbers e.
+
+    What is drawn is not drawn again (Efraimidis and Spirakis, 2006).
+    """
+    if (no := refused(b, generator)) is not None or (replacement and count != 1):
+        return no or Decline("draws that may repeat, which eager finds in running sums")
+    d, t = p.rank - 1, compute_dtype(p.dtype)
+    keys = keys_for(t, p.shape[d], True, p.device, 1 << 24 if count == 1 else None)
+    if isinstance(keys, Decline):
+        return keys
+    source = seeded(b, b.temp(p.shape, I64))
+
+    def key(i: Index) -> Expr:
+        chance = parameter(p.compute(i), p.device, FINITE)
+        return keys.of(ops.div(chance, _exponential(source(i), t)), i[d])
+
+    found = first_keys(b, p.shape, d, count, key, keys.type)
+    if isinstance(found, Decline):
+        return found
+
+    def place(i: Index) -> Expr:
+        e = found.at(i)
+        if p.device != "cpu":
+            return keys.place(e)
+        none = ops.eq(keys.element(e), const(0, t))
+        none = ops.and_(none, ops.eq(index(i[d]), const(0, I64)))
+        return ops.assert_not(none, keys.place(e), "assert_parameter")
+
+    return b.map(place)
 
 
 @lowering("native_dropout")

@@ -13,7 +13,7 @@ its mantissa, and gets the last of these for the others: those that processors m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lenz import ops
@@ -24,7 +24,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import reduce_over, split, wrapped
 from lenz.lower.registry import lowering
 from lenz.lower.view import unflatten
-from lenz.sym import ONE, Int, Sym, product
+from lenz.sym import ONE, ZERO, Int, Sym, maximum, product
 
 # Keys that a program of a GPU sorts in registers, and keys in 128 KiB of a CPU's stack.
 LONGEST, LONGEST_CPU = 4096, 16384
@@ -123,11 +123,16 @@ class Keys:
         return self.mantissa + 1 - self.rest
 
 
-def keys_for(dtype: DType, size: Sym, falls: bool, device: str) -> Keys | Decline:
-    """The keys of rows of a type and length; declines rows and types that are left to eager."""
+def keys_for(
+    dtype: DType, size: Sym, falls: bool, device: str, longest: int | None = None
+) -> Keys | Decline:
+    """The keys of rows of a type and length; declines rows and types that are left to eager.
+
+    `longest` is for what sorts no rows.
+    """
     if dtype.bytes > 4 or dtype in FLOAT8:
         return Decline(WIDE if dtype.bytes > 4 else f"a sort of {dtype}")
-    most = LONGEST_CPU if device == "cpu" else LONGEST
+    most = longest or (LONGEST_CPU if device == "cpu" else LONGEST)
     if size.hi is None or size.hi > most:
         return Decline(f"a sort of rows of more than {most} elements, or of unknown length")
     position = max(size.hi - 1, 1).bit_length()
@@ -175,6 +180,23 @@ def _ordered(
     return b.sort(d, x.shape[d], lambda i: keys.of(x.at(i), i[d]), made)
 
 
+def first_keys(
+    b: GraphBuilder,
+    shape: Sequence[Sym],
+    d: int,
+    k: int | Sym,
+    key: Callable[[Index], Expr],
+    type: DType,
+) -> Value | Decline:
+    """The first k of the keys in order along dimension d of a shape, of which the result has k."""
+    if not isinstance(k, int) or k == 0:
+        return Decline("as many elements as only the data says, or none")
+    if k == 1:
+        s = split(tuple(shape), d)
+        return reduce_over(b, "min", s, True, key, None, b.temp(s.padded, type))
+    return b.sort(d, shape[d], key, replace(b.result, dtype=type))
+
+
 @lowering("sort.default", "sort.stable")
 def sort(
     b: GraphBuilder, x: Value, dim: int = -1, descending: bool = False, stable: bool | None = None
@@ -196,15 +218,10 @@ def topk(
 
     def first(d: int, keys: Keys) -> Value | Decline:
         most = x.shape[d].hi or 0
-        if not isinstance(k, int) or k == 0:
-            return Decline("as many elements as only the data says, or none")
-        if k == 1:
-            s = split(x.shape, d)
-            made = b.temp(s.padded, keys.type)
-            return reduce_over(b, "min", s, True, lambda i: keys.of(x.at(i), i[d]), None, made)
-        if b.result.device == "cpu" and most > HEAP_ROW and k * HEAP <= most:
+        is_few = isinstance(k, int) and k > 1 and k * HEAP <= most
+        if b.result.device == "cpu" and most > HEAP_ROW and is_few:
             return Decline(f"{k} of up to {most} elements, which eager finds without a sort")
-        return _ordered(b, x, d, keys, b.result)
+        return first_keys(b, x.shape, d, k, lambda i: keys.of(x.at(i), i[d]), keys.type)
 
     return _of_rows(b, x, dim, largest, first)
 
@@ -278,6 +295,42 @@ def _enter_median(name: str, skip_nan: bool) -> None:
     @lowering(f"{name}.default")
     def full(b: GraphBuilder, x: Value) -> Value | Decline:
         return _median_of_all(b, x, skip_nan)
+
+
+@lowering("mode")
+def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pair | Decline:
+    """The most frequent element of each row, the least of several, and its last place."""
+
+    def find(d: int, keys: Keys) -> Value | Decline:
+        row = _ordered(b, x, d, keys)
+        s, size = split(x.shape, d), index(x.shape[d] - 1, I64)
+
+        def start(i: Index) -> Expr:
+            place, low = index(i[d], I64), keys.const(keys.position + keys.rest)
+            one, before = (ops.shr(row.at((*i[:d], j, *i[d + 1 :])), low) for j in _pair(i[d]))
+            new = ops.ne(one, before)
+            if keys.dtype.is_float:  # each NaN is another element
+                new = ops.or_(new, keys.is_nan(row.at(i)))
+            return ops.where(new, place, const(0, I64))
+
+        starts = b.scan("max", d, start, b.temp(x.shape, I64))
+
+        def rank(i: Index) -> Expr:
+            """The length of the run up to here, and behind it how far this is from the end."""
+            place = index(i[d], I64)
+            length = ops.shl(ops.sub(place, starts.at(i)), const(keys.position, I64))
+            return ops.or_(length, ops.sub(size, place))
+
+        best = reduce_over(b, "max", s, True, rank, None, b.temp(s.padded, I64))
+        mask = const((1 << keys.position) - 1, I64)
+        return _at(b, row, d, keepdim, lambda i: ops.sub(size, ops.and_(best.at(i), mask)))
+
+    return _of_rows(b, x, dim, False, find)
+
+
+def _pair(i: Sym) -> tuple[Sym, Sym]:
+    """A place and the one before; of the first place itself."""
+    return i, maximum(i - 1, ZERO)
 
 
 def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value | Decline:

@@ -50,7 +50,7 @@ UNDEFINED = (
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 )  # fmt: skip
 # Ops that may give the place of any of several equal elements.
-TIES = ("sort", "argsort", "msort", "topk", "kthvalue", "median", "nanmedian")
+TIES = ("sort", "argsort", "msort", "topk", "kthvalue", "median", "nanmedian", "mode")
 
 
 @dataclass(slots=True)

@@ -209,6 +209,23 @@ COUNTED: dict[str, tuple[Callable[[], Tensor], list[float]]] = {
 }  # fmt: skip
 
 
+def test_multinomial_draws_no_place_twice_and_refuses_what_eager_refuses() -> None:
+    chances = torch.tensor([[1.0, 2, 0, 5, 2], [3, 0, 0, 0, 1]])
+    rows = through(lambda p: torch.multinomial(p.repeat(20_000, 1), 2))(chances).view(-1, 2, 2)
+    assert (rows[..., 0] != rows[..., 1]).all()
+    assert set(rows[:, 1].flatten().tolist()) == {0, 4}, "what has no chance is not drawn"
+    # P(first 3, then 1) = 5/10 2/5, and so on; five standard deviations.
+    for first, then, chance in ((3, 1, 0.2), (1, 3, 0.125), (0, 4, 1 / 10 * 2 / 9)):
+        hits = ((rows[:, 0, 0] == first) & (rows[:, 0, 1] == then)).double().mean().item()
+        assert abs(hits - chance) < 5 * (chance * (1 - chance) / 20_000) ** 0.5
+    for count in (1, 2):
+        run = through(lambda p, n=count: torch.multinomial(p, n))
+        for bad in ([1.0, -1.0, 2.0], [math.inf, 1.0, 1.0], [math.nan, 1.0, 1.0], [0.0, 0.0, 0.0]):
+            with pytest.raises(RuntimeError, match="probability"):
+                run(torch.tensor(bad))
+        assert run(torch.rand(3, 40).half()).dtype is torch.int64
+
+
 @pytest.mark.parametrize("name", COUNTED)
 def test_counts(name: str) -> None:
     """Each count is binomial: five standard deviations are one chance in two million."""
