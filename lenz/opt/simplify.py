@@ -14,7 +14,9 @@ from lenz.context import Context
 from lenz.ir.dtype import F32
 from lenz.ir.expr import Expr, interpret, rebuild
 from lenz.ir.graph import LOOPS, Graph, map_bodies
+from lenz.ir.op import INDEX, LOAD, MASKED
 from lenz.ops.arith import ADD
+from lenz.ops.fold import apply
 from lenz.ops.math import ERF
 
 
@@ -36,6 +38,8 @@ def _one_plus_erf(e: Expr) -> Expr | None:
     return None
 
 
+ACCESSES = (LOAD, INDEX, MASKED)
+
 RULES: tuple[Rule, ...] = (
     # Half the polynomials of erf serve its relative accuracy near zero, which the sum throws away.
     Rule("one_plus_erf", "erf(x) + 1 = one_plus_erf(x)", _one_plus_erf),
@@ -43,11 +47,13 @@ RULES: tuple[Rule, ...] = (
 
 
 def simplify(g: Graph, cx: Context) -> Graph:
-    """Apply the rules to every body."""
+    """Apply the rules, and those of `ops.fold`, to every body."""
     memo: dict[Expr, Expr] = {}
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
-        new = rebuild(e, tuple(args))
+        if not args or e.op in ACCESSES:
+            return rebuild(e, tuple(args))
+        new = apply(e.op, *args, attrs=e.attrs)  # inlining put operands together
         for rule in RULES:
             found = rule.rewrite(new)
             if found is not None and cx.allow("simplify", rule.name):
