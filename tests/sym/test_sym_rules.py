@@ -1,4 +1,4 @@
-"""Every rule of lenz/sym/rules.py, by name: true on ints, done by the constructors, never worse."""
+"""Every rule of sym_rules.py, by name: true on ints, done by the constructors, never worse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lenz.sym import Int, Sym, Var, evaluate, sym
-from lenz.sym.rules import RULES, Hole, Rule
+from tests.sym.sym_rules import RULES, Hole, Rule
 
 SPAN = 7  # open ranges are tried from -SPAN to SPAN
 

@@ -6,7 +6,8 @@ semantics and operands of both signs?), on symbolic integers the left side must 
 object that the right side builds (does the code do it?), and the right side has no more divisions,
 remainders, minima and maxima than the left. Divisors are nonzero.
 
-The code of the rules stands in `expr` (sums and products), `divide`, `recombine` and `extremum`.
+The code of the rules stands in `lenz/sym/`: `expr` (sums and products), `divide`, `recombine` and
+`extremum`.
 """
 
 from __future__ import annotations
