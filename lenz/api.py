@@ -8,31 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import FunctionType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.fx import GraphModule
 
-from lenz.assemble import prepare
-from lenz.debug.blame import blame
+from lenz.codegen.triton.pool import start
 from lenz.debug.names import plain, readable
-from lenz.debug.report import (
-    ExternReport,
-    GraphReport,
-    KernelReport,
-    Report,
-    allocs_report,
-    launches_report,
-)
 from lenz.debug.repro import runnable, write_repro
 from lenz.debug.trace import OBJECT, Recorder, new_folder
 from lenz.errors import InternalError, Missing, Unsupported, UserError
 from lenz.frontend import FxProgram, capture
 from lenz.ir.binary import encode
-from lenz.ir.printer import show
-from lenz.lower import native_ops
 from lenz.options import Options
-from lenz.pipeline import Boxed, Compiled, compile_program, context
+from lenz.recall import Boxed, context, key_of, native_names, recall, store_in
+
+if TYPE_CHECKING:  # a graph that is in the disk cache needs no compiler: 0.3 s of imports
+    from lenz.context import Context
+    from lenz.debug.report import ExternReport, GraphReport, KernelReport, Report
+    from lenz.pipeline import Compiled
 
 # Modes of torch.compile. On a CPU all of them are the default, since only kernels of GPUs have
 # tiles to choose from; CUDA graphs are not there yet.
@@ -81,9 +75,11 @@ def compile_graph(
     name: str = "graph",
 ) -> Callable[..., Any]:
     """The backend with its options made.  `name` is the graph's in logs, reports and folders."""
-    prepare(example_inputs)
+    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
+        start()  # the compiler of kernels, so that it is ready by the time it is needed
     unit = _Unit(gm, options, watcher)
-    return capture(gm, example_inputs, unit.compile_fx, options, native_ops(), name)
+    native = native_names(store_in(options))
+    return capture(gm, example_inputs, unit.compile_fx, options, native, name)
 
 
 @dataclass(slots=True)
@@ -108,10 +104,11 @@ class _Unit:
                 recorder.text("runnable", lambda: runnable(program.gm, options))
                 with recorder.stage("target"):
                     cx = context(options, recorder)
-                made = compile_program(program, cx)
-                recorder.binary(OBJECT, made.code.object)
-                for b in made.code.binaries:
-                    recorder.binary(f"{b.name}.cubin", encode(b))
+                with recorder.stage("recall"):
+                    key = key_of(program, cx)
+                    is_told = self.watcher is not None or folder or set(options.logs) - {"time"}
+                    run: Any = None if is_told else recall(program, cx, key, _run_of)
+                made = None if run else self.compiled(program, cx, recorder, key)
             recorder.finish()
         except Unsupported as e:
             return self.eager(program, f"lenz runs a graph in eager: {e}")
@@ -128,9 +125,22 @@ class _Unit:
             return self.eager(program, f"lenz failed on a graph and runs it in eager: {fault}")
         finally:
             self.since = time.perf_counter()
-        run = made.call if self.watcher is None else self.watcher.compiled(made, recorder)
-        run.strides = made.strides  # type: ignore[attr-defined]  # what `CompileFX` asks for
-        return run
+        if made is not None:
+            run = made.call if self.watcher is None else self.watcher.compiled(made, recorder)
+            run.strides = made.strides
+        return run  # type: ignore[no-any-return]  # an Any, since it has an attribute
+
+    def compiled(
+        self, program: FxProgram, cx: Context, recorder: Recorder, key: str | None
+    ) -> Compiled:
+        """The program compiled anew, and kept under `key`."""
+        with recorder.stage("import"):
+            from lenz.pipeline import compile_program
+        made = compile_program(program, cx, key)
+        recorder.binary(OBJECT, made.code.object)
+        for b in made.code.binaries:
+            recorder.binary(f"{b.name}.cubin", encode(b))
+        return made
 
     def eager(self, program: FxProgram, why: str) -> Boxed:
         """The program op by op; says so once."""
@@ -145,6 +155,13 @@ class _Unit:
             replace(p, source=readable(p.source, arguments)) for p in program.placeholders
         )
         return replace(program, placeholders=places)
+
+
+def _run_of(program: FxProgram, cx: Context) -> Boxed:
+    """The program under other options, from the cache or compiled."""
+    from lenz.pipeline import run_of
+
+    return run_of(program, cx)
 
 
 @cache
@@ -165,6 +182,8 @@ def _arguments(gm: Any) -> tuple[str, ...]:
 
 def _fault(e: Exception, recorder: Recorder, program: FxProgram, options: Options) -> InternalError:
     """The error that names the pass, the line and the saved repro."""
+    from lenz.debug.blame import blame
+
     line, where = blame(e)
     what = f"{type(e).__name__}: {e}"
     fault = e if isinstance(e, InternalError) else InternalError(what, where=where)
@@ -192,19 +211,26 @@ class Explainer:
 
     def report(self, result: object = None) -> Report:
         """What was seen so far."""
+        from lenz.debug.report import Report
+
         return Report(tuple(self.graphs), tuple(self.launches), result)
 
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
         """Describe a graph."""
+        from lenz.debug.report import ExternReport, GraphReport, KernelReport
+        from lenz.debug.report import allocs_report as allocs
+        from lenz.debug.report import launches_report as launches
+        from lenz.ir.printer import show
+
         p = made.program
-        steps = launches_report(made.schedule, {q.name: q.source for q in p.placeholders})
+        steps = launches(made.schedule, {q.name: q.source for q in p.placeholders})
         self.graphs.append(
             GraphReport(
                 name=p.name,
                 kind=p.kind,
                 kernels=tuple(s for s in steps if isinstance(s, KernelReport)),
                 externs=tuple(s for s in steps if isinstance(s, ExternReport)),
-                allocs=allocs_report(made.plan, made.graph.env),
+                allocs=allocs(made.plan, made.graph.env),
                 rejected=made.schedule.rejected,
                 timings=dict(recorder.times),
                 ir=show(made.graph, origins=True),
@@ -219,6 +245,8 @@ class Explainer:
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
         """Describe a graph that runs in eager: each of its ops is a launch."""
+        from lenz.debug.report import ExternReport, GraphReport
+
         steps = tuple(ExternReport(str(n.target), why, (n.name,)) for n in program.nodes)
         self.graphs.append(
             GraphReport(

@@ -11,14 +11,16 @@ import torch
 
 from lenz.codegen.llvm.compile import Library, compile_module, link
 from lenz.codegen.llvm.module import emit_module
+from lenz.codegen.triton.compile import KernelText
 from lenz.codegen.triton.kernel import emit
-from lenz.codegen.triton.pool import Failed, compile_all, start
+from lenz.codegen.triton.pool import Failed, compile_all, keys_of
 from lenz.context import Context
 from lenz.errors import Missing
 from lenz.ir.binary import Binary
 from lenz.ir.kernel import Kernel
+from lenz.recall import store_in
 from lenz.runtime import cuda, loader
-from lenz.runtime.store import Store, store_at
+from lenz.runtime.store import Store
 from lenz.runtime.threads import imports
 
 OLDEST = 80  # compute capability 8.0, the first with bf16
@@ -37,7 +39,8 @@ class Code:
     """The compiled kernels of one graph.
 
     `text` is all that was emitted, `object` the machine code for the CPU, `binaries` that for GPUs;
-    `functions` are the kernels by name, valid for as long as `library` lives.
+    `functions` are the kernels by name, valid for as long as `library` lives; `keys` the store's
+    keys of GPU kernels, and of the object under the name "".
     """
 
     text: str
@@ -45,31 +48,18 @@ class Code:
     binaries: tuple[Binary, ...] = ()
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     library: Library | None = None
-
-
-def prepare(tensors: Sequence[Any]) -> None:
-    """Start what a graph on a GPU will need, so that it is ready by the time it is needed."""
-    if any(isinstance(t, torch.Tensor) and t.is_cuda for t in tensors):
-        start()
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_gpus(devices: Sequence[str]) -> None:
     """Raise Missing, which says what is missing, if lenz cannot make kernels for a device."""
     for device in devices:
-        if device.startswith("cuda"):
-            number = torch.device(device).index or 0
-            if cuda.capability(number) < OLDEST:
-                name = torch.cuda.get_device_name(number)
-                raise Missing(
-                    f"{name} has a compute capability below 8.0, which lenz needs",
-                    hint='on_error="eager" runs such graphs without lenz',
-                )
-
-
-def store_of(cx: Context) -> Store | None:
-    """The disk cache; None without one."""
-    folder = cx.options.cache_dir
-    return store_at(folder) if cx.options.cache and folder is not None else None
+        if device.startswith("cuda") and arch(device) < OLDEST:
+            name = torch.cuda.get_device_name(torch.device(device).index or 0)
+            raise Missing(
+                f"{name} has a compute capability below 8.0, which lenz needs",
+                hint='on_error="eager" runs such graphs without lenz',
+            )
 
 
 def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
@@ -77,10 +67,11 @@ def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
 
     Raises Refused with those that the GPU's compiler or driver does not take.
     """
-    store = store_of(cx)
+    store = store_in(cx.options)
     host = [k for k, device in kernels.values() if device == "cpu"]
     gpu = [(k, device) for k, device in kernels.values() if device != "cpu"]
-    text, obj, library = _host(host, store, cx)
+    text, obj, library, key = _host(host, store, cx)
+    keys = {"": key}
     functions: dict[str, Callable[..., Any]] = {
         k.name: loader.function(library.addresses[k.name], len(k.params), len(k.sizes))
         for k in host
@@ -90,7 +81,8 @@ def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
     for device in dict.fromkeys(device for _, device in gpu):
         mine = [k for k, d in gpu if d == device]
         made, source = _gpu(mine, device, store, cx)
-        texts += source
+        texts += [t.text for t in source]
+        keys |= zip((k.name for k in mine), keys_of(source, arch(device)), strict=True)
         number = torch.device(device).index or 0
         failed: list[tuple[Kernel, Failed]] = []
         with cx.trace.stage("load"):
@@ -102,15 +94,15 @@ def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
         if failed:
             raise Refused(failed)
         binaries += made
-    return Code("\n".join(texts), obj, tuple(binaries), functions, library)
+    return Code("\n".join(texts), obj, tuple(binaries), functions, library, keys)
 
 
 def _host(
     kernels: Sequence[Kernel], store: Store | None, cx: Context
-) -> tuple[str, bytes, Library | None]:
-    """One module of LLVM for the kernels of the CPU."""
+) -> tuple[str, bytes, Library | None, str]:
+    """One module of LLVM for the kernels of the CPU, and the store's key of its object."""
     if not kernels:
-        return "", b"", None
+        return "", b"", None, ""
     text = emit_module(kernels, cx.target)
     key = hashlib.sha256(f"{cx.target.key()}\n{text}".encode()).hexdigest()
     obj = store.get("object", key) if store is not None else None
@@ -122,19 +114,23 @@ def _host(
     names = [k.name for k in kernels]
     with cx.trace.stage("link"):
         library = link(obj, names, imports())
-    return text, obj, library
+    return text, obj, library, key
 
 
 def _gpu(
     kernels: Sequence[Kernel], device: str, store: Store | None, cx: Context
-) -> tuple[list[Binary], list[str]]:
+) -> tuple[list[Binary], list[KernelText]]:
     """One module of Triton and one cubin per kernel of a GPU."""
     with cx.trace.stage("emit"):
-        arch = cuda.capability(torch.device(device).index or 0)
-        texts = [emit(k, arch) for k in kernels]
+        texts = [emit(k, arch(device)) for k in kernels]
     with cx.trace.stage("triton"):
-        made = compile_all(texts, arch, store, "")
+        made = compile_all(texts, arch(device), store)
     failed = [(k, b) for k, b in zip(kernels, made, strict=True) if isinstance(b, Failed)]
     if failed:
         raise Refused(failed)
-    return [b for b in made if isinstance(b, Binary)], [t.text for t in texts]
+    return [b for b in made if isinstance(b, Binary)], texts
+
+
+def arch(device: str) -> int:
+    """The architecture that kernels of a GPU are compiled for: 90 for sm_90."""
+    return cuda.capability(torch.device(device).index or 0)

@@ -104,10 +104,7 @@ class Options:
         return cls(**values)
 
     def key(self) -> str:
-        """Return the text of all options that change code.
-
-        The object cache does not need it, since its key is the code itself.
-        """
+        """Return the text of all options that change code, for the key of a compiled graph."""
         keyed = [f.name for f in fields(self) if f.metadata["key"]]
         return " ".join(f"{name}={getattr(self, name)!r}" for name in keyed)
 

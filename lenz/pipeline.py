@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from lenz.assemble import Code, Refused, assemble, check_gpus, store_of
-from lenz.codegen.llvm.compile import host_target
-from lenz.context import Context, Trace
+from lenz.assemble import Code, Refused, assemble, check_gpus
+from lenz.context import Context
 from lenz.debug.report import TuneReport
 from lenz.frontend import FxProgram, origin
 from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
-from lenz.ir.plan import Plan
+from lenz.ir.plan import LaunchStep, Plan
 from lenz.ir.printer import show
 from lenz.ir.verify import verify
 from lenz.lower import lower
 from lenz.opt import PASSES
-from lenz.options import Options
 from lenz.plan import build as build_plan
 from lenz.plan import source
+from lenz.recall import Boxed, Entry, keep, key_of, load, recall, store_in
+from lenz.recall import context as context
 from lenz.schedule import schedule
 from lenz.sym import ONE, Int, SymEnv
 from lenz.tune.search import tune
 from lenz.tune.space import space
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
 DEVICES = frozenset({"cpu", "cuda"})  # that kernels are made for
 
 
@@ -62,22 +58,41 @@ class Compiled:
                 found[k] = numbers
         return found
 
+    @property
+    def entry(self) -> Entry:
+        """What is kept of it in the disk cache; comments would tell lines of an older source."""
+        lines = self.text.split("\n")
+        keys = self.code.keys
+        kernels = {
+            s.kernel: (len(s.args), len(s.sizes), s.device, keys.get(s.kernel, ""))
+            for s in self.plan.steps
+            if isinstance(s, LaunchStep)
+        }
+        text = "\n".join(line for line in lines if not line.startswith("    # "))
+        return Entry(text, self.strides, keys.get("", ""), kernels)
 
-def context(options: Options, trace: Trace | None = None) -> Context:
-    """The context of one compilation for this machine's CPU."""
-    cx = Context(options, host_target())
-    return cx if trace is None else replace(cx, trace=trace)
+
+def run_of(program: FxProgram, cx: Context) -> Boxed:
+    """FX program -> callable: the one that an earlier process made, or a new one."""
+    key = key_of(program, cx)
+    return recall(program, cx, key, run_of) or compile_program(program, cx, key).call
 
 
-def compile_program(program: FxProgram, cx: Context) -> Compiled:
-    """FX program -> callable.
+def compile_program(program: FxProgram, cx: Context, key: str | None = None) -> Compiled:
+    """FX program -> callable, which is kept under `key` in the disk cache.
 
-    Ops whose kernel does not compile run in eager, with a warning that names the kernel.
+    Ops whose kernel does not compile run in eager, with a warning that names the kernel; such a
+    program is not kept, so that every process warns.
     """
     refused: frozenset[str] = frozenset()
     while True:
         try:
-            return _compile(program, cx, refused)
+            made = _compile(program, cx, refused)
+            store = store_in(cx.options)
+            measured = all(t.tried[t.chosen].us is not None for t in made.tuned)
+            if store is not None and key is not None and measured and not refused:
+                keep(store, key, made.entry)
+            return made
         except Refused as e:
             names = ", ".join(k.name for k, _ in e.failed)
             ops = frozenset(o for k, _ in e.failed for o in k.origins)
@@ -113,7 +128,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     tuned: tuple[TuneReport, ...] = ()
     if cx.options.autotune:
         with trace.stage("tune"):
-            s, tuned = tune(s, store_of(cx))
+            s, tuned = tune(s, store_in(cx.options))
     symbols, kernels = launched(s)
     trace.text("schedule", lambda: show(s))
     with trace.stage("codegen"):
@@ -124,7 +139,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         user = {p.name: p.source for p in program.placeholders}
         is_pure = program.kind in ("backward", "body") and not program.mutated
         text = source(plan, user, g.env.hints, is_pure)
-        call = _load(plan, text, code, program, cx)
+        call = load(text, code.functions, code.library, program, cx, run_of)
     trace.text("module", lambda: code.text)
     trace.text("code", lambda: text)
     return Compiled(program, g, s, plan, text, code, call, tuned)
@@ -179,51 +194,3 @@ def _env(program: FxProgram) -> SymEnv:
     for b in program.symbols.bindings:
         env = env.with_var(b.var, program.symbols.hints.get(b.var.name))
     return env
-
-
-def _load(plan: Plan, text: str, code: Code, program: FxProgram, cx: Context) -> Boxed:
-    """Execute the plan's module and put its kernels and constants into it."""
-    module: dict[str, Any] = {"__name__": f"lenz.{plan.name}", "__file__": f"<{plan.name}>"}
-    exec(compile(text, f"<lenz {plan.name}>", "exec"), module)  # text made just above, never cached
-    module.update(code.functions)
-    for c in plan.constants:
-        module[c.name] = _constant(program, c.name)
-    for o in plan.objects:
-        module["obj_" + "".join(x if x.isalnum() else "_" for x in o)] = program.modules[o]
-    if plan.aligned:
-        module["unaligned"] = _Unaligned(program, cx)
-    module["_library"] = code.library  # the code lives as long as the module
-    call: Boxed = module["call"]
-    return call
-
-
-class _Unaligned:
-    """The graph for tensors that start anywhere, compiled when the first such call comes."""
-
-    __slots__ = ("_call", "_cx", "_program")
-
-    def __init__(self, program: FxProgram, cx: Context) -> None:
-        self._program = program
-        self._cx = Context(replace(cx.options, aligned=False), cx.target)
-        self._call: Boxed | None = None
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run the graph on boxed arguments."""
-        if self._call is None:
-            self._call = compile_program(self._program, self._cx).call
-        return self._call(args)
-
-
-def _constant(program: FxProgram, name: str) -> torch.Tensor:
-    for n in program.gm.graph.nodes:
-        if n.op == "get_attr" and n.name == name:
-            return _aligned(program.constants[str(n.target)])
-    raise KeyError(name)
-
-
-def _aligned(t: torch.Tensor) -> torch.Tensor:
-    """A constant as GPU kernels take it to be: at a multiple of 16 bytes, as new memory is."""
-    if t.is_cpu or t.data_ptr() % 16 == 0:
-        return t
-    with torch.no_grad():
-        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)

@@ -190,6 +190,16 @@ class SymbolMap:
         return Var(name, lo, hi)
 
 
+def about(m: SymbolMap, symbols: Sequence[Any]) -> list[str]:
+    """Return what is known of symbols of ShapeEnv, as text: ranges, values, settled expressions."""
+    env = m._shape_env
+    if env is None or not symbols:
+        return list(map(str, symbols))
+    values, ranges = hints_of(env), env.var_to_range
+    known = [f"{s} {ranges.get(s)} {values.get(s)}" for s in symbols]
+    return known + sorted(f"{e} is {n}" for e, n in settled(env).items())
+
+
 def hints_of(env: ShapeEnv) -> Mapping[Any, Any]:
     """Return the values of symbols in the traced call; the attribute's name differs by release."""
     found = getattr(env, "backed_var_to_val", None)

@@ -63,6 +63,12 @@ def native_ops() -> frozenset[str]:
     return frozenset(n if n.startswith(spaces) else f"aten.{n}" for n in _BY_OVERLOAD)
 
 
+def is_own() -> bool:
+    """Say whether all lowerings, and the type rules of all ops, are of lenz itself."""
+    fns = (*(e.fn for e in _BY_OVERLOAD.values()), *(op.dtype for op in all_ops()))
+    return all(f.__module__.startswith("lenz.") for f in fns)
+
+
 def pointwise_ops() -> dict[str, Op]:
     """aten packet -> scalar op, for the ops whose table entry lowers them one to one."""
     return {name: op for op in all_ops() for name in op.aten}

@@ -28,6 +28,7 @@ RANKS = {
     "runtime": 8,  # beside the compiler: what it may import is in RUNTIME_IMPORTS
     "codegen": 9,
     "plan": 10,
+    "recall": 10,
     "tune": 11,
     "aot": 12,
     "assemble": 12,
@@ -89,9 +90,10 @@ WRITING_FILES = {
     "demo/run.py": "a cache of its own in a temporary folder, so that its first call is cold",
 }
 
-# Files that run text as code.  None of them reads that text from a disk.
+# Files that run text as code, and where they have it from.
 EXEC_FILES = {
-    "pipeline.py": "loads the Python source of a plan that was printed just before",
+    "recall.py": "loads the Python source of a plan: printed just before, or kept beside the"
+    " machine code that it calls, in a folder that only this user can write to",
     "codegen/triton/compile.py": "Triton takes kernels as functions; the text was just emitted",
 }
 

@@ -68,7 +68,7 @@ def test_nothing_is_printed_without_being_asked(capfd: pytest.CaptureFixture[str
 
 
 def test_printed_times_add_up(capfd: pytest.CaptureFixture[str]) -> None:
-    run(logs="time")
+    run(logs="time", cache=False)
     rows = re.findall(r"^  (\w+) +([\d.]+) ms$", capfd.readouterr().err, re.MULTILINE)
     times = {name: float(ms) for name, ms in rows}
     total = times.pop("total")

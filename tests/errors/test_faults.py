@@ -13,7 +13,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import lenz
-from lenz import api, pipeline
+from lenz import api, pipeline, recall
 from lenz.context import Context
 from lenz.errors import InternalError, Unsupported, UserError
 from lenz.ir.graph import Graph
@@ -42,6 +42,8 @@ def break_pass(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         return g
 
     monkeypatch.setattr(pipeline, "PASSES", {**pipeline.PASSES, "inline": broken})
+    # No graph is taken from the disk cache, whose key does not know of this.
+    monkeypatch.setattr(recall, "sources", lambda: "")
 
 
 def test_a_fault_names_pass_line_and_repro(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,232 @@
+"""Graphs that a process before compiled: what to keep of one, under which key, and how to load it.
+
+A graph that is found again is neither lowered nor scheduled nor emitted: most of the compiler is
+not even imported.  The key holds all that a compilation depends on: the program as text, options,
+target and GPUs, torch and Triton, and every source file of lenz.  An entry holds the Python of the
+plan and the store's keys of the kernels; like machine code it is code, and trusted as that is: the
+store reads nothing that another user could have written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+
+from lenz.codegen.llvm.compile import Library, host_target, link
+from lenz.codegen.triton.compile import version
+from lenz.context import Context, Silent, Trace
+from lenz.frontend import FxProgram
+from lenz.frontend.identity import identity
+from lenz.ir.binary import decode
+from lenz.options import Options
+from lenz.runtime import cuda, loader
+from lenz.runtime.store import Store, store_at
+from lenz.runtime.threads import imports
+
+Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+
+STARTED = time.time()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is kept of a compiled graph.
+
+    `text` is the plan as Python; `strides` are what `CompileFX` tells.  `object` is the store's key
+    of the machine code for the CPU, empty without any; `kernels` has for each the numbers of
+    pointers and sizes, its GPU, and the store's key of its code for that, both empty for a CPU's.
+    """
+
+    text: str
+    strides: Sequence[Sequence[int] | None]
+    object: str
+    kernels: Mapping[str, tuple[int, int, str, str]]
+
+
+def store_in(options: Options) -> Store | None:
+    """The disk cache; None without one."""
+    folder = options.cache_dir
+    return store_at(folder) if options.cache and folder is not None else None
+
+
+def context(options: Options, trace: Trace | None = None) -> Context:
+    """The context of one compilation for this machine's CPU."""
+    return Context(options, host_target(), Silent() if trace is None else trace)
+
+
+@cache
+def sources() -> str:
+    """The hash of lenz's own files; empty where one changed after this process may have read it."""
+    return digest_of(os.path.dirname(os.path.abspath(__file__)), STARTED)
+
+
+def digest_of(root: str, until: float) -> str:
+    """The hash of all Python files below `root`; empty if one is younger than `until`."""
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(root):
+        folders.sort()
+        for name in sorted(n for n in files if n.endswith(".py")):
+            path = os.path.join(folder, name)
+            with open(path, "rb") as file:
+                if os.fstat(file.fileno()).st_mtime > until:
+                    return ""
+                data = file.read()
+            digest.update(f"{os.path.relpath(path, root)} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def is_extended() -> bool:
+    """Say whether somebody gave this process lowerings of their own, which no key tells."""
+    registry = sys.modules.get("lenz.lower.registry")
+    return registry is not None and not registry.is_own()
+
+
+def native_names(store: Store | None) -> frozenset[str]:
+    """The ops that have a lowering; from the store, if the lowerings are not imported yet."""
+    kept = store is not None and "lenz.lower" not in sys.modules and sources()
+    data = store.get("native", sources()) if store is not None and kept else None
+    if data is not None:
+        return frozenset(data.decode().split())
+    from lenz.lower import native_ops
+
+    found = native_ops()
+    if store is not None and kept:
+        store.put("native", sources(), " ".join(sorted(found)).encode())
+    return found
+
+
+def key_of(program: FxProgram, cx: Context) -> str | None:
+    """The key of a program's compilation; None if it has none, or is not to be skipped."""
+    options = cx.options
+    if options.verify or options.fuel >= 0 or is_extended() or not sources():
+        return None
+    text = identity(program)
+    if text is None:
+        return None
+    gpus = {
+        v.device.index or 0
+        for n in program.gm.graph.nodes
+        if isinstance(v := n.meta.get("val"), torch.Tensor) and v.device.type == "cuda"
+    }
+    head = [
+        sources(),
+        f"torch {torch.__version__} {torch.version.git_version}",
+        f"{torch.get_default_dtype()} {options.key()} {cx.target.key()}",
+        *(f"cuda:{n} {torch.cuda.get_device_name(n)} {cuda.capability(n)}" for n in sorted(gpus)),
+    ]
+    if gpus:
+        head.append(version())
+    return hashlib.sha256("\n".join([*head, text]).encode()).hexdigest()
+
+
+def keep(store: Store, key: str, entry: Entry) -> None:
+    """Keep an entry; its kernels are in the store by now."""
+    store.put("graph", key, json.dumps(asdict(entry)).encode())
+
+
+def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> Boxed | None:
+    """The callable of a program that was compiled before; None if it, or a kernel, is not there.
+
+    `again` compiles it for tensors at other addresses, should such a call come.
+    """
+    store = store_in(cx.options)
+    data = store.get("graph", key) if store is not None and key is not None else None
+    if store is None or data is None:
+        return None
+    try:
+        entry = Entry(**json.loads(data))
+        found = _functions(entry, store)
+    except (TypeError, ValueError):  # of no version with this key, or a kernel of another version
+        return None
+    except RuntimeError:  # a driver that does not take a kernel: compiling anew settles what then
+        return None
+    if found is None:
+        return None
+    run: Any = load(entry.text, *found, program, cx, again)
+    run.strides = [None if s is None else tuple(s) for s in entry.strides]
+    return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
+
+
+def _functions(entry: Entry, store: Store) -> tuple[Functions, Library | None] | None:
+    """The kernels of an entry, loaded; None if the store has lost one."""
+    functions: dict[str, Callable[..., Any]] = {}
+    library, binaries = None, {}
+    for name, (_, _, device, key) in entry.kernels.items():
+        if device:
+            code = store.get("cubin", key)
+            if code is None:
+                return None
+            binaries[name] = decode(code)
+    if entry.object:
+        obj = store.get("object", entry.object)
+        if obj is None:
+            return None
+        library = link(obj, [n for n in entry.kernels if n not in binaries], imports())
+    for name, (pointers, sizes, device, _) in entry.kernels.items():
+        if name in binaries:
+            number = torch.device(device).index or 0
+            functions[name] = cuda.function(binaries[name], number, pointers, sizes)
+        elif library is not None:
+            functions[name] = loader.function(library.addresses[name], pointers, sizes)
+    return functions, library
+
+
+def load(
+    text: str,
+    functions: Functions,
+    library: Library | None,
+    program: FxProgram,
+    cx: Context,
+    again: Compile,
+) -> Boxed:
+    """Execute a plan's module and put its kernels, constants and objects into it."""
+    name = program.name
+    module: dict[str, Any] = {"__name__": f"lenz.{name}", "__file__": f"<{name}>"}
+    exec(compile(text, f"<lenz {name}>", "exec"), module)
+    module.update(functions)
+    names = {n.name: str(n.target) for n in program.gm.graph.nodes if n.op == "get_attr"}
+    for constant, *_ in module["CONSTANTS"]:
+        module[constant] = _aligned(program.constants[names[constant]])
+    for o, value in program.modules.items():
+        module["obj_" + "".join(x if x.isalnum() else "_" for x in o)] = value
+    if "unaligned" in module:
+        module["unaligned"] = _Unaligned(program, cx, again)
+    module["_library"] = library  # the code lives as long as the module
+    call: Boxed = module["call"]
+    return call
+
+
+class _Unaligned:
+    """The graph for tensors that start anywhere, compiled when the first such call comes."""
+
+    __slots__ = ("_again", "_call", "_cx", "_program")
+
+    def __init__(self, program: FxProgram, cx: Context, again: Compile) -> None:
+        self._program, self._again = program, again
+        self._cx = Context(replace(cx.options, aligned=False), cx.target)
+        self._call: Boxed | None = None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run the graph on boxed arguments."""
+        if self._call is None:
+            self._call = self._again(self._program, self._cx)
+        return self._call(args)
+
+
+def _aligned(t: torch.Tensor) -> torch.Tensor:
+    """A constant as GPU kernels take it to be: at a multiple of 16 bytes, as new memory is."""
+    if t.is_cpu or t.data_ptr() % 16 == 0:
+        return t
+    with torch.no_grad():
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)

@@ -1,0 +1,303 @@
+"""Graphs out of the disk cache: found by all that they depend on, and right when they are found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, randn
+
+import lenz
+from lenz import pipeline, recall
+from lenz.frontend import FxProgram
+from lenz.lower import registry
+from lenz.options import Options
+from lenz.runtime import cuda
+from lenz.runtime.store import store_at
+from tests.cuda import cuda_program
+from tests.frontend.test_identity import programs, scaled
+
+Compiled = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A cache of its own.  The sources count as unchanged, though somebody may be at work there."""
+    monkeypatch.setattr(recall, "sources", lambda: "one version")
+    yield str(tmp_path / "cache")
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the programs that were compiled, and not recalled."""
+    names: list[str] = []
+    before = pipeline.compile_program
+
+    def counted(program: FxProgram, *rest: Any) -> Any:
+        names.append(program.name)
+        return before(program, *rest)
+
+    monkeypatch.setattr(pipeline, "compile_program", counted)
+    return names
+
+
+def call(fn: Compiled, *args: Any, dynamic: bool | None = False, **options: Any) -> Any:
+    """The result of a first call, as another process would make it."""
+    torch._dynamo.reset()
+    return torch.compile(fn, backend="lenz", dynamic=dynamic, options=options)(*args)
+
+
+def test_a_graph_is_compiled_once(folder: str, compiled: list[str]) -> None:
+    x, y = randn(4, 6), randn(4, 6)
+    for n in range(3):
+        torch.testing.assert_close(call(scaled, x, y, cache_dir=folder), scaled(x, y))
+        assert len(compiled) == 1, f"call {n} compiled again"
+
+
+def test_both_halves_of_a_training_step(folder: str, compiled: list[str]) -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    x = randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    grads = []
+    for backend in ("eager", "lenz", "lenz"):
+        layer.zero_grad()
+        if backend == "eager":
+            layer(x).square().sum().backward()
+        else:
+            call(layer, x, cache_dir=folder).square().sum().backward()
+        grads.append([p.grad.clone() for p in layer.parameters() if p.grad is not None])
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(grads[2], grads[1], rtol=0, atol=0)
+    assert sorted(compiled) == ["graph.backward", "graph.forward"]
+
+
+def test_a_graph_for_all_sizes(folder: str, compiled: list[str]) -> None:
+    for rows in (4, 4):
+        torch._dynamo.reset()
+        run = torch.compile(scaled, backend="lenz", dynamic=True, options={"cache_dir": folder})
+        for more in (0, 3, 40):
+            x, y = randn(rows + more, 6), randn(rows + more, 6)
+            torch.testing.assert_close(run(x, y), scaled(x, y))
+    assert len(compiled) == 1
+
+
+def test_constants_are_those_of_the_program(folder: str, compiled: list[str]) -> None:
+    def made(value: float) -> Compiled:
+        return lambda x: (x + torch.tensor([value, 2 * value, -value]), x.flip(0) @ torch.eye(3))
+
+    x = randn(3, 3)
+    for value in (1.5, 2.5, 3.5):
+        torch.testing.assert_close(call(made(value), x, cache_dir=folder), made(value)(x))
+    assert len(compiled) == 1
+
+
+def test_writes_random_numbers_and_views(folder: str, compiled: list[str]) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x.mul_(2)
+        return F.dropout(y, 0.5), x[1:], y.topk(2).values
+
+    results = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        x, y = torch.ones(4, 5), torch.arange(20.0).view(4, 5)
+        a, b, c = call(fn, x, y, cache_dir=folder)
+        assert b.data_ptr() == x[1:].data_ptr() and bool((x == 2).all())
+        results.append((a, b.clone(), c))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+    assert len(compiled) == 1
+
+
+def entries(folder: str) -> dict[str, list[Path]]:
+    """The files of a cache by their kind."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(Path(folder).rglob("*.*")):
+        found.setdefault(path.suffix[1:], []).append(path)
+    return found
+
+
+@pytest.mark.parametrize("what", ["graph", "object"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_a_damaged_entry_is_compiled_again(
+    folder: str, compiled: list[str], what: str, damage: str
+) -> None:
+    x, y = randn(4, 6), randn(4, 6)
+    call(scaled, x, y, cache_dir=folder)
+    (path,) = entries(folder)[what]
+    data = path.read_bytes()
+    if damage == "gone":
+        os.unlink(path)
+    else:
+        middle = len(data) // 2
+        path.write_bytes(
+            data[:middle] if damage == "cut" else data[:middle] + b"~~" + data[middle + 2 :]
+        )
+    for _ in range(2):
+        torch.testing.assert_close(call(scaled, x, y, cache_dir=folder), scaled(x, y))
+    assert len(compiled) == 2, "it is compiled once more, and then found again"
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"text": 1}', b"\xff", b"null"])
+def test_an_entry_of_another_kind_is_a_miss(folder: str, data: bytes) -> None:
+    (p,) = programs(scaled, randn(4, 6), randn(4, 6))
+    cx = recall.context(Options(cache_dir=folder))
+    key = recall.key_of(p, cx)
+    assert key is not None
+    store_at(folder).put("graph", key, data)
+    assert recall.recall(p, cx, key, pipeline.run_of) is None
+
+
+BYPASSED: dict[str, dict[str, Any]] = {
+    "no cache": {"cache": False},
+    "verify": {"verify": True},
+    "fuel": {"fuel": 1000},
+    "a log of a stage": {"logs": "ir"},
+    "a debug folder": {"debug": True},
+}
+
+
+@pytest.mark.parametrize("why", BYPASSED)
+def test_what_watches_the_compiler_compiles(
+    folder: str, compiled: list[str], why: str, tmp_path: Path
+) -> None:
+    options = {**BYPASSED[why], "cache_dir": folder, "debug_dir": str(tmp_path / "debug")}
+    x, y = randn(4, 6), randn(4, 6)
+    call(scaled, x, y, cache_dir=folder)
+    torch.testing.assert_close(call(scaled, x, y, **options), scaled(x, y))
+    assert len(compiled) == 2
+
+
+def test_a_report_tells_of_a_graph_that_is_in_the_cache(folder: str, compiled: list[str]) -> None:
+    x, y = randn(4, 6), randn(4, 6)
+    reports = [lenz.explain(scaled, options={"cache_dir": folder})(x, y) for _ in range(2)]
+    assert len(compiled) == 2
+    first, second = (r.graphs[0] for r in reports)
+    assert first.source == second.source and len(second.kernels) == 1
+
+
+def test_a_key_tells_options_target_and_versions(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (p,) = programs(scaled, randn(4, 6), randn(4, 6))
+    options = Options(cache_dir=folder)
+    cx = recall.context(options)
+    keys = {"": recall.key_of(p, cx)}
+    changed = {
+        "fuse": False, "fuse_reductions": False, "inline": False, "horizontal": False,
+        "reuse_buffers": False, "emulate_rounding": True, "eager_random": True,
+        "aligned": False, "autotune": True,
+    }  # fmt: skip
+    for name, value in changed.items():
+        keys[name] = recall.key_of(p, recall.context(replace(options, **{name: value})))
+    for name in ("triple", "cpu", "features", "version"):
+        keys[name] = recall.key_of(p, replace(cx, target=replace(cx.target, **{name: "other"})))
+    keys["lanes"] = recall.key_of(p, replace(cx, target=replace(cx.target, lanes=3)))
+    torch.set_default_dtype(torch.float64)
+    try:
+        keys["default type"] = recall.key_of(p, cx)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "0.0")
+        keys["torch"] = recall.key_of(p, cx)
+    with monkeypatch.context() as patch:
+        patch.setattr(recall, "sources", lambda: "another version")
+        keys["lenz"] = recall.key_of(p, cx)
+    assert None not in keys.values()
+    assert len(set(keys.values())) == len(keys), keys
+    assert recall.key_of(p, recall.context(replace(options, logs=("time",)))) == keys[""]
+
+
+def test_every_option_that_changes_code_is_in_the_key() -> None:
+    keyed = {w.split("=")[0] for w in Options().key().split()}
+    told = {"fuel"}  # with fuel there is no key
+    assert keyed - told == {
+        "fuse", "fuse_reductions", "inline", "horizontal", "reuse_buffers", "emulate_rounding",
+        "eager_random", "aligned", "autotune",
+    }, "test_a_key_tells_options_target_and_versions does not try all of them"  # fmt: skip
+
+
+def test_sources_that_changed_under_the_process_are_no_key(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("a.py", "b/c.py"):
+        (tmp_path / name).write_text("x = 1\n")
+        os.utime(tmp_path / name, (1000, 1000))
+    first = recall.digest_of(str(tmp_path), 2000)
+    assert first == recall.digest_of(str(tmp_path), 3000) != ""
+    (tmp_path / "b/c.py").write_text("x = 2\n")
+    assert recall.digest_of(str(tmp_path), 2000) == ""
+    os.utime(tmp_path / "b/c.py", (1000, 1000))
+    assert recall.digest_of(str(tmp_path), 2000) not in ("", first)
+
+
+def test_lowerings_of_others_are_no_part_of_a_key(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (p,) = programs(scaled, randn(4, 6), randn(4, 6))
+    cx = recall.context(Options(cache_dir=folder))
+    assert recall.key_of(p, cx) is not None
+    entry = registry.Entry(lambda b, x: x)
+    monkeypatch.setitem(registry._BY_OVERLOAD, "mine.default", entry)
+    assert recall.key_of(p, cx) is None
+
+
+def test_names_of_ops_come_from_the_store_where_nothing_is_imported(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    store = store_at(folder)
+    real = recall.native_names(store)
+    assert "aten.gelu" in real
+    monkeypatch.delitem(sys.modules, "lenz.lower")
+    assert recall.native_names(store) == real
+    assert store.get("native", "one version") is not None
+    assert "lenz.lower" not in sys.modules or recall.native_names(None) == real
+
+
+class OneGpu:
+    """A GPU that takes binaries and runs nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loaded: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(cuda, "capability", lambda number: 90)
+        monkeypatch.setattr(cuda, "function", self.function)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+
+    def function(self, *what: Any) -> Callable[..., None]:
+        self.loaded.append(what)
+        return lambda *args: None
+
+
+def test_gpu_kernels_are_loaded_as_they_were(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = OneGpu(monkeypatch)
+    p = cuda_program(lambda x: (torch.softmax(x, -1), x.t() + 1), (16, 200))
+    cx = recall.context(Options(cache_dir=folder))
+    key = recall.key_of(p, cx)
+    assert key is not None
+    made = pipeline.compile_program(p, cx, key)
+    first, gpu.loaded = gpu.loaded, []
+    assert len(first) == len(made.code.binaries) > 0
+    run: Any = recall.recall(p, cx, key, pipeline.run_of)
+    assert run is not None and gpu.loaded == first
+    assert run.strides == made.strides
+    names = set(made.code.functions)
+    assert names <= set(run.__globals__) and None not in [run.__globals__[n] for n in names]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "another GPU")
+    assert recall.key_of(p, cx) != key
+    for path in entries(folder)["cubin"][:1]:
+        os.unlink(path)
+    assert recall.recall(p, cx, key, pipeline.run_of) is None
+
+
+def test_an_entry_has_no_line_of_the_users_source(folder: str) -> None:
+    (p,) = programs(scaled, randn(4, 6), randn(4, 6))
+    made = pipeline.compile_program(p, recall.context(Options(cache_dir=folder)))
+    assert __file__.rpartition("/")[0] not in json.dumps(made.entry.text)
+    assert "test_identity.py" in made.text and "test_identity.py" not in made.entry.text
