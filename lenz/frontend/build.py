@@ -171,7 +171,6 @@ def outputs_of(
     graph: Graph, placeholders: Sequence[Placeholder], symbols: SymbolMap
 ) -> tuple[Output, ...]:
     """Describe the results, in order, with the strides and the sharing that eager gives them."""
-    places = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     owners: dict[int, int] = {}
     for i, p in enumerate(placeholders):
         key = storage_of(p.value)
@@ -179,31 +178,11 @@ def outputs_of(
             owners.setdefault(key, i)
     returned = graph.output_node().args[0]
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
-    first: dict[Node, int] = {}
-    first_with: dict[int, int] = {}
     found: list[Output] = []
-    for i, node in enumerate(results):
-        if not isinstance(node, Node):
-            found.append(Output(kind_of(node), None, node))
-            continue
-        value = node.meta.get("val")
+    for node in results:
+        value = node.meta.get("val") if isinstance(node, Node) else node
         key = storage_of(value)
-        layout = layout_of(value, symbols)
-        found.append(
-            Output(
-                kind=kind_of(value),
-                node=node,
-                value=value,
-                shape=layout[0],
-                stride=layout[1],
-                offset=layout[2],
-                is_input=places.get(node),
-                alias_input=owners.get(key) if key is not None else None,
-                alias_output=first_with.get(key) if key is not None else None,
-                duplicate_of=first.get(node),
-            )
-        )
-        first.setdefault(node, i)
-        if key is not None:
-            first_with.setdefault(key, i)
+        shape, stride, _ = layout_of(value, symbols)
+        owner = None if key is None else owners.get(key)
+        found.append(Output(node if isinstance(node, Node) else None, value, shape, stride, owner))
     return tuple(found)

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
 
 from lenz.frontend.symbols import SymbolMap
-from lenz.sym import ZERO, Sym
+from lenz.sym import Sym
 
 GraphKind: TypeAlias = Literal["inference", "forward", "backward", "body"]
 ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none", "object"]
@@ -46,24 +46,16 @@ class Placeholder:
 class Output:
     """One result of the compiled callable, by position.
 
-    `node` is None for a constant result, which is then `value` (None, a number).  `stride` and
-    `offset` are in elements, as eager's tensor has them (AOTAutograd may read all three of them to
-    rebuild a view of an argument, so all three count).  `is_input` is the position of the
-    placeholder that is returned as it is; `alias_input` the position of the placeholder whose
-    storage the result shares (it must be a true view of that argument); `alias_output` the
-    position of an earlier result with the same storage; `duplicate_of` an earlier equal result.
+    `node` is None for a constant result, which is then `value` (None, a number).  `shape` and
+    `stride`, in elements, are those of eager's tensor.  `alias_input` is the position of the
+    placeholder whose storage the result shares.
     """
 
-    kind: ValueKind
     node: Node | None
     value: Any
     shape: tuple[Sym, ...] = ()
     stride: tuple[Sym, ...] = ()
-    offset: Sym = ZERO
-    is_input: int | None = None
     alias_input: int | None = None
-    alias_output: int | None = None
-    duplicate_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

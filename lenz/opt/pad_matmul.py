@@ -84,9 +84,8 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A part of the memory of `root`, its longer stride first, and the shape of its padded copy."""
+    """A part of memory, its longer stride first, and the shape of its padded copy."""
 
-    root: str
     layout: Layout
     wanted: Shape
 
@@ -186,7 +185,7 @@ class _Padder:
         if _is_transposed(layout):
             layout = Layout(_swapped(layout.shape), _swapped(layout.stride), layout.offset)
             wanted = _swapped(wanted)
-        return _Copy(self.shown(name)[0], layout, wanted)
+        return _Copy(layout, wanted)
 
     def write(self, n: Node) -> None:
         """Append what a node becomes."""

@@ -21,12 +21,11 @@ IDS = Fake((8,), torch.int64)
 
 def kept(program: FxProgram) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
     """Op, type and shape of the tensors of two dimensions or more that a forward half makes."""
+    outputs = {o.node: o for o in reversed(program.outputs)}
     return [
-        (str(o.node.target).partition(".")[2], o.value.dtype, tuple(o.value.shape))
-        for o in program.outputs
-        if o.node is not None
-        and len(o.shape) > 1
-        and (o.alias_input, o.duplicate_of) == (None, None)
+        (str(node.target).partition(".")[2], o.value.dtype, tuple(o.value.shape))
+        for node, o in reversed(outputs.items())
+        if node is not None and len(o.shape) > 1 and o.alias_input is None
     ]
 
 

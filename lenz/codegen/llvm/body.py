@@ -14,7 +14,7 @@ from lenz.codegen.llvm.scopes import Cell, Scopes, Value
 from lenz.codegen.llvm.values import Values
 from lenz.errors import InternalError
 from lenz.ir.kernel import For, Let, Local, Reduce, Scan, Sort, Stmt, Store, TileConfig, walk
-from lenz.sym import Int, Sym, prove_divides
+from lenz.sym import Int, prove_divides
 
 
 class Body:
@@ -138,14 +138,14 @@ class Body:
         with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
             if step > 1:
                 whole = trips.rounded(self.scopes.fn, s.axis.extent, extent, step)
-                self.counted(s, "0", whole, step, step, s.axis.extent)
+                self.counted(s, "0", whole, step, step)
                 if prove_divides(step, s.axis.extent):
                     return
-                self.counted(s, whole, extent, 1, 1, s.axis.extent)
+                self.counted(s, whole, extent, 1, 1)
             else:
-                self.counted(s, "0", extent, 1, self.scopes.copies, s.axis.extent)
+                self.counted(s, "0", extent, 1, self.scopes.copies)
 
-    def counted(self, s: For, start: str, stop: str, step: int, copies: int, extent: Sym) -> None:
+    def counted(self, s: For, start: str, stop: str, step: int, copies: int) -> None:
         """for var in range(start, stop, step): the body, in `copies` copies if step is not 1."""
         cells = self.cells(s) if copies == self.scopes.copies or step > 1 else self.cells(s, 1)
 

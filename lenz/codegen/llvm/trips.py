@@ -100,4 +100,4 @@ def serial(body: Body, s: For) -> None:
         whole = rounded(fn, s.axis.extent, extent, step)
         repeat(scopes, "0", whole, step, body.cells(s), several)
         if not prove_divides(step, s.axis.extent):
-            body.counted(s, whole, extent, 1, 1, s.axis.extent)
+            body.counted(s, whole, extent, 1, 1)
