@@ -6,6 +6,7 @@ reduction. Input positions outside of the tensor are never read.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from functools import reduce
 from typing import Any
 
 from lenz import ops
-from lenz.ir.dtype import compute_dtype
+from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import UpdateMode
 from lenz.ir.tensor import Layout
@@ -22,7 +23,7 @@ from lenz.lower.index import checked, position
 from lenz.lower.registry import lowering
 from lenz.lower.view import flatten
 from lenz.lower.windows import UNKNOWN, WRITTEN_OUT, Adaptive, Offsets, Windows, adaptive, windows
-from lenz.sym import ONE, ZERO, Sym, maximum, minimum
+from lenz.sym import ONE, ZERO, Int, Sym, maximum, minimum
 
 # Elements of a window whose maximum is found tap by tap: 49 taps take 4 ms, in eager 17 ms.
 MOST_TAPS = 128
@@ -184,21 +185,24 @@ def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value] | Dec
     def tap(i: Index, a: Offsets) -> Expr:
         return w.read(lambda at: x.compute((*i[:lead], *at)), i[lead:], a, other)
 
-    def position(i: Index) -> Expr:
+    def place(i: Index) -> Expr:
         o = i[lead:]
-        best: Expr = lowest
-        where: Expr = index(flat_place(w.first(o), w.sizes))
-        for a in w.offsets():
-            e = tap(i, a)
-            # An element outside reads as the lowest number, which is never greater.
-            taken = ops.gt(e, best)
-            taken = ops.or_(taken, ops.isnan(e)) if e.dtype.is_float else taken
-            best = ops.where(taken, e, best)
-            where = ops.where(taken, index(flat_place(w.place(o, a), w.sizes)), where)
-        return where
+        # An element outside reads as the lowest number, which is never greater.
+        taps = [(tap(i, a), index(flat_place(w.place(o, a), w.sizes))) for a in w.offsets()]
+        return _greatest(taps, lowest, index(flat_place(w.first(o), w.sizes)))
 
     values = b.map(lambda i: reduce(ops.maximum, [tap(i, a) for a in w.offsets()]))
-    return values, b.map(position, b.results[1], "position")
+    return values, b.map(place, b.results[1], "position")
+
+
+def _greatest(taps: Sequence[tuple[Expr, Expr]], best: Expr, where: Expr) -> Expr:
+    """The place of the greatest of elements with their places: the first, or the last NaN."""
+    for e, place in taps:
+        taken = ops.gt(e, best)
+        taken = ops.or_(taken, ops.isnan(e)) if e.dtype.is_float else taken
+        best = ops.where(taken, e, best)
+        where = ops.where(taken, place, where)
+    return where
 
 
 def _enter_max(packet: str, rank: int) -> None:
@@ -265,8 +269,10 @@ def _unpooled(
 ) -> Value | Decline:
     """Zeros of the result's shape, with x added to or put at flat positions in the last sizes."""
     lead, count = x.rank - len(sizes), reduce(Sym.__mul__, sizes)
-    if any(s is ZERO for s in (*x.shape, *sizes)) or count.lo is None or count.lo < 1:
-        return Decline("no elements")
+    if ZERO in (*x.shape, *sizes):
+        return b.map(lambda i: const(0, b.result.dtype))
+    if count.lo is None or count.lo < 1:
+        return Decline("no elements, perhaps")
     wide = b.result.dtype if mode == "set" else compute_dtype(b.result.dtype)
     flat = b.temp((*x.shape[:lead], count), wide)
     kept = b.result.layout
@@ -295,6 +301,61 @@ _enter_max("max_pool2d_with_indices", 2)
 _enter_max("max_pool3d_with_indices", 3)
 
 
+def _enter_fractional(rank: int) -> None:
+    """Register fractional_max_poolNd and its gradient."""
+
+    @lowering(f"fractional_max_pool{rank}d")
+    def forward(
+        b: GraphBuilder, x: Value, kernel: Sequence[int], outs: Sequence[Sym | int], samples: Value
+    ) -> tuple[Value, Value] | Decline:
+        """Greatest elements, and their places, of windows that the samples of a plane spread."""
+        lead, t = x.rank - rank, compute_dtype(x.dtype)
+        sizes = x.shape[lead:]
+        if ZERO in b.result.shape:
+            return b.map(lambda i: const(0, x.dtype)), b.map(lambda i: const(0, I64), b.results[1])
+        if math.prod(kernel) > MOST_TAPS:
+            return Decline("windows of many elements")
+        if x.dtype.is_half and x.device == "cpu":
+            return Decline("windows of halves, whose beginnings eager rounds on the way")
+
+        def first(i: Index, d: int) -> Expr:
+            # Of window i of n: int((i + u) a) - int(u a) with a = (size - kernel) / (n - 1).
+            span, count = sizes[d] - kernel[d], b.result.shape[lead + d]
+            plane = (i[0] if lead == 2 else ZERO, i[lead - 1])
+            u = samples.compute((*plane, Int(1 - d if rank == 2 else d)))
+            step = ops.div(index(span, t), index(maximum(count - 1, ONE), t))
+            at = (ops.mul(ops.add(e, u), step) for e in (index(i[lead + d], t), const(0, t)))
+            begin = reduce(ops.sub, [ops.cast(e, I64) for e in at])
+            begin = ops.where(ops.eq(index(i[lead + d]), index(count - 1)), index(span), begin)
+            return checked(begin, span + 1, wraps=False, fault="assert_in_bounds")
+
+        def taps(i: Index) -> list[tuple[Expr, Expr]]:
+            begins, found = [first(i, d) for d in range(rank)], []
+            for a in itertools.product(*map(range, kernel)):
+                at = [ops.add(e, const(k, I64)) for e, k in zip(begins, a, strict=True)]
+                where = (*i[:lead], *(position(d, n) for d, n in enumerate(sizes)))
+                flat = at[0]
+                for e, n in zip(at[1:], sizes[1:], strict=True):
+                    flat = ops.add(ops.mul(flat, index(n)), e)
+                found.append((x.compute(where, tuple(at)), flat))
+            return found
+
+        def place(i: Index) -> Expr:
+            found = taps(i)
+            return _greatest(found, const(-math.inf, t), found[0][1])
+
+        values = b.map(lambda i: reduce(ops.maximum, [e for e, _ in taps(i)]))
+        return values, b.map(place, b.results[1], "position")
+
+    @lowering(f"fractional_max_pool{rank}d_backward")
+    def backward(
+        b: GraphBuilder, grad: Value, x: Value, kernel: Any, outs: Any, indices: Value
+    ) -> Value | Decline:
+        return _unpooled(b, "add", grad, indices, x.shape[x.rank - rank :])
+
+
+_enter_fractional(2)
+_enter_fractional(3)
 NOTHING = "adaptive pooling of or to no elements"
 
 

@@ -438,6 +438,37 @@ def _numbered(b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], 
     return b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
 
 
+@lowering("nonzero_static")
+def nonzero_static(
+    b: GraphBuilder, x: Value, *, size: Sym | int, fill_value: int = -1
+) -> Value | Decline:
+    """The indices of the first elements that are not 0, a row for each; then rows of one value."""
+    count = b.result.shape[0]
+    # Rows that nobody asked for go behind the end.
+    wide = b.temp((count + 1, *b.result.shape[1:]), I64)
+    found = b.map(lambda i: const(fill_value, I64), wide)
+    if ZERO in (*x.shape, *b.result.shape):
+        return b.map(found.at)
+
+    def holds(i: Index) -> Expr:
+        e = x.compute(i)
+        return ops.ne(e, const(0, e.dtype))
+
+    number = _numbered(b, x.shape, holds)
+
+    def fn(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+        at = ops.sub(number.at((flatten(i[:-1], x.shape),)), const(1, I64))
+        kept = ops.and_(holds(i[:-1]), ops.lt(at, index(count)))
+        row = checked(ops.where(kept, at, index(count)), count + 1, wraps=False)
+        value = index(i[0])
+        for d in range(1, x.rank):
+            value = ops.where(ops.eq(index(i[-1]), const(d, I64)), index(i[d]), value)
+        return (position(0, count + 1), i[-1]), (row,), value
+
+    found = b.scatter("set", found, (*x.shape, b.result.shape[1]), fn, wide)
+    return b.map(found.at)
+
+
 @lowering("masked_scatter_backward", any_dtype=True)
 def masked_scatter_backward(
     b: GraphBuilder, grad: Value, mask: Value, sizes: Sequence[Sym | int]

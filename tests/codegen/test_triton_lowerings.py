@@ -49,6 +49,20 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, j: aten.max_unpool2d(x[None, :3, :3].clone(), j.view(1, 3, 3), [4, 3]),
         (X, torch.randperm(12, generator=G)[:9]),
     ),
+    "spread windows": (
+        lambda x, s: (
+            *aten.fractional_max_pool2d(x[None], [2, 3], [3, 3], s[0].view(1, 12, 2)),
+            aten.fractional_max_pool2d_backward(
+                x[:3, :3, :4][None],
+                x[:3][None],
+                [2, 2],
+                [3, 4],
+                (s[:3, :12] * 20).long().view(1, 3, 3, 4),
+            ),
+            torch.nonzero_static(x > 1, size=20),
+        ),
+        (X.view(12, 4, 5), torch.rand(12, 24, generator=G)),
+    ),
     "embedding bags": (
         lambda x, j: tuple(
             torch.nn.functional.embedding_bag(j.view(3, 3), x, mode=m) for m in ("mean", "max")

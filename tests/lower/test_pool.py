@@ -135,6 +135,25 @@ def test_max_of_integers_and_unpooling() -> None:
         check(lambda y, at: functional.max_unpool2d(y, at + 99, 2), y, at)
 
 
+@pytest.mark.parametrize("rank", (2, 3))
+def test_windows_that_samples_spread(rank: int) -> None:
+    """NaN, ties, one window, one element, no elements, halves."""
+    pool = (aten.fractional_max_pool2d, aten.fractional_max_pool3d)[rank - 2]
+    back = (aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward)[rank - 2]
+    x = torch.randn(2, 3, *(9, 7, 6)[:rank]).mul(2).round() + 0.0
+    x[0, 0, 2, 1:4] = float("nan")
+    u = torch.rand(2, 3, rank)
+    for kernel, outs in (([2, 3, 2], [4, 3, 4]), ([8, 3, 4], [1, 1, 1]), ([1, 1, 1], [8, 6, 5])):
+        size = kernel[:rank], outs[:rank]
+        for t in (x, x.double(), x[:0], x[0]):
+            one = u[: t.shape[0]] if t.dim() == rank + 2 else u[:1]
+            check(lambda t, u, s=size: pool(t, *s, u), t, one.to(t.dtype), exact=True)
+        y, at = pool(x, *size, u)
+        dy = torch.randn(y.shape)
+        check(lambda dy, x, at, s=size: back(dy, x, *s, at), dy, x, at)
+    check(lambda t, u: pool(t, [2] * rank, [3] * rank, u), x.half(), u.half(), native=False)
+
+
 def test_gradients_and_symbolic_sizes() -> None:
     """Forward and backward in one graph; sizes that vary."""
     x = torch.randn(2, 3, 8, 6)

@@ -76,6 +76,11 @@ SCATTERS: dict[str, Fn] = {
     "masked_backward": lambda x, v, i, k: (
         aten.masked_scatter_backward(x, x > 2, [3, 4]), aten.masked_scatter_backward(x, x > 2, [20])
     ),
+    "places": lambda x, v, i, k: (
+        torch.nonzero_static(x > 2, size=3), torch.nonzero_static(v - v[1, 1], size=40),
+        torch.nonzero_static(x[0, 0], size=2), torch.nonzero_static(x[:0], size=2, fill_value=5),
+        torch.nonzero_static(x[None] == 3, size=0),
+    ),
     "masked_put_add": lambda x, v, i, k: aten._unsafe_masked_index_put_accumulate(
         x, v > 0, [k - 3, None], v
     ),
@@ -97,7 +102,8 @@ def test_scatter(name: str, dynamic: bool) -> None:
 )
 def test_types(dtype: torch.dtype) -> None:
     def fn(x: Any, v: Any, i: Any, k: Any) -> Any:
-        return x.scatter(0, i[:2], v), x.scatter_add(0, i, v), x.index_copy(0, k[:2], v[:2])
+        places = torch.nonzero_static(x - x[0, 0], size=4)
+        return x.scatter(0, i[:2], v), x.scatter_add(0, i, v), x.index_copy(0, k[:2], v[:2]), places
 
     check(fn, X.to(dtype), V.to(dtype), I, K)
 
