@@ -84,8 +84,19 @@ def const(value: bool | int | float, dtype: DType) -> Expr:
 
 def load(buffer: str, index: Iterable[Sym], dtype: DType, bound: tuple[Expr, ...] = ()) -> Expr:
     """One element of a buffer; `@k` in the index is `bound[k]`."""
-    index, bound = canonical_bound(tuple(index), bound)
-    return expr(_op.LOAD, *bound, attrs=(buffer, index, dtype))
+    index, used = canonical_bound(tuple(index), bound)
+    return _checking(expr(_op.LOAD, *used, attrs=(buffer, index, dtype)), bound)
+
+
+def _checking(e: Expr, bound: tuple[Expr, ...]) -> Expr:
+    """`e`, and the checks of operands that have no part in it: of a row that is repeated, say."""
+    checks = [b for b in bound if b.op.guarded and b not in e.args]
+    if checks:
+        found = nodes_of(e)
+        for b in checks:
+            if b not in found:
+                e = expr(_op.CHECKED, e, b)
+    return e
 
 
 def index(value: Sym, dtype: DType = I64, bound: tuple[Expr, ...] = ()) -> Expr:
@@ -207,12 +218,11 @@ def reindex(body: Expr, mapping: Mapping[Var, Sym], bound: tuple[Expr, ...] = ()
                 if is_bound_var(v):
                     own[v] = Var(f"@{int(v.name[1:]) + len(bound)}", v.lo, v.hi, v.below)
         new = tuple(substitute(s, own) for s in syms)
-        operands = bound + tuple(args)
-        if e.op is _op.LOAD:
-            return load(e.attrs[0], new, e.attrs[2], operands)
-        return index(new[0], e.attrs[1], operands)
+        new, operands = canonical_bound(new, bound + tuple(args))
+        attrs = (e.attrs[0], new, e.attrs[2]) if e.op is _op.LOAD else (new[0], e.attrs[1])
+        return expr(e.op, *operands, attrs=attrs)
 
-    return interpret(body, visit)
+    return _checking(interpret(body, visit), bound)
 
 
 def replace_loads(body: Expr, replacement: Callable[[Expr], Expr | None]) -> Expr:

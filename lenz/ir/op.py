@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from lenz.ir.dtype import DType
 
 # How the aten lowering of an op picks its compute and result type from its operands.
@@ -115,6 +117,12 @@ def _masked_dtype(args: Types, _: Attrs) -> DType:
     return args[1]
 
 
+def _checked_dtype(args: Types, _: Attrs) -> DType:
+    if args[1].name != "i64":
+        raise TypeError(f"checked needs (T, i64), got {args}")
+    return args[0]
+
+
 # The structural ops. attrs always end in the dtype where the operands do not give it.
 CONST = Op("const", 0, _attr_dtype, cost=0.0)  # attrs (value, dtype)
 LOAD = Op("load", -1, _attr_dtype, cost=1.0)  # attrs (buffer name, index Syms, dtype)
@@ -122,3 +130,13 @@ INDEX = Op("index", -1, _attr_dtype, cost=0.5)  # attrs (Sym, dtype)
 REF = Op("ref", 0, _attr_dtype, cost=0.0)  # attrs (name of Let or Reduce, dtype)
 # masked(cond, value, other): `value` (and its loads) is evaluated only where cond holds.
 MASKED = Op("masked", 3, _masked_dtype, cost=1.0)
+# checked(value, i): `value`; i is a guarded op whose check counts, though nothing reads its result.
+CHECKED = Op(
+    "checked",
+    2,
+    _checked_dtype,
+    eager=lambda value, i: value.expand(torch.broadcast_shapes(value.shape, i.shape)),
+    llvm=lambda b, dtype, types, xs, attrs: xs[0],
+    triton="tl.where({1} < 0, {0}, {0})",
+    cost=0.0,
+)

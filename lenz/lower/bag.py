@@ -40,7 +40,7 @@ def _bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
     zeros = b.map(lambda i: const(0, I64), row)
 
     def mark(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        at = checked(offsets.at(i), count + 1, wraps=False)
+        at = checked(offsets.at(i), count + 1, wraps=False, fault="assert_in_bounds")
         return (position(0, count + 1),), (at,), const(1, I64)
 
     marks = b.scatter("add", zeros, offsets.shape, mark, row)
@@ -71,7 +71,7 @@ def embedding_bag(
     dim = b.result.shape[1]
 
     def row_of(bag: Sym, k: Sym) -> Expr:
-        return checked(indices.at((bag * size + k,)), rows, wraps=False)
+        return checked(indices.at((bag * size + k,)), rows, wraps=False, fault="assert_in_bounds")
 
     def counts(bag: Sym, k: Sym) -> Expr:
         row = ops.cast(indices.at((bag * size + k,)), I64)
@@ -172,10 +172,12 @@ def embedding_bag_backward(
     owner = _owner(b, offsets, offset2bag, count)
 
     def place(i: Index) -> tuple[Index, tuple[Expr, ...]]:
-        return (position(0, rows), i[1]), (checked(indices.at(i[:1]), rows, wraps=False),)
+        return (position(0, rows), i[1]), (
+            checked(indices.at(i[:1]), rows, wraps=False, fault="assert_in_bounds"),
+        )
 
     def value(i: Index) -> Expr:
-        at = checked(owner.at(i[:1]), bags, wraps=False)
+        at = checked(owner.at(i[:1]), bags, wraps=False, fault="assert_in_bounds")
         e = grad.compute((position(0, bags), i[1]), (at,))
         if per_sample_weights is not None:
             e = ops.mul(e, per_sample_weights.compute(i[:1]))
@@ -196,7 +198,9 @@ def _maxima_backward(
     rows = table.shape[0]
 
     def place(i: Index) -> tuple[Index, tuple[Expr, ...]]:
-        return (position(0, rows), i[1]), (checked(maxima.at(i), rows, wraps=False),)
+        return (position(0, rows), i[1]), (
+            checked(maxima.at(i), rows, wraps=False, fault="assert_in_bounds"),
+        )
 
     def value(i: Index) -> Expr:
         full = ops.gt(ops.cast(bag_size.at(i[:1]), I64), const(0, I64))
@@ -224,8 +228,8 @@ def sample_weights_backward(
     owner = _owner(b, offsets, offset2bag, count)
 
     def term(i: Index, r: Index) -> Expr:
-        at = checked(owner.at(i), bags, wraps=False)
-        row = checked(indices.at(i), rows, wraps=False)
+        at = checked(owner.at(i), bags, wraps=False, fault="assert_in_bounds")
+        row = checked(indices.at(i), rows, wraps=False, fault="assert_in_bounds")
         e = ops.mul(
             grad.compute((position(0, bags), r[0]), (at,)),
             weight.compute((position(0, rows), r[0]), (row,)),

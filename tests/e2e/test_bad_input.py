@@ -29,6 +29,13 @@ OUTSIDE: dict[str, Fn] = {
     "scatter_reduce": lambda x, i: x.scatter_reduce(0, i[:, None], ONES, "amax"),
     "one_hot": lambda x, i: F.one_hot(i, 10) + 1,
     "nll": lambda x, i: F.nll_loss(x[None].repeat(3, 1, 1), i[:, None].expand(3, 4)),
+    "nll of equal classes": lambda x, i: F.nll_loss(x[:3, :1].expand(3, 4), i),
+    "embedding_bag": lambda x, i: F.embedding_bag(i[None], x),
+    # The element is the same wherever the position points.
+    "repeated": lambda x, i: x[:1].expand(10, 4)[i],
+    "constant": lambda x, i: torch.ones(10, 4)[i] * x[0],
+    "broadcast": lambda x, i: (x[0] * torch.ones(10, 1))[i],
+    "sum of repeated": lambda x, i: x[:1].expand(10, 4).index_select(0, i).sum(1),
 }
 
 
@@ -70,6 +77,16 @@ def test_positions_outside(name: str, dynamic: bool) -> None:
     )
     torch.testing.assert_close(kept, x)
     assert not other.any()
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_positions_outside_of_an_argument_that_repeats(dynamic: bool) -> None:
+    x = randn(1, 4).expand(10, 4)
+    run = torch.compile(lambda x, i: x[i] * 2, backend="lenz", dynamic=dynamic)
+    torch.testing.assert_close(run(x, torch.tensor([1, -10])), x[:2] * 2)
+    for bad in (10, -11):
+        with pytest.raises(IndexError):
+            run(x, torch.tensor([1, bad]))
 
 
 @pytest.mark.parametrize("name", ("index_put_", "index_add_", "index_copy_"))
