@@ -100,23 +100,19 @@ class Accesses:
         b = self.scopes.builder(level, False, copies)
         starts = self.scopes.spread(start, I64, False, copies)
         moves = self.scopes.spread(by, I64, False, copies)
-        element = memory_type(dtype)
-        names = [
-            b.fn.let(level, f"getelementptr inbounds {element}, ptr {p}, i64 {n}")
-            for p, n in zip(starts, moves, strict=True)
-        ]
-        return self.scopes.keep(key, Value(tuple(names), level))
+        head, rows = (
+            f"getelementptr inbounds {memory_type(dtype)}, ",
+            zip(starts, moves, strict=True),
+        )
+        names = b.fn.lets(level, (f"{head}ptr {p}, i64 {n}" for p, n in rows))
+        return self.scopes.keep(key, Value(names, level))
 
     def _gep(self, base: str, dtype: DType, index: Value, index_dtype: DType) -> Value:
         lanes = self.scopes.width if index.lanes else 1
         t = value_type(index_dtype, lanes)
-        names = [
-            self.scopes.fn.let(
-                index.level, f"getelementptr {memory_type(dtype)}, ptr {base}, {t} {n}"
-            )
-            for n in index.names
-        ]
-        return Value(tuple(names), index.level, index.lanes)
+        head = f"getelementptr {memory_type(dtype)}, ptr {base}, {t}"
+        names = self.scopes.fn.lets(index.level, (f"{head} {n}" for n in index.names))
+        return Value(names, index.level, index.lanes)
 
     def is_transposed(self, offset: Sym, bound: Bound) -> bool:
         """True for a load that the open tile reads along its rows."""
@@ -180,14 +176,10 @@ class Accesses:
             b = self.scopes.builder(level, mask.lanes, 1)
             conds = [b.any((n,)) if mask.lanes else n for n in mask.names]
             conds = conds * (1 if len(conds) == copies else copies)
-            pointers = tuple(
-                [
-                    fn.let(level, f"select i1 {c}, ptr {p}, ptr {self._zeros()}")
-                    for c, p in zip(conds, pointers, strict=True)
-                ]
-            )
-        names = [fn.let(level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in pointers]
-        return Value(tuple(names), level)
+            rows, zeros = zip(conds, pointers, strict=True), self._zeros()
+            pointers = fn.lets(level, (f"select i1 {c}, ptr {p}, ptr {zeros}" for c, p in rows))
+        loads = (f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers)
+        return Value(fn.lets(level, loads), level)
 
     def _zeros(self) -> str:
         """Eight zero bytes of the function's own."""
@@ -203,9 +195,7 @@ class Accesses:
         if masks is None and step is not None and step > 1:
             return _pick(b, dtype, step, pointers)
         if masks is None and step is not None:
-            names = tuple(
-                [fn.let(level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in pointers]
-            )
+            names = fn.lets(level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers))
             return names if step == 1 else _reverse(b, t, names)
         if masks is None:
             masks = ("splat (i1 true)",) * b.copies
@@ -216,12 +206,9 @@ class Accesses:
         callee = self._intrinsic(kind, dtype, t, p, "i32", vector("i1", b.lanes), t)
         zero = splat(memory_type(dtype), _zero(dtype), b.lanes)
         m = vector("i1", b.lanes)
-        names = tuple(
-            [
-                fn.let(level, f"call {t} {callee}({p} {a}, i32 {dtype.bytes}, {m} {c}, {t} {zero})")
-                for a, c in zip(pointers, masks, strict=True)
-            ]
-        )
+        head, rows = f"call {t} {callee}(", zip(pointers, masks, strict=True)
+        texts = (f"{head}{p} {a}, i32 {dtype.bytes}, {m} {c}, {t} {zero})" for a, c in rows)
+        names = fn.lets(level, texts)
         return _reverse(b, t, names) if step == -1 else names
 
     def _intrinsic(self, kind: str, dtype: DType, result: str, pointer: str, *args: str) -> str:
@@ -274,7 +261,7 @@ class Accesses:
 def _reverse(b: Builder, t: str, names: Names) -> Names:
     order = ", ".join(f"i32 {b.lanes - 1 - i}" for i in range(b.lanes))
     mask = f"<{b.lanes} x i32> <{order}>"
-    return tuple([b.fn.let(b.level, f"shufflevector {t} {n}, {t} poison, {mask}") for n in names])
+    return b.fn.lets(b.level, (f"shufflevector {t} {n}, {t} poison, {mask}" for n in names))
 
 
 def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
@@ -291,15 +278,12 @@ def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
             b.fn.let(b.level, f"getelementptr {element}, ptr {p}, i64 {start}") if start else p
             for p in pointers
         ]
-        loaded = tuple([b.fn.let(b.level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in at])
+        loaded = b.fn.lets(b.level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in at))
         lanes = [n + i * step - start if homes[i] == k else i for i in range(n)]
         order = ", ".join(f"i32 {i}" for i in lanes)
-        found = tuple(
-            [
-                b.fn.let(b.level, f"shufflevector {t} {x}, {t} {y}, <{n} x i32> <{order}>")
-                for x, y in zip(found or loaded, loaded, strict=True)
-            ]
-        )
+        rows = zip(found or loaded, loaded, strict=True)
+        texts = (f"shufflevector {t} {x}, {t} {y}, <{n} x i32> <{order}>" for x, y in rows)
+        found = b.fn.lets(b.level, texts)
     return found
 
 

@@ -16,8 +16,6 @@ from lenz.ir.dtype import BOOL, DType
 from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, SCALEF
 
 Names = tuple[str, ...]
-# Intrinsics with a flag that makes some inputs poison; it is off here.
-_FLAGGED = ("llvm.abs", "llvm.ctlz", "llvm.cttz")
 # Those with a form of their own.
 OWN = {
     "llvm.ldexp": library.ldexp,
@@ -48,8 +46,8 @@ class Builder:
 
     def each(self, head: str, *operands: Names) -> Names:
         """`head a, b, ...` once per copy."""
-        let, level = self.fn.let, self.level
-        return tuple([let(level, f"{head} {', '.join(xs)}") for xs in zip(*operands, strict=True)])
+        texts = (f"{head} {', '.join(xs)}" for xs in zip(*operands, strict=True))
+        return self.fn.lets(self.level, texts)
 
     def binary(self, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
         """One two-operand instruction. Integer division by zero gives some value, and no trap."""
@@ -63,13 +61,9 @@ class Builder:
 
     def select(self, cond: Names, dtype: DType, x: Names, y: Names) -> Names:
         """`x` where cond holds, else `y`."""
-        c, t, let = self.type(BOOL), self.type(dtype), self.fn.let
-        return tuple(
-            [
-                let(self.level, f"select {c} {p}, {t} {a}, {t} {b}")
-                for p, a, b in zip(cond, x, y, strict=True)
-            ]
-        )
+        c, t = self.type(BOOL), self.type(dtype)
+        rows = zip(cond, x, y, strict=True)
+        return self.fn.lets(self.level, (f"select {c} {p}, {t} {a}, {t} {b}" for p, a, b in rows))
 
     def intrinsic(self, name: str, dtype: DType, *xs: Names) -> Names:
         """A call of an intrinsic that is overloaded on its result type."""
@@ -77,21 +71,14 @@ class Builder:
             return OWN[name](self, dtype, *xs)
         t = self.type(dtype)
         full = f"{name}.{suffix(value_type(dtype), self.lanes)}"
-        types, tail = [t] * len(xs), ""
-        if name in _FLAGGED:
-            types, tail = [*types, "i1"], ", i1 false"
-        callee = self.fn.module.declare(full, t, *types)
-        return tuple(
-            [
-                self.fn.let(
-                    self.level,
-                    f"call {t} {callee}("
-                    + ", ".join([f"{k} {a}" for k, a in zip(types, args, strict=False)])
-                    + f"{tail})",
-                )
-                for args in zip(*xs, strict=True)
-            ]
-        )
+        callee = self.fn.module.declare(full, t, *[t] * len(xs))
+        return self.call(t, callee, xs)
+
+    def call(self, t: str, callee: str, xs: tuple[Names, ...]) -> Names:
+        """A call of a function whose operands and result have one LLVM type."""
+        rows = zip(*xs, strict=True)
+        texts = (f"call {t} {callee}({', '.join([f'{t} {a}' for a in args])})" for args in rows)
+        return self.fn.lets(self.level, texts)
 
     def convert(self, opcode: str, to_dtype: DType, from_dtype: DType, x: Names) -> Names:
         """One conversion instruction, or half_to_f32 and f32_to_half for the 16-bit floats."""
@@ -100,18 +87,13 @@ class Builder:
         if opcode == "f32_to_half":
             return convert.f32_to_half(self, to_dtype, x)
         a, b = self.type(from_dtype), self.type(to_dtype)
-        if opcode.endswith(".sat"):
-            own = suffix(value_type(to_dtype), self.lanes)
-            other = suffix(value_type(from_dtype), self.lanes)
-            callee = self.fn.module.declare(f"llvm.{opcode}.{own}.{other}", b, a)
-            return tuple([self.fn.let(self.level, f"call {b} {callee}({a} {n})") for n in x])
         if a == b and opcode in ("bitcast", "zext", "sext", "trunc"):
             return x
         return self.cast(opcode, a, b, x)
 
     def cast(self, opcode: str, a: str, b: str, x: Names) -> Names:
         """One conversion instruction between LLVM types."""
-        return tuple([self.fn.let(self.level, f"{opcode} {a} {n} to {b}") for n in x])
+        return self.fn.lets(self.level, (f"{opcode} {a} {n} to {b}" for n in x))
 
     def constant(self, dtype: DType, value: bool | int | float) -> Names:
         """A constant in every lane."""
@@ -123,15 +105,7 @@ class Builder:
         element = value_type(dtype)
         symbol = name + "f" if dtype.name == "f32" else name
         callee = library.lanewise(self.fn.module, symbol, element, len(xs), self.lanes)
-        t = vector(element, self.lanes)
-        return tuple(
-            [
-                self.fn.let(
-                    self.level, f"call {t} {callee}({', '.join([f'{t} {a}' for a in args])})"
-                )
-                for args in zip(*xs, strict=True)
-            ]
-        )
+        return self.call(vector(element, self.lanes), callee, xs)
 
     def has(self, feature: str) -> bool:
         """True when the target CPU has the feature."""
@@ -172,9 +146,7 @@ class Builder:
         after = fn.scopes[self.level].label
         fn.put(self.level, f"  br label %on.{number}")
         fn.block(self.level, f"on.{number}")
-        return tuple(
-            [
-                fn.let(self.level, f"phi {t} [ {f}, %{before} ], [ {m}, %{after} ]")
-                for f, m in zip(fast_value, mixed, strict=True)
-            ]
+        rows = zip(fast_value, mixed, strict=True)
+        return fn.lets(
+            self.level, (f"phi {t} [ {f}, %{before} ], [ {m}, %{after} ]" for f, m in rows)
         )

@@ -8,7 +8,7 @@ to the scope below when it closes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from lenz.target import Target
 
@@ -84,6 +84,10 @@ class Function:
         name = f"%t{self._count}"
         self.scopes[level].lines.append(f"  {name} = {text}")
         return name
+
+    def lets(self, level: int, texts: Iterable[str]) -> tuple[str, ...]:
+        """Append instructions, one per copy of the body; gives the names of their results."""
+        return tuple([self.let(level, text) for text in texts])
 
     def block(self, level: int, label: str) -> None:
         """Start a new basic block in a scope."""

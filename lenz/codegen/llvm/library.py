@@ -126,12 +126,9 @@ def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
     if found is None:
         found = b.fn.products[(x, y)] = _products(b, x, y)
     order = ", ".join(f"i32 {2 * i + part}, i32 {n + 2 * i + part}" for i in range(half))
-    return tuple(
-        [
-            b.fn.let(b.level, f"shufflevector {t} {p}, {t} {q}, <{n} x i32> <{order}>")
-            for p, q in zip(*found, strict=True)
-        ]
-    )
+    rows = zip(*found, strict=True)
+    texts = (f"shufflevector {t} {p}, {t} {q}, <{n} x i32> <{order}>" for p, q in rows)
+    return b.fn.lets(b.level, texts)
 
 
 def _products(b: Builder, x: Names, y: Names) -> tuple[Names, Names]:

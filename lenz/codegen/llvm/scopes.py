@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from lenz.codegen.llvm.builder import Builder, Names
-from lenz.codegen.llvm.function import Function, Module
+from lenz.codegen.llvm.function import Function, Module, Scope
 from lenz.codegen.llvm.types import iota, splat, value_type, vector
 from lenz.ir.dtype import DType
 
@@ -91,8 +91,6 @@ class Scopes:
 
     def push(self, label: str) -> None:
         """Open a scope."""
-        from lenz.codegen.llvm.function import Scope
-
         self.fn.scopes.append(Scope(label))
 
     def pop(self) -> list[str]:
