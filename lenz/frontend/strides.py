@@ -18,13 +18,14 @@ from lenz.frontend.values import are_same, is_same_size
 
 # What the strides of the first result follow: nothing, the memory format of an argument (both
 # measured on CPUs alone), or the order in which an iteration over all operands takes dimensions; of
-# "power" the operand there is a power of 2 first, and so dense.
-Rule: TypeAlias = tuple[Literal["dense", "format", "iteration", "power"], int]
+# "power" the tensor there is the exponent of a number first, which gives a dense one. "roll" has the
+# format of its argument where two parts are joined in each step, and is dense where one is empty.
+Rule: TypeAlias = tuple[Literal["dense", "format", "roll", "iteration", "power"], int]
 DENSE: Rule = ("dense", 0)
 ITERATION: Rule = ("iteration", 0)
 LAST = (0, 2, 3, 1)  # channels last, from the outermost dimension in memory
 TOLD_WRONG: Mapping[str, Rule] = {
-    "aten.pow.Scalar": DENSE,
+    "aten.pow.Scalar": ("power", 0),
     "aten.log_sigmoid_forward.default": DENSE,
     "aten.isin.Tensor_Tensor": DENSE,
     "aten.mse_loss_backward.default": DENSE,
@@ -39,7 +40,7 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.batch_norm_backward.default": ("format", 1),
     "aten.max_unpool2d.default": ("format", 0),
     "aten.channel_shuffle.default": ("format", 0),
-    "aten.roll.default": ("format", 0),
+    "aten.roll.default": ("roll", 0),
     "aten.reflection_pad2d_backward.default": ("format", 1),
     "aten.replication_pad2d_backward.default": ("format", 1),
     "aten.copysign.Tensor": ITERATION,
@@ -72,7 +73,7 @@ def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any
     kind, position = TOLD_WRONG[op]
     if kind in ("iteration", "power"):
         given = [(a.shape, a.stride()) for a in args if isinstance(a, torch.Tensor)]
-        if kind == "power" and told.device.type == "cpu":
+        if kind == "power":
             shape = given[position][0]
             given[position] = (shape, dense(shape, range(len(shape))))
         order = iteration(told.shape, given)
@@ -82,10 +83,18 @@ def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any
     if told.device.type != "cpu" or not isinstance(source, torch.Tensor):
         return None  # a number has no strides that a result could have
     strides = dense(told.shape, range(told.dim()))
-    is_image = kind == "format" and source.dim() == told.dim() == 4
+    follows = kind == "format" or (kind == "roll" and _is_joined(*args))
+    is_image = follows and source.dim() == told.dim() == 4
     if is_image and are_same(source.stride(), dense(source.shape, LAST)):
         strides = dense(told.shape, LAST)
     return None if are_same(strides, told.stride()) else strides
+
+
+def _is_joined(x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> bool:
+    """True where every step of a roll puts two parts together, as far as sizes are known."""
+    steps = [(k, x.shape[d]) for k, d in zip(shifts, dims, strict=False)]
+    known = [k % n for k, n in steps if isinstance(k, int) and isinstance(n, int) and n]
+    return bool(dims) and 0 not in known
 
 
 def iteration(shape: Sequence[Any], operands: Sequence[tuple[Any, Any]]) -> list[int] | None:
