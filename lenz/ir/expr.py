@@ -27,14 +27,18 @@ _TABLE: dict[tuple[Any, ...], Expr] = {}
 
 
 class Expr:
-    """One node: an op, its operands, its attributes and the type of its value."""
+    """One node: an op, its operands, its attributes and the type of its value.
 
-    __slots__ = ("args", "attrs", "dtype", "op")
+    `checks` says that a check is a part of it: an op that may fail.
+    """
+
+    __slots__ = ("args", "attrs", "checks", "dtype", "op")
 
     op: Op
     args: tuple[Expr, ...]
     attrs: tuple[Any, ...]
     dtype: DType
+    checks: bool
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("Expr is immutable")
@@ -65,6 +69,7 @@ def expr(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
     put(e, "op", op)
     put(e, "args", args)
     put(e, "attrs", attrs)
+    put(e, "checks", op.guarded or any(a.checks for a in args))
     put(e, "dtype", op.dtype(tuple([a.dtype for a in args]), attrs))
     return _TABLE.setdefault(key, e)  # another thread may have been first
 
@@ -85,17 +90,17 @@ def const(value: bool | int | float, dtype: DType) -> Expr:
 def load(buffer: str, index: Iterable[Sym], dtype: DType, bound: tuple[Expr, ...] = ()) -> Expr:
     """One element of a buffer; `@k` in the index is `bound[k]`."""
     index, used = canonical_bound(tuple(index), bound)
-    return _checking(expr(_op.LOAD, *used, attrs=(buffer, index, dtype)), bound)
+    e = expr(_op.LOAD, *used, attrs=(buffer, index, dtype))
+    return e if len(used) == len(bound) else keep_checks(e, bound)
 
 
-def _checking(e: Expr, bound: tuple[Expr, ...]) -> Expr:
-    """`e`, and the checks of operands that have no part in it: of a row that is repeated, say."""
-    checks = [b for b in bound if b.op.guarded and b not in e.args]
-    if checks:
+def keep_checks(e: Expr, among: tuple[Expr, ...]) -> Expr:
+    """`e`, and the checks among operands that have no part in it: of a row that repeats, say."""
+    if any(a.checks for a in among):
         found = nodes_of(e)
-        for b in checks:
-            if b not in found:
-                e = expr(_op.CHECKED, e, b)
+        for c in nodes_of(*among):
+            if c.op.guarded and c not in found:
+                e = expr(_op.CHECKED, e, c)
     return e
 
 
@@ -222,7 +227,7 @@ def reindex(body: Expr, mapping: Mapping[Var, Sym], bound: tuple[Expr, ...] = ()
         attrs = (e.attrs[0], new, e.attrs[2]) if e.op is _op.LOAD else (new[0], e.attrs[1])
         return expr(e.op, *operands, attrs=attrs)
 
-    return _checking(interpret(body, visit), bound)
+    return keep_checks(interpret(body, visit), bound)
 
 
 def replace_loads(body: Expr, replacement: Callable[[Expr], Expr | None]) -> Expr:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from lenz.ir.dtype import DType
 
 # How the aten lowering of an op picks its compute and result type from its operands.
@@ -118,8 +116,8 @@ def _masked_dtype(args: Types, _: Attrs) -> DType:
 
 
 def _checked_dtype(args: Types, _: Attrs) -> DType:
-    if args[1].name != "i64":
-        raise TypeError(f"checked needs (T, i64), got {args}")
+    if not args[1].is_integer:
+        raise TypeError(f"checked needs (T, an integer), got {args}")
     return args[0]
 
 
@@ -135,7 +133,7 @@ CHECKED = Op(
     "checked",
     2,
     _checked_dtype,
-    eager=lambda value, i: value.expand(torch.broadcast_shapes(value.shape, i.shape)),
+    eager=lambda value, i: value.expand((value + i).shape),
     llvm=lambda b, dtype, types, xs, attrs: xs[0],
     triton="tl.where({1} < 0, {0}, {0})",
     cost=0.0,

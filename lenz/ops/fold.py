@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from lenz.ir.dtype import BOOL, F32, F64, DType
-from lenz.ir.expr import Expr, const, expr
+from lenz.ir.expr import Expr, const, expr, keep_checks
 from lenz.ir.op import CONST, Attrs, Op, op_named
 
 Rule = Callable[..., "Expr | None"]
@@ -69,7 +69,7 @@ def apply(op: Op, *args: Expr, attrs: Attrs = ()) -> Expr:
     if simplify is not None:
         found = simplify(*args, *attrs)
         if found is not None:
-            return found
+            return keep_checks(found, args)  # eager checks what has no part in the result too
     return expr(op, *args, attrs=attrs)
 
 

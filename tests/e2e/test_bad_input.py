@@ -35,6 +35,7 @@ OUTSIDE: dict[str, Fn] = {
     "repeated": lambda x, i: x[:1].expand(10, 4)[i],
     "constant": lambda x, i: torch.ones(10, 4)[i] * x[0],
     "broadcast": lambda x, i: (x[0] * torch.ones(10, 1))[i],
+    "chosen by a constant": lambda x, i: torch.where(torch.ones(3, 1) > 0, x[:3], x[i]),
     "sum of repeated": lambda x, i: x[:1].expand(10, 4).index_select(0, i).sum(1),
 }
 
@@ -149,7 +150,7 @@ PARAMETERS: list[Callable[[Tensor], Any]] = [
     lambda p: torch.bernoulli(p) * 0,
     lambda p: torch.normal(0.0, p) * 0,
     lambda p: F.binary_cross_entropy(p, torch.ones(2)),
-    lambda p: torch.multinomial(p, 1) * 0,
+    lambda p: torch.multinomial(p, 1) < 2,
 ]
 
 
