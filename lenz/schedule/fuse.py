@@ -26,7 +26,7 @@ from lenz.schedule.legal import (
     shares_reads,
 )
 from lenz.schedule.nest import Nest
-from lenz.schedule.profit import gathers, loss
+from lenz.schedule.profit import FAR, gathers, loss
 from lenz.sym import Sym, SymEnv, Var
 
 Item = Nest | Extern | View
@@ -276,6 +276,8 @@ def _gather(p: Partition, cx: Context) -> None:
     for c in sorted(p.cells):
         found: int | None = None
         for other in reversed(recent):
+            if c - other > FAR:
+                break
             first, second = p.cells[other], p.cells[c]
             if not isinstance(first, Group) or not isinstance(second, Group):
                 continue

@@ -15,6 +15,7 @@ ENOUGH = 8
 # Elements that a GPU reads in about the two microseconds that it takes to start a kernel, and of
 # kernels that are worth a join with a neighbour for that; the most values of kernels so joined.
 SMALL, NEARBY, GATHERED = 1 << 18, 1 << 22, 12
+FAR, NEAR = 128, 32  # cells between two such kernels: tiny ones, others
 # Columns that one parallel iteration of a kernel over columns takes (build.PANEL).
 PANEL = 256
 # On GPUs: multiprocessors; elements of 2 bytes that are moved while a kernel starts and ends; parts
@@ -38,7 +39,7 @@ def gathers(a: Group, b: Group, env: SymEnv) -> int:
     kinds = [[is_columns(n) for n in g.nests if n.is_reduction] for g in (a, b)]
     if any(kinds[0]) is not any(kinds[1]) or a.has_reduction is not b.has_reduction:
         return 0
-    return 128 if size <= SMALL else 32
+    return FAR if size <= SMALL else NEAR
 
 
 def loss(g: Group, env: SymEnv) -> str | None:
