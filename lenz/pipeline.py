@@ -161,11 +161,11 @@ def optimise(g: Graph, cx: Context) -> Graph:
 def named(s: Schedule) -> Schedule:
     """Number the kernels; equal ones on a device become one object, so that each is made once."""
     devices = _devices(s)
-    unique: dict[tuple[str, str], Kernel] = {}
+    unique: dict[tuple[str, Kernel], Kernel] = {}
     steps: list[Any] = []
     for step in s.steps:
         if isinstance(step, Launch):
-            key = devices[step], show(replace(step.kernel, name="k"))
+            key = devices[step], replace(step.kernel, name="k")
             kernel = unique.get(key)
             if kernel is None:
                 kernel = replace(step.kernel, name=f"{step.kernel.name}_{len(unique)}")

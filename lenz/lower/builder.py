@@ -28,6 +28,7 @@ from lenz.ir.graph import (
     Sort,
     UpdateMode,
     View,
+    outs_of,
 )
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous, strided
@@ -100,6 +101,8 @@ class GraphBuilder:
         self._layouts: dict[str, Layout] = {}
         self._copies: dict[str, Pointwise] = {}
         self._taken: dict[str, int] = {}
+        self._makers: dict[str, Node] = {}
+        self._indexed = 0  # nodes that `_makers` knows, for `maker`
         self._hint = "t"
         self._origin: tuple[str, ...] = ()
         self._results: tuple[TensorType | None, ...] = ()
@@ -293,3 +296,14 @@ def round_to(e: Expr, dtype: DType) -> Expr:
     if e.dtype is dtype:
         return e
     return ops.narrow(e, dtype) if dtype.is_half and e.dtype.name == "f32" else ops.cast(e, dtype)
+
+
+def maker(b: GraphBuilder, name: str) -> Node | None:
+    """The node that gives a buffer; None for an argument or a constant."""
+    if b._indexed > len(b.nodes):  # a lowering was taken back
+        b._makers.clear()
+        b._indexed = 0
+    for n in b.nodes[b._indexed :]:
+        b._makers.update((o.name, n) for o in outs_of(n))
+    b._indexed = len(b.nodes)
+    return b._makers.get(name)

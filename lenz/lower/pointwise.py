@@ -12,13 +12,13 @@ from lenz import ops
 from lenz.errors import Unsupported
 from lenz.ir.dtype import BOOL, NATIVE, DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.ir.graph import LOOPS, Extern, outs_of
+from lenz.ir.graph import LOOPS, Extern
 from lenz.ir.op import Op
 from lenz.ir.tensor import Buffer
 from lenz.lower import activation as activation
 from lenz.lower import arithmetic as arithmetic
 from lenz.lower import multiply_add as multiply_add
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value, maker
 from lenz.lower.operand import Operand, broadcast, divisor, element, exact, keeps, promote
 from lenz.lower.registry import Lowering, lowering, native_packets, pointwise_ops
 from lenz.ops.fold import apply
@@ -50,7 +50,7 @@ def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> 
 
     Raises Unsupported for a write into a tensor of the graph, which no functional graph has.
     """
-    if any(o.name == x.name for n in b.nodes for o in outs_of(n)):
+    if maker(b, x.name) is not None:
         raise Unsupported(f"a write into %{x.name}, which is no input")
     if _holds(b, x, src):
         return src
@@ -65,12 +65,12 @@ def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> 
 def _holds(b: GraphBuilder, x: Value, value: Value) -> bool:
     """True when calls have written the value into the memory of `x` already."""
     name = value.name
-    for n in reversed(b.nodes):
-        if isinstance(n, Extern):
-            for k, source in n.aliases:
-                out = n.outs[k]
-                if isinstance(out, Buffer) and out.name == name and source in n.mutates:
-                    name = source
+    while isinstance(n := maker(b, name), Extern):
+        own = [k for k, o in enumerate(n.outs) if isinstance(o, Buffer) and o.name == name]
+        source = next((s for k, s in n.aliases if k in own and s in n.mutates), None)
+        if source is None:
+            break
+        name = source
     return name == x.name
 
 
@@ -79,12 +79,10 @@ def is_own(b: GraphBuilder, x: Value) -> bool:
 
     A call that writes one of its arguments and gives it back has written its result.
     """
-    for n in reversed(b.nodes):
-        if isinstance(n, LOOPS) and n.out.name == x.name:
-            return True
-        if isinstance(n, Extern) and any(o is x.buffer for o in n.outs):
-            return all(source in n.mutates for _, source in n.aliases)
-    return False
+    n = maker(b, x.name)
+    if isinstance(n, Extern):
+        return all(source in n.mutates for _, source in n.aliases)
+    return isinstance(n, LOOPS)
 
 
 @lowering("fill", float8=True)
