@@ -69,18 +69,16 @@ def capture(
         channels_last(gm)
     ended_by = break_reason(gm)
     static_names: list[str] = []  # from the forward half, for the backward half
-    donated: dict[int, None] = {}  # likewise
+    donated: list[int] = []  # likewise
 
     def compiler(kind: GraphKind) -> Compiler:
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-            title, static = f"{name}.{kind}", frozenset(static_names)
-            given = frozenset(donated if kind == "backward" else ())
+            title, static, given = f"{name}.{kind}", frozenset(static_names), frozenset(donated)
             program = build(gm, example_inputs, kind, title, static, ended_by, native, given)
             if options.verify:
                 program.gm.graph.lint()
             static_names.extend(p.name for p in program.placeholders if p.is_static)
-            if kind == "forward":
-                donated.update(dict.fromkeys(given_up()))
+            donated.extend(given_up())
             # The compiler folds constants with eager ops, which must not meet fake tensors.
             with _disable_current_modes():
                 return boxed(told(compile_fx(with_bodies(program, compile_fx, native))))

@@ -209,13 +209,9 @@ class _Writer:
     def sizes(self) -> list[str]:
         """Sizes read off tensor arguments stand before the checks, which use them."""
         return [
-            line for s in self.p.steps if isinstance(s, BindSize) and s.source in self.inputs
-            for line in self.bind(s)
+            _bind(s, self.var(s.source)) for s in self.p.steps
+            if isinstance(s, BindSize) and s.source in self.inputs
         ]  # fmt: skip
-
-    def bind(self, s: BindSize) -> list[str]:
-        what = "stride" if s.stride else "size"
-        return [f"{s.var.name} = {self.var(s.source)}.{what}({s.dim})"]
 
     def checks(self) -> list[str]:
         """One test per tensor argument; the slow path finds out what is wrong and says it."""
@@ -261,7 +257,7 @@ class _Writer:
         """Lines of one step."""
         match s:
             case BindSize():
-                return [] if s.source in self.inputs else self.bind(s)
+                return [] if s.source in self.inputs else [_bind(s, self.var(s.source))]
             case Alloc():
                 made = [f"{self.var(s.name)} = {self.empty(self.forms[s.name])}"]
                 if s.over:
@@ -368,6 +364,10 @@ class _Writer:
                 return f"complex({self.atom(a.real)}, {self.atom(a.imag)})"
             case _:
                 return repr(a)
+
+
+def _bind(s: BindSize, source: str) -> str:
+    return f"{s.var.name} = {source}.{'stride' if s.stride else 'size'}({s.dim})"
 
 
 def _gpu(device: str) -> int:

@@ -99,20 +99,28 @@ def over(t: torch.Tensor, size: Sizes, stride: Sizes) -> torch.Tensor | None:
     That are a graph that is kept for a second backward pass, hooks on saved tensors, views, and
     whoever looks at what autograd has saved.
     """
-    return torch.as_strided(t, size, stride, 0) if held(t) == ALONE else None
+    # One tensor, and the memory of it and of the object by which `held` asks; nothing beside it.
+    alone = (_alone(), 1, 2, 0)
+    return torch.as_strided(t, size, stride, 0) if held(t) == alone else None
 
 
-def _alone() -> tuple[int, ...]:
-    """What `held` says of a tensor that only a variable of the function calling `over` holds."""
+def _alone() -> int:
+    """What `held` counts in Python for what only a variable of the function calling `over` holds.
 
-    def like_over(t: torch.Tensor) -> tuple[int, ...]:
-        return held(t)
+    It is counted anew, in frames like those: frames that Dynamo looks at hold their arguments too.
+    """
+    x = object()
+    return _as_over(x)
 
-    t = torch.empty(1)
-    return like_over(t)
+
+def _as_over(x: object) -> int:
+    return _as_held(x)
 
 
-ALONE = _alone()
+def _as_held(x: object) -> int:
+    return sys.getrefcount(x)
+
+
 CPU = torch.device("cpu")
 
 
