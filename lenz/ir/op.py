@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from lenz.ir.dtype import DType
 
 # How the aten lowering of an op picks its compute and result type from its operands.
@@ -133,7 +135,7 @@ CHECKED = Op(
     "checked",
     2,
     _checked_dtype,
-    eager=lambda value, i: value.expand((value + i).shape),
+    eager=lambda value, i: torch.where(torch.ones_like(i, dtype=torch.bool), value, value),
     llvm=lambda b, dtype, types, xs, attrs: xs[0],
     triton="tl.where({1} < 0, {0}, {0})",
     cost=0.0,
