@@ -17,10 +17,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from lenz.frontend.values import are_same, is_same_size
 
 # What the strides of the first result follow: nothing, the memory format of an argument (both
-# measured on CPUs alone), or the order in which an iteration over all operands takes dimensions; of
-# "power" the tensor there is the exponent of a number first, which gives a dense one. "roll" has the
+# measured on CPUs alone), nothing ("there": on GPUs alone), or the order in which an iteration over
+# all operands takes dimensions; of "power" that tensor is the exponent of a number first, which gives a dense one. "roll" has the
 # format of its argument where two parts are joined in each step, and is dense where one is empty.
-Rule: TypeAlias = tuple[Literal["dense", "format", "roll", "iteration", "power"], int]
+Rule: TypeAlias = tuple[Literal["dense", "there", "format", "roll", "iteration", "power"], int]
 DENSE: Rule = ("dense", 0)
 ITERATION: Rule = ("iteration", 0)
 LAST = (0, 2, 3, 1)  # channels last, from the outermost dimension in memory
@@ -41,6 +41,8 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.max_unpool2d.default": ("format", 0),
     "aten.channel_shuffle.default": ("format", 0),
     "aten.roll.default": ("roll", 0),
+    "aten.pixel_shuffle.default": ("there", 0),
+    "aten.pixel_unshuffle.default": ("there", 0),
     "aten.reflection_pad2d_backward.default": ("format", 1),
     "aten.replication_pad2d_backward.default": ("format", 1),
     "aten.copysign.Tensor": ITERATION,
@@ -79,8 +81,9 @@ def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any
         order = iteration(told.shape, given)
         strides = told.stride() if order is None else dense(told.shape, order)
         return None if are_same(strides, told.stride()) else strides
-    source = told if kind == "dense" else args[position]
-    if told.device.type != "cpu" or not isinstance(source, torch.Tensor):
+    source = told if kind in ("dense", "there") else args[position]
+    measured = "cuda" if kind == "there" else "cpu"
+    if told.device.type != measured or not isinstance(source, torch.Tensor):
         return None  # a number has no strides that a result could have
     strides = dense(told.shape, range(told.dim()))
     follows = kind == "format" or (kind == "roll" and _is_joined(*args))
