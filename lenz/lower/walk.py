@@ -13,7 +13,7 @@ from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
 from lenz.ir.dtype import MOVED, NATIVE, DType, dtype_of
-from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Ref, atom_refs
+from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, atom_refs
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.fallback import call_eager, move
@@ -250,6 +250,10 @@ class _Walk:
         ):
             del self.b.nodes[before:]
             return "elements of the result share memory"
+        sums = [x for x in self.b.nodes[before:] if isinstance(x, Reduction)]
+        if any(len(x.axes) != len(x.out.shape) for x in sums):
+            del self.b.nodes[before:]  # norm of one element in torch 2.11
+            return "tracing tells another rank than the op gives"
         if entry.any_dtype and (foreign := _foreign(self.b.nodes[before:])) is not None:
             # Views of any type are fine, but kernels move elements of some types only.
             del self.b.nodes[before:]
