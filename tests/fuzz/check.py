@@ -89,7 +89,9 @@ class Stages:
             call, run_kernel = p.interpret, interpreted
 
         def run(args: list[Any]) -> Sequence[Any]:
-            args[:] = laid(p, args) if p.kind == "backward" else args
+            if p.kind == "backward":
+                # What eager saved, where it runs in place of lenz, has strides of its own as well.
+                args[:] = laid(p, args, "" if call == p.interpret else "tangents")
             try:
                 want, inputs = wanted(p, args)
             except RuntimeError:
@@ -138,8 +140,8 @@ def has_halves(p: FxProgram) -> bool:
     return any(getattr(v, "dtype", None) in (torch.float16, torch.bfloat16) for v in values)
 
 
-def laid(p: FxProgram, args: Sequence[Any]) -> list[Any]:
-    """The arguments, gradients with the strides that tracing took: they come with any.
+def laid(p: FxProgram, args: Sequence[Any], kind: str) -> list[Any]:
+    """The arguments, those of a kind with the strides that tracing took: gradients come with any.
 
     Where those are not known as numbers, with their order.
     """
@@ -148,7 +150,7 @@ def laid(p: FxProgram, args: Sequence[Any]) -> list[Any]:
         return int(s if isinstance(s, int) else s.node.hint)
 
     def one(a: Any, told: Any, name: str) -> Any:
-        if not isinstance(a, torch.Tensor) or "tangents" not in name:
+        if not isinstance(a, torch.Tensor) or kind not in name:
             return a
         if all(isinstance(s, int) for s in (*told.shape, *told.stride())):
             return torch.empty_strided(a.shape, told.stride(), dtype=a.dtype).copy_(a)

@@ -1,8 +1,8 @@
 """What a program gives, as named values, and when two outcomes agree.
 
 Values that are exact have to be equal. Rounded ones are held against the program in float64: the
-error may be twice eager's, and some units of the last place of the type, since sums may be taken in
-another order.
+error may be twice eager's, and some units of the last place of the coarsest type that a value was
+rounded to on its way, since sums may be taken in another order.
 """
 
 from __future__ import annotations
@@ -82,12 +82,18 @@ def agree(
         try:
             if not isinstance(fake, torch.Tensor) or _strides(fake) == _strides(y):
                 same_strides(got.values[name], y)
-            same(got.values[name], y, z, exact)
+            same(got.values[name], y, z, exact, _coarsest(m, name))
         except AssertionError as e:
             raise AssertionError(f"{name}: {e}") from None
     for pair in sorted(got.shared ^ want.shared):
         who = "eager" if pair in want.shared else "ours"
         raise AssertionError(f"aliasing: {pair} share memory in {who} only")
+
+
+def _coarsest(m: Machine, name: str) -> float:
+    """The coarsest epsilon on the way to a value; a gradient comes by way of all of them."""
+    kind, _, of = name.partition(" ")
+    return m.unit[of] if kind in ("result", "argument") else max(m.unit.values())
 
 
 def _strides(t: torch.Tensor) -> list[int]:
@@ -104,8 +110,11 @@ def same_strides(x: Any, y: Any) -> None:
         assert _strides(x) == _strides(y), f"strides {x.stride()} instead of {y.stride()}"
 
 
-def same(x: Any, y: Any, z: Any, exact: bool) -> None:
-    """Assert that x is y within what rounding explains; z is the ideal value, if there is one."""
+def same(x: Any, y: Any, z: Any, exact: bool, unit: float = 0.0) -> None:
+    """Assert that x is y within what rounding explains; z is the ideal value, if there is one.
+
+    `unit` is the coarsest epsilon on the way to y.
+    """
     if not isinstance(y, torch.Tensor):
         assert (x is None) == (y is None) and x == y, f"{x} instead of {y}"
         return
@@ -129,12 +138,18 @@ def same(x: Any, y: Any, z: Any, exact: bool) -> None:
     known = eager.isfinite() & z.isfinite()
     worst = (eager - z)[known].abs().max() if known.any() else torch.tensor(0.0)
     largest = z[known].abs().max().clamp(min=1.0) if known.any() else torch.tensor(1.0)
-    bound = 2 * worst + ULPS.get(y.dtype, 8) * torch.finfo(y.dtype).eps * largest
+    step = max(n * torch.finfo(d).eps for d, n in ULPS.items() if d is y.dtype or is_unit(d, unit))
+    bound = 2 * worst + step * largest
     good = equal | ((wide - z).abs() <= bound)
     # Where eager is not finite and the ideal is, or the other way round, a type has overflowed.
     free = eager.isfinite() != z.isfinite()
     good |= free
     assert good.all(), f"{_first(~good, x, y)}, ideally {_at(~good, z)}, bound {float(bound):.3g}"
+
+
+def is_unit(dtype: torch.dtype, unit: float) -> bool:
+    """True for the type with that epsilon."""
+    return bool(torch.finfo(dtype).eps == unit)
 
 
 def _at(bad: torch.Tensor, x: torch.Tensor) -> str:

@@ -77,8 +77,8 @@ class Line:
     """One statement: it makes `target`, or writes into the memory of `target`.
 
     `flags` are those of the rule: p (picks or moves values), r (rounds), e (reads exact values
-    only), x (whole ones), k (exact where there are gradients), u (there no number twice), c
-    (casts), w (writes).
+    only), x (whole ones), k (exact where there are gradients), u (there no number twice), s (the
+    same however it is rounded), c (casts), w (writes).
     """
 
     text: str
@@ -209,9 +209,11 @@ class Machine:
         self.limit = limit
         self.env: dict[str, Any] = scope_of()
         self.level: dict[str, int] = {}
+        self.unit: dict[str, float] = {}  # the coarsest epsilon of the roundings on the way
         for s, t in zip(specs, self.program.arguments(), strict=True):
             self.env[s.name] = t
             self.level[s.name] = s.level
+            self.unit[s.name] = 0.0
 
     def run(self, line: Line) -> None:
         """Run a line. Raises Refused where it may not stand, and then has changed nothing."""
@@ -231,10 +233,11 @@ class Machine:
         if isinstance(value, torch.Tensor):
             if value.numel() > self.limit:
                 raise Refused("too large")
-            if not value.dtype.is_floating_point and worst == ROUNDED:
+            if not value.dtype.is_floating_point and worst == ROUNDED and "s" not in line.flags:
                 raise Refused("a whole number made of rounded ones")
         self.env[line.target] = value
         self.level[line.target] = self.after(line, value, worst)
+        self.unit[line.target] = self.rounding(line.target, line.reads)
 
     def after(self, line: Line, value: Any, worst: int) -> int:
         """How exact the value is that a line made."""
@@ -243,6 +246,13 @@ class Machine:
         if "p" in line.flags:
             return worst
         return ROUNDED if "r" in line.flags or worst > WHOLE else WHOLE
+
+    def rounding(self, name: str, reads: Sequence[str]) -> float:
+        """The coarsest epsilon of what a value is made of and, if that was rounded, of its type."""
+        units = [self.unit[r] for r in reads]
+        if self.level[name] == ROUNDED and self.is_float(name):
+            units.append(float(torch.finfo(self.env[name].dtype).eps))
+        return max(units, default=0.0)
 
     def write(self, line: Line, worst: int) -> None:
         """Run a write on clones first, since one that fails may have written."""
@@ -255,6 +265,7 @@ class Machine:
         for n, t in self.env.items():
             if n in self.level and isinstance(t, torch.Tensor) and _memory(t) == memory:
                 self.level[n] = max(self.level[n], WHOLE if exact else rounds)
+                self.unit[n] = self.rounding(n, (*line.reads, n))
 
     def value(self, line: Line, env: dict[str, Any] | None = None) -> Any:
         """What the line makes; nothing is stored."""

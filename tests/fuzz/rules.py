@@ -2,9 +2,9 @@
 
 A table's lines are `flags template`. Flags: p picks or moves values and does not compute; r rounds;
 e its floats must be exact, since a rounding would flip the result, x whole; k exact where gradients
-are asked for, u no number twice there: which of several has the gradient, eager leaves open; c a
-cast; w writes into its first operand; `.` is none of these. What is in braces is filled in by
-`generator`:
+are asked for, u no number twice there: which of several has the gradient, eager leaves open; s the
+same however floats are rounded; c a cast; w writes into its first operand; `.` is none of these.
+What is in braces is filled in by `generator`:
 
     x any tensor    f floats    h whole numbers (no bool)    w numbers    b bool    i indices
     y like x, to be broadcast with it    g floats, so    s of x's shape and type    u of x's shape
@@ -319,6 +319,10 @@ TABLES: dict[str, tuple[int, str]] = {
         r {w}.sum(dtype=torch.float64)
         p torch.aminmax({w1}, dim={d}).max
         r torch.dist({f}, {s})
+        s ({f1} == {f1}.amax({d}, keepdim=True)).any({d})
+        s ({f1} > {f1}.amin({d}, keepdim=True)).all({d})
+        s {f1} < {f1}.sort({d}).values.select({d}, 0).unsqueeze({d})
+        s {f1}.gather({d}, {f1}.argmax({d}, keepdim=True)) == {f1}.max({d}, keepdim=True).values
         . {X2}.trace()
         """,
     ),

@@ -18,6 +18,7 @@ from lenz.options import Options
 from lenz.sym import Int, Var
 from lenz.sym.expr import sum_of
 from tests.fuzz.check import Stages, compare, copied
+from tests.lower.harness import _lower, trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd programs
 
@@ -160,3 +161,20 @@ def test_a_write_through_a_view_whose_elements_share_memory(way: str) -> None:
         return t
 
     agrees(f, torch.arange(3.0) + 1, way=way)
+
+
+def test_softmax_in_parts_has_the_strides_of_softmax() -> None:
+    """The parts' own strides, which follow the operand, were those of the result."""
+    a = torch.randn(1, 3, 3, requires_grad=True)
+    fn = lambda a: F.log_softmax(a.transpose(0, -1), 2)
+    got = torch.compile(fn, backend="lenz")(a)
+    torch.testing.assert_close(got, fn(a), check_stride=True)
+
+
+def test_a_result_that_tracing_tells_another_rank() -> None:
+    """So does torch 2.11 for the norm of one element, and the kernel was refused as a bug."""
+    gm = trace(lambda a: torch.linalg.vector_norm(a, 3, -1), (torch.ones(2),))
+    (call,) = (n for n in gm.graph.nodes if n.op == "call_function")
+    call.meta["val"] = call.meta["val"].new_empty(1)
+    g, _ = _lower(gm, (torch.ones(2),))
+    assert [type(n).__name__ for n in g.nodes] == ["Extern"]

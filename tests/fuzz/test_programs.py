@@ -75,6 +75,23 @@ def test_rounded_values_are_held_against_float64() -> None:
         same(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), torch.tensor([1.0, 3.0]), True)
 
 
+def test_an_error_is_of_the_coarsest_type_on_the_way() -> None:
+    """A sum in float64 of logarithms in float32 has the error of the latter."""
+    lines = (
+        Line("t0 = (a0.abs() + 1).log()", "t0", ("a0",), "r"),
+        Line("t1 = t0.sum(dtype=torch.float64)", "t1", ("t0",), "r"),
+        Line("t2 = a0.sum(dtype=torch.float64)", "t2", ("a0",), "r"),
+    )
+    m = analyse(Program(whole("t0 = a0").specs, lines, ("t1", "t2")))
+    assert m is not None
+    f32, f64 = (torch.finfo(t).eps for t in (torch.float32, torch.float64))
+    assert (m.unit["a0"], m.unit["t0"], m.unit["t1"], m.unit["t2"]) == (0.0, f32, f32, f64)
+    y = torch.tensor(3.0, dtype=torch.float64)
+    same(y + 1e-6, y, y, False, f32)
+    with pytest.raises(AssertionError, match="ideally"):
+        same(y + 1e-6, y, y, False, f64)
+
+
 def test_aliasing_is_part_of_an_outcome() -> None:
     p = whole("t0 = a0[1:]\nt1 = a0 + 1")
     got = outcome(p, p.function(), p.arguments())
