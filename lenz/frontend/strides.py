@@ -16,10 +16,11 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from lenz.frontend.values import are_same, is_same_size
 
-# What the strides of the first result follow: nothing, the memory format of an argument (both
-# measured on CPUs alone), nothing ("there": on GPUs alone), or the order in which an iteration over
-# all operands takes dimensions; of "power" that tensor is the exponent of a number first, which gives a dense one. "roll" has the
-# format of its argument where two parts are joined in each step, and is dense where one is empty.
+# What the strides of the first result follow: nothing, or the memory format of an argument (both
+# measured on CPUs alone); nothing, on GPUs alone ("there"); or the order in which an iteration over
+# all operands takes dimensions; of "power" that tensor is the exponent of a number first, which
+# gives a dense one. "roll" has the format of its argument where two parts are joined in each step,
+# and is dense where one is empty.
 Rule: TypeAlias = tuple[Literal["dense", "there", "format", "roll", "iteration", "power"], int]
 DENSE: Rule = ("dense", 0)
 ITERATION: Rule = ("iteration", 0)
