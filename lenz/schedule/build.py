@@ -111,7 +111,7 @@ def build(
             s = stages(g, stored, elide, named=False)
             body = vectors.columns(g, s, env)
         case "elements":
-            body = vectors.elements(g, s, choice)
+            body = vectors.elements(g, s, choice, env)
         case "tiles":
             body = vectors.tiles(g, s, choice)
     tile = _tile(body, env)

@@ -7,16 +7,18 @@ from dataclasses import replace
 from lenz.ir.expr import nodes_of, syms_of
 from lenz.ir.kernel import For, LoopKind, Scan, Stmt, Store
 from lenz.ir.tensor import Axis, axis
+from lenz.schedule.borders import at, spans_of
 from lenz.schedule.cut import cut, joined, moved, nested
 from lenz.schedule.legal import Group
 from lenz.schedule.loops import BLOCK, TILE, Choice, coefficient, offsets_of
 from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import ONE, Int, Sym, SymEnv, Var
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, product
 
 # Elements of the longest row that is scanned together with its neighbours. Rows of 8 f32 take 0.15
 # ns per element so, and 0.73 alone; of 32, 0.24 and 0.39; of 48, the same.
 RUN = 32
+ROWS = 64  # that keep all cores busy without being cut
 PANEL = 256  # columns of one panel: 16 vector registers of f32
 SCATTER_PANEL = 64  # columns of a scatter: every panel goes through all updates, so that few rows
 # still give each core a panel, and 256 bytes are a whole number of cache lines.
@@ -85,20 +87,35 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
     return nested([*outer, *block], "parallel", tuple(inside))
 
 
-def elements(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
-    """Blocks of one axis in parallel, which is the vector."""
+def elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, ...]:
+    """Blocks of one axis in parallel, which is the vector; in spans if that makes tests certain.
+
+    Few rows are cut into blocks in each span, which are loops one behind the other.
+    """
     statements: list[Statement] = [x for row in s.rows for x in row]
     v = choice.vector
     if v is None:
         return tuple(statements)
     outer = [a for a in g.domain.axes if a is not v]
     later = outer[g.domain.axes.index(v) :]  # axes that lie inside v in memory
-    block, lane = cut(v, BLOCK)
-    loop: tuple[Stmt, ...] = (
-        For(lane, "vector", moved(statements, {v.var: joined(block, lane, BLOCK)})),
-    )
-    loop = nested(later, "seq", loop)
-    return nested([*outer[: len(outer) - len(later)], *block], "parallel", loop)
+    outer = outer[: len(outer) - len(later)]
+    spans = spans_of(v, statements)
+    if not spans:
+        block, lane = cut(v, BLOCK)
+        loop: tuple[Stmt, ...] = (
+            For(lane, "vector", moved(statements, {v.var: joined(block, lane, BLOCK)})),
+        )
+        return nested([*outer, *block], "parallel", nested(later, "seq", loop))
+    rows = env.hint(product([a.extent for a in outer]))
+    is_long = rows < ROWS and env.hint(v.extent) > BLOCK
+    made: list[Stmt] = []
+    for span in spans:
+        part, stores = at(v, *span, statements)
+        block, lane = cut(part, BLOCK) if is_long else ([], part)
+        loop = (For(lane, "vector", moved(stores, {part.var: joined(block, lane, BLOCK)})),)
+        loop = nested(later, "seq", loop)
+        made.extend(nested([*outer, *block], "parallel", loop) if is_long else loop)
+    return tuple(made) if is_long else nested(outer, "parallel", tuple(made))
 
 
 def tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:

@@ -1,0 +1,117 @@
+"""A vector loop of a CPU is cut where its tests change, so that between borders a copy is a copy.
+
+    for p in 62 : vector { store(%y, [p], masked(p < 59, load(%x, [max(p, 3) - 3]), 0)) }
+    ==>  for p in 3 : vector { store(%y, [p], load(%x, [0])) }
+         for p in 56 : vector { store(%y, [p + 3], load(%x, [p])) }
+         for p in 3 : vector { store(%y, [p + 59], 0) }
+
+Tests are comparisons of places, and min and max inside of offsets, which make a load a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import Expr, const, interpret, nodes_of, rebuild, syms_of
+from lenz.ir.kernel import Store
+from lenz.ir.op import INDEX, MASKED
+from lenz.ir.tensor import Axis, axis
+from lenz.ops.bits import AND, NOT, OR
+from lenz.ops.compare import EQ, GE, GT, LE, LT, NE, WHERE
+from lenz.ops.fold import apply, value_of
+from lenz.schedule.cut import moved
+from lenz.schedule.stages import Statement
+from lenz.sym import Int, Max, Min, Sym, Var, affine_in, children, prove_eq, prove_le, prove_lt
+
+WHOLE = 32  # elements of a span that is worth a loop of its own: two vectors of f32
+MOST, NODES = 6, 400  # spans, and nodes of all copies of the body: code takes time to compile
+
+
+def spans_of(v: Axis, statements: Sequence[Statement]) -> list[tuple[int, int]]:
+    """The spans first <= v < end of an axis between which tests of its elements change."""
+    if not isinstance(v.extent, Int) or not all(isinstance(s, Store) for s in statements):
+        return []
+    if any(isinstance(s, Store) and (s.bound or s.mode != "set") for s in statements):
+        return []
+    spans: list[tuple[int, int]] = []
+    for start, end in _parts(v, 0, v.extent.value, statements):
+        # Short spans at a border stay one loop, in which the tests remain.
+        if spans and max(end - start, spans[-1][1] - spans[-1][0]) < WHOLE:
+            start = spans.pop()[0]
+        spans.append((start, end))
+    size = len(spans) * len(nodes_of(*(s.value for s in statements)))
+    fits = 1 < len(spans) <= MOST and size <= NODES
+    return spans if fits and any(end - start >= WHOLE for start, end in spans) else []
+
+
+def at(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> tuple[Axis, list[Store]]:
+    """An axis for a span of another one, and the statements over it, less the tests it decides."""
+    part = axis(v.name, Int(end - start))
+    stores = [s for s in moved(statements, {v.var: part.var + start}) if isinstance(s, Store)]
+    return part, [replace(s, value=resolved(s.value)) for s in stores]
+
+
+def _parts(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> list[tuple[int, int]]:
+    """Cut at the tests that are plain, and the parts again: tests stand inside of others."""
+    part, stores = at(v, start, end, statements)
+    turns = {t + start for d in _tests(stores) if (t := _turn(d, part.var)) is not None}
+    inside = [t for t in sorted(turns) if start < t < end]
+    if not inside or len(inside) > 2 * MOST or end - start < WHOLE:
+        return [(start, end)]
+    spans = pairwise([start, *inside, end])
+    return [p for first, last in spans for p in _parts(v, first, last, statements)]
+
+
+def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
+    """Numbers whose sign decides a comparison (d >= 0), or which side of a min or max counts."""
+    nodes = nodes_of(*(s.value for s in stores))
+    for e in nodes:
+        if e.op in _HOLDS and all(x.op is INDEX and not x.args for x in e.args):
+            a, b = (x.attrs[0] for x in e.args)
+            up = {LE: (b - a,), LT: (b - a - 1,), GE: (a - b,), GT: (a - b - 1,)}
+            yield from up.get(e.op, (a - b, b - a))
+    todo = [s.offset for s in stores] + [s for e in nodes for s in syms_of(e)]
+    for s in todo:
+        if isinstance(s, (Min, Max)):
+            yield from (a - b for a, b in combinations(children(s), 2))
+        todo.extend(children(s))
+
+
+def _turn(d: Sym, v: Var) -> int | None:
+    """The first v from which on the answer to d >= 0 is another one, for d = c * v + r."""
+    parts = affine_in(d, v)
+    if parts is None or not all(isinstance(x, Int) for x in parts):
+        return None
+    c, r = (x.value for x in parts if isinstance(x, Int))
+    return None if c == 0 else -(r // c) if c > 0 else r // -c + 1
+
+
+_HOLDS = {
+    LE: (prove_le, lambda a, b: prove_lt(b, a)),
+    LT: (prove_lt, lambda a, b: prove_le(b, a)),
+    GE: (lambda a, b: prove_le(b, a), prove_lt),
+    GT: (lambda a, b: prove_lt(b, a), prove_le),
+    EQ: (prove_eq, lambda a, b: prove_lt(a, b) or prove_lt(b, a)),
+    NE: (lambda a, b: prove_lt(a, b) or prove_lt(b, a), prove_eq),
+}
+
+
+def resolved(body: Expr) -> Expr:
+    """The body with the tests of places that are proved either way, and what they chose."""
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        if e.op in _HOLDS and all(x.op is INDEX and not x.args for x in args):
+            a, b = (x.attrs[0] for x in args)
+            for answer, proves in zip((True, False), _HOLDS[e.op], strict=True):
+                if proves(a, b):
+                    return const(answer, BOOL)
+        if e.op is MASKED and (chosen := value_of(args[0])) is not None:
+            return args[1] if chosen else args[2]
+        new = rebuild(e, tuple(args))
+        is_logic = e.op in (AND, OR, NOT, WHERE) and new is not e
+        return apply(e.op, *args, attrs=e.attrs) if is_logic else new
+
+    return interpret(body, visit)
