@@ -237,6 +237,7 @@ class Explainer:
                 source=made.text,
                 guards=p.guards,
                 ended_by=p.ended_by,
+                facts=tuple(text for name, f in p.facts.items() for text in f.told(name)),
                 autotune=made.tuned,
                 calls=p.calls,
             )

@@ -46,6 +46,12 @@ class Options:
         "Compile for GPU tensors that start at multiples of 16 bytes, and again for others.",
         key=True,
     )
+    size_facts: bool = option(
+        True,
+        "Compile for dynamic sizes on GPUs that 8 divides, or that are not large, if those of the"
+        " first call are so, and again for others.",
+        key=True,
+    )
     autotune: bool = option(
         False, "Measure several tiles of each GPU kernel; on CPUs there is no choice.", key=True
     )

@@ -9,7 +9,7 @@ from typing import Any
 from lenz.assemble import Code, Refused, assemble, check_gpus
 from lenz.context import Context
 from lenz.debug.report import TuneReport
-from lenz.frontend import FxProgram, origin
+from lenz.frontend import FxProgram, ends_of, origin
 from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import LaunchStep, Plan
@@ -193,4 +193,4 @@ def _env(program: FxProgram) -> SymEnv:
     env = SymEnv()
     for b in program.symbols.bindings:
         env = env.with_var(b.var, program.symbols.hints.get(b.var.name))
-    return env
+    return replace(env, most=ends_of(program))

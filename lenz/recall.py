@@ -24,7 +24,8 @@ import torch
 from lenz.codegen.llvm.compile import Library, host_target, link
 from lenz.codegen.triton.compile import version
 from lenz.context import Context, Silent, Trace
-from lenz.frontend import FxProgram
+from lenz.errors import InternalError
+from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.identity import identity
 from lenz.ir.binary import decode
 from lenz.options import Options
@@ -138,7 +139,7 @@ def keep(store: Store, key: str, entry: Entry) -> None:
 def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> Boxed | None:
     """The callable of a program that was compiled before; None if it, or a kernel, is not there.
 
-    `again` compiles it for tensors at other addresses, should such a call come.
+    `again` compiles it for other sizes and addresses, should such a call come.
     """
     store = store_in(cx.options)
     data = store.get("graph", key) if store is not None and key is not None else None
@@ -200,28 +201,37 @@ def load(
         module[constant] = _aligned(program.constants[names[constant]])
     for o, value in program.modules.items():
         module["obj_" + "".join(x if x.isalnum() else "_" for x in o)] = value
-    if "unaligned" in module:
-        module["unaligned"] = _Unaligned(program, cx, again)
+    if "otherwise" in module:
+        module["otherwise"] = _Otherwise(program, cx, again)
     module["_library"] = library  # the code lives as long as the module
     call: Boxed = module["call"]
     return call
 
 
-class _Unaligned:
-    """The graph for tensors that start anywhere, compiled when the first such call comes."""
+class _Otherwise:
+    """The graph for calls that break what it takes to be so, compiled when the first one comes.
 
-    __slots__ = ("_again", "_call", "_cx", "_program")
+    What holds in such a call is kept: its own graph may be left again, if a later one breaks that.
+    """
+
+    __slots__ = ("_again", "_made", "_options", "_program", "_target")
 
     def __init__(self, program: FxProgram, cx: Context, again: Compile) -> None:
         self._program, self._again = program, again
-        self._cx = Context(replace(cx.options, aligned=False), cx.target)
-        self._call: Boxed | None = None
+        self._options, self._target = cx.options, cx.target
+        self._made: dict[tuple[object, ...], Boxed] = {}
 
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run the graph on boxed arguments."""
-        if self._call is None:
-            self._call = self._again(self._program, self._cx)
-        return self._call(args)
+    def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
+        """Run the graph on boxed arguments, of which one may be at an odd address."""
+        facts = kept(self._program, args)
+        key = (aligned, *facts.items())
+        if key not in self._made:
+            if aligned and facts == self._program.facts:
+                raise InternalError("nothing that was taken to be so is broken", pass_name="plan")
+            options = replace(self._options, aligned=self._options.aligned and aligned)
+            cx = Context(options, self._target)
+            self._made[key] = self._again(assuming(self._program, facts), cx)
+        return self._made[key](args)
 
 
 def _aligned(t: torch.Tensor) -> torch.Tensor:

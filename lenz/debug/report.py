@@ -113,6 +113,7 @@ class GraphReport:
     skips       why the graph, or a part of it, runs without lenz; empty when it does not
     guards      how many conditions Dynamo checks before a call
     ended_by    reason and line of the graph break after it, if there is one
+    facts       what sizes are taken to be beyond those, until a call breaks it
     autotune    what was measured to choose the tiles of GPU kernels, with option `autotune`
     partitions  for targets that have them; on the CPU empty
     calls       how often the graph calls each op, before anything is fused or left out
@@ -132,6 +133,7 @@ class GraphReport:
     autotune: tuple[TuneReport, ...] = ()
     guards: int = 0
     ended_by: str = ""
+    facts: tuple[str, ...] = ()
     calls: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -178,6 +180,8 @@ class Report:
             whys = [f"not fused, because {r.why}" for r in g.rejected]
             lines += [f"  {text}" for text in _counted(whys)]
             lines += [f"  tuned {t}" for t in g.autotune]
+            if g.facts:
+                lines.append(f"  takes it that {', '.join(g.facts)}")
             if g.ended_by:
                 lines.append(f"  graph break: {g.ended_by}")
         native, library, fallback = self.op_calls

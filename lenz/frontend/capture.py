@@ -26,6 +26,7 @@ from lenz.frontend.attention import fuse_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
 from lenz.frontend.decompose import decompositions
+from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.layout import channels_last
 from lenz.frontend.program import CompileFX, GraphKind
@@ -63,10 +64,7 @@ def capture(
         return flatten_graph_inputs(
             gm, example_inputs, lambda g, xs: capture(g, xs, compile_fx, options, native, name)
         )
-    if isinstance(gm, GraphModule):  # after flattening it is a wrapper without a graph
-        fix_floats(gm)
-        fuse_attention(gm)
-        channels_last(gm)
+    prepare(gm)
     ended_by = break_reason(gm)
     static_names: list[str] = []  # from the forward half, for the backward half
     donated: list[int] = []  # likewise
@@ -75,6 +73,7 @@ def capture(
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
             title, static, given = f"{name}.{kind}", frozenset(static_names), frozenset(donated)
             program = build(gm, example_inputs, kind, title, static, ended_by, native, given)
+            program = assuming(program, facts_of(program) if options.size_facts else {})
             if options.verify:
                 program.gm.graph.lint()
             static_names.extend(p.name for p in program.placeholders if p.is_static)
@@ -101,6 +100,14 @@ def capture(
         )
     counters["aot_autograd"]["ok"] += 1
     return compiled
+
+
+def prepare(gm: GraphModule) -> None:
+    """Rewrite Dynamo's graph where AOTAutograd would take apart what should stay whole."""
+    if isinstance(gm, GraphModule):  # after flattening it is a wrapper without a graph
+        fix_floats(gm)
+        fuse_attention(gm)
+        channels_last(gm)
 
 
 def break_reason(gm: GraphModule) -> str:

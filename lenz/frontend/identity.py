@@ -61,6 +61,7 @@ class _Text:
         # What results share is told by their nodes and the numbers of storages.
         lines += [f"result {self.value(o.node)} {self.value(o.value)}" for o in p.outputs]
         lines += [str(b) for b in p.symbols.bindings]
+        lines += [f"{name} {fact}" for name, fact in sorted(p.facts.items())]
         lines += about(p.symbols, [self.symbols[name] for name in sorted(self.symbols)])
         return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -21,6 +21,29 @@ from lenz.sym import Sym
 
 GraphKind: TypeAlias = Literal["inference", "forward", "backward", "body"]
 ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none", "object"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`multiple` divides a size, which is at most `most`; 1 and None say nothing."""
+
+    multiple: int = 1
+    most: int | None = None
+
+    def told(self, name: str) -> tuple[str, ...]:
+        """The fact as conditions on the size of this name."""
+        divides = (f"{name} % {self.multiple} == 0",) if self.multiple > 1 else ()
+        return (*divides, f"{name} <= {self.most}") if self.most is not None else divides
+
+    def without(self, value: int) -> Fact:
+        """What is left of the fact for a call with this size."""
+        return Fact(
+            1 if value % self.multiple else self.multiple,
+            None if self.most is not None and value > self.most else self.most,
+        )
+
+
+Facts: TypeAlias = Mapping[str, Fact]  # by the name of a symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +93,7 @@ class FxProgram:
     ShapeEnv will check before a call; `ended_by` is the reason and line of the graph break that
     ended the graph, empty where the function ended by itself.  `saved` holds the positions of
     results that only the backward half reads: they may have other strides than `outputs` says.
+    `facts` are what `symbols` takes torch's symbols to be beyond what is guarded (see `facts.py`).
     """
 
     name: str
@@ -84,6 +108,7 @@ class FxProgram:
     guards: int
     ended_by: str
     saved: Sequence[int] = ()
+    facts: Facts = field(default_factory=dict)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

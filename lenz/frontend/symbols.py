@@ -14,7 +14,7 @@ import torch
 
 from lenz.errors import Unsupported
 from lenz.frontend.values import storage_of
-from lenz.sym import Int, Sym, Var, maximum, minimum
+from lenz.sym import Int, Sym, Var, as_multiple, maximum, minimum
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -26,13 +26,27 @@ Place: TypeAlias = Literal["value", "size", "stride", "offset"]
 class Binding:
     """Where the value of one `Var` is read at the start of a call.
 
-    `argument` is the position of the placeholder; `dim` counts for size and stride only.
+    `argument` is the position of the placeholder; `dim` counts for size and stride only.  What is
+    read is `factor` times the Var, and is torch's `symbol`.
     """
 
     var: Var
     argument: int
     what: Place
     dim: int = 0
+    factor: int = 1
+    symbol: str = ""
+
+    def read(self, args: Sequence[Any]) -> int:
+        """The value of torch's symbol in a call with these arguments."""
+        x = args[self.argument]
+        match self.what:
+            case "value":
+                return int(x)
+            case "offset":
+                return int(x.storage_offset())
+            case _:
+                return int((x.shape if self.what == "size" else x.stride())[self.dim])
 
 
 class SymbolMap:
@@ -41,13 +55,17 @@ class SymbolMap:
     `bindings` has one entry for each symbol that an argument gives as it is, in the order of the
     arguments.  `hints` maps the name of each Var met so far to its value in the traced call; an
     unbacked one has none.  `opaque` maps the name of a Var that stands for an expression outside
-    of our integers (a float's ceiling, say) to that expression's text.
+    of our integers (a float's ceiling, say) to that expression's text.  `multiples` are facts about
+    symbols: one that 8 divides is 8 times a Var.
     """
 
-    __slots__ = ("_memo", "_shape_env", "bindings", "hints", "opaque")
+    __slots__ = ("_memo", "_multiples", "bindings", "hints", "opaque", "shape_env")
 
-    def __init__(self, shape_env: ShapeEnv | None) -> None:
-        self._shape_env = shape_env
+    def __init__(
+        self, shape_env: ShapeEnv | None, multiples: Mapping[str, int] | None = None
+    ) -> None:
+        self.shape_env = shape_env
+        self._multiples = multiples or {}
         self._memo: dict[Any, Sym] = {} if shape_env is None else settled(shape_env)
         self.hints: dict[str, int] = {}
         self.bindings: tuple[Binding, ...] = ()
@@ -80,9 +98,12 @@ class SymbolMap:
 
         def offer(value: Any, argument: int, what: Place, dim: int = 0) -> None:
             if isinstance(value, torch.SymInt):
-                s = self.sym(value)
-                if isinstance(s, Var) and s.name not in self.opaque:
-                    found.setdefault(s, Binding(s, argument, what, dim))
+                scaled = as_multiple(self.sym(value))
+                if scaled is not None and scaled[0].name not in self.opaque:
+                    var, factor = scaled
+                    symbol = str(value.node.expr)
+                    if factor == self._multiples.get(symbol, 1):
+                        found.setdefault(var, Binding(var, argument, what, dim, factor, symbol))
 
         for i, value in enumerate(values):
             offer(value, i, "value")
@@ -169,19 +190,23 @@ class SymbolMap:
         return self._expr(numerator) // self._expr(denominator)
 
     def _variable(self, symbol: Any) -> Sym:
-        env = self._shape_env
+        env = self.shape_env
         name = str(symbol)
         lo, hi = ends(env.var_to_range.get(symbol)) if env is not None else (None, None)
         hint = hints_of(env).get(symbol) if env is not None else None
+        m = self._multiples.get(name, 1)
+        if m > 1:
+            name = f"{name}by{m}"
+            lo, hi = (lo if lo is None else -(-lo // m)), (hi if hi is None else hi // m)
         if hint is not None and hint.is_Integer:
-            self.hints[name] = int(hint)
-        return Var(name, lo, hi)
+            self.hints[name] = int(hint) // m
+        return Var(name, lo, hi) * m
 
     def _stand_in(self, e: Any) -> Sym:
         """Return a fresh variable for an expression that our integers do not have."""
         name = f"x{len(self.opaque)}"
         self.opaque[name] = str(e)
-        env = self._shape_env
+        env = self.shape_env
         lo, hi = ends(env.bound_sympy(e)) if env is not None else (None, None)
         if env is not None:
             value = e.xreplace(hints_of(env))
@@ -192,7 +217,7 @@ class SymbolMap:
 
 def about(m: SymbolMap, symbols: Sequence[Any]) -> list[str]:
     """Return what is known of symbols of ShapeEnv, as text: ranges, values, settled expressions."""
-    env = m._shape_env
+    env = m.shape_env
     if env is None or not symbols:
         return list(map(str, symbols))
     values, ranges = hints_of(env), env.var_to_range

@@ -26,19 +26,20 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SizeInput:
-    """An integer argument; `value` is a Var that it binds, or an expression it must equal."""
+    """An integer argument: a Var that it binds or a multiple of one, or what it must equal."""
 
     value: Sym
 
 
 @dataclass(frozen=True, slots=True)
 class BindSize:
-    """A size that no integer argument gives: var = size (or stride) `dim` of a tensor argument."""
+    """A size that no integer argument gives: size (or stride) `dim` of a tensor is factor * var."""
 
     var: Var
     source: str
     dim: int
     stride: bool = False
+    factor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,9 @@ Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | 
 class Plan:
     """One compiled graph. `kernels` are the symbol names that LaunchSteps call, in first use.
 
-    `aligned` are the arguments whose memory the kernels take to start at a multiple of 16 bytes; a
-    call with another one is for a plan that was made without this.
+    `aligned` are the arguments whose memory the kernels take to start at a multiple of 16 bytes,
+    `most` the upper ends of sizes that they count on. A call that breaks one of these, or in which
+    a size is not the multiple that it is taken to be, is for a plan that was made without it.
     """
 
     name: str
@@ -142,3 +144,4 @@ class Plan:
     objects: tuple[str, ...] = ()
     comments: tuple[tuple[int, str], ...] = field(default=(), compare=False)
     aligned: tuple[str, ...] = ()
+    most: tuple[tuple[str, int], ...] = ()

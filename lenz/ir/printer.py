@@ -165,6 +165,8 @@ def _env(env: SymEnv, sizes: tuple[Var, ...], out: Lines) -> None:
         out.add(f"ranges ({', '.join(v.name for v in env.ranges)})")
     if env.hints:
         out.add(f"hint ({', '.join(f'{name}: {value}' for name, value in env.hints)})")
+    if env.most:
+        out.add(f"most ({', '.join(f'{name}: {value}' for name, value in env.most)})")
 
 
 def _graph(g: Graph, out: Lines, origins: bool) -> None:

@@ -93,6 +93,8 @@ def plan_lines(p: Plan, out: Lines, origins: bool) -> Lines:
             out.add(f"const {_tensor(c, device)}", c)
         if p.aligned:
             out.add(f"aligned ({', '.join('%' + show_name(a) for a in p.aligned)})")
+        if p.most:
+            out.add(f"most ({', '.join(f'{name}: {end}' for name, end in p.most)})")
         for at, step in enumerate(p.steps):
             for text in comments.get(at, ()):
                 out.rows.extend(f"{out.indent}# {row}" for row in text.split("\n"))
@@ -110,10 +112,9 @@ def _tensor(x: Input | Alloc | Reuse | ViewStep | Lay, device: str) -> str:
 def show_step(s: Step, device: str = "") -> str:
     """One step."""
     match s:
-        case BindSize(var, source, dim, stride):
-            return (
-                f"bind {var.name} = {'stride' if stride else 'size'}(%{show_name(source)}, {dim})"
-            )
+        case BindSize(var, source, dim, stride, factor):
+            what = f"{'stride' if stride else 'size'}(%{show_name(source)}, {dim})"
+            return f"bind {var.name} = {what}" + (f" by {factor}" if factor > 1 else "")
         case Alloc(_, _, zero, over):
             kind = " zero" if zero else f" over %{show_name(over)}" if over else ""
             return f"alloc {_tensor(s, device)}{kind}"

@@ -38,6 +38,7 @@ from lenz.ir.lexer import (
     int_of,
     list_of,
     name_of,
+    numbers_of,
     string_of,
     sym_of,
     tuple_of,
@@ -113,6 +114,7 @@ class _Draft:
     outputs: tuple[Atom, ...] | None = None
     ranges: tuple[Var, ...] | None = None
     hints: tuple[tuple[str, int], ...] = ()
+    most: tuple[tuple[str, int], ...] = ()
 
 
 def _graph(c: Cursor) -> tuple[Graph, Scope]:
@@ -121,7 +123,7 @@ def _graph(c: Cursor) -> tuple[Graph, Scope]:
     while not c.accept("}"):
         _statement(c, s, d)
     ranges = tuple(sorted(sizes, key=lambda v: v.name)) if d.ranges is None else d.ranges
-    env = SymEnv(ranges, d.hints)
+    env = SymEnv(ranges, d.hints, d.most)
     outputs = tuple(d.marked) if d.outputs is None else d.outputs
     inputs, nodes, mutations = tuple(d.inputs), tuple(d.nodes), tuple(d.mutations)
     constants, objects = tuple(d.constants), tuple(d.objects)
@@ -134,7 +136,7 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
     if c.text in ("%", "(", "out", "none") or c.kind == "int" or c.text in s.vars:
         _add_node(c, s, d)
         return
-    words = ("in", "out", "const", "object", "free", "mutate", "return", "hint", "ranges")
+    words = ("in", "out", "const", "object", "free", "mutate", "return", "hint", "most", "ranges")
     place = c.place
     match choice_of(c, words, "a line of a graph"):
         case "in":
@@ -159,13 +161,9 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
                 raise c.error("`return` beside buffers that are marked `out`", place)
             d.outputs = tuple_of(c, lambda: atom_of(c, s))
         case "hint":
-
-            def one() -> tuple[str, int]:
-                name = name_of(c)
-                c.expect(":")
-                return name, int_of(c)
-
-            d.hints = tuple_of(c, one)
+            d.hints = numbers_of(c)
+        case "most":
+            d.most = numbers_of(c)
         case _:
             d.ranges = tuple_of(c, lambda: s.vars[choice_of(c, s.vars, "a size")])
 

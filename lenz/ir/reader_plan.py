@@ -11,6 +11,7 @@ from lenz.ir.lexer import (
     int_of,
     list_of,
     name_of,
+    numbers_of,
     sym_of,
     tuple_of,
     word_of,
@@ -36,7 +37,7 @@ from lenz.sym import Sym
 
 _LINES = (
     "in", "const", "object", "bind", "alloc", "reuse", "view", "launch", "call", "lay", "free",
-    "check", "kernels", "aligned", "return",
+    "check", "kernels", "aligned", "most", "return",
 )  # fmt: skip
 
 
@@ -50,6 +51,7 @@ def plan_of(c: Cursor) -> Plan:
     outputs: tuple[Atom, ...] = ()
     kernels: tuple[str, ...] | None = None
     aligned: tuple[str, ...] = ()
+    most: tuple[tuple[str, int], ...] = ()
     while not c.accept("}"):
         match choice_of(c, _LINES, "a line of a plan"):
             case "in" if c.text == "%":
@@ -66,6 +68,8 @@ def plan_of(c: Cursor) -> Plan:
                 kernels = tuple_of(c, lambda: _kernel(c))
             case "aligned":
                 aligned = tuple_of(c, lambda: buffer_of(c))
+            case "most":
+                most = numbers_of(c)
             case "return":
                 outputs = tuple_of(c, lambda: atom_of(c, s))
             case word:
@@ -81,6 +85,7 @@ def plan_of(c: Cursor) -> Plan:
         kernels,
         tuple(objects),
         aligned=aligned,
+        most=most,
     )
 
 
@@ -106,7 +111,8 @@ def _step(c: Cursor, s: Scope, word: str) -> Step:
             c.expect(",")
             dim = int_of(c)
             c.expect(")")
-            return BindSize(var, source, dim, what == "stride")
+            factor = int_of(c) if c.accept("by") else 1
+            return BindSize(var, source, dim, what == "stride", factor)
         case "alloc":
             name, type_ = _tensor(c, s)
             zero = c.accept("zero")

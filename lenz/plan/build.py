@@ -26,7 +26,7 @@ from lenz.ir.plan import (
 )  # fmt: skip
 from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.plan.memory import Pool, key, may_overwrite
-from lenz.sym import Sym, Var
+from lenz.sym import Sym, Var, as_multiple, substitute
 
 # aten ops with an out= form that writes every element: results go where the plan wants them.
 INTO = {
@@ -72,6 +72,7 @@ class _Builder:
     roots: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[str]] = field(default_factory=dict)
     known: dict[Var, None] = field(default_factory=dict)
+    scope: Mapping[str, Var] = field(default_factory=dict)  # kernels may know upper ends as well
 
     def run(self) -> Plan:
         g = self.schedule.graph
@@ -79,6 +80,7 @@ class _Builder:
         self.schedule = _without_dead_views(self.schedule)
         for view, root in self.roots.items():
             self.views.setdefault(root, []).append(view)
+        self.scope = g.env.scope()
         inputs = self.inputs(g)
         self.lifetimes(g)
         for k, step in enumerate(self.schedule.steps):
@@ -97,8 +99,10 @@ class _Builder:
         constants = tuple(Input(b.name, b.type) for b in g.constants)
         steps, comments = self.without_withdrawn()
         aligned = self.aligned()
+        known = {v.name for v in self.known}
+        most = tuple((name, end) for name, end in g.env.most if name in known)
         return Plan(
-            g.name, inputs, constants, steps, g.outputs, kernels, g.objects, comments, aligned
+            g.name, inputs, constants, steps, g.outputs, kernels, g.objects, comments, aligned, most
         )
 
     def aligned(self) -> tuple[str, ...]:
@@ -126,6 +130,8 @@ class _Builder:
         made: list[Input | SizeInput] = []
         bound = self.known
         bound.update(dict.fromkeys(i for i in g.inputs if isinstance(i, Var)))
+        multiples = [as_multiple(i) for i in g.inputs if isinstance(i, Sym)]
+        bound.update(dict.fromkeys(m[0] for m in multiples if m is not None))
         for i in g.inputs:
             if isinstance(i, Sym):
                 made.append(SizeInput(i))
@@ -135,9 +141,10 @@ class _Builder:
             layout = i.type.layout
             for stride, parts in ((False, layout.shape), (True, layout.stride)):
                 for dim, part in enumerate(parts):
-                    if isinstance(part, Var) and part not in bound:
-                        bound[part] = None
-                        self.steps.append(BindSize(part, i.name, dim, stride))
+                    scaled = as_multiple(part)
+                    if scaled is not None and scaled[0] not in bound:
+                        bound[scaled[0]] = None
+                        self.steps.append(BindSize(scaled[0], i.name, dim, stride, scaled[1]))
         self.defined.update(dict.fromkeys(b.name for b in g.constants))
         return tuple(made)
 
@@ -167,7 +174,8 @@ class _Builder:
         for p, name in zip(step.kernel.params, step.args, strict=True):
             if p.mode == "work":
                 device = self.buffers[step.args[0]].type.device
-                kind = TensorType(p.dtype, device, contiguous((p.size,)))
+                plain = {v: self.scope.get(v.name, v) for v in step.kernel.sizes}
+                kind = TensorType(p.dtype, device, contiguous((substitute(p.size, plain),)))
                 self.buffers[name] = Buffer(name, kind)
                 self.steps.append(Alloc(name, kind, zero=True))
                 self.own.add(name)
@@ -192,8 +200,10 @@ class _Builder:
         if device == "cpu":
             self.steps.append(LaunchStep(symbol, args, step.kernel.sizes))
         else:
-            grid = programs(step.kernel)
-            self.steps.append(LaunchStep(symbol, args, step.kernel.sizes, grid, device))
+            sizes = tuple(self.scope.get(v.name, v) for v in step.kernel.sizes)
+            plain = dict(zip(step.kernel.sizes, sizes, strict=True))
+            grid = substitute(programs(step.kernel), plain)
+            self.steps.append(LaunchStep(symbol, args, sizes, grid, device))
             return  # a failed check stops the program on the GPU, as it does in eager
         if any(e.op.guarded for e in nodes_of(*exprs_of(step.kernel.body))):
             self.steps.append(Check())

@@ -44,11 +44,12 @@ from lenz.ir.tensor import Axis, Buffer
 from lenz.schedule import vectors
 from lenz.schedule.blocks import Shape, Space, scattered, tiled
 from lenz.schedule.cost import NS_PER_KEY, grain, ns_per_element
+from lenz.schedule.cut import bounded
 from lenz.schedule.legal import Group, device_of
 from lenz.schedule.loops import Form, choose
 from lenz.schedule.reciprocal import share_reciprocals
 from lenz.schedule.stages import stages
-from lenz.sym import Sym, SymEnv, Var
+from lenz.sym import Sym, SymEnv, Var, substitute
 
 KINDS: Mapping[Form, KernelKind] = {
     "rows": "reduction",
@@ -84,7 +85,8 @@ def build(
     elide = not cx.options.emulate_rounding
     if g.nests[0].update is not None and device_of(g) != "cpu":
         form = scattered(g.nests[0], env, Shape())
-        return _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
+        made = _finish(g, form.body, form.kind, form.tile, (), buffers, unaligned)
+        return replace(made, kernel=_bounded(made.kernel, env))
     if device_of(g) != "cpu":
         s = stages(g, stored, elide, named=True, scratch=False)
         share_reciprocals(s, g.domain.axes, g.domain.raxes, elide)
@@ -92,9 +94,10 @@ def build(
         def shaped(shape: Shape) -> Launch:
             form = tiled(g, s, env, shape)
             scratch = tuple(s.locals)
-            return _finish(
+            made = _finish(
                 g, form.body, form.kind, form.tile, scratch, buffers, unaligned, form.work
             )
+            return replace(made, kernel=_bounded(made.kernel, env))
 
         usual = shaped(Shape())
         if space is None:
@@ -118,6 +121,17 @@ def build(
     kind = "scan" if any(n.scan is not None for n in g.nests) else KINDS[choice.form]
     kind = "sort" if s.sorts else kind
     return _finish(g, body, kind, tile, tuple(s.locals), buffers, None)
+
+
+def _bounded(k: Kernel, env: SymEnv) -> Kernel:
+    """The kernel with the upper ends of sizes that its plan holds calls to."""
+    most = dict(env.most)
+    ends = {v: Var(v.name, v.lo, most[v.name]) for v in k.sizes if v.name in most}
+    if not ends:
+        return k
+    params = tuple(replace(p, size=substitute(p.size, ends)) for p in k.params)
+    sizes = tuple(ends.get(v, v) for v in k.sizes)
+    return replace(k, params=params, sizes=sizes, body=bounded(k.body, ends))
 
 
 @dataclass(slots=True)

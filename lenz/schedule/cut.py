@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lenz.ir.expr import reindex
-from lenz.ir.kernel import For, Let, LoopKind, Reduce, Scan, Stmt, Store
+from lenz.ir.kernel import For, Let, LoopKind, Reduce, Scan, Sort, Stmt, Store
 from lenz.ir.tensor import Axis, axis
 from lenz.schedule.stages import Statement
 from lenz.sym import Int, Sym, Var, ceildiv, minimum, substitute
@@ -36,6 +36,31 @@ def joined(block: list[Axis], lane: Axis | Sym, width: int) -> Sym:
     """The position on an axis that was cut: block * width + lane."""
     inner = lane.var if isinstance(lane, Axis) else lane
     return block[0].var * width + inner if block else inner
+
+
+def bounded(body: tuple[Stmt, ...], ends: Mapping[Var, Var]) -> tuple[Stmt, ...]:
+    """The statements of a kernel with other ranges of its sizes, and so of its loops."""
+    made: list[Stmt] = []
+    for s in body:
+        if isinstance(s, For):
+            a = axis(s.axis.name, substitute(s.axis.extent, ends))
+            made.append(replace(s, axis=a, body=bounded(s.body, {**ends, s.axis.var: a.var})))
+            continue
+        if isinstance(s, Sort):
+            size, keep = substitute(s.size, ends), substitute(s.keep, ends)
+            made.append(replace(s, size=size, keep=keep))
+            continue
+        (new,) = moved([s], ends)
+        match new:
+            case Reduce():
+                new = replace(new, over=tuple(ends.get(v, v) for v in new.over))
+            case Scan(back=back):
+                if back is not None:
+                    block = ends.get(back.block, back.block)
+                    back = replace(back, block=block, at=substitute(back.at, ends))
+                new = replace(new, over=ends.get(new.over, new.over), back=back)
+        made.append(new)
+    return tuple(made)
 
 
 def moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:

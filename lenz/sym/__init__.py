@@ -2,7 +2,7 @@
 
 from lenz.sym.divide import ceildiv
 from lenz.sym.env import SymEnv
-from lenz.sym.evaluate import affine_in, evaluate, product, substitute
+from lenz.sym.evaluate import affine_in, as_multiple, evaluate, product, substitute
 from lenz.sym.expr import (
     ONE,
     ZERO,

@@ -15,11 +15,13 @@ class SymEnv:
 
     Immutable: `with_var` gives a new one. What is compiled relies on nothing else about the sizes.
 
-    ranges: the variables, ordered by name. hints: (name, example value) pairs.
+    ranges: the variables, ordered by name. hints: (name, example value) pairs. most: (name, upper
+    end) pairs that a call is held to by the plan; only indices in GPU kernels rely on them.
     """
 
     ranges: tuple[Var, ...] = ()
     hints: tuple[tuple[str, int], ...] = ()
+    most: tuple[tuple[str, int], ...] = ()
 
     def scope(self) -> Mapping[str, Var]:
         """Name -> variable, for `read_sym`."""

@@ -119,6 +119,16 @@ def _image(e: Sym, mapping: Mapping[Var, Sym], memo: dict[Sym, Sym]) -> Sym:
     return out
 
 
+def as_multiple(e: Sym) -> tuple[Var, int] | None:
+    """(v, c) with e == c*v for a variable v and a number c >= 1, or None."""
+    if type(e) is Var:
+        return e, 1
+    if type(e) is not Add or e.const or len(e.terms) != 1:
+        return None
+    ((v, c),) = e.terms
+    return (v, c) if type(v) is Var and c >= 1 else None
+
+
 def affine_in(e: Sym, v: Var) -> tuple[Sym, Sym] | None:
     """(coefficient, rest) with e == coefficient*v + rest, both free of v.
 

@@ -191,7 +191,7 @@ def test_a_key_tells_options_target_and_versions(
     changed = {
         "fuse": False, "fuse_reductions": False, "inline": False, "horizontal": False,
         "reuse_buffers": False, "emulate_rounding": True, "eager_random": True,
-        "aligned": False, "autotune": True,
+        "aligned": False, "size_facts": False, "autotune": True,
     }  # fmt: skip
     for name, value in changed.items():
         keys[name] = recall.key_of(p, recall.context(replace(options, **{name: value})))
@@ -219,7 +219,7 @@ def test_every_option_that_changes_code_is_in_the_key() -> None:
     told = {"fuel"}  # with fuel there is no key
     assert keyed - told == {
         "fuse", "fuse_reductions", "inline", "horizontal", "reuse_buffers", "emulate_rounding",
-        "eager_random", "aligned", "autotune",
+        "eager_random", "aligned", "size_facts", "autotune",
     }, "test_a_key_tells_options_target_and_versions does not try all of them"  # fmt: skip
 
 

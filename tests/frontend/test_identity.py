@@ -143,7 +143,7 @@ def test_both_halves_of_a_training_step_have_texts() -> None:
 
 def test_no_guard_is_added() -> None:
     (p,) = programs(scaled, given(4, 6), given(4, 6), dynamic=True)
-    env = p.symbols._shape_env
+    env = p.symbols.shape_env
     assert env is not None
     before = len(env.guards)
     assert identity(p)
@@ -151,10 +151,10 @@ def test_no_guard_is_added() -> None:
 
 
 TOLD = {
-    FxProgram: "name kind gm placeholders outputs mutated constants modules symbols saved",
+    FxProgram: "name kind gm placeholders outputs mutated constants modules symbols saved facts",
     Placeholder: "name kind value is_static source is_donated",
     Output: "node value",
-    Binding: "var argument what dim",
+    Binding: "var argument what dim factor symbol",
 }
 # Reports read the first two; the others follow from `node` and `value`.
 LEFT_OUT = {
