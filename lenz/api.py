@@ -253,13 +253,7 @@ class Explainer:
             GraphReport(
                 name=program.name,
                 kind=program.kind,
-                kernels=(),
                 externs=steps,
-                allocs=(),
-                rejected=(),
-                timings={},
-                ir="",
-                source="",
                 skips=(why,),
                 guards=program.guards,
                 ended_by=program.ended_by,

@@ -121,13 +121,13 @@ class GraphReport:
 
     name: str
     kind: str
-    kernels: tuple[KernelReport, ...]
-    externs: tuple[ExternReport, ...]
-    allocs: tuple[AllocReport, ...]
-    rejected: tuple[Rejected, ...]
-    timings: Mapping[str, float]
-    ir: str = field(repr=False)
-    source: str = field(repr=False)
+    kernels: tuple[KernelReport, ...] = ()
+    externs: tuple[ExternReport, ...] = ()
+    allocs: tuple[AllocReport, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    timings: Mapping[str, float] = field(default_factory=dict)
+    ir: str = field(default="", repr=False)
+    source: str = field(default="", repr=False)
     skips: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     autotune: tuple[TuneReport, ...] = ()

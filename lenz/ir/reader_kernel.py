@@ -23,16 +23,7 @@ from lenz.ir.kernel import (
     Store,
     TileConfig,
 )
-from lenz.ir.lexer import (
-    Cursor,
-    buffer_of,
-    choice_of,
-    enclosed,
-    int_of,
-    list_of,
-    name_of,
-    sym_of,
-)
+from lenz.ir.lexer import Cursor, buffer_of, choice_of, enclosed, int_of, list_of, name_of, sym_of
 from lenz.ir.printer_expr import acc_dtype
 from lenz.ir.reader_expr import (
     Scope,

@@ -376,7 +376,5 @@ def _log_add(name: str, log1p: Callable[[Expr], Expr], exp: Callable[[Expr], Exp
 
 _log_add("logaddexp", ops.log1p, ops.exp)
 _log_add(
-    "logaddexp2",
-    lambda e: ops.mul(ops.log1p(e), const(1.0 / math.log(2.0), e.dtype)),
-    ops.exp2,
+    "logaddexp2", lambda e: ops.mul(ops.log1p(e), const(1.0 / math.log(2.0), e.dtype)), ops.exp2
 )

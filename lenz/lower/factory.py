@@ -19,15 +19,9 @@ def _fill(b: GraphBuilder, value: Operand) -> Value:
     return b.map(lambda i: exact(value, i, b.result.dtype))
 
 
-@lowering("full", float8=True)
-def full(b: GraphBuilder, size: Any, fill_value: Operand, **_: Any) -> Value:
-    """One value everywhere."""
-    return _fill(b, fill_value)
-
-
-@lowering("full_like", float8=True)
-def full_like(b: GraphBuilder, x: Value, fill_value: Operand, **_: Any) -> Value:
-    """One value in the shape of x."""
+@lowering("full", "full_like", float8=True)
+def full(b: GraphBuilder, shape: Any, fill_value: Operand, **_: Any) -> Value:
+    """One value everywhere, in a shape or that of a tensor."""
     return _fill(b, fill_value)
 
 

@@ -269,12 +269,7 @@ def _batch_backward(
 
 
 def _batch_dx(
-    b: GraphBuilder,
-    s: Split,
-    dy: At,
-    xhat: At,
-    factor: At,
-    sums: tuple[Value | None, Value | None],
+    b: GraphBuilder, s: Split, dy: At, xhat: At, factor: At, sums: tuple[Value | None, Value | None]
 ) -> Value:
     """invstd * weight * (dy - sum(dy)/n - xhat * sum(dy * xhat)/n); without sums in evaluation."""
     total, total_x = sums

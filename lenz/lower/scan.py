@@ -29,20 +29,18 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value | Declin
     return b.scan(kind, d, lambda i: element(x, i, to))
 
 
-@lowering("cumsum")
-def cumsum(
-    b: GraphBuilder, x: Value, dim: int, *, dtype: torch.dtype | None = None
-) -> Value | Decline:
-    """Sums of the elements up to each one."""
-    return _scan(b, "sum", x, dim)
+def _enter_running(name: str, kind: ScanKind) -> None:
+    """Register the sums, or products, of the elements up to each one."""
+
+    @lowering(name)
+    def running(
+        b: GraphBuilder, x: Value, dim: int, *, dtype: torch.dtype | None = None
+    ) -> Value | Decline:
+        return _scan(b, kind, x, dim)
 
 
-@lowering("cumprod")
-def cumprod(
-    b: GraphBuilder, x: Value, dim: int, *, dtype: torch.dtype | None = None
-) -> Value | Decline:
-    """Products of the elements up to each one."""
-    return _scan(b, "prod", x, dim)
+_enter_running("cumsum", "sum")
+_enter_running("cumprod", "prod")
 
 
 @lowering("logcumsumexp")
@@ -81,13 +79,13 @@ def _position_type(size: Sym) -> DType:
     return I32 if size.hi is not None and size.hi < 2**31 else I64
 
 
-@lowering("cummax")
-def cummax(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
-    """The greatest element up to each one, and its position; the last of equals."""
-    return _extremum(b, "max", x, dim)
+def _enter_extremum(name: str, kind: ScanKind) -> None:
+    """Register the extreme element up to each one, and its position; the last of equals."""
+
+    @lowering(name)
+    def extremum(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
+        return _extremum(b, kind, x, dim)
 
 
-@lowering("cummin")
-def cummin(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
-    """The smallest element up to each one, and its position; the last of equals."""
-    return _extremum(b, "min", x, dim)
+_enter_extremum("cummax", "max")
+_enter_extremum("cummin", "min")

@@ -147,11 +147,7 @@ Pair = tuple[Value, Value]
 
 
 def _of_rows(
-    b: GraphBuilder,
-    x: Value,
-    dim: int,
-    falls: bool,
-    find: Callable[[int, Keys], Value | Decline],
+    b: GraphBuilder, x: Value, dim: int, falls: bool, find: Callable[[int, Keys], Value | Decline]
 ) -> Pair | Decline:
     """Elements and places of the keys that `find` gives for the rows along a dimension."""
     values, places = b.results

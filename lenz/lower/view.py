@@ -282,15 +282,10 @@ def _part(b: GraphBuilder, x: Value, d: int, first: Sym, type: TensorType) -> Va
     return b.view(x, lambda i: (*i[:d], first + i[d], *i[d + 1 :]), type)
 
 
-@lowering("split.Tensor", "split_with_sizes", "chunk", "unsafe_chunk", any_dtype=True)
+@lowering("split.Tensor", "split_with_sizes", "chunk", any_dtype=True)
+@lowering("unsafe_split.Tensor", "unsafe_split_with_sizes", "unsafe_chunk", any_dtype=True)
 def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
-    """x cut along a dimension."""
-    return _parts(b, x, dim)
-
-
-@lowering("unsafe_split.Tensor", "unsafe_split_with_sizes", any_dtype=True)
-def unsafe_split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
-    """x cut along a dimension: views, as in eager."""
+    """x cut along a dimension; the unsafe forms give views too, as in eager."""
     return _parts(b, x, dim)
 
 

@@ -11,16 +11,7 @@ from dataclasses import dataclass, replace
 
 from lenz.context import Context
 from lenz.ir.dtype import I64
-from lenz.ir.expr import (
-    Expr,
-    cost_of,
-    interpret,
-    load,
-    loads_of,
-    nodes_of,
-    rebuild,
-    syms_of,
-)
+from lenz.ir.expr import Expr, cost_of, interpret, load, loads_of, nodes_of, rebuild, syms_of
 from lenz.ir.kernel import (
     For,
     Kernel,
