@@ -152,6 +152,8 @@ def laid(p: FxProgram, args: Sequence[Any], kind: str) -> list[Any]:
     def one(a: Any, told: Any, name: str) -> Any:
         if not isinstance(a, torch.Tensor) or kind not in name:
             return a
+        if same_places(a, told):
+            return a  # what is expanded, an argument above all, stays so
         if all(isinstance(s, int) for s in (*told.shape, *told.stride())):
             return torch.empty_strided(a.shape, told.stride(), dtype=a.dtype).copy_(a)
         order = sorted(range(a.dim()), key=lambda d: (-hint(told.stride(d)), d))
@@ -159,6 +161,14 @@ def laid(p: FxProgram, args: Sequence[Any], kind: str) -> list[Any]:
         return a.permute(order).contiguous().permute(inverse)
 
     return [one(a, h.value, h.name) for a, h in zip(args, p.placeholders, strict=True)]
+
+
+def same_places(a: torch.Tensor, told: torch.Tensor) -> bool:
+    """True where a has the strides of `told`, by their hints, or both are expanded."""
+    triples = [*zip(a.stride(), told.stride(), a.shape, strict=True)]
+    if any(s == 0 and isinstance(t, int) and t == 0 for s, t, _ in triples):
+        return True
+    return all(n == 1 or s == (t if isinstance(t, int) else t.node.hint) for s, t, n in triples)
 
 
 def wanted(p: FxProgram, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
