@@ -30,7 +30,8 @@ from lenz.ops.math import EXP
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in
 
 HELD = 32768  # elements of the longest row that a program holds (schedule/blocks.py)
-PART = 8192  # elements of a part: a row of them is read at the speed of memory
+PART = 2048  # elements of a part
+UNIT = 16  # bytes that are loaded at once, if they begin at a multiple of so many
 
 
 def online(g: Graph, cx: Context) -> Graph:
@@ -52,7 +53,9 @@ def online(g: Graph, cx: Context) -> Graph:
     for node in g.nodes:
         name = node.out.name if isinstance(node, Reduction) else ""
         if name in sums:
-            *parts, top_again, made[sums[name].out.name] = _in_parts(tops[name], sums[name])
+            *parts, top_again, made[sums[name].out.name] = _in_parts(
+                tops[name], sums[name], layouts
+            )
             nodes += [*parts, top_again]
         else:
             nodes.append(made.get(name, node))
@@ -93,19 +96,32 @@ def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:
     return m.attrs[0] if same and row else None
 
 
-def _in_parts(top: Reduction, total: Reduction) -> tuple[Reduction, ...]:
+def _before(top: Reduction, r: Axis, layouts: Mapping[str, Layout]) -> Sym:
+    """How many elements a row begins behind the multiple of 16 bytes before it."""
+    for e in loads_of(top.body):
+        step, first = affine_in(layouts[e.attrs[0]].at(e.attrs[1]), r.var) or (ZERO, ZERO)
+        if step is ONE:
+            return first % (UNIT // e.dtype.bytes)
+    return ZERO
+
+
+def _in_parts(
+    top: Reduction, total: Reduction, layouts: Mapping[str, Layout]
+) -> tuple[Reduction, ...]:
     """The two of parts, and the two of whole rows."""
     (r,) = [a for a in top.raxes if a.extent is not ONE]
     length = r.extent.hi or 0
-    count = -(-length // PART)
-    size = -(-length // (16 * count)) * 16  # parts are equal, and begin at whole sectors
-    c, k = axis("c", Int(-(-length // size))), axis("k", Int(size))
-    place = c.var * size + k.var
+    before = _before(top, r, layouts)
+    c, k = axis("c", Int(-(-(length + (before.hi or 0)) // PART))), axis("k", Int(PART))
+    place = c.var * PART + k.var - before
     at: dict[Var, Sym] = {a.var: ZERO for a in top.raxes} | {r.var: place}
     low = const(-math.inf, top.body.dtype)
     x = reindex(top.body, at)
-    if length % size:
-        x = masked(ops.lt(index(place, I64), index(r.extent, I64)), x, low)
+    inside = ops.lt(index(place, I64), index(r.extent, I64))
+    if before is not ZERO:
+        inside = ops.and_(ops.le(index(before, I64), index(place + before, I64)), inside)
+    if length % PART or before is not ZERO:
+        x = masked(inside, x, low)
 
     def reduced(n: Reduction, kind: ReduceKind, name: str, body: Expr) -> Reduction:
         layout = contiguous((c.extent, *n.out.shape))

@@ -101,6 +101,7 @@ class Accumulators:
     def finish(self, acc: Accumulator) -> None:
         """Reduce the lanes; the name of the reduction is its result from here on."""
         s, v = acc.stmt, self.values
+        del self.open[s.name]  # another branch may have a reduction of the name
         state = acc.carried or acc.value
         dims, level = acc.dims - acc.lanes, v.text.level
         result = self._across(acc, state[0], self._function(s), dims) if acc.lanes else state[0]

@@ -192,7 +192,7 @@ class _Body:
             self.accs.finish(acc)
 
     def loop(self, f: For) -> None:
-        """A loop of the text."""
+        """A loop of the text; one that runs once, or not, is an `if`."""
         if f.kind not in ("seq", "unroll"):
             raise InternalError(f"a {f.kind} loop inside of a program", pass_name="codegen")
         ending = self.accs.ending(f, self.around)
@@ -200,16 +200,21 @@ class _Body:
             self.accs.start(acc)
         extent = self.indices.term(f.axis.extent, {}).text
         self.text.push()
+        is_branch = f.axis.extent.hi == 1
         # Triton counts in 32 bits.
         name = f"{f.axis.name}.to(tl.int64)" if self.indices.wide else f.axis.name
+        name = "0" if is_branch else name
         self.indices.vars[f.axis.var] = Term(name, NO_DIMS, self.text.level)
-        floor = self.values.floor
+        floor, least, fence = self.values.floor, self.text.least, self.fence
+        self.text.least = self.text.level if is_branch else least
         if f.axis.extent.lo is None or f.axis.extent.lo < 1:
             self.values.floor = self.text.level
         self.statements(f.body)
-        self.values.floor = floor
+        self.values.floor, self.text.least = floor, least
+        self.fence = fence if is_branch else self.fence
         stages = f", num_stages={self.k.tile.stages}" if self.k.tile.stages > 1 else ""
-        self.text.pop(f"for {f.axis.name} in tl.range(0, {extent}{stages}):")
+        loop = f"for {f.axis.name} in tl.range(0, {extent}{stages}):"
+        self.text.pop(f"if {extent} > 0:" if is_branch else loop)
         for acc in ending:
             self.accs.finish(acc)
 

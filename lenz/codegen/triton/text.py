@@ -24,14 +24,18 @@ class Term:
 
 
 class Text:
-    """The body of a function: a stack of open bodies, outermost first."""
+    """The body of a function: a stack of open bodies, outermost first.
 
-    __slots__ = ("_count", "bodies", "keys", "memo")
+    No value is written into a body outside of level `least`, that of the innermost branch.
+    """
+
+    __slots__ = ("_count", "bodies", "keys", "least", "memo")
 
     def __init__(self) -> None:
         self.bodies: list[list[str]] = [[]]
         self.keys: list[list[Hashable]] = [[]]
         self.memo: dict[Hashable, Term] = {}
+        self.least = 0
         self._count = 0
 
     @property
@@ -45,6 +49,7 @@ class Text:
 
     def let(self, text: str, dims: Dims, level: int) -> Term:
         """Give a value a name."""
+        level = max(level, self.least)
         name = f"t{self._count}"
         self._count += 1
         self.put(level, f"{name} = {text}")
