@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ RESULTS = Path(__file__).parent / "results" / "fit_gpu.json"
 BF16, F32 = torch.bfloat16, torch.float32
 NAMES = {BF16: "bf16", F32: "f32"}
 ELEMENTS = 1 << 26  # of a tensor whose rows are long or short: 128 MiB of bf16, beyond the L2
+# Smaller sizes of a case, where an eighth of its first size is none.
+SMALLER = {"transpose + add + relu": (1024, 1024), "RMS norm + rotary": (1, 1024, 4096)}
 SECONDS = 0.01  # of timed calls per candidate
 LIMIT = 100.0  # seconds of measuring, after which the rest is left out
 
@@ -121,7 +124,8 @@ def sweep() -> Iterator[Fit]:
             yield fit("add", add, dtype, (1 << n,), (1 << n,))
         for rows, columns in ((4096, 768), (65536, 768), (16384, 3000), (300, 100)):
             yield fit("bias gelu", bias_gelu, dtype, (rows, columns), (columns,))
-        for n in (64, 128, 256, 512, 768, 1024, 2048, 3000, 4096, 8192, 16384, 32768, 50257, 65536):
+        for n in (64, 128, 256, 512, 768, 1024, 1500, 2048, 3000, 4096, 5000, 8192, 16384, 32768,
+                  50257, 65536):  # fmt: skip
             yield fit("softmax", softmax, dtype, (ELEMENTS // n, n))
             if dtype is BF16:
                 yield fit("layer norm", layer_norm, dtype, (ELEMENTS // n, n), (n,), (n,))
@@ -130,7 +134,7 @@ def sweep() -> Iterator[Fit]:
             yield fit("softmax", softmax, dtype, (512, n))
         for n in (1024, 32768):
             yield fit("argmax", argmax, dtype, (ELEMENTS // n, n))
-        for columns in (32, 256, 768, 4096, 50257):
+        for columns in (32, 256, 768, 4096, 10001, 50257):
             rows = ELEMENTS // columns
             yield fit("column squares", column_squares, dtype, (rows, columns))
         yield fit("column squares", column_squares, dtype, (512, 8192))
@@ -139,10 +143,13 @@ def sweep() -> Iterator[Fit]:
         yield fit("channels last", channels_last, dtype, (32, 256, 56, 56))
         for shape in ((1 << 26,), (64, 1 << 18), (8192, 1024)):
             yield fit("cumsum", cumsum, dtype, shape)
-        yield fit("sort", ordered, dtype, (16384, 512))
-    for rows, columns in ((65536, 768), (4096, 1024), (2048, 8192)):
-        make = lambda r=rows, c=columns: layer_norm_args(r, c)
-        yield Fit(f"layer norm training {rows}x{columns} bf16", layer_norm, make)
+        for n in (16, 128, 512, 1024, 2048, 4096):
+            yield fit("sort", ordered, dtype, ((1 << 23) // n, n))
+    for rows, columns in ((65536, 768), (65536, 1024), (4096, 1024), (16384, 2048), (2048, 8192)):
+        made = partial(layer_norm_args, rows, columns)
+        yield Fit(f"layer norm training {rows}x{columns} bf16", layer_norm, made)
+        leaf = partial(torch.empty, rows, columns, dtype=BF16, requires_grad=True)
+        yield Fit(f"softmax training {rows}x{columns} bf16", softmax, lambda leaf=leaf: (leaf(),))
 
 
 def cases(quick: bool) -> list[Fit]:
@@ -153,7 +160,7 @@ def cases(quick: bool) -> list[Fit]:
         return [c for c in sweep() if any(fnmatch.fnmatch(c.name, p) for p in picked)]
     made = [Fit(c.name, c.fn, lambda c=c: c.make(*c.full)) for c in CASES]  # type: ignore[misc]
     for c in CASES:
-        smaller = (c.full[0] // 8, *c.full[1:])
+        smaller = SMALLER.get(c.name, (c.full[0] // 8, *c.full[1:]))
         made.append(Fit(f"{c.name}, an eighth", c.fn, lambda c=c, s=smaller: c.make(*s)))  # type: ignore[misc]
     return [*made, *sweep()]
 

@@ -36,8 +36,7 @@ from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.loops import coefficient, columns_win, offsets_of
 from lenz.schedule.nest import Axes, Domain, Nest, position
 from lenz.schedule.stages import Stages, Statement, power
-from lenz.schedule.whole import untested
-from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, substitute
+from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, product, substitute
 
 # Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
 # layouts get worse.
@@ -70,7 +69,7 @@ class Shape:
     group: int = 64
     # Tile of short rows, and of columns.
     rows: int = 2048
-    # Tile that is sorted: 8 keys of 64 bits per thread; with 16, compiling takes twice as long.
+    # Longest row that is sorted in one kernel.
     sort: int = 4096
     # Columns of one program: 128 bytes of a half, so that each row of the tile is a cache line.
     panel: int = 64
@@ -101,37 +100,44 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     """Choose widths for the axes of a group, and write its loops down."""
     axes, raxes = g.domain.axes, g.domain.raxes
     kind: KernelKind = "pointwise"
+    each = 16 if raxes else 8  # elements of a thread
     if in_parts(g):
         return _in_parts(g, s, env, shape)
     if any(n.scan is not None or n.sorts for n in g.nests):
         kind = "sort" if any(n.sorts for n in g.nests) else "scan"
         widths = _scan_widths(g, s, env, shape)
+        each = _lane_work(kind, _area(widths), max(widths.values(), default=1))
     elif part := _part(g):
         kind = "reduction"
         widths = {a: power(_length(a, env)) for a in raxes}
-        widths |= _widths(part, shape.rows // _area(widths), env)
+        room, each = _part_room(g, _area(widths), env, shape)
+        widths |= _widths(part, room // _area(widths), env)
     elif not raxes:
         across = _across(axes, s, env)
         if across is not None:
-            kind = "transpose"
+            kind, each = "transpose", 16
             widths = {a: min(shape.edge, power(env.hint(a.extent))) for a in across}
         else:
             # Odd rows are loaded and stored by the element: twice the tile is 18% faster.
             odd = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
+            if not odd and not shape.thread and _is_light(g, s, env):
+                odd, each = True, 16
             widths = _widths(axes, shape.tile << odd, env)
     elif columns_win(g, s, env):
         kind = "outer_reduction"
         widths = _column_widths(g, s, env, shape)
     else:
         kind = "reduction"
+        arg = any(n.kind in ("argmax", "argmin") for n in g.nests)
+        if arg and shape == Shape() and len(raxes) == 1 and _length(raxes[0], env) > 16384:
+            # A position beside each value: in a loop of tiles whose loads run ahead, 4096 rows of
+            # 32768 bf16 take 77 us, and 98 held.
+            shape = replace(shape, row=16384, chunk=4096, stages=3)
         widths = _row_widths(g, env, shape)
-        widths |= _widths(axes, shape.rows // _area(widths), env)
-    looped = _loops(g.domain, _part(g), s, widths)
-    body = untested(looped) if kind == "reduction" else looped
-    warps = _warps(_area(widths), bool(raxes) and kind != "sort", shape)
-    if body != looped and not shape.thread:
-        # Online softmax of 8192 x 50257 bf16 in parts of 2048: 270 us with 2 warps, 311 with 4.
-        warps = max(1, min(warps, _area(widths) // 1024))
+        room, each = _row_room(g, s, widths, env, shape)
+        widths |= _widths(axes, room // _area(widths), env)
+    body = _loops(g.domain, _part(g), s, widths)
+    warps = _warps(_area(widths), each, shape)
     if kind == "outer_reduction" and not shape.thread:
         warps = _column_warps(warps, g, widths, env)
     return Tiled(kind, body, TileConfig(warps=warps, stages=shape.stages))
@@ -146,7 +152,7 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Tiled:
     grid, lanes = _cut(axes, widths, at)
     store = moved([Store(n.target, n.offset, n.body, n.bound, n.update)], at)
     body = nested(grid, "grid", nested(lanes, "lane", store))
-    return Tiled("scatter", body, TileConfig(warps=_warps(_area(widths), False, shape)))
+    return Tiled("scatter", body, TileConfig(warps=_warps(_area(widths), 8, shape)))
 
 
 def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
@@ -157,7 +163,11 @@ def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, i
     widths = {r: max(2, power(_length(r, env)))}  # an axis of one lane would be a loop
     columns = columns_win(g, s, env)
     room = shape.panel if columns else shape.rows // widths[r]
-    most = shape.sort if any(n.sorts for n in g.nests) else shape.row
+    most = shape.row
+    if any(n.sorts for n in g.nests):
+        most = shape.sort
+        if 512 <= widths[r] <= 1024 and not columns and not shape.thread:
+            room = 1024 // widths[r]
     return widths | _widths(g.domain.axes[-1:], min(room, most // widths[r]), env)
 
 
@@ -201,15 +211,15 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     # 64 registers of a thread, of 32 bits, hold the values of its elements, or 128 where they have
     # 64 bits: 2^26 i64 take 290 us with 2 warps, and 326 us with 4.
     warps = max(1 if area <= 256 else 2 if scans == [2] else 4, area // 2048)
-    warps = _warps(area, True, shape) if shape.thread else warps
+    warps = _warps(area, 16, shape) if shape.thread else warps
     tile = TileConfig(warps=warps, stages=shape.stages)
     return Tiled("split_scan", nested([block, *grid], "grid", inside), tile, work)
 
 
-def _warps(area: int, reduces: bool, shape: Shape) -> int:
-    """Warps of a program that holds a tile of this many elements."""
-    least = 1 if area <= 256 or shape.thread else 4
-    return max(least, min(shape.warps, area // (32 * (shape.thread or (16 if reduces else 8)))))
+def _warps(area: int, each: int, shape: Shape) -> int:
+    """Warps of a program that holds a tile of this many elements, `each` in a thread."""
+    least = 1 if area <= 256 or shape.thread or each >= 32 else 4
+    return max(least, min(shape.warps, area // (32 * (shape.thread or each))))
 
 
 def _area(widths: dict[Axis, int]) -> int:
@@ -254,6 +264,85 @@ def _row_widths(g: Group, env: SymEnv, shape: Shape) -> dict[Axis, int]:
     return _widths(raxes, shape.chunk, env, shape.idle)
 
 
+def _row_room(
+    g: Group, s: Stages, widths: dict[Axis, int], env: SymEnv, shape: Shape
+) -> tuple[int, int]:
+    """Elements of a tile of rows, and of a thread, as benchmarks/results/fit_gpu.json has them.
+
+    Short rows that are stored run best in one warp (87381 x 768 bf16: 68 us, with 4 warps and two
+    rows 81). Long ones of halves that are only read, or that fill a program, have 64 elements per
+    thread (amax and sum of 7168 rows: 451 us, with 16: 482). All lanes of the last sweep over a row
+    should have work: 22369 x 3000 takes 85 us with 8 warps, of which 4 do nothing in one of two
+    sweeps, and 70 us with 4.
+    """
+    area, raxes = _area(widths), g.domain.raxes
+    is_held = all(_length(r, env) <= widths.get(r, 1) for r in raxes)
+    if shape.thread or not is_held or env.hint(g.domain.rows) < FEW // 4:
+        return shape.rows, 16
+    stores = any(isinstance(x, Store) for loop in s.loops for x in loop)
+    if area <= 1024:
+        return (min(shape.rows, 1024), 32) if stores else (shape.rows, 16)
+    over = {r.var for r in raxes}
+    read = [
+        e.dtype.bytes
+        for loop in s.loops
+        for x in loop
+        for e in loads_of(x.value)
+        if any(v in over for i in e.attrs[1] for v in i.free_vars)
+    ]
+    size = max(read, default=4)
+    if size <= 2 and area >= (16384 if stores else 8192):
+        return shape.rows, 64
+    n, each, threads = _length(raxes[-1], env), 16, min(area // 16, 512)
+    while each < 64:
+        sweep = threads * 16 // size
+        if sweep > 2 * n or -(-n // sweep) * sweep <= n + n // 8:
+            break
+        each, threads = 2 * area // threads, threads // 2
+    return shape.rows, each
+
+
+def _part_room(g: Group, area: int, env: SymEnv, shape: Shape) -> tuple[int, int]:
+    """The same for rows beside which columns are summed, by programs that walk over many rows.
+
+    Few programs have several rows in flight each: 16384 x 2048 by 256 programs takes 72 us with
+    two rows, and 92 with one; 65536 x 768 by 1024 programs 131 us with two, and 102 with one.
+    """
+    grid = [a.extent for a in g.domain.axes if a not in _part(g)]
+    is_few = env.hint(product(grid)) < FEW
+    if shape.thread or area > (2048 if is_few else 1024):
+        return shape.rows, 16
+    return (2 * shape.rows if is_few else 1024), 32
+
+
+def _lane_work(kind: KernelKind, area: int, row: int) -> int:
+    """Elements of a thread where rows are scanned or sorted.
+
+    Half as many warps scan 4096 rows of 16384 f32 in 133 us, and not 150. What lies in one warp is
+    sorted without shared memory: 8192 rows of 1024 f32 take 262 us in one, and 542 in 4 to a row.
+    Longer rows in one warp would be faster too, but take long to compile, and spill.
+    """
+    if kind == "scan":
+        return max(area // 256, 16)
+    return 32 if area == 1024 and row >= 512 else 8
+
+
+def _is_light(g: Group, s: Stages, env: SymEnv) -> bool:
+    """True when 4 bytes are moved per element: a larger tile has as much in flight as others.
+
+    65536 x 768 bf16 plus a row, gelu: 52 us, in tiles of 1024 elements 57.
+    """
+    own = {a.var for a in g.domain.axes}
+    moved: dict[tuple[str, object], int] = {}
+    for x in s.rows[0]:
+        for e in loads_of(x.value):
+            if not e.args and own <= {v for i in e.attrs[1] for v in i.free_vars}:
+                moved[e.attrs[0], e.attrs[1]] = e.dtype.bytes
+        if isinstance(x, Store):
+            moved["", x.offset] = x.value.dtype.bytes
+    return sum(moved.values()) <= 4 and env.hint(g.domain.rows) >= FEW * 2048
+
+
 def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
     """Lanes of panels of columns: short tiles in loops, all rows where they are read to store them.
 
@@ -264,6 +353,11 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
     axes, raxes = g.domain.axes, g.domain.raxes
     few = env.hint(g.domain.rows) < 64 * shape.panel
     panel, budget = (shape.narrow, shape.chunk) if few else (shape.panel, shape.rows)
+    if shape == Shape() and not few:
+        # 4096 x 256 f32, twice: 8.5 us, in 64 panels 10.6. 1335 x 50257 bf16, whose rows begin at
+        # odd places and are loaded by the element: 50 us, in tiles of 32 rows 67.
+        panel >>= env.hint(g.domain.rows) < FEW // 4 * panel
+        budget <<= _odd(axes[-1], env)
     widths = _widths(axes[-1:], panel, env)
     whole = {a: power(a.extent.hi) for a in raxes if a.extent.hi is not None}
     stores = any(isinstance(x, Store) for loop in s.loops for x in loop)
