@@ -72,13 +72,7 @@ class Builder:
         t = self.type(dtype)
         full = f"{name}.{suffix(value_type(dtype), self.lanes)}"
         callee = self.fn.module.declare(full, t, *[t] * len(xs))
-        return self.call(t, callee, xs)
-
-    def call(self, t: str, callee: str, xs: tuple[Names, ...]) -> Names:
-        """A call of a function whose operands and result have one LLVM type."""
-        rows = zip(*xs, strict=True)
-        texts = (f"call {t} {callee}({', '.join([f'{t} {a}' for a in args])})" for args in rows)
-        return self.fn.lets(self.level, texts)
+        return _call(self, t, callee, xs)
 
     def convert(self, opcode: str, to_dtype: DType, from_dtype: DType, x: Names) -> Names:
         """One conversion instruction, or half_to_f32 and f32_to_half for the 16-bit floats."""
@@ -105,7 +99,7 @@ class Builder:
         element = value_type(dtype)
         symbol = name + "f" if dtype.name == "f32" else name
         callee = library.lanewise(self.fn.module, symbol, element, len(xs), self.lanes)
-        return self.call(vector(element, self.lanes), callee, xs)
+        return _call(self, vector(element, self.lanes), callee, xs)
 
     def has(self, feature: str) -> bool:
         """True when the target CPU has the feature."""
@@ -150,3 +144,10 @@ class Builder:
         return fn.lets(
             self.level, (f"phi {t} [ {f}, %{before} ], [ {m}, %{after} ]" for f, m in rows)
         )
+
+
+def _call(b: Builder, t: str, callee: str, xs: tuple[Names, ...]) -> Names:
+    """A call of a function whose operands and result have one LLVM type."""
+    rows = zip(*xs, strict=True)
+    texts = (f"call {t} {callee}({', '.join([f'{t} {a}' for a in args])})" for args in rows)
+    return b.fn.lets(b.level, texts)
