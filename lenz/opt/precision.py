@@ -34,9 +34,9 @@ def precision(g: Graph, cx: Context) -> Graph:
             decisive.add(n.source)
         elif isinstance(n, LOOPS):
             whole = n.out.name in decisive
-            kept = frozenset(nodes_of(*(bodies_of(n) if whole else _compared(bodies_of(n)))))
-            decisive.update(reads_of(n) if whole else (e.attrs[0] for e in loads_of(*kept)))
-            nodes[k] = map_bodies(n, partial(widen, kept=kept))
+            exact = bodies_of(n) if whole else _compared(bodies_of(n))
+            decisive.update(reads_of(n) if whole else (e.attrs[0] for e in loads_of(*exact)))
+            nodes[k] = map_bodies(n, partial(widen, kept=frozenset(nodes_of(*exact))))
     return replace(g, nodes=tuple(nodes))
 
 
