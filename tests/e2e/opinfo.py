@@ -343,7 +343,7 @@ def main() -> int:
     rows = known(path)
     again = lambda k: a.fresh or k not in rows or (a.again and bool(rows[k].failures))
     todo: list[Key] = [] if a.report else [k for k in every if again(k)]
-    print(f"{len(every)} rows, {len(every) - len(todo)} known", flush=True)
+    print(f"{len(every)} rows, {sum(k in rows for k in every)} known", flush=True)
     workers = [Worker(a.samples, a.device) for _ in range(a.workers)]
     with path.open("a") as out:
         for row in follow(todo, run_all(todo, workers, a.minutes, out)):
