@@ -134,7 +134,7 @@ TABLES: dict[str, tuple[int, str]] = {
         r {f} / ({g}.abs() + 1)
         r {w} / 3
         r {f} / {c}
-        e {f} / {g}
+        re {f} / {g}
         x torch.div({w}, {y}.abs() + 1, rounding_mode="floor")
         x torch.div({w}, {y}.abs() + 1, rounding_mode="trunc")
         x {w} // ({y}.abs() + 1)
@@ -164,7 +164,7 @@ TABLES: dict[str, tuple[int, str]] = {
         . {h} >> ({h} & 3)
         r torch.hypot({f}, {g})
         r torch.atan2({f}, {g}.abs() + 1)
-        e torch.atan2({f}, {g})
+        re torch.atan2({f}, {g})
         e torch.copysign({f}, {g})
         re torch.nextafter({f}, {s})
         e torch.heaviside({f}, {s})
