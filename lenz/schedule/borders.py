@@ -5,7 +5,8 @@
          for p in 56 : vector { store(%y, [p + 3], load(%x, [p])) }
          for p in 3 : vector { store(%y, [p + 59], 0) }
 
-Tests are comparisons of places, and min and max inside of offsets, which make a load a gather.
+Tests are comparisons of places; and min, max, quotients and remainders inside of offsets, which
+make a load a gather.
 """
 
 from __future__ import annotations
@@ -24,7 +25,20 @@ from lenz.ops.compare import EQ, GE, GT, LE, LT, NE, WHERE
 from lenz.ops.fold import apply, value_of
 from lenz.schedule.cut import moved
 from lenz.schedule.stages import Statement
-from lenz.sym import Int, Max, Min, Sym, Var, affine_in, children, prove_eq, prove_le, prove_lt
+from lenz.sym import (
+    FloorDiv,
+    Int,
+    Max,
+    Min,
+    Mod,
+    Sym,
+    Var,
+    affine_in,
+    children,
+    prove_eq,
+    prove_le,
+    prove_lt,
+)
 
 WHOLE = 32  # elements of a span that is worth a loop of its own: two vectors of f32
 MOST, NODES = 6, 400  # spans, and nodes of all copies of the body: code takes time to compile
@@ -66,7 +80,10 @@ def _parts(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> li
 
 
 def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
-    """Numbers whose sign decides a comparison (d >= 0), or which side of a min or max counts."""
+    """Numbers whose sign decides a comparison (d >= 0), or which side of a min or max counts.
+
+    And, with a quotient by a number and its remainder, between which of its multiples they are.
+    """
     nodes = nodes_of(*(s.value for s in stores))
     for e in nodes:
         if e.op in _HOLDS and all(x.op is INDEX and not x.args for x in e.args):
@@ -77,6 +94,11 @@ def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
     for s in todo:
         if isinstance(s, (Min, Max)):
             yield from (a - b for a, b in combinations(children(s), 2))
+        elif isinstance(s, (FloorDiv, Mod)):
+            a, n = children(s)
+            if isinstance(n, Int) and a.lo is not None and a.hi is not None:
+                first, last = a.lo // n.value + 1, a.hi // n.value
+                yield from (a - n * k for k in range(first, min(last, first + MOST) + 1))
         todo.extend(children(s))
 
 
