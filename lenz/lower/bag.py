@@ -1,4 +1,4 @@
-"""Bags of rows of a table, summed, averaged or maximised; their gradients as updates of the table.
+"""Rows of a table and bags of them, summed, averaged or maximised; their gradients as updates.
 
 A bag holds the indices from its offset up to the next one. Where offsets are a range that this
 graph made (as torch does for indices in two dimensions), bags have one size and are reductions.
@@ -6,18 +6,19 @@ graph made (as torch does for indices in two dimensions), bags have one size and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lenz import ops
-from lenz.ir.dtype import I64, compute_dtype
-from lenz.ir.expr import Expr, const, index
+from lenz.ir.dtype import F32, I64, compute_dtype
+from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Pointwise
 from lenz.ir.op import INDEX
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, is_position, position
 from lenz.lower.registry import lowering
-from lenz.lower.scatter import update
-from lenz.sym import ZERO, Sym, affine_in
+from lenz.lower.scatter import Place, unplaced, update
+from lenz.lower.view import flatten
+from lenz.sym import ZERO, Sym, affine_in, product
 
 SUM, MEAN, MAX = 0, 1, 2
 
@@ -238,3 +239,73 @@ def sample_weights_backward(
         return e if padding_idx < 0 else ops.where(padding, const(0, e.dtype), e)
 
     return b.reduce("sum", (count,), (weight.shape[1],), term)
+
+
+@lowering("embedding_dense_backward")
+def embedding_dense_backward(
+    b: GraphBuilder,
+    grad: Value,
+    indices: Value,
+    num_weights: Sym | int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> Value | Decline:
+    """The gradient of a table: the gradient of each row that was looked up, added to that row."""
+    table = b.map(lambda i: const(0, b.result.dtype), b.result)
+    if scale_grad_by_freq or not isinstance(padding_idx, int):
+        return Decline("scaled by how often a row was looked up")
+    if (refused := unplaced(table, indices, (0,))) is not None:
+        return refused
+    rows = table.shape[0]
+
+    def place(i: Index) -> Place:
+        return (position(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows, wraps=False),)
+
+    def value(i: Index) -> Expr:
+        e = grad.at(i)
+        if padding_idx < 0:
+            return e
+        row = ops.cast(indices.at(i[:-1]), I64)
+        return ops.where(ops.eq(row, const(padding_idx, I64)), const(0, e.dtype), e)
+
+    most, atomic = product(indices.shape).hi, table.device != "cpu" and ZERO not in grad.shape
+    if atomic and table.dtype.is_half and most is not None and most < (rows.lo or 0):
+        return _few_rows(b, indices, rows, grad.shape, value)
+    return update(b, "add", table, grad.shape, place, value)
+
+
+def _few_rows(
+    b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], value: Callable[[Index], Expr]
+) -> Value:
+    """The gradient of a table with fewer lookups than rows, where sums are wider than the table.
+
+    The first lookup of a row owns it: sums take a row per lookup and not per row of the table. 2^14
+    lookups in 50257 rows of 768 bf16 move 160 MB instead of 460 MB. Rows that nobody looks up have
+    the owner behind the last one.
+    """
+    lookups = product(indices.shape)
+    owners = b.temp((rows,), I64)
+    own = b.map(lambda i: index(lookups), owners)
+
+    def row(i: Index) -> tuple[Expr]:
+        return (checked(indices.at(i), rows, wraps=False),)
+
+    def number(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+        return (position(0, rows),), row(i), index(flatten(i, indices.shape))
+
+    own = b.scatter("min", own, indices.shape, number, owners)
+    sums = b.temp((lookups + 1, over[-1]), F32)
+    total = b.map(lambda i: const(0, F32), sums)
+
+    def place(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+        at = own.at((position(0, rows),), row(i[:-1]))
+        return (position(0, lookups + 1), i[-1]), (at,), ops.cast(value(i), F32)
+
+    total = b.scatter("add", total, over, place, sums)
+
+    def found(i: Index) -> Expr:
+        at = own.at(i[:1])
+        e = ops.cast(total.at((position(0, lookups + 1), i[1]), (at,)), b.result.dtype)
+        return masked(ops.lt(at, index(lookups)), e, const(0, e.dtype))
+
+    return b.map(found)

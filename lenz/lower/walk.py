@@ -245,19 +245,9 @@ class _Walk:
             return "a scalar that is a symbolic size"
         if isinstance(made, Decline):
             return made.reason
-        if any(
-            isinstance(x, LOOPS) and _overlaps(x.out.type.layout) for x in self.b.nodes[before:]
-        ):
+        if (why := _unfit(self.b.nodes[before:], entry.any_dtype)) is not None:
             del self.b.nodes[before:]
-            return "elements of the result share memory"
-        sums = [x for x in self.b.nodes[before:] if isinstance(x, Reduction)]
-        if any(len(x.axes) != len(x.out.shape) for x in sums):
-            del self.b.nodes[before:]  # norm of one element in torch 2.11
-            return "tracing tells another rank than the op gives"
-        if entry.any_dtype and (foreign := _foreign(self.b.nodes[before:])) is not None:
-            # Views of any type are fine, but kernels move elements of some types only.
-            del self.b.nodes[before:]
-            return f"dtype {foreign}"
+            return why
         self.env[n] = made
         if n.target is torch.ops.aten.copy_.default:
             written = n.args[0]
@@ -361,6 +351,17 @@ def _foreign(nodes: Sequence[Node]) -> DType | None:
         if isinstance(n, LOOPS) and n.out.dtype not in MOVED:
             return n.out.dtype
     return None
+
+
+def _unfit(made: list[Node], any_dtype: bool) -> str | None:
+    """Why what a lowering has made cannot stay, if it cannot."""
+    if any(isinstance(x, LOOPS) and _overlaps(x.out.type.layout) for x in made):
+        return "elements of the result share memory"
+    if any(isinstance(x, Reduction) and len(x.axes) != len(x.out.shape) for x in made):
+        return "tracing tells another rank than the op gives"  # norm of one element in torch 2.11
+    # Views of any type are fine, but kernels move elements of some types only.
+    foreign = _foreign(made) if any_dtype else None
+    return None if foreign is None else f"dtype {foreign}"
 
 
 def _overlaps(layout: Layout) -> bool:
