@@ -192,35 +192,34 @@ def exponential(
     return _draw(b, generator, fn)
 
 
-@lowering("cauchy")
-def cauchy(
-    b: GraphBuilder, x: Value, median: float = 0.0, sigma: float = 1.0, generator: Any = None
-) -> Value | Decline:
+def _enter_spread(name: str, *defaults: float, of: Callable[[Drawn, Expr, Expr], Expr]) -> None:
+    """Register draws that two numbers spread: a middle, and a width above 0."""
+
+    @lowering(name)
+    def lower_draw(b: GraphBuilder, x: Value, *given: float, generator: Any = None) -> Any:
+        middle, width = (*given, *defaults[len(given) :])
+        if not width > 0:
+            return REFUSED
+
+        def fn(s: Drawn, i: Index, t: DType) -> Expr:
+            return of(s, const(middle, compute_dtype(t)), const(width, compute_dtype(t)))
+
+        return _draw(b, generator, fn)
+
+
+def cauchy(s: Drawn, median: Expr, sigma: Expr) -> Expr:
     """median + sigma tan(pi (u - 1/2)) for u of [0, 1)."""
-    if not sigma > 0:
-        return REFUSED
-
-    def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        u = ops.uniform(*s, compute_dtype(t))
-        turn = ops.mul(ops.sub(u, const(0.5, u.dtype)), const(math.pi, u.dtype))
-        return ops.fma(ops.tan(turn), const(sigma, u.dtype), const(median, u.dtype))
-
-    return _draw(b, generator, fn)
+    turn = ops.sub(ops.uniform(*s, sigma.dtype), const(0.5, sigma.dtype))
+    return ops.fma(ops.tan(ops.mul(turn, const(math.pi, sigma.dtype))), sigma, median)
 
 
-@lowering("log_normal")
-def log_normal(
-    b: GraphBuilder, x: Value, mean: float = 1.0, std: float = 2.0, generator: Any = None
-) -> Value | Decline:
-    """Exponentials of normal numbers."""
-    if not std > 0:
-        return REFUSED
+def log_normal(s: Drawn, mean: Expr, std: Expr) -> Expr:
+    """The exponential of a normal number."""
+    return ops.exp(ops.fma(ops.normal(*s, std.dtype), std, mean))
 
-    def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        z = ops.normal(*s, compute_dtype(t))
-        return ops.exp(ops.fma(z, const(std, z.dtype), const(mean, z.dtype)))
 
-    return _draw(b, generator, fn)
+_enter_spread("cauchy", 0.0, 1.0, of=cauchy)
+_enter_spread("log_normal", 1.0, 2.0, of=log_normal)
 
 
 @lowering("geometric")

@@ -303,7 +303,8 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
 
         def start(i: Index) -> Expr:
             place, low = index(i[d], I64), keys.const(keys.position + keys.rest)
-            one, before = (ops.shr(row.at((*i[:d], j, *i[d + 1 :])), low) for j in _pair(i[d]))
+            both = i[d], maximum(i[d] - 1, ZERO)
+            one, before = (ops.shr(row.at((*i[:d], j, *i[d + 1 :])), low) for j in both)
             new = ops.ne(one, before)
             if keys.dtype.is_float:  # each NaN is another element
                 new = ops.or_(new, keys.is_nan(row.at(i)))
@@ -322,11 +323,6 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
         return _at(b, row, d, keepdim, lambda i: ops.sub(size, ops.and_(best.at(i), mask)))
 
     return _of_rows(b, x, dim, False, find)
-
-
-def _pair(i: Sym) -> tuple[Sym, Sym]:
-    """A place and the one before; of the first place itself."""
-    return i, maximum(i - 1, ZERO)
 
 
 def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value | Decline:
