@@ -60,17 +60,13 @@ class ExternReport:
 
 @dataclass(frozen=True, slots=True)
 class AllocReport:
-    """Memory that the plan takes: new, or that of a dead buffer (`reused_from`).
-
-    `over` is an argument that its memory is taken from when nothing else holds it.
-    """
+    """Memory that the plan takes: new, or that of a dead buffer (`reused_from`)."""
 
     name: str
     nbytes: int
     dtype: str
     freed_at: int | None
     reused_from: str | None
-    over: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +265,9 @@ def allocs_report(p: Plan, env: SymEnv) -> tuple[AllocReport, ...]:
     made: list[AllocReport] = []
     for s in p.steps:
         if isinstance(s, (Alloc, Reuse)):
-            source, over = (s.source, "") if isinstance(s, Reuse) else (None, s.over)
-            size, dtype = nbytes(s.type, env), s.type.dtype.name
-            made.append(AllocReport(s.name, size, dtype, freed.get(s.name), source, over))
+            source = s.source if isinstance(s, Reuse) else None
+            size = nbytes(s.type, env)
+            made.append(AllocReport(s.name, size, s.type.dtype.name, freed.get(s.name), source))
     return tuple(made)
 
 
