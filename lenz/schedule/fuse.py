@@ -34,8 +34,8 @@ Cell = Group | Extern | View
 
 # Cells that read the same buffer and are tried for sharing the read, newest first.
 MAX_SIBLINGS = 4
-# Where the ops of calls come from whose errors tracing has seen already, but for failed checks.
-OWN = ("aten", "prims", "lenz", "py", "higher_order")
+# Whose calls look at no values that could be wrong: lenz's own, and arithmetic on sizes.
+OWN = ("lenz", "py")
 
 
 @dataclass(slots=True)
@@ -178,9 +178,10 @@ class Partition:
 
 
 def may_raise(cell: Cell) -> bool:
-    """True for a kernel with checks, and for calls made for their effect or of users' own ops."""
+    """True for a kernel with checks, and for calls but of a library, whose errors tracing sees."""
     if isinstance(cell, Extern):
-        return not outs_of(cell) or cell.op.partition(".")[0] not in OWN
+        is_safe = cell.reason == "library" or cell.op.partition(".")[0] in OWN
+        return not (is_safe and outs_of(cell))
     return isinstance(cell, Group) and may_fail(cell)
 
 

@@ -105,6 +105,33 @@ def test_a_write_in_place_waits_for_earlier_checks(name: str) -> None:
     torch.testing.assert_close(kept, x)
 
 
+CALLS: dict[str, Fn] = {
+    "cond": lambda x, i: torch.cond(
+        x.sum() < 99, lambda x, i: x[i] * 1, lambda x, i: x[i] + 1, (x, i)
+    ),
+    "bincount": lambda x, i: torch.bincount(50 - i) * x.sum(),
+    "complex": lambda x, i: torch.complex(x, x)[i].abs(),
+    "repeat_interleave": lambda x, i: i.repeat_interleave(50 - i) * x.sum(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*in eager.*")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_write_waits_for_calls_of_eager_ops(name: str) -> None:
+    """What stands behind the call is not written, nor is what stands before it lost."""
+
+    def fn(x: Tensor, i: Tensor) -> Any:
+        x.add_(1)
+        found = CALLS[name](x, i)
+        x.mul_(3)
+        return found
+
+    x, good, bad = randn(10, 4), torch.tensor([1, 2, 3]), torch.tensor([1, 2, 99])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        kept, _ = same_error(fn, (x, good), (x, bad), fullgraph=True)
+    assert torch.equal(kept, x) or torch.equal(kept, x + 1)
+
+
 def test_what_a_loss_checks_does_not_hold_up_statistics() -> None:
     """Running statistics are written by the kernel that computes them: eager writes them first."""
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
