@@ -67,6 +67,10 @@ class Walk(Generic[V]):
             raise InternalError(f"{e.op.name} has no value", pass_name="codegen")
         return found
 
+    def operands(self, e: Expr, mask: Mask) -> list[V]:
+        """The values of all operands of a node."""
+        return [self.operand(*part) for part in _parts_of((e, mask))]
+
     def expires(self, key: Hashable, e: Expr) -> None:
         """What this key keeps is made of `e`: it is stale once a buffer that `e` reads changes."""
         for buffer in self._reads_of(e):

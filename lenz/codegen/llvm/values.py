@@ -54,19 +54,11 @@ class Values(Walk[Value]):
             return self._index(e, mask)
         if e.op is LOAD:
             return self._load(e, mask)
-        if e.op is MASKED:
-            cond, value, other = e.args
-            parts = [
-                self.operand(cond, mask),
-                self.operand(value, (*mask, cond)),
-                self.operand(other, mask),
-            ]
-            return self._apply(e, parts, (cond.dtype, value.dtype, other.dtype))
-        parts = [self.operand(a, mask) for a in e.args]
+        parts, dtypes = self.operands(e, mask), tuple([a.dtype for a in e.args])
         if e.op.guarded:
             runs = self._mask(mask, None) or Value(("true",), self.scopes.guard)
-            return self._apply(e, [*parts, runs], (*[a.dtype for a in e.args], BOOL))
-        return self._apply(e, parts, tuple([a.dtype for a in e.args]))
+            return self._apply(e, [*parts, runs], (*dtypes, BOOL))
+        return self._apply(e, parts, dtypes)
 
     def _apply(self, e: Expr, parts: list[Value], dtypes: tuple[DType, ...]) -> Value:
         level = max([p.level for p in parts], default=0)

@@ -68,18 +68,10 @@ class Values(Walk[Term]):
             return self._index(e, mask)
         if e.op is LOAD:
             return self._load(e, mask)
-        if e.op is MASKED:
-            cond, value, other = e.args
-            parts = [
-                self.operand(cond, mask),
-                self.operand(value, (*mask, cond)),
-                self.operand(other, mask),
-            ]
-            dims, level = joint(parts)
-            c, v, o = [p.text for p in parts]
-            return self.text.let(f"tl.where({c}, {v}, {o})", dims, level)
-        parts = [self.operand(a, mask) for a in e.args]
+        parts = self.operands(e, mask)
         dims, level = joint(parts)
+        if e.op is MASKED:
+            return self.text.let(f"tl.where({', '.join([p.text for p in parts])})", dims, level)
         if self.lanes.pairs is not None and (half := self.lanes.pairs.counters(e)) is not None:
             self.functions[FUNCTION] = None
             counters = self.indices.term(half, {})
