@@ -144,18 +144,9 @@ def clamp(
     return b.map(fn)
 
 
-@lowering("clamp_min")
-def clamp_min(b: GraphBuilder, x: Value, min: Operand) -> Value:
-    """The greater of x and the bound."""
-    made: Value = clamp(b, x, min)
-    return made
-
-
-@lowering("clamp_max")
-def clamp_max(b: GraphBuilder, x: Value, max: Operand) -> Value:
-    """The lesser of x and the bound."""
-    made: Value = clamp(b, x, None, max)
-    return made
+# One bound alone.
+lowering("clamp_min")(lambda b, x, min: clamp(b, x, min))
+lowering("clamp_max")(lambda b, x, max: clamp(b, x, None, max))
 
 
 @lowering("pow")

@@ -69,14 +69,8 @@ def arange(b: GraphBuilder, end: Number, **_: Any) -> Value:
     return _range(b, 0, 1)
 
 
-@lowering("arange.start")
-def arange_from(b: GraphBuilder, start: Number, end: Number, **_: Any) -> Value:
-    """start, start + 1, ... below the end."""
-    return _range(b, start, 1)
-
-
-@lowering("arange.start_step")
-def arange_step(b: GraphBuilder, start: Number, end: Number, step: Number = 1, **_: Any) -> Value:
+@lowering("arange.start", "arange.start_step")
+def arange_from(b: GraphBuilder, start: Number, end: Number, step: Number = 1, **_: Any) -> Value:
     """start, start + step, ... below the end."""
     return _range(b, start, step)
 

@@ -99,20 +99,11 @@ def _enter_avg(packet: str, rank: int) -> None:
         return avg_pool(b, x, w, count_include_pad, divisor_override)
 
     @lowering(f"{packet}_backward")
-    def backward(
-        b: GraphBuilder,
-        grad: Value,
-        x: Value,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: int | Sequence[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-    ) -> Value | Decline:
+    def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value | Decline:
+        size, stride, padding, ceil_mode, include_pad, override = as_forward
         sizes, outs = x.shape[x.rank - rank :], grad.shape[x.rank - rank :]
-        w = windows(sizes, outs, kernel_size, stride, padding, 1, ceil_mode)
-        return avg_pool_gradient(b, grad, w, count_include_pad, divisor_override)
+        w = windows(sizes, outs, size, stride, padding, 1, ceil_mode)
+        return avg_pool_gradient(b, grad, w, include_pad, override)
 
 
 def avg_pool_gradient(
@@ -224,20 +215,10 @@ def _enter_max(packet: str, rank: int) -> None:
         )
 
     @lowering(f"{packet}_backward")
-    def backward(
-        b: GraphBuilder,
-        grad: Value,
-        x: Value,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: int | Sequence[int],
-        dilation: int | Sequence[int],
-        ceil_mode: bool,
-        indices: Value,
-    ) -> Value | Decline:
+    def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value | Decline:
+        *window, indices = as_forward
         sizes, outs = x.shape[x.rank - rank :], grad.shape[x.rank - rank :]
-        w = windows(sizes, outs, kernel_size, stride, padding, dilation, ceil_mode)
-        return max_pool_gradient(b, grad, w, indices)
+        return max_pool_gradient(b, grad, windows(sizes, outs, *window), indices)
 
 
 def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) -> Value | Decline:

@@ -353,25 +353,17 @@ def linalg_vector_norm(
     return vector_norm(b, x, ord, dim, keepdim)
 
 
-@lowering("norm.Scalar", "norm.ScalarOpt_dtype")
-def norm_full(
-    b: GraphBuilder, x: Value, p: Scalar | None = 2, *, dtype: torch.dtype | None = None
-) -> Value:
-    """The norm of the flattened tensor."""
-    return vector_norm(b, x, 2 if p is None else p, None, False)
-
-
-@lowering("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype")
-def norm_dim(
+@lowering("norm.Scalar", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype")
+def norm(
     b: GraphBuilder,
     x: Value,
-    p: Scalar | None,
-    dim: Dim,
+    p: Scalar | None = 2,
+    dim: Dim = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
 ) -> Value:
-    """The norm over some dimensions."""
+    """The norm over some dimensions, or of the flattened tensor."""
     return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
 
 

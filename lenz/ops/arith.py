@@ -245,21 +245,17 @@ def rsqrt(x: Expr) -> Expr:
     return apply(DIV, const(1.0, x.dtype), apply(SQRT, x))
 
 
-def floor(x: Expr) -> Expr:
-    """The greatest integer not above x; an integer stays itself."""
-    return apply(FLOOR, x) if x.dtype.is_float else x
+def _whole(op: Op, doc: str) -> Callable[[Expr], Expr]:
+    """The function that rounds a float by an op; an integer stays itself."""
+
+    def build(x: Expr) -> Expr:
+        return apply(op, x) if x.dtype.is_float else x
+
+    build.__name__, build.__doc__ = op.name, doc
+    return build
 
 
-def ceil(x: Expr) -> Expr:
-    """The least integer not below x; an integer stays itself."""
-    return apply(CEIL, x) if x.dtype.is_float else x
-
-
-def trunc(x: Expr) -> Expr:
-    """The integer next to x towards zero; an integer stays itself."""
-    return apply(TRUNC, x) if x.dtype.is_float else x
-
-
-def round(x: Expr) -> Expr:
-    """The nearest integer, ties to even; an integer stays itself."""
-    return apply(ROUND, x) if x.dtype.is_float else x
+floor = _whole(FLOOR, "The greatest integer not above x; an integer stays itself.")
+ceil = _whole(CEIL, "The least integer not below x; an integer stays itself.")
+trunc = _whole(TRUNC, "The integer next to x towards zero; an integer stays itself.")
+round = _whole(ROUND, "The nearest integer, ties to even; an integer stays itself.")
