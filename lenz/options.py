@@ -77,9 +77,7 @@ class Options:
 
     @classmethod
     def from_environment(
-        cls,
-        overrides: Mapping[str, object] | None = None,
-        environ: Mapping[str, str] | None = None,
+        cls, overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
     ) -> Options:
         """Read `LENZ_*` variables, then `overrides`, and check the name and type of each.
 

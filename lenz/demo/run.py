@@ -29,10 +29,7 @@ def demo(warm: str = "") -> int:
         embed.warm(warm)
         return 0
     with tempfile.TemporaryDirectory(prefix="lenz-demo-") as cache:
-        checks = {
-            "embeddings": embed.run(Path(cache)),
-            "loss curves": digits.run(Path(cache)),
-        }
+        checks = {"embeddings": embed.run(Path(cache)), "loss curves": digits.run(Path(cache))}
     for what, agree in checks.items():
         say(f"The {what} of lenz and eager {'agree' if agree else 'DO NOT AGREE'}.")
     return 0 if all(checks.values()) else 1

@@ -62,9 +62,7 @@ ALSO = (
 
 
 @lru_cache(maxsize=4)
-def decompositions(
-    native: frozenset[str],
-) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """Return the decomposition table for AOTAutograd.
 
     `native` holds the ops that `lower/` takes natively, as "aten.gelu.default" (one overload) or

@@ -141,10 +141,7 @@ class GraphBuilder:
         return TensorType(dtype, device, contiguous(shape))
 
     def map(
-        self,
-        fn: Callable[[Index], Expr],
-        type: TensorType | None = None,
-        name: str | None = None,
+        self, fn: Callable[[Index], Expr], type: TensorType | None = None, name: str | None = None
     ) -> Value:
         """out[index] = fn(index), rounded to the result type if fn computes in another."""
         type = self.result if type is None else type

@@ -80,11 +80,7 @@ def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...
 
 
 def _for_load(
-    test: Expr,
-    place: Sym,
-    x: Expr,
-    inner: frozenset[Var],
-    shapes: Mapping[str, tuple[Sym, ...]],
+    test: Expr, place: Sym, x: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]
 ) -> Expr | None:
     """What is left of a test for one load: nothing, the same, or the end of the padded row."""
     if isinstance(place, Var) and not x.args and not _vars(x) & {place, *inner}:

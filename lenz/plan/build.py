@@ -41,10 +41,7 @@ LARGE = 1 << 20  # bytes of an argument that are worth the 1 us of asking who ho
 
 
 def build(
-    s: Schedule,
-    symbols: Mapping[Launch, str],
-    cx: Context,
-    donated: frozenset[str] = frozenset(),
+    s: Schedule, symbols: Mapping[Launch, str], cx: Context, donated: frozenset[str] = frozenset()
 ) -> Plan:
     """Lay out memory for a schedule. `symbols` names the compiled function of each launch.
 
