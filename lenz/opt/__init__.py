@@ -11,6 +11,7 @@ from lenz.context import Context
 from lenz.ir.graph import Graph
 from lenz.opt.dedup import dedup
 from lenz.opt.drop import drop
+from lenz.opt.equal_terms import equal_terms
 from lenz.opt.inline import inline
 from lenz.opt.narrow import narrow
 from lenz.opt.online import online
@@ -37,6 +38,7 @@ PASSES: dict[str, Pass] = {
     "precision": precision,
     "rotate": rotate,
     "simplify": simplify,
+    "equal_terms": equal_terms,
     "pad_rows": pad_rows,
     "online": online,
     "split_reduce": split_reduce,

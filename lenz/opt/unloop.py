@@ -78,16 +78,16 @@ def unloop(g: Graph, cx: Context) -> Graph:
             rows = u.elements > u.loads * max(g.env.hint(product(n.out.shape)), 1)
             stored = [r for r in reads_of(n) if r in loops and uses[r].other]
             if not rows and not stored and not sorts & set(reads_of(n)):
-                body = _written_out(n, layouts)
+                body = written_out(n, layouts)
             body = body or _solved(n, hot)
             if body is not None and cx.allow("unloop", n.out.name):
-                nodes.append(Pointwise(n.out, n.axes, _finished(n.finish, body)))
+                nodes.append(Pointwise(n.out, n.axes, finished(n.finish, body)))
                 continue
         nodes.append(n)
     return replace(g, nodes=tuple(nodes))
 
 
-def _written_out(n: Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
+def written_out(n: Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
     """The body of a short reduction, once per element of the row."""
     lengths = [a.extent.value if isinstance(a.extent, Int) else LONGEST + 1 for a in n.raxes]
     combine = COMBINE.get(n.kind)
@@ -164,7 +164,7 @@ def _solved(n: Reduction, hot: Mapping[str, Pointwise]) -> Expr | None:
     return None if any(r.var in s.free_vars for e in nodes_of(new) for s in syms_of(e)) else new
 
 
-def _finished(finish: Expr, acc: Expr) -> Expr:
+def finished(finish: Expr, acc: Expr) -> Expr:
     """The finish of a reduction with its result in place of ref(acc)."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
