@@ -88,23 +88,22 @@ def digest_of(root: str, until: float) -> str:
 
 
 def is_extended() -> bool:
-    """Say whether somebody gave this process lowerings of their own, which no key tells."""
+    """Say whether somebody gave this process ops or lowerings of their own, which no key tells."""
     registry = sys.modules.get("lenz.lower.registry")
     return registry is not None and not registry.is_own()
 
 
 def native_names(store: Store | None) -> frozenset[str]:
-    """The ops that have a lowering; from the store, if the lowerings are not imported yet."""
-    kept = store is not None and "lenz.lower" not in sys.modules and sources()
-    data = store.get("native", sources()) if store is not None and kept else None
+    """The ops that have a lowering; from the store, if no op has been defined in this process."""
+    store = store if "lenz.ir.op" not in sys.modules and sources() else None
+    data = None if store is None else store.get("native", sources())
     if data is not None:
         return frozenset(data.decode().split())
     from lenz.lower import native_ops
 
-    found = native_ops()
-    if store is not None and kept:
-        store.put("native", sources(), " ".join(sorted(found)).encode())
-    return found
+    if store is not None:
+        store.put("native", sources(), " ".join(sorted(native_ops())).encode())
+    return native_ops()
 
 
 def key_of(program: FxProgram, cx: Context) -> str | None:

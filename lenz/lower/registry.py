@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from lenz import ops
 from lenz.ir.op import Op, all_ops
 
 Lowering: TypeAlias = Callable[..., Any]
@@ -64,9 +65,9 @@ def native_ops() -> frozenset[str]:
 
 
 def is_own() -> bool:
-    """Say whether all lowerings, and the type rules of all ops, are of lenz itself."""
-    fns = (*(e.fn for e in _BY_OVERLOAD.values()), *(op.dtype for op in all_ops()))
-    return all(f.__module__.startswith("lenz.") for f in fns)
+    """Say whether all lowerings and ops are of lenz itself."""
+    own = all(e.fn.__module__.startswith("lenz.") for e in _BY_OVERLOAD.values())
+    return own and len(all_ops()) == ops.OWN
 
 
 def pointwise_ops() -> dict[str, Op]:

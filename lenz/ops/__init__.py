@@ -8,6 +8,7 @@ Every builder takes expressions of one type and gives the simplest equal express
 
 from __future__ import annotations
 
+from lenz.ir.op import all_ops
 from lenz.ops.arith import (
     abs,
     add,
@@ -84,3 +85,5 @@ from lenz.ops.random import below as random_below
 from lenz.ops.random import normal, rand_bits, shared_bits, uniform
 from lenz.ops.reduce import combine, neutral, reduce_dtype
 from lenz.ops.special import or_libm, scale
+
+OWN = len(all_ops())  # ops of lenz; those that a user adds come behind them

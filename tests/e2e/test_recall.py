@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn, randn
 import lenz
 from lenz import pipeline, recall
 from lenz.frontend import FxProgram
+from lenz.ir import op
 from lenz.lower import registry
 from lenz.options import Options
 from lenz.runtime import cuda
@@ -243,22 +245,26 @@ def test_lowerings_of_others_are_no_part_of_a_key(
     cx = recall.context(Options(cache_dir=folder))
     assert recall.key_of(p, cx) is not None
     entry = registry.Entry(lambda b, x: x)
-    monkeypatch.setitem(registry._BY_OVERLOAD, "mine.default", entry)
+    with monkeypatch.context() as patch:
+        patch.setitem(registry._BY_OVERLOAD, "mine.default", entry)
+        assert recall.key_of(p, cx) is None
+    assert recall.key_of(p, cx) is not None
+    monkeypatch.setitem(op._OPS, "mine", op.CONST)
     assert recall.key_of(p, cx) is None
 
 
 def test_names_of_ops_come_from_the_store_where_nothing_is_imported(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     store = store_at(folder)
     real = recall.native_names(store)
-    assert "aten.gelu" in real
-    monkeypatch.delitem(sys.modules, "lenz.lower")
+    assert "aten.gelu" in real and store.get("native", "one version") is None, "ops may be added"
+    monkeypatch.delitem(sys.modules, "lenz.ir.op")
     assert recall.native_names(store) == real
-    assert store.get("native", "one version") is not None
-    assert "lenz.lower" not in sys.modules or recall.native_names(None) == real
+    store.put("native", "one version", b"aten.mine")
+    assert recall.native_names(store) == {"aten.mine"}
+    monkeypatch.undo()
+    assert recall.native_names(store) == real, "an op of the user's would be missed"
 
 
 class OneGpu:
