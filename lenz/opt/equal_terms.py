@@ -15,9 +15,8 @@ from dataclasses import replace
 
 from lenz import ops
 from lenz.context import Context
-from lenz.ir.expr import Expr, const, interpret, nodes_of, rebuild, syms_of
+from lenz.ir.expr import const, nodes_of, ref, syms_of
 from lenz.ir.graph import Graph, Node, Pointwise, Reduction, buffers_of
-from lenz.ir.op import REF
 from lenz.opt.unloop import finished, written_out
 from lenz.sym import Int
 
@@ -50,11 +49,6 @@ def _fewer(n: Reduction) -> Reduction | None:
     known = n.kind in ("max", "min") or (n.kind == "sum" and (dtype.is_float or dtype.bits >= 32))
     if count == 1 or count >= 2**31 or not known:
         return None
-    finish = n.finish
-    if n.kind == "sum":
-
-        def visit(e: Expr, args: list[Expr]) -> Expr:
-            return ops.mul(e, const(count, dtype)) if e.op is REF else rebuild(e, tuple(args))
-
-        finish = interpret(n.finish, visit)
+    times = ops.mul(ref("acc", dtype), const(count, dtype))
+    finish = finished(n.finish, times) if n.kind == "sum" else n.finish
     return replace(n, raxes=tuple(raxes), finish=finish)

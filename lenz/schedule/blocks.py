@@ -288,13 +288,8 @@ def _row_room(
     if area <= 1024:
         return (min(shape.rows, 1024), 32) if stores else (shape.rows, 16)
     over = {r.var for r in raxes}
-    read = [
-        e.dtype.bytes
-        for loop in s.loops
-        for x in loop
-        for e in loads_of(x.value)
-        if any(v in over for i in e.attrs[1] for v in i.free_vars)
-    ]
+    loads = [e for loop in s.loops for x in loop for e in loads_of(x.value)]
+    read = [e.dtype.bytes for e in loads if over & {v for i in e.attrs[1] for v in i.free_vars}]
     size = max(read, default=4)
     if size <= 2 and area >= (16384 if stores else 8192):
         return shape.rows, 64
