@@ -84,8 +84,9 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A part of memory, its longer stride first, and the shape of its padded copy."""
+    """A part of the memory of `root`, its longer stride first, and the shape of its padded copy."""
 
+    root: str  # read by nobody, but copies of two buffers are two copies
     layout: Layout
     wanted: Shape
 
@@ -185,7 +186,7 @@ class _Padder:
         if _is_transposed(layout):
             layout = Layout(_swapped(layout.shape), _swapped(layout.stride), layout.offset)
             wanted = _swapped(wanted)
-        return _Copy(layout, wanted)
+        return _Copy(self.shown(name)[0], layout, wanted)
 
     def write(self, n: Node) -> None:
         """Append what a node becomes."""
