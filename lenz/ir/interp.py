@@ -44,7 +44,7 @@ from lenz.ir.interp_expr import (
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
-from lenz.sym import Sym, Var, evaluate
+from lenz.sym import Sym, Var, as_multiple, evaluate
 
 __all__ = ["Result", "interp", "interp_kernel"]
 
@@ -121,8 +121,7 @@ class Run:
                 strides = zip(b.type.layout.stride, x.stride(), x.shape, strict=True)
                 told += [(s, step) for s, step, n in strides if n > 1]
                 for s, n in told:
-                    if isinstance(s, Var):
-                        _bind_size(self.sizes, s, n)
+                    _bind_size(self.sizes, s, n)
             else:
                 raise UserError(f"input {b} cannot be {type(x).__name__}")
         for b, x in given:
@@ -341,12 +340,13 @@ def _scatter(run: Run, n: Scatter) -> None:
 
 
 def _bind_size(sizes: dict[Var, Value], s: Sym, n: int) -> None:
-    """Enter the value of a size, unless it is an expression or known."""
-    if not isinstance(s, Var):
+    """Enter the variable of a size that is a multiple of one, unless it is known."""
+    if (multiple := as_multiple(s)) is None:
         return
-    if (s.lo is not None and n < s.lo) or (s.hi is not None and n > s.hi):
-        raise UserError(f"size {s} = {n} is outside {s.lo}..{s.hi}")
-    sizes.setdefault(s, n)
+    v, step = multiple
+    if n % step or (v.lo is not None and n < v.lo * step) or (v.hi is not None and n > v.hi * step):
+        raise UserError(f"size {s} = {n} is outside {v.lo}..{v.hi}, or no multiple of {step}")
+    sizes.setdefault(v, n // step)
 
 
 def _torch_object(kind: str, value: str, objects: Mapping[str, Any]) -> Any:
