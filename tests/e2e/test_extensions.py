@@ -90,7 +90,7 @@ BODIES = (
 )
 
 
-@pytest.mark.parametrize(("op", "fn", "shape", "count"), BODIES, ids=lambda x: str(x))
+@pytest.mark.parametrize(("op", "fn", "shape", "count"), BODIES, ids=[b[0] for b in BODIES])
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_bodies_are_compiled(
     op: str, fn: Callable[..., Any], shape: tuple[int, ...], count: int, dynamic: bool
