@@ -13,6 +13,7 @@ from lenz.ir.interp import Call, Result, Run
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.tensor import Buffer
+from lenz.sym import Sym, substitute
 
 RunKernel = Callable[[Kernel, Mapping[str, torch.Tensor], Mapping[str, int]], None]
 
@@ -55,9 +56,16 @@ def interp_schedule(
 def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel) -> None:
     k = step.kernel
     memory: dict[str, torch.Tensor] = {}
+    # The sizes of a kernel may have ends that those of the graph have not.
+    scope = run.g.env.scope()
+    plain = {v: scope.get(v.name, v) for v in k.sizes}
+
+    def size(s: Sym) -> int:
+        return run.size(substitute(s, plain))
+
     for p, name in zip(k.params, step.args, strict=True):
         if p.mode == "work":
-            memory[p.name] = torch.zeros(run.size(p.size), dtype=p.dtype.torch)
+            memory[p.name] = torch.zeros(size(p.size), dtype=p.dtype.torch)
             continue
         if name not in run.tensors:
             if p.mode != "out":
@@ -65,10 +73,9 @@ def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: R
             run.allocate(buffers[name])
         t = run.tensors[name]
         if not t.numel():  # the formula of its length takes each dimension to have an element
-            memory[p.name] = t.new_empty(max(0, run.size(p.size)))
+            memory[p.name] = t.new_empty(max(0, size(p.size)))
             continue
         base = run.base[name]
         total = t.untyped_storage().nbytes() // t.element_size() - base
         memory[p.name] = t.as_strided((total,), (1,), base)
-    sizes = {v.name: run.size(v) for v in k.sizes}
-    run_kernel(k, memory, sizes)
+    run_kernel(k, memory, {v.name: size(v) for v in k.sizes})

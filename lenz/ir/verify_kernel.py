@@ -166,8 +166,8 @@ class _Check:
             broken("work-only", f"%{x.back.work} is no workspace of i64", x)
         check_vars(x.back.at, s.vars, x)
         end = x.back.at + words(x.value.dtype) * slots(grid.axis.extent, x.back.group)
-        if end.hi is not None and b.size.lo is not None and end.hi > b.size.lo:
-            broken("work-only", f"%{b.name} has {b.size.lo} words, not {end.hi}", x)
+        if end.hi is not None and isinstance(b.size, Int) and end.hi > b.size.value:
+            broken("work-only", f"%{b.name} has {b.size.value} words, not {end.hi}", x)
 
     def store(self, x: Store, s: _Scope, places: dict[tuple[object, ...], Store]) -> None:
         """Check a store."""

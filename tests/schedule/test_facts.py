@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuda import Fake, cuda_program, fake_cuda, programs_of
-from gpu_oracle import gpu_context
+from gpu_oracle import assert_kernels, gpu_context, kernels_of, scheduled
 from torch import Tensor
 
 from lenz.api import _run_of as run_of
@@ -118,3 +118,21 @@ def test_what_holds_is_kept() -> None:
             8, p.facts[columns].most if 8 * most <= (p.facts[columns].most or 0) else None
         ),
     }
+
+
+def test_kernels_with_ends_of_sizes_do_what_their_graph_does() -> None:
+    """A scan by parts has a workspace whose size depends on those of the call."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x.cumsum(-1) - x.sum(0)
+
+    with fake_cuda():
+        x = Fake((3, 24), torch.int64).make()
+        torch._dynamo.mark_dynamic(x, 1)
+        (p,) = programs_of(fn, x)
+    devices = frozenset(("cpu", "cuda"))
+    g = lower(p.gm, p.name, p.symbols.sym, p.constants, env=_env(p), devices=devices)
+    s = scheduled(g)
+    assert any(k.kind == "split_scan" for k in kernels_of(s))
+    for n in (24, 3000):
+        assert_kernels(s, g, given=(n, torch.randint(-9, 9, (3, n))))
