@@ -27,8 +27,6 @@ KEEP_WHOLE: Mapping[str, str] = {
     "aten._scaled_dot_product_flash_attention_for_cpu": LIBRARY,
     "aten._embedding_bag": LIBRARY,
     "aten.baddbmm": LIBRARY,
-    "aten.mv": LIBRARY,
-    "aten.dot": LIBRARY,
     "aten.cudnn_batch_norm": LIBRARY,
     "aten.cudnn_batch_norm_backward": LIBRARY,
     "aten.miopen_batch_norm_backward": LIBRARY,

@@ -16,7 +16,7 @@ from lenz.sym import Sym, Var
 
 # Ops that are meant to be calls, by family: no better code of ours is to be expected.
 _MEANT = """
-mm addmm bmm baddbmm addbmm addmv mv dot linear mkldnn_rnn_layer
+mm addmm bmm baddbmm addbmm linear mkldnn_rnn_layer
 convolution convolution_backward _convolution _fft_r2c _fft_c2r _fft_c2c
 _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
 _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward

@@ -1,4 +1,4 @@
-"""Reductions: sums, products, extrema, positions, truth, variances and norms.
+"""Reductions: sums, products with vectors, extrema, positions, truth, variances and norms.
 
 Halves are accumulated in f32 and rounded once, integers in i64 (sum, prod).  A `dtype` argument
 means what it means in eager: every element is converted before it is accumulated.
@@ -19,9 +19,9 @@ from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, common_shape, count, reduce_over, split
-from lenz.lower.operand import broadcast
+from lenz.lower.operand import broadcast, number
 from lenz.lower.registry import lowering
-from lenz.sym import minimum
+from lenz.sym import Sym, minimum
 
 Dim = int | Sequence[int] | None
 Scalar = int | float
@@ -126,6 +126,44 @@ def trace(b: GraphBuilder, x: Value) -> Value:
     to = b.result.dtype
     over = (minimum(x.shape[0], x.shape[1]),)
     return b.reduce("sum", (), over, lambda i, r: element(x, (r[0], r[0]), to))
+
+
+@lowering("dot", "vdot", "mv")
+def product_summed(b: GraphBuilder, x: Value, y: Value) -> Value:
+    """Rows of x (or x, a vector) times the vector y, summed: each element is read once."""
+    return _rows_times(b, x, y, b.result)
+
+
+def _rows_times(b: GraphBuilder, x: Value, y: Value, type: TensorType) -> Value:
+    to = b.result.dtype
+
+    def term(i: Index, r: Index) -> Expr:
+        return ops.mul(element(x, (*i, *r), to), element(y, r, to))
+
+    return b.reduce("sum", type.shape, y.shape, term, type=type)
+
+
+@lowering("addmv")
+def addmv(
+    b: GraphBuilder,
+    x: Value,
+    matrix: Value,
+    y: Value,
+    *,
+    beta: Sym | Scalar = 1,
+    alpha: Sym | Scalar = 1,
+) -> Value:
+    """beta x + alpha matrix y; with beta = 0, NaN in x is not seen."""
+    to = b.result.dtype
+    sums = _rows_times(b, matrix, y, b.temp(b.result.shape, compute_dtype(to)))
+
+    def fn(i: Index) -> Expr:
+        e = ops.mul(number(alpha, sums.dtype), sums.at(i))
+        if beta == 0:
+            return e
+        return ops.add(ops.mul(number(beta, e.dtype), element(x, broadcast(x, i), to)), e)
+
+    return b.map(fn)
 
 
 def extremum(

@@ -251,3 +251,20 @@ def test_eager_keeps_what_it_refuses() -> None:
     except RuntimeError:
         return  # refused while tracing: fine as well
     assert isinstance(g.nodes[0], Extern)
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, *INTS), ids=str)
+def test_products_of_vectors(dtype: torch.dtype) -> None:
+    """dot, mv of both layouts, addmv; integers wrap, and beta = 0 hides NaN."""
+    m, x, y = made((3, 40), dtype), made((40,), dtype), made((3,), dtype)
+    factors = (2, 3) if dtype in INTS else (0.5, 1.5)
+    for dynamic in (False, True):
+        check(lambda m, x: (m @ x, x @ x, m.t().mv(m[:, 0])), m, x, dynamic=dynamic)
+        check(
+            lambda y, m, x: torch.addmv(y, m, x, beta=factors[0], alpha=factors[1]),
+            y, m, x, dynamic=dynamic,
+        )  # fmt: skip
+    check(lambda m, x: (m[:, :0] @ x[:0], x[:0] @ x[:0], m[:0] @ x), m, x)
+    if dtype in FLOATS:
+        check(lambda y, m, x: torch.addmv(y * math.nan, m, x, beta=0), y, m, x)
+        check(lambda y, m, x: y[0].addmv(m, x), y, m, x)
