@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from lenz.ir.expr import reindex
-from lenz.ir.graph import LOOPS, Scan
-from lenz.ir.tensor import TensorType
+from lenz.ir.graph import LOOPS, Ref, Scan
+from lenz.ir.tensor import Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
@@ -16,6 +16,8 @@ from lenz.lower.registry import lowering
 from lenz.sym import ONE, ZERO, Sym, maximum, product, sym
 
 Size = Sym | int
+Sizes = Sequence[Size]
+PART = "strides over a storage that the tensor may be a part of"
 
 
 def flatten(i: Sequence[Sym], shape: Sequence[Sym]) -> Sym:
@@ -236,32 +238,77 @@ def unfold(b: GraphBuilder, x: Value, dimension: int, size: Size, step: Size) ->
 
 @lowering("as_strided", any_dtype=True)
 def as_strided(
+    b: GraphBuilder, x: Value, size: Sizes, stride: Sizes, storage_offset: Size | None = None
+) -> Value:
+    """Any strides over the storage of x."""
+    return _strided(b, x, b.result, stride, storage_offset)
+
+
+@lowering("as_strided_copy", any_dtype=True)
+def as_strided_copy(
+    b: GraphBuilder, x: Value, size: Sizes, stride: Sizes, storage_offset: Size | None = None
+) -> Value:
+    """The same, copied."""
+    layout = Layout(b.result.shape, tuple(map(sym, stride)))
+    view = _strided(b, x, replace(b.result, layout=layout), stride, storage_offset)
+    return b.map(view.at)
+
+
+@lowering("as_strided_scatter", any_dtype=True)
+def as_strided_scatter(
     b: GraphBuilder,
     x: Value,
-    size: Sequence[Size],
-    stride: Sequence[Size],
+    y: Value,
+    size: Sizes,
+    stride: Sizes,
     storage_offset: Size | None = None,
 ) -> Value | Decline:
-    """Any strides over the storage of x, where x is known to be all of its storage in order."""
-    if not (_is_whole(b, x) and x.buffer.type.layout.is_contiguous):
-        return Decline("as_strided over a storage that the tensor may be a part of")
-    if any(s is ZERO for s in x.shape):
-        return Decline("as_strided over no elements")
-    first = sym(0 if storage_offset is None else storage_offset)
+    """x, but as_strided of it is y."""
+    if not _is_whole(b, x) or ZERO in x.shape:
+        return Decline(PART)
+    if ZERO in y.shape:
+        return b.map(x.at)
+    place = _from_start(x, y.shape, stride, storage_offset)
+    return b.scatter("set", x, y.shape, lambda i: (place(i), (), y.at(i)))
+
+
+def _strided(
+    b: GraphBuilder, x: Value, type: TensorType, stride: Sizes, offset: Size | None
+) -> Value:
+    """Strides over a tensor that is all of its storage; those over others count from where only
+    the call knows: the runtime makes the view."""
+    if _is_whole(b, x) and ZERO not in x.shape:
+        return b.view(x, _from_start(x, type.shape, stride, offset), type)
+    given = (
+        Ref(x.name),
+        type.shape,
+        tuple(map(sym, stride)),
+        None if offset is None else sym(offset),
+    )
+    (made,) = b.extern("lenz.as_strided", given, outs=(type,), aliases=((0, x.name),), reason=PART)
+    assert isinstance(made, Value)
+    return made
+
+
+def _from_start(
+    x: Value, shape: Sequence[Sym], stride: Sizes, offset: Size | None
+) -> Callable[[Index], Index]:
     steps = [sym(s) for s in stride]
 
     def fn(i: Index) -> Index:
-        flat = first
-        for v, s, n in zip(i, steps, b.result.shape, strict=True):
+        flat = sym(0 if offset is None else offset)
+        for v, s, n in zip(i, steps, shape, strict=True):
             flat = flat if n is ONE else flat + v * s
         return unflatten(flat, x.shape)
 
-    return b.view(x, fn)
+    return fn
 
 
 def _is_whole(b: GraphBuilder, x: Value) -> bool:
-    """True when a loop of this graph wrote the buffer, which is then a storage of its own."""
-    return any(isinstance(n, LOOPS) and n.out.name == x.name for n in b.nodes)
+    """True when a loop of this graph wrote the buffer, which then is all of its storage."""
+    return x.buffer.type.layout.is_contiguous and any(
+        isinstance(n, LOOPS) and n.out.name == x.name for n in b.nodes
+    )
 
 
 def _parts(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, ...]:

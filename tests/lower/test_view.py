@@ -9,7 +9,9 @@ import pytest
 import torch
 from harness import check, lowered
 
-from lenz.ir.graph import Pointwise, View
+from lenz.ir.graph import Extern, Pointwise, View
+
+aten = torch.ops.aten
 
 X = torch.arange(2 * 3 * 4, dtype=torch.float32).reshape(2, 3, 4)
 Fn = Callable[[torch.Tensor], Any]
@@ -121,10 +123,31 @@ def test_sizes_of_zero_and_scalars() -> None:
     check(lambda x: x.flatten(), torch.tensor(3.0))
 
 
-def test_as_strided_of_own_memory() -> None:
-    check(lambda x: (x * 1).as_strided((3, 2), (2, 7), 1), X)
-    check(lambda x: (x * 1).as_strided((4,), (0,), 5), X)
-    check(lambda x: x.as_strided((3, 2), (2, 7), 1), X, native=False)
+def test_as_strided() -> None:
+    """Over memory of the graph's own, and over that of arguments, which may be a part of others."""
+    own = [
+        ((3, 2), (2, 7), 1),
+        ((4,), (0,), 5),
+        ((2, 1), (1, 9), None),
+        ((), (), 3),
+        ((0,), (1,), 0),
+    ]
+    for size, stride, offset in own:
+        how = (size, stride, offset)
+        for dynamic in (False, True):
+            check(
+                lambda x: ((x * 1).as_strided(*how), aten.as_strided_copy(x * 1, *how)),
+                X,
+                dynamic=dynamic,
+            )
+        for x in (X, X.mT):
+            g = check(
+                lambda x: (x.as_strided(*how) * 2, aten.as_strided_copy(x, *how)), x, native=False
+            )
+            assert {n.op for n in g.nodes if isinstance(n, Extern)} == {"lenz.as_strided"}
+        y = torch.randn(size)
+        if stride != (0,):
+            check(lambda x, y: aten.as_strided_scatter(x * 1, y, *how), X, y)
 
 
 def test_a_copy_of_a_view_is_one_map() -> None:
