@@ -186,7 +186,9 @@ def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
             chunk = Int(rows[0]) if rows else _whole_tiles(least)
         elif even:
             chunk = Int(even[0])
-    c, r = axis("c", ceildiv(outer.extent, chunk)), axis("rc", chunk)
+    # Of a size that is not known the last parts may be empty, but the index of a part has an end.
+    count = ceildiv(outer.extent, chunk) if isinstance(outer.extent, Int) else Int(chunks)
+    c, r = axis("c", count), axis("rc", chunk)
     position = c.var * chunk + r.var
     parts, inside = (*raxes[:k], c), (r, *raxes[k + 1 :])
     return _Cut(parts, inside, {outer.var: position}, position, outer.extent)

@@ -15,14 +15,14 @@ is read once, since its loops run over the same lanes (findings-gpu.md, point 1)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import (
+    For,
     KernelKind,
     LookBack,
-    Reduce,
     Scan,
     Stmt,
     Store,
@@ -30,14 +30,14 @@ from lenz.ir.kernel import (
     slots,
     words,
 )  # fmt: skip
-from lenz.ir.tensor import Axis
-from lenz.schedule.cut import cut, joined, moved, nested
+from lenz.ir.tensor import Axis, axis
+from lenz.schedule.cut import cut_all, moved, nested, over_parts
 from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.loops import coefficient, columns_win, offsets_of
 from lenz.schedule.nest import Axes, Domain, Nest, position
 from lenz.schedule.stages import Stages, Statement, power
 from lenz.schedule.whole import untested
-from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, product, substitute
+from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, maximum, minimum, product, substitute
 
 # Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
 # layouts get worse.
@@ -134,10 +134,10 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
             # A position beside each value: in a loop of tiles whose loads run ahead, 4096 rows of
             # 32768 bf16 take 77 us, and 98 held.
             shape = replace(shape, row=16384, chunk=4096, stages=3)
-        widths = _row_widths(g, env, shape)
+        widths = _row_widths(g, s, env, shape)
         room, each = _row_room(g, s, widths, env, shape)
         widths |= _widths(axes, room // _area(widths), env)
-    looped = _loops(g.domain, _part(g), s, widths)
+    looped = _loops(g.domain, _part(g), s, widths, env)
     body = untested(looped) if kind == "reduction" else looped
     warps = _warps(_area(widths), each, shape)
     if body != looped and not shape.thread:
@@ -154,7 +154,7 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Tiled:
     axes = (*n.raxes, *n.axes)  # elements of P lie side by side
     widths = _widths(axes, shape.tile, env)
     at: dict[Var, Sym] = {}
-    grid, lanes = _cut(axes, widths, at)
+    grid, lanes = cut_all(axes, widths, at)
     store = moved([Store(n.target, n.offset, n.body, n.bound, n.update)], at)
     body = nested(grid, "grid", nested(lanes, "lane", store))
     return Tiled("scatter", body, TileConfig(warps=_warps(_area(widths), 8, shape)))
@@ -200,8 +200,8 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         group = min(group, 16)
     widths[r] = max(2, min(most, part // _area(widths)))  # an axis of one lane would be a loop
     at: dict[Var, Sym] = {}
-    grid, lanes = _cut(axes, widths, at)
-    (block,), (lane,) = _cut([r], widths, at)
+    grid, lanes = cut_all(axes, widths, at)
+    (block,), (lane,) = cut_all([r], widths, at)
     row = substitute(position(axes), at)
     work: Sym = ZERO
     body: list[Statement] = []
@@ -256,15 +256,16 @@ def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, i
     return widths
 
 
-def _row_widths(g: Group, env: SymEnv, shape: Shape) -> dict[Axis, int]:
+def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
     """Lanes per axis of R: all of a row that fits the registers, else a part of it."""
     raxes = g.domain.raxes
-    whole = 1
-    for a in raxes:
-        whole *= power(a.extent.hi) if a.extent.hi is not None else shape.row + 1
-    if whole <= shape.row and len(raxes) < MOST_AXES:
-        return {a: power(_length(a, env)) for a in raxes if a.extent is not ONE}
-    if len(raxes) > 1 and any(n.kind in ("argmax", "argmin") for n in g.nests):
+    whole = {a: power(_length(a, env)) for a in raxes if a.extent is not ONE}
+    bounded = all(a.extent.hi is not None for a in raxes)
+    numbered = len(raxes) > 1 and any(n.kind in ("argmax", "argmin") for n in g.nests)
+    pays = bounded or (_reads_again(s) and not numbered)
+    if pays and _area(whole) <= shape.row and len(raxes) < MOST_AXES:
+        return whole
+    if numbered:
         return {}  # the number of an element over several axes must not depend on a cut
     return _widths(raxes, shape.chunk, env, shape.idle)
 
@@ -359,10 +360,9 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
         panel >>= env.hint(g.domain.rows) < FEW // 4 * panel
         budget <<= _odd(axes[-1], env)
     widths = _widths(axes[-1:], panel, env)
-    whole = {a: power(a.extent.hi) for a in raxes if a.extent.hi is not None}
+    whole = {a: power(_length(a, env)) for a in raxes}
     stores = any(isinstance(x, Store) for loop in s.loops for x in loop)
-    again = sum(map(bool, s.loops)) > 1 and (few or stores)
-    again = again and len(whole) == len(raxes) < MOST_AXES
+    again = _reads_again(s) and (few or stores) and len(raxes) < MOST_AXES
     # Half of what a row may take, since such loops share several values, or f64.
     room = shape.row // 2 // _area(whole)
     if again and room >= (2 if few else _area(widths)):
@@ -380,6 +380,11 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
     ):
         rows = SHORT
     return widths | _widths(raxes, rows, env)
+
+
+def _reads_again(s: Stages) -> bool:
+    """True when several loops run over a row: one that is held is read once."""
+    return sum(map(bool, s.loops)) > 1
 
 
 def _many_halves(g: Group, widths: dict[Axis, int], env: SymEnv) -> bool:
@@ -432,53 +437,38 @@ def _part(g: Group) -> Axes:
     return next((n.raxes for n in g.nests if n.across), ())
 
 
-def _loops(d: Domain, part: Axes, s: Stages, widths: dict[Axis, int]) -> tuple[Stmt, ...]:
-    axes, raxes = d.axes, d.raxes
+def _loops(
+    d: Domain, part: Axes, s: Stages, widths: dict[Axis, int], env: SymEnv
+) -> tuple[Stmt, ...]:
+    """The loops of all rows: of those whose length is not known, short ones are held (`whole`)."""
     at: dict[Var, Sym] = {}
-    grid, lanes = _cut([a for a in axes if a not in part], widths, at)
-    turns, rows = _cut(part, widths, at)
-    steps, inner = _cut(raxes, widths, at)
-    new = (*turns, *rows, *steps, *inner)
-    over = {
-        a.var: tuple(x.var for x in new if x.name in (a.name, f"{a.name}b"))
-        for a in (*part, *raxes)
-    }
-    inside: list[Stmt] = []
-    for k, row in enumerate(s.rows):
-        inside.extend((*s.sorts.get(k, ()), *moved(row, at)))
-        if k < len(s.loops) and s.loops[k]:
-            body = moved([_over(x, over) for x in s.loops[k]], at)
-            inside.extend(nested(steps, "seq", nested(inner, "lane", body)))
-    if s.kept:
-        inside.extend(nested(d.kept, "lane", moved(s.kept, at)))
-    body = nested(turns, "seq", nested(rows, "lane", tuple(inside)))
+    grid, lanes = cut_all([a for a in d.axes if a not in part], widths, at)
+    turns, rows = cut_all(part, widths, at)
+
+    def row(held: bool) -> tuple[Stmt, ...]:
+        steps, inner = cut_all(d.raxes, widths, at, held)
+        new = (*turns, *rows, *steps, *inner)
+        over = {
+            a.var: tuple(x.var for x in new if x.name in (a.name, f"{a.name}b"))
+            for a in (*part, *d.raxes)
+        }
+        found: list[Stmt] = []
+        for k, statements in enumerate(s.rows):
+            found.extend((*s.sorts.get(k, ()), *moved(statements, at)))
+            if k < len(s.loops) and s.loops[k]:
+                body = moved([over_parts(x, over) for x in s.loops[k]], at)
+                found.extend(nested(steps, "seq", nested(inner, "lane", body)))
+        return (*found, *nested(d.kept, "lane", moved(s.kept, at))) if s.kept else tuple(found)
+
+    is_held: Sym = ONE
+    for a in d.raxes:
+        is_held = minimum(is_held, maximum(ZERO, widths.get(a, 1) + 1 - a.extent))
+    fits = all(_length(a, env) <= widths.get(a, 1) for a in d.raxes)
+    body = row(False)
+    if fits and not isinstance(is_held, Int) and _reads_again(s):
+        body = (For(axis("whole", is_held), "seq", row(True)),
+                For(axis("ends", ONE - is_held), "seq", body))  # fmt: skip
+    body = nested(turns, "seq", nested(rows, "lane", body))
     if s.columns:
-        body += nested(inner, "lane", moved(s.columns, at))
+        body += nested(cut_all(d.raxes, widths, at)[1], "lane", moved(s.columns, at))
     return nested(grid, "grid", nested(lanes, "lane", body))
-
-
-def _cut(
-    axes: Sequence[Axis], widths: dict[Axis, int], at: dict[Var, Sym]
-) -> tuple[list[Axis], list[Axis]]:
-    """Blocks and lanes of the axes; `at` gets the position on an axis that was cut."""
-    blocks: list[Axis] = []
-    lanes: list[Axis] = []
-    for a in axes:
-        width = widths.get(a, 1)
-        if width == 1:
-            blocks.append(a)
-        elif a.extent.hi is not None and a.extent.hi <= width:
-            lanes.append(a)
-        else:
-            block, lane = cut(a, width)
-            at[a.var] = joined(block, lane, width)
-            blocks += block
-            lanes.append(lane)
-    return blocks, lanes
-
-
-def _over(x: Statement, over: dict[Var, tuple[Var, ...]]) -> Statement:
-    """A reduction over the blocks and the lanes of what it ran over."""
-    if not isinstance(x, Reduce):
-        return x
-    return replace(x, over=tuple(v for old in x.over for v in over[old]))

@@ -38,6 +38,37 @@ def joined(block: list[Axis], lane: Axis | Sym, width: int) -> Sym:
     return block[0].var * width + inner if block else inner
 
 
+def cut_all(
+    axes: Sequence[Axis], widths: dict[Axis, int], at: dict[Var, Sym], held: bool = False
+) -> tuple[list[Axis], list[Axis]]:
+    """Blocks and lanes of the axes; `at` gets the position on an axis that was cut.
+
+    Axes that are `held` have no more elements than lanes.
+    """
+    blocks: list[Axis] = []
+    lanes: list[Axis] = []
+    for a in axes:
+        width = widths.get(a, 1)
+        if width == 1:
+            blocks.append(a)
+        elif a.extent.hi is not None and a.extent.hi <= width:
+            lanes.append(a)
+        else:
+            in_one: tuple[list[Axis], Axis] = [], axis(a.name, minimum(Int(width), a.extent))
+            block, lane = in_one if held else cut(a, width)
+            at[a.var] = joined(block, lane, width)
+            blocks += block
+            lanes.append(lane)
+    return blocks, lanes
+
+
+def over_parts(x: Statement, over: dict[Var, tuple[Var, ...]]) -> Statement:
+    """A reduction over the blocks and the lanes of what it ran over."""
+    if not isinstance(x, Reduce):
+        return x
+    return replace(x, over=tuple(v for old in x.over for v in over[old]))
+
+
 def bounded(body: tuple[Stmt, ...], ends: Mapping[Var, Var]) -> tuple[Stmt, ...]:
     """The statements of a kernel with other ranges of its sizes, and so of its loops."""
     made: list[Stmt] = []

@@ -20,6 +20,7 @@ from lenz.schedule.nest import (
     remaps,
     turned,
 )
+from lenz.sym import SymEnv
 
 # Beyond this many pointers a fused kernel runs out of address registers and streams; on GPUs they
 # are uniform registers or constants.
@@ -166,11 +167,15 @@ def _moves(e: Expr, d: Domain) -> bool:
     return any(a.var in used for a in d.axes) and any(a.var in used for a in d.raxes)
 
 
-def registers(d: Domain) -> int:
-    """Elements of the tile that holds a row in registers; a great number where none can."""
-    if len(d.raxes) > 2 or any(a.extent.hi is None for a in d.raxes):
+def registers(d: Domain, env: SymEnv | None = None) -> int:
+    """Elements of the tile that holds a row in registers; a great number where none can.
+
+    With `env` a length without a bound is that of the first call.
+    """
+    ends = [env.hint(a.extent) if a.extent.hi is None and env else a.extent.hi for a in d.raxes]
+    if len(ends) > 2 or None in ends:
         return 1 << 62
-    return math.prod(1 << (max(a.extent.hi or 0, 1) - 1).bit_length() for a in d.raxes)
+    return math.prod(1 << (max(n or 0, 1) - 1).bit_length() for n in ends)
 
 
 def in_parts(g: Group) -> bool:

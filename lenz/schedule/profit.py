@@ -81,9 +81,9 @@ def _gpu_loss(g: Group, rows: int, env: SymEnv) -> str | None:
     length = env.hint(g.domain.length)
     if rows * length <= SMALL:
         return None
-    panel, held = 1, registers(g.domain) <= HELD
+    panel, held = 1, registers(g.domain, env) <= HELD
     if any(is_columns(n) for n in g.nests if n.is_reduction):
-        few, room = rows < 64 * SHAPE.panel, HELD // 2 // registers(g.domain)
+        few, room = rows < 64 * SHAPE.panel, HELD // 2 // registers(g.domain, env)
         held = room >= (2 if few else SHAPE.panel)
         panel = max(1, min(SHAPE.narrow if few else SHAPE.panel, room))
     tasks = -(-rows // panel)

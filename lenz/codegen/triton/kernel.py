@@ -88,14 +88,14 @@ class _Body:
         self.text = Text()
         self.widths = widths_of(k)
         self.scratch = {x.name for x in k.locals}
-        twins = _twins(k)
+        twins = _twins(k, self.widths)
         own = {v: width for v, width in self.widths.items() if v not in twins}
         self.dims = {v: list(own).index(twins.get(v, v)) for v in self.widths}
         self.indices = Indices(self.text, wide)
         written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
         widths = list(own.values())
         nobody: list[Term | None] = [None] * len(own)
-        self.lanes = Lanes(list(own), widths, nobody, self.fast(), pairs_of(own))
+        self.lanes = Lanes(list(own), widths, nobody, self.fast(), pairs_of(self.widths))
         self.values = Values(self.text, self.indices, self.lanes, written)
         self.accs = Accumulators(self.values, self.dims)
         self.around: Dims = NO_DIMS
@@ -307,19 +307,20 @@ class _Body:
         v.forget(s.buffer)
 
 
-def _twins(k: Kernel) -> dict[Var, Var]:
-    """The lanes that read what a sort keeps, by the lanes whose dimension of the tile they have."""
+def _twins(k: Kernel, widths: dict[Var, int]) -> dict[Var, Var]:
+    """Lanes of another branch, or reading what a sort keeps, by those whose dimension they have."""
+    first: dict[tuple[str, int], Var] = {}
+    twins = {v: first.setdefault((v.name, width), v) for v, width in widths.items()}
     scratch = {x.name for x in k.locals}
     full = {
         s.buffer: s.offset
         for s in walk(k.body)
         if isinstance(s, Store) and isinstance(s.offset, Var) and s.buffer in scratch
     }
-    return {
-        e.attrs[1][0]: full[e.attrs[0]]
-        for e in loads_of(*exprs_of(k.body))
-        if e.attrs[0] in full and e.attrs[1][0] is not full[e.attrs[0]]
-    }
+    for e in loads_of(*exprs_of(k.body)):
+        if e.attrs[0] in full:
+            twins[e.attrs[1][0]] = full[e.attrs[0]]
+    return {v: of for v, of in twins.items() if of is not v}
 
 
 def _power(n: int) -> int:

@@ -47,8 +47,9 @@ class Pairs:
 
 def pairs_of(lanes: Mapping[Var, int]) -> Pairs | None:
     """The pairs of the last of a kernel's lanes, given with their widths; None without any."""
-    for lane, width in list(lanes.items())[-1:]:
+    for last, width in list(lanes.items())[-1:]:
         if width > 1:
+            lane = next(v for v in lanes if v.name == last.name)  # of rows that are held
             return Pairs(lane, axis(f"{lane.name}_half", sym(width // 2)).var, width)
     return None
 

@@ -17,7 +17,10 @@ from lenz.ir.expr import Expr, is_bound_var
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.ops.cast import cast_text
 from lenz.ops.emission import triton_text
-from lenz.sym import Int, Sym, Var
+from lenz.sym import Add, Int, Sym, Var, divisor
+from lenz.sym.expr import sum_of
+
+UNIT = 8  # elements of a half type in 16 bytes, which one access moves
 
 
 class Values(Walk[Term]):
@@ -136,6 +139,13 @@ class Values(Walk[Term]):
         at = self.indices.term(offset, bound)
         runs = self._conjunction(mask, at.dims | over)
         text, dims, level = f"{buffer} + {at.text}", at.dims | over, at.level
+        terms = offset.terms if isinstance(offset, Add) else ()
+        first = sum_of([(t, c) for t, c in terms if not self.indices.term(t, bound).dims])
+        if at.dims and divisor(first) % UNIT:
+            # Elements of odd rows are accessed one by one, at constant distances from one pointer:
+            # softmax over rows of 8191 bf16 holds 40 registers so, and 57 with a pointer for each.
+            rest = self.indices.term(offset - first, bound)
+            text = f"({buffer} + {self.indices.term(first, bound).text}) + {rest.text}"
         if runs is not None:
             dims, level = dims | runs.dims, max(level, runs.level)
         for d in sorted(dims - at.dims):
