@@ -298,9 +298,7 @@ def _calling(fn: Callable[..., Any]) -> FunctionType:
 
 
 def explain(
-    fn: Callable[..., Any],
-    dynamic: bool | None = None,
-    options: Mapping[str, object] | None = None,
+    fn: Callable[..., Any], dynamic: bool | None = None, options: Mapping[str, object] | None = None
 ) -> Callable[..., Report]:
     """Return a function that compiles `fn`, runs it once on its arguments, and tells what was made.
 

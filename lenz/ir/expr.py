@@ -199,9 +199,7 @@ def syms_of(e: Expr) -> tuple[Sym, ...]:
     """The Syms in the attributes of one node (load and index have some)."""
     if e.op is _op.LOAD:
         return tuple(e.attrs[1])
-    if e.op is _op.INDEX:
-        return (e.attrs[0],)
-    return ()
+    return (e.attrs[0],) if e.op is _op.INDEX else ()
 
 
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:

@@ -29,9 +29,7 @@ def broadcast(x: Value, i: Index) -> Index:
 
 def number(x: Sym | bool | int | float, dtype: DType) -> Expr:
     """A Python scalar or size as a value of the type."""
-    if isinstance(x, Sym):
-        return ops.cast(index(x, I64), dtype)
-    return const(x, dtype)
+    return ops.cast(index(x, I64), dtype) if isinstance(x, Sym) else const(x, dtype)
 
 
 def element(x: Operand, i: Index, dtype: DType, *, kept: bool = False) -> Expr:
@@ -119,6 +117,4 @@ def _stronger(high: torch.dtype | None, low: torch.dtype | None) -> torch.dtype 
     if low.is_complex or (low.is_floating_point and not high.is_floating_point):
         # A complex with the precision of a float, or the float itself.
         return torch.promote_types(high, C64.torch) if low.is_complex else low
-    if high.is_floating_point:
-        return high
-    return low if high is BOOL.torch else high
+    return high if high.is_floating_point else low if high is BOOL.torch else high

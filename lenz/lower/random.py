@@ -64,9 +64,7 @@ def refused(b: GraphBuilder, generator: Any) -> Decline | None:
     """The reason to leave a random op to eager, if there is one."""
     if generator is not None:
         return Decline("a generator of the caller")
-    if b.eager_random:
-        return Decline("eager's random numbers are asked for")
-    return None
+    return Decline("eager's random numbers are asked for") if b.eager_random else None
 
 
 def _draw(

@@ -261,9 +261,7 @@ class _Walk:
             made = self.env[a]
             # A scalar that tracing fixed is a number, as it is without dynamic sizes.
             return made.value if isinstance(made, Int) else made
-        if isinstance(a, (list, tuple)):
-            return [self.value(x) for x in a]
-        return a
+        return [self.value(x) for x in a] if isinstance(a, (list, tuple)) else a
 
     def near(self, a: Any, device: str, whole: bool) -> Any:
         """An operand with its 0-d tensors of the CPU (`whole`: every tensor) on the device."""

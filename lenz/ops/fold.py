@@ -105,9 +105,7 @@ def _fold(op: Op, args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
     tensors = [torch.tensor(a.attrs[0], dtype=a.dtype.torch) for a in args]
     assert op.eager is not None
     value = op.eager(*tensors, *attrs).item()
-    if op.name == "bitcast" and math.isnan(value):
-        return None
-    return const(value, dtype)
+    return None if op.name == "bitcast" and math.isnan(value) else const(value, dtype)
 
 
 def _is_nan(e: Expr) -> bool:
@@ -130,25 +128,19 @@ def _ones(e: Expr) -> bool:
 @rule("add")
 def _add(x: Expr, y: Expr) -> Expr | None:
     # x + 0.0 would turn -0.0 into 0.0; x + -0.0 is x for every x.
-    if _zero(y) or (y.dtype.is_float and is_value(y, -0.0)):
-        return x
-    return None
+    return x if _zero(y) or (y.dtype.is_float and is_value(y, -0.0)) else None
 
 
 @rule("sub")
 def _sub(x: Expr, y: Expr) -> Expr | None:
     if _zero(y) or (y.dtype.is_float and is_value(y, 0.0)):
         return x
-    if x is y and x.dtype.is_integer:
-        return const(0, x.dtype)
-    return None
+    return const(0, x.dtype) if x is y and x.dtype.is_integer else None
 
 
 @rule("mul")
 def _mul(x: Expr, y: Expr) -> Expr | None:
-    if is_value(y, 1):
-        return x
-    return y if _zero(y) else None
+    return x if is_value(y, 1) else y if _zero(y) else None
 
 
 @rule("div")
@@ -175,9 +167,7 @@ def _neg(x: Expr) -> Expr | None:
 def _abs(x: Expr) -> Expr | None:
     if x.op.name == "abs" or x.dtype.kind == "uint":
         return x
-    if x.op.name == "neg":
-        return apply(op_named("abs"), x.args[0])
-    return None
+    return apply(op_named("abs"), x.args[0]) if x.op.name == "neg" else None
 
 
 @rule("floor", "ceil", "trunc", "round")
@@ -192,25 +182,19 @@ def _extremum(x: Expr, y: Expr) -> Expr | None:
 
 @rule("and")
 def _and(x: Expr, y: Expr) -> Expr | None:
-    if x is y or _ones(y):
-        return x
-    return y if _zero(y) else None
+    return x if x is y or _ones(y) else y if _zero(y) else None
 
 
 @rule("or")
 def _or(x: Expr, y: Expr) -> Expr | None:
-    if x is y or _zero(y):
-        return x
-    return y if _ones(y) else None
+    return x if x is y or _zero(y) else y if _ones(y) else None
 
 
 @rule("xor")
 def _xor(x: Expr, y: Expr) -> Expr | None:
     if _zero(y):
         return x
-    if x is y:
-        return const(0, x.dtype)
-    return apply(op_named("not"), x) if _ones(y) else None
+    return const(0, x.dtype) if x is y else apply(op_named("not"), x) if _ones(y) else None
 
 
 @rule("not")
@@ -270,9 +254,7 @@ def _cast(x: Expr, to: DType) -> Expr | None:
 
 @rule("narrow")
 def _narrow(x: Expr, to: DType) -> Expr | None:
-    if x.op.name == "cast" and x.args[0].dtype is to:
-        return x.args[0]
-    return None
+    return x.args[0] if x.op.name == "cast" and x.args[0].dtype is to else None
 
 
 @rule("bitcast")

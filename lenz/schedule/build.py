@@ -133,9 +133,7 @@ class _Params:
     writes: dict[str, None]
 
     def mode(self, name: str) -> Mode:
-        if name not in self.writes:
-            return "in"
-        return "inout" if name in self.reads else "out"
+        return "in" if name not in self.writes else "inout" if name in self.reads else "out"
 
 
 def _finish(

@@ -23,19 +23,7 @@ from lenz.ir.tensor import Axis, axis
 from lenz.ops.bits import AND
 from lenz.ops.compare import LE, LT, WHERE
 from lenz.ops.fold import apply
-from lenz.sym import (
-    ONE,
-    ZERO,
-    Add,
-    Int,
-    Mod,
-    Sym,
-    Var,
-    affine_in,
-    divisor,
-    maximum,
-    minimum,
-)
+from lenz.sym import ONE, ZERO, Add, Int, Mod, Sym, Var, affine_in, divisor, maximum, minimum
 
 
 def untested(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -86,9 +86,7 @@ class Accesses:
                 start = self._gep(base, dtype, self.indices.scalar(rest, bound), I64)
             if not bound:
                 self.scopes.keep(key, start)
-        if lane is None:
-            return start
-        return self._move(start, dtype, self.indices.vars[lane])
+        return start if lane is None else self._move(start, dtype, self.indices.vars[lane])
 
     def _move(self, start: Value, dtype: DType, by: Value) -> Value:
         if by.names == ("0",):
@@ -157,9 +155,7 @@ class Accesses:
             masks = spread(mask, BOOL, True, copies) if mask else None
             names = self._load_lanes(b, place.step, dtype, pointers, masks)
             value = Value(names, level, True)
-        if dtype is BOOL:
-            return self._to_bool(value)
-        return value
+        return self._to_bool(value) if dtype is BOOL else value
 
     def _to_bool(self, value: Value) -> Value:
         b = self.scopes.builder(value.level, value.lanes, len(value.names))

@@ -58,9 +58,7 @@ def constant(dtype: DType, value: Any) -> str:
         return str(_half_bits(float(value)))
     if dtype.name == "bf16":
         return str(_bfloat_bits(float(value)))
-    if dtype in FLOAT8:
-        return str(float8_bits(dtype, value))
-    return str(int(value))
+    return str(float8_bits(dtype, value)) if dtype in FLOAT8 else str(int(value))
 
 
 def _double_bits(x: float) -> int:
