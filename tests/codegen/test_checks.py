@@ -132,3 +132,22 @@ def test_lanes_behind_the_end_do_not_fail() -> None:
     bad, out = failed(kernel, {"table": table, "ids": ids, "out": torch.ones(5)})
     assert not bad
     assert torch.equal(out, table[ids - 10])
+
+
+def test_a_checked_size_is_known_where_its_check_is() -> None:
+    """The size itself has a vector outside of the loops, and what the check lets through inside."""
+    i, j = axis("i", D), axis("j", D)
+    rest = ops.remainder(at("ids", D * i.var + j.var, I64), ops.assert_nonzero(index(D)))
+    across = Store("out", i.var + D * j.var, rest)
+    body = For(i, "seq", (For(j, "vector", (Store("along", D * i.var + j.var, rest), across)),))
+    params = (
+        Param("ids", I64, D * D, "in"),
+        Param("along", I64, D * D, "out"),
+        Param("out", I64, D * D, "out"),
+    )
+    kernel = Kernel("checked_0", "pointwise", params, (D,), (body,))
+    for n in (1, 3, 40):
+        ids, out = torch.randint(0, 99, (n, n)), torch.zeros(n, n, dtype=torch.int64)
+        bad, made = failed(kernel, {"ids": ids, "along": out.clone(), "out": out}, (n,))
+        assert not bad
+        assert torch.equal(made.t(), ids % n)

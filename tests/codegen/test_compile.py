@@ -28,6 +28,9 @@ def test_equal_text_gives_equal_objects() -> None:
 def test_text_that_llvm_refuses_is_a_bug() -> None:
     with pytest.raises(InternalError, match="LLVM does not accept"):
         compile_module("define void @f( {")
+    early = "define i64 @f(i64 %a) {\n %b = add i64 %c, 1\n %c = add i64 %a, 1\n ret i64 %b\n}\n"
+    with pytest.raises(InternalError, match="does not dominate"):
+        compile_module(early)
 
 
 def test_a_missing_import_is_refused() -> None:

@@ -75,7 +75,8 @@ class Scopes:
     def _splat(self, value: Value, element: str) -> Names:
         if value.names[0][0] != "%":
             return tuple([splat(element, n, self.width) for n in value.names])
-        key = ("splat", value.names, element)
+        # What a check lets through has its operand's name, but is known deeper inside only.
+        key = ("splat", value.names, value.level, element)
         found = self.memo.get(key)
         if found is None:
             t = vector(element, self.width)
