@@ -34,7 +34,7 @@ def _bag_size(b: GraphBuilder, offsets: Value, count: Sym, bags: Sym) -> Sym | N
     return parts[0]
 
 
-def _bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
+def bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
     """The number of the bag of each index: how many offsets stand at or before it, less one."""
     # An offset behind the last index, of an empty bag, goes to a place that no index has.
     row = b.temp((count + 1,), I64)
@@ -144,7 +144,7 @@ def _side_results(
 
 def _owner(b: GraphBuilder, offsets: Value, bag: Value, count: Sym) -> Value:
     """The bag of each index, made again where eager leaves it out."""
-    return bag if bag.shape[0] is count else _bags_of(b, offsets, count)
+    return bag if bag.shape[0] is count else bags_of(b, offsets, count)
 
 
 @lowering("_embedding_bag_backward")

@@ -1,19 +1,22 @@
-"""Distances between all pairs of rows, and their gradients, for any p."""
+"""Distances between all pairs of rows, of two matrices or of one, and their gradients; any p."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from lenz import ops
-from lenz.ir.dtype import compute_dtype
-from lenz.ir.expr import Expr, const
+from lenz.ir.dtype import I64
+from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
 from lenz.lower.arithmetic import sign_of
+from lenz.lower.bag import bags_of
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.index import checked, position
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
-from lenz.sym import ZERO
+from lenz.sym import ZERO, Sym
 
 
 def _power(e: Expr, p: float) -> Expr:
@@ -24,25 +27,50 @@ def _power(e: Expr, p: float) -> Expr:
     return ops.sqrt(e) if p == 0.5 else ops.apply(op_named("pow"), e, const(p, e.dtype))
 
 
-@lowering("_cdist_forward")
-def cdist(b: GraphBuilder, x: Value, y: Value, p: float, compute_mode: int | None) -> Value:
-    """out[.., i, j] = |x[.., i] - y[.., j]| in the p-norm; p = 0 counts what differs."""
-    t, length = compute_dtype(x.dtype), x.shape[-1]
+def _norm(b: GraphBuilder, length: Sym, p: float, gap: Callable[[Index, Index], Expr]) -> Value:
+    """out[i] = the p-norm of gap(i, r) >= 0 over r; p = 0 counts what is not 0."""
     if length is ZERO:
-        return b.map(lambda i: const(0, x.dtype))
+        return b.map(lambda i: const(0, b.result.dtype))
 
     def term(i: Index, r: Index) -> Expr:
-        e = x.compute(broadcast(x, (*i[:-1], r[0])))
-        gap = ops.abs(ops.sub(e, y.compute(broadcast(y, (*i[:-2], i[-1], r[0])))))
+        e = gap(i, r)
         if p == 0:
-            return ops.cast(ops.ne(gap, const(0.0, t)), t)
-        return gap if p in (1, math.inf) else _power(gap, p)
+            return ops.cast(ops.ne(e, const(0.0, e.dtype)), e.dtype)
+        return e if p in (1, math.inf) else _power(e, p)
 
     def finish(total: Expr) -> Expr:
         return total if p in (0, 1, math.inf) else _power(total, 1 / p)
 
     kind: ReduceKind = "max" if p == math.inf else "sum"
     return b.reduce(kind, b.result.shape, (length,), term, finish)
+
+
+def _slope(gap: Expr, far: Expr, dy: Expr, p: float) -> Expr:
+    """dy times the derivative of the distance `far` by one coordinate, in which it has `gap`."""
+    size, zero = ops.abs(gap), const(0.0, gap.dtype)
+    if p == 1:
+        return ops.mul(dy, sign_of(gap))
+    if p == math.inf:
+        return ops.where(ops.eq(size, far), ops.mul(dy, sign_of(gap)), zero)
+    if p == 2:
+        slope = ops.mul(ops.div(dy, far), gap)  # one division for all coordinates
+    else:
+        part = ops.mul(sign_of(gap), _power(size, p - 1))
+        slope = ops.div(ops.mul(part, dy), _power(far, p - 1))
+    still = ops.eq(far, zero)
+    still = ops.or_(still, ops.eq(gap, zero)) if p < 1 else still
+    return ops.where(still, zero, slope)
+
+
+@lowering("_cdist_forward")
+def cdist(b: GraphBuilder, x: Value, y: Value, p: float, compute_mode: int | None) -> Value:
+    """out[.., i, j] = |x[.., i] - y[.., j]| in the p-norm; p = 0 counts what differs."""
+
+    def gap(i: Index, r: Index) -> Expr:
+        e = x.compute(broadcast(x, (*i[:-1], r[0])))
+        return ops.abs(ops.sub(e, y.compute(broadcast(y, (*i[:-2], i[-1], r[0])))))
+
+    return _norm(b, x.shape[-1], p, gap)
 
 
 @lowering("_cdist_backward")
@@ -53,25 +81,67 @@ def cdist_backward(
     count = y.shape[-2]
     if not x.shape[:-2] == y.shape[:-2] == grad.shape[:-2]:
         return Decline("batches that are broadcast")
-    zero = const(0.0, compute_dtype(x.dtype))
     if p == 0 or count is ZERO or ZERO in b.result.shape:
         return b.map(lambda i: const(0, x.dtype))
 
     def term(i: Index, r: Index) -> Expr:
         pair = (*i[:-1], r[0])
         gap = ops.sub(x.compute(broadcast(x, i)), y.compute(broadcast(y, (*i[:-2], r[0], i[-1]))))
-        dy, far, size = grad.compute(pair), distance.compute(pair), ops.abs(gap)
-        if p == 1:
-            return ops.mul(dy, sign_of(gap))
-        if p == math.inf:
-            return ops.where(ops.eq(size, far), ops.mul(dy, sign_of(gap)), zero)
-        if p == 2:
-            slope = ops.mul(dy, ops.div(gap, far))
-        else:
-            part = ops.mul(sign_of(gap), _power(size, p - 1))
-            slope = ops.div(ops.mul(part, dy), _power(far, p - 1))
-        still = ops.eq(far, zero)
-        still = ops.or_(still, ops.eq(gap, zero)) if p < 1 else still
-        return ops.where(still, zero, slope)
+        return _slope(gap, distance.compute(pair), grad.compute(pair), p)
 
     return b.reduce("sum", b.result.shape, (count,), term)
+
+
+def _pairs_before(row: Expr, count: Expr) -> Expr:
+    """How many pairs (i, j), i < j < count, have i < row: row (2 count - row - 1) / 2."""
+    one = const(1, I64)
+    twice = ops.mul(row, ops.sub(ops.add(count, count), ops.add(row, one)))
+    return ops.shr(twice, one)
+
+
+@lowering("_pdist_forward")
+def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
+    """The distances of rows i < j of a matrix, in the order of (i, j)."""
+    rows, pairs = x.shape[0], b.result.shape[0]
+    n, one = index(rows), const(1, I64)
+    if pairs is ZERO:
+        return b.map(lambda i: const(0, x.dtype))
+    # Pairs of one first row are a bag. A root for each pair, from which its row follows, delays
+    # the loop over its elements: 5.0 ms for 1000 x 64, where this takes 1.9 (and eager 1.7).
+    starts = b.map(lambda i: _pairs_before(index(i[0]), n), b.temp((rows - 1,), I64))
+    low = bags_of(b, starts, pairs)
+
+    def second(i: Index) -> Expr:
+        before = _pairs_before(low.at(i), n)
+        return ops.add(ops.sub(index(i[0]), before), ops.add(low.at(i), one))
+
+    high = b.map(second, b.temp((pairs,), I64))
+
+    def gap(i: Index, r: Index) -> Expr:
+        e, f = (
+            x.compute((position(0, rows), r[0]), (checked(v.at(i), rows, wraps=False),))
+            for v in (low, high)
+        )
+        return ops.abs(ops.sub(e, f))
+
+    return _norm(b, x.shape[1], p, gap)
+
+
+@lowering("_pdist_backward")
+def pdist_backward(b: GraphBuilder, grad: Value, x: Value, p: float, distance: Value) -> Value:
+    """dx[i, k] = sum over j of dy d|x[i] - x[j]|/dx, as for cdist."""
+    rows, pairs = x.shape[0], distance.shape[0]
+    if p == 0 or pairs is ZERO or ZERO in b.result.shape:
+        return b.map(lambda i: const(0, x.dtype))
+
+    def term(i: Index, r: Index) -> Expr:
+        one, own, other = const(1, I64), index(i[0]), index(r[0])
+        low, high = ops.minimum(own, other), ops.maximum(own, other)
+        at = ops.add(_pairs_before(low, index(rows)), ops.sub(ops.sub(high, low), one))
+        same = ops.eq(own, other)
+        at = checked(ops.where(same, const(0, I64), at), pairs, wraps=False)
+        dy, far = (v.compute((position(0, pairs),), (at,)) for v in (grad, distance))
+        slope = _slope(ops.sub(x.compute(i), x.compute((r[0], i[1]))), far, dy, p)
+        return ops.where(same, const(0.0, slope.dtype), slope)
+
+    return b.reduce("sum", b.result.shape, (rows,), term)

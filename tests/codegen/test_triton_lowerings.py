@@ -99,6 +99,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, s: (
             aten._cdist_forward(x, s, 3.0, 2),
             aten._cdist_backward(s[:, :12], x, s, 1.0, x[:, :12].abs()),
+            aten._pdist_forward(x, 2.0),
+            aten._pdist_backward(s.view(240)[:66], x, 2.0, aten._pdist_forward(s, 2.0)),
         ),
         (X, S),
     ),

@@ -48,3 +48,18 @@ def test_distances(p: float) -> None:
         check(lambda g, a, c: aten._cdist_backward(g, a, c, p, forward(a, c)), *given)
     check(lambda x, y: torch.cdist(x, y, p), x[:1], y, native=p != 2)
     check(lambda x, y: torch.cdist(x[:, :, :0], y[:, :, :0], p), x, y, native=False)
+
+
+@pytest.mark.parametrize("p", (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf))
+def test_distances_of_rows_of_one_matrix(p: float) -> None:
+    """All pairs i < j in order, with equal rows among them; one row, and none."""
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(3))
+    x[4] = x[1]
+    for rows in (7, 2, 1, 0):
+        dy = torch.linspace(-1, 2, rows * (rows - 1) // 2)
+        for dynamic in (False, True) if rows > 2 else (False,):
+            check(lambda x: aten._pdist_forward(x, p), x[:rows], dynamic=dynamic)
+            check(
+                lambda dy, x: aten._pdist_backward(dy, x, p, aten._pdist_forward(x, p)),
+                dy, x[:rows], dynamic=dynamic,
+            )  # fmt: skip
