@@ -59,7 +59,8 @@ def test_distances_of_rows_of_one_matrix(p: float) -> None:
         dy = torch.linspace(-1, 2, rows * (rows - 1) // 2)
         for dynamic in (False, True) if rows > 2 else (False,):
             check(lambda x: aten._pdist_forward(x, p), x[:rows], dynamic=dynamic)
-            check(
-                lambda dy, x: aten._pdist_backward(dy, x, p, aten._pdist_forward(x, p)),
-                dy, x[:rows], dynamic=dynamic,
-            )  # fmt: skip
+            if rows > 1:  # of one row, eager reads what is not there
+                check(
+                    lambda dy, x: aten._pdist_backward(dy, x, p, aten._pdist_forward(x, p)),
+                    dy, x[:rows], dynamic=dynamic,
+                )  # fmt: skip
