@@ -1,5 +1,10 @@
 """Nodes that nobody reads are dropped, unless they are calls with effects.
 
+Of a map with run-time checks that stand nowhere else (`x[i] * 0` reads no `x[i]`) these stay:
+
+    %a = map (i: N, j: 4) { load(%x, [@0, j]; assert_in_range(load(%i, [i]), 9)) }
+    ==>  %a = map (i: N) { checked(False, assert_in_range(load(%i, [i]), 9)) }
+
 What has no elements reads nothing: its strides may be 0, and no loop form is made for those.
 """
 
@@ -9,36 +14,77 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from lenz.context import Context
-from lenz.ir.expr import const
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import Expr, const, keep_checks, nodes_of, syms_of
 from lenz.ir.graph import (
+    LOOPS,
     Extern,
     Graph,
+    Loop,
     Node,
     Pointwise,
     Reduction,
     Scan,
     atom_refs,
+    bodies_of,
+    loop_axes,
     outs_of,
     reads_of,
 )
-from lenz.ir.tensor import Buffer
+from lenz.ir.op import MASKED
+from lenz.ir.tensor import Axis, Buffer, TensorType, contiguous
 from lenz.sym import ZERO, Sym, Var
 
 
 def drop(g: Graph, cx: Context) -> Graph:
-    """Keep what outputs, mutations, effects and sizes need, walking from the end."""
-    live = {r for a in g.outputs for r in atom_refs(a)}
+    """Keep what outputs, mutations, effects, sizes and checks need, walking from the end."""
+    nodes: list[Node] = [
+        Pointwise(n.out, n.axes, const(0, n.out.dtype))
+        if isinstance(n, (Pointwise, Reduction, Scan)) and ZERO in n.out.type.shape
+        else n
+        for n in g.nodes
+    ]
+    kept = _needed(g, nodes, ())
+    done = {c for n in kept for c in checks_of(n)}
+    lost = {
+        n.out.name: only_checks(n) for n in nodes if isinstance(n, LOOPS) and checks_of(n) - done
+    }
+    if lost:
+        kept = _needed(
+            g, [lost.get(n.out.name, n) if isinstance(n, LOOPS) else n for n in nodes], lost
+        )
+    return replace(g, nodes=tuple(kept))
+
+
+def _needed(g: Graph, nodes: list[Node], live: Collection[str]) -> list[Node]:
+    live = {r for a in g.outputs for r in atom_refs(a)}.union(live)
     for m in g.mutations:
         live |= {m.input, m.value}
-    nodes: list[Node] = []
+    kept: list[Node] = []
     given = {v for b in g.inputs for s in _sizes(b) for v in s.free_vars}
-    for n in reversed(g.nodes):
-        if isinstance(n, (Pointwise, Reduction, Scan)) and ZERO in n.out.type.shape:
-            n = Pointwise(n.out, n.axes, const(0, n.out.dtype))
+    for n in reversed(nodes):
         if _has_effect(n, given) or any(b.name in live for b in outs_of(n)):
-            nodes.append(n)
+            kept.append(n)
             live.update(reads_of(n))
-    return replace(g, nodes=tuple(reversed(nodes)))
+    return kept[::-1]
+
+
+def checks_of(n: Node) -> set[tuple[tuple[Axis, ...], Expr]]:
+    """The ops in a loop that may fail, with its axes."""
+    if not isinstance(n, LOOPS) or not any(e.checks for e in bodies_of(n)):
+        return set()
+    return {(loop_axes(n), e) for e in nodes_of(*bodies_of(n)) if e.op.guarded}
+
+
+def only_checks(n: Loop) -> Loop:
+    """A map without its values, along the axes that its checks depend on; else the loop itself."""
+    if not isinstance(n, Pointwise) or any(e.op is MASKED for e in nodes_of(n.body)):
+        return n
+    body = keep_checks(const(False, BOOL), (n.body,))
+    moving = {v for e in nodes_of(body) for s in syms_of(e) for v in s.free_vars}
+    axes = tuple(a for a in n.axes if a.var in moving)
+    kind = TensorType(BOOL, n.out.type.device, contiguous([a.extent for a in axes]))
+    return Pointwise(replace(n.out, type=kind), axes, body)
 
 
 def _has_effect(n: Node, given: Collection[Var]) -> bool:

@@ -7,12 +7,15 @@ Decided by bytes and recompute: a node with one reader that reads each element o
 inlined; one that is cheap (a cast, a sum of two tensors) also into several readers. A node that is
 dear and read twice stays: fusion then keeps its value in a register or a row of scratch. On GPUs
 arithmetic is cheaper and a kernel of its own dearer (`_pays_on_gpu`).
+
+Run-time checks go with the values: where no reader reads all that was checked (`x[i][:2]`), a map
+with these alone stays (`drop.only_checks`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz.context import Context
@@ -45,9 +48,11 @@ from lenz.ir.graph import (
     map_bodies,
     reads_of,
 )
-from lenz.ir.op import LOAD
+from lenz.ir.op import LOAD, MASKED
 from lenz.ir.tensor import Axis, Buffer
-from lenz.sym import ONE, ZERO, Sym, SymEnv, Var, affine_in, product
+from lenz.opt.drop import drop, only_checks
+from lenz.opt.unmask import spare_of, tests_of
+from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
 
 # Cost (f32 additions) up to which a value is computed again rather than stored and loaded:
 # a load and a store of 4 bytes each from L2 take about as long as four additions.
@@ -84,15 +89,17 @@ def inline(g: Graph, cx: Context) -> Graph:
     """Substitute producers into readers, in one walk from first to last node."""
     if not cx.options.inline:
         return g
+    g = drop(g, cx)  # those whom nobody reads are no readers
     uses = uses_of(g)
     # A read may not move behind a call that writes what it reads.
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     bodies: dict[str, Pointwise] = {}
     kept: dict[str, tuple[Sym, ...]] = {}
+    covered: set[str] = set()  # of those with checks: whom some reader reads as far as it takes
     nodes: list[Node] = []
     for n in g.nodes:
         if isinstance(n, LOOPS):
-            n = _substitute(n, bodies)
+            n = _substitute(n, bodies, covered)
         nodes.append(n)
         if (
             isinstance(n, Pointwise)
@@ -103,7 +110,23 @@ def inline(g: Graph, cx: Context) -> Graph:
             bodies[n.out.name] = n
         elif isinstance(n, LOOPS):
             kept[n.out.name] = n.out.shape
-    return replace(g, nodes=tuple(nodes))
+    return replace(g, nodes=_without(g, nodes, bodies, covered))
+
+
+def _without(
+    g: Graph, nodes: list[Node], inlined: Collection[str], covered: Collection[str]
+) -> tuple[Node, ...]:
+    """The nodes but for those that stand in all their readers; their checks, if lost, stay."""
+    read = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
+    kept: list[Node] = []
+    for n in reversed(nodes):
+        if isinstance(n, Pointwise) and n.out.name in inlined and n.out.name not in read:
+            if not n.body.checks or n.out.name in covered:
+                continue
+            n = only_checks(n)
+        kept.append(n)
+        read.update(reads_of(n))
+    return tuple(reversed(kept))
 
 
 def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: SymEnv) -> bool:
@@ -123,7 +146,8 @@ def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: Sy
         return False
     if n.out.type.device != "cpu":
         launch = not any(
-            e.attrs[0] in kept and _reads_each_once(e, n.axes, kept[e.attrs[0]])
+            e.attrs[0] in kept
+            and _takes_each_once(list(zip(e.attrs[1], kept[e.attrs[0]], strict=True)), n.axes)
             for e in loads_of(n.body)
         )
         return _pays_on_gpu(n, u, own, launch)
@@ -173,10 +197,43 @@ def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv) -> int:
     return env.hint(product(a.extent for a in outer)) * -(-inner // GPU_TILE)
 
 
-def _reads_each_once(e: Expr, axes: tuple[Axis, ...], shape: tuple[Sym, ...]) -> bool:
-    """True when the load takes every element of a buffer exactly once over the axes."""
+def _covers(e: Expr, n: Loop, p: Pointwise) -> bool:
+    """True when a loop loads at all indices of a map's result at which its checks differ."""
+    checks = only_checks(p).axes
+    every = list(zip(e.attrs[1], p.out.shape, strict=True))
+    pairs = [d for a, d in zip(p.axes, every, strict=True) if a in checks]
+    inside = {x for i, size in every for x in (i, size - 1 - i)}
+    for m in nodes_of(*bodies_of(n)):
+        masks = m.op is MASKED and any(x.attrs == e.attrs for x in loads_of(m.args[1]))
+        # Tests may say that the index is inside of the result, and no more.
+        if masks and any(spare_of(t) not in inside for t in tests_of(m.args[0])):
+            return False
+    axes = loop_axes(n)
+    moved = [v for i, _ in pairs for v in i.free_vars]
+    if len(set(moved)) == len(moved) and all(_all_along(i, size, axes) for i, size in pairs):
+        return True
+    return any(
+        _takes_each_once(x, [a for a in axes if any(a.var in i.free_vars for i, _ in x)])
+        for x in (pairs, every)
+    )
+
+
+def _all_along(i: Sym, size: Sym, axes: tuple[Axis, ...]) -> bool:
+    """True when an index runs over a whole dimension as an axis does, shifted or turned round."""
+    for a in axes:
+        match affine_in(i, a.var):
+            case (step, k) if step is ONE:
+                return prove_le(k, ZERO) and prove_le(size - k, a.extent)
+            case (step, k) if step is Int(-1):
+                return prove_le(size, k + 1) and prove_lt(k, a.extent)
+    return size is ONE
+
+
+def _takes_each_once(dims: Sequence[tuple[Sym, Sym]], axes: Sequence[Axis]) -> bool:
+    """True when indices of dimensions, with their sizes, have every value just once over axes."""
     rest: Sym = ZERO
-    for i, extent in zip(e.attrs[1], shape, strict=True):
+    step: Sym = ONE
+    for i, extent in dims:
         rest = rest * extent + i
     steps: dict[Sym, Sym] = {}
     for a in axes:
@@ -186,13 +243,12 @@ def _reads_each_once(e: Expr, axes: tuple[Axis, ...], shape: tuple[Sym, ...]) ->
         if parts is None or parts[0] in steps:
             return False
         steps[parts[0]], rest = a.extent, parts[1]
-    step: Sym = ONE
     while step in steps:
         step = step * steps.pop(step)
-    return rest is ZERO and not steps and step is product(shape)
+    return rest is ZERO and not steps and step is product(size for _, size in dims)
 
 
-def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
+def _substitute(n: Loop, bodies: dict[str, Pointwise], covered: set[str]) -> Loop:
     budget = MAX_NODES
     origins: dict[str, None] = {}
 
@@ -206,14 +262,16 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise]) -> Loop:
         if budget < 0:
             return None
         origins.update(dict.fromkeys(p.out.origin))
+        if p.body.checks and name not in covered and _covers(e, n, p):
+            covered.add(name)
         at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
         return reindex(p.body, at, e.args)
 
     if not any(name in bodies for name in reads_of(n)):
         return n
-    n = map_bodies(n, lambda e: replace_loads(e, replacement))
+    new = map_bodies(n, lambda e: replace_loads(e, replacement))
     origin = tuple(dict.fromkeys((*origins, *n.out.origin)))
-    return replace(n, out=replace(n.out, origin=origin))
+    return replace(new, out=replace(n.out, origin=origin))
 
 
 def uses_of(g: Graph) -> dict[str, Uses]:
@@ -235,7 +293,9 @@ def uses_of(g: Graph) -> dict[str, Uses]:
                 for e in loads_of(*bodies_of(n)):
                     name = e.attrs[0]
                     if n.out.type.device != "cpu":
-                        once = name not in seen and _reads_each_once(e, axes, shapes[name])
+                        once = name not in seen and _takes_each_once(
+                            list(zip(e.attrs[1], shapes[name], strict=True)), axes
+                        )
                         of(name).apart |= not once
                         of(name).reads += _reads(e, axes, g.env)
                     seen[name] = seen.get(name, 0) + 1

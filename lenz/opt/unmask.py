@@ -31,7 +31,7 @@ from lenz.ir.expr import (
 from lenz.ir.graph import Graph, Loop, Reduction, buffers_of, map_bodies, map_gpu_loops
 from lenz.ir.op import INDEX, MASKED
 from lenz.ops.bits import AND
-from lenz.ops.compare import LT
+from lenz.ops.compare import LE, LT
 from lenz.sym import Int, Sym, Var
 
 UNIT = 8  # elements of a half type in 16 bytes
@@ -58,7 +58,7 @@ def _unmasked(n: Loop, shapes: Mapping[str, tuple[Sym, ...]]) -> Loop:
 def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]) -> Expr:
     """A masked value with the tests of places in rows at its loads, if one of them gains by it."""
     cond, value, other = e.args
-    tests = _tests(cond)
+    tests = tests_of(cond)
     rows = {t: s for t in tests if (s := _own_place(t, tests)) is not None}
     loads = loads_of(value)
     if any(x.op.guarded for x in nodes_of(value)):
@@ -95,7 +95,7 @@ def _for_load(
     return ops.lt(test.args[0], index(Int(end), I64))
 
 
-def _tests(cond: Expr) -> list[Expr]:
+def tests_of(cond: Expr) -> list[Expr]:
     """The conditions that must all hold."""
     found: list[Expr] = []
     todo = [cond]
@@ -106,6 +106,14 @@ def _tests(cond: Expr) -> list[Expr]:
         else:
             found.append(e)
     return found
+
+
+def spare_of(test: Expr) -> Sym | None:
+    """What is at least 0 where a comparison of two positions holds; None for other tests."""
+    if test.op not in (LT, LE) or any(x.op is not INDEX or x.args for x in test.args):
+        return None
+    low, high = (x.attrs[0] for x in test.args)
+    return high - low - (test.op is LT)  # type: ignore[no-any-return]  # attributes are Any
 
 
 def _own_place(test: Expr, tests: list[Expr]) -> Sym | None:

@@ -93,11 +93,13 @@ def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
 
 
 def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
-    """Values that are read outside of their cell, returned, or written back to inputs."""
+    """Values read outside of their cell, returned, written back to inputs, or there for a check."""
     names = {r for a in g.outputs for r in atom_refs(a)}
+    read = {r for n in g.nodes for r in reads_of(n)}
     for cell in cells:
         if isinstance(cell, Group):
             own = {n.name for n in cell.nests}
+            names |= {n.name for n in cell.nests if n.name not in read and n.checks}
             for n in cell.nests:
                 if n.target != n.name:
                     names |= {n.name} if n.update is None else {n.name, n.target}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lenz.ir.expr import Expr, cost_of, loads_of, nodes_of
+from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.schedule.nest import (
     Axes,
     Domain,
@@ -191,7 +191,7 @@ def device_of(g: Group) -> str:
 
 def may_fail(g: Group) -> bool:
     """True when a check in the group may raise once its kernel has run, as those of CPUs do."""
-    return device_of(g) == "cpu" and any(e.op.guarded for n in g.nests for e in nodes_of(*n.exprs))
+    return device_of(g) == "cpu" and any(n.checks for n in g.nests)
 
 
 def overwrites(g: Group) -> bool:

@@ -64,6 +64,11 @@ class Nest:
         """Every expression of it."""
         return (self.body, *(() if self.finish is None else (self.finish,)), *self.bound)
 
+    @property
+    def checks(self) -> bool:
+        """True when it may fail."""
+        return any(e.checks for e in self.exprs)
+
 
 def nest_of(
     n: Loop, layouts: Mapping[str, Layout], roots: Mapping[str, str], target: str | None = None

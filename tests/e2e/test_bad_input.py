@@ -188,11 +188,48 @@ def test_parameters_outside_of_their_range(number: int) -> None:
     same_error(fn, column(0.5, 0.0), column(float("nan"), 1.0))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an integer times 0 is folded, and its node goes with its check"
-)
-def test_a_check_of_what_is_multiplied_by_0() -> None:
-    same_error(lambda p: torch.multinomial(p, 1) * 0, column(0.5, 1.0), column(0.5, -1.0))
+UNREAD: dict[str, Fn] = {
+    "times 0": lambda x, i: x[i].long() * 0,
+    "and False": lambda x, i: (x[i] > 3) & False,
+    "equal to itself": lambda x, i: x.long()[i] >= x.long()[i],
+    "through others": lambda x, i: (x.long()[i].sum(1) + 2) * 0,
+    "sampled": lambda x, i: torch.multinomial(torch.where(i == 99, -1.0, i.float()), 1) * 0,
+    "its shape": lambda x, i: x[i].new_zeros(3),
+    "a part": lambda x, i: x[i][:1] * 2,
+    "a sum of a part": lambda x, i: x[i][:1].sum(),
+    "a part of each": lambda x, i: (x[i].T[2:] * 2, x[i][:, :3] + 1),
+    "padded": lambda x, i: F.pad(x[i], (1, 2, 3, -2)) * 2,
+    "joined, then cut": lambda x, i: torch.cat([x * 2, x[i], x * 2])[:11] * 2,
+    "positions of positions": lambda x, i: x[i][i[:1] - 1] * 2,
+    "of nothing": lambda x, i: x[i][:, :0] * 2,
+    "a diagonal": lambda x, i: (x[i] * 2).diagonal()[:1] * 2,
+    "turned round": lambda x, i: x[i].flip(0)[1:] * 2,
+}
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_check_of_what_nobody_reads(name: str, dynamic: bool) -> None:
+    """What a fold or a slice throws away has been checked in eager."""
+    good, bad = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 99])
+    same_error(UNREAD[name], (randn(10, 4), good), (randn(10, 4), bad), dynamic=dynamic)
+
+
+ALL_READ: dict[str, Fn] = {
+    "turned round": lambda x, i: x[i].flip(0).T * 2,
+    "flat": lambda x, i: x[i].reshape(-1) * 2,
+    "a part of each row": lambda x, i: x[i][:, 2:] * 2,
+    "joined columns": lambda x, i: torch.cat([F.embedding(i, x), F.embedding(i, x * 2)]),
+    "extrema": lambda x, i: x[i].max(1).values + 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", ALL_READ)
+def test_a_check_is_done_once_where_all_is_read(name: str, dynamic: bool) -> None:
+    report = lenz.explain(ALL_READ[name], dynamic=dynamic)(randn(10, 4), torch.tensor([1, 2, 3]))
+    (graph,) = report.graphs
+    assert len(graph.kernels) == 1, [k.name for k in graph.kernels]
 
 
 def test_powers_of_integers() -> None:
