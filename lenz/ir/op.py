@@ -135,7 +135,7 @@ CHECKED = Op(
     "checked",
     2,
     _checked_dtype,
-    eager=lambda value, i: torch.where(torch.ones_like(i, dtype=torch.bool), value, value),
+    eager=lambda value, i: torch.broadcast_tensors(value, i)[0],  # of any dtype, in torch 2.11 too
     llvm=lambda b, dtype, types, xs, attrs: xs[0],
     triton="tl.where({1} < 0, {0}, {0})",
     cost=0.0,
