@@ -8,8 +8,10 @@ from lenz import ops
 from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import split
 from lenz.lower.index import checked, position
 from lenz.lower.operand import Operand, number, promote
+from lenz.lower.reduce import extremum, none_of
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO, Int, Sym
 
@@ -79,13 +81,30 @@ def bucketize(
 def histc(
     b: GraphBuilder, x: Value, bins: int = 100, min: Sym | float = 0, max: Sym | float = 0
 ) -> Value | Decline:
-    """How many elements lie in each of `bins` equal parts of [min, max], the ends included."""
-    if x.dtype.is_half or not x.dtype.is_float or ZERO in x.shape:
-        return Decline("a histogram of integers, of halves, which eager rounds on the way, or none")
+    """How many elements lie in each of `bins` equal parts of [min, max], the ends included.
+
+    Without a range, between the least and the greatest element; one of width 0 is widened by 2.
+    """
+    if x.dtype.is_half or not x.dtype.is_float:
+        return Decline("a histogram of integers, or of halves, which eager rounds on the way")
+    if ZERO in x.shape:
+        return b.map(lambda i: const(0, b.result.dtype))
+    if isinstance(min, Sym) or isinstance(max, Sym):
+        return Decline("a histogram between symbolic numbers")
     t = compute_dtype(x.dtype)
-    if isinstance(min, Sym) or isinstance(max, Sym) or min == max:
-        return Decline("a histogram between the least and the greatest element, which may be NaN")
     low, high = const(min, t), const(max, t)
+    if min == max:
+        if (refused := none_of(x, None)) is not None:
+            return refused
+        ends = ((k, b.temp((), t)) for k in ("min", "max"))
+        low, high = (
+            extremum(b, k, x, split(x.shape, None), False, type, k).at(()) for k, type in ends
+        )
+        wrong = ops.logical_not(ops.isfinite(ops.sub(ops.abs(high), ops.abs(low))))
+        low = ops.assert_not(wrong, low, "assert_finite")
+        flat, one = ops.eq(low, high), const(1, t)
+        low = ops.where(flat, ops.sub(low, one), low)
+        high = ops.where(flat, ops.add(high, one), high)
     row = b.temp((Int(bins + 1),), I64)
     zeros = b.map(lambda i: const(0, I64), row)
 

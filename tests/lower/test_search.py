@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from harness import check
+from harness import check, evaluated
 
 EDGES = torch.tensor([-2.0, -0.5, -0.5, 0.0, 1.0, 1.0, 1.0, 3.5, 9.0])
 X = torch.cat([torch.linspace(-3, 10, 40), EDGES, torch.tensor([math.nan, math.inf, -math.inf])])
@@ -46,4 +46,13 @@ def test_histc() -> None:
     for bins in (1, 5, 100):
         check(lambda x, b=bins: torch.histc(x, b, -2, 3.5), x)
         check(lambda x, b=bins: torch.histc(x, b, -2, 3.5), x.double().view(1, -1))
-    check(lambda x: torch.histc(x), x[:40], native=False)
+    for y in (x[x.isfinite()], torch.full((3,), 2.0), torch.tensor(1.5)):
+        for dynamic in (False, True):
+            check(lambda x: torch.histc(x, 7), y, dynamic=dynamic)
+    check(lambda x: (torch.histc(x, 3), torch.histc(x, 3, 1, 2)), x[:0])
+
+
+def test_histc_of_what_is_not_finite() -> None:
+    for wrong in (math.nan, math.inf, -math.inf):
+        with pytest.raises(RuntimeError, match="not finite"):
+            evaluated(lambda x: torch.histc(x, 3), torch.tensor([1.0, wrong, 2.0]))
