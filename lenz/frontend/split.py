@@ -37,6 +37,7 @@ CHOICES = {
     aten.median.dim: 1,
 }
 COMPARISONS = tuple(getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 NORMED = 1 << 18  # bytes; less is not worth a kernel
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 HALVES = (torch.float16, torch.bfloat16)
@@ -76,10 +77,12 @@ def split(
             shorten(joint.graph, n, limit, backward)
     dedup(joint)
     for n in joint.graph.nodes:
-        is_random = torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
-        if is_random and n.meta.get("recompute") in AGAIN:
+        if is_random(n) and n.meta.get("recompute") in AGAIN:
             for made in (n, *(u for u in n.users if u.target is operator.getitem)):
                 made.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        elif n.target in PUTS and n in backward:
+            for x in made_of_nothing(n.args[1]):
+                x.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif n.target in COMPARISONS:
             for x in compared_with_own(n) - backward:  # any order: all get one mark
                 x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -111,6 +114,29 @@ def compared_with_own(n: Node) -> set[Node]:
             seen.update(new)
             stack += new
         found |= {x} & seen if x.op == "call_function" else set()
+    return found
+
+
+def is_random(n: Node) -> bool:
+    """Say whether a call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
+
+
+def made_of_nothing(indices: Any) -> set[Node]:
+    """Return what index tensors are computed with, of those that no argument has a part in.
+
+    Computed again, such positions are known where the gradient is compiled (`lower/known.py`).
+    """
+    found: set[Node] = set()
+    for x in indices:
+        seen = {x} if x is not None else set()
+        stack = list(seen)
+        while stack:
+            new = [m for m in stack.pop().all_input_nodes if m not in seen]
+            seen.update(new)
+            stack += new
+        if all(n.op == "call_function" and not is_random(n) for n in seen):
+            found |= seen
     return found
 
 

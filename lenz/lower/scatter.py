@@ -15,6 +15,7 @@ from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
 from lenz.lower.index import at_positions, checked, is_position, position
+from lenz.lower.known import gathered
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
 from lenz.lower.view import flatten, unflatten
@@ -235,6 +236,8 @@ def index_put(
     dims = list(given)
     front = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
     over = (*kept[:front], *shared, *kept[front:])
+    if accumulate and (found := gathered(b, x, given, values)) is not None:
+        return found
     mode: UpdateMode = "add" if accumulate else "set"
     return update(
         b, mode, x, over, lambda i: at_positions(x, given, i),
