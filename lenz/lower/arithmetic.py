@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -63,8 +64,7 @@ def div(
 @lowering("floor_divide")
 def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
     """x / y rounded down."""
-    made: Value | Decline = div(b, x, y, "floor")
-    return made
+    return div(b, x, y, "floor")
 
 
 def _is(e: Expr, value: float) -> Expr:
@@ -82,6 +82,17 @@ def _sinc(e: Expr) -> Expr:
     return ops.where(_is(e, 0.0), const(1.0, e.dtype), ops.div(ops.sin(angle), angle))
 
 
+def frac(e: Expr) -> Expr:
+    """e without its whole part."""
+    return ops.sub(e, ops.trunc(e))
+
+
+def _angle(e: Expr) -> Expr:
+    """0 or pi by the sign of a real number; NaN stays."""
+    pi, zero = const(math.pi, e.dtype), const(0.0, e.dtype)
+    return ops.where(ops.isnan(e), e, ops.where(ops.lt(e, zero), pi, zero))
+
+
 def _enter(fn: Callable[[Expr], Expr], *names: str) -> None:
     """Register a function of one operand."""
     lowering(*names)(lambda b, x: _float_map(b, x, fn))
@@ -92,8 +103,9 @@ _enter(ops.rsqrt, "rsqrt")
 _enter(ops.square, "square", "special_square")  # in i64 for bool
 _enter(lambda e: ops.mul(e, const(math.pi / 180.0, e.dtype)), "deg2rad")
 _enter(lambda e: ops.mul(e, const(180.0 / math.pi, e.dtype)), "rad2deg")
-_enter(lambda e: ops.sub(e, ops.trunc(e)), "frac")
+_enter(frac, "frac")
 _enter(_sinc, "sinc", "special_sinc")
+_enter(_angle, "angle")
 
 
 @lowering("round")
@@ -114,18 +126,7 @@ def round_(b: GraphBuilder, x: Value, decimals: int = 0) -> Value:
 @lowering("sign", "sgn")
 def sign(b: GraphBuilder, x: Value) -> Value:
     """-1, 0 or 1, and 0 for NaN; bool stays itself."""
-    return b.map(lambda i: sign_of(x.compute(i)))
-
-
-def sign_of(e: Expr) -> Expr:
-    """(e > 0) - (e < 0)."""
-    if e.dtype is BOOL:
-        return e
-    zero, one = const(0, e.dtype), const(1, e.dtype)
-    up = ops.where(ops.gt(e, zero), one, zero)
-    if e.dtype.kind == "uint":
-        return up
-    return ops.where(ops.lt(e, zero), const(-1, e.dtype), up)
+    return b.map(lambda i: ops.sign(x.compute(i)))
 
 
 @lowering("clamp", "clip")
@@ -165,10 +166,8 @@ def power(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
             return b.map(lambda i: short(element(x, i, t)))
     elif t.is_integer and isinstance(y, Sym) and (y.lo is None or y.lo < 0):
         return Decline("an integer to a power that may be negative, which is an error in eager")
-    elif t.is_integer:
-        return b.map(lambda i: integer_power(element(x, i, t), element(y, i, t)))
-    if t.is_integer:
-        return b.map(lambda i: _repeated(element(x, i, t), int(y)))  # type: ignore[arg-type]  # a number here: Value and Sym are taken above
+    if t.is_integer and isinstance(y, (bool, int, float)):
+        return b.map(lambda i: _repeated(element(x, i, t), int(y)))
     table = op_named("pow")
     return b.map(lambda i: ops.apply(table, element(x, i, t), element(y, i, t)))
 
@@ -198,23 +197,6 @@ def _repeated(e: Expr, n: int) -> Expr:
         n >>= 1
         e = ops.square(e) if n else e
     return out
-
-
-def integer_power(x: Expr, n: Expr) -> Expr:
-    """x to the power n by squaring, all bits of n; negative n gives 1 for 1, +-1 for -1, else 0."""
-    t = x.dtype
-    zero, one = const(0, t), const(1, t)
-    out, factor = one, x
-    for bit in range(t.bits - (t.kind == "int")):
-        chosen = ops.ne(ops.and_(n, const(1 << bit, t)), zero)
-        out = ops.where(chosen, ops.mul(out, factor), out)
-        factor = ops.square(factor)
-    if t.kind == "uint":
-        return out
-    odd = ops.ne(ops.and_(n, one), zero)
-    minus = ops.where(odd, const(-1, t), one)
-    below = ops.where(_is(x, 1), one, ops.where(_is(x, -1), minus, zero))
-    return ops.where(ops.lt(n, zero), below, out)
 
 
 @lowering("ldexp")
@@ -248,18 +230,6 @@ def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value] | Decline:
         return ops.where(still, e, ops.bitcast(half, t)), ops.cast(power, I32)
 
     return b.map(lambda i: parts(i)[0]), b.map(lambda i: parts(i)[1], b.results[1], "exponent")
-
-
-@lowering("angle")
-def angle(b: GraphBuilder, x: Value) -> Value:
-    """0 or pi by the sign of a real number; NaN stays."""
-
-    def fn(i: Index) -> Expr:
-        e = element(x, i, b.result.dtype)
-        pi, zero = const(math.pi, e.dtype), const(0.0, e.dtype)
-        return ops.where(ops.isnan(e), e, ops.where(ops.lt(e, zero), pi, zero))
-
-    return b.map(fn)
 
 
 @lowering("heaviside")
@@ -300,16 +270,13 @@ def nan_to_num(
     return b.map(fn)
 
 
-def _enter_infinity(name: str, which: float) -> None:
-    """Register the test for one infinity, which no integer is."""
-
-    @lowering(name)
-    def test(b: GraphBuilder, x: Value) -> Value:
-        return b.map(lambda i: _is(x.compute(i), which) if x.dtype.is_float else const(False, BOOL))
+def _is_infinite(b: GraphBuilder, x: Value, which: float) -> Value:
+    """The test for one infinity, which no integer is."""
+    return b.map(lambda i: _is(x.compute(i), which) if x.dtype.is_float else const(False, BOOL))
 
 
-_enter_infinity("isposinf", math.inf)
-_enter_infinity("isneginf", -math.inf)
+lowering("isposinf")(lambda b, x: _is_infinite(b, x, math.inf))
+lowering("isneginf")(lambda b, x: _is_infinite(b, x, -math.inf))
 
 
 @lowering("logit", "special_logit")
@@ -329,43 +296,34 @@ def logit(b: GraphBuilder, x: Value, eps: float | None = None) -> Value:
     return _float_map(b, x, fn)
 
 
-def _xlog(name: tuple[str, ...], log: Callable[[Expr], Expr]) -> None:
-    def lower_xlog(b: GraphBuilder, x: Operand, y: Operand) -> Value:
+def _enter_two(fn: Callable[[Expr, Expr, DType | None], Expr], *names: str) -> None:
+    """Register a function of two elements, and of the type that CPUs round each step to."""
+
+    def lower_two(b: GraphBuilder, x: Operand, y: Operand) -> Value:
         t = b.result.dtype
+        steps = t if b.result.device == "cpu" else None
+        return b.map(lambda i: fn(element(x, i, t), element(y, i, t), steps))
 
-        def fn(i: Index) -> Expr:
-            e, f = element(x, i, t), element(y, i, t)
-            factor = stepped(log(f), t) if b.result.device == "cpu" else log(f)
-            product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, factor))
-            return ops.where(ops.isnan(f), f, product)
-
-        return b.map(fn)
-
-    lowering(*name)(lower_xlog)
+    lowering(*names)(lower_two)
 
 
-_xlog(("xlogy", "special_xlogy"), ops.log)
-_xlog(("special_xlog1py",), ops.log1p)
+def _xlog(log: Callable[[Expr], Expr], e: Expr, f: Expr, steps: DType | None) -> Expr:
+    factor = log(f) if steps is None else stepped(log(f), steps)
+    product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, factor))
+    return ops.where(ops.isnan(f), f, product)
 
 
-def _log_add(name: str, log1p: Callable[[Expr], Expr], exp: Callable[[Expr], Expr]) -> None:
-    def lower_log_add(b: GraphBuilder, x: Value, y: Value) -> Value:
-        """max + log(1 + exp(min - max)); equal infinities give themselves."""
-        t = b.result.dtype
-
-        def fn(i: Index) -> Expr:
-            e, f = element(x, i, t), element(y, i, t)
-            high = ops.maximum(e, f)
-            same = ops.and_(ops.isinf(e), ops.eq(e, f))
-            gap = ops.neg(ops.abs(ops.sub(e, f)))
-            return ops.where(same, e, ops.add(high, log1p(exp(gap))))
-
-        return b.map(fn)
-
-    lowering(name)(lower_log_add)
+_enter_two(partial(_xlog, ops.log), "xlogy", "special_xlogy")
+_enter_two(partial(_xlog, ops.log1p), "special_xlog1py")
 
 
-_log_add("logaddexp", ops.log1p, ops.exp)
-_log_add(
-    "logaddexp2", lambda e: ops.mul(ops.log1p(e), const(1.0 / math.log(2.0), e.dtype)), ops.exp2
-)
+def _log_add(base: float, exp: Callable[[Expr], Expr], e: Expr, f: Expr, _: object) -> Expr:
+    """max + log(1 + exp(min - max)); equal infinities give themselves."""
+    same = ops.and_(ops.isinf(e), ops.eq(e, f))
+    rest = ops.log1p(exp(ops.neg(ops.abs(ops.sub(e, f)))))
+    rest = rest if base == math.e else ops.mul(rest, const(1.0 / math.log(base), e.dtype))
+    return ops.where(same, e, ops.add(ops.maximum(e, f), rest))
+
+
+_enter_two(partial(_log_add, math.e, ops.exp), "logaddexp")
+_enter_two(partial(_log_add, 2.0, ops.exp2), "logaddexp2")

@@ -35,6 +35,7 @@ from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguou
 from lenz.sym import ZERO, Sym, substitute
 
 Index = tuple[Sym, ...]
+At = Callable[[Index], Expr]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
-from lenz.lower.arithmetic import sign_of
 from lenz.lower.bag import bags_of
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, position
@@ -49,13 +48,13 @@ def _slope(gap: Expr, far: Expr, dy: Expr, p: float) -> Expr:
     """dy times the derivative of the distance `far` by one coordinate, in which it has `gap`."""
     size, zero = ops.abs(gap), const(0.0, gap.dtype)
     if p == 1:
-        return ops.mul(dy, sign_of(gap))
+        return ops.mul(dy, ops.sign(gap))
     if p == math.inf:
-        return ops.where(ops.eq(size, far), ops.mul(dy, sign_of(gap)), zero)
+        return ops.where(ops.eq(size, far), ops.mul(dy, ops.sign(gap)), zero)
     if p == 2:
         slope = ops.mul(ops.div(dy, far), gap)  # one division for all coordinates
     else:
-        part = ops.mul(sign_of(gap), _power(size, p - 1))
+        part = ops.mul(ops.sign(gap), _power(size, p - 1))
         slope = ops.div(ops.mul(part, dy), _power(far, p - 1))
     still = ops.eq(far, zero)
     still = ops.or_(still, ops.eq(gap, zero)) if p < 1 else still

@@ -12,7 +12,8 @@ from lenz.ir.expr import Expr, const
 from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
 from lenz.ir.tensor import TensorType
-from lenz.lower.arithmetic import divided, sign_of
+from lenz.lower.activation import sigmoid_of
+from lenz.lower.arithmetic import divided, frac
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import reduce_over, split
 from lenz.lower.multiply_add import lerp_of, product_added, quotient_added
@@ -43,9 +44,7 @@ def _each(b: GraphBuilder, fn: Callable[[int, Index, DType], Expr]) -> tuple[Val
 def _binary(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
     """Overloads List, Scalar, ScalarList and Tensor of one op; alpha scales the second operand."""
 
-    def lower_binary(
-        b: GraphBuilder, xs: Tensors, others: Others, *, alpha: bool | int | float = 1
-    ) -> tuple[Value, ...] | Decline:
+    def lower_binary(b: GraphBuilder, xs: Tensors, others: Others, *, alpha: Any = 1) -> Any:
         device = xs[0].device
         kept = keeps(name.removeprefix("_foreach_"), device, 1)
 
@@ -65,18 +64,10 @@ def _binary(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
     lowering(name)(lower_binary)
 
 
-_BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "_foreach_add": ops.add,
-    "_foreach_sub": ops.sub,
-    "_foreach_mul": ops.mul,
-    "_foreach_div": ops.div,
-    "_foreach_maximum": ops.maximum,
-    "_foreach_minimum": ops.minimum,
-    "_foreach_clamp_min": ops.maximum,
-    "_foreach_clamp_max": ops.minimum,
-}
-for _name, _of in _BINARY.items():
-    _binary(_name, _of)
+for _name in ("add", "sub", "mul", "div", "maximum", "minimum"):
+    _binary(f"_foreach_{_name}", getattr(ops, _name))
+_binary("_foreach_clamp_min", ops.maximum)
+_binary("_foreach_clamp_max", ops.minimum)
 
 
 @lowering("_foreach_pow.Scalar", "_foreach_pow.List", "_foreach_pow.ScalarList")
@@ -102,18 +93,11 @@ def foreach_power_of(b: GraphBuilder, base: Operand, xs: Tensors) -> tuple[Value
     return _each(b, lambda k, i, t: ops.apply(table, element(base, i, t), element(xs[k], i, t)))
 
 
-_UNARY: dict[str, Callable[[Expr], Expr]] = {
-    "abs": ops.abs, "neg": ops.neg, "sqrt": ops.sqrt, "rsqrt": ops.rsqrt, "exp": ops.exp,
-    "expm1": ops.expm1, "log": ops.log, "log2": ops.log2, "log10": ops.log10, "log1p": ops.log1p,
-    "sin": ops.sin, "cos": ops.cos, "tan": ops.tan, "asin": ops.asin, "acos": ops.acos,
-    "atan": ops.atan, "sinh": ops.sinh, "cosh": ops.cosh, "tanh": ops.tanh, "erf": ops.erf,
-    "floor": ops.floor, "ceil": ops.ceil, "trunc": ops.trunc, "round": ops.round,
-    "reciprocal": ops.reciprocal, "sign": sign_of,
-    "frac": lambda e: ops.sub(e, ops.trunc(e)),
-    "sigmoid": lambda e: ops.div(
-        const(1.0, e.dtype), ops.add(const(1.0, e.dtype), ops.exp(ops.neg(e)))
-    ),
-}  # fmt: skip
+_UNARY = (
+    "abs", "neg", "sqrt", "rsqrt", "exp", "expm1", "log", "log2", "log10", "log1p", "sin", "cos",
+    "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf", "floor", "ceil", "trunc",
+    "round", "reciprocal", "sign",
+)  # fmt: skip
 
 
 def _unary(name: str, of: Callable[[Expr], Expr]) -> None:
@@ -123,8 +107,10 @@ def _unary(name: str, of: Callable[[Expr], Expr]) -> None:
     lowering(f"_foreach_{name}")(lower_unary)
 
 
-for _name, _fn in _UNARY.items():
-    _unary(_name, _fn)
+for _name in _UNARY:
+    _unary(_name, getattr(ops, _name))
+_unary("frac", frac)
+_unary("sigmoid", sigmoid_of)
 
 
 @lowering("_foreach_zero")
@@ -180,14 +166,12 @@ _fused("_foreach_addcdiv", quotient_added)
 @lowering("_foreach_lerp")
 def foreach_lerp(b: GraphBuilder, xs: Tensors, ends: Tensors, weights: Others) -> tuple[Value, ...]:
     """The points between each pair of tensors."""
-    return _each(
-        b,
-        lambda k, i, t: lerp_of(
-            element(xs[k], i, t),
-            element(ends[k], i, t),
-            element(_pick(weights, k), i, t, kept=True),
-        ),
-    )
+
+    def fn(k: int, i: Index, t: DType) -> Expr:
+        weight = element(_pick(weights, k), i, t, kept=True)
+        return lerp_of(element(xs[k], i, t), element(ends[k], i, t), weight)
+
+    return _each(b, fn)
 
 
 @lowering("_foreach_norm")

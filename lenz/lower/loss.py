@@ -11,20 +11,13 @@ from collections.abc import Callable, Sequence
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import common_shape, count, reduce_over, split
-from lenz.lower.operand import broadcast, parameter
+from lenz.lower.operand import parameter, reader
 from lenz.lower.registry import lowering
 
 # at::Reduction, as the ops get it.
 NONE, MEAN, SUM = 0, 1, 2
-
-At = Callable[[Index], Expr]
-
-
-def reader(x: Value, acc: DType) -> At:
-    """One element of an operand that broadcasts, in the compute type."""
-    return lambda i: ops.cast(x.at(broadcast(x, i)), acc)
 
 
 def reduced(b: GraphBuilder, values: Sequence[Value], reduction: int, loss: At) -> Value:
@@ -51,130 +44,83 @@ def gradient(
     return b.map(at)
 
 
-def difference(b: GraphBuilder, x: Value, y: Value) -> At:
-    """x - y in the compute type of the result."""
-    acc = compute_dtype(b.result.dtype)
-    left, right = reader(x, acc), reader(y, acc)
-    return lambda i: ops.sub(left(i), right(i))
-
-
 def refused(b: GraphBuilder) -> Decline | None:
     """The refusal of losses that eager has for floats only."""
     return None if b.result.dtype.is_float else Decline("eager has this loss for floats only")
 
 
-@lowering("mse_loss")
-def mse_loss(b: GraphBuilder, x: Value, target: Value, reduction: int = MEAN) -> Value:
-    """(x - y)^2."""
-    d = difference(b, x, target)
-    return reduced(b, (x, target), reduction, lambda i: ops.square(d(i)))
+def _enter_loss(packet: str, loss: Callable[..., Expr], slope: Callable[..., Expr]) -> None:
+    """Register loss(x, y, *numbers) and its gradient dy slope(x, y, *numbers)."""
+
+    def of(b: GraphBuilder, fn: Callable[..., Expr], x: Value, y: Value, *numbers: float) -> At:
+        left, right = (reader(v, compute_dtype(b.result.dtype)) for v in (x, y))
+        return lambda i: fn(left(i), right(i), *numbers)
+
+    @lowering(packet)
+    def forward(
+        b: GraphBuilder, x: Value, y: Value, reduction: int = MEAN, *numbers: float
+    ) -> Value | Decline:
+        no = None if packet == "mse_loss" else refused(b)
+        return no or reduced(b, (x, y), reduction, of(b, loss, x, y, *numbers))
+
+    @lowering(f"{packet}_backward")
+    def backward(
+        b: GraphBuilder, grad: Value, x: Value, y: Value, reduction: int, *numbers: float
+    ) -> Value:
+        return gradient(b, grad, (x, y), reduction, of(b, slope, x, y, *numbers))
 
 
-@lowering("mse_loss_backward")
-def mse_loss_backward(
-    b: GraphBuilder, grad: Value, x: Value, target: Value, reduction: int
-) -> Value:
-    """2 (x - y)."""
-    d = difference(b, x, target)
-
-    def slope(i: Index) -> Expr:
-        e = d(i)
-        return ops.mul(const(2, e.dtype), e)
-
-    return gradient(b, grad, (x, target), reduction, slope)
-
-
-@lowering("smooth_l1_loss")
-def smooth_l1_loss(
-    b: GraphBuilder, x: Value, target: Value, reduction: int = MEAN, beta: float = 1.0
-) -> Value | Decline:
+def smooth_l1(x: Expr, y: Expr, beta: float = 1.0) -> Expr:
     """With z = |x - y|: z^2 / (2 beta) where z < beta, else z - beta / 2."""
-    d = difference(b, x, target)
-
-    def loss(i: Index) -> Expr:
-        z = ops.abs(d(i))
-        scale, half = const(beta, z.dtype), const(0.5, z.dtype)
-        near = ops.div(ops.mul(half, ops.square(z)), scale)
-        return ops.where(ops.lt(z, scale), near, ops.sub(z, const(0.5 * beta, z.dtype)))
-
-    return refused(b) or reduced(b, (x, target), reduction, loss)
+    z = ops.abs(ops.sub(x, y))
+    scale, half = const(beta, z.dtype), const(0.5, z.dtype)
+    near = ops.div(ops.mul(half, ops.square(z)), scale)
+    return ops.where(ops.lt(z, scale), near, ops.sub(z, const(0.5 * beta, z.dtype)))
 
 
-@lowering("smooth_l1_loss_backward")
-def smooth_l1_loss_backward(
-    b: GraphBuilder, grad: Value, x: Value, target: Value, reduction: int, beta: float
-) -> Value:
+def smooth_l1_slope(x: Expr, y: Expr, beta: float) -> Expr:
     """-1 up to -beta, 1 from beta on, (x - y) / beta between; with beta 0, -1 at 0 as in eager."""
-    d = difference(b, x, target)
-
-    def slope(i: Index) -> Expr:
-        z = d(i)
-        low, high = const(-beta, z.dtype), const(beta, z.dtype)
-        outer = ops.where(ops.ge(z, high), const(1, z.dtype), ops.div(z, high))
-        return ops.where(ops.le(z, low), const(-1, z.dtype), outer)
-
-    return gradient(b, grad, (x, target), reduction, slope)
+    z = ops.sub(x, y)
+    low, high = const(-beta, z.dtype), const(beta, z.dtype)
+    outer = ops.where(ops.ge(z, high), const(1, z.dtype), ops.div(z, high))
+    return ops.where(ops.le(z, low), const(-1, z.dtype), outer)
 
 
-@lowering("huber_loss")
-def huber_loss(
-    b: GraphBuilder, x: Value, target: Value, reduction: int = MEAN, delta: float = 1.0
-) -> Value | Decline:
+def huber(x: Expr, y: Expr, delta: float = 1.0) -> Expr:
     """With z = |x - y|: z^2 / 2 where z <= delta, else delta (z - delta / 2)."""
-    d = difference(b, x, target)
-
-    def loss(i: Index) -> Expr:
-        z = ops.abs(d(i))
-        limit = const(delta, z.dtype)
-        far = ops.mul(limit, ops.sub(z, const(0.5 * delta, z.dtype)))
-        near = ops.mul(const(0.5, z.dtype), ops.square(z))
-        return ops.where(ops.le(z, limit), near, far)
-
-    return refused(b) or reduced(b, (x, target), reduction, loss)
+    z = ops.abs(ops.sub(x, y))
+    limit = const(delta, z.dtype)
+    far = ops.mul(limit, ops.sub(z, const(0.5 * delta, z.dtype)))
+    near = ops.mul(const(0.5, z.dtype), ops.square(z))
+    return ops.where(ops.le(z, limit), near, far)
 
 
-@lowering("huber_loss_backward")
-def huber_loss_backward(
-    b: GraphBuilder, grad: Value, x: Value, target: Value, reduction: int, delta: float
-) -> Value:
+def huber_slope(x: Expr, y: Expr, delta: float) -> Expr:
     """x - y, held within -delta and delta."""
-    d = difference(b, x, target)
-
-    def slope(i: Index) -> Expr:
-        z = d(i)
-        low, high = const(-delta, z.dtype), const(delta, z.dtype)
-        return ops.where(ops.lt(z, low), low, ops.where(ops.gt(z, high), high, z))
-
-    return gradient(b, grad, (x, target), reduction, slope)
+    z = ops.sub(x, y)
+    low, high = const(-delta, z.dtype), const(delta, z.dtype)
+    return ops.where(ops.lt(z, low), low, ops.where(ops.gt(z, high), high, z))
 
 
-@lowering("soft_margin_loss")
-def soft_margin_loss(
-    b: GraphBuilder, x: Value, target: Value, reduction: int = MEAN
-) -> Value | Decline:
+def soft_margin(x: Expr, y: Expr) -> Expr:
     """log(1 + exp(-y x)) = max(z, 0) + log(1 + exp(-|z|)) with z = -y x, which cannot overflow."""
-    acc = compute_dtype(b.result.dtype)
-    left, right = reader(x, acc), reader(target, acc)
-
-    def loss(i: Index) -> Expr:
-        return softplus(ops.neg(ops.mul(left(i), right(i))))
-
-    return refused(b) or reduced(b, (x, target), reduction, loss)
+    return softplus(ops.neg(ops.mul(x, y)))
 
 
-@lowering("soft_margin_loss_backward")
-def soft_margin_loss_backward(
-    b: GraphBuilder, grad: Value, x: Value, target: Value, reduction: int
-) -> Value:
+def soft_margin_slope(x: Expr, y: Expr) -> Expr:
     """-y / (1 + exp(y x))."""
-    acc = compute_dtype(b.result.dtype)
-    left, right = reader(x, acc), reader(target, acc)
+    return ops.div(ops.neg(y), ops.add(const(1, y.dtype), ops.exp(ops.mul(y, x))))
 
-    def slope(i: Index) -> Expr:
-        y = right(i)
-        return ops.div(ops.neg(y), ops.add(const(1, acc), ops.exp(ops.mul(y, left(i)))))
 
-    return gradient(b, grad, (x, target), reduction, slope)
+def twice(x: Expr, y: Expr) -> Expr:
+    """2 (x - y)."""
+    return ops.mul(const(2, x.dtype), ops.sub(x, y))
+
+
+_enter_loss("mse_loss", lambda x, y: ops.square(ops.sub(x, y)), twice)
+_enter_loss("smooth_l1_loss", smooth_l1, smooth_l1_slope)
+_enter_loss("huber_loss", huber, huber_slope)
+_enter_loss("soft_margin_loss", soft_margin, soft_margin_slope)
 
 
 def softplus(z: Expr) -> Expr:

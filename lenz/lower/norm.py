@@ -21,9 +21,10 @@ from lenz.errors import InternalError, Unsupported
 from lenz.ir.dtype import F64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import TensorType
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import count, reduce_over, split
 from lenz.lower.moments import Sets, moments
+from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO, Sym, sym
 
@@ -136,12 +137,8 @@ def _normalised(
         centred = ops.sub(s.x.compute(i), mean.at(row(i)))
         return shifted(ops.mul(centred, factor.at(row(i))), i)
 
-    y = b.map(out)
-    return (
-        y,
-        rounded(b, mean, result_type(b, 1), "mean"),
-        rounded(b, factor, result_type(b, 2), "rstd"),
-    )
+    y, save_mean = b.map(out), rounded(b, mean, result_type(b, 1), "mean")
+    return y, save_mean, rounded(b, factor, result_type(b, 2), "rstd")
 
 
 @lowering("native_group_norm")
@@ -174,7 +171,7 @@ class ChannelStatistics:
     """Per channel: the mean, and sum((x - mean)^2) as a function of the channel index."""
 
     mean: Value
-    squares: Callable[[Index], Expr]
+    squares: At
     n: tuple[Sym, ...]
 
 
@@ -191,9 +188,7 @@ def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
     n = count(s.over, F64)
     wide = b.temp(s.rows, F64)
 
-    def at(i: Index) -> Expr:
-        return ops.cast(x.at(i), F64)
-
+    at = reader(x, F64)
     total = reduce_over(b, "sum", s, False, at, None, wide, "total")
     total_sq = reduce_over(b, "sum", s, False, lambda i: ops.square(at(i)), None, wide, "total_sq")
     mean = b.map(lambda i: ops.div(total.at(i), n), mean_type, "mean")
@@ -260,8 +255,7 @@ class BatchNorm:
 
         invstd = b.map(invstd_of, b.temp(var.shape, self.acc), "invstd")
         y = self.apply(b, mean, invstd)
-        saved = [self.saved(b, v, k) for k, v in ((1, mean), (2, invstd))]
-        return y, saved[0], saved[1]
+        return y, self.saved(b, mean, 1), self.saved(b, invstd, 2)
 
     def saved(self, b: GraphBuilder, value: Value, position: int) -> Value:
         """An empty result on CPU, the statistics that were used elsewhere."""
@@ -286,32 +280,28 @@ class BatchNorm:
             n = count(stats.n, squares.dtype)
             return ops.div(squares, ops.sub(n, const(1, n.dtype)))
 
-        def new_mean(i: Index) -> Expr:
-            return mixed(mean.compute(i), stats.mean.at(i))
+        def moved(old: Value, new: At, position: int, name: str) -> Value:
+            type = result_type(b, position)
+            return b.map(lambda i: mixed(old.compute(i), new(i)), type, name)
 
-        def new_var(i: Index) -> Expr:
-            return mixed(var.compute(i), unbiased(i))
+        return (
+            moved(mean, stats.mean.at, first, "running_mean"),
+            moved(var, unbiased, first + 1, "running_var"),
+        )
 
-        types = result_type(b, first), result_type(b, first + 1)
-        return b.map(new_mean, types[0], "running_mean"), b.map(new_var, types[1], "running_var")
+
+def _given(args: Sequence[Any]) -> tuple[BatchNorm, bool]:
+    """The arguments of an op as aten orders them: `training` stands behind the tensors."""
+    x, weight, bias, mean, var, training, momentum, eps = args
+    return BatchNorm(x, weight, bias, mean, var, momentum, eps), training
 
 
 @lowering("_native_batch_norm_legit_functional")
-def batch_norm_functional(
-    b: GraphBuilder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, ...]:
+def batch_norm_functional(b: GraphBuilder, *args: Any) -> tuple[Value, ...]:
     """Batch normalisation that gives the new running statistics as results 3 and 4."""
-    op = BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps)
+    op, training = _given(args)
     if not training:
-        return (*op.evaluate(b), running_mean, running_var)
+        return (*op.evaluate(b), *args[3:5])
     *three, stats = op.train(b)
     return (*three, *op.updated(b, stats, 3))
 
@@ -335,39 +325,21 @@ def batch_norm_no_training(b: GraphBuilder, *args: Any) -> tuple[Value, Value, V
 
 
 @lowering("_native_batch_norm_legit.no_stats")
-def batch_norm_no_stats(
-    b: GraphBuilder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Value, Value]:
+def batch_norm_no_stats(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
     """Batch normalisation that keeps no running statistics: always by those of the batch."""
-    return BatchNorm(x, weight, bias, None, None, momentum, eps).train(b)[:3]
+    return _given((*args[:3], None, None, *args[3:]))[0].train(b)[:3]
 
 
 @lowering("native_batch_norm")
-def batch_norm(
-    b: GraphBuilder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Value, Value]:
+def batch_norm(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
     """The form that may write running statistics, which a functional graph does not hold.
 
     Raises Unsupported for it: the op's schema does not say that it writes.
     """
-    op = BatchNorm(x, weight, bias, running_mean, running_var, momentum, eps)
+    op, training = _given(args)
     if not training:
         return op.evaluate(b)
-    if running_mean is not None or running_var is not None:
+    if op.running_mean is not None or op.running_var is not None:
         raise Unsupported("native_batch_norm writes its running statistics without saying so")
     return op.train(b)[:3]
 

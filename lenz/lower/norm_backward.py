@@ -9,17 +9,17 @@ RMS norm has no mean: xhat = x * rstd, and mean(h) falls away.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, count, reduce_over, split, wrapped
 from lenz.lower.norm import Groups, group_of, scaled
+from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 from lenz.sym import Sym
-
-At = Callable[[Index], Expr]
 
 
 def row_gradient(
@@ -29,13 +29,11 @@ def row_gradient(
     rows = b.temp(s.rows, acc)
     n = count(s.over, acc)
 
-    def over_n(a: Expr) -> Expr:
-        return ops.div(a, n)
+    def mean(at: At, name: str) -> Value:
+        return reduce_over(b, "sum", s, False, at, lambda a: ops.div(a, n), rows, name)
 
-    first = reduce_over(b, "sum", s, False, h, over_n, rows, "mean_h") if centred else None
-    second = reduce_over(
-        b, "sum", s, False, lambda i: ops.mul(h(i), xhat(i)), over_n, rows, "mean_hx"
-    )
+    first = mean(h, "mean_h") if centred else None
+    second = mean(lambda i: ops.mul(h(i), xhat(i)), "mean_hx")
 
     def dx(i: Index) -> Expr:
         row = s.row(i)
@@ -46,34 +44,17 @@ def row_gradient(
 
 
 @lowering("native_layer_norm_backward")
-def native_layer_norm_backward(
-    b: GraphBuilder,
-    grad: Value,
-    x: Value,
-    normalized_shape: Sequence[Sym | int],
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
-    bias: Value | None,
-    output_mask: Sequence[bool],
-) -> tuple[Value | None, ...]:
+def native_layer_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | None, ...]:
     """dx, dweight, dbias, each where the mask asks for it."""
-    return _rows_backward(b, grad, x, len(normalized_shape), mean, rstd, weight, output_mask)
+    grad, x, inner, mean, rstd, weight, _, mask = args
+    return _rows_backward(b, grad, x, len(inner), mean, rstd, weight, mask)
 
 
 @lowering("_fused_rms_norm_backward")
-def fused_rms_norm_backward(
-    b: GraphBuilder,
-    grad: Value,
-    x: Value,
-    normalized_shape: Sequence[Sym | int],
-    rstd: Value,
-    weight: Value | None,
-    output_mask: Sequence[bool],
-) -> tuple[Value | None, ...]:
+def fused_rms_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | None, ...]:
     """dx, dweight, each where the mask asks for it."""
-    mask = (*output_mask, False)
-    return _rows_backward(b, grad, x, len(normalized_shape), None, rstd, weight, mask)[:2]
+    grad, x, inner, rstd, weight, mask = args
+    return _rows_backward(b, grad, x, len(inner), None, rstd, weight, (*mask, False))[:2]
 
 
 def _rows_backward(
@@ -90,11 +71,10 @@ def _rows_backward(
     s = split(x.shape, tuple(range(lead, x.rank)))
     acc = compute_dtype(x.dtype)
 
+    dy = reader(grad, acc)
+
     def stat(v: Value, i: Index) -> Expr:
         return ops.cast(v.compute(s.pad(s.row(i))), acc)
-
-    def dy(i: Index) -> Expr:
-        return ops.cast(grad.compute(i), acc)
 
     def xhat(i: Index) -> Expr:
         e = x.compute(i)
@@ -136,13 +116,10 @@ def native_group_norm_backward(
     if s is None:
         return Decline("group norm of an input whose dimension 1 is not the channels")
     acc = compute_dtype(x.dtype)
-    spatial = Split(x.shape, tuple(range(2, x.rank)))
+    spatial, dy = Split(x.shape, tuple(range(2, x.rank))), reader(grad, acc)
 
     def stat(v: Value, i: Index) -> Expr:
         return ops.cast(v.compute(s.row(i)), acc)
-
-    def dy(i: Index) -> Expr:
-        return ops.cast(grad.compute(i), acc)
 
     def xhat(i: Index) -> Expr:
         return ops.mul(ops.sub(x.compute(i), stat(mean, i)), stat(rstd, i))
@@ -236,13 +213,10 @@ def _batch_backward(
     mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
     acc = compute_dtype(x.dtype)
-    s = Split(x.shape, tuple(d for d in range(x.rank) if d != 1))
+    s, dy = Split(x.shape, tuple(d for d in range(x.rank) if d != 1)), reader(grad, acc)
 
     def scale(i: Index) -> Expr:
         return ops.cast(rstd.compute((i[1],)), acc)
-
-    def dy(i: Index) -> Expr:
-        return ops.cast(grad.compute(i), acc)
 
     def xhat(i: Index) -> Expr:
         return ops.mul(ops.sub(x.compute(i), ops.cast(mean.compute((i[1],)), acc)), scale(i))
@@ -300,14 +274,12 @@ def weight_norm_backward(
     """
     s = split(v.shape, [d for d in range(v.rank) if d != wrapped(dim, v.rank)])
     acc = compute_dtype(v.dtype)
+    norm = reader(norms, acc)
 
     def product(i: Index) -> Expr:
         return ops.mul(grad.compute(i), v.compute(i))
 
     total = reduce_over(b, "sum", s, True, product, None, b.temp(s.padded, acc), "total")
-
-    def norm(i: Index) -> Expr:
-        return ops.cast(norms.compute(i), acc)
 
     def dv(i: Index) -> Expr:
         row = s.pad(s.row(i))

@@ -15,7 +15,7 @@ from lenz import ops
 from lenz.errors import Unsupported
 from lenz.ir.dtype import BOOL, C64, I64, DType, compute_dtype, dtype_of
 from lenz.ir.expr import Expr, const, index
-from lenz.lower.builder import Index, Value
+from lenz.lower.builder import At, Index, Value
 from lenz.sym import ONE, ZERO, Sym
 
 Operand: TypeAlias = "Value | Sym | bool | int | float"
@@ -25,6 +25,11 @@ def broadcast(x: Value, i: Index) -> Index:
     """The index of `x` that broadcasts to the index `i` of a result of the same or higher rank."""
     tail = i[len(i) - x.rank :]
     return tuple(ZERO if n is ONE else d for n, d in zip(x.shape, tail, strict=True))
+
+
+def reader(x: Value, dtype: DType) -> At:
+    """The elements of an operand that broadcasts, in a type that arithmetic is done in."""
+    return lambda i: ops.cast(x.at(broadcast(x, i)), dtype)
 
 
 def number(x: Sym | bool | int | float, dtype: DType) -> Expr:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-import torch
+from typing import Any
 
 from lenz import ops
 from lenz.ir.dtype import BOOL, I64, U8, DType, compute_dtype
@@ -19,7 +18,7 @@ from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, common_shape, count, reduce_over, split
-from lenz.lower.operand import broadcast, number
+from lenz.lower.operand import number, reader
 from lenz.lower.registry import lowering
 from lenz.sym import Sym, minimum
 
@@ -59,14 +58,7 @@ def _enter_total(kind: ReduceKind) -> None:
     """Register sum or prod: bool and integers give i64 unless `dtype` says otherwise."""
 
     @lowering(kind)
-    def total(
-        b: GraphBuilder,
-        x: Value,
-        dim: Dim = None,
-        keepdim: bool = False,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Value:
+    def total(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any) -> Value:
         return accumulate(b, kind, x, dim, keepdim)
 
 
@@ -76,12 +68,7 @@ _enter_total("prod")
 
 @lowering("mean")
 def mean(
-    b: GraphBuilder,
-    x: Value,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any
 ) -> Value | Decline:
     """Mean: the sum divided by the number of elements; NaN when there are none."""
     if not b.result.dtype.is_float:
@@ -91,14 +78,7 @@ def mean(
 
 
 @lowering("nansum")
-def nansum(
-    b: GraphBuilder,
-    x: Value,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
+def nansum(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any) -> Value:
     """Sum in which NaN counts as zero."""
     if not x.dtype.is_float:
         return accumulate(b, "sum", x, dim, keepdim)
@@ -352,80 +332,48 @@ def norm_over(
         e = at(i)
         return ops.cast(ops.ne(e, const(0, e.dtype)), e.dtype)
 
-    def root(acc: Expr) -> Expr:
-        return ops.pow(acc, const(1.0 / p, acc.dtype))
-
     if p == 0:
         return reduce_over(b, "sum", s, keepdim, flag)
-    if p == math.inf:
+    if p == math.inf and s.is_empty:
         # The norm of no elements is 0, which max over |x| >= 0 must be told.
-        if s.is_empty:
-            return b.map(lambda i: const(0, b.result.dtype))
-        return reduce_over(b, "max", s, keepdim, size)
-    if p == -math.inf:
-        return reduce_over(b, "min", s, keepdim, size)
-    if p == 1:
-        return reduce_over(b, "sum", s, keepdim, size)
+        return b.map(lambda i: const(0, b.result.dtype))
+    kinds: dict[Scalar, ReduceKind] = {math.inf: "max", -math.inf: "min", 1: "sum"}
+    if p in kinds:
+        return reduce_over(b, kinds[p], s, keepdim, size)
     if p == 2:
         return reduce_over(b, "sum", s, keepdim, lambda i: ops.square(at(i)), ops.sqrt)
-    return reduce_over(b, "sum", s, keepdim, power, root)
-
-
-def vector_norm(b: GraphBuilder, x: Value, p: Scalar, dim: Dim, keepdim: bool) -> Value:
-    """The norm of x, whose elements are converted to the result type first."""
-    to = b.result.dtype
-    return norm_over(b, p, split(x.shape, dim), keepdim, lambda i: element(x, i, to))
+    return reduce_over(b, "sum", s, keepdim, power, lambda a: ops.pow(a, const(1.0 / p, a.dtype)))
 
 
 @lowering("linalg_vector_norm")
-def linalg_vector_norm(
-    b: GraphBuilder,
-    x: Value,
-    ord: Scalar = 2,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    """The vector norm of any order."""
-    return vector_norm(b, x, ord, dim, keepdim)
-
-
 @lowering("norm.Scalar", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype")
 def norm(
     b: GraphBuilder,
     x: Value,
-    p: Scalar | None = 2,
+    ord: Scalar | None = 2,
     dim: Dim = None,
     keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    **given: Any,
 ) -> Value:
-    """The norm over some dimensions, or of the flattened tensor."""
-    return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
+    """The vector norm over some dimensions, or all, of elements in the result's type."""
+    p, to = given.get("p", ord), b.result.dtype
+    s = split(x.shape, dim)
+    return norm_over(b, 2 if p is None else p, s, keepdim, lambda i: element(x, i, to))
 
 
 @lowering("dist")
 def dist(b: GraphBuilder, x: Value, y: Value, p: Scalar = 2) -> Value | Decline:
     """The norm of x - y."""
-    acc = compute_dtype(b.result.dtype)
-    shape = common_shape((x, y))
-
-    def at(i: Index) -> Expr:
-        left, right = (ops.cast(v.at(broadcast(v, i)), acc) for v in (x, y))
-        return ops.sub(left, right)
-
-    return norm_over(b, p, split(shape, None), False, at)
+    left, right = (reader(v, compute_dtype(b.result.dtype)) for v in (x, y))
+    s = split(common_shape((x, y)), None)
+    return norm_over(b, p, s, False, lambda i: ops.sub(left(i), right(i)))
 
 
 @lowering("logsumexp")
 def logsumexp(b: GraphBuilder, x: Value, dim: Dim, keepdim: bool = False) -> Value:
     """log(sum(exp(x))) = log(sum(exp(x - m))) + m with m = max(x), 0 where that is infinite."""
     s, acc = split(x.shape, dim), compute_dtype(b.result.dtype)
-
-    def at(i: Index) -> Expr:
-        return ops.cast(x.compute(i), acc)
-
+    at = reader(x, acc)
     if s.is_empty:
         return b.map(lambda i: const(-math.inf, b.result.dtype))
     top = reduce_over(b, "max", s, False, at, type=b.temp(s.rows, acc), name="max")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from lenz import ops
 from lenz.ir.op import Op, all_ops
 
 Lowering: TypeAlias = Callable[..., Any]
+F = TypeVar("F", bound=Lowering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +28,14 @@ class Entry:
 _BY_OVERLOAD: dict[str, Entry] = {}
 
 
-def lowering(
-    *names: str, any_dtype: bool = False, float8: bool = False
-) -> Callable[[Lowering], Lowering]:
+def lowering(*names: str, any_dtype: bool = False, float8: bool = False) -> Callable[[F], F]:
     """Register fn(builder, *args, **kwargs) for overloads ("add.Tensor") or packets ("relu").
 
     Tensors arrive as `Value`, sizes as Sym, the rest as in FX. It returns a `Value`, a tuple of
     them, or `Decline(reason)`. Names without a namespace are aten's.
     """
 
-    def enter(fn: Lowering) -> Lowering:
+    def enter(fn: F) -> F:
         for name in names:
             if name in _BY_OVERLOAD:
                 raise ValueError(f"{name} is lowered twice")

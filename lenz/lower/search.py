@@ -73,8 +73,7 @@ def bucketize(
     b: GraphBuilder, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Value | Decline:
     """For each element, its place among boundaries."""
-    made: Value | Decline = searchsorted(b, boundaries, x, right=right)
-    return made
+    return searchsorted(b, boundaries, x, right=right)
 
 
 @lowering("histc")

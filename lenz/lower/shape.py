@@ -19,6 +19,7 @@ from lenz.sym import ONE, ZERO, Int, Sym, maximum, minimum, prove_le, sym
 Size = Sym | int
 # Every part costs a comparison and a guarded load for every element of the result.
 MAX_PARTS = 16
+MANY = "many parts: eager copies each, a map would test all for each element"
 
 
 def at_or_above(v: Sym, low: Sym) -> Expr:
@@ -46,7 +47,7 @@ def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decl
     d = wrapped(dim, rank)
     parts = [x for x in parts if x.shape[d] is not ZERO] or parts[:1]
     if len(parts) > MAX_PARTS:
-        return Decline("many parts: eager copies each, a map would test all for each element")
+        return Decline(MANY)
     ends = [x.shape[d] for x in parts]
     return b.map(lambda i: _joined(b, i, d, parts, ends, lambda v: (*i[:d], v, *i[d + 1 :])))
 
@@ -55,7 +56,7 @@ def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decl
 def stack(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decline:
     """Tensors of one shape along a new dimension."""
     if len(tensors) > MAX_PARTS:
-        return Decline("many parts: eager copies each, a map would test all for each element")
+        return Decline(MANY)
     d = wrapped(dim, b.result.rank)
     ends: list[Sym] = [ONE] * len(tensors)
     return b.map(lambda i: _joined(b, i, d, list(tensors), ends, lambda v: (*i[:d], *i[d + 1 :])))
@@ -214,9 +215,11 @@ def _base(b: GraphBuilder, x: Value | None, i: Index) -> Expr:
     return const(0, t) if x is None else exact(x, i, t)
 
 
-def _set_select(
+@lowering("select_scatter", float8=True)
+def select_scatter(
     b: GraphBuilder, x: Value | None, src: Value, dim: int, at: Size
 ) -> Value | Decline:
+    """x, or zeros, with one slice replaced."""
     d = wrapped(dim, b.result.rank)
     place = at_least_zero(at, b.result.shape[d])
     if place is None:
@@ -230,23 +233,17 @@ def _set_select(
     return b.map(fn)
 
 
-@lowering("select_scatter", float8=True)
-def select_scatter(b: GraphBuilder, x: Value, src: Value, dim: int, index: Size) -> Value | Decline:
-    """x with one slice replaced."""
-    return _set_select(b, x, src, dim, index)
-
-
-@lowering("select_backward")
-def select_backward(
-    b: GraphBuilder, grad: Value, input_sizes: Any, dim: int, index: Size
+@lowering("slice_scatter", float8=True)
+def slice_scatter(
+    b: GraphBuilder,
+    x: Value | None,
+    src: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: Size = 1,
 ) -> Value | Decline:
-    """The gradient in one slice, zeros around it."""
-    return _set_select(b, None, grad, dim, index)
-
-
-def _set_slice(
-    b: GraphBuilder, x: Value | None, src: Value, dim: int, start: Size | None, step: Size
-) -> Value | Decline:
+    """x, or zeros, with a slice replaced."""
     d = wrapped(dim, b.result.rank)
     first = slice_start(start, b.result.shape[d])
     if first is None:
@@ -265,31 +262,11 @@ def _set_slice(
     return b.map(fn)
 
 
-@lowering("slice_scatter", float8=True)
-def slice_scatter(
-    b: GraphBuilder,
-    x: Value,
-    src: Value,
-    dim: int = 0,
-    start: Size | None = None,
-    end: Size | None = None,
-    step: Size = 1,
-) -> Value | Decline:
-    """x with a slice replaced."""
-    return _set_slice(b, x, src, dim, start, step)
-
-
-@lowering("slice_backward")
-def slice_backward(
-    b: GraphBuilder, grad: Value, input_sizes: Any, dim: int, start: Size, end: Size, step: Size
-) -> Value | Decline:
-    """The gradient in a slice, zeros around it."""
-    return _set_slice(b, None, grad, dim, start, step)
-
-
-def _set_diagonal(
-    b: GraphBuilder, x: Value | None, src: Value, offset: int, dim1: int, dim2: int
+@lowering("diagonal_scatter")
+def diagonal_scatter(
+    b: GraphBuilder, x: Value | None, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
+    """x, or zeros, with a diagonal replaced."""
     rank = b.result.rank
     p, q = wrapped(dim1, rank), wrapped(dim2, rank)
     down, right = max(-offset, 0), max(offset, 0)
@@ -305,40 +282,27 @@ def _set_diagonal(
     return b.map(fn)
 
 
-@lowering("diagonal_scatter")
-def diagonal_scatter(
-    b: GraphBuilder, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Value:
-    """x with a diagonal replaced."""
-    return _set_diagonal(b, x, src, offset, dim1, dim2)
+# The gradient where it was read, and zeros around it; and matrices of diagonals.
+lowering("select_backward")(lambda b, dy, _, *at: select_scatter(b, None, dy, *at))
+lowering("slice_backward")(lambda b, dy, _, *at: slice_scatter(b, None, dy, *at))
+lowering("diagonal_backward")(lambda b, dy, _, *at: diagonal_scatter(b, None, dy, *at))
+lowering("diag_embed")(
+    lambda b, x, offset=0, dim1=-2, dim2=-1: diagonal_scatter(b, None, x, offset, dim1, dim2)
+)
 
 
-@lowering("diagonal_backward")
-def diagonal_backward(
-    b: GraphBuilder, grad: Value, input_sizes: Any, offset: int, dim1: int, dim2: int
-) -> Value:
-    """The gradient on a diagonal, zeros around it."""
-    return _set_diagonal(b, None, grad, offset, dim1, dim2)
+def _enter_triangle(name: str, kept: Callable[[Expr, Expr], Expr]) -> None:
+    """Register the elements at columns j with kept(i + diagonal, j), zeros beside them."""
+
+    @lowering(name)
+    def triangle(b: GraphBuilder, x: Value, diagonal: Size = 0) -> Value:
+        def at(i: Index) -> Expr:
+            return ops.where(
+                kept(index(i[-2] + diagonal), index(i[-1])), x.at(i), const(0, x.dtype)
+            )
+
+        return b.map(at)
 
 
-@lowering("diag_embed")
-def diag_embed(b: GraphBuilder, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
-    """Matrices with the last dimension of x on a diagonal, zeros around it."""
-    return _set_diagonal(b, None, x, offset, dim1, dim2)
-
-
-def _triangle(b: GraphBuilder, x: Value, keep: Callable[[Sym, Sym], Expr]) -> Value:
-    zero = const(0, x.dtype)
-    return b.map(lambda i: ops.where(keep(i[-2], i[-1]), x.at(i), zero))
-
-
-@lowering("triu")
-def triu(b: GraphBuilder, x: Value, diagonal: Size = 0) -> Value:
-    """The upper triangle, zeros below."""
-    return _triangle(b, x, lambda i, j: ops.le(index(i + diagonal), index(j)))
-
-
-@lowering("tril")
-def tril(b: GraphBuilder, x: Value, diagonal: Size = 0) -> Value:
-    """The lower triangle, zeros above."""
-    return _triangle(b, x, lambda i, j: ops.le(index(j), index(i + diagonal)))
+_enter_triangle("triu", ops.le)
+_enter_triangle("tril", lambda i, j: ops.le(j, i))

@@ -16,13 +16,14 @@ from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, reduce_over, split
+from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 
 
 def exp_sum(b: GraphBuilder, x: Value, s: Split, acc: DType) -> tuple[Value, Value]:
     """The greatest element m of each row and sum(exp(x - m)), both in the compute type."""
     rows = b.temp(s.rows, acc)
-    top = reduce_over(b, "max", s, False, lambda i: ops.cast(x.compute(i), acc), None, rows, "max")
+    top = reduce_over(b, "max", s, False, reader(x, acc), None, rows, "max")
     total = reduce_over(
         b, "sum", s, False, lambda i: ops.exp(shifted(x, top, s, i)), None, rows, "sum"
     )
@@ -78,9 +79,7 @@ def softmax_backward(
 ) -> Value:
     """dx = y * (dy - sum(dy * y))."""
     s, acc = split(y.shape, dim), compute_dtype(y.dtype)
-
-    def dy(i: Index) -> Expr:
-        return ops.cast(grad.compute(i), acc)
+    dy = reader(grad, acc)
 
     def product(i: Index) -> Expr:
         return ops.mul(dy(i), y.compute(i))
@@ -95,9 +94,6 @@ def log_softmax_backward(
 ) -> Value:
     """dx = dy - exp(y) * sum(dy)."""
     s, acc = split(y.shape, dim), compute_dtype(y.dtype)
-
-    def dy(i: Index) -> Expr:
-        return ops.cast(grad.compute(i), acc)
-
+    dy = reader(grad, acc)
     total = reduce_over(b, "sum", s, False, dy, type=b.temp(s.rows, acc), name="sum")
     return b.map(lambda i: ops.sub(dy(i), ops.mul(ops.exp(y.compute(i)), total.at(s.row(i)))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from lenz.ir.expr import reindex
 from lenz.ir.graph import LOOPS, Ref, Scan
@@ -31,13 +31,10 @@ def flatten(i: Sequence[Sym], shape: Sequence[Sym]) -> Sym:
 def unflatten(flat: Sym, shape: Sequence[Sym]) -> Index:
     """The index at a row-major position; the shape has no size 0."""
     out: list[Sym] = []
-    rest = flat
     for size in reversed(shape[1:]):
-        out.append(rest % size)
-        rest = rest // size
-    if shape:
-        out.append(rest)
-    return tuple(reversed(out))
+        out.append(flat % size)
+        flat = flat // size
+    return tuple(reversed([*out, flat] if shape else out))
 
 
 def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Index]:
@@ -85,10 +82,6 @@ def _products(sizes: Sequence[Sym]) -> list[Sym]:
 @lowering("view.default", "_unsafe_view", "reshape", "_reshape_alias", any_dtype=True)
 def view(b: GraphBuilder, x: Value, *_: object) -> Value:
     """The same elements in row-major order, in another shape."""
-    return _reshaped(b, x)
-
-
-def _reshaped(b: GraphBuilder, x: Value) -> Value:
     where = regroup(b.result.shape, x.shape)
     if ZERO in b.result.shape:
         return b.map(lambda i: x.at(where(i)))  # the strides of no elements are a convention
@@ -98,16 +91,12 @@ def _reshaped(b: GraphBuilder, x: Value) -> Value:
 @lowering("alias", "detach", "lift", "lift_fresh", "view_as", any_dtype=True)
 def alias(b: GraphBuilder, x: Value, *_: object) -> Value:
     """The tensor itself; `view_as` and a changed shape go through `view`."""
-    return x if b.result.layout.shape == x.shape else _reshaped(b, x)
+    return x if b.result.layout.shape == x.shape else view(b, x)
 
 
 @lowering("permute", any_dtype=True)
 def permute(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
     """Dimension k of the result is dims[k] of x."""
-    return _permuted(b, x, dims)
-
-
-def _permuted(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
     order = [wrapped(d, x.rank) for d in dims]
 
     def fn(i: Index) -> Index:
@@ -124,13 +113,13 @@ def transpose(b: GraphBuilder, x: Value, dim0: int, dim1: int) -> Value:
     if order:
         p, q = wrapped(dim0, x.rank), wrapped(dim1, x.rank)
         order[p], order[q] = q, p
-    return _permuted(b, x, order)
+    return permute(b, x, order)
 
 
 @lowering("t", any_dtype=True)
 def t(b: GraphBuilder, x: Value) -> Value:
     """The transpose of a matrix; vectors stay."""
-    return _permuted(b, x, tuple(reversed(range(x.rank))))
+    return permute(b, x, tuple(reversed(range(x.rank))))
 
 
 @lowering("expand", "expand_as", "broadcast_to", any_dtype=True)
@@ -209,8 +198,7 @@ def slice_start(start: Size | None, size: Sym) -> Sym | None:
 @lowering("narrow", any_dtype=True)
 def narrow(b: GraphBuilder, x: Value, dim: int, start: Size, length: Size) -> Value | Decline:
     """`length` elements from `start`."""
-    made: Value | Decline = slice_(b, x, dim, start)
-    return made
+    return slice_(b, x, dim, start)
 
 
 @lowering("diagonal", any_dtype=True)
@@ -311,36 +299,27 @@ def _is_whole(b: GraphBuilder, x: Value) -> bool:
     )
 
 
-def _parts(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, ...]:
-    """Neighbouring slices with the sizes of the results."""
-    d = wrapped(dim, x.rank)
-    out: list[Value] = []
-    first: Sym = ZERO
-    for part in b.results:
-        assert part is not None
-        out.append(_part(b, x, d, first, part))
-        first = first + part.shape[d]
-    return tuple(out)
-
-
-def _part(b: GraphBuilder, x: Value, d: int, first: Sym, type: TensorType) -> Value:
-    if first is ZERO and type.shape[d] is x.shape[d]:
-        return x
-    return b.view(x, lambda i: (*i[:d], first + i[d], *i[d + 1 :]), type)
-
-
 @lowering("split.Tensor", "split_with_sizes", "chunk", any_dtype=True)
 @lowering("unsafe_split.Tensor", "unsafe_split_with_sizes", "unsafe_chunk", any_dtype=True)
 def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
     """x cut along a dimension; the unsafe forms give views too, as in eager."""
-    return _parts(b, x, dim)
+    d = wrapped(dim, x.rank)
+
+    def part(first: Sym, type: TensorType) -> Value:
+        if first is ZERO and type.shape[d] is x.shape[d]:
+            return x
+        return b.view(x, lambda i: (*i[:d], first + i[d], *i[d + 1 :]), type)
+
+    types = [t for t in b.results if t is not None]
+    starts = accumulate((t.shape[d] for t in types), initial=ZERO)
+    return tuple(map(part, starts, types))
 
 
 @lowering("split_with_sizes_copy", any_dtype=True)
 def split_copy(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
     """Copies of the parts: the caller may write into one, or x may be written before the end."""
     types = [t for t in b.results if t is not None]
-    parts = _parts(b, x, dim)
+    parts = split(b, x, sizes, dim)
     return tuple(b.map(part.at, type) for part, type in zip(parts, types, strict=True))
 
 

@@ -161,67 +161,58 @@ class Var(Sym):
         return kept
 
 
-class Add(Sym):
-    """const + sum of coefficient*term. Build with `+`, `-`, `*`."""
+class _Built(Sym):
+    """A node that operators and functions build, in canonical form."""
+
+    __slots__ = ()
+
+    def __new__(cls) -> Self:
+        raise TypeError(f"{cls.__name__}: {cls.__doc__}")
+
+
+class Add(_Built):
+    """const + sum of coefficient*term. Build with `a + b`."""
 
     __slots__ = ("const", "terms")
     const: int
     terms: Terms
 
-    def __new__(cls) -> Self:
-        raise TypeError("build an Add with a + b")
 
-
-class Mul(Sym):
+class Mul(_Built):
     """A product of two or more factors, none an Int, Add or Mul. Build with `*`."""
 
     __slots__ = ("factors",)
     factors: tuple[Sym, ...]
 
-    def __new__(cls) -> Self:
-        raise TypeError("build a Mul with a * b")
 
-
-class FloorDiv(Sym):
+class FloorDiv(_Built):
     """num // den, rounded down. Build with `//`."""
 
     __slots__ = ("den", "num")
     num: Sym
     den: Sym
 
-    def __new__(cls) -> Self:
-        raise TypeError("build a FloorDiv with a // b")
 
-
-class Mod(Sym):
+class Mod(_Built):
     """num % den, with the sign of den. Build with `%`."""
 
     __slots__ = ("den", "num")
     num: Sym
     den: Sym
 
-    def __new__(cls) -> Self:
-        raise TypeError("build a Mod with a % b")
 
-
-class Min(Sym):
+class Min(_Built):
     """The smallest of two or more args, sorted by key. Build with `minimum`."""
 
     __slots__ = ("args",)
     args: tuple[Sym, ...]
 
-    def __new__(cls) -> Self:
-        raise TypeError("build a Min with minimum(a, b)")
 
-
-class Max(Sym):
+class Max(_Built):
     """The largest of two or more args, sorted by key. Build with `maximum`."""
 
     __slots__ = ("args",)
     args: tuple[Sym, ...]
-
-    def __new__(cls) -> Self:
-        raise TypeError("build a Max with maximum(a, b)")
 
 
 _key = attrgetter("key")
@@ -231,8 +222,7 @@ _ADDS: dict[tuple[int, Terms], Add] = {}
 _MULS: dict[tuple[Sym, ...], Mul] = {}
 _DIVS: dict[tuple[Sym, Sym], FloorDiv] = {}
 _MODS: dict[tuple[Sym, Sym], Mod] = {}
-_MINS: dict[tuple[Sym, ...], Min] = {}
-_MAXS: dict[tuple[Sym, ...], Max] = {}
+_EXTREMES: dict[tuple[type, tuple[Sym, ...]], Min | Max] = {}
 ZERO = Int(0)
 ONE = Int(1)
 
@@ -450,29 +440,18 @@ def remainder_node(num: Sym, den: Sym) -> Mod:
     return e
 
 
-def min_node(args: Iterable[Sym]) -> Min:
-    """The interned min of two or more different args, as it stands."""
+def extreme_node(kind: type[Min] | type[Max], args: Iterable[Sym]) -> Min | Max:
+    """The interned min or max of two or more different args, as it stands."""
     found = tuple(sorted(args, key=key_of))
-    e = _MINS.get(found)
+    e = _EXTREMES.get((kind, found))
     if e is None:
-        e = object.__new__(Min)
+        e = object.__new__(kind)
         e.args = found
-        e.lo, e.hi = bounds.smallest([(x.lo, x.hi) for x in found])
-        e.key, e.mark, e._free = _bounded(f"min({','.join(x.key for x in found)})"), 0, None
-        e = _MINS.setdefault(found, e)
-    return e
-
-
-def max_node(args: Iterable[Sym]) -> Max:
-    """The interned max of two or more different args, as it stands."""
-    found = tuple(sorted(args, key=key_of))
-    e = _MAXS.get(found)
-    if e is None:
-        e = object.__new__(Max)
-        e.args = found
-        e.lo, e.hi = bounds.largest([(x.lo, x.hi) for x in found])
-        e.key, e.mark, e._free = _bounded(f"max({','.join(x.key for x in found)})"), 0, None
-        e = _MAXS.setdefault(found, e)
+        limits = [(x.lo, x.hi) for x in found]
+        e.lo, e.hi = bounds.smallest(limits) if kind is Min else bounds.largest(limits)
+        inner = ",".join(x.key for x in found)
+        e.key, e.mark, e._free = _bounded(f"{kind.__name__.lower()}({inner})"), 0, None
+        e = _EXTREMES.setdefault((kind, found), e)
     return e
 
 
