@@ -122,21 +122,21 @@ def is_random(n: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
 
 
-def made_of_nothing(indices: Any) -> set[Node]:
+def made_of_nothing(indices: Any) -> dict[Node, None]:
     """Return what index tensors are computed with, of those that no argument has a part in.
 
     Computed again, such positions are known where the gradient is compiled (`lower/known.py`).
     """
-    found: set[Node] = set()
+    found: dict[Node, None] = {}
     for x in indices:
-        seen = {x} if x is not None else set()
-        stack = list(seen)
+        stack = [] if x is None else [x]
+        seen = dict.fromkeys(stack)
         while stack:
             new = [m for m in stack.pop().all_input_nodes if m not in seen]
-            seen.update(new)
+            seen.update(dict.fromkeys(new))
             stack += new
         if all(n.op == "call_function" and not is_random(n) for n in seen):
-            found |= seen
+            found.update(seen)
     return found
 
 

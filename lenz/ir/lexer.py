@@ -116,10 +116,11 @@ class Cursor:
             return True
         return False
 
-    def expect(self, word: str) -> None:
-        """Pass this token; anything else is an error."""
-        if not self.accept(word):
-            self.fail(f"`{word}`")
+    def expect(self, *words: str) -> None:
+        """Pass these tokens; anything else is an error."""
+        for word in words:
+            if not self.accept(word):
+                self.fail(f"`{word}`")
 
     def glued(self) -> bool:
         """True when no space stands in front of the next token."""

@@ -144,8 +144,7 @@ def _statement(c: Cursor, s: Scope, d: _Draft) -> None:
                 d.inputs.append(_declared(c, s))
             else:
                 d.inputs.append(sym_of(c, s.vars))
-                c.expect(":")
-                c.expect("size")
+                c.expect(":", "size")
         case "const":
             d.constants.append(_declared(c, s))
         case "object":
@@ -205,8 +204,7 @@ def _node(c: Cursor, s: Scope, marked: list[Atom]) -> Node:
     if not single or not isinstance(out, Buffer):
         raise c.error(f"`{kind}` gives one buffer")
     if kind == "map":
-        c.expect("(")
-        axes = axes_of(c, s, ")")
+        axes = axes_of(c, s)
         return Pointwise(out, axes, block_of(c, s.inner(axes)))
     if kind == "reduce":
         return _reduction(c, s, out)
@@ -217,9 +215,7 @@ def _node(c: Cursor, s: Scope, marked: list[Atom]) -> Node:
         return Sort(out, axes, dim, block_of(c, s.inner(axes)))
     if kind == "scatter":
         return _scatter(c, s, out)
-    c.expect("(")
-    axes = axes_of(c, s, ")")
-    source = buffer_of(c)
+    axes, source = axes_of(c, s), buffer_of(c)
     c.expect("[")
     inner = s.inner(axes)
     index = tuple(list_of(c, lambda: sym_of(c, inner.vars), "]"))
@@ -228,10 +224,7 @@ def _node(c: Cursor, s: Scope, marked: list[Atom]) -> Node:
 
 def _reduction(c: Cursor, s: Scope, out: Buffer) -> Reduction:
     kind = choice_of(c, REDUCE_KINDS, "a kind of reduction")
-    c.expect("(")
-    axes = axes_of(c, s, ")", ("|",))
-    c.expect("|")
-    raxes = axes_of(c, s, ")")
+    axes, raxes = axes_of(c, s, until=("|",)), axes_of(c, s, "|")
     body = block_of(c, s.inner(axes + raxes))
     acc = acc_dtype(kind, body.dtype)  # type: ignore[arg-type]  # choice_of took it from the list
     finish = _finish(c, s.inner(axes), acc)
@@ -248,8 +241,7 @@ def _finish(c: Cursor, s: Scope, acc: DType) -> Expr:
 
 def _along(c: Cursor, s: Scope) -> tuple[tuple[Axis, ...], int]:
     """Axes, and the number of the one that a node works along."""
-    c.expect("(")
-    axes = axes_of(c, s, ")")
+    axes = axes_of(c, s)
     c.expect("over")
     names = tuple(a.name for a in axes)
     return axes, names.index(choice_of(c, names, "an axis"))
@@ -266,8 +258,7 @@ def _scan(c: Cursor, s: Scope, out: Buffer) -> Scan:
 
 def _scatter(c: Cursor, s: Scope, out: Buffer) -> Scatter:
     mode = choice_of(c, UPDATE_MODES, "a mode of update")
-    c.expect("(")
-    axes = axes_of(c, s, ")")
+    axes = axes_of(c, s)
     inner = s.inner(axes)
     c.expect("(")
     base, index, bound = place_of(c, inner, {})
@@ -309,8 +300,7 @@ def _extern(c: Cursor, s: Scope, results: tuple[Buffer | Sym | None, ...], singl
 
 
 def _schedule(c: Cursor) -> Schedule:
-    c.expect("{")
-    c.expect("graph")
+    c.expect("{", "graph")
     g, s = _graph(c)
     kernels: dict[str, Kernel] = {}
     steps: list[Launch | Extern | View] = []

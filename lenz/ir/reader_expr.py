@@ -89,9 +89,10 @@ def axis_of(c: Cursor, s: Scope, between: str = ":") -> Axis:
     return axis(name, extent) if given is None else Axis(given, extent)
 
 
-def axes_of(c: Cursor, s: Scope, close: str, until: tuple[str, ...] = ()) -> tuple[Axis, ...]:
-    """Axes with commas between."""
-    return tuple(list_of(c, lambda: axis_of(c, s), close, until))
+def axes_of(c: Cursor, s: Scope, first: str = "(", until: tuple[str, ...] = ()) -> tuple[Axis, ...]:
+    """Axes with commas between, from a first mark up to the bracket, or to one of `until`."""
+    c.expect(first)
+    return tuple(list_of(c, lambda: axis_of(c, s), ")", until))
 
 
 def dtype_of_text(c: Cursor) -> DType:
@@ -298,8 +299,7 @@ def place_of(
 ) -> tuple[str, tuple[Sym, ...], tuple[Expr, ...]]:
     """`%b, [@0, j]; @0: 0..9 = value)`: buffer, index and operands; the bracket is passed."""
     buffer = buffer_of(c)
-    c.expect(",")
-    c.expect("[")
+    c.expect(",", "[")
     inside = c.place
     c.skip_to("]")
     c.take()

@@ -184,8 +184,7 @@ def _loop_var(c: Cursor, s: Scope) -> Var:
 def _store(c: Cursor, s: Scope, mode: str) -> Store:
     c.expect("(")
     buffer = buffer_of(c)
-    c.expect(",")
-    c.expect("[")
+    c.expect(",", "[")
     inside = c.place
     c.skip_to("]")
     c.take()

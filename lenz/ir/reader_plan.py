@@ -58,8 +58,7 @@ def plan_of(c: Cursor) -> Plan:
                 inputs.append(Input(*_tensor(c, s)))
             case "in":
                 inputs.append(SizeInput(sym_of(c, s.vars)))
-                c.expect(":")
-                c.expect("size")
+                c.expect(":", "size")
             case "const":
                 constants.append(Input(*_tensor(c, s)))
             case "object":
@@ -76,17 +75,8 @@ def plan_of(c: Cursor) -> Plan:
                 steps.append(_step(c, s, word))
     if kernels is None:
         kernels = tuple(dict.fromkeys(x.kernel for x in steps if isinstance(x, LaunchStep)))
-    return Plan(
-        name,
-        tuple(inputs),
-        tuple(constants),
-        tuple(steps),
-        outputs,
-        kernels,
-        tuple(objects),
-        aligned=aligned,
-        most=most,
-    )
+    made = tuple(inputs), tuple(constants), tuple(steps), outputs, kernels, tuple(objects)
+    return Plan(name, *made, aligned=aligned, most=most)
 
 
 def _kernel(c: Cursor) -> str:
@@ -128,17 +118,16 @@ def _step(c: Cursor, s: Scope, word: str) -> Step:
             kernel = _kernel(c)
             c.expect("(")
             args = tuple(list_of(c, lambda: buffer_of(c), ")", (";",)))
-            sizes: list[Sym] = []
+            sizes: tuple[Sym, ...] = ()
             if c.accept(";"):
-                sizes = list_of(c, lambda: sym_of(c, s.vars), ")")
+                sizes = tuple(list_of(c, lambda: sym_of(c, s.vars), ")"))
             else:
                 c.expect(")")
             if not c.accept("on"):
-                return LaunchStep(kernel, args, tuple(sizes))
+                return LaunchStep(kernel, args, sizes)
             device = word_of(c)
             c.expect("grid")
-            grid = enclosed(c, lambda: sym_of(c, s.vars))
-            return LaunchStep(kernel, args, tuple(sizes), grid, device)
+            return LaunchStep(kernel, args, sizes, enclosed(c, lambda: sym_of(c, s.vars)), device)
         case "call":
             return _call(c, s)
         case "check":
