@@ -18,7 +18,7 @@ from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, common_shape, count, reduce_over, split
-from lenz.lower.operand import number, reader
+from lenz.lower.operand import broadcast, number, reader
 from lenz.lower.registry import lowering
 from lenz.sym import Sym, minimum
 

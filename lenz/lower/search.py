@@ -95,10 +95,9 @@ def histc(
     if min == max:
         if (refused := none_of(x, None)) is not None:
             return refused
-        ends = ((k, b.temp((), t)) for k in ("min", "max"))
-        low, high = (
-            extremum(b, k, x, split(x.shape, None), False, type, k).at(()) for k, type in ends
-        )
+        s, made = split(x.shape, None), b.temp((), t)
+        low = extremum(b, "min", x, s, False, made, "min").at(())
+        high = extremum(b, "max", x, s, False, made, "max").at(())
         wrong = ops.logical_not(ops.isfinite(ops.sub(ops.abs(high), ops.abs(low))))
         low = ops.assert_not(wrong, low, "assert_finite")
         flat, one = ops.eq(low, high), const(1, t)
