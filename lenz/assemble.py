@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 
 from lenz.codegen.llvm.compile import Library, compile_module, link
 from lenz.codegen.llvm.module import emit_module
-from lenz.codegen.triton.compile import KernelText
 from lenz.codegen.triton.kernel import emit
 from lenz.codegen.triton.pool import Failed, compile_all, keys_of
 from lenz.context import Context
@@ -62,39 +62,61 @@ def check_gpus(devices: Sequence[str]) -> None:
             )
 
 
-def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Code:
-    """Compile and load kernels, given with the device each is launched on, by name.
+def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Callable[[], Code]:
+    """Compile kernels, given by name with the device each is launched on; what it gives loads them.
 
-    Raises Refused with those that the GPU's compiler or driver does not take.
+    Those for GPUs are compiled beside what the caller does before it calls that, which then raises
+    Refused with those that the GPU's compiler or driver does not take.
     """
     store = store_in(cx.options)
     host = [k for k, device in kernels.values() if device == "cpu"]
-    gpu = [(k, device) for k, device in kernels.values() if device != "cpu"]
+    gpus = dict.fromkeys(device for _, device in kernels.values() if device != "cpu")
+    there = {gpu: [k for k, device in kernels.values() if device == gpu] for gpu in gpus}
+    with cx.trace.stage("emit"):
+        texts = {gpu: [emit(k, arch(gpu)) for k in mine] for gpu, mine in there.items()}
+    beside = ThreadPoolExecutor(1)  # it waits for another process
+    begun = {gpu: beside.submit(compile_all, t, arch(gpu), store) for gpu, t in texts.items()}
     text, obj, library, key = _host(host, store, cx)
-    keys = {"": key}
     functions: dict[str, Callable[..., Any]] = {
         k.name: loader.function(library.addresses[k.name], len(k.params), len(k.sizes))
         for k in host
         if library is not None
     }
-    texts, binaries = [text] if text else [], []
-    for device in dict.fromkeys(device for _, device in gpu):
-        mine = [k for k, d in gpu if d == device]
-        made, source = _gpu(mine, device, store, cx)
-        texts += [t.text for t in source]
-        keys |= zip((k.name for k in mine), keys_of(source, arch(device)), strict=True)
-        number = torch.device(device).index or 0
-        failed: list[tuple[Kernel, Failed]] = []
-        with cx.trace.stage("load"):
-            for k, b in zip(mine, made, strict=True):
-                try:
-                    functions[k.name] = cuda.function(b, number, len(k.params), len(k.sizes))
-                except RuntimeError as e:  # more shared memory than this card has, say
-                    failed.append((k, Failed(k.name, str(e))))
-        if failed:
-            raise Refused(failed)
-        binaries += made
-    return Code("\n".join(texts), obj, tuple(binaries), functions, library, keys)
+
+    def finish() -> Code:
+        binaries: list[Binary] = []
+        keys = {"": key}
+        for gpu, mine in there.items():
+            with cx.trace.stage("triton"):
+                made = begun[gpu].result()
+            with cx.trace.stage("load"):
+                binaries += _loaded(mine, made, torch.device(gpu).index or 0, functions)
+            keys |= zip((k.name for k in mine), keys_of(texts[gpu], arch(gpu)), strict=True)
+        all_texts = [text] * bool(text) + [t.text for made in texts.values() for t in made]
+        return Code("\n".join(all_texts), obj, tuple(binaries), functions, library, keys)
+
+    return finish
+
+
+def _loaded(
+    kernels: Sequence[Kernel],
+    made: Sequence[Binary | Failed],
+    number: int,
+    functions: dict[str, Callable[..., Any]],
+) -> list[Binary]:
+    """Load what was made of kernels on a GPU into `functions`; raises Refused."""
+    failed = [(k, b) for k, b in zip(kernels, made, strict=True) if isinstance(b, Failed)]
+    if failed:
+        raise Refused(failed)
+    binaries = [b for b in made if isinstance(b, Binary)]
+    for k, b in zip(kernels, binaries, strict=True):
+        try:
+            functions[k.name] = cuda.function(b, number, len(k.params), len(k.sizes))
+        except RuntimeError as e:  # more shared memory than this card has, say
+            failed.append((k, Failed(k.name, str(e))))
+    if failed:
+        raise Refused(failed)
+    return binaries
 
 
 def _host(
@@ -115,20 +137,6 @@ def _host(
     with cx.trace.stage("link"):
         library = link(obj, names, imports())
     return text, obj, library, key
-
-
-def _gpu(
-    kernels: Sequence[Kernel], device: str, store: Store | None, cx: Context
-) -> tuple[list[Binary], list[KernelText]]:
-    """One module of Triton and one cubin per kernel of a GPU."""
-    with cx.trace.stage("emit"):
-        texts = [emit(k, arch(device)) for k in kernels]
-    with cx.trace.stage("triton"):
-        made = compile_all(texts, arch(device), store)
-    failed = [(k, b) for k, b in zip(kernels, made, strict=True) if isinstance(b, Failed)]
-    if failed:
-        raise Refused(failed)
-    return [b for b in made if isinstance(b, Binary)], texts
 
 
 def arch(device: str) -> int:

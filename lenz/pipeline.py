@@ -132,13 +132,16 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     symbols, kernels = launched(s)
     trace.text("schedule", lambda: show(s))
     with trace.stage("codegen"):
-        code = assemble(kernels, cx)
+        code_of = assemble(kernels, cx)
     with trace.stage("plan"):
         donated = frozenset(p.name for p in program.placeholders if p.is_donated)
         plan = build_plan(s, symbols, cx, donated)
         user = {p.name: p.source for p in program.placeholders}
         is_pure = program.kind in ("backward", "body") and not program.mutated
         text = source(plan, user, g.env.hints, is_pure)
+    with trace.stage("codegen"):
+        code = code_of()
+    with trace.stage("plan"):
         call = load(text, code.functions, code.library, program, cx, run_of)
     trace.text("module", lambda: code.text)
     trace.text("code", lambda: text)

