@@ -103,7 +103,8 @@ def nll_loss_backward(
             g = ops.div(g, ops.cast(total_weight.compute(()), acc))
         if weight is not None:
             g = ops.mul(g, ops.cast(weight.compute((c,)), acc))
-        hit = ops.and_(ops.eq(t, index(c, I64)), ops.ne(t, const(ignore_index, I64)))
-        return ops.where(hit, g, const(0, acc))
+        zero = const(0, acc)
+        g = ops.where(ops.ne(t, const(ignore_index, I64)), g, zero)  # once for all classes
+        return ops.where(ops.eq(t, index(c, I64)), g, zero)
 
     return b.map(at)
