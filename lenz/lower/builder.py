@@ -107,12 +107,17 @@ class GraphBuilder:
         self._hint = "t"
         self._origin: tuple[str, ...] = ()
         self._results: tuple[TensorType | None, ...] = ()
+        self.read: frozenset[int] | None = None  # results of the FX node with readers, if known
 
     def begin(
-        self, name: str, origin: tuple[str, ...], results: tuple[TensorType | None, ...]
+        self,
+        name: str,
+        origin: tuple[str, ...],
+        results: tuple[TensorType | None, ...],
+        read: frozenset[int] | None = None,
     ) -> None:
         """Start the lowering of one FX node: its name, origin, and the types of its results."""
-        self._hint, self._origin, self._results = name, origin, results
+        self._hint, self._origin, self._results, self.read = name, origin, results, read
 
     @property
     def result(self) -> TensorType:

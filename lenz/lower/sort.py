@@ -9,6 +9,9 @@ A row is sorted by keys, whole numbers that no two elements share; from their hi
 So values and positions are read out of the sorted keys, without going back to the elements. NaN is
 the greatest number, as in eager, and -0.0 equals 0.0. A NaN keeps its sign and at least 3 bits of
 its mantissa, and gets the last of these for the others: those that processors make come back.
+
+Where nobody reads the places and equal elements may change theirs, a key has no position, and that
+of an f32 has 32 bits: its own, with -0.0 below 0.0 and the NaNs of both signs above all numbers.
 """
 
 from __future__ import annotations
@@ -49,6 +52,9 @@ class Keys:
 
     def of(self, e: Expr, place: Sym) -> Expr:
         """The key of an element at a place of the row."""
+        if self.is_own:
+            order = ops.sub(self._mirrored(ops.bitcast(e, I32)), self.const(self.nans))
+            return ops.not_(order) if self.falls else order
         order, low = ops.cast(e, self.type), None
         if self.dtype.is_float:
             bits = ops.cast(ops.bitcast(e, I32 if self.dtype is F32 else I16), self.type)
@@ -61,11 +67,15 @@ class Keys:
             low = ops.shr(low, self.const(self.lost))
         if self.falls:
             order = ops.not_(order)
-        key = ops.or_(self.up(order, self.position), index(place, self.type))
+        key = self.up(order, self.position)
+        key = ops.or_(key, index(place, self.type)) if self.position else key
         return key if low is None else ops.or_(self.up(key, self.rest), low)
 
     def element(self, key: Expr) -> Expr:
         """The element of a key."""
+        if self.is_own:
+            key = ops.not_(key) if self.falls else key
+            return ops.bitcast(self._mirrored(ops.add(key, self.const(self.nans))), self.dtype)
         order = ops.shr(key, self.const(self.position + self.rest))
         order = ops.not_(order) if self.falls else order
         if not self.dtype.is_float:
@@ -94,6 +104,10 @@ class Keys:
         """True for the key of a NaN."""
         return ops.eq(ops.shr(key, self.const(self.position + self.rest)), self.const(self.top))
 
+    def _mirrored(self, bits: Expr) -> Expr:
+        """The bits of negative numbers in rising order, and back: the order is by whole numbers."""
+        return ops.where(ops.lt(bits, self.const(0)), ops.xor(bits, self.const(self.top)), bits)
+
     def const(self, value: int) -> Expr:
         """A number of the keys' type."""
         return const(value, self.type)
@@ -101,6 +115,16 @@ class Keys:
     def up(self, e: Expr, bits: int) -> Expr:
         """A number moved up by so many bits."""
         return ops.shl(e, self.const(bits)) if bits else e
+
+    @property
+    def is_own(self) -> bool:
+        """True where the bits of a key are those of a float, in another order."""
+        return self.dtype is F32 and self.type is I32
+
+    @property
+    def nans(self) -> int:
+        """How many NaNs are negative: below all numbers, from which this wraps around."""
+        return (1 << self.mantissa) - 1
 
     @property
     def top(self) -> int:
@@ -124,21 +148,28 @@ class Keys:
 
 
 def keys_for(
-    dtype: DType, size: Sym, falls: bool, device: str, longest: int | None = None
+    dtype: DType,
+    size: Sym,
+    falls: bool,
+    device: str,
+    longest: int | None = None,
+    named: bool = True,
 ) -> Keys | Decline:
     """The keys of rows of a type and length; declines rows and types that are left to eager.
 
-    `longest` is for what sorts no rows.
+    `longest` is for what sorts no rows. Unless they are `named`, elements lose their positions.
     """
     if dtype.bytes > 4 or dtype in FLOAT8:
         return Decline(WIDE if dtype.bytes > 4 else f"a sort of {dtype}")
     most = longest or (LONGEST_CPU if device == "cpu" else LONGEST)
     if size.hi is None or size.hi > most:
         return Decline(f"a sort of rows of more than {most} elements, or of unknown length")
-    position = max(size.hi - 1, 1).bit_length()
+    position = max(size.hi - 1, 1).bit_length() if named else 0
     own = dtype.bits + (dtype.kind in ("uint", "bool")) + position
     if not dtype.is_float:
         return Keys(dtype, I32 if own <= 32 else I64, falls, position, 0)
+    if dtype is F32 and not named:
+        return Keys(dtype, I32, falls, 0, 0)
     type = I64 if own + LEAST_REST > 32 else I32
     return Keys(dtype, type, falls, position, min(MANTISSA[dtype] + 1, type.bits - own))
 
@@ -147,9 +178,17 @@ Pair = tuple[Value, Value]
 
 
 def _of_rows(
-    b: GraphBuilder, x: Value, dim: int, falls: bool, find: Callable[[int, Keys], Value | Decline]
+    b: GraphBuilder,
+    x: Value,
+    dim: int,
+    falls: bool,
+    find: Callable[[int, Keys], Value | Decline],
+    named: bool = True,
 ) -> Pair | Decline:
-    """Elements and places of the keys that `find` gives for the rows along a dimension."""
+    """Elements and places of the keys that `find` gives for the rows along a dimension.
+
+    Unless they are `named`, equal elements may change places, which may be of no use then.
+    """
     values, places = b.results
     d = wrapped(dim, x.rank)
     if x.rank == 0 or x.shape[d] is ONE:
@@ -158,7 +197,8 @@ def _of_rows(
             return x.at(i if len(i) == x.rank else (*i[:d], Int(0), *i[d:]))
 
         return b.map(only, values), b.map(lambda i: const(0, I64), places)
-    keys = keys_for(x.dtype, x.shape[d], falls, x.device)
+    named = named or b.read is None or 1 in b.read
+    keys = keys_for(x.dtype, x.shape[d], falls, x.device, named=named)
     if isinstance(keys, Decline):
         return keys
     found = find(d, keys)
@@ -198,7 +238,11 @@ def sort(
     b: GraphBuilder, x: Value, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> Pair | Decline:
     """The elements in order, and where they were; equal ones stay in order."""
-    return _of_rows(b, x, dim, descending, lambda d, keys: _ordered(b, x, d, keys, b.result))
+
+    def ordered(d: int, keys: Keys) -> Value:
+        return _ordered(b, x, d, keys, b.result)
+
+    return _of_rows(b, x, dim, descending, ordered, named=bool(stable))
 
 
 @lowering("topk")
@@ -219,7 +263,7 @@ def topk(
             return Decline(f"{k} of up to {most} elements, which eager finds without a sort")
         return first_keys(b, x.shape, d, k, lambda i: keys.of(x.at(i), i[d]), keys.type)
 
-    return _of_rows(b, x, dim, largest, first)
+    return _of_rows(b, x, dim, largest, first, named=False)
 
 
 def _at(

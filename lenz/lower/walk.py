@@ -169,7 +169,10 @@ class _Walk:
             self.env[n] = call_user_kernel(self.b, n, self.env, self.atom, self.type_of)
             return
         results = self.types_of(val)
-        self.b.begin(n.name, origin, results)
+        read = None
+        if all(u.target is operator.getitem for u in n.users):
+            read = frozenset(u.args[1] for u in n.users if isinstance(u.args[1], int))
+        self.b.begin(n.name, origin, results, read)
         reason = self.native(n, results)
         if reason is not None:
             self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)

@@ -58,6 +58,25 @@ def test_a_nan_comes_back_with_what_processors_put_into_it() -> None:
         assert torch.equal(bits(values[-5:]), raw.int())
 
 
+@pytest.mark.parametrize("falls", (False, True), ids=("rising", "falling"))
+@pytest.mark.parametrize("dtype", FLOATS + INTS, ids=str)
+def test_places_that_nobody_reads_are_no_part_of_keys(dtype: torch.dtype, falls: bool) -> None:
+    x = typed(X, dtype)
+    if dtype is torch.float32:  # all bits of a NaN come back
+        x[1, :4] = torch.tensor([-1, 0x7FFFFFFF, 0x7F800001, 0x7FC80000], dtype=torch.int32).view(
+            dtype
+        )
+    g, (got, top) = evaluated(lambda x: (x.sort(descending=falls)[0], x.topk(9, 1, falls)[0]), x)
+    sorts = [n for n in g.nodes if isinstance(n, Sort)]
+    assert [n.out.dtype.bits for n in sorts] == [32, 32]
+    want = torch.sort(x, descending=falls)[0]
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(top.isnan(), want[:, :9].isnan())
+    assert torch.equal(got.nan_to_num(99), want.nan_to_num(99))
+    assert torch.equal(top.nan_to_num(99), want[:, :9].nan_to_num(99))
+    kept = [bits(t).to(torch.int64).sort()[0] for t in (got, x)]
+    assert torch.equal(*kept), "an element has lost bits, or came twice"
+
+
 PICKS: dict[str, Callable[[Tensor], Any]] = {
     "topk": lambda x: x.topk(3),
     "topk of columns": lambda x: x.topk(2, 0, largest=False),
