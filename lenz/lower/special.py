@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from lenz import ops
 from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import Expr, const
+from lenz.ir.op import op_named
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.operand import Operand, element
 from lenz.lower.registry import lowering
@@ -189,6 +190,53 @@ def polygamma(x: Expr, n: int) -> Expr:
     mirrored = ops.sub(_times(found, -sign), _times(bent, math.pi ** (n + 1)))
     mirrored = ops.where(pole, _c(sign * math.inf, x), mirrored)
     return ops.where(below, mirrored, found)
+
+
+def _zeta(x: Expr, q: Expr) -> Expr:
+    """sum of (q + k)^-x over k >= 0, for x > 1 and q > 0 (DLMF 25.11.28): some terms, the rest by
+    Euler and Maclaurin's formula, whose terms decrease with x / (2 pi (q + steps))."""
+    steps, terms = 5, 4  # of f32
+    power, down = op_named("pow"), ops.neg(x)
+    a = ops.add(q, _c(float(steps), q))
+    w, high = ops.reciprocal(a), ops.apply(power, a, ops.sub(_c(1.0, x), x))
+    part = ops.mul(high, w)
+    tail = ops.fma(part, _c(0.5, x), ops.div(high, ops.sub(x, _c(1.0, x))))
+    rising = ops.minimum(x, _c(1e8, x))  # beyond, all that it multiplies is 0
+    part = ops.mul(ops.mul(part, rising), w)
+    for k in range(terms):
+        tail = ops.fma(part, _c(BERNOULLI[k] / math.factorial(2 * k + 2), x), tail)
+        for n in (2 * k + 1, 2 * k + 2):
+            part = ops.mul(part, ops.mul(ops.add(rising, _c(float(n), x)), w))
+    for k in reversed(range(steps)):
+        tail = ops.add(tail, ops.apply(power, ops.add(q, _c(float(k), q)), down))
+    return tail
+
+
+def zeta(x: Expr, q: Expr) -> Expr:
+    """Hurwitz' zeta function; below q = 0 terms are mirrored, which needs an integer x."""
+    one, zero = _c(1.0, x), _c(0.0, x)
+    below, whole = ops.lt(q, zero), ops.eq(x, ops.floor(x))
+    rest = ops.sub(q, ops.floor(q))
+    found = _zeta(x, ops.where(below, rest, q))
+    # With rest - j in place of q + k, where 0 < j <= -floor(q). Odd powers cancel, all at 1/2.
+    half, near, far = _times(x, 0.5), _zeta(x, ops.sub(one, rest)), _zeta(x, ops.sub(one, q))
+    even = ops.sub(ops.add(found, near), far)
+    odd = ops.add(ops.sub(found, near), far)
+    mirrored = ops.where(ops.eq(half, ops.floor(half)), even, odd)
+    mirrored = ops.where(whole, mirrored, _c(math.nan, x))
+    pole = ops.and_(ops.le(q, zero), ops.eq(rest, zero))
+    found = ops.where(pole, _c(math.inf, x), ops.where(below, mirrored, found))
+    found = ops.where(ops.eq(x, one), _c(math.inf, x), found)
+    return ops.where(ops.lt(x, one), _c(math.nan, x), found)
+
+
+@lowering("special_zeta")
+def lower_zeta(b: GraphBuilder, x: Operand, q: Operand) -> Value | Decline:
+    """Hurwitz' zeta function of two tensors, or of a tensor and a number."""
+    t = b.result.dtype
+    if t is F64:
+        return Decline("in doubles, powers of which only some count: eager takes 0.5 of the time")
+    return b.map(lambda i: zeta(element(x, i, t), element(q, i, t)))
 
 
 @lowering("polygamma", "special_polygamma")

@@ -138,6 +138,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
             torch.special.bessel_y1(x.abs()),
             torch.special.ndtri(x.abs() / 4),
             torch.special.chebyshev_polynomial_u(x, 5),
+            torch.special.zeta(x.abs() + 1.1, x),
         ),
         (X,),
     ),

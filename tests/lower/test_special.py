@@ -51,3 +51,19 @@ def test_chebyshev(kind: str) -> None:
         check(fn, x.double(), n.double(), tolerance=(1e-8, 1e-9))
         check(fn, x, n, tolerance=(1e-3, 1e-3))
         check(lambda x, fn=fn: fn(x, 5), x.double(), tolerance=(1e-8, 1e-9))
+
+
+def test_zeta() -> None:
+    """Poles, what is no number, below 0, at great orders and far out; scalars."""
+    x = torch.cat([torch.linspace(1.01, 60, 40), torch.tensor([2.0, 3, 7, 8, 300, 1e6])])[:, None]
+    q = torch.cat([torch.logspace(-2, 6, 30), torch.tensor([0.5, 1.0, 2.0, math.nan])])
+    check(S.zeta, x, q, tolerance=(4e-5, 1e-30))
+    check(
+        S.zeta,
+        torch.arange(2.0, 9)[:, None],
+        torch.linspace(-9.3, -0.1, 24),
+        tolerance=(1e-4, 1e-4),
+    )
+    x = torch.tensor([1.0, 0.5, -2.0, math.nan, 2.0, 2.5])[:, None]
+    check(S.zeta, x, torch.tensor([0.0, -0.0, -1.0, -3.0, -2.5, 0.5, 1.5]))
+    check(lambda x: (S.zeta(x, 2), S.zeta(3.0, x)), torch.linspace(1.1, 5, 20))
