@@ -135,7 +135,8 @@ CHECKED = Op(
     "checked",
     2,
     _checked_dtype,
-    eager=lambda value, i: torch.broadcast_tensors(value, i)[0],  # of any dtype, in torch 2.11 too
+    # For every dtype: torch 2.11 has no `where` of u16.
+    eager=lambda value, i: torch.broadcast_tensors(value, i)[0],  # type: ignore[no-untyped-call]
     llvm=lambda b, dtype, types, xs, attrs: xs[0],
     triton="tl.where({1} < 0, {0}, {0})",
     cost=0.0,
