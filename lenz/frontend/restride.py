@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 from lenz.frontend.calls import storages
-from lenz.frontend.strides import TOLD_WRONG, eager_strides
+from lenz.frontend.strides import LOG_SUM, TOLD_WRONG, eager_strides
 from lenz.frontend.values import is_same_layout
 
 aten = torch.ops.aten
@@ -46,8 +46,10 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
         old = new = node.meta.get("val")
         if not changed.isdisjoint(node.all_input_nodes):
             new = traced(gm, node)
-        if str(node.target) in TOLD_WRONG:
+        if (name := str(node.target)) in TOLD_WRONG:
             new = corrected(node, new)
+        elif name == LOG_SUM and new[0].dtype is torch.float64 is not new[1].dtype:
+            new = (new[0], new[1].double(), *new[2:])
         if new is not old:
             node.meta["val"] = new
             # Where strides are as they were, nothing new follows; but a view is of other memory.

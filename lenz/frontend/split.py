@@ -16,6 +16,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.frontend.normalise import VIEWS, dedup, drop_noops, facts_of
+from lenz.frontend.restride import restride
+from lenz.frontend.strides import LOG_SUM
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
@@ -62,6 +64,8 @@ def split(
     them.  Norms are computed again from what their gradients read anyway.  `native` names the ops
     that the lowering takes, and may fuse.
     """
+    if any(str(n.target) == LOG_SUM for n in joint.graph.nodes):
+        restride(joint, ())  # both halves are to know of its type
     drop_noops(joint.graph, facts_of(joint.graph))
     backward = behind_tangents(joint.graph)
     for n in joint.graph.nodes:

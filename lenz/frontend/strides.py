@@ -20,10 +20,13 @@ from lenz.frontend.values import are_same, is_same_size
 # measured on CPUs alone); nothing, on GPUs alone ("there"); or the order in which an iteration over
 # all operands takes dimensions; of "power" that tensor is the exponent of a number first, which
 # gives a dense one. "roll" has the format of its argument where two parts are joined in each step,
-# and is dense where one is empty.
-Rule: TypeAlias = tuple[Literal["dense", "there", "format", "roll", "iteration", "power"], int]
+# and is dense where one is empty. "cut" and "fourier" have functions of their own.
+Kind: TypeAlias = Literal["dense", "there", "format", "roll", "iteration", "power"]
+Rule: TypeAlias = tuple[Kind | Literal["cut", "fourier"], int]
 DENSE: Rule = ("dense", 0)
 ITERATION: Rule = ("iteration", 0)
+# Whose second result has the type of sums of the first, which torch 2.11 tells as f32 for f64 too.
+LOG_SUM = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 LAST = (0, 2, 3, 1)  # channels last, from the outermost dimension in memory
 TOLD_WRONG: Mapping[str, Rule] = {
     "aten.pow.Scalar": ("power", 0),
@@ -44,6 +47,12 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.roll.default": ("roll", 0),
     "aten.pixel_shuffle.default": ("there", 0),
     "aten.pixel_unshuffle.default": ("there", 0),
+    "aten.constant_pad_nd.default": ("cut", 0),
+    "aten._fft_c2c.default": ("fourier", 0),
+    "aten._fft_r2c.default": ("fourier", 1),
+    "aten._fft_c2r.default": ("fourier", 1),
+    "aten.reflection_pad2d.default": ("format", 0),
+    "aten.replication_pad2d.default": ("format", 0),
     "aten.reflection_pad2d_backward.default": ("format", 1),
     "aten.replication_pad2d_backward.default": ("format", 1),
     "aten.copysign.Tensor": ITERATION,
@@ -74,12 +83,15 @@ def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any
     strides would have to be put in order, and so do other devices where only CPUs were measured.
     """
     kind, position = TOLD_WRONG[op]
-    if kind in ("iteration", "power"):
+    if kind in ("iteration", "power", "cut", "fourier"):
         given = [(a.shape, a.stride()) for a in args if isinstance(a, torch.Tensor)]
         if kind == "power":
             shape = given[position][0]
             given[position] = (shape, dense(shape, range(len(shape))))
-        order = iteration(told.shape, given)
+        if kind == "fourier":
+            order = transformed(args[0], args[1], position)
+        else:
+            order = cut(*args[:2]) if kind == "cut" else iteration(told.shape, given)
         strides = told.stride() if order is None else dense(told.shape, order)
         return None if are_same(strides, told.stride()) else strides
     source = told if kind in ("dense", "there") else args[position]
@@ -92,6 +104,36 @@ def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any
     if is_image and are_same(source.stride(), dense(source.shape, LAST)):
         strides = dense(told.shape, LAST)
     return None if are_same(strides, told.stride()) else strides
+
+
+def cut(x: torch.Tensor, pad: Sequence[Any]) -> list[int] | None:
+    """The order of dimensions of a copy of what padding leaves, if it surely adds nothing.
+
+    So does eager; torch's rule for fake tensors, where sizes are symbols, does not for widths of 0.
+    """
+    if not all(statically_known_true(p <= 0) for p in pad):
+        return None
+    return iteration(x.shape, [(x.shape, x.stride())])
+
+
+def transformed(x: torch.Tensor, dims: Sequence[int], kept: int) -> list[int] | None:
+    """The order of dimensions of a Fourier transform on CPUs, by MKL; `kept` of `dims` stay last.
+
+    Others keep the order that they have in `x`, those that are transformed inside of the rest. So
+    do the fake tensors of torch 2.13; in 2.11 they sort them the other way, or not at all.
+    """
+    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # so in torch
+    if x.device.type != "cpu" or not dims or not has_mkl:
+        return None
+    steps = x.stride()
+    known = all(isinstance(s, int) for s in steps)
+    by_step = sorted(range(x.dim()), key=lambda d: -steps[d] if known else 0)
+    order = by_step if known else iteration(x.shape, [(x.shape, steps)])
+    if order is None:
+        return None
+    last = list(dims[len(dims) - kept :])
+    moved = [d for d in order if d in dims and d not in last]
+    return [d for d in order if d not in dims] + moved + last
 
 
 def _is_joined(x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lenz.frontend.restride import restride
+from lenz.frontend.strides import eager_strides
 from tests.cuda import cuda_program
+
+aten = torch.ops.aten
 
 
 def traced(f: Any, *args: Tensor) -> Any:
@@ -81,6 +85,10 @@ def last(*shape: int) -> Tensor:
         (lambda x: torch.xlogy(x[..., :1], x.abs()), torch.randn(3, 5, 2).permute(1, 2, 0), False),
         (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), last(1, 3, 5, 5), True),
         (lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"), last(1, 3, 5, 5), True),
+        (lambda x: F.pad(x, (-1, -1, 0, -1), mode="replicate"), last(1, 3, 5, 5), True),
+        (lambda x: torch.fft.fft(x, 10, 1).abs(), torch.randn(5, 6, 7), True),
+        (lambda x: torch.fft.irfft2(torch.complex(x, x)), torch.randn(5, 7, 6).mT, True),
+        (lambda x: torch.fft.ihfft(x, 8, -2, "ortho").real, torch.randn(5, 7, 6).mT, True),
         (lambda x: F.glu(x, -1), last(2, 3, 4, 4), True),
         (lambda x: F.mse_loss(x, x.detach() + 1), torch.randn(4, 5).t(), True),
         (lambda x: F.log_softmax(x, 1) * 2, torch.randn(4, 5).t(), True),
@@ -121,11 +129,54 @@ def test_shuffled_pixels_are_dense_on_gpus() -> None:
         (lambda x: F.batch_norm(x, None, None, training=True), last(2, 3, 4, 4)),
         (lambda x: F.batch_norm(x, None, None, training=True), torch.randn(2, 3, 4, 4).mT),
         (lambda x: torch.logical_or(x[0, 0], x), torch.randn(2, 3, 5, 4).mT),
+        (lambda x: F.pad(x, (0, 0, 3 - len(x), 0)) if len(x) > 3 else x, torch.randn(5, 4).t()),
     ],
 )
 def test_strides_that_are_symbolic_and_told_wrong(fn: Any, x: Tensor) -> None:
     got = torch.compile(fn, backend="lenz", dynamic=True)(x)
     torch.testing.assert_close(got, fn(x), check_stride=True)
+
+
+def test_fourier_transforms_order_dimensions_as_eager_does() -> None:
+    """The rules of torch 2.11 put transformed dimensions in another order."""
+    if not torch.backends.mkl.is_available():
+        pytest.skip("other libraries give dense results")
+    for seed in range(200):
+        chance = random.Random(seed)
+        order = chance.sample(range(4), 4)
+        x = torch.zeros([chance.randint(2, 5) for _ in order]).permute(order)
+        z, dims = torch.complex(x, x).permute(order), chance.sample(range(4), chance.randint(1, 4))
+        for op, of, args in (
+            ("_fft_c2c", z, (0, True)),
+            ("_fft_r2c", x, (0, True)),
+            ("_fft_r2c", x, (0, False)),
+            ("_fft_c2r", z, (0, 2 * z.shape[dims[-1]] - 2)),
+        ):
+            want: Tensor = getattr(aten, op).default(of, dims, *args)
+            told = want.contiguous()
+            got = eager_strides(f"aten.{op}.default", (of, dims, *args), told)
+            assert (told.stride() if got is None else got) == want.stride(), (op, of.stride(), dims)
+
+
+def test_the_log_sum_exp_of_f64_is_f64() -> None:
+    q = torch.randn(1, 2, 8, 16, dtype=torch.float64)
+    gm = traced(lambda q: aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[1].exp(), q)
+    for n in gm.graph.nodes:  # as torch 2.11 tells it
+        if isinstance(n.meta.get("val"), tuple):
+            n.meta["val"] = (n.meta["val"][0], n.meta["val"][1].float())
+        elif n.op == "call_function":
+            n.meta["val"] = n.meta["val"].float()
+    restride(gm, ())
+    values = [n.meta["val"] for n in gm.graph.nodes if n.op == "call_function"]
+    assert values[0][1].dtype is torch.float64
+    assert {v.dtype for v in values[1:]} == {torch.float64}
+    leaf = q.clone().requires_grad_()
+    run = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q).sin(), backend="lenz")
+    (got,) = torch.autograd.grad(run(leaf).sum(), leaf)
+    (want,) = torch.autograd.grad(
+        F.scaled_dot_product_attention(leaf, leaf, leaf).sin().sum(), leaf
+    )
+    torch.testing.assert_close(got, want, check_stride=True)
 
 
 def test_strides_over_memory_with_an_offset_of_its_own() -> None:
