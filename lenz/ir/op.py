@@ -136,7 +136,7 @@ CHECKED = Op(
     2,
     _checked_dtype,
     # For every dtype: torch 2.11 has no `where` of u16.
-    eager=lambda value, i: torch.broadcast_tensors(value, i)[0],  # type: ignore[no-untyped-call]
+    eager=lambda value, i: torch.ops.aten.broadcast_tensors([value, i])[0],
     llvm=lambda b, dtype, types, xs, attrs: xs[0],
     triton="tl.where({1} < 0, {0}, {0})",
     cost=0.0,
