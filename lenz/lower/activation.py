@@ -6,14 +6,13 @@ The formulas, and the side each comparison falls on, are those of torch.nn.funct
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from lenz import ops
 from lenz.ir.expr import Expr, const, index
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
-from lenz.lower.operand import Operand, element
+from lenz.lower.operand import Operand, element, elementwise
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO
 
@@ -25,6 +24,7 @@ def _of(e: Expr, x: float) -> Expr:
     return const(x, e.dtype)
 
 
+@elementwise("sigmoid")
 def sigmoid_of(x: Expr) -> Expr:
     """1 / (1 + exp(-x)); exp may overflow to infinity, which gives 0."""
     return ops.div(_of(x, 1.0), ops.add(_of(x, 1.0), ops.exp(ops.neg(x))))
@@ -38,35 +38,19 @@ def _plus(x: Expr, c: float) -> Expr:
     return ops.add(x, _of(x, c))
 
 
-def _unary(name: str, fn: Callable[..., Expr]) -> None:
-    """Register out = fn(x, *numbers)."""
-
-    def lower_unary(b: GraphBuilder, x: Value, *args: Any, **kwargs: Any) -> Value:
-        return b.map(lambda i: fn(element(x, i, b.result.dtype), *args, **kwargs))
-
-    lowering(name)(lower_unary)
-
-
-def _binary(name: str, fn: Callable[..., Expr]) -> None:
-    """Register out = fn(x, y, *numbers), for instance of a gradient and an input."""
-
-    def lower_binary(b: GraphBuilder, x: Value, y: Value, *args: Any, **kwargs: Any) -> Value:
-        t = b.result.dtype
-        return b.map(lambda i: fn(element(x, i, t), element(y, i, t), *args, **kwargs))
-
-    lowering(name)(lower_binary)
-
-
+@elementwise("relu")
 def relu(x: Expr) -> Expr:
     """max(x, 0), NaN kept."""
     return ops.maximum(x, _of(x, 0))
 
 
+@elementwise("relu6")
 def relu6(x: Expr) -> Expr:
     """min(max(x, 0), 6), NaN kept."""
     return ops.minimum(relu(x), _of(x, 6))
 
 
+@elementwise("gelu")
 def gelu(x: Expr, approximate: str = "none") -> Expr:
     """x times the normal distribution function, or its tanh approximation."""
     half = _scaled(x, 0.5)
@@ -80,6 +64,7 @@ def _gelu_inner(x: Expr) -> Expr:
     return _scaled(ops.add(x, _scaled(cube, 0.044715)), math.sqrt(2.0 / math.pi))
 
 
+@elementwise("gelu_backward", tensors=2)
 def gelu_backward(g: Expr, x: Expr, approximate: str = "none") -> Expr:
     """g * (cdf(x) + x * pdf(x)), or the derivative of the tanh form."""
     if approximate == "tanh":
@@ -93,27 +78,32 @@ def gelu_backward(g: Expr, x: Expr, approximate: str = "none") -> Expr:
     return ops.mul(g, ops.add(cdf, ops.mul(x, pdf)))
 
 
+@elementwise("silu")
 def silu(x: Expr) -> Expr:
     """x / (1 + exp(-x))."""
     return ops.div(x, _plus(ops.exp(ops.neg(x)), 1.0))
 
 
+@elementwise("silu_backward", tensors=2)
 def silu_backward(g: Expr, x: Expr) -> Expr:
     """g * s * (1 + x * (1 - s)), s = sigmoid(x)."""
     s = sigmoid_of(x)
     return ops.mul(ops.mul(g, s), _plus(ops.mul(x, ops.sub(_of(s, 1.0), s)), 1.0))
 
 
+@elementwise("sigmoid_backward", tensors=2)
 def sigmoid_backward(g: Expr, y: Expr) -> Expr:
     """g * (1 - y) * y of the result y."""
     return ops.mul(ops.mul(g, ops.sub(_of(y, 1.0), y)), y)
 
 
+@elementwise("tanh_backward", tensors=2)
 def tanh_backward(g: Expr, y: Expr) -> Expr:
     """g * (1 - y * y) of the result y."""
     return ops.mul(g, ops.sub(_of(y, 1.0), ops.square(y)))
 
 
+@elementwise("logit_backward", tensors=2)
 def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
     """g / (x * (1 - x)), 0 (or NaN without eps) outside of the domain."""
     low = 0.0 if eps is None else eps
@@ -122,43 +112,51 @@ def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
     return ops.where(outside, _of(x, math.nan if eps is None else 0.0), slope)
 
 
+@elementwise("threshold")
 def threshold(x: Expr, threshold: Number, value: Number) -> Expr:
     """`value` where x <= threshold, else x."""
     return ops.where(ops.le(x, _of(x, threshold)), _of(x, value), x)
 
 
+@elementwise("threshold_backward", tensors=2)
 def threshold_backward(g: Expr, x: Expr, threshold: Number) -> Expr:
     """0 where x <= threshold, else g."""
     return ops.where(ops.le(x, _of(x, threshold)), _of(g, 0), g)
 
 
+@elementwise("hardtanh")
 def hardtanh(x: Expr, min_val: Number = -1, max_val: Number = 1) -> Expr:
     """x between the bounds."""
     return ops.minimum(ops.maximum(x, _of(x, min_val)), _of(x, max_val))
 
 
+@elementwise("hardtanh_backward", tensors=2)
 def hardtanh_backward(g: Expr, x: Expr, min_val: Number, max_val: Number) -> Expr:
     """g strictly inside of the bounds."""
     outside = ops.or_(ops.le(x, _of(x, min_val)), ops.ge(x, _of(x, max_val)))
     return ops.where(outside, _of(g, 0), g)
 
 
+@elementwise("hardsigmoid")
 def hardsigmoid(x: Expr) -> Expr:
     """relu6(x + 3) / 6."""
     return ops.div(relu6(_plus(x, 3.0)), _of(x, 6.0))
 
 
+@elementwise("hardsigmoid_backward", tensors=2)
 def hardsigmoid_backward(g: Expr, x: Expr) -> Expr:
     """g / 6 where -3 < x < 3."""
     inside = ops.and_(ops.gt(x, _of(x, -3.0)), ops.lt(x, _of(x, 3.0)))
     return ops.where(inside, ops.div(g, _of(g, 6.0)), _of(g, 0.0))
 
 
+@elementwise("hardswish")
 def hardswish(x: Expr) -> Expr:
     """x * relu6(x + 3) / 6."""
     return ops.div(ops.mul(x, relu6(_plus(x, 3.0))), _of(x, 6.0))
 
 
+@elementwise("hardswish_backward", tensors=2)
 def hardswish_backward(g: Expr, x: Expr) -> Expr:
     """g * (x / 3 + 1/2) in the bend, 0 below it, g above it."""
     bend = ops.mul(g, _plus(ops.div(x, _of(x, 3.0)), 0.5))
@@ -166,24 +164,28 @@ def hardswish_backward(g: Expr, x: Expr) -> Expr:
     return ops.where(ops.le(x, _of(x, -3.0)), _of(g, 0.0), above)
 
 
+@elementwise("hardshrink")
 def hardshrink(x: Expr, lambd: Number = 0.5) -> Expr:
     """0 where |x| <= lambd, else x."""
     inside = ops.and_(ops.ge(x, _of(x, -lambd)), ops.le(x, _of(x, lambd)))
     return ops.where(inside, _of(x, 0.0), x)
 
 
+@elementwise("hardshrink_backward", "softshrink_backward", tensors=2)
 def shrink_backward(g: Expr, x: Expr, lambd: Number) -> Expr:
     """0 where |x| <= lambd, else g."""
     inside = ops.and_(ops.ge(x, _of(x, -lambd)), ops.le(x, _of(x, lambd)))
     return ops.where(inside, _of(g, 0.0), g)
 
 
+@elementwise("softshrink")
 def softshrink(x: Expr, lambd: Number = 0.5) -> Expr:
     """x moved towards 0 by lambd, 0 where it would cross; NaN kept."""
     low = ops.where(ops.lt(x, _of(x, -lambd)), _plus(x, lambd), ops.mul(x, _of(x, 0.0)))
     return ops.where(ops.gt(x, _of(x, lambd)), _plus(x, -lambd), low)
 
 
+@elementwise("elu")
 def elu(x: Expr, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Expr:
     """scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below."""
     low = _scaled(ops.expm1(_scaled(x, input_scale)), float(alpha) * float(scale))
@@ -202,21 +204,25 @@ def elu_backward(
     return ops.where(ops.le(x, _of(x, 0.0)), low, _scaled(g, scale))
 
 
+@elementwise("celu")
 def celu(x: Expr, alpha: Number = 1.0) -> Expr:
     """elu with the slope 1 at 0 for every alpha."""
     return elu(x, alpha, 1.0, 1.0 / float(alpha))
 
 
+@elementwise("leaky_relu")
 def leaky_relu(x: Expr, negative_slope: Number = 0.01) -> Expr:
     """x above 0, slope * x below."""
     return ops.where(ops.gt(x, _of(x, 0.0)), x, _scaled(x, negative_slope))
 
 
+@elementwise("leaky_relu_backward", tensors=2)
 def leaky_relu_backward(g: Expr, x: Expr, negative_slope: Number, is_result: bool) -> Expr:
     """g above 0, slope * g below."""
     return ops.where(ops.gt(x, _of(x, 0.0)), g, _scaled(g, negative_slope))
 
 
+@elementwise("softplus")
 def softplus(x: Expr, beta: Number = 1, threshold: Number = 20) -> Expr:
     """log(1 + exp(beta * x)) / beta, x itself beyond the threshold."""
     z = _scaled(x, beta)
@@ -224,6 +230,7 @@ def softplus(x: Expr, beta: Number = 1, threshold: Number = 20) -> Expr:
     return ops.where(ops.gt(z, _of(x, threshold)), x, soft)
 
 
+@elementwise("softplus_backward", tensors=2)
 def softplus_backward(g: Expr, x: Expr, beta: Number, threshold: Number) -> Expr:
     """g * z / (z + 1) with z = exp(beta * x), g itself beyond the threshold."""
     scaled = _scaled(x, beta)
@@ -231,11 +238,13 @@ def softplus_backward(g: Expr, x: Expr, beta: Number, threshold: Number) -> Expr
     return ops.where(ops.gt(scaled, _of(x, threshold)), g, ops.div(ops.mul(g, z), _plus(z, 1.0)))
 
 
+@elementwise("mish")
 def mish(x: Expr) -> Expr:
     """x * tanh(log(1 + exp(x)))."""
     return ops.mul(x, ops.tanh(ops.log1p(ops.exp(x))))
 
 
+@elementwise("mish_backward", tensors=2)
 def mish_backward(g: Expr, x: Expr) -> Expr:
     """g * (t + x * sigmoid(x) * (1 - t^2)), t = tanh(softplus(x))."""
     t = ops.tanh(ops.log1p(ops.exp(x)))
@@ -243,50 +252,18 @@ def mish_backward(g: Expr, x: Expr) -> Expr:
     return ops.mul(g, ops.add(t, steep))
 
 
+@elementwise("_prelu_kernel", tensors=2)
 def prelu(x: Expr, weight: Expr) -> Expr:
     """x above 0, weight * x below."""
     return ops.where(ops.gt(x, _of(x, 0.0)), x, ops.mul(weight, x))
 
 
-_UNARY: dict[str, Callable[..., Expr]] = {
-    "relu": relu, "relu6": relu6, "gelu": gelu, "silu": silu, "threshold": threshold,
-    "hardtanh": hardtanh, "hardsigmoid": hardsigmoid, "hardswish": hardswish,
-    "hardshrink": hardshrink, "softshrink": softshrink, "elu": elu, "celu": celu,
-    "leaky_relu": leaky_relu, "softplus": softplus, "mish": mish, "sigmoid": sigmoid_of,
-}  # fmt: skip
-_BINARY: dict[str, Callable[..., Expr]] = {
-    "gelu_backward": gelu_backward, "silu_backward": silu_backward,
-    "sigmoid_backward": sigmoid_backward, "tanh_backward": tanh_backward,
-    "logit_backward": logit_backward, "threshold_backward": threshold_backward,
-    "hardtanh_backward": hardtanh_backward, "hardsigmoid_backward": hardsigmoid_backward,
-    "hardswish_backward": hardswish_backward, "hardshrink_backward": shrink_backward,
-    "softshrink_backward": shrink_backward, "leaky_relu_backward": leaky_relu_backward,
-    "softplus_backward": softplus_backward, "mish_backward": mish_backward,
-    "_prelu_kernel": prelu,
-}  # fmt: skip
-for _name, _fn in _UNARY.items():
-    _unary(_name, _fn)
-for _name, _fn in _BINARY.items():
-    _binary(_name, _fn)
-
-
 @lowering("elu_backward")
-def lower_elu_backward(
-    b: GraphBuilder,
-    g: Value,
-    alpha: Number,
-    scale: Number,
-    input_scale: Number,
-    is_result: bool,
-    x: Value,
-) -> Value:
+def lower_elu_backward(b: GraphBuilder, g: Value, *args: Any) -> Value:
     """The derivative of elu; the numbers stand before the tensor in aten."""
+    *numbers, x = args
     t = b.result.dtype
-    return b.map(
-        lambda i: elu_backward(
-            element(g, i, t), element(x, i, t), alpha, scale, input_scale, is_result
-        )
-    )
+    return b.map(lambda i: elu_backward(element(g, i, t), element(x, i, t), *numbers))
 
 
 @lowering("_prelu_kernel_backward")

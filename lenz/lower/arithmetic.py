@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -13,7 +12,7 @@ from lenz.ir.dtype import BOOL, F16, F32, I32, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, divisor, element, keeps, stepped
+from lenz.lower.operand import Operand, divisor, element, elementwise, keeps, stepped
 from lenz.lower.registry import lowering
 from lenz.ops.division import floor_in_steps
 from lenz.sym import Sym
@@ -71,41 +70,31 @@ def _is(e: Expr, value: float) -> Expr:
     return ops.eq(e, const(value, e.dtype))
 
 
-def _float_map(b: GraphBuilder, x: Value, fn: Callable[[Expr], Expr]) -> Value:
-    """A map of one operand in the compute type of the result."""
-    return b.map(lambda i: fn(element(x, i, b.result.dtype)))
-
-
-def _sinc(e: Expr) -> Expr:
+@elementwise("sinc", "special_sinc")
+def sinc(e: Expr) -> Expr:
     """sin(pi x) / (pi x), 1 at 0."""
     angle = ops.mul(e, const(math.pi, e.dtype))
     return ops.where(_is(e, 0.0), const(1.0, e.dtype), ops.div(ops.sin(angle), angle))
 
 
+@elementwise("frac")
 def frac(e: Expr) -> Expr:
     """e without its whole part."""
     return ops.sub(e, ops.trunc(e))
 
 
-def _angle(e: Expr) -> Expr:
+@elementwise("angle")
+def angle(e: Expr) -> Expr:
     """0 or pi by the sign of a real number; NaN stays."""
     pi, zero = const(math.pi, e.dtype), const(0.0, e.dtype)
     return ops.where(ops.isnan(e), e, ops.where(ops.lt(e, zero), pi, zero))
 
 
-def _enter(fn: Callable[[Expr], Expr], *names: str) -> None:
-    """Register a function of one operand."""
-    lowering(*names)(lambda b, x: _float_map(b, x, fn))
-
-
-_enter(ops.reciprocal, "reciprocal")
-_enter(ops.rsqrt, "rsqrt")
-_enter(ops.square, "square", "special_square")  # in i64 for bool
-_enter(lambda e: ops.mul(e, const(math.pi / 180.0, e.dtype)), "deg2rad")
-_enter(lambda e: ops.mul(e, const(180.0 / math.pi, e.dtype)), "rad2deg")
-_enter(frac, "frac")
-_enter(_sinc, "sinc", "special_sinc")
-_enter(_angle, "angle")
+elementwise("reciprocal")(lambda e: ops.reciprocal(e))
+elementwise("rsqrt")(lambda e: ops.rsqrt(e))
+elementwise("square", "special_square")(lambda e: ops.square(e))  # in i64 for bool
+elementwise("deg2rad")(lambda e: ops.mul(e, const(math.pi / 180.0, e.dtype)))
+elementwise("rad2deg")(lambda e: ops.mul(e, const(180.0 / math.pi, e.dtype)))
 
 
 @lowering("round")
@@ -120,7 +109,7 @@ def round_(b: GraphBuilder, x: Value, decimals: int = 0) -> Value:
             return ops.div(ops.round(ops.mul(e, ten)), ten)
         return ops.mul(ops.round(ops.div(e, ten)), ten)
 
-    return _float_map(b, x, fn)
+    return b.map(lambda i: fn(x.compute(i)))
 
 
 @lowering("sign", "sgn")
@@ -232,18 +221,11 @@ def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value] | Decline:
     return b.map(lambda i: parts(i)[0]), b.map(lambda i: parts(i)[1], b.results[1], "exponent")
 
 
-@lowering("heaviside")
-def heaviside(b: GraphBuilder, x: Value, values: Value) -> Value:
-    """0 below zero, 1 above, `values` at zero; 0 for NaN."""
-    t = b.result.dtype
-
-    def fn(i: Index) -> Expr:
-        e = element(x, i, t)
-        zero, one = const(0, e.dtype), const(1, e.dtype)
-        step = ops.where(ops.gt(e, zero), one, zero)
-        return ops.where(ops.eq(e, zero), element(values, i, t), step)
-
-    return b.map(fn)
+@elementwise("heaviside", tensors=2)
+def heaviside(e: Expr, at_zero: Expr) -> Expr:
+    """0 below zero, 1 above, `at_zero` at zero; 0 for NaN."""
+    zero, one = const(0, e.dtype), const(1, e.dtype)
+    return ops.where(ops.eq(e, zero), at_zero, ops.where(ops.gt(e, zero), one, zero))
 
 
 @lowering("nan_to_num")
@@ -283,7 +265,8 @@ lowering("isneginf")(lambda b, x: _is_infinite(b, x, -math.inf))
 def logit(b: GraphBuilder, x: Value, eps: float | None = None) -> Value:
     """log(x / (1 - x)), x first brought into [eps, 1 - eps]."""
 
-    def fn(e: Expr) -> Expr:
+    def fn(i: Index) -> Expr:
+        e = element(x, i, b.result.dtype)
         one = const(1.0, e.dtype)
         if eps is not None:
             low, high = const(eps, e.dtype), const(1.0 - eps, e.dtype)
@@ -293,37 +276,33 @@ def logit(b: GraphBuilder, x: Value, eps: float | None = None) -> Value:
         step = (lambda e: stepped(e, x.dtype)) if x.device == "cpu" else (lambda e: e)
         return ops.log(step(ops.div(e, step(ops.sub(one, e)))))
 
-    return _float_map(b, x, fn)
+    return b.map(fn)
 
 
-def _enter_two(fn: Callable[[Expr, Expr, DType | None], Expr], *names: str) -> None:
-    """Register a function of two elements, and of the type that CPUs round each step to."""
+def _xlog(b: GraphBuilder, x: Operand, y: Operand, log: Callable[[Expr], Expr]) -> Value:
+    t = b.result.dtype
 
-    def lower_two(b: GraphBuilder, x: Operand, y: Operand) -> Value:
-        t = b.result.dtype
-        steps = t if b.result.device == "cpu" else None
-        return b.map(lambda i: fn(element(x, i, t), element(y, i, t), steps))
+    def fn(i: Index) -> Expr:
+        e, f = element(x, i, t), element(y, i, t)
+        factor = stepped(log(f), t) if b.result.device == "cpu" else log(f)
+        product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, factor))
+        return ops.where(ops.isnan(f), f, product)
 
-    lowering(*names)(lower_two)
-
-
-def _xlog(log: Callable[[Expr], Expr], e: Expr, f: Expr, steps: DType | None) -> Expr:
-    factor = log(f) if steps is None else stepped(log(f), steps)
-    product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, factor))
-    return ops.where(ops.isnan(f), f, product)
+    return b.map(fn)
 
 
-_enter_two(partial(_xlog, ops.log), "xlogy", "special_xlogy")
-_enter_two(partial(_xlog, ops.log1p), "special_xlog1py")
+lowering("xlogy", "special_xlogy")(lambda b, x, y: _xlog(b, x, y, ops.log))
+lowering("special_xlog1py")(lambda b, x, y: _xlog(b, x, y, ops.log1p))
 
 
-def _log_add(base: float, exp: Callable[[Expr], Expr], e: Expr, f: Expr, _: object) -> Expr:
+@elementwise("logaddexp", tensors=2)
+def logaddexp(e: Expr, f: Expr, base: float = math.e) -> Expr:
     """max + log(1 + exp(min - max)); equal infinities give themselves."""
     same = ops.and_(ops.isinf(e), ops.eq(e, f))
-    rest = ops.log1p(exp(ops.neg(ops.abs(ops.sub(e, f)))))
+    gap = ops.neg(ops.abs(ops.sub(e, f)))
+    rest = ops.log1p(ops.exp(gap) if base == math.e else ops.exp2(gap))
     rest = rest if base == math.e else ops.mul(rest, const(1.0 / math.log(base), e.dtype))
     return ops.where(same, e, ops.add(ops.maximum(e, f), rest))
 
 
-_enter_two(partial(_log_add, math.e, ops.exp), "logaddexp")
-_enter_two(partial(_log_add, 2.0, ops.exp2), "logaddexp2")
+elementwise("logaddexp2", tensors=2)(lambda e, f: logaddexp(e, f, 2.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from lenz import ops
@@ -19,66 +20,26 @@ def _fill(b: GraphBuilder, value: Operand) -> Value:
     return b.map(lambda i: exact(value, i, b.result.dtype))
 
 
-@lowering("full", "full_like", float8=True)
-def full(b: GraphBuilder, shape: Any, fill_value: Operand, **_: Any) -> Value:
-    """One value everywhere, in a shape or that of a tensor."""
-    return _fill(b, fill_value)
+_shaped = partial(lowering, float8=True)
+_shaped("full", "full_like")(lambda b, shape, value, **_: _fill(b, value))
+_shaped("new_full")(lambda b, x, size, value, **_: _fill(b, value))
+_shaped("scalar_tensor")(lambda b, value, **_: _fill(b, value))
+_shaped("ones", "ones_like", "new_ones")(lambda b, *_, **__: _fill(b, 1))
 
 
-@lowering("new_full", float8=True)
-def new_full(b: GraphBuilder, x: Value, size: Any, fill_value: Operand, **_: Any) -> Value:
-    """One value, in the type of x."""
-    return _fill(b, fill_value)
-
-
-@lowering("scalar_tensor", float8=True)
-def scalar_tensor(b: GraphBuilder, value: Operand, **_: Any) -> Value:
-    """A 0-d tensor."""
-    return _fill(b, value)
-
-
-@lowering("zeros", "zeros_like", "new_zeros", "zero", "_efficientzerotensor", float8=True)
+@_shaped("zeros", "zeros_like", "new_zeros", "zero", "_efficientzerotensor")
+@_shaped("empty", "empty_like", "new_empty")
+@_shaped("empty_strided", "new_empty_strided", "empty_permuted")
 def zeros(b: GraphBuilder, *_: Any, **__: Any) -> Value:
-    """Zeros."""
+    """Zeros; also for any values, since nothing that reads them can trip over zeros."""
     return _fill(b, 0)
 
 
-@lowering("ones", "ones_like", "new_ones", float8=True)
-def ones(b: GraphBuilder, *_: Any, **__: Any) -> Value:
-    """Ones."""
-    return _fill(b, 1)
-
-
-@lowering(
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-    "empty_permuted",
-    float8=True,
+lowering("arange.default")(lambda b, end, **_: _range(b, 0, 1))
+lowering("arange.start", "arange.start_step")(
+    lambda b, start, end, step=1, **_: _range(b, start, step)
 )
-def empty(b: GraphBuilder, *_: Any, **__: Any) -> Value:
-    """Any values: zeros, which nothing that reads all of a fused kernel's inputs can trip over."""
-    return _fill(b, 0)
-
-
-@lowering("arange.default")
-def arange(b: GraphBuilder, end: Number, **_: Any) -> Value:
-    """0, 1, ... below the end."""
-    return _range(b, 0, 1)
-
-
-@lowering("arange.start", "arange.start_step")
-def arange_from(b: GraphBuilder, start: Number, end: Number, step: Number = 1, **_: Any) -> Value:
-    """start, start + step, ... below the end."""
-    return _range(b, start, step)
-
-
-@lowering("prims.iota")
-def iota(b: GraphBuilder, length: Any, *, start: Number, step: Number, **_: Any) -> Value:
-    """start, start + step, ... of a given length."""
-    return _range(b, start, step)
+lowering("prims.iota")(lambda b, length, *, start, step, **_: _range(b, start, step))
 
 
 def _range(b: GraphBuilder, start: Number, step: Number) -> Value:

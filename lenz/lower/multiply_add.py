@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from lenz import ops
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, element, keeps
+from lenz.lower.operand import Operand, element, elementwise, keeps
 from lenz.lower.registry import lowering
 from lenz.sym import Sym
 
@@ -56,22 +56,9 @@ def _plus(b: GraphBuilder, x: Operand, y: Operand, alpha: Number, sign: int) -> 
     return b.map(fn)
 
 
-@lowering("add")
-def add(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    """x + alpha * y; logical or for bool."""
-    return _plus(b, x, y, alpha, 1)
-
-
-@lowering("sub", "subtract")
-def sub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    """x - alpha * y."""
-    return _plus(b, x, y, alpha, -1)
-
-
-@lowering("rsub")
-def rsub(b: GraphBuilder, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    """y - alpha * x."""
-    return _plus(b, y, x, alpha, -1)
+lowering("add")(lambda b, x, y, alpha=1: _plus(b, x, y, alpha, 1))  # logical or for bool
+lowering("sub", "subtract")(lambda b, x, y, alpha=1: _plus(b, x, y, alpha, -1))
+lowering("rsub")(lambda b, x, y, alpha=1: _plus(b, y, x, alpha, -1))
 
 
 def _enter_added(name: str, added: Callable[[Sequence[Expr], Expr, str], Expr]) -> None:
@@ -88,11 +75,8 @@ _enter_added("addcmul", product_added)
 _enter_added("addcdiv", quotient_added)
 
 
-@lowering("prims.fma")
-def fma(b: GraphBuilder, x: Operand, y: Operand, z: Operand) -> Value:
-    """x * y + z, rounded once; torch decomposes the in-place addcmul into it."""
-    t = b.result.dtype
-    return b.map(lambda i: ops.fma(element(x, i, t), element(y, i, t), element(z, i, t)))
+# Torch decomposes the in-place addcmul into it.
+elementwise("prims.fma", tensors=3)(lambda x, y, z: ops.fma(x, y, z))
 
 
 def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:

@@ -6,7 +6,7 @@ then 0-d tensors, then Python scalars; only a higher category raises the type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +15,8 @@ from lenz import ops
 from lenz.errors import Unsupported
 from lenz.ir.dtype import BOOL, C64, I64, DType, compute_dtype, dtype_of
 from lenz.ir.expr import Expr, const, index
-from lenz.lower.builder import At, Index, Value
+from lenz.lower.builder import At, GraphBuilder, Index, Value
+from lenz.lower.registry import F, lowering
 from lenz.sym import ONE, ZERO, Sym
 
 Operand: TypeAlias = "Value | Sym | bool | int | float"
@@ -83,6 +84,21 @@ def stepped(e: Expr, dtype: DType) -> Expr:
 def exact(x: Operand, i: Index, dtype: DType) -> Expr:
     """One operand in `dtype` itself, halves included: for ops that only move values."""
     return ops.cast(x.at(broadcast(x, i)), dtype) if isinstance(x, Value) else number(x, dtype)
+
+
+def elementwise(*names: str, tensors: int = 1) -> Callable[[F], F]:
+    """Register out = fn(*elements, *numbers) of the first `tensors` operands and what follows."""
+
+    def enter(fn: F) -> F:
+        def lower_elements(b: GraphBuilder, *args: Any, **numbers: Any) -> Value:
+            xs, rest, t = args[:tensors], args[tensors:], b.result.dtype
+            return b.map(lambda i: fn(*(element(x, i, t) for x in xs), *rest, **numbers))
+
+        lower_elements.__module__ = fn.__module__
+        lowering(*names)(lower_elements)
+        return fn
+
+    return enter
 
 
 def scalar_dtype(x: Any) -> torch.dtype:

@@ -6,8 +6,6 @@ unless `dtype` says otherwise.
 
 from __future__ import annotations
 
-import torch
-
 from lenz import ops
 from lenz.ir.dtype import BOOL, I32, I64, U8, DType
 from lenz.ir.expr import Expr, const, index
@@ -29,24 +27,10 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value | Declin
     return b.scan(kind, d, lambda i: element(x, i, to))
 
 
-def _enter_running(name: str, kind: ScanKind) -> None:
-    """Register the sums, or products, of the elements up to each one."""
-
-    @lowering(name)
-    def running(
-        b: GraphBuilder, x: Value, dim: int, *, dtype: torch.dtype | None = None
-    ) -> Value | Decline:
-        return _scan(b, kind, x, dim)
-
-
-_enter_running("cumsum", "sum")
-_enter_running("cumprod", "prod")
-
-
-@lowering("logcumsumexp")
-def logcumsumexp(b: GraphBuilder, x: Value, dim: int) -> Value | Decline:
-    """log of the sum of the exponentials of the elements up to each one."""
-    return _scan(b, "logaddexp", x, dim)
+# Of the elements up to each one: the sum, the product, log of the sum of the exponentials.
+lowering("cumsum")(lambda b, x, dim, **_: _scan(b, "sum", x, dim))
+lowering("cumprod")(lambda b, x, dim, **_: _scan(b, "prod", x, dim))
+lowering("logcumsumexp")(lambda b, x, dim: _scan(b, "logaddexp", x, dim))
 
 
 def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Value, Value]:
@@ -79,13 +63,5 @@ def _position_type(size: Sym) -> DType:
     return I32 if size.hi is not None and size.hi < 2**31 else I64
 
 
-def _enter_extremum(name: str, kind: ScanKind) -> None:
-    """Register the extreme element up to each one, and its position; the last of equals."""
-
-    @lowering(name)
-    def extremum(b: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
-        return _extremum(b, kind, x, dim)
-
-
-_enter_extremum("cummax", "max")
-_enter_extremum("cummin", "min")
+lowering("cummax")(lambda b, x, dim: _extremum(b, "max", x, dim))
+lowering("cummin")(lambda b, x, dim: _extremum(b, "min", x, dim))
