@@ -113,24 +113,11 @@ _unary("frac", frac)
 _unary("sigmoid", sigmoid_of)
 
 
-@lowering("_foreach_zero")
-def foreach_zero(b: GraphBuilder, xs: Tensors) -> tuple[Value, ...]:
-    """Zeros in the shape of each tensor."""
-    return _each(b, lambda k, i, t: const(0, t))
-
-
-@lowering("_foreach_clone")
-def foreach_clone(b: GraphBuilder, xs: Tensors, **_: Any) -> tuple[Value, ...]:
-    """A copy of each tensor."""
-    return _each(b, lambda k, i, t: xs[k].at(i))
-
-
-@lowering("_foreach_copy")
-def foreach_copy(
-    b: GraphBuilder, xs: Tensors, src: Tensors, non_blocking: bool = False
-) -> tuple[Value, ...]:
-    """The elements of `src`, converted, in place of those of each tensor."""
-    return _each(b, lambda k, i, t: exact(src[k], i, t))
+lowering("_foreach_zero")(lambda b, xs: _each(b, lambda k, i, t: const(0, t)))
+lowering("_foreach_clone")(lambda b, xs, **_: _each(b, lambda k, i, t: xs[k].at(i)))
+lowering("_foreach_copy")(
+    lambda b, xs, src, non_blocking=False: _each(b, lambda k, i, t: exact(src[k], i, t))
+)
 
 
 def _factor(scalars: Any, k: int, t: DType) -> Expr:

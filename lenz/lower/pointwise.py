@@ -19,7 +19,7 @@ from lenz.lower import activation as activation
 from lenz.lower import arithmetic as arithmetic
 from lenz.lower import multiply_add as multiply_add
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, maker
-from lenz.lower.operand import Operand, broadcast, divisor, element, exact, keeps, promote
+from lenz.lower.operand import Operand, broadcast, divisor, element, exact, keeps, promote, reader
 from lenz.lower.registry import Lowering, lowering, native_packets, pointwise_ops
 from lenz.ops.fold import apply
 
@@ -85,10 +85,7 @@ def is_own(b: GraphBuilder, x: Value) -> bool:
     return isinstance(n, LOOPS)
 
 
-@lowering("fill", float8=True)
-def fill(b: GraphBuilder, x: Value, value: Operand) -> Value:
-    """One value everywhere."""
-    return b.map(lambda i: exact(value, i, b.result.dtype))
+lowering("fill", float8=True)(lambda b, x, value: b.map(lambda i: exact(value, i, x.dtype)))
 
 
 @lowering("masked_fill")
@@ -115,13 +112,10 @@ def where(b: GraphBuilder, cond: Value, x: Operand, y: Operand) -> Value:
 
 def _logical(name: str, of: Any) -> None:
     def lower_logical(b: GraphBuilder, x: Value, y: Value) -> Value:
-        return b.map(lambda i: of(ops.truth(_raw(x, i)), ops.truth(_raw(y, i))))
+        left, right = (reader(v, compute_dtype(v.dtype)) for v in (x, y))
+        return b.map(lambda i: of(ops.truth(left(i)), ops.truth(right(i))))
 
     lowering(name)(lower_logical)
-
-
-def _raw(x: Value, i: Index) -> Expr:
-    return x.compute(broadcast(x, i))
 
 
 _logical("logical_and", ops.and_)
@@ -141,9 +135,8 @@ _test("isnan", ops.isnan)
 _test("isinf", ops.isinf)
 _test("isfinite", ops.isfinite)
 _test("signbit", lambda x: const(False, BOOL) if x.dtype is BOOL else ops.signbit(x))
-_test("floor", ops.floor)
-_test("ceil", ops.ceil)
-_test("trunc", ops.trunc)
+for _name, _of in (("floor", ops.floor), ("ceil", ops.ceil), ("trunc", ops.trunc)):
+    _test(_name, _of)
 _test("fix", ops.trunc)
 
 

@@ -71,8 +71,7 @@ def _draw(
     b: GraphBuilder, generator: Any, fn: Callable[[Drawn, Index, DType], Expr]
 ) -> Value | Decline:
     """One map of fn((seed, start, number), index, type) over the result."""
-    no = refused(b, generator)
-    if no is not None:
+    if (no := refused(b, generator)) is not None:
         return no
     t = b.result.dtype
     source = seeded(b, b.result)
@@ -91,27 +90,13 @@ def randn(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value |
     return _draw(b, generator, lambda s, i, t: ops.normal(*s, compute_dtype(t)))
 
 
-@lowering("randint.default", "randint.generator", "randint_like.default")
-def randint(
-    b: GraphBuilder, high: Any, *rest: Any, generator: Any = None, **__: Any
-) -> Value | Decline:
-    """Integers of [0, high); the tensor that `randint_like` names first has no say."""
-    if isinstance(high, Value):
-        high = rest[0]
-    return _integers(b, 0, high, generator)
-
-
 @lowering("randint.low", "randint.low_generator", "randint_like.low_dtype")
-def randint_from(
+def randint(
     b: GraphBuilder, low: Any, high: Any, *rest: Any, generator: Any = None, **__: Any
 ) -> Value | Decline:
-    """Integers of [low, high)."""
+    """Integers of [low, high); the tensor that `randint_like` names first has no say."""
     if isinstance(low, Value):
         low, high = high, rest[0]
-    return _integers(b, low, high, generator)
-
-
-def _integers(b: GraphBuilder, low: Any, high: Any, generator: Any) -> Value | Decline:
     count = sym(high) - sym(low)
     if count.hi is None or count.hi > 2**32 or count.lo is None or count.lo < 1:
         return Decline("a range of integers that may be empty or above 2^32")
@@ -121,6 +106,10 @@ def _integers(b: GraphBuilder, low: Any, high: Any, generator: Any) -> Value | D
         return ops.cast(found, compute_dtype(t))
 
     return _draw(b, generator, fn)
+
+
+lowering("randint.default", "randint.generator")(lambda b, *args, **kw: randint(b, 0, *args, **kw))
+lowering("randint_like.default")(lambda b, x, *args, **kw: randint(b, 0, *args, **kw))
 
 
 @lowering("uniform")
@@ -138,23 +127,11 @@ def uniform(
     return _draw(b, generator, fn)
 
 
-@lowering("normal_functional")
-def normal_functional(
-    b: GraphBuilder, x: Value, mean: float = 0.0, std: float = 1.0, generator: Any = None
-) -> Value | Decline:
-    """Normal numbers in the shape of x."""
-    return _normal(b, mean, std, generator)
-
-
 @lowering("normal")
 def normal(
     b: GraphBuilder, mean: Operand, std: Operand = 1.0, *_: Any, generator: Any = None, **__: Any
 ) -> Value | Decline:
     """Normal numbers; mean and deviation are numbers or tensors."""
-    return _normal(b, mean, std, generator)
-
-
-def _normal(b: GraphBuilder, mean: Operand, std: Operand, generator: Any) -> Value | Decline:
     if isinstance(std, (int, float)) and not std >= 0:
         return REFUSED
 
@@ -166,6 +143,14 @@ def _normal(b: GraphBuilder, mean: Operand, std: Operand, generator: Any) -> Val
         return ops.add(ops.mul(z, spread), element(mean, i, t))
 
     return _draw(b, generator, fn)
+
+
+@lowering("normal_functional")
+def normal_functional(
+    b: GraphBuilder, x: Value, mean: float = 0.0, std: float = 1.0, generator: Any = None
+) -> Value | Decline:
+    """Normal numbers in the shape of x."""
+    return normal(b, mean, std, generator=generator)
 
 
 def _exponential(s: Drawn, t: DType) -> Expr:
@@ -255,8 +240,7 @@ def rrelu(
             return ops.where(ops.gt(e, const(0, e.dtype)), e, ops.mul(e, const(slope, e.dtype)))
 
         return b.map(leaky, out), b.map(noise.at, drawn)
-    no = refused(b, generator)
-    if no is not None:
+    if (no := refused(b, generator)) is not None:
         return no
     source = seeded(b, drawn)
 
@@ -270,20 +254,8 @@ def rrelu(
 
 
 @lowering("bernoulli.default")
-def bernoulli(b: GraphBuilder, p: Value, generator: Any = None) -> Value | Decline:
+def bernoulli(b: GraphBuilder, p: Operand, generator: Any = None) -> Value | Decline:
     """1 with probability p, else 0."""
-    return _bernoulli(b, p, generator)
-
-
-@lowering("bernoulli.p", "bernoulli.Tensor")
-def bernoulli_like(
-    b: GraphBuilder, x: Value, p: Operand = 0.5, generator: Any = None
-) -> Value | Decline:
-    """1 with probability p, else 0, in the type of x."""
-    return _bernoulli(b, p, generator)
-
-
-def _bernoulli(b: GraphBuilder, p: Operand, generator: Any) -> Value | Decline:
     if isinstance(p, (int, float)) and not 0 <= p <= 1:
         return REFUSED
 
@@ -296,6 +268,11 @@ def _bernoulli(b: GraphBuilder, p: Operand, generator: Any) -> Value | Decline:
         return ops.cast(hit, compute_dtype(t))
 
     return _draw(b, generator, fn)
+
+
+lowering("bernoulli.p", "bernoulli.Tensor")(
+    lambda b, x, p=0.5, generator=None: bernoulli(b, p, generator)
+)
 
 
 @lowering("multinomial")
@@ -342,8 +319,7 @@ def native_dropout(
     assert out is not None and mask is not None
     if train is False:
         return b.map(x.at, out), b.map(lambda i: const(True, BOOL), mask)
-    no = refused(b, None)
-    if no is not None:
+    if (no := refused(b, None)) is not None:
         return no
     source = seeded(b, mask)
     keep = 1.0 - p

@@ -23,7 +23,7 @@ from lenz.sym import ONE, ZERO, Sym, product
 
 Place = tuple[Index, tuple[Expr, ...]]
 MODES: dict[str, UpdateMode] = {
-    "add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul",
+    "set": "set", "add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul",
     "amax": "max", "amin": "min",
 }  # fmt: skip
 
@@ -97,8 +97,9 @@ def _along(x: Value, d: int, index: Value) -> Callable[[Index], Place]:
 
 
 def _scatter(
-    b: GraphBuilder, mode: UpdateMode, x: Value, dim: int, index: Value, src: Value | Operand
+    b: GraphBuilder, x: Value, dim: int, index: Value, src: Operand, reduce: str = "set"
 ) -> Value | Decline:
+    """out[.., index[i], ..] = src[i], or combined with it; src may be one number."""
     d = wrapped(dim, x.rank)
     if (refused := unplaced(x, index, (d,) if x.rank else ())) is not None:
         return refused
@@ -106,35 +107,12 @@ def _scatter(
     def value(i: Index) -> Expr:
         return src.at(i[: src.rank]) if isinstance(src, Value) else exact(src, i, x.dtype)
 
-    return update(b, mode, x, index.shape, _along(x, d, index), value)
+    return update(b, MODES[reduce], x, index.shape, _along(x, d, index), value)
 
 
-@lowering("scatter.src", any_dtype=True)
-def scatter_src(b: GraphBuilder, x: Value, dim: int, index: Value, src: Value) -> Value | Decline:
-    """out[.., index[i], ..] = src[i]."""
-    return _scatter(b, "set", x, dim, index, src)
-
-
-@lowering("scatter.value")
-def scatter_value(
-    b: GraphBuilder, x: Value, dim: int, index: Value, value: Operand
-) -> Value | Decline:
-    """out[.., index[i], ..] = value."""
-    return _scatter(b, "set", x, dim, index, value)
-
-
-@lowering("scatter.reduce", "scatter.value_reduce")
-def scatter_combined(
-    b: GraphBuilder, x: Value, dim: int, index: Value, src: Value | Operand, *, reduce: str
-) -> Value | Decline:
-    """out[.., index[i], ..] plus or times src[i]."""
-    return _scatter(b, MODES[reduce], x, dim, index, src)
-
-
-@lowering("scatter_add")
-def scatter_add(b: GraphBuilder, x: Value, dim: int, index: Value, src: Value) -> Value | Decline:
-    """out[.., index[i], ..] += src[i]."""
-    return _scatter(b, "add", x, dim, index, src)
+lowering("scatter.src", any_dtype=True)(_scatter)
+lowering("scatter.value", "scatter.reduce", "scatter.value_reduce")(_scatter)
+lowering("scatter_add")(lambda b, x, dim, at, src: _scatter(b, x, dim, at, src, "add"))
 
 
 def _combined(
