@@ -84,25 +84,16 @@ def _enter_avg(packet: str, rank: int) -> None:
     """Register avg_poolNd and its gradient."""
 
     @lowering(packet)
-    def forward(
-        b: GraphBuilder,
-        x: Value,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: int | Sequence[int] = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Value | Decline:
-        sizes, outs = x.shape[x.rank - rank :], b.result.shape[x.rank - rank :]
-        w = windows(sizes, outs, kernel_size, stride, padding, 1, ceil_mode)
-        return avg_pool(b, x, w, count_include_pad, divisor_override)
+    def forward(b: GraphBuilder, x: Value, *given: Any) -> Value | Decline:
+        default: tuple[Any, ...] = (None, (), 0, False, True, None)
+        size, stride, padding, ceil, include_pad, override = (*given, *default[len(given) :])
+        w = windows(x.shape[-rank:], b.result.shape[-rank:], size, stride, padding, 1, ceil)
+        return avg_pool(b, x, w, include_pad, override)
 
     @lowering(f"{packet}_backward")
     def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value | Decline:
-        size, stride, padding, ceil_mode, include_pad, override = as_forward
-        sizes, outs = x.shape[x.rank - rank :], grad.shape[x.rank - rank :]
-        w = windows(sizes, outs, size, stride, padding, 1, ceil_mode)
+        size, stride, padding, ceil, include_pad, override = as_forward
+        w = windows(x.shape[-rank:], grad.shape[-rank:], size, stride, padding, 1, ceil)
         return avg_pool_gradient(b, grad, w, include_pad, override)
 
 
@@ -155,14 +146,6 @@ _enter_avg("avg_pool2d", 2)
 _enter_avg("avg_pool3d", 3)
 
 
-def flat_place(at: Index, sizes: tuple[Sym, ...]) -> Sym:
-    """Row-major position in the pooled dimensions, as the indices of max pooling state it."""
-    flat: Sym = ZERO
-    for k, n in zip(at, sizes, strict=True):
-        flat = flat * n + k
-    return flat
-
-
 def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value] | Decline:
     """Greatest element of each window and its flat position; NaN wins, the last of them."""
     if w.area > MOST_TAPS:
@@ -179,8 +162,8 @@ def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value] | Dec
     def place(i: Index) -> Expr:
         o = i[lead:]
         # An element outside reads as the lowest number, which is never greater.
-        taps = [(tap(i, a), index(flat_place(w.place(o, a), w.sizes))) for a in w.offsets()]
-        return _greatest(taps, lowest, index(flat_place(w.first(o), w.sizes)))
+        taps = [(tap(i, a), index(flatten(w.place(o, a), w.sizes))) for a in w.offsets()]
+        return _greatest(taps, lowest, index(flatten(w.first(o), w.sizes)))
 
     values = b.map(lambda i: reduce(ops.maximum, [tap(i, a) for a in w.offsets()]))
     return values, b.map(place, b.results[1], "position")
@@ -200,25 +183,14 @@ def _enter_max(packet: str, rank: int) -> None:
     """Register max_poolNd_with_indices and its gradient."""
 
     @lowering(packet)
-    def forward(
-        b: GraphBuilder,
-        x: Value,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        ceil_mode: bool = False,
-    ) -> tuple[Value, Value] | Decline:
-        sizes, outs = x.shape[x.rank - rank :], b.result.shape[x.rank - rank :]
-        return max_pool(
-            b, x, windows(sizes, outs, kernel_size, stride, padding, dilation, ceil_mode)
-        )
+    def forward(b: GraphBuilder, x: Value, *window: Any) -> tuple[Value, Value] | Decline:
+        return max_pool(b, x, windows(x.shape[-rank:], b.result.shape[-rank:], *window))
 
     @lowering(f"{packet}_backward")
     def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value | Decline:
         *window, indices = as_forward
-        sizes, outs = x.shape[x.rank - rank :], grad.shape[x.rank - rank :]
-        return max_pool_gradient(b, grad, windows(sizes, outs, *window), indices)
+        w = windows(x.shape[-rank:], grad.shape[-rank:], *window)
+        return max_pool_gradient(b, grad, w, indices)
 
 
 def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) -> Value | Decline:
@@ -232,7 +204,7 @@ def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) 
 
     def at(i: Index) -> Expr:
         h = i[lead:]
-        here = index(flat_place(h, w.sizes))
+        here = index(flatten(h, w.sizes))
         parts: list[Expr] = []
         for o, exists in w.holders(h):
             full = (*i[:lead], *o)

@@ -198,10 +198,10 @@ def windows(
     sizes: tuple[Sym, ...],
     outs: tuple[Sym, ...],
     kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: int | Sequence[int],
-    dilation: int | Sequence[int],
-    ceil: bool,
+    stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil: bool = False,
 ) -> Windows:
     """Fill in what the ops leave out: one number for all dimensions, the stride from the kernel."""
     n = len(kernel) if len(kernel) > 1 else len(sizes)

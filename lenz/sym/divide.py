@@ -28,7 +28,6 @@ from lenz.sym.expr import (
     accumulate,
     division_node,
     linear,
-    remainder_node,
     scale,
     sum_of,
     sym,
@@ -125,7 +124,7 @@ def _nested_quotient(a: Sym, b: Sym) -> Sym:
             w = exact_quotient(a.den, b)
             if w is not None and w.lo is not None and w.lo >= 1:
                 return mod(floordiv(a.num, b), w)
-    return division_node(a, b)
+    return division_node(FloorDiv, a, b)
 
 
 def _mod(a: Sym, b: Sym) -> Sym:
@@ -147,11 +146,11 @@ def _mod(a: Sym, b: Sym) -> Sym:
     if type(a) is Mod and exact_quotient(a.den, b) is not None:  # nested_mod
         return mod(a.num, b)
     if type(b) is Int and not a.mark and type(a) is not Add:
-        return remainder_node(a, b)
+        return division_node(Mod, a, b)
     q = floordiv(a, b)
     if not q.mark & DIV:  # the quotient is a polynomial: so is the remainder
         return a - q * b
-    return remainder_node(a, b)
+    return division_node(Mod, a, b)
 
 
 def split(a: Sym, b: Sym) -> Split | None:

@@ -220,8 +220,7 @@ _INTS: dict[int, Any] = {}  # Any, since Int may be given as Self
 _VARS: dict[tuple[str, int | None, int | None, Sym | None], Any] = {}
 _ADDS: dict[tuple[int, Terms], Add] = {}
 _MULS: dict[tuple[Sym, ...], Mul] = {}
-_DIVS: dict[tuple[Sym, Sym], FloorDiv] = {}
-_MODS: dict[tuple[Sym, Sym], Mod] = {}
+_DIVISIONS: dict[tuple[type, Sym, Sym], FloorDiv | Mod] = {}
 _EXTREMES: dict[tuple[type, tuple[Sym, ...]], Min | Max] = {}
 ZERO = Int(0)
 ONE = Int(1)
@@ -416,27 +415,18 @@ def multiply(a: Sym, b: Sym) -> Sym:
     return total(a_const * b_const, coefs)
 
 
-def division_node(num: Sym, den: Sym) -> FloorDiv:
-    """The interned num // den, as it stands: only for rules that found nothing simpler."""
-    e = _DIVS.get((num, den))
+def division_node(kind: type[FloorDiv] | type[Mod], num: Sym, den: Sym) -> FloorDiv | Mod:
+    """The interned num // den or num % den, for rules that found nothing simpler."""
+    e = _DIVISIONS.get((kind, num, den))
     if e is None:
-        e = object.__new__(FloorDiv)
+        e = object.__new__(kind)
         e.num, e.den = num, den
-        e.lo, e.hi = bounds.quotient((num.lo, num.hi), (den.lo, den.hi))
-        e.key, e.mark, e._free = _bounded(f"[{key_of(num)}/{key_of(den)}]"), DIV, None
-        e = _DIVS.setdefault((num, den), e)
-    return e
-
-
-def remainder_node(num: Sym, den: Sym) -> Mod:
-    """The interned num % den, as it stands: only for rules that found nothing simpler."""
-    e = _MODS.get((num, den))
-    if e is None:
-        e = object.__new__(Mod)
-        e.num, e.den = num, den
-        e.lo, e.hi = bounds.remainder((num.lo, num.hi), (den.lo, den.hi))
-        e.key, e.mark, e._free = _bounded(f"[{key_of(num)}%{key_of(den)}]"), MOD, None
-        e = _MODS.setdefault((num, den), e)
+        within, sign, e.mark = (
+            (bounds.quotient, "/", DIV) if kind is FloorDiv else (bounds.remainder, "%", MOD)
+        )
+        e.lo, e.hi = within((num.lo, num.hi), (den.lo, den.hi))
+        e.key, e._free = _bounded(f"[{key_of(num)}{sign}{key_of(den)}]"), None
+        e = _DIVISIONS.setdefault((kind, num, den), e)
     return e
 
 
