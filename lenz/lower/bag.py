@@ -142,6 +142,19 @@ def _side_results(
     )
 
 
+def _looked_up(indices: Value, at: Index, rows: Sym) -> tuple[Expr]:
+    """The row of the index at a place, which raises where there is no such row."""
+    return (checked(indices.at(at), rows, wraps=False, fault="assert_in_bounds"),)
+
+
+def _unless(padding: int, indices: Value, at: Index, e: Expr) -> Expr:
+    """e, and 0 for an index that is padding; none is where the number is negative."""
+    if padding < 0:
+        return e
+    row = ops.cast(indices.at(at), I64)
+    return ops.where(ops.eq(row, const(padding, I64)), const(0, e.dtype), e)
+
+
 def _owner(b: GraphBuilder, offsets: Value, bag: Value, count: Sym) -> Value:
     """The bag of each index, made again where eager leaves it out."""
     return bag if bag.shape[0] is count else bags_of(b, offsets, count)
@@ -172,10 +185,8 @@ def embedding_bag_backward(
         return _maxima_backward(b, table, grad, bag_size, maximum_indices)
     owner = _owner(b, offsets, offset2bag, count)
 
-    def place(i: Index) -> tuple[Index, tuple[Expr, ...]]:
-        return (position(0, rows), i[1]), (
-            checked(indices.at(i[:1]), rows, wraps=False, fault="assert_in_bounds"),
-        )
+    def place(i: Index) -> Place:
+        return (position(0, rows), i[1]), _looked_up(indices, i[:1], rows)
 
     def value(i: Index) -> Expr:
         at = checked(owner.at(i[:1]), bags, wraps=False, fault="assert_in_bounds")
@@ -185,10 +196,7 @@ def embedding_bag_backward(
         if mode == MEAN:
             n = bag_size.at((position(0, bags),), (at,))
             e = ops.div(e, ops.cast(ops.maximum(ops.cast(n, I64), const(1, I64)), e.dtype))
-        if padding_idx < 0:
-            return e
-        row = ops.cast(indices.at(i[:1]), I64)
-        return ops.where(ops.eq(row, const(padding_idx, I64)), const(0, e.dtype), e)
+        return _unless(padding_idx, indices, i[:1], e)
 
     return update(b, "add", table, (count, grad.shape[1]), place, value)
 
@@ -198,10 +206,8 @@ def _maxima_backward(
 ) -> Value | Decline:
     rows = table.shape[0]
 
-    def place(i: Index) -> tuple[Index, tuple[Expr, ...]]:
-        return (position(0, rows), i[1]), (
-            checked(maxima.at(i), rows, wraps=False, fault="assert_in_bounds"),
-        )
+    def place(i: Index) -> Place:
+        return (position(0, rows), i[1]), _looked_up(maxima, i, rows)
 
     def value(i: Index) -> Expr:
         full = ops.gt(ops.cast(bag_size.at(i[:1]), I64), const(0, I64))
@@ -229,14 +235,9 @@ def sample_weights_backward(
     owner = _owner(b, offsets, offset2bag, count)
 
     def term(i: Index, r: Index) -> Expr:
-        at = checked(owner.at(i), bags, wraps=False, fault="assert_in_bounds")
-        row = checked(indices.at(i), rows, wraps=False, fault="assert_in_bounds")
-        e = ops.mul(
-            grad.compute((position(0, bags), r[0]), (at,)),
-            weight.compute((position(0, rows), r[0]), (row,)),
-        )
-        padding = ops.eq(ops.cast(indices.at(i), I64), const(padding_idx, I64))
-        return e if padding_idx < 0 else ops.where(padding, const(0, e.dtype), e)
+        dy = grad.compute((position(0, bags), r[0]), _looked_up(owner, i, bags))
+        row = weight.compute((position(0, rows), r[0]), _looked_up(indices, i, rows))
+        return _unless(padding_idx, indices, i, ops.mul(dy, row))
 
     return b.reduce("sum", (count,), (weight.shape[1],), term)
 
@@ -262,11 +263,7 @@ def embedding_dense_backward(
         return (position(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows, wraps=False),)
 
     def value(i: Index) -> Expr:
-        e = grad.at(i)
-        if padding_idx < 0:
-            return e
-        row = ops.cast(indices.at(i[:-1]), I64)
-        return ops.where(ops.eq(row, const(padding_idx, I64)), const(0, e.dtype), e)
+        return _unless(padding_idx, indices, i[:-1], grad.at(i))
 
     most, atomic = product(indices.shape).hi, table.device != "cpu" and ZERO not in grad.shape
     if atomic and table.dtype.is_half and most is not None and most < (rows.lo or 0):

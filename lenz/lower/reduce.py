@@ -54,16 +54,9 @@ def accumulate(
     return reduce_over(b, kind, s, keepdim, lambda i: element(x, i, to), finish)
 
 
-def _enter_total(kind: ReduceKind) -> None:
-    """Register sum or prod: bool and integers give i64 unless `dtype` says otherwise."""
-
-    @lowering(kind)
-    def total(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any) -> Value:
-        return accumulate(b, kind, x, dim, keepdim)
-
-
-_enter_total("sum")
-_enter_total("prod")
+# Bool and integers give i64 unless `dtype` says otherwise.
+lowering("sum")(lambda b, x, dim=None, keep=False, **_: accumulate(b, "sum", x, dim, keep))
+lowering("prod")(lambda b, x, dim=None, keep=False, **_: accumulate(b, "prod", x, dim, keep))
 
 
 @lowering("mean")
@@ -252,7 +245,7 @@ def spread(
     b: GraphBuilder,
     x: Value,
     dim: Dim,
-    correction: Scalar | None,
+    correction: Scalar,
     keepdim: bool,
     root: bool,
     with_mean: bool,
@@ -268,8 +261,7 @@ def spread(
     shape = s.padded if keepdim else s.rows
     mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
     mean = reduce_over(b, "sum", s, keepdim, x.compute, lambda a: ops.div(a, n), mean_type, "mean")
-    lost = const(1 if correction is None else correction, acc)
-    rest = ops.maximum(ops.sub(n, lost), const(0, acc))
+    rest = ops.maximum(ops.sub(n, const(correction, acc)), const(0, acc))
 
     def deviation(i: Index) -> Expr:
         row = s.row(i)
@@ -288,26 +280,19 @@ def spread(
 def _enter_spread(packet: str, root: bool, with_mean: bool) -> None:
     """Register the three overloads of var, std, var_mean or std_mean."""
 
-    @lowering(f"{packet}.default")
-    def full(b: GraphBuilder, x: Value, unbiased: bool = True) -> Value | tuple[Value, Value]:
-        return spread(b, x, None, int(unbiased), False, root, with_mean)
-
-    @lowering(f"{packet}.dim")
+    @lowering(f"{packet}.dim", f"{packet}.correction")
     def along(
-        b: GraphBuilder, x: Value, dim: Dim, unbiased: bool = True, keepdim: bool = False
-    ) -> Value | tuple[Value, Value]:
-        return spread(b, x, dim, int(unbiased), keepdim, root, with_mean)
-
-    @lowering(f"{packet}.correction")
-    def corrected(
         b: GraphBuilder,
         x: Value,
         dim: Dim = None,
-        *,
-        correction: Scalar | None = None,
+        unbiased: bool = True,
         keepdim: bool = False,
+        correction: Scalar | None = None,
     ) -> Value | tuple[Value, Value]:
-        return spread(b, x, dim, correction, keepdim, root, with_mean)
+        lost = int(unbiased) if correction is None else correction
+        return spread(b, x, dim, lost, keepdim, root, with_mean)
+
+    lowering(f"{packet}.default")(lambda b, x, unbiased=True: along(b, x, None, unbiased))
 
 
 _enter_spread("var", root=False, with_mean=False)
