@@ -196,3 +196,16 @@ def test_a_position_is_a_number_of_64_bits() -> None:
     s = assert_triton(g)
     assert "tl.arange(0, 1024)\n" in "".join(texts_of(s)), "the indices have 64 bits"
     assert all(b.code for b in cubins(s)), "the bits of a position are 64"
+
+
+def test_loads_do_not_wait_for_a_division_nor_comparisons_for_its_end() -> None:
+    def fn(x: torch.Tensor, t: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        hit = torch.arange(x.shape[1]) == t
+        return torch.where(hit, a / b, 0.0) - x * 2
+
+    x, t = tensor(5, 300), torch.tensor([[3], [0], [299], [7], [-1]], dtype=torch.int32)
+    (text,) = texts_of(assert_function(fn, x, t, tensor(1), tensor(2)[:1]))
+    lines = [line for line in text.splitlines() if " = " in line]
+    (division,) = [n for n, line in enumerate(lines) if "div_rn" in line]
+    assert max(n for n, line in enumerate(lines) if "tl.load" in line) < division
+    assert min(n for n, line in enumerate(lines) if " == " in line) > division

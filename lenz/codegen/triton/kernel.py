@@ -163,6 +163,8 @@ class _Body:
     def statements(self, body: tuple[Stmt, ...]) -> None:
         """Write statements in order."""
         for s in body:
+            if not isinstance(s, (For, Sort)):
+                self.values.ahead(s.value)
             match s:
                 case For(_, "lane", _):
                     self.lane(s)

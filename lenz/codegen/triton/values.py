@@ -13,8 +13,9 @@ from lenz.codegen.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.codegen.triton.types import constant
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, DType
-from lenz.ir.expr import Expr, is_bound_var
+from lenz.ir.expr import Expr, interpret, is_bound_var, syms_of
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
+from lenz.ops.arith import DIV
 from lenz.ops.cast import cast_text
 from lenz.ops.emission import triton_text
 from lenz.sym import Add, Int, Sym, Var, divisor
@@ -58,6 +59,32 @@ class Values(Walk[Term]):
         """Let every thread of the program reach this place before any goes on."""
         self.text.put(self.text.level, "tl.debug_barrier()")
         self.dirty.clear()
+
+    def ahead(self, e: Expr) -> None:
+        """Of an expression that divides, write the loads, then what lanes share, before the rest.
+
+        A division is a branch: a load behind it waits for it, and a value before it is kept for it.
+        """
+        varies: dict[Expr, bool] = {}
+        nodes: dict[Expr, None] = {}
+        stack = [e]
+        while stack:
+            x = stack.pop()
+            if x not in nodes:
+                nodes[x] = None
+                stack += (x.args[0], x.args[2]) if x.op is MASKED else x.args
+        if all(x.op is not DIV for x in nodes):
+            return
+
+        def moves(x: Expr, args: list[bool]) -> bool:
+            own = x.op is REF and bool(self.refs[x.attrs[0]].dims)
+            lanes = frozenset(self.lanes.vars)
+            return own or any(args) or any(not lanes.isdisjoint(s.free_vars) for s in syms_of(x))
+
+        interpret(e, moves, varies)
+        loads = [x for x in nodes if x.op is LOAD and not x.args]
+        for x in (*loads, *(x for x in nodes if not varies[x])):
+            self.value(x)
 
     def visit(self, e: Expr, mask: Mask) -> Term:
         """The value of a node."""
