@@ -26,6 +26,7 @@ from lenz.schedule.fuse import Cell, Item, fuse
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, nest_of
 from lenz.schedule.order import order
+from lenz.schedule.pairs import nests_of
 from lenz.schedule.scatter import homes, parts_of
 
 
@@ -48,7 +49,7 @@ def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
             assert isinstance(renamed, (Extern, View))
             items.append(renamed)
         else:
-            items.append(nest_of(n, layouts, roots))
+            items.extend(nests_of(n, layouts, roots))
     for m in g.mutations:
         if at.get(m.value) == m.input:
             continue

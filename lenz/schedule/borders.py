@@ -86,7 +86,7 @@ def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
     """
     nodes = nodes_of(*(s.value for s in stores))
     for e in nodes:
-        if e.op in _HOLDS and all(x.op is INDEX and not x.args for x in e.args):
+        if is_test(e):
             a, b = (x.attrs[0] for x in e.args)
             up = {LE: (b - a,), LT: (b - a - 1,), GE: (a - b,), GT: (a - b - 1,)}
             yield from up.get(e.op, (a - b, b - a))
@@ -119,6 +119,11 @@ _HOLDS = {
     EQ: (prove_eq, lambda a, b: prove_lt(a, b) or prove_lt(b, a)),
     NE: (lambda a, b: prove_lt(a, b) or prove_lt(b, a), prove_eq),
 }
+
+
+def is_test(e: Expr) -> bool:
+    """True for a comparison of places."""
+    return e.op in _HOLDS and all(x.op is INDEX and not x.args for x in e.args)
 
 
 def resolved(body: Expr) -> Expr:

@@ -216,7 +216,7 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
                         p.wait(c, p.find(check))
             place[item.name] = k
             if cx.options.fuse and item.update is None:
-                _settle(p, c, reads, cx)
+                _settle(p, c, reads, cx, item.target)
         else:
             _note_memory(item, memory)
             writes = _writes(item) if isinstance(item, Extern) else ()
@@ -312,9 +312,16 @@ def _spread_over(names: tuple[str, ...], memory: dict[str, tuple[str, ...]]) -> 
     return tuple(found)
 
 
-def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context) -> None:
-    """Try to join the newest cell with its producers, then with cells that read the same."""
-    producers: dict[int, None] = {}
+def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context, target: str) -> None:
+    """Try to join the newest cell with its producers, then with cells that read the same.
+
+    Who writes other elements of the same `target` counts as a producer.
+    """
+    before = ((d, p.cells[d]) for d in p.needs[c])
+    writers = (
+        d for d, x in before if isinstance(x, Group) and any(n.target == target for n in x.nests)
+    )
+    producers = dict.fromkeys(writers)
     siblings: dict[int, None] = {}
     for name in reads:
         if name in p.owner:

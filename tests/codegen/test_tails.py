@@ -33,18 +33,21 @@ CHAINS = (
 
 
 def kernel(number: int, n: int, chain: tuple[DType, DType, DType], form: str) -> Kernel:
-    """out[i] = a[i] + 1 through a wider type, forwards, backwards or two apart."""
+    """out[i] = a[i] + 1 through a wider type, forwards, backwards, two apart, or two at a time."""
     source, middle, result = chain
     v = axis("v", sym(n))
-    step = 2 if form == "apart" else 1
-    place: Sym = n - 1 - v.var if form == "backwards" else step * v.var
-    x = at("a", place, source)
-    x = ops.cast(x, middle) if source is not middle else x
-    y = ops.eq(x, const(0, BOOL)) if middle is BOOL else ops.add(x, const(1, middle))
-    y = ops.ne(y, const(0, middle)) if result is BOOL and middle is not BOOL else y
-    y = ops.cast(y, result) if y.dtype is not result else y
-    body = For(v, "vector", (Store("out", place, y),))
-    size = sym(step * (n - 1) + 1)
+    step = 2 if form in ("apart", "pairs") else 1
+    first: Sym = n - 1 - v.var if form == "backwards" else step * v.var
+    stores: list[Store] = []
+    for place in (first, first + 1) if form == "pairs" else (first,):
+        x = at("a", place, source)
+        x = ops.cast(x, middle) if source is not middle else x
+        y = ops.eq(x, const(0, BOOL)) if middle is BOOL else ops.add(x, const(1, middle))
+        y = ops.ne(y, const(0, middle)) if result is BOOL and middle is not BOOL else y
+        y = ops.cast(y, result) if y.dtype is not result else y
+        stores.append(Store("out", place, y))
+    body = For(v, "vector", tuple(stores))
+    size = sym(step * (n - 1) + len(stores))
     params = (Param("a", source, size, "in"), Param("out", result, size, "inout"))
     return Kernel(f"tail_{number}", "pointwise", params, (), (body,))
 
@@ -58,7 +61,7 @@ def samples(n: int, dtype: DType) -> torch.Tensor:
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: "-".join(d.name for d in c))
 def test_no_tail_touches_what_is_outside(chain: tuple[DType, DType, DType]) -> None:
-    cases = list(itertools.product(("forwards", "backwards", "apart"), TAILS))
+    cases = list(itertools.product(("forwards", "backwards", "apart", "pairs"), TAILS))
     kernels = [kernel(k, n, chain, form) for k, (form, n) in enumerate(cases)]
     functions, library = compiled(kernels)
     for k in kernels:

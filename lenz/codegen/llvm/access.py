@@ -254,6 +254,40 @@ class Accesses:
             )
 
 
+def store_pairs(
+    a: Accesses, place: Place, dtype: DType, values: tuple[Value, Value], mask: Value | None
+) -> None:
+    """Write two neighbours per lane, those of place.step 2 and the elements behind them."""
+    fn, level, spread = a.scopes.fn, a.scopes.fn.level, a.scopes.spread
+    parts = (place.pointers, *values, *((mask,) if mask else ()))
+    copies = max(len(v.names) for v in parts)
+    b = a.scopes.builder(level, True, copies)
+    pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
+    pairs = [spread(v, dtype, True, copies) for v in values]
+    masks = spread(mask, BOOL, True, copies) if mask else pointers
+    t, m = memory_type(dtype, b.lanes), vector("i1", b.lanes)
+    for x, y, p, c in zip(*pairs, pointers, masks, strict=True):
+        for half in (0, 1):
+            both, at = _interleaved(b, t, x, y, half), p
+            if half:
+                element = memory_type(dtype)
+                at = fn.let(level, f"getelementptr {element}, ptr {p}, i64 {b.lanes}")
+            if mask is None:
+                fn.put(level, f"  store {t} {both}, ptr {at}, align {dtype.bytes}")
+                continue
+            callee = a._intrinsic("store", dtype, t, "ptr", "i32", m)
+            lanes = _interleaved(b, m, c, c, half)
+            rest = f"ptr {at}, i32 {dtype.bytes}, {m} {lanes}"
+            fn.put(level, f"  call void {callee}({t} {both}, {rest})")
+
+
+def _interleaved(b: Builder, t: str, x: str, y: str, half: int) -> str:
+    """The vector x0 y0 x1 y1 ... of one half of the lanes of two vectors."""
+    order = ", ".join(f"i32 {(half * b.lanes + i) // 2 + i % 2 * b.lanes}" for i in range(b.lanes))
+    text = f"shufflevector {t} {x}, {t} {y}, <{b.lanes} x i32> <{order}>"
+    return b.fn.let(b.level, text)
+
+
 def _reverse(b: Builder, t: str, names: Names) -> Names:
     order = ", ".join(f"i32 {b.lanes - 1 - i}" for i in range(b.lanes))
     mask = f"<{b.lanes} x i32> <{order}>"

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from lenz.codegen.llvm import accumulate, prefix, sorting, tiles, trips
-from lenz.codegen.llvm.access import Accesses
+from lenz.codegen.llvm.access import Accesses, store_pairs
 from lenz.codegen.llvm.accumulators import Accumulator, names_reduced, reduces_of
 from lenz.codegen.llvm.indices import Indices
-from lenz.codegen.llvm.masks import tail_mask
+from lenz.codegen.llvm.masks import stores_plainly, tail_mask
 from lenz.codegen.llvm.scopes import Cell, Scopes, Value
 from lenz.codegen.llvm.values import Values
 from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Let, Local, Reduce, Scan, Sort, Stmt, Store, TileConfig, walk
 from lenz.sym import Int, prove_divides
 
@@ -57,8 +59,11 @@ class Body:
         floor = self.values.floor
         # A loop may have scopes around its own, and its body one more, so only here it is known.
         self.values.floor = {**floor, **dict.fromkeys(_stored(body), self.scopes.fn.level)}
-        for s in body:
+        done: Stmt | None = None
+        for k, s in enumerate(body):
             match s:
+                case Store() if s is done or _store_pair(self, s, *body[k + 1 : k + 2]):
+                    done = None if s is done else body[k + 1]
                 case For():
                     self.loop(s)
                 case Let(name, value):
@@ -234,3 +239,21 @@ class Body:
 def _stored(body: tuple[Stmt, ...]) -> list[str]:
     """The buffers that statements store to."""
     return list(dict.fromkeys([x.buffer for x in walk(body) if isinstance(x, Store)]))
+
+
+def _store_pair(body: Body, s: Store, after: Stmt | None = None) -> bool:
+    """Emit a store and the next one together where they write neighbours in turn."""
+    if not isinstance(after, Store) or after.buffer != s.buffer or body.indices.lane is None:
+        return False
+    if any(e.attrs[0] == s.buffer for e in loads_of(after.value)):
+        return False  # it may be what the first one stores
+    dtype, tail = s.value.dtype, body.scopes.tail
+    if after.offset is not s.offset + 1 or {s.mode, after.mode} != {"set"} or s.bound:
+        return False
+    place = body.accesses.place(s.buffer, dtype, s.offset, {}, True)
+    if place.step != 2 or dtype is BOOL or (tail is not None and stores_plainly(dtype)):
+        return False
+    values = body.values.value(s.value), body.values.value(after.value)
+    store_pairs(body.accesses, place, dtype, values, tail)
+    body.values.forget(s.buffer)
+    return True
