@@ -1,6 +1,7 @@
 """aten -> Graph, define-by-run: one family of ops per file, each lowering a function of indices."""
 
 from lenz.lower import bag as bag
+from lenz.lower import complex_math as complex_math
 from lenz.lower import distance as distance
 from lenz.lower import factory as factory
 from lenz.lower import foreach as foreach

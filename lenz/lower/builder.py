@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lenz import ops
 from lenz.errors import InternalError
@@ -310,3 +311,12 @@ def maker(b: GraphBuilder, name: str) -> Node | None:
         b._makers.update((o.name, n) for o in outs_of(n))
     b._indexed = len(b.nodes)
     return b._makers.get(name)
+
+
+def giving(b: GraphBuilder, results: tuple[TensorType | None, ...], run: Callable[[], Any]) -> Any:
+    """What `run` gives as the lowering of an op with these results."""
+    own, b._results = b._results, results
+    try:
+        return run()
+    finally:
+        b._results = own

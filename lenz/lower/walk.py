@@ -12,12 +12,13 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
-from lenz.ir.dtype import MOVED, NATIVE, DType, dtype_of
+from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
 from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, atom_refs
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
+from lenz.lower.complex import PARTS, Complex, Complexes
 from lenz.lower.fallback import call_eager, move
-from lenz.lower.registry import entry_for
+from lenz.lower.registry import Entry, entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
 from lenz.sym import Int, Sym, SymEnv, Var
 
@@ -76,6 +77,7 @@ class _Walk:
         self.tensors = constants
         self.origin = origin
         self.b = b
+        self.complexes = Complexes(b)
         self.devices = devices
         self.refused = refused
         self.moved: dict[tuple[str, str], Value] = {}
@@ -115,7 +117,7 @@ class _Walk:
     def placeholder(self, n: FxNode) -> None:
         val = n.meta.get("val")
         if isinstance(val, torch.Tensor):
-            buffer = self.b.define(n.name, self.type_of(val))
+            buffer = self.b.define(n.name, self.type_of(val, given=True))
             self.given(*buffer.type.layout.shape, *buffer.type.layout.stride)
             self.inputs.append(buffer)
             self.env[n] = Value(buffer)
@@ -137,7 +139,7 @@ class _Walk:
             self.objects.append(target)
             self.env[n] = Named("obj", target)
             return
-        buffer = self.b.define(n.name, self.type_of(tensor))
+        buffer = self.b.define(n.name, self.type_of(tensor, given=True))
         self.constants.append(buffer)
         self.env[n] = Value(buffer)
 
@@ -175,6 +177,8 @@ class _Walk:
         self.b.begin(n.name, origin, results, read)
         reason = self.native(n, results)
         if reason is not None:
+            if n.target is COPIES[1]:
+                _settle(self)
             self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)
             made = self.env[n] if isinstance(self.env[n], (tuple, list)) else (self.env[n],)
             if isinstance(val, (torch.SymFloat, torch.SymBool)):
@@ -209,15 +213,21 @@ class _Walk:
         if n.name in self.refused:
             return "its kernel does not compile"
         entry = entry_for(str(n.target))
-        if entry is None:
+        args = [self.value(a) for a in n.args]
+        kwargs = {k: self.value(a) for k, a in n.kwargs.items()}
+        values = (*_values([args, *kwargs.values()]), *results)
+        found = {v.dtype: None for v in values if v is not None and v.dtype.is_complex}
+        kind = next(iter(found), None)
+        is_complex = not found.keys().isdisjoint(PARTS)
+        if is_complex and C32 in found:
+            return f"dtype {C32}"
+        if entry is None and not is_complex:
             return "no lowering"
         if n.kwargs.get("pin_memory"):
             return "pinned memory"
         shapes = [s for r in results if r is not None for s in r.shape]
         if any(not self.sizes.issuperset(s.free_vars) for s in shapes):
             return "the size of the result depends on values"
-        args = [self.value(a) for a in n.args]
-        kwargs = {k: self.value(a) for k, a in n.kwargs.items()}
         given = [self.env[a] for a in n.all_input_nodes]
         if any(isinstance(a, Sym) and not self.numbers.isdisjoint(a.free_vars) for a in given):
             return "a number made from sizes that is no integer"
@@ -228,6 +238,14 @@ class _Walk:
             kwargs = {k: self.near(a, device, whole) for k, a in kwargs.items()}
             if any(v.device != device for v in _values([args, list(kwargs.values())])):
                 return "copy between devices"
+        if entry is None or is_complex or self.complexes.takes(n, args):
+            return _in_parts(self, n, entry, args, kwargs, kind)
+        return self.lowered(n, entry, results, args, kwargs)
+
+    def lowered(
+        self, n: FxNode, entry: Entry, results: Sequence[TensorType | None], args: Any, kwargs: Any
+    ) -> str | None:
+        """Lower a node whose operands are where they are needed, as `native`."""
         types = [v.buffer.type for v in _values(args) + _values(list(kwargs.values()))]
         able = MOVED if entry.float8 else NATIVE
         kinds = (t.dtype for t in (*types, *results) if t is not None)
@@ -270,10 +288,11 @@ class _Walk:
         """An operand with its 0-d tensors of the CPU (`whole`: every tensor) on the device."""
         if isinstance(a, list):
             return [self.near(x, device, whole) for x in a]
-        if not isinstance(a, Value) or a.device == device:
+        if not isinstance(a, (Value, Complex)) or a.device == device:
             return a
         if not whole and (a.rank > 0 or a.device != "cpu"):
             return a
+        a = a.whole if isinstance(a, Complex) else a
         key = (a.name, device)
         if key not in self.moved:
             of_cpu = a.rank == 0 and a.device == "cpu"
@@ -286,8 +305,13 @@ class _Walk:
             a = self.env[a]
         return to_atom(a, self.atom)
 
-    def type_of(self, val: torch.Tensor) -> TensorType:
-        """The type of a fake tensor; raises Unsupported for one that has no strides."""
+    def type_of(self, val: torch.Tensor, given: bool = False) -> TensorType:
+        """The type of a fake tensor; raises Unsupported for one that has no strides.
+
+        Kernels read memory that is `given`, so that it may not be marked as negated.
+        """
+        if given and val.is_neg():
+            raise Unsupported("a tensor whose memory holds the negated values")
         return type_of(val, self.to_sym, self.devices)
 
     def types_of(self, val: Any) -> tuple[TensorType | None, ...]:
@@ -296,13 +320,31 @@ class _Walk:
         return tuple(self.type_of(v) if isinstance(v, torch.Tensor) else None for v in parts)
 
 
+def _settle(walk: _Walk) -> None:
+    """Store the complex results that are there, before a call writes what they are made of."""
+    for a in walk.gm.graph.output_node().all_input_nodes:
+        if isinstance(made := walk.env.get(a), Complex):
+            _ = made.whole
+
+
+def _in_parts(
+    walk: _Walk, n: FxNode, entry: Entry | None, args: Any, kwargs: Any, kind: DType | None
+) -> str | None:
+    """Lower a node of complex tensors, as `native`."""
+    try:
+        walk.env[n] = made = walk.complexes.lower(n, entry, args, kwargs)
+    except TypeError:
+        if not any(isinstance(a, Sym) for a in (*args, *kwargs.values())):
+            raise
+        return "a scalar that is a symbolic size"
+    return made.reason or f"dtype {kind}" if isinstance(made, Decline) else None
+
+
 def type_of(val: torch.Tensor, to_sym: ToSym, devices: frozenset[str]) -> TensorType:
     """The type of a tensor with the offset left out: pointers point at the first element."""
     dtype = dtype_of(val.dtype)
     if dtype is None or val.layout is not torch.strided or val.is_nested:
         raise Unsupported(f"a tensor of dtype {val.dtype} and layout {val.layout}")
-    if val.is_neg():
-        raise Unsupported("a tensor whose memory holds the negated values (of a conjugate's imag)")
     if val.device.type not in devices:
         made = " and ".join(sorted(devices))
         raise Unsupported(f"a tensor on {val.device}: kernels are made for {made} only")
@@ -316,6 +358,8 @@ def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:
     match a:
         case Value():
             return Ref(a.name)
+        case Complex():
+            return Ref(a.whole.name)
         case None | bool() | int() | float() | complex() | str() | Sym() | Named() | Ref():
             return a
         case list() | tuple():
@@ -336,10 +380,10 @@ def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:
             raise Unsupported(f"an argument of type {type(a).__name__}")
 
 
-def _values(args: Sequence[Any]) -> list[Value]:
-    found: list[Value] = []
+def _values(args: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
     for a in args:
-        if isinstance(a, Value):
+        if isinstance(a, (Value, Complex)):
             found.append(a)
         elif isinstance(a, (list, tuple)):
             found.extend(_values(a))

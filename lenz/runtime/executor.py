@@ -141,6 +141,11 @@ def to_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
     return t.to(device, non_blocking=to_gpu, memory_format=torch.contiguous_format)
 
 
+def view_as_real(t: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of its parts; a copy where memory holds the conjugate."""
+    return torch.view_as_real(t.resolve_conj())
+
+
 def assert_scalar(condition: Any, message: str) -> None:
     """Raise a RuntimeError unless a condition on sizes holds, such as ["ge", 3, 0]."""
     if not size(condition):
@@ -192,6 +197,8 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.seed": seed,
     "lenz.to_device": to_device,
     "lenz.user_kernel": user_kernel,
+    "lenz.view_as_complex": torch.view_as_complex,
+    "lenz.view_as_real": view_as_real,
 }
 # torch's Python bindings of these take about 1 us less per call than the OpOverload.
 _DIRECT: Mapping[str, Callable[..., Any]] = {

@@ -104,6 +104,7 @@ INTERNED, MEMO, REGISTRY = "intern table", "memo of a pure function", "registry,
 STATE = {
     "ir/op.py": {"_OPS": REGISTRY},
     "ir/expr.py": {"_TABLE": INTERNED},
+    "lower/complex.py": {"_RULES": REGISTRY},
     "lower/registry.py": {"_BY_OVERLOAD": REGISTRY},
     "ops/fold.py": {"_RULES": REGISTRY},
     "sym/expr.py": {

@@ -183,3 +183,21 @@ def test_a_lowering_is_kernels_and_right(name: str) -> None:
     assert texts_of(s)
     assert not [x.op for x in s.steps if isinstance(x, Extern)]
     assert_function(fn, *args, tiles=TINY)
+
+
+def test_complex_numbers_are_pairs_in_one_kernel() -> None:
+    """Loads and stores of neighbours, in tiles that end inside of the tensor."""
+    z, w = (torch.complex(X, S), torch.complex(S, X))
+    for tiles in (None, TINY):
+        s = assert_function(
+            lambda z, w: (
+                (z * w.conj() + 1j) / w,
+                (z * 1.5).abs(),
+                torch.view_as_real(z.exp()).sum(),
+            ),
+            *(z, w),
+            **({"tiles": tiles} if tiles else {}),
+        )
+        eager = {x.op for x in s.steps if isinstance(x, Extern)}
+        assert eager <= {"lenz.view_as_real", "lenz.view_as_complex"}
+        assert len(texts_of(s)) <= 3, "the parts of a number are not stored by one kernel"

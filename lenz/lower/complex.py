@@ -1,0 +1,337 @@
+"""Complex tensors as pairs of real ones, with which all loops compute.
+
+    z = mul(x, y)   ==>   re = x.re * y.re - x.im * y.im;  im = x.re * y.im + x.im * y.re
+
+What an argument or a call gives is read through `view_as_real`. Parts are stored into one memory,
+side by side, where a call or a result wants the complex tensor itself. Ops that treat both parts
+alike (views, joins, sums) are the real lowerings, applied to each; `complex_math` has the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Node
+
+from lenz import ops
+from lenz.ir.dtype import BOOL, C64, C128, F32, F64, DType, dtype_of
+from lenz.ir.expr import Expr, const, index
+from lenz.ir.graph import LOOPS, Ref
+from lenz.ir.tensor import Buffer, Layout, TensorType, contiguous
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value, giving
+from lenz.lower.operand import broadcast, element, promote
+from lenz.lower.registry import Entry, Lowering, lowering
+from lenz.sym import ONE, ZERO, Int, Sym
+
+Pair: TypeAlias = tuple[Expr, Expr]
+Parts: TypeAlias = tuple[Value, Value]
+PARTS = {C64: F32, C128: F64}
+
+# Beside ops that only move elements, those whose results are sums of elements times real numbers.
+LINEAR = (
+    "add", "sub", "rsub", "subtract", "neg", "negative", "sum", "mean", "trace", "cumsum",
+    "index_add", "scatter_add", "masked_fill", "index_fill", "eye", "tril", "triu",
+    "select_backward", "slice_backward", "diagonal_backward", "diag_embed", "diagonal_scatter",
+    "im2col", "col2im",
+)  # fmt: skip
+IN_MEMORY = ("copy_", "as_strided_copy", "as_strided_scatter")  # ops on the memory itself
+UNSAFE = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")  # views
+ONES = ("ones", "ones_like", "new_ones", "eye")
+# Where equal places are given twice, threads of a GPU would leave parts of different numbers.
+TORN = ("index_put", "_unsafe_index_put", "scatter", "put", "index_copy")
+# Ops that ask of an element only whether it is zero, and those that take its absolute value.
+TRUTHS = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all", "count_nonzero")
+SIZES = ("linalg_vector_norm", "norm")
+PLACES = ("mask", "condition", "index", "indices")  # arguments that hold no elements
+NUMBERS = ("value", "fill_value", "other", "self", "s")  # scalars that are elements
+SELECT = torch.ops.aten.select.int
+
+
+class Complex:
+    """A complex tensor of the graph under construction; its forms are made when they are asked for.
+
+    `memory` gives the tensor where a call, an argument or a view of them has it; `parts` its real
+    and its imaginary parts. One of the two may be None.
+    """
+
+    def __init__(
+        self,
+        b: GraphBuilder,
+        type: TensorType,
+        memory: Callable[[], Value | None] | None = None,
+        parts: Callable[[], Parts] | None = None,
+    ) -> None:
+        self.b, self.type = b, replace(type, layout=replace(type.layout, offset=ZERO))
+        self.make_memory, self.make_parts = memory, parts
+        self.like = Value(Buffer("", type))
+        self.shape, self.rank = type.shape, type.rank
+        self.dtype, self.device = type.dtype, type.device
+
+    @cached_property
+    def memory(self) -> Value | None:
+        """The tensor, where it need not be stored first."""
+        return None if self.make_memory is None else self.make_memory()
+
+    @cached_property
+    def whole(self) -> Value:
+        """The complex tensor in memory."""
+        return self.memory or alias(self.b, "lenz.view_as_complex", self.pair, self.type)
+
+    @cached_property
+    def pair(self) -> Value:
+        """The same memory as real numbers, with a last dimension of 2."""
+        old = self.type.layout
+        layout = Layout((*old.shape, Int(2)), (*(s * 2 for s in old.stride), ONE))
+        type = replace(self.type, dtype=PARTS[self.dtype], layout=layout)
+        if self.memory is not None:
+            return alias(self.b, "lenz.view_as_real", self.memory, type)
+        re, im = self.parts
+
+        def fn(i: Index) -> Expr:
+            return ops.where(ops.eq(index(i[-1]), index(ZERO)), re.at(i[:-1]), im.at(i[:-1]))
+
+        return self.b.map(fn, type)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The real parts and the imaginary ones."""
+        return self.make_parts() if self.make_parts else halves(self.b, self.pair, self.type)
+
+
+def alias(b: GraphBuilder, op: str, x: Value, type: TensorType) -> Value:
+    """What a call gives that lies in the memory of `x`."""
+    (made,) = b.extern(op, (Ref(x.name),), outs=(type,), aliases=((0, x.name),))
+    assert isinstance(made, Value)
+    return made
+
+
+def halves(b: GraphBuilder, pair: Value, type: TensorType) -> Parts:
+    """Views of the elements of a last dimension of 2; `type` is that of the complex tensor."""
+    part = replace(type, dtype=pair.dtype)
+    return b.view(pair, lambda i: (*i, ZERO), part), b.view(pair, lambda i: (*i, ONE), part)
+
+
+def operand(x: Any, i: Index, dtype: DType) -> Pair:
+    """Both parts of an operand in a real type; those of real numbers have the part 0."""
+    if isinstance(x, Complex):
+        re, im = (part.at(broadcast(part, i)) for part in x.parts)
+        return ops.cast(re, dtype), ops.cast(im, dtype)
+    if isinstance(x, complex):
+        return const(x.real, dtype), const(x.imag, dtype)
+    return element(x, i, dtype), const(0.0, dtype)
+
+
+def elementwise(fn: Callable[..., Any]) -> Lowering:
+    """The lowering of an op by fn(pair, ..) -> pair, or one expression where the result is real."""
+
+    def lower(b: GraphBuilder, *xs: Any, **kwargs: Any) -> Complex | Value | Decline:
+        common = promote([x.like if isinstance(x, Complex) else x for x in xs])
+        common = b.result.dtype if b.result.dtype in PARTS else common
+        if kwargs or common not in PARTS:
+            return Decline("")
+
+        def at(i: Index) -> Any:
+            return fn(*[operand(x, i, PARTS[common]) for x in xs])
+
+        if b.result.dtype not in PARTS:
+            return b.map(at)
+        part = replace(b.result, dtype=PARTS[common])
+        parts = b.map(lambda i: at(i)[0], part), b.map(lambda i: at(i)[1], part)
+        return Complex(b, b.result, parts=lambda: parts)
+
+    return lower
+
+
+_RULES: dict[str, Lowering] = {}
+
+
+def rule(*names: str) -> Callable[[Lowering], Lowering]:
+    """Register fn(builder, *args, **kwargs) for packets with complex operands or results."""
+
+    def enter(fn: Lowering) -> Lowering:
+        _RULES.update(dict.fromkeys(names, fn))
+        return fn
+
+    return enter
+
+
+class Complexes:
+    """The complex tensors of one graph, and how ops on them are lowered."""
+
+    def __init__(self, b: GraphBuilder) -> None:
+        self.b = b
+        self.held: dict[str, Complex] = {}  # by the name of the complex tensor in memory
+        self.pairs: dict[str, Complex] = {}  # by the name of both parts in memory
+
+    def of(self, a: Any) -> Any:
+        """An argument with its complex tensors in memory as `Complex`."""
+        if isinstance(a, (list, tuple)):
+            return [self.of(x) for x in a]
+        if not isinstance(a, Value) or a.dtype not in PARTS:
+            return a
+        return self.held.setdefault(a.name, Complex(self.b, a.buffer.type, lambda: a))
+
+    def takes(self, n: Node, args: list[Any]) -> bool:
+        """Say whether an op takes a part out of pairs; who returns it wants their strides."""
+        z = self.pairs.get(args[0].name) if n.target is SELECT else None
+        last = z is not None and args[1] in (-1, z.rank) and isinstance(args[2], int)
+        return last and not any(u.op == "output" for u in n.users)
+
+    def lower(self, n: Node, entry: Entry | None, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Lower an op with complex operands or results: a value, a tuple of them, or `Decline`."""
+        b = self.b
+        target: Any = n.target
+        name = target._schema.name.split("::")[1]
+        args, kwargs = self.of(args), {k: self.of(a) for k, a in kwargs.items()}
+        if target is SELECT and isinstance(args[0], Value):
+            return self.pairs[args[0].name].parts[args[2]]
+        if (own := _RULES.get(name)) is not None:
+            made = own(b, *args, **kwargs)
+            if name == "view_as_real" and args[0].make_memory is None:
+                self.pairs[made.name] = args[0]
+            return made
+        if entry is None:
+            return Decline("no lowering")
+        if name == "as_strided":  # it counts in the memory
+            made = entry.fn(b, args[0].whole, *args[1:], **kwargs)
+            return Complex(b, b.result, lambda: made)
+        if target.is_view or name in UNSAFE:
+            found = viewed(b, entry, args[0], args[1:], kwargs)
+            is_list = str(target._schema.returns[0].type) != "Tensor"
+            return found if is_list or isinstance(found, Decline) else found[0]
+        if name in TRUTHS:
+            args = [truth(b, a) if isinstance(a, Complex) else a for a in args]
+            return entry.fn(b, *args, **kwargs)
+        if name in SIZES:
+            part = TensorType(PARTS[args[0].dtype], args[0].device, contiguous(args[0].shape))
+            size = giving(b, (part,), partial(_RULES["abs"], b, args[0]))
+            return entry.fn(b, size, *args[1:], **{k: _real(a) for k, a in kwargs.items()})
+        moves = (entry.any_dtype or entry.float8) and name not in IN_MEMORY
+        torn = name in TORN and (name == "scatter" or b.result.device != "cpu")
+        if (moves or name in LINEAR) and not torn:
+            return alike(b, target, entry, args, kwargs)
+        return Decline("")
+
+
+def viewed(b: GraphBuilder, entry: Entry, z: Complex, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Views of the tensor in memory and of both parts, whichever is asked for; or `Decline`."""
+    types = b.results
+
+    @cache
+    def made(form: int) -> Any:
+        """Values of part 0 or 1, or of the memory; None where a view of that would be a copy."""
+        x, results = (z.whole, types) if form == 2 else (z.parts[form], _parts(types))
+        before = len(b.nodes)
+        out = giving(b, results, lambda: entry.fn(b, x, *args, **kwargs))
+        if form == 2 and any(isinstance(n, LOOPS) for n in b.nodes[before:]):
+            del b.nodes[before:]
+            return None
+        return (out,) if isinstance(out, (Value, Decline)) else out
+
+    def one(k: int, type: TensorType) -> Complex:
+        return Complex(b, type, lambda: (made(2) or {k: None})[k], lambda: (made(0)[k], made(1)[k]))
+
+    first = made(2) if z.make_memory is not None else made(0)
+    if first is not None and isinstance(first[0], Decline):
+        return first[0]
+    return [one(k, t) for k, t in enumerate(types) if t is not None]
+
+
+def _parts(types: tuple[TensorType | None, ...]) -> tuple[TensorType | None, ...]:
+    return tuple(None if t is None else replace(t, dtype=PARTS[t.dtype]) for t in types)
+
+
+def alike(b: GraphBuilder, target: Any, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The real lowering, applied to each part; a real result is that of the real part."""
+    types, names = b.results, [a.name for a in target._schema.arguments]
+    if isinstance(kwargs.get("alpha"), complex):
+        return Decline("a complex factor")
+    if b.result.dtype not in PARTS:
+        if b.result.dtype is BOOL:
+            return truth(b, args[-1], b.result)
+        return entry.fn(b, *[a.parts[0] if isinstance(a, Complex) else a for a in args], **kwargs)
+
+    def made(k: int) -> Any:
+        (first, *_) = results = _parts(types)
+        if k and target._schema.name.split("::")[1] in ONES and first is not None:
+            return b.map(lambda i: const(0, first.dtype), first)
+        xs = [_part(b, a, k, name) for a, name in zip(args, names, strict=False)]
+        named = {name: _part(b, a, k, name) for name, a in kwargs.items()}
+        return giving(b, results, lambda: entry.fn(b, *xs, **named))
+
+    re, im = made(0), made(1)
+    if isinstance(re, (Value, Decline)):
+        return re if isinstance(re, Decline) else Complex(b, b.result, None, lambda: (re, im))
+    rows = zip(types, re, im, strict=True)
+    return tuple(Complex(b, t, None, lambda p=p: p) for t, *p in rows if t is not None)  # type: ignore[misc]  # a default binds p
+
+
+def _part(b: GraphBuilder, a: Any, k: int, name: str) -> Any:
+    """What the lowering of part k is given for an argument."""
+    match a:
+        case Complex():
+            return a.parts[k]
+        case list():
+            return [_part(b, x, k, name) for x in a]
+        case Value() if k and name not in PLACES:
+            return b.map(lambda i: const(0, a.dtype), b.temp(a.shape, a.dtype, a))
+        case complex():
+            return a.imag if k else a.real
+        case bool() | int() | float() | Sym() if k and name in NUMBERS:
+            return 0
+    return _real(a)
+
+
+def _real(a: Any) -> Any:
+    """An argument, with a complex type as the type of its parts."""
+    dtype = dtype_of(a) if isinstance(a, torch.dtype) else None
+    return PARTS[dtype].torch if dtype in PARTS else a
+
+
+def truth(b: GraphBuilder, z: Complex, type: TensorType | None = None) -> Value:
+    """Whether elements are other than zero."""
+    zero = const(0.0, PARTS[z.dtype])
+
+    def fn(i: Index) -> Expr:
+        re, im = operand(z, i, zero.dtype)
+        return ops.or_(ops.ne(re, zero), ops.ne(im, zero))
+
+    return b.map(fn, type or b.temp(z.shape, BOOL, z.like))
+
+
+@rule("view_as_real")
+@lowering("view_as_real")
+def view_as_real(b: GraphBuilder, z: Complex) -> Value:
+    """Both parts side by side, in the memory of the tensor."""
+    return z.pair
+
+
+@rule("view_as_complex")
+@lowering("view_as_complex")
+def view_as_complex(b: GraphBuilder, x: Value) -> Complex:
+    """The elements of a last dimension of 2 as the parts of complex numbers."""
+    t = b.result
+    make = partial(
+        alias, b, "lenz.view_as_complex", x, replace(t, layout=replace(t.layout, offset=ZERO))
+    )
+    return Complex(b, t, make, lambda: halves(b, x, t))
+
+
+@rule("_conj")
+@lowering("_conj")
+def conj(b: GraphBuilder, z: Complex) -> Complex:
+    """The conjugate; in memory it is a mark on the tensor, which a library may take as it is."""
+    t = b.result
+
+    def parts() -> Parts:
+        re, im = z.parts
+        return re, b.map(lambda i: ops.neg(im.at(i)), replace(t, dtype=im.dtype))
+
+    make = (
+        None if z.make_memory is None else lambda: alias(b, "aten._conj.default", z.whole, z.type)
+    )
+    return Complex(b, t, make, parts)

@@ -1,0 +1,190 @@
+"""Formulas of complex numbers on pairs of real expressions, as eager computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from lenz import ops
+from lenz.ir.expr import Expr, const
+from lenz.lower.builder import GraphBuilder, Value
+from lenz.lower.complex import Complex, Pair, elementwise, rule
+from lenz.lower.registry import Lowering, lowering
+
+
+def mul(x: Pair, y: Pair) -> Pair:
+    """(a + bi) (c + di) = ac - bd + (ad + bc)i, for infinities too."""
+    (a, b), (c, d) = x, y
+    re = ops.sub(ops.mul(a, c), ops.mul(b, d))
+    return re, ops.add(ops.mul(a, d), ops.mul(b, c))
+
+
+def div(x: Pair, y: Pair) -> Pair:
+    """x / y by R. L. Smith's algorithm (1962), which scales by the larger part of the divisor.
+
+    With r = d / c, (a + bi) / (c + di) is (a + br + (b - ar)i) / (c + dr) where |c| >= |d|, and
+    with the parts exchanged elsewhere. A division by zero divides both parts by it.
+    """
+    (a, b), (c, d) = x, y
+    wide = ops.ge(ops.abs(c), ops.abs(d))
+    zero = ops.and_(_is(c, 0.0), _is(d, 0.0))
+    large, small = _choose(wide, (c, d), (d, c))
+    p, q = _choose(wide, (a, b), (b, a))
+    r = ops.div(small, large)
+    scale = ops.reciprocal(ops.add(large, ops.mul(small, r)))
+    im = ops.sub(q, ops.mul(p, r))
+    im = ops.where(wide, im, ops.neg(im))
+    found = ops.mul(ops.add(p, ops.mul(q, r)), scale), ops.mul(im, scale)
+    return _choose(zero, (ops.div(a, ops.abs(c)), ops.div(b, ops.abs(c))), found)
+
+
+def exp(z: Pair) -> Pair:
+    """e^a (cos b + i sin b); a real number stays real, and e^-inf is 0."""
+    (a, b) = z
+    e, zero, gone = ops.exp(a), const(0.0, a.dtype), _is(a, -math.inf)
+    re = ops.where(gone, zero, ops.mul(e, ops.cos(b)))
+    im = ops.where(gone, zero, ops.mul(e, ops.sin(b)))
+    return re, ops.where(_is(b, 0.0), b, im)
+
+
+def log(z: Pair) -> Pair:
+    """ln |z| and the angle, from -pi to pi."""
+    return ops.log(ops.hypot(*z)), ops.atan2(z[1], z[0])
+
+
+def sqrt(z: Pair) -> Pair:
+    """The root with a real part >= 0: t = sqrt((|a| + |z|) / 2) and |b| / 2t, in either order."""
+    (a, b) = z
+    half = const(0.5, a.dtype)
+    t = ops.sqrt(ops.add(ops.mul(ops.abs(a), half), ops.mul(ops.hypot(a, b), half)))
+    other = ops.where(_is(t, 0.0), t, ops.div(ops.mul(ops.abs(b), half), t))
+    t, other = _choose(ops.isinf(b), (ops.abs(b), ops.abs(b)), (t, other))
+    re, im = _choose(ops.ge(a, const(0.0, a.dtype)), (t, other), (other, t))
+    return re, ops.copysign(im, b)
+
+
+def sgn(z: Pair) -> Pair:
+    """z / |z|, and 0 for 0."""
+    size = ops.hypot(*z)
+    zero = const(0.0, size.dtype)
+    return _choose(_is(size, 0.0), (zero, zero), (ops.div(z[0], size), ops.div(z[1], size)))
+
+
+def power(x: Pair, y: Pair) -> Pair:
+    """x^y: products for small whole y, else e^(y ln x), where 0^0 = 1 and else 0^y = 0."""
+    one, zero = const(1.0, x[0].dtype), const(0.0, x[0].dtype)
+    forms: dict[Any, Callable[[], Pair]] = {
+        0.5: lambda: sqrt(x),
+        -0.5: lambda: reciprocal(sqrt(x)),
+        -1.0: lambda: reciprocal(x),
+        -2.0: lambda: reciprocal(mul(x, x)),
+        1.0: lambda: x,
+        2.0: lambda: mul(x, x),
+        3.0: lambda: mul(mul(x, x), x),
+    }
+    c, d = map(ops.value_of, y)
+    if d == 0 and c in forms:
+        return forms[c]()
+    of_zero = ops.where(ops.and_(_is(y[0], 0.0), _is(y[1], 0.0)), one, zero)
+    nothing = ops.and_(_is(x[0], 0.0), _is(x[1], 0.0))
+    return _choose(nothing, (of_zero, zero), exp(mul(y, log(x))))
+
+
+def cosh(z: Pair) -> Pair:
+    """cosh a cos b + i sinh a sin b; cos z is cosh iz."""
+    (a, b) = z
+    im = ops.where(_is(b, 0.0), b, ops.mul(ops.sinh(a), ops.sin(b)))
+    return ops.mul(ops.cosh(a), ops.cos(b)), im
+
+
+def sinh(z: Pair) -> Pair:
+    """sinh a cos b + i cosh a sin b; i sin z is sinh iz."""
+    (a, b) = z
+    im = ops.where(_is(b, 0.0), b, ops.mul(ops.cosh(a), ops.sin(b)))
+    return ops.mul(ops.sinh(a), ops.cos(b)), im
+
+
+def reciprocal(z: Pair) -> Pair:
+    """1 / z."""
+    return div((const(1.0, z[0].dtype), const(0.0, z[0].dtype)), z)
+
+
+def _is(e: Expr, value: float) -> Expr:
+    return ops.eq(e, const(value, e.dtype))
+
+
+def _choose(cond: Expr, x: Pair, y: Pair) -> Pair:
+    return ops.where(cond, x[0], y[0]), ops.where(cond, x[1], y[1])
+
+
+def _is_equal(x: Pair, y: Pair) -> Expr:
+    return ops.and_(ops.eq(x[0], y[0]), ops.eq(x[1], y[1]))
+
+
+def _scaled(z: Pair, by: float) -> Pair:
+    return ops.mul(z[0], const(by, z[0].dtype)), ops.mul(z[1], const(by, z[1].dtype))
+
+
+def _turned(z: Pair) -> Pair:
+    return ops.neg(z[1]), z[0]
+
+
+def _sum(x: Pair, y: Pair, z: Pair, factor: Pair) -> Pair:
+    p = mul(mul(factor, y), z)
+    return ops.add(x[0], p[0]), ops.add(x[1], p[1])
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    "mul multiply": mul,
+    "div divide true_divide": div,
+    "reciprocal": reciprocal,
+    "exp": exp,
+    "log": log,
+    "log2": lambda z: _scaled(log(z), 1 / math.log(2)),
+    "log10": lambda z: _scaled(log(z), 1 / math.log(10)),
+    "sqrt": sqrt,
+    "rsqrt": lambda z: reciprocal(sqrt(z)),
+    "square": lambda z: mul(z, z),
+    "pow": power,
+    "sgn": sgn,
+    "cosh": cosh,
+    "sinh": sinh,
+    "cos": lambda z: cosh(_turned(z)),
+    "sin": lambda z: _turned(_scaled(sinh(_turned(z)), -1.0)),
+    "abs absolute": lambda z: ops.hypot(*z),
+    "angle": lambda z: ops.atan2(z[1], z[0]),
+    "eq": _is_equal,
+    "ne not_equal": lambda x, y: ops.not_(_is_equal(x, y)),
+    "isnan": lambda z: ops.or_(ops.isnan(z[0]), ops.isnan(z[1])),
+    "isinf": lambda z: ops.or_(ops.isinf(z[0]), ops.isinf(z[1])),
+    "isfinite": lambda z: ops.and_(ops.isfinite(z[0]), ops.isfinite(z[1])),
+    "_conj_physical": lambda z: (z[0], ops.neg(z[1])),
+}
+for _names, _formula in _FORMULAS.items():
+    rule(*_names.split())(elementwise(_formula))
+
+
+@rule("addcmul")
+def addcmul(b: GraphBuilder, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
+    """x + value y z."""
+    return elementwise(_sum)(b, x, y, z, value)
+
+
+def _of_reals(name: str, fn: Callable[[Expr, Expr], Pair]) -> None:
+    def lower(b: GraphBuilder, x: Value, y: Value) -> Complex:
+        made: Complex = elementwise(lambda x, y: fn(x[0], y[0]))(b, x, y)
+        return made
+
+    as_complex: Lowering = rule(name)(lower)
+    lowering(name)(as_complex)
+
+
+_of_reals("complex", lambda re, im: (re, im))
+_of_reals("polar", lambda r, phi: (ops.mul(r, ops.cos(phi)), ops.mul(r, ops.sin(phi))))
+
+
+@lowering("_neg_view")
+def neg_view(b: GraphBuilder, x: Value) -> Value:
+    """Imaginary parts of a conjugate, which eager only marks as negated."""
+    return b.map(lambda i: ops.neg(x.at(i)))
