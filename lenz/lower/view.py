@@ -57,11 +57,13 @@ def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Ind
         match = where_old.get(p)
         if match is not None and match + 1 > cuts[-1][1]:
             cuts.append((k + 1, match + 1))
-    if cuts[-1] != (len(kept_new), len(kept_old)):
-        # The products agree only by facts about the symbols: the last group takes the rest.
-        cuts[-1:] = [(len(kept_new), len(kept_old))] if len(cuts) > 1 else [
-            (0, 0), (len(kept_new), len(kept_old))
-        ]  # fmt: skip
+    ends = (len(kept_new), len(kept_old))
+    if cuts[-1] != ends:
+        # The products agree only by facts about the symbols: a last group takes the rest, with the
+        # group before it where the rest of one shape are sizes that are 1 by such facts.
+        if ends[0] == cuts[-1][0] or ends[1] == cuts[-1][1]:
+            cuts[1:] = cuts[1:-1]
+        cuts.append(ends)
 
     def fn(i: Index) -> Index:
         out: list[Sym] = [ZERO] * len(old)

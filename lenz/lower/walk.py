@@ -20,7 +20,7 @@ from lenz.lower.complex import PARTS, Complex, Complexes
 from lenz.lower.fallback import call_eager, move
 from lenz.lower.registry import Entry, entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
-from lenz.sym import Int, Sym, SymEnv, Var
+from lenz.sym import ZERO, Int, Sym, SymEnv, Var
 
 ToSym = Callable[[Any], Sym]
 CPU = frozenset({"cpu"})
@@ -410,12 +410,16 @@ def _unfit(made: list[Node], any_dtype: bool) -> str | None:
 
 
 def _overlaps(layout: Layout) -> bool:
-    """True where elements may share memory, as far as strides are known.
+    """True where elements may share memory, as far as strides are known; no elements do not.
 
     A part that is written into a clone of such a tensor changes elements outside of the part too.
     """
+    pairs = list(zip(layout.stride, layout.shape, strict=True))
+    if any(n is ZERO for _, n in pairs):
+        return False
+    if any(s is ZERO and (n.hi is None or n.hi > 1) for s, n in pairs):
+        return True
     end = 1
-    pairs = zip(layout.stride, layout.shape, strict=True)
     known = [(s.value, n.value) for s, n in pairs if isinstance(s, Int) and isinstance(n, Int)]
     for stride, size in sorted(known):
         if size > 1 and stride < end:

@@ -178,3 +178,18 @@ def test_a_result_that_tracing_tells_another_rank() -> None:
     call.meta["val"] = call.meta["val"].new_empty(1)
     g, _ = _lower(gm, (torch.ones(2),))
     assert [type(n).__name__ for n in g.nodes] == ["Extern"]
+
+
+def test_writes_to_an_expanded_argument_without_elements() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(x)
+
+    agrees(fn, torch.zeros(0).expand(3, 0))
+    agrees(fn, torch.zeros(0).expand(3, 0), way="cpu")
+
+
+def test_a_dimension_of_an_expanded_argument_is_cut() -> None:
+    for way in ("oracle", "cpu"):
+        agrees(
+            lambda x: x.unflatten(-1, (3, -1)), torch.randn(6).expand(3, 6), way=way, dynamic=True
+        )

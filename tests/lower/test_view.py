@@ -109,6 +109,17 @@ def test_views_move_elements_of_every_type(dtype: torch.dtype) -> None:
     assert all(isinstance(n, View) for n in lowered_nodes)
 
 
+def test_a_dimension_is_cut_where_only_its_own_sizes_agree_by_facts() -> None:
+    """3 * (s0 // 3) is s0 by a guard alone; dimensions before it keep variables and strides."""
+    for shape in ((4, 6), (1, 4, 6)):
+        g = check(lambda x: x.unflatten(-1, (3, -1)), torch.randn(shape), dynamic=True)
+        assert all(isinstance(n, View) for n in g.nodes)
+    x = torch.randn(6)
+    g = check(lambda x: x.expand(4, -1).unflatten(-1, (3, -1)), x, dynamic=True)
+    assert all(isinstance(n, View) for n in g.nodes)
+    check(lambda x: x.expand(4, -1).unflatten(-1, (1, -1, 3)) + 1, x, dynamic=True)
+
+
 def test_sizes_of_zero_and_scalars() -> None:
     check(lambda x: x.view(3, 0, 2), torch.zeros(0, 3))
     check(lambda x: x.reshape(0), torch.zeros(2, 0))
