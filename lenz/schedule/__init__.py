@@ -21,7 +21,7 @@ from lenz.ir.graph import (
 from lenz.ir.kernel import Launch, Schedule
 from lenz.ir.tensor import Buffer, axes_for
 from lenz.schedule.blocks import Space
-from lenz.schedule.build import build
+from lenz.schedule.build import build_once
 from lenz.schedule.fuse import Cell, Item, fuse
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, nest_of
@@ -59,10 +59,11 @@ def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
     stored = _stored(g, cells)
     unaligned = _unaligned(g, cx)
     steps: list[Launch | Extern | View] = []
+    made: dict[object, Launch] = {}
     for cell in cells:
         if isinstance(cell, Group):
             if any(n.name in stored for n in cell.nests):
-                steps.append(build(cell, stored, buffers, unaligned, g.env, cx, space))
+                steps.append(build_once(cell, stored, buffers, unaligned, g.env, cx, space, made))
         else:
             steps.append(cell)
     return Schedule(g, tuple(steps), tuple(partition.rejected))

@@ -6,7 +6,7 @@ layers of a model give equal kernels, which are compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lenz.context import Context
@@ -55,6 +55,51 @@ KINDS: Mapping[Form, KernelKind] = {
 # .397 .335 .307 .343, five functions in a row (90) 2.43 1.94 1.58 1.22. Beyond that the compile
 # time, which grows with the text, weighs more.
 SHALLOW, DEEP, DEEPEST = 20.0, 250.0, 700.0
+
+
+def build_once(
+    g: Group,
+    stored: frozenset[str],
+    buffers: Mapping[str, Buffer],
+    unaligned: frozenset[str],
+    env: SymEnv,
+    cx: Context,
+    space: Space | None,
+    made: dict[object, Launch],
+) -> Launch:
+    """As `build`, which groups that differ in names alone share: `made` has what it gave.
+
+    A training step of ResNet-50 launches 316 kernels, 96 of them different ones.
+    """
+    names: dict[str, str] = {}
+
+    def number(name: str) -> str:
+        return names.setdefault(name, f"b{len(names)}")
+
+    numbered = _renaming(number)
+    nests = tuple(
+        replace(
+            n,
+            out=Buffer(number(n.name), n.out.type),
+            target=number(n.target),
+            body=numbered(n.body),
+            finish=None if n.finish is None else numbered(n.finish),
+            bound=tuple(map(numbered, n.bound)),
+        )
+        for n in g.nests
+    )
+    own = {new: buffers[old] for old, new in names.items() if old in buffers}
+    lives, strange = (frozenset(names[x] for x in names if x in s) for s in (stored, unaligned))
+    key = g.domain, nests, lives, strange, tuple((name, b.type) for name, b in own.items())
+    if key not in made:
+        made[key] = build(replace(g, nests=nests), lives, own, strange, env, cx, space)
+    same = made[key]
+    old = {new: name for name, new in names.items()}
+    args = tuple(old.get(a) or f"{g.name}.work" for a in same.args)
+    name, origins = kernel_name(g), tuple(dict.fromkeys(o for n in g.nests for o in n.out.origin))
+    kernel, *candidates = (replace(k, name=name, origins=origins)
+                           for k in (same.kernel, *same.candidates))  # fmt: skip
+    return replace(same, kernel=kernel, args=args, candidates=tuple(candidates))
 
 
 def build(
@@ -174,14 +219,13 @@ def _finish(
         args += (f"{g.name}.work",)
     body = _renamed(body, names)
     kernel = Kernel(
-        name=kernel_name(g),
+        name=g.name,
         kind=kind,
         params=params,
         sizes=_sizes(params, body),
         body=body,
         locals=scratch,
         tile=tile,
-        origins=tuple(dict.fromkeys(o for n in g.nests for o in n.out.origin)),
     )
     return Launch(kernel, args)
 
@@ -193,14 +237,21 @@ def kernel_name(g: Group) -> str:
     return "_".join(["fused", *picked])[:48]
 
 
-def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+def _renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
+    """What gives buffers that an expression reads other names."""
     memo: dict[Expr, Expr] = {}
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         if e.op is LOAD:
             name, at, dtype = e.attrs
-            return load(names.get(name, name), at, dtype, tuple(args))
+            return load(name_of(name), at, dtype, tuple(args))
         return rebuild(e, tuple(args))
+
+    return lambda e: interpret(e, visit, memo)
+
+
+def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+    renamed = _renaming(lambda name: names.get(name, name))
 
     def statement(s: Stmt) -> Stmt:
         match s:
@@ -208,11 +259,10 @@ def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ..
                 return replace(s, body=tuple(statement(x) for x in s.body))
             case Store():
                 buffer = names.get(s.buffer, s.buffer)
-                bound = tuple(interpret(e, visit, memo) for e in s.bound)
-                value = interpret(s.value, visit, memo)
-                return replace(s, buffer=buffer, value=value, bound=bound)
+                bound = tuple(map(renamed, s.bound))
+                return replace(s, buffer=buffer, value=renamed(s.value), bound=bound)
             case Let() | Reduce() | Scan():
-                s = replace(s, value=interpret(s.value, visit, memo))
+                s = replace(s, value=renamed(s.value))
                 if isinstance(s, Scan) and s.back is not None:
                     s = replace(s, back=replace(s.back, work=names[s.back.work]))
                 return s
