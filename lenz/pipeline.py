@@ -6,6 +6,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from lenz.assemble import Code, Refused, assemble, check_gpus
 from lenz.context import Context
 from lenz.debug.report import TuneReport
@@ -118,6 +120,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
             DEVICES,
             refused,
             program.saved,
+            torch.are_deterministic_algorithms_enabled(),
         )
     check_gpus([b.type.device for b in buffers_of(g).values()])
     lowered = g

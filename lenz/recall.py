@@ -123,6 +123,7 @@ def key_of(program: FxProgram, cx: Context) -> str | None:
         sources(),
         f"torch {torch.__version__} {torch.version.git_version}",
         f"{torch.get_default_dtype()} {options.key()} {cx.target.key()}",
+        f"deterministic: {torch.are_deterministic_algorithms_enabled()}",
         *(f"cuda:{n} {torch.cuda.get_device_name(n)} {cuda.capability(n)}" for n in sorted(gpus)),
     ]
     if gpus:

@@ -93,11 +93,12 @@ class Decline:
 class GraphBuilder:
     """Collects the nodes of one graph while its FX nodes are lowered in order.
 
-    `eager_random` asks for random numbers from eager's own generators.
+    `eager_random` asks for random numbers from eager's own generators, `deterministic` for results
+    without chance.
     """
 
-    def __init__(self, eager_random: bool = False) -> None:
-        self.eager_random = eager_random
+    def __init__(self, eager_random: bool = False, deterministic: bool = False) -> None:
+        self.eager_random, self.deterministic = eager_random, deterministic
         self.nodes: list[Node] = []
         self.mutations: list[Mutation] = []
         self._layouts: dict[str, Layout] = {}

@@ -13,7 +13,7 @@ from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
-from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, atom_refs
+from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, Scan, Scatter, atom_refs
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.complex import PARTS, Complex, Complexes
@@ -24,6 +24,7 @@ from lenz.sym import ZERO, Int, Sym, SymEnv, Var
 
 ToSym = Callable[[Any], Sym]
 CPU = frozenset({"cpu"})
+SUMS = ("add", "mul", "sum", "prod", "logaddexp")  # which round, so that their order shows
 ASSERTION = "_assert_scalar.default"
 OFFSET = torch.ops.aten.sym_storage_offset.default
 COPIES = (torch.ops.aten.copy.default, torch.ops.aten.copy_.default)
@@ -40,6 +41,7 @@ def lower(
     devices: frozenset[str] = CPU,
     refused: frozenset[str] = frozenset(),
     saved: Sequence[int] = (),
+    deterministic: bool = False,
 ) -> Graph:
     """Lower every node of a normalised FX graph; what no lowering takes becomes an `Extern`.
 
@@ -47,10 +49,11 @@ def lower(
     that a loop reads is on the device of its result: 0-d tensors of the CPU are moved there once.
     The nodes that `refused` names are called in eager, since their kernels do not compile.
     `saved` are positions of results that may have other strides than their fake tensors.
+    With `deterministic`, eager has what GPUs add up by chance: in a fixed order, or it raises.
     Raises Unsupported for a graph with a value the IR cannot name at all (sparse, nested or
     quantized tensors, symbolic floats, other devices); the caller then runs it in eager.
     """
-    b = GraphBuilder(eager_random)
+    b = GraphBuilder(eager_random, deterministic)
     g = _Walk(gm, name, to_sym, constants, origin, b, devices, refused).run(env or SymEnv())
     names = [name for a in g.outputs for name in atom_refs(a)]
     free = [g.outputs[k] for k in saved]
@@ -266,7 +269,11 @@ class _Walk:
             return "a scalar that is a symbolic size"
         if isinstance(made, Decline):
             return made.reason
-        if (why := _unfit(self.b.nodes[before:], entry.any_dtype)) is not None:
+        new = self.b.nodes[before:]
+        why = _unfit(new, entry.any_dtype)
+        if self.b.deterministic and any(_is_left_to_chance(x) for x in new):
+            why = "deterministic algorithms are asked for"
+        if why is not None:
             del self.b.nodes[before:]
             return why
         self.env[n] = made
@@ -407,6 +414,15 @@ def _unfit(made: list[Node], any_dtype: bool) -> str | None:
     # Views of any type are fine, but kernels move elements of some types only.
     foreign = _foreign(made) if any_dtype else None
     return None if foreign is None else f"dtype {foreign}"
+
+
+def _is_left_to_chance(n: Node) -> bool:
+    """True for loops of GPUs whose order shows: rounded sums, and writes to places not known."""
+    if not isinstance(n, (Scan, Scatter)) or n.out.type.device == "cpu":
+        return False
+    if isinstance(n, Scatter) and n.mode == "set":
+        return bool(n.bound)
+    return n.out.dtype.is_float and (n.kind if isinstance(n, Scan) else n.mode) in SUMS
 
 
 def _overlaps(layout: Layout) -> bool:

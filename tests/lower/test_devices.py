@@ -16,16 +16,20 @@ from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, buffers_of, reads_of
 from lenz.ir.verify import verify
 from lenz.lower import lower
+from lenz.options import Options
+from lenz.recall import context, key_of
 from lenz.runtime.executor import resolve, seed, to_device
 from tests.cuda import Fake, cuda_program, cuda_programs
 
 SCALAR = Fake((), torch.float32, "cpu")
 
 
-def lowered(p: FxProgram, *devices: str) -> Graph:
+def lowered(p: FxProgram, *devices: str, deterministic: bool = False) -> Graph:
     """The graph of a program; no loop of it reads another device than it writes."""
     kinds = frozenset(devices or ("cpu", "cuda"))
-    g = lower(p.gm, p.name, p.symbols.sym, p.constants, origin, devices=kinds)
+    g = lower(
+        p.gm, p.name, p.symbols.sym, p.constants, origin, devices=kinds, deterministic=deterministic
+    )
     verify(g)
     known = buffers_of(g)
     for n in g.nodes:
@@ -147,3 +151,71 @@ def test_the_runtime_moves_and_draws() -> None:
     a = seed()
     torch.manual_seed(1)
     assert torch.equal(a, seed(torch.device("cpu")))
+
+
+POSITIONS = Fake((5,), torch.int64)
+CHANCE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "index_add": (lambda x, i, y: x.index_add(0, i, y), ((9, 4), POSITIONS, (5, 4))),
+    "scatter_add": (lambda x, i, y: x.scatter_add(0, i, y), ((9,), POSITIONS, (5,))),
+    "index_put": (lambda x, i, y: x.index_put((i,), y, True), ((9,), POSITIONS, (5,))),
+    "index_copy": (lambda x, i, y: x.index_copy(0, i, y), ((9,), POSITIONS, (5,))),
+    "cumsum": (lambda x: x.cumsum(0), ((9,),)),
+}
+
+
+@pytest.mark.parametrize("name", CHANCE)
+def test_what_is_left_to_chance_on_gpus_is_eager_s_if_asked(name: str) -> None:
+    """Eager has kernels of a fixed order for some, and raises for others."""
+    fn, args = CHANCE[name]
+    p = cuda_program(fn, *args, dtype=torch.float32)
+    assert not [n for n in lowered(p).nodes if isinstance(n, Extern)]
+    g = lowered(p, deterministic=True)
+    (call,) = (n for n in g.nodes if isinstance(n, Extern))
+    assert call.op.startswith(f"aten.{name}.") and "deterministic" in call.reason
+
+
+def test_gradients_of_embeddings_are_eager_s_if_asked() -> None:
+    def fn(i: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(i, w) * 2
+
+    _, backward = cuda_programs(fn, POSITIONS, Fake((9, 4), torch.float32, grad=True))
+    (call,) = (n for n in lowered(backward, deterministic=True).nodes if isinstance(n, Extern))
+    assert call.op == "aten.embedding_dense_backward.default"
+
+
+def test_what_has_one_outcome_stays_native_with_deterministic_algorithms() -> None:
+    """Sums of integers, extrema, what is written without positions, and all loops of CPUs."""
+    for fn, args in (
+        (lambda x, i, y: x.index_add(0, i, y), ((9,), POSITIONS, (5,))),
+        (lambda x, i, y: x.scatter_reduce(0, i, y, "amax"), ((9,), POSITIONS, (5,))),
+        (lambda x: x.cumsum(0).sum(), ((9,),)),
+    ):
+        p = cuda_program(fn, *args, dtype=torch.int32)
+        assert not [n for n in lowered(p, deterministic=True).nodes if isinstance(n, Extern)]
+    for fn, args in CHANCE.values():
+        here = [Fake(*((a, torch.float32) if isinstance(a, tuple) else (a.shape, a.dtype)), "cpu")
+                for a in args]  # fmt: skip
+        p = cuda_program(fn, *here)
+        assert not [n for n in lowered(p, deterministic=True).nodes if isinstance(n, Extern)]
+
+
+def test_deterministic_algorithms_have_compilations_of_their_own() -> None:
+    found: list[bool] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        found.append(torch.are_deterministic_algorithms_enabled())
+        return gm
+
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x + 1, backend=backend)
+    p, cx = cuda_program(lambda x: x + 1, Fake((3,), torch.float32, "cpu")), context(Options())
+    keys = []
+    try:
+        for on in (False, True, False):
+            torch.use_deterministic_algorithms(on)
+            run(torch.zeros(3))
+            keys.append(key_of(p, cx))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found == [False, True]
+    assert keys[0] == keys[2] != keys[1]
