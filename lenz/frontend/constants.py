@@ -106,7 +106,9 @@ def fill(gm: GraphModule, n: Node, value: torch.Tensor) -> Node:
             (list(fake.shape), value.reshape(-1)[0].item()),
             {"dtype": fake.dtype, "device": fake.device, "pin_memory": False},
         )
-    made.meta = {**n.meta, "val": fake.new_empty(fake.shape)}
+    with fake.fake_mode:  # new_empty of a zero tensor (gradient of round, of sgn) is refused
+        told = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
+    made.meta = {**n.meta, "val": told}
     return made
 
 

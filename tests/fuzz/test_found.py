@@ -193,3 +193,12 @@ def test_a_dimension_of_an_expanded_argument_is_cut() -> None:
         agrees(
             lambda x: x.unflatten(-1, (3, -1)), torch.randn(6).expand(3, 6), way=way, dynamic=True
         )
+
+
+def test_gradients_of_steps_are_zero_tensors() -> None:
+    """Torch's fake zero tensors make no others: a chain of steps failed to compile."""
+    for shape in ((), (3,)):
+        x = torch.full(shape, -3.5, requires_grad=True)
+        torch._dynamo.reset()
+        torch.compile(lambda x: x.round().sgn(), backend="lenz")(x).sum().backward()
+        assert x.grad is not None and torch.equal(x.grad, torch.zeros(shape))
