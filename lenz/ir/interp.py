@@ -402,6 +402,8 @@ def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
         return lambda t, device: t.clone(memory_format=torch.contiguous_format)
     if op == "lenz.as_strided":
         return torch.as_strided
+    if op == "lenz.offset":
+        return torch.Tensor.storage_offset
     if op.startswith("lenz.view_as_"):
         return lambda t: getattr(torch, op[5:])(t.resolve_conj())
     if op == "lenz.size":

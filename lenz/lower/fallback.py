@@ -16,7 +16,7 @@ from lenz.sym import Sym, Var
 
 # Ops that are meant to be calls, by family: no better code of ours is to be expected.
 _MEANT = """
-mm addmm bmm baddbmm addbmm linear mkldnn_rnn_layer
+mm addmm bmm baddbmm addbmm addmv mv dot vdot linear mkldnn_rnn_layer
 convolution convolution_backward _convolution _fft_r2c _fft_c2r _fft_c2c
 _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
 _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
@@ -29,9 +29,9 @@ linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve lina
 linalg_pinv linalg_qr linalg_solve_triangular cholesky cholesky_inverse cholesky_solve geqrf
 lu_unpack ormqr triangular_solve _make_token with_effects _sink_tokens
 """
-# (An encoder layer in evaluation is as fast as its parts in kernels of ours between matrix
-# products.  Tokens and `with_effects` keep calls in order that have effects, such as the check
-# that a matrix could be inverted.)
+# (Products with vectors are calls for complex numbers alone.  An encoder layer in evaluation is as
+# fast as its parts in kernels of ours between matrix products.  Tokens and `with_effects` keep
+# calls in order that have effects, such as the check that a matrix could be inverted.)
 LIBRARY = frozenset(_MEANT.split())
 
 

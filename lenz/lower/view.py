@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from lenz.ir.expr import reindex
+from lenz import ops
+from lenz.ir.dtype import I64
+from lenz.ir.expr import Expr, const, index, reindex
 from lenz.ir.graph import LOOPS, Ref, Scan
-from lenz.ir.tensor import Layout, TensorType
+from lenz.ir.tensor import Layout, TensorType, axis, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
-from lenz.sym import ONE, ZERO, Sym, maximum, product, sym
+from lenz.sym import ONE, ZERO, Sym, Var, maximum, minimum, product, sym
 
 Size = Sym | int
 Sizes = Sequence[Size]
@@ -252,14 +254,34 @@ def as_strided_scatter(
     size: Sizes,
     stride: Sizes,
     storage_offset: Size | None = None,
-) -> Value | Decline:
+) -> Value:
     """x, but as_strided of it is y."""
-    if not _is_whole(b, x) or ZERO in x.shape:
-        return Decline(PART)
-    if ZERO in y.shape:
+    if ZERO in x.shape or ZERO in y.shape:
         return b.map(x.at)
-    place = _from_start(x, y.shape, stride, storage_offset)
-    return b.scatter("set", x, y.shape, lambda i: (place(i), (), y.at(i)))
+    if _is_whole(b, x):
+        place = _from_start(x, y.shape, stride, storage_offset)
+        return b.scatter("set", x, y.shape, lambda i: (place(i), (), y.at(i)))
+    # All that x spans, and an element for what y has outside of it.
+    own = x.buffer.type.layout
+    first: Sym = ZERO
+    span = sum(((n - 1) * s for n, s in zip(x.shape, own.stride, strict=True)), ONE)
+    flat = TensorType(x.dtype, x.device, contiguous((span,)))
+    memory = _strided(b, x, flat, (1,), None)
+    if storage_offset is not None:
+        start = Var(f"{memory.name}_start", 0)
+        b.extern("lenz.offset", (Ref(x.name),), outs=(start,), reason=PART)
+        first = sym(storage_offset) - start
+    row = b.temp((span + 1,), x.dtype)
+    base = b.map(lambda i: memory.at((minimum(i[0], span - 1),)), row)
+
+    def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+        at = index(first + Layout(y.shape, tuple(map(sym, stride))).at(i))
+        inside = ops.and_(ops.ge(at, const(0, I64)), ops.lt(at, index(span)))
+        at = ops.assert_in_range(ops.where(inside, at, index(span)), index(span + 1))
+        return (axis("@0", span + 1).var,), (at,), y.at(i)
+
+    made = b.scatter("set", base, y.shape, update, row)
+    return b.map(lambda i: made.at((own.at(i) - own.offset,)))
 
 
 def _strided(

@@ -193,6 +193,7 @@ def _below_autograd(op: Callable[..., Any]) -> Callable[..., Any]:
 _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.as_strided": torch.as_strided,
     "lenz.assert_scalar": assert_scalar,
+    "lenz.offset": torch.Tensor.storage_offset,
     "lenz.size": size,
     "lenz.seed": seed,
     "lenz.to_device": to_device,

@@ -118,8 +118,15 @@ def test_as_strided_counts_from_the_storage() -> None:
     def fn(x: Tensor) -> Any:
         return x.as_strided((3, 2), (2, 1), 1) + 1, x[1:].as_strided((2, 2), (2, 1), 0) * 2
 
+    def scattered(x: Tensor, y: Tensor) -> Any:
+        put = torch.as_strided_scatter
+        return put(x, y, (3, 2), (2, 1), 6), put(x, y, (3, 2), (4, 1)), put(x, y, (3, 2), (2, 1), 3)
+
     agree(fn, lambda: (randn(20),))
     agree(fn, lambda: (randn(40)[5:],))
+    agree(scattered, lambda: (randn(20), randn(3, 2)))
+    agree(scattered, lambda: (randn(40)[5:25], randn(3, 2)))
+    agree(scattered, lambda: (randn(9, 5)[2:, 1:3], randn(2, 3).t()))
 
 
 @pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
