@@ -146,6 +146,11 @@ def view_as_real(t: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(t.resolve_conj())
 
 
+def view_as_complex(t: torch.Tensor) -> torch.Tensor:
+    """Pairs as complex numbers.  It may leave the plan, as no view to autograd: see `_view`."""
+    return torch.view_as_complex(t).detach()
+
+
 def assert_scalar(condition: Any, message: str) -> None:
     """Raise a RuntimeError unless a condition on sizes holds, such as ["ge", 3, 0]."""
     if not size(condition):
@@ -198,7 +203,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.seed": seed,
     "lenz.to_device": to_device,
     "lenz.user_kernel": user_kernel,
-    "lenz.view_as_complex": torch.view_as_complex,
+    "lenz.view_as_complex": view_as_complex,
     "lenz.view_as_real": view_as_real,
 }
 # torch's Python bindings of these take about 1 us less per call than the OpOverload.

@@ -1,0 +1,66 @@
+"""Complex tensors through the whole compiler: gradients, marks of conjugates, results as memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+G = torch.Generator().manual_seed(0)
+Z, W = (torch.randn(5, 7, dtype=torch.complex64, generator=G) for _ in range(2))
+X = torch.randn(5, 7, generator=G)
+CASES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "product": lambda z, w, x: z * w * x,
+    "quotient": lambda z, w, x: (z.exp() / w).real,
+    "transform": lambda z, w, x: torch.fft.ifft(torch.fft.fft(z) * w).abs(),
+    "polar": lambda z, w, x: (torch.polar(x.abs(), x) * z).imag,
+    "matrices": lambda z, w, x: z @ w.mH,
+    "functions": lambda z, w, x: z.sqrt() * z.log() + z.sgn(),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str) -> None:
+    """The gradient of a complex result comes marked as a conjugate, which tracing has not seen."""
+    grads = []
+    for fn in (CASES[name], torch.compile(CASES[name], backend="lenz")):
+        inputs = [t.clone().requires_grad_() for t in (Z, W, X)]
+        made = fn(*inputs)
+        made.backward(torch.ones_like(made).conj() * 1)
+        grads.append([t.grad for t in inputs if t.grad is not None])
+        inputs = [t.clone().requires_grad_() for t in (Z, W, X)]
+        made = fn(*inputs)
+        made.backward((made.detach() * 1).conj())
+        grads[-1] += [t.grad for t in inputs if t.grad is not None]
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")  # the last one
+def test_marks_of_arguments() -> None:
+    """A conjugate, and the imaginary parts of one, whose memory holds something else."""
+    twice = torch.compile(lambda z: z * 2, backend="lenz")
+    for z in (Z, Z.conj(), Z.t().conj(), Z.conj().imag):
+        torch.testing.assert_close(twice(z), z * 2)
+
+
+def test_a_result_may_be_written() -> None:
+    """It is no view of the pairs it was stored as: autograd refuses writes into such."""
+    z = Z.clone().requires_grad_()
+    made = torch.compile(lambda z, w: z * w + 1, backend="lenz")(z, W)
+    made.mul_(2)
+    made.real.sum().backward()
+    torch.testing.assert_close(z.grad, 2 * W.conj())
+
+
+def test_an_argument_is_written_behind_what_reads_it() -> None:
+    def fn(z: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        before = z.conj()
+        old = before * 1
+        z.mul_(w)
+        return old, z.abs()
+
+    z = Z.clone()
+    old, size = torch.compile(fn, backend="lenz")(z, W)
+    torch.testing.assert_close((old, size, z), (Z.conj() * 1, (Z * W).abs(), Z * W))
