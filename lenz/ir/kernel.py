@@ -35,7 +35,7 @@ Meaning of the statements:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from lenz.ir.dtype import DType
@@ -250,6 +250,19 @@ def programs(k: Kernel) -> Sym:
     return count
 
 
+def branches(k: Kernel) -> tuple[Kernel, ...]:
+    """The kernel with each of two branches of which every program takes one; () if it has none."""
+    match k.body:
+        case (For(_, "grid", body) as f,):
+            inner = branches(replace(k, body=body))
+            return tuple([replace(x, body=(replace(f, body=x.body),)) for x in inner])
+        case (For(a, "seq", x), For(b, "seq", y)) if (
+            b.extent is ONE - a.extent and a.extent.hi == 1
+        ):
+            return replace(k, body=x), replace(k, body=y)
+    return ()
+
+
 def overwrites_safely(k: Kernel, read: str, written: str) -> bool:
     """True when no thread can store to `written` before another has loaded the element of `read`.
 
@@ -257,6 +270,8 @@ def overwrites_safely(k: Kernel, read: str, written: str) -> bool:
     a store takes. But a value is stored only after all that it depends on: so the one load of
     `read` must be a part of the value of the one store to `written`, and of no masked value.
     """
+    if taken := branches(k):
+        return all(overwrites_safely(b, read, written) for b in taken)
     lets = {s.name: s.value for s in walk(k.body) if isinstance(s, Let)}
     stores = [s for s in walk(k.body) if isinstance(s, Store) and s.buffer == written]
     nodes = nodes_of(*exprs_of(k.body))

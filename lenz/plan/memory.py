@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Kernel, Sort, Stmt, Store, overwrites_safely
+from lenz.ir.kernel import For, Kernel, Sort, Stmt, Store, branches, overwrites_safely
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
 
@@ -42,6 +42,8 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
     overwrites, and none stands behind that store: whoever computes an element has read it before.
     A transposed tile reads whole squares ahead, so its kernels never overwrite.
     """
+    if taken := branches(k):
+        return all(may_overwrite(b, read, written) for b in taken)
     if k.kind == "transpose" or (k.tile.warps and not overwrites_safely(k, read, written)):
         return False
     order = list(_leaves(k.body, ()))

@@ -26,6 +26,14 @@ for i in 8 : parallel {
   for r in 8 : vector { store(%y, [8*i + r], load(%a, [8*i + r])) }
   for r in 8 : vector { m = reduce max { load(%a, [8*i + r]) } over r }
 }"""
+BRANCHES = """
+for b in 8 : grid {
+  for w in min(1, b) : seq { for k in 8 : lane { store(%y, [8*b + k], load(%a, [8*b + k])) } }
+  for e in 1 - min(1, b) : seq {
+    for k in 8 : lane { store(%y, [8*b + k], add(load(%a, [8*b + k]), load(%b, [8*b]))) }
+  }
+}"""
+ONE_AFTER_THE_OTHER = BRANCHES.replace("1 - min(1, b)", "min(1, b)")
 REVISITED = "for s in 2 : seq { for i in 64 : vector { store(%y, [i], load(%a, [i])) } }"
 
 
@@ -37,6 +45,8 @@ REVISITED = "for s in 2 : seq { for i in 64 : vector { store(%y, [i], load(%a, [
         (ROWS, "reduction", True, True),
         (READ_LATER, "reduction", False, True),
         (REVISITED, "pointwise", False, False),
+        (BRANCHES, "pointwise", True, False),
+        (ONE_AFTER_THE_OTHER, "pointwise", False, False),
     ],
 )
 def test_only_what_was_read_before_is_overwritten(
