@@ -32,6 +32,7 @@ from lenz.ir.kernel import (
 )  # fmt: skip
 from lenz.ir.tensor import Axis, axis
 from lenz.schedule.cut import cut_all, moved, nested, over_parts
+from lenz.schedule.flat import flattened
 from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.loops import coefficient, columns_win, offsets_of
 from lenz.schedule.nest import Axes, Domain, Nest, position
@@ -118,6 +119,10 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         if across is not None:
             kind, each = "transpose", 16
             widths = {a: min(shape.edge, power(env.hint(a.extent))) for a in across}
+        elif flat := flattened(g, s, env, shape.tile):
+            each = shape.thread or 16
+            warps = max(1, shape.tile // (32 * each))
+            return Tiled(kind, flat, TileConfig(warps=warps))
         else:
             # Odd rows are loaded and stored by the element: twice the tile is 18% faster.
             odd = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])

@@ -2,22 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import assert_function, cubins, kernels_of, on_gpu, scheduled
+from gpu_oracle import TINY, assert_function, cubins, kernels_of, on_gpu, scheduled
 from harness import lowered
+from torch import Tensor
 
 from lenz.codegen.triton import compile as compiler
 from lenz.ir.kernel import For, Kernel, walk
 
-BF16, F32 = torch.bfloat16, torch.float32
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+FLAT = ["p0b grid", "whole seq", "p0 lane", "ends seq", "part seq", "p0 lane"]
 
 
 def loops(k: Kernel) -> list[str]:
     """The loops of a kernel, outer ones first: `p0b in 25 grid`."""
     return [f"{s.axis.name} {s.kind}" for s in walk(k.body) if isinstance(s, For)]
+
+
+def of_rows(x: Tensor, m: Tensor) -> Tensor:
+    return (x - m) * 2
+
+
+def of_columns(x: Tensor, m: Tensor) -> Tensor:
+    return torch.where(torch.arange(x.shape[-1]) == m.long(), x + 1, x * m)
+
+
+def of_halves(x: Tensor, m: Tensor) -> Tensor:
+    return (x.float() * torch.exp(m)).to(x.dtype)
+
+
+@pytest.mark.parametrize("fn", [of_rows, of_columns, of_halves])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((3, 129), BF16),
+        ((16, 131), F16),
+        ((2, 3, 257), BF16),
+        ((5, 1001), torch.int8),
+        ((4, 130), torch.uint8),
+    ],
+)
+def test_elements_of_odd_rows(fn: Callable[..., Tensor], shape: Any, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 9, shape).to(dtype)
+    m = torch.randint(0, 3, (*shape[:-1], 1)).to(F32 if fn is of_halves else dtype)
+    s = assert_function(fn, x, m, tiles=TINY)
+    assert [loops(k) for k in kernels_of(s)] == [FLAT]
+
+
+def test_rows_of_several_axes_and_weights() -> None:
+    x, m, w = torch.randn(3, 2, 129).to(BF16), torch.randn(3, 1, 1), torch.randn(129)
+    s = assert_function(lambda x, m, w: x * m + w * m.exp(), x, m, w, tiles=TINY)
+    assert [loops(k) for k in kernels_of(s)] == [FLAT]
+
+
+def test_odd_rows_are_overwritten() -> None:
+    def fn(x: Tensor, m: Tensor) -> Tensor:
+        return x.mul_(m)
+
+    assert_function(fn, torch.randn(5, 131).to(BF16), torch.randn(5, 1).to(BF16), tiles=TINY)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((5, 130), BF16), ((5, 129), F32), ((9, 127), BF16), ((5, 132), torch.int8)],
+)
+def test_rows_that_gain_nothing_stay(shape: Any, dtype: torch.dtype) -> None:
+    x, m = torch.ones(shape, dtype=dtype), torch.ones(shape[0], 1, dtype=dtype)
+    s = assert_function(of_rows, x, m, tiles=TINY)
+    assert len(loops(kernels_of(s)[0])) > 2
+
+
+def test_odd_rows_of_dynamic_sizes() -> None:
+    x, m = torch.randn(5, 131).to(BF16), torch.randn(5, 1).to(BF16)
+    assert_function(of_rows, x, m, tiles=TINY, dynamic=True)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +98,7 @@ def test_parts_that_end_with_their_rows_have_no_tests() -> None:
 
 @pytest.mark.parametrize(
     ("fn", "loads", "stores"),
-    [(lambda x: torch.softmax(x, -1), 1, 0)],
+    [(lambda x: torch.softmax(x, -1), 1, 0), (lambda x: x - x[:, :1], 1, 1)],
 )
 def test_odd_rows_are_moved_by_16_bytes(
     fn: Any, loads: int, stores: int, monkeypatch: pytest.MonkeyPatch
