@@ -450,8 +450,8 @@ def _loops(
     grid, lanes = cut_all([a for a in d.axes if a not in part], widths, at)
     turns, rows = cut_all(part, widths, at)
 
-    def row(held: bool) -> tuple[Stmt, ...]:
-        steps, inner = cut_all(d.raxes, widths, at, held)
+    def row(most: dict[Axis, int] | None) -> tuple[Stmt, ...]:
+        steps, inner = cut_all(d.raxes, widths, at, most)
         new = (*turns, *rows, *steps, *inner)
         over = {
             a.var: tuple(x.var for x in new if x.name in (a.name, f"{a.name}b"))
@@ -466,12 +466,16 @@ def _loops(
         return (*found, *nested(d.kept, "lane", moved(s.kept, at))) if s.kept else tuple(found)
 
     is_held: Sym = ONE
+    body, most = row(None), dict[Axis, int]()
     for a in d.raxes:
-        is_held = minimum(is_held, maximum(ZERO, widths.get(a, 1) + 1 - a.extent))
-    fits = all(_length(a, env) <= widths.get(a, 1) for a in d.raxes)
-    body = row(False)
+        # Registers that no such row fills are known to be idle: 2050 is below 2560, not just 4096.
+        width = widths.get(a, 1)
+        unit = width // 8 if width >= 128 else width
+        most[a] = -(-_length(a, env) // unit) * unit
+        is_held = minimum(is_held, maximum(ZERO, most[a] + 1 - a.extent))
+    fits = all(n <= widths.get(a, 1) for a, n in most.items())
     if fits and not isinstance(is_held, Int) and _reads_again(s):
-        body = (For(axis("whole", is_held), "seq", row(True)),
+        body = (For(axis("whole", is_held), "seq", row(most)),
                 For(axis("ends", ONE - is_held), "seq", body))  # fmt: skip
     body = nested(turns, "seq", nested(rows, "lane", body))
     if s.columns:

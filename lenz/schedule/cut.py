@@ -39,11 +39,14 @@ def joined(block: list[Axis], lane: Axis | Sym, width: int) -> Sym:
 
 
 def cut_all(
-    axes: Sequence[Axis], widths: dict[Axis, int], at: dict[Var, Sym], held: bool = False
+    axes: Sequence[Axis],
+    widths: dict[Axis, int],
+    at: dict[Var, Sym],
+    most: Mapping[Axis, int] | None = None,
 ) -> tuple[list[Axis], list[Axis]]:
     """Blocks and lanes of the axes; `at` gets the position on an axis that was cut.
 
-    Axes that are `held` have no more elements than lanes.
+    Axes are not cut where they have no more elements than `most` gives for each.
     """
     blocks: list[Axis] = []
     lanes: list[Axis] = []
@@ -54,8 +57,9 @@ def cut_all(
         elif a.extent.hi is not None and a.extent.hi <= width:
             lanes.append(a)
         else:
-            in_one: tuple[list[Axis], Axis] = [], axis(a.name, minimum(Int(width), a.extent))
-            block, lane = in_one if held else cut(a, width)
+            block, lane = cut(a, width)
+            if most is not None:
+                block, lane = [], axis(a.name, minimum(Int(most[a]), a.extent))
             at[a.var] = joined(block, lane, width)
             blocks += block
             lanes.append(lane)

@@ -42,6 +42,15 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 SIZES = ((5, 9), (2, 2), (2, 3), (4, 16), (5, 17), (3, 100), (40, 5))
 
 
+def test_rows_up_to_an_eighth_of_the_lanes_above_the_first() -> None:
+    """Rows of 150 have 256 lanes: up to 160 elements are held, 161 and more are walked over."""
+    gm = trace(FUNCTIONS["softmax"], (torch.randn(3, 150),), True)
+    g = lowered_there(build(gm, [], "inference", "test", native=native_ops()))
+    s = scheduled(on_gpu(g))
+    for n in (2, 127, 150, 160, 161, 256, 257):
+        assert_kernels(s, g, given=(torch.randn(3, n),))
+
+
 @pytest.mark.parametrize("tiles", [None, TINY])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_of_any_length(name: str, tiles: Shape | None) -> None:
@@ -86,6 +95,12 @@ def test_a_row_that_is_held_is_read_once(n: int) -> None:
     held, looped = text[: text.index("for r0b")], text[text.index("for r0b") :]
     assert held.count("tl.load(") == 1 and looped.count("tl.load(") == 3
     assert "[:, None, None]" not in text, "both have the same lanes"
+
+
+def test_lanes_that_no_held_row_has_are_known_to_be_idle() -> None:
+    p = cuda_program(lambda x: torch.softmax(x, -1), (4096, 2051), dynamic=True)
+    (k,) = kernels_of(scheduled(lowered_there(p)))
+    assert "(r0 < 2560) & (r0 < " in emit(k).text, "not all 4096 lanes compute"
 
 
 def test_elements_of_odd_rows_are_at_constant_distances_from_one_pointer() -> None:

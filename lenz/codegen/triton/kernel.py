@@ -222,21 +222,24 @@ class _Body:
 
     def tail(self, a: Axis, width: int) -> Term | None:
         """The condition under which a lane has an element; None when all have."""
-        extent = a.extent
-        if isinstance(extent, Min) and len(extent.args) == 2 and Int(width) in extent.args:
-            extent = next(x for x in extent.args if x is not Int(width))
-        if extent is Int(width):
+        ends = a.extent.args if isinstance(a.extent, Min) else (a.extent,)
+        ends = tuple([x for x in ends if x is not Int(width)])
+        if not ends:
             return None
-        key = ("tail", a.var, extent)
+        key = ("tail", a.var, ends)
         found = self.text.memo.get(key)
         if found is None:
             # W*block + lane < N: of this form Triton knows which groups of lanes agree.
-            terms = extent.terms if isinstance(extent, Add) else ()
-            moved = sum_of([(t, -c) for t, c in terms if c < 0])
-            left = self.indices.term(a.var + moved, {})
-            right = self.indices.term(extent + moved, {})
-            dims, level = joint((left, right))
-            found = self.text.let(f"{left.text} < {right.text}", dims, level)
+            tests: list[tuple[Term, Term]] = []
+            for end in ends:
+                terms = end.terms if isinstance(end, Add) else ()
+                moved = sum_of([(t, -c) for t, c in terms if c < 0])
+                sides = self.indices.term(a.var + moved, {}), self.indices.term(end + moved, {})
+                tests.append(sides)
+            dims, level = joint([side for sides in tests for side in sides])
+            text = [f"{left.text} < {right.text}" for left, right in tests]
+            text = [f"({x})" for x in text] if len(text) > 1 else text
+            found = self.text.let(" & ".join(text), dims, level)
             self.text.keep(key, found)
         return found
 

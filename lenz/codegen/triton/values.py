@@ -168,11 +168,13 @@ class Values(Walk[Term]):
         text, dims, level = f"{buffer} + {at.text}", at.dims | over, at.level
         terms = offset.terms if isinstance(offset, Add) else ()
         first = sum_of([(t, c) for t, c in terms if not self.indices.term(t, bound).dims])
-        if at.dims and divisor(first) % UNIT:
+        rest = offset - first
+        steps = all(v in self.lanes.vars for v in rest.free_vars)
+        if len(at.dims) == 1 and steps and divisor(first) % UNIT:
             # Elements of odd rows are accessed one by one, at constant distances from one pointer:
-            # softmax over rows of 8191 bf16 holds 40 registers so, and 57 with a pointer for each.
-            rest = self.indices.term(offset - first, bound)
-            text = f"({buffer} + {self.indices.term(first, bound).text}) + {rest.text}"
+            # softmax over rows of 8191 bf16 takes 98 us so, and 112 with a pointer for each.
+            text = f"({buffer} + {self.indices.term(first, bound).text})"
+            text += f" + {self.indices.term(rest, bound).text}"
         if runs is not None:
             dims, level = dims | runs.dims, max(level, runs.level)
         for d in sorted(dims - at.dims):
