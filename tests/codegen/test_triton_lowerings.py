@@ -30,6 +30,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, s: aten.masked_scatter_backward(x, s > 0, [10, 20]),
         (X, S),
     ),
+    "checks of what nobody reads": (
+        lambda x, j: (x.long()[j] * 0, x[j][:1] * 2),
+        (X, J),
+    ),
     "slices of scalars": (
         lambda x, j: (x[0, 0].index_add(0, j, x[0, :9]), x[0, 0].index_select(0, j[:2])),
         (X, J * 0),
