@@ -86,6 +86,9 @@ def histc(
     """
     if x.dtype.is_half or not x.dtype.is_float:
         return Decline("a histogram of integers, or of halves, which eager rounds on the way")
+    if x.device != "cpu":
+        # A million elements on an H200: 339 us with additions to 100 places of memory, eager's 79.
+        return Decline("eager counts in the memory that a block of threads shares")
     if ZERO in x.shape:
         return b.map(lambda i: const(0, b.result.dtype))
     if isinstance(min, Sym) or isinstance(max, Sym):
