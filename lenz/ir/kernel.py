@@ -168,6 +168,7 @@ class TileConfig:
     rows      rows that one pass of a loop over column accumulators takes at once
     warps     warps of 32 threads that run one program of a GPU's grid; 0 on CPUs
     stages    loads of a loop that may be in flight at once on a GPU (Triton's num_stages)
+    registers the most that a thread of a GPU may have; 0 is as many as the assembler likes
     """
 
     grain: int = 1
@@ -175,6 +176,7 @@ class TileConfig:
     rows: int = 16
     warps: int = 0
     stages: int = 1
+    registers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,9 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         elif flat := flattened(g, s, env, shape.tile):
             each = shape.thread or 16
             warps = max(1, shape.tile // (32 * each))
-            return Tiled(kind, flat, TileConfig(warps=warps))
+            # With 48 registers per thread, which suffice, the gradient of cross-entropy takes 413
+            # us for 8192 x 50257 bf16, with 64 447, and with 72, if the assembler chooses, 458.
+            return Tiled(kind, flat, TileConfig(warps=warps, registers=max(32, 3 * each)))
         else:
             # Odd rows are loaded and stored by the element: twice the tile is 18% faster.
             odd = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])

@@ -40,6 +40,7 @@ class KernelText:
     `signature` has Triton's type of each parameter ("*fp32", "*i8", "i64", "fp32"), none of them a
     constexpr, and `aligned` the positions of those that 16 divides (pointers in bytes).  `warps` is
     a power of two, `stages` the depth of pipelined loops.  `checks` keeps `tl.device_assert`.
+    `registers` is the most that a thread may have, or 0.
     """
 
     name: str
@@ -49,6 +50,7 @@ class KernelText:
     warps: int
     stages: int
     checks: bool
+    registers: int = 0
 
     def line(self) -> str:
         """All of it as JSON: the request of a worker and the key of the cache."""
@@ -132,6 +134,7 @@ def _compile(k: KernelText, arch: int) -> Binary:
             **given,
             "num_warps": k.warps,
             "num_stages": k.stages,
+            "maxnreg": k.registers or None,
             "debug": k.checks,
             "sanitize_overflow": False,
         }

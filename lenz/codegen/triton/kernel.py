@@ -62,8 +62,9 @@ def emit(k: Kernel, arch: int = 80) -> KernelText:
     signature = [f"*{memory_type(p.dtype)}" for p in k.params]
     signature += ["i64" if body.indices.wide else "i32"] * len(k.sizes)
     aligned = tuple([n for n, p in enumerate(k.params) if p.aligned])
+    t, checks = k.tile, body.values.checks
     return KernelText(
-        k.name, text, tuple(signature), aligned, k.tile.warps, k.tile.stages, body.values.checks
+        k.name, text, tuple(signature), aligned, t.warps, t.stages, checks, t.registers
     )
 
 
