@@ -12,7 +12,7 @@ from torch import Tensor
 import lenz
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-SHAPES = ((10000, 16), (300, 257), (64, 4096), (1, 4000))
+SHAPES = ((10000, 16), (300, 257), (64, 1024), (1, 1000))
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.uint8)
 
 
