@@ -264,7 +264,9 @@ def topk(
     def first(d: int, keys: Keys) -> Value | Decline:
         most = x.shape[d].hi or 0
         is_few = isinstance(k, int) and k > 1 and k * HEAP <= most
-        if b.result.device == "cpu" and most > HEAP_ROW and is_few:
+        # 64 of 2048 x 4096 f32 on an H200: 319 us here, 190 in eager; of 4096 x 2048: 247 and 229.
+        is_long = isinstance(k, int) and k > 16 and most > 2 * LONGEST_SORT
+        if (most > HEAP_ROW and is_few) if b.result.device == "cpu" else is_long:
             return Decline(f"{k} of up to {most} elements, which eager finds without a sort")
         return first_keys(b, x.shape, d, k, lambda i: keys.of(x.at(i), i[d]), keys.type)
 

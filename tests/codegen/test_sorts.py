@@ -127,3 +127,6 @@ def test_a_gpu_leaves_sorts_of_long_rows_to_eager() -> None:
     for n, left in ((1024, 0), (1025, 1)):
         s = assert_function(lambda x: x.sort(1), torch.randn(2, n).bfloat16())
         assert len([x for x in s.steps if isinstance(x, Extern)]) == left
+    for k, left in ((16, 0), (17, 1)):
+        s = assert_function(lambda x, k=k: x.topk(k), torch.randn(1, 2049))
+        assert len([x for x in s.steps if isinstance(x, Extern)]) == left
