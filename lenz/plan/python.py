@@ -6,6 +6,8 @@ loader puts them there (`pipeline.py`); a script run by itself links the object 
 
 from __future__ import annotations
 
+import builtins
+import keyword
 from collections.abc import Collection, Mapping, Sequence
 
 from lenz.ir.dtype import DTYPES, DType, dtype_named
@@ -146,6 +148,8 @@ class _Writer:
         ))  # fmt: skip
         self.current = self.gpus[0] if self.gpus else -1
         self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_"}
+        # Sizes are written with `min` and `max`, which may be names of buffers too.
+        self.taken |= {*dir(builtins), *keyword.kwlist}
         self.taken |= {"otherwise", *p.kernels, *(f"stream{n}" for n in self.gpus)}
         self.taken |= {d.name.replace("u", "uint") for d in DTYPES} | {c.name for c in p.constants}
         self.taken |= {

@@ -11,7 +11,8 @@ from lenz.ir.graph import Ref
 from lenz.ir.plan import Alloc, CallStep, LaunchStep, Plan, Reuse, ViewStep
 from lenz.ir.tensor import Layout, TensorType, contiguous
 from lenz.plan.forms import forms
-from lenz.sym import Int, Sym
+from lenz.plan.python import source
+from lenz.sym import Int, Sym, Var, maximum
 
 
 def kind(*shape: int, dtype: object = F32) -> TensorType:
@@ -49,6 +50,16 @@ def test_a_buffer_for_kernels_keeps_the_tensor_that_it_reuses() -> None:
     assert found["b"] is FLAT
     found = forms(plan(Alloc("a", FLAT), call("a"), Reuse("b", "a", BITS), launch, call("b")))
     assert found["b"] is BITS
+
+
+def test_a_buffer_of_the_name_of_a_builtin_has_another_name() -> None:
+    """The greatest elements of rows were a local `max`, by which the plan wrote sizes."""
+    size = maximum(Var("s0", 0) - 3, Int(0))
+    some = TensorType(F32, "cpu", Layout((size,), (Int(1),), Int(0)))
+    p = plan(Alloc("max", FLAT), Alloc("a", some), call("max", "a"), out="a")
+    text = source(p)
+    assert "max(0, s0 - 3)" in text or "max(s0 - 3, 0)" in text
+    assert "max =" not in text and "max_1 =" in text
 
 
 def two_layers(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
