@@ -8,7 +8,7 @@ from __future__ import annotations
 FILE_LINES = 500
 FUNCTION_LINES = 60
 CLASS_METHODS = 15
-TOTAL_LINES = 39_600  # ruff holds lines at 100 columns, so that they cannot grow sideways
+TOTAL_LINES = 41_500  # ruff holds lines at 100 columns, so that they cannot grow sideways
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
