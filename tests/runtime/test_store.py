@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -10,12 +12,13 @@ import tempfile
 import textwrap
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lenz.errors import InternalError
-from lenz.runtime.store import HEADER, Store, store_at
+from lenz.runtime.store import FORMAT, HEADER, MAGIC, Store, store_at
 
 
 def child(code: str, *args: object) -> subprocess.Popen[str]:
@@ -96,16 +99,94 @@ def test_a_damaged_entry_is_replaced_by_the_next_put(tmp_path: Path) -> None:
     assert store.get("object", "key") == b"data"
 
 
-def test_a_folder_or_a_link_in_place_of_an_entry_is_a_miss(tmp_path: Path) -> None:
+def link(path: Path) -> None:
+    """A link to a whole entry."""
+    whole = path.with_name("whole")
+    Store(path.parents[2]).put("object", "whole", b"data")
+    path.symlink_to(whole)
+
+
+def socket_at(path: Path) -> None:
+    """A socket by a short name: addresses hold about 100 bytes."""
+    before = os.open(".", os.O_RDONLY)
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind("s")
+        os.rename("s", path)
+    finally:
+        os.chdir(before)
+        os.close(before)
+
+
+def huge(path: Path) -> None:
+    """A sparse file that says of itself that it is whole, larger than the memory."""
+    with path.open("wb") as file:
+        size = 1 << 42
+        file.write(HEADER.pack(MAGIC, FORMAT, size - HEADER.size, b"0" * 32))
+        file.truncate(size)
+
+
+THINGS: dict[str, Callable[[Path], object]] = {
+    "folder": lambda p: p.mkdir(),
+    "link": link,
+    "link to nowhere": lambda p: p.symlink_to("nowhere"),
+    "link to itself": lambda p: p.symlink_to(p.name),
+    "pipe": os.mkfifo if hasattr(os, "mkfifo") else Path.mkdir,
+    "socket": socket_at,
+    "device": lambda p: os.mknod(p, stat.S_IFCHR | 0o600, os.makedev(1, 5)),  # /dev/zero
+    "huge file": huge,
+    "file that nobody may read": lambda p: p.touch(0),
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such things")
+@pytest.mark.parametrize("thing", THINGS)
+def test_what_is_no_entry_is_a_miss_and_replaced(tmp_path: Path, thing: str) -> None:
     store = Store(tmp_path / "c")
     store.put("object", "key", b"data")
     (path,) = entries(tmp_path)
-    moved = path.rename(tmp_path / "elsewhere")
-    path.symlink_to(moved)
-    assert store.get("object", "key") is None
     path.unlink()
-    path.mkdir()
-    assert store.get("object", "key") is None
+    try:
+        THINGS[thing](path)
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the store waits"))
+    signal.alarm(20)
+    try:
+        assert store.get("object", "key") is None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.put("object", "key", b"new")
+            store.put("object", "other", b"else")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert store.get("object", "key") == (None if thing == "folder" else b"new")
+    assert store.get("object", "other") == b"else"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such things")
+@pytest.mark.parametrize("thing", ["pipe", "folder", "link to itself", "socket"])
+def test_a_full_folder_with_strange_things_is_emptied(tmp_path: Path, thing: str) -> None:
+    store = Store(tmp_path, limit=16)
+    keys = [str(n) for n in range(40)]  # some for each of the 16 folders
+    for key in keys:
+        store.put("object", key, b"x" * 100)
+    for path in entries(tmp_path):
+        THINGS[thing](path.with_name("." + path.name[1:]))
+        THINGS[thing](path.with_name("0" + path.name[1:]))
+    for key in keys:
+        store.put("object", key, b"y" * 100)
+        assert store.get("object", key) == b"y" * 100
+
+
+def test_an_entry_larger_than_the_cache_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lenz.runtime.store.LIMIT_BYTES", 1000)
+    Store(tmp_path / "c").put("object", "key", b"x" * 1000)
+    assert not entries(tmp_path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
@@ -120,14 +201,54 @@ def test_only_the_owner_can_read_or_write(tmp_path: Path) -> None:
         assert mode == (0o700 if path.is_dir() else 0o600), path
 
 
+FOLDERS = [(), (f"v{FORMAT}",), (f"v{FORMAT}", "*")]  # the root, and those on the way to an entry
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
-def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
-    Store(tmp_path / "c").put("object", "key", b"data")
-    (tmp_path / "c").chmod(0o777)
+@pytest.mark.parametrize("parts", FOLDERS, ids=["root", "version", "shard"])
+@pytest.mark.parametrize("fault", ["mode", "owner", "link"])
+def test_a_folder_that_others_can_change_is_not_used(
+    tmp_path: Path, parts: tuple[str, ...], fault: str
+) -> None:
+    """Also if it was good when the store looked before."""
     store = Store(tmp_path / "c")
+    store.put("object", "key", b"data")
+    assert store.get("object", "key") == b"data"
+    (folder,) = (tmp_path / "c").glob("/".join(parts)) if parts else [tmp_path / "c"]
+    match fault:
+        case "mode":
+            folder.chmod(0o777)
+        case "owner" if os.geteuid() != 0:
+            pytest.skip("only root gives a folder away")
+        case "owner":
+            os.chown(folder, 65534, 65534)
+        case "link":
+            folder.symlink_to(folder.rename(tmp_path / "elsewhere"))
     assert store.get("object", "key") is None
-    with pytest.warns(RuntimeWarning, match="others can write to it"):
+    with pytest.warns(RuntimeWarning, match="lenz keeps no compiled code"):
         store.put("object", "key", b"data")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such links")
+def test_the_root_may_be_a_link_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(0o700)
+    (tmp_path / "c").symlink_to(tmp_path / "disk")
+    Store(tmp_path / "c").put("object", "key", b"data")
+    assert Store(tmp_path / "c").get("object", "key") == b"data"
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("only Linux lists descriptors")
+    store, before = Store(tmp_path), len(os.listdir("/proc/self/fd"))
+    store.put("object", "key", b"data")
+    (path,) = entries(tmp_path)
+    for change in (lambda: None, path.unlink, path.mkdir, lambda: tmp_path.chmod(0o777)):
+        change()
+        store.get("object", "key")
+    with pytest.warns(RuntimeWarning):
+        store.put("object", "key", b"data")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
@@ -216,7 +337,7 @@ KILLED_IN_WRITE = """
     if sys.argv[2] == "write":
         os.write = die
     else:
-        setattr(os, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(os, sys.argv[2], lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     store.put("object", "key", b"new" * 100_000)
 """
 
@@ -289,7 +410,7 @@ def test_the_oldest_entries_go_when_the_limit_is_reached(tmp_path: Path) -> None
         store.put("object", str(n), data)
         newest = max(entries(tmp_path), key=lambda p: p.stat().st_mtime_ns)
         os.utime(newest, (1000 + n, 1000 + n))
-    per_folder = [len(entries(f)) for f in (tmp_path / "v1").iterdir()]
+    per_folder = [len(entries(f)) for f in (tmp_path / f"v{FORMAT}").iterdir()]
     assert max(per_folder) == 5 and sum(per_folder) == 80
     assert store.get("object", "399") == data
     assert store.get("object", "0") is None
