@@ -2,7 +2,7 @@
 
 Float to integer truncates. Outside the range of the target C leaves the value open; we give what
 torch gives on x86-64, where the machine converts to i32 or i64 and an overflow there is the least
-integer: i8, i16, i32, u8 and u16 are the low bits of the i32 result, i64 and u32 those of the i64
+integer: i8, i16, i32 and u16 are the low bits of the i32 result, i64, u32 and u8 those of the i64
 result (torch itself gives two answers for u32, one in its vector loop and one outside it), and
 u64 is what one subtraction of 2^63 makes of the i64 result. A GPU gives the nearest value that i32,
 i64, u32 or u64 has (for NaN 0, or the top bit alone where one of the types has 64 bits); i8 and i16
@@ -75,7 +75,8 @@ def _float_to_u64(b: Builder, frm: DType, x: Any) -> Any:
 def _float_to_int(b: Builder, to: DType, frm: DType, x: Any) -> Any:
     if to is U64:
         return _float_to_u64(b, frm, x)
-    middle = I32 if to.bits < 32 or to is I32 else I64
+    # Beyond 2^31 the low byte is 0 of every f32, and of its i32 result.
+    middle = I64 if to in (I64, U32) or (to is U8 and frm is F64) else I32
     found = _float_to_signed(b, middle, frm, x)
     return found if middle.bits == to.bits else b.convert("trunc", to, middle, found)
 
@@ -181,7 +182,14 @@ def _expand_cast(x: Expr, to: DType) -> Expr:
     return _float8(cast(x, F32), to)
 
 
-_UNITS = {F8E4M3FN: "tl.float8e4nv", F8E5M2: "tl.float8e5"}
+# The instruction converts two numbers. ptxas before 13 loses its result where that is one half of a
+# word whose other half is computed from it, as in Triton's own conversion and a sum of bytes after
+# it (docs/upstream). So the second number is 0, and all that is done with the result is a shift.
+_UNITS = {F8E4M3FN: "e4m3x2", F8E5M2: "e5m2x2"}
+_PTX = (
+    "{{ .reg .b16 h; .reg .b32 w; cvt.rn.satfinite.{}.f32 h, $1, 0f00000000;"
+    " cvt.u32.u16 w, h; shr.u32 $0, w, 8; }}"
+)
 
 
 def _float8_text(to: DType, x: str) -> str:
@@ -192,7 +200,10 @@ def _float8_text(to: DType, x: str) -> str:
     """
     if _TOP[to] == 0x7F:
         x = f'tl.where(tl.abs({x}) > 464.0, float("nan"), {x})'
-    found = f"tl.cast(tl.cast({x}, {_UNITS[to]}), tl.uint8, bitcast=True)"
+    ptx = _PTX.format(_UNITS[to])
+    found = (
+        f'tl.cast(tl.inline_asm_elementwise("{ptx}", "=r,f", [{x}], tl.uint32, True, 1), tl.uint8)'
+    )
     return found if to is F8E4M3FN else f"{found} + tl.cast(tl.abs({x}) >= 61440.0, tl.uint8)"
 
 
@@ -200,8 +211,12 @@ def cast_text(to: DType, frm: DType, x: str) -> str:
     """Triton text of the conversion of a value between any two types that loops move."""
     if to is frm:
         return x
-    if frm in FLOAT8:
-        held = f"tl.cast({x}, {_UNITS[frm]}, bitcast=True)"
+    if frm is F8E5M2:  # the upper byte of an f16
+        return cast_text(
+            to, F16, f"tl.cast(tl.cast({x}, tl.uint16) << 8, tl.float16, bitcast=True)"
+        )
+    if frm is F8E4M3FN:
+        held = f"tl.cast({x}, tl.float8e4nv, bitcast=True)"
         return cast_text(to, F32, f"tl.cast({held}, tl.float32)")
     if to in FLOAT8:
         return _float8_text(to, cast_text(F32, frm, x))
