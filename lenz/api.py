@@ -18,7 +18,7 @@ from lenz.debug.names import plain, readable
 from lenz.debug.repro import runnable, write_repro
 from lenz.debug.trace import OBJECT, Recorder, new_folder
 from lenz.errors import InternalError, Missing, Unsupported, UserError
-from lenz.frontend import FxProgram, capture
+from lenz.frontend import FxProgram, caller, capture, numbered, origin
 from lenz.ir.binary import encode
 from lenz.options import Options
 from lenz.recall import Boxed, context, key_of, native_names, recall, store_in
@@ -72,14 +72,16 @@ def compile_graph(
     example_inputs: Sequence[Any],
     options: Options,
     watcher: Watcher | None = None,
-    name: str = "graph",
+    name: str = "",
 ) -> Callable[..., Any]:
     """The backend with its options made.  `name` is the graph's in logs, reports and folders."""
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
         start()  # the compiler of kernels, so that it is ready by the time it is needed
-    unit = _Unit(gm, options, watcher)
+    unit = _Unit(gm, options, watcher, caller())
     native = native_names(store_in(options))
-    return capture(gm, example_inputs, unit.compile_fx, options, native, name)
+    return capture(
+        gm, example_inputs, unit.compile_fx, options, native, name or numbered(), unit.entered
+    )
 
 
 @dataclass(slots=True)
@@ -89,7 +91,13 @@ class _Unit:
     gm: GraphModule
     options: Options
     watcher: Watcher | None
+    called: str
     since: float = field(default_factory=time.perf_counter)
+
+    def entered(self, kind: str) -> None:
+        """What was before a backward part is the user's time, or that of the forward."""
+        if kind == "backward":
+            self.since = time.perf_counter()
 
     def compile_fx(self, program: FxProgram) -> Boxed:
         """FxProgram -> callable.  What cannot be compiled runs in eager, where that is allowed."""
@@ -149,12 +157,12 @@ class _Unit:
         return run if self.watcher is None else self.watcher.refused(program, why, run)
 
     def named(self, program: FxProgram) -> FxProgram:
-        """With the user's names as the sources of the arguments."""
+        """With the user's names as the sources of the arguments, and the user's call."""
         arguments = _arguments(self.gm)
         places = tuple(
             replace(p, source=readable(p.source, arguments)) for p in program.placeholders
         )
-        return replace(program, placeholders=places)
+        return replace(program, placeholders=places, called=self.called)
 
 
 def _run_of(program: FxProgram, cx: Context) -> Boxed:
@@ -188,7 +196,8 @@ def _fault(e: Exception, recorder: Recorder, program: FxProgram, options: Option
     what = f"{type(e).__name__}: {e}"
     fault = e if isinstance(e, InternalError) else InternalError(what, where=where)
     fault = fault.located(pass_name=recorder.failed, line=line)
-    saved = write_repro(e, fault, recorder.offered, program.name, options)
+    # Without the number of the graph, so that a fault that comes again is written once.
+    saved = write_repro(e, fault, recorder.offered, f"graph.{program.kind}", options)
     return fault.located(repro=saved)
 
 
@@ -248,7 +257,10 @@ class Explainer:
         """Describe a graph that runs in eager: each of its ops is a launch."""
         from lenz.debug.report import ExternReport, GraphReport
 
-        steps = tuple(ExternReport(str(n.target), why, (n.name,)) for n in program.nodes)
+        steps = tuple(
+            ExternReport(str(n.target), why, (n.name,), (), (n.name, origin(n, program.called)))
+            for n in program.nodes
+        )
         self.graphs.append(
             GraphReport(
                 name=program.name,

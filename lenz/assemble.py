@@ -27,11 +27,12 @@ OLDEST = 80  # compute capability 8.0, the first with bf16
 
 
 class Refused(Exception):
-    """Kernels that did not compile; the graph is made again with their ops in eager."""
+    """Kernels that did not compile; the graph is made again with their ops, `origins`, in eager."""
 
     def __init__(self, failed: Sequence[tuple[Kernel, Failed]]) -> None:
         super().__init__(failed[0][1].message)
         self.failed = failed
+        self.origins: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

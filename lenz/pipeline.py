@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,10 +98,9 @@ def compile_program(program: FxProgram, cx: Context, key: str | None = None) -> 
             return made
         except Refused as e:
             names = ", ".join(k.name for k, _ in e.failed)
-            ops = frozenset(o for k, _ in e.failed for o in k.origins)
-            if ops <= refused:
+            if e.origins <= refused:
                 raise
-            refused |= ops
+            refused |= e.origins
             message = f"lenz runs the ops of {names} in eager, which do not compile: {e}"
             warnings.warn(message, stacklevel=2)
 
@@ -114,7 +114,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
             program.name,
             program.symbols.sym,
             program.constants,
-            origin,
+            partial(origin, called=program.called),
             _env(program),
             cx.options.eager_random,
             DEVICES,
@@ -142,8 +142,14 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         user = {p.name: p.source for p in program.placeholders}
         is_pure = program.kind in ("backward", "body") and not program.mutated
         text = source(plan, user, g.env.hints, is_pure)
-    with trace.stage("codegen"):
-        code = code_of()
+    try:
+        with trace.stage("codegen"):
+            code = code_of()
+    except Refused as e:
+        failed = {k.name for k, _ in e.failed}
+        mine = [x for x in s.steps if isinstance(x, Launch) and x.kernel.name in failed]
+        e.origins = frozenset(o for x in mine for o in x.origins)
+        raise
     with trace.stage("plan"):
         call = load(text, code.functions, code.library, program, cx, run_of)
     trace.text("module", lambda: code.text)

@@ -6,7 +6,7 @@ import traceback
 
 from torch.fx import Node as FxNode
 
-from lenz.ir.graph import LOOPS, Extern, View, outs_of
+from lenz.ir.graph import LOOPS, Extern, View, origin_of
 from lenz.ir.kernel import Kernel, Launch
 from lenz.ir.printer import show_node
 
@@ -22,13 +22,11 @@ def blame(e: BaseException) -> tuple[str, str]:
     for frame in reversed(frames):
         for value in reversed(list(frame.f_locals.values())):
             if isinstance(value, IR):
-                outs = outs_of(value)
-                return " ".join(show_node(value).split()), _last_line(
-                    outs[0].origin if outs else ()
-                )
-            if isinstance(value, Launch | Kernel):
-                kernel = value.kernel if isinstance(value, Launch) else value
-                return f"kernel @{kernel.name}", _last_line(kernel.origins)
+                return " ".join(show_node(value).split()), _last_line(origin_of(value))
+            if isinstance(value, Launch):
+                return f"kernel @{value.kernel.name}", _last_line(value.origins)
+            if isinstance(value, Kernel):
+                return f"kernel @{value.name}", ""
             if isinstance(value, FxNode):
                 return str(value.format_node()), _user_line(value)
     return "", ""

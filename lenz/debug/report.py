@@ -45,12 +45,13 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ExternReport:
-    """A call of an eager op, and why it is one."""
+    """A call of an eager op, why it is one, and whose it is: the FX node and the user's line."""
 
     op: str
     reason: str
     outs: tuple[str, ...]
     mutated_args: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
 
     @property
     def is_fallback(self) -> bool:
@@ -170,7 +171,7 @@ class Report:
                 f" {len(g.allocs)} allocations, {sum(g.timings.values()) * 1e3:.0f} ms to compile"
             )
             lines += [f"  {text}" for text in _counted([*map(_line, g.kernels)])]
-            calls = [f"call {e.op}: {e.reason}" for e in g.externs]
+            calls = [f"call {e.op}: {e.reason}{_at(e.origins)}" for e in g.externs]
             lines += [f"  runs in eager: {why}" for why in g.skips] if g.skips else []
             lines += [f"  {text}" for text in _counted([] if g.skips else calls)]
             whys = [f"not fused, because {r.why}" for r in g.rejected]
@@ -189,12 +190,15 @@ class Report:
 
 
 def _line(k: KernelReport) -> str:
-    lines = [o for o in k.origins if ":" in o]
     nodes = [o for o in k.origins if ":" not in o]
     shown = ", ".join(nodes[:6]) + (f" and {len(nodes) - 6} more" if len(nodes) > 6 else "")
-    at = f" at {lines[-1]}" if lines else ""
     moved = f"{k.bytes_read / 1e6:.3f} MB in, {k.bytes_written / 1e6:.3f} MB out"
-    return f"kernel {k.name} ({k.kind}): {moved}, from {shown}{at}"
+    return f"kernel {k.name} ({k.kind}): {moved}, from {shown}{_at(k.origins)}"
+
+
+def _at(origins: Sequence[str]) -> str:
+    """The line of the last node, which comes after those that it absorbed."""
+    return next((f" at {o}" for o in reversed(origins) if ":" in o), "")
 
 
 def _counted(lines: Sequence[str]) -> list[str]:
@@ -222,7 +226,7 @@ def kernel_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> Kernel
         mutated_args=tuple(called[n] for n in counts.written if is_argument[n]),
         bytes_read=sum(n * width[name] for name, n in counts.read.items()),
         bytes_written=sum(n * width[name] for name, n in counts.written.items()),
-        origins=k.origins,
+        origins=step.origins,
         ops=_ops(k),
         text=show(k),
     )
@@ -240,7 +244,7 @@ def extern_report(step: Extern, names: Mapping[str, str]) -> ExternReport:
     """Describe one call of an eager op."""
     outs = tuple(b.name for b in outs_of(step))
     mutated = tuple(names[m] for m in step.mutates if m in names)
-    return ExternReport(step.op, step.reason, outs, mutated)
+    return ExternReport(step.op, step.reason, outs, mutated, step.origin)
 
 
 def launches_report(

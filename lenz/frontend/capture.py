@@ -8,6 +8,7 @@ that an argument can die before the last kernel runs.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +19,7 @@ import torch._dynamo
 import torch._functorch.config as functorch_config
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._guards import TracingContext
+from torch._guards import CompileContext, TracingContext
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -49,11 +50,13 @@ def capture(
     options: Options,
     native: frozenset[str] = frozenset(),
     name: str = "graph",
+    entered: Callable[[GraphKind], None] = lambda kind: None,
 ) -> Callable[..., Any]:
     """Compile one graph of Dynamo with `compile_fx`; return a callable with the graph's signature.
 
     `native` names the aten ops that the lowering takes whole (see `decompositions`); `name` is for
-    logs and reports, each program gets it with its kind appended.  With grad off, or nothing to
+    logs and reports, each program gets it with its kind appended; `entered` hears that lenz begins
+    with a part of the graph.  With grad off, or nothing to
     differentiate, `compile_fx` is called once, with kind "inference".  Otherwise it is called with
     "forward" now, and with "backward" now or, where torch defers it, at the first backward pass.
     Errors of `compile_fx` leave unchanged; so does torch's own TensorifyScalarRestartAnalysis, with
@@ -61,9 +64,8 @@ def capture(
     """
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
         # Compiled autograd passes its inputs as one list.
-        return flatten_graph_inputs(
-            gm, example_inputs, lambda g, xs: capture(g, xs, compile_fx, options, native, name)
-        )
+        again = lambda g, xs: capture(g, xs, compile_fx, options, native, name, entered)
+        return flatten_graph_inputs(gm, example_inputs, again)
     prepare(gm)
     ended_by = break_reason(gm)
     static_names: list[str] = []  # from the forward half, for the backward half
@@ -71,6 +73,7 @@ def capture(
 
     def compiler(kind: GraphKind) -> Compiler:
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+            entered(kind)
             title, static, given = f"{name}.{kind}", frozenset(static_names), frozenset(donated)
             program = build(gm, example_inputs, kind, title, static, ended_by, native, given)
             program = assuming(program, facts_of(program) if options.size_facts else {})
@@ -100,6 +103,15 @@ def capture(
         )
     counters["aot_autograd"]["ok"] += 1
     return compiled
+
+
+def numbered() -> str:
+    """Return the name of the graph that is compiled, by torch's number: `graph3`.
+
+    The second graph of one piece of code, for other sizes say, is `graph3_1`.
+    """
+    first, *rest = re.findall(r"\d+", str(CompileContext.current_compile_id())) or [""]
+    return "_".join(["graph" + first, *(n for n in rest if n != "0")])
 
 
 def prepare(gm: GraphModule) -> None:

@@ -1,9 +1,9 @@
 """A program as text: two programs with one text compile to the same code.
 
 The text holds whatever a stage behind the frontend reads: calls, arguments, types, layouts and
-sharing of all values, and of sizes the expression, range and example.  It leaves out where the user
-wrote a call, which only comments tell, and the elements of constants, which a plan is given when it
-is loaded: what is computed from them was computed before.
+sharing of all values, and of sizes the expression, range and example.  It leaves out the name, and
+where the user wrote a call, which only comments tell, and the elements of constants, which a plan
+is given when it is loaded: what is computed from them was computed before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Text:
 
     def whole(self) -> str:
         p = self.program
-        lines = [f"{p.kind} {p.name} {p.mutated} {tuple(p.saved)}"]
+        lines = [f"{p.kind} {p.mutated} {tuple(p.saved)}"]
         lines += [
             f"{i.kind} {i.name} {i.is_static:d}{i.is_donated:d} {i.source!r} {self.value(i.value)}"
             for i in p.placeholders

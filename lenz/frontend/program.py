@@ -6,7 +6,10 @@ torch beyond `torch.fx`.  The graph is not changed after the program is built.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +97,7 @@ class FxProgram:
     ended the graph, empty where the function ended by itself.  `saved` holds the positions of
     results that only the backward half reads: they may have other strides than `outputs` says.
     `facts` are what `symbols` takes torch's symbols to be beyond what is guarded (see `facts.py`).
+    `called` is the user's line that had it compiled, for calls with no line of the user's own.
     """
 
     name: str
@@ -109,6 +113,7 @@ class FxProgram:
     ended_by: str
     saved: Sequence[int] = ()
     facts: Facts = field(default_factory=dict)
+    called: str = ""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -149,16 +154,30 @@ CompileFX: TypeAlias = Callable[[FxProgram], Callable[[list[Any]], Sequence[Any]
 FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+)')
 
 
-def origin(node: Node) -> str:
+# Folders and files whose lines are nobody's program.
+OWN = (
+    os.path.join(os.path.dirname(torch.__file__), ""),
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
+    contextlib.__file__,
+)
+
+
+def origin(node: Node, called: str = "") -> str:
     """Return `file:line` of the user's line that asked for `node`; empty if it is not known.
 
-    The innermost frame of the recorded stack is taken: it is the line that Dynamo traced.
+    It is the innermost frame of the recorded stack that is no part of torch or lenz, or else
+    `called`, the line that called what was compiled: a module of torch has no other.
     """
-    trace = node.meta.get("stack_trace")
-    if not trace:
-        return ""
-    frames = FRAME.findall(trace)
-    if not frames:
-        return ""
-    file, line = frames[-1]
-    return f"{file}:{line}"
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    mine = [f"{file}:{line}" for file, line in frames if not file.startswith(OWN)]
+    return mine[-1] if mine else called
+
+
+def caller() -> str:
+    """Return `file:line` of the user's call that is being served; empty if there is none."""
+    frame = sys._getframe()
+    while frame.f_code.co_filename.startswith(OWN):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -157,6 +157,7 @@ class Extern:
     mutates  names of buffers it writes (only buffers that nothing else reads afterwards)
     aliases  pairs (position in outs, buffer it may share memory with)
     reason   why lenz does not lower it natively; "library" for what is meant to be a library call
+    origin   as that of a buffer; a call may have no buffer that could tell it
     """
 
     outs: tuple[Buffer | Sym | None, ...]
@@ -167,6 +168,7 @@ class Extern:
     mutates: tuple[str, ...] = ()
     aliases: tuple[tuple[int, str], ...] = ()
     reason: str = ""
+    origin: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def draws(self) -> bool:
@@ -231,6 +233,11 @@ def atom_syms(a: Atom) -> Iterator[Sym]:
     elif isinstance(a, tuple):
         for part in a:
             yield from atom_syms(part)
+
+
+def origin_of(n: Node) -> tuple[str, ...]:
+    """The FX nodes that a node came from, and the user's lines."""
+    return n.origin if isinstance(n, Extern) else n.out.origin
 
 
 def outs_of(n: Node) -> tuple[Buffer, ...]:

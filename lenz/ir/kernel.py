@@ -190,7 +190,6 @@ class Kernel:
     body: tuple[Stmt, ...]
     locals: tuple[Local, ...] = ()
     tile: TileConfig = TileConfig()
-    origins: tuple[str, ...] = field(default=(), compare=False)
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
@@ -293,12 +292,14 @@ class Launch:
     """A kernel with the buffers it is called on, one per parameter.
 
     `candidates` compute the same with other tiles, of which `tune` picks one: the kernel itself,
-    then one for each shape that was asked for. They are no part of the text.
+    then one for each shape that was asked for. They are no part of the text. `origins` are the FX
+    nodes that this launch computes, and the user's lines: launches of one kernel differ in them.
     """
 
     kernel: Kernel
     args: tuple[str, ...]
     candidates: tuple[Kernel, ...] = field(default=(), compare=False)
+    origins: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from lenz.ir.graph import (
     atom_syms,
     bodies_of,
     loop_axes,
+    origin_of,
     outs_of,
 )
 from lenz.ir.kernel import Kernel, Launch, Schedule
@@ -68,7 +69,7 @@ def lines_of_object(x: Graph | Kernel | Plan | Schedule, origins: bool = False) 
             _graph(x, out, origins)
             return out
         case Kernel():
-            return kernel_lines(x, Lines(), origins)
+            return kernel_lines(x, Lines())
         case Plan():
             return plan_lines(x, Lines(), origins)
         case Schedule():
@@ -189,10 +190,9 @@ def _graph(g: Graph, out: Lines, origins: bool) -> None:
         types = {"%" + b.name: b.dtype for b in (*g.inputs, *g.constants) if isinstance(b, Buffer)}
         for n in g.nodes:
             mark = "out " if not isinstance(n, Extern) and n.out.name in outputs else ""
-            outs = outs_of(n)
-            origin = tuple(dict.fromkeys(o for b in outs for o in b.origin)) if origins else ()
+            origin = origin_of(n) if origins else ()
             out.add(mark + show_node(n, device, types, out.indent, outputs), n, origin)
-            types.update(("%" + b.name, b.dtype) for b in outs)
+            types.update(("%" + b.name, b.dtype) for b in outs_of(n))
         if g.free:
             out.add(f"free ({', '.join('%' + show_name(name) for name in g.free)})", g.free)
         for m in g.mutations:
@@ -275,11 +275,12 @@ def _schedule(s: Schedule, out: Lines, origins: bool) -> None:
             if isinstance(step, Launch):
                 k = step.kernel
                 if defined.get(k.name) != k:
-                    kernel_lines(k, out, origins)
+                    kernel_lines(k, out)
                     defined[k.name] = k
                 args = ", ".join("%" + show_name(a) for a in step.args)
-                out.add(f"launch @{show_name(k.name)}({args})", step)
+                line = f"launch @{show_name(k.name)}({args})"
+                out.add(line, step, step.origins if origins else ())
             else:
-                out.add(show_node(step, device), step)
+                out.add(show_node(step, device), step, origin_of(step) if origins else ())
         for r in s.rejected:
             out.add("reject " + " ".join(map(json.dumps, (r.first, r.second, r.why))), r)

@@ -31,7 +31,7 @@ def show_tile(t: TileConfig) -> str:
     return f" tile({', '.join(parts)})" if parts else ""
 
 
-def kernel_lines(k: Kernel, out: Lines, origins: bool) -> Lines:
+def kernel_lines(k: Kernel, out: Lines) -> Lines:
     """Add the text of a kernel to `out`."""
     params = [
         f"%{show_name(p.name)}: {p.mode} {p.dtype.name}[{show_sym(p.size)}]"
@@ -42,7 +42,7 @@ def kernel_lines(k: Kernel, out: Lines, origins: bool) -> Lines:
     header = ", ".join(params) + (f"; {sizes}" if sizes else "")
     types: dict[str, DType] = {"%" + p.name: p.dtype for p in k.params}
     head = f"kernel @{show_name(k.name)} {k.kind} ({header}){show_tile(k.tile)}"
-    with out.block(head, k, k.origins if origins else ()):
+    with out.block(head, k):
         for local in k.locals:
             line = f"local %{show_name(local.name)}: {local.dtype.name}[{local.size}]"
             out.add(line, local)

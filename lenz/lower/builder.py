@@ -270,7 +270,9 @@ class GraphBuilder:
         made = tuple(
             self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
         )
-        self.nodes.append(Extern(made, op, args, kwargs, single, mutates, aliases, reason))
+        self.nodes.append(
+            Extern(made, op, args, kwargs, single, mutates, aliases, reason, self._origin)
+        )
         return tuple(Value(o) if isinstance(o, Buffer) else o for o in made)
 
     def mutate(self, target: Value, value: Value) -> None:

@@ -246,10 +246,12 @@ class _Builder:
         self.own.add(name)
         self.defined[name] = None
 
-    def comment(self, step: Launch) -> None:
-        origins = ", ".join(step.kernel.origins)
+    def comment(self, step: Launch | Extern) -> None:
+        """Say whose step comes next: the user's lines, then the nodes."""
+        origins = step.origins if isinstance(step, Launch) else step.origin
         if origins:
-            self.comments.append((len(self.steps), origins))
+            text = ", ".join(sorted(origins, key=lambda o: ":" not in o))
+            self.comments.append((len(self.steps), text))
 
     def call(self, step: Extern) -> None:
         out = INTO.get(step.op)
@@ -257,12 +259,14 @@ class _Builder:
         if out is not None and isinstance(only, Buffer) and only.type.dtype.is_float:
             self.allocate(only)
             kwargs = (*step.kwargs, ("out", Ref(only.name)))
+            self.comment(step)
             self.steps.append(CallStep(out, step.args, kwargs, (only.name,), True, into=True))
             return
         self.own -= {n for m in step.mutates for n in (m, self.roots.get(m, m))}
         outs = tuple(o.name if isinstance(o, Buffer) else o for o in step.outs)
         self.known.update(dict.fromkeys(o for o in outs if isinstance(o, Var)))
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
+        self.comment(step)
         self.steps.append(CallStep(step.op, step.args, step.kwargs, outs, step.single))
         for o in step.outs:
             if isinstance(o, Buffer):

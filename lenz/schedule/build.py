@@ -97,9 +97,8 @@ def build_once(
     old = {new: name for name, new in names.items()}
     args = tuple(old.get(a) or f"{g.name}.work" for a in same.args)
     name, origins = kernel_name(g), tuple(dict.fromkeys(o for n in g.nests for o in n.out.origin))
-    kernel, *candidates = (replace(k, name=name, origins=origins)
-                           for k in (same.kernel, *same.candidates))  # fmt: skip
-    return replace(same, kernel=kernel, args=args, candidates=tuple(candidates))
+    kernel, *candidates = (replace(k, name=name) for k in (same.kernel, *same.candidates))
+    return Launch(kernel, args, tuple(candidates), origins)
 
 
 def build(

@@ -43,7 +43,7 @@ class Choice:
 
     def key(self, gpu: Device) -> str:
         """What the outcome depends on: the kernel, its sizes, what else there is, the GPU."""
-        usual = replace(self.candidates[0], name="k", origins=())
+        usual = replace(self.candidates[0], name="k")
         sizes = [f"{v.name}={self.env.hint(v)}" for v in usual.sizes]
         lines = [version(), f"sm{gpu.arch} {gpu.name}", *sizes, *map(config, self.candidates)]
         lines.append(emit(usual, gpu.arch).line())

@@ -62,6 +62,20 @@ def test_each_log_prints_its_stage_only(log: str, capfd: pytest.CaptureFixture[s
     assert not [sign for k, sign in SIGNS.items() if k != log and sign in err]
 
 
+def test_each_graph_has_a_name_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y + 1
+
+    compiled = torch.compile(f, backend="lenz", options={"logs": "time"}, dynamic=False)
+    for n in (4, 5, 6):
+        compiled(torch.randn(n))
+    names = re.findall(r"^\[lenz time\] (.*)$", capfd.readouterr().err, re.MULTILINE)
+    assert len(set(names)) == len(names) == 6, f"names of graphs are {names}"
+    assert all(re.fullmatch(r"graph\d+(_[12])?\.inference", n) for n in names)
+
+
 def test_nothing_is_printed_without_being_asked(capfd: pytest.CaptureFixture[str]) -> None:
     run()
     assert capfd.readouterr() == ("", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import lenz
+from lenz.api import Explainer
 from lenz.debug.report import ExternReport, KernelReport, Report
+from lenz.options import Options
 
 Tensors = list[torch.Tensor]
 
@@ -134,6 +137,55 @@ def test_each_launch_stands_below_its_origins() -> None:
     for k, line in enumerate(inspect.getsource(adam).splitlines()):
         if " = " in line:  # each line of arithmetic has its part in the kernel
             assert f"{__file__}:{first + k}" in lines[at - 1], line
+
+
+def test_launches_of_one_kernel_have_their_own_lines() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        a = torch.tanh(x)
+        a = a @ a
+        a = torch.tanh(a)
+        a = a @ a
+        return torch.tanh(a)
+
+    report = explained(f, [torch.randn(64, 64)])
+    first = inspect.getsourcelines(f)[1]
+    lines = [f"{__file__}:{first + k}" for k in range(1, 6)]
+    names = ["tanh", "mm", "tanh_1", "mm_1", "tanh_2"]
+    assert [s.origins for s in report.launches] == [*zip(names, lines, strict=True)]
+    kernels = [s.name for s in report.launches if isinstance(s, KernelReport)]
+    assert len(set(kernels)) == 1, "the launches must be of one kernel for this test"
+    source = [line.strip() for line in report.graphs[0].source.splitlines()]
+    for name, line in zip(names, lines, strict=True):
+        assert f"# {line}, {name}" in source
+    for line in lines:
+        assert f" at {line}" in str(report)
+
+
+def test_a_module_of_torch_has_the_line_that_called_it() -> None:
+    x, m = torch.randn(4, 8), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+    report, line = lenz.explain(m)(x), here()
+    assert [s.origins[1] for s in report.launches] == [f"{__file__}:{line}"] * 2
+    assert not [o for s in report.launches for o in s.origins if "torch" in o or "lenz/api" in o]
+
+
+def here() -> int:
+    """The line that calls this."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def test_the_time_before_a_backward_is_not_its_compilers() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).tanh().sum()
+
+    seen = Explainer()
+    x = torch.randn(9, requires_grad=True)
+    loss = torch.compile(f, backend=seen.backend(Options()))(x)
+    time.sleep(3)
+    loss.backward()
+    (backward,) = [g for g in seen.report().graphs if g.kind == "backward"]
+    assert backward.timings["trace"] < 1.5, "what the user did before it was counted"
 
 
 def test_a_line_that_is_gone_is_gone_from_the_comment() -> None:

@@ -313,9 +313,7 @@ def row_softmax(tile: TileConfig = USUAL) -> Kernel:
     )
     params = (Param("x", F32, 7 * S0, "in"), Param("y", F32, 7 * S0, "out"))
     loop = For(i, "parallel", body)
-    return Kernel(
-        "softmax_0", "reduction", params, (S0,), (loop,), (Local("row", F32, 7),), tile, ("user",)
-    )
+    return Kernel("softmax_0", "reduction", params, (S0,), (loop,), (Local("row", F32, 7),), tile)
 
 
 def columns() -> Kernel:
@@ -441,7 +439,7 @@ def schedule() -> Schedule:
     g, k = calls(), row_softmax()
     view, mm, *_ = g.nodes
     assert isinstance(view, View) and isinstance(mm, Extern)
-    twice = (Launch(k, ("x", "mm")), Launch(k, ("mm", "x")))
+    twice = (Launch(k, ("x", "mm"), (), ("softmax", "model.py:7")), Launch(k, ("mm", "x")))
     again = Launch(replace(k, tile=TileConfig(grain=2)), ("x", "mm"))
     return Schedule(g, (view, *twice, again, mm), (Rejected("mm", "p", 'a "call"'),))
 

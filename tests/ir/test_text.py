@@ -105,7 +105,8 @@ def test_origins_are_comments_on_demand() -> None:
     text = show(g2, origins=True)
     assert text.splitlines()[2].endswith("# from amax, model.py:3")
     assert read(text) == g2 == g
-    assert "# from user" in show(make.row_softmax(), origins=True)
+    assert "@softmax_0(%x, %mm)  # from softmax, model.py:7" in show(make.schedule(), origins=True)
+    assert "model.py" not in show(make.schedule())
     assert "  # softmax\n  launch @k0" in show(make.plan(), origins=True)
 
 

@@ -57,7 +57,6 @@ def emit(k: Kernel, arch: int = 80) -> KernelText:
     parts = [head, *[f"\n@triton.jit\n{functions[f]}\n" for f in sorted(body.values.functions)]]
     params = [p.name for p in k.params] + [v.name for v in k.sizes]
     parts.append(f"\n@triton.jit\ndef {k.name}({', '.join(params)}):\n")
-    parts += [f"    # {o}\n" for o in k.origins]
     text = "\n".join(["".join(parts).rstrip("\n"), *lines]) + "\n"
     signature = [f"*{memory_type(p.dtype)}" for p in k.params]
     signature += ["i64" if body.indices.wide else "i32"] * len(k.sizes)
