@@ -19,6 +19,7 @@ from lenz.debug.repro import runnable, write_repro
 from lenz.debug.trace import OBJECT, Recorder, new_folder
 from lenz.errors import InternalError, Missing, Unsupported, UserError
 from lenz.frontend import FxProgram, caller, capture, numbered, origin
+from lenz.frontend.untraced import calling
 from lenz.ir.binary import encode
 from lenz.options import Options
 from lenz.recall import Boxed, context, key_of, native_names, recall, store_in
@@ -291,22 +292,13 @@ def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
     reports would use up what the user's own torch.compile may have.
     """
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
-    own = fn if isinstance(fn, FunctionType) else _calling(fn)
+    own: Any = fn if isinstance(fn, FunctionType) else calling(fn)
     made = FunctionType(
         own.__code__.replace(), own.__globals__, own.__name__, own.__defaults__, own.__closure__
     )
     made.__kwdefaults__ = own.__kwdefaults__
     made.__dict__.update(own.__dict__)
     return made
-
-
-def _calling(fn: Callable[..., Any]) -> FunctionType:
-    """A module, method or other callable as a plain function."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
-
-    return call  # type: ignore[return-value]  # a def makes a FunctionType
 
 
 def explain(

@@ -33,6 +33,14 @@ Kind: TypeAlias = Literal["all", "causal", "other"]
 WIDTH = 8  # elements of a head that the efficient kernel loads at once: 16 bytes of half types
 
 
+def has_attention(gm: GraphModule) -> bool:
+    """Say whether the graph, or what it checkpoints, calls attention."""
+    bodies = (checkpointed(n) for n in gm.graph.nodes)
+    return any(n.target is SDPA for n in gm.graph.nodes) or any(
+        has_attention(b) for b in bodies if b is not None
+    )
+
+
 def fuse_attention(
     gm: GraphModule, given: Callable[[Node], Tensor | None] = lambda n: None
 ) -> None:

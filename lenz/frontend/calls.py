@@ -5,6 +5,7 @@ For the graph of Dynamo, whose calls are of functions and methods, and for that 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import Iterator
@@ -102,6 +103,23 @@ def checkpointed(n: Node) -> GraphModule | None:
         return None
     found = gm.get_submodule(str(n.args[0].target))
     return found if isinstance(found, GraphModule) else None
+
+
+def copied(gm: GraphModule) -> GraphModule:
+    """Return a module with a graph of its own, and such bodies of checkpoints, to be rewritten.
+
+    All else is shared: parameters, other bodies, fake tensors and what Dynamo noted of a node.
+    """
+    new = GraphModule(gm, copy.deepcopy(gm.graph), type(gm).__name__)
+    state = vars(new)
+    state.update({k: v for k, v in vars(gm).items() if k not in state})
+    for kind in ("_parameters", "_buffers", "_modules", "meta"):
+        state[kind] = dict(vars(gm)[kind])
+    for n, m in zip(gm.graph.nodes, new.graph.nodes, strict=True):
+        vars(m).update({k: v for k, v in vars(n).items() if k not in vars(m)})  # `_dynamo_source`
+        if (body := checkpointed(n)) is not None:
+            state["_modules"][str(n.args[0].target)] = copied(body)
+    return new
 
 
 def in_place(n: Node) -> bool:

@@ -23,7 +23,7 @@ WIDTH = 8  # channels that a tensor core takes at once, in half types
 
 def channels_last(gm: GraphModule) -> None:
     """Rewrite the 2-d convolutions of Dynamo's graph, in place."""
-    convolutions = [n for n in gm.graph.nodes if n.target is torch.conv2d and pays(n)]
+    convolutions = convolutions_of(gm)
     output = gm.graph.output_node()
     results = {n: v for n in output.all_input_nodes if (v := value_of(n)) is not None}
     orders = {n: dense_order(v) for n, v in results.items() if n.op != "placeholder"}
@@ -41,6 +41,11 @@ def channels_last(gm: GraphModule) -> None:
         assert order is not None
         output.replace_input_with(n, restored(gm, output, n, order))
     gm.recompile()
+
+
+def convolutions_of(gm: GraphModule) -> list[Node]:
+    """Return the convolutions that would be faster channels last."""
+    return [n for n in gm.graph.nodes if n.target is torch.conv2d and pays(n)]
 
 
 def pays(n: Node) -> bool:

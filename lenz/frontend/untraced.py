@@ -1,0 +1,43 @@
+"""Dynamo traces the user's code alone.
+
+Two things keep it out of lenz.  What runs where its callback may be active (the autograd engine
+calls the compiler of a backward half, and its plan) is disabled, with all that it calls.  A frame
+of lenz that Dynamo meets otherwise (a finalizer, or `explain` in a compiled function) is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo import trace_rules
+from torch._dynamo.external_utils import wrap_inline
+
+TRACED = "demo"  # programs of a user, that happen to be here
+
+
+def outside(run: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Return `run` as a function that Dynamo does not look into."""
+    disable: Any = torch._dynamo.disable  # it has no annotations
+    hidden: Callable[..., Any] = disable(run, reason=reason)
+    return hidden
+
+
+def calling(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a module, method or other callable as a plain function, which Dynamo does trace."""
+    made: Callable[..., Any] = wrap_inline(fn)
+    return made
+
+
+def skip_frames() -> None:
+    """Have Dynamo skip the files of lenz, and the plans, which are named `<lenz graph.forward>`."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    files = (f.path for f in os.scandir(root) if not f.name.startswith(("_", TRACED)))
+    trace_rules.SKIP_DIRS.extend([*sorted(files), "<lenz "])
+    trace_rules._recompile_re()
+
+
+skip_frames()
