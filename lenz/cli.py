@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import platform
 import runpy
 import sys
@@ -21,7 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     run: Command = parsed.run
     try:
-        return run(parsed)
+        status = run(parsed)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader, `head` say, has what it wants; nothing else is for it
+        os.dup2(os.pipe()[1], sys.stdout.fileno())  # takes what is still buffered
+        return 0
     except LenzError as e:
         print(f"lenz: {e}", file=sys.stderr)
         return 1

@@ -100,7 +100,7 @@ class TuneReport:
         return f"{self.kernel}: {best.us:.1f} us with {best.config}{than}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GraphReport:
     """One graph: its launches, memory and decisions.
 
@@ -138,14 +138,34 @@ class GraphReport:
         """Calls of eager ops that lenz cannot lower."""
         return tuple(e for e in self.externs if e.is_fallback)
 
+    def __repr__(self) -> str:
+        lines = [
+            f"{self.name}: {len(self.kernels)} kernels, {len(self.externs)} library and eager"
+            f" calls, {len(self.allocs)} allocations,"
+            f" {sum(self.timings.values()) * 1e3:.0f} ms to compile"
+        ]
+        lines += [f"  {text}" for text in _counted([*map(_line, self.kernels)])]
+        calls = [f"call {e.op}: {e.reason}{_at(e.origins)}" for e in self.externs]
+        lines += [f"  runs in eager: {why}" for why in self.skips]
+        lines += [f"  {text}" for text in _counted([] if self.skips else calls)]
+        whys = [f"not fused, because {r.why}" for r in self.rejected]
+        lines += [f"  {text}" for text in _counted(whys)]
+        lines += [f"  tuned {t}" for t in self.autotune]
+        lines += [f"  takes it that {', '.join(self.facts)}"] * bool(self.facts)
+        lines += [f"  graph break: {self.ended_by}"] * bool(self.ended_by)
+        return "\n".join(lines)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """A whole call: its graphs in order of compilation, its launches in order of execution."""
+    """A whole call: its graphs in order of compilation, its launches in order of execution.
+
+    Printed, or shown by a notebook, it is a few lines for each graph.
+    """
 
     graphs: tuple[GraphReport, ...]
     launches: tuple[KernelReport | ExternReport, ...]
-    result: object = field(repr=False)
+    result: object
 
     @property
     def allocs(self) -> tuple[AllocReport, ...]:
@@ -163,30 +183,13 @@ class Report:
         fallbacks = sum(e.is_fallback for e in called)
         return every - len(called), len(called) - fallbacks, fallbacks
 
-    def __str__(self) -> str:
-        lines: list[str] = []
-        for g in self.graphs:
-            lines.append(
-                f"{g.name}: {len(g.kernels)} kernels, {len(g.externs)} library and eager calls,"
-                f" {len(g.allocs)} allocations, {sum(g.timings.values()) * 1e3:.0f} ms to compile"
-            )
-            lines += [f"  {text}" for text in _counted([*map(_line, g.kernels)])]
-            calls = [f"call {e.op}: {e.reason}{_at(e.origins)}" for e in g.externs]
-            lines += [f"  runs in eager: {why}" for why in g.skips] if g.skips else []
-            lines += [f"  {text}" for text in _counted([] if g.skips else calls)]
-            whys = [f"not fused, because {r.why}" for r in g.rejected]
-            lines += [f"  {text}" for text in _counted(whys)]
-            lines += [f"  tuned {t}" for t in g.autotune]
-            if g.facts:
-                lines.append(f"  takes it that {', '.join(g.facts)}")
-            if g.ended_by:
-                lines.append(f"  graph break: {g.ended_by}")
+    def __repr__(self) -> str:
         native, library, fallback = self.op_calls
-        lines.append(
+        whole = (
             f"{len(self.launches)} launches in this call; of {native + library + fallback} ops"
             f" kernels compute {native}, libraries {library}, and eager has {fallback}"
         )
-        return "\n".join(lines)
+        return "\n".join([*map(repr, self.graphs), whole])
 
 
 def _line(k: KernelReport) -> str:

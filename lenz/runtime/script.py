@@ -20,6 +20,8 @@ UNKNOWN = 64  # value of a size of which no example is known
 def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], rounds: int) -> None:
     """Run the plan in `module` on random inputs and print the median time of a call.
 
+    That of a plan for GPUs ends when they have done its work.
+
     `module` holds the globals of the printed text; `kernels` are its kernels by name. Raises
     UserError for a plan that calls objects of the user's program, which no text holds.
     """
@@ -30,12 +32,19 @@ def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], roun
     sizes: dict[str, int] = dict(module["SIZES"])
     for c in module["CONSTANTS"]:
         module[c[0]] = argument(c, sizes)
+    described = [x for x in (*module["INPUTS"], *module["CONSTANTS"]) if not isinstance(x, str)]
+    devices = {d[-1] for d in (*described, *module["KERNELS"].values())}
+    gpus = sorted(d for d in devices if d.startswith("cuda"))
     times: list[float] = []
     for _ in range(rounds):
         args = [argument(i, sizes) for i in module["INPUTS"]]
+        for gpu in gpus:  # what made the arguments
+            torch.cuda.synchronize(gpu)
         start = time.perf_counter()
         with torch.no_grad():
             module["call"](args)
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
         times.append(time.perf_counter() - start)
     name = str(module["__doc__"]).split(":")[0]
     print(f"{name}: median of {rounds} calls {statistics.median(times) * 1e6:.1f} us")

@@ -53,3 +53,8 @@ def test_the_code_reads_on_the_oldest_python() -> None:
     """Syntax only: names that later versions added are mypy's and the import tests' to find."""
     for source in sources():
         ast.parse(source.text, source.name, feature_version=(3, 10))
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    """Without this file type checkers take all of an installed lenz for Any."""
+    assert (REPOSITORY / "lenz" / "py.typed").is_file()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lenz.cli import main
 from lenz.options import options_table
+from lenz.runtime import script
 
 PROGRAM = """
 import torch
@@ -68,3 +74,35 @@ def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -
         main(["dema"])
     assert done.value.code == 2
     assert "invalid choice" in capsys.readouterr().err
+
+
+def test_a_pipe_that_is_closed_is_no_fault() -> None:
+    """As `python -m lenz ops | head` does: what was printed is for nobody."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "lenz", "options"], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_time_of_a_plan_for_gpus_holds_their_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launch takes a microsecond, whatever the kernel takes: the script waits for the GPU."""
+    now, pending = [0.0], [5.0]  # seconds: of the clock, and of work that nobody has waited for
+
+    def call(args: list[object]) -> None:
+        now[0], pending[0] = now[0] + 1e-6, pending[0] + 3e-3
+
+    def synchronize(gpu: str) -> None:
+        assert gpu == "cuda:1"
+        now[0], pending[0] = now[0] + pending[0], 0.0
+
+    monkeypatch.setattr(script, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    kernels = {"k": (1, 0, "cuda:1")}
+    module = {"INPUTS": [], "CONSTANTS": [], "SIZES": {}, "KERNELS": kernels, "call": call}
+    script.main({**module, "__doc__": "graph3.inference: generated"}, {}, 5)
+    assert capsys.readouterr().out == "graph3.inference: median of 5 calls 3001.0 us\n"
