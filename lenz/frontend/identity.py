@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
@@ -98,6 +99,9 @@ class _Text:
                 return "{" + ",".join(f"{k!r}:{self.value(x)}" for k, x in v.items()) + "}"
             case _ if type(v) in NAMED:
                 return repr(v)
+            case FakeScriptObject():
+                # A call hands it on: nothing that is compiled depends on more than that.
+                return f"object {v.script_class_name}"
         raise Untold
 
     def tensor(self, t: torch.Tensor) -> str:

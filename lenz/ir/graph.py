@@ -8,7 +8,7 @@ buffer that is read); the layout of a buffer says where they lie in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -157,6 +157,9 @@ class Extern:
     mutates  names of buffers it writes (only buffers that nothing else reads afterwards)
     aliases  pairs (position in outs, buffer it may share memory with)
     reason   why lenz does not lower it natively; "library" for what is meant to be a library call
+    holds    True where the op may use the memory of its arguments and results when it has returned,
+             until a call that waits for it has run: a collective, or an op that lenz does not know
+    waits    what the calls hold that this one waits for
     origin   as that of a buffer; a call may have no buffer that could tell it
     """
 
@@ -168,7 +171,17 @@ class Extern:
     mutates: tuple[str, ...] = ()
     aliases: tuple[tuple[int, str], ...] = ()
     reason: str = ""
+    holds: bool = False
+    waits: tuple[str, ...] = ()
     origin: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def is_seen(self) -> bool:
+        """True for a call that others may see: such calls keep their order, and none is dropped.
+
+        A collective is met by that of other processes, which count on the program's order.
+        """
+        return self.draws or self.holds or bool(self.waits) or not outs_of(self)
 
     @property
     def draws(self) -> bool:
@@ -203,6 +216,7 @@ class Mutation:
 class Graph:
     """One traced graph: inputs (tensors and sizes, in call order), nodes in order, outputs.
 
+    An object that calls take, such as a device mesh, is a variable like a size.
     `free` names outputs that may leave with other strides than they are stated with.
     """
 
@@ -291,6 +305,7 @@ def reads_of(n: Node) -> tuple[str, ...]:
         case Extern():
             names = [r for a in n.args for r in atom_refs(a)]
             names += [r for _, a in n.kwargs for r in atom_refs(a)]
+            names += n.waits
     return tuple(dict.fromkeys(names))
 
 
@@ -316,6 +331,23 @@ def roots_of(steps: Iterable[object]) -> dict[str, str]:
     return roots
 
 
+def held_by(n: Extern) -> tuple[str, ...]:
+    """The buffers that a call may use after it has returned."""
+    return (*reads_of(n), *(b.name for b in outs_of(n))) if n.holds else ()
+
+
+def held_for_good(nodes: Sequence[object]) -> frozenset[str]:
+    """Buffers that are held by a call of which no later one waits for all results."""
+    waited: set[str] = set()
+    found: set[str] = set()
+    for n in reversed(nodes):
+        if isinstance(n, Extern):
+            waited.update(n.waits)
+            if n.holds and not (outs_of(n) and waited.issuperset(b.name for b in outs_of(n))):
+                found.update(held_by(n))
+    return frozenset(found)
+
+
 def rename_reads(n: Node, same: dict[str, str]) -> Node:
     """The node with buffers that it reads renamed."""
     match n:
@@ -331,6 +363,7 @@ def rename_reads(n: Node, same: dict[str, str]) -> Node:
                 n,
                 args=tuple(_atom(a, same) for a in args),
                 kwargs=tuple((k, _atom(a, same)) for k, a in kwargs),
+                waits=tuple(same.get(name, name) for name in n.waits),
             )
 
 

@@ -26,7 +26,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SizeInput:
-    """An integer argument: a Var that it binds or a multiple of one, or what it must equal."""
+    """An integer argument: a Var that it binds or a multiple of one, or what it must equal.
+
+    A Var may also stand for an object that calls take.
+    """
 
     value: Sym
 
@@ -90,7 +93,11 @@ class LaunchStep:
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """Call an eager op. `into` names allocated outputs for ops with an out= form."""
+    """Call an eager op. `into` names allocated outputs for ops with an out= form.
+
+    An op that `holds` may use the memory of its arguments and results for good, or until a call
+    has run that `waits` for its results: that memory is no other buffer's, nor written, before.
+    """
 
     op: str
     args: tuple[Atom, ...]
@@ -98,6 +105,8 @@ class CallStep:
     outs: tuple[str | Sym | None, ...]
     single: bool
     into: bool = False
+    holds: bool = False
+    waits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

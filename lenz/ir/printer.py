@@ -41,6 +41,7 @@ from lenz.ir.printer_expr import (
     show_bound,
     show_call,
     show_expr,
+    show_held,
     show_name,
     show_range,
     show_type,
@@ -263,6 +264,7 @@ def show_extern(n: Extern, device: str = "", outputs: frozenset[str] = frozenset
         line += f" mutates ({', '.join('%' + show_name(m) for m in n.mutates)})"
     if n.aliases:
         line += f" aliases ({', '.join(f'{k}: %{show_name(b)}' for k, b in n.aliases)})"
+    line += show_held(n.holds, n.waits)
     return f"{line} because {json.dumps(n.reason)}" if n.reason else line
 
 

@@ -128,6 +128,12 @@ def show_call(
     return head, f"{show_word(op)}({', '.join(given)})" + " single" * (single and len(outs) != 1)
 
 
+def show_held(holds: bool, waits: tuple[str, ...]) -> str:
+    """Whether a call holds its memory, and what the calls hold that it waits for."""
+    names = ", ".join("%" + show_name(name) for name in waits)
+    return " holds" * holds + f" waits ({names})" * bool(waits)
+
+
 def show_attr(a: Any) -> str:
     """One attribute of an op: as an argument, or a dtype by its name."""
     return a.name if isinstance(a, DType) else show_atom(a)

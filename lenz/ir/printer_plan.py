@@ -19,7 +19,15 @@ from lenz.ir.plan import (
     Step,
     ViewStep,
 )
-from lenz.ir.printer_expr import show_atom, show_call, show_name, show_range, show_type, show_word
+from lenz.ir.printer_expr import (
+    show_atom,
+    show_call,
+    show_held,
+    show_name,
+    show_range,
+    show_type,
+    show_word,
+)
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
 from lenz.sym import show as show_sym
@@ -145,4 +153,4 @@ def _call(s: CallStep) -> str:
         for o in s.outs
     ]
     head, call = show_call(outs, s.op, s.args, s.kwargs, s.single)
-    return f"call {head} = {call}" + " into" * s.into
+    return f"call {head} = {call}" + " into" * s.into + show_held(s.holds, s.waits)

@@ -53,6 +53,7 @@ from lenz.ir.reader_expr import (
     block_of,
     call_args,
     header_of,
+    held_of,
     place_of,
     type_of,
     value_of,
@@ -295,8 +296,9 @@ def _extern(c: Cursor, s: Scope, results: tuple[Buffer | Sym | None, ...], singl
             return k, buffer_of(c)
 
         aliases = tuple_of(c, pair)
+    held = held_of(c)
     reason = string_of(c) if c.accept("because") else ""
-    return Extern(results, op, args, kwargs, single, mutates, aliases, reason)
+    return Extern(results, op, args, kwargs, single, mutates, aliases, reason, *held)
 
 
 def _schedule(c: Cursor) -> Schedule:

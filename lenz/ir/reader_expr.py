@@ -19,6 +19,7 @@ from lenz.ir.lexer import (
     name_of,
     string_of,
     sym_of,
+    tuple_of,
     word_of,
 )
 from lenz.ir.tensor import Axis, Layout, TensorType, axis, contiguous_strides
@@ -176,6 +177,12 @@ def call_args(c: Cursor, s: Scope) -> tuple[tuple[Atom, ...], tuple[tuple[str, A
     c.expect("(")
     list_of(c, one, ")")
     return tuple(args), tuple(kwargs)
+
+
+def held_of(c: Cursor) -> tuple[bool, tuple[str, ...]]:
+    """Whether a call holds its memory, and what the calls hold that it waits for."""
+    holds = c.accept("holds")
+    return holds, tuple_of(c, lambda: buffer_of(c)) if c.accept("waits") else ()
 
 
 def attr_of(c: Cursor, s: Scope) -> Any:

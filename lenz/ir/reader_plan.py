@@ -31,7 +31,7 @@ from lenz.ir.plan import (
     Step,
     ViewStep,
 )
-from lenz.ir.reader_expr import Scope, atom_of, call_args, header_of, type_of
+from lenz.ir.reader_expr import Scope, atom_of, call_args, header_of, held_of, type_of
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym
 
@@ -147,7 +147,7 @@ def _call(c: Cursor, s: Scope) -> CallStep:
     op = word_of(c)
     args, kwargs = call_args(c, s)
     single = c.accept("single") or single
-    return CallStep(op, args, kwargs, outs, single, c.accept("into"))
+    return CallStep(op, args, kwargs, outs, single, c.accept("into"), *held_of(c))
 
 
 def _out(c: Cursor, s: Scope) -> str | Sym | None:

@@ -22,9 +22,11 @@ from lenz.ir.graph import (
     atom_refs,
     atom_syms,
     bodies_of,
+    held_by,
     loop_axes,
     outs_of,
     reads_of,
+    roots_of,
 )
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
@@ -36,6 +38,7 @@ from lenz.ir.verify_plan import check_plan
 from lenz.ir.verify_rules import (
     RULES,
     Broken,
+    Held,
     broken,
     check_body,
     check_bounds,
@@ -266,6 +269,8 @@ def _extern(n: Extern, d: _Graph) -> None:
     for name in n.mutates:
         d.type_of(name, n)
         d.written[name] = n
+    for name in n.waits:
+        d.type_of(name, n)
     for k, name in n.aliases:
         d.type_of(name, n)
         if not 0 <= k < len(n.outs):
@@ -280,7 +285,11 @@ def _check_steps(s: Schedule) -> None:
     for n in s.graph.nodes:
         types.update((b.name, b.dtype) for b in outs_of(n))
     seen: set[int] = set()
+    held, roots = Held(), roots_of(s.steps)
     for step in s.steps:
+        if isinstance(step, Extern):
+            memory = (roots.get(name, name) for name in held_by(step))
+            held.call(step.holds, memory, [b.name for b in outs_of(step)], step.waits)
         if not isinstance(step, Launch):
             continue
         if id(step.kernel) not in seen:
@@ -295,5 +304,7 @@ def _check_steps(s: Schedule) -> None:
                 continue
             if name not in types:
                 broken("launch", f"%{name} is no buffer of the graph", step)
+            if p.mode != "in":
+                held.change(roots.get(name, name), step)
             if types[name] is not p.dtype:
                 broken("launch", f"%{name} is {types[name]}, %{p.name} is {p.dtype}", step)

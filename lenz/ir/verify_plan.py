@@ -18,7 +18,7 @@ from lenz.ir.plan import (
     ViewStep,
 )
 from lenz.ir.tensor import TensorType
-from lenz.ir.verify_rules import broken
+from lenz.ir.verify_rules import Held, broken
 from lenz.sym import Sym, Var
 
 
@@ -29,12 +29,20 @@ class _Memory:
         self.live: dict[str, None] = {}
         self.dead: dict[str, None] = {}
         self.sizes: dict[Var, None] = {}
+        self.roots: dict[str, str] = {}  # whose memory a name has, where that is another's
+        self.held = Held()
 
-    def define(self, name: str, step: object) -> None:
-        """A new name."""
+    def define(self, name: str, step: object, source: str = "") -> None:
+        """A new name, of new memory or of that of `source`."""
+        if source:
+            self.roots[name] = self.root(source)
         if name in self.live or name in self.dead:
             broken("name-once", f"%{name} is defined twice", step)
         self.live[name] = None
+
+    def root(self, name: str) -> str:
+        """The first name of the memory."""
+        return self.roots.get(name, name)
 
     def use(self, name: str, step: object) -> None:
         """A name that must hold memory."""
@@ -100,15 +108,17 @@ def _step(s: Step, m: _Memory, p: Plan) -> None:
             m.type(type_, s)
             if over:
                 m.use(over, s)
-            m.define(name, s)
+                m.held.change(m.root(over), s)
+            m.define(name, s, over)
         case Reuse(name, source, type_):
             m.type(type_, s)
+            m.held.change(m.root(source), s)
             m.drop(source, s)
-            m.define(name, s)
+            m.define(name, s, source)
         case ViewStep(name, source, type_):
             m.type(type_, s)
             m.use(source, s)
-            m.define(name, s)
+            m.define(name, s, source)
         case Lay(name, type_):
             m.type(type_, s)
             m.use(name, s)
@@ -126,8 +136,14 @@ def _step(s: Step, m: _Memory, p: Plan) -> None:
 
 
 def _call(s: CallStep, m: _Memory) -> None:
-    for a in (*s.args, *(a for _, a in s.kwargs)):
+    given = (*s.args, *(a for _, a in s.kwargs))
+    for a in given:
         m.atom(a, s)
+    for name in s.waits:
+        m.use(name, s)
+    outs = [o for o in s.outs if isinstance(o, str)]
+    memory = [m.root(name) for name in (*(r for a in given for r in atom_refs(a)), *outs)]
+    m.held.call(s.holds, memory, outs, s.waits)
     for o in s.outs:
         if isinstance(o, Sym):
             for v in o.free_vars:

@@ -33,6 +33,7 @@ RULES: dict[str, str] = {
     "sort": "a sort is of i32 or i64, and gives no more elements than there are along its axis",
     "extern": "aliases and mutated buffers of a call exist; a single result is one",
     "mutates-last": "a buffer that a call writes is not read by a later node",
+    "held": "what a call holds is neither written nor reused before a call has waited for it",
     "mutation": "a mutation writes an input, once, with a value of its shape and type",
     "output-defined": "an output is a defined buffer or size",
     "output-free": "what may leave with other strides leaves the graph, once",
@@ -71,6 +72,28 @@ def broken(rule: str, what: str, culprit: object) -> NoReturn:
     """Raise for a rule of `RULES`."""
     assert rule in RULES, rule
     raise Broken(rule, what, culprit)
+
+
+class Held:
+    """Memory that calls use after they have returned, with the results that are not waited for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[frozenset[str], set[str]]] = []
+
+    def call(
+        self, holds: bool, memory: Iterable[str], outs: Iterable[str], waits: Collection[str]
+    ) -> None:
+        """A call ends what it waits for, and holds memory of its own."""
+        for _, results in self.calls:
+            results.difference_update(waits)
+        self.calls = [c for c in self.calls if c[1]]
+        if holds:
+            self.calls.append((frozenset(memory), set(outs) or {""}))
+
+    def change(self, memory: str, culprit: object) -> None:
+        """Memory gets other values."""
+        if any(memory in held for held, _ in self.calls):
+            broken("held", f"the memory of %{memory} is in use by a call before this", culprit)
 
 
 def check_vars(s: Sym, scope: Collection[Var], culprit: object, gathers: int = 0) -> None:

@@ -101,7 +101,7 @@ class GraphBuilder:
         self.eager_random, self.deterministic = eager_random, deterministic
         self.nodes: list[Node] = []
         self.mutations: list[Mutation] = []
-        self._layouts: dict[str, Layout] = {}
+        self.types: dict[str, TensorType] = {}
         self._copies: dict[str, Pointwise] = {}
         self._taken: dict[str, int] = {}
         self._makers: dict[str, Node] = {}
@@ -139,7 +139,7 @@ class GraphBuilder:
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         found = Buffer(name if count == 0 else f"{name}.{count}", type, self._origin)
-        self._layouts[found.name] = type.layout
+        self.types[found.name] = type
         return found
 
     def temp(self, shape: Sequence[Sym], dtype: DType, like: Value | None = None) -> TensorType:
@@ -246,7 +246,7 @@ class GraphBuilder:
         type = self.result if type is None else type
         axes = axes_for(type.shape)
         where = fn(_vars(axes))
-        layout = strided(axes, self._layouts[x.name].at(where))
+        layout = strided(axes, self.types[x.name].layout.at(where))
         if layout is None:
             return self.map(lambda i: x.at(fn(i)), type)
         out = self.define(self._hint, replace(type, layout=layout))
@@ -264,6 +264,8 @@ class GraphBuilder:
         mutates: tuple[str, ...] = (),
         aliases: tuple[tuple[int, str], ...] = (),
         reason: str = "library",
+        holds: bool = False,
+        waits: tuple[str, ...] = (),
     ) -> tuple[Value | Sym | None, ...]:
         """Call the eager op; gives one Value (or Sym, or None) per result."""
         declared: tuple[TensorType | Sym | None, ...] = self._results if outs is None else outs
@@ -271,7 +273,9 @@ class GraphBuilder:
             self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
         )
         self.nodes.append(
-            Extern(made, op, args, kwargs, single, mutates, aliases, reason, self._origin)
+            Extern(
+                made, op, args, kwargs, single, mutates, aliases, reason, holds, waits, self._origin
+            )
         )
         return tuple(Value(o) if isinstance(o, Buffer) else o for o in made)
 
@@ -287,7 +291,7 @@ class GraphBuilder:
             name, index, _ = n.body.attrs
             where = {a.var: i for a, i in zip(n.axes, at, strict=True)}
             at = tuple(substitute(i, where) for i in index)
-        return self._layouts[name].at(at)
+        return self.types[name].layout.at(at)
 
 
 def _vars(axes: tuple[Axis, ...]) -> Index:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
-from lenz.ir.graph import Atom, Extern, Named, Ref
-from lenz.ir.tensor import TensorType, contiguous
-from lenz.lower.builder import GraphBuilder, Value
+from lenz.ir.graph import Atom, Extern, Named, Ref, View, atom_refs, held_by
+from lenz.ir.tensor import Layout, TensorType, contiguous
+from lenz.lower.builder import GraphBuilder, Value, maker
 from lenz.sym import Sym, Var
 
 # Ops that are meant to be calls, by family: no better code of ours is to be expected.
@@ -37,6 +38,10 @@ LIBRARY = frozenset(_MEANT.split())
 
 # Calls that the runtime makes by itself, since conditions on sizes are data here.
 OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
+# Whose ops are done with their arguments when they return.
+KNOWN = frozenset({"aten", "prims", "lenz", "py"})
+COLLECTIVE = ("_c10d_functional", "c10d_functional")
+WAIT = tuple(f"{space}.wait_tensor.default" for space in COLLECTIVE)
 
 
 def op_name(target: Any) -> str:
@@ -67,26 +72,69 @@ def call_eager(
         reason = "library"
     single = not isinstance(val, (tuple, list))
     parts = (val,) if single else tuple(val)
+    mutates, aliases = effects(n)
+    given = tuple(atom(a) for a in n.args)
     outs: list[TensorType | Sym | None] = []
-    for part, result in zip(parts, b.results, strict=True):
+    for part, result in zip(parts, laid_out(b, name, given, aliases), strict=True):
         if isinstance(part, (list, tuple)):
             raise Unsupported(f"{name} gives a {type(part).__name__}")
         if isinstance(part, (torch.SymFloat, torch.SymBool)):
             outs.append(Var(f"{n.name}_number"))
+        elif is_object(part):
+            outs.append(Var(f"{n.name}_object"))
         else:
             outs.append(to_sym(part) if isinstance(part, torch.SymInt) else result)
-    mutates, aliases = effects(n)
     made = b.extern(
         name,
-        tuple(atom(a) for a in n.args),
+        given,
         tuple((k, atom(a)) for k, a in n.kwargs.items()),
         outs=tuple(outs),
         single=single,
         mutates=tuple(getattr(atom(a), "name", "") for a in mutates),
         aliases=tuple((i, getattr(atom(a), "name", "")) for i, a in aliases),
         reason=reason,
+        holds=name.partition(".")[0] not in KNOWN and name not in WAIT,
+        waits=waited(b, given[0]) if name in WAIT else (),
     )
     return made[0] if single else made
+
+
+def is_object(val: Any) -> bool:
+    """Say whether a value is one that is handed on as it is: a device mesh, a process group.
+
+    It stands as a variable, as a size does, with which nothing is computed.
+    """
+    numbers = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return val is not None and not isinstance(val, (torch.Tensor, *numbers))
+
+
+def laid_out(
+    b: GraphBuilder, name: str, given: tuple[Atom, ...], aliases: Collection[object]
+) -> tuple[TensorType | None, ...]:
+    """The types of the results; fake tensors of some collectives have other strides than real ones.
+
+    A result that is not there yet cannot be copied into the strides that are told.
+    """
+    if name in WAIT and isinstance(given[0], Ref):
+        kind = b.types[given[0].name]
+        return (replace(kind, layout=Layout(kind.shape, kind.layout.stride)),)
+    if aliases or not name.startswith(COLLECTIVE):
+        return b.results
+    return tuple(r and replace(r, layout=contiguous(r.shape)) for r in b.results)
+
+
+def waited(b: GraphBuilder, a: Atom) -> tuple[str, ...]:
+    """What the call holds that has made a tensor, which is waited for; if unknown, any argument."""
+    (name,) = atom_refs(a)
+    n = maker(b, name)
+    while isinstance(n, View):
+        n = maker(b, n.source)
+    found: Iterable[str] = ()
+    if n is None:
+        found = (x for x in b.types if maker(b, x) is None)
+    elif isinstance(n, Extern):
+        found = held_by(n) or n.waits
+    return tuple(dict.fromkeys((name, *found)))
 
 
 def move(b: GraphBuilder, x: Value, device: str) -> Value:
@@ -97,6 +145,18 @@ def move(b: GraphBuilder, x: Value, device: str) -> Value:
         Extern((out,), "lenz.to_device", (Ref(x.name), Named("device", device)), reason="library")
     )
     return Value(out)
+
+
+def untold(n: FxNode) -> list[tuple[int, Any]]:
+    """Results of collectives that are arguments, which their schemas do not say."""
+    match str(n.target).removeprefix("_").removeprefix("c10d_functional."):
+        case "wait_tensor.default" | "irecv.default":
+            return [(0, n.args[0])]
+        case "batch_p2p_ops.default":
+            kinds, _, _, tensors, _ = n.args
+            pairs: Any = enumerate(zip(kinds, tensors, strict=True))  # type: ignore[arg-type]  # lists
+            return [(k, t) for k, (kind, t) in pairs if kind == "irecv"]
+    return []
 
 
 def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ...]]:
@@ -111,7 +171,7 @@ def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ..
         return (), ()
     schema = n.target._schema
     mutates: list[FxNode] = []
-    aliases: list[tuple[int, FxNode]] = []
+    aliases = [(k, a) for k, a in untold(n) if isinstance(a, FxNode)]
     for position, formal in enumerate(schema.arguments):
         info = formal.alias_info
         if info is None:

@@ -17,7 +17,7 @@ from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, Scan,
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.complex import PARTS, Complex, Complexes
-from lenz.lower.fallback import call_eager, move
+from lenz.lower.fallback import call_eager, is_object, move
 from lenz.lower.registry import Entry, entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
 from lenz.sym import ZERO, Int, Sym, SymEnv, Var
@@ -132,6 +132,10 @@ class _Walk:
         elif val is None and not n.users:
             # An unused argument still takes its place in the call.
             self.inputs.append(self.to_sym(0))
+        elif is_object(val):
+            self.inputs.append(Var(f"{n.name}_object"))
+            self.env[n] = self.inputs[-1]
+            self.given(self.env[n])
         else:
             raise Unsupported(f"input {n.name} of type {type(val).__name__}")
 

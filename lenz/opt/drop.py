@@ -88,11 +88,10 @@ def only_checks(n: Loop) -> Loop:
 
 
 def _has_effect(n: Node, given: Collection[Var]) -> bool:
-    # A call that writes, draws random numbers, yields a size, or returns no tensor must happen.
+    # A call that writes, that others see, or that yields a size must happen.
     if not isinstance(n, Extern):
         return False
-    outs = len(outs_of(n))
-    if n.mutates or n.draws or outs == 0 or outs < sum(o is not None for o in n.outs):
+    if n.mutates or n.is_seen or len(outs_of(n)) < sum(o is not None for o in n.outs):
         return True
     # Sizes that are found out as the call runs: an assertion may read them, if nobody else does.
     return any(v not in given for b in outs_of(n) for s in _sizes(b) for v in s.free_vars)

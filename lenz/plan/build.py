@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lenz.context import Context
 from lenz.ir.expr import nodes_of
-from lenz.ir.graph import Atom, Extern, Graph, Ref, View, atom_refs, buffers_of, roots_of
+from lenz.ir.graph import (
+    Extern,
+    Graph,
+    Ref,
+    View,
+    atom_refs,
+    buffers_of,
+    held_by,
+    held_for_good,
+    reads_of,
+    roots_of,
+)
 from lenz.ir.kernel import Launch, Param, Schedule, exprs_of, programs
 from lenz.ir.plan import (
     Alloc,
@@ -65,6 +76,8 @@ class _Builder:
     pinned: set[str] = field(default_factory=set)
     pool: Pool = field(default_factory=Pool)
     addressed: set[str] = field(default_factory=set)  # by a kernel or a view, and not only called
+    late: set[str] = field(default_factory=set)  # results of calls, there when a wait has returned
+    lent: frozenset[str] = frozenset()  # to calls that nobody waits for
     defined: dict[str, None] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[str]] = field(default_factory=dict)
@@ -147,20 +160,16 @@ class _Builder:
 
     def lifetimes(self, g: Graph) -> None:
         """The last step that uses each memory; a view keeps its root alive."""
+        self.lent = held_for_good(self.schedule.steps)
         for k, step in enumerate(self.schedule.steps):
             for name in _names(step):
                 if not isinstance(step, Extern):
                     self.addressed |= {name, self.roots.get(name, name)}
                 self.last[name] = k
-                root = self.roots.get(name, name)
-                self.last[root] = k
-                if isinstance(step, Extern):
-                    for position, source in step.aliases:
-                        if source in step.mutates:
-                            continue  # handed on: `call` gives it up, and frees count references
-                        out = step.outs[position] if position < len(step.outs) else None
-                        if isinstance(out, Buffer):
-                            self.pinned |= {source, self.roots.get(source, source), out.name}
+                self.last[self.roots.get(name, name)] = k
+            if isinstance(step, Extern) and step.waits:
+                refs = (r for a in step.args for r in atom_refs(a))
+                self.late.update(self.roots.get(r, r) for r in refs)
         for a in g.outputs:
             for name in atom_refs(a):
                 self.pinned |= {name, self.roots.get(name, name)}
@@ -262,16 +271,22 @@ class _Builder:
             self.comment(step)
             self.steps.append(CallStep(out, step.args, kwargs, (only.name,), True, into=True))
             return
-        self.own -= {n for m in step.mutates for n in (m, self.roots.get(m, m))}
+        # What others share is dropped after its last use here, and never used for other values.
+        shared = {*step.mutates, *(source for _, source in step.aliases)}
+        shared |= self.lent.intersection(held_by(step))
+        self.own -= {n for m in shared for n in (m, self.roots.get(m, m))}
         outs = tuple(o.name if isinstance(o, Buffer) else o for o in step.outs)
         self.known.update(dict.fromkeys(o for o in outs if isinstance(o, Var)))
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.comment(step)
-        self.steps.append(CallStep(step.op, step.args, step.kwargs, outs, step.single))
+        held = step.holds, step.waits
+        self.steps.append(
+            CallStep(step.op, step.args, step.kwargs, outs, step.single, False, *held)
+        )
         for o in step.outs:
             if isinstance(o, Buffer):
                 self.bind_new_sizes(o)
-                if o.name in self.addressed:
+                if o.name in self.addressed and o.name not in self.late:
                     self.steps.append(Lay(o.name, o.type))
 
     def bind_new_sizes(self, out: Buffer) -> None:
@@ -327,8 +342,7 @@ def _names(step: Launch | Extern | View) -> tuple[str, ...]:
         case View(_, source):
             return (source,)
         case Extern():
-            atoms: Iterable[Atom] = (*step.args, *(a for _, a in step.kwargs))
-            return tuple(r for a in atoms for r in atom_refs(a))
+            return reads_of(step)
 
 
 def _defined(step: Launch | Extern | View) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from lenz.schedule.nest import Nest, nest_of
 from lenz.schedule.order import order
 from lenz.schedule.pairs import nests_of
 from lenz.schedule.scatter import homes, parts_of
+from lenz.sym import ZERO
 
 
 def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
@@ -82,13 +83,17 @@ def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict
 def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
     """Buffers that may start anywhere: results of calls that may be views into other memory."""
     found: set[str] = set()
+    strange = {b.name for b in g.inputs if isinstance(b, Buffer)}
     if not cx.options.aligned:
-        found |= {b.name for b in g.inputs if isinstance(b, Buffer)}
+        found |= strange
     for n in g.nodes:
-        if isinstance(n, Extern):
-            # Memory of our own that a call has written is where it was.
-            strange = found.union(b.name for b in g.inputs if isinstance(b, Buffer))
-            kept = {k for k, b in n.aliases if b in n.mutates and b not in strange}
+        if isinstance(n, View):
+            if n.out.type.layout.offset is not ZERO or n.source in strange or n.source in found:
+                strange.add(n.out.name)
+        elif isinstance(n, Extern) and n.aliases:
+            # Memory of our own that a call has written, or waited for, is where it was.
+            where = {b for _, b in n.aliases} - strange - found
+            kept = {k for k, b in n.aliases if b in where and (b in n.mutates or n.waits)}
             outs = [n.outs[k] for k, _ in n.aliases if k < len(n.outs) and k not in kept]
             found |= {o.name for o in outs if isinstance(o, Buffer)}
     return frozenset(found)

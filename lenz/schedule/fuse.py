@@ -266,9 +266,12 @@ def _parts(x: object) -> tuple[Sym, ...]:
 
 
 def _writes(n: Extern) -> tuple[str, ...]:
-    """What a call writes, the state of random generators too, and what is seen of it outside."""
-    outside = "" if n.draws or not outs_of(n) else None
-    return n.mutates if outside is None else (*n.mutates, outside)
+    """What a call writes, and what is seen of it outside: random numbers, say, and collectives.
+
+    What is received, or waited for, is there when the call has returned.
+    """
+    late = [b for _, b in n.aliases] if n.holds or n.waits else []
+    return (*n.mutates, *late, *[""] * n.is_seen)
 
 
 def _gather(p: Partition, cx: Context) -> None:

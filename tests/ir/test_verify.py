@@ -12,7 +12,7 @@ import pytest
 from lenz.errors import InternalError
 from lenz.ir.dtype import F32
 from lenz.ir.expr import expr, load
-from lenz.ir.graph import Pointwise, Ref
+from lenz.ir.graph import Extern, Pointwise, Ref
 from lenz.ir.kernel import Launch, Schedule
 from lenz.ir.op import LOAD
 from lenz.ir.reader import read
@@ -123,6 +123,10 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("use-after-free", PLAN, "free %x\nlaunch @k(%x)", "5: launch"),
     ("use-after-free", PLAN, "reuse %a : f32[s0] of %x\nview %b : f32[s0] of %x", "5: view"),
     ("use-after-free", PLAN, "free %x\nfree %x", "5: free"),
+    ("held", PLAN, "call %a = a.b.c(%x) holds\nreuse %b : f32[s0] of %x", "5: reuse"),
+    ("held", PLAN, "view %v : f32[s0] of %x\ncall %a = a.b.c(%v) holds\nalloc %b : f32[s0] over %x", "6: alloc"),
+    ("held", PLAN, "call (%a, %b) = a.b.c(%x) holds\ncall %c = a.w.d(%a) waits (%x, %a)\nreuse %d : f32[s0] of %x", "6: reuse"),
+    ("held", PLAN, "call none = a.b.c(%x) holds\ncall %c = a.w.d(%x) waits (%x)\nreuse %d : f32[s0] of %x", "6: reuse"),
     ("output-kept", PLAN, "free %x\nreturn (%x)", "5: return"),
     ("kernel-listed", PLAN, "launch @k(%x)\nkernels ()", "4: launch"),
     ("kernel-listed", PLAN, "kernels (@k)", "1: plan"),
@@ -146,6 +150,8 @@ def broken_objects() -> list[tuple[str, Any, str]]:
     short = Schedule(s.graph, (Launch(make.row_softmax(), ("x",)),))
     unknown = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "nowhere")),))
     typed = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "w")),))
+    lent = Extern((), "a.b.c", (Ref("y"),), holds=True)
+    written = Schedule(s.graph, (lent, Launch(make.row_softmax(), ("x", "y"))))
     return [
         ("var-once", strange, "4: out %y"),
         ("gather", wrong_type, "3: out %y"),
@@ -155,6 +161,7 @@ def broken_objects() -> list[tuple[str, Any, str]]:
         ("launch", short, "launch"),
         ("launch", unknown, "launch"),
         ("launch", typed, "launch"),
+        ("held", written, "launch"),
     ]
 
 
@@ -181,6 +188,12 @@ def test_broken_text(rule: str, frame: str, inside: str, line: str) -> None:
 @pytest.mark.parametrize("n", range(8))
 def test_broken_object(n: int) -> None:
     _check(*broken_objects()[n])
+
+
+def test_memory_serves_again_when_all_that_use_it_are_waited_for() -> None:
+    calls = "call (%a, %b) = a.b.c(%x) holds\n"
+    waits = "call %c = a.w.d(%a) waits (%x, %a, %b)\ncall %d = a.w.d(%b) waits (%x, %a, %b)\n"
+    verify(read(PLAN.format(f"{calls}{waits}reuse %e : f32[s0] of %x")))
 
 
 def test_every_rule_has_a_test() -> None:
