@@ -150,7 +150,9 @@ def side(fn: Any, name: str, watch: Watch, fullgraph: bool) -> Any:
         return torch.compile(fresh(fn), backend=name, dynamic=False)
 
     def lenz(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph(gm, inputs, Options.from_environment(), _Watcher(watch))
+        return compile_graph(
+            gm, inputs, Options.from_environment({"on_error": "raise"}), _Watcher(watch)
+        )
 
     return torch.compile(fresh(fn), backend=lenz, dynamic=False, fullgraph=fullgraph)
 

@@ -17,8 +17,9 @@ from lenz.codegen.triton.pool import start
 from lenz.debug.names import plain, readable
 from lenz.debug.repro import runnable, write_repro
 from lenz.debug.trace import OBJECT, Recorder, new_folder
-from lenz.errors import InternalError, Missing, Unsupported, UserError
+from lenz.errors import REPORT, InternalError, LenzError, Missing, Unsupported, UserError
 from lenz.frontend import FxProgram, caller, capture, numbered, origin
+from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.untraced import calling
 from lenz.ir.binary import encode
 from lenz.options import Options
@@ -62,9 +63,12 @@ def backend(
 
     Raises UserError for an unknown mode or option.
     """
-    if mode is not None and mode not in MODES:
-        raise UserError(f"unknown mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
-    chosen = Options.from_environment({**MODES.get(mode or "default", {}), **(options or {})})
+    try:
+        if mode is not None and mode not in MODES:
+            raise UserError(f"unknown mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
+        chosen = Options.from_environment({**MODES.get(mode or "default", {}), **(options or {})})
+    except UserError as e:
+        raise passing(e) from None
     return compile_graph(gm, example_inputs, chosen)
 
 
@@ -75,14 +79,25 @@ def compile_graph(
     watcher: Watcher | None = None,
     name: str = "",
 ) -> Callable[..., Any]:
-    """The backend with its options made.  `name` is the graph's in logs, reports and folders."""
+    """The backend with its options made.  `name` is the graph's in logs, reports and folders.
+
+    Errors of lenz leave in subclasses of their classes that Dynamo lets through.
+    """
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
         start()  # the compiler of kernels, so that it is ready by the time it is needed
     unit = _Unit(gm, options, watcher, caller())
-    native = native_names(store_in(options))
-    return capture(
-        gm, example_inputs, unit.compile_fx, options, native, name or numbered(), unit.entered
-    )
+    title, told = name or numbered(), (unit.entered, unit.failed)
+    try:
+        native = native_names(store_in(options))
+        return capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
+    except Exception as e:  # a fault of lenz, of torch or of the program: eager tells which
+        if is_message(e):
+            raise
+        try:
+            unit.failed(e, "capture")
+        except LenzError as fault:
+            raise passing(fault) from fault.__cause__
+        return gm.forward
 
 
 @dataclass(slots=True)
@@ -119,19 +134,8 @@ class _Unit:
                     run: Any = None if is_told else recall(program, cx, key, _run_of)
                 made = None if run else self.compiled(program, cx, recorder, key)
             recorder.finish()
-        except Unsupported as e:
-            return self.eager(program, f"lenz runs a graph in eager: {e}")
-        except Missing as e:
-            if options.on_error == "raise":
-                raise
-            return self.eager(program, f"lenz runs a graph in eager: {e}")
-        except UserError:
-            raise
-        except Exception as e:  # whatever else leaves the compiler is a bug of it
-            fault = _fault(e, recorder, program, options)
-            if options.on_error == "raise":
-                raise fault from e
-            return self.eager(program, f"lenz failed on a graph and runs it in eager: {fault}")
+        except Exception as e:  # noqa: BLE001  # what is no LenzError is a bug as well
+            return self.eager(program, self.why(e, recorder, program.kind))
         finally:
             self.since = time.perf_counter()
         if made is not None:
@@ -150,6 +154,32 @@ class _Unit:
         for b in made.code.binaries:
             recorder.binary(f"{b.name}.cubin", encode(b))
         return made
+
+    def failed(self, e: Exception, kind: str) -> None:
+        """Raise what stopped the capture of a graph, or say that the graph runs in eager."""
+        if not isinstance(e, LenzError) and not is_of_lenz(e):
+            if self.options.on_error == "raise":
+                raise e
+            return _say(f"torch could not trace a graph, which runs in eager: {_shown(e)}")
+        recorder = Recorder(kind, self.options.logs)
+        recorder.offered["dynamo"] = lambda: self.gm.print_readable(print_output=False)
+        recorder.offered["runnable"] = lambda: runnable(self.gm, self.options)
+        return _say(self.why(e, recorder, kind))
+
+    def why(self, e: Exception, recorder: Recorder, kind: str) -> str:
+        """The reason to run a graph in eager.
+
+        Raises what the user can put right, and with on_error="raise" all but Unsupported.
+        """
+        stops = self.options.on_error == "raise"
+        if isinstance(e, UserError) and (stops or not isinstance(e, Missing)):
+            raise e
+        if isinstance(e, (Unsupported, Missing)):
+            return f"lenz runs a graph in eager: {e}"
+        fault = _fault(e, recorder, kind, self.options)
+        if stops:
+            raise fault.with_traceback(e.__traceback__) from e
+        return f"lenz failed on a graph and runs it in eager: {fault.located(hint=REPORT)}"
 
     def eager(self, program: FxProgram, why: str) -> Boxed:
         """The program op by op; says so once."""
@@ -189,16 +219,21 @@ def _arguments(gm: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _fault(e: Exception, recorder: Recorder, program: FxProgram, options: Options) -> InternalError:
+def _shown(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}"
+
+
+def _fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> InternalError:
     """The error that names the pass, the line and the saved repro."""
     from lenz.debug.blame import blame
 
     line, where = blame(e)
-    what = f"{type(e).__name__}: {e}"
-    fault = e if isinstance(e, InternalError) else InternalError(what, where=where)
+    fault = e if isinstance(e, InternalError) else InternalError(_shown(e), where=where)
+    if fault.repro:
+        return fault
     fault = fault.located(pass_name=recorder.failed, line=line)
     # Without the number of the graph, so that a fault that comes again is written once.
-    saved = write_repro(e, fault, recorder.offered, f"graph.{program.kind}", options)
+    saved = write_repro(e, fault, recorder.offered, f"graph.{kind}", options)
     return fault.located(repro=saved)
 
 

@@ -111,7 +111,8 @@ class InternalError(LenzError):
         return "\n".join(lines)
 
 
-RUN_EAGERLY = 'on_error="eager" (or LENZ_ON_ERROR=eager) runs such a graph without lenz'
+RUN_EAGERLY = 'on_error="eager", the default, runs such a graph without lenz'
+REPORT = "a report with what was saved; until then only speed is lost"
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

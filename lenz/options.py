@@ -60,8 +60,8 @@ class Options:
     )
     verify: bool = option(False, "Check the IR after every pass.", key=False)
     on_error: Literal["raise", "eager"] = option(
-        "raise",
-        "What to do with a graph on which lenz itself fails.",
+        "eager",
+        "What to do with a graph on which lenz itself fails: raise, or warn and run it in eager.",
         key=False,
         choices=("raise", "eager"),
     )

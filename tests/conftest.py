@@ -12,13 +12,17 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's LENZ_* variables and cache out of the tests, and tests out of the cache."""
+    """Keep the user's LENZ_* variables and cache out of the tests, and tests out of the cache.
+
+    A bug of lenz is an error here, where users get a warning.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for variable in [name for name in os.environ if name.startswith("LENZ_")]:
             patch.delenv(variable)
         folder: Path = tmp_path_factory.mktemp("lenz")
         patch.setenv("LENZ_CACHE_DIR", str(folder / "cache"))
         patch.setenv("LENZ_DEBUG_DIR", str(folder / "debug"))
+        patch.setenv("LENZ_ON_ERROR", "raise")
         yield
 
 

@@ -19,7 +19,7 @@ import torch._functorch.config as functorch_config
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import CompileContext, TracingContext
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lenz.frontend.attention import fuse_attention, has_attention
@@ -30,7 +30,7 @@ from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.layout import channels_last, convolutions_of
-from lenz.frontend.program import CompileFX, GraphKind
+from lenz.frontend.program import CompileFX, GraphKind, boxed_eager
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
 from lenz.options import Options
@@ -52,20 +52,20 @@ def capture(
     native: frozenset[str] = frozenset(),
     name: str = "graph",
     entered: Callable[[GraphKind], None] = lambda kind: None,
+    failed: Callable[[Exception, GraphKind], None] | None = None,
 ) -> Callable[..., Any]:
     """Compile one graph of Dynamo with `compile_fx`; return a callable with the graph's signature.
 
-    `native` names the aten ops that the lowering takes whole (see `decompositions`); `name` is for
-    logs and reports, each program gets it with its kind appended; `entered` hears that lenz begins
-    with a part of the graph.  With grad off, or nothing to
-    differentiate, `compile_fx` is called once, with kind "inference".  Otherwise it is called with
-    "forward" now, and with "backward" now or, where torch defers it, at the first backward pass.
-    Errors of `compile_fx` leave unchanged; so does torch's own TensorifyScalarRestartAnalysis, with
-    which Dynamo begins again: let it pass.  `options.verify` checks each graph after normalising.
+    `native` names the aten ops that the lowering takes whole; `name` is for logs, each program gets
+    it with its kind appended; `entered` hears that lenz begins with a part of the graph.  With grad
+    off, or nothing to differentiate, `compile_fx` is called once, with kind "inference".  Otherwise
+    it is called with "forward" now, and with "backward" now or, where torch defers it, at the first
+    backward pass.  Errors leave unchanged.  A fault in the backward half, which no caller sees, is
+    told to `failed`: where that returns, the half runs in eager.
     """
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
         # Compiled autograd passes its inputs as one list.
-        again = lambda g, xs: capture(g, xs, compile_fx, options, native, name, entered)
+        again = lambda g, xs: capture(g, xs, compile_fx, options, native, name, entered, failed)
         return flatten_graph_inputs(gm, example_inputs, again)
     gm = prepared(gm)
     ended_by = break_reason(gm)
@@ -86,7 +86,7 @@ def capture(
             with _disable_current_modes():
                 return boxed(told(compile_fx(with_bodies(program, compile_fx, native))))
 
-        return compile_part
+        return compile_part if kind != "backward" else rescued(compile_part, failed)
 
     counters["aot_autograd"]["total"] += 1
     # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
@@ -113,6 +113,24 @@ def numbered() -> str:
     """
     first, *rest = re.findall(r"\d+", str(CompileContext.current_compile_id())) or [""]
     return "_".join(["graph" + first, *(n for n in rest if n != "0")])
+
+
+def rescued(compiler: Compiler, failed: Callable[[Exception, GraphKind], None] | None) -> Compiler:
+    """Let a backward half of which `compiler` makes nothing run in eager, if `failed` returns."""
+
+    def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        as_given = Graph()
+        as_given.output(as_given.graph_copy(gm.graph, {}))
+        try:
+            run: Boxed = compiler(gm, example_inputs)
+            return run
+        except Exception as e:
+            if failed is None:
+                raise
+            failed(e, "backward")
+            return boxed(boxed_eager(gm, as_given))
+
+    return compile_part
 
 
 def prepared(gm: GraphModule) -> GraphModule:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
 
 from lenz.frontend.symbols import SymbolMap
@@ -139,12 +139,16 @@ class FxProgram:
 
         This is the fallback for a graph that lenz cannot compile.
         """
-        graph = torch.fx.Graph()
-        results = graph.graph_copy(self.gm.graph, {})
-        graph.output(results)
-        graph.set_codegen(_BoxedCodeGen())
-        run: Callable[[list[Any]], Sequence[Any]] = GraphModule(self.gm, graph).forward
-        return run
+        return boxed_eager(self.gm, self.gm.graph)
+
+
+def boxed_eager(gm: GraphModule, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
+    """Return a graph on what `gm` holds as a Python function of one list, which it empties."""
+    own = Graph()
+    own.output(own.graph_copy(graph, {}))
+    own.set_codegen(_BoxedCodeGen())
+    run: Callable[[list[Any]], Sequence[Any]] = GraphModule(gm, own).forward
+    return run
 
 
 # What it gives may have an attribute `strides`: for each result None, or the strides it really has.

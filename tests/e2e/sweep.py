@@ -123,8 +123,10 @@ class Watch:
 def recording(row: Row, **options: object) -> Backend:
     """The backend, with the eager calls of each compiled graph noted in the row."""
 
+    chosen = {"on_error": "raise", **options}
+
     def backend(gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        return compile_graph(gm, inputs, Options.from_environment(options), Watch(row))
+        return compile_graph(gm, inputs, Options.from_environment(chosen), Watch(row))
 
     return backend
 

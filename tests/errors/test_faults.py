@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pickle  # noqa: TID251 - errors of workers come back in this way
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 
 import lenz
 from lenz import api, pipeline, recall
@@ -18,6 +21,8 @@ from lenz.context import Context
 from lenz.errors import InternalError, Unsupported, UserError
 from lenz.ir.graph import Graph
 from lenz.options import Options
+
+frontend_capture = importlib.import_module("lenz.frontend.capture")  # a function has its name
 
 
 def double(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -48,7 +53,7 @@ def break_pass(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
 def test_a_fault_names_pass_line_and_repro(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     break_pass(monkeypatch, RuntimeError("no such thing"))
-    with pytest.raises(BackendCompilerFailed) as caught:
+    with pytest.raises(InternalError) as caught:
         compiled(debug_dir=str(tmp_path))(*inputs())
     text = str(caught.value)
     assert "a bug in lenz after inline" in text
@@ -69,7 +74,7 @@ def test_the_same_fault_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
     break_pass(monkeypatch, RuntimeError("again"))
     run = compiled(debug_dir=str(tmp_path))
     for _ in range(2):
-        with pytest.raises(BackendCompilerFailed):
+        with pytest.raises(InternalError):
             run(*inputs())
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -79,7 +84,7 @@ def test_a_fault_that_knows_its_line_keeps_it(
 ) -> None:
     known = InternalError("stored twice", rule="store-once", line="7: store(%y)", pass_name="fuse")
     break_pass(monkeypatch, known)
-    with pytest.raises(BackendCompilerFailed, match="after fuse, rule store-once"):
+    with pytest.raises(InternalError, match="after fuse, rule store-once"):
         compiled(debug_dir=str(tmp_path))(*inputs())
 
 
@@ -89,7 +94,7 @@ def test_a_fault_counts_more_than_a_repro_that_cannot_be_written(
     break_pass(monkeypatch, RuntimeError("first things first"))
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(BackendCompilerFailed, match="first things first") as caught:
+    with pytest.raises(InternalError, match="first things first") as caught:
         compiled(debug_dir=str(file))(*inputs())
     assert "saved:" not in str(caught.value)
 
@@ -103,6 +108,93 @@ def test_on_error_eager_runs_the_graph_and_says_so_once(
         for _ in range(3):
             torch.testing.assert_close(run(*args), double(*args))
     assert len([w for w in said if "lenz" in str(w.message)]) == 1
+
+
+def test_users_get_a_warning_and_eager_unless_they_ask_for_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("LENZ_ON_ERROR")
+    break_pass(monkeypatch, RuntimeError("no such thing"))
+    run, args = compiled(debug_dir=str(tmp_path)), [a.requires_grad_() for a in inputs()]
+    with pytest.warns(UserWarning, match="a bug in lenz after inline") as said:
+        for _ in range(2):
+            run(*args).sum().backward()
+    bugs = [str(w.message) for w in said if "a bug in lenz" in str(w.message)]
+    # Each half of the graph is compiled by itself, and has a repro of its own.
+    assert len(bugs) == 2, "a warning is said once"
+    for folder in tmp_path.iterdir():
+        assert any(f"saved: {folder}" in text for text in bugs)
+    torch.testing.assert_close(args[0].grad, 2.0 * (args[0].detach() > 0) * 2)
+
+
+FRONTEND = {
+    "before AOTAutograd": "fix_floats",
+    "cutting the joint graph": "split",
+    "building a half": "build",
+    "building the backward half": "build",
+}
+
+
+@pytest.mark.parametrize("where", FRONTEND)
+@pytest.mark.parametrize("how", ("raise", "eager"))
+def test_a_fault_of_the_frontend_is_one_of_lenz(
+    where: str, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = FRONTEND[where]
+    right = getattr(frontend_capture, name)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if "backward" not in where or "backward" in args:
+            {}["no such key"]
+        return right(*args, **kwargs)
+
+    # The frames that tell whose fault it is are those of lenz.
+    here = FunctionType(
+        broken.__code__, {"__name__": "lenz.frontend.test"}, closure=broken.__closure__
+    )
+    monkeypatch.setattr(frontend_capture, name, here)
+    x, y = (a.requires_grad_() for a in inputs())
+    run = compiled(on_error=how, debug_dir=str(tmp_path))
+    if how == "raise":
+        with pytest.raises(InternalError, match="a bug in lenz:\n    KeyError: 'no such key'"):
+            run(x, y).sum().backward()
+    else:
+        with pytest.warns(UserWarning, match="lenz failed on a graph and runs it in eager"):
+            run(x, y).sum().backward()
+        torch.testing.assert_close(x.grad, 2.0 * (x.detach() > 0))
+    (repro,) = tmp_path.iterdir()
+    assert (repro / "fx_runnable.py").exists() and (repro / "error.txt").exists()
+
+
+def test_errors_leave_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Dynamo would wrap them, and ask for a report to PyTorch."""
+    break_pass(monkeypatch, RuntimeError("first things first"))
+    with pytest.raises(InternalError) as caught:
+        compiled(debug_dir=str(tmp_path))(*inputs())
+    e = caught.value
+    for text in (str(e), repr(e), "".join(traceback.format_exception(e))):
+        assert "PyTorch" not in text and "BackendCompilerFailed" not in text
+    frames = [f.name for f in traceback.extract_tb(e.__traceback__)]
+    assert frames[-1] == "broken", "the traceback ends where the fault is"
+    assert "_call_user_compiler" not in frames, "frames of Dynamo"
+    again = pickle.loads(pickle.dumps(e))
+    assert type(again) is InternalError and str(again) == str(e)
+
+
+def test_what_torch_cannot_trace_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose fault it is, eager says: a wrong program raises eager's error, a right one runs."""
+
+    def untraceable(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("cannot trace")
+
+    monkeypatch.setattr(frontend_capture, "aot_module_simplified", untraceable)
+    args = inputs()
+    with pytest.warns(UserWarning, match="torch could not trace .* ValueError: cannot trace"):
+        torch.testing.assert_close(compiled(on_error="eager")(*args), double(*args))
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError, match="ValueError: cannot trace") as caught:
+        compiled()(*args)
+    assert "a bug in lenz" not in str(caught.value)
 
 
 def test_a_gap_runs_in_eager_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +234,13 @@ def test_gradients_flow_through_a_graph_in_eager(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_wrong_options_are_the_users_error(options: dict[str, object], message: str) -> None:
-    with pytest.raises(BackendCompilerFailed, match=message):
+    with pytest.raises(UserError, match=message):
         compiled(**options)(*inputs())
 
 
 def test_an_unknown_mode_lists_the_known() -> None:
     run = torch.compile(double, backend="lenz", mode="fastest")
-    with pytest.raises(BackendCompilerFailed, match="unknown mode 'fastest'"):
+    with pytest.raises(UserError, match="unknown mode 'fastest'"):
         run(*inputs())
 
 

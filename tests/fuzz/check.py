@@ -300,7 +300,7 @@ def _told(p: Program, device: str, second: bool) -> Outcome:
 
 def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[str]) -> str:
     torch._dynamo.reset()
-    options = replace(Options.from_environment({"cache": False}), verify=True)
+    options = replace(Options.from_environment({"cache": False}), verify=True, on_error="raise")
     if way != "cpu":  # stages are compared for all sizes, and graphs of CPUs taken to a GPU
         options = replace(options, size_facts=False)
     backend: Any = "aot_eager" if way == "aot_eager" else Stages(options, way, seen).backend

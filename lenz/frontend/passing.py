@@ -1,0 +1,74 @@
+"""Errors on their way out through Dynamo, which wraps those of a backend that it does not know.
+
+`BackendCompilerFailed` hides the class of the error, and its text asks for a report to PyTorch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+from torch._dynamo.exc import (
+    ShortenTraceback,
+    TorchDynamoException,
+    exceptions_allowed_to_be_fallback,
+)
+
+from lenz.errors import LenzError
+
+
+def passing(e: LenzError) -> LenzError:
+    """The same error, in a subclass of its class that Dynamo lets through as it is.
+
+    Its traceback begins in lenz, not in Dynamo's many frames.
+    """
+    kind = type(e)
+    through = _let_through(kind)  # type: ignore[arg-type]  # a class has a hash
+    made = through.__new__(through)
+    ShortenTraceback.__init__(made, *e.args, first_useful_frame=None)  # type: ignore[arg-type]  # it is made of both
+    made.__dict__.update(e.__dict__)
+    return made.with_traceback(e.__traceback__)
+
+
+def is_message(e: Exception) -> bool:
+    """Say whether the error tells Dynamo what to do next: begin again, or end the graph here."""
+    return isinstance(e, (TorchDynamoException, *exceptions_allowed_to_be_fallback))
+
+
+def is_of_lenz(e: Exception) -> bool:
+    """Say whether code of lenz raised it, or called what did, beyond the call of AOTAutograd.
+
+    What torch raises while it traces may be the fault of the program.
+    """
+    within = [n for n in _modules(e.__traceback__) if n.startswith("lenz.")]
+    return bool(within) and within[-1] not in ("lenz.api", "lenz.frontend.capture")
+
+
+def _modules(tb: TracebackType | None) -> list[str]:
+    found = []
+    while tb is not None:
+        found.append(str(tb.tb_frame.f_globals.get("__name__")))
+        tb = tb.tb_next
+    return found
+
+
+@cache
+def _let_through(kind: type[LenzError]) -> type[LenzError]:
+    def shortened(self: LenzError) -> LenzError:
+        tb = self.__traceback__
+        while tb is not None and not tb.tb_frame.f_globals.get("__name__", "").startswith("lenz."):
+            tb = tb.tb_next
+        self.args = (self.what,)  # Dynamo has added to it
+        return self.with_traceback(tb or self.__traceback__)
+
+    def reduced(self: LenzError) -> Any:  # another process gets lenz's own error, which is text
+        state = {k: v for k, v in self.__dict__.items() if isinstance(v, str)}
+        return kind.__new__, (kind, self.what), state
+
+    body = {
+        "__module__": kind.__module__,
+        "__reduce__": reduced,
+        "remove_dynamo_frames": shortened,
+    }
+    return type(kind.__name__, (kind, ShortenTraceback), body)
