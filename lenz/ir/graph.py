@@ -65,6 +65,7 @@ class Reduction:
     """out[axes] = reduce of body over raxes.
 
     The accumulator has the type of the body (for "sum" of halves the body casts to f32 first).
+    Sums of floats begin with 0.0, so that none is -0.0.
     "argmax" and "argmin" give the flat i64 position over raxes in row-major order, the first of
     equals; a NaN counts as the greatest (smallest), as in torch. "max" and "min" keep NaN.
     `finish` is applied to the reduced value, which it sees as `ref("acc")`: a cast, a division. It
@@ -84,7 +85,8 @@ class Scan:
     """out[.., s, ..] = fold of body over s' <= s (s' >= s with `reverse`); s is axis number `dim`.
 
     The accumulator has the type of the body, and the order of the folding is free: the kinds are
-    associative but for rounding. `finish` is as for a reduction, for each element.
+    associative but for rounding. A sum of -0.0 alone is -0.0. `finish` is as for a reduction, for
+    each element.
     """
 
     out: Buffer

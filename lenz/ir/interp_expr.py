@@ -262,12 +262,20 @@ def reduce_last(kind: ReduceKind, x: torch.Tensor, dtype: DType) -> torch.Tensor
 
 
 _SCANS: Mapping[ScanKind, Callable[[torch.Tensor], torch.Tensor]] = {
-    "sum": lambda x: torch.cumsum(x, -1, dtype=x.dtype),
+    "sum": lambda x: _running_sums(x),
     "prod": lambda x: torch.cumprod(x, -1, dtype=x.dtype),
     "max": lambda x: torch.cummax(x, -1).values,
     "min": lambda x: torch.cummin(x, -1).values,
     "logaddexp": lambda x: torch.logcumsumexp(x, -1),
 }
+
+
+def _running_sums(x: torch.Tensor) -> torch.Tensor:
+    """As `cumsum`, which begins with 0.0 and so has no -0.0."""
+    zeros = torch.cumprod((x == 0) & torch.signbit(x), -1).bool()
+    return torch.where(zeros, x, torch.cumsum(x, -1, dtype=x.dtype))
+
+
 _UPDATES = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lenz import ops
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ReduceKind
@@ -106,9 +107,12 @@ def reduce_over(
     With nothing to reduce (a 0-d tensor) it is a map: every row has its one element.
     """
     if not s.over:
-        if kind in ("argmax", "argmin"):
-            return b.map(lambda i: const(0, (b.result if type is None else type).dtype), type, name)
-        return b.map(lambda i: fn(i) if finish is None else finish(fn(i)), type, name)
+
+        def one(i: Index) -> Expr:
+            e = ops.of_one(kind, fn(i))
+            return e if finish is None else finish(e)
+
+        return b.map(one, type, name)
     shape = s.padded if keepdim else s.rows
 
     def body(i: Index, r: Index) -> Expr:

@@ -48,10 +48,9 @@ def _plus(b: GraphBuilder, x: Operand, y: Operand, alpha: Number, sign: int) -> 
         e, f = element(x, i, t, kept=kept[0]), element(y, i, t, kept=kept[1])
         if not isinstance(alpha, Sym) and alpha == 1:
             return of(e, f)
-        factor = element(alpha, (), t, kept=kept[1])
         if not e.dtype.is_float:
-            return of(e, ops.mul(f, factor))
-        return ops.fma(f, factor if sign > 0 else ops.neg(factor), e)
+            return of(e, ops.mul(f, element(alpha, (), t, kept=kept[1])))
+        return ops.fma(f, element(alpha * sign, (), t, kept=kept[1]), e)  # of an int 0 it is 0.0
 
     return b.map(fn)
 

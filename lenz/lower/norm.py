@@ -26,7 +26,7 @@ from lenz.lower.dims import count, reduce_over, split
 from lenz.lower.moments import Sets, moments
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
-from lenz.sym import ZERO, Sym, sym
+from lenz.sym import ZERO, Sym, product, prove_divides, sym
 
 
 def result_type(b: GraphBuilder, position: int) -> TensorType:
@@ -42,13 +42,15 @@ def rounded(b: GraphBuilder, x: Value, type: TensorType, name: str) -> Value:
     return x if x.dtype is type.dtype else b.map(x.at, type, name)
 
 
-def scaled(e: Expr, weight: Value | None, bias: Value | None, index: Index) -> Expr:
-    """e * weight + bias, where there are such, in the type of e."""
+def scaled(
+    e: Expr, weight: Value | None, bias: Value | None, index: Index, or_zero: bool = False
+) -> Expr:
+    """e * weight + bias, where there are such, in the type of e; `or_zero` is a bias too."""
     if weight is not None:
         e = ops.mul(e, ops.cast(weight.compute(index), e.dtype))
     if bias is not None:
         e = ops.add(e, ops.cast(bias.compute(index), e.dtype))
-    return e
+    return ops.add(e, const(0, e.dtype)) if or_zero and bias is None else e
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,11 @@ def native_layer_norm(
     s = split(x.shape, tuple(range(lead, x.rank)))
     sets = Sets(x, s.padded, s.over, lambda i, r: s.join(s.row(i), r))
 
+    # Eager adds 0.0 for no bias, which shows in -0.0; its vectors of 4 on GPUs add nothing.
+    whole = x.device != "cpu" and prove_divides(4, product(s.over)) and x.dtype is not F64
+
     def shifted(e: Expr, i: Index) -> Expr:
-        return scaled(e, weight, bias, i[lead:])
+        return scaled(e, weight, bias, i[lead:], or_zero=not whole)
 
     return _normalised(b, sets, eps, lambda i: s.pad(s.row(i)), shifted)
 
@@ -224,7 +229,7 @@ class BatchNorm:
             c = (i[1],)
             centred = ops.sub(self.x.compute(i), ops.cast(mean.compute(c), self.acc))
             factor = scaled(ops.cast(invstd.compute(c), self.acc), self.weight, None, c)
-            return scaled(ops.mul(centred, factor), None, self.bias, c)
+            return scaled(ops.mul(centred, factor), None, self.bias, c, or_zero=True)
 
         return b.map(out)
 

@@ -70,7 +70,7 @@ def avg_pool(
     if w.area <= WRITTEN_OUT:
 
         def mean(i: Index) -> Expr:
-            total = reduce(ops.add, [tap(i, a) for a in w.offsets()])
+            total = ops.total([tap(i, a) for a in w.offsets()])
             return divided(total, divisor(w, i[lead:], include_pad, override))
 
         return b.map(mean)
@@ -112,7 +112,7 @@ def avg_pool_gradient(
         for o, exists in w.holders(i[lead:]):
             dy = divided(grad.compute((*i[:lead], *o)), divisor(w, o, include_pad, override))
             parts.append(masked(exists, dy, const(0, dy.dtype)))
-        return reduce(ops.add, parts)
+        return ops.total(parts)
 
     return b.map(at)
 
@@ -134,7 +134,7 @@ def _along(b: GraphBuilder, dy: Value, w: Adaptive, d: int, dim: int) -> Value:
             start, end = w.ends(o, d)
             e = divided(dy.compute((*i[:dim], o, *i[dim + 1 :])), index(end - start))
             parts.append(masked(exists, e, const(0, e.dtype)))
-        return reduce(ops.add, parts)
+        return ops.total(parts)
 
     if not d:
         return b.map(at)
@@ -212,7 +212,7 @@ def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) 
             zero = const(0, dy.dtype)
             chosen = ops.eq(indices.at(full), here)
             parts.append(masked(exists, ops.where(chosen, dy, zero), zero))
-        return reduce(ops.add, parts)
+        return ops.total(parts)
 
     return b.map(at)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any
 
 from lenz import ops
@@ -198,7 +197,7 @@ def _from_border(
             cond = cond if where is None else ops.and_(cond, where)
             e = dy.compute((*i[:d], o, *i[d + 1 :]))
             parts.append(guarded(cond, e, const(0, e.dtype)))
-        return reduce(ops.add, parts)
+        return ops.total(parts)
 
     shape = (*dy.shape[:d], n, *dy.shape[d + 1 :])
     return b.map(at, None if is_last else b.temp(shape, compute_dtype(dy.dtype)))

@@ -83,7 +83,7 @@ from lenz.ops.math import (
 from lenz.ops.power import hypot, pow
 from lenz.ops.random import below as random_below
 from lenz.ops.random import normal, rand_bits, shared_bits, uniform
-from lenz.ops.reduce import combine, neutral, reduce_dtype
+from lenz.ops.reduce import combine, neutral, of_one, reduce_dtype, total
 from lenz.ops.special import or_libm, scale
 
 OWN = len(all_ops())  # ops of lenz; those that a user adds come behind them

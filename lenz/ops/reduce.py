@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 
-from lenz.ir.dtype import BOOL, I64, DType, compute_dtype
+from lenz.ir.dtype import BOOL, F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.ops.arith import add, maximum, minimum, mul, sub
-from lenz.ops.cast import cast
-from lenz.ops.compare import isinf, where
+from lenz.ops.arith import add, div, fma, maximum, minimum, mul, sub
+from lenz.ops.bits import shl
+from lenz.ops.cast import bitcast, cast
+from lenz.ops.compare import gt, isinf, lt, where
 from lenz.ops.math import exp, log1p
+
+_MAGIC = 1.5 * 2.0**52  # what is added to it has its integer in the low bits
+# ln 2, and as high + low; the high part has 32 bits, so that k * high is exact.
+_LN2, _LN2_HIGH, _LN2_LOW = math.log(2.0), 0.6931471803691238, 1.9082149292705877e-10
 
 
 def reduce_dtype(kind: str, dtype: DType) -> DType:
@@ -20,10 +26,56 @@ def reduce_dtype(kind: str, dtype: DType) -> DType:
     return BOOL if kind in ("any", "all") else dtype
 
 
+def of_one(kind: str, e: Expr) -> Expr:
+    """The reduction of one element. Sums begin with 0.0, so that none is -0.0."""
+    to = reduce_dtype(kind, e.dtype)
+    if kind in ("argmax", "argmin"):
+        return const(0, to)
+    return add(e, const(0, to)) if kind == "sum" and to.is_float else cast(e, to)
+
+
+def total(terms: Sequence[Expr]) -> Expr:
+    """The sum of some terms in order, as a reduction of them."""
+    return reduce(add, terms[1:], of_one("sum", terms[0]))
+
+
 def _logaddexp(x: Expr, y: Expr) -> Expr:
     """log(e^x + e^y) = max + log(1 + e^(min - max)); a greatest operand that is infinite wins."""
     high = maximum(x, y)
-    return where(isinf(high), high, add(high, log1p(exp(sub(minimum(x, y), high)))))
+    below = sub(minimum(x, y), high)
+    more = _log1p_exp(below) if x.dtype is F64 else log1p(exp(below))
+    return where(isinf(high), high, add(high, more))
+
+
+def _log1p_exp(x: Expr) -> Expr:
+    """log(1 + e^x) of an f64 x <= 0, within 3 ulp, in vectors: the C library takes one lane each.
+    Denormal e^x count as 0.
+
+    e^x = 2^k e^r with |r| <= ln2 / 2, by Taylor's series of degree 13. With t = e^x or, above 0.41,
+    (e^x - 1) / 2, which leaves ln2: log(1 + t) = 2 atanh(s), s = t / (2 + t), |s| < 0.18.
+    """
+    shifted = fma(x, _f64(1.0 / _LN2), _f64(_MAGIC))
+    k = sub(shifted, _f64(_MAGIC))
+    r = fma(k, _f64(-_LN2_LOW), fma(k, _f64(-_LN2_HIGH), x))
+    power = bitcast(add(shl(bitcast(shifted, I64), const(52, I64)), const(1023 << 52, I64)), F64)
+    t = mul(_series([1.0 / math.factorial(n) for n in range(14)], r), power)
+    t = where(lt(x, _f64(-708.0)), _f64(0.0), t)
+    great = gt(t, _f64(0.41))
+    s = div(where(great, sub(t, _f64(1.0)), t), add(t, where(great, _f64(3.0), _f64(2.0))))
+    square = mul(s, s)
+    tail = mul(square, _series([2.0 / (2 * n + 3) for n in range(10)], square))
+    return add(where(great, _f64(_LN2), _f64(0.0)), fma(s, tail, add(s, s)))
+
+
+def _series(coefficients: list[float], x: Expr) -> Expr:
+    total = _f64(coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        total = fma(total, x, _f64(coefficient))
+    return total
+
+
+def _f64(value: float) -> Expr:
+    return const(value, F64)
 
 
 _COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {

@@ -30,8 +30,8 @@ def equal_terms(g: Graph, cx: Context) -> Graph:
         if new is None or not cx.allow("equal_terms", new.out.name):
             nodes.append(n)
             continue
-        on_gpu = new.out.type.device != "cpu"
-        body = new.body if not new.raxes else written_out(new, layouts) if on_gpu else None
+        body = written_out(new, layouts) if new.out.type.device != "cpu" else None
+        body = body if new.raxes else ops.of_one(new.kind, new.body)
         nodes.append(Pointwise(new.out, new.axes, finished(new.finish, body)) if body else new)
     return replace(g, nodes=tuple(nodes))
 

@@ -101,8 +101,8 @@ def written_out(n: Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
     for place in itertools.product(*map(range, lengths)):
         at: dict[Var, Sym] = {a.var: Int(i) for a, i in zip(n.raxes, place, strict=True)}
         part = reindex(n.body, at)
-        part = ops.cast(part, ops.reduce_dtype(n.kind, part.dtype))
-        total = part if total is None else combine(total, part)
+        to = ops.reduce_dtype(n.kind, part.dtype)
+        total = ops.of_one(n.kind, part) if total is None else combine(total, ops.cast(part, to))
     return total
 
 
@@ -160,7 +160,7 @@ def _solved(n: Reduction, hot: Mapping[str, Pointwise]) -> Expr | None:
             return ops.where(inside, e.args[1], e.args[2])
         return rebuild(e, (chosen(e.args[0]),))
 
-    new = chosen(body)
+    new = ops.of_one("sum", chosen(body))
     return None if any(r.var in s.free_vars for e in nodes_of(new) for s in syms_of(e)) else new
 
 

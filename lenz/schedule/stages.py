@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from lenz import ops
 from lenz.ir.expr import (
     Expr,
-    const,
     cost_of,
     interpret,
     load,
@@ -136,7 +135,7 @@ class _Staging:
             self.ready[acc] = k = k + 1
             result = ref(acc, dtype)
         else:
-            result = body if n.kind is None else only_element(n.kind, body)
+            result = body if n.kind is None else ops.of_one(n.kind, body)
         finish = self.inlined(replace_ref(n.finish, result))
         self.values[n.name] = value = self.keep(finish, k)
         if n.name in self.stored:
@@ -254,15 +253,6 @@ def _read_before_writing(s: Stages) -> None:
             ahead.append(Let(name, x.value))
             stores.append(Store(x.buffer, x.offset, ref(name, x.value.dtype), x.bound))
         part[:] = [*ahead, *stores]
-
-
-def only_element(kind: str, body: Expr) -> Expr:
-    """The reduction of one element."""
-    if kind in ("argmax", "argmin"):
-        return const(0, ops.reduce_dtype(kind, body.dtype))
-    return (
-        body if kind not in ("any", "all") else ops.cast(body, ops.reduce_dtype(kind, body.dtype))
-    )
 
 
 def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:

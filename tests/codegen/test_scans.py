@@ -171,3 +171,30 @@ def test_types_of_rows_behind_each_other(dtype: str, n: int) -> None:
               store(%y, [{35 * n}*b + f], {value}) }} }}""",
     )
     check(k, {"x": some(70 * n, types[dtype])}, rtol=1e-2 if dtype == "bf16" else 1e-12)
+
+
+@pytest.mark.parametrize("n", (1, 8, 40))
+@pytest.mark.parametrize("loop", ("vector", "seq"))
+def test_a_sum_of_minus_zeros_is_one(n: int, loop: str) -> None:
+    k = kernel(
+        f"%x: in f32[{3 * n}], %y: out f32[{3 * n}]",
+        f"""for i in 3 : parallel {{ for j in {n} : {loop} {{
+              c = scan sum {{ load(%x, [{n}*i + j]) }} over j
+              store(%y, [{n}*i + j], div(1.0:f32, c)) }} }}""",
+    )
+    x = torch.full((3, n), -0.0)
+    x[1, n // 2], x[2, 0] = 0.0, 2.0
+    check(k, {"x": x.reshape(-1)})
+
+
+def test_logarithms_of_sums_in_f64() -> None:
+    """Every distance of two numbers, up to those whose exponential is denormal."""
+    steps = torch.cat([torch.linspace(-708, 0, 2000), torch.linspace(-3, 3, 2000)]).double()
+    x = torch.stack([torch.zeros_like(steps), steps, -torch.ones_like(steps)], -1).reshape(-1)
+    k = kernel(
+        f"%x: in f64[{x.numel()}], %y: out f64[{x.numel()}]",
+        f"""for i in {x.numel() // 3} : parallel {{ for j in 3 : vector {{
+              c = scan logaddexp {{ load(%x, [3*i + j]) }} over j
+              store(%y, [3*i + j], c) }} }}""",
+    )
+    check(k, {"x": x}, rtol=4e-15)

@@ -189,3 +189,17 @@ def test_sums_of_halves_are_rounded_once() -> None:
         for tiles in (None, TINY):
             s = assert_function(lambda x: x.sum(1), torch.ones(2, 3000, dtype=half), tiles=tiles)
             assert "tl.float32" in texts_of(s)[0]
+
+
+@pytest.mark.parametrize("n", (1, 3, 16, 37))
+def test_no_sum_is_minus_zero(n: int) -> None:
+    """A tile without a masked lane has no 0.0 that its sums begin with."""
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        return [1 / x.sum(1), 1 / x.sum(0), 1 / x.sum(), 1 / x.prod(1), 1 / (x.mean(1) - 0.0)]
+
+    for zero in (-0.0, 0.0):
+        assert_function(fn, torch.full((16, n), zero))
+        assert_function(fn, torch.full((16, n), zero), tiles=TINY)
+    scans = torch.full((4, n), -0.0)
+    assert_function(lambda x: (1 / x.cumsum(0), 1 / x.cumsum(1), 1 / x[0].cumsum(0)), scans)

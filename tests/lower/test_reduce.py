@@ -268,3 +268,10 @@ def test_products_of_vectors(dtype: torch.dtype) -> None:
     if dtype in FLOATS:
         check(lambda y, m, x: torch.addmv(y * math.nan, m, x, beta=0), y, m, x)
         check(lambda y, m, x: y[0].addmv(m, x), y, m, x)
+
+
+def test_no_sum_is_minus_zero() -> None:
+    for shape in ((1, 1), (1, 3), (4, 2)):
+        x = torch.full(shape, -0.0)
+        check(lambda x: (1 / x.sum(1), 1 / x.sum(), 1 / x[0, 0].sum(), 1 / x.mean(0)), x)
+        check(lambda x: (1 / x.prod(1), 1 / x.amax(1), 1 / x.trace(), 1 / x.nansum(1)), x)

@@ -79,3 +79,13 @@ def test_a_flipped_scan_runs_from_the_end() -> None:
 def test_a_flip_of_other_dimensions_is_a_copy() -> None:
     g = check(lambda x: x.cumsum(1).flip((0, 1)), X)
     assert [n.reverse for n in scans(g)] == [False]
+
+
+@pytest.mark.parametrize("rows", (1, 3))
+def test_sums_begin_with_zero(rows: int) -> None:
+    """1 / result tells the signs of zeros; the interpreter has eager's as well."""
+    x = torch.full((rows, 5), -0.0)
+    x[:, 3] = 1
+    check(lambda x: (1 / x.cumsum(0), 1 / x.cumsum(1), 1 / x[:, :1].cumsum(1)), x, exact=True)
+    check(lambda x: (1 / x.cumprod(1), 1 / x.cummax(1)[0], 1 / x[0, 0].cumsum(0)), x, exact=True)
+    check(lambda x: (1 / x[:, :1].logcumsumexp(1), 1 / x.logcumsumexp(1)), x)

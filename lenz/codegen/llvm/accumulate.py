@@ -53,7 +53,8 @@ def start(body: Body, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
 
 def _identities(acc: Accumulator, part: int, dtype: DType, width: int) -> list[str]:
     if part == 0:
-        return [red.identity_text(acc.stmt.kind, dtype, width)] * acc.copies
+        is_scan = isinstance(acc.stmt, Scan)
+        return [red.identity_text(acc.stmt.kind, dtype, width, is_scan)] * acc.copies
     element = value_type(dtype)
     # Position of the first element that the lane may see, so that a row whose elements all equal
     # the identity gives the first of them.
@@ -73,7 +74,8 @@ def _start_arrays(body: Body, acc: Accumulator) -> None:
         body.accesses.bases[name] = base
         names.append(name)
         kind = acc.stmt.kind
-        text = red.identity_text(kind, dtype, width) if part == 0 else "zeroinitializer"
+        is_scan = isinstance(acc.stmt, Scan)
+        text = "zeroinitializer" if part else red.identity_text(kind, dtype, width, is_scan)
         if dtype is BOOL:
             text = f"splat (i8 {int(red.identity(kind, dtype) == 'true')})"
         t = memory_type(dtype, width)

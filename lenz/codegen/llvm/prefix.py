@@ -57,7 +57,7 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
     scopes, (dtype,) = body.scopes, acc.dtypes
     fn, level, width = scopes.fn, scopes.fn.level, scopes.width
     t = value_type(dtype, width)
-    start = red.identity_text(acc.stmt.kind, dtype, width)
+    start = red.identity_text(acc.stmt.kind, dtype, width, True)
 
     def shuffle(name: str, lanes: list[int]) -> str:
         order = ", ".join(f"i32 {i}" for i in lanes)

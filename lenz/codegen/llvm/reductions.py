@@ -191,6 +191,9 @@ def _call(b: Builder, name: str, element: str, x: str, width: int) -> str:
     return b.fn.let(b.level, f"call {element} {callee}({v} {x})")
 
 
-def identity_text(kind: Kind, dtype: DType, lanes: int) -> str:
-    """The identity in every lane."""
-    return splat(value_type(dtype), identity(kind, dtype), lanes)
+def identity_text(kind: Kind, dtype: DType, lanes: int, scan: bool = False) -> str:
+    """The identity in every lane: 0.0 for sums, which is none beside -0.0, and -0.0 for scans."""
+    text = identity(kind, dtype)
+    if scan and kind == "sum" and dtype.is_float:
+        text = constant(dtype, -0.0)
+    return splat(value_type(dtype), text, lanes)

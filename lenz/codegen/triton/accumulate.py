@@ -105,6 +105,8 @@ class Accumulators:
         state = acc.carried or acc.value
         dims, level = acc.dims - acc.lanes, v.text.level
         result = self._across(acc, state[0], self._function(s), dims) if acc.lanes else state[0]
+        if s.kind == "sum" and s.value.dtype.is_float and not acc.carried:
+            result = f"({result} + 0.0)"  # as if it had begun with 0.0: no sum is -0.0
         if is_arg(s.kind):
             hit = f"{state[0]} == {result}"
             if s.value.dtype.is_float:  # if there is a NaN, the result is one
