@@ -14,7 +14,6 @@ An entry is a header (magic, format version, length), the SHA-256 of name and da
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -23,12 +22,11 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
-from typing import NamedTuple
 
 from lenz.errors import InternalError
+from lenz.private import Folder, folder, is_private, opened, unlink, write
 
 MAGIC = b"lenz\x89\r\n\x1a"
 FORMAT = 2
@@ -62,16 +60,16 @@ class Store:
         """Return the data last put under `kind` and `key`, or None if there is no whole entry."""
         shard, file, name = _place(kind, key)
         try:
-            with self._folder(shard) as folder, _opened(folder, file, os.O_RDONLY) as entry:
+            with self._folder(shard) as at, opened(at, file, os.O_RDONLY) as entry:
                 info = os.fstat(entry)
                 # What is larger than the whole cache is no entry, and would fill the memory.
-                is_entry = stat.S_ISREG(info.st_mode) and _is_private(info)
+                is_entry = stat.S_ISREG(info.st_mode) and is_private(info)
                 if not is_entry or info.st_size > LIMIT_BYTES:
                     return None
                 data = _unpack(_read(entry, info.st_size), name)
                 if data is not None and time.time() - info.st_mtime > DAY_SECONDS:
                     with suppress(OSError):  # a folder we may only read: the age stays as it is
-                        os.utime(folder.prefix + file, dir_fd=folder.fd)
+                        os.utime(at.prefix + file, dir_fd=at.fd)
                 return data
         except OSError:
             return None
@@ -85,38 +83,15 @@ class Store:
         if not self._writes or HEADER.size + len(data) > LIMIT_BYTES:
             return
         try:
-            with self._folder(shard, make=True) as folder:
+            with self._folder(shard, make=True) as at:
                 with suppress(IsADirectoryError):  # one in place of the entry: it stays a miss
-                    _write(folder, file, _pack(data, name))
-                self._evict(folder, file)
+                    write(at, file, _pack(data, name), sync=True)
+                self._evict(at, file)
         except OSError as error:
             self._stop(error.strerror or type(error).__name__)
 
-    @contextmanager
-    def _folder(self, shard: str, make: bool = False) -> Iterator[_Folder]:
-        """Open a folder of entries; with `make`, make what is missing, for this user alone.
-
-        Raises OSError unless the folder and those above it, up to the root, belong to this user
-        and nobody else can write to them. Each is opened from the one before, so that none can be
-        exchanged after it was looked at.
-        """
-        if make:
-            _make_folders(self._root)
-        with ExitStack() as opened:
-            folder = _Folder("", None)
-            for name in (self._root, f"v{FORMAT}", shard):
-                path = folder.prefix + name
-                if make:
-                    with suppress(FileExistsError):  # another process was faster
-                        os.mkdir(path, 0o700, dir_fd=folder.fd)
-                if not _DIRECTORY:  # Windows opens no folders; what is in them has access lists
-                    folder = _Folder(path + os.sep, None)
-                    continue
-                fd = opened.enter_context(_opened(folder, name, os.O_RDONLY | _DIRECTORY))
-                if not _is_private(os.fstat(fd)):
-                    raise PermissionError(errno.EACCES, "others can write to it, or own it")
-                folder = _Folder("", fd)
-            yield folder
+    def _folder(self, shard: str, make: bool = False) -> AbstractContextManager[Folder]:
+        return folder(self._root, f"v{FORMAT}", shard, make=make)
 
     def _stop(self, why: str) -> None:
         """Write no more, and say so the first time."""
@@ -130,7 +105,7 @@ class Store:
                 stacklevel=3,
             )
 
-    def _evict(self, folder: _Folder, newest: str) -> None:
+    def _evict(self, at: Folder, newest: str) -> None:
         """Delete the oldest entries of one folder until it is within its share, never `newest`.
 
         Temporary files that a killed process left behind go as well.
@@ -138,7 +113,7 @@ class Store:
         now = time.time()
         used = 0
         found: list[tuple[float, int, str]] = []
-        with os.scandir(folder.prefix if folder.fd is None else folder.fd) as entries:
+        with os.scandir(at.prefix if at.fd is None else at.fd) as entries:
             for entry in entries:
                 with suppress(OSError):  # another process deletes as well, or holds it open
                     info = entry.stat(follow_symlinks=False)
@@ -147,14 +122,14 @@ class Store:
                     used += info.st_size
                     if entry.name.startswith("."):
                         if now - info.st_mtime > STALE_SECONDS:
-                            _unlink(folder, entry.name)
+                            unlink(at, entry.name)
                     elif entry.name != newest:
                         found.append((info.st_mtime, info.st_size, entry.name))
         for _, size, name in sorted(found):
             if used <= self._limit // SHARDS:
                 return
             with suppress(OSError):
-                _unlink(folder, name)
+                unlink(at, name)
             used -= size
 
 
@@ -164,46 +139,6 @@ def store_at(root: str) -> Store:
     return Store(root)
 
 
-class _Folder(NamedTuple):
-    """An open folder: its descriptor, or (on Windows) None and a prefix of names."""
-
-    prefix: str
-    fd: int | None
-
-
-_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
-# A pipe would wait for its other end, and a terminal would become that of this process.
-_FLAGS = (
-    getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_NOCTTY", 0)
-    | getattr(os, "O_BINARY", 0)
-)
-
-
-@contextmanager
-def _opened(folder: _Folder, name: str, flags: int) -> Iterator[int]:
-    """Open a file of a folder, no link; a new one is for this user alone."""
-    file = os.open(folder.prefix + name, flags | _FLAGS, 0o600, dir_fd=folder.fd)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-def _unlink(folder: _Folder, name: str) -> None:
-    os.unlink(folder.prefix + name, dir_fd=folder.fd)
-
-
-def _make_folders(path: str) -> None:
-    """Make what is missing above `path`, for this user alone."""
-    above = os.path.dirname(path)
-    if above != path and not os.path.isdir(above):
-        _make_folders(above)
-        with suppress(FileExistsError):
-            os.mkdir(above, 0o700)
-
-
 def _place(kind: str, key: str) -> tuple[str, str, bytes]:
     """Return the folder and file of an entry, and the name that its checksum covers."""
     if not KIND.fullmatch(kind):
@@ -211,13 +146,6 @@ def _place(kind: str, key: str) -> tuple[str, str, bytes]:
     name = f"{kind}\0{key}".encode(errors="surrogatepass")
     digest = hashlib.sha256(name).hexdigest()
     return f"{int(digest[:2], 16) % SHARDS:x}", f"{digest}.{kind}", name
-
-
-def _is_private(info: os.stat_result) -> bool:
-    """True if the file is ours and nobody else can write it."""
-    if not hasattr(os, "geteuid"):  # Windows: the user's own folder has its own access list
-        return True
-    return info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _pack(data: bytes, name: bytes) -> bytes:
@@ -248,20 +176,3 @@ def _read(file: int, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def _write(folder: _Folder, name: str, raw: bytes) -> None:
-    """Put `raw` at `name` in one step: readers see the old file or the new one, never a part."""
-    temporary = f".{name[:16]}-{os.getpid()}-{os.urandom(6).hex()}"
-    try:
-        with _opened(folder, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            left = memoryview(raw)
-            while left:
-                left = left[os.write(file, left) :]
-            os.fsync(file)
-        old, new = folder.prefix + temporary, folder.prefix + name
-        os.replace(old, new, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-    except BaseException:
-        with suppress(OSError):
-            _unlink(folder, temporary)
-        raise

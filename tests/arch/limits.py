@@ -15,6 +15,7 @@ RANKS = {
     "errors": 0,
     "options": 1,
     "target": 1,
+    "private": 1,
     "sym": 2,
     "ir": 3,
     "ops": 4,
@@ -44,6 +45,7 @@ RANKS = {
 RUNTIME_IMPORTS = (
     "lenz.errors",
     "lenz.options",
+    "lenz.private",
     "lenz.sym",
     "lenz.ir.binary",
     "lenz.ir.plan",
@@ -84,9 +86,8 @@ TORCH_PRIVATE = {
 # Files that may read the environment, and files that may write to the disk.
 ENVIRONMENT_FILES = ("options.py",)
 WRITING_FILES = {
-    "runtime/store.py": "the disk cache",
-    "debug/trace.py": "debug folders, in the user's working folder",
-    "debug/repro.py": "repros of faults, in the user's working folder",
+    "private.py": "the disk cache, debug folders and repros, in folders of this user alone",
+    "debug/trace.py": "makes debug folders",
     "debug/report.py": "reports that the user asks for",
     "demo/run.py": "a cache of its own in a temporary folder, so that its first call is cold",
 }

@@ -1,0 +1,109 @@
+"""Files that this user alone can write, in folders of which the same holds.
+
+A folder is opened without links, one from the other, and looked at once it is open: none can be
+exchanged on the way. A file is made anew or replaced, never written through what has its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
+
+
+class Folder(NamedTuple):
+    """An open folder: its descriptor, or (on Windows) None and a prefix of names."""
+
+    prefix: str
+    fd: int | None
+
+
+_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+# A pipe would wait for its other end, and a terminal would become that of this process.
+_FLAGS = (
+    getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_NOCTTY", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+
+
+@contextmanager
+def folder(*names: str, make: bool = False) -> Iterator[Folder]:
+    """Open a folder: the first name is a path, each other one is inside of the one before.
+
+    With `make`, those that are missing are made, for this user alone. Raises OSError unless all
+    are folders of this user to which nobody else can write; those above the first may be anyone's.
+    """
+    if make:
+        make_above(names[0])
+    with ExitStack() as stack:
+        made = Folder("", None)
+        for name in names:
+            path = made.prefix + name
+            if make:
+                with suppress(FileExistsError):  # another process was faster
+                    os.mkdir(path, 0o700, dir_fd=made.fd)
+            if not _DIRECTORY:  # Windows opens no folders; what is in them has access lists
+                made = Folder(path + os.sep, None)
+                continue
+            fd = stack.enter_context(opened(made, name, os.O_RDONLY | _DIRECTORY))
+            if not is_private(os.fstat(fd)):
+                raise PermissionError(errno.EACCES, "others can write to it, or own it", name)
+            made = Folder("", fd)
+        yield made
+
+
+def make_above(path: str) -> None:
+    """Make what is missing above `path`, for this user alone."""
+    above = os.path.dirname(path)
+    if above not in ("", path) and not os.path.isdir(above):
+        make_above(above)
+        with suppress(FileExistsError):
+            os.mkdir(above, 0o700)
+
+
+@contextmanager
+def opened(where: Folder, name: str, flags: int) -> Iterator[int]:
+    """Open a file of a folder, no link; a new one is for this user alone."""
+    file = os.open(where.prefix + name, flags | _FLAGS, 0o600, dir_fd=where.fd)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def unlink(where: Folder, name: str) -> None:
+    """Delete a file of a folder."""
+    os.unlink(where.prefix + name, dir_fd=where.fd)
+
+
+def write(where: Folder, name: str, data: bytes, sync: bool = False) -> None:
+    """Put `data` at `name` in one step: readers see the old file or the new one, never a part.
+
+    With `sync` that holds also where the machine stops.
+    """
+    temporary = f".{name[:16]}-{os.getpid()}-{os.urandom(6).hex()}"
+    try:
+        with opened(where, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file, left) :]
+            if sync:
+                os.fsync(file)
+        old, new = where.prefix + temporary, where.prefix + name
+        os.replace(old, new, src_dir_fd=where.fd, dst_dir_fd=where.fd)
+    except BaseException:
+        with suppress(OSError):
+            unlink(where, temporary)
+        raise
+
+
+def is_private(info: os.stat_result) -> bool:
+    """True if the file is ours and nobody else can write it."""
+    if not hasattr(os, "geteuid"):  # Windows: the user's own folder has its own access list
+        return True
+    return info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
