@@ -34,7 +34,10 @@ DEVICES = frozenset({"cpu", "cuda"})  # that kernels are made for
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Everything that one compilation made, in the order it was made; the report reads this."""
+    """Everything that one compilation made, in the order it was made; the report reads this.
+
+    `text` is the plan as it runs and is kept; `told` is for readers, with comments.
+    """
 
     program: FxProgram
     graph: Graph
@@ -63,16 +66,19 @@ class Compiled:
 
     @property
     def entry(self) -> Entry:
-        """What is kept of it in the disk cache; comments would tell lines of an older source."""
-        lines = self.text.split("\n")
+        """What is kept of it in the disk cache."""
         keys = self.code.keys
         kernels = {
             s.kernel: (len(s.args), len(s.sizes), s.device, keys.get(s.kernel, ""))
             for s in self.plan.steps
             if isinstance(s, LaunchStep)
         }
-        text = "\n".join(line for line in lines if not line.startswith("    # "))
-        return Entry(text, self.strides, keys.get("", ""), kernels)
+        return Entry(self.text, self.strides, keys.get("", ""), kernels)
+
+    @property
+    def told(self) -> str:
+        """The plan as Python, with the lines of the user's program that launches come from."""
+        return _source(self.plan, self.program, self.graph.env, comments=True)
 
 
 def run_of(program: FxProgram, cx: Context) -> Boxed:
@@ -139,9 +145,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     with trace.stage("plan"):
         donated = frozenset(p.name for p in program.placeholders if p.is_donated)
         plan = build_plan(s, symbols, cx, donated)
-        user = {p.name: p.source for p in program.placeholders}
-        is_pure = program.kind in ("backward", "body") and not program.mutated
-        text = source(plan, user, g.env.hints, is_pure)
+        text = _source(plan, program, g.env)
     try:
         with trace.stage("codegen"):
             code = code_of()
@@ -153,8 +157,14 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     with trace.stage("plan"):
         call = load(text, code.functions, code.library, program, cx, run_of)
     trace.text("module", lambda: code.text)
-    trace.text("code", lambda: text)
+    trace.text("code", lambda: _source(plan, program, g.env, comments=True))
     return Compiled(program, g, s, plan, text, code, call, tuned)
+
+
+def _source(plan: Plan, program: FxProgram, env: SymEnv, comments: bool = False) -> str:
+    user = {p.name: p.source for p in program.placeholders}
+    is_pure = program.kind in ("backward", "body") and not program.mutated
+    return source(plan, user, env.hints, is_pure, comments)
 
 
 def optimise(g: Graph, cx: Context) -> Graph:

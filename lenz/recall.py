@@ -199,8 +199,8 @@ def load(
     names = {n.name: str(n.target) for n in program.gm.graph.nodes if n.op == "get_attr"}
     for constant, *_ in module["CONSTANTS"]:
         module[constant] = _aligned(program.constants[names[constant]])
-    for o, value in program.modules.items():
-        module["obj_" + "".join(x if x.isalnum() else "_" for x in o)] = value
+    for py, o in module["OBJECTS"].items():
+        module[py] = program.modules[o]
     if "otherwise" in module:
         module["otherwise"] = _Otherwise(program, cx, again)
     module["_library"] = library  # the code lives as long as the module

@@ -6,6 +6,7 @@ import traceback
 
 from torch.fx import Node as FxNode
 
+from lenz.debug.names import shown
 from lenz.ir.graph import LOOPS, Extern, View, origin_of
 from lenz.ir.kernel import Kernel, Launch
 from lenz.ir.printer import show_node
@@ -40,4 +41,4 @@ def _last_line(origins: tuple[str, ...]) -> str:
 def _user_line(node: FxNode) -> str:
     stack = str(node.meta.get("stack_trace") or "")
     lines = [x.strip() for x in stack.splitlines() if x.strip().startswith("File ")]
-    return lines[-1] if lines else ""
+    return shown(lines[-1]) if lines else ""

@@ -1,4 +1,8 @@
-"""The user's names of what a graph takes: `w16` where tracing says `L['w16']` and `arg4_1`."""
+"""The user's names of what a graph takes: `w16` where tracing says `L['w16']` and `arg4_1`.
+
+Names of files, attributes and functions may hold any character. They pass `shown` where they enter,
+so that each stays on its line, in a comment as on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,21 @@ MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 ARGUMENT = re.compile(r"\bargs\[(\d+)\]")
 
 
+def shown(text: str) -> str:
+    """The text on one line, as UTF-8 can hold it: other characters in Python's escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
 def plain(source: str) -> str:
     """Dynamo's name of a value as the user would write it.
 
     L['w16'] -> w16      L['self']._modules['fc']._parameters['bias'] -> self.fc.bias
     """
-    return MEMBER.sub(r".\1", ROOT.sub(r"\1", source))
+    return shown(MEMBER.sub(r".\1", ROOT.sub(r"\1", source)))
 
 
 def readable(source: str, arguments: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from torch._guards import CompileContext, TracingContext
 from torch.fx import Graph, GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lenz.debug.names import shown
 from lenz.frontend.attention import fuse_attention, has_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
@@ -154,7 +155,7 @@ def break_reason(gm: GraphModule) -> str:
         return ""
     stack: list[Any] = list(getattr(reason, "user_stack", None) or ())
     where = f" at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
-    return f"{str(reason.reason).strip().splitlines()[0]}{where}"
+    return shown(f"{str(reason.reason).strip().partition(chr(10))[0]}{where}")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
 
+from lenz.debug.names import shown
 from lenz.frontend.symbols import SymbolMap
 from lenz.sym import Sym
 
@@ -155,7 +156,7 @@ def boxed_eager(gm: GraphModule, graph: Graph) -> Callable[[list[Any]], Sequence
 CompileFX: TypeAlias = Callable[[FxProgram], Callable[[list[Any]], Sequence[Any]]]
 
 
-FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+)')
+FRAME = re.compile(r'File "(?P<file>.*?)", line (?P<line>\d+)', re.DOTALL)
 
 
 # Folders and files whose lines are nobody's program.
@@ -174,7 +175,7 @@ def origin(node: Node, called: str = "") -> str:
     """
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     mine = [f"{file}:{line}" for file, line in frames if not file.startswith(OWN)]
-    return mine[-1] if mine else called
+    return shown(mine[-1] if mine else called)
 
 
 def caller() -> str:
@@ -184,4 +185,4 @@ def caller() -> str:
         if frame.f_back is None:
             return ""
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return shown(f"{frame.f_code.co_filename}:{frame.f_lineno}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import keyword
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from lenz.ir.dtype import DTYPES, DType, dtype_named
 from lenz.ir.graph import Atom, Named, Ref
@@ -59,6 +60,7 @@ TAIL = """
 INPUTS = {inputs}
 CONSTANTS = {constants}
 KERNELS = {kernels}  # name: (pointers, sizes, GPU)
+OBJECTS = {objects}
 SIZES = {sizes}
 
 if __name__ == "__main__":
@@ -74,13 +76,14 @@ def source(
     names: Mapping[str, str] = NONE,
     sizes: Sequence[tuple[str, int]] = (),
     is_backward: bool = False,
+    comments: bool = False,
 ) -> str:
-    """The module's text.
+    """The module's text; `comments` add where each launch came from.
 
     `names` are the user's names of arguments, for messages; `sizes` the example values of sizes,
     for the script. Arguments of a backward half with other strides than stated are copied.
     """
-    w = _Writer(p, names, is_backward)
+    w = _Writer(p if comments else replace(p, comments=()), names, is_backward)
     lines = w.call()
     guard = GUARDED.format(device=w.gpus[0]) if w.gpus else ""
     head = HEAD.format(
@@ -97,6 +100,7 @@ def source(
             inputs=_listed(inputs),
             constants=_listed([_described(c) for c in p.constants]),
             kernels=repr(_signatures(p)),
+            objects=repr({py: name for name, py in w.objects.items()}),
             sizes=repr(dict(sizes)),
         )
     )
@@ -159,6 +163,7 @@ class _Writer:
         calls = [s for s in p.steps if isinstance(s, CallStep)]
         self.taken |= {o.name for s in calls for o in s.outs if isinstance(o, Var)}
         self.names.update({c.name: c.name for c in p.constants})
+        self.objects = {o: self.free(f"obj_{o}") for o in p.objects}
 
     def call(self) -> list[str]:
         """Lines of the function."""
@@ -194,18 +199,22 @@ class _Writer:
         lines += [f"{k} = None  # kernel" for k in self.p.kernels]
         if self.p.aligned or _broken(self):
             lines.append("otherwise = None  # the same graph, taking less to be so")
-        lines += [f"obj_{_safe(o)} = None  # object" for o in self.p.objects]
+        lines += [f"{py} = None  # object" for py in self.objects.values()]
         return lines
 
     def var(self, name: str) -> str:
         """The Python variable of a buffer."""
         if name not in self.names:
-            py, k = _safe(name), 0
-            while (chosen := py if k == 0 else f"{py}_{k}") in self.taken:
-                k += 1
-            self.taken.add(chosen)
-            self.names[name] = chosen
+            self.names[name] = self.free(name)
         return self.names[name]
+
+    def free(self, name: str) -> str:
+        """A name like this one that nothing else has: names of ops and buffers may be equal."""
+        py, k = _safe(name), 0
+        while (chosen := py if k == 0 else f"{py}_{k}") in self.taken:
+            k += 1
+        self.taken.add(chosen)
+        return chosen
 
     def size(self, position: int) -> str:
         """The variable an integer argument is unpacked to."""
@@ -330,7 +339,9 @@ class _Writer:
         return self.dtypes.setdefault(d, d.name.replace("u", "uint"))
 
     def op(self, name: str) -> str:
-        return self.ops.setdefault(name, _safe(name))
+        if name not in self.ops:
+            self.ops[name] = self.free(name)
+        return self.ops[name]
 
     def atom(self, a: Atom) -> str:
         """An argument as Python text."""
@@ -338,7 +349,7 @@ class _Writer:
             case Ref():
                 return self.var(a.name)
             case Named("obj", value):
-                return f"obj_{_safe(value)}"
+                return self.objects[value]
             case Named("device", value):
                 return f"device({value!r})"
             case Named("op", value):
@@ -417,4 +428,4 @@ def _layout(t: TensorType) -> str:
 
 
 def _safe(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name)
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)

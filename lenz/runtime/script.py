@@ -25,9 +25,8 @@ def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], roun
     `module` holds the globals of the printed text; `kernels` are its kernels by name. Raises
     UserError for a plan that calls objects of the user's program, which no text holds.
     """
-    missing = [name for name in module if name.startswith("obj_")]
-    if missing:
-        raise UserError(f"the plan calls {missing[0]}, an object of the program it came from")
+    for name in module["OBJECTS"].values():
+        raise UserError(f"the plan calls {name}, an object of the program it came from")
     module.update(kernels)
     sizes: dict[str, int] = dict(module["SIZES"])
     for c in module["CONSTANTS"]:
