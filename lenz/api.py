@@ -119,7 +119,9 @@ class _Unit:
         """FxProgram -> callable.  What cannot be compiled runs in eager, where that is allowed."""
         program = self.named(program)
         options = self.options
-        folder = new_folder(options.debug_dir, program.name) if options.debug else None
+        folder = None
+        if options.debug and options.debug_dir is not None:
+            folder = new_folder(options.debug_dir, program.name)
         recorder = Recorder(program.name, options.logs, folder)
         recorder.times["trace"] = time.perf_counter() - self.since
         try:
@@ -279,7 +281,7 @@ class Explainer:
                 rejected=made.schedule.rejected,
                 timings=dict(recorder.times),
                 ir=show(made.graph, origins=True),
-                source=made.text,
+                source=made.told,
                 guards=p.guards,
                 ended_by=p.ended_by,
                 facts=tuple(text for name, f in p.facts.items() for text in f.told(name)),

@@ -70,7 +70,11 @@ class Options:
         None, "Folder of the disk cache; by default lenz in the user's cache folder.", key=False
     )
     debug: bool = option(False, "Write one folder per graph with every stage of it.", key=False)
-    debug_dir: str = option("lenz_debug", "Where debug folders and repros are written.", key=False)
+    debug_dir: str | None = option(
+        None,
+        "Folder of debug folders and repros; by default lenz in the user's folder for state.",
+        key=False,
+    )
     logs: tuple[str, ...] = option(
         (), "Stages to print to standard error, with commas between.", key=False, choices=LOGS
     )
@@ -104,7 +108,11 @@ class Options:
         for name, value in values.items():
             values[name] = _checked(name, known[name].type, known[name].metadata["choices"], value)
         if values.get("cache_dir") is None:
-            values["cache_dir"] = _user_cache(env)
+            values["cache_dir"] = _user_folder(env, "XDG_CACHE_HOME", ".cache", "Caches")
+        if values.get("debug_dir") is None:
+            values["debug_dir"] = _user_folder(
+                env, "XDG_STATE_HOME", ".local/state", "Application Support"
+            )
         return cls(**values)
 
     def key(self) -> str:
@@ -165,17 +173,17 @@ def _words(name: str, choices: tuple[str, ...], value: str | tuple[Any, ...] | l
     return tuple(c for c in choices if c in words)
 
 
-def _user_cache(env: Mapping[str, str]) -> str:
-    """Return the folder for caches that the platform gives to this user, with `lenz` below it."""
+def _user_folder(env: Mapping[str, str], variable: str, default: str, mac: str) -> str:
+    """Return a folder that the platform gives to this user, with `lenz` below it."""
     home = os.path.expanduser("~")
     if sys.platform == "win32":
         root = env.get("LOCALAPPDATA") or os.path.join(home, "AppData", "Local")
     elif sys.platform == "darwin":
-        root = os.path.join(home, "Library", "Caches")
+        root = os.path.join(home, "Library", mac)
     else:
-        xdg = env.get("XDG_CACHE_HOME", "")
+        xdg = env.get(variable, "")
         # The XDG base directory specification tells us to ignore a path that is not absolute.
-        root = xdg if os.path.isabs(xdg) else os.path.join(home, ".cache")
+        root = xdg if os.path.isabs(xdg) else os.path.join(home, default)
     return os.path.join(root, "lenz")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from lenz.debug.trace import TEXTS
+from lenz.debug.trace import TEXTS, file_name, one_by_one, write_in
 from lenz.errors import InternalError
 from lenz.ir.dtype import dtype_of
 from lenz.options import Options
@@ -141,18 +141,18 @@ def write_repro(
     The folder has the name of its contents, so that the same fault is written once. Empty where it
     cannot be written: the fault itself counts for more.
     """
+    if options.debug_dir is None:
+        return ""
     texts = {TEXTS.get(k, (k, f"{k}.txt"))[1]: _made(text) for k, text in offered.items()}
     texts["options.txt"] = "".join(
         f"{f.name} = {getattr(options, f.name)!r}\n" for f in fields(options)
     )
     texts["error.txt"] = f"{fault}\n\n{''.join(traceback.format_exception(error))}"
     program = texts.get("fx_transformed.py", "") + fault.what
-    code = hashlib.sha256(f"{name}\n{program}".encode()).hexdigest()[:8]
-    folder = Path(options.debug_dir) / f"repro-{name}-{code}"
+    code = hashlib.sha256(f"{name}\n{program}".encode(errors="replace")).hexdigest()[:8]
+    folder = Path(options.debug_dir) / file_name(f"repro-{name}-{code}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
-            (folder / file).write_text(text, encoding="utf-8")
+        write_in(folder, {k: one_by_one(text) for k, text in texts.items()}, make=True)
     except OSError:
         return ""
     return str(folder)

@@ -6,14 +6,17 @@ inside), so that they add up to the whole.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lenz.debug.names import shown
 from lenz.errors import UserError
+from lenz.private import folder, make_above, write
 
 # A text that the compiler offers -> the log that prints it, and its file in a debug folder.
 TEXTS: dict[str, tuple[str, str]] = {
@@ -71,17 +74,17 @@ class Recorder:
         if log not in self.logs and self.folder is None:
             return
         with self.stage("output"):
-            made = text().rstrip("\n")
+            made = one_by_one(text()).rstrip("\n")
             if log in self.logs:
                 print(f"[lenz {log}] {self.name}\n{made}", file=sys.stderr)
             if self.folder is not None:
-                _write(self.folder, file, made + "\n")
+                write_in(self.folder, {file: made + "\n"})
 
     def binary(self, file: str, data: bytes) -> None:
         """Write bytes into the debug folder, if there is one."""
         if self.folder is not None:
             with self.stage("output"):
-                (self.folder / file).write_bytes(data)
+                write_in(self.folder, {file: data})
 
     def finish(self) -> None:
         """Print the stage times when `time` is logged, and the debug folder's path."""
@@ -96,14 +99,16 @@ class Recorder:
 
 
 def new_folder(root: str, name: str) -> Path:
-    """Make `root/name`, or `root/name.1` and so on where that exists already.
+    """Make `root/name` for this user alone, or `root/name.1` and so on where that exists already.
 
     Raises UserError when the folder cannot be made.
     """
+    name = file_name(name)
     for k in range(100_000):
         folder = Path(root) / (f"{name}.{k}" if k else name)
         try:
-            folder.mkdir(parents=True)
+            make_above(str(folder))
+            folder.mkdir(0o700)
             return folder
         except FileExistsError:
             continue
@@ -114,5 +119,18 @@ def new_folder(root: str, name: str) -> Path:
     raise UserError(f"{root} is full of debug folders", hint="delete it")
 
 
-def _write(folder: Path, file: str, text: str) -> None:
-    (folder / file).write_text(text, encoding="utf-8")
+def one_by_one(text: str) -> str:
+    """The lines of a text, each as it can be shown: torch prints names as they are."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
+def file_name(name: str) -> str:
+    """A name as that of one file, which is not hidden."""
+    return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII)[:100]
+
+
+def write_in(path: Path, texts: Mapping[str, str | bytes], make: bool = False) -> None:
+    """Write files into a folder of this user; with `make`, make it. Raises OSError."""
+    with folder(str(path), make=make) as at:
+        for name, text in texts.items():
+            write(at, file_name(name), text.encode() if isinstance(text, str) else text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from lenz.debug.names import plain, readable
-from lenz.debug.trace import Recorder, new_folder
+from lenz.debug.trace import Recorder, new_folder, write_in
 from lenz.errors import UserError
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import Schedule
@@ -124,6 +125,50 @@ def test_a_debug_folder_holds_every_stage(
     assert "softmax" in (folder / "fx_readable.py").read_text()
     assert "aten.mm.default" in (folder / "fx_transformed.py").read_text()
     assert f"{__file__}:" in (folder / "plan.py").read_text()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
+def test_debug_folders_and_repros_are_for_the_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run(debug=True, debug_dir=str(tmp_path / "a" / "b"), cache=False)
+        write_in(tmp_path / "c" / "repro", {"error.txt": "text", "../x": b"data"}, make=True)
+    finally:
+        os.umask(before)
+    made = [*(tmp_path / "a").rglob("*"), tmp_path / "a", *(tmp_path / "c").rglob("*")]
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "c"}
+    for path in made:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such links")
+def test_nothing_is_written_through_a_link_or_into_a_strangers_folder(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "repro"
+    victim.write_text("mine")
+    folder.mkdir(0o700)
+    (folder / "error.txt").symlink_to(victim)
+    write_in(folder, {"error.txt": "text"}, make=True)
+    assert victim.read_text() == "mine" and (folder / "error.txt").read_text() == "text"
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(OSError):
+        write_in(tmp_path / "link", {"error.txt": "text"}, make=True)
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write"):
+        write_in(folder, {"error.txt": "text"}, make=True)
+
+
+def test_by_default_nothing_is_written_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "USERPROFILE", "LOCALAPPDATA", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.delenv("LENZ_DEBUG_DIR")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    run(debug=True, cache=False)
+    assert not list((tmp_path / "work").iterdir())
+    assert list((tmp_path / "home").rglob("plan.py"))
 
 
 def test_each_graph_has_a_folder_of_its_own(tmp_path: Path) -> None:

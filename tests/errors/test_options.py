@@ -100,7 +100,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"logs": ["ir", "cod"]}, "option logs: unknown 'cod'\n  try: did you mean code"),
     ({"logs": 3}, "option logs: expected one of graph, ir"),
     ({"cache_dir": 3}, "option cache_dir: expected str"),
-    ({"debug_dir": None}, "option debug_dir: expected str, got None"),
+    ({"debug_dir": 3}, "option debug_dir: expected str | None, got 3"),
 ]
 
 
