@@ -87,6 +87,7 @@ TORCH_PRIVATE = {
 ENVIRONMENT_FILES = ("options.py",)
 WRITING_FILES = {
     "private.py": "the disk cache, debug folders and repros, in folders of this user alone",
+    "runtime/store.py": "deletes old entries of the disk cache",
     "debug/trace.py": "makes debug folders",
     "debug/report.py": "reports that the user asks for",
     "demo/run.py": "a cache of its own in a temporary folder, so that its first call is cold",
