@@ -4,6 +4,7 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 MINUTES ?= 5
 SEED ?=
+ISA ?=
 VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/installed
@@ -16,6 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make test     install what is missing, then lint, types and tests"
+	@echo "              ISA=avx2 runs the tests as on a machine without AVX-512"
 	@echo "make demo     real models through eager and lenz, compared and timed"
 	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
 	@echo "make models   about 60 models beside eager and float64; writes docs/models.md"
@@ -51,7 +53,7 @@ typecheck: $(STAMP)
 
 # Workers share the cores, so that each test process gets one thread unless it asks for more.
 pytest: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	@OMP_NUM_THREADS=1 TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS)
 
 # No GPU is needed: Triton compiles for those that are not there, and its interpreter runs here.
 test-triton: $(STAMP)

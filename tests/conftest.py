@@ -26,6 +26,40 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+# What keeps torch's own kernels, oneDNN and MKL below a set of instructions.
+LIMITS = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+}
+BEYOND = ("avx512", "avx10", "amx-", "avx-vnni", "avxvnni", "avxifma", "avxneconvert")
+
+
+def limit(isa: str) -> None:
+    """Run as on a machine without newer instructions: the libraries and lenz's target."""
+    assert "torch" not in sys.modules, "its libraries have looked at the machine already"
+    os.environ.update(LIMITS[isa])
+    import llvmlite.binding as llvm
+
+    found = llvm.get_host_cpu_features()
+    found.update({name: False for name in found if name.startswith(BEYOND)})
+    llvm.get_host_cpu_features = lambda: found
+
+
+if isa := os.environ.get("TEST_ISA"):  # no option of pytest: other conftest files import torch
+    limit(isa)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Let a test draw the same numbers whichever tests ran before it in this process."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
     """Forget compiled frames after a test, if it compiled any."""

@@ -53,6 +53,26 @@ def test_explain_prints_the_report(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"{file}:7" in out
 
 
+EXPLAINING = (
+    PROGRAM.replace("def main", "import lenz\n\ndef soft")
+    + """
+def main():
+    report = lenz.explain(soft)()
+    assert report.result.shape == (4, 8) and len(report.launches) == 2, report
+    return report
+"""
+)
+
+
+def test_a_function_that_explains_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(EXPLAINING)
+    assert main(["explain", str(file)]) == 0
+    assert "1 kernels, 1 library and eager calls" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

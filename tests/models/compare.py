@@ -6,6 +6,7 @@ for float32 (norms and rotary positions of decoders do), it gets float64.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ from tests.models.example import Example
 from tests.models.families import example
 
 STEPS, RATE, DRAWS = 3, 0.01, 4
+# Where one comparison looks bad, so many decide by the geometric mean: the ratio of the two errors
+# in CLIP's gradients is 2.5 in one draw on one machine, and 0.97 over eight.
+ENOUGH = 8
+LEAST = 0.1  # of what is allowed: a draw that happens to be exact counts no more than this
 # lenz may be that much farther from float64 than eager, and ROUNDING beyond (relative): sums in
 # another order are as good, but not equal.  One tensor alone, which may be small, may be WORSE.
 TIMES, WORSE = 1.5, 4.0
@@ -68,33 +73,56 @@ class Sides:
         """Why graphs run without lenz."""
         return [why for g in self.report.graphs for why in g.skips]
 
-    def faults(self) -> list[str]:
-        """What is wrong; empty when lenz is as good as eager."""
+    def excess(self) -> dict[str, tuple[float, float, float]]:
+        """Errors of eager and of lenz, and the latter as a part of what is allowed."""
         floor = ROUNDING[self.dtype]
         eager, lenz = self.errors
-        found = []
-        if not lenz <= TIMES * eager + floor:
-            found.append(f"all results: error {lenz:.2e}, eager's is {eager:.2e}")
+        found = {"all results": (eager, lenz, lenz / (TIMES * eager + floor))}
         for name in self.exact:
             theirs, ours = self.distances(name)
-            if not ours <= WORSE * theirs + 20 * floor:
-                found.append(f"{name}: error {ours:.2e}, eager's is {theirs:.2e}")
+            found[name] = (theirs, ours, ours / (WORSE * theirs + 20 * floor))
+        return found
+
+    def faults(self, *others: Sides) -> list[str]:
+        """What is wrong, by these and other draws; empty when lenz is as good as eager."""
+        found, rest = [], [o.excess() for o in others]
+        for name, (eager, lenz, part) in self.excess().items():
+            parts = [part, *(r[name][2] for r in rest)]
+            if not (mean := geometric(parts)) <= 1:
+                over = f"; over {len(parts)} draws {mean:.2f} of what is allowed" if rest else ""
+                found.append(f"{name}: error {lenz:.2e}, eager's is {eager:.2e}{over}")
         for name, want in self.eager.items():
             if self.lenz[name].dtype is not want.dtype or self.lenz[name].shape != want.shape:
                 found.append(f"{name}: {self.lenz[name].dtype} {tuple(self.lenz[name].shape)}")
         return found
 
 
-def compare(name: str, kind: str, device: str = "cpu", dynamic: bool | None = None) -> Sides:
+def geometric(parts: Sequence[float]) -> float:
+    """The geometric mean of parts, each at least LEAST; nan if one is."""
+    logs = [math.log(LEAST if p < LEAST else p) for p in parts]
+    return math.exp(sum(logs) / len(logs))
+
+
+def judge(name: str, kind: str, device: str = "cpu") -> tuple[Sides, list[str]]:
+    """Compare a model; gives what is wrong as well, which ENOUGH draws decide."""
+    sides = compare(name, kind, device)
+    if not sides.faults():
+        return sides, []
+    return sides, sides.faults(*(compare(name, kind, device, draw=k) for k in range(1, ENOUGH)))
+
+
+def compare(
+    name: str, kind: str, device: str = "cpu", dynamic: bool | None = None, draw: int = 0
+) -> Sides:
     """Run the model called `name` on all sides; `kind` is one of `families.kinds`.
 
-    `dynamic` is torch.compile's.
+    `dynamic` is torch.compile's; `draw` numbers the draws of weights and inputs.
     """
     dtype = torch.bfloat16 if kind.endswith("bf16") else torch.float32
     run = _infer if kind.startswith("inference") else _train
-    made = [
-        _cast(example(name, seed), dtype, device) for seed in range(DRAWS if run is _infer else 1)
-    ]
+    count = DRAWS if run is _infer else 1
+    seeds = range(draw * count, (draw + 1) * count)
+    made = [_cast(example(name, seed), dtype, device) for seed in seeds]
     with in_double():
         exact = run([_cast(m, torch.float64, device) for m in made], lambda fn: fn)
     if kind.endswith("autocast"):
