@@ -32,9 +32,14 @@ def axis(name: str, extent: Sym) -> Axis:
 AXIS_NAMES = "ijklmnopqrstuvw"
 
 
-def axes_for(shape: Sequence[Sym], names: str = AXIS_NAMES, prefix: str = "") -> tuple[Axis, ...]:
+def axis_name(d: int) -> str:
+    """The name of dimension d: i, j, k and so on to w, then z15, z16 and so on."""
+    return AXIS_NAMES[d] if d < len(AXIS_NAMES) else f"z{d}"
+
+
+def axes_for(shape: Sequence[Sym], prefix: str = "") -> tuple[Axis, ...]:
     """Axes named i, j, k, ... for a shape."""
-    return tuple(axis(prefix + names[d], extent) for d, extent in enumerate(shape))
+    return tuple(axis(prefix + axis_name(d), extent) for d, extent in enumerate(shape))
 
 
 @dataclass(frozen=True, slots=True)
