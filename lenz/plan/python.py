@@ -69,6 +69,8 @@ if __name__ == "__main__":
     time_plan(globals(), __file__)
 """
 NONE: Mapping[str, str] = {}
+# Ops of these give as many results as their fake kernels.
+TRUSTED = ("aten.", "prims.", "py.", "lenz.", "higher_order.")
 
 
 def source(
@@ -140,6 +142,7 @@ class _Writer:
         self.is_backward = is_backward
         self.user = user
         self.ops: dict[str, str] = {}
+        self.makers: dict[str, str] = {}  # the op that gave a buffer
         self.dtypes: dict[DType, str] = {}
         self.names: dict[str, str] = {}
         self.launched = {a for s in p.steps if isinstance(s, LaunchStep) for a in s.args}
@@ -288,7 +291,10 @@ class _Writer:
                 return [f"{self.var(s.name)} = {_view(self, s)}"]
             case Lay():
                 name = self.var(s.name)
-                return [f"{name} = rt.lay({name}, {_layout(s.type)})"]
+                t, op = s.type, self.makers[s.name]
+                place = -1 if t.device == "cpu" else _gpu(t.device)
+                told = f"{_layout(t)}, {self.dtype(t.dtype)}, {place}, {op!r}"
+                return [f"{name} = rt.lay({name}, {told})"]
             case LaunchStep():
                 return self.launch(s)
             case CallStep():
@@ -320,7 +326,15 @@ class _Writer:
             o.name if isinstance(o, Var) else self.var(o) if isinstance(o, str) else "_"
             for o in s.outs
         ]
-        return [f"{outs[0]} = {text}" if s.single else f"{', '.join(outs)}, = {text}"]
+        # A part of several results is named by the op that gave them all.
+        source = s.args[0] if s.op == "py.operator.getitem" else None
+        maker = self.makers.get(source.name, s.op) if isinstance(source, Ref) else s.op
+        self.makers.update((o, maker) for o in s.outs if isinstance(o, str))
+        if s.single:
+            return [f"{outs[0]} = {text}"]
+        if not s.op.startswith(TRUSTED):
+            text = f"rt.several({text}, {len(outs)}, {s.op!r})"
+        return [f"{', '.join(outs)}, = {text}"]
 
     def empty(self, t: TensorType) -> str:
         if len(self.gpus) == 1 and t.device == f"cuda:{self.gpus[0]}":

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, randn
 
+from lenz.errors import UserError
 from tests.e2e.sides import agree, gradients_agree
 
 op = torch.library.custom_op
@@ -133,10 +134,60 @@ def test_a_fake_form_with_other_strides() -> None:
     agree(fn, lambda: (randn(6, 5),), strides=False, dynamic=True)
 
 
-def test_a_fake_form_with_other_sizes_is_named() -> None:
-    run = torch.compile(lambda x: short(x) + 1, backend="lenz")
-    with pytest.raises(AssertionError, match="fake"):
-        run(randn(5))
+@op("lenz_custom::narrow", mutates_args=())
+def narrow(x: Tensor) -> Tensor:
+    return torch.ones(x.shape, dtype=torch.uint8)
+
+
+@narrow.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, dtype=torch.float64)
+
+
+@op("lenz_custom::nowhere", mutates_args=())
+def nowhere(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="meta")
+
+
+@op("lenz_custom::nothing", mutates_args=())
+def nothing(x: Tensor) -> Tensor:
+    return None  # type: ignore[return-value]  # the fault that is looked for
+
+
+@op("lenz_custom::pair", mutates_args=())
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 1, x.to(torch.float16)
+
+
+@op("lenz_custom::few", mutates_args=())
+def few(x: Tensor) -> list[Tensor]:
+    return [x + 1]
+
+
+for named, told in (
+    (nowhere, torch.empty_like),
+    (nothing, torch.empty_like),
+    (pair, lambda x: (torch.empty_like(x), torch.empty_like(x))),
+    (few, lambda x: [torch.empty_like(x), torch.empty_like(x)]),
+):
+    named.register_fake(told)
+
+LIES: dict[str, Callable[[Tensor], Any]] = {
+    "short": lambda x: short(x) + 1,
+    "narrow": lambda x: narrow(x) + 1,  # read as float64 this was memory beyond the result's
+    "nowhere": lambda x: nowhere(x) + 1,
+    "nothing": lambda x: nothing(x) + 1,
+    "pair": lambda x: pair(x)[1] + 1,
+    "few": lambda x: few(x)[0] + 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", LIES)
+def test_a_fake_form_that_lies_is_named(name: str, dynamic: bool) -> None:
+    run = torch.compile(LIES[name], backend="lenz", dynamic=dynamic)
+    with pytest.raises(UserError, match=rf"lenz_custom\.{name}\.default gave .*fake"):
+        run(randn(1 << 10))
 
 
 def test_an_error_of_the_op_leaves_unchanged() -> None:
