@@ -1,7 +1,7 @@
 """Every op of torch's own op database through lenz and eager, and who lowered it.
 
     python tests/e2e/sweep.py [--from N] [--to N] [--dtypes float32,int64] [--samples 3]
-                             [--op NAME] [--dynamic] [--layouts] [--device cuda]
+                             [--op NAME] [--dynamic] [--layouts] [--special] [--device cuda]
 
 Prints one line per op and dtype: the number of cases that agree, what failed, and the ops that were
 called in eager. A case agrees when values, strides and shared memory of the results are eager's,
@@ -378,12 +378,13 @@ def sweep(
     device: str = "cpu",
     layouts: bool = False,
     first: int = 0,
+    special: bool = False,
 ) -> Row:
     """Run samples of one op and dtype, spread over all it has; float32 and float64 also backward.
 
     Other numbers for `first` give other samples.
     With `layouts` the first sample runs once more with strides that are not dense, and the first
-    sample of images once more channels-last.
+    sample of images once more channels-last. With `special` all have NaN, infinities and zeros.
     """
     row = Row(name_of(op), str(dtype)[6:], dynamic)
     grad = dtype in (torch.float32, torch.float64) and op.supports_autograd
@@ -396,6 +397,8 @@ def sweep(
         ]
         if layouts:
             inputs += _other_layouts(every)
+        if special:
+            inputs = [(f"special {label}", s.transform(_planted)) for label, s in inputs]
     except Exception:  # noqa: BLE001  # the database has samples that this build cannot make
         row.skipped += 1
         return row
@@ -429,6 +432,25 @@ def _channels_last(x: Any) -> Any:
     return x.detach().to(memory_format=order).requires_grad_(x.requires_grad)
 
 
+SPECIAL = (float("nan"), float("inf"), -0.0, float("-inf"), 0.0)
+
+
+def _planted(x: Any) -> Any:
+    """A tensor of floats with special values in about a third of its places, all in long ones."""
+    if (
+        not isinstance(x, torch.Tensor)
+        or not x.is_floating_point()
+        or x.layout is not torch.strided
+    ):
+        return x
+    chance = torch.Generator().manual_seed(x.numel())
+    here = torch.rand(x.shape, generator=chance) < 0.3
+    which = torch.randint(len(SPECIAL), x.shape, generator=chance)
+    values = torch.tensor(SPECIAL, dtype=x.dtype)[which].to(x.device)
+    found = torch.where(here.to(x.device), values, x.detach())
+    return fresh(found.requires_grad_(x.requires_grad))
+
+
 def name_of(op: Any) -> str:
     """The op's name with that of its variant."""
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
@@ -455,6 +477,7 @@ def main() -> int:
     p.add_argument("--op", action="append")
     p.add_argument("--dynamic", action="store_true")
     p.add_argument("--layouts", action="store_true")
+    p.add_argument("--special", action="store_true")
     p.add_argument("--device", default="cpu")
     a = p.parse_args()
     warnings.simplefilter("ignore")
@@ -468,7 +491,9 @@ def main() -> int:
             if dtype not in op.supported_dtypes(a.device):
                 continue
             print(f"#{k} {op.name} {name}", file=sys.stderr, flush=True)
-            rows.append(sweep(op, dtype, a.samples, a.dynamic, a.device, a.layouts))
+            rows.append(
+                sweep(op, dtype, a.samples, a.dynamic, a.device, a.layouts, special=a.special)
+            )
             print(rows[-1], flush=True)
     bad = sum(bool(r.failures) for r in rows)
     native = sum(r.native for r in rows)
