@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ from lenz.context import Context, Silent, Trace
 from lenz.errors import InternalError
 from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.identity import identity
+from lenz.frontend.program import Facts
 from lenz.ir.binary import decode
 from lenz.options import Options
 from lenz.runtime import cuda, loader
@@ -214,24 +216,29 @@ class _Otherwise:
     What holds in such a call is kept: its own graph may be left again, if a later one breaks that.
     """
 
-    __slots__ = ("_again", "_made", "_options", "_program", "_target")
+    __slots__ = ("_again", "_lock", "_made", "_options", "_program", "_target")
 
     def __init__(self, program: FxProgram, cx: Context, again: Compile) -> None:
         self._program, self._again = program, again
         self._options, self._target = cx.options, cx.target
         self._made: dict[tuple[object, ...], Boxed] = {}
+        self._lock = threading.RLock()
 
     def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
         """Run the graph on boxed arguments, of which one may be at an odd address."""
         facts = kept(self._program, args)
         key = (aligned, *facts.items())
-        if key not in self._made:
-            if aligned and facts == self._program.facts:
-                raise InternalError("nothing that was taken to be so is broken", pass_name="plan")
-            options = replace(self._options, aligned=self._options.aligned and aligned)
-            cx = Context(options, self._target)
-            self._made[key] = self._again(assuming(self._program, facts), cx)
-        return self._made[key](args)
+        with self._lock:  # of threads that come here at once, one compiles
+            run = self._made.get(key) or self._compiled(key, aligned, facts)
+        return run(args)
+
+    def _compiled(self, key: tuple[object, ...], aligned: bool, facts: Facts) -> Boxed:
+        if aligned and facts == self._program.facts:
+            raise InternalError("nothing that was taken to be so is broken", pass_name="plan")
+        options = replace(self._options, aligned=self._options.aligned and aligned)
+        cx = Context(options, self._target)
+        self._made[key] = self._again(assuming(self._program, facts), cx)
+        return self._made[key]
 
 
 def _aligned(t: torch.Tensor) -> torch.Tensor:

@@ -75,27 +75,42 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
     return _launcher(driver, handle.value or 0, b, pointers, sizes)
 
 
+def _block(values: int) -> tuple[Any, int, int]:
+    """Memory for a launch, its address, and that of the table of the addresses of arguments.
+
+    It holds the configuration, then 8 bytes per argument (a size of 32 bits is the lower half),
+    then the table.
+    """
+    block = ctypes.create_string_buffer(CONFIG_BYTES + 16 * values)
+    start = ctypes.addressof(block)
+    first = start + CONFIG_BYTES
+    for n in range(values):
+        struct.pack_into("=Q", block, CONFIG_BYTES + 8 * (values + n), first + 8 * n)
+    return block, start, first + 8 * values
+
+
 def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) -> Launch:
     if not handle:
         raise InternalError(f"{b.name} has no address", pass_name="runtime")
     values = pointers + sizes + b.extra
-    # The configuration, then 8 bytes per argument (a size of 32 bits is the lower half), then the
-    # addresses of the arguments. The block is shared by all calls: the GIL is held until the
-    # driver has copied it.
-    block = ctypes.create_string_buffer(CONFIG_BYTES + 16 * values)
-    start = ctypes.addressof(block)
-    first = start + CONFIG_BYTES
-    table = first + 8 * values
-    for n in range(values):
-        struct.pack_into("=Q", block, CONFIG_BYTES + 8 * (values + n), first + 8 * n)
     pack = struct.Struct(f"={CONFIG}{pointers}Q{sizes}q").pack_into
     call, threads, shared = driver.cuLaunchKernelEx, b.threads, b.shared
+    # A launch has a block of its own until the driver has copied it: between packing and the call
+    # another thread may run, or a signal's handler. Taking one and giving it back costs 0.06 us.
+    blocks = [_block(values)]
+    take, give = blocks.pop, blocks.append
 
     def launch(stream: int, programs: int, *args: int) -> None:
         if programs == 0:
             return
+        try:
+            mine = take()
+        except IndexError:  # as many launches are under way as ever before
+            mine = _block(values)
+        block, start, table = mine
         pack(block, 0, programs, 1, 1, threads, 1, 1, shared, stream, 0, 0, *args)
         status = call(start, handle, table, 0)
+        give(mine)
         if status:
             _check(status, f"launching {b.name}")
 

@@ -306,4 +306,4 @@ def test_an_entry_has_no_line_of_the_users_source(folder: str) -> None:
     (p,) = programs(scaled, randn(4, 6), randn(4, 6))
     made = pipeline.compile_program(p, recall.context(Options(cache_dir=folder)))
     assert __file__.rpartition("/")[0] not in json.dumps(made.entry.text)
-    assert "test_identity.py" in made.text and "test_identity.py" not in made.entry.text
+    assert "test_identity.py" in made.told and "test_identity.py" not in made.entry.text

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from lenz import recall
+from lenz.context import Context
+from lenz.options import Options
+from lenz.recall import Boxed
 
 
 def test_a_failed_check_is_raised_in_its_own_thread() -> None:
@@ -106,3 +115,49 @@ def test_bits_depend_on_no_number_of_threads(name: str) -> None:
             assert not wrong, f"results {wrong} are others with {threads} threads"
     finally:
         torch.set_num_threads(usual)
+
+
+def test_threads_in_one_function_at_once_keep_their_values() -> None:
+    """Two kernels around a library call, with memory that is used again and a check."""
+
+    def f(x: Tensor, i: Tensor) -> Tensor:
+        y = F.gelu(x) @ x.t()
+        return (y.softmax(-1)[i] * x.sum()).cumsum(-1)
+
+    run = torch.compile(f, backend="lenz", dynamic=False)
+    given = [(numbers(40, 30) * k, torch.arange(40).roll(k)) for k in range(8)]
+    wanted = [f(*a) for a in given]
+    run(*given[0])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            got = list(pool.map(lambda k: run(*given[k % 8]), range(800)))
+    finally:
+        sys.setswitchinterval(before)
+    for k, r in enumerate(got):
+        torch.testing.assert_close(r, wanted[k % 8], rtol=1e-4, atol=1e-4)
+
+
+def test_threads_that_break_what_was_taken_to_be_so_compile_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, meet = list[object](), threading.Barrier(8)
+
+    def compiled(program: object, cx: Context) -> Boxed:
+        made.append(program)
+        time.sleep(0.05)
+        return lambda args: args
+
+    monkeypatch.setattr(recall, "kept", lambda program, args: {})
+    monkeypatch.setattr(recall, "assuming", lambda program, facts: program)
+    cx = recall.context(Options())
+    otherwise = recall._Otherwise(SimpleNamespace(facts={}), cx, compiled)  # type: ignore[arg-type]
+
+    def call(k: int) -> Any:
+        meet.wait(60)
+        return otherwise([k], False)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(call, range(8))) == [[k] for k in range(8)]
+    assert len(made) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -198,3 +199,24 @@ def test_arguments_are_freed_when_a_plan_is_done_with_them(cuda: str) -> None:
     size = x.numel() * x.element_size()
     # Two values, and a workspace of the matrix library.
     assert most <= 2 * size + (4 << 20), f"{most / size:.1f} values at a time"
+
+
+def test_launches_from_threads_keep_their_arguments(cuda: str) -> None:
+    run = torch.compile(lambda x: x * 2 + 1, backend="lenz")
+    given = [torch.full((4096,), float(k), device=cuda) for k in range(8)]
+    run(given[0])
+
+    def work(k: int) -> bool:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            got = [run(given[k]) for _ in range(20_000)][-100:]
+        stream.synchronize()
+        return all(torch.equal(r, given[k] * 2 + 1) for r in got)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(work, range(8))), "a launch had the pointers of another thread"
+    finally:
+        sys.setswitchinterval(before)
