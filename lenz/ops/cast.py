@@ -207,6 +207,19 @@ def _float8_text(to: DType, x: str) -> str:
     return found if to is F8E4M3FN else f"{found} + tl.cast(tl.abs({x}) >= 61440.0, tl.uint8)"
 
 
+# LLVM may take it that no float is out of an integer's range, and that none is NaN: it leaves out a
+# float between two integers, say. The instruction says what a GPU gives, and LLVM sees no more.
+_REGISTER = {F32: "f", F64: "d", I32: "r", U32: "r", I64: "l", U64: "l"}
+
+
+def _truncated_text(to: DType, frm: DType, x: str) -> str:
+    """An f32 or f64 as an integer of 32 or 64 bits, rounded towards zero."""
+    kind = "s" if to.kind == "int" else "u"
+    ptx = f"cvt.rzi.{kind}{to.bits}.f{frm.bits} $0, $1;"
+    registers = f"={_REGISTER[to]},{_REGISTER[frm]}"
+    return f'tl.inline_asm_elementwise("{ptx}", "{registers}", [{x}], {triton_type(to)}, True, 1)'
+
+
 def cast_text(to: DType, frm: DType, x: str) -> str:
     """Triton text of the conversion of a value between any two types that loops move."""
     if to is frm:
@@ -225,6 +238,8 @@ def cast_text(to: DType, frm: DType, x: str) -> str:
     middle = F32 if to.is_half or frm.is_half else {U8: I64, U16: U32}.get(to, I32)
     if middle not in (to, frm) and (middle is F32 or (frm.is_float and to.bits < 32)):
         return cast_text(to, middle, cast_text(middle, frm, x))
+    if frm.is_float and to.is_integer:
+        return _truncated_text(to, frm, x)
     found = f"tl.cast({x}, {triton_type(to)})"
     # Triton would round once where a narrower float follows; the sum stands between, and costs
     # nothing, as LLVM knows that no integer becomes -0.0.

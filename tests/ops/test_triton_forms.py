@@ -155,6 +155,6 @@ def test_hot_functions_are_short(name: str) -> None:
 def test_8_bit_floats_are_made_by_the_instruction_for_it(to: DType) -> None:
     form, copied = form_named(f"cast-f32-{to}"), instructions(form_named("neg-f32"), 16)
     made = instructions(form, 16)
-    assert made["F2FP"] == 8, "two at a time"
+    assert made["F2FP"] == 16, "one at a time: ptxas before 13 loses one of a pair"
     # Infinities take one comparison, and their bytes come and go one by one.
-    assert (made - copied).total() / 16 <= 7, made
+    assert (made - copied).total() / 16 <= 7.5, made
