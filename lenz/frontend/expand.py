@@ -59,16 +59,24 @@ def _traced(gm: GraphModule, n: Node, native: frozenset[str]) -> tuple[list[Node
         return run.py_kernels[EAGER](*args, **kwargs)
 
     values = [a.meta["val"] for a in taken]
+    wanting = _wanting(gm, n)
     mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
-    with mode, torch.no_grad():
-        # The backward function asks which tensors want a gradient; what nobody reads is dropped.
+    with mode, torch.no_grad():  # the backward function asks which tensors want a gradient
         values = [
-            v.detach().requires_grad_(v.is_floating_point() or v.is_complex())
-            if isinstance(v, Tensor)
-            else v
-            for v in values
+            v.detach().requires_grad_(a in wanting) if isinstance(v, Tensor) else v
+            for a, v in zip(taken, values, strict=True)
         ]
         return taken, make_fx(call, {**decompositions(native), SCATTER: _scattered})(*values)
+
+
+def _wanting(gm: GraphModule, n: Node) -> list[Any]:
+    """Return what a score function captures and the graph of its gradients has a gradient of."""
+    if n.target is not torch.ops.higher_order.flex_attention_backward:
+        return []
+    args: Any = n.args
+    joint, captured = getattr(gm, args[8].target), args[12]
+    gradients = joint.graph.output_node().args[0][5:]  # after those of the score and its place
+    return [a for a, g in zip(captured, gradients, strict=True) if g is not None]
 
 
 def _scattered(shape: Sequence[Any], indices: Sequence[Tensor], values: Tensor) -> Tensor:
@@ -86,6 +94,8 @@ def _inlined(gm: GraphModule, n: Node, given: list[Node], traced: GraphModule) -
                 setattr(gm, name, getattr(traced, str(m.target)))
                 copies[m] = gm.graph.create_node("get_attr", name)
                 copies[m].meta = {**m.meta}
+            elif m.target is aten._to_copy.default and not isinstance(m.args[0], Node):
+                copies[m] = _number(gm, n, m, given[0].meta["val"].device)
             elif m.op == "call_function":
                 copies[m] = gm.graph.node_copy(m, copies.__getitem__)
                 copies[m].meta = {**n.meta, **m.meta, "stack_trace": n.meta.get("stack_trace")}
@@ -93,6 +103,19 @@ def _inlined(gm: GraphModule, n: Node, given: list[Node], traced: GraphModule) -
                     copies[m].target = aten.copy.default
                     copies[m.args[0]] = copies[m]
     return map_arg(traced.graph.output_node().args[0], copies.__getitem__)
+
+
+def _number(gm: GraphModule, n: Node, m: Node, device: torch.device) -> Node:
+    """Insert what `m`, the conversion of a Python number, gives: vmap promotes `index * 0.01` so.
+
+    It is a tensor of the CPU there, and one of the device that `n` works on here.
+    """
+    fake = m.meta["val"]
+    how = {"dtype": fake.dtype, "device": device}
+    made = gm.graph.call_function(aten.full.default, ([], m.args[0]), how)
+    with fake.fake_mode:
+        made.meta = {**n.meta, "val": torch.empty((), **how)}
+    return made
 
 
 def _give(n: Node, result: Any, changed: set[Node]) -> None:

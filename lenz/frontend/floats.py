@@ -42,6 +42,7 @@ FIXING = (
     torch.instance_norm,
     torch.dropout,
 )
+FLEX = torch.ops.higher_order.flex_attention
 # Where a float stays symbolic: torch turns these into arithmetic of 0-d tensors.
 KEEPING = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
 
@@ -50,8 +51,9 @@ def fix_floats(gm: GraphModule) -> None:
     """Ask Dynamo for constants where an op of the graph will need them, before tracing it.
 
     Raises TensorifyScalarRestartAnalysis, which Dynamo catches to begin again, if it finds one.
-    Does nothing if the fate of any float is not plain from the graph: a second restart would
-    cost more than this one saves.
+    What score functions capture must be constant: there is no second trace of it.  For the rest it
+    does nothing if the fate of any float is not plain from the graph: a second restart would cost
+    more than this one saves.
     """
     names: list[str] = []
     for node in gm.graph.nodes:
@@ -61,11 +63,20 @@ def fix_floats(gm: GraphModule) -> None:
         if all(calls(u, FIXING) for u in node.users):
             names.append(name)
         elif not all(calls(u, KEEPING) for u in node.users):
-            return
+            names = []
+            break
+    names += [s for n in gm.graph.nodes if n.target is FLEX for s in captured(gm, n)]
     if names:
         for name in names:
             TensorifyState.specialize(name)
         raise TensorifyScalarRestartAnalysis
+
+
+def captured(gm: GraphModule, n: Node) -> list[str]:
+    """Return the symbols of floats that a score function reads, once for each of its elements."""
+    bodies = [gm.get_submodule(str(a.target)) for a in n.all_input_nodes if a.op == "get_attr"]
+    nodes = (m for b in bodies if isinstance(b, GraphModule) for m in b.graph.nodes)
+    return [s for s in map(float_symbol, nodes) if s and not TensorifyState.should_specialize(s)]
 
 
 def float_symbol(node: Node) -> str:
