@@ -27,6 +27,7 @@ from lenz.frontend.attention import fuse_attention, has_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
 from lenz.frontend.calls import copied
+from lenz.frontend.collectives import kept
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
@@ -176,7 +177,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Let torch know that it compiles, as torch 2.13 tells itself.
+    """Let torch know that it compiles, as torch 2.13 tells itself, and what it may not drop.
 
     Else a compiled function that another thread calls meanwhile takes this thread's trace for one
     by the user, of that function, and refuses.  Dynamo compiles in one thread at a time.
@@ -184,7 +185,8 @@ def compiling() -> Iterator[None]:
     was = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
-        yield
+        with kept():
+            yield
     finally:
         torch.compiler._is_compiling_flag = was
 

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree
 
+from lenz.frontend.collectives import is_collective
 from lenz.frontend.values import is_same_layout, storage_of
 
 aten = torch.ops.aten
@@ -300,5 +301,5 @@ def prune(graph: Graph) -> None:
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        if not node.is_impure():
+        if not node.is_impure() and not is_collective(node):
             graph.erase_node(node)

@@ -19,11 +19,13 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 from lenz.frontend.calls import storages
-from lenz.frontend.strides import LOG_SUM, TOLD_WRONG, eager_strides
-from lenz.frontend.values import is_same_layout
+from lenz.frontend.strides import LOG_SUM, TOLD_WRONG, dense, eager_strides
+from lenz.frontend.values import are_same, is_same_layout
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
+SPACE = "_c10d_functional"
+LATE = tuple(f"{SPACE}.{x}.default" for x in ("wait_tensor", "broadcast", "all_reduce_coalesced"))
 
 
 def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) -> None:
@@ -48,6 +50,8 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
             new = traced(gm, node)
         if (name := str(node.target)) in TOLD_WRONG:
             new = corrected(node, new)
+        elif name in LATE:
+            new = laid(node, new)
         elif name == LOG_SUM and new[0].dtype is torch.float64 is not new[1].dtype:
             new = (new[0], new[1].double(), *new[2:])
         if new is not old:
@@ -67,6 +71,24 @@ def corrected(node: Node, told: Any) -> Any:
     with first.fake_mode:
         made = torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
     return made if first is told else (made, *told[1:])
+
+
+def laid(node: Node, told: Any) -> Any:
+    """Return the value of a collective, which is contiguous, or of a wait, which is its argument.
+
+    Fake tensors are alike their arguments; and what is under way cannot be copied later.
+    """
+    given: Any = node.args[0]
+    values = told if isinstance(told, (tuple, list)) else (told,)
+    made = []
+    for v in values:
+        strides = dense(v.shape, range(v.dim()))
+        if str(node.target) == LATE[0]:
+            strides = given.meta["val"].stride()
+        with v.fake_mode:
+            made.append(torch.empty_strided(v.shape, strides, dtype=v.dtype, device=v.device))
+    same = all(are_same(a.stride(), b.stride()) for a, b in zip(values, made, strict=True))
+    return told if same else made[0] if values[0] is told else made
 
 
 def traced(gm: GraphModule, node: Node) -> Any:

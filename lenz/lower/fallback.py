@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
 from lenz.ir.graph import Atom, Extern, Named, Ref, View, atom_refs, held_by
-from lenz.ir.tensor import Layout, TensorType, contiguous
+from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import GraphBuilder, Value, maker
 from lenz.sym import Sym, Var
 
@@ -40,8 +39,7 @@ LIBRARY = frozenset(_MEANT.split())
 OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
 # Whose ops are done with their arguments when they return.
 KNOWN = frozenset({"aten", "prims", "lenz", "py"})
-COLLECTIVE = ("_c10d_functional", "c10d_functional")
-WAIT = tuple(f"{space}.wait_tensor.default" for space in COLLECTIVE)
+WAIT = ("_c10d_functional.wait_tensor.default", "c10d_functional.wait_tensor.default")
 
 
 def op_name(target: Any) -> str:
@@ -75,7 +73,7 @@ def call_eager(
     mutates, aliases = effects(n)
     given = tuple(atom(a) for a in n.args)
     outs: list[TensorType | Sym | None] = []
-    for part, result in zip(parts, laid_out(b, name, given, aliases), strict=True):
+    for part, result in zip(parts, b.results, strict=True):
         if isinstance(part, (list, tuple)):
             raise Unsupported(f"{name} gives a {type(part).__name__}")
         if isinstance(part, (torch.SymFloat, torch.SymBool)):
@@ -106,21 +104,6 @@ def is_object(val: Any) -> bool:
     """
     numbers = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
     return val is not None and not isinstance(val, (torch.Tensor, *numbers))
-
-
-def laid_out(
-    b: GraphBuilder, name: str, given: tuple[Atom, ...], aliases: Collection[object]
-) -> tuple[TensorType | None, ...]:
-    """The types of the results; fake tensors of some collectives have other strides than real ones.
-
-    A result that is not there yet cannot be copied into the strides that are told.
-    """
-    if name in WAIT and isinstance(given[0], Ref):
-        kind = b.types[given[0].name]
-        return (replace(kind, layout=Layout(kind.shape, kind.layout.stride)),)
-    if aliases or not name.startswith(COLLECTIVE):
-        return b.results
-    return tuple(r and replace(r, layout=contiguous(r.shape)) for r in b.results)
 
 
 def waited(b: GraphBuilder, a: Atom) -> tuple[str, ...]:
