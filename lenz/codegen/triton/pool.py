@@ -2,7 +2,8 @@
 
 The server is started once and early, so that it imports Triton while the graph is still lowered.
 It is a process of its own (`worker`): nothing of the user's program is run again or inherited but
-`sys.path` and the environment, and a crash of LLVM is the failure of one kernel.
+`sys.path` and the environment, and a crash of LLVM is the failure of one kernel.  What a server
+that died or fell silent leaves is left to a new one, and never compiled in the user's process.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from lenz.codegen.triton.compile import KernelText, compile_text, version
-from lenz.codegen.triton.worker import ANSWER, batch
+from lenz.codegen.triton.worker import ALIVE, ANSWER, batch
 from lenz.errors import InternalError
 from lenz.ir.binary import Binary, decode, encode
 from lenz.runtime.store import Store
 
 MAX_WORKERS = 16
+SERVERS = 2  # that a batch may lose
 CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from lenz.codegen.triton.worker import main; main(int(sys.argv[1]))"
@@ -82,7 +84,8 @@ def _stored(store: Store | None, key: str) -> Binary | None:
 class Pool:
     """The client of one server; safe to use from threads, one batch at a time.
 
-    A kernel may take `seconds`; a server that is silent for `patience` seconds is given up.
+    A kernel may take `seconds`; a server that is silent for `patience` seconds is given up. At work
+    it says every 2 seconds that it lives; it is silent while it imports Triton.
     """
 
     def __init__(self, *, workers: int = 0, seconds: int = 120, patience: int = 240) -> None:
@@ -91,38 +94,50 @@ class Pool:
         self._patience = patience
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
+        self._closed = False
         self._owner = os.getpid()
         atexit.register(self.close)
 
     def start(self) -> None:
-        """Start the server if it does not run; where it cannot, `compile` does without."""
+        """Start the server if it does not run; where it cannot, `compile` says so."""
         with self._lock, suppress(OSError):
-            self._start()
+            if hasattr(os, "fork") and not self._closed:
+                self._start()
 
     def compile(self, kernels: Sequence[KernelText], arch: int) -> list[Binary | Failed]:
-        """Give one result per kernel, in order; what a dead server left is compiled here."""
+        """Give one result per kernel, in order; what a dead server left is asked of a new one."""
+        if not hasattr(os, "fork"):  # Windows: there is no server
+            return [_here(k, arch) for k in kernels]
         done: dict[int, Binary | Failed] = {}
+        why = ""
         with self._lock:
-            try:
-                self._ask(kernels, arch, done)
-            except (OSError, EOFError):  # it died, was killed, does not start or does not answer
-                self._stop()
-            except BaseException:  # an answer that nobody read would be the next batch's
-                self._stop()
-                raise
-        return [done.get(n) or _here(k, arch) for n, k in enumerate(kernels)]
+            for _ in range(SERVERS):
+                left = [n for n in range(len(kernels)) if n not in done]
+                if not left or self._closed:
+                    break
+                try:
+                    self._ask(kernels, left, arch, done)
+                except (OSError, EOFError) as e:  # it died, does not start or does not answer
+                    self._stop()
+                    why = str(e)
+                except BaseException:  # an answer that nobody read would be the next batch's
+                    self._stop()
+                    raise
+        failed = f"no compile server was left for it: {why or 'this process ends'}"
+        return [done.get(n) or Failed(k.name, failed) for n, k in enumerate(kernels)]
 
     def close(self) -> None:
-        """Kill the server with all that it started; a batch at work goes on without it."""
+        """Kill the server with all that it started, for good; a batch at work fails."""
         if os.getpid() == self._owner:  # the server of a parent process is not a fork's to kill
-            if self._server is not None:
-                _kill(self._server)
+            self._closed = True
+            if (server := self._server) is not None:
+                _kill(server)
             with self._lock:
                 self._stop()
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        """The server, or None where there is no fork."""
-        if self._server is None and hasattr(os, "fork"):
+    def _start(self) -> subprocess.Popen[bytes]:
+        """The server; raises OSError."""
+        if self._server is None:
             command = [sys.executable, "-c", CODE, str(self._owner), *map(str, sys.path)]
             self._server = subprocess.Popen(
                 command,
@@ -136,25 +151,29 @@ class Pool:
         return self._server
 
     def _ask(
-        self, kernels: Sequence[KernelText], arch: int, done: dict[int, Binary | Failed]
+        self,
+        kernels: Sequence[KernelText],
+        left: Sequence[int],
+        arch: int,
+        done: dict[int, Binary | Failed],
     ) -> None:
-        """Send one batch and put its answers into `done`.
+        """Send those of a batch that are left and put the answers into `done`.
 
         Raises OSError or EOFError if the server is gone or silent.
         """
         server = self._start()
-        if server is None:
-            return
         assert server.stdin is not None
-        request = memoryview(batch(kernels, arch, self._workers, self._seconds))
+        texts = [kernels[n] for n in left]
+        request = memoryview(batch(texts, arch, self._workers, self._seconds))
         while request:
             self._wait(server.stdin.fileno(), select.POLLOUT)
             request = request[server.stdin.write(request) or 0 :]
         while len(done) < len(kernels):
             index, works, size = ANSWER.unpack(self._read(server, ANSWER.size))
             data = self._read(server, size)
-            name = kernels[index].name
-            done[index] = decode(data) if works else Failed(name, data.decode(errors="replace"))
+            if index != ALIVE:
+                failed = Failed(texts[index].name, data.decode(errors="replace"))
+                done[left[index]] = decode(data) if works else failed
 
     def _read(self, server: subprocess.Popen[bytes], size: int) -> bytes:
         assert server.stdout is not None

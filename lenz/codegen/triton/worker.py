@@ -2,12 +2,17 @@
 
 `pool` starts it and is its only client.  A request is a frame with the JSON of a batch; there is
 one answer per kernel, in the order in which they are done: `ANSWER`, then a Binary or a message.
-A child that crashes or takes too long fails its kernel and nothing more.  The server has one
-thread, so that a fork is safe, and leads a process group: it ends by killing that group.
+A child that crashes or takes too long fails its kernel and nothing more; one that was killed, as
+where memory runs out, gets a second try.  The server has one thread, so that a fork is safe, and
+leads a process group: it ends by killing that group.
+
+All servers of a user together run at most one child per CPU (`Cores`): 56 of them on 64 CPUs, each
+with 16 children, left single kernels without a CPU for longer than they may take.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -16,6 +21,7 @@ import signal
 import socket
 import struct
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,11 +31,16 @@ from typing import IO, Any
 from lenz.codegen.triton.compile import KernelText, compile_text
 from lenz.errors import InternalError
 from lenz.ir.binary import encode
+from lenz.private import folder, opened
 
 FRAME = struct.Struct("<Q")  # bytes that follow
 ANSWER = struct.Struct("<I?Q")  # index in the batch, is it a Binary, bytes that follow
+ALIVE = (1 << 32) - 1  # the index of an answer that says only that the server works
 
 POLL_SECONDS = 2.0  # how long it may outlive a parent whose end of the pipe was inherited
+CORE_SECONDS = 0.05  # after which it asks again for a CPU; others come first where all are taken
+SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent dies
+KILLED = (signal.SIGKILL, signal.SIGTERM)
 LOG_BYTES = 2000
 
 # The first kernel of a process takes 75 ms longer: modules, LLVM's targets, pages of the library.
@@ -71,8 +82,15 @@ def main(parent: int) -> None:
         compile_text(KernelText("warm", WARM, ("*fp32", "i32"), (0,), 4, 1, False), 90)
     gc.freeze()  # children would copy each page that the collector marks
     server = Server(parent, requests, answers)
-    while server.wait([requests.fileno()]) and (data := _read(requests)) is not None:
-        server.run(data["kernels"], data["arch"], data["workers"], data["seconds"])
+    try:
+        while (data := server.request()) is not None:
+            server.run(data["kernels"], data["arch"], data["workers"], data["seconds"])
+    except BrokenPipeError:  # its parent is gone
+        pass
+    except BaseException:  # noqa: BLE001 -- the group is ended below, and this process with it
+        traceback.print_exc()
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
 @dataclass(slots=True)
@@ -87,14 +105,24 @@ class Child:
     log: IO[bytes]
     data: bytes = b""
     index: int = -1
+    core: int | None = None
+    until: float = 0.0
+    is_late: bool = False
 
-    def ask(self, index: int, line: str, arch: int, seconds: int) -> None:
-        """Give it kernel `index` of the batch."""
+    def ask(self, index: int, line: str, arch: int, seconds: int, core: int | None) -> None:
+        """Give it kernel `index` of the batch, and a CPU."""
         self.log.seek(0)  # the position is the child's too
         self.log.truncate()
         self.index, self.data = index, b""
+        self.core, self.until = core, time.monotonic() + seconds
         with suppress(BrokenPipeError):  # it died idle: the read that follows finds out
             self.link.sendall(_frame({"kernel": line, "arch": arch, "seconds": seconds}))
+
+    def check(self) -> None:
+        """Kill it if it takes too long.  It may ignore other signals, or be stopped."""
+        if not self.is_late and time.monotonic() > self.until:
+            self.is_late = True
+            os.kill(self.pid, signal.SIGKILL)
 
     def take(self) -> bool:
         """Take in what has come; True if more will come."""
@@ -108,10 +136,11 @@ class Child:
         head = self.data[: FRAME.size]
         return len(self.data) > FRAME.size and FRAME.unpack(head)[0] == len(self.data) - FRAME.size
 
-    def result(self, seconds: int) -> tuple[bool, bytes]:
+    def result(self, seconds: int, again: bool) -> tuple[bool, bytes] | None:
         """Whether it made a Binary, and the Binary or why not.  A child that died has pid 0 then.
 
-        What the compiler printed follows a message: Triton leaves out what LLVM has to say.
+        None if it was killed and may try `again`. What the compiler printed follows a message:
+        Triton leaves out what LLVM has to say.
         """
         self.index = -1
         if self._is_whole():
@@ -120,13 +149,55 @@ class Child:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             self.pid = 0
             why = f"signal {-code}" if code < 0 else f"exit code {code}"
-            if code == -signal.SIGALRM:
+            if self.is_late:
                 why = f"it took more than {seconds} s"
+            elif again and -code in KILLED:
+                return None
             works, data = False, f"the process that compiled it died: {why}".encode()
         if not works:
             self.log.seek(0)
             data = b"\n".join((data, self.log.read(LOG_BYTES))).strip()
         return works, data
+
+
+class Cores:
+    """The CPUs of this process as locks that all servers of a user share, one file for each.
+
+    A lock goes with its holder.  Without a folder that this user alone can write to, or without
+    locks of files, there is no bound but that of each server.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        self._taken: set[int] = set()
+        with suppress(OSError, ImportError, AttributeError):
+            import fcntl
+
+            self._lock, self._held = fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB
+            self._free = fcntl.LOCK_UN
+            root = os.path.join(tempfile.gettempdir(), f"lenz-{os.getuid()}")
+            with folder(root, make=True) as at:
+                for cpu in sorted(os.sched_getaffinity(0)):
+                    with opened(at, f"cpu{cpu}", os.O_RDWR | os.O_CREAT) as file:
+                        self._files.append(os.dup(file))
+        first = os.getpid() % max(len(self._files), 1)  # not all ask for the same one first
+        self._files = self._files[first:] + self._files[:first]
+
+    def take(self) -> int | None:
+        """A CPU that no server of this user works on; -1 where nothing tells, None without any."""
+        for file in self._files:
+            if file not in self._taken:
+                with suppress(OSError):
+                    self._lock(file, self._held)
+                    self._taken.add(file)
+                    return file
+        return None if self._files else -1
+
+    def give(self, core: int | None) -> None:
+        """Give a CPU back."""
+        if core is not None and core in self._taken:
+            self._taken.remove(core)
+            self._lock(core, self._free)
 
 
 class Server:
@@ -137,50 +208,83 @@ class Server:
         self._requests = requests
         self._answers = answers
         self._children: list[Child] = []
+        self._cores = Cores()
 
-    def wait(self, pipes: Sequence[int]) -> list[int]:
+    def request(self) -> Any:
+        """Wait for the next batch; None at the end."""
+        while not self.wait([self._requests.fileno()], POLL_SECONDS):
+            pass
+        return _read(self._requests)
+
+    def wait(self, pipes: Sequence[int], seconds: float) -> list[int]:
         """Return those of `pipes` that have data or ended; end all if the parent is gone."""
         watched = select.poll()
         for pipe in (*pipes, self._requests.fileno()):
             watched.register(pipe, select.POLLIN)
-        while True:
-            ready = [pipe for pipe, _ in watched.poll(POLL_SECONDS * 1000)]
-            # A parent asks for nothing before it has all answers: its end of the pipe is closed.
-            if os.getppid() != self._parent or not {*ready} <= {*pipes}:
-                os.killpg(0, signal.SIGKILL)
-            if ready:
-                return ready
+        ready = [pipe for pipe, _ in watched.poll(max(seconds, 0) * 1000)]
+        # A parent asks for nothing before it has all answers: its end of the pipe is closed.
+        if os.getppid() != self._parent or not {*ready} <= {*pipes}:
+            os.killpg(0, signal.SIGKILL)
+        return ready
 
     def run(self, lines: Sequence[str], arch: int, workers: int, seconds: int) -> None:
         """Compile one batch, the longest texts first, and answer."""
         order = sorted(range(len(lines)), key=lambda n: len(lines[n]))
-        left = len(lines)
+        left, tried = len(lines), set[int]()
+        asks = told = idle = time.monotonic()
+        contended = False
         while left:
-            while order and (child := self._idle(workers)):
-                n = order.pop()
-                child.ask(n, lines[n], arch, seconds)
+            now = time.monotonic()
             busy = [c for c in self._children if c.index >= 0]
-            ready = self.wait([c.link.fileno() for c in busy])
+            while order and len(busy) < workers and now >= asks:
+                core = self._cores.take()
+                contended = core is None
+                # Whoever holds all CPUs for longer than a kernel may take is stopped, say.
+                if contended and (busy or now < idle + seconds):
+                    asks = now + CORE_SECONDS
+                    break
+                busy.append(self._free())
+                n = order.pop()
+                busy[-1].ask(n, lines[n], arch, seconds, core)
+            idle = now if busy else idle
+            ends = [c.until - now for c in busy if not c.is_late]
+            asking = [asks - now] * (bool(order) and len(busy) < workers)
+            ready = self.wait([c.link.fileno() for c in busy], min([POLL_SECONDS, *ends, *asking]))
             for child in busy:
                 if child.link.fileno() not in ready or child.take():
+                    child.check()
                     continue
                 n = child.index
-                works, data = child.result(seconds)
-                self._answers.write(ANSWER.pack(n, works, len(data)) + data)
-                self._answers.flush()
-                left -= 1
+                self._cores.give(child.core)
+                if contended:
+                    asks = time.monotonic() + CORE_SECONDS
+                result = child.result(seconds, n not in tried)
+                tried.add(n)
+                if result is None:
+                    order.insert(0, n)  # when the others are done, and there is memory
+                else:
+                    self._tell(n, *result)
+                    left -= 1
                 if not child.pid:
-                    self._children.remove(child)
-                    child.link.close()
-                    child.log.close()
+                    self._drop(child)
+            if (now := time.monotonic()) >= told + POLL_SECONDS:
+                self._tell(ALIVE, True, b"")
+                told = now
 
-    def _idle(self, workers: int) -> Child | None:
-        """A child with nothing to do, forked if there are less than `workers`."""
+    def _tell(self, index: int, works: bool, data: bytes) -> None:
+        self._answers.write(ANSWER.pack(index, works, len(data)) + data)
+        self._answers.flush()
+
+    def _drop(self, child: Child) -> None:
+        self._children.remove(child)
+        child.link.close()
+        child.log.close()
+
+    def _free(self) -> Child:
+        """A child with nothing to do, a new one if all have."""
         for child in self._children:
             if child.index < 0:
                 return child
-        if len(self._children) >= workers:
-            return None
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile()  # noqa: SIM115 -- it stays open as long as the child lives
         pid = os.fork()
@@ -205,6 +309,8 @@ class Server:
 
 def _serve(link: socket.socket) -> None:
     """The life of a child: compile what comes until the server is gone."""
+    with suppress(AttributeError):  # where there is none, the end of the link ends an idle child
+        ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
     requests = link.makefile("rb")
     while (data := _read(requests)) is not None:
         _limit(data["seconds"])
@@ -212,15 +318,13 @@ def _serve(link: socket.socket) -> None:
             made = b"\1" + encode(compile_text(KernelText.read(data["kernel"]), data["arch"]))
         except InternalError as e:
             made = b"\0" + e.what.encode()
-        signal.alarm(0)
         link.sendall(FRAME.pack(len(made)) + made)
 
 
 def _limit(seconds: int) -> None:
-    """End this process after `seconds`, and the assembler that it leaves behind soon after."""
+    """End the assembler that this process leaves behind, where the server kills it, soon after."""
     import resource  # there is none where there is no fork
 
-    signal.alarm(seconds)
     used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     limit = used + seconds + 1
