@@ -301,9 +301,17 @@ class Run:
             elif out is not None:
                 for s, size in zip(out.shape, value.shape, strict=False):
                     _bind_size(self.sizes, s, size)  # one that is found out here
+                value = _laid(value, *self.layout(out.type.layout)[:2])
                 self._check(out, value, InternalError, f"%{out.name} from {n.op}")
                 self.tensors[out.name] = value
                 self.base[out.name] = value.storage_offset() - self.size(out.type.layout.offset)
+
+
+def _laid(x: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
+    """What a call gave, copied where it has other strides than told, as a plan does."""
+    if tuple(x.shape) != shape or x.stride() == stride:
+        return x
+    return torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _scan(run: Run, n: Scan) -> None:

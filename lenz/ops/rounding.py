@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from lenz.ir.dtype import F32
+from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr, interpret, rebuild
 from lenz.ops.cast import cast
 
@@ -13,14 +13,15 @@ def widen(body: Expr, kept: Set[Expr] = frozenset()) -> Expr:
     """cast(narrow(x, half), f32) ==> x, everywhere in one expression (x: f32).
 
     `narrow` is the rounding that an op does when it returns a half tensor. A `cast` to a half type
-    that the user wrote is another op, and is always done; those among `kept` become one.
+    that the user wrote is another op, and is always done; those among `kept` become one. A cast to
+    f64 is one of x as well: a mean in f64, and what it is subtracted from, are of the same number.
     """
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         if e.op.name == "narrow" and e in kept:
             return cast(args[0], e.dtype)
-        if e.op.name == "cast" and e.dtype is F32 and args[0].op.name == "narrow":
-            return args[0].args[0]
+        if e.op.name == "cast" and e.dtype in (F32, F64) and args[0].op.name == "narrow":
+            return cast(args[0].args[0], e.dtype)
         return rebuild(e, tuple(args))
 
     return interpret(body, visit)

@@ -35,7 +35,7 @@ from tests.fuzz.program import Program
 from tests.fuzz.shrink import kind_of, shrink
 
 TRITON = ("triton", "tiny") if find_spec("triton") else ()
-WAYS = ("oracle",) * 6 + ("guarded", "guarded avx2", "guarded sse2", *TRITON)
+WAYS = ("oracle",) * 6 + ("guarded", "guarded avx2", "guarded sse2", "threads", "steps", *TRITON)
 WAYS_OF_LARGE = ("cpu", "guarded")  # the others are too slow
 PATIENCE = 400  # seconds for one program, on a machine that has much else to do
 FORKS = hasattr(os, "fork")
@@ -78,6 +78,8 @@ def way_of(seed: int, o: argparse.Namespace) -> str:
     """How the program of a seed is run."""
     if o.way:
         return str(o.way)
+    if is_long(seed, o):
+        return "cpu"
     ways = WAYS_OF_LARGE if is_large(seed, o) else WAYS
     return "cpu" if o.device != "cpu" else random.Random(seed).choice(ways)
 
@@ -85,6 +87,16 @@ def way_of(seed: int, o: argparse.Namespace) -> str:
 def is_large(seed: int, o: argparse.Namespace) -> bool:
     """True for all programs if asked for, and for some in any case."""
     return bool(o.large) or (not o.way and seed % 8 == 7)
+
+
+def is_long(seed: int, o: argparse.Namespace) -> bool:
+    """True for some: what is slow to check is rarer."""
+    return not o.way and seed % 16 == 3
+
+
+def made(seed: int, o: argparse.Namespace) -> Program:
+    """The program of a seed."""
+    return program(seed, is_large(seed, o), is_long(seed, o))
 
 
 def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -> None:
@@ -102,7 +114,7 @@ def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -
             ways = [w for w in indices.WAYS if w != "triton" or TRITON]
             why = "\n".join(filter(None, (indices.failure(seed, way) for way in ways)))
         else:
-            why = failure(program(seed, is_large(seed, o)), way_of(seed, o), o.device, notes)
+            why = failure(made(seed, o), way_of(seed, o), o.device, notes)
         skipped = " ".join(notes.skipped.split()).replace("!", ".")[:200]
         say(f"~{skipped}" if skipped else f"={' '.join(sorted(set(notes.ops)))}")
         if why:
@@ -186,7 +198,7 @@ def main() -> int:
         if o.way == "indices":
             print(f"---- {why[:2000]}", flush=True)
         elif kinds[kind_of(why)] <= 3:
-            report(program(seed, is_large(seed, o)), way_of(seed, o), o, why)
+            report(made(seed, o), way_of(seed, o), o, why)
         else:
             print(f"---- seed {seed} ({way_of(seed, o)}): once more {why[:200]}", flush=True)
     told = f"{bad} failed, {len(skipped)} say nothing; {len(ops)} aten ops; --seed {o.seed}"

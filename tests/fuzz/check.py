@@ -4,13 +4,14 @@
 interpreter after every pass; "guarded" runs compiled kernels on memory between forbidden pages, and
 "guarded avx2" and "guarded sse2" those for older processors;
 "triton" and "tiny" run the kernels for a GPU, with tiles of the usual and of tiny size, in Triton's
-interpreter, and with " cubins" behind it they are compiled as well; "aot_eager" is torch's own half
-alone.
+interpreter, and with " cubins" behind it they are compiled as well; "threads" calls it from several
+threads at once, "steps" trains with it; "aot_eager" is torch's own half alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,9 +36,12 @@ from lenz.schedule import schedule
 from lenz.sym import SymEnv
 from tests.fuzz.compare import Outcome, agree, outcome
 from tests.fuzz.program import Program, analyse
+from tests.fuzz.runs import agree_on_steps, steps, threaded
 
 __all__ = ["Notes", "Stages", "compare", "copied", "failure"]
 
+CALLED = ("threads", "steps")  # how it is called; the code is that of "cpu"
+PLAIN = ("cpu", *CALLED)
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 2e-1, torch.float16: 5e-2}
 """Relative to the largest value, between graphs that round and sum in other orders."""
 
@@ -67,7 +71,7 @@ class Stages:
         """The callable, with the checks of the chosen way before it."""
         graphs: dict[str, Graph] = {}
         run_kernel: RunKernel | None = None
-        if self.way == "cpu":
+        if self.way in PLAIN:
             return compile_program(p, context(self.options)).call
         if self.way.startswith(("oracle", "guarded")):
             graphs, s = self.stages(p)
@@ -267,7 +271,8 @@ def failure(
         notes.skipped = f"eager: {type(e).__name__}: {e}"
         return ""
     why = _why(p, m, way, device, expected, notes.ops)
-    if why and way != "aot_eager" and (theirs := _why(p, m, "aot_eager", device, expected, [])):
+    torchs = f"aot_eager {way}" if way in CALLED else "aot_eager"
+    if why and "aot_eager" not in way and (theirs := _why(p, m, torchs, device, expected, [])):
         # Dynamo drops a write to a 0-d f64 with dynamic=True, say: no fault of ours.
         notes.skipped = f"aot_eager: {theirs}"
         return ""
@@ -277,15 +282,12 @@ def failure(
 def _expected(p: Program, second: int, device: str) -> tuple[Any, Any]:
     """What eager gives, and what the program in float64 gives, where it runs in it."""
     want = outcome(p, p.function(), p.arguments(device, second=bool(second)))
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
     try:
-        args = p.arguments(device, double=True, second=bool(second))
-        return want, outcome(p, p.function(double=True), args)
+        with defaults_to_double():
+            args = p.arguments(device, double=True, second=bool(second))
+            return want, outcome(p, p.function(double=True), args)
     except Exception:  # noqa: BLE001  # an op that has no float64
         return want, None
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _told(p: Program, device: str, second: bool) -> Outcome:
@@ -301,15 +303,24 @@ def _told(p: Program, device: str, second: bool) -> Outcome:
 def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[str]) -> str:
     torch._dynamo.reset()
     options = replace(Options.from_environment({"cache": False}), verify=True, on_error="raise")
-    if way != "cpu":  # stages are compared for all sizes, and graphs of CPUs taken to a GPU
+    if way not in PLAIN:  # stages are compared for all sizes, and graphs of CPUs taken to a GPU
         options = replace(options, size_facts=False)
-    backend: Any = "aot_eager" if way == "aot_eager" else Stages(options, way, seen).backend
-    fn: Callable[..., Any] = torch.compile(
-        p.function(), backend=backend, dynamic=p.dynamic or None, fullgraph=True
-    )
+    backend: Any = "aot_eager" if "aot_eager" in way else Stages(options, way, seen).backend
+    how: dict[str, Any] = {"backend": backend, "dynamic": p.dynamic or None}
     try:
-        for k, (want, ideal) in enumerate(expected):
-            got = outcome(p, fn, p.arguments(device, second=bool(k)))
+        if "steps" in way and p.grad:
+            _steps_agree(p, m, lambda f: torch.compile(f, **how))
+            return ""
+        fn: Callable[..., Any] = torch.compile(p.function(), fullgraph=p.whole, **how)
+        if "threads" in way:
+            found = threaded(p, fn, len(expected))
+        else:
+            found = [
+                (k, outcome(p, fn, p.arguments(device, second=bool(k))))
+                for k in range(len(expected))
+            ]
+        for k, got in found:
+            want, ideal = expected[k]
             try:
                 agree(p, m, got, want, ideal)
             except AssertionError as e:
@@ -319,3 +330,22 @@ def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[st
     except Exception as e:  # noqa: BLE001  # whatever is raised is the finding
         return f"{type(e).__name__}: {e}"
     return ""
+
+
+def _steps_agree(p: Program, m: Any, compiled: Callable[..., Any]) -> None:
+    want = steps(p, lambda f: f)
+    with defaults_to_double():
+        ideal = steps(p, lambda f: f, double=True)
+    unit = max([*m.unit.values(), float(torch.finfo(torch.float32).eps)])
+    agree_on_steps(steps(p, compiled), want, ideal, unit)
+
+
+@contextmanager
+def defaults_to_double() -> Iterator[None]:
+    """New floats are of float64 in here."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -8,6 +8,7 @@ rounded to on its way, since sums may be taken in another order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,8 @@ class Outcome:
 
 def outcome(p: Program, fn: Callable[..., Any], args: Sequence[Any]) -> Outcome:
     """Call a function of the program's arguments: its results, arguments after it, gradients."""
-    got = fn(*args)
+    with getattr(torch, p.mode)() if p.mode else nullcontext():
+        got = fn(*args)
     assert len(got) == len(p.results), f"{len(got)} results instead of {len(p.results)}"
     values: dict[str, Any] = {f"result {n}": x for n, x in zip(p.results, got, strict=True)}
     values |= {f"requires_grad of {n}": _wants(x) for n, x in zip(p.results, got, strict=True)}

@@ -19,21 +19,30 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33)
 LARGE = (1, 3, 16, 40, 65, 130, 300)
 FLOATS = (torch.float32,) * 5 + (torch.float64, torch.bfloat16, torch.bfloat16, torch.float16)
 OTHERS = (torch.int64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.int16, torch.bool)
+LONG = (100_000, 131_072, 262_147, 1_000_003)
+TABLES_OF_LONG = ("exact unary", "rounded unary", "binary", "reduce", "rows", "scan", "layout")
+MANY = (8, 14, 15, 16, 17, 20, 33, 64)  # dimensions
 CASTS = ("float32", "float32", "float64", "bfloat16", "float16")
 VIEWS = (".flip(0)", "[1:]", "[::2]", "[..., 1:]")
-WIDE_VIEWS = (".transpose(0, -1)", ".transpose(0, 1)", "[:, 1:]", "[..., ::2]", ".diagonal()")
+WIDE_VIEWS = (
+    ".transpose(0, -1)", ".transpose(0, 1)", "[:, 1:]", "[..., ::2]", ".diagonal()", ".mT",
+    "[..., :1].expand(*t.shape)", "[:1].expand(*t.shape)",
+)  # fmt: skip
 FIELD = re.compile(r"\{(\w)(\d?)\}")
 TRIES = 12  # rules that are tried for one line
+BREAK = Line("torch._dynamo.graph_break()", "", (), "b")
 
 
 class Generator:
     """One program in the making."""
 
-    def __init__(self, seed: int, large: bool = False) -> None:
-        self.r = random.Random(f"{seed} {large}")
+    def __init__(self, seed: int, large: bool = False, long: bool = False) -> None:
+        self.r = random.Random(f"{seed} {'long' if long else large}")
         self.seed = seed
+        self.long = long
+        self.tables = TABLES_OF_LONG if long else tuple(RULES)
         self.sizes = LARGE if large else SIZES
-        self.limit = 200_000 if large else 3000
+        self.limit = 1 << 21 if long else 200_000 if large else 3000
         self.grad = self.r.random() < 0.25
         # Programs of few sizes broadcast more; 1 is always among them.
         self.sizes = (*self.r.sample(self.sizes, 3), 1)
@@ -56,11 +65,18 @@ class Generator:
             j = r.choice(tensors)
             return replace(before[j], name=f"a{k}", view=self.view(before[j].base), of=j)
         shape = tuple(r.choice(self.sizes) for _ in range(r.choice((0, 1, 2, 2, 2, 3, 3, 4, 4))))
+        if r.random() < 0.04:
+            shape = tuple(r.choice((1, 1, 1, 2)) for _ in range(r.choice(MANY)))
+        if self.long and (not k or r.random() < 0.3):
+            n = r.choice(LONG)
+            shape = r.choice(((n,), (n,), (n, 1), (1, n), (3, n // 3), (n // 2, 2)))
         while torch.Size(shape).numel() > self.limit:
             shape = shape[1:]
         if shape and r.random() < 0.04:
             shape = (0, *shape[1:])
         dtype = r.choice(FLOATS if self.grad or r.random() < 0.7 else OTHERS)
+        if self.long and dtype in (torch.bfloat16, torch.float16):
+            dtype = torch.float32  # sums of so many whole numbers are not exact in those
         view = self.view(shape) if shape and r.random() < 0.4 else ""
         numbers = r.choice(("whole",) * 6 + ("noise",) * 3 + (() if self.grad else ("edges",)))
         grad = self.grad and dtype.is_floating_point and (k == 0 or r.random() < 0.5)
@@ -71,6 +87,7 @@ class Generator:
         views = VIEWS + (WIDE_VIEWS * 2 if len(shape) >= 2 else ())
         if len(shape) == 4:
             views += (".permute(0, 3, 1, 2)",) * 5
+            views += (".to(memory_format=torch.channels_last)",) * 2
         views += (f".unsqueeze(0).expand(3, {'-1, ' * len(shape)})", ".reshape(-1)")
         return self.r.choice(views)
 
@@ -170,10 +187,11 @@ class Generator:
 
     def step(self) -> None:
         """Add one line, and one that makes its values small again."""
-        tables = list(RULES)
         for _ in range(TRIES):
-            table = self.r.choices(tables, [RULES[t][0] for t in tables])[0]
+            table = self.r.choices(self.tables, [RULES[t][0] for t in self.tables])[0]
             flags, template = self.r.choice(RULES[table][1])
+            if self.long and re.search(r"\bprod\(|trapezoid", template):
+                continue  # infinite, or not exact, where numbers are many
             try:
                 line = self.line(flags, template)
                 self.m.run(line)
@@ -212,7 +230,11 @@ class Generator:
         results = sorted(self.r.sample(made, count), key=made.index)
         if made[-1] not in results:
             results.append(made[-1])
-        p = Program(tuple(self.specs), tuple(self.lines), tuple(results))
+        if self.r.random() < 0.25:
+            for _ in range(self.r.randint(1, 3)):
+                self.lines.insert(self.r.randint(0, len(self.lines)), BREAK)
+        mode = "" if self.grad else self.r.choice(("", "", "no_grad", "inference_mode"))
+        p = Program(tuple(self.specs), tuple(self.lines), tuple(results), mode=mode)
         p = replace(p, dynamic=self.r.random() < 0.3)
         return replace(p, second=self.other_sizes(p)) if p.dynamic else p
 
@@ -237,11 +259,11 @@ def _joins(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(m == n or m == 1 or n == 1 for m, n in pairs)
 
 
-def program(seed: int, large: bool = False) -> Program:
-    """The program of a seed."""
-    g = Generator(seed, large)
-    p = g.grow(g.r.randint(2, 14))
-    return replace(p, tag=f"seed {seed}{' large' if large else ''}")
+def program(seed: int, large: bool = False, long: bool = False) -> Program:
+    """The program of a seed; `large` has sizes up to 300, `long` a dimension up to a million."""
+    g = Generator(seed, large, long)
+    p = g.grow(g.r.randint(1, 5) if long else g.r.randint(2, 14))
+    return replace(p, tag=f"seed {seed}{' long' if long else ' large' if large else ''}")
 
 
 def sample(seeds: Any) -> dict[str, int]:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+import tests.fuzz.lies  # noqa: F401  # whose ops programs call
+
 __all__ = ["EXACT", "ROUNDED", "WHOLE", "Line", "Machine", "Program", "Refused", "Spec"]
 
 WHOLE, EXACT, ROUNDED = 0, 1, 2
@@ -78,7 +80,7 @@ class Line:
 
     `flags` are those of the rule: p (picks or moves values), r (rounds), e (reads exact values
     only), x (whole ones), k (exact where there are gradients), u (there no number twice), s (the
-    same however it is rounded), c (casts), w (writes).
+    same however it is rounded), c (casts), w (writes), b (ends a graph of Dynamo).
     """
 
     text: str
@@ -105,6 +107,12 @@ class Program:
     second: tuple[Spec, ...] = ()
     dynamic: bool = False
     tag: str = ""
+    mode: str = ""  # "no_grad" or "inference_mode", in which it is called
+
+    @property
+    def whole(self) -> bool:
+        """True for one graph."""
+        return not any("b" in line.flags for line in self.lines)
 
     @property
     def grad(self) -> bool:
@@ -141,13 +149,15 @@ class Program:
             if double and base.is_floating_point():
                 base = base.to(torch.float64)
             bases.append(base)
-            t = eval(f"t{s.view}", {"t": base})
+            t = eval(f"t{s.view}", {"t": base, "torch": torch})
             made.append(t.requires_grad_() if s.grad else t)
         return made
 
     def script(self, backend: str = '"lenz"') -> str:
         """The program as a Python file that compares eager with the backend."""
-        lines = ["import torch, torch.nn.functional as F", "", self.source(), "def arguments():"]
+        lines = ["import torch, torch.nn.functional as F"]
+        lines += ["import tests.fuzz.lies"] if "ops.fuzz" in self.source() else []
+        lines += ["", self.source(), "def arguments():"]
         for s in self.specs:
             if s.dtype is None:
                 lines.append(f"    {s.name} = {s.seed}")
@@ -159,6 +169,7 @@ class Program:
             lines.append(f"    {s.name} = {base}{s.view}{grad}")
         names = ", ".join(s.name for s in self.specs)
         lines += [f"    return [{names}]", ""]
+        lines += [f"torch.{self.mode}().__enter__()"] if self.mode else []
         lines += ["ours, theirs = arguments(), arguments()"]
         compiled = f"torch.compile(f, backend={backend}, dynamic={self.dynamic or None})"
         lines += [f"got, want = {compiled}(*ours), f(*theirs)"]
@@ -179,7 +190,7 @@ class Program:
             f"{', grad' if s.grad else ''}\n"
             for s in self.specs
         )
-        return f"# {self.tag} dynamic={self.dynamic}\n{made}{self.source()}"
+        return f"# {self.tag} dynamic={self.dynamic} {self.mode}\n{made}{self.source()}"
 
 
 def _made(s: Spec) -> str:
@@ -217,6 +228,8 @@ class Machine:
 
     def run(self, line: Line) -> None:
         """Run a line. Raises Refused where it may not stand, and then has changed nothing."""
+        if "b" in line.flags:
+            return
         missing = [r for r in line.reads if r not in self.level]
         if missing:
             raise Refused(f"{missing[0]} is not there")
@@ -290,7 +303,7 @@ class Machine:
         t = self.env[name]
         if not isinstance(t, torch.Tensor) or t.numel() == 0 or t.dtype is torch.bool:
             return False
-        t = t.detach().nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t
+        t = t.detach().double().nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t
         return bool((t.abs() > LIMIT).any())
 
 

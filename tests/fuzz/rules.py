@@ -425,6 +425,33 @@ TABLES: dict[str, tuple[int, str]] = {
         e {b}.to(torch.uint8, copy=True)
         e {x}.to(torch.int16, copy=True)
         e {x}.to(torch.bool, copy=True)
+        pe {f}.to(torch.float8_e4m3fn).to({f}.dtype)
+        pe {f}.to(torch.float8_e5m2).to({f}.dtype)
+        pe {f}.to(torch.float8_e5m2).to(torch.float32)
+        pe {f}.to(torch.float8_e4m3fn).to(torch.bfloat16)
+        pe {f}.to(torch.float8_e4m3fnuz).to(torch.float32)
+        pe {f}.to(torch.float8_e5m2fnuz).to(torch.float16)
+        pe {f1}.to(torch.float8_e5m2)[1:].to(torch.float16)
+        pe {f2}.to(torch.float8_e4m3fn).transpose({d}, {e}).contiguous().to({f2}.dtype)
+        e {f}.to(torch.float8_e4m3fn).view(torch.uint8)
+        e {f}.to(torch.float8_e5m2).view(torch.int8)
+        """,
+    ),
+    "layout": (
+        3,
+        """
+        p torch.ops.fuzz.turned({x2})
+        p torch.ops.fuzz.padded({x1})
+        p torch.ops.fuzz.shifted({x1})
+        p {X4}.to(memory_format=torch.channels_last)
+        p {X4}.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        p {x2}.transpose({d}, {e}).clone()
+        p {x1}.clone(memory_format=torch.contiguous_format)
+        p {x1}[..., :1].expand({x1}.shape).contiguous()
+        p torch.empty_like({x2}.transpose({d}, {e})).copy_({x2}.transpose({d}, {e}))
+        p {x2}.new_empty_strided({x2}.shape, {x2}.mT.stride()).fill_(1) if {x2}.dim() == 2 else {x2}
+        p {x1}.as_strided(({n},), ({x1}.stride({d}),))
+        p {x1}.as_strided(({n}, 1), ({x1}.stride({d}), 1))
         """,
     ),
     "library": (

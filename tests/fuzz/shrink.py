@@ -58,6 +58,8 @@ def trials(p: Program) -> Iterator[Program]:
         size //= 2
     if p.second:
         yield replace(p, second=())
+    if p.mode:
+        yield replace(p, mode="")
     if p.dynamic:
         yield replace(p, dynamic=False, second=())
     for r in p.results:
@@ -79,7 +81,7 @@ def _sliced(p: Program, wanted: tuple[str, ...]) -> Program:
     """Some results, and the lines that those are made of; no argument that nobody reads."""
     needed, kept = set(wanted), []
     for line in reversed(p.lines):
-        if line.target in needed:
+        if line.target in needed or "b" in line.flags:
             needed |= set(line.reads)
             kept.append(line)
     p = replace(p, lines=tuple(reversed(kept)), results=wanted)

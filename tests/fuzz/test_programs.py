@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.fx import GraphModule
 
-from tests.fuzz.check import failure
+from tests.fuzz.check import Notes, failure
 from tests.fuzz.compare import outcome, same
-from tests.fuzz.generator import program
+from tests.fuzz.generator import BREAK, program
 from tests.fuzz.program import Line, Program, Spec, analyse
 from tests.fuzz.shrink import shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd programs
 
 
-def check(seeds: Sequence[int], way: str, large: bool = False) -> None:
+def check(seeds: Sequence[int], way: str, large: bool = False, long: bool = False) -> None:
     for seed in seeds:
-        p = program(seed, large)
+        p = program(seed, large, long)
         why = failure(p, way)
         assert not why, f"{p}\n{why}"
 
@@ -33,6 +34,19 @@ def test_every_stage_gives_what_eager_gives(first: int) -> None:
 @pytest.mark.parametrize("first", (1000, 1004))
 def test_large_sizes_give_what_eager_gives(first: int) -> None:
     check(range(first, first + 4), "cpu", large=True)
+
+
+def test_long_rows_give_what_eager_gives() -> None:
+    check(range(1100, 1104), "cpu", long=True)
+
+
+def test_threads_that_call_one_function_get_their_own_results() -> None:
+    check(range(300, 304), "threads")
+
+
+def test_steps_of_training_are_those_of_eager() -> None:
+    seeds = [s for s in range(400, 440) if program(s).grad][:4]
+    check(seeds, "steps")
 
 
 def test_kernels_touch_nothing_outside() -> None:
@@ -62,6 +76,19 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not failure(p)
     monkeypatch.setattr("tests.fuzz.check.Stages.backend", lambda self, gm, xs: wrong(gm, xs))
     assert "result t0: -1.0 instead of -2.0" in failure(p, "cpu")
+    assert "result t0: -1.0 instead of -2.0" in failure(p, "threads")
+    trained = replace(p, specs=(replace(p.specs[0], grad=True),))
+    assert "loss 0" in failure(trained, "steps")
+
+
+def test_a_program_may_be_several_graphs() -> None:
+    p = whole("t0 = a0 + 1\nt1 = t0[1:]\nt2 = t1.mul_(2)")
+    cut = replace(p, lines=(*p.lines[:2], BREAK, *p.lines[2:]), results=("t0", "t1"))
+    assert not cut.whole and analyse(cut) is not None
+    seen: list[str] = []
+    notes = Notes(seen)
+    assert not failure(cut, "cpu", notes=notes) and not notes.skipped
+    assert seen.count("aten.add.Tensor") == 1 and "aten.mul.Tensor" in seen
 
 
 def test_rounded_values_are_held_against_float64() -> None:

@@ -1,0 +1,72 @@
+"""Other ways to call a program than once: from several threads, and as steps of training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from tests.fuzz.compare import Outcome, outcome, same
+from tests.fuzz.program import Program
+
+__all__ = ["THREADS", "agree_on_steps", "steps", "threaded"]
+
+THREADS, CALLS, STEPS = 4, 3, 2
+OPTIMIZERS: tuple[Callable[[list[Any]], torch.optim.Optimizer], ...] = (
+    lambda leaves: torch.optim.SGD(leaves, lr=0.01),
+    lambda leaves: torch.optim.SGD(leaves, lr=0.01, momentum=0.9, weight_decay=0.1),
+    lambda leaves: torch.optim.Adam(leaves, lr=0.01, eps=0.1),
+    lambda leaves: torch.optim.AdamW(leaves, lr=0.01, eps=0.1, amsgrad=True),
+    lambda leaves: torch.optim.Adagrad(leaves, lr=0.01, eps=0.1),
+)
+
+
+def threaded(p: Program, fn: Callable[..., Any], count: int) -> list[tuple[int, Outcome]]:
+    """What several threads get that call one function at once, also the first time.
+
+    Each outcome has beside it whether it is of the second arguments.
+    """
+
+    def calls(number: int) -> list[tuple[int, Outcome]]:
+        ks = [(number + k) % count for k in range(CALLS)]
+        return [(k, outcome(p, fn, p.arguments(second=bool(k)))) for k in ks]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [x for found in pool.map(calls, range(THREADS)) for x in found]
+
+
+def steps(p: Program, compiled: Callable[..., Any], double: bool = False) -> dict[str, Any]:
+    """Losses and arguments of a few steps of training, which `compiled` makes of a function."""
+    f = p.function(double)
+    args = p.arguments(double=double)
+    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    optimizer = random.Random(p.tag).choice(OPTIMIZERS)(leaves)
+
+    def step(*args: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        outs = [x for x in f(*args) if isinstance(x, torch.Tensor) and x.requires_grad]
+        loss = sum([x.mean() for x in outs if x.numel()], torch.zeros(()))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run, found = compiled(step), {}
+    for k in range(STEPS):
+        found[f"loss {k}"] = run(*args)
+        for n, a in zip(p.specs, args, strict=True):
+            found[f"{n.name} after step {k}"] = a.detach().clone() if n.dtype is not None else a
+    return found
+
+
+def agree_on_steps(
+    got: dict[str, Any], want: dict[str, Any], ideal: dict[str, Any], unit: float
+) -> None:
+    """Assert that steps are eager's, within what rounding explains; `unit` is as in `same`."""
+    for name, y in want.items():
+        try:
+            same(got[name], y, ideal.get(name), False, unit)
+        except AssertionError as e:
+            raise AssertionError(f"{name}: {e}") from None
