@@ -196,7 +196,8 @@ def drop_noops(graph: Graph, facts: Facts) -> None:
             continue
         source = node.args[0]
         if target in ALIASES:
-            replace(graph, node, source)
+            if target is not aten.detach.default or not is_shown(node, facts):
+                replace(graph, node, source)
         elif target in VIEWS:
             if is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=True):
                 replace(graph, node, source)
@@ -211,6 +212,13 @@ def drop_noops(graph: Graph, facts: Facts) -> None:
                 and is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=False)
             ):
                 replace(graph, node, source)
+
+
+def is_shown(node: Node, facts: Facts) -> bool:
+    """Say whether a result is a view of what `node` gives: to autograd of nothing before it."""
+    own = tuple(storages(node))
+    views = (n for n in node.users if own and own == tuple(storages(n)))
+    return any(n in facts.outputs or is_shown(n, facts) for n in views)
 
 
 def replace(graph: Graph, node: Node, by: Node) -> None:

@@ -140,13 +140,15 @@ class Scatter:
 class View:
     """out[axes] is source[index]: other strides over the same storage, no computation.
 
-    `out.type.layout` is given in elements of the storage that `source` lies in.
+    `out.type.layout` is given in elements of the storage that `source` lies in.  A result is
+    `detached` where it is no view to autograd, though it lies in that memory.
     """
 
     out: Buffer
     source: str
     axes: tuple[Axis, ...]
     index: tuple[Sym, ...]
+    detached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

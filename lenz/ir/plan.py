@@ -70,11 +70,15 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """Other sizes and strides over the memory of `source`, from its first element on."""
+    """Other sizes and strides over the memory of `source`, from its first element on.
+
+    To autograd a view of that, unless it is `detached`.
+    """
 
     name: str
     source: str
     type: TensorType
+    detached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,8 @@ def show_node(
             return f"{head} : map ({_axes(n.axes)}) {show_block(n.body, types, indent)}"
         case View():
             index = ", ".join(map(show_sym, n.index))
-            return f"{head} : view ({_axes(n.axes)}) %{show_name(n.source)}[{index}]"
+            line = f"{head} : view ({_axes(n.axes)}) %{show_name(n.source)}[{index}]"
+            return line + " detached" * n.detached
         case Sort():
             line = f"{head} : sort ({_axes(n.axes)}) over {n.axes[n.dim].name}"
             return f"{line} {show_block(n.body, types, indent)}"

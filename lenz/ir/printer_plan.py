@@ -128,8 +128,8 @@ def show_step(s: Step, device: str = "") -> str:
             return f"alloc {_tensor(s, device)}{kind}"
         case Reuse(_, source, _):
             return f"reuse {_tensor(s, device)} of %{show_name(source)}"
-        case ViewStep(_, source, _):
-            return f"view {_tensor(s, device)} of %{show_name(source)}"
+        case ViewStep(_, source, _, detached):
+            return f"view {_tensor(s, device)} of %{show_name(source)}" + " detached" * detached
         case Lay():
             return f"lay {_tensor(s, device)}"
         case LaunchStep(kernel, args, sizes, grid, on):

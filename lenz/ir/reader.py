@@ -220,7 +220,7 @@ def _node(c: Cursor, s: Scope, marked: list[Atom]) -> Node:
     c.expect("[")
     inner = s.inner(axes)
     index = tuple(list_of(c, lambda: sym_of(c, inner.vars), "]"))
-    return View(out, source, axes, index)
+    return View(out, source, axes, index, c.accept("detached"))
 
 
 def _reduction(c: Cursor, s: Scope, out: Buffer) -> Reduction:

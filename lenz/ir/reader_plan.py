@@ -113,7 +113,9 @@ def _step(c: Cursor, s: Scope, word: str) -> Step:
             name, type_ = _tensor(c, s)
             c.expect("of")
             source = buffer_of(c)
-            return Reuse(name, source, type_) if word == "reuse" else ViewStep(name, source, type_)
+            if word == "reuse":
+                return Reuse(name, source, type_)
+            return ViewStep(name, source, type_, c.accept("detached"))
         case "launch":
             kernel = _kernel(c)
             c.expect("(")

@@ -33,7 +33,7 @@ from lenz.ir.graph import (
 )
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous, strided
-from lenz.sym import ZERO, Sym, substitute
+from lenz.sym import ONE, ZERO, Sym, substitute
 
 Index = tuple[Sym, ...]
 At = Callable[[Index], Expr]
@@ -241,7 +241,13 @@ class GraphBuilder:
         self.nodes.append(Scatter(out, base.name, axes, where, positions, value, mode))
         return Value(out)
 
-    def view(self, x: Value, fn: Callable[[Index], Index], type: TensorType | None = None) -> Value:
+    def view(
+        self,
+        x: Value,
+        fn: Callable[[Index], Index],
+        type: TensorType | None = None,
+        detached: bool = False,
+    ) -> Value:
         """out[index] = x[fn(index)]: a view when it is one in memory, else a copy."""
         type = self.result if type is None else type
         axes = axes_for(type.shape)
@@ -249,8 +255,11 @@ class GraphBuilder:
         layout = strided(axes, self.types[x.name].layout.at(where))
         if layout is None:
             return self.map(lambda i: x.at(fn(i)), type)
-        out = self.define(self._hint, replace(type, layout=layout))
-        self.nodes.append(View(out, x.name, axes, where))
+        # No index says where the next element of a dimension of one would lie; torch does.
+        told = zip(layout.stride, type.layout.stride, type.shape, strict=True)
+        stride = tuple(t if n is ONE else s for s, t, n in told)
+        out = self.define(self._hint, replace(type, layout=replace(layout, stride=stride)))
+        self.nodes.append(View(out, x.name, axes, where, detached))
         return Value(out)
 
     def extern(

@@ -92,10 +92,16 @@ def view(b: GraphBuilder, x: Value, *_: object) -> Value:
     return b.view(x, where)
 
 
-@lowering("alias", "detach", "lift", "lift_fresh", "view_as", any_dtype=True)
+@lowering("alias", "lift", "lift_fresh", "view_as", any_dtype=True)
 def alias(b: GraphBuilder, x: Value, *_: object) -> Value:
-    """The tensor itself; `view_as` and a changed shape go through `view`."""
-    return x if b.result.layout.shape == x.shape else view(b, x)
+    """The tensor as another one over the same memory; that is left where it is a result."""
+    return view(b, x)
+
+
+@lowering("detach", any_dtype=True)
+def detach(b: GraphBuilder, x: Value) -> Value:
+    """The same, and no view to autograd."""
+    return b.view(x, lambda i: i, detached=True)
 
 
 @lowering("permute", any_dtype=True)
@@ -188,8 +194,6 @@ def slice_(
     first = slice_start(start, x.shape[d])
     if first is None:
         return Decline("a start of unknown sign")
-    if first is ZERO and step == 1 and b.result.shape[d] is x.shape[d]:
-        return x
     return b.view(x, lambda i: (*i[:d], first + i[d] * step, *i[d + 1 :]))
 
 
@@ -330,8 +334,6 @@ def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value
     d = wrapped(dim, x.rank)
 
     def part(first: Sym, type: TensorType) -> Value:
-        if first is ZERO and type.shape[d] is x.shape[d]:
-            return x
         return b.view(x, lambda i: (*i[:d], first + i[d], *i[d + 1 :]), type)
 
     types = [t for t in b.results if t is not None]

@@ -74,6 +74,7 @@ class _Builder:
     freed: dict[str, int] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
     pinned: set[str] = field(default_factory=set)
+    bases: Mapping[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
     addressed: set[str] = field(default_factory=set)  # by a kernel or a view, and not only called
     late: set[str] = field(default_factory=set)  # results of calls, there when a wait has returned
@@ -87,7 +88,8 @@ class _Builder:
     def run(self) -> Plan:
         g = self.schedule.graph
         self.buffers, self.roots = buffers_of(g), roots_of(self.schedule.steps)
-        self.schedule = _without_dead_views(self.schedule)
+        self.bases = _bases(self.schedule)
+        self.schedule = _without_dead_views(self.schedule, self.bases)
         for view, root in self.roots.items():
             self.views.setdefault(root, []).append(view)
         self.scope = g.env.scope()
@@ -102,7 +104,11 @@ class _Builder:
                 case View():
                     kind = self.buffers[step.out.name].type
                     root = self.roots[step.out.name]
-                    self.steps.append(ViewStep(step.out.name, root, kind))
+                    if (base := self.bases.get(step.out.name)) is not None:
+                        root, first = base, self.buffers[base].type.layout.offset
+                        place = replace(kind.layout, offset=kind.layout.offset - first)
+                        kind = replace(kind, layout=place)
+                    self.steps.append(ViewStep(step.out.name, root, kind, step.detached))
                     self.defined[step.out.name] = None
             self.release(k)
         kernels = tuple(dict.fromkeys(self.symbols.values()))
@@ -324,13 +330,26 @@ class _Builder:
             self.steps.append(Free(name))
 
 
-def _without_dead_views(s: Schedule) -> Schedule:
+def _bases(s: Schedule) -> dict[str, str]:
+    """For each view of a detached one that: to autograd it is the base of all views of it."""
+    found: dict[str, str] = {}
+    cut = {n.out.name for n in s.steps if isinstance(n, View) and n.detached}
+    for n in s.steps:
+        if isinstance(n, View) and (n.source in cut or n.source in found):
+            found[n.out.name] = n.source if n.source in cut else found[n.source]
+    return found
+
+
+def _without_dead_views(s: Schedule, bases: Mapping[str, str]) -> Schedule:
     """The schedule less the views that no call, launch or result names.
 
     Kernels address the memory that a view is of, so most views of a graph are of no use here.
     """
     used = {n for step in s.steps if not isinstance(step, View) for n in _names(step)}
     used |= {n for a in s.graph.outputs for n in atom_refs(a)}
+    for n in tuple(used):
+        while (n := bases.get(n, "")) and n not in used:
+            used.add(n)
     steps = tuple(x for x in s.steps if not isinstance(x, View) or x.out.name in used)
     return replace(s, steps=steps)
 

@@ -286,6 +286,7 @@ class _Writer:
                 if same_form(t, self.forms[s.source]):
                     return [f"{new} = {old}", f"del {old}"]
                 form = f"rt.reuse({old}, {_layout(t)}, {self.dtype(t.dtype)})"
+                form += ".detach()" * (s.name in self.returned)
                 return [f"{new} = {form}", f"del {old}"]
             case ViewStep():
                 return [f"{self.var(s.name)} = {_view(self, s)}"]
@@ -409,14 +410,13 @@ def _read(w: _Writer, s: BindSize) -> str:
 
 def _view(w: _Writer, s: ViewStep) -> str:
     source, t = w.var(s.source), s.type
-    if s.name in w.returned:
-        # What leaves is no view to autograd, or it would get the gradient of its base.
-        source += ".detach()"
-    elif s.source in w.forms and same_form(t, w.forms[s.source]):
-        return source
+    own = ".detach()" * s.detached
+    is_same = s.source in w.forms and same_form(t, w.forms[s.source])
+    if is_same and (own or s.name not in w.returned):
+        return source + own
     if t.layout.offset is ZERO:
-        return f"torch.as_strided({source}, {_layout(t)})"
-    return f"rt.view({source}, {_layout(t)}, {to_python(t.layout.offset)})"
+        return f"torch.as_strided({source}, {_layout(t)}){own}"
+    return f"rt.view({source}, {_layout(t)}, {to_python(t.layout.offset)}){own}"
 
 
 def _gpu(device: str) -> int:

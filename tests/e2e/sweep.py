@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -160,6 +161,11 @@ def case(
     return out, shared, tensors, grads
 
 
+def layout_of(x: torch.Tensor) -> tuple[tuple[int, ...], int]:
+    """Strides, those of dimensions of one as well, and the place of the first element."""
+    return x.stride(), x.storage_offset()
+
+
 def tensors_of(values: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
 
@@ -179,12 +185,10 @@ def fresh(x: Any) -> Any:
         return x
     if x.layout is not torch.strided or x.is_nested:
         return x.detach().clone().requires_grad_(x.requires_grad)
-    flat = (
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        if 0 not in (x.stride() if x.numel() > 1 else (1,))
-        else torch.empty_like(x)
-    )
-    flat.copy_(x.detach())
+    shape, stride = x.shape, x.stride()
+    own = x.detach()[tuple(slice(0, None if s else 1) for s in stride)]
+    flat = torch.empty_strided(own.shape, stride, dtype=x.dtype, device=x.device)
+    flat = flat.copy_(own).expand(shape)
     if x.is_conj():
         flat = flat.conj().resolve_conj()
     return flat.requires_grad_(x.requires_grad)
@@ -201,10 +205,8 @@ def agrees(got: Any, want: Any) -> str:
                 return f"result {k} is a {type(x).__name__}"
             if x.dtype != y.dtype or x.shape != y.shape:
                 return f"result {k}: {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
-            if x.layout is torch.strided and x.numel():
-                kept = [d for d, s in enumerate(x.shape) if s > 1]
-                if [x.stride(d) for d in kept] != [y.stride(d) for d in kept]:
-                    return f"result {k}: strides {x.stride()} instead of {y.stride()}"
+            if x.layout is torch.strided and x.numel() and layout_of(x) != layout_of(y):
+                return f"result {k}: strides {layout_of(x)} instead of {layout_of(y)}"
             if y.is_meta:
                 continue
             rtol, atol = TOLERANCE.get(y.dtype, (0.0, 0.0))
@@ -244,8 +246,9 @@ def check(
         calls = recording(Row(row.op, row.dtype), eager_random=True)
         exact, problem = True, outcome(fn, args, calls, grad, want, True, row.dynamic)
     if problem:
-        if outcome(fn, args, "aot_eager", grad, want, exact, row.dynamic):
+        if theirs := outcome(fn, args, "aot_eager", grad, want, exact, row.dynamic):
             row.skipped += 1
+            print("AOT", row.op, label, "| lenz", problem[:160], "| aot", theirs[:160])
             return
         if exact and (_is_nearer(fn, args, want, row) or _points_alike(fn, args, want, row)):
             row.passed += 1
@@ -383,8 +386,8 @@ def sweep(
     """Run samples of one op and dtype, spread over all it has; float32 and float64 also backward.
 
     Other numbers for `first` give other samples.
-    With `layouts` the first sample runs once more with strides that are not dense, and the first
-    sample of images once more channels-last. With `special` all have NaN, infinities and zeros.
+    With `layouts` samples run once more with other strides (`_other_layouts`); with `special` all
+    have NaN, infinities and zeros.
     """
     row = Row(name_of(op), str(dtype)[6:], dynamic)
     grad = dtype in (torch.float32, torch.float64) and op.supports_autograd
@@ -415,21 +418,35 @@ def sweep(
 
 
 def _other_layouts(every: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The first sample with gaps between elements, and the first images channels-last."""
+    """The first sample with gaps between elements, the first images channels-last, and others.
+
+    Those are the first of at least 2, and of 3, dimensions with other orders of dimensions in
+    memory, and with elements that are repeated along the first, and the last, dimension.
+    """
     for s in every[:1]:
         yield "strided sample 0", s.noncontiguous()
-    for k, s in enumerate(every):
-        image = next((t for t in tensors_of(s.input) if t.dim() in (4, 5) and t.numel() > 1), None)
-        if image is not None:
-            yield f"channels-last sample {k}", s.transform(_channels_last)
-            return
+    for dims, what, change in _CHANGES:
+        for k, s in enumerate(every):
+            found = (t for t in tensors_of(s.input) if t.layout is torch.strided)
+            if any(t.dim() in dims and t.numel() > 1 for t in found):
+                yield f"{what} sample {k}", s.transform(partial(_laid, dims, change))
+                break
 
 
-def _channels_last(x: Any) -> Any:
-    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.dim() not in (4, 5):
+def _laid(dims: range, change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.dim() not in dims:
         return x
-    order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    return x.detach().to(memory_format=order).requires_grad_(x.requires_grad)
+    return change(x.detach()).requires_grad_(x.requires_grad)
+
+
+_CHANGES: tuple[tuple[range, str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    (range(4, 5), "channels-last", lambda x: x.to(memory_format=torch.channels_last)),
+    (range(5, 6), "channels-last", lambda x: x.to(memory_format=torch.channels_last_3d)),
+    (range(2, 9), "turned", lambda x: x.mT.contiguous().mT),
+    (range(3, 9), "turned", lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)),
+    (range(1, 9), "expanded", lambda x: x[:1].expand(x.shape)),
+    (range(2, 9), "expanded", lambda x: x[..., :1].expand(x.shape)),
+)
 
 
 SPECIAL = (float("nan"), float("inf"), -0.0, float("-inf"), 0.0)

@@ -153,7 +153,7 @@ def calls() -> Graph:
     transposed = TensorType(F32, "cpu", Layout((Int(4), S0), (Int(1), Int(4))))
     view = View(Buffer("v", transposed), "x", tuple(axes_for((Int(4), S0))), (Var("q"), Var("q")))
     p, q = view.axes
-    view = replace(view, index=(q.var, p.var))
+    view = replace(view, index=(q.var, p.var), detached=True)
     args: tuple[Atom, ...] = (
         Ref("x"),
         (Ref("w"), None),
@@ -421,7 +421,7 @@ def plan() -> Plan:
             LaunchStep("k0", ("x", "a"), (S0,)),
             LaunchStep("k1", ("a",), ()),
             Check(),
-            ViewStep("v", "a", half),
+            ViewStep("v", "a", half, detached=True),
             Lay("v", half),
             Reuse("b", "a", wide),
             CallStep("aten.mm.out", (Ref("x"), 1), (("out", Ref("b")),), ("b",), True, into=True),

@@ -1,0 +1,139 @@
+"""What leaves lenz lies in memory as in eager: strides, also of dimensions of one, and views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.e2e.sides import agree
+
+Relation = list[tuple[bool, int | None, bool]]
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "grad": torch.enable_grad,
+    "leaf": torch.enable_grad,  # with an argument that asks for no gradient
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+def views(x: Tensor) -> Sequence[Tensor]:
+    y = x * 2
+    return y, y[:, 1:], y.t(), y.view(-1), y[:, None, :1], y.expand(2, 4, 4)
+
+
+def views_of_what_stays(x: Tensor) -> Sequence[Tensor]:
+    y = x * 2
+    return y[:1], y[1:]
+
+
+def views_without_a_gradient(x: Tensor) -> Sequence[Tensor]:
+    with torch.no_grad():
+        y = x * 2
+    return x * 3, y, y[:, 1:]
+
+
+def detached(x: Tensor) -> Sequence[Tensor]:
+    t = x * 2
+    d = t.detach()
+    return t, t[:, 1:].detach(), t.t().detach()[0], d, d[1:], d[1:][0].detach()[None]
+
+
+def views_of_a_product(x: Tensor) -> Sequence[Tensor]:
+    a = torch.mm(x, x)
+    b = torch.mm(a, x).t().contiguous()
+    c = torch.mm(b, a)
+    return c, c[1:], b + c, torch.mm(c, c).abs()
+
+
+def written(x: Tensor) -> Sequence[Tensor]:
+    y = x + 1
+    v = y[0]
+    v.mul_(2)
+    return y, v
+
+
+PROGRAMS = (
+    views, views_of_what_stays, views_without_a_gradient, detached, views_of_a_product, written,
+)  # fmt: skip
+
+
+def relation(found: Sequence[Tensor]) -> Relation:
+    """Of each result whether autograd takes it for a view, which result is its base, and grad."""
+
+    def base(t: Tensor) -> int | None:
+        return next((k for k, o in enumerate(found) if t._base is o), -1) if t._is_view() else None
+
+    return [(t._is_view(), base(t), t.requires_grad) for t in found]
+
+
+def argument(mode: str) -> Tensor:
+    return torch.arange(16.0).view(4, 4).requires_grad_(mode == "grad")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("f", PROGRAMS)
+def test_views_among_results_are_those_of_eager(
+    f: Callable[[Tensor], Sequence[Tensor]], mode: str
+) -> None:
+    found = []
+    for backend in ("aot_eager", "lenz"):
+        torch._dynamo.reset()
+        with MODES[mode]():
+            results = torch.compile(f, backend=backend)(argument(mode))
+        found.append((relation(results), [(t.stride(), t.storage_offset()) for t in results]))
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("mode", ["leaf", "no_grad", "inference"])
+@pytest.mark.parametrize("f", [views_of_what_stays, views_without_a_gradient, views_of_a_product])
+def test_a_second_graph_writes_into_the_views_of_the_first(
+    f: Callable[[Tensor], Sequence[Tensor]], mode: str
+) -> None:
+    def write(results: Sequence[Tensor], k: int) -> Sequence[Tensor]:
+        results[k].add_(1)
+        return [t + 0 for t in results]
+
+    count = len(f(argument(mode)))
+    for k in range(count):
+        torch._dynamo.reset()
+        made, then = torch.compile(f, backend="lenz"), torch.compile(write, backend="lenz")
+        with MODES[mode]():
+            got, want = made(argument(mode)), f(argument(mode))
+            after, wanted = then(got, k), write(want, k)
+        for a, b in zip((*got, *after), (*want, *wanted), strict=True):
+            assert torch.equal(a, b), f"result {k} is written"
+
+
+def test_a_view_is_written_after_a_graph_break() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + 1
+        v = y[0:2]
+        torch._dynamo.graph_break()
+        v.add_(1)
+        return y + 0, v + 0
+
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            agree(f, lambda: [torch.arange(3.0)])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (x + 1)[:, None],
+        lambda x: (x + 1).view(1, 8),
+        lambda x: (x + 1).view(2, 1, 4, 1),
+        lambda x: (x + 1).unsqueeze(0),
+        lambda x: (x + 1).view(-1, 1, 2),
+        lambda x: (x.view(2, 4) + 1).t().reshape(4, 1, 2),
+        lambda x: (x + 1)[:, None].view(torch.int16),
+        lambda x: (x + 1)[None, 2:3].expand(1, 3),
+    ],
+)
+def test_dimensions_of_one_have_eagers_strides(f: Callable[[Tensor], Tensor]) -> None:
+    agree(f, lambda: [torch.arange(8.0)])
