@@ -25,7 +25,7 @@ from lenz.plan import source
 from lenz.recall import Boxed, Entry, keep, key_of, load, recall, store_in
 from lenz.recall import context as context
 from lenz.schedule import schedule
-from lenz.sym import ONE, Int, SymEnv
+from lenz.sym import Int, SymEnv
 from lenz.tune.search import tune
 from lenz.tune.space import space
 
@@ -50,17 +50,14 @@ class Compiled:
 
     @property
     def strides(self) -> list[tuple[int, ...] | None]:
-        """For each result the strides it has, where they differ from what the program says."""
+        """For each saved result the strides it has, where AOTAutograd has traced others."""
         buffers = buffers_of(self.graph)
         found: list[tuple[int, ...] | None] = [None] * len(self.graph.outputs)
         for k in self.program.saved:
             a, o = self.graph.outputs[k], self.program.outputs[k]
             stride = buffers[a.name].type.layout.stride if isinstance(a, Ref) else ()
             numbers = tuple(s.value for s in stride if isinstance(s, Int))
-            pairs = zip(o.shape, stride, o.stride, strict=True) if stride else ()
-            if any(x is not y and n is not ONE for n, x, y in pairs) and len(numbers) == len(
-                stride
-            ):
+            if len(numbers) == len(stride) and stride != o.stride:
                 found[k] = numbers
         return found
 

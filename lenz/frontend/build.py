@@ -48,6 +48,7 @@ def build(
     metadata = context.fw_metadata if context is not None and is_first else None
     if kind == "inference":
         rebase(gm.graph, metadata)
+    traced = [n.meta.get("val") if isinstance(n, Node) else n for n in returned_of(gm.graph)]
     restride(gm, inputs if kind == "backward" else (), expand(gm, native))
     normalise(gm)
     fold_known(gm, native)
@@ -60,7 +61,7 @@ def build(
     symbols = SymbolMap(mode.shape_env if mode is not None else None)
     symbols.bind(tuple(p.value for p in placeholders))
     constants, modules = attributes_of(gm)
-    outputs = outputs_of(gm.graph, placeholders, symbols)
+    outputs = outputs_of(gm.graph, placeholders, symbols, traced)
     return FxProgram(
         name=name,
         kind=kind,
@@ -167,22 +168,26 @@ def layout_of(value: Any, symbols: SymbolMap) -> tuple[tuple[Sym, ...], tuple[Sy
     return symbols.syms(value.shape), symbols.syms(value.stride()), offset
 
 
+def returned_of(graph: Graph) -> Sequence[Any]:
+    """Return what a graph gives, in order."""
+    returned = graph.output_node().args[0]
+    return returned if isinstance(returned, (tuple, list)) else (returned,)
+
+
 def outputs_of(
-    graph: Graph, placeholders: Sequence[Placeholder], symbols: SymbolMap
+    graph: Graph, placeholders: Sequence[Placeholder], symbols: SymbolMap, traced: Sequence[Any]
 ) -> tuple[Output, ...]:
-    """Describe the results, in order, with the strides and the sharing that eager gives them."""
+    """Describe the results, in order, with the strides of the values that were `traced`."""
     owners: dict[int, int] = {}
     for i, p in enumerate(placeholders):
         key = storage_of(p.value)
         if key is not None:
             owners.setdefault(key, i)
-    returned = graph.output_node().args[0]
-    results = returned if isinstance(returned, (tuple, list)) else (returned,)
     found: list[Output] = []
-    for node in results:
+    for node, told in zip(returned_of(graph), traced, strict=True):
         value = node.meta.get("val") if isinstance(node, Node) else node
         key = storage_of(value)
-        shape, stride, _ = layout_of(value, symbols)
+        shape, stride, _ = layout_of(told, symbols)
         owner = None if key is None else owners.get(key)
         found.append(Output(node if isinstance(node, Node) else None, value, shape, stride, owner))
     return tuple(found)

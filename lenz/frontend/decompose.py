@@ -16,7 +16,7 @@ import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
 from lenz.frontend.cells import CELLS
-from lenz.frontend.strides import TOLD_WRONG, laid_as_in_eager
+from lenz.frontend.strides import laid_as_in_eager, rule_of
 
 # Overload packets that are never decomposed, although torch has a decomposition, and the reason.
 LIBRARY = "the library call beats what fusion can do with the parts"
@@ -79,5 +79,5 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
             continue
         if name in native or packet in native or packet in KEEP_WHOLE:
             continue
-        table[op] = laid_as_in_eager(name, rule) if name in TOLD_WRONG else rule
+        table[op] = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
     return {**table, **CELLS}

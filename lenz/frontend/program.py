@@ -74,8 +74,8 @@ class Output:
     """One result of the compiled callable, by position.
 
     `node` is None for a constant result, which is then `value` (None, a number).  `shape` and
-    `stride`, in elements, are those of eager's tensor.  `alias_input` is the position of the
-    placeholder whose storage the result shares.
+    `stride`, in elements, are what AOTAutograd has traced; eager's strides are those of `value`.
+    `alias_input` is the position of the placeholder whose storage the result shares.
     """
 
     node: Node | None

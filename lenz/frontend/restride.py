@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 from lenz.frontend.calls import storages
-from lenz.frontend.strides import LOG_SUM, TOLD_WRONG, dense, eager_strides
+from lenz.frontend.strides import LOG_SUM, dense, eager_strides, rule_of
 from lenz.frontend.values import are_same, is_same_layout
 
 aten = torch.ops.aten
@@ -48,9 +48,9 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
         old = new = node.meta.get("val")
         if not changed.isdisjoint(node.all_input_nodes):
             new = traced(gm, node)
-        if (name := str(node.target)) in TOLD_WRONG:
+        if rule_of(node.target) is not None and "laid" not in node.meta:
             new = corrected(node, new)
-        elif name in LATE:
+        elif (name := str(node.target)) in LATE:
             new = laid(node, new)
         elif name == LOG_SUM and new[0].dtype is torch.float64 is not new[1].dtype:
             new = (new[0], new[1].double(), *new[2:])
@@ -65,10 +65,13 @@ def corrected(node: Node, told: Any) -> Any:
     """Return the value of a call with eager's strides for its first result."""
     first = told[0] if isinstance(told, (tuple, list)) else told
     args = map_arg(node.args, lambda n: n.meta.get("val"))
-    strides = eager_strides(str(node.target), args, first)
+    is_told = not isinstance(first, FakeTensor) or node.kwargs.get("memory_format") is not None
+    strides = None if is_told else eager_strides(node.target, args, first)
     if strides is None:
         return told
     with first.fake_mode:
+        if node.target in VIEWS:
+            return first.as_strided(first.shape, strides, first.storage_offset())
         made = torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
     return made if first is told else (made, *told[1:])
 

@@ -326,7 +326,8 @@ def in_parts(graph: Graph, n: Node) -> Node | None:
             y = call(aten.sub.Tensor, shifted, call(aten.log.default, s))
         if result.dtype != y.meta["val"].dtype:
             y = call(aten._to_copy.default, y, dtype=result.dtype)
-    y.meta["val"] = result  # its strides, which are dense where those of the parts follow x
+    # Its strides, which are dense where those of the parts follow x: `restride` leaves them.
+    y.meta.update(val=result, laid=True)
     n.replace_all_uses_with(y)
     graph.erase_node(n)
     return y

@@ -1,9 +1,10 @@
 """Ops whose fake tensors have other strides than eager's tensors.
 
-AOTAutograd traces with fake tensors, and what lenz computes gets their strides.  Found by running
-torch's op database with inputs that are transposed or channels last, and all elementwise ops of two
-tensors with broadcast inputs in all orders, each op beside its fake (torch 2.13); results that have
-eager's strides either way are not here.
+AOTAutograd traces with fake tensors, and what lenz computes gets their strides.  Elementwise ops
+have those of ATen's TensorIterator: fake tensors only come near it, above all where dimensions have
+one element.  The others were found by running torch's op database with inputs that are transposed
+or channels last, each op beside its fake (torch 2.13); results that have eager's strides either way
+are not here.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from lenz.frontend.values import are_same, is_same_size
 
 # What the strides of the first result follow: nothing, or the memory format of an argument (both
-# measured on CPUs alone); nothing, on GPUs alone ("there"); or the order in which an iteration over
-# all operands takes dimensions; of "power" that tensor is the exponent of a number first, which
-# gives a dense one. "roll" has the format of its argument where two parts are joined in each step,
-# and is dense where one is empty. "cut" and "fourier" have functions of their own.
-Kind: TypeAlias = Literal["dense", "there", "format", "roll", "iteration", "power"]
-Rule: TypeAlias = tuple[Kind | Literal["cut", "fourier"], int]
+# measured on CPUs alone); nothing, on GPUs alone ("there"); those of an argument without its gaps
+# ("like"); or an iteration over all operands ("among": one of them is a number, as a tensor); of
+# "power" that tensor is the exponent of a number first, which gives a dense one. "roll" has the
+# format of its argument where two parts are joined in each step, and is dense where one is empty.
+# "cut", "fourier", "index" and "view" have functions of their own.
+Kind: TypeAlias = Literal["dense", "there", "format", "like", "roll", "iteration", "among", "power"]
+Rule: TypeAlias = tuple[Kind | Literal["cut", "fourier", "index", "view"], int]
 DENSE: Rule = ("dense", 0)
+FORMAT: Rule = ("format", 0)
+LIKE: Rule = ("like", 0)
 ITERATION: Rule = ("iteration", 0)
 # Whose second result has the type of sums of the first, which torch 2.11 tells as f32 for f64 too.
 LOG_SUM = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-LAST = (0, 2, 3, 1)  # channels last, from the outermost dimension in memory
+# Channels last, from the outermost dimension in memory, by the number of dimensions.
+LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 TOLD_WRONG: Mapping[str, Rule] = {
     "aten.pow.Scalar": ("power", 0),
     "aten.log_sigmoid_forward.default": DENSE,
@@ -37,13 +42,24 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.huber_loss_backward.default": DENSE,
     "aten._log_softmax_backward_data.default": DENSE,
     "aten.glu_backward.default": DENSE,
-    "aten.native_batch_norm.default": ("format", 0),
-    "aten._native_batch_norm_legit.no_stats": ("format", 0),
-    "aten._native_batch_norm_legit_functional.default": ("format", 0),
+    "aten._log_softmax.default": DENSE,
+    "aten.native_layer_norm.default": DENSE,
+    "aten.tril.default": DENSE,
+    "aten.triu.default": DENSE,
+    "aten.normal.Tensor_float": DENSE,
+    "aten.normal.Tensor_Tensor": DENSE,
+    "aten.native_batch_norm.default": FORMAT,
+    "aten._native_batch_norm_legit.no_stats": FORMAT,
+    "aten._native_batch_norm_legit_functional.default": FORMAT,
+    "aten._native_batch_norm_legit_no_training.default": FORMAT,
+    "aten._batch_norm_with_update_functional.default": FORMAT,
+    "aten._batch_norm_with_update.default": FORMAT,
+    "aten._batch_norm_no_update.default": FORMAT,
+    "aten.native_group_norm.default": FORMAT,
     "aten.native_batch_norm_backward.default": ("format", 1),
     "aten.batch_norm_backward.default": ("format", 1),
-    "aten.max_unpool2d.default": ("format", 0),
-    "aten.channel_shuffle.default": ("format", 0),
+    "aten.max_unpool2d.default": FORMAT,
+    "aten.channel_shuffle.default": FORMAT,
     "aten.roll.default": ("roll", 0),
     "aten.pixel_shuffle.default": ("there", 0),
     "aten.pixel_unshuffle.default": ("there", 0),
@@ -51,59 +67,197 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten._fft_c2c.default": ("fourier", 0),
     "aten._fft_r2c.default": ("fourier", 1),
     "aten._fft_c2r.default": ("fourier", 1),
-    "aten.reflection_pad2d.default": ("format", 0),
-    "aten.replication_pad2d.default": ("format", 0),
+    "aten.reflection_pad2d.default": FORMAT,
+    "aten.replication_pad2d.default": FORMAT,
+    "aten.reflection_pad3d.default": FORMAT,
+    "aten.replication_pad3d.default": FORMAT,
     "aten.reflection_pad2d_backward.default": ("format", 1),
     "aten.replication_pad2d_backward.default": ("format", 1),
-    "aten.copysign.Tensor": ITERATION,
-    "aten.heaviside.default": ITERATION,
     "aten.ldexp.Tensor": ("power", 1),
-    "aten.logaddexp.default": ITERATION,
-    "aten.logaddexp2.default": ITERATION,
-    "aten.logical_and.default": ITERATION,
-    "aten.logical_or.default": ITERATION,
-    "aten.logical_xor.default": ITERATION,
-    "aten.special_xlog1py.default": ITERATION,
-    "aten.xlogy.Tensor": ITERATION,
-    "aten.div.Tensor_mode": ITERATION,
     "aten.floor_divide.default": ITERATION,
     "aten.elu_backward.default": ITERATION,
     "aten.hardswish_backward.default": ITERATION,
     "aten.hardtanh_backward.default": ITERATION,
-    "aten.logit_backward.default": ITERATION,
-    "aten.native_dropout_backward.default": ITERATION,
     "aten.softplus_backward.default": ITERATION,
+    "aten.mse_loss.default": ITERATION,
+    "aten.smooth_l1_loss.default": ITERATION,
+    "aten.huber_loss.default": ITERATION,
+    "aten.binary_cross_entropy.default": LIKE,
+    "aten.empty_like.default": LIKE,
+    "aten.zeros_like.default": LIKE,
+    "aten.ones_like.default": LIKE,
+    "aten.full_like.default": LIKE,
+    "aten.rand_like.default": LIKE,
+    "aten.randn_like.default": LIKE,
+    "aten.sort.default": LIKE,
+    "aten.hardtanh.default": LIKE,
+    "aten.nan_to_num.default": LIKE,
+    "aten.flip.default": LIKE,
+    "aten.index_put.default": LIKE,
+    "aten.masked_fill.Scalar": DENSE,
+    "aten.native_dropout.default": ITERATION,
+    "aten.index.Tensor": ("index", 0),
+    "aten._unsafe_index.Tensor": ("index", 0),
+    "aten.view.default": ("view", 0),
 }
+# Elementwise by their tags, but made by other means than one iteration over the operands.
+OTHERWISE = ("clone", "conj_physical", "positive", "masked_fill", "native_dropout_backward")
+# Whose number is no operand, though the name of the overload says so.
+UNARY = ("aten.lerp.Scalar", "aten.pow.Tensor_Scalar")
+# Whose operands come to the iteration in another order than they are given.
+REVERSED = ("aten.threshold_backward.default", "aten.leaky_relu_backward.default")
 
 
-def eager_strides(op: str, args: Sequence[Any], told: torch.Tensor) -> tuple[Any, ...] | None:
-    """The strides of the first result of an op of `TOLD_WRONG`; None where `told` has them.
+def rule_of(target: Any) -> Rule | None:
+    """What the strides of the first result of a call follow; None where fake tensors tell it."""
+    found = TOLD_WRONG.get(str(target))
+    if found is not None or torch.Tag.pointwise not in getattr(target, "tags", ()):
+        return found
+    if target._schema.name.removeprefix("aten::") in OTHERWISE:
+        return None
+    is_number = "calar" in target._overloadname and str(target) not in UNARY
+    return ("among", 0) if is_number else ITERATION
+
+
+def eager_strides(target: Any, args: Sequence[Any], told: torch.Tensor) -> tuple[Any, ...] | None:
+    """The strides of the first result of an op that has a rule; None where `told` has them.
 
     `args` are its (fake) arguments; no guard is made.  Symbolic sizes keep what was told where
     strides would have to be put in order, and so do other devices where only CPUs were measured.
     """
-    kind, position = TOLD_WRONG[op]
-    if kind in ("iteration", "power", "cut", "fourier"):
-        given = [(a.shape, a.stride()) for a in args if isinstance(a, torch.Tensor)]
-        if kind == "power":
-            shape = given[position][0]
-            given[position] = (shape, dense(shape, range(len(shape))))
-        if kind == "fourier":
+    rule = rule_of(target)
+    assert rule is not None, f"no rule for {target}"
+    strides = _followed(*rule, target, args, told)
+    return None if strides is None or are_same(strides, told.stride()) else strides
+
+
+def _followed(
+    kind: str, position: int, target: Any, args: Sequence[Any], told: torch.Tensor
+) -> tuple[Any, ...] | None:
+    given = [(a.shape, a.stride()) for a in args if isinstance(a, torch.Tensor)]
+    shape = told.shape
+    order: Sequence[int] | None = None
+    match kind:
+        case "iteration" | "among":
+            if str(target) in REVERSED:
+                given.reverse()
+            taken = zip(target._schema.arguments, args, strict=False)
+            numbers = (a for formal, a in taken if str(formal.type) == "Tensor")
+            is_mixed = not all(isinstance(a, torch.Tensor) for a in numbers)
+            return elementwise(shape, given, kind == "among" or is_mixed)
+        case "like":
+            own, steps = given[position]
+            if not are_same(own, shape) or not all(isinstance(s, int) for s in steps):
+                return None
+            order = iteration(shape, [(own, steps)])
+            is_kept = is_laid(own, steps, sorted(range(len(own)), key=lambda d: -steps[d]))
+            return tuple(steps) if is_kept else dense(shape, order or ())
+        case "index":
+            return indexed(args[0], args[1], shape)
+        case "view":
+            return viewed(*given[0], shape)
+        case "power":
+            own = given[position][0]
+            given[position] = (own, dense(own, range(len(own))))
+            order = iteration(shape, given)
+        case "cut":
+            order = cut(*args[:2])
+        case "fourier":
             order = transformed(args[0], args[1], position)
-        else:
-            order = cut(*args[:2]) if kind == "cut" else iteration(told.shape, given)
-        strides = told.stride() if order is None else dense(told.shape, order)
-        return None if are_same(strides, told.stride()) else strides
-    source = told if kind in ("dense", "there") else args[position]
-    measured = "cuda" if kind == "there" else "cpu"
-    if told.device.type != measured or not isinstance(source, torch.Tensor):
-        return None  # a number has no strides that a result could have
-    strides = dense(told.shape, range(told.dim()))
-    follows = kind == "format" or (kind == "roll" and _is_joined(*args))
-    is_image = follows and source.dim() == told.dim() == 4
-    if is_image and are_same(source.stride(), dense(source.shape, LAST)):
-        strides = dense(told.shape, LAST)
-    return None if are_same(strides, told.stride()) else strides
+        case _:
+            source = told if kind in ("dense", "there") else args[position]
+            measured = "cuda" if kind == "there" else "cpu"
+            if told.device.type != measured or not isinstance(source, torch.Tensor):
+                return None  # a number has no strides that a result could have
+            follows = kind == "format" or (kind == "roll" and _is_joined(*args))
+            last, order = LAST.get(source.dim()), range(told.dim())
+            if follows and last and source.dim() == told.dim():
+                size, step = source.shape, source.stride()
+                is_last = not is_laid(size, step, order) and is_laid(size, step, last)
+                order = last if is_last else order
+    return None if order is None else dense(shape, order)
+
+
+def is_laid(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
+    """Say whether dimensions lie in an order without gaps; where one has one element is open."""
+    step: Any = 1
+    for d in reversed(order):
+        if isinstance(shape[d], int) and shape[d] == 1:
+            continue
+        if not is_same_size(stride[d], step):
+            return False
+        step = step * shape[d]
+    return True
+
+
+def elementwise(
+    shape: Sequence[Any], given: Sequence[tuple[Any, Any]], number: bool
+) -> tuple[Any, ...] | None:
+    """The strides that ATen's TensorIterator gives the result of operands of shapes and strides.
+
+    `number` says that one more operand is a number.  Operands of one shape that lie alike without
+    gaps it takes as one row; None where symbolic strides leave the order open.
+    """
+    rank = len(shape)
+    if not number and all(are_same(s, shape) for s, _ in given):
+        for order in filter(None, (range(rank), LAST.get(rank))):
+            if all(is_laid(*t, order) for t in given):
+                return dense(shape, order)
+        stride = given[0][1]
+        known = all(isinstance(s, int) for s in stride)
+        by_step = sorted(range(rank), key=lambda d: -stride[d] if known else 0)
+        is_row = known and all(are_same(t, stride) for _, t in given)
+        if is_row and is_laid(shape, stride, by_step):
+            return tuple(stride)
+    found = iteration(shape, given)
+    return None if found is None else dense(shape, found)
+
+
+def viewed(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The strides of a tensor seen in another shape, as ATen's `computeStride` finds them.
+
+    None where sizes are symbols, or there are no elements.
+    """
+    known = all(isinstance(s, int) for s in (*old, *stride, *new))
+    if not known or 0 in old or not old:
+        return None
+    found, at, base, size, seen = [1] * len(new), len(new) - 1, stride[-1], 1, 1
+    for d in reversed(range(len(old))):
+        size *= old[d]
+        if d and (old[d - 1] == 1 or stride[d - 1] == size * base):
+            continue
+        while at >= 0 and (seen < size or new[at] == 1):
+            found[at] = seen * base
+            seen *= new[at]
+            at -= 1
+        if d:
+            base, size, seen = stride[d - 1], 1, 1
+    return tuple(found)
+
+
+def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The strides of x[places]: an iteration over `x`, which stays where it is, and the indices.
+
+    None for masks and symbolic sizes.
+    """
+    given = [(d, i) for d, i in enumerate(places) if i is not None]
+    sizes = (*x.shape, *x.stride(), *shape, *(s for _, i in given for s in (*i.shape, *i.stride())))
+    masks = any(i.dtype in (torch.bool, torch.uint8) for _, i in given)
+    if masks or not given or not all(isinstance(s, int) for s in sizes):
+        return None
+    at = [d for d, _ in given]
+    is_row = at == list(range(at[0], at[-1] + 1))
+    rest = [d for d in range(x.dim()) if d not in at]
+    before = [d for d in rest if is_row and d < at[0]]
+    rank = len(shape) - len(rest)
+    of_x: list[int] = [x.stride(d) for d in before] + [0] * rank
+    operands = [(shape, of_x + [x.stride(d) for d in rest if d not in before])]
+    for _, i in given:
+        own = len(before) + rank - i.dim()
+        size = [1] * own + [*i.shape] + [1] * (len(shape) - own - i.dim())
+        step = [0] * own + [*i.stride()] + [0] * (len(shape) - own - i.dim())
+        operands.append((size, [0 if n == 1 else s for n, s in zip(size, step, strict=True)]))
+    return elementwise(shape, operands, False)
 
 
 def cut(x: torch.Tensor, pad: Sequence[Any]) -> list[int] | None:
@@ -197,8 +351,8 @@ def dense(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def laid_as_in_eager(op: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition of an op of `TOLD_WRONG` whose result has eager's strides."""
+def laid_as_in_eager(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition of an op that has a rule, whose result has eager's strides."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = rule(*args, **kwargs)
@@ -210,8 +364,8 @@ def laid_as_in_eager(op: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         order = list(range(out.dim()))
         if all(isinstance(s, int) for s in want):
             order.sort(key=lambda d: -want[d])
-        elif out.dim() == 4 and are_same(want, dense(out.shape, LAST)):
-            order = list(LAST)
+        elif out.dim() == 4 and are_same(want, dense(out.shape, LAST[4])):
+            order = list(LAST[4])
         back = [order.index(d) for d in range(out.dim())]
         return out.permute(order).contiguous().permute(back)
 
