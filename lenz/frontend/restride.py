@@ -66,6 +66,7 @@ def corrected(node: Node, told: Any) -> Any:
     first = told[0] if isinstance(told, (tuple, list)) else told
     args = map_arg(node.args, lambda n: n.meta.get("val"))
     is_told = not isinstance(first, FakeTensor) or node.kwargs.get("memory_format") is not None
+    is_told |= any("val" not in n.meta for n in node.all_input_nodes)
     strides = None if is_told else eager_strides(node.target, args, first)
     if strides is None:
         return told

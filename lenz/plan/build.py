@@ -347,7 +347,7 @@ def _without_dead_views(s: Schedule, bases: Mapping[str, str]) -> Schedule:
     """
     used = {n for step in s.steps if not isinstance(step, View) for n in _names(step)}
     used |= {n for a in s.graph.outputs for n in atom_refs(a)}
-    for n in tuple(used):
+    for n in sorted(used):
         while (n := bases.get(n, "")) and n not in used:
             used.add(n)
     steps = tuple(x for x in s.steps if not isinstance(x, View) or x.out.name in used)
