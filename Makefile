@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test check pytest lint typecheck format demo bench options clean \
-	test-gpu test-triton bench-gpu fuzz models opinfo
+	test-gpu test-triton bench-gpu fuzz models opinfo special
 
 help:
 	@echo "make test     install what is missing, then lint, types and tests"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
 	@echo "make models   about 60 models beside eager and float64; writes docs/models.md"
 	@echo "make opinfo   all ops of torch's database, every dtype, beside eager; writes docs/coverage.md"
+	@echo "make special  the same with NaN, infinities and zeros in all inputs"
 	@echo "make test-triton   all kernels for GPUs without one: what they need, and what they compute"
 	@echo "make fuzz     random programs, MINUTES=5 SEED=n; failures are made small and printed"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, in the Python that has torch for it"
@@ -59,6 +60,10 @@ pytest: $(STAMP)
 test-triton: $(STAMP)
 	@$(BIN)/python -m pytest -q --all-kernels tests/codegen/test_triton_cubins.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --all-kernels tests/codegen -k triton
+
+# NaN, infinities and zeros in the inputs of all ops.
+special: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/e2e/sweep.py --special --dtypes float32,bfloat16,float64
 
 models: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.models --jobs $(WORKERS)

@@ -26,15 +26,24 @@ def _power(e: Expr, p: float) -> Expr:
     return ops.sqrt(e) if p == 0.5 else ops.apply(op_named("pow"), e, const(p, e.dtype))
 
 
-def _norm(b: GraphBuilder, length: Sym, p: float, gap: Callable[[Index, Index], Expr]) -> Value:
-    """out[i] = the p-norm of gap(i, r) >= 0 over r; p = 0 counts what is not 0."""
+def _norm(
+    b: GraphBuilder, length: Sym, p: float, gap: Callable[[Index, Index], Expr], drops: bool
+) -> Value:
+    """out[i] = the p-norm of gap(i, r) >= 0 over r; p = 0 counts what is not 0.
+
+    Of NaN, eager makes 1 on GPUs where p = 0, and NaN on CPUs; `drops` is for p = infinity.
+    """
     if length is ZERO:
         return b.map(lambda i: const(0, b.result.dtype))
 
     def term(i: Index, r: Index) -> Expr:
         e = gap(i, r)
+        if p == 0 and b.result.device == "cpu":
+            return ops.minimum(ops.ceil(e), const(1.0, e.dtype))
         if p == 0:
             return ops.cast(ops.ne(e, const(0.0, e.dtype)), e.dtype)
+        if p == math.inf and drops:
+            return ops.where(ops.eq(e, e), e, const(0.0, e.dtype))
         return e if p in (1, math.inf) else _power(e, p)
 
     def finish(total: Expr) -> Expr:
@@ -44,17 +53,22 @@ def _norm(b: GraphBuilder, length: Sym, p: float, gap: Callable[[Index, Index], 
     return b.reduce(kind, b.result.shape, (length,), term, finish)
 
 
-def _slope(gap: Expr, far: Expr, dy: Expr, p: float) -> Expr:
+def _slope(gap: Expr, far: Expr, dy: Expr, p: float, device: str) -> Expr:
     """dy times the derivative of the distance `far` by one coordinate, in which it has `gap`."""
-    size, zero = ops.abs(gap), const(0.0, gap.dtype)
+    size, zero, sign = ops.abs(gap), const(0.0, gap.dtype), ops.sign(gap)
+    if device == "cpu":  # where eager keeps NaN
+        sign = ops.where(ops.eq(gap, gap), sign, gap)
     if p == 1:
-        return ops.mul(dy, ops.sign(gap))
+        return ops.mul(dy, sign)
+    if p == math.inf and device == "cpu":
+        off = ops.minimum(ops.ceil(ops.abs(ops.sub(size, far))), const(1.0, gap.dtype))
+        return ops.mul(ops.mul(dy, sign), ops.sub(const(1.0, gap.dtype), off))
     if p == math.inf:
-        return ops.where(ops.eq(size, far), ops.mul(dy, ops.sign(gap)), zero)
+        return ops.where(ops.eq(size, far), ops.mul(dy, sign), zero)
     if p == 2:
         slope = ops.mul(ops.div(dy, far), gap)  # one division for all coordinates
     else:
-        part = ops.mul(ops.sign(gap), _power(size, p - 1))
+        part = ops.mul(sign, _power(size, p - 1))
         slope = ops.div(ops.mul(part, dy), _power(far, p - 1))
     still = ops.eq(far, zero)
     still = ops.or_(still, ops.eq(gap, zero)) if p < 1 else still
@@ -69,7 +83,7 @@ def cdist(b: GraphBuilder, x: Value, y: Value, p: float, compute_mode: int | Non
         e = x.compute(broadcast(x, (*i[:-1], r[0])))
         return ops.abs(ops.sub(e, y.compute(broadcast(y, (*i[:-2], i[-1], r[0])))))
 
-    return _norm(b, x.shape[-1], p, gap)
+    return _norm(b, x.shape[-1], p, gap, drops=True)
 
 
 @lowering("_cdist_backward")
@@ -86,7 +100,7 @@ def cdist_backward(
     def term(i: Index, r: Index) -> Expr:
         pair = (*i[:-1], r[0])
         gap = ops.sub(x.compute(broadcast(x, i)), y.compute(broadcast(y, (*i[:-2], r[0], i[-1]))))
-        return _slope(gap, distance.compute(pair), grad.compute(pair), p)
+        return _slope(gap, distance.compute(pair), grad.compute(pair), p, x.device)
 
     return b.reduce("sum", b.result.shape, (count,), term)
 
@@ -123,7 +137,7 @@ def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
         )
         return ops.abs(ops.sub(e, f))
 
-    return _norm(b, x.shape[1], p, gap)
+    return _norm(b, x.shape[1], p, gap, drops=x.device != "cpu")
 
 
 @lowering("_pdist_backward")
@@ -140,7 +154,7 @@ def pdist_backward(b: GraphBuilder, grad: Value, x: Value, p: float, distance: V
         same = ops.eq(own, other)
         at = checked(ops.where(same, const(0, I64), at), pairs, wraps=False)
         dy, far = (v.compute((position(0, pairs),), (at,)) for v in (grad, distance))
-        slope = _slope(ops.sub(x.compute(i), x.compute((r[0], i[1]))), far, dy, p)
+        slope = _slope(ops.sub(x.compute(i), x.compute((r[0], i[1]))), far, dy, p, x.device)
         return ops.where(same, const(0.0, slope.dtype), slope)
 
     return b.reduce("sum", b.result.shape, (rows,), term)

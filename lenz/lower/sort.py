@@ -346,7 +346,9 @@ def _enter_median(name: str, skip_nan: bool) -> None:
 
 @lowering("mode")
 def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pair | Decline:
-    """The most frequent element of each row, the least of several, and its last place."""
+    """The most frequent element of each row of integers, the least of several; its last place."""
+    if x.dtype.is_float:
+        return Decline("a row of floats may have NaN, which eager leaves where its sort took it")
 
     def find(d: int, keys: Keys) -> Value | Decline:
         row = _ordered(b, x, d, keys)
@@ -356,10 +358,7 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
             place, low = index(i[d], I64), keys.const(keys.position + keys.rest)
             both = i[d], maximum(i[d] - 1, ZERO)
             one, before = (ops.shr(row.at((*i[:d], j, *i[d + 1 :])), low) for j in both)
-            new = ops.ne(one, before)
-            if keys.dtype.is_float:  # each NaN is another element
-                new = ops.or_(new, keys.is_nan(row.at(i)))
-            return ops.where(new, place, const(0, I64))
+            return ops.where(ops.ne(one, before), place, const(0, I64))
 
         starts = b.scan("max", d, start, b.temp(x.shape, I64))
 

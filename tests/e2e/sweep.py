@@ -400,7 +400,7 @@ def sweep(
         ]
         if layouts:
             inputs += _other_layouts(every)
-        if special:
+        if special and op.name not in TWO_ANSWERS:
             inputs = [(f"special {label}", s.transform(_planted)) for label, s in inputs]
     except Exception:  # noqa: BLE001  # the database has samples that this build cannot make
         row.skipped += 1
@@ -449,6 +449,14 @@ _CHANGES: tuple[tuple[range, str, Callable[[torch.Tensor], torch.Tensor]], ...] 
 )
 
 
+# Ops that give two answers in eager for NaN or infinity: by the place of an element in its row, in
+# loops over vectors and outside of them, or by what was in memory.
+TWO_ANSWERS = (
+    "nn.functional.gelu", "nn.functional.hardswish", "nn.functional.hardtanh",
+    "nn.functional.relu6", "nn.functional.softshrink", "logit", "var_mean", "std_mean",
+    "special.chebyshev_polynomial_u", "special.chebyshev_polynomial_w",
+    "special.shifted_chebyshev_polynomial_u", "special.shifted_chebyshev_polynomial_w",
+)  # fmt: skip
 SPECIAL = (float("nan"), float("inf"), -0.0, float("-inf"), 0.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from harness import check
 
 aten = torch.ops.aten
@@ -19,3 +20,15 @@ def test_the_gradient_of_the_grid_alone(mode: int) -> None:
         return found[1]  # type: ignore[no-any-return]  # torch's ops are untyped
 
     check(fn, torch.randn(2, 3, 4, 4), x, grid, tolerance=(1e-4, 1e-4))
+
+
+@pytest.mark.parametrize("padding", ("zeros", "border", "reflection"))
+@pytest.mark.parametrize("mode", ("bilinear", "nearest"))
+def test_points_that_are_no_number_or_infinite(mode: str, padding: str) -> None:
+    """They are outside; with padding of a kind that has no outside, at the last element."""
+    x, grid = torch.randn(1, 2, 3, 4, 5), torch.randn(1, 3, 3, 3, 3) / 2
+    for k, bad in enumerate((float("nan"), float("inf"), -float("inf"))):
+        grid[0, k, :, k, k] = bad
+    for align in (False, True):
+        how = {"mode": mode, "padding_mode": padding, "align_corners": align}
+        check(lambda x, g, h=how: F.grid_sample(x, g, **h), x, grid)  # type: ignore[misc]

@@ -66,4 +66,6 @@ def test_zeta() -> None:
     )
     x = torch.tensor([1.0, 0.5, -2.0, math.nan, 2.0, 2.5])[:, None]
     check(S.zeta, x, torch.tensor([0.0, -0.0, -1.0, -3.0, -2.5, 0.5, 1.5]))
+    x = torch.tensor([2.0, 2.5, 3.0, 1e30, math.inf])[:, None]
+    check(S.zeta, x, torch.tensor([0.5, 1.0, 2.0, math.inf, -math.inf, math.nan]))
     check(lambda x: (S.zeta(x, 2), S.zeta(3.0, x)), torch.linspace(1.1, 5, 20))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from harness import check
 
 aten = torch.ops.aten
+NAN, INF = math.nan, math.inf
 # kernel, dilation, padding, stride
 FORMS: list[tuple[Any, Any, Any, Any]] = [
     (2, 1, 0, 2), (3, 1, 1, 1), ((3, 2), (2, 1), (2, 1), (1, 2)), (2, 3, 1, 2), ((1, 4), 1, 0, 3),
@@ -32,6 +33,16 @@ def test_unfold_of_symbolic_sizes() -> None:
     x = torch.randn(2, 3, 8, 9)
     check(lambda x: F.unfold(x, 3, padding=1, stride=2), x, dynamic=True)
     check(lambda x: F.unfold(x, 7, padding=3), x)
+
+
+@pytest.mark.parametrize("p", (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf))
+def test_distances_of_rows_with_nan_and_infinity(p: float) -> None:
+    x, y = torch.randn(5, 4), torch.randn(6, 4)
+    x[0, 1], x[1, 3], x[2, 0], y[1, 2], y[2, 0] = NAN, NAN, INF, -INF, INF
+    check(lambda x, y: torch.cdist(x, y, p), x, y, native=p != 2)
+    check(lambda x: torch.nn.functional.pdist(x, p), x)
+    given = torch.randn(5, 6), x, y
+    check(lambda g, x, y: aten._cdist_backward(g, x, y, p, aten._cdist_forward(x, y, p, 2)), *given)
 
 
 @pytest.mark.parametrize("p", (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, math.inf))
