@@ -12,6 +12,8 @@ from tests.e2e.test_ranks import PROGRAMS, alternate
 @pytest.mark.parametrize("rank", (16, 18, 64))
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ("rows", "picked")])
 def test_programs(name: str, rank: int, device: str) -> None:
+    if name == "sorted" and rank > 25 and device == "cuda":
+        pytest.skip("eager sorts tensors of at most 25 dimensions there")
     agree(PROGRAMS[name], lambda: [torch.randn(alternate(rank), device=device)])
 
 
