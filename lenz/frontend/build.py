@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._guards import TracingContext, detect_fake_mode
+from torch._library.opaque_object import is_opaque_value_type
 from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree
 
 from lenz.frontend.constants import fold_known
 from lenz.frontend.expand import expand
@@ -60,6 +62,7 @@ def build(
     mode = detect_fake_mode(list(inputs) + [p.value for p in placeholders])
     symbols = SymbolMap(mode.shape_env if mode is not None else None)
     symbols.bind(tuple(p.value for p in placeholders))
+    name_objects(gm)
     constants, modules = attributes_of(gm)
     outputs = outputs_of(gm.graph, placeholders, symbols, traced)
     return FxProgram(
@@ -125,6 +128,22 @@ def kind_of(value: Any) -> ValueKind:
             return "none"
         case _:
             return "object"
+
+
+def name_objects(gm: GraphModule) -> None:
+    """Make objects that calls of custom ops are given attributes of the graph, as bodies are."""
+    for node in gm.graph.nodes:
+        if getattr(node.target, "namespace", "aten") in ("aten", "prims"):
+            continue
+        leaves, spec = _pytree.tree_flatten((node.args, node.kwargs))
+        found = [k for k, a in enumerate(leaves) if is_opaque_value_type(type(a))]
+        for k in found:
+            name = f"{node.name}_object{k}"
+            setattr(gm, name, leaves[k])
+            with gm.graph.inserting_before(node):
+                leaves[k] = gm.graph.create_node("get_attr", name)
+        if found:
+            node.args, node.kwargs = _pytree.tree_unflatten(leaves, spec)
 
 
 def attributes_of(gm: GraphModule) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:

@@ -101,7 +101,8 @@ class GraphBuilder:
         self.eager_random, self.deterministic = eager_random, deterministic
         self.nodes: list[Node] = []
         self.mutations: list[Mutation] = []
-        self.types: dict[str, TensorType] = {}
+        self.given: list[str] = []  # tensors that the graph is called with
+        self._layouts: dict[str, Layout] = {}
         self._copies: dict[str, Pointwise] = {}
         self._taken: dict[str, int] = {}
         self._makers: dict[str, Node] = {}
@@ -139,7 +140,7 @@ class GraphBuilder:
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         found = Buffer(name if count == 0 else f"{name}.{count}", type, self._origin)
-        self.types[found.name] = type
+        self._layouts[found.name] = type.layout
         return found
 
     def temp(self, shape: Sequence[Sym], dtype: DType, like: Value | None = None) -> TensorType:
@@ -252,7 +253,7 @@ class GraphBuilder:
         type = self.result if type is None else type
         axes = axes_for(type.shape)
         where = fn(_vars(axes))
-        layout = strided(axes, self.types[x.name].layout.at(where))
+        layout = strided(axes, self._layouts[x.name].at(where))
         if layout is None:
             return self.map(lambda i: x.at(fn(i)), type)
         # No index says where the next element of a dimension of one would lie; torch does.
@@ -300,7 +301,7 @@ class GraphBuilder:
             name, index, _ = n.body.attrs
             where = {a.var: i for a, i in zip(n.axes, at, strict=True)}
             at = tuple(substitute(i, where) for i in index)
-        return self.types[name].layout.at(at)
+        return self._layouts[name].at(at)
 
 
 def _vars(axes: tuple[Axis, ...]) -> Index:

@@ -114,7 +114,7 @@ def waited(b: GraphBuilder, a: Atom) -> tuple[str, ...]:
         n = maker(b, n.source)
     found: Iterable[str] = ()
     if n is None:
-        found = (x for x in b.types if maker(b, x) is None)
+        found = b.given
     elif isinstance(n, Extern):
         found = held_by(n) or n.waits
     return tuple(dict.fromkeys((name, *found)))

@@ -123,6 +123,7 @@ class _Walk:
             buffer = self.b.define(n.name, self.type_of(val, given=True))
             self.given(*buffer.type.layout.shape, *buffer.type.layout.stride)
             self.inputs.append(buffer)
+            self.b.given.append(buffer.name)
             self.env[n] = Value(buffer)
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             size = self.to_sym(val)

@@ -78,7 +78,7 @@ class _Builder:
     pool: Pool = field(default_factory=Pool)
     addressed: set[str] = field(default_factory=set)  # by a kernel or a view, and not only called
     late: set[str] = field(default_factory=set)  # results of calls, there when a wait has returned
-    lent: frozenset[str] = frozenset()  # to calls that nobody waits for
+    lent: set[str] = field(default_factory=set)  # to calls that nobody waits for
     defined: dict[str, None] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[str]] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class _Builder:
 
     def lifetimes(self, g: Graph) -> None:
         """The last step that uses each memory; a view keeps its root alive."""
-        self.lent = held_for_good(self.schedule.steps)
+        self.lent = {self.roots.get(n, n) for n in held_for_good(self.schedule.steps)}
         for k, step in enumerate(self.schedule.steps):
             for name in _names(step):
                 if not isinstance(step, Extern):
@@ -231,6 +231,7 @@ class _Builder:
                 and (other in self.own or (other in self.donated and self.is_large(p, out)))
                 and other in self.defined
                 and other not in self.pinned
+                and other not in self.lent
                 and other not in taken
                 and self.last[other] == k
                 and step.args.count(other) == 1
@@ -279,7 +280,7 @@ class _Builder:
             return
         # What others share is dropped after its last use here, and never used for other values.
         shared = {*step.mutates, *(source for _, source in step.aliases)}
-        shared |= self.lent.intersection(held_by(step))
+        shared |= self.lent.intersection(self.roots.get(n, n) for n in held_by(step))
         self.own -= {n for m in shared for n in (m, self.roots.get(m, m))}
         outs = tuple(o.name if isinstance(o, Buffer) else o for o in step.outs)
         self.known.update(dict.fromkeys(o for o in outs if isinstance(o, Var)))

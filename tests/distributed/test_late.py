@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lenz
+from lenz import pipeline, recall
 from tests.distributed.programs import arguments, as_function, drawn
 
 if not dist.is_available():
@@ -19,7 +21,7 @@ if not dist.is_available():
 from tests.distributed.late import SEEN, late_group
 
 ops: Any = torch.ops._c10d_functional
-OPTIONS = {"verify": True, "cache": False}
+OPTIONS: Any = {"verify": True, "cache": False, "on_error": "raise"}
 
 
 @pytest.fixture
@@ -198,6 +200,23 @@ def test_memory_serves_again_behind_the_wait(group: str) -> None:
 def test_random_program(seed: int, group: str) -> None:
     f = as_function(drawn(seed, 24, real=False), group, 2)
     check(f, *arguments(seed))
+
+
+def test_a_recalled_program_has_the_same_order(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recall, "sources", lambda: "one version")
+    f = as_function(drawn(3, 24, real=False), group, 2)
+    want, wanted = order(f, arguments(3))
+    for is_recalled in (False, True):
+        if is_recalled:
+            monkeypatch.setattr(pipeline, "compile_program", None)  # it has to be found
+        torch._dynamo.reset()
+        options: Any = {"cache_dir": str(tmp_path), "on_error": "raise"}
+        run = torch.compile(f, backend="lenz", options=options, fullgraph=True)
+        got, seen = order(run, arguments(3))
+        assert seen == wanted
+        torch.testing.assert_close(got, want)
 
 
 KEPT: list[Tensor] = []
