@@ -5,12 +5,15 @@ Nothing of the compiler is imported before it is used: the runtime lives without
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lenz.api import backend, explain
 
 __all__ = ["backend", "explain"]
+
+STARTED = time.time()  # before any other file of lenz was read
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import threading
-import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -39,7 +39,7 @@ Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 
-STARTED = time.time()
+State: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +68,77 @@ def context(options: Options, trace: Trace | None = None) -> Context:
     return Context(options, host_target(), Silent() if trace is None else trace)
 
 
-@cache
-def sources() -> str:
-    """The hash of lenz's own files; empty where one changed after this process may have read it."""
-    return digest_of(os.path.dirname(os.path.abspath(__file__)), STARTED)
+class Sources:
+    """The Python files below a folder as this process read them, from time `since` on.
+
+    Most are imported late. What one of other files made must not be found by a process that has
+    those alone, so that there is no digest once one has changed: by any of its numbers, as a copy
+    may have the size and the time of the original.
+    """
+
+    __slots__ = ("_digest", "_files", "_root")
+
+    def __init__(self, root: str, since: float) -> None:
+        self._root, self._files = root, _files(root)
+        old = all(max(mtime, ctime) <= since * 1e9 for *_, mtime, ctime in self._files.values())
+        self._digest = _digest(root, self._files) if old else ""
+
+    def digest(self, again: bool = False) -> str:
+        """The hash of the files, empty if one has changed; `again` looks, which takes 1 ms."""
+        if again and self._digest and (files := _files(self._root)) != self._files:
+            # The text may be the same: a link to a file or another mode change its numbers too.
+            same = _digest(self._root, files) == self._digest
+            self._files, self._digest = files, self._digest if same else ""
+        return self._digest
 
 
-def digest_of(root: str, until: float) -> str:
-    """The hash of all Python files below `root`; empty if one is younger than `until`."""
-    digest = hashlib.sha256()
-    for folder, folders, files in os.walk(root):
-        folders.sort()
-        for name in sorted(n for n in files if n.endswith(".py")):
+def _files(root: str) -> dict[str, State]:
+    """Every Python file: device, number, size, time of its contents, time of its last change."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        for name in sorted(n for n in names if n.endswith(".py")):
             path = os.path.join(folder, name)
-            with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_mtime > until:
-                    return ""
-                data = file.read()
-            digest.update(f"{os.path.relpath(path, root)} {len(data)}\n".encode() + data)
+            found[path] = _state(os.stat(path))
+    return found
+
+
+def _state(i: os.stat_result) -> State:
+    return i.st_dev, i.st_ino, i.st_size, i.st_mtime_ns, i.st_ctime_ns
+
+
+def _digest(root: str, files: Mapping[str, State]) -> str:
+    """The hash of names and texts; empty if one changes meanwhile."""
+    digest = hashlib.sha256()
+    for path, state in files.items():
+        with open(path, "rb") as file:
+            data = file.read()
+            if _state(os.fstat(file.fileno())) != state:
+                return ""
+        digest.update(f"{os.path.relpath(path, root)} {len(data)}\n".encode() + data)
     return digest.hexdigest()
+
+
+# Read now, before what is imported late.
+OWN = Sources(os.path.dirname(os.path.abspath(__file__)), sys.modules["lenz"].STARTED)
+
+
+def sources(again: bool = False) -> str:
+    """The hash of lenz's own files; empty, which is said once, where this process may mix two."""
+    digest = OWN.digest(again)
+    if not digest:
+        _say_changed()
+    return digest
+
+
+@cache
+def _say_changed() -> None:
+    warnings.warn(
+        "lenz's files have changed since this process began to import them. What it compiles from"
+        " now on is not kept in the cache; a new process does that again.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def is_extended() -> bool:
@@ -97,21 +149,24 @@ def is_extended() -> bool:
 
 def native_names(store: Store | None) -> frozenset[str]:
     """The ops that have a lowering; from the store, if no op has been defined in this process."""
-    store = store if "lenz.ir.op" not in sys.modules and sources() else None
+    store = store if store and "lenz.ir.op" not in sys.modules and sources() else None
     data = None if store is None else store.get("native", sources())
     if data is not None:
         return frozenset(data.decode().split())
     from lenz.lower import native_ops
 
-    if store is not None:
-        store.put("native", sources(), " ".join(sorted(native_ops())).encode())
-    return native_ops()
+    names = native_ops()
+    if store is not None and (digest := sources(again=True)):
+        store.put("native", digest, " ".join(sorted(names)).encode())
+    return names
 
 
 def key_of(program: FxProgram, cx: Context) -> str | None:
     """The key of a program's compilation; None if it has none, or is not to be skipped."""
     options = cx.options
-    if options.verify or options.fuel >= 0 or is_extended() or not sources():
+    if options.verify or options.fuel >= 0 or not options.cache or is_extended():
+        return None
+    if not sources():
         return None
     text = identity(program)
     if text is None:
@@ -134,8 +189,9 @@ def key_of(program: FxProgram, cx: Context) -> str | None:
 
 
 def keep(store: Store, key: str, entry: Entry) -> None:
-    """Keep an entry; its kernels are in the store by now."""
-    store.put("graph", key, json.dumps(asdict(entry)).encode())
+    """Keep an entry; its kernels are in the store by now.  All that made it is imported by now."""
+    if sources(again=True):
+        store.put("graph", key, json.dumps(asdict(entry)).encode())
 
 
 def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> Boxed | None:

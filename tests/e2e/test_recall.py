@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +34,7 @@ Compiled = Callable[..., Any]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A cache of its own.  The sources count as unchanged, though somebody may be at work there."""
-    monkeypatch.setattr(recall, "sources", lambda: "one version")
+    monkeypatch.setattr(recall, "sources", lambda again=False: "one version")
     yield str(tmp_path / "cache")
 
 
@@ -209,7 +211,7 @@ def test_a_key_tells_options_target_and_versions(
         patch.setattr(torch, "__version__", "0.0")
         keys["torch"] = recall.key_of(p, cx)
     with monkeypatch.context() as patch:
-        patch.setattr(recall, "sources", lambda: "another version")
+        patch.setattr(recall, "sources", lambda again=False: "another version")
         keys["lenz"] = recall.key_of(p, cx)
     assert None not in keys.values()
     assert len(set(keys.values())) == len(keys), keys
@@ -225,17 +227,83 @@ def test_every_option_that_changes_code_is_in_the_key() -> None:
     }, "test_a_key_tells_options_target_and_versions does not try all of them"  # fmt: skip
 
 
-def test_sources_that_changed_under_the_process_are_no_key(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    for name in ("a.py", "b/c.py"):
-        (tmp_path / name).write_text("x = 1\n")
-        os.utime(tmp_path / name, (1000, 1000))
-    first = recall.digest_of(str(tmp_path), 2000)
-    assert first == recall.digest_of(str(tmp_path), 3000) != ""
-    (tmp_path / "b/c.py").write_text("x = 2\n")
-    assert recall.digest_of(str(tmp_path), 2000) == ""
-    os.utime(tmp_path / "b/c.py", (1000, 1000))
-    assert recall.digest_of(str(tmp_path), 2000) not in ("", first)
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder of Python files which are old."""
+    for name in ("a.py", "b/c.py", "d.py"):
+        (tmp_path / "tree" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "tree" / name).write_text("x = 1\n")
+        os.utime(tmp_path / "tree" / name, (1000, 1000))
+    return tmp_path / "tree"
+
+
+def swapped(tree: Path, other: Path) -> None:
+    tree.rename(tree.with_name("before"))
+    other.rename(tree)
+
+
+# What others do to an installed package while a process runs: with kept times, all of them.
+REPLACED: dict[str, Callable[[Path, Path], object]] = {
+    "written": lambda tree, other: (tree / "b/c.py").write_text("x = 2\n"),
+    "rsync -a": lambda tree, other: os.replace(other / "b/c.py", tree / "b/c.py"),
+    "cp -p": lambda tree, other: shutil.copy2(other / "b/c.py", tree / "b/c.py"),
+    "hard link": lambda tree, other: (
+        (tree / "b/c.py").unlink(),
+        os.link(other / "b/c.py", tree / "b/c.py"),
+    ),
+    "another folder": swapped,
+    "a file more": lambda tree, other: shutil.copy2(other / "b/c.py", tree / "e.py"),
+    "a file less": lambda tree, other: (tree / "d.py").unlink(),
+}
+
+
+@pytest.mark.parametrize("how", REPLACED)
+def test_files_that_are_replaced_while_a_process_runs_are_no_key(tree: Path, how: str) -> None:
+    """Sizes and times of contents stay."""
+    own = recall.Sources(str(tree), time.time() + 1)
+    first = own.digest()
+    assert first != "" and own.digest(again=True) == first
+    other = tree.with_name("other")
+    shutil.copytree(tree, other)
+    (other / "b/c.py").write_text("x = 2\n")
+    os.utime(other / "b/c.py", (1000, 1000))
+    REPLACED[how](tree, other)
+    assert own.digest() == first, "what is loaded is of the files before"
+    assert own.digest(again=True) == own.digest() == ""
+    assert recall.Sources(str(tree), time.time() + 1).digest() not in ("", first)
+
+
+def test_a_file_that_changed_while_lenz_was_imported_is_no_key(tree: Path) -> None:
+    since = time.time() - 60
+    assert recall.Sources(str(tree), since).digest() == "", "made after that, with an older time"
+
+
+def test_a_change_that_leaves_the_text_is_none(tree: Path) -> None:
+    own = recall.Sources(str(tree), time.time() + 1)
+    first = own.digest()
+    os.link(tree / "a.py", tree.with_name("link"))
+    (tree / "b/c.py").chmod(0o600)
+    assert own.digest(again=True) == first
+    (tree / "a.py").write_text("x = 2\n")
+    assert own.digest(again=True) == ""
+
+
+def test_nothing_is_kept_once_files_have_changed(
+    tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = recall.Sources(str(tree), time.time() + 1)
+    monkeypatch.setattr(recall, "OWN", own)
+    recall._say_changed.cache_clear()
+    (p,) = programs(scaled, randn(4, 6), randn(4, 6))
+    cx = recall.context(Options(cache_dir=str(tmp_path / "cache")))
+    key = recall.key_of(p, cx)
+    assert key is not None
+    (tree / "a.py").write_text("x = 2\n")
+    with pytest.warns(RuntimeWarning, match="files have changed") as said:
+        pipeline.compile_program(p, cx, key)
+        assert recall.key_of(p, cx) is None
+    assert len(said) == 1
+    assert not list((tmp_path / "cache").rglob("*.graph"))
 
 
 def test_lowerings_of_others_are_no_part_of_a_key(
