@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -441,3 +442,19 @@ def test_the_version_is_known_without_triton(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Missing, match="not installed"):
         version.__wrapped__()
+
+
+def test_many_servers_at_once_compile_all(all_kernels: bool) -> None:
+    """With --all-kernels 48 of them, which import Triton at the same time: minutes on two CPUs."""
+    wanted = [compile_text(k, 90) for k in (ADD, SOFTMAX)]
+
+    def compiled(_: int) -> bool:
+        p = Pool()
+        try:
+            return p.compile([ADD, SOFTMAX], 90) == wanted
+        finally:
+            p.close()
+
+    many = 48 if all_kernels else 3
+    with ThreadPoolExecutor(many) as threads:
+        assert all(threads.map(compiled, range(many)))
