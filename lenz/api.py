@@ -20,7 +20,8 @@ from lenz.debug.trace import OBJECT, Recorder, new_folder
 from lenz.errors import REPORT, InternalError, LenzError, Missing, Unsupported, UserError
 from lenz.frontend import FxProgram, caller, capture, numbered, origin
 from lenz.frontend.passing import is_message, is_of_lenz, passing
-from lenz.frontend.untraced import calling
+from lenz.frontend.saved import Savable, dumped, is_asked, loaded
+from lenz.frontend.untraced import calling, outside
 from lenz.ir.binary import encode
 from lenz.options import Options
 from lenz.recall import Boxed, context, key_of, native_names, recall, store_in
@@ -66,10 +67,42 @@ def backend(
     try:
         if mode is not None and mode not in MODES:
             raise UserError(f"unknown mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
-        chosen = Options.from_environment({**MODES.get(mode or "default", {}), **(options or {})})
+        given = {**MODES.get(mode or "default", {}), **(options or {})}
+        chosen = Options.from_environment(given)
     except UserError as e:
         raise passing(e) from None
-    return compile_graph(gm, example_inputs, chosen)
+    run = compile_graph(gm, example_inputs, chosen)
+    return Saved((gm, given), run) if is_asked() else run
+
+
+class Saved(Savable):
+    """A compiled graph as `torch.compile(...).aot_compile` wants it, so that it can be saved.
+
+    The file holds the graph and the options that were given, and no code: whoever loads it compiles
+    the graph for the machine it is on, or finds it in the disk cache there.  That happens in the
+    first call: torch has compared the state (gradients, autocast) with that of saving by then.
+    """
+
+    def __init__(self, source: Any, run: Callable[..., Any] | None = None) -> None:
+        self.source, self.run = source, run
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: Saved) -> bytes:
+        """The bytes that torch puts in its file.  Raises UserError for what cannot be saved."""
+        return fn.source if isinstance(fn.source, bytes) else dumped(*fn.source)
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> Saved:
+        """The graph of such bytes, not compiled yet."""
+        return cls(data)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it on the arguments of Dynamo's graph."""
+        if self.run is None:
+            with loaded(self.source) as (gm, inputs, given):
+                run = compile_graph(gm, inputs, Options.from_environment(given))
+            self.run = outside(run, "a graph compiled by lenz")
+        return self.run(*args)
 
 
 def compile_graph(

@@ -39,6 +39,12 @@ from lenz.options import Options
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
+# torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
+# Effect tokens are made inside of the graph, so that no argument is a placeholder for order.
+CONFIG = {"cse": False, "unlift_effect_tokens": True}
+# What AOTAutograd keeps must be the output of torch's own compiler.
+KEEPING = {k: False for k in ("force_autograd_cache",) if hasattr(functorch_config, k)}
+
 
 class Compiler(Protocol):
     """A compiler as AOTAutograd calls it; what it returns takes one list, which it empties."""
@@ -91,9 +97,7 @@ def capture(
         return compile_part if kind != "backward" else rescued(compile_part, failed)
 
     counters["aot_autograd"]["total"] += 1
-    # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
-    # Effect tokens are made inside of the graph, so that no argument is a placeholder for order.
-    with functorch_config.patch(cse=False, unlift_effect_tokens=True), uncollected(), compiling():
+    with functorch_config.patch({**CONFIG, **KEEPING}), uncollected(), compiling():
         compiled = aot_module_simplified(
             gm,
             example_inputs,

@@ -1,0 +1,93 @@
+"""Dynamo's graph as bytes, for `torch.compile(...).aot_compile`, and back in another process.
+
+torch's own class for graphs writes and reads the bytes, as for torch's `eager` backend; they stand
+in a file of torch that is a pickle anyway, so who loads it must trust it.  They hold the graph with
+the user's lines, and what its arguments look like: all that compiles it again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from lenz.errors import UserError
+from lenz.frontend.capture import prepared
+from lenz.frontend.values import storage_of
+
+try:
+    from torch._dynamo.aot_compile_types import SerializableCallable
+except ImportError:  # before 2.13
+
+    class SerializableCallable:  # type: ignore[no-redef]  # nothing asks for torch's there
+        """What `aot_compile` wants from a backend."""
+
+
+Savable = SerializableCallable
+KEPT = ("stack_trace", "custom")  # of what Dynamo notes about a node
+
+
+def is_asked() -> bool:
+    """Say whether torch compiles a graph in order to save it."""
+    return bool(getattr(functorch_config, "bundled_autograd_cache", False))
+
+
+def dumped(gm: GraphModule, given: Mapping[str, object]) -> bytes:
+    """Return a graph of Dynamo, and plain values, as bytes.
+
+    Raises UserError where an argument is no plain tensor, or shares memory with another, and where
+    the graph calls what torch cannot name: a kernel of the user, say.
+    """
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    made, how = prepared(gm), Options(ops_filter=None, node_metadata_key_filter=KEPT.__contains__)
+    own = GraphModule(made, copy.deepcopy(made.graph))  # without what Dynamo keeps beside a graph
+    inputs = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
+    shared = [s for v in inputs if (s := storage_of(v)) is not None]
+    if len(shared) != len(set(shared)):
+        raise UserError("this graph cannot be saved: two of its arguments share memory")
+    try:
+        return GraphPickler.dumps((own, [*map(_described, inputs)], dict(given)), how)
+    except (NotImplementedError, AttributeError, TypeError, AssertionError) as e:
+        raise UserError(f"this graph cannot be saved: {e}") from e
+
+
+@contextmanager
+def loaded(data: bytes) -> Iterator[tuple[GraphModule, list[Any], dict[str, object]]]:
+    """Give a graph, fake arguments and the plain values, to be compiled as if just traced."""
+    from torch.fx._graph_pickler import GraphPickler
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    found: Any = GraphPickler.loads(data, mode)
+    gm, described, given = found
+    gm.recompile()
+    with mode:
+        inputs = [_made(*d) if isinstance(d, tuple) else d for d in described]
+    with tracing(TracingContext(mode)):
+        yield gm, inputs, given
+
+
+def _described(v: Any) -> Any:
+    """Return what makes such a fake tensor; other arguments as they are."""
+    if not isinstance(v, torch.Tensor):
+        return v
+    if type(v) is not FakeTensor or v.layout is not torch.strided:
+        raise TypeError(f"an argument is a {type(v).__name__} of layout {v.layout}")
+    size, stride = tuple(v.shape), v.stride()
+    return size, stride, v.storage_offset(), v.dtype, v.device, v.requires_grad
+
+
+def _made(
+    size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: Any, device: Any, grad: bool
+) -> torch.Tensor:
+    most = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
+    flat = torch.empty((most,), dtype=dtype, device=device)
+    return torch.as_strided(flat, size, stride, offset).detach().requires_grad_(grad)
