@@ -23,6 +23,7 @@ help:
 	@echo "make models   about 60 models beside eager and float64; writes docs/models.md"
 	@echo "make opinfo   all ops of torch's database, every dtype, beside eager; writes docs/coverage.md"
 	@echo "make special  the same with NaN, infinities and zeros in all inputs"
+	@echo "make leaks    memory over 300 compilations that are dropped again, beside aot_eager"
 	@echo "make test-triton   all kernels for GPUs without one: what they need, and what they compute"
 	@echo "make fuzz     random programs, MINUTES=5 SEED=n; failures are made small and printed"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, in the Python that has torch for it"
@@ -71,6 +72,10 @@ models: $(STAMP)
 # Goes on where it was stopped; OPINFO=--fresh begins anew, OPINFO=--again repeats what failed.
 opinfo: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/e2e/opinfo.py --workers $(WORKERS) $(OPINFO)
+
+# Memory over 300 cycles of compile and reset, beside aot_eager's: about 15 minutes.
+leaks: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/e2e/test_leaks.py --all-cycles
 
 # FLAGS="--device cuda" or "--large" or "--way triton"; see tests/fuzz.
 fuzz: $(STAMP)

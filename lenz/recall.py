@@ -30,6 +30,7 @@ from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.identity import identity
 from lenz.frontend.program import Facts
 from lenz.ir.binary import decode
+from lenz.ir.interned import using
 from lenz.options import Options
 from lenz.runtime import cuda, loader
 from lenz.runtime.store import Store, store_at
@@ -293,7 +294,8 @@ class _Otherwise:
             raise InternalError("nothing that was taken to be so is broken", pass_name="plan")
         options = replace(self._options, aligned=self._options.aligned and aligned)
         cx = Context(options, self._target)
-        self._made[key] = self._again(assuming(self._program, facts), cx)
+        with using():
+            self._made[key] = self._again(assuming(self._program, facts), cx)
         return self._made[key]
 
 

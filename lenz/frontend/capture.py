@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch._functorch.config as functorch_config
+from torch._dynamo.eval_frame import cached_backends
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import CompileContext, TracingContext
@@ -35,6 +36,7 @@ from lenz.frontend.layout import channels_last, convolutions_of
 from lenz.frontend.program import CompileFX, GraphKind, boxed_eager
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
+from lenz.ir.interned import release, using
 from lenz.options import Options
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -77,10 +79,10 @@ def capture(
         return flatten_graph_inputs(gm, example_inputs, again)
     gm = prepared(gm)
     ended_by = break_reason(gm)
-    static_names: list[str] = []  # from the forward half, for the backward half
-    donated: list[int] = []  # likewise
+    static_names, donated = list[str](), list[int]()  # from the forward half, for the backward half
 
     def compiler(kind: GraphKind) -> Compiler:
+        @interning()
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
             entered(kind)
             title, static, given = f"{name}.{kind}", frozenset(static_names), frozenset(donated)
@@ -177,6 +179,21 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+class OnReset:
+    """Stands among Dynamo's backends, of which it resets those that have something to reset."""
+
+    reset = staticmethod(release)
+
+
+@contextmanager
+def interning() -> Iterator[None]:
+    """Build expressions in here, which are forgotten when their graph is, and Dynamo is reset."""
+    backends: dict[int, Any] = cached_backends
+    backends.setdefault(id(OnReset), OnReset)
+    with using():
+        yield
 
 
 @contextmanager

@@ -101,11 +101,16 @@ EXEC_FILES = {
 }
 
 # Module-level objects that change while the program runs.  There are three kinds: intern tables,
-# memo tables of pure functions on interned objects, and registries that imports fill.
+# memo tables of pure functions on interned objects, and registries that imports fill; and what
+# guards the release of the first two.
 INTERNED, MEMO, REGISTRY = "intern table", "memo of a pure function", "registry, filled by imports"
 STATE = {
     "ir/op.py": {"_OPS": REGISTRY},
     "ir/expr.py": {"_TABLE": INTERNED},
+    "ir/interned.py": {
+        "_COUNTS": "who compiles, so that no table is emptied meanwhile",
+        "_LOCK": "of the counts",
+    },
     "lower/complex.py": {"_RULES": REGISTRY},
     "lower/registry.py": {"_BY_OVERLOAD": REGISTRY},
     "ops/fold.py": {"_RULES": REGISTRY},

@@ -1,0 +1,86 @@
+"""What outlives a graph: tables of interned expressions, and memos.  They are emptied of the dead.
+
+The tables hold their entries, which makes a look-up a plain one: 0.5 us with its key, and 0.8 us in
+a weak table.  So what nothing else holds is dropped now and then, while nobody compiles: when the
+tables have doubled, and when Dynamo is reset.  That takes 0.9 us an entry.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from lenz.ir import expr
+from lenz.sym import affine_in, divide, prove, recombine
+from lenz.sym import expr as sym
+
+# What is made of others stands before them.
+TABLES: tuple[MutableMapping[Any, Any], ...] = (
+    expr._TABLE,
+    sym._EXTREMES,
+    sym._DIVISIONS,
+    sym._MULS,
+    sym._ADDS,
+    sym._VARS,
+    sym._INTS,
+)
+MEMOS: tuple[MutableMapping[Any, Any], ...] = (
+    divide._QUOTIENTS,
+    divide._REMAINDERS,
+    divide._SPLITS,
+    prove._NONNEGATIVE,
+    prove._DIVISORS,
+    recombine._WHOLES,
+)
+FREE = 1 << 13  # entries that may be dead: 3 MiB
+
+_COUNTS = {"users": 0, "left": 0}  # who compiles, and how many entries the last release left
+_LOCK = Lock()
+
+
+@contextmanager
+def using() -> Iterator[None]:
+    """Build expressions in here: meanwhile no entry is dropped, so that equal ones stay one."""
+    with _LOCK:
+        _COUNTS["users"] += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _COUNTS["users"] -= 1
+        if entries() > 2 * _COUNTS["left"] + FREE:
+            release()
+
+
+def entries() -> int:
+    """How many expressions the tables hold."""
+    return sum([len(table) for table in TABLES])
+
+
+def release() -> None:
+    """Forget the memos, and the expressions that nothing else holds; not while anybody compiles."""
+    with _LOCK:
+        if _COUNTS["users"]:
+            return
+        for memo in MEMOS:
+            memo.clear()
+        expr._walked.cache_clear()
+        affine_in.cache_clear()
+        while sum([_drop(table) for table in TABLES]):
+            pass
+        _COUNTS["left"] = entries()
+
+
+def _drop(table: Any) -> int:
+    """Drop what only the table holds, the latest first: it may hold earlier ones.  Say how many."""
+    own = {0: object()}
+    alone = sys.getrefcount(own[0]) + (table is sym._VARS)  # a variable is its own free variable
+    before, keys = len(table), list(table)
+    while keys:
+        key = keys.pop()
+        if sys.getrefcount(table[key]) == alone:
+            del table[key]
+    return before - len(table)
