@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 
 from lenz.frontend.calls import called, checkpointed, value_of
 from lenz.frontend.evaluate import KnownValues
-from lenz.frontend.layout import dense_order, restored
+from lenz.frontend.layout import dense_order, restored, seen_by_calls
 from lenz.frontend.values import is_same_size
 
 SDPA = F.scaled_dot_product_attention
@@ -130,7 +130,11 @@ def fit(gm: GraphModule, n: Node) -> None:
         return
     new, after = dict(n.kwargs), []
     for x, v in tensors.items():
-        if isinstance(v.stride(-1), int) and v.stride(-1) != 1 and not is_size(v.shape[-1], 1):
+        if x == "attn_mask" and v.dim() and is_size(v.shape[-1], 1):  # one number for all keys
+            keys = called(gm, n, "size", new["key"], -2)
+            new[x] = called(gm, n, "expand", new[x], *[-1] * (v.dim() - 1), keys)
+            new[x] = called(gm, n, "contiguous", new[x])
+        elif isinstance(v.stride(-1), int) and v.stride(-1) != 1 and not is_size(v.shape[-1], 1):
             new[x] = called(gm, n, "contiguous", new[x])
     if "attn_mask" in tensors or q.dtype is torch.float32:
         after += widen(gm, n, new, tensors)
@@ -138,17 +142,20 @@ def fit(gm: GraphModule, n: Node) -> None:
         for x in OPERANDS:
             new[x] = called(gm, n, "unsqueeze", new[x], 0)
         after.append(("squeeze", 0))
+    # Another kernel has other strides, which are seen where what follows leaves the graph.
+    seen, value = seen_by_calls(gm, [n], results=True), value_of(n)
+    order = None if value is None else dense_order(value)
     n.kwargs = new
     users, result, following = tuple(n.users), n, n.next
-    value = value_of(n)
-    order = None if value is None else dense_order(value)
     for name, *args in after:
         result = called(gm, following, name, result, *args, like=n)
+    if seen is None and order is not None:
+        result, seen = restored(gm, following, result, order), []
     for user in users:
         user.replace_input_with(n, result)
-        # Another kernel has other strides, which are seen where the result leaves.
-        if user.op == "output" and order is not None:
-            user.replace_input_with(result, restored(gm, user, result, order))
+    for user, a, by in seen or ():
+        a = result if a is n else a
+        user.replace_input_with(a, restored(gm, user, a, by))
 
 
 def widen(

@@ -7,17 +7,21 @@ Tensor cores multiply with the channels innermost, and for other layouts the lib
 around each convolution.  A call asks for channels last at the input of every convolution, and is
 nothing where the tensor has that layout already: AOTAutograd's trace carries it from one to the
 next, forward and backward, so that one conversion is left at each border.  Results leave with the
-strides they had.
+strides they had, and so do arguments of calls that look at strides: `as_strided`, custom operators.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import torch
 from torch.fx import GraphModule, Node
 
-from lenz.frontend.calls import called, storages, value_of, writes
+from lenz.frontend.calls import CALLS, called, is_torch, name_of, storages, value_of, writes
 
 HALVES = (torch.float16, torch.bfloat16)
+LOOKS = ("stride", "is_contiguous", "storage_offset", "set_", "resize_", "resize_as_", "data_ptr")
 WIDTH = 8  # channels that a tensor core takes at once, in half types
 
 
@@ -27,10 +31,11 @@ def channels_last(gm: GraphModule) -> None:
     output = gm.graph.output_node()
     results = {n: v for n in output.all_input_nodes if (v := value_of(n)) is not None}
     orders = {n: dense_order(v) for n, v in results.items() if n.op != "placeholder"}
-    views = views_of(gm) if convolutions else None
+    seen = seen_by_calls(gm, convolutions)
+    views = views_of(gm) if convolutions and seen is not None else None
     # Results that share memory, or have gaps, could not be given their strides by a copy.
     kept = [s for n in results for s in storages(n)]
-    if views is None or None in orders.values() or len(kept) != len(set(kept)):
+    if views is None or seen is None or None in orders.values() or len(kept) != len(set(kept)):
         return
     for n in views:  # a view of a tensor that is channels last may have to be a copy
         n.target = "reshape"
@@ -40,7 +45,49 @@ def channels_last(gm: GraphModule) -> None:
     for n, order in orders.items():
         assert order is not None
         output.replace_input_with(n, restored(gm, output, n, order))
+    for user, n, order in seen:
+        user.replace_input_with(n, restored(gm, user, n, order))
     gm.recompile()
+
+
+def sees(n: Node) -> bool:
+    """Say whether the values that a call gives may depend on the strides of what it takes."""
+    if n.op not in CALLS:
+        return n.op == "call_module"
+    if n.op == "call_method" or is_torch(n.target):
+        return name_of(n).startswith("as_strided") or name_of(n) in LOOKS
+    return True
+
+
+Seen: TypeAlias = list[tuple[Node, Node, tuple[int, ...]]]
+
+
+def seen_by_calls(gm: GraphModule, changed: Sequence[Node], results: bool = False) -> Seen | None:
+    """Return the calls that look at strides, with what they take that follows from `changed`.
+
+    The caller of the graph is one too if `results` are asked for.  The third part is the order of
+    the dimensions.  None where a copy would not do: of memory that
+    has gaps or other owners, or that something writes into.
+    """
+    after, found = dict.fromkeys(changed), Seen()
+    written = {
+        s for n in gm.graph.nodes if writes(n) for a in n.all_input_nodes for s in storages(a)
+    }
+    for n in gm.graph.nodes:
+        taken = [a for a in n.all_input_nodes if a in after]
+        if taken and n.op in (*CALLS, "call_module"):
+            after[n] = None
+        for a in taken if sees(n) or (results and n.op == "output") else ():
+            if (v := value_of(a)) is None:
+                if any(True for _ in storages(a)):
+                    return None
+                continue  # a size
+            order = dense_order(v)
+            is_whole = order is not None and v.untyped_storage().nbytes() == v.nbytes
+            if order is None or not is_whole or not written.isdisjoint(storages(a)):
+                return None
+            found.append((n, a, order))
+    return found
 
 
 def convolutions_of(gm: GraphModule) -> list[Node]:
@@ -99,6 +146,9 @@ def views_of(gm: GraphModule) -> list[Node] | None:
 def restored(gm: GraphModule, at: Node, n: Node, order: tuple[int, ...]) -> Node:
     """Insert what gives a result its strides; nothing is copied where it has them already."""
     if order == tuple(sorted(order)):
+        value = value_of(n)
+        if value is not None and 1 in value.shape:  # its stride is open to `contiguous`
+            return called(gm, at, "clone", n, like=n, memory_format=torch.contiguous_format)
         return called(gm, at, "contiguous", n, like=n)
     inverse = tuple(order.index(d) for d in range(len(order)))
     outermost_first = called(gm, at, "permute", n, order, like=n)

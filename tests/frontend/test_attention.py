@@ -284,6 +284,8 @@ def test_last_dimensions_become_dense() -> None:
 
 MASKED = [
     ([(2, 4, 64, 64)] * 3, lambda q: (q[:, :1, :, :1] > 0).expand(2, 1, 64, 64), {}),
+    ([(2, 4, 64, 64)] * 3, lambda q: q[:1, :1, :1, :1], {}),
+    ([(2, 4, 64, 64)] * 3, lambda q: q[0, 0, :, :1], {}),
     ([(2, 4, 64, 20)] * 3, lambda q: q.new_zeros(64, 64).masked_fill(q[0, 0, :, :1] > 0, -9), {}),
     ([(2, 4, 64, 64), (2, 2, 64, 64), (2, 2, 64, 64)], lambda q: q[0, 0] > 0, {"enable_gqa": True}),
 ]
@@ -311,6 +313,7 @@ def test_masked_attention_on_cuda_is_fused(case: int, grad: bool) -> None:
                     value = a.meta["val"]
                     assert value.dim() == 4 and value.stride(-1) == 1 and value.shape[-1] % 8 == 0
                 assert n.args[1].meta["val"].shape[1] == n.args[0].meta["val"].shape[1]
+                assert n.args[3].meta["val"].stride(-1) == 1, "(*bias): last dimension"
 
 
 def test_a_known_mask_leaves_nothing_behind_on_cuda() -> None:

@@ -120,6 +120,38 @@ def test_results_have_eagers_strides(
     assert moved(monkeypatch, lambda x, w: after(F.conv2d(x, w)), X, W)
 
 
+@torch.library.custom_op("lenz_tests::offsets", mutates_args=())
+def offsets(x: Tensor) -> Tensor:
+    """For each element its place in memory."""
+    return torch.arange(x.numel()).as_strided(x.shape, x.stride()).contiguous()
+
+
+@offsets.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.int64)
+
+
+def strided(x: Tensor, w: Tensor) -> Tensor:
+    p = torch.ops.aten.constant_pad_nd.default(F.conv2d(x, w), [2, 2, 2, 2], 0.0)
+    return torch.as_strided(p, [2, 16, 2, 5, 3], [1600, 100, 30, 1, 10]).clone()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        strided,
+        lambda x, w: strided(x, w) * F.conv2d(x, w).relu().as_strided((3,), (5,), 7).sum(),
+        lambda x, w: offsets(F.conv2d(x, w) * 2),
+        lambda x, w: (offsets(F.conv2d(x, w).transpose(1, 2)), F.conv2d(x, w).sum(1)),
+        lambda x, w: F.conv2d(x[..., :3, :3], w),  # to one element, which has any strides
+    ],
+)
+def test_what_looks_at_strides_sees_eagers(
+    monkeypatch: pytest.MonkeyPatch, f: Callable[..., Any]
+) -> None:
+    assert moved(monkeypatch, f, X, W)
+
+
 def written_view(x: Tensor, w: Tensor) -> Tensor:
     y = F.conv2d(x, w)
     y.view(2, -1).zero_()
@@ -132,6 +164,8 @@ def written_view(x: Tensor, w: Tensor) -> Tensor:
         written_view,
         lambda x, w: F.conv2d(x, w)[:, 1:],
         lambda x, w: (y := F.conv2d(x, w), y.view(2, -1)),
+        lambda x, w: F.conv2d(x, w).add_(1).as_strided((3,), (5,), 7).clone(),
+        lambda x, w: F.conv2d(x, w)[1:].as_strided((3,), (5,)).clone(),
     ],
 )
 def test_graphs_whose_results_could_differ_stay(
