@@ -22,9 +22,10 @@ from lenz.frontend.values import are_same, is_same_size
 # ("like"); or an iteration over all operands ("among": one of them is a number, as a tensor); of
 # "power" that tensor is the exponent of a number first, which gives a dense one. "roll" has the
 # format of its argument where two parts are joined in each step, and is dense where one is empty.
+# "spread" has strides that were told, gaps and all, but none of 0: then it is dense.
 # "cut", "fourier", "index" and "view" have functions of their own.
 Kind: TypeAlias = Literal["dense", "there", "format", "like", "roll", "iteration", "among", "power"]
-Rule: TypeAlias = tuple[Kind | Literal["cut", "fourier", "index", "view"], int]
+Rule: TypeAlias = tuple[Kind | Literal["spread", "cut", "fourier", "index", "view"], int]
 DENSE: Rule = ("dense", 0)
 FORMAT: Rule = ("format", 0)
 LIKE: Rule = ("like", 0)
@@ -73,12 +74,15 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.replication_pad3d.default": FORMAT,
     "aten.reflection_pad2d_backward.default": ("format", 1),
     "aten.replication_pad2d_backward.default": ("format", 1),
+    "aten.reflection_pad3d_backward.default": ("format", 1),
+    "aten.replication_pad3d_backward.default": ("format", 1),
     "aten.ldexp.Tensor": ("power", 1),
     "aten.floor_divide.default": ITERATION,
     "aten.elu_backward.default": ITERATION,
     "aten.hardswish_backward.default": ITERATION,
     "aten.hardtanh_backward.default": ITERATION,
     "aten.softplus_backward.default": ITERATION,
+    "aten.native_dropout_backward.default": ITERATION,
     "aten.mse_loss.default": ITERATION,
     "aten.smooth_l1_loss.default": ITERATION,
     "aten.huber_loss.default": ITERATION,
@@ -96,6 +100,10 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.index_put.default": LIKE,
     "aten.masked_fill.Scalar": DENSE,
     "aten.native_dropout.default": ITERATION,
+    "aten.as_strided_scatter.default": ("spread", 0),
+    "aten.select_scatter.default": ("spread", 0),
+    "aten.slice_scatter.default": ("spread", 0),
+    "aten.diagonal_scatter.default": ("spread", 0),
     "aten.index.Tensor": ("index", 0),
     "aten._unsafe_index.Tensor": ("index", 0),
     "aten.view.default": ("view", 0),
@@ -152,6 +160,13 @@ def _followed(
             order = iteration(shape, [(own, steps)])
             is_kept = is_laid(own, steps, sorted(range(len(own)), key=lambda d: -steps[d]))
             return tuple(steps) if is_kept else dense(shape, order or ())
+        case "spread":
+            if all(
+                not isinstance(s, int) or s or n == 1
+                for n, s in zip(shape, told.stride(), strict=True)
+            ):
+                return None
+            order = iteration(shape, [(shape, told.stride())])
         case "index":
             return indexed(args[0], args[1], shape)
         case "view":

@@ -262,6 +262,9 @@ def as_strided_scatter(
     """x, but as_strided of it is y."""
     if ZERO in x.shape or ZERO in y.shape:
         return b.map(x.at)
+    pairs = zip(x.shape, x.buffer.type.layout.stride, strict=True)
+    if any(s is ZERO and n is not ONE for n, s in pairs):  # eager writes to a dense copy
+        x = b.map(x.at, b.temp(x.shape, x.dtype))
     if _is_whole(b, x):
         place = _from_start(x, y.shape, stride, storage_offset)
         return b.scatter("set", x, y.shape, lambda i: (place(i), (), y.at(i)))

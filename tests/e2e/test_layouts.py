@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.e2e.sides import agree
@@ -137,3 +138,51 @@ def test_a_view_is_written_after_a_graph_break() -> None:
 )
 def test_dimensions_of_one_have_eagers_strides(f: Callable[[Tensor], Tensor]) -> None:
     agree(f, lambda: [torch.arange(8.0)])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.batch_norm(x, torch.zeros(2), torch.ones(2), training=False),
+        lambda x: F.group_norm(x, 2),
+        F.instance_norm,
+        lambda x: F.layer_norm(x, (8,)),
+        F.normalize,
+        lambda x: torch.tril(x) + torch.full_like(x, 2.0),
+        lambda x: x[:, :, -1 - torch.arange(6).view(2, 3)],
+        lambda x: x.mT[torch.arange(4).view(2, 2).t() % 3],
+        lambda x: x[torch.arange(2), :, torch.arange(2)],
+        lambda x: x * x[:1, :, :1].transpose(1, 2).transpose(1, 2) + x[0],
+        lambda x: x[..., :1].abs() + 1,
+        lambda x: x.mT.reshape(3, 1, 8, 2),
+    ],
+)
+def test_values_of_transposed_tensors_have_eagers_strides(f: Callable[[Tensor], Tensor]) -> None:
+    agree(f, lambda: [torch.randn(3, 8, 2).transpose(1, 2)])
+
+
+def test_indices_that_follow_a_transposed_tensor() -> None:
+    agree(lambda x: x[-1 - x.remainder(x.shape[0])], lambda: [torch.arange(81).reshape(9, 9).t()])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.arange(4).reshape(4, 1).expand(4, 5),
+        torch.arange(5).expand(4, 5),
+        torch.arange(40).view(4, 10)[:, ::2],
+    ],
+)
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.as_strided_scatter(x, x.reshape(-1)[:2], (2,), (1,), 0) + 1,
+        lambda x: torch.as_strided_scatter(x, x.reshape(-1)[:2] * 7 + 5, (2,), (3,), 1),
+        lambda x: torch.select_scatter(x, x[0] * 3 + 1, 0, 1),
+        lambda x: torch.diagonal_scatter(x, x.diagonal() + 7),
+    ],
+)
+def test_a_part_is_written_into_an_expanded_tensor(
+    f: Callable[[Tensor], Tensor], x: Tensor
+) -> None:
+    agree(f, lambda: [x])

@@ -1,0 +1,95 @@
+"""The strides of elementwise results, beside those that eager gives, where dimensions are 1 too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lenz.frontend.strides import OTHERWISE, eager_strides, viewed
+
+# Made of several operations before lenz sees them, or of two that draw.
+COMPOSED = (
+    "deg2rad",
+    "rad2deg",
+    "relu6",
+    "isfinite",
+    "float_power",
+    "ldexp",
+    "pow.Scalar",
+    "rrelu",
+)
+WHOLE = ("bitwise", "__", "gcd", "lcm")  # ops of integers
+
+
+def made(chance: random.Random, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor with its dimensions in any order in memory, and gaps now and then."""
+    order = chance.sample(range(len(shape)), len(shape))
+    gap = chance.random() < 0.3
+    whole = torch.zeros([shape[d] + (gap and d == order[-1]) for d in order], dtype=dtype)
+    turned = whole.permute([order.index(d) for d in range(len(shape))])
+    return turned[tuple(slice(0, n) for n in shape)]
+
+
+def arguments(chance: random.Random, op: Any) -> list[Any] | None:
+    """Arguments whose shapes broadcast; None for a schema that is not of tensors and numbers."""
+    is_whole = any(x in op._schema.name for x in WHOLE)
+    base = [chance.randint(1, 3) for _ in range(chance.randint(1, 4))]
+    is_same, found = chance.random() < 0.5, []
+    for a in op._schema.arguments:
+        kind, dtype = str(a.type), torch.int32 if is_whole else torch.float32
+        if a.name in ("condition", "mask"):
+            dtype = torch.bool
+        if kind in ("Tensor", "Optional[Tensor]"):
+            first = chance.randrange(len(base)) if found and not is_same else 0
+            shape = [n if is_same else chance.choice((1, n)) for n in base[first:]]
+            found.append(made(chance, shape, dtype))
+        elif a.kwarg_only:
+            break
+        elif kind == "number":
+            found.append(1 if is_whole else 0.5)
+        elif a.has_default_value():
+            found.append(a.default_value)
+        else:
+            found.append({"float": 0.5, "int": 0, "bool": False}.get(kind))
+    return found
+
+
+def test_elementwise_ops_have_the_strides_of_an_iteration() -> None:
+    seen, wrong = 0, {}
+    for name in sorted(dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name)
+        for op in (getattr(packet, o) for o in getattr(packet, "overloads", list)()):
+            plain = len(op._schema.returns) == 1 and not op._schema.is_mutable
+            skipped = (*OTHERWISE, *COMPOSED)
+            if torch.Tag.pointwise not in op.tags or not plain or str(op)[5:].startswith(skipped):
+                continue
+            chance = random.Random(str(op))
+            for _ in range(12):
+                args = arguments(chance, op)
+                try:
+                    want = op(*args)
+                except (RuntimeError, TypeError, NotImplementedError):
+                    continue  # another type of elements
+                if not isinstance(want, Tensor):
+                    continue
+                told = torch.empty(want.shape)
+                got = eager_strides(op, args, told)
+                seen += 1
+                if (told.stride() if got is None else got) != want.stride():
+                    wrong[str(op)] = [x.stride() for x in args if isinstance(x, Tensor)], got
+    assert not wrong
+    assert seen > 1500
+
+
+def test_views_have_the_strides_that_aten_computes() -> None:
+    chance = random.Random(0)
+    for _ in range(500):
+        x = made(chance, [chance.randint(1, 3) for _ in range(chance.randint(1, 4))], torch.float32)
+        sizes = [n for n in x.shape if n > 1 or chance.random() < 0.5]
+        for _ in range(chance.randint(0, 2)):
+            sizes.insert(chance.randint(0, len(sizes)), 1)
+        assert viewed(x.shape, x.stride(), sizes) == x.view(sizes).stride(), (x.stride(), sizes)
