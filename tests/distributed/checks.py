@@ -173,7 +173,8 @@ def model(rank: Rank, width: int = 32, depth: int = 3) -> nn.Sequential:
 
 def steps(m: Any, x: Tensor, parameters: list[Any], count: int = 3) -> list[Tensor]:
     """Losses of training steps, then the parameters."""
-    optimizer = torch.optim.SGD(parameters, 0.1)
+    # One by one: some parameters may be DTensors, and others not.
+    optimizer = torch.optim.SGD(parameters, 0.1, foreach=False)
     said = []
     for _ in range(count):
         loss = m(x).sin().mean()

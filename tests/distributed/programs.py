@@ -30,18 +30,30 @@ class Line:
 
 @dataclass
 class Drawn:
-    """The lines so far, the positions of values, and those of results in flight."""
+    """The lines so far, the positions of values, and those of results in flight.
+
+    `reads` are those in flight whose call reads the argument that programs write.
+    """
 
     chance: random.Random
     lines: list[Line] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     flying: list[int] = field(default_factory=list)
+    reads: set[int] = field(default_factory=set)
     count: int = 0
 
     def add(self, act: str, of: tuple[int, ...], results: int = 1) -> list[int]:
         self.lines.append(Line(act, of, round(self.chance.uniform(-1, 1), 2)))
         self.count += results
         return list(range(self.count - results, self.count))
+
+    def start(self, act: str, count: int) -> None:
+        """Begin a collective of `count` values."""
+        of = self.recent(count)
+        made = self.add(act, of, count)
+        self.flying += made
+        if 1 in of:
+            self.reads.update(made)
 
     def recent(self, count: int) -> tuple[int, ...]:
         """Some values, of which late ones are the likeliest."""
@@ -65,11 +77,13 @@ def drawn(seed: int, lines: int, real: bool) -> tuple[Line, ...]:
         draw = chance.random()
         if draw < 0.45:
             act = chance.choice(COMPUTED)
+            if act == "write" and not d.reads.isdisjoint(d.flying):
+                continue  # in eager the call might read what was there before, or after
             d.values += d.add(act, d.recent(2 if act in PAIRS else 1))
         elif draw < 0.6:
-            d.flying += d.add(chance.choice(singles), d.recent(1))
+            d.start(chance.choice(singles), 1)
         elif draw < 0.7:
-            d.flying += d.add(chance.choice(COALESCED), d.recent(2), 2)
+            d.start(chance.choice(COALESCED), 2)
         elif d.flying:
             d.values += d.add("wait", (d.flying.pop(chance.randrange(len(d.flying))),))
     chance.shuffle(d.flying)
