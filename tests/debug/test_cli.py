@@ -123,6 +123,7 @@ def test_the_time_of_a_plan_for_gpus_holds_their_work(
     monkeypatch.setattr(script, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     kernels = {"k": (1, 0, "cuda:1")}
-    module = {"INPUTS": [], "CONSTANTS": [], "SIZES": {}, "KERNELS": kernels, "call": call}
+    data = {"INPUTS": [], "CONSTANTS": [], "OBJECTS": {}, "SIZES": {}, "KERNELS": kernels}
+    module = {**data, "call": call}
     script.main({**module, "__doc__": "graph3.inference: generated"}, {}, 5)
     assert capsys.readouterr().out == "graph3.inference: median of 5 calls 3001.0 us\n"
