@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, I64, U8, DType, compute_dtype
+from lenz.ir.dtype import BOOL, F64, I64, U8, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
@@ -253,19 +253,20 @@ def spread(
     """Variance (or its root) of each row, and the mean where it is asked for.
 
     Two passes: sum((x - mean)^2) / max(n - correction, 0), which loses nothing when the mean is
-    large against the deviation.
+    large against the deviation; on CPUs in f64, as in eager.
     """
-    s, acc = split(x.shape, dim), compute_dtype(x.dtype)
+    s, acc = split(x.shape, dim), F64 if x.device == "cpu" else compute_dtype(x.dtype)
+    at = reader(x, acc)
     n = count(s.over, acc)
     second = b.results[1] if with_mean else None
     shape = s.padded if keepdim else s.rows
     mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
-    mean = reduce_over(b, "sum", s, keepdim, x.compute, lambda a: ops.div(a, n), mean_type, "mean")
+    mean = reduce_over(b, "sum", s, keepdim, at, lambda a: ops.div(a, n), mean_type, "mean")
     rest = ops.maximum(ops.sub(n, const(correction, acc)), const(0, acc))
 
     def deviation(i: Index) -> Expr:
         row = s.row(i)
-        return ops.square(ops.sub(x.compute(i), mean.at(s.pad(row) if keepdim else row)))
+        return ops.square(ops.sub(at(i), mean.at(s.pad(row) if keepdim else row)))
 
     def finish(a: Expr) -> Expr:
         v = ops.div(a, rest)

@@ -25,6 +25,7 @@ from lenz.opt.split_reduce import split_reduce
 from lenz.opt.unloop import unloop
 from lenz.opt.unmask import unmask
 from lenz.opt.views import views
+from lenz.opt.wide_sums import wide_sums
 
 Pass = Callable[[Graph, Context], Graph]
 
@@ -41,6 +42,7 @@ PASSES: dict[str, Pass] = {
     "equal_terms": equal_terms,
     "pad_rows": pad_rows,
     "online": online,
+    "wide_sums": wide_sums,
     "split_reduce": split_reduce,
     "unmask": unmask,
     "narrow": narrow,

@@ -5,7 +5,7 @@
          %s = reduce sum (| c: C) { load(%p, [c]) }
 
 C depends on the sizes alone and not on the number of threads, so results are the same on any
-machine. The partial results keep the accumulator's type.
+machine. The partial results keep the accumulator's type; on CPUs f32 ones are added up in f64.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from dataclasses import dataclass, replace
 
 from lenz import ops
 from lenz.context import Context
-from lenz.ir.dtype import I64
+from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
+from lenz.opt.unloop import finished
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, product
 
 # Below this many elements one core is as fast as waking another (findings-cpu.md section 5).
 MIN_ELEMENTS = 65536
 CHUNK = 16384
 MAX_CHUNKS = 32
+# Rows of a part whose columns are added in f32 (opt/wide_sums.py).
+CPU_ROWS = 512
 # On GPUs: programs that a launch should have, and below how many a reduction is cut; columns of one
 # program, and the fewest rows, or elements of one row, that are worth a program.
 GPU_PROGRAMS, GPU_ENOUGH = 1024, 256
@@ -41,10 +44,10 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
     rows = {(_count(n.axes), _count(n.raxes)) for n in g.nodes
             if isinstance(n, Reduction) and n.out.type.device != "cpu"
-            and not _is_outer(n, layouts)}  # fmt: skip
+            and not is_outer(n, layouts)}  # fmt: skip
     nodes: list[Node] = []
     for n in g.nodes:
-        chunks = _chunks(n, layouts, g.env) if isinstance(n, Reduction) else 1
+        chunks = chunks_of(n, layouts, g.env) if isinstance(n, Reduction) else 1
         if isinstance(n, Reduction) and chunks > 1 and (_count(n.raxes), _count(n.axes)) in rows:
             chunks = _beside_rows(n, chunks)
         if isinstance(n, Reduction) and chunks > 1 and cx.allow("split_reduce", n.out.name):
@@ -72,16 +75,19 @@ def _beside_rows(n: Reduction, chunks: int) -> int:
     return count.value // fit[-1] if fit and (width.hi or GPU_TILE + 1) <= GPU_TILE else chunks
 
 
-def _chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
+def chunks_of(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
+    """How many parts a reduction is cut into."""
     if n.out.type.device != "cpu":
         return _gpu_chunks(n, layouts, env)
     results = env.hint(product(a.extent for a in n.axes))
     length = env.hint(product(a.extent for a in n.raxes))
     if n.kind not in SPLIT_KINDS or results * length < MIN_ELEMENTS or results == 0:
         return 1
-    if results >= 8 and not (results < 512 and length >= 1024 and _is_outer(n, layouts)):
+    outer = is_outer(n, layouts)
+    if results >= 8 and not (results < 512 and length >= 1024 and outer):
         return 1
-    return min(MAX_CHUNKS, max(2, results * length // CHUNK))
+    chunks = min(MAX_CHUNKS, max(2, results * length // CHUNK))
+    return max(chunks, -(-length // CPU_ROWS)) if outer else chunks
 
 
 def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
@@ -90,7 +96,7 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
     length = env.hint(product(a.extent for a in n.raxes))
     if n.kind not in SPLIT_KINDS:
         return 1
-    outer = _is_outer(n, layouts)
+    outer = is_outer(n, layouts)
     # One program holds all: loops that read the results may then share its kernel.
     if length <= (GPU_HELD // 2 // min(results, GPU_PANEL) if outer else GPU_HELD):
         return 1
@@ -103,7 +109,7 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
     return max(1, min(GPU_PROGRAMS // programs, length // shortest))
 
 
-def _is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
+def is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     """True when results lie side by side in memory and the reduction runs over rows of them."""
     flats = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
     # A vector that is the same for all results, or all rows, says nothing where a matrix is read.
@@ -150,7 +156,15 @@ def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
     partial = Buffer(f"{n.out.name}.part", kind, n.out.origin)
     first = Reduction(partial, (*x.parts, *n.axes), x.inside, n.kind, body, acc)
     again = load(partial.name, [a.var for a in (*x.parts, *n.axes)], body.dtype)
-    return first, replace(n, raxes=x.parts, body=again)
+    return first, in_f64(replace(n, raxes=x.parts, body=again))
+
+
+def in_f64(n: Reduction) -> Reduction:
+    """The same, accumulated in f64 if it adds or multiplies f32 on a CPU."""
+    if n.out.type.device != "cpu" or n.kind not in ("sum", "prod") or n.body.dtype is not F32:
+        return n
+    narrow = ops.cast(ref("acc", F64), F32)
+    return replace(n, body=ops.cast(n.body, F64), finish=finished(n.finish, narrow))
 
 
 def _cut(raxes: tuple[Axis, ...], chunks: int) -> _Cut:

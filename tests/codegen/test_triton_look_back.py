@@ -196,3 +196,15 @@ def test_the_plan_zeroes_workspaces_and_the_report_names_them() -> None:
     (first, *_) = reports
     assert first.kind == "split_scan" and first.loads == ("x",)
     assert [a.rsplit(".", 1)[-1] for a in first.mutated_args] == ["work"]
+
+
+def test_many_small_terms_are_not_lost() -> None:
+    """log(1 + e^x) of f32 is 0 below x = -16.6; 299 such terms are 7.5e-6 together."""
+    x = torch.full((300,), -17.5)
+    x[0] = 0.0
+    (step,) = [s for s in lowered(lambda x: x.logcumsumexp(0), 300).steps if isinstance(s, Launch)]
+    y = torch.zeros(300)
+    memory = dict(zip([p.name for p in step.kernel.params], (x, y), strict=True))
+    interpreted(step.kernel, memory, {})
+    want = x.double().logcumsumexp(0)
+    assert ((y.double() - want).abs()[1:] / want[1:]).max() < 1e-5

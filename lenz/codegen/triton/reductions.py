@@ -21,7 +21,10 @@ COMBINE = {
         "def logaddexp(x, y):\n"
         "    high = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)\n"
         "    low = tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)\n"
-        "    both = high + tl.log(1.0 + tl.exp(low - high))\n"
+        "    more = tl.exp(low - high)\n"
+        "    one = 1.0 + more  # log1p, after Kahan: what rounding has done to the sum is undone\n"
+        "    exact = tl.log(one) * (more / tl.where(one == 1.0, 1.0, one - 1.0))\n"
+        "    both = high + tl.where(one == 1.0, more, exact)\n"
         "    return tl.where((low == high) & (high - high != 0.0), high, both)"
     ),
 }
