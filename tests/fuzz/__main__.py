@@ -136,6 +136,9 @@ def report(p: Program, way: str, o: argparse.Namespace, why: str) -> None:
     small = shrink(p, why, lambda q: checked(q, way, o), o.shrink) if o.shrink else p
     why = checked(small, way, o) or why
     print(f"{small}\n{why[:1200]}\n\n{small.script()}", flush=True)
+    flags = f"--count 1{o.way and f' --way {o.way!r}'} --device {o.device}"
+    flags += " --large" * bool(o.large)
+    print(f'again: make fuzz SEED={p.tag.split()[1]} FLAGS="{flags}"\n', flush=True)
 
 
 def options() -> argparse.Namespace:

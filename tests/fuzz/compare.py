@@ -99,8 +99,8 @@ def _coarsest(m: Machine, name: str) -> float:
 
 
 def _strides(t: torch.Tensor) -> list[int]:
-    """The strides of dimensions that have some."""
-    return [t.stride(d) for d, n in enumerate(t.shape) if n > 1] if t.numel() else []
+    """The strides, also of dimensions of size 1: `view(dtype)` and a caller see those."""
+    return [*t.stride()] if t.numel() else []
 
 
 def same_strides(x: Any, y: Any) -> None:

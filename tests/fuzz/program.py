@@ -321,7 +321,7 @@ def _kept(t: Any) -> Any:
 def analyse(p: Program) -> Machine | None:
     """The machine after the last line; None where the program is not one any more."""
     try:
-        m = Machine(p.specs)
+        m = Machine(p.specs, 1 << 21)
         for line in p.lines:
             m.run(line)
     except (Refused, RuntimeError, IndexError):  # the latter from views that arguments have not
