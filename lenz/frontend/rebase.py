@@ -1,10 +1,12 @@
 """Results that AOTAutograd rebuilds from a written argument: views of it, not of the new value.
 
-    v = add(x, 1); copy_(x, v); return slice(v)   ==>   v = add(x, 1); copy_(x, v); return slice(x)
+    v = add(x, 1); copy_(x, v); return slice(v), copy_
+        ==>   v = add(x, 1); copy_(x, v); return slice(x), x
 
 For `x.add_(1); return x[1:]` AOTAutograd hands out `slice(v)`, and at run time takes no more of it
 than shape, strides and offset, to view the caller's `x` so.  With the view taken of `x` itself, `v`
-need not exist.
+need not exist; `lower` reads the argument where `of_argument` stands in a node's `meta`, and where
+the argument itself is a result.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ def written_from(graph: Graph) -> dict[Node, Node]:
                 continue
             if not isinstance(place.meta.get("val"), FakeTensor):
                 continue
+            found[node] = place  # it gives the argument
             if is_same_layout(place.meta["val"], value.meta.get("val"), offset=False):
                 found.setdefault(value, place)
     return found
@@ -96,7 +99,7 @@ def replay(graph: Graph, chain: tuple[Node, ...], sources: dict[Node, Node]) -> 
     for view in chain[1:]:
         again = graph.node_copy(view)
         again.args = (at, *view.args[1:])
-        again.meta = dict(view.meta)
+        again.meta = {**view.meta, "of_argument": True}
         again.meta["val"] = viewed(at.meta["val"], view.meta["val"], start)
         at = again
     return at

@@ -69,16 +69,14 @@ def interp(
     """Run a graph on real tensors, one per input; the tensors of the caller are not changed.
 
     `call(node, args, kwargs)` replaces the eager ops that `Extern` nodes name; `objects` are what
-    "obj:NAME" stands for. Outputs hold values from before the mutations of inputs. Raises UserError
-    for inputs that do not fit the graph, InternalError where the graph itself is wrong (an index
-    out of bounds, a result of another type or shape than stated).
+    "obj:NAME" stands for. Outputs that lie in a mutated input hold what it then holds. Raises
+    UserError for inputs that do not fit the graph, InternalError where the graph itself is wrong
+    (an index out of bounds, a result of another type or shape than stated).
     """
     run = Run(g, call, objects or {})
     run.bind(inputs, constants)
     for n in g.nodes:
         run.node(n)
-    outputs = tuple(run.atom(a) for a in g.outputs)
-    outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
     after: list[Any] = []
     finals = {m.input: run.tensors[m.value].clone() for m in g.mutations}
     for b, given in zip(g.inputs, inputs, strict=True):
@@ -87,6 +85,8 @@ def interp(
             after.append(t.copy_(finals[b.name]) if b.name in finals else t)
         else:
             after.append(given)
+    outputs = tuple(run.atom(a) for a in g.outputs)
+    outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
     return Result(outputs, tuple(after))
 
 

@@ -85,6 +85,7 @@ class _Walk:
         self.refused = refused
         self.moved: dict[tuple[str, str], Value] = {}
         self.env: dict[FxNode, Any] = {}
+        self.arguments: dict[FxNode, Value] = {}  # that the graph writes, by their placeholders
         self.inputs: list[Buffer | Sym] = []
         self.constants: list[Buffer] = []
         self.objects: list[str] = []
@@ -103,7 +104,7 @@ class _Walk:
                     self.call(n)
                 case "output":
                     args = n.args[0] if isinstance(n.args[0], (tuple, list)) else (n.args[0],)
-                    self.outputs = tuple(self.atom(a) for a in args)
+                    self.outputs = tuple(self.atom(self.arguments.get(a, a)) for a in args)
                 case _:
                     raise Unsupported(f"FX node kind {n.op} ({n})")
         return Graph(
@@ -222,6 +223,8 @@ class _Walk:
             return "its kernel does not compile"
         entry = entry_for(str(n.target))
         args = [self.value(a) for a in n.args]
+        if "of_argument" in n.meta and n.args[0] in self.arguments:
+            args[0] = self.arguments[n.args[0]]
         kwargs = {k: self.value(a) for k, a in n.kwargs.items()}
         values = (*_values([args, *kwargs.values()]), *results)
         found = {v.dtype: None for v in values if v is not None and v.dtype.is_complex}
@@ -285,6 +288,8 @@ class _Walk:
         if n.target is torch.ops.aten.copy_.default:
             written = n.args[0]
             assert isinstance(written, FxNode)
+            if isinstance(given := args[0], Value) and given.name == written.name:
+                self.arguments[written] = given
             self.env[written] = made  # later reads see the new value
         return None
 

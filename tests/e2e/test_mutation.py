@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, randn
+from torch.utils import _pytree as pytree
 
+import lenz
 from tests.e2e.sides import agree
 
 
@@ -196,3 +198,24 @@ def test_copies_do_not_share_memory() -> None:
         return (*parts, same)
 
     agree(fn, lambda: (randn(5, 4),))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.add_(1),
+        lambda x: x.add_(1)[1:],
+        lambda x: x.add_(1).view(-1, 2),
+        lambda x: x[2:].add_(1),
+        lambda x: (x[2:].add_(1), x),
+    ],
+)
+def test_a_result_that_is_an_argument_is_written_once(f: Callable[[Tensor], Any]) -> None:
+    report = lenz.explain(f)(torch.randn(4096))
+    assert not report.allocs
+    assert sum(k.bytes_written for g in report.graphs for k in g.kernels) <= 4096 * 4
+    agree(f, lambda: [torch.randn(4096)])
+    x = torch.randn(4096)
+    got, want = torch.compile(f, backend="lenz")(x), f(x)
+    leaves = zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)
+    assert all(a.data_ptr() == b.data_ptr() for a, b in leaves), "another memory"
