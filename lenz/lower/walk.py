@@ -223,8 +223,9 @@ class _Walk:
             return "its kernel does not compile"
         entry = entry_for(str(n.target))
         args = [self.value(a) for a in n.args]
-        if "of_argument" in n.meta and n.args[0] in self.arguments:
-            args[0] = self.arguments[n.args[0]]
+        written = n.args[0] if "of_argument" in n.meta else None
+        if isinstance(written, FxNode) and written in self.arguments:
+            args[0] = self.arguments[written]
         kwargs = {k: self.value(a) for k, a in n.kwargs.items()}
         values = (*_values([args, *kwargs.values()]), *results)
         found = {v.dtype: None for v in values if v is not None and v.dtype.is_complex}
