@@ -125,6 +125,8 @@ def _combined(
     include_self: bool,
 ) -> Value | Decline:
     """x combined with values; without its own elements where something comes to them."""
+    if ZERO in over:  # an index without elements, which may have any rank
+        return b.map(x.at)
     mode = MODES[reduce]
     start = x
     if not include_self:

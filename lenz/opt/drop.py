@@ -10,8 +10,9 @@ What has no elements reads nothing: its strides may be 0, and no loop form is ma
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import replace
+from typing import TypeAlias
 
 from lenz.context import Context
 from lenz.ir.dtype import BOOL
@@ -35,6 +36,8 @@ from lenz.ir.op import MASKED
 from lenz.ir.tensor import Axis, Buffer, TensorType, contiguous
 from lenz.sym import ZERO, Sym, Var
 
+Check: TypeAlias = tuple[tuple[Axis, ...], Expr]
+
 
 def drop(g: Graph, cx: Context) -> Graph:
     """Keep what outputs, mutations, effects, sizes and checks need, walking from the end."""
@@ -44,32 +47,32 @@ def drop(g: Graph, cx: Context) -> Graph:
         else n
         for n in g.nodes
     ]
-    kept = _needed(g, nodes, ())
+    kept = _needed(g, nodes, None)
     done = {c for n in kept for c in checks_of(n)}
-    lost = {
-        n.out.name: only_checks(n) for n in nodes if isinstance(n, LOOPS) and checks_of(n) - done
-    }
-    if lost:
-        kept = _needed(
-            g, [lost.get(n.out.name, n) if isinstance(n, LOOPS) else n for n in nodes], lost
-        )
-    return replace(g, nodes=tuple(kept))
+    return replace(g, nodes=tuple(_needed(g, nodes, done)))
 
 
-def _needed(g: Graph, nodes: list[Node], live: Collection[str]) -> list[Node]:
-    live = {r for a in g.outputs for r in atom_refs(a)}.union(live)
+def _needed(g: Graph, nodes: list[Node], done: Set[Check] | None) -> list[Node]:
+    """What is needed; with `done`, also other checks, in loops whose values nobody needs.
+
+    From the end: the checks of one such loop may need the values of another, which stays whole.
+    """
+    live = {r for a in g.outputs for r in atom_refs(a)}
     for m in g.mutations:
         live |= {m.input, m.value}
     kept: list[Node] = []
     given = {v for b in g.inputs for s in _sizes(b) for v in s.free_vars}
     for n in reversed(nodes):
-        if _has_effect(n, given) or any(b.name in live for b in outs_of(n)):
-            kept.append(n)
-            live.update(reads_of(n))
+        if not _has_effect(n, given) and not any(b.name in live for b in outs_of(n)):
+            if done is None or not isinstance(n, LOOPS) or not checks_of(n) - done:
+                continue
+            n = only_checks(n)
+        kept.append(n)
+        live.update(reads_of(n))
     return kept[::-1]
 
 
-def checks_of(n: Node) -> set[tuple[tuple[Axis, ...], Expr]]:
+def checks_of(n: Node) -> set[Check]:
     """The ops in a loop that may fail, with its axes."""
     if not isinstance(n, LOOPS) or not any(e.checks for e in bodies_of(n)):
         return set()

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import lenz
 from lenz.debug.report import KernelReport, Report
+from tests.e2e.sides import agree, gradients_agree
 
 K = torch.tensor([3, 0, 3, 5])
 
@@ -126,6 +128,55 @@ def test_the_result_does_not_share_memory_with_the_argument() -> None:
         x, v, k = args()
         out = torch.compile(fn, backend="lenz")(x, v, k)
         assert out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+# Of an index without elements, which may have any rank, torch takes the argument as it is.
+EMPTY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{
+        f"scatter_reduce {how}{', without own' * (not own)}": (
+            lambda x, i, r=how, s=own: torch.scatter_reduce(x, 1, i, x, r, include_self=s) + 1
+        )
+        for how in ("sum", "prod", "mean", "amax")
+        for own in (True, False)
+    },
+    "scatter": lambda x, i: torch.scatter(x, 1, i, x) + 1,
+    "scatter of a number": lambda x, i: torch.scatter(x, 0, i, 2.0) + 1,
+    "scatter add": lambda x, i: torch.scatter_add(x, -1, i, x) + 1,
+    "gather": lambda x, i: torch.gather(x, 1, i).sum() + x,
+    "take": lambda x, i: torch.take(x, i).sum() + x,
+    "put": lambda x, i: torch.put(x, i, i.to(x.dtype), accumulate=True) + 1,
+    "index": lambda x, i: x[i].sum() + x[i, i].sum() + x,
+    "index_put": lambda x, i: x.index_put((i,), torch.tensor(1.0)) + 1,
+    "index_put, add": lambda x, i: x.index_put((i, i), torch.tensor(1.0), accumulate=True) + 1,
+    "index_add": lambda x, i: x.index_add(0, i.flatten(), x[:0]) + 1,
+    "index_reduce": lambda x, i: x.index_reduce(0, i.flatten(), x[:0], "mean") + 1,
+    "index_copy": lambda x, i: x.index_copy(0, i.flatten(), x[:0]) + 1,
+    "embedding": lambda x, i: F.embedding(i, x).sum() + x,
+}
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("shape", ((0,), (16, 0, 16)), ids=str)
+def test_an_index_without_elements(shape: tuple[int, ...], dynamic: bool) -> None:
+    index = torch.zeros(shape, dtype=torch.int64)
+
+    def every(x: Tensor, i: Tensor) -> list[Tensor]:
+        return [fn(x, i) for fn in EMPTY.values()]
+
+    for sizes in ((3, 4), (1, 1)):
+        agree(every, lambda s=sizes: [torch.randn(s), index], dynamic=dynamic)  # type: ignore[misc]
+
+
+def test_a_gradient_whose_checks_alone_are_left() -> None:
+    """What a check needs stays, though nobody needs what is written there."""
+
+    def fn(x: Tensor) -> Tensor:
+        v = torch.var_mean(torch.floor(x * 1), dim=0, correction=0, keepdim=True)[0]
+        v = torch.kthvalue(torch.msort(v)[:], 1, 0, keepdim=True)[0]
+        return torch.index_copy(v, -1, torch.tensor([0]), v.narrow(-1, 0, 1) + 1)
+
+    for dynamic in (True, False):
+        gradients_agree(fn, lambda: [torch.randn(3, requires_grad=True)], dynamic=dynamic)
 
 
 def test_gradients_of_reads_are_scatters() -> None:
