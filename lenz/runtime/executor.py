@@ -259,11 +259,12 @@ Wanted = tuple[str, Sizes, Sizes, torch.dtype, str]
 def laid(got: Sequence[Any], wanted: Sequence[Wanted]) -> tuple[Any, ...]:
     """Arguments of a backward half with the strides it wants; those with others are copied.
 
-    Hooks on saved tensors may give other tensors back. Raises UserError for what is wrong else.
+    So are those with the negative bit, which kernels do not know. Hooks on
+    saved tensors may give other tensors back. Raises UserError for what is wrong else.
     """
     made = tuple(
         torch.empty_strided(size, stride, dtype=t.dtype, device=t.device).copy_(t)
-        if tuple(t.shape) == tuple(size) and t.stride() != tuple(stride)
+        if tuple(t.shape) == tuple(size) and (t.stride() != tuple(stride) or t.is_neg())
         else t
         for t, (_, size, stride, _, _) in zip(got, wanted, strict=True)
     )
@@ -287,6 +288,7 @@ def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
             strides = t.stride()
             if any(d >= len(stride) or strides[d] != stride[d] for d in kept):
                 pairs.append(("stride", tuple(stride), tuple(strides)))
+        pairs.append(("negative bit", False, t.is_neg()))
         for what, expected, actual in pairs:
             if expected != actual:
                 raise UserError(f"argument {name}: expected {what} {expected}, got {actual}")

@@ -107,6 +107,17 @@ def test_gradients_of_pieces() -> None:
     gradients_agree(lambda x: x[torch.tensor([0, 2, 2, -1])].cumsum(0).prod(1), weights((4, 3)))
 
 
+def test_gradients_that_are_given_with_a_bit_for_their_sign_or_conjugate() -> None:
+    """Memory holds the negative, or the conjugate, of what they are; their strides are dense."""
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+        x = randn(6, dtype=dtype, requires_grad=True)
+        run = torch.compile(lambda x: x * x * 2, backend="lenz")
+        given = [torch._neg_view(randn(6, dtype=dtype)), randn(6, dtype=dtype).conj()]
+        for g in [*given, torch._neg_view(given[1])]:
+            (got,) = torch.autograd.grad(run(x), x, g)
+            torch.testing.assert_close(got, torch.autograd.grad(x * x * 2, x, g)[0])
+
+
 def test_hooks_may_give_saved_tensors_back_with_other_strides() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         q, k, v = (x @ w).view(2, 8, 3, 4, 8).permute(2, 0, 3, 1, 4)

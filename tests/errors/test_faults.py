@@ -266,6 +266,7 @@ class Plans:
         (lambda x: x[:4], r"argument x: expected size \(6, 5\), got \(4, 5\)"),
         (lambda x: x.to("meta"), "argument x: expected device cpu, got meta"),
         (lambda x: 3, "argument x must be a tensor, got int"),
+        (torch._neg_view, "argument x: expected negative bit False, got True"),
     ],
 )
 def test_a_wrong_argument_of_a_plan_is_named(
