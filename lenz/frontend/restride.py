@@ -7,8 +7,9 @@ strides here, so that whoever reads the graph finds what will be there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import reduce
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +26,22 @@ from lenz.frontend.values import are_same, is_same_layout
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
 SPACE = "_c10d_functional"
+# Results whose type fake tensors tell wrong: they have that of an argument, or of all together, and
+# so have the statistics of norms on CPUs.
+STATISTICS, OWN, ALL = (1, 2), (0,), None
+MISTOLD: Mapping[str, tuple[tuple[int, ...], int | None]] = {
+    "aten.huber_loss.default": (OWN, 0),
+    "aten.soft_margin_loss.default": (OWN, 0),
+    "aten.soft_margin_loss_backward.default": (OWN, 1),
+    "aten.normal.Tensor_Tensor": (OWN, 0),
+    "aten.addr.default": (OWN, ALL),
+    "aten.native_layer_norm.default": (STATISTICS, ALL),
+    "aten.native_group_norm.default": (STATISTICS, ALL),
+    "aten.native_batch_norm.default": (STATISTICS, ALL),
+    "aten._native_batch_norm_legit.no_stats": (STATISTICS, ALL),
+    "aten._native_batch_norm_legit_functional.default": (STATISTICS, ALL),
+    "aten._batch_norm_with_update_functional.default": (STATISTICS, ALL),
+}
 LATE = tuple(f"{SPACE}.{x}.default" for x in ("wait_tensor", "broadcast", "all_reduce_coalesced"))
 
 
@@ -50,15 +67,36 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
             new = traced(gm, node)
         if rule_of(node.target) is not None and "laid" not in node.meta:
             new = corrected(node, new)
-        elif (name := str(node.target)) in LATE:
+        elif str(node.target) in LATE:
             new = laid(node, new)
-        elif name == LOG_SUM and new[0].dtype is torch.float64 is not new[1].dtype:
-            new = (new[0], new[1].double(), *new[2:])
+        for k, dtype in mistold_by(node, new).items():
+            new = (*new[:k], new[k].to(dtype), *new[k + 1 :]) if k else new.to(dtype)
         if new is not old:
             node.meta["val"] = new
             # Where strides are as they were, nothing new follows; but a view is of other memory.
             if not are_alike(old, new) or is_view(node):
                 changed.add(node)
+
+
+def mistold(name: str, args: Sequence[Any], told: Any) -> Mapping[int, torch.dtype]:
+    """Return eager's types of the results of a call that have other ones in `told`."""
+    if name == LOG_SUM:
+        is_told = told[0].dtype is not torch.float64 or told[1].dtype is torch.float64
+        return {} if is_told else {1: torch.float64}
+    places, source = MISTOLD.get(name, ((), ALL))
+    values = [told] if isinstance(told, torch.Tensor) else told
+    if not places or (places is STATISTICS and values[0].device.type != "cpu"):
+        return {}
+    types = [v.dtype for v in args if isinstance(v, torch.Tensor)]
+    dtype = reduce(torch.promote_types, types) if source is ALL else types[source]
+    return {k: dtype for k in places if values[k].dtype is not dtype}
+
+
+def mistold_by(node: Node, told: Any) -> Mapping[int, torch.dtype]:
+    """Return what `mistold` says of a node of a graph."""
+    if (name := str(node.target)) not in MISTOLD and name != LOG_SUM:
+        return {}
+    return mistold(name, map_arg(node.args, lambda n: n.meta.get("val")), told)
 
 
 def corrected(node: Node, told: Any) -> Any:

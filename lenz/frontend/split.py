@@ -15,9 +15,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
+from lenz.errors import Unsupported
 from lenz.frontend.normalise import VIEWS, dedup, drop_noops, facts_of
-from lenz.frontend.restride import restride
-from lenz.frontend.strides import LOG_SUM
+from lenz.frontend.restride import mistold_by, restride
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
@@ -64,8 +64,12 @@ def split(
     them.  Norms are computed again from what their gradients read anyway.  `native` names the ops
     that the lowering takes, and may fuse.
     """
-    if any(str(n.target) == LOG_SUM for n in joint.graph.nodes):
-        restride(joint, ())  # both halves are to know of its type
+    calls = [n for n in joint.graph.nodes if n.op == "call_function"]
+    wrong = {k for n in calls for k in mistold_by(n, n.meta.get("val"))}
+    if 0 in wrong:  # gradients that are given to it would have the type that was told
+        raise Unsupported("torch tells another type of a result than it has: operands are of two")
+    if wrong:
+        restride(joint, ())  # both halves are to know of the types
     drop_noops(joint.graph, facts_of(joint.graph))
     backward = behind_tangents(joint.graph)
     for n in joint.graph.nodes:
