@@ -255,7 +255,7 @@ class _Writer:
                 if (device := _wanted(i, self.launched))
                 else ""
             )
-            + (f" and not {self.var(i.name)}.is_neg()" if self.may_be_negated(i) else "")
+            + (f" and not {self.var(i.name)}.is_neg()" if _may_be_negated(self, i) else "")
             for i in self.p.inputs
             if isinstance(i, Input)
         )
@@ -269,16 +269,6 @@ class _Writer:
             "if not ok:",
             f"    {slow}(({names},), ({wanted},))",
         ]
-
-    def may_be_negated(self, i: Input) -> bool:
-        """True for what the caller gives anew, whose memory kernels may read: 35 ns each.
-
-        What modules hold, and what a forward half saves, has been looked at before.
-        """
-        if i.type.dtype.kind not in ("float", "complex"):
-            return False
-        own = i.name.startswith("tangents") or not self.is_backward
-        return own and "." not in self.user.get(i.name, "")
 
     def step(self, s: Step) -> list[str]:
         """Lines of one step."""
@@ -441,6 +431,17 @@ def _wanted(i: Input, launched: Collection[str]) -> str:
     Attention keeps the state of its generator on the CPU, whatever its fake tensors say.
     """
     return i.type.device if i.name in launched else ""
+
+
+def _may_be_negated(w: _Writer, i: Input) -> bool:
+    """True for what the caller gives anew, whose memory kernels may read: 35 ns each.
+
+    What modules hold, and what a forward half saves, has been looked at before.
+    """
+    if i.type.dtype.kind not in ("float", "complex"):
+        return False
+    own = i.name.startswith("tangents") or not w.is_backward
+    return own and "." not in w.user.get(i.name, "")
 
 
 def _place(device: str) -> str:
