@@ -71,11 +71,16 @@ class Stages:
         """The callable, with the checks of the chosen way before it."""
         graphs: dict[str, Graph] = {}
         run_kernel: RunKernel | None = None
+        strides: Any = ()  # as users get them: the backward half is compiled for these
         if self.way in PLAIN:
-            return compile_program(p, context(self.options)).call
+            made = compile_program(p, context(self.options))
+            plain: Any = made.call
+            plain.strides = made.strides
+            return plain  # type: ignore[no-any-return]  # an Any, since it has an attribute
         if self.way.startswith(("oracle", "guarded")):
             graphs, s = self.stages(p)
-            call = compile_program(p, context(self.options)).call
+            made = compile_program(p, context(self.options))
+            call, strides = made.call, made.strides
             if self.way.startswith("guarded"):
                 from tests.codegen.codegen_run import targets
                 from tests.fuzz.guarded import kernel_runner
@@ -108,7 +113,9 @@ class Stages:
             run_schedule(s, p, args, want, inputs, run_kernel)
             return call(args)
 
-        return run
+        told: Any = run
+        told.strides = strides
+        return told  # type: ignore[no-any-return]  # as above
 
     def stages(self, p: FxProgram) -> tuple[dict[str, Graph], Schedule]:
         """The graph after each pass, and its schedule; all of them verified and read back.

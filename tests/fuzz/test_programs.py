@@ -146,3 +146,13 @@ def test_a_failure_is_made_small() -> None:
 
 def test_the_same_seed_gives_the_same_program() -> None:
     assert str(program(7)) == str(program(7)) != str(program(8))
+
+
+def test_the_backward_is_compiled_for_the_strides_that_are_saved() -> None:
+    """The check told AOTAutograd of none, and the oracle refused what the forward had saved."""
+    spec = Spec("a0", (1, 2, 2, 2), torch.bfloat16, ".permute(0, 3, 1, 2)", 3, "noise", grad=True)
+    lines = (
+        Line("t0 = a0.roll(-1, 1)", "t0", ("a0",), "p"),
+        Line("t1 = torch.linalg.vector_norm(t0, 1, [0, 2, 3])", "t1", ("t0",), ""),
+    )
+    assert not failure(Program((spec,), lines, ("t1",)))
