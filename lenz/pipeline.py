@@ -17,6 +17,7 @@ from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import LaunchStep, Plan
 from lenz.ir.printer import show
+from lenz.ir.tensor import Layout
 from lenz.ir.verify import verify
 from lenz.lower import lower
 from lenz.opt import PASSES
@@ -128,7 +129,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     check_gpus([b.type.device for b in buffers_of(g).values()])
     lowered = g
     trace.text("graph", lambda: show(lowered, origins=True))
-    g = optimise(g, cx)
+    g = optimise(g, cx, program)
     with trace.stage("schedule"):
         s = named(schedule(g, cx, space if cx.options.autotune else None))
     tuned: tuple[TuneReport, ...] = ()
@@ -164,15 +165,25 @@ def _source(plan: Plan, program: FxProgram, env: SymEnv, comments: bool = False)
     return source(plan, user, env.hints, is_pure, comments)
 
 
-def optimise(g: Graph, cx: Context) -> Graph:
+def told(g: Graph, program: FxProgram) -> dict[str, Layout]:
+    """The layouts that buffers must keep: as they were lowered, results as eager's tensors."""
+    found = {name: b.type.layout for name, b in buffers_of(g).items()}
+    for a, o in zip(g.outputs, program.outputs, strict=True):
+        if isinstance(a, Ref) and isinstance(o.value, torch.Tensor):
+            found[a.name] = Layout(o.shape, program.symbols.syms(o.value.stride()))
+    return found
+
+
+def optimise(g: Graph, cx: Context, program: FxProgram | None = None) -> Graph:
     """Run the graph passes in their order; with option `verify`, check the graph after each."""
+    layouts = told(g, program) if cx.options.verify and program is not None else None
     if cx.options.verify:
-        verify(g)
+        verify(g, layouts)
     for name, run in PASSES.items():
         with cx.trace.stage(name):
             g = run(g, cx)
         if cx.options.verify:
-            verify(g)
+            verify(g, layouts)
     cx.trace.text("ir", lambda: show(g))
     return g
 

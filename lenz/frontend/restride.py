@@ -109,7 +109,7 @@ def corrected(node: Node, told: Any) -> Any:
     if strides is None:
         return told
     with first.fake_mode:
-        if node.target in VIEWS:
+        if is_view(node):
             return first.as_strided(first.shape, strides, first.storage_offset())
         made = torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
     return made if first is told else (made, *told[1:])

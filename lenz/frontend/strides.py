@@ -107,6 +107,8 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.index.Tensor": ("index", 0),
     "aten._unsafe_index.Tensor": ("index", 0),
     "aten.view.default": ("view", 0),
+    "aten.expand.default": ("view", 1),
+    "aten.mvlgamma.default": DENSE,
 }
 # Elementwise by their tags, but made by other means than one iteration over the operands.
 OTHERWISE = ("clone", "conj_physical", "positive", "masked_fill", "native_dropout_backward")
@@ -170,6 +172,8 @@ def _followed(
         case "index":
             return indexed(args[0], args[1], shape)
         case "view":
+            if position:  # of a number all strides are 0, also where there is one element
+                return None if given[0][0] else (0,) * len(shape)
             return viewed(*given[0], shape)
         case "power":
             own = given[position][0]

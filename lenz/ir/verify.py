@@ -5,6 +5,8 @@ An error names the rule (`verify_rules.RULES`) and shows the line of text that b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I32, I64, DType
 from lenz.ir.expr import Expr
@@ -22,6 +24,7 @@ from lenz.ir.graph import (
     atom_refs,
     atom_syms,
     bodies_of,
+    buffers_of,
     held_by,
     loop_axes,
     outs_of,
@@ -32,7 +35,7 @@ from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
 from lenz.ir.printer import lines_of_object
 from lenz.ir.printer_expr import acc_dtype
-from lenz.ir.tensor import Axis, Buffer, TensorType
+from lenz.ir.tensor import Axis, Buffer, Layout, TensorType
 from lenz.ir.verify_kernel import check_kernel
 from lenz.ir.verify_plan import check_plan
 from lenz.ir.verify_rules import (
@@ -45,18 +48,23 @@ from lenz.ir.verify_rules import (
     check_gather,
     check_vars,
 )
-from lenz.sym import Int, Sym, Var, prove_eq, prove_le
+from lenz.sym import ZERO, Int, Sym, Var, prove_eq, prove_le
 from lenz.sym import show as show_sym
 
 __all__ = ["RULES", "verify"]
 
 
-def verify(x: Graph | Kernel | Plan | Schedule) -> None:
-    """Raise InternalError with the rule and the line for the first invariant that does not hold."""
+def verify(x: Graph | Kernel | Plan | Schedule, told: Mapping[str, Layout] | None = None) -> None:
+    """Raise InternalError with the rule and the line for the first invariant that does not hold.
+
+    `told` are the layouts that buffers of a graph must have where anybody but loops sees them:
+    those of eager's tensors.
+    """
     try:
         match x:
             case Graph():
                 _check_graph(x)
+                _check_told(x, told or {})
             case Kernel():
                 check_kernel(x)
             case Plan():
@@ -164,6 +172,26 @@ def _check_graph(g: Graph) -> None:
     for name in g.free:
         if outputs.count(name) != 1:
             broken("output-free", f"%{name} leaves the graph {outputs.count(name)} times", g.free)
+
+
+def _check_told(g: Graph, told: Mapping[str, Layout]) -> None:
+    types = {name: b.type for name, b in buffers_of(g).items()} if told else {}
+    calls = [
+        (n, a)
+        for n in g.nodes
+        if isinstance(n, Extern)
+        for a in (*n.args, *dict(n.kwargs).values())
+    ]
+    for culprit, a in (*calls, *((g.outputs, a) for a in g.outputs)):
+        for name in atom_refs(a):
+            if name not in told or (culprit is g.outputs and name in g.free):
+                continue
+            own, want = types[name].layout.stride, told[name].stride
+            gaps = [p - q for p, q in zip(own, want, strict=True)]
+            has_elements = not any(n is ZERO for n in told[name].shape)
+            if has_elements and any(isinstance(s, Int) and s.value for s in gaps):
+                shown = [", ".join(map(show_sym, s)) for s in (own, want)]
+                broken("layout-told", f"%{name} has strides {shown[0]} and not {shown[1]}", culprit)
 
 
 def _mutation(m: Mutation, d: _Graph, inputs: set[str], seen: set[str]) -> None:

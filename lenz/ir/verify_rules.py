@@ -37,6 +37,7 @@ RULES: dict[str, str] = {
     "mutation": "a mutation writes an input, once, with a value of its shape and type",
     "output-defined": "an output is a defined buffer or size",
     "output-free": "what may leave with other strides leaves the graph, once",
+    "layout-told": "what leaves the graph, or a call is given, has the strides it was told to have",
     # kernels
     "flat": "a load in a kernel has one index, a flat offset",
     "store-mode": "a parameter with the mode in is not stored to",

@@ -92,6 +92,13 @@ def view(b: GraphBuilder, x: Value, *_: object) -> Value:
     return b.view(x, where)
 
 
+@lowering("view_copy.default", any_dtype=True)
+def view_copy(b: GraphBuilder, x: Value, *_: object) -> Value:
+    """The same, copied."""
+    where = regroup(b.result.shape, x.shape)
+    return b.map(lambda i: x.at(where(i)))
+
+
 @lowering("alias", "lift", "lift_fresh", "view_as", any_dtype=True)
 def alias(b: GraphBuilder, x: Value, *_: object) -> Value:
     """The tensor as another one over the same memory; that is left where it is a result."""

@@ -17,7 +17,7 @@ def agree(
 ) -> Any:  # fmt: skip
     """Assert equal results, strides and arguments after the calls; gives lenz's last result."""
     torch._dynamo.reset()
-    run = torch.compile(fn, backend="lenz", **kwargs)
+    run = torch.compile(fn, backend="lenz", **checked(kwargs))
     theirs, ours = seeded(make), seeded(make)
     got: Any = None
     for _ in range(calls):
@@ -43,7 +43,16 @@ def gradients_agree(fn: Callable[..., Any], make: Make, tol: float = 1e-4, **kwa
         return out.detach(), torch.autograd.grad(loss, leaves, allow_unused=True)
 
     torch._dynamo.reset()
-    same(step(torch.compile(fn, backend="lenz", **kwargs)), step(fn), tol, True)
+    same(step(torch.compile(fn, backend="lenz", **checked(kwargs))), step(fn), tol, True)
+
+
+def checked(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of torch.compile that ask lenz to check its IR, layouts with it."""
+    return (
+        kwargs
+        if "mode" in kwargs
+        else {**kwargs, "options": {"verify": True, **kwargs.get("options", {})}}
+    )
 
 
 def seeded(make: Make) -> list[Any]:

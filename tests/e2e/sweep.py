@@ -125,7 +125,7 @@ class Watch:
 def recording(row: Row, **options: object) -> Backend:
     """The backend, with the eager calls of each compiled graph noted in the row."""
 
-    chosen = {"on_error": "raise", **options}
+    chosen = {"on_error": "raise", "verify": True, **options}
 
     def backend(gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         return compile_graph(gm, inputs, Options.from_environment(chosen), Watch(row))

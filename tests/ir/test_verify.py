@@ -16,9 +16,9 @@ from lenz.ir.graph import Extern, Pointwise, Ref
 from lenz.ir.kernel import Launch, Schedule
 from lenz.ir.op import LOAD
 from lenz.ir.reader import read
-from lenz.ir.tensor import axes_for
+from lenz.ir.tensor import axes_for, contiguous
 from lenz.ir.verify import RULES, verify
-from lenz.sym import Var
+from lenz.sym import Int, Var
 
 GRAPH = "graph @g(s0: 1.., s1: 1..) on cpu {{\n  in %x : f32[s0, 4]\n  in %w : f32[4]\n  {}\n}}"
 KERNEL = (
@@ -198,7 +198,25 @@ def test_memory_serves_again_when_all_that_use_it_are_waited_for() -> None:
 
 def test_every_rule_has_a_test() -> None:
     tested = {rule for rule, *_ in BROKEN} | {rule for rule, *_ in broken_objects()}
-    assert tested == set(RULES)
+    assert tested | {"layout-told"} == set(RULES)
+
+
+NEG = "%y = f32[4, 1] : map (i: 4, j: 1) { neg(load(%x, [i, j])) }"
+CALL = f"{NEG}\n  out %z = f32[4] : call a.b.c(%y)"
+
+
+@pytest.mark.parametrize("inside", [f"out {NEG}", CALL])
+def test_a_layout_that_was_told(inside: str) -> None:
+    """A stride counts where the graph leaves it, or a call sees it, also of one element."""
+    g = read("graph @g() on cpu {\n  in %x : f32[4, 1]\n  " + inside + "\n}")
+    rows = contiguous((Int(4), Int(1)))
+    verify(g, {"y": rows})
+    told = {"y": replace(rows, stride=(Int(1), Int(4)))}
+    with pytest.raises(InternalError, match="%y has strides 1, 1 and not 1, 4") as caught:
+        verify(g, told)
+    assert caught.value.rule == "layout-told"
+    if inside != CALL:
+        verify(replace(g, free=("y",)), told)  # as it may leave with any strides
 
 
 def test_the_error_shows_rule_line_and_reason() -> None:
