@@ -30,6 +30,7 @@ help:
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, in the Python that has torch for it"
 	@echo "make format   format the code and sort its imports"
 	@echo "make options  print the table of options"
+	@echo "make errors   all bad inputs of torch's database: who raises, in a table"
 	@echo "make clean    delete .venv and caches of tools"
 
 # Wheels only: a package that would need a compiler is an error here and not later.
@@ -105,6 +106,10 @@ bench-gpu:
 
 options: $(STAMP)
 	@$(BIN)/python -c "from lenz.options import options_table; print(options_table(), end='')"
+
+.PHONY: errors
+errors: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/e2e/test_error_inputs.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

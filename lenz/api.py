@@ -112,10 +112,7 @@ def compile_graph(
     watcher: Watcher | None = None,
     name: str = "",
 ) -> Callable[..., Any]:
-    """The backend with its options made.  `name` is the graph's in logs, reports and folders.
-
-    Errors of lenz leave in subclasses of their classes that Dynamo lets through.
-    """
+    """The backend with its options made.  `name` is the graph's in logs, reports and folders."""
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
         start()  # the compiler of kernels, so that it is ready by the time it is needed
     unit = _Unit(gm, options, watcher, caller())
@@ -195,17 +192,15 @@ class _Unit:
         if not isinstance(e, LenzError) and not is_of_lenz(e):
             if self.options.on_error == "raise":
                 raise e
-            return _say(f"torch could not trace a graph, which runs in eager: {_shown(e)}")
+            why = f"torch could not trace a graph, which runs in eager: {type(e).__name__}: {e}"
+            return _say(why)
         recorder = Recorder(kind, self.options.logs)
         recorder.offered["dynamo"] = lambda: self.gm.print_readable(print_output=False)
         recorder.offered["runnable"] = lambda: runnable(self.gm, self.options)
         return _say(self.why(e, recorder, kind))
 
     def why(self, e: Exception, recorder: Recorder, kind: str) -> str:
-        """The reason to run a graph in eager.
-
-        Raises what the user can put right, and with on_error="raise" all but Unsupported.
-        """
+        """The reason to run a graph in eager; raises what the user can put right, or asks for."""
         stops = self.options.on_error == "raise"
         if isinstance(e, UserError) and (stops or not isinstance(e, Missing)):
             raise e
@@ -254,16 +249,12 @@ def _arguments(gm: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _shown(e: Exception) -> str:
-    return f"{type(e).__name__}: {e}"
-
-
 def _fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> InternalError:
     """The error that names the pass, the line and the saved repro."""
     from lenz.debug.blame import blame
 
-    line, where = blame(e)
-    fault = e if isinstance(e, InternalError) else InternalError(_shown(e), where=where)
+    (line, where), what = blame(e), f"{type(e).__name__}: {e}"
+    fault = e if isinstance(e, InternalError) else InternalError(what, where=where)
     if fault.repro:
         return fault
     fault = fault.located(pass_name=recorder.failed, line=line)

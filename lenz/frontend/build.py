@@ -19,6 +19,7 @@ from lenz.frontend.kernels import bind_kernels
 from lenz.frontend.normalise import normalise, written
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
 from lenz.frontend.rebase import rebase
+from lenz.frontend.refusals import mark_refused
 from lenz.frontend.restride import restride
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
@@ -54,6 +55,7 @@ def build(
     restride(gm, inputs if kind == "backward" else (), expand(gm, native))
     normalise(gm)
     fold_known(gm, native)
+    mark_refused(gm)
     bind_kernels(gm)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     static = frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()

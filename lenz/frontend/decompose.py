@@ -16,6 +16,7 @@ import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
 from lenz.frontend.cells import CELLS
+from lenz.frontend.refusals import kept_whole
 from lenz.frontend.strides import laid_as_in_eager, rule_of
 
 # Overload packets that are never decomposed, although torch has a decomposition, and the reason.
@@ -79,5 +80,6 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
             continue
         if name in native or packet in native or packet in KEEP_WHOLE:
             continue
-        table[op] = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
+        rule = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
+        table[op] = kept_whole(packet, rule)
     return {**table, **CELLS}

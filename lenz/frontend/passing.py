@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import cache
-from types import TracebackType
+from traceback import walk_tb
 from typing import Any
 
 from torch._dynamo.exc import (
@@ -41,16 +41,9 @@ def is_of_lenz(e: Exception) -> bool:
 
     What torch raises while it traces may be the fault of the program.
     """
-    within = [n for n in _modules(e.__traceback__) if n.startswith("lenz.")]
+    frames = (f.f_globals.get("__name__", "") for f, _ in walk_tb(e.__traceback__))
+    within = [name for name in frames if name.startswith("lenz.")]
     return bool(within) and within[-1] not in ("lenz.api", "lenz.frontend.capture")
-
-
-def _modules(tb: TracebackType | None) -> list[str]:
-    found = []
-    while tb is not None:
-        found.append(str(tb.tb_frame.f_globals.get("__name__")))
-        tb = tb.tb_next
-    return found
 
 
 @cache
@@ -66,9 +59,5 @@ def _let_through(kind: type[LenzError]) -> type[LenzError]:
         state = {k: v for k, v in self.__dict__.items() if isinstance(v, str)}
         return kind.__new__, (kind, self.what), state
 
-    body = {
-        "__module__": kind.__module__,
-        "__reduce__": reduced,
-        "remove_dynamo_frames": shortened,
-    }
-    return type(kind.__name__, (kind, ShortenTraceback), body)
+    body = {"__reduce__": reduced, "remove_dynamo_frames": shortened}
+    return type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__, **body})

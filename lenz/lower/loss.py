@@ -44,11 +44,6 @@ def gradient(
     return b.map(at)
 
 
-def refused(b: GraphBuilder) -> Decline | None:
-    """The refusal of losses that eager has for floats only."""
-    return None if b.result.dtype.is_float else Decline("eager has this loss for floats only")
-
-
 def _enter_loss(packet: str, loss: Callable[..., Expr], slope: Callable[..., Expr]) -> None:
     """Register loss(x, y, *numbers) and its gradient dy slope(x, y, *numbers)."""
 
@@ -60,8 +55,7 @@ def _enter_loss(packet: str, loss: Callable[..., Expr], slope: Callable[..., Exp
     def forward(
         b: GraphBuilder, x: Value, y: Value, reduction: int = MEAN, *numbers: float
     ) -> Value | Decline:
-        no = None if packet == "mse_loss" else refused(b)
-        return no or reduced(b, (x, y), reduction, of(b, loss, x, y, *numbers))
+        return reduced(b, (x, y), reduction, of(b, loss, x, y, *numbers))
 
     @lowering(f"{packet}_backward")
     def backward(
@@ -140,20 +134,20 @@ def binary_cross_entropy(
 ) -> Value | Decline:
     """-(y log x + (1 - y) log(1 - x)), the logarithms no less than -100.
 
-    An x outside of [0, 1] raises on CPUs, as in eager.
+    An x or y outside of [0, 1] raises on CPUs, as in eager.
     """
     acc = compute_dtype(b.result.dtype)
     left, right = reader(x, acc), reader(target, acc)
     floor, one = const(-100, acc), const(1, acc)
 
     def loss(i: Index) -> Expr:
-        p, y = parameter(left(i), x.device, 1), right(i)
+        p, y = (parameter(side(i), x.device, 1) for side in (left, right))
         yes = ops.maximum(ops.log(p), floor)
         no = ops.maximum(ops.log1p(ops.neg(p)), floor)
         e = ops.sub(ops.mul(ops.sub(y, one), no), ops.mul(y, yes))
         return weighted(weight, acc, e, i)
 
-    return refused(b) or reduced(b, (x, target), reduction, loss)
+    return reduced(b, (x, target), reduction, loss)
 
 
 @lowering("binary_cross_entropy_backward")
@@ -200,4 +194,4 @@ def binary_cross_entropy_with_logits(
             cost = ops.mul(ops.add(one, extra), cost)
         return weighted(weight, acc, ops.add(ops.mul(ops.sub(one, y), logit), cost), i)
 
-    return refused(b) or reduced(b, (x, target), reduction, loss)
+    return reduced(b, (x, target), reduction, loss)

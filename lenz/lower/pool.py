@@ -235,7 +235,7 @@ def _unpooled(
     zeros = b.map(lambda i: const(0, wide), flat)
 
     def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        at = checked(indices.at(i), count, wraps=False)
+        at = checked(indices.at(i), count, wraps=False, fault="assert_in_bounds")
         return (*i[:lead], position(0, count)), (at,), x.at(i)
 
     out = b.scatter(mode, zeros, x.shape, update, flat)

@@ -64,8 +64,6 @@ def mean(
     b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any
 ) -> Value | Decline:
     """Mean: the sum divided by the number of elements; NaN when there are none."""
-    if not b.result.dtype.is_float:
-        return Decline("eager refuses the mean of integers")
     n = count(split(x.shape, dim).over, compute_dtype(b.result.dtype))
     return accumulate(b, "sum", x, dim, keepdim, lambda acc: ops.div(acc, n))
 
@@ -218,8 +216,6 @@ def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
     def where(
         b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False
     ) -> Value | Decline:
-        if x.dtype is BOOL:
-            return Decline(f"eager refuses {place} of bool")
         return none_of(x, dim) or position(b, place, x, split(x.shape, dim), keepdim)
 
 

@@ -420,7 +420,8 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
     def fn(i: Index) -> Expr:
         at = ops.sub(number.at((flatten(i, shape),)), const(1, I64))
         where = unflatten(position(0, total), source.shape)
-        taken = source.at(where, (checked(at, total, wraps=False),))
+        at = checked(at, total, wraps=False, fault="assert_in_bounds")
+        taken = source.at(where, (at,))
         return masked(holds(i), taken, x.at(broadcast(x, i)))
 
     return b.map(fn)

@@ -119,7 +119,7 @@ def histc(
         at = ops.where(inside, at, const(bins, I64))
         return (
             (position(0, Int(bins + 1)),),
-            (checked(at, Int(bins + 1), wraps=False),),
+            (checked(at, Int(bins + 1), wraps=False, fault="assert_finite"),),
             const(1, I64),
         )
 

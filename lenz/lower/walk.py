@@ -221,6 +221,8 @@ class _Walk:
             return "not an aten op"
         if n.name in self.refused:
             return "its kernel does not compile"
+        if n.meta.get("refused"):
+            return "eager may refuse it"
         entry = entry_for(str(n.target))
         args = [self.value(a) for a in n.args]
         written = n.args[0] if "of_argument" in n.meta else None

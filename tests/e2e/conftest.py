@@ -8,5 +8,4 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """A seed chooses a tenth; it is printed where something fails."""
     parser.addoption("--sweep-seed", type=int, default=None, help="chooses the tenth of all ops")
-    parser.addoption("--all-ops", action="store_true", help="every op's bad inputs, not a tenth")
     parser.addoption("--all-cycles", action="store_true", help="300 cycles of compile and reset")

@@ -1,0 +1,124 @@
+"""Calls that fake tensors let pass and kernels of eager refuse: eager is asked, and raises.
+
+y = sub(mask, 1)   ==>   a call of aten.sub as it is: no parts, no loops
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_arg
+from torch.utils import _pytree
+
+Rule: TypeAlias = Callable[..., bool]  # of the arguments of a call, fake tensors among them
+
+BOOL = (torch.bool,)
+INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+HALF = (torch.float16, torch.bfloat16)
+
+
+def _tensors(*args: Any) -> list[Tensor]:
+    return [a for a in _pytree.tree_leaves(args) if isinstance(a, Tensor)]
+
+
+def of(*kinds: torch.dtype) -> Rule:
+    """Some tensor has one of these types."""
+    return lambda *args, **kwargs: any(t.dtype in kinds for t in _tensors(args, kwargs))
+
+
+def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Weights and statistics have another type, and are not f32 beside half types."""
+    kinds = {t.dtype for t in _tensors(args, kwargs)}
+    return bool(kinds) and kinds != {x.dtype} and not (x.dtype in HALF and kinds == {torch.float32})
+
+
+def _other_than(part: Callable[..., Tensor]) -> Rule:
+    """What is scattered has another shape than the part of `x` that it is for."""
+
+    def rule(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> bool:
+        shape = part(x, *args, **kwargs).shape
+        pairs = zip(shape, src.shape, strict=False)
+        return len(shape) != src.dim() or not all(statically_known_true(m == n) for m, n in pairs)
+
+    return rule
+
+
+def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
+    """A number does not fit the integers that it is written among."""
+    kind = dtype or next((t.dtype for t in _tensors(args)), None)
+    numbers = [a for a in (*args, *kwargs.values()) if type(a) in (int, float)]
+    limits = torch.iinfo(kind) if kind in INTS else None
+    return limits is not None and not all(limits.min <= a <= limits.max for a in numbers)
+
+
+mixed: Rule = lambda *args, **kwargs: len({t.dtype for t in _tensors(args, kwargs)}) > 1
+foreign: Rule = lambda x, *args, **_: _tensors(args)[-1].dtype is not x.dtype
+TRAINING = """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
+_batch_norm_with_update _batch_norm_with_update_functional"""
+NORMS = f"{TRAINING} _native_batch_norm_legit_no_training cudnn_batch_norm"
+FILLED = "full full_like new_full fill scalar_tensor masked_fill index_fill scatter constant_pad_nd"
+FLOATS = """frac logaddexp logaddexp2 lerp log_sigmoid_forward _log_softmax hardswish hardsigmoid
+celu elu silu gelu mish softplus glu _prelu_kernel std var std_mean var_mean rrelu_with_noise
+rrelu_with_noise_functional multinomial normal logcumsumexp im2col col2im adaptive_max_pool2d
+adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d upsample_linear1d hardshrink
+upsample_trilinear3d softshrink _softmax _safe_softmax smooth_l1_loss soft_margin_loss"""
+NUMERIC = f"""sub rsub ceil floor trunc round relu ldexp mvlgamma threshold trace bucketize topk
+searchsorted addcmul addcdiv addmv mv dot vdot kthvalue median nanmedian linalg_cross argmax argmin
+max_pool2d_with_indices max_pool3d_with_indices {" ".join(f"reflection_pad{n}d" for n in "123")}"""
+FIRST = """nll_loss_forward nll_loss2d_forward huber_loss binary_cross_entropy_with_logits
+max_unpool2d max_unpool3d max_pool2d_with_indices_backward max_pool3d_with_indices_backward
+multi_margin_loss binary_cross_entropy"""
+RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alone
+    (FLOATS, of(*BOOL, *INTS)),
+    (FIRST, lambda x, *_, **__: x.dtype in (*BOOL, *INTS)),
+    (NUMERIC, of(*BOOL)),
+    ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),
+    ("upsample_bilinear2d upsample_bicubic2d", of(*BOOL, *INTS[1:])),
+    ("complex heaviside linalg_cross mv addmv _cdist_forward binary_cross_entropy", mixed),
+    ("grid_sampler_2d grid_sampler_3d", mixed),
+    (f"native_layer_norm native_group_norm {NORMS}", _norm),
+    (NORMS, lambda _, *args, **kwargs: any(t.dim() != 1 for t in _tensors(args, kwargs))),
+    (TRAINING, lambda x, *_, **__: any(type(n) is int and n == 0 for n in x.shape)),
+    (f"{FILLED} clamp", _overflows),
+    ("addmv", lambda x, *_, **__: x.dim() > 1),
+    ("bucketize", lambda x, edges, *_, **__: edges.dim() != 1),
+    ("put index_copy index_add index_reduce index_put _unsafe_index_put", foreign),
+    ("diagonal_scatter", _other_than(Tensor.diagonal)),
+    ("select_scatter", _other_than(Tensor.select)),
+    ("slice_scatter", _other_than(torch.ops.aten.slice.Tensor)),
+    ("nll_loss_forward nll_loss2d_forward", lambda x, y, *_, **__: y.dtype in (*BOOL, *INTS[1:4])),
+)
+REFUSED: Mapping[str, Sequence[Rule]] = {  # by the name of a packet of aten
+    name: [rule for names, rule in RULES if name in names.split()]
+    for name in dict.fromkeys(" ".join(names for names, _ in RULES).split())
+}
+
+
+def is_refused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether eager may refuse a call of the op with these (fake) arguments."""
+    return any(rule(*args, **kwargs) for rule in REFUSED.get(name, ()))
+
+
+def kept_whole(packet: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition of an op that leaves alone what eager may refuse."""
+    name = packet.removeprefix("aten.")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if is_refused(name, args, kwargs) else rule(*args, **kwargs)
+
+    return call if name in REFUSED else rule
+
+
+def mark_refused(gm: GraphModule) -> None:
+    """Note at each call that eager may refuse it: `meta["refused"]`."""
+    for n in gm.graph.nodes:
+        if isinstance(n.target, torch._ops.OpOverload):
+            name = n.target._schema.name.partition("::")[2]
+            given = map_arg((n.args, n.kwargs), lambda a: a.meta.get("val"))
+            if name in REFUSED and is_refused(name, *given):
+                n.meta["refused"] = True

@@ -1,0 +1,150 @@
+"""What eager refuses by type, by shape or by value is refused, with eager's error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, rand, tensor, zeros
+
+import lenz
+
+I64, F64 = torch.int64, torch.float64
+ONES, NONE = torch.ones(2, dtype=I64), zeros(2, dtype=I64)
+BOOLS = tensor([True, False])
+INTS = torch.ones(1, 4, 8, 8, dtype=I64)
+Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
+
+# Fake tensors take all of these, and so did lowerings or torch's decompositions.
+TYPES: dict[str, Case] = {
+    "bool - 1": (lambda b: b - 1, (BOOLS,)),
+    "1 - bool": (lambda b: 1 - b, (BOOLS,)),
+    "bool - bool": (lambda b: b - b, (BOOLS,)),
+    "bool -= bool": (lambda b: b.clone().sub_(b), (BOOLS,)),
+    "float - bool": (lambda x, b: x - b, (rand(2), BOOLS)),
+    "floor of bool": (lambda b: b.floor(), (BOOLS,)),
+    "frac of integers": (lambda x: x.frac(), (ONES,)),
+    "lerp of integers": (lambda x: torch.lerp(x, x, 0.5), (ONES,)),
+    "var of integers": (lambda x: x.var(), (ONES,)),
+    "gelu of integers": (lambda x: F.gelu(x), (ONES,)),
+    "celu of integers": (lambda x: F.celu(x), (ONES,)),
+    "log_softmax of integers": (lambda x: x.log_softmax(0), (ONES,)),
+    "complex of two types": (torch.complex, (rand(3), rand(3, dtype=F64))),
+    "heaviside of two types": (torch.heaviside, (rand(3), rand(3, dtype=F64))),
+    "cross of two types": (lambda x, y: torch.linalg.cross(x, y), (rand(3), rand(3, dtype=F64))),
+    "a product of two types": (torch.mv, (rand(3, 3), rand(3, dtype=F64))),
+    "layer norm of two types": (
+        lambda x, w: F.layer_norm(x, (3,), w), (rand(2, 3), rand(3, dtype=F64)),
+    ),
+    "batch norm of two types": (
+        lambda x, m: F.batch_norm(x, m, m), (rand(2, 3), rand(3, dtype=F64)),
+    ),
+    "adaptive max of integers": (lambda x: F.adaptive_max_pool2d(x, 4), (INTS,)),
+    "fractional max of integers": (lambda x: F.fractional_max_pool2d(x, 2, output_size=3), (INTS,)),
+    "logcumsumexp of integers": (lambda x: x.logcumsumexp(0), (ONES,)),
+    "put of two types": (lambda x, i, y: x.put(i, y), (rand(3), NONE, rand(2, dtype=F64))),
+    "index_add of two types": (
+        lambda x, i, y: x.index_add(0, i, y), (rand(3), NONE, rand(2, dtype=F64)),
+    ),
+    "loss of classes by i32": (lambda x, y: F.nll_loss(x, y), (rand(2, 3), ONES.int())),
+}  # fmt: skip
+BYTES = torch.ones(2, dtype=torch.uint8)
+OVERFLOWS: dict[str, Case] = {
+    "full": (lambda x: x + torch.full((2,), 300, dtype=torch.uint8), (BYTES,)),
+    "full_like": (lambda x: torch.full_like(x, -300), (BYTES,)),
+    "fill_": (lambda x: x.clone().fill_(float("nan")), (BYTES,)),
+    "masked_fill": (lambda x, m: x.masked_fill(m, 300), (BYTES, BOOLS)),
+    "where": (lambda x, m: torch.where(m, x, 300), (BYTES, BOOLS)),
+    "clamp beyond": (lambda x: x.clamp(0, 300), (BYTES,)),
+    "pad": (lambda x: F.pad(x, (1, 1), value=300), (BYTES,)),
+    "index_fill": (lambda x: x.index_fill(0, tensor([0]), 300), (BYTES,)),
+    "scatter 300": (lambda x: x.scatter(0, tensor([0]), 300), (BYTES,)),
+}
+SHAPES: dict[str, Case] = {
+    "bucketize between rows": (torch.bucketize, (rand(3), rand(2, 2))),
+    "diagonal_scatter": (torch.diagonal_scatter, (rand(3, 3), rand(2))),
+    "select_scatter": (lambda x, y: x.select_scatter(y, 0, 0), (rand(3, 3), rand(1, 3))),
+    "slice_scatter": (lambda x, y: x.slice_scatter(y, 0, 0, 2), (rand(3, 3), rand(1, 3))),
+    "addmv": (torch.addmv, (rand(2, 3), rand(3, 3), rand(3))),
+    "statistics of rows": (lambda x, m: F.batch_norm(x, m, m), (rand(2, 3), rand(1, 3))),
+}
+VALUES: dict[str, Case] = {
+    "x // 0": (lambda x: x // 0, (ONES,)),
+    "x // y": (lambda x, y: x // y, (ONES, NONE)),
+    "x // zeros": (lambda x: x // zeros(2, dtype=I64), (ONES,)),
+    "x % zeros": (lambda x: x % zeros(2, dtype=I64), (ONES,)),
+    "fmod of zeros": (torch.fmod, (ONES, NONE)),
+    "ones // zeros": (lambda x: x + torch.ones(2, dtype=I64) // zeros(2, dtype=I64), (ONES,)),
+    "0 x // 0 x": (lambda x: (x * 0) // (x * 0), (ONES,)),
+    "1 % 0": (lambda x: 1 % x, (NONE,)),
+    "gather": (lambda x, i: x.gather(0, i), (rand(3), tensor([0, -1]))),
+    "scatter": (lambda x, i: x.scatter(0, i, 1.0), (rand(3), tensor([0, 3]))),
+    "put": (lambda x, i: x.put(i, x[:1]), (rand(3), tensor([3]))),
+    "embedding": (lambda i, x: F.embedding(i, x), (tensor([0, -1]), rand(3, 2))),
+    "one_hot of -1": (lambda i: F.one_hot(i, 4), (tensor([0, -1]),)),
+    "one_hot of 4": (lambda i: F.one_hot(i, 4), (tensor([0, 4]),)),
+    "cross_entropy": (lambda x, i: F.cross_entropy(x, i), (rand(2, 3), tensor([0, -1]))),
+    "max_unpool1d": (lambda x, i: F.max_unpool1d(x, i, 2), (rand(1, 1, 2), tensor([[[0, 9]]]))),
+    "max_unpool2d": (lambda x, i: F.max_unpool2d(x, i, 2), (rand(1, 1, 1), tensor([[[-1]]]))),
+    "masked_scatter": (lambda x, m: x.masked_scatter(m, x[:1]), (rand(3), rand(3) < 2)),
+    "multinomial of nan": (lambda p: torch.multinomial(p, 1), (tensor([float("nan"), 1.0]),)),
+    "multinomial of 0": (lambda p: torch.multinomial(p, 1), (zeros(2),)),
+    "bernoulli": (torch.bernoulli, (tensor([2.0]),)),
+    "poisson": (torch.poisson, (tensor([-2.0]),)),
+    "a target beyond 1": (lambda p: F.binary_cross_entropy(p, p * 9), (tensor([0.5]),)),
+    "cholesky": (torch.linalg.cholesky, (-torch.eye(3),)),
+    "inverse": (torch.linalg.inv, (zeros(3, 3),)),
+    "bincount": (torch.bincount, (tensor([-1, 2]),)),
+    "repeat_interleave": (lambda x: x.repeat_interleave(x), (tensor([-1, 2]),)),
+    "histc to infinity": (torch.histc, (tensor([float("inf")]),)),
+    "integers ** -1": (lambda x: x**-1, (ONES,)),
+    "multi_margin_loss": (lambda x, i: F.multi_margin_loss(x, i), (rand(1, 3), tensor([3]))),
+    "offsets of bags": (
+        lambda x, o: F.embedding_bag(tensor([0, 1]), x, o), (rand(3, 2), tensor([0, 7])),
+    ),
+}  # fmt: skip
+CASES = {**TYPES, **OVERFLOWS, **SHAPES, **VALUES}
+
+
+def refusal(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> Exception | None:
+    """The error of a call, if it raises."""
+    torch._dynamo.reset()
+    try:
+        fn(*[a.clone() for a in args])
+    except Exception as e:  # noqa: BLE001  # whatever is raised is compared
+        return e
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", CASES)
+def test_what_eager_refuses_raises_its_error(name: str, dynamic: bool) -> None:
+    fn, args = CASES[name]
+    wanted = refusal(fn, args)
+    got = refusal(torch.compile(fn, backend="lenz", dynamic=dynamic), args)
+    assert wanted is not None, "eager takes it"
+    assert got is not None, f"no error, but in eager {wanted!r}"
+    if type(got) is not type(wanted):  # torch itself has refused to trace it
+        traced = refusal(torch.compile(fn, backend="aot_eager", dynamic=dynamic), args)
+        assert type(got) is type(traced), f"{got!r} and not {wanted!r}"
+    assert "a bug in lenz" not in str(got)
+
+
+@pytest.mark.filterwarnings("error:lenz")
+def test_what_eager_takes_is_compiled() -> None:
+    """What the rules do not mean stays native: promotions, half types beside f32, out= that fit."""
+
+    def fn(x: Tensor, i: Tensor, b: Tensor, h: Tensor, w: Tensor, out: Tensor) -> Any:
+        torch.add(x, 1, out=out)
+        norm = F.layer_norm(h, (4,), w, w)
+        return norm, x - i, i - 1, b * 2, 2**b, torch.where(b, x, 0).clamp(0, 1), b.clamp(0, 2), out
+
+    args = [rand(4), torch.arange(4), tensor([True, False, True, True]), rand(3, 4).bfloat16(),
+            rand(4), torch.empty(4)]  # fmt: skip
+    report = lenz.explain(fn)(*args)
+    assert not [e.op for g in report.graphs for e in g.externs]
+    torch.testing.assert_close(report.result, fn(*args))
