@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test check pytest lint typecheck format demo bench options clean \
-	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy
+	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks
 
 help:
 	@echo "make test     install what is missing, then lint, types and tests"
@@ -107,7 +107,6 @@ bench-gpu:
 options: $(STAMP)
 	@$(BIN)/python -c "from lenz.options import options_table; print(options_table(), end='')"
 
-.PHONY: errors
 errors: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/e2e/test_error_inputs.py
 
