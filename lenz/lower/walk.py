@@ -266,7 +266,7 @@ class _Walk:
         odd = next((d for d in kinds if d not in able), None)
         if odd is not None and not entry.any_dtype:
             return f"dtype {odd}"
-        before = len(self.b.nodes)
+        before, mutations = len(self.b.nodes), self.b.mutations
         try:
             made = entry.fn(self.b, *args, **kwargs)
         except TypeError:
@@ -285,7 +285,7 @@ class _Walk:
         if self.b.deterministic and any(_is_left_to_chance(x) for x in new):
             why = "deterministic algorithms are asked for"
         if why is not None:
-            del self.b.nodes[before:]
+            self.b.nodes[before:], self.b.mutations = [], mutations
             return why
         self.env[n] = made
         if n.target is torch.ops.aten.copy_.default:

@@ -163,6 +163,17 @@ def test_a_write_through_a_view_whose_elements_share_memory(way: str) -> None:
     agrees(f, torch.arange(3.0) + 1, way=way)
 
 
+@pytest.mark.parametrize("way", ("oracle", "triton"))
+def test_a_copy_into_an_argument_whose_elements_share_memory(way: str) -> None:
+    """What a lowering that was given up had written stood in the graph, without its value."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        a.transpose(-2, 0).copy_(-3 * torch.ones_like(a[:1]))
+        return a + 1
+
+    agrees(f, torch.arange(3.0).as_strided((2, 2), (1, 1)), way=way)
+
+
 def test_softmax_in_parts_has_the_strides_of_softmax() -> None:
     """The parts' own strides, which follow the operand, were those of the result."""
     a = torch.randn(1, 3, 3, requires_grad=True)

@@ -239,7 +239,8 @@ def test_one_pass_where_one_is_enough() -> None:
     """The number of loops is what the formula needs, not more."""
     x = torch.randn(4, 6)
     assert len(lowered(lambda x: x.mean(1), (x,)).nodes) == 1
-    assert len(lowered(lambda x: tuple(torch.var_mean(x, 1)), (x,)).nodes) == 2
+    both = lowered(lambda x: tuple(torch.var_mean(x, 1)), (x,)).nodes  # the mean is rounded last
+    assert [type(n).__name__ for n in both].count("Reduction") == 2 and len(both) == 3
     assert len(lowered(lambda x: x.logsumexp(1), (x,)).nodes) == 3
 
 
