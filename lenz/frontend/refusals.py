@@ -11,15 +11,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 Rule: TypeAlias = Callable[..., bool]  # of the arguments of a call, fake tensors among them
 
-BOOL = (torch.bool,)
+BOOL, HALF = (torch.bool,), (torch.float16, torch.bfloat16)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-HALF = (torch.float16, torch.bfloat16)
 
 
 def _tensors(*args: Any) -> list[Tensor]:
@@ -38,12 +36,12 @@ def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
 
 
 def _other_than(part: Callable[..., Tensor]) -> Rule:
-    """What is scattered has another shape than the part of `x` that it is for."""
+    """What is scattered has another shape, in this call, than the part of `x` that it is for."""
 
     def rule(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> bool:
         shape = part(x, *args, **kwargs).shape
         pairs = zip(shape, src.shape, strict=False)
-        return len(shape) != src.dim() or not all(statically_known_true(m == n) for m, n in pairs)
+        return len(shape) != src.dim() or any(_hint(m) != _hint(n) for m, n in pairs)
 
     return rule
 
@@ -56,18 +54,19 @@ def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> b
     return limits is not None and not all(limits.min <= a <= limits.max for a in numbers)
 
 
+_hint: Callable[[Any], Any] = lambda n: n.node.hint if isinstance(n, torch.SymInt) else n
 mixed: Rule = lambda *args, **kwargs: len({t.dtype for t in _tensors(args, kwargs)}) > 1
 foreign: Rule = lambda x, *args, **_: _tensors(args)[-1].dtype is not x.dtype
 TRAINING = """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
 _batch_norm_with_update _batch_norm_with_update_functional"""
 NORMS = f"{TRAINING} _native_batch_norm_legit_no_training cudnn_batch_norm"
 FILLED = "full full_like new_full fill scalar_tensor masked_fill index_fill scatter constant_pad_nd"
-FLOATS = """frac logaddexp logaddexp2 lerp log_sigmoid_forward _log_softmax hardswish hardsigmoid
+FLOATS = """frac lerp log_sigmoid_forward _log_softmax hardswish hardsigmoid
 celu elu silu gelu mish softplus glu _prelu_kernel std var std_mean var_mean rrelu_with_noise
 rrelu_with_noise_functional multinomial normal logcumsumexp im2col col2im adaptive_max_pool2d
 adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d upsample_linear1d hardshrink
 upsample_trilinear3d softshrink _softmax _safe_softmax smooth_l1_loss soft_margin_loss"""
-NUMERIC = f"""sub rsub ceil floor trunc round relu ldexp mvlgamma threshold trace bucketize topk
+NUMERIC = f"""sub rsub ceil floor trunc round relu mvlgamma threshold trace bucketize topk
 searchsorted addcmul addcdiv addmv mv dot vdot kthvalue median nanmedian linalg_cross argmax argmin
 max_pool2d_with_indices max_pool3d_with_indices {" ".join(f"reflection_pad{n}d" for n in "123")}"""
 FIRST = """nll_loss_forward nll_loss2d_forward huber_loss binary_cross_entropy_with_logits
@@ -77,6 +76,7 @@ RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alon
     (FLOATS, of(*BOOL, *INTS)),
     (FIRST, lambda x, *_, **__: x.dtype in (*BOOL, *INTS)),
     (NUMERIC, of(*BOOL)),
+    ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
     ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),
     ("upsample_bilinear2d upsample_bicubic2d", of(*BOOL, *INTS[1:])),
     ("complex heaviside linalg_cross mv addmv _cdist_forward binary_cross_entropy", mixed),

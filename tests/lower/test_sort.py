@@ -59,7 +59,7 @@ def test_a_nan_comes_back_with_what_processors_put_into_it() -> None:
 
 
 @pytest.mark.parametrize("falls", (False, True), ids=("rising", "falling"))
-@pytest.mark.parametrize("dtype", FLOATS + INTS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS + INTS[:-1], ids=str)  # eager has no topk of bool
 def test_places_that_nobody_reads_are_no_part_of_keys(dtype: torch.dtype, falls: bool) -> None:
     x = typed(X, dtype).clone()
     if dtype is torch.float32:  # all bits of a NaN come back
