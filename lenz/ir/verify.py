@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lenz.errors import InternalError
-from lenz.ir.dtype import BOOL, I32, I64, DType
+from lenz.ir.dtype import BOOL, I32, I64
 from lenz.ir.expr import Expr
 from lenz.ir.graph import (
     Atom,
@@ -26,6 +26,7 @@ from lenz.ir.graph import (
     bodies_of,
     buffers_of,
     held_by,
+    held_for_good,
     loop_axes,
     outs_of,
     reads_of,
@@ -306,14 +307,13 @@ def _extern(n: Extern, d: _Graph) -> None:
 
 
 def _check_steps(s: Schedule) -> None:
-    types: dict[str, DType] = {}
-    for b in (*s.graph.inputs, *s.graph.constants):
-        if isinstance(b, Buffer):
-            types[b.name] = b.dtype
+    given = (*s.graph.inputs, *s.graph.constants)
+    types = {b.name: b.dtype for b in given if isinstance(b, Buffer)}
     for n in s.graph.nodes:
         types.update((b.name, b.dtype) for b in outs_of(n))
     seen: set[int] = set()
     held, roots = Held(), roots_of(s.steps)
+    own = held_for_good(s.steps) & {m.input for m in s.graph.mutations}  # the program writes these
     for step in s.steps:
         if isinstance(step, Extern):
             memory = (roots.get(name, name) for name in held_by(step))
@@ -332,7 +332,7 @@ def _check_steps(s: Schedule) -> None:
                 continue
             if name not in types:
                 broken("launch", f"%{name} is no buffer of the graph", step)
-            if p.mode != "in":
+            if p.mode != "in" and roots.get(name, name) not in own:
                 held.change(roots.get(name, name), step)
             if types[name] is not p.dtype:
                 broken("launch", f"%{name} is {types[name]}, %{p.name} is {p.dtype}", step)
