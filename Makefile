@@ -92,7 +92,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 demo: $(STAMP)
-	@$(BIN)/python -m lenz demo
+	@$(BIN)/python -m examples.demo
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks

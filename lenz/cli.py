@@ -1,4 +1,4 @@
-"""`python -m lenz`: the demo, and what there is to know about this installation."""
+"""`python -m lenz`: what there is to know about this installation."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
-    shown = command(demo, "Real models through eager and lenz, compared and timed.")
-    shown.add_argument("--warm", default="", help=argparse.SUPPRESS)
     command(info, "Versions, target, threads and cache of this installation.")
     command(options, "The table of options.")
     command(ops, "The ops that lenz lowers itself; all others run in eager.")
@@ -52,13 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     told.add_argument("--function", default="main", help="the function to compile (main)")
     command(bench, "lenz beside eager and torch's default backend; needs the repository.")
     return parser
-
-
-def demo(parsed: argparse.Namespace) -> int:
-    """Run the demo."""
-    from lenz.demo import demo as run
-
-    return run(parsed.warm)
 
 
 def info(parsed: argparse.Namespace) -> int:

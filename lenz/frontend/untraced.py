@@ -16,8 +16,6 @@ import torch._dynamo
 from torch._dynamo import trace_rules
 from torch._dynamo.external_utils import wrap_inline
 
-TRACED = "demo"  # programs of a user, that happen to be here
-
 
 def outside(run: Callable[..., Any], reason: str) -> Callable[..., Any]:
     """Return `run` as a function that Dynamo does not look into."""
@@ -35,7 +33,7 @@ def calling(fn: Callable[..., Any]) -> Callable[..., Any]:
 def skip_frames() -> None:
     """Have Dynamo skip the files of lenz, and the plans, which are named `<lenz graph.forward>`."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    files = (f.path for f in os.scandir(root) if not f.name.startswith(("_", TRACED)))
+    files = (f.path for f in os.scandir(root) if not f.name.startswith("_"))
     trace_rules.SKIP_DIRS.extend([*sorted(files), "<lenz "])
     trace_rules._recompile_re()
 

@@ -35,8 +35,7 @@ RANKS = {
     "assemble": 12,
     "pipeline": 13,
     "api": 14,
-    "demo": 15,
-    "cli": 16,
+    "cli": 15,
     "__main__": 17,
     "__init__": 17,
 }
@@ -90,7 +89,6 @@ WRITING_FILES = {
     "runtime/store.py": "deletes old entries of the disk cache",
     "debug/trace.py": "makes debug folders",
     "debug/report.py": "reports that the user asks for",
-    "demo/run.py": "a cache of its own in a temporary folder, so that its first call is cold",
 }
 
 # Files that run text as code, and where they have it from.

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("sklearn")
 pytest.importorskip("rich")
 
-from lenz.demo import digits, embed, run
+from examples.demo import digits, embed, run
 from lenz.errors import UserError
 
 

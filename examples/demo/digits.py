@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lenz.demo.tables import progress, say, table
+from examples.demo.tables import progress, say, table
 
 EPOCHS = 6
 BATCH = 64

@@ -22,8 +22,8 @@ def demo(warm: str = "") -> int:
         raise UserError(
             f"the demo needs {', '.join(missing)}", hint='make demo, or pip install "lenz[demo]"'
         )
-    from lenz.demo import digits, embed
-    from lenz.demo.tables import say
+    from examples.demo import digits, embed
+    from examples.demo.tables import say
 
     if warm:
         embed.warm(warm)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from lenz.demo.sentences import SENTENCES
-from lenz.demo.tables import progress, say, table
+from examples.demo.sentences import SENTENCES
+from examples.demo.tables import progress, say, table
 
 BATCH = 8
 ROUNDS = 15
@@ -77,7 +77,7 @@ def warm(cache: str) -> None:
 
 def warm_seconds(cache: str) -> float:
     """Seconds of the first call in a second process, which finds the kernels in the cache."""
-    command = [sys.executable, "-m", "lenz", "demo", "--warm", cache]
+    command = [sys.executable, "-m", "examples.demo", "--warm", cache]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the second process failed:\n{done.stderr}")

@@ -1,0 +1,1 @@
+"""Programs that use lenz as its users do."""
