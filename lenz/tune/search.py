@@ -142,7 +142,7 @@ def compiled(kernels: Sequence[Kernel], gpu: Device, store: Store | None) -> lis
             texts.append(replace(emit(k, gpu.arch), checks=False))
         except InternalError as e:
             texts.append(Failed(k.name, e.what))
-    made = iter(compile_all([t for t in texts if isinstance(t, KernelText)], gpu.arch, store, ""))
+    made = iter(compile_all([t for t in texts if isinstance(t, KernelText)], gpu.arch, store))
     return [t if isinstance(t, Failed) else next(made) for t in texts]
 
 

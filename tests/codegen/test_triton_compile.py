@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -316,22 +318,21 @@ def test_the_store_answers_without_a_server(
 
     asked: list[tuple[str, int]] = []
     store = Store(tmp_path)
-    made = compile_all([ADD, WRONG[0], SOFTMAX], 90, store, "")
+    made = compile_all([ADD, WRONG[0], SOFTMAX], 90, store)
     assert [type(x) for x in made] == [Binary, Failed, Binary]
     monkeypatch.setattr(pool, "_pool", lambda process: Absent())
-    found = compile_all([SOFTMAX, ADD, WRONG[0]], 90, store, "")
+    found = compile_all([SOFTMAX, ADD, WRONG[0]], 90, store)
     assert found[:2] == [made[2], made[0]]
     assert asked == [(WRONG[0].name, 90)], "failures are not kept"
     asked.clear()
-    compile_all([ADD], 80, store, "")
-    compile_all([replace(ADD, stages=2), ADD], 90, store, "")
-    compile_all([ADD], 90, store, "another option")
-    compile_all([ADD], 90, None, "")
-    assert asked == [(ADD.name, 80), (ADD.name, 90), (ADD.name, 90), (ADD.name, 90)]
+    compile_all([ADD], 80, store)
+    compile_all([replace(ADD, stages=2), ADD], 90, store)
+    compile_all([ADD], 90, None)
+    assert asked == [(ADD.name, 80), (ADD.name, 90), (ADD.name, 90)]
     for path in tmp_path.rglob("*.cubin"):
         path.write_bytes(path.read_bytes()[:-1])
     asked.clear()
-    compile_all([ADD], 90, store, "")
+    compile_all([ADD], 90, store)
     assert asked == [(ADD.name, 90)], "a damaged entry is a miss"
 
 
@@ -359,7 +360,7 @@ def script(tmp_path: Path, code: str, **env: str) -> subprocess.Popen[str]:
 def test_a_program_without_a_guard_runs_once_and_leaves_nothing(tmp_path: Path) -> None:
     code = """
     start()
-    made = compile_all([k, k], 90, None, "")
+    made = compile_all([k, k], 90, None)
     assert all(isinstance(b, Binary) for b in made)
     assert not {"torch", "triton"} & set(sys.modules), "this process needs neither"
     server = _pool(os.getpid())._server.pid
@@ -403,13 +404,13 @@ def test_a_killed_program_leaves_nothing(tmp_path: Path, heir: bool) -> None:
 
 def test_a_fork_has_a_server_of_its_own(tmp_path: Path) -> None:
     code = """
-    mine = compile_all([k], 90, None, "")
+    mine = compile_all([k], 90, None)
     if os.fork() == 0:
-        theirs = compile_all([k], 90, None, "")
+        theirs = compile_all([k], 90, None)
         print(theirs == mine, _pool(os.getpid())._server.pid != _pool(os.getppid())._server.pid)
         sys.exit()
     os.wait()
-    assert compile_all([k], 90, None, "") == mine, "the parent's server lives on"
+    assert compile_all([k], 90, None) == mine, "the parent's server lives on"
     """
     program = script(tmp_path, code)
     out, err = program.communicate(timeout=60)
@@ -421,7 +422,7 @@ def test_processes_with_other_seeds_and_settings_give_equal_bytes(tmp_path: Path
     """Also with the variable that turns all kernels of a process into Python functions."""
     code = """
     import hashlib
-    print(*(hashlib.sha256(b.code).hexdigest() for b in compile_all([k], 90, None, "")))
+    print(*(hashlib.sha256(b.code).hexdigest() for b in compile_all([k], 90, None)))
     """
     settings = ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2", "TRITON_INTERPRET": "1"})
     found = [script(tmp_path, code, **env).communicate(timeout=60) for env in settings]
@@ -458,3 +459,32 @@ def test_many_servers_at_once_compile_all(all_kernels: bool) -> None:
     many = 48 if all_kernels else 3
     with ThreadPoolExecutor(many) as threads:
         assert all(threads.map(compiled, range(many)))
+
+
+def test_llvm_is_promised_nothing_of_lanes_that_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton's LLVM takes such promises for lanes that are read (docs/upstream)."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    fault = (ROOT / "docs/upstream/triton-36-packed-shift.ll").read_text()
+    seen: list[str] = []
+    before, behind = CUDABackend.make_llir, CUDABackend.make_ptx
+
+    def with_fault(self: Any, *args: Any) -> str:
+        text = before(self, *args)
+        body = fault.replace("ptx_kernel", "").split("declare")[0]
+        assert isinstance(text, str) and "i32 @llvm.nvvm.read.ptx.sreg.tid.x()" in text
+        return text + body
+
+    def spied(self: Any, text: str, *args: Any) -> Any:
+        seen.append(text)
+        return behind(self, text, *args)
+
+    monkeypatch.setattr(CUDABackend, "make_llir", with_fault)
+    monkeypatch.setattr(CUDABackend, "make_ptx", spied)
+    assert "nuw nsw <2 x i32>" in fault
+    compile_text(ADD, 90)
+    (text,) = seen
+    assert "shl <2 x i32> %v, <i32 31, i32 5>" in text
+    assert re.search(r"= \w+ .*\b(nuw|nsw|disjoint) .*i(32|64) ", text), "of scalars it is"

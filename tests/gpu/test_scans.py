@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,16 @@ def test_rows_of_unknown_length(cuda: str) -> None:
         assert torch.equal(run(mask, source), chosen(mask, source)), n
         x = torch.randint(-9, 9, (3, n), device=cuda)
         assert torch.equal(sums(x), x.cumsum(-1)), n
+
+
+@pytest.mark.parametrize("kind", ["cumsum", "cummax", "logcumsumexp"])
+def test_few_rows_of_unknown_number(kind: str, cuda: str) -> None:
+    """The last program has fewer rows than its tile; docs/upstream has what went wrong there."""
+    fn = {"cumsum": torch.cumsum, "cummax": torch.cummax, "logcumsumexp": torch.logcumsumexp}[kind]
+    run = through(lambda x: fn(x, 1), dynamic=True)
+    for rows, columns in itertools.product((2, 17, 31, 32, 33, 34, 63, 65, 97), (5, 17, 33, 40)):
+        x = torch.randn(rows, columns, device=cuda)
+        torch.testing.assert_close(run(x), fn(x, 1), rtol=1e-4, atol=1e-4)
 
 
 def test_a_captured_launch_zeroes_its_workspace(cuda: str) -> None:

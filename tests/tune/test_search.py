@@ -73,7 +73,7 @@ class Compiler:
         self.batches: list[list[KernelText]] = []
 
     def __call__(
-        self, kernels: Sequence[KernelText], arch: int, store: Any, key_of: str
+        self, kernels: Sequence[KernelText], arch: int, store: Any
     ) -> list[Binary | Failed]:
         if kernels:
             self.batches.append(list(kernels))

@@ -24,6 +24,10 @@ from lenz.ir.binary import Binary
 
 LIBDEVICE = re.compile(r"\b(libdevice\.|tl\.(floor|ceil)\()")
 ENTRY = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
+# Flags of operations on vectors of integers hold for the lanes that are read. LLVM packs two lanes
+# in one register, where one that nobody reads spills into its neighbour if they do not hold
+# (docs/upstream/triton-36-packed-shift.ll).
+FLAGS = re.compile(r"(= \w+) (?:(?:nuw|nsw|exact|disjoint|nneg) )+(?=<\d+ x i\d+>)")
 
 # ELF64: offset of the section table in the file header, its entry size and count, one entry.
 SECTIONS_AT, SECTIONS_SIZE = struct.Struct("<40xQ"), struct.Struct("<58xHH")
@@ -65,7 +69,7 @@ class KernelText:
 
 @cache
 def version() -> str:
-    """Name the Triton that is installed, for keys of caches, without importing it.
+    """Name the Triton that is installed and this file, for keys of caches, without importing it.
 
     Sizes of its library and assemblers tell apart builds of one version.  Raises Missing if
     there is no Triton.
@@ -80,7 +84,8 @@ def version() -> str:
         *sorted((package / "backends/nvidia/bin").glob("ptx*")),
     )
     sizes = [f"{f.name} {os.stat(f).st_size}" for f in files if f.exists()]
-    return " ".join(["triton", found[1] if found else "?", *sizes])
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    return " ".join(["triton", found[1] if found else "?", *sizes, own])
 
 
 def compile_text(k: KernelText, arch: int) -> Binary:
@@ -150,6 +155,8 @@ def _compile(k: KernelText, arch: int) -> Binary:
     entry = None
     for stage, run in stages.items():
         made = run(made, facts)
+        if stage == "llir":
+            made = FLAGS.sub(r"\1 ", made)
         if stage == "ptx":
             entry = ENTRY.search(made)
     if entry is None or facts["global_scratch_size"] or facts["profile_scratch_size"]:

@@ -48,20 +48,20 @@ def start() -> None:
     _pool(os.getpid()).start()
 
 
-def keys_of(kernels: Sequence[KernelText], arch: int, key_of: str = "") -> list[str]:
+def keys_of(kernels: Sequence[KernelText], arch: int) -> list[str]:
     """The keys of kernels in the store, as `compile_all` has them."""
-    head = f"{version()} sm{arch} {key_of}\n"
+    head = f"{version()} sm{arch}\n"
     return [hashlib.sha256((head + k.line()).encode()).hexdigest() for k in kernels]
 
 
 def compile_all(
-    kernels: Sequence[KernelText], arch: int, store: Store | None, key_of: str = ""
+    kernels: Sequence[KernelText], arch: int, store: Store | None
 ) -> list[Binary | Failed]:
     """Compile for compute capability `arch`, or find in `store`; one result per kernel, in order.
 
-    `key_of` names what else the code depends on.  Raises Missing if Triton is not installed.
+    Raises Missing if Triton is not installed.
     """
-    keys = keys_of(kernels, arch, key_of)
+    keys = keys_of(kernels, arch)
     found: list[Binary | Failed | None] = [_stored(store, key) for key in keys]
     missing = [n for n, binary in enumerate(found) if binary is None]
     if missing:
