@@ -13,6 +13,9 @@ A result of 32 bits lies in one 64-bit word, beside a flag that a zeroed workspa
 one of 64 bits in two such words. A word is written once and as a whole, hence value and flag are
 seen together, and nothing else has to be in order: relaxed accesses do, without a fence.
 
+Running sums of f32 leave f64, whose last bit is the flag, so that each element is rounded once: two
+that lie beside each other differ by as much, whether they are in one block or in two.
+
 A window has a lane for each thread of the program, or more: each word is read by one thread then. A
 second one that read it as well might find the word of before, and Triton takes the values of lanes
 that it holds several times from any of them.
@@ -30,6 +33,7 @@ from lenz.codegen.triton.reductions import SCANS, identity
 from lenz.codegen.triton.text import Dims, Term
 from lenz.codegen.triton.types import constant
 from lenz.codegen.triton.values import Values
+from lenz.ir.dtype import F32, F64, DType
 from lenz.ir.kernel import LookBack, Scan, words
 from lenz.ops.emission import triton_type
 from lenz.sym import ZERO, Sym, Var, maximum
@@ -67,6 +71,12 @@ class LookingBack:
     blocks: Sym
     threads: int
 
+    @property
+    def dtype(self) -> DType:
+        """The type of results."""
+        dtype = self.scan.value.dtype
+        return F64 if dtype is F32 and self.scan.kind == "sum" else dtype
+
     def joined(self, tile: str, running: str) -> str:
         """The scan's tile: `running`, that of the `tile` alone, behind all blocks before it."""
         text, b, g = self.values.text, self.back.block, self.back.group
@@ -75,7 +85,8 @@ class LookingBack:
         groups = before + before // g
         others = f"{b.name} < {self.values.indices.term(before, {}).text}"
         tile = tile if tile.isidentifier() else text.let(tile, self.dims, level).text
-        own = text.let(self._fold(tile), self.dims - {self.d}, level).text
+        own = f"{self._fold(tile)}.to({triton_type(self.dtype)})"
+        own = text.let(own, self.dims - {self.d}, level).text
         self._leave(b, own, others)
         lane = self._lane()
         part = self.values.indices.term(b % g, {}).text
@@ -102,7 +113,13 @@ class LookingBack:
             last = f"({b.name} % {g * g} == {g * g - 1}) & ({others})"
             self._leave(groups + b // (g * g), total, last)
         here = here or text.let(running, self.dims, level).text
-        return f"{function}({ahead}, {here})"
+        if self.dtype is self.scan.value.dtype:
+            return f"{function}({ahead}, {here})"
+        # The nearest f32, and the rest: -0.0 where there is none, which leaves the sign of a zero.
+        high = text.let(f"{ahead}.to(tl.float32)", self.dims - {self.d}, level).text
+        rest = f"({high} - {ahead}).to(tl.float32) * -1.0"
+        rest = f"tl.where({high} - {high} == 0.0, {rest}, {constant(F32, -0.0)})"
+        return f"{high} + ({text.let(rest, self.dims - {self.d}, level).text} + {here})"
 
     def _fold(self, tile: str) -> str:
         keep = ", keep_dims=True" if len(self.dims) > 1 else ""
@@ -148,7 +165,7 @@ class LookingBack:
 
     def _awaited(self, w: Window) -> str:
         """Wait until all results of a window are there, and fold them."""
-        text, dtype = self.values.text, self.scan.value.dtype
+        text, dtype = self.values.text, self.dtype
         level = text.level
         flags = f"({' & '.join([*w.names, str(FLAG)])}).to(tl.int32)"
         for d in range(len(self.values.lanes.vars) - 1, -1, -1):
@@ -176,6 +193,8 @@ class LookingBack:
     def _words(self, value: str) -> list[str]:
         """The words of a result."""
         dtype = self.scan.value.dtype
+        if self.dtype is not dtype:
+            return [f"{value}.to(tl.int64, bitcast=True) | {FLAG}"]
         if dtype.bytes == 8:
             bits = f"{value}.to(tl.int64, bitcast=True)" if dtype.is_float else value
             bits = self.values.text.let(bits, self.dims - {self.d}, self.values.text.level).text
@@ -188,7 +207,9 @@ class LookingBack:
     def _value(self, names: tuple[str, ...]) -> str:
         """The result in its words."""
         dtype = self.scan.value.dtype
-        kind = triton_type(dtype)
+        kind = triton_type(self.dtype)
+        if self.dtype is not dtype:
+            return f"({names[0]} & {~FLAG}).to({kind}, bitcast=True)"
         if len(names) == 2:
             low, high = names
             bits = f"(({high} & {VALUE}) | (({low} >> 32) & {(1 << 32) - 1}))"
