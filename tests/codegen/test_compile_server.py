@@ -226,6 +226,7 @@ PROGRAM = """
     stuck = [kernel(f"k{{n}}", open(sys.argv[1]).read()) for n in range(3)]
     thread = threading.Thread(target=p.compile, args=(stuck, 90), daemon=True)
     thread.start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's `&`
     while not os.path.exists(sys.argv[2]) or len(open(sys.argv[2]).readlines()) < {workers}:
         pass
     print(p._server.pid, flush=True)

@@ -1,12 +1,13 @@
 """Random programs until the time is over: `python -m tests.fuzz --minutes 5 [--seed N]`.
 
 The seed is printed; a failure is made small and printed as a file that runs. Programs run in forked
-processes, so that one which crashes is a finding, too (not with `--device cuda`).
+processes, so that one which crashes or hangs is a finding, too, and says where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import random
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-if "cuda" not in " ".join(sys.argv):  # a process that has met a GPU cannot fork any more
+if "cuda" not in " ".join(sys.argv):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # A forked process would wait for threads that its parent has started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,7 +38,6 @@ from tests.fuzz.shrink import kind_of, shrink
 TRITON = ("triton", "tiny") if find_spec("triton") else ()
 WAYS = ("oracle",) * 6 + ("guarded", "guarded avx2", "guarded sse2", "threads", "steps", *TRITON)
 WAYS_OF_LARGE = ("cpu", "guarded")  # the others are too slow
-PATIENCE = 400  # seconds for one program, on a machine that has much else to do
 FORKS = hasattr(os, "fork")
 BATCH = 50  # programs in one process
 Say = Callable[[str], None]
@@ -46,13 +46,14 @@ Say = Callable[[str], None]
 def forked(run: Callable[[Say], None], seconds: float) -> tuple[str, str]:
     """What a function says in a process of its own, and how that crashed, or "".
 
-    `seconds` is how long it may be silent.
+    `seconds` is how long it may be silent. This process must not have met a GPU.
     """
     sys.stdout.flush()
     out, into = os.pipe()
     child = os.fork()
     if not child:
         os.close(out)
+        faulthandler.enable()
         try:
             run(lambda text: (os.write(into, text.encode()), None)[1])
         except BaseException:  # noqa: BLE001  # whatever it was, the child ends here and says so
@@ -62,7 +63,9 @@ def forked(run: Callable[[Say], None], seconds: float) -> tuple[str, str]:
     text = b""
     while True:
         if not select.select([out], [], [], seconds)[0]:
-            os.kill(child, signal.SIGKILL)
+            os.kill(child, signal.SIGABRT)  # it says where it is
+            if not select.select([out], [], [], 5)[0]:
+                os.kill(child, signal.SIGKILL)
             break
         part = os.read(out, 1 << 16)
         if not part:
@@ -124,9 +127,9 @@ def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -
 
 def checked(p: Program, way: str, o: argparse.Namespace) -> str:
     """Why one program fails, or how it crashes."""
-    if not FORKS or o.device != "cpu":
+    if not FORKS:
         return failure(p, way, o.device)
-    text, crash = forked(lambda say: say(failure(p, way, o.device)), PATIENCE)
+    text, crash = forked(lambda say: say(failure(p, way, o.device)), o.patience)
     return crash or text
 
 
@@ -154,6 +157,7 @@ def options() -> argparse.Namespace:
     a.add_argument("--device", default="cpu")
     a.add_argument("--shrink", type=float, default=90, help="seconds for making a failure small")
     a.add_argument("--failures", type=int, default=20, help="after so many it stops")
+    a.add_argument("--patience", type=float, default=400, help="seconds that a program may take")
     o = a.parse_args()
     o.seed = random.SystemRandom().randrange(10**6) * 1000 if o.seed is None else o.seed
     return o
@@ -161,8 +165,8 @@ def options() -> argparse.Namespace:
 
 def run_batch(seeds: Sequence[int], o: argparse.Namespace, until: float) -> tuple[str, str]:
     """What `batch` says, and how it crashed."""
-    if FORKS and o.device == "cpu":
-        return forked(lambda say: batch(seeds, o, until, say), PATIENCE)
+    if FORKS:
+        return forked(lambda say: batch(seeds, o, until, say), o.patience)
     said: list[str] = []
     batch(seeds, o, until, said.append)
     return "".join(said), ""
@@ -175,7 +179,7 @@ def main() -> int:
     logging.getLogger("torch").setLevel(logging.ERROR)
     print(f"fuzz: --seed {o.seed} --device {o.device}{' --large' if o.large else ''}", flush=True)
     until = time.monotonic() + 60 * o.minutes
-    if FORKS and o.device == "cpu":
+    if FORKS:
         failure(program(0), "oracle")  # so that children have warm imports
     done, bad = 0, 0
     ops: set[str] = set()
