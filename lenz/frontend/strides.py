@@ -23,7 +23,8 @@ from lenz.frontend.values import are_same, is_same_size
 # "power" that tensor is the exponent of a number first, which gives a dense one. "roll" has the
 # format of its argument where two parts are joined in each step, and is dense where one is empty.
 # "spread" has strides that were told, gaps and all, but none of 0: then it is dense.
-# "cut", "fourier", "index" and "view" have functions of their own.
+# "cut" is a copy of what padding leaves; torch's rule for symbolic sizes is none for widths of 0.
+# "fourier", "index" and "view" have functions of their own.
 Kind: TypeAlias = Literal["dense", "there", "format", "like", "roll", "iteration", "among", "power"]
 Rule: TypeAlias = tuple[Kind | Literal["spread", "cut", "fourier", "index", "view"], int]
 DENSE: Rule = ("dense", 0)
@@ -159,9 +160,7 @@ def _followed(
             own, steps = given[position]
             if not are_same(own, shape) or not all(isinstance(s, int) for s in steps):
                 return None
-            order = iteration(shape, [(own, steps)])
-            is_kept = is_laid(own, steps, sorted(range(len(own)), key=lambda d: -steps[d]))
-            return tuple(steps) if is_kept else dense(shape, order or ())
+            return copied(shape, steps)
         case "spread":
             if all(
                 not isinstance(s, int) or s or n == 1
@@ -180,7 +179,8 @@ def _followed(
             given[position] = (own, dense(own, range(len(own))))
             order = iteration(shape, given)
         case "cut":
-            order = cut(*args[:2])
+            surely_adds_nothing = all(statically_known_true(p <= 0) for p in args[1])
+            return copied(shape, args[0].stride()) if surely_adds_nothing else None
         case "fourier":
             order = transformed(args[0], args[1], position)
         case _:
@@ -279,14 +279,14 @@ def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tup
     return elementwise(shape, operands, False)
 
 
-def cut(x: torch.Tensor, pad: Sequence[Any]) -> list[int] | None:
-    """The order of dimensions of a copy of what padding leaves, if it surely adds nothing.
-
-    So does eager; torch's rule for fake tensors, where sizes are symbols, does not for widths of 0.
-    """
-    if not all(statically_known_true(p <= 0) for p in pad):
+def copied(shape: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The strides of a copy of a tensor: its own where it has no gaps, else dense in its order."""
+    order = iteration(shape, [(shape, steps)])
+    if order is None:
         return None
-    return iteration(x.shape, [(x.shape, x.stride())])
+    known = all(isinstance(s, int) for s in steps)
+    by_step = sorted(range(len(shape)), key=lambda d: -steps[d]) if known else order
+    return tuple(steps) if is_laid(shape, steps, by_step) else dense(shape, order)
 
 
 def transformed(x: torch.Tensor, dims: Sequence[int], kept: int) -> list[int] | None:

@@ -93,3 +93,19 @@ def test_views_have_the_strides_that_aten_computes() -> None:
         for _ in range(chance.randint(0, 2)):
             sizes.insert(chance.randint(0, len(sizes)), 1)
         assert viewed(x.shape, x.stride(), sizes) == x.view(sizes).stride(), (x.stride(), sizes)
+
+
+def test_copies_have_the_strides_that_eager_keeps() -> None:
+    """What padding leaves lay dense where one row or column was left, and keeps its strides."""
+    chance, aten = random.Random(1), torch.ops.aten
+    for _ in range(500):
+        x = made(chance, [chance.randint(1, 4) for _ in range(chance.randint(1, 4))], torch.float32)
+        pad = [-1 if chance.random() < 0.4 and n > 1 else 0 for n in reversed(x.shape)]
+        sides = [side for width in pad for side in (width, 0)]
+        calls: list[tuple[Any, list[Any]]] = [(aten.constant_pad_nd.default, [x, sides])]
+        calls += [(op, [x]) for op in (aten.zeros_like.default, aten.nan_to_num.default)]
+        for op, args in calls:
+            want = op(*args)
+            told = torch.empty(want.shape)
+            got = eager_strides(op, args, told)
+            assert (got or told.stride()) == want.stride(), (op, x.shape, x.stride(), args[1:])
