@@ -23,7 +23,7 @@ from lenz.ir.kernel import (
 )  # fmt: skip
 from lenz.ir.printer_expr import acc_dtype
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
-from lenz.sym import Int, Sym, Var, prove_le
+from lenz.sym import Int, Sym, Var, prove_le, substitute
 from lenz.sym import show as show_sym
 
 SPREAD = ("parallel", "grid")
@@ -165,7 +165,11 @@ class _Check:
         if not isinstance(b, Param) or b.mode != "work" or b.dtype is not I64:
             broken("work-only", f"%{x.back.work} is no workspace of i64", x)
         check_vars(x.back.at, s.vars, x)
-        end = x.back.at + words(x.value.dtype) * slots(grid.axis.extent, x.back.group)
+        last: dict[Var, Sym] = {}  # of the loops, the last turn: panels of 16 of 24 rows end at 24
+        for f in s.loops:
+            last[f.axis.var] = substitute(f.axis.extent - 1, last)
+        each = words(x.value.dtype) * slots(grid.axis.extent, x.back.group)
+        end = substitute(x.back.at, last) + each
         if end.hi is not None and isinstance(b.size, Int) and end.hi > b.size.value:
             broken("work-only", f"%{b.name} has {b.size.value} words, not {end.hi}", x)
 

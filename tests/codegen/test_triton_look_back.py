@@ -113,6 +113,13 @@ def test_what_a_row_has_once_is_computed_by_other_kernels() -> None:
     assert kinds_of(s).count("split_scan") == 1 and kinds_of(s).count("reduction") == 2
 
 
+def test_the_words_of_a_panel_that_is_not_full_are_counted() -> None:
+    (k,) = kernels_of(lowered(lambda x: x.cumsum(0), 1 << 17, 24))
+    few = replace(k.params[-1], size=k.params[-1].size - 1)
+    with pytest.raises(InternalError, match="words"):
+        verify(replace(k, params=(*k.params[:-1], few)))
+
+
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_parts_compile_without_spills(arch: int, dtype: torch.dtype) -> None:
