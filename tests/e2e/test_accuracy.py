@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.e2e.accuracy import CASES, breaks, error, ratios
+from tests.e2e.accuracy import CASES, MORE, Case, breaks, error, normal, ratios
 
 LONG = ("sum", "prod", "var of large means", "norm 2", "softmax", "cumsum", "cumprod", "dot")
 
@@ -26,6 +26,24 @@ def test_no_op_is_farther_from_float64_than_twice_eager(name: str) -> None:
             strict=True,
         ):
             assert not breaks(*pair, torch.float32), f"{what} of {form} of {n}: {pair}"
+
+
+@pytest.mark.parametrize(("by", "draws"), [(0.0, 2), (1e-6, 2 * MORE)])
+def test_what_is_off_is_drawn_more_often_and_breaks(
+    by: float, draws: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Tensor] = []
+
+    def draw(*shape: int) -> Tensor:
+        drawn.append(normal(*shape))
+        return drawn[-1]
+
+    def off(x: Tensor, _: int) -> Tensor:
+        return x.exp() * (1 + by * torch.compiler.is_compiling())
+
+    monkeypatch.setitem(CASES, "off", Case(off, draw))
+    found = [breaks(*p, torch.float32) for p in ratios("off", "all", 9, torch.float32, "cpu", 2)]
+    assert found == [by > 0] * 2 and len(drawn) == draws
 
 
 @pytest.mark.parametrize("name", LONG)
