@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import prod
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ __all__ = ["EXACT", "ROUNDED", "WHOLE", "Line", "Machine", "Program", "Refused",
 
 WHOLE, EXACT, ROUNDED = 0, 1, 2
 EDGES = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.0, -1.0, 1e-3, -65504.0, 0.5)
+MOST = 1 << 26  # elements of what is computed to look at it: eager would take all memory for more
 LIMIT = 16  # of the absolute value of what a line makes
 
 
@@ -221,6 +224,8 @@ class Machine:
         self.env: dict[str, Any] = scope_of()
         self.level: dict[str, int] = {}
         self.unit: dict[str, float] = {}  # the coarsest epsilon of the roundings on the way
+        if any(prod(s.base) > MOST for s in specs):
+            raise Refused("too large")
         for s, t in zip(specs, self.program.arguments(), strict=True):
             self.env[s.name] = t
             self.level[s.name] = s.level
@@ -283,6 +288,9 @@ class Machine:
     def value(self, line: Line, env: dict[str, Any] | None = None) -> Any:
         """What the line makes; nothing is stored."""
         env = dict(self.env) if env is None else env
+        shapes = [t.shape for r in line.reads if isinstance(t := env.get(r), torch.Tensor)]
+        if prod(map(max, zip_longest(*map(reversed, shapes), fillvalue=1))) > MOST:
+            raise Refused("too large, broadcast")
         try:
             exec(line.text, env)
         except Exception as e:  # whatever eager raises, the line is not a program
@@ -303,7 +311,8 @@ class Machine:
         t = self.env[name]
         if not isinstance(t, torch.Tensor) or t.numel() == 0 or t.dtype is torch.bool:
             return False
-        t = t.detach().double().nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t
+        t = t.detach().reshape(-1)  # as not every kernel takes more than 64 dimensions
+        t = t.double().nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t
         return bool((t.abs() > LIMIT).any())
 
 
