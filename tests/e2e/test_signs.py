@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Fn = Callable[[Tensor], Tensor]
-SHAPES = ((1, 1), (1, 2), (2, 3), (1, 17), (3, 17))
+SHAPES = ((1, 1), (1, 2), (2, 3), (3, 4), (1, 17), (3, 17))
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
