@@ -76,6 +76,15 @@ def test_positions_that_an_index_says_are_added_in_order_of_the_loop() -> None:
     assert "scatter" not in {k.kind for k in explain(fn)(x, v).graphs[0].kernels}
 
 
+def test_a_number_is_added_at_known_positions() -> None:
+    def fn(x: Tensor, v: Tensor) -> Tensor:
+        return x.index_put((torch.zeros(1, dtype=torch.int64),), v, accumulate=True)
+
+    for shape in ((3,), (3, 5)):
+        x, v = torch.randn(shape), torch.tensor(0.5)
+        torch.testing.assert_close(torch.compile(fn, backend="lenz")(x, v), fn(x, v))
+
+
 def test_taps() -> None:
     assert taps_of([0, 0, 1, 1, 2, 2], 3) == [Tap(0, 0, 2), Tap(1, 0, 2)]
     assert taps_of([0, 0, 0, 1, 1, 2], 3) == [Tap(0, 0, 0), Tap(1, 0, 2), Tap(2, 0, 1)]
