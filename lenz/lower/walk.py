@@ -20,7 +20,7 @@ from lenz.lower.complex import PARTS, Complex, Complexes
 from lenz.lower.fallback import call_eager, is_object, move
 from lenz.lower.registry import Entry, entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
-from lenz.sym import ZERO, Int, Sym, SymEnv, Var
+from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, evaluate, maximum, prove_le, sym
 
 ToSym = Callable[[Any], Sym]
 CPU = frozenset({"cpu"})
@@ -421,7 +421,7 @@ def _foreign(nodes: Sequence[Node]) -> DType | None:
 def _unfit(made: list[Node], any_dtype: bool) -> str | None:
     """Why what a lowering has made cannot stay, if it cannot."""
     if any(isinstance(x, LOOPS) and _overlaps(x.out.type.layout) for x in made):
-        return "elements of the result share memory"
+        return "elements of the result may share memory"
     if any(isinstance(x, Reduction) and len(x.axes) != len(x.out.shape) for x in made):
         return "tracing tells another rank than the op gives"  # norm of one element in torch 2.11
     # Views of any type are fine, but kernels move elements of some types only.
@@ -439,21 +439,21 @@ def _is_left_to_chance(n: Node) -> bool:
 
 
 def _overlaps(layout: Layout) -> bool:
-    """True where elements may share memory, as far as strides are known; no elements do not.
+    """True unless it is proved that no two elements share memory; no elements do not.
 
     A part that is written into a clone of such a tensor changes elements outside of the part too.
     """
-    pairs = list(zip(layout.stride, layout.shape, strict=True))
-    if any(n is ZERO for _, n in pairs):
+    if any(n is ZERO for n in layout.shape):
         return False
-    if any(s is ZERO and (n.hi is None or n.hi > 1) for s, n in pairs):
-        return True
-    end = 1
-    known = [(s.value, n.value) for s, n in pairs if isinstance(s, Int) and isinstance(n, Int)]
-    for stride, size in sorted(known):
-        if size > 1 and stride < end:
+    # One more than the last place so far, by sizes as they are and by such of at least 1: strides
+    # are products of either.  What is proved needs no order by size, only one that is likely.
+    end = other = sym(1)
+    pairs = [d for d in zip(layout.stride, layout.shape, strict=True) if d[1] is not ONE][::-1]
+    pairs.sort(key=lambda d: evaluate(d[0], dict.fromkeys(d[0].free_vars, 1009)))
+    for stride, size in pairs:
+        if not (prove_le(end, stride) or prove_le(other, stride)):
             return True
-        end += (size - 1) * stride
+        end, other = end + (size - 1) * stride, other + (maximum(size, ONE) - 1) * stride
     return False
 
 

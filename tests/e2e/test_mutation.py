@@ -219,3 +219,56 @@ def test_a_result_that_is_an_argument_is_written_once(f: Callable[[Tensor], Any]
     got, want = torch.compile(f, backend="lenz")(x), f(x)
     leaves = zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)
     assert all(a.data_ptr() == b.data_ptr() for a, b in leaves), "another memory"
+
+
+WINDOWS = lambda: torch.arange(40.0).as_strided((4, 9), (4, 1))
+SHARED = {
+    "windows": WINDOWS,
+    "windows, turned": lambda: WINDOWS().t(),
+    "steps of one": lambda: torch.arange(20.0).as_strided((3, 3), (1, 1)),
+    "windows, apart": lambda: torch.arange(60.0).as_strided((4, 9), (8, 2)),
+}
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", SHARED)
+def test_elements_that_share_memory_are_written_as_aot_eager_does(name: str, dynamic: bool) -> None:
+    """Eager reads while it writes there; what it gives has one value for each of the elements."""
+    fns: list[Callable[[Tensor], Any]] = [
+        lambda x: x[0].add_(1),
+        lambda x: x[0].copy_(x[-1] + 0),
+        lambda x: x[:, 0].add_(1),
+        lambda x: x.add_(1),
+        lambda x: x.mul_(x),
+        lambda x: x[1:, 1:].zero_(),
+    ]
+    for fn in fns:
+        found = []
+        for backend in ("lenz", "aot_eager"):
+            torch._dynamo.reset()
+            x = SHARED[name]()
+            memory = x.as_strided((x.untyped_storage().nbytes() // 4,), (1,), 0)
+            run = torch.compile(fn, backend=backend, dynamic=dynamic)
+            found.append((run(x), memory))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_a_later_call_has_elements_that_share_memory() -> None:
+    """Strides are symbols then, of which the first call says nothing."""
+    run = torch.compile(lambda x: x[0].add_(1), backend="lenz", dynamic=True)
+    run(torch.zeros(5, 7)[:, :6])
+    x = torch.arange(5.0)
+    run(x.as_strided((2, 3), (2, 1)))
+    assert x.tolist() == [1.0, 2.0, 3.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("turn", (lambda x: x, lambda x: x.mT, lambda x: x.permute(1, 2, 0)))
+def test_dense_arguments_of_symbolic_sizes_are_written_by_kernels(
+    turn: Callable[[Tensor], Tensor],
+) -> None:
+    def fn(x: Tensor, y: Tensor) -> None:
+        x[1:].add_(y[1:])
+        x.mul_(2)
+
+    report = lenz.explain(fn, dynamic=True)(turn(randn(3, 4, 5)), turn(randn(3, 4, 5)))
+    assert not [e.op for g in report.graphs for e in g.externs]
