@@ -249,7 +249,7 @@ class Machine:
             return
         value = self.value(line)
         if isinstance(value, torch.Tensor):
-            if value.numel() > self.limit:
+            if value.numel() > self.limit or value.dim() > 64:  # which not even abs() takes
                 raise Refused("too large")
             if not value.dtype.is_floating_point and worst == ROUNDED and "s" not in line.flags:
                 raise Refused("a whole number made of rounded ones")
