@@ -174,7 +174,7 @@ def polygamma(x: Expr, n: int) -> Expr:
         rising = math.prod(range(n + 1, n + 2 * k + 2)) / math.factorial(2 * k + 2)
         tail = ops.add(tail, _times(part, BERNOULLI[k] * rising))
         part = ops.mul(part, w)
-    for k in range(steps):
+    for k in reversed(range(steps)):  # from the least to the greatest
         tail = ops.add(tail, _power(ops.reciprocal(ops.add(y, _c(float(k), x))), n + 1))
     sign = -1.0 if n % 2 == 0 else 1.0
     found = _times(tail, sign * math.factorial(n))
@@ -252,7 +252,10 @@ def lower_polygamma(b: GraphBuilder, n: int, x: Value) -> Value | Decline:
     """Derivatives of digamma, of a known order."""
     if not 0 <= n <= 12:
         return Decline("a polygamma function of high order")
-    return b.map(lambda i: polygamma(element(x, i, b.result.dtype), n))
+    t = b.result.dtype
+    # From the second order on eager computes f32 in doubles on CPUs: 8e-8 off, and f32 alone 4e-7.
+    wide = F64 if n > 1 and b.result.device == "cpu" else t
+    return b.map(lambda i: ops.cast(polygamma(ops.cast(element(x, i, t), wide), n), t))
 
 
 def _scaled_i(order: int) -> Fn:

@@ -135,6 +135,8 @@ CASES: dict[str, Case] = {
         lambda x, d: x.new_zeros(5).index_add(0, torch.arange(len(x), device=x.device) % 5, x),
         forms=ALL,
     ),
+    "digamma": Case(lambda x, d: x.digamma(), about(4, 1), ALL),
+    "polygamma": Case(lambda x, d: x.polygamma(2), about(4, 1), ALL),
     "embedding": Case(
         lambda x, d: x[torch.arange(x.shape[0], device=x.device) % 3], forms=("columns",)
     ),
