@@ -19,6 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from lenz.frontend.calls import CALLS, called, is_torch, name_of, storages, value_of, writes
+from lenz.frontend.values import dense_order, is_same_size
 
 HALVES = (torch.float16, torch.bfloat16)
 LOOKS = ("stride", "is_contiguous", "storage_offset", "set_", "resize_", "resize_as_", "data_ptr")
@@ -30,7 +31,9 @@ def channels_last(gm: GraphModule) -> None:
     convolutions = convolutions_of(gm)
     output = gm.graph.output_node()
     results = {n: v for n in output.all_input_nodes if (v := value_of(n)) is not None}
-    orders = {n: dense_order(v) for n, v in results.items() if n.op != "placeholder"}
+    orders = {
+        n: dense_order(v.shape, v.stride()) for n, v in results.items() if n.op != "placeholder"
+    }
     seen = seen_by_calls(gm, convolutions)
     views = views_of(gm) if convolutions and seen is not None else None
     # Results that share memory, or have gaps, could not be given their strides by a copy.
@@ -82,8 +85,8 @@ def seen_by_calls(gm: GraphModule, changed: Sequence[Node], results: bool = Fals
                 if any(True for _ in storages(a)):
                     return None
                 continue  # a size
-            order = dense_order(v)
-            is_whole = order is not None and v.untyped_storage().nbytes() == v.nbytes
+            order = dense_order(v.shape, v.stride())
+            is_whole = is_same_size(v.untyped_storage().nbytes(), v.numel() * v.element_size())
             if order is None or not is_whole or not written.isdisjoint(storages(a)):
                 return None
             found.append((n, a, order))
@@ -114,20 +117,6 @@ def pays(n: Node) -> bool:
     )
 
 
-def dense_order(v: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions of a tensor from the outermost in memory; None if it has gaps."""
-    strides = v.stride()
-    if not all(isinstance(s, int) for s in (*v.shape, *strides)):
-        return None
-    order = tuple(sorted(range(v.dim()), key=lambda d: -strides[d]))
-    step = 1
-    for d in reversed(order):
-        if v.shape[d] != 1 and strides[d] != step:
-            return None
-        step *= v.shape[d]
-    return order
-
-
 def views_of(gm: GraphModule) -> list[Node] | None:
     """Return the calls of `view`; None if something may write into what one of them gives."""
     found: list[Node] = []
@@ -147,7 +136,8 @@ def restored(gm: GraphModule, at: Node, n: Node, order: tuple[int, ...]) -> Node
     """Insert what gives a result its strides; nothing is copied where it has them already."""
     if order == tuple(sorted(order)):
         value = value_of(n)
-        if value is not None and 1 in value.shape:  # its stride is open to `contiguous`
+        ones = value is not None and any(is_same_size(s, 1) for s in value.shape)
+        if ones:  # their strides are open to `contiguous`
             return called(gm, at, "clone", n, like=n, memory_format=torch.contiguous_format)
         return called(gm, at, "contiguous", n, like=n)
     inverse = tuple(order.index(d) for d in range(len(order)))

@@ -15,17 +15,20 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from lenz.frontend.values import are_same, is_same_size
+from lenz.frontend.values import are_same, dense_order, is_same_size
 
 # What the strides of the first result follow: nothing, or the memory format of an argument (both
-# measured on CPUs alone); nothing, on GPUs alone ("there"); those of an argument without its gaps
-# ("like"); or an iteration over all operands ("among": one of them is a number, as a tensor); of
-# "power" that tensor is the exponent of a number first, which gives a dense one. "roll" has the
-# format of its argument where two parts are joined in each step, and is dense where one is empty.
+# measured on CPUs alone); nothing, on GPUs alone ("there"); such a format on CPUs, and nothing on
+# GPUs ("groups"); those of an argument without its gaps ("like"); or an iteration over all operands
+# ("among": one of them is a number, as a tensor); of "power" that tensor is the exponent of a
+# number first, which gives a dense one. "roll" has the format of its argument where two parts are
+# joined in each step, and is dense where one is empty.
 # "spread" has strides that were told, gaps and all, but none of 0: then it is dense.
 # "cut" is a copy of what padding leaves; torch's rule for symbolic sizes is none for widths of 0.
 # "fourier", "index" and "view" have functions of their own.
-Kind: TypeAlias = Literal["dense", "there", "format", "like", "roll", "iteration", "among", "power"]
+Kind: TypeAlias = Literal[
+    "dense", "there", "groups", "format", "like", "roll", "iteration", "among", "power"
+]
 Rule: TypeAlias = tuple[Kind | Literal["spread", "cut", "fourier", "index", "view"], int]
 DENSE: Rule = ("dense", 0)
 FORMAT: Rule = ("format", 0)
@@ -57,7 +60,7 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten._batch_norm_with_update_functional.default": FORMAT,
     "aten._batch_norm_with_update.default": FORMAT,
     "aten._batch_norm_no_update.default": FORMAT,
-    "aten.native_group_norm.default": FORMAT,
+    "aten.native_group_norm.default": ("groups", 0),
     "aten.native_batch_norm_backward.default": ("format", 1),
     "aten.batch_norm_backward.default": ("format", 1),
     "aten.max_unpool2d.default": FORMAT,
@@ -89,6 +92,7 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.huber_loss.default": ITERATION,
     "aten.binary_cross_entropy.default": LIKE,
     "aten.empty_like.default": LIKE,
+    "aten.zero.default": LIKE,
     "aten.zeros_like.default": LIKE,
     "aten.ones_like.default": LIKE,
     "aten.full_like.default": LIKE,
@@ -115,6 +119,8 @@ TOLD_WRONG: Mapping[str, Rule] = {
 OTHERWISE = ("clone", "conj_physical", "positive", "masked_fill", "native_dropout_backward")
 # Whose number is no operand, though the name of the overload says so.
 UNARY = ("aten.lerp.Scalar", "aten.pow.Tensor_Scalar")
+# In which `ldexp` takes powers of a tensor of 2, and not of the number.
+TENSOR_POWERS = (torch.float64, torch.float16, torch.bfloat16)
 # Whose operands come to the iteration in another order than they are given.
 REVERSED = ("aten.threshold_backward.default", "aten.leaky_relu_backward.default")
 
@@ -137,6 +143,8 @@ def eager_strides(target: Any, args: Sequence[Any], told: torch.Tensor) -> tuple
     strides would have to be put in order, and so do other devices where only CPUs were measured.
     """
     rule = rule_of(target)
+    if str(target) == "aten.isinf.default" and not args[0].is_floating_point():
+        rule = LIKE  # zeros, where floats are compared
     assert rule is not None, f"no rule for {target}"
     strides = _followed(*rule, target, args, told)
     return None if strides is None or are_same(strides, told.stride()) else strides
@@ -150,6 +158,7 @@ def _followed(
     order: Sequence[int] | None = None
     match kind:
         case "iteration" | "among":
+            given = computed(target, args, told)
             if str(target) in REVERSED:
                 given.reverse()
             taken = zip(target._schema.arguments, args, strict=False)
@@ -158,9 +167,7 @@ def _followed(
             return elementwise(shape, given, kind == "among" or is_mixed)
         case "like":
             own, steps = given[position]
-            if not are_same(own, shape) or not all(isinstance(s, int) for s in steps):
-                return None
-            return copied(shape, steps)
+            return copied(shape, steps) if are_same(own, shape) else None
         case "spread":
             if all(
                 not isinstance(s, int) or s or n == 1
@@ -175,9 +182,7 @@ def _followed(
                 return None if given[0][0] else (0,) * len(shape)
             return viewed(*given[0], shape)
         case "power":
-            own = given[position][0]
-            given[position] = (own, dense(own, range(len(own))))
-            order = iteration(shape, given)
+            return power(target, args, told, position)
         case "cut":
             surely_adds_nothing = all(statically_known_true(p <= 0) for p in args[1])
             return copied(shape, args[0].stride()) if surely_adds_nothing else None
@@ -185,16 +190,56 @@ def _followed(
             order = transformed(args[0], args[1], position)
         case _:
             source = told if kind in ("dense", "there") else args[position]
-            measured = "cuda" if kind == "there" else "cpu"
-            if told.device.type != measured or not isinstance(source, torch.Tensor):
+            here = told.device.type == "cpu"
+            is_measured = not here if kind == "there" else here or kind == "groups"
+            if not is_measured or not isinstance(source, torch.Tensor):
                 return None  # a number has no strides that a result could have
-            follows = kind == "format" or (kind == "roll" and _is_joined(*args))
+            follows = kind == "format" or (kind == "groups" and here)
+            follows |= kind == "roll" and _is_joined(*args)
             last, order = LAST.get(source.dim()), range(told.dim())
             if follows and last and source.dim() == told.dim():
                 size, step = source.shape, source.stride()
                 is_last = not is_laid(size, step, order) and is_laid(size, step, last)
                 order = last if is_last else order
     return None if order is None else dense(shape, order)
+
+
+def computed(target: Any, args: Sequence[Any], told: torch.Tensor) -> list[tuple[Any, Any]]:
+    """The shapes and strides of operands.  Those of other types are copied to one on CPUs first."""
+    dtype, found = told.dtype, []
+    if dtype is torch.bool and len(args) > 1 and isinstance(args[0], torch.Tensor):
+        dtype = torch.result_type(args[0], args[1])  # of what is compared
+    is_choice = target._schema.name == "aten::where"
+    for a in (x for x in args if isinstance(x, torch.Tensor)):
+        is_same = torch.promote_types(a.dtype, dtype) is not dtype or a.dtype is dtype
+        if is_same or (a is args[0] if is_choice else told.device.type != "cpu"):
+            found.append((a.shape, a.stride()))
+        else:
+            found.append((a.shape, copied(a.shape, a.stride()) or a.stride()))
+    return found
+
+
+def power(
+    target: Any, args: Sequence[Any], told: torch.Tensor, position: int
+) -> tuple[Any, ...] | None:
+    """The strides of a power of a number, or of `ldexp(x, k)`, with the exponent at a position.
+
+    2 ** k is dense.  With k in integers x * 2 ** k goes to memory like that of x, which is given
+    another size where x is broadcast.
+    """
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    first, last = tensors[0], tensors[-1].dtype
+    if position and first.is_floating_point() and not last.is_floating_point:
+        if are_same(first.shape, told.shape):
+            return copied(first.shape, first.stride())
+        return elementwise(told.shape, [(a.shape, a.stride()) for a in tensors], False)
+    given = computed(target, args, told)
+    size, by_number = given[position][0], not position or first.dtype not in TENSOR_POWERS
+    order = range(len(size)) if by_number else iteration(size, given[position:])
+    if order is None:
+        return None
+    given[position] = (size, dense(size, order))
+    return elementwise(told.shape, given, False)
 
 
 def is_laid(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
@@ -223,10 +268,8 @@ def elementwise(
             if all(is_laid(*t, order) for t in given):
                 return dense(shape, order)
         stride = given[0][1]
-        known = all(isinstance(s, int) for s in stride)
-        by_step = sorted(range(rank), key=lambda d: -stride[d] if known else 0)
-        is_row = known and all(are_same(t, stride) for _, t in given)
-        if is_row and is_laid(shape, stride, by_step):
+        is_row = all(are_same(t, stride) for _, t in given)
+        if is_row and dense_order(shape, stride) is not None:
             return tuple(stride)
     found = iteration(shape, given)
     return None if found is None else dense(shape, found)
@@ -235,23 +278,35 @@ def elementwise(
 def viewed(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...] | None:
     """The strides of a tensor seen in another shape, as ATen's `computeStride` finds them.
 
-    None where sizes are symbols, or there are no elements.
+    None where symbols leave them open, or there are no elements.
     """
-    known = all(isinstance(s, int) for s in (*old, *stride, *new))
-    if not known or 0 in old or not old:
+    if not old or any(is_same_size(n, 0) for n in old):
         return None
     found, at, base, size, seen = [1] * len(new), len(new) - 1, stride[-1], 1, 1
-    for d in reversed(range(len(old))):
-        size *= old[d]
-        if d and (old[d - 1] == 1 or stride[d - 1] == size * base):
-            continue
-        while at >= 0 and (seen < size or new[at] == 1):
-            found[at] = seen * base
-            seen *= new[at]
-            at -= 1
-        if d:
-            base, size, seen = stride[d - 1], 1, 1
+    try:
+        for d in reversed(range(len(old))):
+            size = size * old[d]
+            if d and holds(old[d - 1] == 1, stride[d - 1] == size * base):
+                continue
+            while at >= 0 and holds(seen < size, new[at] == 1):
+                found[at] = seen * base
+                seen = seen * new[at]
+                at -= 1
+            if d:
+                base, size, seen = stride[d - 1], 1, 1
+    except ValueError:
+        return None
     return tuple(found)
+
+
+def holds(*claims: bool | torch.SymBool) -> bool:
+    """Say whether one of some claims about sizes is true; no guard: ValueError where it is open."""
+    if any(statically_known_true(c) for c in claims):
+        return True
+    not_ = torch.sym_not
+    if all(statically_known_true(not_(c)) for c in claims):  # type: ignore[no-untyped-call]
+        return False
+    raise ValueError("a claim that symbols leave open")
 
 
 def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -281,12 +336,10 @@ def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tup
 
 def copied(shape: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, ...] | None:
     """The strides of a copy of a tensor: its own where it has no gaps, else dense in its order."""
+    if dense_order(shape, steps) is not None:
+        return tuple(steps)
     order = iteration(shape, [(shape, steps)])
-    if order is None:
-        return None
-    known = all(isinstance(s, int) for s in steps)
-    by_step = sorted(range(len(shape)), key=lambda d: -steps[d]) if known else order
-    return tuple(steps) if is_laid(shape, steps, by_step) else dense(shape, order)
+    return None if order is None else dense(shape, order)
 
 
 def transformed(x: torch.Tensor, dims: Sequence[int], kept: int) -> list[int] | None:
@@ -336,10 +389,8 @@ def iteration(shape: Sequence[Any], operands: Sequence[tuple[Any, Any]]) -> list
                 continue
             same = is_same_size(p, q)
             x, y = (shape[a], shape[b]) if same else (p, q)
-            if statically_known_true(x > y):
+            if holds(x > y):
                 return True
-            if not statically_known_true(x <= y):
-                raise ValueError("no order")
             if not same:
                 return False
         return None

@@ -31,6 +31,17 @@ def are_same(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -
     return len(a) == len(b) and all(is_same_size(x, y) for x, y in zip(a, b, strict=True))
 
 
+def dense_order(shape: Sequence[Any], stride: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the dimensions from the outermost in memory; None if it has gaps, as far as known."""
+    rest, order, step = list(range(len(shape))), list[int](), 1
+    while fits := [d for d in rest if is_same_size(stride[d], step)]:
+        d = max(fits, key=lambda d: (is_same_size(shape[d], 1), d))
+        rest.remove(d)
+        order.insert(0, d)
+        step = step * shape[d]
+    return (*rest, *order) if all(is_same_size(shape[d], 1) for d in rest) else None
+
+
 def is_same_layout(a: Any, b: Any, *, offset: bool) -> bool:
     """Say whether two dense fake tensors agree in dtype, device, shape, strides (and offset)."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):

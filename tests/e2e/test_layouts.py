@@ -143,6 +143,27 @@ def test_dimensions_of_one_have_eagers_strides(f: Callable[[Tensor], Tensor]) ->
 @pytest.mark.parametrize(
     "f",
     [
+        lambda x: torch.einsum("aij,kj->aik", x, x[0]),
+        lambda x: (x * 2).view(x.shape[1], 1, 1, -1),
+        lambda x: (x * 2).mT.view(1, 1, x.shape[2], -1, 1),
+        lambda x: x[:, :1].zero_() + torch.ldexp(x, (x > 0).long()),
+        lambda x: torch.diff(x[0, :, :1], n=0, dim=1),
+    ],
+)
+def test_so_they_do_where_others_are_symbols(f: Callable[[Tensor], Tensor]) -> None:
+    agree(f, lambda: [torch.randn(1, 3, 4)], dynamic=True)
+    agree(f, lambda: [torch.randn(1, 4, 3).mT], dynamic=True)
+
+
+@pytest.mark.parametrize("f", [torch.add, torch.lt, torch.atan2, lambda x, y: (x[0] > 0) * y])
+def test_operands_of_other_types_are_copied_without_gaps(f: Callable[..., Tensor]) -> None:
+    agree(f, lambda: [torch.arange(6).view(1, 3, 2)[..., 0].T.T, torch.randn(1, 3)])
+    agree(f, lambda: [torch.arange(6).view(3, 2)[:, :1], torch.randn(1, 3).double().T])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
         lambda x: F.batch_norm(x, torch.zeros(2), torch.ones(2), training=False),
         lambda x: F.group_norm(x, 2),
         F.instance_norm,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -34,13 +36,15 @@ def made(chance: random.Random, shape: Sequence[int], dtype: torch.dtype) -> Ten
     return turned[tuple(slice(0, n) for n in shape)]
 
 
-def arguments(chance: random.Random, op: Any) -> list[Any] | None:
-    """Arguments whose shapes broadcast; None for a schema that is not of tensors and numbers."""
+def arguments(chance: random.Random, op: Any) -> list[Any]:
+    """Arguments whose shapes broadcast, now and then of several types."""
     is_whole = any(x in op._schema.name for x in WHOLE)
     base = [chance.randint(1, 3) for _ in range(chance.randint(1, 4))]
-    is_same, found = chance.random() < 0.5, []
+    is_same, found = chance.random() < 0.5, list[Any]()
+    types = (torch.int32, torch.uint8) if is_whole else (torch.float32, torch.float64, torch.int32)
+    is_mixed = chance.random() < 0.5
     for a in op._schema.arguments:
-        kind, dtype = str(a.type), torch.int32 if is_whole else torch.float32
+        kind, dtype = str(a.type), chance.choice(types) if is_mixed else types[0]
         if a.name in ("condition", "mask"):
             dtype = torch.bool
         if kind in ("Tensor", "Optional[Tensor]"):
@@ -68,7 +72,7 @@ def test_elementwise_ops_have_the_strides_of_an_iteration() -> None:
             if torch.Tag.pointwise not in op.tags or not plain or str(op)[5:].startswith(skipped):
                 continue
             chance = random.Random(str(op))
-            for _ in range(12):
+            for _ in range(24):
                 args = arguments(chance, op)
                 try:
                     want = op(*args)
@@ -76,13 +80,31 @@ def test_elementwise_ops_have_the_strides_of_an_iteration() -> None:
                     continue  # another type of elements
                 if not isinstance(want, Tensor):
                     continue
-                told = torch.empty(want.shape)
+                told = torch.empty(want.shape, dtype=want.dtype)
                 got = eager_strides(op, args, told)
                 seen += 1
                 if (told.stride() if got is None else got) != want.stride():
                     wrong[str(op)] = [x.stride() for x in args if isinstance(x, Tensor)], got
     assert not wrong
     assert seen > 1500
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_ldexp_of_all_types() -> None:
+    op, types = torch.ops.aten.ldexp.Tensor, (torch.float32, torch.bfloat16, torch.int32)
+    for x, k in product(types, types):
+        chance = random.Random(0)
+        for _ in range(60):
+            shape = [chance.randint(1, 3) for _ in range(chance.randint(1, 4))]
+            other = [chance.choice((1, n)) for n in shape[chance.randrange(len(shape)) :]]
+            args = [made(chance, shape, x), made(chance, other, k)][:: chance.choice((1, -1))]
+            try:
+                want = op(*args)
+            except RuntimeError:
+                continue  # x is a half, and k is of floats
+            told = torch.empty(want.shape, dtype=want.dtype)
+            got = eager_strides(op, args, told) or told.stride()
+            assert got == want.stride(), (x, k, [(a.shape, a.stride()) for a in args])
 
 
 def test_views_have_the_strides_that_aten_computes() -> None:
