@@ -65,10 +65,7 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
         old = new = node.meta.get("val")
         if not changed.isdisjoint(node.all_input_nodes):
             new = traced(gm, node)
-        if rule_of(node.target) is not None and "laid" not in node.meta:
-            new = corrected(node, new)
-        elif str(node.target) in LATE:
-            new = laid(node, new)
+        new = laid(node, new) if str(node.target) in LATE else corrected(node, new)
         for k, dtype in mistold_by(node, new).items():
             new = (*new[:k], new[k].to(dtype), *new[k + 1 :]) if k else new.to(dtype)
         if new is not old:
@@ -100,7 +97,9 @@ def mistold_by(node: Node, told: Any) -> Mapping[int, torch.dtype]:
 
 
 def corrected(node: Node, told: Any) -> Any:
-    """Return the value of a call with eager's strides for its first result."""
+    """Return the value of a call with eager's strides for its first result, as far as known."""
+    if rule_of(node.target) is None:
+        return told
     first = told[0] if isinstance(told, (tuple, list)) else told
     args = map_arg(node.args, lambda n: n.meta.get("val"))
     is_told = not isinstance(first, FakeTensor) or node.kwargs.get("memory_format") is not None

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
 from lenz.frontend.normalise import VIEWS, dedup, drop_noops, facts_of
-from lenz.frontend.restride import mistold_by, restride
+from lenz.frontend.restride import corrected, mistold_by, restride
+from lenz.frontend.values import are_same
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
@@ -330,8 +331,9 @@ def in_parts(graph: Graph, n: Node) -> Node | None:
             y = call(aten.sub.Tensor, shifted, call(aten.log.default, s))
         if result.dtype != y.meta["val"].dtype:
             y = call(aten._to_copy.default, y, dtype=result.dtype)
-    # Its strides, which are dense where those of the parts follow x: `restride` leaves them.
-    y.meta.update(val=result, laid=True)
+        if not are_same(corrected(y, y.meta["val"]).stride(), result.stride()):
+            # It is dense, and the parts follow x.
+            y = call(aten.clone.default, y, memory_format=torch.contiguous_format)
     n.replace_all_uses_with(y)
     graph.erase_node(n)
     return y

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, randn
+from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
-from lenz.frontend import FxProgram
+from lenz.frontend import FxProgram, capture
+from lenz.lower import native_ops
+from lenz.options import Options
 from tests.cuda import Fake, cuda_programs
 from tests.e2e.sides import gradients_agree
 
@@ -80,6 +83,16 @@ def test_a_transpose_hides_no_activation() -> None:
         return (x @ w).relu().transpose(0, 1).exp().sum()
 
     assert [op for op, *_ in kept_of(f, (8, 16), (16, 50))] == ["mm.default"]
+
+
+@pytest.mark.parametrize("f", [F.softmax, F.log_softmax])
+def test_softmax_in_parts_has_eagers_strides_where_the_graph_runs_in_eager(f: Any) -> None:
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return capture(gm, inputs, FxProgram.eager, Options(cache=False), native_ops())
+
+    x = randn(3, 2).t().requires_grad_()
+    got, want = torch.compile(lambda a: f(a, -1), backend=backend)(x), f(x, -1)
+    assert got.stride() == want.stride(), "those of the parts, which follow x"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
