@@ -35,7 +35,7 @@ from lenz.frontend import FxProgram, capture
 from lenz.lower import native_ops
 from lenz.options import Options
 
-__all__ = ["Fake", "cuda_program", "cuda_programs", "fake_cuda", "programs_of"]
+__all__ = ["Fake", "choose", "cuda_program", "cuda_programs", "fake_cuda", "programs_of"]
 
 Attention = Literal["math", "flash", "efficient", "cudnn"]
 CHOICES: tuple[Attention, ...] = ("math", "flash", "efficient", "cudnn")  # sdp::SDPBackend
@@ -144,11 +144,16 @@ def _pretended(attention: Attention) -> Iterator[None]:
     slots[CUDA] = ctypes.addressof(guard)
     hooks.value = ctypes.addressof(hooks_table) + 16
     chooser[1] = _addresses()["choose"]
-    ctypes.c_int64.from_address(_addresses()["choice"]).value = CHOICES.index(attention)
+    choose(attention)
     try:
         yield
     finally:
         slots[CUDA], hooks.value, chooser[1] = before
+
+
+def choose(attention: Attention) -> None:
+    """Name the kernel that attention takes from now on, inside of `fake_cuda` without CUDA."""
+    ctypes.c_int64.from_address(_addresses()["choice"]).value = CHOICES.index(attention)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -21,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from lenz.frontend.calls import called, checkpointed, value_of
+from lenz.frontend.calls import called, checkpointed, seen, value_of
 from lenz.frontend.evaluate import KnownValues
-from lenz.frontend.layout import dense_order, restored, seen_by_calls
-from lenz.frontend.values import is_same_size
+from lenz.frontend.layout import restored, seen_by_calls
+from lenz.frontend.values import dense_order, is_same_size
 
 SDPA = F.scaled_dot_product_attention
 OPERANDS = ("query", "key", "value")
@@ -142,20 +143,59 @@ def fit(gm: GraphModule, n: Node) -> None:
         for x in OPERANDS:
             new[x] = called(gm, n, "unsqueeze", new[x], 0)
         after.append(("squeeze", 0))
+    if new == n.kwargs:
+        return
     # Another kernel has other strides, which are seen where what follows leaves the graph.
-    seen, value = seen_by_calls(gm, [n], results=True), value_of(n)
-    order = None if value is None else dense_order(value)
+    for x, by in gradient_orders(n).items():
+        first: Any = n  # that reads the operand on its way to the call
+        if new[x] is not n.kwargs[x]:
+            first = new[x]
+            while first.args[0] is not n.kwargs[x]:
+                first = first.args[0]
+        laid = with_gradient(gm, first, n.kwargs[x], by)
+        if first is n:
+            new[x] = laid
+        else:
+            first.args = (laid, *first.args[1:])
+    shown, value = seen_by_calls(gm, [n], results=True), value_of(n)
+    order = None if value is None else dense_order(value.shape, value.stride())
     n.kwargs = new
     users, result, following = tuple(n.users), n, n.next
     for name, *args in after:
         result = called(gm, following, name, result, *args, like=n)
-    if seen is None and order is not None:
-        result, seen = restored(gm, following, result, order), []
+    if shown is None and order is not None:
+        result, shown = restored(gm, following, result, order), []
     for user in users:
         user.replace_input_with(n, result)
-    for user, a, by in seen or ():
+    for user, a, by in shown or ():
         a = result if a is n else a
         user.replace_input_with(a, restored(gm, user, a, by))
+
+
+def gradient_orders(n: Node) -> dict[str, tuple[int, ...]]:
+    """Return how the gradients that eager has of the operands lie in memory: see `dense_order`."""
+    values: Any = {x: seen(a) if isinstance(a, Node) else a for x, a in n.kwargs.items()}
+    mode = values["query"].fake_mode
+    quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
+    with mode, quiet:
+        made = {x: v.detach().requires_grad_() for x, v in values.items() if wants(v)}
+        out = SDPA(**{**values, **made})
+        found = torch.autograd.grad(out, list(made.values()), torch.empty_like(out)) if made else ()
+    orders = {x: dense_order(g.shape, g.stride()) for x, g in zip(made, found, strict=True)}
+    return {x: order for x, order in orders.items() if order is not None}
+
+
+def wants(v: Any) -> bool:
+    """Say whether a gradient of a value may be asked for."""
+    return isinstance(v, Tensor) and v.requires_grad and torch.is_grad_enabled()
+
+
+def with_gradient(gm: GraphModule, at: Node, n: Any, order: tuple[int, ...]) -> Node:
+    """Insert what gives `n`, and a gradient in the order told: that of a part is dense."""
+    whole = called(gm, at, "permute", n, order)
+    size = called(gm, at, "size", whole, 0)
+    whole = called(gm, at, "narrow", whole, 0, 0, size)
+    return called(gm, at, "permute", whole, tuple(order.index(d) for d in range(len(order))))
 
 
 def widen(

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
 from lenz.frontend.attention import SDPA, fit, fuse_attention
-from tests.cuda import Fake, cuda_programs
+from tests.cuda import Fake, choose, cuda_programs, fake_cuda, programs_of
 
 sdpa = F.scaled_dot_product_attention
 L, MIN = 12, torch.finfo(torch.float32).min
@@ -280,6 +280,45 @@ def test_last_dimensions_become_dense() -> None:
     n = fitting(attend(), (q, k, v, torch.randn(1, L, 1).expand(2, 1, L, 7)))
     dense = [n.kwargs[x].target == "contiguous" for x in ("query", "key", "value", "attn_mask")]
     assert dense == [True, True, False, True]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "options"),
+    [
+        ([(6, 5, 8), (6, 7, 8), (6, 7, 8)], torch.float32, {}),
+        ([(6, 5, 12), (6, 7, 12), (6, 7, 12)], torch.bfloat16, {"is_causal": True}),
+        ([(2, 3, 5, 20), (2, 3, 7, 20), (2, 3, 7, 20)], torch.float32, {"scale": 0.5}),
+        ([(2, 6, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)], torch.float32, {"enable_gqa": True}),
+    ],
+)
+def test_another_kernel_leaves_eagers_strides(
+    shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    dynamic: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What eager is given here goes the way of matrix products, what `fit` makes of it does not.
+    def fitted(gm: GraphModule, n: Node) -> None:
+        before = n.kwargs
+        fit(gm, n)
+        choose("math" if n.kwargs == before else "efficient")
+
+    monkeypatch.setattr("lenz.frontend.attention.fit", fitted)
+    f = attend(**options)
+    with fake_cuda("math"):
+        args = [Fake(s, dtype, grad=True).make() for s in shapes]
+        want = f(*args)
+        with torch.autograd.set_multithreading_enabled(False):
+            gradients = torch.autograd.grad(want, args, torch.empty_like(want))
+        forward, backward = programs_of(f, *args, dynamic=dynamic)
+        assert dynamic or any("efficient_attention" in str(n.target) for n in forward.nodes)
+        for p, wanted in ((forward, [want]), (backward, gradients)):
+            made = [o.value for o in p.outputs if isinstance(o.value, Tensor)]
+            for x, y in zip(made, wanted, strict=False):
+                found = tuple(s if isinstance(s, int) else s.node.hint for s in x.stride())
+                assert found == y.stride(), p.kind
 
 
 MASKED = [
