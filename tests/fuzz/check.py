@@ -35,6 +35,7 @@ from lenz.pipeline import Boxed, compile_program, context
 from lenz.schedule import schedule
 from lenz.sym import SymEnv
 from tests.fuzz.compare import Outcome, agree, outcome
+from tests.fuzz.lies import honest
 from tests.fuzz.program import Program, analyse
 from tests.fuzz.runs import agree_on_steps, steps, threaded
 
@@ -72,6 +73,7 @@ class Stages:
         graphs: dict[str, Graph] = {}
         run_kernel: RunKernel | None = None
         strides: Any = ()  # as users get them: the backward half is compiled for these
+        ends = "tangents"  # what eager saved, where it runs in place of lenz, has its own strides
         if self.way in PLAIN:
             made = compile_program(p, context(self.options))
             plain: Any = made.call
@@ -95,12 +97,11 @@ class Stages:
             self.kernels += len(kernels_of(s))
             if self.way.endswith("cubins"):
                 cubins(s)
-            call, run_kernel = p.interpret, interpreted
+            call, run_kernel, ends = as_told(p), interpreted, ""
 
         def run(args: list[Any]) -> Sequence[Any]:
             if p.kind == "backward":
-                # What eager saved, where it runs in place of lenz, has strides of its own as well.
-                args[:] = laid(p, args, "" if call == p.interpret else "tangents")
+                args[:] = laid(p, args, ends)
             try:
                 want, inputs = wanted(p, args)
             except RuntimeError:
@@ -149,6 +150,16 @@ def has_halves(p: FxProgram) -> bool:
     """True for a graph with values of a half type."""
     values = tree_leaves([n.meta.get("val") for n in p.gm.graph.nodes])
     return any(getattr(v, "dtype", None) in (torch.float16, torch.bfloat16) for v in values)
+
+
+def as_told(p: FxProgram) -> Boxed:
+    """The graph op by op, where custom ops give what their fake kernels tell, as in a plan."""
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        with honest():
+            return p.interpret(args)
+
+    return call
 
 
 def laid(p: FxProgram, args: Sequence[Any], kind: str) -> list[Any]:
@@ -297,14 +308,19 @@ def _expected(p: Program, second: int, device: str) -> tuple[Any, Any]:
         return want, None
 
 
-def _told(p: Program, device: str, second: bool) -> Outcome:
-    """What fake tensors say of a program; of a few ops they tell other strides than eager has."""
+def _told(p: Program, device: str, second: bool) -> list[Outcome]:
+    """What fake tensors say of a program, and what it gives with custom ops that do as theirs say.
+
+    Of a few ops of torch they tell other strides than eager has, as well.
+    """
+    with honest():
+        found = outcome(p, p.function(), p.arguments(device, second=second))
     with FakeTensorMode() as mode:
         args = [
             mode.from_tensor(a) if isinstance(a, torch.Tensor) else a
             for a in p.arguments(device, second=second)
         ]
-        return outcome(p, p.function(), args)
+        return [found, outcome(p, p.function(), args)]
 
 
 def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[str]) -> str:

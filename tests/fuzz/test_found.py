@@ -17,7 +17,8 @@ from lenz.ir.reader import read
 from lenz.options import Options
 from lenz.sym import Int, Var
 from lenz.sym.expr import sum_of
-from tests.fuzz.check import Stages, compare, copied
+from tests.fuzz.check import Stages, compare, copied, failure
+from tests.fuzz.generator import program
 from tests.lower.harness import _lower, trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd programs
@@ -224,3 +225,11 @@ def test_a_loop_with_thousands_of_borders_stays_whole() -> None:
         return y
 
     agrees(fn, torch.randn(130, 130), way="cpu")
+
+
+@pytest.mark.parametrize("way", ("cpu", "tiny"))
+def test_what_follows_a_lie_has_the_strides_of_what_was_told(way: str) -> None:
+    """With gradients the strides of a softmax in parts were those of what the real kernel gave."""
+    torch._dynamo.reset()
+    p = program(112501052)
+    assert "fuzz.turned" in p.source() and not failure(p, way)
