@@ -304,7 +304,7 @@ def holds(*claims: bool | torch.SymBool) -> bool:
     if any(statically_known_true(c) for c in claims):
         return True
     not_ = torch.sym_not
-    if all(statically_known_true(not_(c)) for c in claims):  # type: ignore[no-untyped-call]
+    if all(statically_known_true(not_(c)) for c in claims):  # type: ignore[no-untyped-call]  # torch
         return False
     raise ValueError("a claim that symbols leave open")
 
