@@ -22,6 +22,7 @@ from lenz.frontend import FxProgram, caller, capture, numbered, origin
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import Savable, dumped, is_asked, loaded
 from lenz.frontend.untraced import calling, outside
+from lenz.frontend.values import has_fakes
 from lenz.ir.binary import encode
 from lenz.options import Options
 from lenz.recall import Boxed, context, key_of, native_names, recall, store_in
@@ -118,6 +119,8 @@ def compile_graph(
     unit = _Unit(gm, options, watcher, caller())
     title, told = name or numbered(), (unit.entered, unit.failed)
     try:
+        if has_fakes(example_inputs):
+            raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
         native = native_names(store_in(options))
         return capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
     except Exception as e:  # a fault of lenz, of torch or of the program: eager tells which

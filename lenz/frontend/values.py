@@ -6,6 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+
+def has_fakes(values: Sequence[Any]) -> bool:
+    """Say whether the caller's own fake tensors are among values: not of the mode that traces."""
+    context = TracingContext.try_get()
+    mode = None if context is None else context.fake_mode
+    leaves = tree_leaves(list(values))
+    return any(isinstance(v, FakeTensor) and v.fake_mode is not mode for v in leaves)
 
 
 def storage_of(value: Any) -> int | None:

@@ -175,7 +175,7 @@ class _Writer:
                  enumerate(p.inputs)]  # fmt: skip
         if names:
             lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
-        lines.append("args.clear()")
+        lines += ["args.clear()", "if rt.modes():", "    rt.refuse_fakes()"]
         lines.extend(self.sizes())
         otherwise = f"    return otherwise([{', '.join(names)}])"
         if broken := _broken(self):
