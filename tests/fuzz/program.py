@@ -247,6 +247,8 @@ class Machine:
         if "w" in line.flags:
             self.write(line, worst)
             return
+        if self.is_too_large(line):
+            raise Refused("too large")
         value = self.value(line)
         if isinstance(value, torch.Tensor):
             if value.numel() > self.limit or value.dim() > 64:  # which not even abs() takes
@@ -297,6 +299,22 @@ class Machine:
             raise Refused(str(e)) from e
         return env.get(line.target)
 
+    def is_too_large(self, line: Line) -> bool:
+        """True where meta tensors say so: what has 10^10 elements must not be computed to know it.
+
+        Only asked where it may be: an outer product has so many squared, and `repeat` doubles each
+        of up to 64 dimensions.
+        """
+        reads = {r: t for r in line.reads if isinstance(t := self.env[r], torch.Tensor)}
+        sizes = [t.numel() for t in reads.values()]
+        if sum(sizes) < 8192 and all(t.dim() <= 12 for t in reads.values()):
+            return False
+        try:
+            value = self.value(line, {**self.env, **{r: _meta(t) for r, t in reads.items()}})
+        except Refused:  # an op of no use there, or in eager either, which will say so
+            return False
+        return isinstance(value, torch.Tensor) and value.numel() > self.limit
+
     def is_float(self, name: str) -> bool:
         """True for a tensor of floats."""
         t = self.env[name]
@@ -318,6 +336,11 @@ class Machine:
 
 def _memory(t: torch.Tensor) -> int:
     return t.untyped_storage().data_ptr() or id(t)
+
+
+def _meta(t: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory, of the same type and layout."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
 def _kept(t: Any) -> Any:

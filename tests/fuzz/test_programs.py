@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from tests.fuzz.check import Notes, failure
 from tests.fuzz.compare import outcome, same
 from tests.fuzz.generator import BREAK, program
-from tests.fuzz.program import Line, Program, Spec, analyse
+from tests.fuzz.program import Line, Machine, Program, Refused, Spec, analyse
 from tests.fuzz.shrink import shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd programs
@@ -130,6 +130,24 @@ def test_a_rounding_may_not_decide() -> None:
     p = whole("t0 = a0.exp()", "r")
     floor = Line("t1 = t0.floor()", "t1", ("t0",), "e")
     assert analyse(Program(p.specs, (*p.lines, floor), ("t1",))) is None
+
+
+def test_what_is_too_large_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand million elements of one byte ended the process, and with it the hour."""
+    ran: list[str] = []
+    run = Machine.value
+    seen = lambda m, line, env=None: (env is None and ran.append(line.text), run(m, line, env))[1]
+    monkeypatch.setattr(Machine, "value", seen)
+    row, many = Spec("a0", (1, 100_000), torch.bool, "", 1), (1,) * 33
+    m = Machine(
+        (row, replace(row, name="a1", base=(100_000, 1)), replace(row, name="a2", base=many))
+    )
+    for text, *reads in (("a0 ^ a1", "a0", "a1"), ("a2.repeat(*[2] * 33)", "a2")):
+        with pytest.raises(Refused, match="too large"):
+            m.run(Line(f"t0 = {text}", "t0", tuple(reads), ""))
+    assert not ran
+    m.run(Line("t0 = a0 & True", "t0", ("a0",), ""))
+    assert ran == ["t0 = a0 & True"]
 
 
 def test_a_failure_is_made_small() -> None:
