@@ -72,17 +72,26 @@ def on_gpu(g: Graph) -> Graph:
 
 
 def lowered_there(p: FxProgram) -> Graph:
-    """The graph of a program of the CPU, lowered as if all of its tensors were on cuda:0."""
+    """The graph of a program of the CPU, lowered as if all of its tensors were on cuda:0.
+
+    Its fake tensors are on the CPU again afterwards: the backward half is traced with some.
+    """
     mode = FakeTensorMode()
     constants = {name: mode.from_tensor(x) for name, x in p.constants.items()}
-    for x in _pytree.tree_leaves([constants, [n.meta.get("val") for n in p.gm.graph.nodes]]):
-        if isinstance(x, FakeTensor):
-            x.fake_device = torch.device("cuda:0")
+    leaves = _pytree.tree_leaves([constants, [n.meta.get("val") for n in p.gm.graph.nodes]])
+    fakes = {id(x): x for x in leaves if isinstance(x, FakeTensor)}
+    before = {k: x.fake_device for k, x in fakes.items()}
     env = SymEnv()
     for b in p.symbols.bindings:
         env = env.with_var(b.var, p.symbols.hints.get(b.var.name))
-    devices = frozenset(("cpu", "cuda"))
-    g = lower(p.gm, p.name, p.symbols.sym, constants, origin, env, devices=devices)
+    try:
+        for x in fakes.values():
+            x.fake_device = torch.device("cuda:0")
+        devices = frozenset(("cpu", "cuda"))
+        g = lower(p.gm, p.name, p.symbols.sym, constants, origin, env, devices=devices)
+    finally:
+        for k, x in fakes.items():
+            x.fake_device = before[k]
     verify(g)
     return g
 

@@ -174,3 +174,16 @@ def test_the_backward_is_compiled_for_the_strides_that_are_saved() -> None:
         Line("t1 = torch.linalg.vector_norm(t0, 1, [0, 2, 3])", "t1", ("t0",), ""),
     )
     assert not failure(Program((spec,), lines, ("t1",)))
+
+
+def test_the_backward_of_a_graph_taken_to_a_gpu_is_traced_on_the_cpu() -> None:
+    """Fake tensors of the forward stayed on cuda:0, and the backward has some of them."""
+    pytest.importorskip("triton")
+    zeros = "torch.zeros_like(t0, dtype=torch.int64)"
+    lines = (
+        Line("t0 = a0.neg()", "t0", ("a0",), "p"),
+        Line(f't1 = t0.scatter_reduce(-1, {zeros}, a0, "mean")', "t1", ("t0", "a0"), "r"),
+        Line(f't2 = t1.scatter_reduce(0, {zeros}, t0.clamp(0, 1), "prod")', "t2", ("t1", "t0"), ""),
+    )
+    spec = Spec("a0", (1, 1), torch.float32, ".diagonal()", 3260000840, grad=True)
+    assert not failure(Program((spec,), lines, ("t2",)), "tiny")
