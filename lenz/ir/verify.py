@@ -313,7 +313,8 @@ def _check_steps(s: Schedule) -> None:
         types.update((b.name, b.dtype) for b in outs_of(n))
     seen: set[int] = set()
     held, roots = Held(), roots_of(s.steps)
-    own = held_for_good(s.steps) & {m.input for m in s.graph.mutations}  # the program writes these
+    lent = {roots.get(n, n) for n in held_for_good(s.steps)}
+    own = lent & {m.input for m in s.graph.mutations}  # the program writes these
     for step in s.steps:
         if isinstance(step, Extern):
             memory = (roots.get(name, name) for name in held_by(step))

@@ -233,3 +233,15 @@ def test_what_follows_a_lie_has_the_strides_of_what_was_told(way: str) -> None:
     torch._dynamo.reset()
     p = program(112501052)
     assert "fuzz.turned" in p.source() and not failure(p, way)
+
+
+@pytest.mark.parametrize("way", ("oracle", "guarded"))
+def test_a_program_writes_what_a_custom_op_was_given_a_view_of(way: str) -> None:
+    """The view was looked for among the arguments, and the write taken for one of the plan."""
+
+    def f(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        t = torch.ops.fuzz.padded(a.broadcast_to(2, *a.shape))
+        a.unsqueeze(0).neg_()
+        return t.cummax(-1).indices, torch.heaviside(a, a)
+
+    agrees(f, torch.randn(33, 33), way=way)
