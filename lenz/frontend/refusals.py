@@ -29,6 +29,11 @@ def of(*kinds: torch.dtype) -> Rule:
     return lambda *args, **kwargs: any(t.dtype in kinds for t in _tensors(args, kwargs))
 
 
+def only(*kinds: torch.dtype) -> Rule:
+    """All tensors have one of these types, and no number decides of what type the result is."""
+    return lambda *args, **kwargs: all(t.dtype in kinds for t in _tensors(args, kwargs))
+
+
 def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
     """Weights and statistics have another type, and are not f32 beside half types."""
     kinds = {t.dtype for t in _tensors(args, kwargs)}
@@ -39,11 +44,58 @@ def _other_than(part: Callable[..., Tensor]) -> Rule:
     """What is scattered has another shape, in this call, than the part of `x` that it is for."""
 
     def rule(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> bool:
-        shape = part(x, *args, **kwargs).shape
-        pairs = zip(shape, src.shape, strict=False)
-        return len(shape) != src.dim() or any(_hint(m) != _hint(n) for m, n in pairs)
+        try:
+            given = [_hint(a) for a in args]
+            named = {k: _hint(a) for k, a in kwargs.items()}
+            return _sizes(part(_bare(x), *given, **named)) != _sizes(src)
+        except (IndexError, RuntimeError):
+            return True  # there is no such part
 
     return rule
+
+
+def _sizes(t: Tensor) -> list[Any]:
+    return [_hint(n) for n in t.shape]
+
+
+def _bare(t: Tensor) -> Tensor:
+    """A tensor of the sizes of this call, so that what is asked of it makes no guard."""
+    sizes = [1 if n is None else n for n in _sizes(t)]
+    return torch.empty(sizes, dtype=t.dtype, device="meta")
+
+
+def _unfit(x: Tensor, places: Sequence[Tensor | None], src: Tensor, *_: Any, **__: Any) -> bool:
+    """The indices do not go together, or what is put does not broadcast to their places."""
+    if any(i is not None and i.dtype in (*BOOL, *INTS[:1]) for i in places):
+        return False  # how many places a mask has is not known
+    try:
+        at = tuple(slice(None) if i is None else _bare(i).long() for i in places)
+        _bare(src).expand(_bare(x)[at].shape)
+    except (IndexError, RuntimeError):
+        return True
+    return False
+
+
+def _unmatched(x: Tensor, dim: int, at: Tensor, src: Tensor, *_: Any, **__: Any) -> bool:
+    """What is put has other sizes than `x` with as many places as the index has."""
+    want = _sizes(x)
+    if not -len(want) <= dim < len(want):
+        return True  # a number has no dimension; what eager makes of that is eager's
+    want[dim] = _hint(at.numel())
+    return want != _sizes(src)
+
+
+def on_cpu(*kinds: torch.dtype) -> Rule:
+    """Some tensor has one of these types, on a CPU: GPUs have kernels for them."""
+    return lambda *args, **_: any(
+        t.dtype in kinds and t.device.type == "cpu" for t in _tensors(args)
+    )
+
+
+def _lacks(x: Tensor, dim: Any) -> bool:
+    """The tensor has no such dimension; a number has one."""
+    rank = max(x.dim(), 1)
+    return isinstance(dim, int) and not -rank <= dim < rank
 
 
 def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
@@ -60,38 +112,75 @@ foreign: Rule = lambda x, *args, **_: _tensors(args)[-1].dtype is not x.dtype
 TRAINING = """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
 _batch_norm_with_update _batch_norm_with_update_functional"""
 NORMS = f"{TRAINING} _native_batch_norm_legit_no_training cudnn_batch_norm"
-FILLED = "full full_like new_full fill scalar_tensor masked_fill index_fill scatter constant_pad_nd"
+FILLED = """full full_like new_full fill scalar_tensor masked_fill index_fill scatter
+constant_pad_nd threshold"""
 FLOATS = """frac lerp log_sigmoid_forward _log_softmax hardswish hardsigmoid
 celu elu silu gelu mish softplus glu _prelu_kernel std var std_mean var_mean rrelu_with_noise
 rrelu_with_noise_functional multinomial normal logcumsumexp im2col col2im adaptive_max_pool2d
 adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d upsample_linear1d hardshrink
-upsample_trilinear3d softshrink _softmax _safe_softmax smooth_l1_loss soft_margin_loss"""
+upsample_trilinear3d softshrink _softmax _safe_softmax smooth_l1_loss soft_margin_loss uniform
+bernoulli"""
 NUMERIC = f"""sub rsub ceil floor trunc round relu mvlgamma threshold trace bucketize topk
-searchsorted addcmul addcdiv addmv mv dot vdot kthvalue median nanmedian linalg_cross argmax argmin
-max_pool2d_with_indices max_pool3d_with_indices {" ".join(f"reflection_pad{n}d" for n in "123")}"""
+searchsorted addcmul addcdiv addmv mv dist dot vdot kthvalue median nanmedian linalg_cross
+argmax argmin max_pool2d_with_indices max_pool3d_with_indices
+{" ".join(f"reflection_pad{n}d" for n in "123")}"""
 FIRST = """nll_loss_forward nll_loss2d_forward huber_loss binary_cross_entropy_with_logits
 max_unpool2d max_unpool3d max_pool2d_with_indices_backward max_pool3d_with_indices_backward
 multi_margin_loss binary_cross_entropy"""
+SPECIAL = """zeta ndtri log_ndtr erfcx airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1
+modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 spherical_bessel_j0
+scaled_modified_bessel_k0 scaled_modified_bessel_k1"""
+CHEBYSHEV = [f"{s}chebyshev_polynomial_{kind}" for s in ("", "shifted_") for kind in "tuvw"]
+WIDE = " ".join(f"special_{n}" for n in (*SPECIAL.split(), *CHEBYSHEV))
+NLL = "nll_loss_forward nll_loss2d_forward"
+PLACED = "index_select index_copy index_add index_reduce index_fill"
+ORDERED = "_softmax _safe_softmax _log_softmax sort"
 RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alone
-    (FLOATS, of(*BOOL, *INTS)),
+    (f"{FLOATS} {NORMS}", of(*BOOL, *INTS)),
+    (f"{WIDE} _cdist_forward _pdist_forward", of(*HALF)),
+    ("avg_pool3d rrelu_with_noise rrelu_with_noise_functional", on_cpu(*HALF)),
+    ("complex polar", of(torch.bfloat16)),
     (FIRST, lambda x, *_, **__: x.dtype in (*BOOL, *INTS)),
     (NUMERIC, of(*BOOL)),
+    ("pow clamp floor_divide remainder fmod randint_like", only(*BOOL)),
+    ("div", lambda *a, rounding_mode=None: rounding_mode is not None and only(*BOOL)(*a)),
+    ("add sub rsub", lambda *a, alpha=1: type(alpha) is float and only(*BOOL, *INTS)(*a)),
+    ("add sub rsub", lambda *a, alpha=1: alpha is True and not only(*BOOL)(*a)),
+    ("ldexp", lambda x, e: x.is_floating_point() and e.dtype is torch.bool),
+    ("mse_loss", only(*BOOL, *INTS)),
+    ("binary_cross_entropy_with_logits", lambda x, y, *_, **__: y.dtype in (*BOOL, *INTS)),
+    ("linspace logspace", lambda *a, **_: bool(_tensors(a))),
     ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
     ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),
     ("upsample_bilinear2d upsample_bicubic2d", of(*BOOL, *INTS[1:])),
-    ("complex heaviside linalg_cross mv addmv _cdist_forward binary_cross_entropy", mixed),
+    ("complex polar heaviside linalg_cross mv addmv _cdist_forward binary_cross_entropy", mixed),
     ("grid_sampler_2d grid_sampler_3d", mixed),
     (f"native_layer_norm native_group_norm {NORMS}", _norm),
-    (NORMS, lambda _, *args, **kwargs: any(t.dim() != 1 for t in _tensors(args, kwargs))),
+    (
+        f"{NORMS} native_group_norm",
+        lambda _, *args, **kwargs: any(t.dim() != 1 for t in _tensors(args, kwargs)),
+    ),
     (TRAINING, lambda x, *_, **__: any(type(n) is int and n == 0 for n in x.shape)),
     (f"{FILLED} clamp", _overflows),
     ("addmv", lambda x, *_, **__: x.dim() > 1),
+    ("soft_margin_loss", lambda x, y, *_: _sizes(x) != _sizes(y)),
+    ("binary_cross_entropy", lambda x, *a, **_: any(t.dim() > x.dim() for t in _tensors(a))),
+    (ORDERED, lambda x, *a, dim=None, **_: _lacks(x, dim if dim is not None or not a else a[0])),
+    ("median nanmedian", lambda x, *_, **__: 0 in _sizes(x)),
     ("bucketize", lambda x, edges, *_, **__: edges.dim() != 1),
+    ("searchsorted", lambda *_, sorter=None, **__: sorter is not None and sorter.dtype != INTS[4]),
+    (PLACED, lambda x, dim, at, *_, **__: at.dim() > 1 or not x.dim()),
+    ("index_fill index_copy", lambda x, dim, at, *_, **__: at.dtype is not torch.int64),
+    ("index_fill", lambda x, *a, **_: any(t.is_complex() for t in _tensors(a)) > x.is_complex()),
+    ("index_add index_reduce index_copy", _unmatched),
+    ("index_put _unsafe_index_put", _unfit),
     ("put index_copy index_add index_reduce index_put _unsafe_index_put", foreign),
     ("diagonal_scatter", _other_than(Tensor.diagonal)),
     ("select_scatter", _other_than(Tensor.select)),
     ("slice_scatter", _other_than(torch.ops.aten.slice.Tensor)),
-    ("nll_loss_forward nll_loss2d_forward", lambda x, y, *_, **__: y.dtype in (*BOOL, *INTS[1:4])),
+    (NLL, lambda x, y, *_, **__: y.dtype in (*BOOL, *INTS[1:4])),
+    (NLL, lambda x, y, w, *_: w is not None and w.dtype is not x.dtype),
+    ("nll_loss2d_forward", lambda x, y, *_: _sizes(x)[:1] + _sizes(x)[2:] != _sizes(y)),
 )
 REFUSED: Mapping[str, Sequence[Rule]] = {  # by the name of a packet of aten
     name: [rule for names, rule in RULES if name in names.split()]

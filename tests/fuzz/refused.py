@@ -27,7 +27,7 @@ from tests.e2e.test_error_inputs import SAME, TAKEN, TRACED, compared, refused
 CRASH = (
     "lu_unpack", "addmv", "native_batch_norm", "_batch_norm_with_update", "put", "index_put",
     "_native_batch_norm_legit", "nn.functional.linear_cross_entropy", "_segment_reduce",
-    "_softmax_backward_data",
+    "_softmax_backward_data", "nn.functional.embedding_bag",
 )  # fmt: skip
 TYPES = (
     torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16,

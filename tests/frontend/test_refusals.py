@@ -1,0 +1,88 @@
+"""Calls that eager's kernels refuse and fake tensors let pass: lenz raises eager's error.
+
+Each has beside it a call that eager takes and that is not left to eager for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lenz.frontend.refusals import is_refused
+
+aten = torch.ops.aten
+X, B, K = torch.ones(2, 3), torch.tensor([True, False]), torch.tensor([1, 2])
+HALF, WIDE = torch.ones(4, dtype=torch.float16), torch.ones(4, dtype=torch.float64)
+ONE, TWO = torch.tensor([1]), torch.tensor([0, 1])
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
+    "what is put broadcasts": (torch.index_put, (X, (TWO,), torch.ones(3, 3)), (X, (TWO,), X[0])),
+    "indices broadcast": (
+        torch.index_put, (X, (TWO, K.repeat(2)), X[0, 0]), (X, (TWO, TWO), X[0, 0])
+    ),
+    "as many as indices": (torch.index_add, (X, 1, TWO, X), (X, 1, TWO, X[:, :2])),
+    "of the other sizes": (torch.index_add, (X, 0, TWO, X[:, :2]), (X, 0, TWO, X)),
+    "an index is a row": (torch.index_select, (X, 0, TWO[None]), (X, 0, TWO)),
+    "an index is of i64": (torch.index_copy, (X, 0, TWO.int(), X), (X, 0, TWO, X)),
+    "a number is filled in": (torch.index_fill, (X, 0, TWO, torch.tensor(1j)), (X, 0, TWO, 1)),
+    "a dimension that is there": (torch.softmax, (X[0], 1), (X, 1)),
+    "a dimension to sort": (torch.sort, (X, -3), (X, -2)),
+    "a part that is there": (torch.select_scatter, (X, X[0], 0, 2), (X, X[0], 0, 1)),
+    "weights of one type": (
+        aten.nll_loss_forward, (X, TWO, X[0].double(), 1, -100), (X, TWO, X[0], 1, -100),
+    ),
+    "a target of each pixel": (
+        lambda x, y: F.nll_loss(x, y.long()), (torch.ones(1, 2, 3, 3), torch.zeros(1, 3, 2)),
+        (torch.ones(1, 2, 3, 3), torch.zeros(1, 3, 3)),
+    ),
+    "alpha is whole": (lambda x, a: torch.add(x, x, alpha=a), (K, 1.5), (K, 2)),
+    "alpha is a number": (lambda x, a: torch.add(x, x, alpha=a), (X, True), (B, True)),
+    "powers of numbers": (torch.pow, (B, B), (B, 2)),
+    "bounds of numbers": (torch.clamp, (B, B, B), (K, K, K)),
+    "quotients of numbers": (lambda x: torch.div(x, x, rounding_mode="trunc"), (B,), (K,)),
+    "exponents": (torch.ldexp, (X[:, :2], B), (X[:, :2], K)),
+    "kernels without halves": (torch.special.erfcx, (HALF,), (WIDE,)),
+    "pools without halves": (
+        lambda x: F.avg_pool3d(x, 2), (torch.ones(1, 2, 2, 2).half(),), (torch.ones(1, 2, 2, 2),),
+    ),
+    "one type": (torch.polar, (WIDE, WIDE.float()), (WIDE, WIDE)),
+    "floats": (lambda x: F.mse_loss(x, x, reduction="sum"), (K,), (X,)),
+    "losses of floats": (F.binary_cross_entropy_with_logits, (X[0, :2], K), (X[0, :2], K * 1.0)),
+    "shapes of losses": (F.soft_margin_loss, (X[0, :1], X[0]), (X[0], X[0])),
+    "as wide": (F.binary_cross_entropy, (X[0], X[0], X), (X, X, X[0])),
+    "an order of i64": (
+        lambda x, by: torch.searchsorted(x, x, sorter=by), (X[0], torch.arange(3).int()),
+        (X[0], torch.arange(3)),
+    ),
+    "some elements": (lambda x: torch.median(x, 0).values, (X[:0],), (X,)),
+    "the second dimension": (torch.index_select, (X, 1, K + 5), (X, 1, K)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_eager_refuses_raises_its_error(name: str) -> None:
+    fn, wrong, right = CALLS[name]
+    with pytest.raises(Exception) as wanted:
+        fn(*wrong)
+    run = torch.compile(fn, backend="lenz")
+    with pytest.raises(type(wanted.value)) as got:
+        run(*wrong)
+    assert "a bug in lenz" not in str(got.value)
+    got_right, want = run(*right), fn(*right)
+    torch.testing.assert_close(got_right, want)
+
+
+def test_what_eager_takes_is_left_to_no_call() -> None:
+    """Rules that say too much would cost speed where it counts."""
+    taken = (
+        ("index_put", (X, (TWO,), X[0])), ("index_put", (X, (None, TWO), X[0, :2])),
+        ("index_add", (X, 1, TWO, X[:, :2])), ("_softmax", (X, 1, False)), ("sort", (X, -2)),
+        ("index_select", (X, 0, TWO)), ("pow", (X, K)), ("add", (K, X, )), ("clamp", (X, K)),
+        ("nll_loss_forward", (X, TWO, X[0], 1, -100)), ("special_erfcx", (WIDE,)),
+        ("select_scatter", (X, X[0], 0, 1)), ("binary_cross_entropy", (X, X, X[0], 1)),
+    )  # fmt: skip
+    for op, args in taken:
+        assert not is_refused(op, args, {}), (op, args)
