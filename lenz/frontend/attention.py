@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from lenz.frontend.calls import called, checkpointed, seen, value_of
+from lenz.frontend.calls import called, checkpointed, seen, storages, value_of, writes
 from lenz.frontend.evaluate import KnownValues
 from lenz.frontend.layout import restored, seen_by_calls
 from lenz.frontend.values import dense_order, is_same_size
@@ -157,6 +157,12 @@ def fit(gm: GraphModule, n: Node) -> None:
             new[x] = laid
         else:
             first.args = (laid, *first.args[1:])
+    own = {*storages(n)}
+    if any(
+        writes(m) and not own.isdisjoint(x for a in m.all_input_nodes for x in storages(a))
+        for m in gm.graph.nodes
+    ):
+        after.append(("clone",))  # what a fused kernel gives is saved, and not to be written
     shown, value = seen_by_calls(gm, [n], results=True), value_of(n)
     order = None if value is None else dense_order(value.shape, value.stride())
     n.kwargs = new
@@ -177,7 +183,7 @@ def gradient_orders(n: Node) -> dict[str, tuple[int, ...]]:
     values: Any = {x: seen(a) if isinstance(a, Node) else a for x, a in n.kwargs.items()}
     mode = values["query"].fake_mode
     quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
-    with mode, quiet:
+    with mode, quiet, torch.autograd.set_multithreading_enabled(False):  # as it is a graph of fakes
         made = {x: v.detach().requires_grad_() for x, v in values.items() if wants(v)}
         out = SDPA(**{**values, **made})
         found = torch.autograd.grad(out, list(made.values()), torch.empty_like(out)) if made else ()

@@ -282,6 +282,19 @@ def test_last_dimensions_become_dense() -> None:
     assert dense == [True, True, False, True]
 
 
+@pytest.fixture
+def fused_if_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What eager is given goes the way of matrix products, and what `fit` makes of it does not."""
+
+    def fitted(gm: GraphModule, n: Node) -> None:
+        before = n.kwargs
+        choose("math")
+        fit(gm, n)
+        choose("math" if n.kwargs == before else "efficient")
+
+    monkeypatch.setattr("lenz.frontend.attention.fit", fitted)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     ("shapes", "dtype", "options"),
@@ -297,15 +310,8 @@ def test_another_kernel_leaves_eagers_strides(
     dtype: torch.dtype,
     options: dict[str, Any],
     dynamic: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    fused_if_fitted: None,
 ) -> None:
-    # What eager is given here goes the way of matrix products, what `fit` makes of it does not.
-    def fitted(gm: GraphModule, n: Node) -> None:
-        before = n.kwargs
-        fit(gm, n)
-        choose("math" if n.kwargs == before else "efficient")
-
-    monkeypatch.setattr("lenz.frontend.attention.fit", fitted)
     f = attend(**options)
     with fake_cuda("math"):
         args = [Fake(s, dtype, grad=True).make() for s in shapes]
@@ -332,7 +338,7 @@ MASKED = [
 
 @pytest.mark.parametrize("case", range(len(MASKED)))
 @pytest.mark.parametrize("grad", [False, True])
-def test_masked_attention_on_cuda_is_fused(case: int, grad: bool) -> None:
+def test_masked_attention_on_cuda_is_fused(case: int, grad: bool, fused_if_fitted: None) -> None:
     # With a GPU torch itself chooses the kernel; without one, what it is given can be looked at.
     shapes, mask, options = MASKED[case]
 
@@ -353,6 +359,27 @@ def test_masked_attention_on_cuda_is_fused(case: int, grad: bool) -> None:
                     assert value.dim() == 4 and value.stride(-1) == 1 and value.shape[-1] % 8 == 0
                 assert n.args[1].meta["val"].shape[1] == n.args[0].meta["val"].shape[1]
                 assert n.args[3].meta["val"].stride(-1) == 1, "(*bias): last dimension"
+
+
+@pytest.mark.parametrize("columns", [slice(None), slice(1, None)])
+def test_a_result_that_is_written_later(columns: slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flash kernel saves it for the gradient; eager's way by matrix products does not."""
+
+    def fitted(gm: GraphModule, n: Node) -> None:
+        fit(gm, n)
+        choose("flash")
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = sdpa(q, k, v)
+        out[..., columns].sub_(2)
+        return out
+
+    monkeypatch.setattr("lenz.frontend.attention.fit", fitted)
+    with fake_cuda("math"):
+        args = [Fake((2, 5, 32), grad=True).make() for _ in range(3)]
+        programs = programs_of(f, *args)
+    assert [p.kind for p in programs] == ["forward", "backward"]
+    assert any("flash_attention" in str(n.target) for n in programs[0].nodes)
 
 
 def test_a_known_mask_leaves_nothing_behind_on_cuda() -> None:
