@@ -25,3 +25,8 @@ def widen(body: Expr, kept: Set[Expr] = frozenset()) -> Expr:
         return rebuild(e, tuple(args))
 
     return interpret(body, visit)
+
+
+def settled(e: Expr) -> Expr:
+    """narrow(x, half) ==> cast(x, half): a rounding that no reader undoes."""
+    return cast(e.args[0], e.dtype) if e.op.name == "narrow" else e

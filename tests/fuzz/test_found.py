@@ -245,3 +245,16 @@ def test_a_program_writes_what_a_custom_op_was_given_a_view_of(way: str) -> None
         return t.cummax(-1).indices, torch.heaviside(a, a)
 
     agrees(f, torch.randn(33, 33), way=way)
+
+
+@pytest.mark.parametrize("columns", (1, 3, 40))
+@pytest.mark.parametrize("way", ("cpu", "triton"))
+def test_what_two_kernels_read_is_one_number(way: str, columns: int) -> None:
+    """A mean was of values before their rounding, and subtracted from them after it: 0.3, not 0."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        t = a / (a + 1)
+        return F.layer_norm(t, t.shape[-1:], t[0, 0], None)  # its weights keep it from one kernel
+
+    a = torch.full((2, 1, columns), 2.0, dtype=torch.bfloat16)
+    assert agrees(f, a, way=way).abs().max() < 1e-3
