@@ -290,7 +290,10 @@ def index_add(
         e = source.compute(i[: source.rank])
         return e if alpha == 1 else ops.mul(e, exact(alpha, i, e.dtype))
 
-    return _by_slices(b, "add", x, dim, index, value, fault="assert_in_bounds")
+    # Eager does these as a scatter, whose error is another one than that of its own kernel.
+    is_scatter = alpha == 1 and index.dtype is I64 and x.rank > 1 and d in (0, x.rank - 1)
+    fault = "assert_in_bounds" if is_scatter else "assert_in_range"
+    return _by_slices(b, "add", x, dim, index, value, fault=fault)
 
 
 @lowering("index_copy", any_dtype=True)

@@ -59,6 +59,11 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     ),
     "some elements": (lambda x: torch.median(x, 0).values, (X[:0],), (X,)),
     "the second dimension": (torch.index_select, (X, 1, K + 5), (X, 1, K)),
+    "a sum at an end": (torch.index_add, (X, 0, K + 5, X), (X, 0, TWO, X)),
+    "a sum in a row": (torch.index_add, (X[0], 0, K + 5, X[0, :2]), (X[0], 0, TWO, X[0, :2])),
+    "a sum of more": (
+        lambda x, i: torch.index_add(x, 0, i, x, alpha=2), (X, K + 5), (X, TWO)
+    ),
 }  # fmt: skip
 
 
