@@ -1,7 +1,8 @@
 """Random programs until the time is over: `python -m tests.fuzz --minutes 5 [--seed N]`.
 
 The seed is printed; a failure is made small and printed as a file that runs. Programs run in forked
-processes, so that one which crashes or hangs is a finding, too, and says where it was.
+processes, so that one which crashes or hangs is a finding, too, and says where it was. One
+in sixteen is no program but a call that eager refuses (`refused`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 if "cuda" not in " ".join(sys.argv):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -37,6 +40,7 @@ from tests.fuzz.shrink import kind_of, shrink
 
 TRITON = ("triton", "tiny") if find_spec("triton") else ()
 WAYS = ("oracle",) * 6 + ("guarded", "guarded avx2", "guarded sse2", "threads", "steps", *TRITON)
+REFUSED = find_spec("expecttest") is not None  # which torch's op database needs
 WAYS_OF_LARGE = ("cpu", "guarded")  # the others are too slow
 FORKS = hasattr(os, "fork")
 BATCH = 50  # programs in one process
@@ -83,6 +87,8 @@ def way_of(seed: int, o: argparse.Namespace) -> str:
         return str(o.way)
     if is_long(seed, o):
         return "cpu"
+    if REFUSED and seed % 16 == 11 and o.device == "cpu":
+        return "refused"
     ways = WAYS_OF_LARGE if is_large(seed, o) else WAYS
     return "cpu" if o.device != "cpu" else random.Random(seed).choice(ways)
 
@@ -102,6 +108,27 @@ def made(seed: int, o: argparse.Namespace) -> Program:
     return program(seed, is_large(seed, o), is_long(seed, o))
 
 
+@cache
+def refusable() -> list[Any]:
+    """The ops of torch's database that are called wrongly; it takes seconds to load."""
+    from tests.fuzz.refused import able
+
+    return able()
+
+
+def why_not_refused(seed: int) -> str:
+    """What is wrong with how lenz refuses the seed's first call that eager refuses, "" if right."""
+    from tests.fuzz.refused import found, is_right
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # torch's, of wrong calls
+    try:
+        title, verdict = found(seed, refusable())
+    finally:
+        logging.disable(disabled)
+    return "" if is_right(verdict) else f"{title}: {verdict}"
+
+
 def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -> None:
     """Run programs up to the first failure.
 
@@ -116,6 +143,8 @@ def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -
         if o.way == "indices":
             ways = [w for w in indices.WAYS if w != "triton" or TRITON]
             why = "\n".join(filter(None, (indices.failure(seed, way) for way in ways)))
+        elif way_of(seed, o) == "refused":
+            why = why_not_refused(seed)
         else:
             why = failure(made(seed, o), way_of(seed, o), o.device, notes)
         skipped = " ".join(notes.skipped.split()).replace("!", ".")[:200]
@@ -152,7 +181,9 @@ def options() -> argparse.Namespace:
     a.add_argument("--count", type=int, default=1 << 40, help="of programs, at most")
     a.add_argument("--large", action="store_true", help="sizes up to 300")
     a.add_argument(
-        "--way", default="", help="cpu, oracle, guarded, triton, tiny; else a mix; or indices"
+        "--way",
+        default="",
+        help="cpu, oracle, guarded, triton, tiny, refused; else a mix; or indices",
     )
     a.add_argument("--device", default="cpu")
     a.add_argument("--shrink", type=float, default=90, help="seconds for making a failure small")
@@ -175,12 +206,15 @@ def run_batch(seeds: Sequence[int], o: argparse.Namespace, until: float) -> tupl
 def main() -> int:
     """Run programs, and tell what failed."""
     o = options()
+    os.environ["LENZ_ON_ERROR"] = "raise"  # of calls that eager refuses; programs have it anyway
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     print(f"fuzz: --seed {o.seed} --device {o.device}{' --large' if o.large else ''}", flush=True)
     until = time.monotonic() + 60 * o.minutes
     if FORKS:
         failure(program(0), "oracle")  # so that children have warm imports
+        if any(way_of(s, o) == "refused" for s in range(o.seed, o.seed + min(o.count, 16))):
+            refusable()
     done, bad = 0, 0
     ops: set[str] = set()
     skipped: list[str] = []
@@ -204,6 +238,10 @@ def main() -> int:
         kinds[kind_of(why)] += 1
         if o.way == "indices":
             print(f"---- {why[:2000]}", flush=True)
+        elif way_of(seed, o) == "refused":
+            flags = f"--count 1{o.way and ' --way refused'}"
+            print(f"---- seed {seed} (refused): {why[:2000]}", flush=True)
+            print(f'again: make fuzz SEED={seed} FLAGS="{flags}"\n', flush=True)
         elif kinds[kind_of(why)] <= 3:
             report(made(seed, o), way_of(seed, o), o, why)
         else:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
@@ -30,3 +32,16 @@ def test_what_eager_refuses_is_refused(first: int) -> None:
         assert is_right(verdict), f"seed {seed}: {title}: {verdict}"
         counts[verdict] += 1
     assert counts[SAME] > 3
+
+
+def test_one_in_sixteen_of_a_mix_is_a_call_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("OMP_NUM_THREADS", "1")):
+        monkeypatch.setenv(name, value)  # as the command does, for good
+    fuzz = import_module("tests.fuzz.__main__")
+    o = Namespace(way="", device="cpu", large=False)
+    seeds = [seed for seed in range(64) if fuzz.way_of(seed, o) == "refused"]
+    assert len(seeds) == 4
+    monkeypatch.setattr("tests.fuzz.refused.found", lambda seed, ops: (f"call {seed}", "no error"))
+    said: list[str] = []
+    fuzz.batch(range(seeds[0], seeds[0] + 1), o, float("inf"), said.append)
+    assert said[-1] == f"!call {seeds[0]}: no error"
