@@ -30,8 +30,13 @@ def of(*kinds: torch.dtype) -> Rule:
 
 
 def only(*kinds: torch.dtype) -> Rule:
-    """All tensors have one of these types, and no number decides of what type the result is."""
+    """All tensors have one of these types."""
     return lambda *args, **kwargs: all(t.dtype in kinds for t in _tensors(args, kwargs))
+
+
+def bools(*args: Any, **_: Any) -> bool:
+    """All operands are tensors of bools: with a number the result is one of integers, or floats."""
+    return only(*BOOL)(*args) and not any(type(a) in (int, float) for a in args)
 
 
 def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
@@ -141,9 +146,9 @@ RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alon
     ("avg_pool3d rrelu_with_noise rrelu_with_noise_functional", on_cpu(*HALF)),
     ("complex polar", of(torch.bfloat16)),
     (FIRST, lambda x, *_, **__: x.dtype in (*BOOL, *INTS)),
-    (NUMERIC, of(*BOOL)),
-    ("pow clamp floor_divide remainder fmod randint_like", only(*BOOL)),
-    ("div", lambda *a, rounding_mode=None: rounding_mode is not None and only(*BOOL)(*a)),
+    (f"{NUMERIC} randint_like", of(*BOOL)),
+    ("pow clamp floor_divide remainder fmod", bools),
+    ("div", lambda *a, rounding_mode=None: rounding_mode is not None and bools(*a)),
     ("add sub rsub", lambda *a, alpha=1: type(alpha) is float and only(*BOOL, *INTS)(*a)),
     ("add sub rsub", lambda *a, alpha=1: alpha is True and not only(*BOOL)(*a)),
     ("ldexp", lambda x, e: x.is_floating_point() and e.dtype is torch.bool),

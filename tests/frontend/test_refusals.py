@@ -86,6 +86,7 @@ def test_what_eager_takes_is_left_to_no_call() -> None:
         ("index_put", (X, (TWO,), X[0])), ("index_put", (X, (None, TWO), X[0, :2])),
         ("index_add", (X, 1, TWO, X[:, :2])), ("_softmax", (X, 1, False)), ("sort", (X, -2)),
         ("index_select", (X, 0, TWO)), ("pow", (X, K)), ("add", (K, X, )), ("clamp", (X, K)),
+        ("pow", (2, B)), ("pow", (B, 2)), ("clamp", (B, 0, 1)),
         ("nll_loss_forward", (X, TWO, X[0], 1, -100)), ("special_erfcx", (WIDE,)),
         ("select_scatter", (X, X[0], 0, 1)), ("binary_cross_entropy", (X, X, X[0], 1)),
     )  # fmt: skip
