@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from lenz import ops
-from lenz.ir.dtype import F32, F64, I64
+from lenz.ir.dtype import F32, F64, I64, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
@@ -252,7 +252,7 @@ def lower_polygamma(b: GraphBuilder, n: int, x: Value) -> Value | Decline:
     """Derivatives of digamma, of a known order."""
     if not 0 <= n <= 12:
         return Decline("a polygamma function of high order")
-    t = b.result.dtype
+    t = compute_dtype(b.result.dtype)
     # From the second order on eager computes f32 in doubles on CPUs: 8e-8 off, and f32 alone 4e-7.
     wide = F64 if n > 1 and b.result.device == "cpu" else t
     return b.map(lambda i: ops.cast(polygamma(ops.cast(element(x, i, t), wide), n), t))

@@ -258,3 +258,10 @@ def test_what_two_kernels_read_is_one_number(way: str, columns: int) -> None:
 
     a = torch.full((2, 1, columns), 2.0, dtype=torch.bfloat16)
     assert agrees(f, a, way=way).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("order", (1, 2))
+def test_polygamma_of_halves(dtype: torch.dtype, order: int) -> None:
+    """It was computed in the halves themselves, which no op takes; so the gradient of digamma."""
+    agrees(lambda a: torch.polygamma(order, a), torch.tensor([0.5, 1.5, 3.0, -1.5], dtype=dtype))
