@@ -187,3 +187,15 @@ def test_the_backward_of_a_graph_taken_to_a_gpu_is_traced_on_the_cpu() -> None:
     )
     spec = Spec("a0", (1, 1), torch.float32, ".diagonal()", 3260000840, grad=True)
     assert not failure(Program((spec,), lines, ("t2",)), "tiny")
+
+
+def test_what_the_forward_saves_keeps_gaps_of_other_sizes() -> None:
+    """The second sizes are not those of the hints, and a part of a tensor was laid without gaps."""
+    pytest.importorskip("triton")
+    spec = Spec("a0", (2, 8, 8), torch.bfloat16, "", 3330001090, grad=True)
+    lines = (
+        Line("t0 = a0[:, 3:]", "t0", ("a0",), "p"),
+        Line("t1 = torch.linalg.vector_norm(t0, 1, [0, 1, 2])", "t1", ("t0",), ""),
+    )
+    second = (replace(spec, base=(2, 5, 5)),)
+    assert not failure(Program((spec,), lines, ("t1",), second, dynamic=True), "tiny")
