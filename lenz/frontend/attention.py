@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -22,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from lenz.frontend.calls import called, checkpointed, seen, storages, value_of, writes
+from lenz.frontend.calls import called, checkpointed, storages, value_of, writes
 from lenz.frontend.evaluate import KnownValues
-from lenz.frontend.layout import restored, seen_by_calls
+from lenz.frontend.layout import gradient_orders, restored, seen_by_calls, with_gradient
 from lenz.frontend.values import dense_order, is_same_size
 
 SDPA = F.scaled_dot_product_attention
@@ -176,32 +175,6 @@ def fit(gm: GraphModule, n: Node) -> None:
     for user, a, by in shown or ():
         a = result if a is n else a
         user.replace_input_with(a, restored(gm, user, a, by))
-
-
-def gradient_orders(n: Node) -> dict[str, tuple[int, ...]]:
-    """Return how the gradients that eager has of the operands lie in memory: see `dense_order`."""
-    values: Any = {x: seen(a) if isinstance(a, Node) else a for x, a in n.kwargs.items()}
-    mode = values["query"].fake_mode
-    quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
-    with mode, quiet, torch.autograd.set_multithreading_enabled(False):  # as it is a graph of fakes
-        made = {x: v.detach().requires_grad_() for x, v in values.items() if wants(v)}
-        out = SDPA(**{**values, **made})
-        found = torch.autograd.grad(out, list(made.values()), torch.empty_like(out)) if made else ()
-    orders = {x: dense_order(g.shape, g.stride()) for x, g in zip(made, found, strict=True)}
-    return {x: order for x, order in orders.items() if order is not None}
-
-
-def wants(v: Any) -> bool:
-    """Say whether a gradient of a value may be asked for."""
-    return isinstance(v, Tensor) and v.requires_grad and torch.is_grad_enabled()
-
-
-def with_gradient(gm: GraphModule, at: Node, n: Any, order: tuple[int, ...]) -> Node:
-    """Insert what gives `n`, and a gradient in the order told: that of a part is dense."""
-    whole = called(gm, at, "permute", n, order)
-    size = called(gm, at, "size", whole, 0)
-    whole = called(gm, at, "narrow", whole, 0, 0, size)
-    return called(gm, at, "permute", whole, tuple(order.index(d) for d in range(len(order))))
 
 
 def widen(

@@ -8,17 +8,21 @@ around each convolution.  A call asks for channels last at the input of every co
 nothing where the tensor has that layout already: AOTAutograd's trace carries it from one to the
 next, forward and backward, so that one conversion is left at each border.  Results leave with the
 strides they had, and so do arguments of calls that look at strides: `as_strided`, custom operators.
+The gradients of kernels, and of the images of the first convolutions, have those of eager's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from contextlib import nullcontext
+from typing import Any, TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
-from lenz.frontend.calls import CALLS, called, is_torch, name_of, storages, value_of, writes
+from lenz.frontend.calls import CALLS, called, is_torch, name_of, seen, storages, value_of, writes
 from lenz.frontend.values import dense_order, is_same_size
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -34,22 +38,30 @@ def channels_last(gm: GraphModule) -> None:
     orders = {
         n: dense_order(v.shape, v.stride()) for n, v in results.items() if n.op != "placeholder"
     }
-    seen = seen_by_calls(gm, convolutions)
-    views = views_of(gm) if convolutions and seen is not None else None
+    shown = seen_by_calls(gm, convolutions)
+    views = views_of(gm) if convolutions and shown is not None else None
     # Results that share memory, or have gaps, could not be given their strides by a copy.
     kept = [s for n in results for s in storages(n)]
-    if views is None or seen is None or None in orders.values() or len(kept) != len(set(kept)):
+    if views is None or shown is None or None in orders.values() or len(kept) != len(set(kept)):
         return
     for n in views:  # a view of a tensor that is channels last may have to be a copy
         n.target = "reshape"
+    inner = dict.fromkeys(convolutions)
+    for n in gm.graph.nodes:
+        inner |= {} if inner.keys().isdisjoint(n.all_input_nodes) else {n: None}
     for n in convolutions:
-        image = called(gm, n, "contiguous", n.args[0], memory_format=torch.channels_last)
-        n.args = (image, *n.args[1:])
-    for n, order in orders.items():
-        assert order is not None
-        output.replace_input_with(n, restored(gm, output, n, order))
-    for user, n, order in seen:
-        user.replace_input_with(n, restored(gm, user, n, order))
+        args: list[Any] = [*n.args]
+        for k, order in gradient_orders(n).items():
+            # Between convolutions gradients stay channels last, as images do.
+            if k == 1 or (k == 0 and args[0] not in inner):
+                args[k] = with_gradient(gm, n, args[k], order)
+        args[0] = called(gm, n, "contiguous", args[0], memory_format=torch.channels_last)
+        n.args = tuple(args)
+    for n, by in orders.items():
+        assert by is not None
+        output.replace_input_with(n, restored(gm, output, n, by))
+    for user, n, by in shown:
+        user.replace_input_with(n, restored(gm, user, n, by))
     gm.recompile()
 
 
@@ -115,6 +127,38 @@ def pays(n: Node) -> bool:
         and kernel.shape[0] % WIDTH == 0
         and not image.is_contiguous(memory_format=torch.channels_last)
     )
+
+
+def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:
+    """Return how eager's gradients of the operands of a call lie in memory: see `dense_order`.
+
+    Operands are named by their position, or as they are in the call; a call of fake tensors tells.
+    """
+    given: dict[Any, Any] = {**dict(enumerate(n.args)), **n.kwargs}
+    values: Any = map_arg(given, seen)
+    tensors = {x: v for x, v in values.items() if isinstance(v, torch.Tensor)}
+    wanted = [x for x, v in tensors.items() if v.requires_grad and torch.is_grad_enabled()]
+    modes = [v.fake_mode for v in tensors.values() if isinstance(v, FakeTensor)]
+    if not wanted or not modes:
+        return {}
+    mode = modes[0]
+    quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
+    with mode, quiet, torch.autograd.set_multithreading_enabled(False):  # as it is a graph of fakes
+        leaves = {x: tensors[x].detach().requires_grad_() for x in wanted}
+        every, call = {**values, **leaves}, n.target
+        assert callable(call)
+        out = call(*[every.pop(k) for k in range(len(n.args))], **every)
+        found = torch.autograd.grad(out, list(leaves.values()), torch.empty_like(out))
+    orders = {x: dense_order(g.shape, g.stride()) for x, g in zip(leaves, found, strict=True)}
+    return {x: order for x, order in orders.items() if order is not None}
+
+
+def with_gradient(gm: GraphModule, at: Node, n: Any, order: tuple[int, ...]) -> Node:
+    """Insert what gives `n`, and a gradient in the order told: that of a part is dense."""
+    whole = called(gm, at, "permute", n, order)
+    size = called(gm, at, "size", whole, 0)
+    whole = called(gm, at, "narrow", whole, 0, 0, size)
+    return called(gm, at, "permute", whole, tuple(order.index(d) for d in range(len(order))))
 
 
 def views_of(gm: GraphModule) -> list[Node] | None:

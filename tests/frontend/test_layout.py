@@ -64,6 +64,28 @@ def test_one_conversion_at_each_border(grad: bool) -> None:
         assert len(found) == 2 and all(x.is_contiguous(memory_format=LAST) for x in found)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_gradients_have_eagers_strides(turned: bool) -> None:
+    def f(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x.sin(), v).relu(), w, padding=1).relu()
+
+    with fake_cuda():
+        shapes = [(2, 8, 9, 9), (16, 8, 1, 1), (16, 16, 3, 3)]
+        args = [Fake(s, torch.bfloat16).make() for s in shapes]
+        if turned:
+            args[0] = args[0].mT.contiguous().mT
+        args = [a.requires_grad_() for a in args]
+        y = f(*args)
+        with torch.autograd.set_multithreading_enabled(False):
+            want = torch.autograd.grad(y, args, torch.empty_like(y))
+        forward, backward = programs_of(f, *args)
+    assert all(x.is_contiguous(memory_format=LAST) for x in images(forward, "convolution"))
+    assert all(
+        x.is_contiguous(memory_format=LAST) for x in images(backward, "convolution_backward")
+    )
+    assert [o.value.stride() for o in backward.outputs] == [g.stride() for g in want]
+
+
 @pytest.mark.parametrize(
     "build",
     [
