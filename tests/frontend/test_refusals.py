@@ -59,6 +59,10 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     ),
     "some elements": (lambda x: torch.median(x, 0).values, (X[:0],), (X,)),
     "the second dimension": (torch.index_select, (X, 1, K + 5), (X, 1, K)),
+    "a place in a number": (
+        lambda x, i: x.scatter_reduce(0, i, x, "amin"), (X[0, 0], K[0]), (X[0, 0], K[0] - 1)
+    ),
+    "a number's place": (lambda x, i: x.gather(0, i), (X[0, 0], K), (X[0, 0], K * 0)),
     "a sum at an end": (torch.index_add, (X, 0, K + 5, X), (X, 0, TWO, X)),
     "a sum in a row": (torch.index_add, (X[0], 0, K + 5, X[0, :2]), (X[0], 0, TWO, X[0, :2])),
     "a sum of more": (
