@@ -15,7 +15,7 @@ What is in braces is filled in by `generator`:
     t  a type
 
 Eager computes hardsigmoid of float64 with 1/6 as a float32, so float64 does not come to it.
-Its pixel_shuffle of what is empty keeps the shape, on CPUs, which fake tensors and GPUs change.
+Its pixel_unshuffle of what is empty keeps the shape, on CPUs, which fake tensors and GPUs change.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ TABLES: dict[str, tuple[int, str]] = {
         p {x2}.t() if {x2}.dim() == 2 else {x2}.mT
         p {h}.view(torch.int8)
         p {b}.view(torch.uint8)
-        p F.pixel_shuffle({f3}, 2) if {f3}.numel() else {f3}.clone()
+        p F.pixel_shuffle({f3}, 2)
         p F.pixel_unshuffle({f3}, 2) if {f3}.numel() else {f3}.clone()
         p F.channel_shuffle({X4}, 2)
         """,
