@@ -21,7 +21,12 @@ from lenz.frontend.patterns import follow_pattern, number
 
 # Elements of the largest tensor that is computed, a mask of 8192 positions: 50 ms an op.
 LIMIT = 1 << 26
-UNKNOWN = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "cuda")
+# Whose results are memory as it is found, or of a GPU.
+UNKNOWN = (
+    "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted",
+    "cuda",
+)  # fmt: skip
+PRIM_DIV = (torch.ops.prims.div, torch.ops.prims.div.default)
 
 
 class Refused(Exception):
@@ -110,7 +115,17 @@ def is_plain(n: Node, limit: int = LIMIT) -> bool:
         elif not isinstance(leaf, (bool, int, float, type(None))):
             return False
     is_own = n.op != "call_function" or is_torch(n.target)
-    return is_own and name_of(n) not in UNKNOWN
+    return is_own and name_of(n) not in UNKNOWN and not may_trap(n)
+
+
+def may_trap(n: Node) -> bool:
+    """Say whether x86 may end the process: the least integer by -1, rounded to zero.
+
+    A GPU gives some number, so that a program may do it.
+    """
+    if n.target not in PRIM_DIV and n.kwargs.get("rounding_mode") != "trunc":
+        return False
+    return not seen(n).is_floating_point()
 
 
 FAULTS = (Refused, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)

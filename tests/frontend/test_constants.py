@@ -12,6 +12,7 @@ from torch import Tensor
 from lenz.frontend import FxProgram, capture
 from lenz.lower import native_ops
 from lenz.options import Options
+from tests.cuda import cuda_program
 
 OPTIONS = Options(cache=False, verify=True)
 
@@ -127,3 +128,21 @@ def test_values_of_plain_shape_may_follow_a_symbolic_size() -> None:
     for n in (5, 3, 40):
         x = torch.ones(n, 7)
         torch.testing.assert_close(compiled(x), f(x))
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [lambda a, b: torch.div(a, b, rounding_mode="trunc"), torch.ops.prims.div],
+    ids=("div", "prims.div"),
+)
+def test_what_a_cpu_traps_on_is_not_computed_for_a_gpu(
+    divide: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """The least integer by -1: eager on CPUs ends the process (SIGFPE), a GPU gives a number."""
+
+    def fn(x: Tensor) -> Tensor:
+        least = torch.full((4,), -(2**63), device=x.device)
+        return x @ divide(least, torch.full_like(least, -1)).float()
+
+    p = cuda_program(fn, (4,), dtype=torch.float32)
+    assert any("div" in t for t in targets(p)) and not p.constants
