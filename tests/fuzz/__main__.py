@@ -28,6 +28,8 @@ from typing import Any
 
 if "cuda" not in " ".join(sys.argv):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Whether there is a GPU is asked without CUDA: a forked process could not start it once more.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # A forked process would wait for threads that its parent has started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as tests of codegen have it
@@ -211,7 +213,7 @@ def main() -> int:
     logging.getLogger("torch").setLevel(logging.ERROR)
     print(f"fuzz: --seed {o.seed} --device {o.device}{' --large' if o.large else ''}", flush=True)
     until = time.monotonic() + 60 * o.minutes
-    if FORKS:
+    if FORKS and o.device == "cpu":  # compiling anything would meet the GPU
         failure(program(0), "oracle")  # so that children have warm imports
         if any(way_of(s, o) == "refused" for s in range(o.seed, o.seed + min(o.count, 16))):
             refusable()
