@@ -62,6 +62,10 @@ without one it stands for all overloads that have no entry of their own. A lower
 decline a case (complex numbers, say). What has no name here, and what is declined, is a call of the
 eager op: an `Extern` with its reason (`lenz.explain(fn)(*args).graphs[0].fallbacks`). Names without
 a namespace are aten's.
+
+So is a call that eager may refuse, by the types, shapes or numbers of its arguments, where torch's
+fake tensors and decompositions let it pass: eager is asked, and raises its own error. The table of
+these is `lenz/frontend/refusals.py`; an entry that says too much costs speed alone.
 """
 
 GROUPS = (

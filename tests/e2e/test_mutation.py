@@ -253,6 +253,53 @@ def test_elements_that_share_memory_are_written_as_aot_eager_does(name: str, dyn
         torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
+EXPANDED: dict[str, Callable[[Tensor], Any]] = {
+    "add_": lambda x: x.add_(1),
+    "copy_ of a result": lambda x: x.copy_(x + 1),
+    "fill_": lambda x: x.fill_(3),
+    "zero_": lambda x: x.zero_(),
+    "a row": lambda x: x[0].copy_(x[-1] + 1),
+    "a column": lambda x: x[:, 0].add_(1),
+    "masked_fill_": lambda x: x.masked_fill_(x > 0, 7.0),
+    "index_put_": lambda x: x.index_put_((torch.zeros(1).long(),), torch.ones(())),
+    "index_add_": lambda x: x.index_add_(0, torch.zeros(1).long(), torch.ones(1, 3)),
+    "cumsum_": lambda x: x.cumsum_(0),
+}
+
+
+def written(run: Callable[[Tensor], Any]) -> Any:
+    """What a call gives and has written, or the type of its error."""
+    torch._dynamo.reset()
+    x = torch.arange(3.0)
+    try:
+        return run(x), x
+    except Exception as e:  # noqa: BLE001  # its type is what is compared
+        return type(e)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's and lenz's, of such calls
+@pytest.mark.parametrize("name", EXPANDED)
+def test_an_expanded_tensor_is_written_as_aot_eager_does(name: str) -> None:
+    """An argument, a view of one, and a value of the graph; the rule is in docs/numerics.md."""
+    fn = EXPANDED[name]
+    outside: Callable[[Any], Callable[[Tensor], Any]] = lambda run: lambda x: run(x.expand(2, 3))
+    for inside in (lambda x: fn(x.expand(2, 3)), lambda x: fn((x + 1).expand(2, 3))):
+        ours, theirs = (written(torch.compile(inside, backend=b)) for b in ("lenz", "aot_eager"))
+        same_or_error(ours, theirs)
+    ours, theirs = (written(outside(torch.compile(fn, backend=b))) for b in ("lenz", "aot_eager"))
+    same_or_error(ours, theirs)
+    run = torch.compile(fn, backend="lenz", options={"on_error": "eager"})
+    if theirs is torch._dynamo.exc.BackendCompilerFailed:  # the graph then runs in eager
+        same_or_error(written(outside(run)), written(outside(fn)))
+
+
+def same_or_error(got: Any, want: Any) -> None:
+    if isinstance(got, type) or isinstance(want, type):
+        assert got is want, f"{got} for {want}"
+        return
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 def test_a_later_call_has_elements_that_share_memory() -> None:
     """Strides are symbols then, of which the first call says nothing."""
     run = torch.compile(lambda x: x[0].add_(1), backend="lenz", dynamic=True)
