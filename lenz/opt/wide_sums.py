@@ -27,6 +27,8 @@ def wide_sums(g: Graph, cx: Context) -> Graph:
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
 
     def long(n: Reduction) -> bool:
+        if n.out.type.device != "cpu":
+            return False  # lanes of a tile are added in a tree, and its tiles are few
         length = g.env.hint(product(a.extent for a in n.raxes))
         if n.kind == "prod":
             return length > LONGEST_PRODUCT
