@@ -170,7 +170,7 @@ def _followed(
             return copied(shape, steps) if are_same(own, shape) else None
         case "spread":
             if all(
-                not isinstance(s, int) or s or n == 1
+                is_same_size(n, 1) or not is_same_size(s, 0)
                 for n, s in zip(shape, told.stride(), strict=True)
             ):
                 return None
@@ -246,7 +246,7 @@ def is_laid(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -
     """Say whether dimensions lie in an order without gaps; where one has one element is open."""
     step: Any = 1
     for d in reversed(order):
-        if isinstance(shape[d], int) and shape[d] == 1:
+        if is_same_size(shape[d], 1):
             continue
         if not is_same_size(stride[d], step):
             return False
@@ -385,7 +385,7 @@ def iteration(shape: Sequence[Any], operands: Sequence[tuple[Any, Any]]) -> list
     def is_outside(a: int, b: int) -> bool | None:
         for t in operands:
             p, q = step(t, a), step(t, b)
-            if any(isinstance(s, int) and s == 0 for s in (p, q)):
+            if any(is_same_size(s, 0) for s in (p, q)):
                 continue
             same = is_same_size(p, q)
             x, y = (shape[a], shape[b]) if same else (p, q)

@@ -30,12 +30,12 @@ def storage_of(value: Any) -> int | None:
 
 
 def is_same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Say whether two sizes are equal as expressions; no guard, so False means "not known"."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
-        return bool(a.node.expr == b.node.expr)
-    return False
+    """Say whether two sizes are equal as expressions; no guard, so False means "not known".
+
+    A symbol that was found to be a number is equal to it, though it may still be a SymInt.
+    """
+    p, q = (n.node.expr if isinstance(n, torch.SymInt) else n for n in (a, b))
+    return bool(p == q)
 
 
 def are_same(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
