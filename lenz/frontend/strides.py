@@ -104,6 +104,8 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.flip.default": LIKE,
     "aten.index_put.default": LIKE,
     "aten.masked_fill.Scalar": DENSE,
+    "aten.fill.Scalar": LIKE,
+    "aten.fill.Tensor": LIKE,
     "aten.native_dropout.default": ITERATION,
     "aten.as_strided_scatter.default": ("spread", 0),
     "aten.select_scatter.default": ("spread", 0),

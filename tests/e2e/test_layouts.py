@@ -194,6 +194,16 @@ def test_indices_that_follow_a_transposed_tensor() -> None:
     agree(lambda x: x[-1 - x.remainder(x.shape[0])], lambda: [torch.arange(81).reshape(9, 9).t()])
 
 
+@pytest.mark.parametrize("turn", (lambda x: x.t(), lambda x: x.t()[:, ::2], lambda x: x))
+@pytest.mark.parametrize("shape", ((9, 1), (1, 9), (4, 6)))
+def test_what_is_filled_keeps_its_strides(
+    shape: tuple[int, int], turn: Callable[[Tensor], Tensor]
+) -> None:
+    agree(lambda x: (x + 1).fill_(2), lambda: [turn(torch.ones(shape))])
+    agree(lambda x: x.clone().fill_(x.sum()), lambda: [turn(torch.ones(shape))])
+    agree(lambda x: torch.fill(x, 2), lambda: [turn(torch.ones(shape))])
+
+
 @pytest.mark.parametrize(
     "x",
     [
