@@ -135,7 +135,7 @@ class SymbolMap:
                 return self._sum(e)
             case "Mul":
                 return self._product(e)
-            case "Pow" | "PowByNatural" if args[1].is_Integer and 0 <= int(args[1]) <= 16:
+            case "Pow" | "PowByNatural" if args[1].is_Integer and 0 <= int(args[1]) <= 64:
                 power: Sym = Int(1)
                 for _ in range(int(args[1])):
                     power = power * self._expr(args[0])

@@ -40,6 +40,7 @@ EXPRESSIONS: list[Any] = [
     lambda a, b: -(-(a + 1) // 5),
     lambda a, b: (a * b + 7 * b) // b,
     lambda a, b: a**3,
+    lambda a, b: math.prod([a] * 40) * b,  # the stride of an axis before 40 of one size
     lambda a, b: math.ceil(a / 5) * 5,
     lambda a, b: math.floor(a / b) + 1,
 ]
