@@ -209,16 +209,23 @@ def _followed(
 def computed(target: Any, args: Sequence[Any], told: torch.Tensor) -> list[tuple[Any, Any]]:
     """The shapes and strides of operands.  Those of other types are copied to one on CPUs first."""
     dtype, found = told.dtype, []
-    if dtype is torch.bool and len(args) > 1 and isinstance(args[0], torch.Tensor):
+    is_pair = len(args) > 1 and isinstance(args[0], torch.Tensor)
+    if dtype is torch.bool and is_pair and not isinstance(args[1], torch.dtype):
         dtype = torch.result_type(args[0], args[1])  # of what is compared
     is_choice = target._schema.name == "aten::where"
     for a in (x for x in args if isinstance(x, torch.Tensor)):
-        is_same = torch.promote_types(a.dtype, dtype) is not dtype or a.dtype is dtype
-        if is_same or (a is args[0] if is_choice else told.device.type != "cpu"):
-            found.append((a.shape, a.stride()))
-        else:
-            found.append((a.shape, copied(a.shape, a.stride()) or a.stride()))
+        as_is = a is args[0] if is_choice else told.device.type != "cpu"
+        steps = None if as_is or not is_widened(a.dtype, dtype) else copied(a.shape, a.stride())
+        found.append((a.shape, steps or a.stride()))
     return found
+
+
+def is_widened(own: torch.dtype, to: torch.dtype) -> bool:
+    """Say whether an operand is taken to another type before ATen computes with it."""
+    try:
+        return own is not to and torch.promote_types(own, to) is to
+    except RuntimeError:  # from unsigned types and 8-bit floats to others there is no way
+        return False
 
 
 def power(
