@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -290,9 +289,6 @@ class Machine:
     def value(self, line: Line, env: dict[str, Any] | None = None) -> Any:
         """What the line makes; nothing is stored."""
         env = dict(self.env) if env is None else env
-        shapes = [t.shape for r in line.reads if isinstance(t := env.get(r), torch.Tensor)]
-        if prod(map(max, zip_longest(*map(reversed, shapes), fillvalue=1))) > MOST:
-            raise Refused("too large, broadcast")
         try:
             exec(line.text, env)
         except Exception as e:  # whatever eager raises, the line is not a program
