@@ -34,10 +34,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, j: (x.long()[j] * 0, x[j][:1] * 2),
         (X, J),
     ),
-    "slices of scalars": (
-        lambda x, j: (x[0, 0].index_add(0, j, x[0, :9]), x[0, 0].index_select(0, j[:2])),
-        (X, J * 0),
-    ),
     "adaptive pools": (
         lambda x: (aten._adaptive_avg_pool2d(x, (4, 3)), *aten.adaptive_max_pool2d(x, (5, 3))),
         (X[None],),

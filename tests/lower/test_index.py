@@ -39,8 +39,6 @@ INDEX: dict[str, Fn] = {
     "index_select_scalar": lambda x, i, j: x.index_select(2, j[0]),
     "gather": lambda x, i, j: x.gather(1, (i.abs()[:, :, None] + 0)),
     "gather_part": lambda x, i, j: x.gather(2, i.abs()[:1, :2, None].expand(1, 2, 3)),
-    "gather_scalar": lambda x, i, j: x[0, 0, 0].gather(0, j[2]),
-    "gather_scalar_list": lambda x, i, j: x[0, 0, 0].gather(0, j[2:]),
     "embedding": lambda x, i, j: F.embedding(i.abs(), x[0]),
     "embedding_scalar": lambda x, i, j: F.embedding(j[0], x[0]),
     "embedding_padding": lambda x, i, j: F.embedding(i.abs(), x[0], padding_idx=0),
