@@ -4,10 +4,10 @@
 
 One step of Newton's method, whose residual a fused multiply-add gives exactly, rounds correctly
 (Markstein 1990; Cornea, Harrison and Tang 1999) where r is 1 / y to nearest and nothing,
-the residual included, is denormal. Where x or y is infinite, zero or NaN the step gives NaN, and q
-is the quotient. So that r is normal, x and y are scaled by a power of two where y is beyond 2^100
-or below 2^-100. Six cheap instructions stand for a division, which takes about ten on a GPU and one
-of a slow unit.
+the residual included, is denormal. Where x or y is infinite, zero or NaN the step gives NaN, or 0
+for -0, and q is the quotient. So that r is normal, x and y are scaled by a power of two where y is
+beyond 2^100 or below 2^-100. Six cheap instructions stand for a division, which takes about ten on
+a GPU and one of a slow unit.
 """
 
 from __future__ import annotations
@@ -86,4 +86,4 @@ def _shared(x: Expr, y: Expr, rough: bool) -> Expr:
     if rough:
         return q
     better = ops.fma(ops.fma(ops.neg(q), scaled, x), r, q)
-    return ops.where(ops.eq(better, better), better, q)
+    return ops.where(ops.gt(ops.abs(better), const(0.0, F32)), better, q)

@@ -59,3 +59,9 @@ def test_a_quotient_that_is_rounded_to_a_half_is_one_product() -> None:
     finite = want.isfinite() & (want.abs() >= 2.0**-126)
     error = (got[finite].double() / want[finite].double() - 1).abs()
     assert float(error.max()) < 2.0**-22
+
+
+def test_the_quotient_of_a_zero_keeps_its_sign() -> None:
+    x = torch.tensor([-0.0, 0.0, -0.0, 0.0])
+    y = torch.tensor([1e-12, 3.0, -7.0, -1e30])
+    assert torch.equal(torch.signbit(quotient(x, y)), torch.signbit(x / y))
