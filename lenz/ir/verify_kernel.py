@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from lenz.ir.dtype import BOOL, I32, I64, DType
 from lenz.ir.expr import Expr
@@ -27,6 +28,7 @@ from lenz.sym import Int, Sym, Var, prove_le, substitute
 from lenz.sym import show as show_sym
 
 SPREAD = ("parallel", "grid")
+MOST_LANES = 1 << 20  # elements of Triton's largest tensor, whose sides are powers of two
 
 
 @dataclass(slots=True)
@@ -109,6 +111,9 @@ class _Check:
             broken("vector-loop-innermost", f"a loop inside the vector loop {f.axis.name}", f)
         if f.kind in SPREAD and any(o.kind not in SPREAD for o in s.loops):
             broken("parallel-outermost", f"{f.axis.name} is inside a loop that is not parallel", f)
+        lanes = [o.axis.extent.hi for o in (*s.loops, f) if o.kind == "lane"]
+        if None in lanes or prod(1 << (max(n or 1, 1) - 1).bit_length() for n in lanes) > MOST_LANES:
+            broken("lanes", f"{f.axis.name} is one of {len(lanes)} axes of lanes", f)
         inner = _Scope((*s.loops, f), s.sizes, dict(s.visible))
         pending = self.block(f.body, inner)
         later: dict[str, DType] = {}

@@ -49,6 +49,7 @@ RULES: dict[str, str] = {
     "sort-local": "a sort is of elements of a local of i32 or i64, and keeps no more than those",
     "update-inout": "a store that updates goes to a local or to a parameter with the mode inout",
     "vector-loop-innermost": "a vector loop has no loop inside",
+    "lanes": "the lanes around a statement have ends, and are no more than Triton's largest tensor",
     "parallel-outermost": "only parallel and grid loops stand around a parallel or grid loop",
     "launch": "a launch passes one buffer of the right type per parameter",
     # plans

@@ -117,6 +117,8 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("sort-local", KERNEL, f"local %l: i64[4]\nfor i in s0 : seq {{ {STORE} sort(%l, 3, keep 4) }}", "6: sort"),
     ("update-inout", KERNEL, "for i in s0 : seq { store(%z, [i], 1:i64); store add(%y, [i], 1.0:f32) }", "4: store add"),
     ("vector-loop-innermost", KERNEL, f"for i in s0 : vector {{ for j in 4 : seq {{ {STORE} }} }}", "2: for i"),
+    ("lanes", KERNEL, f"for i in s0 : lane {{ {STORE} }}", "2: for i"),
+    ("lanes", KERNEL, f"for j in 1025 : lane {{ for i in 1000 : lane {{ {STORE} }} }}", "3: for i"),
     ("parallel-outermost", KERNEL, f"for j in s0 : seq {{ for i in 4 : parallel {{ {STORE} }} }}", "3: for i"),
     ("alloc-before-use", PLAN, "launch @k(%x, %a)", "4: launch"),
     ("alloc-before-use", PLAN, "free %a", "4: free"),

@@ -20,6 +20,7 @@ from lenz.frontend.program import Fact
 from lenz.ir.kernel import Launch
 from lenz.ir.printer import show
 from lenz.ir.reader import read
+from lenz.ir.verify import verify
 from lenz.lower import lower, native_ops
 from lenz.opt import PASSES
 from lenz.options import Options
@@ -75,6 +76,26 @@ def test_a_kernel_for_such_sizes_has_short_indices_and_aligned_rows() -> None:
     general, wide = planned(assuming(p, {}))
     assert "i64" in emit(wide, 90).signature
     assert plan.most and not general.most
+
+
+def test_a_size_that_checks_hold_low_stays_low() -> None:
+    """A size of 4 or 5, and by the facts at most 512: all of its elements are lanes once."""
+
+    def turned_parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.flip(0) + 0, torch.split(y, 2, 1)[0] + 1
+
+    with fake_cuda():
+        x, y = Fake((5, 5, 5)).make(), Fake((1, 5)).make()
+        (p,) = programs_of(turned_parts, x, y, dynamic=True)
+    cx, devices = gpu_context(), frozenset(("cpu", "cuda"))
+    g = lower(p.gm, p.name, p.symbols.sym, p.constants, env=_env(p), devices=devices)
+    for run in PASSES.values():
+        g = run(g, cx)
+    s = schedule(g, cx)
+    ends = {v.name: v.hi for v in g.env.ranges}
+    assert 5 in ends.values() and all(end > 5 for _, end in g.env.most)
+    assert kernels_of(s) and all(v.hi == ends[v.name] for k in kernels_of(s) for v in k.sizes)
+    verify(s)
 
 
 Capture = Callable[[Any, Sequence[Any]], Any]
