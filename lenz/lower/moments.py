@@ -1,12 +1,18 @@
 """Mean and sum of squared deviations of many sets of numbers, which are read once on GPUs.
 
+A mean m that was rounded is corrected by the deviations from it (the corrected two-pass algorithm;
+Chan, Golub and LeVeque, 1983), so that equal numbers have exactly their mean and no variance:
+
+    d = sum(x - m) / n        mean = m + d        sum((x - mean)^2) = sum((x - m)^2) - n d^2
+
 A set too long for the registers of a program is cut into chunks of k elements. A program holds one
-chunk (or those of some channels that lie side by side) and computes its sum s and
-q = sum((x - s/k)^2). Chan, Golub and LeVeque (1979) put n elements in chunks (s, q, k) together:
+chunk (or those of some channels that lie side by side) and computes its mean c and
+q = sum((x - c)^2), both corrected so. Chan, Golub and LeVeque (1979) put n elements in chunks
+(c, q, k) together:
 
-    mean = sum(s) / n        sum((x - mean)^2) = sum(q + k (s/k - mean)^2)
+    mean = sum(k c) / n        sum((x - mean)^2) = sum(q + k (c - mean)^2)
 
-All terms are positive, so that a mean far from zero costs no digits; the few sums of chunks are
+All terms are positive, so that a mean far from zero costs no digits; the few means of chunks are
 added in f64, as rounding of a mean far from zero is what is left.
 """
 
@@ -86,12 +92,24 @@ def moments(
     if chunks is not None:
         return _of_chunks(b, chunks, types, finish, name)
     n = count(s.over, s.dtype)
-    mean = b.reduce("sum", s.rows, s.over, s.at, lambda a: ops.div(a, n), types[0], "mean")
+    first = b.reduce("sum", s.rows, s.over, s.at, lambda a: ops.div(a, n), types[0], "mean")
+
+    def deviation(i: Index, r: Index) -> Expr:
+        return ops.sub(s.at(i, r), first.at(i))
 
     def square(i: Index, r: Index) -> Expr:
-        return ops.square(ops.sub(s.at(i, r), mean.at(i)))
+        return ops.square(deviation(i, r))
 
-    return mean, b.reduce("sum", s.rows, s.over, square, finish, types[1], name)
+    part = b.temp(s.rows, s.dtype, s.x)
+    off = b.reduce("sum", s.rows, s.over, deviation, lambda a: ops.div(a, n), part, "off")
+    squares = b.reduce("sum", s.rows, s.over, square, type=part, name="squares")
+    mean = b.map(lambda i: ops.add(first.at(i), off.at(i)), types[0], "mean")
+
+    def rest(i: Index) -> Expr:
+        lost = ops.mul(ops.square(off.at(i)), n)
+        return finish(ops.maximum(ops.sub(squares.at(i), lost), const(0, s.dtype)))
+
+    return mean, b.map(rest, types[1], name)
 
 
 def _of_chunks(
@@ -108,23 +126,36 @@ def _of_chunks(
         return c.element(p, r, lambda e: e)
 
     def deviation(p: Index, r: Index) -> Expr:
+        return c.element(p, r, lambda e: ops.sub(e, centre(p)))
+
+    def square(p: Index, r: Index) -> Expr:
         return c.element(p, r, lambda e: ops.square(ops.sub(e, centre(p))))
 
     def centre(p: Index) -> Expr:
         return ops.div(sums.at(p), c.number(p))
 
+    def shift(p: Index) -> Expr:
+        return ops.div(off.at(p), c.number(p))
+
     def wide(i: Index, at: Index) -> Expr:
-        return ops.cast(sums.at(c.place(i, at)), F64)
+        p = c.place(i, at)
+        exact = ops.add(ops.cast(centre(p), F64), ops.cast(shift(p), F64))
+        return ops.mul(exact, ops.cast(c.number(p), F64))
 
     def spread(i: Index, at: Index) -> Expr:
         p = c.place(i, at)
-        off = ops.square(ops.sub(centre(p), mean.at(i)))
-        return ops.add(squares.at(p), ops.mul(off, c.number(p)))
+        own = ops.sub(squares.at(p), ops.mul(off.at(p), shift(p)))
+        away = ops.add(ops.sub(centre(p), mean.at(i)), shift(p))
+        return ops.add(own, ops.mul(ops.square(away), c.number(p)))
+
+    def rest(a: Expr) -> Expr:
+        return finish(ops.maximum(a, const(0, a.dtype)))
 
     sums = b.reduce("sum", c.places, c.inner, element, type=part, name="chunk_sum")
-    squares = b.reduce("sum", c.places, c.inner, deviation, type=part, name="chunk_squares")
+    off = b.reduce("sum", c.places, c.inner, deviation, type=part, name="chunk_off")
+    squares = b.reduce("sum", c.places, c.inner, square, type=part, name="chunk_squares")
     mean = b.reduce("sum", s.rows, c.parts, wide, lambda a: ops.div(a, n), types[0], "mean")
-    return mean, b.reduce("sum", s.rows, c.parts, spread, finish, types[1], name)
+    return mean, b.reduce("sum", s.rows, c.parts, spread, rest, types[1], name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,11 @@ def about(mean: float, spread: float) -> Callable[..., Tensor]:
     return lambda *shape: mean + spread * normal(*shape)
 
 
+def equal(*shape: int) -> Tensor:
+    """One number per draw: it is its mean, and nothing deviates."""
+    return normal().float().double().expand(shape)
+
+
 @dataclass(frozen=True)
 class Case:
     """fn(x, d) over dimension d, for x drawn by `draw`; d is 0 for all there is."""
@@ -100,6 +105,7 @@ CASES: dict[str, Case] = {
     "mv of columns": Case(lambda x, d: x.t().mv(other(x[:, 0])), forms=("columns",)),
     "layer_norm": Case(last(F.layer_norm), about(3, 2), forms=("all", "rows"), least=2),
     "layer_norm far": Case(last(F.layer_norm), about(300, 1), forms=("all", "rows"), least=2),
+    "layer_norm of equals": Case(last(F.layer_norm), equal, forms=("all", "rows"), least=2),
     "rms_norm": Case(last(F.rms_norm), forms=("all", "rows")),
     "batch_norm": Case(
         lambda x, d: F.batch_norm(images(x), None, None, training=True), about(1, 2), ALL, 17
@@ -107,6 +113,10 @@ CASES: dict[str, Case] = {
     "batch_norm far": Case(
         lambda x, d: F.batch_norm(images(x), None, None, training=True), about(300, 1), ALL, 17
     ),
+    "batch_norm of equals": Case(
+        lambda x, d: F.batch_norm(images(x), None, None, training=True), equal, ALL, 17
+    ),
+    "group_norm of equals": Case(lambda x, d: F.group_norm(images(x), 1), equal, ALL, 17),
     "group_norm": Case(lambda x, d: F.group_norm(images(x), 1), about(1, 2), ALL, 17),
     "instance_norm": Case(lambda x, d: F.instance_norm(images(x)), about(30, 2), ALL, 17),
     "cross_entropy": Case(lambda x, d: F.cross_entropy(x, classes(x)), forms=("rows", "columns")),
