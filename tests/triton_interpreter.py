@@ -338,8 +338,9 @@ class _Libdevice:
             found = function(*torch.broadcast_tensors(*xs)).numpy().astype(dtype)
             made = TensorHandle(found, handles[0].dtype.scalar)
             _remember(made, handles)
-            kind = next((a.type for a in args if a.type.is_block()), args[0].type)
-            return tl.tensor(made, kind)
+            kind = args[0].type.scalar
+            is_tile = any(a.type.is_block() for a in args)
+            return tl.tensor(made, tl.block_type(kind, [*found.shape]) if is_tile else kind)
 
         return call
 

@@ -25,7 +25,10 @@ from lenz.ir.reader import read
 from lenz.sym import evaluate
 from tests.triton_interpreter import Argument, Fault, launch
 
-HEAD = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef k(a0, a1):\n"
+HEAD = (
+    "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n"
+    "@triton.jit\ndef k(a0, a1):\n"
+)
 WRONG: dict[str, tuple[str, str]] = {
     "reads behind the end": (
         "%a0 is read at 8, it has 8 elements",
@@ -106,6 +109,14 @@ def test_lanes_that_are_off_hold_junk() -> None:
     lanes = "x = tl.load(a0 + tl.arange(0, 8), tl.arange(0, 8) < 5)\n    "
     out = run(lanes + "tl.store(a1 + tl.arange(0, 8), x)", 1)
     assert out[:5].tolist() == [1.0] * 5 and out[5:].isnan().all()
+
+
+def test_functions_of_libdevice_broadcast() -> None:
+    row = "y = tl.load(a0 + tl.arange(0, 4))[None, :] * 2.0"
+    column = "x = (tl.arange(0, 2) + 3.0)[:, None]"
+    both = "z = tl.reshape(libdevice.fmod(x, y), [8])"
+    found = run(f"{column}\n    {row}\n    {both}\n    tl.store(a1 + tl.arange(0, 8), z)", 1)
+    assert found.tolist() == [1.0] * 4 + [0.0] * 4
 
 
 def add_one(x: torch.Tensor) -> tuple[()]:
