@@ -111,9 +111,9 @@ class _Check:
             broken("vector-loop-innermost", f"a loop inside the vector loop {f.axis.name}", f)
         if f.kind in SPREAD and any(o.kind not in SPREAD for o in s.loops):
             broken("parallel-outermost", f"{f.axis.name} is inside a loop that is not parallel", f)
-        lanes = [o.axis.extent.hi for o in (*s.loops, f) if o.kind == "lane"]
-        if None in lanes or prod(1 << (max(n or 1, 1) - 1).bit_length() for n in lanes) > MOST_LANES:
-            broken("lanes", f"{f.axis.name} is one of {len(lanes)} axes of lanes", f)
+        ends = [o.axis.extent.hi for o in (*s.loops, f) if o.kind == "lane"]
+        if None in ends or prod(1 << max((n or 0) - 1, 0).bit_length() for n in ends) > MOST_LANES:
+            broken("lanes", f"{f.axis.name} is one of {len(ends)} axes of lanes", f)
         inner = _Scope((*s.loops, f), s.sizes, dict(s.visible))
         pending = self.block(f.body, inner)
         later: dict[str, DType] = {}

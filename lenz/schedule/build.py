@@ -159,13 +159,13 @@ def build(
 
 
 def _bounded(k: Kernel, env: SymEnv) -> Kernel:
-    """The kernel with the upper ends of sizes that its plan holds calls to."""
-    most = dict(env.most)  # a size that the graph's own checks hold lower stays so: lanes count on it
-    ends = {
-        v: Var(v.name, v.lo, most[v.name])
-        for v in k.sizes
-        if v.name in most and (v.hi is None or v.hi > most[v.name])
-    }
+    """The kernel with the upper ends of sizes that its plan holds calls to, where they are lower.
+
+    Lanes may count on a lower one that the program's own checks give.
+    """
+    most = dict(env.most)
+    looser = [v for v in k.sizes if v.name in most and (v.hi is None or v.hi > most[v.name])]
+    ends = {v: Var(v.name, v.lo, most[v.name]) for v in looser}
     if not ends:
         return k
     params = tuple(replace(p, size=substitute(p.size, ends)) for p in k.params)
