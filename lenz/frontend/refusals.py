@@ -125,7 +125,7 @@ rrelu_with_noise_functional multinomial normal logcumsumexp im2col col2im adapti
 adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d upsample_linear1d hardshrink
 upsample_trilinear3d softshrink _softmax _safe_softmax smooth_l1_loss soft_margin_loss uniform
 bernoulli"""
-NUMERIC = f"""sub rsub ceil floor trunc round relu mvlgamma threshold trace bucketize topk
+NUMERIC = f"""abs sub rsub ceil floor trunc round relu mvlgamma threshold trace bucketize topk
 searchsorted addcmul addcdiv addmv mv dist dot vdot kthvalue median nanmedian linalg_cross
 argmax argmin max_pool2d_with_indices max_pool3d_with_indices
 {" ".join(f"reflection_pad{n}d" for n in "123")}"""

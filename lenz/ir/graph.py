@@ -151,6 +151,9 @@ class View:
     detached: bool = False
 
 
+REFUSED = "eager may refuse it"  # the reason for such a call
+
+
 @dataclass(frozen=True, slots=True)
 class Extern:
     """A call of the eager op, with its aliasing and mutation stated.
@@ -183,9 +186,11 @@ class Extern:
     def is_seen(self) -> bool:
         """True for a call that others may see: such calls keep their order, and none is dropped.
 
-        A collective is met by that of other processes, which count on the program's order.
+        A collective is met by that of other processes, which count on the program's order. What
+        eager may refuse is asked also where nobody reads what it gives: it has no elements, say.
         """
-        return self.draws or self.holds or bool(self.waits) or not outs_of(self)
+        seen = self.holds or self.reason == REFUSED
+        return seen or self.draws or bool(self.waits) or not outs_of(self)
 
     @property
     def draws(self) -> bool:

@@ -13,7 +13,19 @@ from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
-from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, Scan, Scatter, atom_refs
+from lenz.ir.graph import (
+    LOOPS,
+    REFUSED,
+    Atom,
+    Graph,
+    Named,
+    Node,
+    Reduction,
+    Ref,
+    Scan,
+    Scatter,
+    atom_refs,
+)
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.complex import PARTS, Complex, Complexes
@@ -222,7 +234,7 @@ class _Walk:
         if n.name in self.refused:
             return "its kernel does not compile"
         if n.meta.get("refused"):
-            return "eager may refuse it"
+            return REFUSED
         entry = entry_for(str(n.target))
         args = [self.value(a) for a in n.args]
         written = n.args[0] if "of_argument" in n.meta else None

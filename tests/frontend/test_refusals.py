@@ -57,6 +57,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
         lambda x, by: torch.searchsorted(x, x, sorter=by), (X[0], torch.arange(3).int()),
         (X[0], torch.arange(3)),
     ),
+    "of no elements": (F.softsign, (B[:0],), (K[:0],)),
     "some elements": (lambda x: torch.median(x, 0).values, (X[:0],), (X,)),
     "the second dimension": (torch.index_select, (X, 1, K + 5), (X, 1, K)),
     "a place in a number": (
