@@ -169,12 +169,12 @@ def fit(gm: GraphModule, n: Node) -> None:
     for name, *args in after:
         result = called(gm, following, name, result, *args, like=n)
     if shown is None and order is not None:
-        result, shown = restored(gm, following, result, order), []
+        result, shown = restored(gm, following, result, order, n), []
     for user in users:
         user.replace_input_with(n, result)
     for user, a, by in shown or ():
-        a = result if a is n else a
-        user.replace_input_with(a, restored(gm, user, a, by))
+        made = result if a is n else a
+        user.replace_input_with(made, restored(gm, user, made, by, a))
 
 
 def widen(

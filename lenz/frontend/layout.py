@@ -176,15 +176,20 @@ def views_of(gm: GraphModule) -> list[Node] | None:
     return found
 
 
-def restored(gm: GraphModule, at: Node, n: Node, order: tuple[int, ...]) -> Node:
-    """Insert what gives a result its strides; nothing is copied where it has them already."""
-    if order == tuple(sorted(order)):
-        value = value_of(n)
-        ones = value is not None and any(is_same_size(s, 1) for s in value.shape)
-        if ones:  # their strides are open to `contiguous`
-            return called(gm, at, "clone", n, like=n, memory_format=torch.contiguous_format)
-        return called(gm, at, "contiguous", n, like=n)
-    inverse = tuple(order.index(d) for d in range(len(order)))
-    outermost_first = called(gm, at, "permute", n, order, like=n)
-    dense = called(gm, at, "contiguous", outermost_first, like=n)
-    return called(gm, at, "permute", dense, inverse, like=n)
+def restored(
+    gm: GraphModule, at: Node, n: Node, order: tuple[int, ...], like: Node | None = None
+) -> Node:
+    """Insert what gives a result its strides; nothing is copied where it has them already.
+
+    `like` has the sizes of `n`, if nobody has told those of `n`.
+    """
+    value, is_sorted = value_of(like or n), order == tuple(sorted(order))
+    whole = n if is_sorted else called(gm, at, "permute", n, order, like=n)
+    if value is not None and any(is_same_size(s, 1) for s in value.shape):
+        how = {"memory_format": torch.contiguous_format}
+        dense = called(gm, at, "clone", whole, like=n, **how)  # `contiguous` leaves strides of 1
+    else:
+        dense = called(gm, at, "contiguous", whole, like=n)
+    if is_sorted:
+        return dense
+    return called(gm, at, "permute", dense, tuple(order.index(d) for d in sorted(order)), like=n)

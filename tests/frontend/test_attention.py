@@ -303,6 +303,7 @@ def fused_if_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
         ([(6, 5, 12), (6, 7, 12), (6, 7, 12)], torch.bfloat16, {"is_causal": True}),
         ([(2, 3, 5, 20), (2, 3, 7, 20), (2, 3, 7, 20)], torch.float32, {"scale": 0.5}),
         ([(2, 6, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)], torch.float32, {"enable_gqa": True}),
+        ([(1, 1, 17)] * 3, torch.float32, {}),
     ],
 )
 def test_another_kernel_leaves_eagers_strides(
