@@ -16,6 +16,7 @@ What is in braces is filled in by `generator`:
 
 Eager's gelu of an infinity is NaN on CPUs with AVX-512, unless there are strides. The mean of
 var_mean is NaN or infinite where an element is, as the order of Welford's steps has it.
+Its median of what is expanded reads behind it (docs/upstream/torch_median_expanded.py).
 Eager computes hardsigmoid of float64 with 1/6 as a float32, so float64 does not come to it.
 Its pixel_unshuffle of what is empty keeps the shape, on CPUs, which fake tensors and GPUs change.
 """
@@ -474,10 +475,10 @@ TABLES: dict[str, tuple[int, str]] = {
         p torch.sort({x1}, dim={d}, descending=True, stable=True).values
         pku {w1}.topk(1, {d}).values
         pku {w1}.topk(min({n}, 2), {d}, largest={B}).values
-        pku {w1}.median({d}, keepdim={B}).values
-        pku {f1}.nanmedian({d}).values
+        pku {w1}.clone().median({d}, keepdim={B}).values
+        pku {f1}.clone().nanmedian({d}).values
         pku {w1}.kthvalue(1, {d}).values
-        pku {w1}.median({d}).values
+        pku {w1}.clone().median({d}).values
         p F.max_pool1d({F3}, 2)
         p F.max_pool2d({F4}, 2, 1)
         p F.max_pool2d({F4}, 3, 2, 1)
