@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lenz
+from tests.distributed import meshes
 from tests.distributed.programs import ROWS, arguments, as_function, drawn
 from tests.distributed.ranks import Check, Rank
 
@@ -340,6 +341,35 @@ def random_program(rank: Rank, seed: int, lines: int = 20) -> None:
 
 def random_programs(seeds: range) -> list[Check]:
     return [partial(random_program, seed=s) for s in seeds]
+
+
+@cache
+def mesh_of(rank: Rank) -> Any:
+    """One mesh: where graphs have two that are equal, torch's partitioner fails."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(rank.device.partition(":")[0], (rank.size,))
+
+
+def random_mesh_program(rank: Rank, seed: int, lines: int = 12) -> None:
+    """Distributed tensors in and out: values, gradients and placements as in eager."""
+    mesh, local = mesh_of(rank), seed % 2 == 0
+    f = meshes.as_function(meshes.drawn(seed, lines), mesh, local)
+    found = []
+    for run in (f, compiled(f, fullgraph=True)):
+        args = meshes.arguments(seed, mesh, local, rank.device)
+        *spread, own = run(*args)
+        total: Any = sum(t.full_tensor().sin().sum() for t in spread) + own.cos().sum()
+        total.backward()
+        found.append([[t.placements for t in spread], *map(whole, (*spread, own))])
+        found[-1] += [whole(a.grad) for a in args if a.grad is not None]
+    (want_places, *want), (places, *got) = found
+    assert places == want_places, f"{places} instead of {want_places}"
+    close(got, want)
+
+
+def random_mesh_programs(seeds: range) -> list[Check]:
+    return [partial(random_mesh_program, seed=s) for s in seeds]
 
 
 ALL: list[Check] = [

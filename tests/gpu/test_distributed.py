@@ -12,7 +12,7 @@ import torch.distributed as dist
 if not dist.is_available() or not dist.is_nccl_available():
     pytest.skip("torch has no NCCL here", allow_module_level=True)
 
-from tests.distributed.checks import ALL, random_programs
+from tests.distributed.checks import ALL, random_mesh_programs, random_programs
 from tests.distributed.ranks import failures
 
 
@@ -30,4 +30,9 @@ def test_collectives_and_models(two: str) -> None:
 
 def test_random_programs(two: str) -> None:
     said = failures(2, random_programs(range(200, 216)), two)
+    assert not said, said
+
+
+def test_random_mesh_programs(two: str) -> None:
+    said = failures(2, random_mesh_programs(range(200, 208)), two)
     assert not said, said
