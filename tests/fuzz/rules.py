@@ -17,7 +17,8 @@ What is in braces is filled in by `generator`:
 Eager's gelu of an infinity is NaN on CPUs with AVX-512, unless there are strides. The mean of
 var_mean is NaN or infinite where an element is, as the order of Welford's steps has it.
 Its median of what is expanded reads behind it (docs/upstream/torch_median_expanded.py).
-Eager computes hardsigmoid of float64 with 1/6 as a float32, so float64 does not come to it.
+A NaN has any sign. Eager computes hardsigmoid of float64 with 1/6 as a float32, so float64 does not
+come to it.
 Its pixel_unshuffle of what is empty keeps the shape, on CPUs, which fake tensors and GPUs change.
 """
 
@@ -44,7 +45,7 @@ TABLES: dict[str, tuple[int, str]] = {
         e {f}.isnan()
         e {f}.isfinite()
         e {f}.isinf()
-        e {f}.signbit()
+        e torch.nan_to_num({f}, 1.0, 4.0, -4.0).signbit()
         e torch.isneginf({f})
         e torch.isposinf({f})
         . {w}.square()
@@ -169,7 +170,7 @@ TABLES: dict[str, tuple[int, str]] = {
         r torch.hypot({f}, {g})
         r torch.atan2({f}, {g}.abs() + 1)
         re torch.atan2({f}, {g})
-        e torch.copysign({f}, {g})
+        e torch.copysign({f}, torch.nan_to_num({g}, 1.0, 4.0, -4.0))
         re torch.nextafter({f}, {s})
         e torch.heaviside({f}, {s})
         r torch.logaddexp({f}, {s})
