@@ -81,6 +81,15 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "loss 0" in failure(trained, "steps")
 
 
+def test_strides_are_looked_for_where_there_are_values_in_the_way() -> None:
+    """An argument of one element was drawn among fake tensors, which have no value to index by."""
+    p = whole("t0 = torch.ops.fuzz.turned(a0)\nt1 = t0[1:]")
+    p = replace(p, specs=(*p.specs, Spec("a1", (), torch.float32, "", 1, "edges")))
+    looks = Line("assert a0[0, 0].item() < 9", "", ("a0",), "b")
+    for q in (p, replace(p, lines=(*p.lines, looks))):
+        assert not failure(q, "cpu")
+
+
 def test_a_program_may_be_several_graphs() -> None:
     p = whole("t0 = a0 + 1\nt1 = t0[1:]\nt2 = t1.mul_(2)")
     cut = replace(p, lines=(*p.lines[:2], BREAK, *p.lines[2:]), results=("t0", "t1"))
