@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from lenz.frontend.calls import called, checkpointed, storages, value_of, writes
 from lenz.frontend.evaluate import KnownValues
@@ -121,12 +122,14 @@ def kind_of(mask: Tensor) -> Kind:
 def fit(gm: GraphModule, n: Node) -> None:
     """Give the operands of a CUDA attention call the form that a fused kernel takes.
 
-    All kernels want 4 dimensions, the last one dense.
+    All kernels want 4 dimensions, the last one dense, and some of each: one for no heads ends the
+    process. No guard is added.
     """
     values = {x: value_of(n.kwargs.get(x)) for x in (*OPERANDS, "attn_mask")}
     tensors = {x: v for x, v in values.items() if v is not None}
     q, ranks = tensors["query"], {tensors[x].dim() for x in OPERANDS}
-    if q.dtype is torch.float64 or ranks not in ({3}, {4}):
+    some = all(statically_known_true(s > 0) for v in tensors.values() for s in v.shape)
+    if q.dtype is torch.float64 or ranks not in ({3}, {4}) or not some:
         return
     new, after = dict(n.kwargs), []
     for x, v in tensors.items():

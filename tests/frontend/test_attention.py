@@ -275,6 +275,18 @@ def test_three_dimensions_become_four() -> None:
         assert n.args == () and n.kwargs["query"].target == "unsqueeze"
 
 
+@pytest.mark.parametrize("empty", [(0, 1, 17), (2, 0, L, 8)])
+def test_nothing_is_given_to_no_fused_kernel(empty: tuple[int, ...]) -> None:
+    """No matrices were no heads of one batch, and the flash kernel divides by their number."""
+    n = fitting(attend(), [torch.randn(empty) for _ in range(3)])
+    assert all(n.kwargs[name].op == "placeholder" for name in ("query", "key", "value"))
+    many = traced(attend(), *qkv(6, L, 8), dynamic=True)
+    (n,) = calls(many)
+    fuse_attention(many)
+    fit(many, n)
+    assert n.kwargs["query"].target == "unsqueeze", "a size that is 2 at least is some"
+
+
 def test_last_dimensions_become_dense() -> None:
     q, k, v = torch.randn(2, 3, 8, L).mT, torch.randn(2, 3, 8, 7).mT, torch.randn(2, 3, 7, 8)
     n = fitting(attend(), (q, k, v, torch.randn(1, L, 1).expand(2, 1, L, 7)))
