@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 from lenz.frontend.calls import storages
-from lenz.frontend.strides import LOG_SUM, dense, eager_strides, rule_of
+from lenz.frontend.strides import LOG_SUM, TWINS, dense, eager_strides, rule_of
 from lenz.frontend.values import are_same, is_same_layout
 
 aten = torch.ops.aten
@@ -102,7 +102,8 @@ def corrected(node: Node, told: Any) -> Any:
         return told
     first = told[0] if isinstance(told, (tuple, list)) else told
     args = map_arg(node.args, lambda n: n.meta.get("val"))
-    is_told = not isinstance(first, FakeTensor) or node.kwargs.get("memory_format") is not None
+    is_told = node.kwargs.get("memory_format") not in (None, torch.preserve_format)
+    is_told |= not isinstance(first, FakeTensor)
     is_told |= any("val" not in n.meta for n in node.all_input_nodes)
     strides = None if is_told else eager_strides(node.target, args, first)
     if strides is None:
@@ -110,8 +111,11 @@ def corrected(node: Node, told: Any) -> Any:
     with first.fake_mode:
         if is_view(node):
             return first.as_strided(first.shape, strides, first.storage_offset())
-        made = torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
-    return made if first is told else (made, *told[1:])
+        values = told[: 1 + (str(node.target) in TWINS)] if first is not told else (told,)
+        made = [
+            torch.empty_strided(v.shape, strides, dtype=v.dtype, device=v.device) for v in values
+        ]
+    return made[0] if first is told else (*made, *told[len(made) :])
 
 
 def laid(node: Node, told: Any) -> Any:

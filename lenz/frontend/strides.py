@@ -38,33 +38,43 @@ ITERATION: Rule = ("iteration", 0)
 LOG_SUM = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 # Channels last, from the outermost dimension in memory, by the number of dimensions.
 LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+# Ops by their rule; "default" is the overload of those without one.
+NAMED: Mapping[Rule, str] = {
+    DENSE: """
+        log_sigmoid_forward isin.Tensor_Tensor mse_loss_backward smooth_l1_loss_backward
+        huber_loss_backward _log_softmax_backward_data glu_backward _log_softmax
+        native_layer_norm tril triu diag_embed renorm im2col grid_sampler_2d nll_loss2d_forward
+        normal.Tensor_float normal.Tensor_Tensor masked_fill.Scalar mvlgamma
+    """,
+    FORMAT: """
+        native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats
+        _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+        _batch_norm_with_update_functional _batch_norm_with_update _batch_norm_no_update
+        max_unpool2d channel_shuffle reflection_pad2d replication_pad2d reflection_pad3d
+        replication_pad3d
+    """,
+    ITERATION: """
+        floor_divide elu_backward hardswish_backward hardtanh_backward hardswish rsub.Tensor
+        softplus_backward native_dropout_backward mse_loss smooth_l1_loss native_dropout
+    """,
+    LIKE: """
+        huber_loss _prelu_kernel binary_cross_entropy clone _to_copy _conj_physical
+        index_fill.int_Scalar index_fill.int_Tensor put _unsafe_index_put empty_like zero
+        zeros_like ones_like full_like rand_like randn_like randint_like randint_like.low_dtype
+        uniform exponential geometric cauchy log_normal normal_functional sort sort.stable
+        hardtanh rad2deg deg2rad nan_to_num flip index_put fill.Scalar fill.Tensor
+    """,
+}
 TOLD_WRONG: Mapping[str, Rule] = {
+    **{
+        f"aten.{x if '.' in x else x + '.default'}": r
+        for r, xs in NAMED.items()
+        for x in xs.split()
+    },
     "aten.pow.Scalar": ("power", 0),
-    "aten.log_sigmoid_forward.default": DENSE,
-    "aten.isin.Tensor_Tensor": DENSE,
-    "aten.mse_loss_backward.default": DENSE,
-    "aten.smooth_l1_loss_backward.default": DENSE,
-    "aten.huber_loss_backward.default": DENSE,
-    "aten._log_softmax_backward_data.default": DENSE,
-    "aten.glu_backward.default": DENSE,
-    "aten._log_softmax.default": DENSE,
-    "aten.native_layer_norm.default": DENSE,
-    "aten.tril.default": DENSE,
-    "aten.triu.default": DENSE,
-    "aten.normal.Tensor_float": DENSE,
-    "aten.normal.Tensor_Tensor": DENSE,
-    "aten.native_batch_norm.default": FORMAT,
-    "aten._native_batch_norm_legit.no_stats": FORMAT,
-    "aten._native_batch_norm_legit_functional.default": FORMAT,
-    "aten._native_batch_norm_legit_no_training.default": FORMAT,
-    "aten._batch_norm_with_update_functional.default": FORMAT,
-    "aten._batch_norm_with_update.default": FORMAT,
-    "aten._batch_norm_no_update.default": FORMAT,
     "aten.native_group_norm.default": ("groups", 0),
     "aten.native_batch_norm_backward.default": ("format", 1),
     "aten.batch_norm_backward.default": ("format", 1),
-    "aten.max_unpool2d.default": FORMAT,
-    "aten.channel_shuffle.default": FORMAT,
     "aten.roll.default": ("roll", 0),
     "aten.pixel_shuffle.default": ("there", 0),
     "aten.pixel_unshuffle.default": ("there", 0),
@@ -72,41 +82,11 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten._fft_c2c.default": ("fourier", 0),
     "aten._fft_r2c.default": ("fourier", 1),
     "aten._fft_c2r.default": ("fourier", 1),
-    "aten.reflection_pad2d.default": FORMAT,
-    "aten.replication_pad2d.default": FORMAT,
-    "aten.reflection_pad3d.default": FORMAT,
-    "aten.replication_pad3d.default": FORMAT,
     "aten.reflection_pad2d_backward.default": ("format", 1),
     "aten.replication_pad2d_backward.default": ("format", 1),
     "aten.reflection_pad3d_backward.default": ("format", 1),
     "aten.replication_pad3d_backward.default": ("format", 1),
     "aten.ldexp.Tensor": ("power", 1),
-    "aten.floor_divide.default": ITERATION,
-    "aten.elu_backward.default": ITERATION,
-    "aten.hardswish_backward.default": ITERATION,
-    "aten.hardtanh_backward.default": ITERATION,
-    "aten.softplus_backward.default": ITERATION,
-    "aten.native_dropout_backward.default": ITERATION,
-    "aten.mse_loss.default": ITERATION,
-    "aten.smooth_l1_loss.default": ITERATION,
-    "aten.huber_loss.default": ITERATION,
-    "aten.binary_cross_entropy.default": LIKE,
-    "aten.empty_like.default": LIKE,
-    "aten.zero.default": LIKE,
-    "aten.zeros_like.default": LIKE,
-    "aten.ones_like.default": LIKE,
-    "aten.full_like.default": LIKE,
-    "aten.rand_like.default": LIKE,
-    "aten.randn_like.default": LIKE,
-    "aten.sort.default": LIKE,
-    "aten.hardtanh.default": LIKE,
-    "aten.nan_to_num.default": LIKE,
-    "aten.flip.default": LIKE,
-    "aten.index_put.default": LIKE,
-    "aten.masked_fill.Scalar": DENSE,
-    "aten.fill.Scalar": LIKE,
-    "aten.fill.Tensor": LIKE,
-    "aten.native_dropout.default": ITERATION,
     "aten.as_strided_scatter.default": ("spread", 0),
     "aten.select_scatter.default": ("spread", 0),
     "aten.slice_scatter.default": ("spread", 0),
@@ -114,17 +94,21 @@ TOLD_WRONG: Mapping[str, Rule] = {
     "aten.index.Tensor": ("index", 0),
     "aten._unsafe_index.Tensor": ("index", 0),
     "aten.view.default": ("view", 0),
+    "aten._unsafe_view.default": ("view", 0),
     "aten.expand.default": ("view", 1),
-    "aten.mvlgamma.default": DENSE,
 }
 # Elementwise by their tags, but made by other means than one iteration over the operands.
-OTHERWISE = ("clone", "conj_physical", "positive", "masked_fill", "native_dropout_backward")
+OTHERWISE = ("conj_physical", "positive", "masked_fill", "native_dropout_backward")
 # Whose number is no operand, though the name of the overload says so.
 UNARY = ("aten.lerp.Scalar", "aten.pow.Tensor_Scalar")
 # In which `ldexp` takes powers of a tensor of 2, and not of the number.
 TENSOR_POWERS = (torch.float64, torch.float16, torch.bfloat16)
 # Whose operands come to the iteration in another order than they are given.
-REVERSED = ("aten.threshold_backward.default", "aten.leaky_relu_backward.default")
+REVERSED = (
+    "aten.threshold_backward.default", "aten.leaky_relu_backward.default", "aten.rsub.Tensor",
+)  # fmt: skip
+# Whose second result lies as the first one does.
+TWINS = ("aten.sort.default", "aten.sort.stable", "aten.log_sigmoid_forward.default")
 
 
 def rule_of(target: Any) -> Rule | None:
@@ -169,7 +153,9 @@ def _followed(
             return elementwise(shape, given, kind == "among" or is_mixed)
         case "like":
             own, steps = given[position]
-            return copied(shape, steps) if are_same(own, shape) else None
+            if not are_same(own, shape):  # made like it, and then given another size
+                return elementwise(shape, given, False) if len(given) > 1 else None
+            return copied(shape, steps)
         case "spread":
             if all(
                 is_same_size(n, 1) or not is_same_size(s, 0)
@@ -180,9 +166,7 @@ def _followed(
         case "index":
             return indexed(args[0], args[1], shape)
         case "view":
-            if position:  # of a number all strides are 0, also where there is one element
-                return None if given[0][0] else (0,) * len(shape)
-            return viewed(*given[0], shape)
+            return (expanded if position else viewed)(*given[0], shape)
         case "power":
             return power(target, args, told, position)
         case "cut":
@@ -273,7 +257,7 @@ def elementwise(
     """
     rank = len(shape)
     if not number and all(are_same(s, shape) for s, _ in given):
-        for order in filter(None, (range(rank), LAST.get(rank))):
+        for order in (range(rank), *([LAST[4]] if rank == 4 else [])):
             if all(is_laid(*t, order) for t in given):
                 return dense(shape, order)
         stride = given[0][1]
@@ -305,6 +289,21 @@ def viewed(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> tup
                 base, size, seen = stride[d - 1], 1, 1
     except ValueError:
         return None
+    return tuple(found)
+
+
+def expanded(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of an expanded tensor: a new dimension has the one that it would have dense.
+
+    It has 0 as soon as it is longer than 1, and so has all before it; of a number all are 0.
+    """
+    rest = len(new) - len(old)
+    found = [
+        s if is_same_size(n, m) else 0 for n, s, m in zip(old, stride, new[rest:], strict=True)
+    ]
+    for d in reversed(range(rest)):
+        step = found[0] * new[d + 1] if found else 0
+        found.insert(0, step if is_same_size(new[d], 1) else 0)
     return tuple(found)
 
 
@@ -440,12 +439,6 @@ def laid_as_in_eager(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
             out = out.clone() if shared else out  # nothing had to move, and the parts are views
         if not isinstance(out, torch.Tensor) or (want := eager_strides(op, args, out)) is None:
             return out
-        order = list(range(out.dim()))
-        if all(isinstance(s, int) for s in want):
-            order.sort(key=lambda d: -want[d])
-        elif out.dim() == 4 and are_same(want, dense(out.shape, LAST[4])):
-            order = list(LAST[4])
-        back = [order.index(d) for d in range(out.dim())]
-        return out.permute(order).contiguous().permute(back)
+        return torch.ops.aten.copy.default(out.new_empty_strided(out.shape, want), out)
 
     return call

@@ -204,6 +204,42 @@ def test_what_is_filled_keeps_its_strides(
     agree(lambda x: torch.fill(x, 2), lambda: [turn(torch.ones(shape))])
 
 
+def filled(x: Tensor) -> Tensor:
+    y = x.clone()
+    y.index_fill_(0, torch.tensor([0]), 2.0)
+    return F.mse_loss(y, y, reduction="none")
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        torch.clone,
+        filled,
+        F.hardswish,
+        F.logsigmoid,
+        torch.rad2deg,
+        torch.isnan,
+        lambda x: x.to(torch.float64),
+        lambda x: x.clone(memory_format=torch.preserve_format).sort(-1),
+        lambda x: torch.sort(x, stable=True, dim=0),
+        lambda x: torch.empty_like(x, memory_format=torch.preserve_format).fill_(1),
+        lambda x: F.huber_loss(x, x, reduction="none"),
+        lambda x: F.prelu(x, torch.ones(())),
+        lambda x: torch.rsub(x, x),
+        lambda x: torch.quantile(x.flatten(), torch.ones(2)),
+        lambda x: torch.put(x, torch.tensor([0]), torch.ones(1)),
+        lambda x: torch.renorm(x, 2, 0, 3.0),
+        lambda x: torch.diag_embed(x, 1, 0, -1),
+    ],
+)
+def test_values_of_odd_strides_have_eagers(f: Callable[[Tensor], Any]) -> None:
+    """Of dimensions of 1, and of diagonals: fake tensors told them dense, or turned."""
+    agree(f, lambda: [torch.ones(1, 1)[..., ::2]])
+    agree(f, lambda: [torch.ones(2, 2, 2).diagonal()])
+    agree(f, lambda: [torch.ones(1, 2, 1, 1).permute(0, 3, 1, 2)])
+    agree(f, lambda: [torch.ones(1, 2, 1, 1, 3).permute(0, 4, 2, 3, 1)])
+
+
 @pytest.mark.parametrize(
     "x",
     [
