@@ -325,10 +325,14 @@ def _told(p: Program, device: str, second: bool) -> list[Outcome]:
     """What fake tensors say of a program, and what it gives with custom ops that do as theirs say.
 
     Of a few ops of torch they tell other strides than eager has, as well. They tell nothing of a
-    program that looks at a value: a fake tensor has none.
+    program that looks at a value: a fake tensor has none. The second is what eager gives for
+    gradients of the results that are laid as AOTAutograd traces them.
     """
+    found = []
     with honest():
-        found = [outcome(p, p.function(), p.arguments(device, second=second))]
+        for as_traced in (False, True):
+            args = p.arguments(device, second=second)
+            found.append(outcome(p, p.function(), args, as_traced))
     args = p.arguments(device, second=second)  # outside of the mode, in which no value is drawn
     with FakeTensorMode() as mode, suppress(*VALUES):
         args = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]

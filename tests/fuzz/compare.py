@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,8 +31,13 @@ class Outcome:
     shared: frozenset[tuple[str, str]]
 
 
-def outcome(p: Program, fn: Callable[..., Any], args: Sequence[Any]) -> Outcome:
-    """Call a function of the program's arguments: its results, arguments after it, gradients."""
+def outcome(
+    p: Program, fn: Callable[..., Any], args: Sequence[Any], as_traced: bool = False
+) -> Outcome:
+    """Call a function of the program's arguments: its results, arguments after it, gradients.
+
+    `as_traced` says that the gradients start from ones laid as AOTAutograd traces them.
+    """
     with getattr(torch, p.mode)() if p.mode else nullcontext():
         got = fn(*args)
     assert len(got) == len(p.results), f"{len(got)} results instead of {len(p.results)}"
@@ -49,10 +55,28 @@ def outcome(p: Program, fn: Callable[..., Any], args: Sequence[Any]) -> Outcome:
             torch.arange(x.numel(), device=x.device).remainder(5).sub(2).view(x.shape).to(x.dtype)
             for x in outs
         ]
+        if as_traced:
+            seeds = [tangent(x, seed) for x, seed in zip(outs, seeds, strict=True)]
+            # Of views it takes their base for a result, with the gradients of all of them.
+            bases = {id(x._base): x._base for x in outs if x._base is not None}
+            for base in (x for x in bases.values() if x.grad_fn is not None):
+                base.register_hook(partial(tangent, base))
         found = torch.autograd.grad(outs, leaves, seeds, allow_unused=True)
         values |= {f"gradient {k}": g for k, g in enumerate(found)}
     plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in values.items()}
     return Outcome(plain, shared)
+
+
+def tangent(x: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+    """The gradient of a result as AOTAutograd traces it: laid as the result where that is dense.
+
+    A caller's own it takes for such a one if it differs in dimensions of size 1 alone, whose
+    strides then are the caller's in eager, and the result's in the trace.
+    """
+    if not x.is_contiguous(memory_format=torch._prims_common.suggest_memory_format(x)):
+        return seed
+    laid = torch.empty_strided(x.shape, x.stride(), dtype=seed.dtype, device=seed.device)
+    return laid.copy_(seed)
 
 
 def _wants(x: Any) -> bool:

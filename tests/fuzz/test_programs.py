@@ -208,3 +208,12 @@ def test_what_the_forward_saves_keeps_gaps_of_other_sizes() -> None:
     )
     second = (replace(spec, base=(2, 5, 5)),)
     assert not failure(Program((spec,), lines, ("t1",), second, dynamic=True), "tiny")
+
+
+def test_gradients_follow_what_autograd_is_given_where_a_dimension_is_one() -> None:
+    """The trace has the strides of the result, and torch passes on a caller's own: (1, 6, 1, 1)."""
+    spec = Spec(
+        "a0", (1, 1, 6, 1), torch.float32, ".to(memory_format=torch.channels_last)", 1, grad=True
+    )
+    lines = (Line("t0 = a0.flip(0)", "t0", ("a0",), "p"),)
+    assert not failure(Program((spec,), lines, ("t0",), dynamic=True), "cpu")
