@@ -232,8 +232,14 @@ def hints_of(env: ShapeEnv) -> Mapping[Any, Any]:
 
 
 def settled(env: ShapeEnv) -> dict[Any, Sym]:
-    """Return the numbers of expressions that a guard says are always those, as `n//2 == 1`."""
-    equal = [g.expr for g in env.guards if type(g.expr).__name__ == "Equality"]
+    """Return the numbers of expressions that a guard says are always those, as `n//2 == 1`.
+
+    What guards imply counts as well: torch writes `max(1, n//2) == 1` where n is 2 at least. An
+    assertion about an unbacked symbol implies nothing before it has run.
+    """
+    implied, backed = [e for e, holds in env.axioms.items() if holds], {*hints_of(env)}
+    equal = [e for e in implied if type(e).__name__ == "Equality" and e.free_symbols <= backed]
+    equal += [g.expr for g in env.guards if type(g.expr).__name__ == "Equality"]
     return {e.lhs: Int(int(e.rhs)) for e in equal if e.rhs.is_Integer}
 
 

@@ -152,6 +152,16 @@ def test_a_view_that_is_one_by_a_guard_shares_memory() -> None:
     assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
 
 
+def test_a_size_that_broadcasts_since_a_guard_implies_that_it_is_one() -> None:
+    """The guard is `max(1, n // 2) == 1`; another element was read, behind the end of the rows."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        t = a.narrow(-2, a.shape[-2] // 3, a.shape[-2] // 2)
+        return torch.hypot(a, torch.special.erfcx(t))
+
+    agrees(f, torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dynamic=True)
+
+
 @pytest.mark.parametrize("way", ("oracle", "triton"))
 def test_a_write_through_a_view_whose_elements_share_memory(way: str) -> None:
     """The new view was computed as a tensor whose elements had two values in one place."""
