@@ -117,9 +117,9 @@ class Run:
                 if x.dim() != len(b.shape):
                     raise UserError(f"input %{b.name} has {x.dim()} dimensions, wanted {b.shape}")
                 told = [*zip(b.shape, x.shape, strict=True)]
-                # The stride of a dimension of one element may be anything.
+                # The stride of a dimension of one element may be anything; any is, of no element.
                 strides = zip(b.type.layout.stride, x.stride(), x.shape, strict=True)
-                told += [(s, step) for s, step, n in strides if n > 1]
+                told += [(s, step) for s, step, n in strides if n > 1 and x.numel()]
                 for s, n in told:
                     _bind_size(self.sizes, s, n)
             else:

@@ -226,6 +226,17 @@ def test_inputs_may_have_any_strides_and_stay_unchanged() -> None:
     assert result.inputs[0].stride() == x.stride()
 
 
+def test_strides_of_no_element_tell_no_size() -> None:
+    text = """graph @g(s0: 2..) on cpu {
+      in %x : f32[3, 0 : s0, 1]
+      in s0 : size
+      %y = f32[3, 0] : map (i: 3, j: 0) { neg(load(%x, [i, j])) }
+      return (%y)
+    }"""
+    empty = torch.empty_strided((3, 0), (1, 1))
+    assert run(text, empty, 5).shape == (3, 0)
+
+
 def test_calls() -> None:
     text = """graph @g(s0: 1.., u0: 0..) on cpu {
       in %x : f32[s0, 4]
