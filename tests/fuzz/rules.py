@@ -295,7 +295,8 @@ TABLES: dict[str, tuple[int, str]] = {
         . {b}.sum({D}, keepdim={B})
         r {f}.mean({D}, keepdim={B})
         r {f}.mean()
-        . {w}.clamp(0, 2).prod({d}, keepdim={B})
+        . {w}.clamp(-1, 1).prod({d}, keepdim={B})
+        . {W1}[:12].clamp(0, 2).prod()
         p {x1}.amax({O}, keepdim={B})
         p {x1}.amin({O}, keepdim={B})
         p {w1}.max({d}, keepdim={B}).values
