@@ -76,7 +76,9 @@ class _Builder:
     pinned: set[str] = field(default_factory=set)
     bases: Mapping[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
-    addressed: set[str] = field(default_factory=set)  # by a kernel or a view, and not only called
+    addressed: set[str] = field(
+        default_factory=set
+    )  # by a kernel, or a view that may be made by a call
     late: set[str] = field(default_factory=set)  # results of calls, there when a wait has returned
     lent: set[str] = field(default_factory=set)  # to calls that nobody waits for
     defined: dict[str, None] = field(default_factory=dict)
@@ -169,7 +171,7 @@ class _Builder:
         self.lent = {self.roots.get(n, n) for n in held_for_good(self.schedule.steps)}
         for k, step in enumerate(self.schedule.steps):
             for name in _names(step):
-                if not isinstance(step, Extern):
+                if not isinstance(step, Extern) or step.op == "lenz.as_strided":
                     self.addressed |= {name, self.roots.get(name, name)}
                 self.last[name] = k
                 self.last[self.roots.get(name, name)] = k
