@@ -157,7 +157,7 @@ def test_a_size_that_broadcasts_since_a_guard_implies_that_it_is_one() -> None:
 
     def f(a: torch.Tensor) -> torch.Tensor:
         t = a.narrow(-2, a.shape[-2] // 3, a.shape[-2] // 2)
-        return torch.hypot(a, torch.special.erfcx(t))
+        return torch.hypot(a, torch.special.erfcx(t.abs()))
 
     agrees(f, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).mT, dynamic=True)
 
