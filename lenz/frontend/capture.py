@@ -20,14 +20,14 @@ from torch._dynamo.eval_frame import cached_backends
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import CompileContext, TracingContext
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lenz.debug.names import shown
-from lenz.frontend.attention import fuse_attention, has_attention
+from lenz.frontend.attention import fuse_attention, has_attention, is_size
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
-from lenz.frontend.calls import copied
+from lenz.frontend.calls import copied, value_of
 from lenz.frontend.collectives import kept
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
@@ -44,6 +44,7 @@ Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
 # Effect tokens are made inside of the graph, so that no argument is a placeholder for order.
 CONFIG = {"cse": False, "unlift_effect_tokens": True}
+NORMS = ("norm", torch.norm, torch.linalg.norm, torch.linalg.vector_norm)
 # What AOTAutograd keeps must be the output of torch's own compiler.
 KEEPING = {k: False for k in ("force_autograd_cache",) if hasattr(functorch_config, k)}
 
@@ -148,11 +149,34 @@ def prepared(gm: GraphModule) -> GraphModule:
     """
     if isinstance(gm, GraphModule):  # after flattening it is a wrapper without a graph
         fix_floats(gm)
-        if has_attention(gm) or convolutions_of(gm):
+        if has_attention(gm) or convolutions_of(gm) or norms_of(gm):
             gm = copied(gm)
+            for n, dims in norms_of(gm):
+                if "dim" in n.kwargs:
+                    n.kwargs = {**n.kwargs, "dim": dims}
+                else:
+                    n.args = (*n.args[:2], dims, *n.args[3:])
+            gm.recompile()
             fuse_attention(gm)
             channels_last(gm)
     return gm
+
+
+def norms_of(gm: GraphModule) -> list[tuple[Node, list[int]]]:
+    """Return norms over dimensions of one that are counted from the end, with those from the front.
+
+    torch 2.11 keeps such dimensions in what it tells: docs/upstream/torch_fake_norms.py.
+    """
+    found = []
+    for n in gm.graph.nodes:
+        x = value_of(n.args[0]) if n.target in NORMS and n.args else None
+        dim = n.kwargs.get("dim", n.args[2] if len(n.args) > 2 else None)
+        dims = [dim] if isinstance(dim, int) else dim
+        if x is None or not isinstance(dims, (list, tuple)):
+            continue
+        if any(isinstance(d, int) and -x.dim() <= d < 0 and is_size(x.shape[d], 1) for d in dims):
+            found.append((n, [d + x.dim() if -x.dim() <= d < 0 else d for d in dims]))
+    return found
 
 
 def break_reason(gm: GraphModule) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lenz.frontend import FxProgram, capture
+from lenz.frontend.capture import prepared
 from lenz.options import Options
 
 OPTIONS = Options(cache=False, verify=True)
@@ -451,3 +452,26 @@ def test_random_ops_of_checkpointed_layers_are_saved() -> None:
         assert y.eq(0).any() and bool(x.grad.isfinite().all())
     names = " ".join(backend.targets(0) + backend.targets(1))
     assert "rng_state" not in names and "sin" in " ".join(backend.targets(1))
+
+
+def test_norms_over_dimensions_of_one_count_from_the_front() -> None:
+    """torch 2.11 tells that nothing is reduced where such a dimension is counted from the end."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b = torch.linalg.vector_norm(x, 2, -1), x.norm(p=3, dim=-1)
+        return a + 1, b + 1, torch.norm(x, 2, (0, -1)) + 1, torch.linalg.norm(x, dim=-1) + 1
+
+    seen: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.append(prepared(gm))
+        return gm
+
+    x = torch.randn(3, 1)
+    torch.compile(f, backend=backend)(x)
+    dims = [
+        n.kwargs.get("dim", n.args[2:3]) for n in seen[0].graph.nodes if "norm" in str(n.target)
+    ]
+    assert dims == [([1],), [1], ([0, 1],), [1]]
+    torch.testing.assert_close(seen[0](x), f(x))
+    torch.testing.assert_close(torch.compile(f, backend="lenz")(x), f(x))
