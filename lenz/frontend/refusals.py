@@ -153,6 +153,7 @@ RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alon
     ("add sub rsub", lambda *a, alpha=1: alpha is True and not only(*BOOL)(*a)),
     ("ldexp", lambda x, e: x.is_floating_point() and e.dtype is torch.bool),
     ("mse_loss", only(*BOOL, *INTS)),
+    ("log_sigmoid_forward clamp clamp_min le lt ge gt", of(torch.complex64, torch.complex128)),
     ("binary_cross_entropy_with_logits", lambda x, y, *_, **__: y.dtype in (*BOOL, *INTS)),
     ("linspace logspace", lambda *a, **_: bool(_tensors(a))),
     ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
