@@ -17,21 +17,24 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from lenz.frontend.values import are_same, dense_order, is_same_size
 
-# What the strides of the first result follow: nothing, or the memory format of an argument (both
-# measured on CPUs alone); nothing, on GPUs alone ("there"); such a format on CPUs, and nothing on
-# GPUs ("groups"); those of an argument without its gaps ("like"); or an iteration over all operands
-# ("among": one of them is a number, as a tensor); of "power" that tensor is the exponent of a
-# number first, which gives a dense one. "roll" has the format of its argument where two parts are
-# joined in each step, and is dense where one is empty.
+# What the strides of the first result follow: nothing, or the memory format that ATen suggests for
+# an argument, or channels last also where it lies so and ATen does not say so ("either"), but not
+# where it is dense as it is ("laid"; all measured on CPUs alone); nothing, on GPUs alone ("there");
+# such a format on CPUs, and nothing on GPUs ("groups"); those of an argument without its gaps
+# ("like"); or an iteration over all operands ("among": one of them is a number, as a tensor); of
+# "power" that tensor is the exponent of a number first, which gives a dense one. "roll" has the
+# format of its argument where two parts are joined in each step, and is dense where one is empty.
 # "spread" has strides that were told, gaps and all, but none of 0: then it is dense.
 # "cut" is a copy of what padding leaves; torch's rule for symbolic sizes is none for widths of 0.
 # "fourier", "index" and "view" have functions of their own.
 Kind: TypeAlias = Literal[
-    "dense", "there", "groups", "format", "like", "roll", "iteration", "among", "power"
-]
-Rule: TypeAlias = tuple[Kind | Literal["spread", "cut", "fourier", "index", "view"], int]
+    "dense", "there", "groups", "format", "laid", "either", "like", "roll", "iteration", "among",
+    "power", "spread", "cut", "fourier", "index", "view",
+]  # fmt: skip
+Rule: TypeAlias = tuple[Kind, int]
 DENSE: Rule = ("dense", 0)
 FORMAT: Rule = ("format", 0)
+LAID: Rule = ("laid", 0)
 LIKE: Rule = ("like", 0)
 ITERATION: Rule = ("iteration", 0)
 # Whose second result has the type of sums of the first, which torch 2.11 tells as f32 for f64 too.
@@ -46,10 +49,12 @@ NAMED: Mapping[Rule, str] = {
         native_layer_norm tril triu diag_embed renorm im2col grid_sampler_2d nll_loss2d_forward
         normal.Tensor_float normal.Tensor_Tensor masked_fill.Scalar mvlgamma
     """,
-    FORMAT: """
+    LAID: """
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats
         _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
         _batch_norm_with_update_functional _batch_norm_with_update _batch_norm_no_update
+    """,
+    FORMAT: """
         max_unpool2d channel_shuffle reflection_pad2d replication_pad2d reflection_pad3d
         replication_pad3d
     """,
@@ -73,8 +78,8 @@ TOLD_WRONG: Mapping[str, Rule] = {
     },
     "aten.pow.Scalar": ("power", 0),
     "aten.native_group_norm.default": ("groups", 0),
-    "aten.native_batch_norm_backward.default": ("format", 1),
-    "aten.batch_norm_backward.default": ("format", 1),
+    "aten.native_batch_norm_backward.default": ("either", 1),
+    "aten.batch_norm_backward.default": ("either", 1),
     "aten.roll.default": ("roll", 0),
     "aten.pixel_shuffle.default": ("there", 0),
     "aten.pixel_unshuffle.default": ("there", 0),
@@ -180,13 +185,17 @@ def _followed(
             is_measured = not here if kind == "there" else here or kind == "groups"
             if not is_measured or not isinstance(source, torch.Tensor):
                 return None  # a number has no strides that a result could have
-            follows = kind == "format" or (kind == "groups" and here)
+            follows = kind in ("format", "laid", "either") or (kind == "groups" and here)
             follows |= kind == "roll" and _is_joined(*args)
             last, order = LAST.get(source.dim()), range(told.dim())
             if follows and last and source.dim() == told.dim():
                 size, step = source.shape, source.stride()
-                is_last = not is_laid(size, step, order) and is_laid(size, step, last)
-                order = last if is_last else order
+                suggested = [is_suggested(n, step) for n in _parts(size, *args[1:], kind=kind)]
+                is_dense = is_laid(size, step, order)
+                is_last = not is_dense and is_laid(size, step, last)
+                if None not in suggested:
+                    is_last = all(suggested) or (is_last and kind in ("laid", "either"))
+                order = last if is_last and not (is_dense and kind == "laid") else order
     return None if order is None else dense(shape, order)
 
 
@@ -244,6 +253,25 @@ def is_laid(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -
         if not is_same_size(stride[d], step):
             return False
         step = step * shape[d]
+    return True
+
+
+def is_suggested(shape: Sequence[Any], stride: Sequence[Any]) -> bool | None:
+    """Say whether ATen suggests channels last for a tensor; None where symbols leave it open.
+
+    That is `is_channels_last_strides`: strides do not fall from the channels outwards.
+    """
+    least: Any = 0
+    try:
+        if holds(stride[1] == 0):
+            return False
+        for d in reversed(LAST[len(shape)]):
+            falls = stride[d] < least, shape[d] == 0
+            if holds(*falls) or (d == 0 and holds(least == stride[1])):
+                return False
+            least = stride[d] * shape[d]
+    except ValueError:
+        return None
     return True
 
 
@@ -377,6 +405,15 @@ def _is_joined(x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ())
     return bool(dims) and 0 not in known
 
 
+def _parts(size: Sequence[Any], *how: Any, kind: str) -> list[list[Any]]:
+    """The sizes whose suggestions decide: those of the two parts of a roll along one dimension."""
+    if kind != "roll" or len(how[1]) != 1 or not isinstance(how[0][0], int):
+        return [[*size]]
+    (k,), (d,) = how
+    cut = k % size[d]
+    return [[*size[:d], n, *size[d % len(size) + 1 :]] for n in (cut, size[d] - cut)]
+
+
 def iteration(shape: Sequence[Any], operands: Sequence[tuple[Any, Any]]) -> list[int] | None:
     """The dimensions, outermost first, as ATen's TensorIterator orders them.
 
@@ -436,7 +473,8 @@ def laid_as_in_eager(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
         out = rule(*args, **kwargs)
         if all(isinstance(t, torch.Tensor) for t in (out, args[0])):
             shared = torch._C._is_alias_of(out, args[0])  # type: ignore[attr-defined]  # no stub
-            out = out.clone() if shared else out  # nothing had to move, and the parts are views
+            if shared and out.device.type == "cpu":  # nothing had to move, and the parts are views
+                out = out.clone()
         if not isinstance(out, torch.Tensor) or (want := eager_strides(op, args, out)) is None:
             return out
         return torch.ops.aten.copy.default(out.new_empty_strided(out.shape, want), out)

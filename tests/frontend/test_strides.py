@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from lenz.frontend.strides import OTHERWISE, eager_strides, expanded, viewed
 
@@ -144,3 +146,52 @@ def test_expanded_tensors_have_the_strides_that_aten_computes() -> None:
         sizes = [chance.randint(1, 3) if n == 1 else n for n in x.shape]
         sizes = [chance.randint(1, 3) for _ in range(chance.randint(0, 3))] + sizes
         assert expanded(x.shape, x.stride(), sizes) == x.expand(sizes).stride(), (x.stride(), sizes)
+
+
+aten = torch.ops.aten
+# Calls on images whose results have the memory format of the argument, or one of channels last.
+FORMATTED: dict[Any, Any] = {
+    aten.native_batch_norm.default: lambda x: (x, None, None, None, None, True, 0.1, 1e-5),
+    aten.native_batch_norm_backward.default: lambda x: (
+        torch.ones(x.shape), x, None, None, None, of(x), of(x), True, 1e-5, [True] * 3,
+    ),
+    aten.native_group_norm.default: lambda x: (
+        x.contiguous(memory_format=suggest_memory_format(x)),
+        None, None, *x.shape[:2], x[0, 0].numel(), 1, 1e-5,
+    ),
+    aten.channel_shuffle.default: lambda x: (x, 1),
+    aten.roll.default: lambda x: (x, [len(x) % 2 + 1], [x.stride(0) % x.dim()]),
+    aten.replication_pad2d.default: lambda x: (x, [1] * 4),
+    aten.replication_pad3d.default: lambda x: (x, [1] * 6),
+    aten.replication_pad2d_backward.default: lambda x: (F.pad(x, [1] * 4), x, [1] * 4),
+    aten.replication_pad3d_backward.default: lambda x: (F.pad(x, [1] * 6), x, [1] * 6),
+    aten.max_unpool2d.default: lambda x: (
+        x, torch.zeros(x.shape, dtype=torch.int64), [*x.shape[2:]],
+    ),
+}  # fmt: skip
+
+
+def of(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1])
+
+
+@pytest.mark.parametrize("op", FORMATTED, ids=str)
+def test_formats_of_images_in_any_layout(op: Any) -> None:
+    """Where dimensions have one element, the format of an image is what ATen takes it for."""
+    chance = random.Random(str(op))
+    deep = "3d" in str(op)
+    for _ in range(150):
+        rank = 5 if deep else 4 if "2d" in str(op) else chance.choice((4, 5))
+        shape = [chance.choice((1, 1, 2, 3)) for _ in range(rank)]
+        x = made(chance, shape, torch.float32)
+        if chance.random() < 0.3:
+            kinds = {4: torch.channels_last, 5: torch.channels_last_3d}
+            x = x.contiguous(memory_format=kinds[rank])
+        if chance.random() < 0.3:
+            steps = zip(shape, x.stride(), strict=True)
+            x = x.as_strided(shape, [chance.choice((1, 2, 7)) if n == 1 else s for n, s in steps])
+        args = FORMATTED[op](x)
+        y = op(*args)
+        y = y[0] if isinstance(y, tuple) else y
+        found = eager_strides(op, args, y)
+        assert found is None, f"{shape} {x.stride()}: {found} instead of {y.stride()}"
