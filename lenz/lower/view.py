@@ -218,9 +218,13 @@ def narrow(b: GraphBuilder, x: Value, dim: int, start: Size, length: Size) -> Va
 
 @lowering("diagonal", any_dtype=True)
 def diagonal(b: GraphBuilder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    """A diagonal of two dimensions, as the last dimension of the result."""
+    """A diagonal of two dimensions, as the last dimension of the result.
+
+    An empty one begins where x does.
+    """
     p, q = wrapped(dim1, x.rank), wrapped(dim2, x.rank)
-    down, right = max(-offset, 0), max(offset, 0)
+    begin = 0 if b.result.shape[-1] is ZERO else offset
+    down, right = max(-begin, 0), max(begin, 0)
 
     def fn(i: Index) -> Index:
         rest = iter(i[:-1])

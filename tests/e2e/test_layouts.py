@@ -261,3 +261,11 @@ def test_a_part_is_written_into_an_expanded_tensor(
     f: Callable[[Tensor], Tensor], x: Tensor
 ) -> None:
     agree(f, lambda: [x])
+
+
+def test_an_empty_diagonal_begins_where_its_matrix_does() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.diagonal(-3).as_strided((2,), (1,))
+
+    x = torch.arange(4.0).view(2, 2)
+    torch.testing.assert_close(torch.compile(f, backend="lenz")(x), f(x))
