@@ -76,9 +76,8 @@ class _Builder:
     pinned: set[str] = field(default_factory=set)
     bases: Mapping[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
-    addressed: set[str] = field(
-        default_factory=set
-    )  # by a kernel, or a view that may be made by a call
+    # By a kernel or a view, which a call may make, and not only called.
+    addressed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)  # results of calls, there when a wait has returned
     lent: set[str] = field(default_factory=set)  # to calls that nobody waits for
     defined: dict[str, None] = field(default_factory=dict)
