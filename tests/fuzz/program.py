@@ -274,7 +274,12 @@ class Machine:
         return max(units, default=0.0)
 
     def write(self, line: Line, worst: int) -> None:
-        """Run a write on clones first, since one that fails may have written."""
+        """Run a write on clones first, since one that fails may have written.
+
+        Of elements that share memory torch's own half of compiling differs: docs/numerics.md.
+        """
+        if _overlaps(self.env[line.target]):
+            raise Refused("elements share memory")
         trial = {n: _kept(self.env[n]) for n in (*line.reads, line.target)}
         self.value(line, {**self.env, **trial})
         memory = _memory(self.env[line.target])
@@ -332,6 +337,14 @@ class Machine:
 
 def _memory(t: torch.Tensor) -> int:
     return t.untyped_storage().data_ptr() or id(t)
+
+
+def _overlaps(t: torch.Tensor) -> bool:
+    """True where two elements of a tensor are one in memory."""
+    if t.numel() < 2 or t.is_contiguous():
+        return False
+    most = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return torch.arange(most).as_strided(t.shape, t.stride()).unique().numel() < t.numel()
 
 
 def _meta(t: torch.Tensor) -> torch.Tensor:
