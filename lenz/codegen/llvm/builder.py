@@ -18,6 +18,7 @@ from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, SCALEF
 Names = tuple[str, ...]
 # Those with a form of their own.
 OWN = {
+    "llvm.copysign": library.copysign,
     "llvm.ldexp": library.ldexp,
     SCALEF: library.scalef,
     MUL_HIGH_NAME: library.mul_high,

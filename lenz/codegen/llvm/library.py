@@ -1,4 +1,4 @@
-"""C math functions applied to vectors lane by lane, and one that is better done by vectors."""
+"""C math functions applied to vectors lane by lane, and what LLVM does worse than it could."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lenz.codegen.llvm.function import Module
 from lenz.codegen.llvm.types import suffix, value_type, vector
-from lenz.ir.dtype import U64, DType
+from lenz.ir.dtype import F32, U32, U64, DType
 
 if TYPE_CHECKING:
     from lenz.codegen.llvm.builder import Builder, Names
@@ -56,6 +56,22 @@ def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
         whole = fn.let(level, f"call {v} {callee}({v} {wide}, {i} {power})")
         out.append(fn.let(level, f"extractelement {v} {whole}, i32 0"))
     return tuple(out)
+
+
+def copysign(b: Builder, dtype: DType, x: Names, y: Names) -> Names:
+    """x with the sign of y, by their bits.
+
+    Of LLVM's own the sign is read before conversions that keep it, and a double is rounded to half
+    by a function that no JIT has (docs/upstream/llvm-22-copysign-half.ll).
+    """
+    bits = U32 if dtype is F32 else U64
+    top = 1 << (8 * bits.bytes - 1)
+    own, to = b.type(dtype), b.type(bits)
+
+    def part(z: Names, mask: int) -> Names:
+        return b.binary("and", bits, b.cast("bitcast", own, to, z), b.constant(bits, mask))
+
+    return b.cast("bitcast", to, own, b.binary("or", bits, part(x, top - 1), part(y, top)))
 
 
 def scalef(b: Builder, _: DType, x: Names, k: Names) -> Names:
