@@ -157,6 +157,8 @@ def _followed(
             is_mixed = not all(isinstance(a, torch.Tensor) for a in numbers)
             return elementwise(shape, given, kind == "among" or is_mixed)
         case "like":
+            if not given:  # a number, or what has none
+                return None
             own, steps = given[position]
             if not are_same(own, shape):  # made like it, and then given another size
                 return elementwise(shape, given, False) if len(given) > 1 else None

@@ -256,9 +256,10 @@ class GraphBuilder:
         layout = strided(axes, self._layouts[x.name].at(where))
         if layout is None:
             return self.map(lambda i: x.at(fn(i)), type)
-        # No index says where the next element of a dimension of one would lie; torch does.
+        # No index says where the next element of a dimension of one would lie, nor where those of
+        # no elements do; torch does.
         told = zip(layout.stride, type.layout.stride, type.shape, strict=True)
-        stride = tuple(t if n is ONE else s for s, t, n in told)
+        stride = tuple(t if n is ONE or ZERO in type.shape else s for s, t, n in told)
         out = self.define(self._hint, replace(type, layout=replace(layout, stride=stride)))
         self.nodes.append(View(out, x.name, axes, where, detached))
         return Value(out)

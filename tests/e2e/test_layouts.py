@@ -269,3 +269,11 @@ def test_an_empty_diagonal_begins_where_its_matrix_does() -> None:
 
     x = torch.arange(4.0).view(2, 2)
     torch.testing.assert_close(torch.compile(f, backend="lenz")(x), f(x))
+
+
+def test_a_view_of_nothing_has_the_memory_of_what_it_was() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x[:, :0].reshape(1, 0, 2).as_strided((2,), (1,))
+
+    x = torch.randn(2, 2)
+    torch.testing.assert_close(torch.compile(f, backend="lenz")(x), f(x))
