@@ -155,6 +155,10 @@ RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alon
     ("mse_loss", only(*BOOL, *INTS)),
     ("log_sigmoid_forward clamp clamp_min le lt ge gt", of(torch.complex64, torch.complex128)),
     ("binary_cross_entropy_with_logits", lambda x, y, *_, **__: y.dtype in (*BOOL, *INTS)),
+    (
+        "binary_cross_entropy_with_logits",
+        lambda x, y, w=None, p=None, *_: bool(_tensors(p)) and of(*BOOL)(p),
+    ),
     ("linspace logspace", lambda *a, **_: bool(_tensors(a))),
     ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
     ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),
