@@ -238,7 +238,8 @@ class Machine:
         if missing:
             raise Refused(f"{missing[0]} is not there")
         worst = max([self.level[r] for r in line.reads if self.is_float(r)], default=WHOLE)
-        needs = "e" in line.flags or ("k" in line.flags and self.program.grad)
+        kinks = "k" in line.flags or ".abs()" in line.text or ".clamp(" in line.text
+        needs = "e" in line.flags or (kinks and self.program.grad)
         if (needs and worst == ROUNDED) or ("x" in line.flags and worst != WHOLE):
             raise Refused("reads what is rounded")
         if "u" in line.flags and self.program.grad and not all(map(self.is_unique, line.reads)):
