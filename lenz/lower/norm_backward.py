@@ -1,9 +1,10 @@
 """Gradients of the normalisations.
 
 With xhat = (x - mean) * rstd and h = dy * weight, over the n elements that share statistics:
-    dx = rstd * (h - mean(h) - xhat * mean(h * xhat))
+    dx = (n h - xhat * sum(h * xhat) - sum(h)) * rstd / n
     dweight = sum(dy * xhat)        dbias = sum(dy)
-RMS norm has no mean: xhat = x * rstd, and mean(h) falls away.
+Nothing is divided before it is subtracted, as in eager: sums of a few short numbers are exact.
+RMS norm has no mean: xhat = x * rstd, and sum(h) falls away.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ def row_gradient(
     rows = b.temp(s.rows, acc)
     n = count(s.over, acc)
 
-    def mean(at: At, name: str) -> Value:
-        return reduce_over(b, "sum", s, False, at, lambda a: ops.div(a, n), rows, name)
+    def total(at: At, name: str) -> Value:
+        return reduce_over(b, "sum", s, False, at, None, rows, name)
 
-    first = mean(h, "mean_h") if centred else None
-    second = mean(lambda i: ops.mul(h(i), xhat(i)), "mean_hx")
+    first = total(h, "sum_h") if centred else None
+    second = total(lambda i: ops.mul(h(i), xhat(i)), "sum_hx")
 
     def dx(i: Index) -> Expr:
         row = s.row(i)
-        e = h(i) if first is None else ops.sub(h(i), first.at(row))
-        return ops.mul(rstd(i), ops.sub(e, ops.mul(xhat(i), second.at(row))))
+        e = ops.sub(ops.mul(h(i), n), ops.mul(xhat(i), second.at(row)))
+        e = e if first is None else ops.sub(e, first.at(row))
+        return ops.mul(e, ops.div(rstd(i), n))
 
     return b.map(dx)
 
