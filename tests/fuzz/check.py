@@ -172,18 +172,20 @@ def as_told(p: FxProgram) -> Boxed:
 def laid(p: FxProgram, args: Sequence[Any], kind: str) -> list[Any]:
     """The arguments, those of a kind with the strides that tracing took: gradients come with any.
 
-    Where those are not known as numbers, with their order.
+    So have all whose strides are not known as numbers, with their order: of those the forward half
+    does not say what it has, and a plan copies what lies otherwise.
     """
 
     def hint(s: Any) -> int:
         return int(s if isinstance(s, int) else s.node.hint)
 
     def one(a: Any, told: Any, name: str) -> Any:
-        if not isinstance(a, torch.Tensor) or kind not in name:
-            return a
-        if same_places(a, told):
+        if not isinstance(a, torch.Tensor) or same_places(a, told):
             return a  # what is expanded, an argument above all, stays so
-        if all(isinstance(s, int) for s in (*told.shape, *told.stride())):
+        is_known = all(isinstance(s, int) for s in (*told.shape, *told.stride()))
+        if is_known and kind not in name:
+            return a
+        if is_known:
             return torch.empty_strided(a.shape, told.stride(), dtype=a.dtype).copy_(a)
         order = sorted(range(a.dim()), key=lambda d: (-hint(told.stride(d)), d))
         steps = [a.stride(d) for d in order if a.shape[d] != 1]
