@@ -21,27 +21,11 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 # Functions whose float arguments have the schema type `float`, which no SymFloat can pass:
 # their value is read, and guarded on, in tracing.
 FIXING = (
-    F.layer_norm,
-    F.rms_norm,
-    F.group_norm,
-    F.batch_norm,
-    F.instance_norm,
-    F.normalize,
-    F.dropout,
-    F.dropout1d,
-    F.dropout2d,
-    F.dropout3d,
-    F.alpha_dropout,
-    F.embedding,
-    F.embedding_bag,
-    F.scaled_dot_product_attention,
-    torch.layer_norm,
-    torch.rms_norm,
-    torch.group_norm,
-    torch.batch_norm,
-    torch.instance_norm,
-    torch.dropout,
-)
+    F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm, F.normalize, F.dropout,
+    F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.embedding, F.embedding_bag,
+    F.scaled_dot_product_attention, torch.layer_norm, torch.rms_norm, torch.group_norm,
+    torch.batch_norm, torch.instance_norm, torch.dropout,
+)  # fmt: skip
 FLEX = torch.ops.higher_order.flex_attention
 # Where a float stays symbolic: torch turns these into arithmetic of 0-d tensors.
 KEEPING = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)

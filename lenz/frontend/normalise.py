@@ -25,32 +25,21 @@ aten = torch.ops.aten
 ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 COPIES = (aten.clone.default, aten._to_copy.default)
 VIEWS = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.expand.default,
-    aten.slice.Tensor,
-    aten.permute.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+    aten.slice.Tensor, aten.permute.default, aten.squeeze.default, aten.squeeze.dim,
     aten.squeeze.dims,
-)
+)  # fmt: skip
 # Reads or views of a storage by an absolute offset: such a storage must stay what it is.
 BY_OFFSET = (
-    aten.as_strided.default,
-    aten.as_strided_copy.default,
-    aten.as_strided_scatter.default,
+    aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default,
     aten.set_.source_Tensor_storage_offset,
-)
+)  # fmt: skip
 STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 # Two calls with equal arguments give different tensors, or tensors without defined values.
 UNEQUAL = (
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-)
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
+    aten.new_empty.default, aten.new_empty_strided.default,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,15 +24,9 @@ from lenz.frontend.values import is_same_layout
 aten = torch.ops.aten
 REBUILT = (OutputType.is_input, OutputType.alias_of_input)
 MOVABLE = (
-    *VIEWS,
-    aten.select.int,
-    aten.t.default,
-    aten.transpose.int,
-    aten.unsqueeze.default,
-    aten.diagonal.default,
-    aten.alias.default,
-    aten.detach.default,
-)
+    *VIEWS, aten.select.int, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
+    aten.diagonal.default, aten.alias.default, aten.detach.default,
+)  # fmt: skip
 
 
 def rebase(graph: Graph, metadata: ViewAndMutationMeta | None) -> None:

@@ -19,22 +19,12 @@ from lenz.sym import expr as sym
 
 # What is made of others stands before them.
 TABLES: tuple[MutableMapping[Any, Any], ...] = (
-    expr._TABLE,
-    sym._EXTREMES,
-    sym._DIVISIONS,
-    sym._MULS,
-    sym._ADDS,
-    sym._VARS,
-    sym._INTS,
-)
+    expr._TABLE, sym._EXTREMES, sym._DIVISIONS, sym._MULS, sym._ADDS, sym._VARS, sym._INTS,
+)  # fmt: skip
 MEMOS: tuple[MutableMapping[Any, Any], ...] = (
-    divide._QUOTIENTS,
-    divide._REMAINDERS,
-    divide._SPLITS,
-    prove._NONNEGATIVE,
-    prove._DIVISORS,
+    divide._QUOTIENTS, divide._REMAINDERS, divide._SPLITS, prove._NONNEGATIVE, prove._DIVISORS,
     recombine._WHOLES,
-)
+)  # fmt: skip
 FREE = 1 << 13  # entries that may be dead: 3 MiB
 
 _COUNTS = {"users": 0, "left": 0}  # who compiles, and how many entries the last release left

@@ -27,17 +27,8 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
 # Words that the reader takes for something else where a temporary or a value could stand.
 RESERVED = _DTYPE_NAMES | {
-    "true",
-    "false",
-    "none",
-    "inf",
-    "nan",
-    "reduce",
-    "scan",
-    "over",
-    "for",
-    "store",
-}
+    "true", "false", "none", "inf", "nan", "reduce", "scan", "over", "for", "store",
+}  # fmt: skip
 NO_TYPES: Mapping[str, DType] = {}
 
 

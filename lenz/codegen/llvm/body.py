@@ -23,16 +23,8 @@ class Body:
     """Emits the statements of one function."""
 
     __slots__ = (
-        "accesses",
-        "accs",
-        "indices",
-        "locals",
-        "names",
-        "row_pass",
-        "scopes",
-        "tile",
-        "values",
-    )
+        "accesses", "accs", "indices", "locals", "names", "row_pass", "scopes", "tile", "values",
+    )  # fmt: skip
 
     def __init__(
         self,
