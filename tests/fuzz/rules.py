@@ -346,7 +346,7 @@ TABLES: dict[str, tuple[int, str]] = {
         r F.instance_norm({f3}, eps=1e-2)
         r F.batch_norm({f2}, None, None, training=True, eps=1e-2)
         r {f1} / ({f1}.abs().sum(-1, keepdim=True) + 1)
-        . {f1} - {f1}.amax({d}, keepdim=True)
+        k {f1} - {f1}.amax({d}, keepdim=True)
         r {f1} - {f1}.mean({d}, keepdim=True)
         r F.normalize({f1} + 6, dim={d})
         r F.cosine_similarity({f1} + 6, {s} + 6, dim={d})
