@@ -409,9 +409,11 @@ def _is_joined(x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ())
 
 def _parts(size: Sequence[Any], *how: Any, kind: str) -> list[list[Any]]:
     """The sizes whose suggestions decide: those of the two parts of a roll along one dimension."""
-    if kind != "roll" or len(how[1]) != 1 or not isinstance(how[0][0], int):
+    if kind != "roll" or len(how[1]) != 1:
         return [[*size]]
     (k,), (d,) = how
+    if not (isinstance(k, int) and isinstance(size[d], int) and size[d]):
+        return [[*size]]
     cut = k % size[d]
     return [[*size[:d], n, *size[d % len(size) + 1 :]] for n in (cut, size[d] - cut)]
 

@@ -77,6 +77,7 @@ def last(*shape: int) -> Tensor:
         (lambda x: x.roll(3, 1), last(2, 3, 4, 4), False),
         (lambda x: x.roll((1, 4), (1, 2)), last(2, 3, 4, 4), False),
         (lambda x: x.roll(1), last(2, 3, 4, 4), False),
+        (lambda x: x.roll(1, -4), torch.randn(0, 1, 1, 1), False),
         (lambda x: torch.channel_shuffle(x, 2), last(2, 4, 4, 4), False),
         (lambda x: torch.copysign(x, torch.tensor(-1.0)), torch.randn(4, 5).t(), False),
         (lambda x: x // torch.tensor(0.3), torch.randn(4, 5).t(), False),
