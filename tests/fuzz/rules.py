@@ -357,7 +357,7 @@ TABLES: dict[str, tuple[int, str]] = {
         r F.smooth_l1_loss({f}, {s})
         r F.huber_loss({f}, {s}, reduction="none", delta=2.0)
         r F.binary_cross_entropy_with_logits({f}, {s}.sigmoid())
-        r F.soft_margin_loss({f}, torch.ones_like({f}))
+        r F.soft_margin_loss({f}.clamp(-8, 8), torch.ones_like({f}))
         r F.kl_div(F.log_softmax({f1}, -1), F.softmax({s}, -1), reduction="mean")
         r F.cross_entropy({F2}, torch.arange({F2}.shape[0], {v}) % {F2}.shape[1])
         r F.nll_loss({F2}, torch.arange({F2}.shape[0], {v}) % {F2}.shape[1])
