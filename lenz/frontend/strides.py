@@ -363,12 +363,13 @@ def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tup
     before = [d for d in rest if is_row and d < at[0]]
     rank = len(shape) - len(rest)
     of_x: list[int] = [x.stride(d) for d in before] + [0] * rank
-    operands = [(shape, of_x + [x.stride(d) for d in rest if d not in before])]
+    of_x += [x.stride(d) for d in rest if d not in before]
+    operands: list[tuple[Any, Any]] = [(shape, of_x)]
     for _, i in given:
         own = len(before) + rank - i.dim()
         size = [1] * own + [*i.shape] + [1] * (len(shape) - own - i.dim())
-        step = [0] * own + [*i.stride()] + [0] * (len(shape) - own - i.dim())
-        operands.append((size, [0 if n == 1 else s for n, s in zip(size, step, strict=True)]))
+        step = viewed(i.shape, i.stride(), size) or dense(size, range(len(size)))
+        operands.append((size, step))
     return elementwise(shape, operands, False)
 
 

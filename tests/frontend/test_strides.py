@@ -149,6 +149,7 @@ def test_expanded_tensors_have_the_strides_that_aten_computes() -> None:
 
 
 aten = torch.ops.aten
+F32, I64 = torch.float32, torch.int64
 # Calls on images whose results have the memory format of the argument, or one of channels last.
 FORMATTED: dict[Any, Any] = {
     aten.native_batch_norm.default: lambda x: (x, None, None, None, None, True, 0.1, 1e-5),
@@ -195,3 +196,15 @@ def test_formats_of_images_in_any_layout(op: Any) -> None:
         y = y[0] if isinstance(y, tuple) else y
         found = eager_strides(op, args, y)
         assert found is None, f"{shape} {x.stride()}: {found} instead of {y.stride()}"
+
+
+def test_one_index_in_any_layout() -> None:
+    """The ones that ATen appends to an index have strides, which order dimensions of one."""
+    chance = random.Random(0)
+    for _ in range(500):
+        x = made(chance, [chance.choice((1, 1, 2, 3)) for _ in range(chance.randint(1, 4))], F32)
+        at = made(chance, [chance.choice((1, 2, 3)) for _ in range(chance.randint(0, 3))], I64)
+        places = [None] * chance.randrange(x.dim()) + [at]
+        y = aten.index.Tensor(x, places)
+        found = eager_strides(aten.index.Tensor, (x, places), y)
+        assert found is None, f"{x.shape} {x.stride()} {at.stride()}: {found} for {y.stride()}"
