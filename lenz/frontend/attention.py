@@ -94,11 +94,6 @@ def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, Kind]) -> None:
         n.kwargs = {**n.kwargs, "attn_mask": None, "is_causal": kind == "causal"}
 
 
-def is_size(size: int | torch.SymInt, number: int) -> bool:
-    """Say whether a size is the number in every call: adds no guard."""
-    return isinstance(size, int) and size == number
-
-
 def kind_of(mask: Tensor) -> Kind:
     """Return what a mask of at least 2 dimensions allows, whatever the scores are.
 
@@ -122,8 +117,8 @@ def kind_of(mask: Tensor) -> Kind:
 def fit(gm: GraphModule, n: Node) -> None:
     """Give the operands of a CUDA attention call the form that a fused kernel takes.
 
-    All kernels want 4 dimensions, the last one dense, and some of each: one for no heads ends the
-    process. No guard is added.
+    All kernels take 4 dimensions, the last one dense. None may be empty: a kernel for no heads ends
+    the process. No guard is added.
     """
     values = {x: value_of(n.kwargs.get(x)) for x in (*OPERANDS, "attn_mask")}
     tensors = {x: v for x, v in values.items() if v is not None}
@@ -133,11 +128,12 @@ def fit(gm: GraphModule, n: Node) -> None:
         return
     new, after = dict(n.kwargs), []
     for x, v in tensors.items():
-        if x == "attn_mask" and v.dim() and is_size(v.shape[-1], 1):  # one number for all keys
+        is_one = bool(v.dim()) and is_same_size(v.shape[-1], 1)
+        if x == "attn_mask" and is_one:  # one number for all keys
             keys = called(gm, n, "size", new["key"], -2)
             new[x] = called(gm, n, "expand", new[x], *[-1] * (v.dim() - 1), keys)
             new[x] = called(gm, n, "contiguous", new[x])
-        elif isinstance(v.stride(-1), int) and v.stride(-1) != 1 and not is_size(v.shape[-1], 1):
+        elif isinstance(v.stride(-1), int) and v.stride(-1) != 1 and not is_one:
             new[x] = called(gm, n, "contiguous", new[x])
     if "attn_mask" in tensors or q.dtype is torch.float32:
         after += widen(gm, n, new, tensors)

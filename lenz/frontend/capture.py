@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lenz.debug.names import shown
-from lenz.frontend.attention import fuse_attention, has_attention, is_size
+from lenz.frontend.attention import fuse_attention, has_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
 from lenz.frontend.calls import copied, value_of
@@ -36,6 +36,7 @@ from lenz.frontend.layout import channels_last, convolutions_of
 from lenz.frontend.program import CompileFX, GraphKind, boxed_eager
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
+from lenz.frontend.values import is_same_size
 from lenz.ir.interned import release, using
 from lenz.options import Options
 
@@ -149,34 +150,41 @@ def prepared(gm: GraphModule) -> GraphModule:
     """
     if isinstance(gm, GraphModule):  # after flattening it is a wrapper without a graph
         fix_floats(gm)
-        if has_attention(gm) or convolutions_of(gm) or norms_of(gm):
+        norms = next(norms_of(gm), None)
+        if norms or has_attention(gm) or convolutions_of(gm):
             gm = copied(gm)
-            for n, dims in norms_of(gm):
-                if "dim" in n.kwargs:
-                    n.kwargs = {**n.kwargs, "dim": dims}
-                else:
-                    n.args = (*n.args[:2], dims, *n.args[3:])
-            gm.recompile()
+            if norms:
+                count_from_front(gm)
             fuse_attention(gm)
             channels_last(gm)
     return gm
 
 
-def norms_of(gm: GraphModule) -> list[tuple[Node, list[int]]]:
-    """Return norms over dimensions of one that are counted from the end, with those from the front.
+def norms_of(gm: GraphModule) -> Iterator[tuple[Node, list[int]]]:
+    """Yield norms over dimensions of one counted from the end, with all dims from the front.
 
-    torch 2.11 keeps such dimensions in what it tells: docs/upstream/torch_fake_norms.py.
+    torch 2.11 tells the size of such a norm wrong: docs/upstream/torch_fake_norms.py.
     """
-    found = []
     for n in gm.graph.nodes:
         x = value_of(n.args[0]) if n.target in NORMS and n.args else None
         dim = n.kwargs.get("dim", n.args[2] if len(n.args) > 2 else None)
         dims = [dim] if isinstance(dim, int) else dim
         if x is None or not isinstance(dims, (list, tuple)):
             continue
-        if any(isinstance(d, int) and -x.dim() <= d < 0 and is_size(x.shape[d], 1) for d in dims):
-            found.append((n, [d + x.dim() if -x.dim() <= d < 0 else d for d in dims]))
-    return found
+        ends = [isinstance(d, int) and -x.dim() <= d < 0 for d in dims]
+        pairs = [*zip(dims, ends, strict=True)]
+        if any(end and is_same_size(x.shape[d], 1) for d, end in pairs):
+            yield n, [d + x.dim() if end else d for d, end in pairs]
+
+
+def count_from_front(gm: GraphModule) -> None:
+    """Name the dimensions of `norms_of` from the front, in place."""
+    for n, dims in norms_of(gm):
+        if "dim" in n.kwargs:
+            n.kwargs = {**n.kwargs, "dim": dims}
+        else:
+            n.args = (*n.args[:2], dims, *n.args[3:])
+    gm.recompile()
 
 
 def break_reason(gm: GraphModule) -> str:

@@ -181,7 +181,7 @@ def restored(
 ) -> Node:
     """Insert what gives a result its strides; nothing is copied where it has them already.
 
-    `like` has the sizes of `n`, if nobody has told those of `n`.
+    `like` gives the sizes where `n` has no value yet.
     """
     value, is_sorted = value_of(like or n), order == tuple(sorted(order))
     whole = n if is_sorted else called(gm, at, "permute", n, order, like=n)

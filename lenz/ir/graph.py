@@ -186,8 +186,8 @@ class Extern:
     def is_seen(self) -> bool:
         """True for a call that others may see: such calls keep their order, and none is dropped.
 
-        A collective is met by that of other processes, which count on the program's order. What
-        eager may refuse is asked also where nobody reads what it gives: it has no elements, say.
+        A collective is met by that of other processes, which count on the program's order. A
+        call that eager may refuse runs even if nobody reads its result.
         """
         seen = self.holds or self.reason == REFUSED
         return seen or self.draws or bool(self.waits) or not outs_of(self)

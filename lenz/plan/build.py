@@ -76,7 +76,7 @@ class _Builder:
     pinned: set[str] = field(default_factory=set)
     bases: Mapping[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
-    # By a kernel or a view, which a call may make, and not only called.
+    # Read by a kernel, or seen through a view (which may be a call).
     addressed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)  # results of calls, there when a wait has returned
     lent: set[str] = field(default_factory=set)  # to calls that nobody waits for

@@ -1,4 +1,4 @@
-"""C math functions applied to vectors lane by lane, and what LLVM does worse than it could."""
+"""C math functions applied to vectors lane by lane, and operations that LLVM lowers badly."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
 def copysign(b: Builder, dtype: DType, x: Names, y: Names) -> Names:
     """x with the sign of y, by their bits.
 
-    Of LLVM's own the sign is read before conversions that keep it, and a double is rounded to half
-    by a function that no JIT has (docs/upstream/llvm-22-copysign-half.ll).
+    LLVM's own may take the sign from a double, round that to half, and call a function for it that
+    no JIT has (docs/upstream/llvm-22-copysign-half.ll).
     """
     bits = U32 if dtype is F32 else U64
     top = 1 << (8 * bits.bytes - 1)
