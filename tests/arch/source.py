@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +12,12 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LENZ = REPOSITORY / "lenz"
+
+# Tokens of lines that may hold no code.
+EMPTY_TOKENS = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER),
+    *(tokenize.INDENT, tokenize.DEDENT),
+}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -52,6 +60,20 @@ def parse(path: Path, root: Path = LENZ) -> Source:
 def sources() -> tuple[Source, ...]:
     """Every Python file of lenz."""
     return tuple(parse(path) for path in sorted(LENZ.rglob("*.py")))
+
+
+def code_lines(source: Source) -> int:
+    """How many lines hold code: no blanks, no comments, no docstrings."""
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        if token.type not in EMPTY_TOKENS:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(source.tree):
+        if isinstance(node, holders) and ast.get_docstring(node, clean=False) is not None:
+            doc = node.body[0]
+            found.difference_update(range(doc.lineno, (doc.end_lineno or doc.lineno) + 1))
+    return len(found)
 
 
 def imports_of(source: Source) -> Iterator[Import]:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 from tests.arch import limits
-from tests.arch.source import Source, classes_of, functions_of, lines_of, parse, sources
+from tests.arch.source import (
+    Source,
+    classes_of,
+    code_lines,
+    functions_of,
+    lines_of,
+    parse,
+    sources,
+)
 
 
 def too_large(source: Source) -> list[str]:
@@ -29,10 +38,22 @@ def test_files_functions_and_classes_are_small() -> None:
     assert not found, "\n".join(found)
 
 
-def test_all_of_lenz_is_small() -> None:
-    total = sum(len(s.text.splitlines()) for s in sources())
-    assert total <= limits.TOTAL_LINES
-    assert total > 1000, "the sources were not found"
+def test_rooms_and_all_of_lenz_are_small() -> None:
+    rooms = Counter[str]()
+    for s in sources():
+        rooms[s.name.split("/")[0] if "/" in s.name else "."] += code_lines(s)
+    over = {room: n for room, n in rooms.items() if n > limits.CODE_LINES[room]}
+    assert not over, over
+    assert rooms.keys() == limits.CODE_LINES.keys()
+    assert 1000 < rooms.total() <= limits.TOTAL_CODE_LINES
+
+
+def test_code_lines_are_those_with_code(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    code = ["X = 1  # why", "def f():", "    return '''a", "b'''"]
+    path.write_text(f'"""Doc.\n\nText."""\n\n{code[0]}\n# what\n\n\n{code[1]}\n    "Doc."\n')
+    path.write_text(path.read_text() + "\n".join(code[2:]) + "\n")
+    assert code_lines(parse(path, tmp_path)) == len(code)
 
 
 def test_names_say_something() -> None:
