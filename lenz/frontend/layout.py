@@ -14,7 +14,6 @@ The gradients of kernels, and of the images of the first convolutions, have thos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -23,7 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from lenz.frontend.calls import CALLS, called, is_torch, name_of, seen, storages, value_of, writes
-from lenz.frontend.values import dense_order, is_same_size
+from lenz.frontend.values import dense_order, is_same_size, unguarded
 
 HALVES = (torch.float16, torch.bfloat16)
 LOOKS = ("stride", "is_contiguous", "storage_offset", "set_", "resize_", "resize_as_", "data_ptr")
@@ -129,6 +128,13 @@ def pays(n: Node) -> bool:
     )
 
 
+def dtype_for(n: Node, operand: torch.Tensor) -> torch.dtype:
+    """Return the type in which a call takes an operand: autocast converts them, unseen."""
+    made = value_of(n)
+    is_cast = made is not None and made.dtype in HALVES and operand.dtype.is_floating_point
+    return made.dtype if is_cast and made is not None else operand.dtype
+
+
 def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:
     """Return how eager's gradients of the operands of a call lie in memory: see `dense_order`.
 
@@ -141,11 +147,10 @@ def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:
     modes = [v.fake_mode for v in tensors.values() if isinstance(v, FakeTensor)]
     if not wanted or not modes:
         return {}
-    mode = modes[0]
-    quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
-    with mode, quiet, torch.autograd.set_multithreading_enabled(False):  # as it is a graph of fakes
-        leaves = {x: tensors[x].detach().requires_grad_() for x in wanted}
-        every, call = {**values, **leaves}, n.target
+    with unguarded(modes[0]), torch.autograd.set_multithreading_enabled(False):  # a graph of fakes
+        tensors = {x: t.detach().to(dtype_for(n, t)) for x, t in tensors.items()}
+        leaves = {x: tensors[x].requires_grad_() for x in wanted}
+        every, call = {**values, **tensors}, n.target
         assert callable(call)
         out = call(*[every.pop(k) for k in range(len(n.args))], **every)
         found = torch.autograd.grad(out, list(leaves.values()), torch.empty_like(out))

@@ -11,15 +11,13 @@ the argument itself is a result.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from lenz.frontend.normalise import VIEWS
-from lenz.frontend.values import is_same_layout
+from lenz.frontend.values import is_same_layout, unguarded
 
 aten = torch.ops.aten
 REBUILT = (OutputType.is_input, OutputType.alias_of_input)
@@ -101,6 +99,5 @@ def replay(graph: Graph, chain: tuple[Node, ...], sources: dict[Node, Node]) -> 
 
 def viewed(source: FakeTensor, like: FakeTensor, start: int | torch.SymInt) -> torch.Tensor:
     """Return a fake view of `source`, with the layout of `like` moved by `start`: no guard."""
-    env = source.fake_mode.shape_env
-    with source.fake_mode, env.suppress_guards() if env is not None else nullcontext():
+    with unguarded(source.fake_mode):
         return source.as_strided(like.size(), like.stride(), like.storage_offset() + start)

@@ -8,7 +8,6 @@ strides here, so that whoever reads the graph finds what will be there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import reduce
 from operator import attrgetter
 from typing import Any
@@ -21,7 +20,7 @@ from torch.utils import _pytree
 
 from lenz.frontend.calls import storages
 from lenz.frontend.strides import LOG_SUM, TWINS, dense, eager_strides, rule_of
-from lenz.frontend.values import are_same, is_same_layout
+from lenz.frontend.values import are_same, is_same_layout, unguarded
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
@@ -148,9 +147,8 @@ def traced(gm: GraphModule, node: Node) -> Any:
         return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
     args, kwargs = map_arg((node.args, node.kwargs), known)
-    quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
     call: Any = node.target
-    with mode, quiet:
+    with unguarded(mode):
         try:
             return call(*args, **kwargs)
         except (RuntimeError, ValueError):

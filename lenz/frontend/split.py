@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from contextlib import nullcontext
 from math import prod
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from lenz.errors import Unsupported
 from lenz.frontend.normalise import VIEWS, dedup, drop_noops, facts_of
 from lenz.frontend.restride import corrected, mistold_by, restride
-from lenz.frontend.values import are_same
+from lenz.frontend.values import are_same, unguarded
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
@@ -315,11 +314,9 @@ def in_parts(graph: Graph, n: Node) -> Node | None:
         return None
     if free_unbacked_symbols(value.shape[dim]):  # type: ignore[index]  # the schema says int
         return None  # there may be no element, for which softmax has no maximum to ask for
-    mode = value.fake_mode
-    quiet = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
 
     call = caller(graph, n)
-    with graph.inserting_before(n), mode, quiet:
+    with graph.inserting_before(n), unguarded(value.fake_mode):
         if value.dtype in HALVES:
             x = call(aten._to_copy.default, x, dtype=torch.float32)
         shifted = call(aten.sub.Tensor, x, call(aten.amax.default, x, [dim], True))

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
+
+
+@contextmanager
+def unguarded(mode: FakeTensorMode) -> Iterator[None]:
+    """Run calls on fake tensors as AOTAutograd does, but with no guard on their sizes.
+
+    Some kernels of composite ops take no symbols; Python's forms of what they call do.
+    """
+    if mode.shape_env is None:
+        with mode:
+            yield
+        return
+    with mode, mode.shape_env.suppress_guards(), enable_python_dispatcher():
+        yield
 
 
 def has_fakes(values: Sequence[Any]) -> bool:

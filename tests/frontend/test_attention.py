@@ -374,6 +374,18 @@ def test_masked_attention_on_cuda_is_fused(case: int, grad: bool, fused_if_fitte
                 assert n.args[3].meta["val"].stride(-1) == 1, "(*bias): last dimension"
 
 
+def test_a_mask_that_torch_pads_may_have_any_size() -> None:
+    """Its kernels want rows of a multiple of 8 and pad what is shorter."""
+    with fake_cuda("efficient"):
+        args = [Fake((2, 4, 13, 12), torch.float32, grad=True).make() for _ in range(3)]
+        mask = Fake((2, 1, 13, 13), torch.float32).make()
+        for x, d in ((mask, 3), *((a, 2) for a in args)):
+            torch._dynamo.mark_dynamic(x, (2, d))
+        forward, backward = programs_of(attend(), *args, mask)
+    assert any("efficient_attention" in str(n.target) for n in forward.nodes)
+    assert backward.kind == "backward"
+
+
 @pytest.mark.parametrize("columns", [slice(None), slice(1, None)])
 def test_a_result_that_is_written_later(columns: slice, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flash kernel saves it for the gradient; eager's way by matrix products does not."""

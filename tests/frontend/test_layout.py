@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, symbolic_trace
 
 from lenz.frontend import FxProgram, layout
 from tests.cuda import Fake, fake_cuda, programs_of
@@ -84,6 +85,23 @@ def test_gradients_have_eagers_strides(turned: bool) -> None:
         x.is_contiguous(memory_format=LAST) for x in images(backward, "convolution_backward")
     )
     assert [o.value.stride() for o in backward.outputs] == [g.stride() for g in want]
+
+
+def test_autocast_converts_the_operands_of_a_convolution() -> None:
+    """The call has no conversion, and one of them has the half type already."""
+    with FakeTensorMode():
+        gm = symbolic_trace(lambda x, w, b: F.conv2d(x, w, b))
+        values = [
+            torch.empty(2, 8, 9, 9, dtype=torch.bfloat16, requires_grad=True),
+            torch.empty(16, 8, 3, 3, requires_grad=True),
+            torch.empty(16, requires_grad=True),
+        ]
+        *given, call, _ = gm.graph.nodes
+        made = torch.empty(2, 16, 7, 7, dtype=torch.bfloat16)
+        for n, value in zip((*given, call), (*values, made), strict=True):
+            n.meta["example_value"] = value
+        orders = layout.gradient_orders(call)
+        assert orders == {0: (0, 1, 2, 3), 1: (0, 1, 2, 3), 2: (0,)}
 
 
 @pytest.mark.parametrize(
