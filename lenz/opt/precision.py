@@ -20,6 +20,7 @@ from lenz.context import Context
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, loads_of, nodes_of
 from lenz.ir.graph import LOOPS, Graph, View, bodies_of, map_bodies, reads_of
+from lenz.ir.op import CONST
 from lenz.ops.rounding import widen
 
 
@@ -41,7 +42,7 @@ def precision(g: Graph, cx: Context) -> Graph:
 
 
 def _compared(bodies: tuple[Expr, ...]) -> list[Expr]:
-    """The operands of comparisons of two floats that both are made of what is read."""
+    """The operands of comparisons of two floats, none of them a number of the program."""
     tests = [e for e in nodes_of(*bodies) if e.dtype is BOOL and len(e.args) == 2]
-    found = [e.args for e in tests if e.args[0].dtype.is_float and all(map(loads_of, e.args))]
-    return [x for args in found for x in args]
+    tests = [e for e in tests if e.args[0].dtype.is_float and CONST not in {a.op for a in e.args}]
+    return [x for e in tests for x in e.args]

@@ -65,6 +65,19 @@ def test_comparisons_with_what_was_rounded(
         assert_function(fn, x)
 
 
+@HALVES
+def test_a_known_number_is_rounded_where_it_is_compared(dtype: torch.dtype) -> None:
+    """It was compared with its maximum, which had been stored."""
+
+    def f(x: Tensor) -> Tensor:
+        t = torch.hypot(x.fill_(-1), x)
+        return (t == t.amax(0, keepdim=True)).any(0).count_nonzero(0)
+
+    x = torch.zeros(7, 4, 4, dtype=dtype)
+    assert_function(f, x)
+    assert torch.compile(f, backend="lenz")(x).tolist() == [4] * 4
+
+
 def test_what_is_compared_with_its_own_maximum_is_kept() -> None:
     """Its comparison, or where that is made in the backward half, it."""
 
