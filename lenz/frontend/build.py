@@ -16,7 +16,7 @@ from torch.utils import _pytree
 from lenz.frontend.constants import fold_known
 from lenz.frontend.expand import expand
 from lenz.frontend.kernels import bind_kernels
-from lenz.frontend.normalise import normalise, written
+from lenz.frontend.normalise import multiply_in_pairs, normalise, written
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
 from lenz.frontend.rebase import rebase
 from lenz.frontend.refusals import mark_refused
@@ -49,6 +49,7 @@ def build(
     context = TracingContext.try_get()
     is_first = kind in ("inference", "forward")  # what the context says of results is of these
     metadata = context.fw_metadata if context is not None and is_first else None
+    multiply_in_pairs(gm.graph)
     if kind == "inference":
         rebase(gm.graph, metadata)
     traced = [n.meta.get("val") if isinstance(n, Node) else n for n in returned_of(gm.graph)]

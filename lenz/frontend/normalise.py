@@ -62,6 +62,18 @@ def normalise(gm: GraphModule) -> None:
     prune(gm.graph)
 
 
+def multiply_in_pairs(graph: Graph) -> None:
+    """Make calls of `operator.mul` with two arguments of those that torch makes with more."""
+    for node in graph.nodes:
+        while node.target is operator.mul and len(node.args) > 2:
+            first, *rest = node.args
+            a, b = (x.meta["val"] if isinstance(x, Node) else x for x in (first, rest[0]))
+            with graph.inserting_before(node):
+                pair = graph.call_function(operator.mul, (first, rest.pop(0)))
+            pair.meta = {**node.meta, "val": a * b}
+            node.args = (pair, *rest)
+
+
 def storages(node: Node) -> Iterator[int]:
     """Yield the storage of each tensor that `node` gives."""
     value = node.meta.get("val")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lenz.frontend import decompositions, origin
 from lenz.frontend.decompose import KEEP_WHOLE
-from lenz.frontend.normalise import normalise, written
+from lenz.frontend.normalise import multiply_in_pairs, normalise, written
 
 aten = torch.ops.aten
 X = torch.arange(6.0).reshape(2, 3)
@@ -114,6 +115,20 @@ def test_what_stays(name: str) -> None:
         ours, theirs = X.clone(), X.clone()
         torch.testing.assert_close(gm(ours), f(theirs), equal_nan=True)
         torch.testing.assert_close(ours, theirs)
+
+
+def test_products_of_sizes_have_two_arguments() -> None:
+    """What runs in eager is Python text, in which a third argument is lost: docs/upstream."""
+    graph = torch.fx.Graph()
+    sizes = [graph.placeholder(name) for name in "abcd"]
+    for n, value in zip(sizes, (2, 3, 5, 7), strict=True):
+        n.meta["val"] = value
+    product = graph.call_function(operator.mul, tuple(sizes))
+    product.meta["val"] = 210
+    graph.output(product)
+    multiply_in_pairs(graph)
+    assert torch.fx.GraphModule(torch.nn.Module(), graph)(2, 3, 5, 7) == 210
+    assert [n.meta["val"] for n in graph.nodes if n.op == "call_function"] == [6, 30, 210]
 
 
 def test_written_follows_the_schema() -> None:
