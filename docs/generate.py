@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: options.md, ops.md and lowerings.md.
+"""Writes what follows from the code: options.md, ops.md, lowerings.md, the grammar in ir.md.
 
     python docs/generate.py
 
@@ -18,7 +18,10 @@ sys.path.insert(0, str(DOCS.parent))
 
 import lenz.ops  # noqa: E402, F401 - fills the op table
 from lenz.ir.dtype import FLOAT8, MOVED, NATIVE, DType  # noqa: E402
+from lenz.ir.forms import FORMS, GRAPH, NODES, PLAN, STEPS, STMTS  # noqa: E402
+from lenz.ir.kernel import Launch, Local, LookBack, Param, Rejected  # noqa: E402
 from lenz.ir.op import Op, all_ops  # noqa: E402
+from lenz.ir.tensor import Buffer  # noqa: E402
 from lenz.lower import native_ops  # noqa: E402
 from lenz.lower.registry import entry_for, pointwise_ops  # noqa: E402
 from lenz.options import options_table  # noqa: E402
@@ -180,12 +183,31 @@ def direct(fn: Callable[..., Any], name: str, table: dict[str, Op]) -> bool:
     return name in table and fn.__name__ == "lower_direct"
 
 
+def declared() -> str:
+    """The rules of the grammar that follow from the declarations of the IR."""
+    one: dict[str, Any] = {"buffer": Buffer, "param": Param, "local": Local, "look_back": LookBack}
+    one |= {"launch": Launch, "reject": Rejected}
+    rules = {name: [FORMS[x].grammar] for name, x in one.items()}
+    rules |= {"line": GRAPH.grammar, "entry": PLAN.grammar}
+    for name, forms_ in (("node", NODES), ("stmt", STMTS), ("step", STEPS)):
+        rules[name] = [f.grammar for f in forms_.values()]
+    return "".join(f"{name:8} = {f'{chr(10)}         | '.join(x)}\n" for name, x in rules.items())
+
+
+def ir_page() -> str:
+    """docs/ir.md, whose declared rules alone are generated."""
+    found = (DOCS / "ir.md").read_text(encoding="utf-8")
+    head, _, rest = found.partition("<!-- declared -->\n```\n")
+    return f"{head}<!-- declared -->\n```\n{declared()}```{rest.partition('```')[2]}"
+
+
 def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
     return {
         "options.md": HEAD + OPTIONS + options_table(),
         "ops.md": ops_page(),
         "lowerings.md": lowerings_page(),
+        "ir.md": ir_page(),
     }
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 
 from lenz.errors import InternalError
+from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
 from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv
@@ -27,6 +28,11 @@ ScanKind = Literal["sum", "prod", "max", "min", "logaddexp"]
 SCAN_KINDS: tuple[ScanKind, ...] = ("sum", "prod", "max", "min", "logaddexp")
 UpdateMode = Literal["set", "add", "mul", "max", "min"]
 UPDATE_MODES: tuple[UpdateMode, ...] = ("set", "add", "mul", "max", "min")
+
+
+def acc_dtype(kind: str, body: DType) -> DType:
+    """Type of what a reduction or scan accumulates: i64 for a position, else that of the body."""
+    return I64 if kind in ("argmax", "argmin") else body
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ Atom: TypeAlias = "Ref | Named | Sym | bool | int | float | complex | str | tupl
 class Pointwise:
     """out[axes] = body; one axis per dimension of `out`."""
 
+    SYNTAX: ClassVar = ("{out:result} : map ({axes:axes}) {body:block}",)
     out: Buffer
     axes: tuple[Axis, ...]
     body: Expr
@@ -72,6 +79,10 @@ class Reduction:
     reads no buffer.
     """
 
+    SYNTAX: ClassVar = (
+        "{out:result} : reduce {kind:reduction} ({axes:axes} | {raxes:axes})"
+        " {body:block}{finish:finish}",
+    )
     out: Buffer
     axes: tuple[Axis, ...]
     raxes: tuple[Axis, ...]
@@ -89,6 +100,11 @@ class Scan:
     each element.
     """
 
+    SYNTAX: ClassVar = (
+        "{out:result} : scan {kind:scan} ({axes:axes}) over {dim:along}",
+        "? reverse",
+        " {body:block}{finish:finish}",
+    )
     out: Buffer
     axes: tuple[Axis, ...]
     dim: int
@@ -109,6 +125,7 @@ class Sort:
     `out` may have fewer elements than there are along that axis: then it has the smallest ones.
     """
 
+    SYNTAX: ClassVar = ("{out:result} : sort ({axes:axes}) over {dim:along} {body:block}",)
     out: Buffer
     axes: tuple[Axis, ...]
     dim: int
@@ -127,6 +144,10 @@ class Scatter:
     others combine it with what is there. `base` has the shape and element type of `out`.
     """
 
+    SYNTAX: ClassVar = (
+        "{out:result} : scatter {mode:update} ({axes:axes})"
+        " ({base:use}, [{index:place*}]{bound=index:bound*}) {value:block}",
+    )
     out: Buffer
     base: str
     axes: tuple[Axis, ...]
@@ -144,6 +165,10 @@ class View:
     `detached` where it is no view to autograd, though it lies in that memory.
     """
 
+    SYNTAX: ClassVar = (
+        "{out:result} : view ({axes:axes}) {source:use}[{index:sym*}]",
+        "? detached",
+    )
     out: Buffer
     source: str
     axes: tuple[Axis, ...]
@@ -170,6 +195,14 @@ class Extern:
     origin   as that of a buffer; a call may have no buffer that could tell it
     """
 
+    SYNTAX: ClassVar = (
+        "{outs:results} : call {op:word}({args:args}){single:single}",
+        "? mutates ({mutates:writes*})",
+        "? aliases ({aliases:alias*})",
+        "? holds",
+        "? waits ({waits:use*})",
+        "? because {reason:string}",
+    )
     outs: tuple[Buffer | Sym | None, ...]
     op: str
     args: tuple[Atom, ...]
@@ -217,6 +250,7 @@ Node: TypeAlias = Loop | View | Extern
 class Mutation:
     """When the graph ends, `input` holds the elements of `value`."""
 
+    SYNTAX: ClassVar = ("mutate {input:writes} <- {value:use}",)
     input: str
     value: str
 
@@ -229,6 +263,11 @@ class Graph:
     `free` names outputs that may leave with other strides than they are stated with.
     """
 
+    LINES: ClassVar = (
+        "ranges ({env.ranges:size*})", "?hint ({env.hints:number*})", "?most ({env.most:number*})",
+        "object {objects:name}+", "in {inputs:given}+", "const {constants:buffer}+",
+        "{nodes:node}+", "?free ({free:use*})", "{mutations:mutation}+", "return ({outputs:atom*})",
+    )  # fmt: skip
     name: str
     inputs: tuple[Buffer | Sym, ...]
     nodes: tuple[Node, ...]

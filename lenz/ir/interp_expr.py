@@ -17,7 +17,7 @@ from lenz.ir import op as _op
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
 from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode
-from lenz.ir.printer_expr import show_expr
+from lenz.ir.text_expr import show_expr
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, evaluate
 
 Value: TypeAlias = "int | torch.Tensor"

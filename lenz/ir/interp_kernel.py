@@ -41,7 +41,7 @@ from lenz.ir.kernel import (
     position,
     walk,
 )  # fmt: skip
-from lenz.ir.printer_kernel import show_stmt
+from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis
 from lenz.sym import Var
 
@@ -357,7 +357,7 @@ class _Run:
         m.owner[at] = who
 
     def _error(self, s: Store, rule: str, what: str) -> InternalError:
-        return InternalError(what, rule=rule, line=show_stmt(s, dict(self.types)))
+        return InternalError(what, rule=rule, line=show_node(s, self.types))
 
 
 def _together(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

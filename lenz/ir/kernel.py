@@ -36,11 +36,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, nodes_of
-from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View
+from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View, acc_dtype
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.tensor import Axis
 from lenz.sym import ONE, ZERO, Int, Sym, Var, maximum
@@ -62,6 +62,7 @@ class Param:
     Memory of mode "work" is i64 and zero at each launch; only scans with `back` change it.
     """
 
+    SYNTAX: ClassVar = ("{name:def}: {mode:mode} {dtype:dtype}[{size:sym}]", "? aligned")
     name: str
     dtype: DType
     size: Sym
@@ -76,6 +77,7 @@ class Local:
     On a GPU it is a row of a tile: the loops that store to it and load from it are loops of lanes.
     """
 
+    SYNTAX: ClassVar = ("local {name:def}: {dtype:dtype}[{size:int}]",)
     name: str
     dtype: DType
     size: int
@@ -85,6 +87,7 @@ class Local:
 class For:
     """A loop."""
 
+    SYNTAX: ClassVar = ("for {axis:loop} : {kind:loop_kind} {body:stmts}",)
     axis: Axis
     kind: LoopKind
     body: tuple[Stmt, ...]
@@ -94,18 +97,32 @@ class For:
 class Let:
     """A named value."""
 
+    SYNTAX: ClassVar = ("{name:name} = {value:value}",)
     name: str
     value: Expr
+
+    @property
+    def dtype(self) -> DType:
+        """Type of the value."""
+        return self.value.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """An accumulation over enclosing loops."""
 
+    SYNTAX: ClassVar = (
+        "{name:name} = reduce {kind:reduction} {value:block} over {over:loop_vars}",
+    )
     name: str
     kind: ReduceKind
     value: Expr
     over: tuple[Var, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """Type of the result."""
+        return acc_dtype(self.kind, self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +135,7 @@ class LookBack:
     a scan do not depend on who was first. `at` is the first word of the row: see `slots`, `words`.
     """
 
+    SYNTAX: ClassVar = ("{block:loop_var} by {work:writes}[{at:sym}] group {group:int}",)
     block: Var
     work: str
     at: Sym
@@ -128,6 +146,11 @@ class LookBack:
 class Scan:
     """A running accumulation along one enclosing loop."""
 
+    SYNTAX: ClassVar = (
+        "{name:name} = scan {kind:scan} {value:block} over {over:loop_var}",
+        "? every {every:int}",
+        "? behind {back:look_back}",
+    )
     name: str
     kind: ScanKind
     value: Expr
@@ -135,11 +158,17 @@ class Scan:
     back: LookBack | None = None
     every: int = 0
 
+    @property
+    def dtype(self) -> DType:
+        """Type of the result."""
+        return self.value.dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Sort:
     """The elements of a local in order. `keep` is not above `size`."""
 
+    SYNTAX: ClassVar = ("sort({buffer:writes}, {size:sym}", "?, keep {keep=size:sym}", ")")
     buffer: str
     size: Sym
     keep: Sym
@@ -149,6 +178,11 @@ class Sort:
 class Store:
     """A write of one element, or (mode) an update of it."""
 
+    SYNTAX: ClassVar = (
+        "store",
+        "? {mode:update}",
+        "({buffer:writes}, [{offset:place}], {value:value}{bound=offset:bound})",
+    )
     buffer: str
     offset: Sym
     value: Expr
@@ -296,6 +330,7 @@ class Launch:
     nodes that this launch computes, and the user's lines: launches of one kernel differ in them.
     """
 
+    SYNTAX: ClassVar = ("launch @{kernel:kernel}({args:use*})",)
     kernel: Kernel
     args: tuple[str, ...]
     candidates: tuple[Kernel, ...] = field(default=(), compare=False)
@@ -306,6 +341,7 @@ class Launch:
 class Rejected:
     """Two computations that were not fused, and why."""
 
+    SYNTAX: ClassVar = ("reject {first:string} {second:string} {why:string}",)
     first: str
     second: str
     why: str

@@ -16,12 +16,14 @@ from lenz.sym import Int, Sym, Var, read_sym
 T = TypeVar("T")
 
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
-      | (?P<string>"(?:[^"\\\n]|\\.)*")
+    r"""(?:[ \t\r\n]+|\#[^\n]*)*
+    (?: (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
+      | (?P<mark>\.\.|<-|//|[-+*%@:;,=<|(){}\[\]])
       | (?P<float>\d+\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
       | (?P<int>\d+)
-      | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
-      | (?P<mark>\.\.|<-|//|[-+*%@:;,=<|(){}\[\]])""",
+      | (?P<string>"(?:[^"\\\n]|\\.)*")
+      | (?P<end>\Z)
+      | (?P<other>.))""",
     re.VERBOSE,
 )
 END = "end of text"
@@ -41,56 +43,38 @@ class ReadError(UserError):
 
 
 class Cursor:
-    """The tokens of one text; `text`, `kind` and `at` describe the next one."""
+    """The tokens of one text: `text` is the next, of kind word, mark, float, int, string or end.
 
-    __slots__ = ("_ends", "_kinds", "_place", "_starts", "_words", "source")
+    `place` is its number, for `jump`.
+    """
+
+    __slots__ = ("_found", "_kinds", "kind", "place", "source", "text", "words")
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._kinds: list[str] = []
-        self._words: list[str] = []
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._place = 0
-        at = 0
-        while at < len(source):
-            found = _TOKEN.match(source, at)
-            if found is None:
-                raise ReadError(f"{source[at]!r} is no part of the text form", source, at)
-            kind = found.lastgroup or ""
-            if kind != "space":
-                self._kinds.append(kind)
-                self._words.append(found.group())
-                self._starts.append(at)
-                self._ends.append(found.end())
-            at = found.end()
-        self._kinds.append("end")
-        self._words.append(END)
-        self._starts.append(len(source))
-        self._ends.append(len(source))
-
-    @property
-    def text(self) -> str:
-        """The next token."""
-        return self._words[self._place]
-
-    @property
-    def kind(self) -> str:
-        """Kind of the next token: string, float, int, word, mark or end."""
-        return self._kinds[self._place]
-
-    @property
-    def place(self) -> int:
-        """Number of the next token, for `jump`."""
-        return self._place
+        found = list(_TOKEN.finditer(source))
+        # Behind blanks at the end another empty match is found.
+        self._found = found[:-1] if [x.lastgroup for x in found[-2:]] == ["end", "end"] else found
+        self._kinds = [found.lastgroup for found in self._found]
+        self.words = [found[found.lastindex or 0] or END for found in self._found]
+        if "other" in self._kinds:
+            self.jump(self._kinds.index("other"))
+            raise self.error(f"{self.text!r} is no part of the text form")
+        self.jump(0)
 
     def jump(self, place: int) -> None:
-        """Go to a place that was the next one before."""
-        self._place = place
+        """Go to a place."""
+        self.place = place
+        self.text, self.kind = self.words[place], self._kinds[place]
+
+    def span(self, place: int) -> tuple[int, int]:
+        """Where a token begins and ends."""
+        found = self._found[place]
+        return found.span(found.lastindex or 0)
 
     def error(self, what: str, place: int | None = None) -> ReadError:
         """An error at the next token, or at another place."""
-        return ReadError(what, self.source, self._starts[self._place if place is None else place])
+        return ReadError(what, self.source, self.span(self.place if place is None else place)[0])
 
     def fail(self, wanted: str) -> NoReturn:
         """Raise: something else was wanted here."""
@@ -99,22 +83,21 @@ class Cursor:
 
     def take(self) -> str:
         """Pass the next token and give its text."""
-        word = self._words[self._place]
-        self._place += self._kinds[self._place] != "end"
+        word = self.text
+        if self.kind != "end":
+            self.jump(self.place + 1)
         return word
 
     def follows(self, *words: str) -> bool:
         """True when the next tokens are these."""
-        return self._words[self._place : self._place + len(words)] == list(words) and (
-            self._kinds[self._place] != "string"
-        )
+        return self.words[self.place : self.place + len(words)] == [*words]
 
     def accept(self, word: str) -> bool:
         """Pass the token if it is next."""
-        if self._words[self._place] == word and self._kinds[self._place] != "end":
-            self._place += 1
-            return True
-        return False
+        if self.text != word or self.kind == "end":
+            return False
+        self.jump(self.place + 1)
+        return True
 
     def expect(self, *words: str) -> None:
         """Pass these tokens; anything else is an error."""
@@ -124,17 +107,16 @@ class Cursor:
 
     def glued(self) -> bool:
         """True when no space stands in front of the next token."""
-        return self._place > 0 and self._starts[self._place] == self._ends[self._place - 1]
+        return self.place > 0 and self.span(self.place)[0] == self.span(self.place - 1)[1]
 
-    def skip_to(self, close: str) -> None:
+    def skip_to(self, *closes: str) -> None:
         """Pass everything up to a closing mark at this level, which is next then."""
         depth = 0
-        while depth or self.text != close:
+        while depth or self.text not in closes:
             if self.kind == "end":
-                self.fail(f"`{close}`")
-            if self.kind == "mark":
-                depth += (self.text in "([{") - (self.text in ")]}")
-            self._place += 1
+                self.fail(f"`{closes[-1]}`")
+            depth += (self.text in ("(", "[", "{")) - (self.text in (")", "]", "}"))
+            self.take()
 
 
 # Where a size or index expression ends, when no bracket that it opened is open.
@@ -144,12 +126,10 @@ _STOP = frozenset({",", ":", ";", "|", "=", "{", "}", "]", ")", "@", END})
 def sym_of(c: Cursor, scope: Mapping[str, Var], may_gather: bool = False) -> Sym:
     """A size or index expression over the variables in scope; `may_gather` allows `@0`, `@1`."""
     first = c.place
-    if c.kind == "int" or (c.kind == "word" and c.text in scope):
+    is_int = c.kind == "int"
+    if (is_int or c.text in scope) and c.words[first + 1] in _STOP:
         word = c.take()
-        if c.text in _STOP:
-            return scope[word] if word in scope else Int(int(word))
-        c.jump(first)
-    start = c._starts[first]
+        return Int(int(word)) if is_int else scope[word]
     depth = 0
     while depth or c.text not in _STOP or (may_gather and c.text == "@"):
         depth += (c.text == "(") - (c.text == ")")
@@ -158,7 +138,8 @@ def sym_of(c: Cursor, scope: Mapping[str, Var], may_gather: bool = False) -> Sym
         c.take()
     if c.place == first:
         c.fail("a size or index expression")
-    text = c.source[start : c._ends[c.place - 1]]
+    start = c.span(first)[0]
+    text = c.source[start : c.span(c.place - 1)[1]]
     try:
         return read_sym(text, scope)
     except ValueError as e:

@@ -8,8 +8,9 @@ used after its Free; outputs are never freed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from lenz.ir.graph import Atom
 from lenz.ir.tensor import TensorType
@@ -20,6 +21,7 @@ from lenz.sym import Sym, Var
 class Input:
     """A tensor argument or constant; a call checks its sizes, strides, dtype and device."""
 
+    SYNTAX: ClassVar = ("{name:def} : {type:type}",)
     name: str
     type: TensorType
 
@@ -31,6 +33,7 @@ class SizeInput:
     A Var may also stand for an object that calls take.
     """
 
+    SYNTAX: ClassVar = ("{value:sym} : size",)
     value: Sym
 
 
@@ -38,6 +41,10 @@ class SizeInput:
 class BindSize:
     """A size that no integer argument gives: size (or stride) `dim` of a tensor is factor * var."""
 
+    SYNTAX: ClassVar = (
+        "bind {var:size} = {stride:which}({source:use}, {dim:int})",
+        "? by {factor:int}",
+    )
     var: Var
     source: str
     dim: int
@@ -53,6 +60,7 @@ class Alloc:
     holds that.
     """
 
+    SYNTAX: ClassVar = ("alloc {name:def} : {type:type}", "? zero", "? over {over:over}")
     name: str
     type: TensorType
     zero: bool = False
@@ -63,6 +71,7 @@ class Alloc:
 class Reuse:
     """The memory of `source`, which is dead, under another name and type."""
 
+    SYNTAX: ClassVar = ("reuse {name:def} : {type:type} of {source:take}",)
     name: str
     source: str
     type: TensorType
@@ -75,6 +84,7 @@ class ViewStep:
     To autograd a view of that, unless it is `detached`.
     """
 
+    SYNTAX: ClassVar = ("view {name:def} : {type:type} of {source:share}", "? detached")
     name: str
     source: str
     type: TensorType
@@ -88,6 +98,12 @@ class LaunchStep:
     `grid` is the number of programs of a kernel on the GPU `device`; None and "" for CPU kernels.
     """
 
+    SYNTAX: ClassVar = (
+        "launch @{kernel:name}({args:use*}",
+        "?; {sizes:sym*}",
+        ")",
+        "? on {device:word} grid [{grid:sym}]",
+    )
     kernel: str
     args: tuple[str, ...]
     sizes: tuple[Sym, ...]
@@ -103,6 +119,10 @@ class CallStep:
     has run that `waits` for its results: that memory is no other buffer's, nor written, before.
     """
 
+    SYNTAX: ClassVar = (
+        "call {outs:outs} = {op:word}({args:args}){single:single}", "? into", "? holds",
+        "? waits ({waits:use*})",
+    )  # fmt: skip
     op: str
     args: tuple[Atom, ...]
     kwargs: tuple[tuple[str, Atom], ...]
@@ -120,6 +140,7 @@ class Lay:
     Fake tensors tell the strides of most results right, and kernels and views rely on them.
     """
 
+    SYNTAX: ClassVar = ("lay {name:use} : {type:type}",)
     name: str
     type: TensorType
 
@@ -128,12 +149,15 @@ class Lay:
 class Free:
     """Drop a reference to memory."""
 
+    SYNTAX: ClassVar = ("free {name:end}",)
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """Raise if a check in the kernel launched just before has failed."""
+
+    SYNTAX: ClassVar = ("check",)
 
 
 Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Lay | Free | Check
@@ -148,6 +172,11 @@ class Plan:
     a size is not the multiple that it is taken to be, is for a plan that was made without it.
     """
 
+    LINES: ClassVar = (
+        "object {objects:name}+", "in {inputs:input}+", "const {constants:tensor}+",
+        "?aligned ({aligned:use*})", "?most ({most:number*})", "{steps:step}+",
+        "kernels ({kernels:symbol*})", "return ({outputs:atom*})",
+    )  # fmt: skip
     name: str
     inputs: tuple[Input | SizeInput, ...]
     constants: tuple[Input, ...]
@@ -158,3 +187,8 @@ class Plan:
     comments: tuple[tuple[int, str], ...] = field(default=(), compare=False)
     aligned: tuple[str, ...] = ()
     most: tuple[tuple[str, int], ...] = ()
+
+
+def launched(steps: Iterable[Step]) -> tuple[str, ...]:
+    """Names of the kernels in order of first launch."""
+    return tuple(dict.fromkeys(s.kernel for s in steps if isinstance(s, LaunchStep)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from lenz.ir.dtype import DType
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, maximum, product
@@ -151,6 +152,7 @@ class TensorType:
 class Buffer:
     """A named tensor. `origin` names the FX nodes it came from and the user's file:line."""
 
+    SYNTAX: ClassVar = ("{name:def} : {type:type}",)
     name: str
     type: TensorType
     origin: tuple[str, ...] = field(default=(), compare=False)

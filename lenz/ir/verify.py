@@ -21,6 +21,7 @@ from lenz.ir.graph import (
     Scatter,
     Sort,
     View,
+    acc_dtype,
     atom_refs,
     atom_syms,
     bodies_of,
@@ -34,8 +35,7 @@ from lenz.ir.graph import (
 )
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
-from lenz.ir.printer import lines_of_object
-from lenz.ir.printer_expr import acc_dtype
+from lenz.ir.printer import line_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType
 from lenz.ir.verify_kernel import check_kernel
 from lenz.ir.verify_plan import check_plan
@@ -74,10 +74,7 @@ def verify(x: Graph | Kernel | Plan | Schedule, told: Mapping[str, Layout] | Non
                 _check_graph(x.graph)
                 _check_steps(x)
     except Broken as e:
-        lines = lines_of_object(x)
-        at = lines.line_of(e.culprit)
-        line = "" if at is None else f"{at + 1}: {lines.rows[at].strip()}"
-        raise InternalError(e.what, rule=e.rule, line=line) from e
+        raise InternalError(e.what, rule=e.rule, line=line_of(x, e.culprit)) from e
 
 
 class _Graph:

@@ -22,7 +22,6 @@ from lenz.ir.kernel import (
     walk,
     words,
 )  # fmt: skip
-from lenz.ir.printer_expr import acc_dtype
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
 from lenz.sym import Int, Sym, Var, prove_le, substitute
 from lenz.sym import show as show_sym
@@ -141,7 +140,7 @@ class _Check:
         if x.kind in ("any", "all") and x.value.dtype is not BOOL:
             broken("reduce-dtype", f"{x.kind} of {x.value.dtype}", x)
         self.body(x.value, s, x)
-        return {x.name: acc_dtype(x.kind, x.value.dtype)}
+        return {x.name: x.dtype}
 
     def sort(self, x: Sort, s: _Scope) -> None:
         """Check a sort."""

@@ -8,7 +8,8 @@ from typing import NoReturn
 from lenz.ir import op as _op
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
-from lenz.ir.printer_expr import show_expr, show_range
+from lenz.ir.text import show_range
+from lenz.ir.text_expr import show_expr
 from lenz.sym import Sym, Var, prove_le
 from lenz.sym import show as show_sym
 

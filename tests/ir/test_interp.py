@@ -135,7 +135,7 @@ def test_position_of_the_extreme(kind: str, values: list[float], want: int) -> N
     assert run(text, torch.tensor(values)).item() == want
     k = read(
         f"kernel @k reduction (%x: in f32[{len(values)}], %y: out i64[1]) {{"
-        f" for r in {len(values)} : seq {{ a = reduce {kind} (load(%x, [r])) over r }}"
+        f" for r in {len(values)} : seq {{ a = reduce {kind} {{ load(%x, [r]) }} over r }}"
         " store(%y, [0], a) }"
     )
     assert isinstance(k, Kernel)

@@ -1,0 +1,244 @@
+"""Makes the printer and the reader of a class from its `SYNTAX`; see syntax.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeAlias
+
+from lenz.ir.lexer import Cursor, choice_of
+from lenz.ir.syntax import Piece, Slot, piece_of
+from lenz.ir.text import Scope
+
+Made: TypeAlias = "dict[str, Any]"  # the fields of a node that have been read
+Show: TypeAlias = "str | Callable[[Any, Scope], str]"  # a text, or what makes it of a node
+Read: TypeAlias = "str | Callable[[Cursor, Scope, Made], None]"  # a token, or what reads a field
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a field stands in text: `show` its value, `read` it back; `grammar` is what a page says.
+
+    A `whole` kind needs other fields of the node as well: it is given the node, and what has been
+    read of it, into which it puts its fields.
+    """
+
+    show: Callable[..., str]
+    read: Callable[..., Any]
+    grammar: str
+    whole: bool = False
+    words: tuple[str, ...] = ()  # that a line of this kind begins with
+
+
+CULPRIT = "\0"  # stands in front of the text of the culprit
+
+
+def tokens(text: str) -> list[str]:
+    """The tokens of a piece of text."""
+    return Cursor(text).words[:-1]
+
+
+class Form:
+    """The text of one class. `lead` is the number of tokens and fields before its first word."""
+
+    __slots__ = ("_mark", "_nests", "_reads", "_shows", "cls", "fields", "grammar", "lead", "word")
+
+    def __init__(self, cls: Any, kinds: Mapping[str, Kind]) -> None:
+        self.cls = cls
+        pieces = [piece_of(text) for text in cls.SYNTAX]
+        made = [_piece(p, cls, kinds, _stops(pieces[k + 1 :])) for k, p in enumerate(pieces)]
+        self._shows = tuple([x for shows, _, _ in made for x in shows])
+        self._reads = tuple([x for _, reads, _ in made for x in reads])
+        self.grammar = " ".join([grammar for _, _, grammar in made])
+        words = [k for k, x in enumerate(self._reads) if isinstance(x, str) and x[0].isalpha()]
+        self.lead = words[0] if words else 2
+        self.word = str(self._reads[self.lead]) if words else ""
+        self.fields = tuple([f.name for f in fields(cls) if f.compare])
+        slots = [x for p in pieces for x in p.items if isinstance(x, Slot)]
+        self._nests = any(x.kind in ("axes", "loop") for x in slots)
+        names = {x.kind: "%" if x.kind == "def" else "" for x in slots if x.field == "name"}
+        self._mark = next(iter(names.values()), "") if hasattr(cls, "dtype") else None
+
+    def show(self, node: Any, s: Scope) -> str:
+        """The text of a node; the name that it defines is in scope afterwards."""
+        text = "".join([x if isinstance(x, str) else x(node, s) for x in self._shows])
+        if self._mark is not None:
+            s.types[self._mark + node.name] = node.dtype
+        return text if node is not s.culprit else CULPRIT + text
+
+    def read(self, c: Cursor, s: Scope, lead: Made | None = None) -> Any:
+        """A node; with `lead`, one that has been read up to its first word."""
+        made: Made = {} if lead is None else lead
+        inner = s.inner() if self._nests else s
+        for x in self._reads if lead is None else self._reads[self.lead :]:
+            if isinstance(x, str):
+                c.expect(x)
+            else:
+                x(c, inner, made)
+        node = self.cls(**made)
+        if self._mark is not None:
+            s.types[self._mark + node.name] = node.dtype
+        return node
+
+
+def _stops(after: list[Piece]) -> frozenset[str]:
+    """The tokens that may stand behind a piece."""
+    found: list[str] = []
+    for p in after:
+        found += tokens(p.items[0])[:1] if isinstance(p.items[0], str) else []
+        if not p.field:
+            break
+    return frozenset(found)
+
+
+def part_of(
+    item: str | Slot, kinds: Mapping[str, Kind], stops: frozenset[str], get: Callable[[Any], Any]
+) -> tuple[Show, list[Read], str]:
+    """What prints and reads one text or field, and its grammar; `stops` end a list."""
+    if isinstance(item, str):
+        words = tokens(item)
+        return item, [*words], " ".join([f'"{word}"' for word in words])
+    field, kind = item.field, kinds[item.kind]
+    show, read = kind.show, kind.read
+    if kind.whole:
+        return (
+            lambda node, s: show(node, s, item),
+            [lambda c, s, made: read(c, s, made, item)],
+            kind.grammar,
+        )
+
+    def one(c: Cursor, s: Scope, made: Made) -> None:
+        made[field] = read(c, s)
+
+    def several(c: Cursor, s: Scope, made: Made) -> None:
+        items: list[Any] = []
+        while c.text not in stops:
+            if items:
+                c.expect(",")
+                if c.text in stops:
+                    break
+            items.append(read(c, s))
+        made[field] = tuple(items)
+
+    if not item.is_list:
+        return lambda node, s: show(get(node), s), [one], kind.grammar
+    listed = lambda node, s: ", ".join([show(x, s) for x in get(node)])
+    return listed, [several], f"({kind.grammar}),*" if " " in kind.grammar else f"{kind.grammar},*"
+
+
+def _piece(
+    p: Piece, cls: Any, kinds: Mapping[str, Kind], stops: frozenset[str]
+) -> tuple[list[Show], list[Read], str]:
+    """What prints and reads one piece of a SYNTAX, and its grammar."""
+    shows: list[Show] = []
+    reads: list[Read] = []
+    grammar = []
+    for k, item in enumerate(p.items):
+        behind = [x for x in p.items[k + 1 :] if isinstance(x, str)]
+        ends = frozenset(tokens(behind[0])[:1]) if behind else stops
+        get = item.get if isinstance(item, Slot) else str
+        show, read, text = part_of(item, kinds, ends, get)
+        shows.append(show)
+        reads += read
+        grammar.append(text)
+    if not p.field:
+        return shows, reads, " ".join(filter(None, grammar))
+    found = _optional(p, cls, shows, reads)
+    return [found[0]], [found[1]], f"[{' '.join(filter(None, grammar))}]"
+
+
+def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Read]) -> tuple[Show, Read]:
+    field, usual = p.field, p.usual
+    first = reads[0] if isinstance(reads[0], str) else None
+    given = next(f.default for f in fields(cls) if f.name == field)
+    default = () if given is MISSING else given
+    is_flag = all(isinstance(x, str) for x in p.items)
+
+    def show(node: Any, s: Scope) -> str:
+        if getattr(node, field) == (getattr(node, usual) if usual else default):
+            return ""
+        return "".join([x if isinstance(x, str) else x(node, s) for x in shows])
+
+    def read(c: Cursor, s: Scope, made: Made) -> None:
+        if c.kind != "word" if first is None else c.text != first:
+            made[field] = made[usual] if usual else default
+            return
+        for x in reads:
+            if isinstance(x, str):
+                c.expect(x)
+            else:
+                x(c, s, made)
+        if is_flag:
+            made[field] = True
+
+    return show, read
+
+
+class Lines:
+    """The lines between the braces of a graph or a plan, made from `LINES`."""
+
+    __slots__ = ("_lines", "_nodes", "_what", "_words", "grammar")
+
+    def __init__(self, cls: Any, kinds: Mapping[str, Kind]) -> None:
+        self._what = f"a line of a {cls.__name__.lower()}"
+        self._lines = [_Line(text, kinds) for text in cls.LINES]
+        self._words = {word: line for line in self._lines for word in line.words}
+        self._nodes = next((line for line in self._lines if not line.words), None)
+        self.grammar = [line.grammar for line in self._lines]
+
+    def rows(self, x: Any, s: Scope, hidden: Collection[str] = ()) -> Iterator[tuple[Any, str]]:
+        """Each line with the value that it shows; none for the fields in `hidden`."""
+        for line in self._lines:
+            if line.field not in hidden:
+                value = line.get(x)
+                for one in value if line.each else (value,) if value or not line.optional else ():
+                    text = "".join([p if isinstance(p, str) else p(one, s) for p in line.shows])
+                    yield one, text if one is not s.culprit else CULPRIT + text
+
+    def read(self, c: Cursor, s: Scope) -> tuple[Made, dict[str, int]]:
+        """The fields that the lines up to the closing brace give, and where the last of each is."""
+        made: Made = {line.field: [] if line.each else () for line in self._lines if line.usual}
+        places: dict[str, int] = {}
+        while not c.accept("}"):
+            line = self._nodes
+            if line is None or not (c.text in _FIRST or c.kind == "int" or c.text in s.vars):
+                word = choice_of(c, self._words, self._what)
+                c.jump(c.place - 1)
+                line = self._words[word]
+            if line.field in places and not line.each:
+                raise c.error(f"a second line `{c.text}`")
+            places[line.field] = c.place
+            found: Made = {}
+            for x in line.reads:
+                if isinstance(x, str):
+                    c.expect(x)
+                else:
+                    x(c, s, found)
+            if line.each:
+                made[line.field].append(found[line.field])
+            else:
+                made.update(found)
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in made.items()}, places
+
+
+_FIRST = ("%", "(", "out", "none")  # what a node of a graph begins with
+
+
+class _Line:
+    """A line that gives a field, or (`each`) one item of it; `words` are those it begins with."""
+
+    __slots__ = ("each", "field", "get", "grammar", "optional", "reads", "shows", "usual", "words")
+
+    def __init__(self, text: str, kinds: Mapping[str, Kind]) -> None:
+        self.each = text.endswith("+")
+        p = piece_of(text.removesuffix("+"))
+        slot = next(x for x in p.items if isinstance(x, Slot))
+        parts = [part_of(x, kinds, frozenset(")"), lambda value: value) for x in p.items]
+        self.field, self.get = slot.field, slot.get
+        self.optional = bool(p.field)
+        self.usual = self.each or self.optional
+        self.shows = [show for show, _, _ in parts]
+        self.reads = [x for _, reads, _ in parts for x in reads]
+        self.grammar = " ".join([grammar for _, _, grammar in parts])
+        first = self.reads[0]
+        self.words = (first,) if isinstance(first, str) else kinds[slot.kind].words

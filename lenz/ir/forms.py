@@ -1,0 +1,431 @@
+"""The kinds of fields, and the text of every class that has a `SYNTAX`; see syntax.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast, get_args
+
+from lenz.ir.expr import ref
+from lenz.ir.form import CULPRIT, Form, Kind, Lines, Made
+from lenz.ir.graph import (
+    REDUCE_KINDS,
+    SCAN_KINDS,
+    UPDATE_MODES,
+    Atom,
+    Extern,
+    Graph,
+    Mutation,
+    Node,
+    acc_dtype,
+    outs_of,
+)
+from lenz.ir.kernel import (
+    LOOP_KINDS,
+    For,
+    KernelKind,
+    Launch,
+    Local,
+    LookBack,
+    Mode,
+    Param,
+    Rejected,
+    Stmt,
+)
+from lenz.ir.lexer import (
+    Cursor,
+    buffer_of,
+    choice_of,
+    int_of,
+    list_of,
+    name_of,
+    string_of,
+    sym_of,
+    word_of,
+)
+from lenz.ir.plan import (
+    Input,
+    Plan,
+    SizeInput,
+    Step,
+)
+from lenz.ir.syntax import Slot
+from lenz.ir.tensor import Axis, Buffer
+from lenz.ir.text import (
+    Scope,
+    atom_of,
+    axis_of,
+    dtype_of,
+    show_atom,
+    show_axis,
+    show_buffer,
+    show_name,
+    show_type,
+    show_word,
+    type_of,
+    var_of,
+)
+from lenz.ir.text_expr import LINE, block_of, gathered, show_block, show_bound, show_value, value_of
+from lenz.sym import Sym, Var
+from lenz.sym import show as show_sym
+
+
+def _choice(table: tuple[str, ...], what: str, grammar: str) -> Kind:
+    """One of some words."""
+    return Kind(lambda v, s: str(v), lambda c, s: choice_of(c, table, what), grammar)
+
+
+def _pair(first: Kind, second: Kind) -> Kind:
+    """`a: b`."""
+
+    def read(c: Cursor, s: Scope) -> tuple[Any, Any]:
+        a = first.read(c, s)
+        c.expect(":")
+        return a, second.read(c, s)
+
+    grammar = f'{first.grammar} ":" {second.grammar}'
+    return Kind(lambda v, s: f"{first.show(v[0], s)}: {second.show(v[1], s)}", read, grammar)
+
+
+# What a call gives, and what it is given.
+
+
+def _result(o: Any, s: Scope) -> str:
+    """One result of a node: a buffer with its type, a size, or nothing."""
+    if isinstance(o, Buffer):
+        mark = "out " if o.name in s.outputs else ""
+        return f"{mark}{show_buffer(o.name)} = {show_type(o.type, s)}"
+    return _out(o, s)
+
+
+def _result_of(c: Cursor, s: Scope) -> Buffer | Sym | None:
+    is_out = c.accept("out")
+    if c.text != "%":
+        return None if c.accept("none") else sym_of(c, s.vars)
+    name = buffer_of(c)
+    c.expect("=")
+    if is_out:
+        s.outputs[name] = None
+    return Buffer(name, type_of(c, s))
+
+
+def _out(o: Any, s: Scope) -> str:
+    """One result of a step of a plan."""
+    return "none" if o is None else show_buffer(o) if isinstance(o, str) else show_sym(o)
+
+
+def _out_of(c: Cursor, s: Scope) -> str | Sym | None:
+    if c.text == "%":
+        return buffer_of(c)
+    return None if c.accept("none") else sym_of(c, s.vars)
+
+
+def _results(show: Callable[[Any, Scope], str], read: Callable[..., Any], grammar: str) -> Kind:
+    """`x` for an op that gives one value, `(x, y)` for one that gives a tuple."""
+
+    def shown(n: Any, s: Scope, slot: Slot) -> str:
+        outs = [show(o, s) for o in n.outs]
+        if len(outs) == 1:
+            return outs[0] if n.single else f"({outs[0]},)"
+        return f"({', '.join(outs)})"
+
+    def given(c: Cursor, s: Scope, made: Made, slot: Slot | None = None) -> None:
+        made["single"] = not c.accept("(")
+        single = made["single"]
+        made["outs"] = (read(c, s),) if single else tuple(list_of(c, lambda: read(c, s), ")"))
+
+    return Kind(shown, given, f'({grammar} | "(" {grammar},* ")")', whole=True)
+
+
+def _single(n: Any, s: Scope, slot: Slot) -> str:
+    return " single" if n.single and len(n.outs) != 1 else ""
+
+
+def _single_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    made["single"] = c.accept("single") or made["single"]
+
+
+def _args(n: Any, s: Scope, slot: Slot) -> str:
+    named = [f"{k}={show_atom(a)}" for k, a in n.kwargs]
+    return ", ".join([show_atom(a) for a in n.args] + named)
+
+
+def _args_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    args: list[Atom] = []
+    kwargs: list[tuple[str, Atom]] = []
+
+    def one() -> None:
+        if c.kind == "word" and c.words[c.place + 1] == "=":
+            name = c.take()
+            c.expect("=")
+            kwargs.append((name, atom_of(c, s)))
+        else:
+            args.append(atom_of(c, s))
+
+    list_of(c, one, ")", (")",))
+    made.update(args=tuple(args), kwargs=tuple(kwargs))
+
+
+# Loops, and what runs in them.
+
+
+def _axes(axes: tuple[Axis, ...], s: Scope) -> str:
+    return ", ".join([show_axis(a) for a in axes])
+
+
+def _axes_of(c: Cursor, s: Scope) -> tuple[Axis, ...]:
+    axes = tuple(list_of(c, lambda: axis_of(c, s), ")", ("|",)))
+    s.vars.update((a.name, a.var) for a in axes)
+    return axes
+
+
+def _loop_of(c: Cursor, s: Scope) -> Axis:
+    a = axis_of(c, s, "in")
+    s.vars[a.name] = a.var
+    return a
+
+
+def _along(n: Any, s: Scope, slot: Slot) -> str:
+    return str(n.axes[n.dim].name)
+
+
+def _along_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    names = tuple(a.name for a in made["axes"])
+    made["dim"] = names.index(choice_of(c, names, "an axis"))
+
+
+def _loop_var(c: Cursor, s: Scope) -> Var:
+    if c.text not in s.vars:
+        raise c.error(f"`{c.text}` is no loop around this")
+    return s.vars[c.take()]
+
+
+def _loop_vars_of(c: Cursor, s: Scope) -> tuple[Var, ...]:
+    if c.accept("none"):
+        return ()
+    found = [_loop_var(c, s)]
+    while c.accept(","):
+        found.append(_loop_var(c, s))
+    return tuple(found)
+
+
+def _stmts(body: tuple[Stmt, ...], s: Scope) -> str:
+    outer = s.indent
+    s.indent = outer + "  "
+    rows = [f"{s.indent}{show_stmt(x, s)}\n" for x in body]
+    s.indent = outer
+    return "{\n" + "".join(rows) + outer + "}"
+
+
+def show_stmt(x: Stmt, s: Scope) -> str:
+    """One statement; a loop around one that is none stands on one line if it fits there."""
+    text = FORMS[type(x)].show(x, s)
+    if isinstance(x, For) and text.count("\n") == 2 and not isinstance(x.body[0], For):
+        head, inner, _ = text.split("\n")
+        line = f"{head} {inner.strip()} }}"
+        if len(line) - line.count(CULPRIT) <= LINE:
+            return line
+    return text
+
+
+def body_of(c: Cursor, s: Scope) -> tuple[Stmt, ...]:
+    """Statements up to the closing brace, which is passed."""
+    found: list[Stmt] = []
+    while not c.accept("}"):
+        found.append(_stmt_of(c, s))
+        c.accept(";")
+    return tuple(found)
+
+
+def _stmts_of(c: Cursor, s: Scope) -> tuple[Stmt, ...]:
+    c.expect("{")
+    return body_of(c, s)
+
+
+def _stmt_of(c: Cursor, s: Scope) -> Any:
+    form = STMTS.get(c.text)
+    if form is not None and form.lead == 0:
+        return form.read(c, s)
+    name = name_of(c)
+    c.expect("=")
+    return STMTS.get(c.text, STMTS[""]).read(c, s, {"name": name})
+
+
+# The parts of a value: where it lies, what is done with it when it is complete.
+
+
+def _place(n: Any, s: Scope, slot: Slot) -> str:
+    where = slot.get(n)
+    return ", ".join([show_sym(x) for x in where]) if slot.is_list else show_sym(where)
+
+
+def _place_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    made[slot.field] = c.place  # `_bound_of` reads it: the bounds of its operands stand behind it
+    c.skip_to("]")
+
+
+def _bound(n: Any, s: Scope, slot: Slot) -> str:
+    if not n.bound:
+        return ""
+    where = getattr(n, slot.usual)
+    where = (where,) if isinstance(where, Sym) else where
+    return show_bound(where, [show_value(e, s.types, s.indent) for e in n.bound])
+
+
+def _bound_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    where, made["bound"] = gathered(c, s, {}, made[slot.usual])
+    made[slot.usual] = where if slot.is_list else where[0]
+
+
+def _finish(n: Any, s: Scope, slot: Slot) -> str:
+    acc = acc_dtype(n.kind, n.body.dtype)
+    if n.finish is ref("acc", acc):
+        return ""
+    return " finish " + show_block(n.finish, {**s.types, "acc": acc}, s.indent)
+
+
+def _finish_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    acc = acc_dtype(made["kind"], made["body"].dtype)
+    made["finish"] = ref("acc", acc)
+    if c.accept("finish"):
+        s.types = {**s.types, "acc": acc}
+        made["finish"] = block_of(c, s)
+
+
+def node_of(c: Cursor, s: Scope) -> Any:
+    """One node of a graph; the outputs among its results are added to `s.outputs`."""
+    made: Made = {}
+    KINDS["results"].read(c, s, made)
+    c.expect(":")
+    form = NODES[choice_of(c, NODES, "a kind of node")]
+    if form.cls is not Extern:
+        out = made["outs"][0] if made["single"] else None
+        if not isinstance(out, Buffer):
+            raise c.error(f"`{form.word}` gives one buffer")
+        made = {"out": out}
+    c.jump(c.place - 1)
+    return _defined(form.read(c, s, made), s)
+
+
+def _node(n: Node, s: Scope) -> str:
+    text = FORMS[type(n)].show(n, s)
+    _defined(n, s)
+    return text
+
+
+def _defined(n: Node, s: Scope) -> Node:
+    s.types.update([("%" + b.name, b.dtype) for b in outs_of(n)])
+    return n
+
+
+def _given(b: Buffer | Sym, s: Scope) -> str:
+    return FORMS[Buffer].show(b, s) if isinstance(b, Buffer) else f"{show_sym(b)} : size"
+
+
+def _given_of(c: Cursor, s: Scope) -> Buffer | Sym:
+    if c.text == "%":
+        return cast(Buffer, FORMS[Buffer].read(c, s))
+    size = sym_of(c, s.vars)
+    c.expect(":", "size")
+    return size
+
+
+def _input_of(c: Cursor, s: Scope) -> Any:
+    return FORMS[Input if c.text == "%" else SizeInput].read(c, s)
+
+
+def _show(x: Any, s: Scope) -> str:
+    return FORMS[type(x)].show(x, s)
+
+
+def _launched_of(c: Cursor, s: Scope) -> Any:
+    return s.kernels[choice_of(c, s.kernels, "a kernel") if c.kind == "word" else string_of(c)]
+
+
+def _symbol_of(c: Cursor, s: Scope) -> str:
+    c.expect("@")
+    return name_of(c)
+
+
+_NAME = Kind(lambda v, s: show_name(v), lambda c, s: name_of(c), "NAME")
+_BUFFER = Kind(lambda v, s: show_buffer(v), lambda c, s: buffer_of(c), '"%" NAME')
+_INT = Kind(lambda v, s: str(v), lambda c, s: int_of(c), "INT")
+
+KINDS: Mapping[str, Kind] = {
+    # names
+    "name": _NAME,
+    "symbol": Kind(lambda v, s: "@" + show_name(v), _symbol_of, '"@" NAME'),
+    "kernel": Kind(lambda v, s: show_name(v.name), _launched_of, "NAME"),
+    "word": Kind(lambda v, s: show_word(v), lambda c, s: word_of(c), "WORD"),
+    "string": Kind(lambda v, s: json.dumps(v), lambda c, s: string_of(c), "STRING"),
+    "int": _INT,
+    "number": _pair(_NAME, _INT),
+    # buffers
+    **dict.fromkeys(("def", "use", "share", "over", "take", "end", "writes"), _BUFFER),
+    "alias": _pair(_INT, _BUFFER),
+    "type": Kind(show_type, type_of, "type"),
+    "dtype": Kind(lambda v, s: str(v.name), lambda c, s: dtype_of(c), "DTYPE"),
+    # sizes and loops
+    "sym": Kind(lambda v, s: show_sym(v), lambda c, s: sym_of(c, s.vars), "sym"),
+    "size": Kind(lambda v, s: str(v.name), var_of, "NAME"),
+    "axes": Kind(_axes, _axes_of, "axis,*"),
+    "along": Kind(_along, _along_of, "NAME", whole=True),
+    "loop": Kind(lambda v, s: show_axis(v, " in "), _loop_of, 'NAME ["as" range] "in" sym'),
+    "loop_var": Kind(lambda v, s: str(v.name), _loop_var, "NAME"),
+    "loop_vars": Kind(
+        lambda v, s: ", ".join([x.name for x in v]) or "none", _loop_vars_of, '("none" | NAME,*)'
+    ),
+    "look_back": Kind(_show, lambda c, s: FORMS[LookBack].read(c, s), "look_back"),
+    "stmts": Kind(_stmts, _stmts_of, '"{" stmt* "}"'),
+    # values
+    "value": Kind(
+        lambda v, s: show_value(v, s.types, s.indent), lambda c, s: value_of(c, s, {}), "value"
+    ),
+    "block": Kind(lambda v, s: show_block(v, s.types, s.indent), block_of, "block"),
+    "finish": Kind(_finish, _finish_of, '["finish" block]', whole=True),
+    "place": Kind(_place, _place_of, "sym,*", whole=True),
+    "bound": Kind(_bound, _bound_of, "[gather]", whole=True),
+    # calls
+    "result": Kind(_result, _result_of, "result"),
+    "results": _results(_result, _result_of, "result"),
+    "outs": _results(_out, _out_of, "out"),
+    "args": Kind(_args, _args_of, "arg,*", whole=True),
+    "single": Kind(_single, _single_of, '["single"]', whole=True),
+    "atom": Kind(lambda v, s: show_atom(v), atom_of, "atom"),
+    # one of some words
+    "reduction": _choice(REDUCE_KINDS, "a kind of reduction", "RKIND"),
+    "scan": _choice(SCAN_KINDS, "a kind of scan", "SKIND"),
+    "update": _choice(UPDATE_MODES, "a mode of update", "MODE"),
+    "loop_kind": _choice(LOOP_KINDS, "a kind of loop", "LKIND"),
+    "kernel_kind": _choice(get_args(KernelKind), "a kind of kernel", "KKIND"),
+    "mode": _choice(get_args(Mode), "a mode", '("in" | "out" | "inout" | "work")'),
+    "which": Kind(
+        lambda v, s: "stride" if v else "size",
+        lambda c, s: choice_of(c, ("size", "stride"), "what it is") == "stride",
+        '("size" | "stride")',
+    ),
+}
+
+FORMS: Mapping[Any, Form] = {
+    x: Form(x, KINDS)
+    for x in (
+        Buffer, *get_args(Node), Mutation, Launch, Rejected, Param, Local, *get_args(Stmt),
+        LookBack, Input, SizeInput, *get_args(Step),
+    )
+}  # fmt: skip
+NODES, STMTS, STEPS = [
+    {FORMS[x].word: FORMS[x] for x in get_args(union)} for union in (Node, Stmt, Step)
+]
+_LINE_KINDS: Mapping[str, Kind] = {
+    **KINDS,
+    "given": Kind(_given, _given_of, '(buffer | sym ":" "size")'),
+    "buffer": Kind(_show, lambda c, s: FORMS[Buffer].read(c, s), "buffer"),
+    "node": Kind(_node, node_of, "node"),
+    "mutation": Kind(
+        _show, lambda c, s: FORMS[Mutation].read(c, s), FORMS[Mutation].grammar, words=("mutate",)
+    ),
+    "input": Kind(_show, _input_of, '(buffer | sym ":" "size")'),
+    "tensor": Kind(_show, lambda c, s: FORMS[Input].read(c, s), "buffer"),
+    "step": Kind(_show, lambda c, s: STEPS[c.text].read(c, s), "step", words=tuple(STEPS)),
+}
+GRAPH, PLAN = Lines(Graph, _LINE_KINDS), Lines(Plan, _LINE_KINDS)

@@ -1,0 +1,74 @@
+"""One declaration per node of the IR: how it stands in text, and what each of its fields is.
+
+A class has `SYNTAX`, a tuple of pieces in the order of the text:
+
+    SYNTAX = ("alloc {name:def} : {type:type}", "? zero", "? over {over:over}")
+
+- Text stands as it is. `{field:kind}` is a field; `{field:kind*}` has commas between its items.
+- A piece that begins with `?` is left out where its first field has its default, and read where its
+  first word is next. `{keep=size:sym}` has the value of `size` by default. A piece without a field
+  is a flag, named by its word.
+- The kind says how a field is printed and read (`forms.KINDS`), and what it means to walks: `def`
+  is a buffer that begins here, `use` one that is read, `share` one in whose memory the new one
+  lies, `over` one that is overwritten too, `take` one that ends as well, `end` one that only ends;
+  `sym` is a size or an index, `value` and `block` are expressions, `args` arguments of a call.
+
+`form.Form` makes the printer and the reader of a class from it, docs/generate.py its line of the
+grammar, `graph.reads_of` and the verifiers their walks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+_SLOT = re.compile(r"(\{[a-z.]+(?:=[a-z]+)?:[a-z_]+\*?\})")
+
+
+class Slot(NamedTuple):
+    """A field in a piece of text; `usual` is the field whose value it has by default."""
+
+    field: str
+    kind: str
+    is_list: bool
+    usual: str
+
+    @property
+    def get(self) -> Callable[[Any], Any]:
+        """Its value in a node."""
+        return attrgetter(self.field)
+
+
+class Piece(NamedTuple):
+    """Texts and fields; `field` is the one that tells whether an optional piece is there."""
+
+    items: tuple[str | Slot, ...]
+    field: str
+    usual: str
+
+
+def _slot(text: str) -> str | Slot:
+    if not text.startswith("{"):
+        return text
+    field, kind = text[1:-1].split(":")
+    name, _, usual = field.partition("=")
+    return Slot(name, kind.removesuffix("*"), kind.endswith("*"), usual)
+
+
+def piece_of(text: str) -> Piece:
+    """One entry of a SYNTAX."""
+    items = tuple([_slot(part) for part in _SLOT.split(text.removeprefix("?")) if part])
+    if not text.startswith("?"):
+        return Piece(items, "", "")
+    slot = next((x for x in items if isinstance(x, Slot)), None)
+    return (
+        Piece(items, text[1:].strip(), "") if slot is None else Piece(items, slot.field, slot.usual)
+    )
+
+
+def slots_of(cls: Any) -> tuple[Slot, ...]:
+    """The fields of a class in the order of its text."""
+    items = [x for text in cls.SYNTAX for x in piece_of(text).items]
+    return tuple([x for x in items if isinstance(x, Slot)])

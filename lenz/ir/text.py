@@ -1,0 +1,225 @@
+"""Text of the parts that all levels share: names, sizes, types, axes, arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from lenz.ir.dtype import DTYPES, DType
+from lenz.ir.graph import Atom, Named, Ref
+from lenz.ir.lexer import (
+    Cursor,
+    buffer_of,
+    choice_of,
+    enclosed,
+    int_of,
+    list_of,
+    name_of,
+    string_of,
+    sym_of,
+    word_of,
+)
+from lenz.ir.tensor import Axis, Layout, TensorType, axis, contiguous, contiguous_strides
+from lenz.sym import ZERO, Sym, Var
+from lenz.sym import show as show_sym
+
+DTYPE_NAMES: Mapping[str, DType] = {d.name: d for d in DTYPES}
+WORDS: Mapping[str, Atom] = {
+    "true": True, "false": False, "none": None, "inf": float("inf"), "nan": float("nan"),
+}  # fmt: skip
+_NAMED = ("dtype", "device", "layout", "memory_format", "op", "obj")
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*(:[0-9]+)?\Z")
+
+
+@dataclass(slots=True)
+class Scope:
+    """What a printer and a reader know at one place of the text.
+
+    `types` gives the dtype of each buffer (under "%name") and value that is defined; what it does
+    not know is printed with its dtype. `indent` is that of the line, `outputs` are the buffers that
+    are marked `out`, `kernels` those of a schedule. `culprit` is what an error shows the line of.
+    """
+
+    vars: dict[str, Var] = field(default_factory=dict)  # sizes, axes
+    types: dict[str, DType] = field(default_factory=dict)
+    device: str = ""
+    depth: int = 0
+    indent: str = ""
+    outputs: dict[str, None] = field(default_factory=dict)
+    culprit: object = None
+    kernels: dict[str, Any] = field(default_factory=dict)
+
+    def inner(self) -> Scope:
+        """The same, for a node that adds variables of its own."""
+        new, own = {**self.vars}, (self.types, self.device, self.depth, self.indent, self.outputs)
+        return Scope(new, *own, self.culprit, self.kernels)
+
+
+def show_name(name: str) -> str:
+    """A name as it stands, quoted where it is not made of letters, digits, `_` and `.`."""
+    return name if PLAIN.match(name) else json.dumps(name)
+
+
+def show_buffer(name: str) -> str:
+    """`%x`."""
+    return "%" + show_name(name)
+
+
+def show_word(text: str) -> str:
+    """A word such as `cuda:0` as it stands, anything else quoted."""
+    return text if _WORD.match(text) else json.dumps(text)
+
+
+def show_range(v: Var) -> str:
+    """Bounds of a variable: `0..9`, `1..`, `0..9 < s0`."""
+    lo = "" if v.lo is None else str(v.lo)
+    hi = "" if v.hi is None else str(v.hi)
+    below = "" if v.below is None else f" < {show_sym(v.below)}"
+    return f"{lo}..{hi}{below}"
+
+
+def range_of(c: Cursor, name: str, s: Scope) -> Var:
+    """Bounds of a variable of this name."""
+    lo = None if c.text == ".." else int_of(c)
+    c.expect("..")
+    hi = int_of(c) if c.kind == "int" or c.text == "-" else None
+    below = sym_of(c, s.vars) if c.accept("<") else None
+    return Var(name, lo, hi, below)
+
+
+def show_size(v: Var) -> str:
+    """`s0: 1..`."""
+    return f"{v.name}: {show_range(v)}"
+
+
+def size_of(c: Cursor, s: Scope) -> Var:
+    """A declared size, which is in scope from there on."""
+    name = name_of(c)
+    c.expect(":")
+    v = s.vars[name] = range_of(c, name, s)
+    return v
+
+
+def var_of(c: Cursor, s: Scope, what: str = "a size") -> Var:
+    """A variable that is in scope."""
+    return s.vars[choice_of(c, s.vars, what)]
+
+
+def show_axis(a: Axis, between: str = ": ") -> str:
+    """`i: s0`, or `i as 0..9: s0` where the bounds do not follow from the extent."""
+    own = axis(a.name, a.extent).var is a.var
+    name = a.name if own else f"{a.name} as {show_range(a.var)}"
+    return name + between + show_sym(a.extent)
+
+
+def axis_of(c: Cursor, s: Scope, between: str = ":") -> Axis:
+    """An axis."""
+    name = name_of(c)
+    given = range_of(c, name, s) if c.accept("as") else None
+    c.expect(between)
+    extent = sym_of(c, s.vars)
+    return axis(name, extent) if given is None else Axis(given, extent)
+
+
+def show_layout(layout: Layout) -> str:
+    """Inside of the brackets: `s0, 4`, or `s0, 4 : 8, 2 @ 1` for what is not row-major from 0."""
+    sizes = ", ".join([show_sym(s) for s in layout.shape])
+    if layout == contiguous(layout.shape):
+        return sizes
+    strides = ", ".join([show_sym(s) for s in layout.stride])
+    offset = "" if layout.offset is ZERO else f" @ {show_sym(layout.offset)}"
+    return f"{sizes} : {strides}{offset}"
+
+
+def show_type(t: TensorType, s: Scope) -> str:
+    """`f32[s0, 4]`, with the device where it is not the usual one."""
+    on = "" if t.device == s.device else f" on {show_word(t.device)}"
+    return f"{t.dtype.name}[{show_layout(t.layout)}]{on}"
+
+
+def dtype_of(c: Cursor) -> DType:
+    """An element type by name."""
+    return DTYPE_NAMES[choice_of(c, DTYPE_NAMES, "an element type")]
+
+
+def type_of(c: Cursor, s: Scope) -> TensorType:
+    """`f32[s0, 4 : 8, 2 @ 1] on cuda:0`."""
+    dtype = dtype_of(c)
+    c.expect("[")
+
+    def size() -> Sym:
+        return sym_of(c, s.vars)
+
+    shape = tuple(list_of(c, size, "]", (":", "@")))
+    stride = contiguous_strides(shape)
+    place = c.place
+    if c.accept(":"):
+        stride = tuple(list_of(c, size, "]", ("@",)))
+        if len(stride) != len(shape):
+            raise c.error(f"{len(shape)} sizes but {len(stride)} strides", place)
+    offset = size() if c.accept("@") else ZERO
+    c.expect("]")
+    device = word_of(c) if c.accept("on") else s.device
+    return TensorType(dtype, device, Layout(shape, stride, offset))
+
+
+def number_of(c: Cursor) -> int | float:
+    """A number, exact: what `repr` gives; inf and nan by name."""
+    sign = -1 if c.accept("-") else 1
+    if c.kind == "int":
+        return sign * int(c.take())
+    if c.kind != "float" and c.text not in ("inf", "nan"):
+        c.fail("a number")
+    return sign * float(c.take())
+
+
+def show_atom(a: Atom) -> str:
+    """One argument of a call or one output."""
+    match a:
+        case None:
+            return "none"
+        case bool():
+            return "true" if a else "false"
+        case int() | float():
+            return repr(a)
+        case complex():
+            return f"complex({a.real!r}, {a.imag!r})"
+        case str():
+            return json.dumps(a)
+        case Ref(name):
+            return show_buffer(name)
+        case Named(kind, value):
+            return f"{kind}({show_word(value)})"
+        case tuple():
+            inner = ", ".join(map(show_atom, a))
+            return f"({inner},)" if len(a) == 1 else f"({inner})"
+        case Sym():
+            return f"[{show_sym(a)}]"
+    raise TypeError(f"{a!r} is not an argument")
+
+
+def atom_of(c: Cursor, s: Scope) -> Atom:
+    """One argument of a call or one output."""
+    if c.kind == "string":
+        return string_of(c)
+    if c.text == "%":
+        return Ref(buffer_of(c))
+    if c.accept("("):
+        return tuple(list_of(c, lambda: atom_of(c, s), ")"))
+    if c.text == "[":
+        return enclosed(c, lambda: sym_of(c, s.vars))
+    if c.text in WORDS:
+        return WORDS[c.take()]
+    if c.follows("complex", "("):
+        c.take()
+        c.take()
+        real, imag = list_of(c, lambda: number_of(c), ")")
+        return complex(real, imag)
+    if c.kind == "word":
+        kind = choice_of(c, _NAMED, "an argument")
+        return Named(cast(Any, kind), enclosed(c, lambda: word_of(c), "()"))
+    return number_of(c)
