@@ -24,13 +24,36 @@ from lenz.ir.op import Op
 from lenz.sym import Sym, Var, substitute
 
 T = TypeVar("T")
+Number = bool | int | float
 _TABLE: dict[tuple[Any, ...], Expr] = {}
+# What operators call: the builders of `lenz.ops`, which fold, by the names of their ops.
+_BUILDERS: dict[str, Callable[..., Expr]] = {}
+
+
+def enter_builder(name: str, build: Callable[..., Expr]) -> None:
+    """Make `build` what the operator of the op `name` calls; a number may stand for an operand."""
+    _BUILDERS[name] = build
+
+
+def _unary(name: str) -> Callable[[Expr], Expr]:
+    return lambda x: _BUILDERS[name](x)
+
+
+def _binary(name: str) -> Callable[[Expr, Expr | Number], Expr]:
+    return lambda x, y: _BUILDERS[name](x, y)
+
+
+def _swapped(name: str) -> Callable[[Expr, Expr | Number], Expr]:
+    return lambda x, y: _BUILDERS[name](y, x)
 
 
 class Expr:
     """One node: an op, its operands, its attributes and the type of its value.
 
     `checks` says that a check is a part of it: an op that may fail.
+
+    Operators build larger expressions, folded as by the functions of `lenz.ops`; a Python number
+    takes the type of the other operand. `==` and `hash` are identity: `ops.eq` compares values.
     """
 
     __slots__ = ("args", "attrs", "checks", "dtype", "op")
@@ -48,6 +71,18 @@ class Expr:
         from lenz.ir.printer import show_expr
 
         return show_expr(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("an Expr has no truth value: a chain or `and` of comparisons needs `&`")
+
+    __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("not")
+    __add__, __radd__ = _binary("add"), _swapped("add")
+    __sub__, __rsub__ = _binary("sub"), _swapped("sub")
+    __mul__, __rmul__ = _binary("mul"), _swapped("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _swapped("div")
+    __and__, __or__, __xor__ = _binary("and"), _binary("or"), _binary("xor")
+    __lshift__, __rshift__ = _binary("shl"), _binary("shr")
+    __lt__, __le__, __gt__, __ge__ = map(_binary, ("lt", "le", "gt", "ge"))
 
 
 def _attr_key(value: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr, const
+from lenz.ir.expr import Expr, Number, const
 from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
 from lenz.ops.emission import (
@@ -24,7 +24,7 @@ from lenz.ops.emission import (
     text_by_kind,
     triton_type,
 )
-from lenz.ops.fold import apply, binary, unary
+from lenz.ops.fold import apply, binary, typed, unary
 from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, int_of_width, same
 
 
@@ -235,9 +235,9 @@ def reciprocal(x: Expr) -> Expr:
     return apply(DIV, const(1.0, x.dtype), x)
 
 
-def fma(x: Expr, y: Expr, z: Expr) -> Expr:
+def fma(x: Expr | Number, y: Expr | Number, z: Expr | Number) -> Expr:
     """x * y + z of floats, rounded once."""
-    return apply(FMA, x, y, z)
+    return apply(FMA, *typed(x, y, z))
 
 
 def rsqrt(x: Expr) -> Expr:

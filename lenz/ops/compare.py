@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from lenz.ir.dtype import BOOL, DType
-from lenz.ir.expr import Expr, const
+from lenz.ir.expr import Expr, Number, const
 from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
 from lenz.ops.emission import Builder, Values, compare_by_kind, text_by_kind
-from lenz.ops.fold import apply, binary
+from lenz.ops.fold import apply, binary, typed
 from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, to_bool, where_rule
 
 _INF = float("inf")
@@ -123,12 +123,12 @@ def isfinite(x: Expr) -> Expr:
 
 def signbit(x: Expr) -> Expr:
     """True when the sign bit is set, so for -0.0 too; x < 0 for integers."""
-    return apply(SIGNBIT, x) if x.dtype.is_float else lt(x, const(0, x.dtype))
+    return apply(SIGNBIT, x) if x.dtype.is_float else x < 0
 
 
-def where(cond: Expr, x: Expr, y: Expr) -> Expr:
+def where(cond: Expr, x: Expr | Number, y: Expr | Number) -> Expr:
     """x where cond holds, else y; both are evaluated."""
-    return apply(WHERE, cond, x, y)
+    return apply(WHERE, cond, *typed(x, y))
 
 
 def sign(x: Expr) -> Expr:
@@ -138,4 +138,4 @@ def sign(x: Expr) -> Expr:
     zero, one = const(0, x.dtype), const(1, x.dtype)
     if x.dtype.kind == "uint":
         return where(ne(x, zero), one, zero)
-    return where(gt(x, zero), one, where(lt(x, zero), const(-1, x.dtype), zero))
+    return where(x > zero, one, where(x < zero, -1, zero))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from lenz.ir.dtype import BOOL, F32, F64, DType
-from lenz.ir.expr import Expr, const, expr, keep_checks
+from lenz.ir.expr import Expr, Number, const, enter_builder, expr, keep_checks
 from lenz.ir.op import CONST, Attrs, Op, op_named
 
 Rule = Callable[..., "Expr | None"]
@@ -80,17 +80,33 @@ def unary(op: Op, doc: str) -> Callable[[Expr], Expr]:
         return apply(op, x)
 
     build.__name__, build.__doc__ = op.name, doc
+    enter_builder(op.name, build)
     return build
 
 
-def binary(op: Op, doc: str) -> Callable[[Expr, Expr], Expr]:
-    """The function that applies an op of two operands; `doc` becomes its docstring."""
+def binary(op: Op, doc: str) -> Callable[[Expr | Number, Expr | Number], Expr]:
+    """The function that applies an op of two operands; `doc` becomes its docstring.
 
-    def build(x: Expr, y: Expr) -> Expr:
-        return apply(op, x, y)
+    A number stands for a constant in the type of the other operand.
+    """
+
+    def build(x: Expr | Number, y: Expr | Number) -> Expr:
+        return apply(op, *typed(x, y))
 
     build.__name__, build.__doc__ = op.name, doc
+    enter_builder(op.name, build)
     return build
+
+
+def typed(*operands: Expr | Number) -> tuple[Expr, ...]:
+    """The operands, numbers as constants in the type of the first that is none.
+
+    Raises TypeError where all are numbers, which have no type.
+    """
+    like = next((e for e in operands if isinstance(e, Expr)), None)
+    if like is None:
+        raise TypeError(f"the operands {operands} are numbers: one must be an expression")
+    return tuple([e if isinstance(e, Expr) else const(e, like.dtype) for e in operands])
 
 
 # What torch does with bool tensors in arithmetic: sum, product, least and greatest are logical.

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from lenz import ops
 from lenz.context import Context
-from lenz.ir.expr import const, nodes_of, ref, syms_of
+from lenz.ir.expr import nodes_of, ref, syms_of
 from lenz.ir.graph import Graph, Node, Pointwise, Reduction, buffers_of
 from lenz.opt.unloop import finished, written_out
 from lenz.sym import Int
@@ -32,7 +32,9 @@ def equal_terms(g: Graph, cx: Context) -> Graph:
             continue
         body = written_out(new, layouts) if new.out.type.device != "cpu" else None
         body = body if new.raxes else ops.of_one(new.kind, new.body)
-        nodes.append(Pointwise(new.out, new.axes, finished(new.finish, body)) if body else new)
+        nodes.append(
+            Pointwise(new.out, new.axes, finished(new.finish, body)) if body is not None else new
+        )
     return replace(g, nodes=tuple(nodes))
 
 
@@ -49,6 +51,6 @@ def _fewer(n: Reduction) -> Reduction | None:
     known = n.kind in ("max", "min") or (n.kind == "sum" and (dtype.is_float or dtype.bits >= 32))
     if count == 1 or count >= 2**31 or not known:
         return None
-    times = ops.mul(ref("acc", dtype), const(count, dtype))
+    times = ref("acc", dtype) * count
     finish = finished(n.finish, times) if n.kind == "sum" else n.finish
     return replace(n, raxes=tuple(raxes), finish=finish)

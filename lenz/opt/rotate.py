@@ -37,7 +37,8 @@ def _once(body: Expr, widened: Callable[[Expr], Expr]) -> Expr:
 def _visit(e: Expr, args: list[Expr]) -> Expr:
     e = rebuild(e, tuple(args))
     if e.op in (WHERE, MASKED) and (halves := _halves(e.args[0])) is not None:
-        return halves.merged(e.args[1], e.args[2]) or e
+        merged = halves.merged(e.args[1], e.args[2])
+        return e if merged is None else merged
     return e
 
 
@@ -81,10 +82,10 @@ class _Halves:
             return load(a.attrs[0], places, a.dtype, a.args) if whole else None
         if a.op is NEG and b.op is not NEG:
             both = self.merged(a.args[0], b)
-            return None if both is None else ops.where(self.first, ops.neg(both), both)
+            return None if both is None else ops.where(self.first, -both, both)
         if b.op is NEG and a.op is not NEG:
             both = self.merged(a, b.args[0])
-            return None if both is None else ops.where(self.first, both, ops.neg(both))
+            return None if both is None else ops.where(self.first, both, -both)
         if a.op is not b.op or a.attrs != b.attrs or not a.args or len(a.args) != len(b.args):
             return None
         pairs = zip(a.args, b.args, strict=True)

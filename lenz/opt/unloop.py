@@ -79,7 +79,7 @@ def unloop(g: Graph, cx: Context) -> Graph:
             stored = [r for r in reads_of(n) if r in loops and uses[r].other]
             if not rows and not stored and not sorts & set(reads_of(n)):
                 body = written_out(n, layouts)
-            body = body or _solved(n, hot)
+            body = _solved(n, hot) if body is None else body
             if body is not None and cx.allow("unloop", n.out.name):
                 nodes.append(Pointwise(n.out, n.axes, finished(n.finish, body)))
                 continue
@@ -151,9 +151,9 @@ def _solved(n: Reduction, hot: Mapping[str, Pointwise]) -> Expr | None:
     if len(hits) != 1:
         return None
     hit, t, _ = hits[0]
-    inside = ops.and_(ops.le(const(0, I64), t), ops.lt(t, index(r.extent, I64)))
+    inside = ops.le(0, t) & (t < index(r.extent, I64))
     for c in conditions:
-        inside = inside if c is hit else ops.and_(inside, c)
+        inside = inside if c is hit else inside & c
 
     def chosen(e: Expr) -> Expr:
         if e.op is WHERE:

@@ -125,7 +125,7 @@ EXEC_FILES = {
 INTERNED, MEMO, REGISTRY = "intern table", "memo of a pure function", "registry, filled by imports"
 STATE = {
     "ir/op.py": {"_OPS": REGISTRY},
-    "ir/expr.py": {"_TABLE": INTERNED},
+    "ir/expr.py": {"_TABLE": INTERNED, "_BUILDERS": REGISTRY},
     "ir/interned.py": {
         "_COUNTS": "who compiles, so that no table is emptied meanwhile",
         "_LOCK": "of the counts",

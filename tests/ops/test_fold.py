@@ -188,3 +188,40 @@ def test_unsigned_types_wrap() -> None:
     assert ops.shr(top, const(63, U64)) is const(1, U64)
     assert ops.lt(const(1, U64), top) is const(True, BOOL)
     assert ops.neg(const(1, U8)) is const(255, U8)
+
+
+@pytest.mark.parametrize(
+    ("made", "want"),
+    [
+        (-X, ops.neg(X)),
+        (abs(X), ops.abs(X)),
+        (~P, ops.not_(P)),
+        (X + Y, ops.add(X, Y)),
+        (1 + X, ops.add(const(1, F32), X)),
+        (X - 1, ops.sub(X, const(1, F32))),
+        (1 - X, ops.sub(const(1, F32), X)),
+        (2 * X * Y, ops.mul(ops.mul(const(2, F32), X), Y)),
+        (X / Y, ops.div(X, Y)),
+        (1 / X, ops.div(const(1, F32), X)),
+        ((N & 7) | (N ^ 1), ops.or_(ops.and_(N, const(7, I32)), ops.xor(N, const(1, I32)))),
+        ((N << 3) >> 1, ops.shr(ops.shl(N, const(3, I32)), const(1, I32))),
+        ((X < 1) & (X >= Y), ops.and_(ops.lt(X, const(1, F32)), ops.ge(X, Y))),
+        ((X > 1) | (X <= Y), ops.or_(ops.gt(X, const(1, F32)), ops.le(X, Y))),
+        (N * 0, const(0, I32)),
+        (ops.where(P, 0, X), ops.where(P, const(0, F32), X)),
+        (ops.fma(X, 2, -1), ops.fma(X, const(2, F32), const(-1, F32))),
+        (ops.eq(X, 1), ops.eq(X, const(1, F32))),
+    ],
+    ids=str,
+)
+def test_operators_are_the_functions(made: Expr, want: Expr) -> None:
+    assert made is want
+
+
+def test_an_expression_has_identity_and_no_truth() -> None:
+    assert X == X and X != Y, "a comparison by == is one of identity"
+    assert {X: 1, Y: 2}[X] == 1
+    with pytest.raises(TypeError, match="no truth value"):
+        assert 0 < X < 1
+    with pytest.raises(TypeError, match="are numbers"):
+        ops.where(P, 0, 1)
