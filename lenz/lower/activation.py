@@ -19,49 +19,36 @@ from lenz.sym import ZERO
 Number = bool | int | float
 
 
-def _of(e: Expr, x: float) -> Expr:
-    """A constant in the type of e."""
-    return const(x, e.dtype)
-
-
 @elementwise("sigmoid")
 def sigmoid_of(x: Expr) -> Expr:
     """1 / (1 + exp(-x)); exp may overflow to infinity, which gives 0."""
-    return ops.div(_of(x, 1.0), ops.add(_of(x, 1.0), ops.exp(ops.neg(x))))
-
-
-def _scaled(x: Expr, by: float) -> Expr:
-    return ops.mul(x, _of(x, by))
-
-
-def _plus(x: Expr, c: float) -> Expr:
-    return ops.add(x, _of(x, c))
+    return 1.0 / (1.0 + ops.exp(-x))
 
 
 @elementwise("relu")
 def relu(x: Expr) -> Expr:
     """max(x, 0), NaN kept."""
-    return ops.maximum(x, _of(x, 0))
+    return ops.maximum(x, 0)
 
 
 @elementwise("relu6")
 def relu6(x: Expr) -> Expr:
     """min(max(x, 0), 6), NaN kept."""
-    return ops.minimum(relu(x), _of(x, 6))
+    return ops.minimum(relu(x), 6)
 
 
 @elementwise("gelu")
 def gelu(x: Expr, approximate: str = "none") -> Expr:
     """x times the normal distribution function, or its tanh approximation."""
-    half = _scaled(x, 0.5)
+    half = x * 0.5
     if approximate == "tanh":
-        return ops.mul(half, _plus(ops.tanh(_gelu_inner(x)), 1.0))
-    return ops.mul(half, _plus(ops.erf(_scaled(x, math.sqrt(0.5))), 1.0))
+        return half * (ops.tanh(_gelu_inner(x)) + 1.0)
+    return half * (ops.erf(x * math.sqrt(0.5)) + 1.0)
 
 
 def _gelu_inner(x: Expr) -> Expr:
-    cube = ops.mul(ops.square(x), x)
-    return _scaled(ops.add(x, _scaled(cube, 0.044715)), math.sqrt(2.0 / math.pi))
+    cube = ops.square(x) * x
+    return (x + cube * 0.044715) * math.sqrt(2.0 / math.pi)
 
 
 @elementwise("gelu_backward", tensors=2)
@@ -70,126 +57,126 @@ def gelu_backward(g: Expr, x: Expr, approximate: str = "none") -> Expr:
     if approximate == "tanh":
         t = ops.tanh(_gelu_inner(x))
         beta = math.sqrt(2.0 / math.pi)
-        inner = _scaled(_plus(_scaled(ops.square(x), 3.0 * 0.044715), 1.0), beta)
-        steep = ops.mul(_scaled(x, 0.5), ops.mul(ops.sub(_of(x, 1.0), ops.square(t)), inner))
-        return ops.mul(g, ops.add(_scaled(_plus(t, 1.0), 0.5), steep))
-    cdf = _scaled(_plus(ops.erf(_scaled(x, math.sqrt(0.5))), 1.0), 0.5)
-    pdf = _scaled(ops.exp(_scaled(ops.square(x), -0.5)), 1.0 / math.sqrt(2.0 * math.pi))
-    return ops.mul(g, ops.add(cdf, ops.mul(x, pdf)))
+        inner = (ops.square(x) * (3.0 * 0.044715) + 1.0) * beta
+        steep = x * 0.5 * ((1.0 - ops.square(t)) * inner)
+        return g * ((t + 1.0) * 0.5 + steep)
+    cdf = (ops.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
+    pdf = ops.exp(ops.square(x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    return g * (cdf + x * pdf)
 
 
 @elementwise("silu")
 def silu(x: Expr) -> Expr:
     """x / (1 + exp(-x))."""
-    return ops.div(x, _plus(ops.exp(ops.neg(x)), 1.0))
+    return x / (ops.exp(-x) + 1.0)
 
 
 @elementwise("silu_backward", tensors=2)
 def silu_backward(g: Expr, x: Expr) -> Expr:
     """g * s * (1 + x * (1 - s)), s = sigmoid(x)."""
     s = sigmoid_of(x)
-    return ops.mul(ops.mul(g, s), _plus(ops.mul(x, ops.sub(_of(s, 1.0), s)), 1.0))
+    return g * s * (x * (1.0 - s) + 1.0)
 
 
 @elementwise("sigmoid_backward", tensors=2)
 def sigmoid_backward(g: Expr, y: Expr) -> Expr:
     """g * (1 - y) * y of the result y."""
-    return ops.mul(ops.mul(g, ops.sub(_of(y, 1.0), y)), y)
+    return g * (1.0 - y) * y
 
 
 @elementwise("tanh_backward", tensors=2)
 def tanh_backward(g: Expr, y: Expr) -> Expr:
     """g * (1 - y * y) of the result y."""
-    return ops.mul(g, ops.sub(_of(y, 1.0), ops.square(y)))
+    return g * (1.0 - ops.square(y))
 
 
 @elementwise("logit_backward", tensors=2)
 def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
     """g / (x * (1 - x)), 0 (or NaN without eps) outside of the domain."""
     low = 0.0 if eps is None else eps
-    outside = ops.or_(ops.lt(x, _of(x, low)), ops.gt(x, _of(x, 1.0 - low)))
-    slope = ops.div(g, ops.mul(x, ops.sub(_of(x, 1.0), x)))
-    return ops.where(outside, _of(x, math.nan if eps is None else 0.0), slope)
+    outside = (x < low) | (x > 1.0 - low)
+    slope = g / (x * (1.0 - x))
+    return ops.where(outside, math.nan if eps is None else 0.0, slope)
 
 
 @elementwise("threshold")
 def threshold(x: Expr, threshold: Number, value: Number) -> Expr:
     """`value` where x <= threshold, else x."""
-    return ops.where(ops.le(x, _of(x, threshold)), _of(x, value), x)
+    return ops.where(x <= threshold, value, x)
 
 
 @elementwise("threshold_backward", tensors=2)
 def threshold_backward(g: Expr, x: Expr, threshold: Number) -> Expr:
     """0 where x <= threshold, else g."""
-    return ops.where(ops.le(x, _of(x, threshold)), _of(g, 0), g)
+    return ops.where(x <= threshold, 0, g)
 
 
 @elementwise("hardtanh")
 def hardtanh(x: Expr, min_val: Number = -1, max_val: Number = 1) -> Expr:
     """x between the bounds."""
-    return ops.minimum(ops.maximum(x, _of(x, min_val)), _of(x, max_val))
+    return ops.minimum(ops.maximum(x, min_val), max_val)
 
 
 @elementwise("hardtanh_backward", tensors=2)
 def hardtanh_backward(g: Expr, x: Expr, min_val: Number, max_val: Number) -> Expr:
     """g strictly inside of the bounds."""
-    outside = ops.or_(ops.le(x, _of(x, min_val)), ops.ge(x, _of(x, max_val)))
-    return ops.where(outside, _of(g, 0), g)
+    outside = (x <= min_val) | (x >= max_val)
+    return ops.where(outside, 0, g)
 
 
 @elementwise("hardsigmoid")
 def hardsigmoid(x: Expr) -> Expr:
     """relu6(x + 3) / 6."""
-    return ops.div(relu6(_plus(x, 3.0)), _of(x, 6.0))
+    return relu6(x + 3.0) / 6.0
 
 
 @elementwise("hardsigmoid_backward", tensors=2)
 def hardsigmoid_backward(g: Expr, x: Expr) -> Expr:
     """g / 6 where -3 < x < 3."""
-    inside = ops.and_(ops.gt(x, _of(x, -3.0)), ops.lt(x, _of(x, 3.0)))
-    return ops.where(inside, ops.div(g, _of(g, 6.0)), _of(g, 0.0))
+    inside = (x > -3.0) & (x < 3.0)
+    return ops.where(inside, g / 6.0, 0.0)
 
 
 @elementwise("hardswish")
 def hardswish(x: Expr) -> Expr:
     """x * relu6(x + 3) / 6."""
-    return ops.div(ops.mul(x, relu6(_plus(x, 3.0))), _of(x, 6.0))
+    return x * relu6(x + 3.0) / 6.0
 
 
 @elementwise("hardswish_backward", tensors=2)
 def hardswish_backward(g: Expr, x: Expr) -> Expr:
     """g * (x / 3 + 1/2) in the bend, 0 below it, g above it."""
-    bend = ops.mul(g, _plus(ops.div(x, _of(x, 3.0)), 0.5))
-    above = ops.where(ops.ge(x, _of(x, 3.0)), g, bend)
-    return ops.where(ops.le(x, _of(x, -3.0)), _of(g, 0.0), above)
+    bend = g * (x / 3.0 + 0.5)
+    above = ops.where(x >= 3.0, g, bend)
+    return ops.where(x <= -3.0, 0.0, above)
 
 
 @elementwise("hardshrink")
 def hardshrink(x: Expr, lambd: Number = 0.5) -> Expr:
     """0 where |x| <= lambd, else x."""
-    inside = ops.and_(ops.ge(x, _of(x, -lambd)), ops.le(x, _of(x, lambd)))
-    return ops.where(inside, _of(x, 0.0), x)
+    inside = (x >= -lambd) & (x <= lambd)
+    return ops.where(inside, 0.0, x)
 
 
 @elementwise("hardshrink_backward", "softshrink_backward", tensors=2)
 def shrink_backward(g: Expr, x: Expr, lambd: Number) -> Expr:
     """0 where |x| <= lambd, else g."""
-    inside = ops.and_(ops.ge(x, _of(x, -lambd)), ops.le(x, _of(x, lambd)))
-    return ops.where(inside, _of(g, 0.0), g)
+    inside = (x >= -lambd) & (x <= lambd)
+    return ops.where(inside, 0.0, g)
 
 
 @elementwise("softshrink")
 def softshrink(x: Expr, lambd: Number = 0.5) -> Expr:
     """x moved towards 0 by lambd, 0 where it would cross; NaN kept."""
-    low = ops.where(ops.lt(x, _of(x, -lambd)), _plus(x, lambd), ops.mul(x, _of(x, 0.0)))
-    return ops.where(ops.gt(x, _of(x, lambd)), _plus(x, -lambd), low)
+    low = ops.where(x < -lambd, x + lambd, x * 0.0)
+    return ops.where(x > lambd, x + -lambd, low)
 
 
 @elementwise("elu")
 def elu(x: Expr, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Expr:
     """scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below."""
-    low = _scaled(ops.expm1(_scaled(x, input_scale)), float(alpha) * float(scale))
-    return ops.where(ops.lt(x, _of(x, 0.0)), low, _scaled(x, scale))
+    low = ops.expm1(x * input_scale) * (float(alpha) * float(scale))
+    return ops.where(x < 0.0, low, x * scale)
 
 
 def elu_backward(
@@ -198,10 +185,10 @@ def elu_backward(
     """The derivative by the input, or by the result when `x` is that."""
     gain, rate = float(alpha) * float(scale), float(input_scale)
     if is_result:
-        low = ops.mul(_scaled(g, rate), _plus(x, gain))
+        low = g * rate * (x + gain)
     else:
-        low = ops.mul(_scaled(g, rate * gain), ops.exp(_scaled(x, rate)))
-    return ops.where(ops.le(x, _of(x, 0.0)), low, _scaled(g, scale))
+        low = g * (rate * gain) * ops.exp(x * rate)
+    return ops.where(x <= 0.0, low, g * scale)
 
 
 @elementwise("celu")
@@ -213,49 +200,49 @@ def celu(x: Expr, alpha: Number = 1.0) -> Expr:
 @elementwise("leaky_relu")
 def leaky_relu(x: Expr, negative_slope: Number = 0.01) -> Expr:
     """x above 0, slope * x below."""
-    return ops.where(ops.gt(x, _of(x, 0.0)), x, _scaled(x, negative_slope))
+    return ops.where(x > 0.0, x, x * negative_slope)
 
 
 @elementwise("leaky_relu_backward", tensors=2)
 def leaky_relu_backward(g: Expr, x: Expr, negative_slope: Number, is_result: bool) -> Expr:
     """g above 0, slope * g below."""
-    return ops.where(ops.gt(x, _of(x, 0.0)), g, _scaled(g, negative_slope))
+    return ops.where(x > 0.0, g, g * negative_slope)
 
 
 @elementwise("softplus")
 def softplus(x: Expr, beta: Number = 1, threshold: Number = 20) -> Expr:
     """log(1 + exp(beta * x)) / beta, x itself beyond the threshold."""
-    z = _scaled(x, beta)
-    soft = ops.div(ops.log1p(ops.exp(z)), _of(x, beta))
-    return ops.where(ops.gt(z, _of(x, threshold)), x, soft)
+    z = x * beta
+    soft = ops.log1p(ops.exp(z)) / beta
+    return ops.where(z > threshold, x, soft)
 
 
 @elementwise("softplus_backward", tensors=2)
 def softplus_backward(g: Expr, x: Expr, beta: Number, threshold: Number) -> Expr:
     """g * z / (z + 1) with z = exp(beta * x), g itself beyond the threshold."""
-    scaled = _scaled(x, beta)
+    scaled = x * beta
     z = ops.exp(scaled)
-    return ops.where(ops.gt(scaled, _of(x, threshold)), g, ops.div(ops.mul(g, z), _plus(z, 1.0)))
+    return ops.where(scaled > threshold, g, g * z / (z + 1.0))
 
 
 @elementwise("mish")
 def mish(x: Expr) -> Expr:
     """x * tanh(log(1 + exp(x)))."""
-    return ops.mul(x, ops.tanh(ops.log1p(ops.exp(x))))
+    return x * ops.tanh(ops.log1p(ops.exp(x)))
 
 
 @elementwise("mish_backward", tensors=2)
 def mish_backward(g: Expr, x: Expr) -> Expr:
     """g * (t + x * sigmoid(x) * (1 - t^2)), t = tanh(softplus(x))."""
     t = ops.tanh(ops.log1p(ops.exp(x)))
-    steep = ops.mul(ops.mul(x, sigmoid_of(x)), ops.sub(_of(t, 1.0), ops.square(t)))
-    return ops.mul(g, ops.add(t, steep))
+    steep = x * sigmoid_of(x) * (1.0 - ops.square(t))
+    return g * (t + steep)
 
 
 @elementwise("_prelu_kernel", tensors=2)
 def prelu(x: Expr, weight: Expr) -> Expr:
     """x above 0, weight * x below."""
-    return ops.where(ops.gt(x, _of(x, 0.0)), x, ops.mul(weight, x))
+    return ops.where(x > 0.0, x, weight * x)
 
 
 @lowering("elu_backward")
@@ -274,15 +261,15 @@ def prelu_backward(b: GraphBuilder, g: Value, x: Value, weight: Operand) -> tupl
 
     def above(i: Index) -> Expr:
         e = element(x, i, by_x.dtype)
-        return ops.gt(e, _of(e, 0.0))
+        return e > 0.0
 
     def fn_x(i: Index) -> Expr:
         e, w = element(g, i, by_x.dtype), element(weight, i, by_x.dtype)
-        return ops.where(above(i), e, ops.mul(w, e))
+        return ops.where(above(i), e, w * e)
 
     def fn_weight(i: Index) -> Expr:
         e, v = element(g, i, by_weight.dtype), element(x, i, by_weight.dtype)
-        return ops.where(above(i), _of(e, 0.0), ops.mul(v, e))
+        return ops.where(above(i), 0.0, v * e)
 
     return b.map(fn_x, by_x), b.map(fn_weight, by_weight)
 
@@ -295,12 +282,12 @@ def log_sigmoid(b: GraphBuilder, x: Value) -> tuple[Value, Value] | Decline:
 
     def fn(i: Index) -> Expr:
         e = element(x, i, out.dtype)
-        return ops.sub(ops.minimum(e, _of(e, 0.0)), ops.log1p(ops.exp(ops.neg(ops.abs(e)))))
+        return ops.minimum(e, 0.0) - ops.log1p(ops.exp(-abs(e)))
 
     def rest(i: Index) -> Expr:
         if len(i) != x.rank:  # the empty tensor of devices that keep nothing
             return const(0.0, buffer.dtype)
-        return ops.exp(ops.neg(ops.abs(element(x, i, buffer.dtype))))
+        return ops.exp(-abs(element(x, i, buffer.dtype)))
 
     return b.map(fn, out), b.map(rest, buffer)
 
@@ -312,10 +299,10 @@ def log_sigmoid_backward(b: GraphBuilder, g: Value, x: Value, buffer: Value) -> 
 
     def fn(i: Index) -> Expr:
         e = element(x, i, t)
-        z = ops.exp(ops.neg(ops.abs(e)))
-        low = ops.lt(e, _of(e, 0.0))
-        share = ops.div(ops.where(low, _of(e, 1.0), z), _plus(z, 1.0))
-        return ops.mul(element(g, i, t), share)
+        z = ops.exp(-abs(e))
+        low = e < 0.0
+        share = ops.where(low, 1.0, z) / (z + 1.0)
+        return element(g, i, t) * share
 
     return b.map(fn)
 
@@ -329,7 +316,7 @@ def glu(b: GraphBuilder, x: Value, dim: int = -1) -> Value:
 
     def fn(i: Index) -> Expr:
         gate = (*i[:d], i[d] + half, *i[d + 1 :])
-        return ops.mul(element(x, i, t), sigmoid_of(element(x, gate, t)))
+        return element(x, i, t) * sigmoid_of(element(x, gate, t))
 
     return b.map(fn)
 
@@ -348,8 +335,8 @@ def glu_backward(b: GraphBuilder, g: Value, x: Value, dim: int) -> Value:
         gate = (*i[:d], i[d] % half + half, *i[d + 1 :])
         e = element(g, first, t)
         s = sigmoid_of(element(x, gate, t))
-        slope = ops.mul(ops.mul(element(x, first, t), s), ops.sub(_of(s, 1.0), s))
-        is_first = ops.lt(index(i[d]), index(half))
-        return ops.where(is_first, ops.mul(e, s), ops.mul(e, slope))
+        slope = element(x, first, t) * s * (1.0 - s)
+        is_first = index(i[d]) < index(half)
+        return ops.where(is_first, e * s, e * slope)
 
     return b.map(fn)

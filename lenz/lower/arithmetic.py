@@ -26,8 +26,8 @@ def divided(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
     """
     of_tensor = isinstance(by, Value) and not by.is_number
     if of_tensor or device == "cpu" or not x.dtype.is_float:
-        return ops.div(x, y)
-    return ops.mul(x, ops.div(const(1.0, y.dtype), y))
+        return x / y
+    return x * (1.0 / y)
 
 
 @lowering("div", "divide")
@@ -67,34 +67,34 @@ def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
 
 
 def _is(e: Expr, value: float) -> Expr:
-    return ops.eq(e, const(value, e.dtype))
+    return ops.eq(e, value)
 
 
 @elementwise("sinc", "special_sinc")
 def sinc(e: Expr) -> Expr:
     """sin(pi x) / (pi x), 1 at 0."""
-    angle = ops.mul(e, const(math.pi, e.dtype))
-    return ops.where(_is(e, 0.0), const(1.0, e.dtype), ops.div(ops.sin(angle), angle))
+    angle = e * math.pi
+    return ops.where(_is(e, 0.0), 1.0, ops.sin(angle) / angle)
 
 
 @elementwise("frac")
 def frac(e: Expr) -> Expr:
     """e without its whole part."""
-    return ops.sub(e, ops.trunc(e))
+    return e - ops.trunc(e)
 
 
 @elementwise("angle")
 def angle(e: Expr) -> Expr:
     """0 or pi by the sign of a real number; NaN stays."""
     pi, zero = const(math.pi, e.dtype), const(0.0, e.dtype)
-    return ops.where(ops.isnan(e), e, ops.where(ops.lt(e, zero), pi, zero))
+    return ops.where(ops.isnan(e), e, ops.where(e < zero, pi, zero))
 
 
 elementwise("reciprocal")(lambda e: ops.reciprocal(e))
 elementwise("rsqrt")(lambda e: ops.rsqrt(e))
 elementwise("square", "special_square")(lambda e: ops.square(e))  # in i64 for bool
-elementwise("deg2rad")(lambda e: ops.mul(e, const(math.pi / 180.0, e.dtype)))
-elementwise("rad2deg")(lambda e: ops.mul(e, const(180.0 / math.pi, e.dtype)))
+elementwise("deg2rad")(lambda e: e * (math.pi / 180.0))
+elementwise("rad2deg")(lambda e: e * (180.0 / math.pi))
 
 
 @lowering("round")
@@ -106,8 +106,8 @@ def round_(b: GraphBuilder, x: Value, decimals: int = 0) -> Value:
 
     def fn(e: Expr) -> Expr:
         if decimals > 0:
-            return ops.div(ops.round(ops.mul(e, ten)), ten)
-        return ops.mul(ops.round(ops.div(e, ten)), ten)
+            return ops.round(e * ten) / ten
+        return ops.round(e / ten) * ten
 
     return b.map(lambda i: fn(x.compute(i)))
 
@@ -167,7 +167,7 @@ def _short_power(y: bool | int | float, t: DType) -> Callable[[Expr], Expr] | No
         0.0: lambda e: const(1, e.dtype),
         1.0: lambda e: e,
         2.0: ops.square,
-        3.0: lambda e: ops.mul(ops.square(e), e),
+        3.0: lambda e: ops.square(e) * e,
         0.5: ops.sqrt,
         -0.5: ops.rsqrt,
         -1.0: ops.reciprocal,
@@ -182,7 +182,7 @@ def _repeated(e: Expr, n: int) -> Expr:
     out = const(1, e.dtype)
     while n:
         if n & 1:
-            out = ops.mul(out, e)
+            out = out * e
         n >>= 1
         e = ops.square(e) if n else e
     return out
@@ -192,7 +192,7 @@ def _repeated(e: Expr, n: int) -> Expr:
 def ldexp(b: GraphBuilder, x: Value, exponent: Value) -> Value:
     """x times two to the power of the exponent."""
     t = b.result.dtype
-    return b.map(lambda i: ops.mul(element(x, i, t), stepped(ops.exp2(element(exponent, i, t)), t)))
+    return b.map(lambda i: element(x, i, t) * stepped(ops.exp2(element(exponent, i, t)), t))
 
 
 @lowering("frexp.Tensor")
@@ -207,15 +207,13 @@ def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value] | Decline:
     def parts(i: Index) -> tuple[Expr, Expr]:
         e = x.compute(i)
         # Denormal numbers have no exponent of their own until they are scaled.
-        small = ops.lt(ops.abs(e), const(tiny, t))
-        bits = ops.bitcast(ops.where(small, ops.mul(e, const(2.0**up, t)), e), word)
-        own = ops.and_(ops.shr(bits, const(low, word)), const(top, word))
-        still = ops.or_(ops.eq(e, const(0.0, t)), ops.eq(own, const(top, word)))
-        half = ops.or_(
-            ops.and_(bits, const(~(top << low), word)), const((top // 2 - 1) << low, word)
-        )
+        small = abs(e) < tiny
+        bits = ops.bitcast(ops.where(small, e * 2.0**up, e), word)
+        own = (bits >> low) & top
+        still = ops.eq(e, 0.0) | ops.eq(own, top)
+        half = (bits & ~(top << low)) | ((top // 2 - 1) << low)
         bias = ops.where(small, const(top // 2 - 1 + up, word), const(top // 2 - 1, word))
-        power = ops.where(still, const(0, word), ops.sub(own, bias))
+        power = ops.where(still, 0, own - bias)
         return ops.where(still, e, ops.bitcast(half, t)), ops.cast(power, I32)
 
     return b.map(lambda i: parts(i)[0]), b.map(lambda i: parts(i)[1], b.results[1], "exponent")
@@ -225,7 +223,7 @@ def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value] | Decline:
 def heaviside(e: Expr, at_zero: Expr) -> Expr:
     """0 below zero, 1 above, `at_zero` at zero; 0 for NaN."""
     zero, one = const(0, e.dtype), const(1, e.dtype)
-    return ops.where(ops.eq(e, zero), at_zero, ops.where(ops.gt(e, zero), one, zero))
+    return ops.where(ops.eq(e, zero), at_zero, ops.where(e > zero, one, zero))
 
 
 @lowering("nan_to_num")
@@ -245,9 +243,9 @@ def nan_to_num(
 
     def fn(i: Index) -> Expr:
         e = x.compute(i)
-        out = ops.where(_is(e, math.inf), const(top, e.dtype), e)
-        out = ops.where(_is(e, -math.inf), const(low, e.dtype), out)
-        return ops.where(ops.isnan(e), const(nan or 0.0, e.dtype), out)
+        out = ops.where(_is(e, math.inf), top, e)
+        out = ops.where(_is(e, -math.inf), low, out)
+        return ops.where(ops.isnan(e), nan or 0.0, out)
 
     return b.map(fn)
 
@@ -267,14 +265,13 @@ def logit(b: GraphBuilder, x: Value, eps: float | None = None) -> Value:
 
     def fn(i: Index) -> Expr:
         e = element(x, i, b.result.dtype)
-        one = const(1.0, e.dtype)
         if eps is not None:
             low, high = const(eps, e.dtype), const(1.0 - eps, e.dtype)
             # Not maximum and minimum: eager keeps NaN and lets the lower bound win.
-            e = ops.where(ops.lt(e, low), low, ops.where(ops.gt(e, high), high, e))
+            e = ops.where(e < low, low, ops.where(e > high, high, e))
         # On CPUs torch rounds after each step, on GPUs it does not.
         step = (lambda e: stepped(e, x.dtype)) if x.device == "cpu" else (lambda e: e)
-        return ops.log(step(ops.div(e, step(ops.sub(one, e)))))
+        return ops.log(step(e / step(1.0 - e)))
 
     return b.map(fn)
 
@@ -285,7 +282,7 @@ def _xlog(b: GraphBuilder, x: Operand, y: Operand, log: Callable[[Expr], Expr]) 
     def fn(i: Index) -> Expr:
         e, f = element(x, i, t), element(y, i, t)
         factor = stepped(log(f), t) if b.result.device == "cpu" else log(f)
-        product = ops.where(_is(e, 0.0), const(0.0, e.dtype), ops.mul(e, factor))
+        product = ops.where(_is(e, 0.0), 0.0, e * factor)
         return ops.where(ops.isnan(f), f, product)
 
     return b.map(fn)
@@ -298,11 +295,11 @@ lowering("special_xlog1py")(lambda b, x, y: _xlog(b, x, y, ops.log1p))
 @elementwise("logaddexp", tensors=2)
 def logaddexp(e: Expr, f: Expr, base: float = math.e) -> Expr:
     """max + log(1 + exp(min - max)); equal infinities give themselves."""
-    same = ops.and_(ops.isinf(e), ops.eq(e, f))
-    gap = ops.neg(ops.abs(ops.sub(e, f)))
+    same = ops.isinf(e) & ops.eq(e, f)
+    gap = -abs(e - f)
     rest = ops.log1p(ops.exp(gap) if base == math.e else ops.exp2(gap))
-    rest = rest if base == math.e else ops.mul(rest, const(1.0 / math.log(base), e.dtype))
-    return ops.where(same, e, ops.add(ops.maximum(e, f), rest))
+    rest = rest if base == math.e else rest * (1.0 / math.log(base))
+    return ops.where(same, e, ops.maximum(e, f) + rest)
 
 
 elementwise("logaddexp2", tensors=2)(lambda e, f: logaddexp(e, f, 2.0))

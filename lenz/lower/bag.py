@@ -46,7 +46,7 @@ def bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
 
     marks = b.scatter("add", zeros, offsets.shape, mark, row)
     numbers = b.scan("sum", 0, marks.at, row)
-    return b.map(lambda i: ops.sub(numbers.at(i), const(1, I64)), b.temp((count,), I64))
+    return b.map(lambda i: numbers.at(i) - 1, b.temp((count,), I64))
 
 
 @lowering("_embedding_bag", "_embedding_bag_forward_only")
@@ -76,13 +76,13 @@ def embedding_bag(
 
     def counts(bag: Sym, k: Sym) -> Expr:
         row = ops.cast(indices.at((bag * size + k,)), I64)
-        return ops.ne(row, const(padding_idx, I64))
+        return ops.ne(row, padding_idx)
 
     def term(i: Index, r: Index) -> Expr:
         e = weight.compute((position(0, rows), i[1]), (row_of(i[0], r[0]),))
         if per_sample_weights is not None:
-            e = ops.mul(e, per_sample_weights.compute((i[0] * size + r[0],)))
-        return e if padding_idx < 0 else ops.where(counts(i[0], r[0]), e, const(0, e.dtype))
+            e = e * per_sample_weights.compute((i[0] * size + r[0],))
+        return e if padding_idx < 0 else ops.where(counts(i[0], r[0]), e, 0)
 
     sizes = b.map(lambda i: index(size), b.temp((bags,), I64))
     if padding_idx >= 0:
@@ -115,13 +115,13 @@ def _bags(
     if mode != MEAN:
         return b.reduce("max" if mode == MAX else "sum", shape, (size,), term)
     if counts is None:
-        return b.reduce("sum", shape, (size,), term, lambda a: ops.div(a, index(size, a.dtype)))
+        return b.reduce("sum", shape, (size,), term, lambda a: a / index(size, a.dtype))
     wide = compute_dtype(b.result.dtype)
     total, own = b.reduce("sum", shape, (size,), term, type=b.temp(shape, wide)), counts
 
     def mean(i: Index) -> Expr:
-        n = ops.cast(ops.maximum(own.at((i[0],)), const(1, I64)), wide)
-        return ops.div(total.at(i), n)
+        n = ops.cast(ops.maximum(own.at((i[0],)), 1), wide)
+        return total.at(i) / n
 
     return b.map(mean)
 
@@ -152,7 +152,7 @@ def _unless(padding: int, indices: Value, at: Index, e: Expr) -> Expr:
     if padding < 0:
         return e
     row = ops.cast(indices.at(at), I64)
-    return ops.where(ops.eq(row, const(padding, I64)), const(0, e.dtype), e)
+    return ops.where(ops.eq(row, padding), 0, e)
 
 
 def _owner(b: GraphBuilder, offsets: Value, bag: Value, count: Sym) -> Value:
@@ -192,10 +192,10 @@ def embedding_bag_backward(
         at = checked(owner.at(i[:1]), bags, wraps=False, fault="assert_in_bounds")
         e = grad.compute((position(0, bags), i[1]), (at,))
         if per_sample_weights is not None:
-            e = ops.mul(e, per_sample_weights.compute(i[:1]))
+            e = e * per_sample_weights.compute(i[:1])
         if mode == MEAN:
             n = bag_size.at((position(0, bags),), (at,))
-            e = ops.div(e, ops.cast(ops.maximum(ops.cast(n, I64), const(1, I64)), e.dtype))
+            e = e / ops.cast(ops.maximum(ops.cast(n, I64), 1), e.dtype)
         return _unless(padding_idx, indices, i[:1], e)
 
     return update(b, "add", table, (count, grad.shape[1]), place, value)
@@ -210,9 +210,9 @@ def _maxima_backward(
         return (position(0, rows), i[1]), _looked_up(maxima, i, rows)
 
     def value(i: Index) -> Expr:
-        full = ops.gt(ops.cast(bag_size.at(i[:1]), I64), const(0, I64))
+        full = ops.cast(bag_size.at(i[:1]), I64) > 0
         e = grad.compute(i)
-        return ops.where(full, e, const(0, e.dtype))
+        return ops.where(full, e, 0)
 
     return update(b, "add", table, grad.shape, place, value)
 
@@ -237,7 +237,7 @@ def sample_weights_backward(
     def term(i: Index, r: Index) -> Expr:
         dy = grad.compute((position(0, bags), r[0]), _looked_up(owner, i, bags))
         row = weight.compute((position(0, rows), r[0]), _looked_up(indices, i, rows))
-        return _unless(padding_idx, indices, i, ops.mul(dy, row))
+        return _unless(padding_idx, indices, i, dy * row)
 
     return b.reduce("sum", (count,), (weight.shape[1],), term)
 
@@ -303,6 +303,6 @@ def _few_rows(
     def found(i: Index) -> Expr:
         at = own.at(i[:1])
         e = ops.cast(total.at((position(0, lookups + 1), i[1]), (at,)), b.result.dtype)
-        return masked(ops.lt(at, index(lookups)), e, const(0, e.dtype))
+        return masked(at < index(lookups), e, const(0, e.dtype))
 
     return b.map(found)

@@ -298,7 +298,7 @@ def truth(b: GraphBuilder, z: Complex, type: TensorType | None = None) -> Value:
 
     def fn(i: Index) -> Expr:
         re, im = operand(z, i, zero.dtype)
-        return ops.or_(ops.ne(re, zero), ops.ne(im, zero))
+        return ops.ne(re, zero) | ops.ne(im, zero)
 
     return b.map(fn, type or b.temp(z.shape, BOOL, z.like))
 
@@ -329,7 +329,7 @@ def conj(b: GraphBuilder, z: Complex) -> Complex:
 
     def parts() -> Parts:
         re, im = z.parts
-        return re, b.map(lambda i: ops.neg(im.at(i)), replace(t, dtype=im.dtype))
+        return re, b.map(lambda i: -im.at(i), replace(t, dtype=im.dtype))
 
     make = (
         None if z.make_memory is None else lambda: alias(b, "aten._conj.default", z.whole, z.type)

@@ -16,8 +16,8 @@ from lenz.lower.registry import Lowering, lowering
 def mul(x: Pair, y: Pair) -> Pair:
     """(a + bi) (c + di) = ac - bd + (ad + bc)i, for infinities too."""
     (a, b), (c, d) = x, y
-    re = ops.sub(ops.mul(a, c), ops.mul(b, d))
-    return re, ops.add(ops.mul(a, d), ops.mul(b, c))
+    re = a * c - b * d
+    return re, a * d + b * c
 
 
 def div(x: Pair, y: Pair) -> Pair:
@@ -27,24 +27,24 @@ def div(x: Pair, y: Pair) -> Pair:
     with the parts exchanged elsewhere. A division by zero divides both parts by it.
     """
     (a, b), (c, d) = x, y
-    wide = ops.ge(ops.abs(c), ops.abs(d))
-    zero = ops.and_(_is(c, 0.0), _is(d, 0.0))
+    wide = abs(c) >= abs(d)
+    zero = _is(c, 0.0) & _is(d, 0.0)
     large, small = _choose(wide, (c, d), (d, c))
     p, q = _choose(wide, (a, b), (b, a))
-    r = ops.div(small, large)
-    scale = ops.reciprocal(ops.add(large, ops.mul(small, r)))
-    im = ops.sub(q, ops.mul(p, r))
-    im = ops.where(wide, im, ops.neg(im))
-    found = ops.mul(ops.add(p, ops.mul(q, r)), scale), ops.mul(im, scale)
-    return _choose(zero, (ops.div(a, ops.abs(c)), ops.div(b, ops.abs(c))), found)
+    r = small / large
+    scale = ops.reciprocal(large + small * r)
+    im = q - p * r
+    im = ops.where(wide, im, -im)
+    found = (p + q * r) * scale, im * scale
+    return _choose(zero, (a / abs(c), b / abs(c)), found)
 
 
 def exp(z: Pair) -> Pair:
     """e^a (cos b + i sin b); a real number stays real, and e^-inf is 0."""
     (a, b) = z
-    e, zero, gone = ops.exp(a), const(0.0, a.dtype), _is(a, -math.inf)
-    re = ops.where(gone, zero, ops.mul(e, ops.cos(b)))
-    im = ops.where(gone, zero, ops.mul(e, ops.sin(b)))
+    e, gone = ops.exp(a), _is(a, -math.inf)
+    re = ops.where(gone, 0.0, e * ops.cos(b))
+    im = ops.where(gone, 0.0, e * ops.sin(b))
     return re, ops.where(_is(b, 0.0), b, im)
 
 
@@ -56,11 +56,10 @@ def log(z: Pair) -> Pair:
 def sqrt(z: Pair) -> Pair:
     """The root with a real part >= 0: t = sqrt((|a| + |z|) / 2) and |b| / 2t, in either order."""
     (a, b) = z
-    half = const(0.5, a.dtype)
-    t = ops.sqrt(ops.add(ops.mul(ops.abs(a), half), ops.mul(ops.hypot(a, b), half)))
-    other = ops.where(_is(t, 0.0), t, ops.div(ops.mul(ops.abs(b), half), t))
-    t, other = _choose(ops.isinf(b), (ops.abs(b), ops.abs(b)), (t, other))
-    re, im = _choose(ops.ge(a, const(0.0, a.dtype)), (t, other), (other, t))
+    t = ops.sqrt(abs(a) * 0.5 + ops.hypot(a, b) * 0.5)
+    other = ops.where(_is(t, 0.0), t, abs(b) * 0.5 / t)
+    t, other = _choose(ops.isinf(b), (abs(b), abs(b)), (t, other))
+    re, im = _choose(a >= 0.0, (t, other), (other, t))
     return re, ops.copysign(im, b)
 
 
@@ -68,7 +67,7 @@ def sgn(z: Pair) -> Pair:
     """z / |z|, and 0 for 0."""
     size = ops.hypot(*z)
     zero = const(0.0, size.dtype)
-    return _choose(_is(size, 0.0), (zero, zero), (ops.div(z[0], size), ops.div(z[1], size)))
+    return _choose(_is(size, 0.0), (zero, zero), (z[0] / size, z[1] / size))
 
 
 def power(x: Pair, y: Pair) -> Pair:
@@ -86,23 +85,23 @@ def power(x: Pair, y: Pair) -> Pair:
     c, d = map(ops.value_of, y)
     if d == 0 and c in forms:
         return forms[c]()
-    of_zero = ops.where(ops.and_(_is(y[0], 0.0), _is(y[1], 0.0)), one, zero)
-    nothing = ops.and_(_is(x[0], 0.0), _is(x[1], 0.0))
+    of_zero = ops.where(_is(y[0], 0.0) & _is(y[1], 0.0), one, zero)
+    nothing = _is(x[0], 0.0) & _is(x[1], 0.0)
     return _choose(nothing, (of_zero, zero), exp(mul(y, log(x))))
 
 
 def cosh(z: Pair) -> Pair:
     """cosh a cos b + i sinh a sin b; cos z is cosh iz."""
     (a, b) = z
-    im = ops.where(_is(b, 0.0), b, ops.mul(ops.sinh(a), ops.sin(b)))
-    return ops.mul(ops.cosh(a), ops.cos(b)), im
+    im = ops.where(_is(b, 0.0), b, ops.sinh(a) * ops.sin(b))
+    return ops.cosh(a) * ops.cos(b), im
 
 
 def sinh(z: Pair) -> Pair:
     """sinh a cos b + i cosh a sin b; i sin z is sinh iz."""
     (a, b) = z
-    im = ops.where(_is(b, 0.0), b, ops.mul(ops.cosh(a), ops.sin(b)))
-    return ops.mul(ops.sinh(a), ops.cos(b)), im
+    im = ops.where(_is(b, 0.0), b, ops.cosh(a) * ops.sin(b))
+    return ops.sinh(a) * ops.cos(b), im
 
 
 def reciprocal(z: Pair) -> Pair:
@@ -111,7 +110,7 @@ def reciprocal(z: Pair) -> Pair:
 
 
 def _is(e: Expr, value: float) -> Expr:
-    return ops.eq(e, const(value, e.dtype))
+    return ops.eq(e, value)
 
 
 def _choose(cond: Expr, x: Pair, y: Pair) -> Pair:
@@ -119,20 +118,20 @@ def _choose(cond: Expr, x: Pair, y: Pair) -> Pair:
 
 
 def _is_equal(x: Pair, y: Pair) -> Expr:
-    return ops.and_(ops.eq(x[0], y[0]), ops.eq(x[1], y[1]))
+    return ops.eq(x[0], y[0]) & ops.eq(x[1], y[1])
 
 
 def _scaled(z: Pair, by: float) -> Pair:
-    return ops.mul(z[0], const(by, z[0].dtype)), ops.mul(z[1], const(by, z[1].dtype))
+    return z[0] * by, z[1] * by
 
 
 def _turned(z: Pair) -> Pair:
-    return ops.neg(z[1]), z[0]
+    return -z[1], z[0]
 
 
 def _sum(x: Pair, y: Pair, z: Pair, factor: Pair) -> Pair:
     p = mul(mul(factor, y), z)
-    return ops.add(x[0], p[0]), ops.add(x[1], p[1])
+    return x[0] + p[0], x[1] + p[1]
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
@@ -155,11 +154,11 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "abs absolute": lambda z: ops.hypot(*z),
     "angle": lambda z: ops.atan2(z[1], z[0]),
     "eq": _is_equal,
-    "ne not_equal": lambda x, y: ops.not_(_is_equal(x, y)),
-    "isnan": lambda z: ops.or_(ops.isnan(z[0]), ops.isnan(z[1])),
-    "isinf": lambda z: ops.or_(ops.isinf(z[0]), ops.isinf(z[1])),
-    "isfinite": lambda z: ops.and_(ops.isfinite(z[0]), ops.isfinite(z[1])),
-    "_conj_physical": lambda z: (z[0], ops.neg(z[1])),
+    "ne not_equal": lambda x, y: ~_is_equal(x, y),
+    "isnan": lambda z: ops.isnan(z[0]) | ops.isnan(z[1]),
+    "isinf": lambda z: ops.isinf(z[0]) | ops.isinf(z[1]),
+    "isfinite": lambda z: ops.isfinite(z[0]) & ops.isfinite(z[1]),
+    "_conj_physical": lambda z: (z[0], -z[1]),
 }
 for _names, _formula in _FORMULAS.items():
     rule(*_names.split())(elementwise(_formula))
@@ -181,10 +180,10 @@ def _of_reals(name: str, fn: Callable[[Expr, Expr], Pair]) -> None:
 
 
 _of_reals("complex", lambda re, im: (re, im))
-_of_reals("polar", lambda r, phi: (ops.mul(r, ops.cos(phi)), ops.mul(r, ops.sin(phi))))
+_of_reals("polar", lambda r, phi: (r * ops.cos(phi), r * ops.sin(phi)))
 
 
 @lowering("_neg_view")
 def neg_view(b: GraphBuilder, x: Value) -> Value:
     """Imaginary parts of a conjugate, which eager only marks as negated."""
-    return b.map(lambda i: ops.neg(x.at(i)))
+    return b.map(lambda i: -x.at(i))

@@ -22,7 +22,7 @@ def _power(e: Expr, p: float) -> Expr:
     """e to the power p, for e >= 0."""
     if p in (0.0, 1.0, 2.0, 3.0):
         square = ops.square(e)
-        return (const(1.0, e.dtype), e, square, ops.mul(square, e))[int(p)]
+        return (const(1.0, e.dtype), e, square, square * e)[int(p)]
     return ops.sqrt(e) if p == 0.5 else ops.apply(op_named("pow"), e, const(p, e.dtype))
 
 
@@ -39,11 +39,11 @@ def _norm(
     def term(i: Index, r: Index) -> Expr:
         e = gap(i, r)
         if p == 0 and b.result.device == "cpu":
-            return ops.minimum(ops.ceil(e), const(1.0, e.dtype))
+            return ops.minimum(ops.ceil(e), 1.0)
         if p == 0:
-            return ops.cast(ops.ne(e, const(0.0, e.dtype)), e.dtype)
+            return ops.cast(ops.ne(e, 0.0), e.dtype)
         if p == math.inf and drops:
-            return ops.where(ops.eq(e, e), e, const(0.0, e.dtype))
+            return ops.where(ops.eq(e, e), e, 0.0)
         return e if p in (1, math.inf) else _power(e, p)
 
     def finish(total: Expr) -> Expr:
@@ -55,24 +55,24 @@ def _norm(
 
 def _slope(gap: Expr, far: Expr, dy: Expr, p: float, device: str) -> Expr:
     """dy times the derivative of the distance `far` by one coordinate, in which it has `gap`."""
-    size, zero, sign = ops.abs(gap), const(0.0, gap.dtype), ops.sign(gap)
+    size, sign = abs(gap), ops.sign(gap)
     if device == "cpu":  # where eager keeps NaN
         sign = ops.where(ops.eq(gap, gap), sign, gap)
     if p == 1:
-        return ops.mul(dy, sign)
+        return dy * sign
     if p == math.inf and device == "cpu":
-        off = ops.minimum(ops.ceil(ops.abs(ops.sub(size, far))), const(1.0, gap.dtype))
-        return ops.mul(ops.mul(dy, sign), ops.sub(const(1.0, gap.dtype), off))
+        off = ops.minimum(ops.ceil(abs(size - far)), 1.0)
+        return dy * sign * (1.0 - off)
     if p == math.inf:
-        return ops.where(ops.eq(size, far), ops.mul(dy, sign), zero)
+        return ops.where(ops.eq(size, far), dy * sign, 0.0)
     if p == 2:
-        slope = ops.mul(ops.div(dy, far), gap)  # one division for all coordinates
+        slope = dy / far * gap  # one division for all coordinates
     else:
-        part = ops.mul(sign, _power(size, p - 1))
-        slope = ops.div(ops.mul(part, dy), _power(far, p - 1))
-    still = ops.eq(far, zero)
-    still = ops.or_(still, ops.eq(gap, zero)) if p < 1 else still
-    return ops.where(still, zero, slope)
+        part = sign * _power(size, p - 1)
+        slope = part * dy / _power(far, p - 1)
+    still = ops.eq(far, 0.0)
+    still = still | ops.eq(gap, 0.0) if p < 1 else still
+    return ops.where(still, 0.0, slope)
 
 
 @lowering("_cdist_forward")
@@ -81,7 +81,7 @@ def cdist(b: GraphBuilder, x: Value, y: Value, p: float, compute_mode: int | Non
 
     def gap(i: Index, r: Index) -> Expr:
         e = x.compute(broadcast(x, (*i[:-1], r[0])))
-        return ops.abs(ops.sub(e, y.compute(broadcast(y, (*i[:-2], i[-1], r[0])))))
+        return abs(e - y.compute(broadcast(y, (*i[:-2], i[-1], r[0]))))
 
     return _norm(b, x.shape[-1], p, gap, drops=True)
 
@@ -99,7 +99,7 @@ def cdist_backward(
 
     def term(i: Index, r: Index) -> Expr:
         pair = (*i[:-1], r[0])
-        gap = ops.sub(x.compute(broadcast(x, i)), y.compute(broadcast(y, (*i[:-2], r[0], i[-1]))))
+        gap = x.compute(broadcast(x, i)) - y.compute(broadcast(y, (*i[:-2], r[0], i[-1])))
         return _slope(gap, distance.compute(pair), grad.compute(pair), p, x.device)
 
     return b.reduce("sum", b.result.shape, (count,), term)
@@ -107,16 +107,15 @@ def cdist_backward(
 
 def _pairs_before(row: Expr, count: Expr) -> Expr:
     """How many pairs (i, j), i < j < count, have i < row: row (2 count - row - 1) / 2."""
-    one = const(1, I64)
-    twice = ops.mul(row, ops.sub(ops.add(count, count), ops.add(row, one)))
-    return ops.shr(twice, one)
+    twice = row * (count + count - (row + 1))
+    return twice >> 1
 
 
 @lowering("_pdist_forward")
 def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
     """The distances of rows i < j of a matrix, in the order of (i, j)."""
     rows, pairs = x.shape[0], b.result.shape[0]
-    n, one = index(rows), const(1, I64)
+    n = index(rows)
     if pairs is ZERO:
         return b.map(lambda i: const(0, x.dtype))
     # Pairs of one first row are a bag. A root for each pair, from which its row follows, delays
@@ -126,7 +125,7 @@ def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
 
     def second(i: Index) -> Expr:
         before = _pairs_before(low.at(i), n)
-        return ops.add(ops.sub(index(i[0]), before), ops.add(low.at(i), one))
+        return index(i[0]) - before + (low.at(i) + 1)
 
     high = b.map(second, b.temp((pairs,), I64))
 
@@ -135,7 +134,7 @@ def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
             x.compute((position(0, rows), r[0]), (checked(v.at(i), rows, wraps=False),))
             for v in (low, high)
         )
-        return ops.abs(ops.sub(e, f))
+        return abs(e - f)
 
     return _norm(b, x.shape[1], p, gap, drops=x.device != "cpu")
 
@@ -148,13 +147,13 @@ def pdist_backward(b: GraphBuilder, grad: Value, x: Value, p: float, distance: V
         return b.map(lambda i: const(0, x.dtype))
 
     def term(i: Index, r: Index) -> Expr:
-        one, own, other = const(1, I64), index(i[0]), index(r[0])
+        own, other = index(i[0]), index(r[0])
         low, high = ops.minimum(own, other), ops.maximum(own, other)
-        at = ops.add(_pairs_before(low, index(rows)), ops.sub(ops.sub(high, low), one))
+        at = _pairs_before(low, index(rows)) + (high - low - 1)
         same = ops.eq(own, other)
-        at = checked(ops.where(same, const(0, I64), at), pairs, wraps=False)
+        at = checked(ops.where(same, 0, at), pairs, wraps=False)
         dy, far = (v.compute((position(0, pairs),), (at,)) for v in (grad, distance))
-        slope = _slope(ops.sub(x.compute(i), x.compute((r[0], i[1]))), far, dy, p, x.device)
-        return ops.where(same, const(0.0, slope.dtype), slope)
+        slope = _slope(x.compute(i) - x.compute((r[0], i[1])), far, dy, p, x.device)
+        return ops.where(same, 0.0, slope)
 
     return b.reduce("sum", b.result.shape, (rows,), term)

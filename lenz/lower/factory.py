@@ -52,7 +52,7 @@ def _range(b: GraphBuilder, start: Number, step: Number) -> Value:
     def fn(i: Index) -> Expr:
         # Half types accumulate in f32 in eager, all others in f64.
         wide = F32 if t.is_half else F64
-        e = ops.add(number(start, wide), ops.mul(number(step, wide), index(i[0], wide)))
+        e = number(start, wide) + number(step, wide) * index(i[0], wide)
         return ops.cast(e, t)
 
     return b.map(fn)
@@ -76,12 +76,12 @@ def linspace(b: GraphBuilder, start: Number, end: Number, steps: Any, **_: Any) 
     first, last = number(start, wide), number(end, wide)
     if n is ONE:
         return b.map(lambda i: ops.cast(first, t))
-    step = ops.div(ops.sub(last, first), ops.cast(number(n - 1, I64), wide))
+    step = (last - first) / ops.cast(number(n - 1, I64), wide)
 
     def fn(i: Index) -> Expr:
-        low = ops.add(first, ops.mul(step, index(i[0], wide)))
-        high = ops.sub(last, ops.mul(step, index(n - 1 - i[0], wide)))
-        e = ops.where(ops.lt(index(i[0]), index(n // 2)), low, high)
+        low = first + step * index(i[0], wide)
+        high = last - step * index(n - 1 - i[0], wide)
+        e = ops.where(index(i[0]) < index(n // 2), low, high)
         return ops.cast(e, t) if t.is_integer else e
 
     return b.map(fn)

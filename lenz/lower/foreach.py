@@ -57,7 +57,7 @@ def _binary(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
             factor = element(alpha if of is ops.add else -alpha, (), t, kept=kept)
             if x.dtype.is_float:
                 return ops.fma(y, factor, x)
-            return ops.add(x, ops.mul(y, factor))
+            return x + y * factor
 
         return _each(b, fn)
 
@@ -179,6 +179,6 @@ def foreach_norm(
         if s.is_empty:
             return b.map(lambda i: const(0.0, t), type)
         kind: ReduceKind = "sum" if ord == 1 else "max"
-        return reduce_over(b, kind, s, False, lambda i: ops.abs(element(x, i, t)), None, type)
+        return reduce_over(b, kind, s, False, lambda i: abs(element(x, i, t)), None, type)
 
     return tuple(one(x, type) for x, type in zip(xs, b.results, strict=True))

@@ -29,7 +29,7 @@ def checked(e: Expr, size: Sym, *, wraps: bool, fault: str = "assert_in_range") 
     e = ops.cast(e, I64)
     n = index(size)
     if wraps:
-        e = ops.where(ops.lt(e, const(0, I64)), ops.add(e, n), e)
+        e = ops.where(e < 0, e + n, e)
     return ops.assert_in_range(e, n, fault)
 
 
@@ -115,8 +115,8 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value | D
     def fn(i: Index) -> Expr:
         e = index.at((i[d],) if index.rank and i else (ZERO,) * index.rank)
         if not x.rank:
-            only = ops.eq(checked(e, ONE, wraps=False), const(0, I64))
-            return ops.where(only, x.at(()), const(0, x.dtype))
+            only = ops.eq(checked(e, ONE, wraps=False), 0)
+            return ops.where(only, x.at(()), 0)
         where = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
         return x.at(where, (checked(e, x.shape[d], wraps=False, fault=fault),))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from lenz import ops
-from lenz.ir.dtype import I64, compute_dtype
+from lenz.ir.dtype import compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Graph, Node, Pointwise, Ref, View, reads_of
 from lenz.lower.builder import GraphBuilder, Index, Value, maker
@@ -96,9 +96,9 @@ def gathered(b: GraphBuilder, x: Value, given: Mapping[int, Value], v: Value) ->
             for d, (m, n, t) in zip(given, chosen, strict=True):
                 h, place[d] = i[d], i[d] * m // n + t.step
                 if t.first:
-                    inside.append(ops.ge(index(h), const(t.first, I64)))
+                    inside.append(index(h) >= t.first)
                 if Int(t.last + 1) is not n:
-                    inside.append(ops.le(index(h), const(t.last, I64)))
+                    inside.append(index(h) <= t.last)
             e = v.compute(broadcast(v, tuple(place)))
             there = reduce(ops.and_, inside) if inside else None
             parts.append(e if there is None else masked(there, e, const(0, wide)))

@@ -26,7 +26,7 @@ def reduced(b: GraphBuilder, values: Sequence[Value], reduction: int, loss: At) 
         return b.map(loss)
     shape = common_shape(values)
     n = count(shape, compute_dtype(b.result.dtype))
-    finish: Callable[[Expr], Expr] | None = (lambda a: ops.div(a, n)) if reduction == MEAN else None
+    finish: Callable[[Expr], Expr] | None = (lambda a: a / n) if reduction == MEAN else None
     return reduce_over(b, "sum", split(shape, None), False, loss, finish)
 
 
@@ -39,7 +39,7 @@ def gradient(
 
     def at(i: Index) -> Expr:
         g = dy(i)
-        return ops.mul(slope(i), ops.div(g, n) if reduction == MEAN else g)
+        return slope(i) * (g / n if reduction == MEAN else g)
 
     return b.map(at)
 
@@ -66,52 +66,52 @@ def _enter_loss(packet: str, loss: Callable[..., Expr], slope: Callable[..., Exp
 
 def smooth_l1(x: Expr, y: Expr, beta: float = 1.0) -> Expr:
     """With z = |x - y|: z^2 / (2 beta) where z < beta, else z - beta / 2."""
-    z = ops.abs(ops.sub(x, y))
-    scale, half = const(beta, z.dtype), const(0.5, z.dtype)
-    near = ops.div(ops.mul(half, ops.square(z)), scale)
-    return ops.where(ops.lt(z, scale), near, ops.sub(z, const(0.5 * beta, z.dtype)))
+    z = abs(x - y)
+    scale = const(beta, z.dtype)
+    near = 0.5 * ops.square(z) / scale
+    return ops.where(z < scale, near, z - 0.5 * beta)
 
 
 def smooth_l1_slope(x: Expr, y: Expr, beta: float) -> Expr:
     """-1 up to -beta, 1 from beta on, (x - y) / beta between; with beta 0, -1 at 0 as in eager."""
-    z = ops.sub(x, y)
-    low, high = const(-beta, z.dtype), const(beta, z.dtype)
-    outer = ops.where(ops.ge(z, high), const(1, z.dtype), ops.div(z, high))
-    return ops.where(ops.le(z, low), const(-1, z.dtype), outer)
+    z = x - y
+    high = const(beta, z.dtype)
+    outer = ops.where(z >= high, 1, z / high)
+    return ops.where(z <= -beta, -1, outer)
 
 
 def huber(x: Expr, y: Expr, delta: float = 1.0) -> Expr:
     """With z = |x - y|: z^2 / 2 where z <= delta, else delta (z - delta / 2)."""
-    z = ops.abs(ops.sub(x, y))
+    z = abs(x - y)
     limit = const(delta, z.dtype)
-    far = ops.mul(limit, ops.sub(z, const(0.5 * delta, z.dtype)))
-    near = ops.mul(const(0.5, z.dtype), ops.square(z))
-    return ops.where(ops.le(z, limit), near, far)
+    far = limit * (z - 0.5 * delta)
+    near = 0.5 * ops.square(z)
+    return ops.where(z <= limit, near, far)
 
 
 def huber_slope(x: Expr, y: Expr, delta: float) -> Expr:
     """x - y, held within -delta and delta."""
-    z = ops.sub(x, y)
-    low, high = const(-delta, z.dtype), const(delta, z.dtype)
-    return ops.where(ops.lt(z, low), low, ops.where(ops.gt(z, high), high, z))
+    z = x - y
+    high = const(delta, z.dtype)
+    return ops.where(z < -delta, -delta, ops.where(z > high, high, z))
 
 
 def soft_margin(x: Expr, y: Expr) -> Expr:
     """log(1 + exp(-y x)) = max(z, 0) + log(1 + exp(-|z|)) with z = -y x, which cannot overflow."""
-    return softplus(ops.neg(ops.mul(x, y)))
+    return softplus(-(x * y))
 
 
 def soft_margin_slope(x: Expr, y: Expr) -> Expr:
     """-y / (1 + exp(y x))."""
-    return ops.div(ops.neg(y), ops.add(const(1, y.dtype), ops.exp(ops.mul(y, x))))
+    return -y / (1 + ops.exp(y * x))
 
 
 def twice(x: Expr, y: Expr) -> Expr:
     """2 (x - y)."""
-    return ops.mul(const(2, x.dtype), ops.sub(x, y))
+    return 2 * (x - y)
 
 
-_enter_loss("mse_loss", lambda x, y: ops.square(ops.sub(x, y)), twice)
+_enter_loss("mse_loss", lambda x, y: ops.square(x - y), twice)
 _enter_loss("smooth_l1_loss", smooth_l1, smooth_l1_slope)
 _enter_loss("huber_loss", huber, huber_slope)
 _enter_loss("soft_margin_loss", soft_margin, soft_margin_slope)
@@ -119,13 +119,13 @@ _enter_loss("soft_margin_loss", soft_margin, soft_margin_slope)
 
 def softplus(z: Expr) -> Expr:
     """log(1 + exp(z)) without overflow."""
-    tail = ops.log1p(ops.exp(ops.neg(ops.abs(z))))
-    return ops.add(ops.maximum(z, const(0, z.dtype)), tail)
+    tail = ops.log1p(ops.exp(-abs(z)))
+    return ops.maximum(z, 0) + tail
 
 
 def weighted(weight: Value | None, acc: DType, e: Expr, i: Index) -> Expr:
     """An element of a loss times its weight, where there are weights."""
-    return e if weight is None else ops.mul(e, reader(weight, acc)(i))
+    return e if weight is None else e * reader(weight, acc)(i)
 
 
 @lowering("binary_cross_entropy")
@@ -138,13 +138,12 @@ def binary_cross_entropy(
     """
     acc = compute_dtype(b.result.dtype)
     left, right = reader(x, acc), reader(target, acc)
-    floor, one = const(-100, acc), const(1, acc)
 
     def loss(i: Index) -> Expr:
         p, y = (parameter(side(i), x.device, 1) for side in (left, right))
-        yes = ops.maximum(ops.log(p), floor)
-        no = ops.maximum(ops.log1p(ops.neg(p)), floor)
-        e = ops.sub(ops.mul(ops.sub(y, one), no), ops.mul(y, yes))
+        yes = ops.maximum(ops.log(p), -100)
+        no = ops.maximum(ops.log1p(-p), -100)
+        e = (y - 1) * no - y * yes
         return weighted(weight, acc, e, i)
 
     return reduced(b, (x, target), reduction, loss)
@@ -165,8 +164,8 @@ def binary_cross_entropy_backward(
 
     def slope(i: Index) -> Expr:
         p = left(i)
-        spread = ops.mul(ops.sub(const(1, acc), p), p)
-        e = ops.div(ops.sub(p, right(i)), ops.maximum(spread, const(1e-12, acc)))
+        spread = (1 - p) * p
+        e = (p - right(i)) / ops.maximum(spread, 1e-12)
         return weighted(weight, acc, e, i)
 
     return gradient(b, grad, (x, target), reduction, slope)
@@ -184,14 +183,13 @@ def binary_cross_entropy_with_logits(
     """(1 - y) x + (1 + (p - 1) y) log(1 + exp(-x)) with p the weight of positive examples."""
     acc = compute_dtype(b.result.dtype)
     left, right = reader(x, acc), reader(target, acc)
-    one = const(1, acc)
 
     def loss(i: Index) -> Expr:
         logit, y = left(i), right(i)
-        cost = softplus(ops.neg(logit))
+        cost = softplus(-logit)
         if pos_weight is not None:
-            extra = ops.mul(ops.sub(reader(pos_weight, acc)(i), one), y)
-            cost = ops.mul(ops.add(one, extra), cost)
-        return weighted(weight, acc, ops.add(ops.mul(ops.sub(one, y), logit), cost), i)
+            extra = (reader(pos_weight, acc)(i) - 1) * y
+            cost = (1 + extra) * cost
+        return weighted(weight, acc, (1 - y) * logit + cost, i)
 
     return reduced(b, (x, target), reduction, loss)

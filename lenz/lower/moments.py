@@ -92,22 +92,22 @@ def moments(
     if chunks is not None:
         return _of_chunks(b, chunks, types, finish, name)
     n = count(s.over, s.dtype)
-    first = b.reduce("sum", s.rows, s.over, s.at, lambda a: ops.div(a, n), types[0], "mean")
+    first = b.reduce("sum", s.rows, s.over, s.at, lambda a: a / n, types[0], "mean")
 
     def deviation(i: Index, r: Index) -> Expr:
-        return ops.sub(s.at(i, r), first.at(i))
+        return s.at(i, r) - first.at(i)
 
     def square(i: Index, r: Index) -> Expr:
         return ops.square(deviation(i, r))
 
     part = b.temp(s.rows, s.dtype, s.x)
-    off = b.reduce("sum", s.rows, s.over, deviation, lambda a: ops.div(a, n), part, "off")
+    off = b.reduce("sum", s.rows, s.over, deviation, lambda a: a / n, part, "off")
     squares = b.reduce("sum", s.rows, s.over, square, type=part, name="squares")
-    mean = b.map(lambda i: ops.add(first.at(i), off.at(i)), types[0], "mean")
+    mean = b.map(lambda i: first.at(i) + off.at(i), types[0], "mean")
 
     def rest(i: Index) -> Expr:
-        lost = ops.mul(ops.square(off.at(i)), n)
-        return finish(ops.maximum(ops.sub(squares.at(i), lost), const(0, s.dtype)))
+        lost = ops.square(off.at(i)) * n
+        return finish(ops.maximum(squares.at(i) - lost, 0))
 
     return mean, b.map(rest, types[1], name)
 
@@ -126,35 +126,35 @@ def _of_chunks(
         return c.element(p, r, lambda e: e)
 
     def deviation(p: Index, r: Index) -> Expr:
-        return c.element(p, r, lambda e: ops.sub(e, centre(p)))
+        return c.element(p, r, lambda e: e - centre(p))
 
     def square(p: Index, r: Index) -> Expr:
-        return c.element(p, r, lambda e: ops.square(ops.sub(e, centre(p))))
+        return c.element(p, r, lambda e: ops.square(e - centre(p)))
 
     def centre(p: Index) -> Expr:
-        return ops.div(sums.at(p), c.number(p))
+        return sums.at(p) / c.number(p)
 
     def shift(p: Index) -> Expr:
-        return ops.div(off.at(p), c.number(p))
+        return off.at(p) / c.number(p)
 
     def wide(i: Index, at: Index) -> Expr:
         p = c.place(i, at)
-        exact = ops.add(ops.cast(centre(p), F64), ops.cast(shift(p), F64))
-        return ops.mul(exact, ops.cast(c.number(p), F64))
+        exact = ops.cast(centre(p), F64) + ops.cast(shift(p), F64)
+        return exact * ops.cast(c.number(p), F64)
 
     def spread(i: Index, at: Index) -> Expr:
         p = c.place(i, at)
-        own = ops.sub(squares.at(p), ops.mul(off.at(p), shift(p)))
-        away = ops.add(ops.sub(centre(p), mean.at(i)), shift(p))
-        return ops.add(own, ops.mul(ops.square(away), c.number(p)))
+        own = squares.at(p) - off.at(p) * shift(p)
+        away = centre(p) - mean.at(i) + shift(p)
+        return own + ops.square(away) * c.number(p)
 
     def rest(a: Expr) -> Expr:
-        return finish(ops.maximum(a, const(0, a.dtype)))
+        return finish(ops.maximum(a, 0))
 
     sums = b.reduce("sum", c.places, c.inner, element, type=part, name="chunk_sum")
     off = b.reduce("sum", c.places, c.inner, deviation, type=part, name="chunk_off")
     squares = b.reduce("sum", c.places, c.inner, square, type=part, name="chunk_squares")
-    mean = b.reduce("sum", s.rows, c.parts, wide, lambda a: ops.div(a, n), types[0], "mean")
+    mean = b.reduce("sum", s.rows, c.parts, wide, lambda a: a / n, types[0], "mean")
     return mean, b.reduce("sum", s.rows, c.parts, spread, rest, types[1], name)
 
 
@@ -210,7 +210,7 @@ class Chunks:
         e = fn(self.sets.at(row, where))
         for d, extent in enumerate(self.sets.over):
             if self.count(d) * self.size[d] is not extent:
-                e = masked(ops.lt(index(where[d], I64), index(extent, I64)), e, const(0, e.dtype))
+                e = masked(index(where[d], I64) < index(extent, I64), e, const(0, e.dtype))
         return e
 
     def number(self, place: Index) -> Expr:

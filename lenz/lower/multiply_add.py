@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lenz import ops
-from lenz.ir.expr import Expr, const
+from lenz.ir.expr import Expr
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.operand import Operand, element, elementwise, keeps
 from lenz.lower.registry import lowering
@@ -22,20 +22,20 @@ def product_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
     """x + factor * y * z with the roundings of torch, whose last sum takes the product exactly."""
     x, y, z = xyz
     if not x.dtype.is_float:
-        return ops.add(x, ops.mul(ops.mul(factor, y), z))
+        return x + factor * y * z
     if ops.is_value(factor, 1):
         return ops.fma(y, z, x)
     if device == "cpu":
-        return ops.fma(ops.mul(factor, y), z, x)
-    return ops.fma(factor, ops.mul(y, z), x)
+        return ops.fma(factor * y, z, x)
+    return ops.fma(factor, y * z, x)
 
 
 def quotient_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
     """x + factor * y / z with the roundings of torch."""
     x, y, z = xyz
     if ops.is_value(factor, 1) or device == "cpu":
-        return ops.add(x, ops.div(ops.mul(y, factor), z))
-    return ops.fma(factor, ops.div(y, z), x)
+        return x + y * factor / z
+    return ops.fma(factor, y / z, x)
 
 
 def _plus(b: GraphBuilder, x: Operand, y: Operand, alpha: Number, sign: int) -> Value:
@@ -49,7 +49,7 @@ def _plus(b: GraphBuilder, x: Operand, y: Operand, alpha: Number, sign: int) -> 
         if not isinstance(alpha, Sym) and alpha == 1:
             return of(e, f)
         if not e.dtype.is_float:
-            return of(e, ops.mul(f, element(alpha, (), t, kept=kept[1])))
+            return of(e, f * element(alpha, (), t, kept=kept[1]))
         return ops.fma(f, element(alpha * sign, (), t, kept=kept[1]), e)  # of an int 0 it is 0.0
 
     return b.map(fn)
@@ -80,10 +80,10 @@ elementwise("prims.fma", tensors=3)(lambda x, y, z: ops.fma(x, y, z))
 
 def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:
     """start + weight * (end - start), taken from the nearer end; one product is added exactly."""
-    span, one = ops.sub(end, start), const(1.0, weight.dtype)
+    span = end - start
     low = ops.fma(weight, span, start)
-    high = ops.fma(span, ops.sub(weight, one), end)
-    near = ops.lt(ops.abs(weight), const(0.5, weight.dtype))
+    high = ops.fma(span, weight - 1.0, end)
+    near = abs(weight) < 0.5
     return ops.where(near, low, high)
 
 

@@ -43,13 +43,12 @@ def nll_loss_forward(
     acc = compute_dtype(x.dtype)
     classes = x.shape[1 if x.rank > 1 else 0]
     chosen = class_var(classes)
-    zero = const(0, acc)
 
     def kept(i: Index) -> Expr:
-        return ops.ne(ops.cast(target.at(i), I64), const(ignore_index, I64))
+        return ops.ne(ops.cast(target.at(i), I64), ignore_index)
 
     def bound(i: Index) -> tuple[Expr, ...]:
-        t = ops.where(kept(i), ops.cast(target.at(i), I64), const(0, I64))
+        t = ops.where(kept(i), ops.cast(target.at(i), I64), 0)
         return (ops.assert_in_range(t, index(classes, I64)),)
 
     def weight_at(i: Index) -> Expr:
@@ -58,8 +57,8 @@ def nll_loss_forward(
         return ops.cast(weight.compute((chosen,), bound(i)), acc)
 
     def loss(i: Index) -> Expr:
-        e = ops.neg(x.compute(with_class(i, chosen, x.rank), bound(i)))
-        return ops.where(kept(i), ops.mul(weight_at(i), e), zero)
+        e = -x.compute(with_class(i, chosen, x.rank), bound(i))
+        return ops.where(kept(i), weight_at(i) * e, 0)
 
     weight_type = result_type(b, 1)
     if reduction == NONE and x.rank > 1:
@@ -67,12 +66,12 @@ def nll_loss_forward(
     s = split(target.shape, None)
 
     def counted(i: Index) -> Expr:
-        return ops.where(kept(i), weight_at(i), zero)
+        return ops.where(kept(i), weight_at(i), 0)
 
     total = reduce_over(b, "sum", s, False, counted, type=b.temp((), acc), name="weight")
     if reduction == MEAN:
         loss_sum = reduce_over(b, "sum", s, False, loss, type=b.temp((), acc), name="loss_sum")
-        out = b.map(lambda i: ops.div(loss_sum.at(()), total.at(())))
+        out = b.map(lambda i: loss_sum.at(()) / total.at(()))
     else:
         out = reduce_over(b, "sum", s, False, loss)
     same = weight_type.dtype is acc
@@ -98,13 +97,12 @@ def nll_loss_backward(
         c = i[position]
         place = i[:position] + i[position + 1 :]
         t = ops.cast(target.at(place), I64)
-        g = ops.neg(ops.cast(grad.compute(place if reduction == NONE else ()), acc))
+        g = -ops.cast(grad.compute(place if reduction == NONE else ()), acc)
         if reduction == MEAN:
-            g = ops.div(g, ops.cast(total_weight.compute(()), acc))
+            g = g / ops.cast(total_weight.compute(()), acc)
         if weight is not None:
-            g = ops.mul(g, ops.cast(weight.compute((c,)), acc))
-        zero = const(0, acc)
-        g = ops.where(ops.ne(t, const(ignore_index, I64)), g, zero)  # once for all classes
-        return ops.where(ops.eq(t, index(c, I64)), g, zero)
+            g = g * ops.cast(weight.compute((c,)), acc)
+        g = ops.where(ops.ne(t, ignore_index), g, 0)  # once for all classes
+        return ops.where(ops.eq(t, index(c, I64)), g, 0)
 
     return b.map(at)

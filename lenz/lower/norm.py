@@ -47,10 +47,10 @@ def scaled(
 ) -> Expr:
     """e * weight + bias, where there are such, in the type of e; `or_zero` is a bias too."""
     if weight is not None:
-        e = ops.mul(e, ops.cast(weight.compute(index), e.dtype))
+        e = e * ops.cast(weight.compute(index), e.dtype)
     if bias is not None:
-        e = ops.add(e, ops.cast(bias.compute(index), e.dtype))
-    return ops.add(e, const(0, e.dtype)) if or_zero and bias is None else e
+        e = e + ops.cast(bias.compute(index), e.dtype)
+    return e + 0 if or_zero and bias is None else e
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +134,13 @@ def _normalised(
     mean_type, rstd_type = (replace(result_type(b, k), dtype=s.dtype) for k in (1, 2))
 
     def rstd(squares: Expr) -> Expr:
-        return ops.rsqrt(ops.add(ops.div(squares, n), const(eps, s.dtype)))
+        return ops.rsqrt(squares / n + eps)
 
     mean, factor = moments(b, s, (mean_type, rstd_type), rstd, "rstd")
 
     def out(i: Index) -> Expr:
-        centred = ops.sub(s.x.compute(i), mean.at(row(i)))
-        return shifted(ops.mul(centred, factor.at(row(i))), i)
+        centred = s.x.compute(i) - mean.at(row(i))
+        return shifted(centred * factor.at(row(i)), i)
 
     y, save_mean = b.map(out), rounded(b, mean, result_type(b, 1), "mean")
     return y, save_mean, rounded(b, factor, result_type(b, 2), "rstd")
@@ -196,11 +196,11 @@ def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
     at = reader(x, F64)
     total = reduce_over(b, "sum", s, False, at, None, wide, "total")
     total_sq = reduce_over(b, "sum", s, False, lambda i: ops.square(at(i)), None, wide, "total_sq")
-    mean = b.map(lambda i: ops.div(total.at(i), n), mean_type, "mean")
+    mean = b.map(lambda i: total.at(i) / n, mean_type, "mean")
 
     def rest(i: Index) -> Expr:
-        lost = ops.div(ops.square(total.at(i)), n)
-        return ops.maximum(ops.sub(total_sq.at(i), lost), const(0.0, F64))
+        lost = ops.square(total.at(i)) / n
+        return ops.maximum(total_sq.at(i) - lost, 0.0)
 
     return ChannelStatistics(mean, rest, s.over)
 
@@ -227,9 +227,9 @@ class BatchNorm:
 
         def out(i: Index) -> Expr:
             c = (i[1],)
-            centred = ops.sub(self.x.compute(i), ops.cast(mean.compute(c), self.acc))
+            centred = self.x.compute(i) - ops.cast(mean.compute(c), self.acc)
             factor = scaled(ops.cast(invstd.compute(c), self.acc), self.weight, None, c)
-            return scaled(ops.mul(centred, factor), None, self.bias, c, or_zero=True)
+            return scaled(centred * factor, None, self.bias, c, or_zero=True)
 
         return b.map(out)
 
@@ -239,8 +239,8 @@ class BatchNorm:
 
         def invstd_of(i: Index) -> Expr:
             squares = stats.squares(i)
-            var = ops.div(squares, count(stats.n, squares.dtype))
-            shifted = ops.add(var, const(self.eps, var.dtype))
+            var = squares / count(stats.n, squares.dtype)
+            shifted = var + self.eps
             return ops.cast(ops.rsqrt(shifted), self.acc)
 
         invstd = b.map(invstd_of, replace(result_type(b, 2), dtype=self.acc), "invstd")
@@ -256,7 +256,7 @@ class BatchNorm:
 
         def invstd_of(i: Index) -> Expr:
             e = ops.cast(var.compute(i), self.acc)
-            return ops.rsqrt(ops.add(e, const(self.eps, self.acc)))
+            return ops.rsqrt(e + self.eps)
 
         invstd = b.map(invstd_of, b.temp(var.shape, self.acc), "invstd")
         y = self.apply(b, mean, invstd)
@@ -278,12 +278,12 @@ class BatchNorm:
         def mixed(old: Expr, new: Expr) -> Expr:
             keep = const(1.0 - self.momentum, old.dtype)
             take = const(self.momentum, old.dtype)
-            return ops.add(ops.mul(take, ops.cast(new, old.dtype)), ops.mul(keep, old))
+            return take * ops.cast(new, old.dtype) + keep * old
 
         def unbiased(i: Index) -> Expr:
             squares = stats.squares(i)
             n = count(stats.n, squares.dtype)
-            return ops.div(squares, ops.sub(n, const(1, n.dtype)))
+            return squares / (n - 1)
 
         def moved(old: Value, new: At, position: int, name: str) -> Value:
             type = result_type(b, position)
@@ -368,12 +368,12 @@ def fused_rms_norm(
     small = const(torch.finfo(acc.torch).eps if eps is None else eps, acc)
 
     def factor(squares: Expr) -> Expr:
-        return ops.rsqrt(ops.add(ops.div(squares, n), small))
+        return ops.rsqrt(squares / n + small)
 
     made = replace(result_type(b, 1), dtype=acc)
     rstd = reduce_over(b, "sum", s, True, lambda i: ops.square(x.compute(i)), factor, made, "rstd")
 
     def out(i: Index) -> Expr:
-        return scaled(ops.mul(x.compute(i), rstd.at(s.pad(s.row(i)))), weight, None, i[lead:])
+        return scaled(x.compute(i) * rstd.at(s.pad(s.row(i))), weight, None, i[lead:])
 
     return b.map(out), rounded(b, rstd, result_type(b, 1), "rstd")

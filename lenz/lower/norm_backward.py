@@ -14,7 +14,7 @@ from typing import Any
 
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
-from lenz.ir.expr import Expr, const
+from lenz.ir.expr import Expr
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, count, reduce_over, split, wrapped
 from lenz.lower.norm import Groups, group_of, scaled
@@ -34,13 +34,13 @@ def row_gradient(
         return reduce_over(b, "sum", s, False, at, None, rows, name)
 
     first = total(h, "sum_h") if centred else None
-    second = total(lambda i: ops.mul(h(i), xhat(i)), "sum_hx")
+    second = total(lambda i: h(i) * xhat(i), "sum_hx")
 
     def dx(i: Index) -> Expr:
         row = s.row(i)
-        e = ops.sub(ops.mul(h(i), n), ops.mul(xhat(i), second.at(row)))
-        e = e if first is None else ops.sub(e, first.at(row))
-        return ops.mul(e, ops.div(rstd(i), n))
+        e = h(i) * n - xhat(i) * second.at(row)
+        e = e if first is None else e - first.at(row)
+        return e * (rstd(i) / n)
 
     return b.map(dx)
 
@@ -80,7 +80,7 @@ def _rows_backward(
 
     def xhat(i: Index) -> Expr:
         e = x.compute(i)
-        return ops.mul(e if mean is None else ops.sub(e, stat(mean, i)), stat(rstd, i))
+        return (e if mean is None else e - stat(mean, i)) * stat(rstd, i)
 
     def h(i: Index) -> Expr:
         return scaled(dy(i), weight, None, i[lead:])
@@ -92,7 +92,7 @@ def _rows_backward(
     dweight = dbias = None
     if mask[1]:
         dweight = reduce_over(
-            b, "sum", outer, False, lambda i: ops.mul(dy(i), xhat(i)), None, b.results[1], "dweight"
+            b, "sum", outer, False, lambda i: dy(i) * xhat(i), None, b.results[1], "dweight"
         )
     if mask[2]:
         dbias = reduce_over(b, "sum", outer, False, dy, None, b.results[2], "dbias")
@@ -124,10 +124,10 @@ def native_group_norm_backward(
         return ops.cast(v.compute(s.row(i)), acc)
 
     def xhat(i: Index) -> Expr:
-        return ops.mul(ops.sub(x.compute(i), stat(mean, i)), stat(rstd, i))
+        return (x.compute(i) - stat(mean, i)) * stat(rstd, i)
 
     def dyx(i: Index) -> Expr:
-        return ops.mul(dy(i), xhat(i))
+        return dy(i) * xhat(i)
 
     channels = b.temp(x.shape[:2], acc, x)
     sum_dy = reduce_over(b, "sum", spatial, False, dy, None, channels, "sum_dy")
@@ -138,8 +138,8 @@ def native_group_norm_backward(
 
         def at(i: Index) -> Expr:
             row = s.row(i)
-            e = ops.sub(scaled(dy(i), weight, None, (i[1],)), first.at(row))
-            return ops.mul(stat(rstd, i), ops.sub(e, ops.mul(xhat(i), second.at(row))))
+            e = scaled(dy(i), weight, None, (i[1],)) - first.at(row)
+            return stat(rstd, i) * (e - xhat(i) * second.at(row))
 
         dx = b.map(at)
     if output_mask[1]:
@@ -158,7 +158,7 @@ def _group_mean(b: GraphBuilder, s: Groups, v: Value, weight: Value | None) -> V
         return scaled(v.at((i[0], c)), weight, None, (c,))
 
     over = (s.width,)
-    finish: Callable[[Expr], Expr] = lambda a: ops.div(a, n)
+    finish: Callable[[Expr], Expr] = lambda a: a / n
     return b.reduce("sum", s.rows, over, at, finish, b.temp(s.rows, v.dtype, v), "mean_h")
 
 
@@ -201,7 +201,7 @@ def _invstd(b: GraphBuilder, x: Value, var: Value, eps: float) -> Value:
     acc = compute_dtype(x.dtype)
 
     def at(i: Index) -> Expr:
-        return ops.rsqrt(ops.add(ops.cast(var.compute(i), acc), const(eps, acc)))
+        return ops.rsqrt(ops.cast(var.compute(i), acc) + eps)
 
     return b.map(at, b.temp(var.shape, acc, x), "invstd")
 
@@ -223,10 +223,10 @@ def _batch_backward(
         return ops.cast(rstd.compute((i[1],)), acc)
 
     def xhat(i: Index) -> Expr:
-        return ops.mul(ops.sub(x.compute(i), ops.cast(mean.compute((i[1],)), acc)), scale(i))
+        return (x.compute(i) - ops.cast(mean.compute((i[1],)), acc)) * scale(i)
 
     def dyx(i: Index) -> Expr:
-        return ops.mul(dy(i), xhat(i))
+        return dy(i) * xhat(i)
 
     def factor(i: Index) -> Expr:
         return scaled(scale(i), weight, None, (i[1],))
@@ -256,9 +256,9 @@ def _batch_dx(
         e = dy(i)
         if total is not None and total_x is not None:
             c, n = s.row(i), count(s.over, total.dtype)
-            e = ops.sub(e, ops.div(total.at(c), n))
-            e = ops.sub(e, ops.mul(xhat(i), ops.div(total_x.at(c), n)))
-        return ops.mul(e, factor(i))
+            e = e - total.at(c) / n
+            e = e - xhat(i) * (total_x.at(c) / n)
+        return e * factor(i)
 
     return b.map(at)
 
@@ -281,17 +281,17 @@ def weight_norm_backward(
     norm = reader(norms, acc)
 
     def product(i: Index) -> Expr:
-        return ops.mul(grad.compute(i), v.compute(i))
+        return grad.compute(i) * v.compute(i)
 
     total = reduce_over(b, "sum", s, True, product, None, b.temp(s.padded, acc), "total")
 
     def dv(i: Index) -> Expr:
         row = s.pad(s.row(i))
-        far = ops.div(total.at(row), ops.mul(norm(row), norm(row)))
-        rest = ops.sub(grad.compute(i), ops.mul(v.compute(i), far))
-        return ops.mul(ops.div(g.compute(row), norm(row)), rest)
+        far = total.at(row) / (norm(row) * norm(row))
+        rest = grad.compute(i) - v.compute(i) * far
+        return g.compute(row) / norm(row) * rest
 
     return (
         b.map(dv, b.results[0]),
-        b.map(lambda i: ops.div(total.at(i), norm(i)), b.results[1], "dg"),
+        b.map(lambda i: total.at(i) / norm(i), b.results[1], "dg"),
     )

@@ -70,9 +70,9 @@ def divisor(e: Expr, device: str) -> Expr:
 
 def parameter(e: Expr, device: str, most: float | None = None) -> Expr:
     """What must be between 0 and `most`: eager raises on CPUs if it is not."""
-    wrong = ops.logical_not(ops.ge(e, const(0, e.dtype)))
+    wrong = ops.logical_not(e >= 0)
     if most is not None:
-        wrong = ops.or_(wrong, ops.gt(e, const(most, e.dtype)))
+        wrong = wrong | (e > most)
     return ops.assert_not(wrong, e, "assert_parameter") if device == "cpu" else e
 
 

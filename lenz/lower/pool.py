@@ -51,7 +51,7 @@ def divisor(w: Windows, o: Index, include_pad: bool, override: int | None) -> Ex
 
 def divided(e: Expr, by: Expr | int) -> Expr:
     """e / by in the type of e."""
-    return ops.div(e, const(by, e.dtype) if isinstance(by, int) else ops.cast(by, e.dtype))
+    return e / (const(by, e.dtype) if isinstance(by, int) else ops.cast(by, e.dtype))
 
 
 def avg_pool(
@@ -172,8 +172,8 @@ def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value] | Dec
 def _greatest(taps: Sequence[tuple[Expr, Expr]], best: Expr, where: Expr) -> Expr:
     """The place of the greatest of elements with their places: the first, or the last NaN."""
     for e, place in taps:
-        taken = ops.gt(e, best)
-        taken = ops.or_(taken, ops.isnan(e)) if e.dtype.is_float else taken
+        taken = e > best
+        taken = taken | ops.isnan(e) if e.dtype.is_float else taken
         best = ops.where(taken, e, best)
         where = ops.where(taken, place, where)
     return where
@@ -276,8 +276,8 @@ def _enter_fractional(rank: int) -> None:
             span, count = sizes[d] - kernel[d], b.result.shape[lead + d]
             plane = (i[0] if lead == 2 else ZERO, i[lead - 1])
             u = samples.compute((*plane, Int(1 - d if rank == 2 else d)))
-            step = ops.div(index(span, t), index(maximum(count - 1, ONE), t))
-            at = (ops.mul(ops.add(e, u), step) for e in (index(i[lead + d], t), const(0, t)))
+            step = index(span, t) / index(maximum(count - 1, ONE), t)
+            at = ((e + u) * step for e in (index(i[lead + d], t), const(0, t)))
             begin = reduce(ops.sub, [ops.cast(e, I64) for e in at])
             begin = ops.where(ops.eq(index(i[lead + d]), index(count - 1)), index(span), begin)
             return checked(begin, span + 1, wraps=False, fault="assert_in_bounds")
@@ -285,11 +285,11 @@ def _enter_fractional(rank: int) -> None:
         def taps(i: Index) -> list[tuple[Expr, Expr]]:
             begins, found = [first(i, d) for d in range(rank)], []
             for a in itertools.product(*map(range, kernel)):
-                at = [ops.add(e, const(k, I64)) for e, k in zip(begins, a, strict=True)]
+                at = [e + k for e, k in zip(begins, a, strict=True)]
                 where = (*i[:lead], *(position(d, n) for d, n in enumerate(sizes)))
                 flat = at[0]
                 for e, n in zip(at[1:], sizes[1:], strict=True):
-                    flat = ops.add(ops.mul(flat, index(n)), e)
+                    flat = flat * index(n) + e
                 found.append((x.compute(where, tuple(at)), flat))
             return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lenz import ops
-from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.operand import number
@@ -22,8 +21,8 @@ def _fake(
 
     def step(i: Index) -> tuple[Expr, Expr, Expr]:
         scale, zero = steps(i)
-        e = ops.mul(x.compute(i), ops.reciprocal(scale))
-        return ops.add(ops.round(e), zero), scale, zero
+        e = x.compute(i) * ops.reciprocal(scale)
+        return ops.round(e) + zero, scale, zero
 
     def on(i: Index) -> Expr | None:
         return None if enabled is None else ops.truth(enabled.at((ZERO,) * enabled.rank))
@@ -32,16 +31,16 @@ def _fake(
         q, scale, zero = step(i)
         bottom, top = const(low, q.dtype), const(high, q.dtype)
         # Not maximum and minimum: eager makes the least integer of NaN.
-        q = ops.where(ops.gt(q, bottom), q, bottom)
-        e = ops.mul(ops.sub(ops.where(ops.lt(q, top), q, top), zero), scale)
+        q = ops.where(q > bottom, q, bottom)
+        e = (ops.where(q < top, q, top) - zero) * scale
         flag = on(i)
         return e if flag is None else ops.where(flag, e, x.compute(i))
 
     def inside(i: Index) -> Expr:
         q, _, _ = step(i)
-        kept = ops.and_(ops.ge(q, const(low, q.dtype)), ops.le(q, const(high, q.dtype)))
+        kept = (q >= low) & (q <= high)
         flag = on(i)
-        return kept if flag is None else ops.or_(kept, ops.xor(flag, const(True, BOOL)))
+        return kept if flag is None else kept | flag ^ True
 
     return b.map(value), b.map(inside, b.results[1], "mask")
 

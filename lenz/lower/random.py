@@ -44,7 +44,7 @@ def seeded(b: GraphBuilder, type: TensorType) -> Source:
     def source(i: Index) -> Drawn:
         key, start, number = seed.at((ZERO,)), seed.at((ONE,)), index(flatten(i, type.shape))
         if type.device == "cpu":  # to share a counter would take 1.5 times as long there
-            return key, ops.add(start, number), const(0, I64)
+            return key, start + number, const(0, I64)
         return key, start, number
 
     return source
@@ -56,8 +56,8 @@ def unit(source: Drawn, t: DType) -> Expr:
     if not t.is_half:
         return u
     steps = 2.0 ** _BITS[t.name]
-    whole = ops.trunc(ops.mul(u, const(steps, u.dtype)))
-    return ops.mul(whole, const(1.0 / steps, u.dtype))
+    whole = ops.trunc(u * steps)
+    return whole * (1.0 / steps)
 
 
 def refused(b: GraphBuilder, generator: Any) -> Decline | None:
@@ -102,7 +102,7 @@ def randint(
         return Decline("a range of integers that may be empty or above 2^32")
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        found = ops.add(below(*s, index(count)), index(sym(low)))
+        found = below(*s, index(count)) + index(sym(low))
         return ops.cast(found, compute_dtype(t))
 
     return _draw(b, generator, fn)
@@ -122,7 +122,7 @@ def uniform(
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         u = unit(s, t)
-        return ops.add(ops.mul(u, const(high - low, u.dtype)), const(low, u.dtype))
+        return u * (high - low) + low
 
     return _draw(b, generator, fn)
 
@@ -140,7 +140,7 @@ def normal(
         spread = element(std, i, t)
         if isinstance(std, Value):
             spread = parameter(spread, std.device)
-        return ops.add(ops.mul(z, spread), element(mean, i, t))
+        return z * spread + element(mean, i, t)
 
     return _draw(b, generator, fn)
 
@@ -157,7 +157,7 @@ def _exponential(s: Drawn, t: DType) -> Expr:
     u = ops.uniform(*s, t)
     # Where u is 0 the answer is taken from the middle of the step up to the next u.
     least = const(2.0**-54 if t is F64 else 2.0**-24, t)
-    return ops.maximum(ops.neg(ops.log1p(ops.neg(u))), least)
+    return ops.maximum(-ops.log1p(-u), least)
 
 
 @lowering("exponential")
@@ -170,7 +170,7 @@ def exponential(
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         e = _exponential(s, compute_dtype(t))
-        return ops.mul(e, const(1.0 / lambd, e.dtype))
+        return e * (1.0 / lambd)
 
     return _draw(b, generator, fn)
 
@@ -192,8 +192,8 @@ def _enter_spread(name: str, *defaults: float, of: Callable[[Drawn, Expr, Expr],
 
 def cauchy(s: Drawn, median: Expr, sigma: Expr) -> Expr:
     """median + sigma tan(pi (u - 1/2)) for u of [0, 1)."""
-    turn = ops.sub(ops.uniform(*s, sigma.dtype), const(0.5, sigma.dtype))
-    return ops.fma(ops.tan(ops.mul(turn, const(math.pi, sigma.dtype))), sigma, median)
+    turn = ops.uniform(*s, sigma.dtype) - 0.5
+    return ops.fma(ops.tan(turn * math.pi), sigma, median)
 
 
 def log_normal(s: Drawn, mean: Expr, std: Expr) -> Expr:
@@ -213,8 +213,8 @@ def geometric(b: GraphBuilder, x: Value, p: float, generator: Any = None) -> Val
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         wide = compute_dtype(t) if t.is_float else F64
-        trials = ops.mul(ops.log1p(ops.neg(ops.uniform(*s, wide))), const(1 / math.log1p(-p), wide))
-        return ops.cast(ops.maximum(ops.ceil(trials), const(1.0, wide)), compute_dtype(t))
+        trials = ops.log1p(-ops.uniform(*s, wide)) * (1 / math.log1p(-p))
+        return ops.cast(ops.maximum(ops.ceil(trials), 1.0), compute_dtype(t))
 
     return _draw(b, generator, fn)
 
@@ -237,7 +237,7 @@ def rrelu(
 
         def leaky(i: Index) -> Expr:
             e = x.compute(i)
-            return ops.where(ops.gt(e, const(0, e.dtype)), e, ops.mul(e, const(slope, e.dtype)))
+            return ops.where(e > 0, e, e * slope)
 
         return b.map(leaky, out), b.map(noise.at, drawn)
     if (no := refused(b, generator)) is not None:
@@ -245,12 +245,12 @@ def rrelu(
     source = seeded(b, drawn)
 
     def factor(i: Index) -> Expr:
-        e, one = x.compute(i), const(1.0, compute_dtype(x.dtype))
-        u = ops.fma(unit(source(i), x.dtype), const(upper - lower, e.dtype), const(lower, e.dtype))
-        return ops.where(ops.le(e, const(0, e.dtype)), u, one)
+        e = x.compute(i)
+        u = ops.fma(unit(source(i), x.dtype), upper - lower, lower)
+        return ops.where(e <= 0, u, 1.0)
 
     factors = b.map(factor, drawn, "factors")
-    return b.map(lambda i: ops.mul(x.compute(i), factors.compute(i)), out), factors
+    return b.map(lambda i: x.compute(i) * factors.compute(i), out), factors
 
 
 @lowering("bernoulli.default")
@@ -264,7 +264,7 @@ def bernoulli(b: GraphBuilder, p: Operand, generator: Any = None) -> Value | Dec
         chance = element(p, i, wide)
         if isinstance(p, Value):
             chance = parameter(chance, p.device, 1)
-        hit = ops.lt(ops.uniform(*s, wide), chance)
+        hit = ops.uniform(*s, wide) < chance
         return ops.cast(hit, compute_dtype(t))
 
     return _draw(b, generator, fn)
@@ -293,7 +293,7 @@ def multinomial(
 
     def key(i: Index) -> Expr:
         chance = parameter(p.compute(i), p.device, FINITE)
-        return keys.of(ops.div(chance, _exponential(source(i), t)), i[d])
+        return keys.of(chance / _exponential(source(i), t), i[d])
 
     found = first_keys(b, p.shape, d, count, key, keys.type)
     if isinstance(found, Decline):
@@ -303,8 +303,8 @@ def multinomial(
         e = found.at(i)
         if p.device != "cpu":
             return keys.place(e)
-        none = ops.eq(keys.element(e), const(0, t))
-        none = ops.and_(none, ops.eq(index(i[d]), const(0, I64)))
+        none = ops.eq(keys.element(e), 0)
+        none = none & ops.eq(index(i[d]), 0)
         return ops.assert_not(none, keys.place(e), "assert_parameter")
 
     return b.map(place)
@@ -323,12 +323,12 @@ def native_dropout(
         return no
     source = seeded(b, mask)
     keep = 1.0 - p
-    kept = b.map(lambda i: ops.lt(ops.uniform(*source(i), F32), const(keep, F32)), mask, "mask")
+    kept = b.map(lambda i: ops.uniform(*source(i), F32) < keep, mask, "mask")
 
     def fn(i: Index) -> Expr:
         e = x.compute(i)
         factor = const(1.0 / keep if keep else 0.0, e.dtype)
         # A product, so that NaN and infinities stay NaN where they are dropped, as in eager.
-        return ops.mul(e, ops.where(kept.at(i), factor, const(0.0, e.dtype)))
+        return e * ops.where(kept.at(i), factor, 0.0)
 
     return b.map(fn, out), kept

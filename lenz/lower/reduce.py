@@ -35,7 +35,7 @@ def element(x: Value, i: Index, to: DType) -> Expr:
 def non_zero(x: Value, i: Index) -> Expr:
     """Truth of an element: NaN is true."""
     e = x.compute(i)
-    return e if x.dtype is BOOL else ops.ne(e, const(0, e.dtype))
+    return e if x.dtype is BOOL else ops.ne(e, 0)
 
 
 def accumulate(
@@ -65,7 +65,7 @@ def mean(
 ) -> Value | Decline:
     """Mean: the sum divided by the number of elements; NaN when there are none."""
     n = count(split(x.shape, dim).over, compute_dtype(b.result.dtype))
-    return accumulate(b, "sum", x, dim, keepdim, lambda acc: ops.div(acc, n))
+    return accumulate(b, "sum", x, dim, keepdim, lambda acc: acc / n)
 
 
 @lowering("nansum")
@@ -76,7 +76,7 @@ def nansum(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **
 
     def at(i: Index) -> Expr:
         e = element(x, i, b.result.dtype)
-        return ops.where(ops.isnan(x.compute(i)), const(0, e.dtype), e)
+        return ops.where(ops.isnan(x.compute(i)), 0, e)
 
     if x.rank > 0 and not keepdim and b.result.rank == x.rank:
         # torch's fake tensors reduce nothing for an empty list (eager reduces all): obey the trace.
@@ -109,7 +109,7 @@ def _rows_times(b: GraphBuilder, x: Value, y: Value, type: TensorType) -> Value:
     to = b.result.dtype
 
     def term(i: Index, r: Index) -> Expr:
-        return ops.mul(element(x, (*i, *r), to), element(y, r, to))
+        return element(x, (*i, *r), to) * element(y, r, to)
 
     return b.reduce("sum", type.shape, y.shape, term, type=type)
 
@@ -129,10 +129,10 @@ def addmv(
     sums = _rows_times(b, matrix, y, b.temp(b.result.shape, compute_dtype(to)))
 
     def fn(i: Index) -> Expr:
-        e = ops.mul(number(alpha, sums.dtype), sums.at(i))
+        e = number(alpha, sums.dtype) * sums.at(i)
         if beta == 0:
             return e
-        return ops.add(ops.mul(number(beta, e.dtype), element(x, broadcast(x, i), to)), e)
+        return number(beta, e.dtype) * element(x, broadcast(x, i), to) + e
 
     return b.map(fn)
 
@@ -257,15 +257,15 @@ def spread(
     second = b.results[1] if with_mean else None
     shape = s.padded if keepdim else s.rows
     mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
-    mean = reduce_over(b, "sum", s, keepdim, at, lambda a: ops.div(a, n), mean_type, "mean")
-    rest = ops.maximum(ops.sub(n, const(correction, acc)), const(0, acc))
+    mean = reduce_over(b, "sum", s, keepdim, at, lambda a: a / n, mean_type, "mean")
+    rest = ops.maximum(n - correction, 0)
 
     def deviation(i: Index) -> Expr:
         row = s.row(i)
-        return ops.square(ops.sub(at(i), mean.at(s.pad(row) if keepdim else row)))
+        return ops.square(at(i) - mean.at(s.pad(row) if keepdim else row))
 
     def finish(a: Expr) -> Expr:
-        v = ops.div(a, rest)
+        v = a / rest
         return ops.sqrt(v) if root else v
 
     result = reduce_over(b, "sum", s, keepdim, deviation, finish)
@@ -304,7 +304,7 @@ def norm_over(
     """(sum |x|^p)^(1/p); for inf and -inf the extrema of |x|, for 0 the count of x != 0."""
 
     def size(i: Index) -> Expr:
-        return ops.abs(at(i))
+        return abs(at(i))
 
     def power(i: Index) -> Expr:
         e = size(i)
@@ -312,7 +312,7 @@ def norm_over(
 
     def flag(i: Index) -> Expr:
         e = at(i)
-        return ops.cast(ops.ne(e, const(0, e.dtype)), e.dtype)
+        return ops.cast(ops.ne(e, 0), e.dtype)
 
     if p == 0:
         return reduce_over(b, "sum", s, keepdim, flag)
@@ -348,7 +348,7 @@ def dist(b: GraphBuilder, x: Value, y: Value, p: Scalar = 2) -> Value | Decline:
     """The norm of x - y."""
     left, right = (reader(v, compute_dtype(b.result.dtype)) for v in (x, y))
     s = split(common_shape((x, y)), None)
-    return norm_over(b, p, s, False, lambda i: ops.sub(left(i), right(i)))
+    return norm_over(b, p, s, False, lambda i: left(i) - right(i))
 
 
 @lowering("logsumexp")
@@ -362,15 +362,15 @@ def logsumexp(b: GraphBuilder, x: Value, dim: Dim, keepdim: bool = False) -> Val
 
     def shift(row: Index) -> Expr:
         m = top.at(row)
-        return ops.where(ops.isinf(m), const(0, acc), m)
+        return ops.where(ops.isinf(m), 0, m)
 
     def power(i: Index) -> Expr:
-        return ops.exp(ops.sub(at(i), shift(s.row(i))))
+        return ops.exp(at(i) - shift(s.row(i)))
 
     total = reduce_over(b, "sum", s, False, power, type=b.temp(s.rows, acc), name="sum")
 
     def out(i: Index) -> Expr:
         row = s.row(i) if keepdim else i
-        return ops.add(ops.log(total.at(row)), shift(row))
+        return ops.log(total.at(row)) + shift(row)
 
     return b.map(out)

@@ -45,20 +45,20 @@ def cubic(t: Expr) -> tuple[list[Expr], list[Expr]]:
     def poly(coefficients: Sequence[float], x: Expr) -> Expr:
         total = _c(coefficients[0], x)
         for k in coefficients[1:]:
-            total = ops.add(ops.mul(total, x), _c(k, x))
+            total = total * x + k
         return total
 
-    a, one = CURVE, _c(1.0, t)
+    a = CURVE
     near, far = (a + 2, -(a + 3), 0.0, 1.0), (a, -5 * a, 8 * a, -4 * a)
-    back = ops.sub(one, t)
+    back = 1.0 - t
     places = [
-        (far, ops.add(t, one), 1.0),
+        (far, t + 1.0, 1.0),
         (near, t, 1.0),
         (near, back, -1.0),
-        (far, ops.add(back, one), -1.0),
+        (far, back + 1.0, -1.0),
     ]
     weights = [poly(p, x) for p, x, _ in places]
-    slopes = [ops.mul(poly((3 * p[0], 2 * p[1], p[2]), x), _c(s, x)) for p, x, s in places]
+    slopes = [poly((3 * p[0], 2 * p[1], p[2]), x) * s for p, x, s in places]
     return weights, slopes
 
 
@@ -75,10 +75,10 @@ class Sampler:
     def scaled(self, g: Expr, d: int) -> Expr:
         """The coordinate in elements of one in -1 .. 1."""
         n = index(self.sizes[d], g.dtype)
-        up = ops.add(g, _c(1.0, g))
+        up = g + 1.0
         if self.align:
-            return ops.mul(ops.mul(up, _c(0.5, g)), ops.sub(n, _c(1.0, g)))
-        return ops.mul(ops.sub(ops.mul(up, n), _c(1.0, g)), _c(0.5, g))
+            return up * 0.5 * (n - 1.0)
+        return (up * n - 1.0) * 0.5
 
     def padded(self, c: Expr, d: int) -> tuple[Expr, Expr]:
         """A coordinate brought into the image, and the slope of that."""
@@ -90,18 +90,18 @@ class Sampler:
         if self.padding == REFLECTION:
             low = zero if self.align else _c(-0.5, c)
             span = last if self.align else index(self.sizes[d], c.dtype)
-            moved = ops.sub(c, low)
-            slope = ops.where(ops.lt(moved, zero), _c(-1.0, c), one)
-            moved = ops.abs(moved)
-            flips = ops.floor(ops.div(moved, span))
-            rest = ops.sub(moved, ops.mul(flips, span))
-            half = ops.mul(flips, _c(0.5, c))
+            moved = c - low
+            slope = ops.where(moved < zero, -1.0, one)
+            moved = abs(moved)
+            flips = ops.floor(moved / span)
+            rest = moved - flips * span
+            half = flips * 0.5
             even = ops.eq(half, ops.floor(half))
-            c = ops.add(ops.where(even, rest, ops.sub(span, rest)), low)
-            slope = ops.where(even, slope, ops.neg(slope))
+            c = ops.where(even, rest, span - rest) + low
+            slope = ops.where(even, slope, -slope)
             if self.align:  # an image of one element has no span
                 c = ops.where(ops.eq(last, zero), zero, c)
-        inside = ops.and_(ops.gt(c, zero), ops.lt(c, last))
+        inside = (c > zero) & (c < last)
         held = ops.minimum(ops.maximum(c, zero), last)
         if self.lost is not None:
             held = ops.where(ops.eq(c, c), held, last if self.lost else zero)
@@ -111,28 +111,28 @@ class Sampler:
         """The neighbours along a dimension of a point at g; slopes are by g."""
         one = _c(1.0, g)
         n = index(self.sizes[d], g.dtype)
-        scale = ops.mul(ops.sub(n, one) if self.align else n, _c(0.5, g))
+        scale = (n - one if self.align else n) * 0.5
         c = self.scaled(g, d)
         if self.mode == CUBIC:
             first = ops.floor(c)
-            weights, slopes = cubic(ops.sub(c, first))
-            places = [self.padded(ops.add(first, _c(k - 1.0, g)), d)[0] for k in range(4)]
-            slopes = [ops.mul(s, scale) for s in slopes]
+            weights, slopes = cubic(c - first)
+            places = [self.padded(first + (k - 1.0), d)[0] for k in range(4)]
+            slopes = [s * scale for s in slopes]
         else:
             c, bend = self.padded(c, d)
-            scale = ops.mul(scale, bend)
+            scale = scale * bend
             first = ops.round(c) if self.mode == NEAREST else ops.floor(c)
-            t = ops.sub(c, first)
+            t = c - first
             places, weights, slopes = [first], [one], [_c(0.0, g)]
             if self.mode == LINEAR:
-                places, weights = [first, ops.add(first, one)], [ops.sub(one, t), t]
-                slopes = [ops.neg(scale), scale]
+                places, weights = [first, first + one], [one - t, t]
+                slopes = [-scale, scale]
         return [self._tap(*p, d) for p in zip(places, weights, slopes, strict=True)]
 
     def _tap(self, at: Expr, weight: Expr, slope: Expr, d: int) -> Tap:
         last = index(self.sizes[d] - 1, at.dtype)
-        inside = ops.and_(ops.ge(at, _c(0.0, at)), ops.le(at, last))
-        return Tap(ops.cast(ops.where(inside, at, _c(0.0, at)), I64), inside, weight, slope)
+        inside = (at >= 0.0) & (at <= last)
+        return Tap(ops.cast(ops.where(inside, at, 0.0), I64), inside, weight, slope)
 
     def points(self, grid: Value, n: Sym, o: Index) -> list[tuple[Tap, ...]]:
         """The neighbours of the point of the grid at (n, *o), dimension by dimension."""
@@ -149,10 +149,10 @@ class Sampler:
         """
         at = tuple(position(k, n) for k, n in enumerate(self.sizes))
         e = x.compute((*lead, *at), tuple(t.at for t in point))
-        inside, zero = reduce(ops.and_, [t.inside for t in point]), _c(0.0, e)
+        inside = reduce(ops.and_, [t.inside for t in point])
         if self.mode == CUBIC:
-            return ops.mul(weight, ops.where(inside, e, zero))
-        return ops.where(inside, ops.mul(weight, e), zero)
+            return weight * ops.where(inside, e, 0.0)
+        return ops.where(inside, weight * e, 0.0)
 
 
 def _sampler(x: Value, grid: Value, mode: int, padding: int, align: bool) -> Sampler | None:
@@ -231,7 +231,7 @@ def _image_gradient(
         points = s.points(grid, i[0], i[2:-1])
         out = of(points[0])
         for k, p in enumerate(points[1:], start=1):
-            out = ops.where(ops.eq(index(i[-1]), const(k, I64)), of(p), out)
+            out = ops.where(ops.eq(index(i[-1]), k), of(p), out)
         return out
 
     def along(i: Index, d: int) -> Expr:
@@ -245,9 +245,9 @@ def _image_gradient(
         def part(p: tuple[Tap, ...]) -> Expr:
             inside = reduce(ops.and_, [t.inside for t in p])
             w = _product([t.weight for t in p])
-            return ops.where(inside, w, _c(0.0, w))
+            return ops.where(inside, w, 0.0)
 
-        return ops.mul(grad.compute(i[:-1]), chosen(i, part))
+        return grad.compute(i[:-1]) * chosen(i, part)
 
     return update(b, "add", zeros, (*grad.shape, Int(count)), place, value)
 
@@ -264,7 +264,7 @@ def _grid_gradient(b: GraphBuilder, grad: Value, x: Value, grid: Value, s: Sampl
             for p in s.points(grid, i[0], i[1:]):
                 slope = _product([tap.slope if k == d else tap.weight for k, tap in enumerate(p)])
                 parts.append(s.read(x, (i[0], r[0]), p, slope))
-            return ops.mul(grad.compute((i[0], r[0], *i[1:])), reduce(ops.add, parts))
+            return grad.compute((i[0], r[0], *i[1:])) * reduce(ops.add, parts)
 
         return b.reduce("sum", points, (x.shape[1],), term, type=b.temp(points, t))
 
@@ -275,7 +275,7 @@ def _grid_gradient(b: GraphBuilder, grad: Value, x: Value, grid: Value, s: Sampl
     def joined(i: Index) -> Expr:
         out = slopes[0].at(i[:-1])
         for k, v in enumerate(slopes[1:], start=1):
-            out = ops.where(ops.eq(index(i[-1]), const(k, I64)), v.at(i[:-1]), out)
+            out = ops.where(ops.eq(index(i[-1]), k), v.at(i[:-1]), out)
         return out
 
     return b.map(joined, kind)

@@ -62,9 +62,9 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
 
     def newest(i: Index) -> Expr:
         e, high = x.compute(i), best.compute(i)
-        hit = ops.or_(ops.eq(e, high), ops.isnan(e))
+        hit = ops.eq(e, high) | ops.isnan(e)
         to = _position_type(x.shape[d])
-        return ops.where(hit, index(i[d], to), const(0, to))
+        return ops.where(hit, index(i[d], to), 0)
 
     return best, b.scan("max", d, newest, positions, f"{best.name}_at")
 

@@ -69,7 +69,7 @@ def _wins(mode: UpdateMode, e: Expr) -> Expr:
     word = I32 if e.dtype is F32 else I64
     sign = -(1 << (word.bits - 1))
     bits = ops.bitcast(e, word)
-    bits = ops.or_(bits, const(sign, word)) if mode == "min" else ops.and_(bits, const(~sign, word))
+    bits = bits | sign if mode == "min" else bits & ~sign
     return ops.where(ops.isnan(e), ops.bitcast(bits, e.dtype), e)
 
 
@@ -142,8 +142,8 @@ def _combined(
 
     def mean(i: Index) -> Expr:
         e = total.compute(i)
-        by = ops.cast(ops.maximum(count.at(i), const(1, I64)), e.dtype)
-        return ops.div(e, by) if e.dtype.is_float else ops.div_floor(e, by)
+        by = ops.cast(ops.maximum(count.at(i), 1), e.dtype)
+        return e / by if e.dtype.is_float else ops.div_floor(e, by)
 
     return b.map(mean)
 
@@ -187,7 +187,7 @@ def _put_masked(
         if accumulate:
             wide = compute_dtype(x.dtype)
             old, e = ops.cast(old, wide), ops.cast(e, wide)
-            new = round_to(ops.or_(old, e) if x.dtype is BOOL else ops.add(old, e), x.dtype)
+            new = round_to(old | e if x.dtype is BOOL else old + e, x.dtype)
             return ops.where(mask.at(i[d:end]), new, x.at(i))
         return ops.where(mask.at(i[d:end]), e, old)
 
@@ -254,7 +254,7 @@ def _guarded(
     def fn(i: Index) -> Expr:
         e = value(i)
         at = checked(index.at(i if index.rank else ()), ONE, wraps=wraps)
-        return ops.where(ops.eq(at, const(0, I64)), e, const(0, e.dtype))
+        return ops.where(ops.eq(at, 0), e, 0)
 
     return fn
 
@@ -288,7 +288,7 @@ def index_add(
 
     def value(i: Index) -> Expr:
         e = source.compute(i[: source.rank])
-        return e if alpha == 1 else ops.mul(e, exact(alpha, i, e.dtype))
+        return e if alpha == 1 else e * exact(alpha, i, e.dtype)
 
     # Eager does these as a scatter, whose error is another one than that of its own kernel.
     is_scatter = alpha == 1 and index.dtype is I64 and x.rank > 1 and d in (0, x.rank - 1)
@@ -368,17 +368,17 @@ def nonzero_static(
 
     def holds(i: Index) -> Expr:
         e = x.compute(i)
-        return ops.ne(e, const(0, e.dtype))
+        return ops.ne(e, 0)
 
     number = _numbered(b, x.shape, holds)
 
     def fn(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        at = ops.sub(number.at((flatten(i[:-1], x.shape),)), const(1, I64))
-        kept = ops.and_(holds(i[:-1]), ops.lt(at, index(count)))
+        at = number.at((flatten(i[:-1], x.shape),)) - 1
+        kept = holds(i[:-1]) & (at < index(count))
         row = checked(ops.where(kept, at, index(count)), count + 1, wraps=False)
         value = index(i[0])
         for d in range(1, x.rank):
-            value = ops.where(ops.eq(index(i[-1]), const(d, I64)), index(i[d]), value)
+            value = ops.where(ops.eq(index(i[-1]), d), index(i[d]), value)
         return (position(0, count + 1), i[-1]), (row,), value
 
     found = b.scatter("set", found, (*x.shape, b.result.shape[1]), fn, wide)
@@ -400,7 +400,7 @@ def masked_scatter_backward(
     zeros = b.map(lambda i: const(0, t.dtype), wide)
 
     def place(i: Index) -> Place:
-        at = ops.sub(number.at((flatten(i, shape),)), const(1, I64))
+        at = number.at((flatten(i, shape),)) - 1
         at = ops.where(mask.at(broadcast(mask, i)), at, index(count))
         return (position(0, count + 1),), (checked(at, count + 1, wraps=False),)
 
@@ -421,7 +421,7 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
     number = _numbered(b, shape, holds)
 
     def fn(i: Index) -> Expr:
-        at = ops.sub(number.at((flatten(i, shape),)), const(1, I64))
+        at = number.at((flatten(i, shape),)) - 1
         where = unflatten(position(0, total), source.shape)
         at = checked(at, total, wraps=False, fault="assert_in_bounds")
         taken = source.at(where, (at,))

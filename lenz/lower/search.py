@@ -23,13 +23,13 @@ def _bisected(n: int, at: Callable[[Expr], Expr], value: Expr, right: bool) -> E
     """
     start, end = const(0, I64), const(n, I64)
     for _ in range(n.bit_length()):
-        middle = ops.add(start, ops.shr(ops.sub(end, start), const(1, I64)))
-        e = at(ops.minimum(middle, const(n - 1, I64)))
-        stays = ops.gt(e, value) if right else ops.ge(e, value)
+        middle = start + ((end - start) >> 1)
+        e = at(ops.minimum(middle, n - 1))
+        stays = e > value if right else e >= value
         # A place that is found stays: end is start, so is the middle, and nothing moves on.
-        goes = ops.and_(ops.not_(stays), ops.lt(start, end))
+        goes = ~stays & (start < end)
         start, end = (
-            ops.where(goes, ops.add(middle, const(1, I64)), start),
+            ops.where(goes, middle + 1, start),
             ops.where(goes, end, ops.minimum(middle, end)),
         )
     return start
@@ -101,22 +101,22 @@ def histc(
         s, made = split(x.shape, None), b.temp((), t)
         low = extremum(b, "min", x, s, False, made, "min").at(())
         high = extremum(b, "max", x, s, False, made, "max").at(())
-        wrong = ops.logical_not(ops.isfinite(ops.sub(ops.abs(high), ops.abs(low))))
+        wrong = ops.logical_not(ops.isfinite(abs(high) - abs(low)))
         low = ops.assert_not(wrong, low, "assert_finite")
-        flat, one = ops.eq(low, high), const(1, t)
-        low = ops.where(flat, ops.sub(low, one), low)
-        high = ops.where(flat, ops.add(high, one), high)
+        flat = ops.eq(low, high)
+        low = ops.where(flat, low - 1, low)
+        high = ops.where(flat, high + 1, high)
     row = b.temp((Int(bins + 1),), I64)
     zeros = b.map(lambda i: const(0, I64), row)
 
     def count(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         e = x.compute(i)
-        inside = ops.and_(ops.ge(e, low), ops.le(e, high))
-        part = ops.div(ops.mul(ops.sub(e, low), const(bins, t)), ops.sub(high, low))
-        part = ops.where(inside, part, const(0, t))
-        at = ops.minimum(ops.cast(part, I64), const(bins - 1, I64))
+        inside = (e >= low) & (e <= high)
+        part = (e - low) * bins / (high - low)
+        part = ops.where(inside, part, 0)
+        at = ops.minimum(ops.cast(part, I64), bins - 1)
         # What lies outside is counted behind the last part.
-        at = ops.where(inside, at, const(bins, I64))
+        at = ops.where(inside, at, bins)
         return (
             (position(0, Int(bins + 1)),),
             (checked(at, Int(bins + 1), wraps=False, fault="assert_finite"),),

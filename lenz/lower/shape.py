@@ -23,12 +23,12 @@ MANY = "many parts: eager copies each, a map would test all for each element"
 
 def at_or_above(v: Sym, low: Sym) -> Expr:
     """low <= v; constant where it is proved."""
-    return const(True, BOOL) if prove_le(low, v) else ops.le(index(low), index(v))
+    return const(True, BOOL) if prove_le(low, v) else index(low) <= index(v)
 
 
 def below(v: Sym, high: Sym) -> Expr:
     """v < high; constant where it is proved."""
-    return const(True, BOOL) if prove_le(v + 1, high) else ops.lt(index(v), index(high))
+    return const(True, BOOL) if prove_le(v + 1, high) else index(v) < index(high)
 
 
 def guarded(cond: Expr, value: Expr, other: Expr) -> Expr:
@@ -78,7 +78,7 @@ def _joined(
     for k in range(len(parts) - 1, -1, -1):
         x, low = parts[k], starts[k]
         # `other` is evaluated everywhere, so each part states both of its ends.
-        cond = ops.and_(at_or_above(i[d], low), below(i[d], starts[k + 1]))
+        cond = at_or_above(i[d], low) & below(i[d], starts[k + 1])
         out = guarded(cond, ops.cast(x.at(inside(i[d] - low)), t), out)
     return out
 
@@ -95,7 +95,7 @@ def constant_pad(b: GraphBuilder, x: Value, pad: Sequence[Size], value: Any = 0)
         where = tuple(v - lo for v, lo in zip(i, before, strict=True))
         cond = const(True, BOOL)
         for v, n in zip(where, x.shape, strict=True):
-            cond = ops.and_(cond, ops.and_(at_or_above(v, ZERO), below(v, n)))
+            cond = cond & (at_or_above(v, ZERO) & below(v, n))
         return guarded(cond, x.at(where), number(value, t))
 
     return b.map(fn)
@@ -150,8 +150,8 @@ Shown = Callable[[Sym, Sym, Sym, Sym], list[tuple[Sym, Expr | None]]]
 def _mirrored(h: Sym, n: Sym, low: Sym, high: Sym) -> list[tuple[Sym, Expr | None]]:
     return [
         (h + low, None),
-        (low - h, ops.ge(index(h), index(ONE))),
-        (low + 2 * (n - 1) - h, ops.le(index(h), index(n - 2))),
+        (low - h, index(h) >= index(ONE)),
+        (low + 2 * (n - 1) - h, index(h) <= index(n - 2)),
     ]
 
 
@@ -193,8 +193,8 @@ def _from_border(
     def at(i: Index) -> Expr:
         parts: list[Expr] = []
         for o, where in shown(i[d], n, low, high):
-            cond = ops.and_(at_or_above(o, ZERO), below(o, dy.shape[d]))
-            cond = cond if where is None else ops.and_(cond, where)
+            cond = at_or_above(o, ZERO) & below(o, dy.shape[d])
+            cond = cond if where is None else cond & where
             e = dy.compute((*i[:d], o, *i[d + 1 :]))
             parts.append(guarded(cond, e, const(0, e.dtype)))
         return ops.total(parts)
@@ -253,9 +253,9 @@ def slice_scatter(
 
     def fn(i: Index) -> Expr:
         moved = i[d] - first
-        cond = ops.and_(at_or_above(moved, ZERO), below(moved, (count - 1) * stride + 1))
+        cond = at_or_above(moved, ZERO) & below(moved, (count - 1) * stride + 1)
         if stride is not ONE:
-            cond = ops.and_(cond, ops.eq(index(moved % stride), index(ZERO)))
+            cond = cond & ops.eq(index(moved % stride), index(ZERO))
         return guarded(cond, exact(src, (*i[:d], moved // stride, *i[d + 1 :]), t), _base(b, x, i))
 
     return b.map(fn)
@@ -274,7 +274,7 @@ def diagonal_scatter(
     def fn(i: Index) -> Expr:
         k = i[p] - down
         on = ops.eq(index(k), index(i[q] - right))
-        cond = ops.and_(on, ops.and_(at_or_above(k, ZERO), below(k, count)))
+        cond = on & (at_or_above(k, ZERO) & below(k, count))
         rest = tuple(v for d, v in enumerate(i) if d not in (p, q))
         return guarded(cond, exact(src, (*rest, k), t), _base(b, x, i))
 
@@ -296,12 +296,10 @@ def _enter_triangle(name: str, kept: Callable[[Expr, Expr], Expr]) -> None:
     @lowering(name)
     def triangle(b: GraphBuilder, x: Value, diagonal: Size = 0) -> Value:
         def at(i: Index) -> Expr:
-            return ops.where(
-                kept(index(i[-2] + diagonal), index(i[-1])), x.at(i), const(0, x.dtype)
-            )
+            return ops.where(kept(index(i[-2] + diagonal), index(i[-1])), x.at(i), 0)
 
         return b.map(at)
 
 
 _enter_triangle("triu", ops.le)
-_enter_triangle("tril", lambda i, j: ops.le(j, i))
+_enter_triangle("tril", lambda i, j: j <= i)

@@ -13,7 +13,7 @@ import torch
 
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
-from lenz.ir.expr import Expr, const
+from lenz.ir.expr import Expr
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, reduce_over, split
 from lenz.lower.operand import reader
@@ -32,7 +32,7 @@ def exp_sum(b: GraphBuilder, x: Value, s: Split, acc: DType) -> tuple[Value, Val
 
 def shifted(x: Value, top: Value, s: Split, i: Index) -> Expr:
     """x - m for one element."""
-    return ops.sub(ops.cast(x.compute(i), top.dtype), top.at(s.row(i)))
+    return ops.cast(x.compute(i), top.dtype) - top.at(s.row(i))
 
 
 @lowering("_softmax")
@@ -40,7 +40,7 @@ def softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value |
     """exp(x - m) / s."""
     s = split(x.shape, dim)
     top, total = exp_sum(b, x, s, compute_dtype(b.result.dtype))
-    return b.map(lambda i: ops.div(ops.exp(shifted(x, top, s, i)), total.at(s.row(i))))
+    return b.map(lambda i: ops.exp(shifted(x, top, s, i)) / total.at(s.row(i)))
 
 
 @lowering("_safe_softmax")
@@ -52,9 +52,9 @@ def safe_softmax(
     top, total = exp_sum(b, x, s, acc)
 
     def at(i: Index) -> Expr:
-        value = ops.div(ops.exp(shifted(x, top, s, i)), total.at(s.row(i)))
-        masked_out = ops.eq(top.at(s.row(i)), const(-math.inf, acc))
-        return ops.where(masked_out, const(0, acc), value)
+        value = ops.exp(shifted(x, top, s, i)) / total.at(s.row(i))
+        masked_out = ops.eq(top.at(s.row(i)), -math.inf)
+        return ops.where(masked_out, 0, value)
 
     return b.map(at)
 
@@ -64,7 +64,7 @@ def log_softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Val
     """x - m - log(s)."""
     s = split(x.shape, dim)
     top, total = exp_sum(b, x, s, compute_dtype(b.result.dtype))
-    return b.map(lambda i: ops.sub(shifted(x, top, s, i), ops.log(total.at(s.row(i)))))
+    return b.map(lambda i: shifted(x, top, s, i) - ops.log(total.at(s.row(i))))
 
 
 @lowering("_softmax_backward_data")
@@ -76,10 +76,10 @@ def softmax_backward(
     dy = reader(grad, acc)
 
     def product(i: Index) -> Expr:
-        return ops.mul(dy(i), y.compute(i))
+        return dy(i) * y.compute(i)
 
     inner = reduce_over(b, "sum", s, False, product, type=b.temp(s.rows, acc), name="sum")
-    return b.map(lambda i: ops.mul(y.compute(i), ops.sub(dy(i), inner.at(s.row(i)))))
+    return b.map(lambda i: y.compute(i) * (dy(i) - inner.at(s.row(i))))
 
 
 @lowering("_log_softmax_backward_data")
@@ -90,4 +90,4 @@ def log_softmax_backward(
     s, acc = split(y.shape, dim), compute_dtype(y.dtype)
     dy = reader(grad, acc)
     total = reduce_over(b, "sum", s, False, dy, type=b.temp(s.rows, acc), name="sum")
-    return b.map(lambda i: ops.sub(dy(i), ops.mul(ops.exp(y.compute(i)), total.at(s.row(i)))))
+    return b.map(lambda i: dy(i) - ops.exp(y.compute(i)) * total.at(s.row(i)))

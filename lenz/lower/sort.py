@@ -56,68 +56,64 @@ class Keys:
     def of(self, e: Expr, place: Sym) -> Expr:
         """The key of an element at a place of the row."""
         if self.is_own:
-            order = ops.sub(self._mirrored(ops.bitcast(e, I32)), self.const(self.nans))
-            return ops.not_(order) if self.falls else order
+            order = self._mirrored(ops.bitcast(e, I32)) - self.nans
+            return ~order if self.falls else order
         order, low = ops.cast(e, self.type), None
         if self.dtype.is_float:
             bits = ops.cast(ops.bitcast(e, I32 if self.dtype is F32 else I16), self.type)
-            negative = ops.lt(bits, self.const(0))
-            size = ops.and_(bits, self.const(self.top))
-            order = ops.where(negative, ops.neg(size), size)
-            order = ops.where(ops.gt(size, self.const(self.infinity)), self.const(self.top), order)
-            sign = ops.where(negative, self.const(1 << self.mantissa), self.const(0))
-            low = ops.or_(sign, ops.and_(bits, self.const((1 << self.mantissa) - 1)))
-            low = ops.shr(low, self.const(self.lost))
+            negative = bits < 0
+            size = bits & self.top
+            order = ops.where(negative, -size, size)
+            order = ops.where(size > self.infinity, self.top, order)
+            sign = ops.where(negative, const(1 << self.mantissa, self.type), 0)
+            low = sign | (bits & ((1 << self.mantissa) - 1))
+            low = low >> self.lost
         if self.falls:
-            order = ops.not_(order)
+            order = ~order
         key = self.up(order, self.position)
-        key = ops.or_(key, index(place, self.type)) if self.position else key
-        return key if low is None else ops.or_(self.up(key, self.rest), low)
+        key = key | index(place, self.type) if self.position else key
+        return key if low is None else self.up(key, self.rest) | low
 
     def element(self, key: Expr) -> Expr:
         """The element of a key."""
         if self.is_own:
-            key = ops.not_(key) if self.falls else key
-            return ops.bitcast(self._mirrored(ops.add(key, self.const(self.nans))), self.dtype)
-        order = ops.shr(key, self.const(self.position + self.rest))
-        order = ops.not_(order) if self.falls else order
+            key = ~key if self.falls else key
+            return ops.bitcast(self._mirrored(key + self.nans), self.dtype)
+        order = key >> (self.position + self.rest)
+        order = ~order if self.falls else order
         if not self.dtype.is_float:
             return ops.cast(order, self.dtype)
-        low = ops.and_(key, self.const((1 << self.rest) - 1))
+        low = key & ((1 << self.rest) - 1)
         if self.lost:
-            again = ops.mul(ops.and_(key, self.const(1)), self.const((1 << self.lost) - 1))
-            low = ops.or_(self.up(low, self.lost), again)
-        is_nan = ops.eq(order, self.const(self.top))
-        sign = ops.gt(low, self.const((1 << self.mantissa) - 1))
-        below = ops.lt(order, self.const(0))
-        negative = ops.where(ops.or_(is_nan, ops.eq(order, self.const(0))), sign, below)
+            again = (key & 1) * ((1 << self.lost) - 1)
+            low = self.up(low, self.lost) | again
+        is_nan = ops.eq(order, self.top)
+        sign = low > ((1 << self.mantissa) - 1)
+        below = order < 0
+        negative = ops.where(is_nan | ops.eq(order, 0), sign, below)
         quiet = self.infinity | (1 << (self.mantissa - 1) if self.lost else 0)
-        nan = ops.or_(ops.and_(low, self.const((1 << self.mantissa) - 1)), self.const(quiet))
-        bits = ops.where(is_nan, nan, ops.where(below, ops.neg(order), order))
-        bits = ops.where(negative, ops.or_(bits, self.const(-self.top - 1)), bits)
+        nan = (low & ((1 << self.mantissa) - 1)) | quiet
+        bits = ops.where(is_nan, nan, ops.where(below, -order, order))
+        bits = ops.where(negative, bits | (-self.top - 1), bits)
         whole = I32 if self.dtype is F32 else I16
         return ops.bitcast(ops.cast(bits, whole), self.dtype)
 
     def place(self, key: Expr) -> Expr:
         """The place that the element of a key had, as an i64."""
-        mask = self.const((1 << self.position) - 1)
-        return ops.cast(ops.and_(ops.shr(key, self.const(self.rest)), mask), I64)
+        mask = (1 << self.position) - 1
+        return ops.cast((key >> self.rest) & mask, I64)
 
     def is_nan(self, key: Expr) -> Expr:
         """True for the key of a NaN."""
-        return ops.eq(ops.shr(key, self.const(self.position + self.rest)), self.const(self.top))
+        return ops.eq(key >> (self.position + self.rest), self.top)
 
     def _mirrored(self, bits: Expr) -> Expr:
         """The bits of negative numbers in rising order, and back: the order is by whole numbers."""
-        return ops.where(ops.lt(bits, self.const(0)), ops.xor(bits, self.const(self.top)), bits)
-
-    def const(self, value: int) -> Expr:
-        """A number of the keys' type."""
-        return const(value, self.type)
+        return ops.where(bits < 0, bits ^ self.top, bits)
 
     def up(self, e: Expr, bits: int) -> Expr:
         """A number moved up by so many bits."""
-        return ops.shl(e, self.const(bits)) if bits else e
+        return e << bits if bits else e
 
     @property
     def is_own(self) -> bool:
@@ -278,10 +274,13 @@ def _at(
 ) -> Value:
     """The key at a place (an i64, given the index in the padded shape) of each sorted row."""
     s = split(sorted.shape, d)
-    least = const(-(1 << (sorted.dtype.bits - 1)), sorted.dtype)
 
     def here(i: Index) -> Expr:
-        return ops.where(ops.eq(index(i[d], I64), place(s.pad(s.row(i)))), sorted.at(i), least)
+        return ops.where(
+            ops.eq(index(i[d], I64), place(s.pad(s.row(i)))),
+            sorted.at(i),
+            -(1 << (sorted.dtype.bits - 1)),
+        )
 
     made = b.temp(s.padded if keepdim else s.rows, sorted.dtype)
     return reduce_over(b, "max", s, keepdim, here, None, made)
@@ -318,10 +317,10 @@ def _middle(
     def place(i: Index) -> Expr:
         count, n = nans.at(i), index(size, I64)
         if skip_nan:
-            left = ops.sub(ops.sub(n, count), const(1, I64))
-            return ops.maximum(ops.shr(left, const(1, I64)), const(0, I64))
+            left = n - count - 1
+            return ops.maximum(left >> 1, 0)
         middle = index((size - 1) // 2, I64)
-        return ops.where(ops.gt(count, const(0, I64)), ops.sub(n, count), middle)
+        return ops.where(count > 0, n - count, middle)
 
     return _at(b, sorted, d, keepdim, place)
 
@@ -355,22 +354,22 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
         s, size = split(x.shape, d), index(x.shape[d] - 1, I64)
 
         def start(i: Index) -> Expr:
-            place, low = index(i[d], I64), keys.const(keys.position + keys.rest)
+            place, low = index(i[d], I64), keys.position + keys.rest
             both = i[d], maximum(i[d] - 1, ZERO)
-            one, before = (ops.shr(row.at((*i[:d], j, *i[d + 1 :])), low) for j in both)
-            return ops.where(ops.ne(one, before), place, const(0, I64))
+            one, before = (row.at((*i[:d], j, *i[d + 1 :])) >> low for j in both)
+            return ops.where(ops.ne(one, before), place, 0)
 
         starts = b.scan("max", d, start, b.temp(x.shape, I64))
 
         def rank(i: Index) -> Expr:
             """The length of the run up to here, and behind it how far this is from the end."""
             place = index(i[d], I64)
-            length = ops.shl(ops.sub(place, starts.at(i)), const(keys.position, I64))
-            return ops.or_(length, ops.sub(size, place))
+            length = (place - starts.at(i)) << keys.position
+            return length | (size - place)
 
         best = reduce_over(b, "max", s, True, rank, None, b.temp(s.padded, I64))
         mask = const((1 << keys.position) - 1, I64)
-        return _at(b, row, d, keepdim, lambda i: ops.sub(size, ops.and_(best.at(i), mask)))
+        return _at(b, row, d, keepdim, lambda i: size - (best.at(i) & mask))
 
     return _of_rows(b, x, dim, False, find)
 

@@ -98,17 +98,13 @@ def _c(value: float, like: Expr) -> Expr:
     return const(value, like.dtype)
 
 
-def _times(e: Expr, factor: float) -> Expr:
-    return ops.mul(e, _c(factor, e))
-
-
 def series(table: Sequence[float], x: Expr, low: float, high: float) -> Expr:
     """sum of table[k] T_k(t) by Clenshaw's recurrence, where t runs over [-1, 1] as x from low."""
-    t = ops.fma(x, _c(2 / (high - low), x), _c(-(high + low) / (high - low), x))
-    twice, last, before = ops.add(t, t), _c(0.0, x), _c(0.0, x)
+    t = ops.fma(x, 2 / (high - low), -(high + low) / (high - low))
+    twice, last, before = t + t, _c(0.0, x), _c(0.0, x)
     for k in reversed(table[1:]):
-        last, before = ops.fma(twice, last, ops.sub(_c(k, x), before)), last
-    return ops.fma(t, last, ops.sub(_c(table[0], x), before))
+        last, before = ops.fma(twice, last, k - before), last
+    return ops.fma(t, last, table[0] - before)
 
 
 def _enter(fn: Fn, *names: str, doubles: bool = False) -> None:
@@ -125,36 +121,36 @@ def _enter(fn: Fn, *names: str, doubles: bool = False) -> None:
 def _power(e: Expr, n: int) -> Expr:
     out = e
     for _ in range(n - 1):
-        out = ops.mul(out, e)
+        out = out * e
     return out
 
 
 def _cotangent(x: Expr) -> tuple[Expr, Expr]:
     """cot(pi x), and whether x is an integer, where it has a pole."""
-    r = ops.sub(x, ops.round(x))
+    r = x - ops.round(x)
     # Beyond 1/4 it is the tangent of what is left up to 1/2, where it has its zero.
-    far = ops.gt(ops.abs(r), _c(0.25, x))
-    t = ops.where(far, ops.copysign(ops.sub(_c(0.5, x), ops.abs(r)), r), r)
-    tan = ops.tan(_times(t, math.pi))
-    return ops.where(far, tan, ops.reciprocal(tan)), ops.eq(r, _c(0.0, x))
+    far = abs(r) > 0.25
+    t = ops.where(far, ops.copysign(0.5 - abs(r), r), r)
+    tan = ops.tan(t * math.pi)
+    return ops.where(far, tan, ops.reciprocal(tan)), ops.eq(r, 0.0)
 
 
 def digamma(x: Expr) -> Expr:
     """The logarithmic derivative of gamma (DLMF 5.5, 5.11): reflected, moved on, asymptotic."""
     steps, terms = (6, 3) if x.dtype is F32 else (10, 7)
-    below = ops.lt(x, _c(0.0, x))
-    y = ops.where(below, ops.sub(_c(1.0, x), x), x)
-    w = ops.add(y, _c(float(steps), x))
+    below = x < 0.0
+    y = ops.where(below, 1.0 - x, x)
+    w = y + float(steps)
     square = ops.reciprocal(ops.square(w))
     tail = _c(0.0, x)
     for k in reversed(range(terms)):
-        tail = ops.mul(square, ops.add(tail, _c(BERNOULLI[k] / (2 * k + 2), x)))
-    found = ops.sub(ops.sub(ops.log(w), ops.div(_c(0.5, x), w)), tail)
-    found = ops.sub(found, ops.reciprocal(y))  # which has the sign of a zero
+        tail = square * (tail + BERNOULLI[k] / (2 * k + 2))
+    found = ops.log(w) - 0.5 / w - tail
+    found = found - ops.reciprocal(y)  # which has the sign of a zero
     for k in range(1, steps):
-        found = ops.sub(found, ops.reciprocal(ops.add(y, _c(float(k), x))))
+        found = found - ops.reciprocal(y + float(k))
     cot, pole = _cotangent(x)
-    mirrored = ops.where(pole, _c(math.nan, x), ops.sub(found, _times(cot, math.pi)))
+    mirrored = ops.where(pole, math.nan, found - cot * math.pi)
     return ops.where(below, mirrored, found)
 
 
@@ -163,21 +159,21 @@ def polygamma(x: Expr, n: int) -> Expr:
     if n == 0:
         return digamma(x)
     steps, terms = (6 + n, 4) if x.dtype is F32 else (10 + n, 7)
-    below = ops.lt(x, _c(0.0, x))
-    y = ops.where(below, ops.sub(_c(1.0, x), x), x)
-    w = ops.reciprocal(ops.add(y, _c(float(steps), x)))
+    below = x < 0.0
+    y = ops.where(below, 1.0 - x, x)
+    w = ops.reciprocal(y + float(steps))
     high = _power(w, n)
-    tail = ops.add(_times(high, 1 / n), _times(ops.mul(high, w), 0.5))
-    part = ops.mul(high, w)
+    tail = high * (1 / n) + high * w * 0.5
+    part = high * w
     for k in range(terms):
-        part = ops.mul(part, w)
+        part = part * w
         rising = math.prod(range(n + 1, n + 2 * k + 2)) / math.factorial(2 * k + 2)
-        tail = ops.add(tail, _times(part, BERNOULLI[k] * rising))
-        part = ops.mul(part, w)
+        tail = tail + part * (BERNOULLI[k] * rising)
+        part = part * w
     for k in reversed(range(steps)):  # from the least to the greatest
-        tail = ops.add(tail, _power(ops.reciprocal(ops.add(y, _c(float(k), x))), n + 1))
+        tail = tail + _power(ops.reciprocal(y + float(k)), n + 1)
     sign = -1.0 if n % 2 == 0 else 1.0
-    found = _times(tail, sign * math.factorial(n))
+    found = tail * (sign * math.factorial(n))
     # cot' = -(1 + cot^2), so derivatives of cot are polynomials of it: lowest power first.
     p = [0.0, 1.0]
     for _ in range(n):
@@ -186,11 +182,11 @@ def polygamma(x: Expr, n: int) -> Expr:
     cot, pole = _cotangent(x)
     bent = _c(p[-1], x)
     for a in reversed(p[:-1]):
-        bent = ops.add(ops.mul(bent, cot), _c(a, x))
-    mirrored = ops.sub(_times(found, -sign), _times(bent, math.pi ** (n + 1)))
+        bent = bent * cot + a
+    mirrored = found * -sign - bent * math.pi ** (n + 1)
     if n > 1:  # eager's, by zeta: NaN at infinity, and -infinity is a whole number
-        found, pole = ops.add(found, ops.sub(x, x)), ops.eq(x, ops.floor(x))
-    mirrored = ops.where(pole, _c(sign * math.inf, x), mirrored)
+        found, pole = found + (x - x), ops.eq(x, ops.floor(x))
+    mirrored = ops.where(pole, sign * math.inf, mirrored)
     return ops.where(below, mirrored, found)
 
 
@@ -198,44 +194,43 @@ def _zeta(x: Expr, q: Expr) -> Expr:
     """sum of (q + k)^-x over k >= 0, for x > 1 and q > 0 (DLMF 25.11.28): some terms, the rest by
     Euler and Maclaurin's formula, whose terms decrease with x / (2 pi (q + steps))."""
     steps, terms = 5, 4  # of f32
-    power, down = op_named("pow"), ops.neg(x)
-    a = ops.add(q, _c(float(steps), q))
-    w, high = ops.reciprocal(a), ops.apply(power, a, ops.sub(_c(1.0, x), x))
-    part = ops.mul(high, w)
-    tail = ops.fma(part, _c(0.5, x), ops.div(high, ops.sub(x, _c(1.0, x))))
-    rising = ops.minimum(x, _c(1e8, x))  # beyond, all that it multiplies is 0
-    part = ops.mul(ops.mul(part, rising), w)
+    power, down = op_named("pow"), -x
+    a = q + float(steps)
+    w, high = ops.reciprocal(a), ops.apply(power, a, 1.0 - x)
+    part = high * w
+    tail = ops.fma(part, 0.5, high / (x - 1.0))
+    rising = ops.minimum(x, 1e8)  # beyond, all that it multiplies is 0
+    part = part * rising * w
     for k in range(terms):
-        tail = ops.fma(part, _c(BERNOULLI[k] / math.factorial(2 * k + 2), x), tail)
+        tail = ops.fma(part, BERNOULLI[k] / math.factorial(2 * k + 2), tail)
         for n in (2 * k + 1, 2 * k + 2):
-            part = ops.mul(part, ops.mul(ops.add(rising, _c(float(n), x)), w))
+            part = part * ((rising + float(n)) * w)
     for k in reversed(range(steps)):
-        tail = ops.add(tail, ops.apply(power, ops.add(q, _c(float(k), q)), down))
+        tail = tail + ops.apply(power, q + float(k), down)
     return tail
 
 
 def zeta(x: Expr, q: Expr, device: str) -> Expr:
     """Hurwitz' zeta function; below q = 0 terms are mirrored, which needs an integer x."""
-    one, zero = _c(1.0, x), _c(0.0, x)
-    below, whole = ops.lt(q, zero), ops.eq(x, ops.floor(x))
-    rest = ops.sub(q, ops.floor(q))
+    below, whole = q < 0.0, ops.eq(x, ops.floor(x))
+    rest = q - ops.floor(q)
     found = _zeta(x, ops.where(below, rest, q))
     # With rest - j in place of q + k, where 0 < j <= -floor(q). Odd powers cancel, all at 1/2.
-    half, near, far = _times(x, 0.5), _zeta(x, ops.sub(one, rest)), _zeta(x, ops.sub(one, q))
-    even = ops.sub(ops.add(found, near), far)
-    odd = ops.add(ops.sub(found, near), far)
+    half, near, far = x * 0.5, _zeta(x, 1.0 - rest), _zeta(x, 1.0 - q)
+    even = found + near - far
+    odd = found - near + far
     mirrored = ops.where(ops.eq(half, ops.floor(half)), even, odd)
-    mirrored = ops.where(whole, mirrored, _c(math.nan, x))
+    mirrored = ops.where(whole, mirrored, math.nan)
     # Where all terms are 0, eager's last corrections may be infinity times 0: it has products of
     # 23 numbers from x on, in f32 on GPUs and in f64 on CPUs.
     most = 2.4e13 if device == "cpu" else 36.0
-    lost = ops.eq(ops.apply(op_named("pow"), q, ops.neg(x)), zero)
-    lost = ops.and_(lost, ops.or_(ops.gt(x, _c(most, x)), ops.gt(q, _c(3e38, x))))
-    found = ops.where(lost, _c(math.nan, x), found)
-    pole = ops.and_(ops.le(q, zero), ops.eq(q, ops.floor(q)))
-    found = ops.where(pole, _c(math.inf, x), ops.where(below, mirrored, found))
-    found = ops.where(ops.eq(x, one), _c(math.inf, x), found)
-    return ops.where(ops.lt(x, one), _c(math.nan, x), found)
+    lost = ops.eq(ops.apply(op_named("pow"), q, -x), 0.0)
+    lost = lost & ((x > most) | (q > 3e38))
+    found = ops.where(lost, math.nan, found)
+    pole = (q <= 0.0) & ops.eq(q, ops.floor(q))
+    found = ops.where(pole, math.inf, ops.where(below, mirrored, found))
+    found = ops.where(ops.eq(x, 1.0), math.inf, found)
+    return ops.where(x < 1.0, math.nan, found)
 
 
 @lowering("special_zeta")
@@ -262,19 +257,19 @@ def _scaled_i(order: int) -> Fn:
     """exp(-|x|) I(x)."""
 
     def fn(x: Expr) -> Expr:
-        a = ops.abs(x)
+        a = abs(x)
         low = series(I1_LOW if order else I0_LOW, a, 0.0, 8.0)
         u = ops.reciprocal(a)
-        high = ops.mul(series(I1_HIGH if order else I0_HIGH, u, 0.0, 1 / 8), ops.sqrt(u))
+        high = series(I1_HIGH if order else I0_HIGH, u, 0.0, 1 / 8) * ops.sqrt(u)
         if order:
-            low, high = ops.mul(low, x), ops.copysign(high, x)
-        return ops.where(ops.le(a, _c(8.0, x)), low, high)
+            low, high = low * x, ops.copysign(high, x)
+        return ops.where(a <= 8.0, low, high)
 
     return fn
 
 
 def _i(order: int) -> Fn:
-    return lambda x: ops.mul(ops.exp(ops.abs(x)), _scaled_i(order)(x))
+    return lambda x: ops.exp(abs(x)) * _scaled_i(order)(x)
 
 
 def _k(order: int, scaled: bool) -> Fn:
@@ -282,17 +277,17 @@ def _k(order: int, scaled: bool) -> Fn:
 
     def fn(x: Expr) -> Expr:
         u = ops.reciprocal(x)
-        log = ops.mul(ops.log(_times(x, 0.5)), _i(order)(x))
+        log = ops.log(x * 0.5) * _i(order)(x)
         if order:
             low = ops.fma(series(K1_LOW, ops.square(x), 0.0, 4.0), u, log)
         else:
-            low = ops.sub(series(K0_LOW, ops.square(x), 0.0, 4.0), log)
-        high = ops.mul(series(K1_HIGH if order else K0_HIGH, u, 0.0, 0.5), ops.sqrt(u))
-        low = ops.mul(low, ops.exp(x)) if scaled else low
-        high = high if scaled else ops.mul(high, ops.exp(ops.neg(x)))
-        found = ops.where(ops.le(x, _c(2.0, x)), low, high)
-        found = ops.where(ops.eq(x, _c(0.0, x)), _c(math.inf, x), found)
-        return ops.where(ops.lt(x, _c(0.0, x)), _c(math.nan, x), found)
+            low = series(K0_LOW, ops.square(x), 0.0, 4.0) - log
+        high = series(K1_HIGH if order else K0_HIGH, u, 0.0, 0.5) * ops.sqrt(u)
+        low = low * ops.exp(x) if scaled else low
+        high = high if scaled else high * ops.exp(-x)
+        found = ops.where(x <= 2.0, low, high)
+        found = ops.where(ops.eq(x, 0.0), math.inf, found)
+        return ops.where(x < 0.0, math.nan, found)
 
     return fn
 
@@ -303,95 +298,91 @@ def _bessel(order: int, second: bool) -> Fn:
     def low_j(x: Expr) -> Expr:
         e = series(J1_LOW if order else J0_LOW, ops.square(x), 0.0, 64.0)
         for near, rest in ZEROS[order]:
-            above = ops.sub(ops.sub(x, _c(near, x)), _c(rest, x))
-            e = ops.mul(e, ops.mul(above, ops.add(x, _c(near, x))))
-        return ops.mul(e, x) if order else e
+            above = x - near - rest
+            e = e * (above * (x + near))
+        return e * x if order else e
 
     def fn(x: Expr) -> Expr:
-        a = ops.abs(x)
+        a = abs(x)
         low = low_j(a)
         if second:
-            log = ops.mul(ops.log(a), low)
+            log = ops.log(a) * low
             rest = series(Y1_LOW if order else Y0_LOW, ops.square(a), 0.0, 64.0)
-            log, rest = (
-                (ops.sub(log, ops.reciprocal(a)), ops.mul(rest, a)) if order else (log, rest)
-            )
-            low = ops.fma(log, _c(2 / math.pi, x), rest)
+            log, rest = (log - ops.reciprocal(a), rest * a) if order else (log, rest)
+            low = ops.fma(log, 2 / math.pi, rest)
         u = ops.reciprocal(a)
         p = series(P[order], ops.square(u), 0.0, 1 / 64)
-        q = ops.mul(series(Q[order], ops.square(u), 0.0, 1 / 64), u)
+        q = series(Q[order], ops.square(u), 0.0, 1 / 64) * u
         # cos and sin of x - (order/2 + 1/4) pi, times sqrt(2).
         sin, cos = ops.sin(a), ops.cos(a)
-        c, s = ops.add(cos, sin), ops.sub(sin, cos)
-        c, s = (s, ops.neg(c)) if order else (c, s)
-        wave = ops.fma(p, s, ops.mul(q, c)) if second else ops.sub(ops.mul(p, c), ops.mul(q, s))
-        high = ops.mul(wave, ops.sqrt(_times(u, 1 / math.pi)))
-        found = ops.where(ops.le(a, _c(8.0, x)), low, high)
+        c, s = cos + sin, sin - cos
+        c, s = (s, -c) if order else (c, s)
+        wave = ops.fma(p, s, q * c) if second else p * c - q * s
+        high = wave * ops.sqrt(u * (1 / math.pi))
+        found = ops.where(a <= 8.0, low, high)
         if not second:
-            return ops.where(ops.lt(x, _c(0.0, x)), ops.neg(found), found) if order else found
-        found = ops.where(ops.eq(x, _c(0.0, x)), _c(-math.inf, x), found)
-        return ops.where(ops.lt(x, _c(0.0, x)), _c(math.nan, x), found)
+            return ops.where(x < 0.0, -found, found) if order else found
+        found = ops.where(ops.eq(x, 0.0), -math.inf, found)
+        return ops.where(x < 0.0, math.nan, found)
 
     return fn
 
 
 def airy_ai(x: Expr) -> Expr:
     """Ai(x)."""
-    a = ops.abs(x)
+    a = abs(x)
     root = ops.sqrt(a)
-    z = _times(ops.mul(a, root), 2 / 3)
+    z = a * root * (2 / 3)
     u, size = ops.reciprocal(z), ops.rsqrt(ops.sqrt(a))
-    high = ops.mul(ops.exp(ops.neg(z)), series(AI_HIGH, u, 0.0, AI_END))
-    high = ops.mul(_times(high, 0.5 / math.sqrt(math.pi)), size)
+    high = ops.exp(-z) * series(AI_HIGH, u, 0.0, AI_END)
+    high = high * (0.5 / math.sqrt(math.pi)) * size
     square = ops.square(u)
     f = series(AI_SIN, square, 0.0, AI_END**2)
-    g = ops.mul(series(AI_COS, square, 0.0, AI_END**2), u)
+    g = series(AI_COS, square, 0.0, AI_END**2) * u
     sin, cos = ops.sin(z), ops.cos(z)
     # sin and cos of z + pi/4, times sqrt(2).
-    wave = ops.sub(ops.mul(f, ops.add(sin, cos)), ops.mul(g, ops.sub(cos, sin)))
-    low = ops.mul(_times(wave, 1 / math.sqrt(2 * math.pi)), size)
-    ends = ops.where(ops.lt(x, _c(0.0, x)), low, high)
-    ends = ops.where(ops.isinf(x), _c(math.nan, x), ends)  # as eager
-    return ops.where(ops.le(a, _c(2.0, x)), series(AI_MID, x, -2.0, 2.0), ends)
+    wave = f * (sin + cos) - g * (cos - sin)
+    low = wave * (1 / math.sqrt(2 * math.pi)) * size
+    ends = ops.where(x < 0.0, low, high)
+    ends = ops.where(ops.isinf(x), math.nan, ends)  # as eager
+    return ops.where(a <= 2.0, series(AI_MID, x, -2.0, 2.0), ends)
 
 
 def erfcx(x: Expr) -> Expr:
     """exp(x^2) erfc(x), below zero as 2 exp(x^2) - erfcx(-x)."""
-    a = ops.abs(x)
+    a = abs(x)
     # 1 - 6/(x + 3), which is 1 for infinity.
-    t = ops.sub(_c(1.0, x), ops.div(_c(6.0, x), ops.add(a, _c(3.0, x))))
-    high = ops.div(series(ERFCX, t, -1.0, 1.0), ops.fma(a, _c(2.0, x), _c(1.0, x)))
+    t = 1.0 - 6.0 / (a + 3.0)
+    high = series(ERFCX, t, -1.0, 1.0) / ops.fma(a, 2.0, 1.0)
     # exp(x^2) with the rounding error of the square.
     square = ops.square(a)
-    error = ops.fma(a, a, ops.neg(square))
+    error = ops.fma(a, a, -square)
     grown = ops.exp(square)
     grown = ops.where(ops.isinf(grown), grown, ops.fma(grown, error, grown))
-    return ops.where(ops.lt(x, _c(0.0, x)), ops.sub(_times(grown, 2.0), high), high)
+    return ops.where(x < 0.0, grown * 2.0 - high, high)
 
 
 def ndtri(p: Expr) -> Expr:
     """Where the normal distribution has p below: by erfinv in the middle, by -2 log p outside."""
-    q = ops.minimum(p, ops.sub(_c(1.0, p), p))
-    s = ops.sqrt(_times(ops.log(q), -2.0))
+    q = ops.minimum(p, 1.0 - p)
+    s = ops.sqrt(ops.log(q) * -2.0)
     u = ops.reciprocal(s)
-    out = ops.fma(series(NDTRI, u, 1 / 15, 1 / 1.6), u, ops.fma(ops.log(s), ops.neg(u), s))
-    out = ops.where(ops.lt(p, _c(0.5, p)), ops.neg(out), out)
-    out = ops.where(
-        ops.eq(q, _c(0.0, p)), ops.copysign(_c(math.inf, p), ops.sub(p, _c(0.5, p))), out
-    )
-    centre = ops.sub(ops.add(p, p), _c(1.0, p))
-    middle = _times(ops.erfinv(centre), math.sqrt(2.0))
-    out = ops.where(ops.gt(q, _c(0.25, p)), middle, out)
-    return ops.where(ops.ge(q, _c(0.0, p)), out, _c(math.nan, p))
+    out = ops.fma(series(NDTRI, u, 1 / 15, 1 / 1.6), u, ops.fma(ops.log(s), -u, s))
+    out = ops.where(p < 0.5, -out, out)
+    out = ops.where(ops.eq(q, 0.0), ops.copysign(math.inf, p - 0.5), out)
+    centre = p + p - 1.0
+    middle = ops.erfinv(centre) * math.sqrt(2.0)
+    out = ops.where(q > 0.25, middle, out)
+    return ops.where(q >= 0.0, out, math.nan)
 
 
 def spherical_j0(x: Expr) -> Expr:
     """sin(x) / x, by its series below 1/2, which has terms up to x^8 / 9! (DLMF 10.49)."""
     square, low = ops.square(x), _c(0.0, x)
     for k in (4, 3, 2, 1, 0):
-        low = ops.fma(low, square, _c((-1) ** k / math.factorial(2 * k + 1), x))
-    far = ops.where(ops.isinf(x), _c(0.0, x), ops.div(ops.sin(x), x))
-    return ops.where(ops.lt(ops.abs(x), _c(0.5, x)), low, far)
+        low = ops.fma(low, square, (-1) ** k / math.factorial(2 * k + 1))
+    far = ops.where(ops.isinf(x), 0.0, ops.sin(x) / x)
+    return ops.where(abs(x) < 0.5, low, far)
 
 
 _enter(digamma, "digamma", "special_digamma", "special_psi", doubles=True)
@@ -419,28 +410,28 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
     """
 
     def polynomial(x: Expr, n: Expr, f: Expr) -> Expr:
-        twice = ops.add(x, x)
+        twice = x + x
         low, high = _c(0.0, x), _c(1.0, x)
         for bit in reversed(range(BITS)):
-            before = ops.sub(ops.mul(twice, low), high)
-            even = ops.mul(low, ops.sub(high, before))
-            odd = ops.sub(ops.square(high), ops.square(low))
-            after = ops.mul(high, ops.sub(ops.sub(ops.mul(twice, high), low), low))
-            is_set = ops.ne(ops.and_(n, const(1 << bit, I64)), const(0, I64))
+            before = twice * low - high
+            even = low * (high - before)
+            odd = ops.square(high) - ops.square(low)
+            after = high * (twice * high - low - low)
+            is_set = ops.ne(n & (1 << bit), 0)
             low, high = ops.where(is_set, odd, even), ops.where(is_set, after, odd)
-        first = ops.fma(x, _c(slope, x), _c(shift, x))
-        before = ops.sub(ops.mul(twice, low), high)
-        found = ops.sub(ops.mul(first, low), before)
+        first = ops.fma(x, slope, shift)
+        before = twice * low - high
+        found = first * low - before
         # Without products of an infinite x and 0.
-        few = ops.sub(ops.mul(twice, first), _c(1.0, x))
-        few = ops.where(ops.eq(n, const(1, I64)), first, few)
-        few = ops.where(ops.eq(n, const(0, I64)), _c(1.0, x), few)
-        found = ops.where(ops.le(n, const(2, I64)), few, found)
-        odd = ops.ne(ops.and_(n, const(1, I64)), const(0, I64))
+        few = twice * first - 1.0
+        few = ops.where(ops.eq(n, 1), first, few)
+        few = ops.where(ops.eq(n, 0), 1.0, few)
+        found = ops.where(n <= 2, few, found)
+        odd = ops.ne(n & 1, 0)
         end = edge(x, f)
-        end = ops.where(ops.and_(odd, ops.lt(x, _c(0.0, x))), ops.neg(end), end)
-        found = ops.where(ops.eq(ops.abs(x), _c(1.0, x)), end, found)
-        return ops.where(ops.lt(n, const(0, I64)), _c(0.0, x), found)
+        end = ops.where(odd & (x < 0.0), -end, end)
+        found = ops.where(ops.eq(abs(x), 1.0), end, found)
+        return ops.where(n < 0, 0.0, found)
 
     def enter(shifted: bool) -> None:
         def lower_chebyshev(b: GraphBuilder, x: Operand, n: Operand) -> Value | Decline:
@@ -448,7 +439,7 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
 
             def fn(i: Index) -> Expr:
                 e, f = element(x, i, t), ops.trunc(element(n, i, t))
-                e = ops.sub(ops.add(e, e), _c(1.0, e)) if shifted else e
+                e = e + e - 1.0 if shifted else e
                 return polynomial(e, ops.cast(f, I64), f)
 
             return b.map(fn)
@@ -463,12 +454,12 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
 
 def _count(x: Expr, n: Expr, above: bool) -> Expr:
     """2 n + 1 at x = 1 (`above`) or at x = -1, and 1 at the other end."""
-    long = ops.fma(n, _c(2.0, n), _c(1.0, n))
-    at_one = ops.gt(x, _c(0.0, x))
+    long = ops.fma(n, 2.0, 1.0)
+    at_one = x > 0.0
     return ops.where(at_one, *((long, _c(1.0, n)) if above else (_c(1.0, n), long)))
 
 
 _chebyshev("t", 1.0, 0.0, lambda x, n: _c(1.0, x))
-_chebyshev("u", 2.0, 0.0, lambda x, n: ops.add(n, _c(1.0, x)))
+_chebyshev("u", 2.0, 0.0, lambda x, n: n + 1.0)
 _chebyshev("v", 2.0, -1.0, lambda x, n: _count(x, n, False))
 _chebyshev("w", 2.0, 1.0, lambda x, n: _count(x, n, True))

@@ -75,7 +75,7 @@ def col2im(
         total: Expr = const(0, compute_dtype(x.dtype))
         for o, a, there in _takers(w, i[-2:]):
             e = masked(there, columns.compute((*i[:-2], *a, *o)), const(0, total.dtype))
-            total = ops.add(total, e)
+            total = total + e
         return total
 
     return b.map(at)
@@ -93,7 +93,7 @@ def _takers(w: Windows, h: Index) -> list[tuple[Index, Index, Expr]]:
         ahead = [h[d] + w.padding[d] - a[d] * w.dilation[d] for d in range(2)]
         o = tuple(v // w.stride[d] for d, v in enumerate(ahead))
         there = [ops.eq(index(v % s), index(ZERO)) for v, s in zip(ahead, w.stride, strict=True)]
-        there += [ops.ge(index(v), index(ZERO)) for v in o]
-        there += [ops.lt(index(v), index(n)) for v, n in zip(o, w.outs, strict=True)]
+        there += [index(v) >= index(ZERO) for v in o]
+        there += [index(v) < index(n) for v, n in zip(o, w.outs, strict=True)]
         found.append((o, a, reduce(ops.and_, there)))
     return found

@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from lenz import ops
-from lenz.ir.dtype import I64
-from lenz.ir.expr import Expr, const, index, reindex
+from lenz.ir.expr import Expr, index, reindex
 from lenz.ir.graph import LOOPS, Ref, Scan
 from lenz.ir.tensor import Layout, TensorType, axis, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
@@ -291,7 +290,7 @@ def as_strided_scatter(
 
     def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         at = index(first + Layout(y.shape, tuple(map(sym, stride))).at(i))
-        inside = ops.and_(ops.ge(at, const(0, I64)), ops.lt(at, index(span)))
+        inside = (at >= 0) & (at < index(span))
         at = ops.assert_in_range(ops.where(inside, at, index(span)), index(span + 1))
         return (axis("@0", span + 1).var,), (at,), y.at(i)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, I64
+from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.lower.builder import Index, Value
 from lenz.sym import ONE, ZERO, Int, Sym, ceildiv, maximum, prove_le, sym
@@ -64,10 +64,10 @@ class Windows:
             pad, step = self.padding[d], self.dilation[d]
             low, high = a[d].lo or 0, a[d].hi
             if low * step < pad:
-                conditions.append(ops.ge(index(at), const(0, I64)))
+                conditions.append(index(at) >= 0)
             # Without ceil_mode the last window ends within the padding on the right.
             if self.ceil or high is None or (self.kernel[d] - 1 - high) * step < pad:
-                conditions.append(ops.lt(index(at), index(self.sizes[d])))
+                conditions.append(index(at) < index(self.sizes[d]))
         return reduce(ops.and_, conditions) if conditions else None
 
     def read(self, at: Callable[[Index], Expr], o: Index, a: Offsets, other: float) -> Expr:
@@ -100,10 +100,8 @@ class Windows:
             # h lies before the end of the window; it is not before its start by choice of o.
             past = h + self.padding[d] - o * self.stride[d]
             width = (self.kernel[d] - 1) * self.dilation[d] + 1
-            there = ops.and_(
-                ops.lt(index(o), index(self.outs[d])), ops.lt(index(past), const(width, I64))
-            )
-            found.append((o, ops.and_(ops.ge(index(o), const(0, I64)), there) if back else there))
+            there = (index(o) < index(self.outs[d])) & (index(past) < width)
+            found.append((o, (index(o) >= 0) & there if back else there))
         return found
 
     def holders(self, h: Index) -> list[tuple[Index, Expr]]:
@@ -148,7 +146,7 @@ class Adaptive(Windows):
             start, end = self.ends(o[d], d)
             # The smallest window has floor(n / m) elements, rounded up.
             if not prove_le(a[d] + 1, maximum(self.sizes[d] // self.outs[d], ONE)):
-                conditions.append(ops.lt(index(start + a[d]), index(end)))
+                conditions.append(index(start + a[d]) < index(end))
         return reduce(ops.and_, conditions) if conditions else None
 
     def first(self, o: Index) -> Index:
@@ -171,7 +169,7 @@ class Adaptive(Windows):
         found = [((h * m) // n, const(True, BOOL))]
         for up in range(1, self.covering(d)):
             o = (h * m) // n + up
-            found.append((o, ops.le(index(o), last)))
+            found.append((o, index(o) <= last))
         return found
 
 

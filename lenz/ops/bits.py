@@ -11,7 +11,7 @@ from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
-from lenz.ops.compare import lt, ne, where
+from lenz.ops.compare import ne, where
 from lenz.ops.emission import Builder, Values, by_kind
 from lenz.ops.fold import apply, binary, unary, value_of
 from lenz.ops.rules import BITS, INTS, same
@@ -75,16 +75,15 @@ SHR = Op(
 def _in_range(count: Expr) -> Expr:
     # Seen as an integer of the same width without sign, a negative count is a great one.
     bits = const(count.dtype.bits, count.dtype)
-    small = lt(count, bits)
+    small = count < bits
     if count.dtype.kind == "uint":
         return small
-    return apply(AND, small, apply(NOT, lt(count, const(0, count.dtype))))
+    return apply(AND, small, apply(NOT, count < 0))
 
 
 def _expand_shift_left(x: Expr, count: Expr) -> Expr:
-    zero = const(0, x.dtype)
     ok = _in_range(count)
-    return where(ok, apply(SHL, x, where(ok, count, zero)), zero)
+    return where(ok, apply(SHL, x, where(ok, count, 0)), 0)
 
 
 def _expand_shift_right(x: Expr, count: Expr) -> Expr:
@@ -92,8 +91,7 @@ def _expand_shift_right(x: Expr, count: Expr) -> Expr:
     ok = _in_range(count)
     if x.dtype.kind == "int":
         return apply(SHR, x, where(ok, count, last))
-    zero = const(0, x.dtype)
-    return where(ok, apply(SHR, x, where(ok, count, zero)), zero)
+    return where(ok, apply(SHR, x, where(ok, count, 0)), 0)
 
 
 def _numpy_shift(shift: Any) -> Any:
@@ -150,7 +148,7 @@ def _shift(guarded: Op, plain: Op, x: Expr, count: Expr) -> Expr:
 
 def truth(x: Expr) -> Expr:
     """x != 0 as bool; NaN is true."""
-    return x if x.dtype is BOOL else ne(x, const(0, x.dtype))
+    return x if x.dtype is BOOL else ne(x, 0)
 
 
 def logical_and(x: Expr, y: Expr) -> Expr:

@@ -41,9 +41,8 @@ from lenz.ir.dtype import (
 )
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Attrs, Op, Types
-from lenz.ops.arith import abs, add, minimum, mul
-from lenz.ops.bits import and_, or_, shl, shr
-from lenz.ops.compare import eq, gt, lt, where
+from lenz.ops.arith import abs, minimum
+from lenz.ops.compare import eq, where
 from lenz.ops.emission import Builder, Values, triton_type
 from lenz.ops.fold import apply, holds_exactly
 from lenz.ops.rules import bitcast_rule, cast_rule, narrow_rule
@@ -152,27 +151,27 @@ def _float8(x: Expr, to: DType) -> Expr:
     m, bias, magic = (3, 120, 2.0**14) if to is F8E4M3FN else (2, 112, 2.0**7)
     cut = 23 - m
     bits = bitcast(x, U32)
-    size = and_(bits, const(0x7FFFFFFF, U32))
-    odd = and_(shr(size, const(cut, U32)), const(1, U32))
+    size = bits & 0x7FFFFFFF
+    odd = (size >> cut) & 1
     bound = const((1 << (cut - 1)) - 1 - (bias << 23), U32)
-    normal = minimum(shr(add(add(size, bound), odd), const(cut, U32)), const(_TOP[to], U32))
-    small = bitcast(add(abs(x), const(magic, F32)), U32)
-    found = where(lt(size, const((bias + 1) << 23, U32)), small, normal)
+    normal = minimum((size + bound + odd) >> cut, _TOP[to])
+    small = bitcast(abs(x) + magic, U32)
+    found = where(size < ((bias + 1) << 23), small, normal)
     if _TOP[to] != 0x7F:
-        found = where(gt(size, const(0x7F800000, U32)), const(0x7F, U32), found)
-    sign = and_(shr(bits, const(24, U32)), const(0x80, U32))
-    return bitcast(cast(or_(found, sign), U8), to)
+        found = where(size > 0x7F800000, 0x7F, found)
+    sign = (bits >> 24) & 0x80
+    return bitcast(cast(found | sign, U8), to)
 
 
 def _float8_value(x: Expr) -> Expr:
     """The f32 of an 8-bit float (exact), by way of f16, whose exponent has 5 bits."""
     if x.dtype is F8E5M2:  # the upper byte of an f16
-        return cast(bitcast(shl(cast(bitcast(x, U8), U16), const(8, U16)), F16), F32)
+        return cast(bitcast(cast(bitcast(x, U8), U16) << 8, F16), F32)
     # Sign, sign, exponent and mantissa, less the second sign; f16's bias is greater by 8.
-    wide = shl(cast(bitcast(x, I8), I16), const(7, I16))
-    half = bitcast(and_(wide, const(0xBFFF, I16)), F16)
-    value = mul(cast(half, F32), const(256.0, F32))
-    return where(eq(abs(value), const(480.0, F32)), const(float("nan"), F32), value)
+    wide = cast(bitcast(x, I8), I16) << 7
+    half = bitcast(wide & 0xBFFF, F16)
+    value = cast(half, F32) * 256.0
+    return where(eq(abs(value), 480.0), float("nan"), value)
 
 
 def _expand_cast(x: Expr, to: DType) -> Expr:

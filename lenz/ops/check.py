@@ -13,7 +13,6 @@ from lenz.errors import FAULTS
 from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Attrs, Op, Types
-from lenz.ops.arith import add
 from lenz.ops.cast import cast
 from lenz.ops.emission import Values
 from lenz.ops.fold import apply
@@ -104,7 +103,7 @@ def assert_in_range(i: Expr, n: Expr, fault: str = "assert_in_range") -> Expr:
 def assert_not(wrong: Expr, x: Expr, fault: str) -> Expr:
     """`x`, but the call raises what FAULTS has for `fault` where the bool `wrong` holds."""
     none = assert_in_range(cast(wrong, I64), const(1, I64), fault)
-    return add(x, cast(none, x.dtype))  # 0 whether it fails or not
+    return x + cast(none, x.dtype)  # 0 whether it fails or not
 
 
 def assert_nonzero(x: Expr) -> Expr:

@@ -16,9 +16,8 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Attrs, Op, Types
 from lenz.ops import reference
-from lenz.ops.arith import add, copysign, div, floor, mul, sub, trunc
-from lenz.ops.bits import and_, xor
-from lenz.ops.compare import eq, gt, lt, ne, where
+from lenz.ops.arith import copysign, floor, trunc
+from lenz.ops.compare import eq, ne, where
 from lenz.ops.emission import Builder, Values, text_by_kind
 from lenz.ops.fold import apply, binary
 from lenz.ops.rules import INTS, NUMBERS, same
@@ -96,23 +95,21 @@ def _expand_remainder(x: Expr, y: Expr) -> Expr:
     m = apply(FMOD, x, y)
     if y.dtype.kind == "uint":
         return m
-    zero = const(0, y.dtype)
     if y.dtype.is_float:
-        apart = ne(lt(m, zero), lt(y, zero))
+        apart = ne(m < 0, y < 0)
     else:
-        apart = lt(xor(m, y), zero)
-    return where(and_(ne(m, zero), apart), add(m, y), m)
+        apart = (m ^ y) < 0
+    return where(ne(m, 0) & apart, m + y, m)
 
 
 def _expand_floor_int(x: Expr, y: Expr) -> Expr:
     quotient = apply(DIV_TRUNC, x, y)
     if x.dtype.kind == "uint":
         return quotient
-    zero = const(0, x.dtype)
-    m = sub(x, mul(quotient, y))
+    m = x - quotient * y
     # Division by zero gives x and no remainder: m is x there, and must not count.
-    apart = and_(and_(ne(m, zero), ne(y, zero)), lt(xor(x, y), zero))
-    return where(apart, sub(quotient, const(1, x.dtype)), quotient)
+    apart = ne(m, 0) & ne(y, 0) & ((x ^ y) < 0)
+    return where(apart, quotient - 1, quotient)
 
 
 def _expand_floor(x: Expr, y: Expr) -> Expr:
@@ -122,21 +119,21 @@ def _expand_floor(x: Expr, y: Expr) -> Expr:
 
 def floor_in_steps(x: Expr, y: Expr, step: Callable[[Expr], Expr]) -> Expr:
     """Floor division of floats, where `step` rounds the result of each operation."""
-    zero, one = const(0.0, x.dtype), const(1.0, x.dtype)
+    zero = const(0.0, x.dtype)
     m = apply(FMOD, x, y)
-    quotient = step(div(step(sub(x, m)), y))
-    apart = and_(ne(m, zero), ne(lt(y, zero), lt(m, zero)))
-    quotient = where(apart, step(sub(quotient, one)), quotient)
+    quotient = step(step(x - m) / y)
+    apart = ne(m, zero) & ne(y < zero, m < zero)
+    quotient = where(apart, step(quotient - 1.0), quotient)
     # (x - m) / y is an integer but for rounding.
     below = floor(quotient)
-    high = gt(step(sub(quotient, below)), const(0.5, x.dtype))
-    whole = where(high, step(add(below, one)), below)
-    whole = where(eq(quotient, zero), copysign(zero, div(x, y)), whole)
-    return where(eq(y, zero), div(x, y), whole)
+    high = step(quotient - below) > 0.5
+    whole = where(high, step(below + 1.0), below)
+    whole = where(eq(quotient, zero), copysign(zero, x / y), whole)
+    return where(eq(y, zero), x / y, whole)
 
 
 def _expand_trunc(x: Expr, y: Expr) -> Expr:
-    return trunc(div(x, y))
+    return trunc(x / y)
 
 
 DIV_TRUNC = Op(

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from lenz.ir.dtype import F32, F64
-from lenz.ir.expr import Expr, const
+from lenz.ir.expr import Expr
 from lenz.ir.op import Op, Types
 from lenz.ops import poly, units
-from lenz.ops.arith import add, div, neg
 from lenz.ops.emission import libm
 from lenz.ops.fold import binary, unary
 from lenz.ops.rules import FLOATS, same
@@ -118,8 +117,7 @@ ATANH = _function("atanh", cost=32, domain=(-0.99999, 0.99999), ulp=3.5, aten=("
 
 
 def _expand_sigmoid(x: Expr) -> Expr:
-    one = const(1.0, x.dtype)
-    return div(one, add(one, exp(neg(x))))
+    return 1.0 / (1.0 + exp(-x))
 
 
 def _expand_sigmoid_gpu(x: Expr) -> Expr:

@@ -13,10 +13,9 @@ import math
 from lenz.ir.dtype import F32, I32
 from lenz.ir.expr import Expr, const
 from lenz.ops import coefficients as c
-from lenz.ops.arith import abs, add, copysign, div, fma, mul, neg, sqrt, sub
-from lenz.ops.bits import and_, shl, shr, xor
+from lenz.ops.arith import abs, copysign, fma, sqrt
 from lenz.ops.cast import bitcast, cast
-from lenz.ops.compare import eq, ge, gt, lt, ne, where
+from lenz.ops.compare import eq, ge, ne, where
 from lenz.ops.special import or_libm, scale
 
 _MAGIC = 1.5 * 2.0**23
@@ -42,7 +41,7 @@ def polynomial(coefficients: tuple[float, ...], x: Expr) -> Expr:
     """Horner's scheme with fused steps; coefficients lowest power first."""
     total = f32(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        total = fma(total, x, f32(coefficient))
+        total = fma(total, x, coefficient)
     return total
 
 
@@ -52,27 +51,27 @@ def to_nearest(x: Expr) -> tuple[Expr, Expr]:
     Adding 1.5 * 2^23 leaves the integer in the low bits of the sum: no conversion, so nothing is
     undefined for NaN or infinities (whose integer is of no use).
     """
-    shifted = add(x, f32(_MAGIC))
-    whole = sub(shifted, f32(_MAGIC))
-    return whole, sub(bitcast(shifted, I32), i32(0x4B400000))
+    shifted = x + _MAGIC
+    whole = shifted - _MAGIC
+    return whole, bitcast(shifted, I32) - 0x4B400000
 
 
 def _nearest_multiple(x: Expr, factor: float) -> Expr:
     """The integer nearest to x * factor, as f32, for products below 2^22."""
-    return sub(fma(x, f32(factor), f32(_MAGIC)), f32(_MAGIC))
+    return fma(x, factor, _MAGIC) - _MAGIC
 
 
 def _clamp(x: Expr, low: float, high: float) -> Expr:
     # Comparisons with NaN are false, so a NaN stays.
-    x = where(gt(x, f32(high)), f32(high), x)
-    return where(lt(x, f32(low)), f32(low), x)
+    x = where(x > high, high, x)
+    return where(x < low, low, x)
 
 
 def _exp_parts(x: Expr) -> tuple[Expr, Expr]:
     """x = k ln2 + r with |r| <= ln2/2: r and the integer k, as f32."""
     k = _nearest_multiple(x, 1.0 / _LN2)
-    r = fma(k, f32(-_LN2_HIGH), x)
-    return fma(k, f32(-_LN2_LOW), r), k
+    r = fma(k, -_LN2_HIGH, x)
+    return fma(k, -_LN2_LOW, r), k
 
 
 def _exp_reduced(x: Expr) -> tuple[Expr, Expr]:
@@ -85,55 +84,55 @@ def exp(x: Expr, shift: int = 0) -> Expr:
     """exp(x) * 2^shift."""
     # Above 89 the result is infinite, below -104 it is zero, both through the scaling.
     p, k = _exp_reduced(_clamp(x, -105.0, 90.0))
-    return scale(p, add(k, f32(float(shift))) if shift else k)
+    return scale(p, k + float(shift) if shift else k)
 
 
 def exp2(x: Expr) -> Expr:
     """2^x."""
     x = _clamp(x, -151.0, 129.0)
-    k = sub(add(x, f32(_MAGIC)), f32(_MAGIC))
-    return scale(polynomial((1.0, *c.EXP2), sub(x, k)), k)
+    k = x + _MAGIC - _MAGIC
+    return scale(polynomial((1.0, *c.EXP2), x - k), k)
 
 
 def expm1(x: Expr) -> Expr:
     """exp(x) - 1, exact near zero."""
     # Below -18 the result rounds to -1. Half of 2^k stays finite where the result does.
     r, k = _exp_parts(_clamp(x, -18.0, 89.0))
-    p = fma(mul(r, r), polynomial(c.EXPM1, r), r)
-    half = scale(f32(1.0), sub(k, f32(1.0)))
-    found = mul(fma(half, p, sub(half, f32(0.5))), f32(2.0))
-    return where(eq(x, f32(0.0)), x, found)
+    p = fma(r * r, polynomial(c.EXPM1, r), r)
+    half = scale(f32(1.0), k - 1.0)
+    found = fma(half, p, half - 0.5) * 2.0
+    return where(eq(x, 0.0), x, found)
 
 
 def _log_parts(x: Expr) -> tuple[Expr, Expr]:
     """x = m * 2^e with 2/3 <= m < 4/3, for positive finite x: m - 1 and e as i32."""
-    tiny = lt(x, f32(2.0**-126))
-    bits = bitcast(where(tiny, mul(x, f32(2.0**23)), x), I32)
+    tiny = x < 2.0**-126
+    bits = bitcast(where(tiny, x * 2.0**23, x), I32)
     # 0x3f2aaaab is 2/3: its exponent field carries over exactly when the significand reaches 4/3.
-    e = shr(sub(bits, i32(0x3F2AAAAB)), i32(23))
-    m = bitcast(sub(bits, shl(e, i32(23))), F32)
-    return sub(m, f32(1.0)), where(tiny, sub(e, i32(23)), e)
+    e = (bits - 0x3F2AAAAB) >> 23
+    m = bitcast(bits - (e << 23), F32)
+    return m - 1.0, where(tiny, e - 23, e)
 
 
 def _log_ends(x: Expr, found: Expr) -> Expr:
     """Put in the values at and beyond the ends of the domain."""
-    found = where(lt(x, f32(_INF)), found, x)  # infinity and NaN
-    found = where(eq(x, f32(0.0)), f32(-_INF), found)
-    return where(lt(x, f32(0.0)), f32(_NAN), found)
+    found = where(x < _INF, found, x)  # infinity and NaN
+    found = where(eq(x, 0.0), -_INF, found)
+    return where(x < 0.0, _NAN, found)
 
 
 def _log_tail(f: Expr) -> Expr:
     """log(1 + f) - f."""
-    s = mul(f, f)
-    return fma(mul(s, f), polynomial(c.LOG, f), mul(s, f32(-0.5)))
+    s = f * f
+    return fma(s * f, polynomial(c.LOG, f), s * -0.5)
 
 
 def log(x: Expr) -> Expr:
     """The natural logarithm."""
     f, e = _log_parts(x)
     k = cast(e, F32)
-    found = add(f, fma(k, f32(_LN2_LOW), _log_tail(f)))
-    return _log_ends(x, fma(k, f32(_LN2_HIGH), found))
+    found = f + fma(k, _LN2_LOW, _log_tail(f))
+    return _log_ends(x, fma(k, _LN2_HIGH, found))
 
 
 def log2(x: Expr) -> Expr:
@@ -155,9 +154,9 @@ def _scaled_log(f: Expr, e: Expr, factor: float, high: float, low: float) -> Exp
     first = _nearest_f32(factor)
     tail = _log_tail(f)
     k = cast(e, F32)
-    rest = fma(k, f32(low), fma(tail, f32(first), mul(f, f32(factor - first))))
+    rest = fma(k, low, fma(tail, first, f * (factor - first)))
     # f * first without its rounding error, which would count twice when e is zero.
-    return fma(k, f32(high), fma(f, f32(first), rest))
+    return fma(k, high, fma(f, first, rest))
 
 
 def _nearest_f32(value: float) -> float:
@@ -169,45 +168,44 @@ def _nearest_f32(value: float) -> float:
 
 def log1p(x: Expr) -> Expr:
     """log(1 + x), exact near zero."""
-    one = f32(1.0)
-    u = add(x, one)
-    part = sub(u, one)
-    lost = add(sub(one, sub(u, part)), sub(x, part))  # Knuth's TwoSum: u + lost = 1 + x
+    u = x + 1.0
+    part = u - 1.0
+    lost = 1.0 - (u - part) + (x - part)  # Knuth's TwoSum: u + lost = 1 + x
     f, e = _log_parts(u)
     k = cast(e, F32)
-    f = add(f, scale(lost, sub(i32(0), e)))
-    found = add(f, fma(k, f32(_LN2_LOW), _log_tail(f)))
-    found = _log_ends(u, fma(k, f32(_LN2_HIGH), found))
-    return where(eq(x, f32(0.0)), x, found)
+    f = f + scale(lost, 0 - e)
+    found = f + fma(k, _LN2_LOW, _log_tail(f))
+    found = _log_ends(u, fma(k, _LN2_HIGH, found))
+    return where(eq(x, 0.0), x, found)
 
 
 def tanh(x: Expr) -> Expr:
     """The hyperbolic tangent: a polynomial near zero, an exponential beyond."""
-    s = mul(x, x)
-    near = fma(mul(s, x), polynomial(c.TANH, s), x)
+    s = x * x
+    near = fma(s * x, polynomial(c.TANH, s), x)
     size = abs(x)
-    far = sub(f32(1.0), div(f32(2.0), add(exp(add(size, size)), f32(1.0))))
-    return copysign(where(lt(size, f32(0.65)), near, far), x)  # near loses the sign of -0.0
+    far = 1.0 - 2.0 / (exp(size + size) + 1.0)
+    return copysign(where(size < 0.65, near, far), x)  # near loses the sign of -0.0
 
 
 def erf(x: Expr) -> Expr:
     """The error function."""
     size = abs(x)
-    s = mul(x, x)
+    s = x * x
     near = fma(polynomial(c.ERF, s), x, x)
-    y = where(gt(size, f32(4.0)), f32(4.0), size)  # erf(4) rounds to 1
-    far = sub(f32(1.0), exp(neg(mul(y, polynomial(c.ERFC_LOG, y)))))
-    return where(lt(size, f32(0.925)), near, copysign(far, x))
+    y = where(size > 4.0, 4.0, size)  # erf(4) rounds to 1
+    far = 1.0 - exp(-(y * polynomial(c.ERFC_LOG, y)))
+    return where(size < 0.925, near, copysign(far, x))
 
 
 def one_plus_erf(x: Expr) -> Expr:
     """1 + erf(x) to 1e-7 absolute: without the branch that erf needs for its digits near zero."""
     size = abs(x)
-    y = where(gt(size, f32(4.0)), f32(4.0), size)
-    p, k = _exp_reduced(neg(mul(y, polynomial(c.ERFC_LOG_ALL, y))))  # in [-18.1, 0]: no clamps
+    y = where(size > 4.0, 4.0, size)
+    p, k = _exp_reduced(-(y * polynomial(c.ERFC_LOG_ALL, y)))  # in [-18.1, 0]: no clamps
     tail = scale(p, k)
-    below = where(lt(x, f32(-4.0)), f32(0.0), tail)
-    return where(lt(x, f32(0.0)), below, sub(f32(2.0), tail))
+    below = where(x < -4.0, 0.0, tail)
+    return where(x < 0.0, below, 2.0 - tail)
 
 
 # pi in three parts: the first two are f32, so that fused steps subtract k * pi to 72 bits.
@@ -218,57 +216,57 @@ _REDUCIBLE = 48000.0
 
 def _minus_pi_times(x: Expr, k: Expr) -> Expr:
     for part in _PI:
-        x = fma(k, f32(-part), x)
+        x = fma(k, -part, x)
     return x
 
 
 def sin_reduced(r: Expr) -> Expr:
     """sin(r) for |r| <= pi/2."""
-    s = mul(r, r)
-    return fma(mul(s, r), polynomial(c.SIN, s), r)
+    s = r * r
+    return fma(s * r, polynomial(c.SIN, s), r)
 
 
 def _sin_turned(r: Expr, k: Expr) -> Expr:
     """(-1)^k sin(r) for |r| <= pi/2."""
     found = sin_reduced(r)
-    return bitcast(xor(bitcast(found, I32), shl(k, i32(31))), F32)
+    return bitcast(bitcast(found, I32) ^ (k << 31), F32)
 
 
 def _beyond(x: Expr) -> Expr:
-    return gt(abs(x), f32(_REDUCIBLE))
+    return abs(x) > _REDUCIBLE
 
 
 def sin(x: Expr) -> Expr:
     """The sine of an angle in radians."""
-    whole, k = to_nearest(mul(x, f32(1.0 / math.pi)))
+    whole, k = to_nearest(x * (1.0 / math.pi))
     found = _sin_turned(_minus_pi_times(x, whole), k)
     # x - 0 * pi has lost the sign of a negative zero, no other value.
-    found = where(eq(x, f32(0.0)), x, found)
+    found = where(eq(x, 0.0), x, found)
     return or_libm("sin", _beyond(x), x, found)
 
 
 def cos(x: Expr) -> Expr:
     """The cosine of an angle in radians."""
     # x = (k + 1/2) pi + r gives cos(x) = -(-1)^k sin(r).
-    whole, k = to_nearest(fma(x, f32(1.0 / math.pi), f32(-0.5)))
-    r = _minus_pi_times(x, add(whole, f32(0.5)))
-    return or_libm("cos", _beyond(x), x, _sin_turned(r, add(k, i32(1))))
+    whole, k = to_nearest(fma(x, 1.0 / math.pi, -0.5))
+    r = _minus_pi_times(x, whole + 0.5)
+    return or_libm("cos", _beyond(x), x, _sin_turned(r, k + 1))
 
 
 def tan(x: Expr) -> Expr:
     """The tangent of an angle in radians."""
-    whole, k = to_nearest(mul(x, f32(2.0 / math.pi)))
-    r = _minus_pi_times(x, mul(whole, f32(0.5)))
-    s = mul(r, r)
-    t = fma(mul(s, r), polynomial(c.TAN, s), r)
-    odd = ne(and_(k, i32(1)), i32(0))
-    found = where(eq(x, f32(0.0)), x, where(odd, div(f32(-1.0), t), t))
+    whole, k = to_nearest(x * (2.0 / math.pi))
+    r = _minus_pi_times(x, whole * 0.5)
+    s = r * r
+    t = fma(s * r, polynomial(c.TAN, s), r)
+    odd = ne(k & 1, 0)
+    found = where(eq(x, 0.0), x, where(odd, -1.0 / t, t))
     return or_libm("tan", _beyond(x), x, found)
 
 
 def _atan_unit(x: Expr) -> Expr:
-    s = mul(x, x)
-    return fma(mul(s, x), polynomial(c.ATAN, s), x)
+    s = x * x
+    return fma(s * x, polynomial(c.ATAN, s), x)
 
 
 # pi/2 in two parts of f32.
@@ -278,123 +276,123 @@ _HALF_PI = (1.5707963705062866, -4.371139000186243e-08)
 def atan(x: Expr) -> Expr:
     """The inverse tangent, in radians."""
     size = abs(x)
-    great = gt(size, f32(1.0))
-    inner = _atan_unit(where(great, div(f32(1.0), size), size))
-    outer = sub(f32(_HALF_PI[0]), sub(inner, f32(_HALF_PI[1])))
+    great = size > 1.0
+    inner = _atan_unit(where(great, 1.0 / size, size))
+    outer = _HALF_PI[0] - (inner - _HALF_PI[1])
     return copysign(where(great, outer, inner), x)
 
 
 def atan2(y: Expr, x: Expr) -> Expr:
     """The angle of the point (x, y), in radians, between -pi and pi."""
     across, up = abs(x), abs(y)
-    steep = gt(up, across)
+    steep = up > across
     low, high = where(steep, across, up), where(steep, up, across)
     # Two zeros and two infinities count as the ratios 0 and 1 (C99 annex F).
-    ratio = where(eq(high, f32(0.0)), f32(0.0), div(low, high))
-    ratio = where(eq(low, f32(_INF)), f32(1.0), ratio)
+    ratio = where(eq(high, 0.0), 0.0, low / high)
+    ratio = where(eq(low, _INF), 1.0, ratio)
     angle = _atan_unit(ratio)
-    angle = where(steep, sub(f32(_HALF_PI[0]), sub(angle, f32(_HALF_PI[1]))), angle)
-    left = lt(bitcast(x, I32), i32(0))
-    turned = sub(f32(2 * _HALF_PI[0]), sub(angle, f32(2 * _HALF_PI[1])))
+    angle = where(steep, _HALF_PI[0] - (angle - _HALF_PI[1]), angle)
+    left = bitcast(x, I32) < 0
+    turned = 2 * _HALF_PI[0] - (angle - 2 * _HALF_PI[1])
     found = copysign(where(left, turned, angle), y)
     # The comparisons above drop a NaN in either place; the sum has it.
     return where(eq(x, x), where(eq(y, y), found, y), x)
 
 
 def _asin_half(x: Expr) -> Expr:
-    s = mul(x, x)
-    return fma(mul(s, x), polynomial(c.ASIN, s), x)
+    s = x * x
+    return fma(s * x, polynomial(c.ASIN, s), x)
 
 
 def asin(x: Expr) -> Expr:
     """The inverse sine, in radians; NaN outside [-1, 1]."""
     size = abs(x)
-    great = gt(size, f32(0.5))
+    great = size > 0.5
     # asin(x) = pi/2 - 2 asin(sqrt((1 - x)/2)).
-    root = sqrt(fma(size, f32(-0.5), f32(0.5)))
+    root = sqrt(fma(size, -0.5, 0.5))
     inner = _asin_half(where(great, root, size))
-    outer = add(fma(inner, f32(-2.0), f32(_HALF_PI[1])), f32(_HALF_PI[0]))
+    outer = fma(inner, -2.0, _HALF_PI[1]) + _HALF_PI[0]
     return copysign(where(great, outer, inner), x)
 
 
 def acos(x: Expr) -> Expr:
     """The inverse cosine, in radians; NaN outside [-1, 1]."""
     size = abs(x)
-    great = gt(size, f32(0.5))
-    root = sqrt(fma(size, f32(-0.5), f32(0.5)))
+    great = size > 0.5
+    root = sqrt(fma(size, -0.5, 0.5))
     inner = _asin_half(where(great, root, x))
-    twice = add(inner, inner)
-    pi = sub(f32(2 * _HALF_PI[0]), sub(twice, f32(2 * _HALF_PI[1])))
-    middle = sub(f32(_HALF_PI[0]), sub(inner, f32(_HALF_PI[1])))
-    return where(great, where(lt(x, f32(0.0)), pi, twice), middle)
+    twice = inner + inner
+    pi = 2 * _HALF_PI[0] - (twice - 2 * _HALF_PI[1])
+    middle = _HALF_PI[0] - (inner - _HALF_PI[1])
+    return where(great, where(x < 0.0, pi, twice), middle)
 
 
 def sinh(x: Expr) -> Expr:
     """The hyperbolic sine."""
     size = abs(x)
-    t = expm1(where(gt(size, f32(20.0)), f32(20.0), size))
-    near = mul(add(t, div(t, add(t, f32(1.0)))), f32(0.5))
+    t = expm1(where(size > 20.0, 20.0, size))
+    near = (t + t / (t + 1.0)) * 0.5
     far = exp(size, shift=-1)  # exp(-size) is below half a unit in the last place
-    return copysign(where(gt(size, f32(15.0)), far, near), x)
+    return copysign(where(size > 15.0, far, near), x)
 
 
 def cosh(x: Expr) -> Expr:
     """The hyperbolic cosine."""
     half = exp(abs(x), shift=-1)
-    return add(half, div(f32(0.25), half))
+    return half + 0.25 / half
 
 
 def asinh(x: Expr) -> Expr:
     """The inverse hyperbolic sine."""
     size = abs(x)
-    great = gt(size, f32(2.0**13))
-    y = where(great, f32(1.0), size)
-    s = mul(y, y)
+    great = size > 2.0**13
+    y = where(great, 1.0, size)
+    s = y * y
     # asinh(y) = log1p(y + y^2 / (1 + sqrt(1 + y^2))); for great y it is log(2 y).
-    near = log1p(add(y, div(s, add(f32(1.0), sqrt(add(s, f32(1.0)))))))
-    far = add(log(where(great, size, f32(1.0))), f32(_LN2))
+    near = log1p(y + s / (1.0 + sqrt(s + 1.0)))
+    far = log(where(great, size, 1.0)) + _LN2
     found = where(great, far, near)
     return copysign(where(eq(x, x), found, x), x)
 
 
 def acosh(x: Expr) -> Expr:
     """The inverse hyperbolic cosine; NaN below 1."""
-    great = gt(x, f32(2.0**13))
-    t = sub(where(great, f32(2.0), x), f32(1.0))
-    near = log1p(add(t, sqrt(fma(t, t, add(t, t)))))
-    far = add(log(where(great, x, f32(1.0))), f32(_LN2))
-    return where(lt(x, f32(1.0)), f32(_NAN), where(great, far, near))
+    great = x > 2.0**13
+    t = where(great, 2.0, x) - 1.0
+    near = log1p(t + sqrt(fma(t, t, t + t)))
+    far = log(where(great, x, 1.0)) + _LN2
+    return where(x < 1.0, _NAN, where(great, far, near))
 
 
 def atanh(x: Expr) -> Expr:
     """The inverse hyperbolic tangent; infinite at 1 and -1, NaN beyond."""
     size = abs(x)
     # atanh(y) = log1p(2 y / (1 - y)) / 2.
-    found = mul(log1p(div(add(size, size), sub(f32(1.0), size))), f32(0.5))
-    found = where(ge(f32(1.0), size), found, f32(_NAN))
+    found = log1p((size + size) / (1.0 - size)) * 0.5
+    found = where(ge(1.0, size), found, _NAN)
     return copysign(found, x)
 
 
 def erfc(x: Expr) -> Expr:
     """1 - erf(x), without the loss of digits for great x."""
     size = abs(x)
-    y = where(gt(size, f32(11.0)), f32(11.0), size)  # erfc(11) rounds to zero
+    y = where(size > 11.0, 11.0, size)  # erfc(11) rounds to zero
     # erfc(y) = exp(-y^2) p(u) / (1 + 2 y), u = (y - 4) / (y + 4), after Schonfelder (1978).
-    p = polynomial(c.ERFCX, div(sub(y, f32(4.0)), add(y, f32(4.0))))
-    s = mul(y, y)
-    lost = fma(y, y, neg(s))  # y^2 = s + lost; exp(-lost) = 1 - lost
-    scaled = div(fma(p, neg(lost), p), fma(y, f32(2.0), f32(1.0)))
-    found = mul(exp(neg(s)), scaled)
-    found = where(lt(x, f32(0.0)), sub(f32(2.0), found), found)
-    square = mul(x, x)
-    near = sub(f32(1.0), fma(polynomial(c.ERF, square), x, x))
-    return where(lt(size, f32(0.5)), near, found)
+    p = polynomial(c.ERFCX, (y - 4.0) / (y + 4.0))
+    s = y * y
+    lost = fma(y, y, -s)  # y^2 = s + lost; exp(-lost) = 1 - lost
+    scaled = fma(p, -lost, p) / fma(y, 2.0, 1.0)
+    found = exp(-s) * scaled
+    found = where(x < 0.0, 2.0 - found, found)
+    square = x * x
+    near = 1.0 - fma(polynomial(c.ERF, square), x, x)
+    return where(size < 0.5, near, found)
 
 
 def erfinv(x: Expr) -> Expr:
     """The inverse of erf; infinite at 1 and -1, NaN beyond (form after Giles 2012)."""
-    w = neg(log(fma(neg(x), x, f32(1.0))))
-    near = polynomial(c.ERFINV_NEAR, sub(w, f32(2.5)))
-    far = polynomial(c.ERFINV_FAR, sub(sqrt(where(lt(w, f32(5.0)), f32(5.0), w)), f32(3.0)))
-    found = mul(where(lt(w, f32(5.0)), near, far), x)
-    return where(eq(abs(x), f32(1.0)), mul(x, f32(_INF)), found)
+    w = -log(fma(-x, x, 1.0))
+    near = polynomial(c.ERFINV_NEAR, w - 2.5)
+    far = polynomial(c.ERFINV_FAR, sqrt(where(w < 5.0, 5.0, w)) - 3.0)
+    found = where(w < 5.0, near, far) * x
+    return where(eq(abs(x), 1.0), x * _INF, found)

@@ -11,10 +11,9 @@ from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op
 from lenz.ops import coefficients as c
 from lenz.ops.arith import abs as magnitude
-from lenz.ops.arith import add, div, floor, fma, mul, neg, reciprocal, sqrt, square, sub
-from lenz.ops.bits import and_, not_, or_, shl, shr
+from lenz.ops.arith import floor, fma, reciprocal, sqrt, square
 from lenz.ops.cast import bitcast, cast
-from lenz.ops.compare import eq, gt, isinf, isnan, lt, ne, signbit, where
+from lenz.ops.compare import eq, isinf, isnan, ne, signbit, where
 from lenz.ops.emission import libm
 from lenz.ops.fold import apply, binary, is_const, value_of
 from lenz.ops.rules import FLOATS, INTS, same
@@ -27,14 +26,10 @@ def _f64(value: float) -> Expr:
     return const(value, F64)
 
 
-def _i64(value: int) -> Expr:
-    return const(value, I64)
-
-
 def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
     total = _f64(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        total = fma(total, x, _f64(coefficient))
+        total = fma(total, x, coefficient)
     return total
 
 
@@ -42,68 +37,66 @@ def _log2(x: Expr) -> Expr:
     """log2 of an f64 that is a positive normal number, to 2^-43 of the result."""
     bits = bitcast(x, I64)
     # The bits of sqrt(1/2): the exponent field carries over when the significand passes sqrt(2).
-    e = shr(sub(bits, _i64(0x3FE6A09E667F3BCD)), _i64(52))
-    m = bitcast(sub(bits, shl(e, _i64(52))), F64)
-    t = div(sub(m, _f64(1.0)), add(m, _f64(1.0)))
+    e = (bits - 0x3FE6A09E667F3BCD) >> 52
+    m = bitcast(bits - (e << 52), F64)
+    t = (m - 1.0) / (m + 1.0)
     return fma(t, _horner(c.LOG2_F64, square(t)), cast(e, F64))
 
 
 def _exp2(x: Expr) -> Expr:
     """2^x of an f64 with |x| <= 1000, to 2^-34 of the result."""
-    shifted = add(x, _f64(_MAGIC))
-    r = sub(x, sub(shifted, _f64(_MAGIC)))
+    shifted = x + _MAGIC
+    r = x - (shifted - _MAGIC)
     # The low bits of the sum are the integer; the shift drops the others.
-    power = bitcast(shl(add(bitcast(shifted, I64), _i64(1023)), _i64(52)), F64)
-    return mul(fma(_horner(c.EXP2_F64, r), r, _f64(1.0)), power)
+    power = bitcast((bitcast(shifted, I64) + 1023) << 52, F64)
+    return fma(_horner(c.EXP2_F64, r), r, 1.0) * power
 
 
 def _expand_pow(x: Expr, y: Expr) -> Expr:
     """|x|^y = 2^(y log2 |x|) in f64, with the special values of C99 annex F."""
     if x.dtype.is_integer:
         return _expand_integer_pow(x, y)
-    zero, one = const(0.0, F32), const(1.0, F32)
     size = magnitude(x)
     wide = cast(size, F64)
-    exponent = where(eq(size, zero), _f64(-_INF), _log2(wide))
-    exponent = where(isinf(size), _f64(_INF), exponent)
-    z = mul(cast(y, F64), exponent)
+    exponent = where(eq(size, 0.0), -_INF, _log2(wide))
+    exponent = where(isinf(size), _INF, exponent)
+    z = cast(y, F64) * exponent
     # 1^y is 1 for infinite y too, where the product is NaN. The limits are beyond f32's range.
-    z = where(eq(size, one), _f64(0.0), z)
-    z = where(gt(z, _f64(200.0)), _f64(200.0), z)
-    z = where(lt(z, _f64(-200.0)), _f64(-200.0), z)
+    z = where(eq(size, 1.0), 0.0, z)
+    z = where(z > 200.0, 200.0, z)
+    z = where(z < -200.0, -200.0, z)
     found = cast(_exp2(z), F32)
     whole = eq(floor(y), y)
-    half = mul(y, const(0.5, F32))
-    odd = and_(whole, ne(floor(half), half))
-    found = where(and_(odd, signbit(x)), neg(found), found)
-    bad = and_(and_(lt(x, zero), not_(whole)), not_(isinf(x)))
-    found = where(or_(bad, or_(isnan(x), isnan(y))), const(math.nan, F32), found)
-    return where(or_(eq(x, one), eq(y, zero)), one, found)
+    half = y * 0.5
+    odd = whole & ne(floor(half), half)
+    found = where(odd & signbit(x), -found, found)
+    bad = (x < 0.0) & ~whole & ~isinf(x)
+    found = where(bad | (isnan(x) | isnan(y)), math.nan, found)
+    return where(eq(x, 1.0) | eq(y, 0.0), 1.0, found)
 
 
 def _expand_integer_pow(x: Expr, y: Expr) -> Expr:
     """Square and multiply over the bits of the exponent; wraps."""
-    one, zero = const(1, x.dtype), const(0, x.dtype)
+    one = const(1, x.dtype)
     bits = x.dtype.bits - (x.dtype.kind == "int")
     total, power = one, x
     for k in range(bits):
-        bit = and_(shr(y, const(k, y.dtype)), one)
-        total = where(eq(bit, zero), total, mul(total, power))
+        bit = (y >> k) & one
+        total = where(eq(bit, 0), total, total * power)
         power = square(power)
     if x.dtype.kind == "uint":
         return total
     # A negative exponent leaves a whole number for 1 and -1 only; torch gives 0 for the others.
-    minus = const(-1, x.dtype)
-    signed = where(eq(and_(y, one), zero), one, minus)
-    below = where(eq(x, one), one, where(eq(x, minus), signed, zero))
-    return where(lt(y, zero), below, total)
+    signed = where(eq(y & one, 0), one, -1)
+    below = where(eq(x, one), one, where(eq(x, -1), signed, 0))
+    return where(y < 0, below, total)
 
 
 def _expand_hypot(x: Expr, y: Expr) -> Expr:
     """sqrt(x^2 + y^2) in f64, where no square of an f32 overflows; infinite if either is."""
     a, b = cast(x, F64), cast(y, F64)
     found = cast(sqrt(fma(a, a, square(b))), F32)
-    return where(or_(isinf(x), isinf(y)), const(_INF, F32), found)
+    return where(isinf(x) | isinf(y), _INF, found)
 
 
 # Integers of the types that torch itself has a power for.
@@ -163,15 +156,15 @@ def _product(x: Expr, n: int) -> Expr:
     if n == 1:
         return x
     half = square(_product(x, n // 2))
-    return mul(half, x) if n % 2 else half
+    return half * x if n % 2 else half
 
 
 def _root(x: Expr, value: float) -> Expr:
     # pow(-0.0, 0.5) is 0.0 and pow(-inf, 0.5) is inf, where sqrt gives -0.0 and NaN.
     if value not in (0.5, -0.5):
         return apply(POW, x, const(value, x.dtype))
-    low = eq(x, const(-_INF, x.dtype))
-    root = where(low, const(_INF, x.dtype), sqrt(add(x, const(0.0, x.dtype))))
+    low = eq(x, -_INF)
+    root = where(low, _INF, sqrt(x + 0.0))
     return root if value > 0 else reciprocal(root)
 
 

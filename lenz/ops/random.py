@@ -20,11 +20,10 @@ from lenz.ir.dtype import F32, F64, I64, U32, U64, DType
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.op import INDEX, Attrs, Op, Types
 from lenz.ops import poly
-from lenz.ops.arith import ADD, add, mul, sqrt, sub
+from lenz.ops.arith import ADD, mul, sqrt
 from lenz.ops.arith import abs as magnitude
-from lenz.ops.bits import and_, or_, shl, shr, xor
 from lenz.ops.cast import CAST, bitcast, cast
-from lenz.ops.compare import eq, lt, where
+from lenz.ops.compare import eq, where
 from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, intrinsic
 from lenz.ops.fold import apply, binary
 from lenz.ops.math import cos, log
@@ -55,7 +54,7 @@ MUL_HIGH = Op(
     2,
     same((U32,)),
     lambda x, y: _words(_product(x, y) >> np.uint64(32)),
-    expand=lambda x, y: cast(shr(mul(cast(x, U64), cast(y, U64)), const(32, U64)), U32),
+    expand=lambda x, y: cast((cast(x, U64) * cast(y, U64)) >> 32, U32),
     llvm=intrinsic(MUL_HIGH_NAME),
     triton=f"tl.cast({_WIDE} >> 32, tl.uint32)",
     commutes=True,
@@ -86,8 +85,8 @@ def philox(counter: Pair, key: Expr) -> Pair:
     a, b = counter
     factor = const(MULTIPLIER, U32)
     for i in range(ROUNDS):
-        bumped = add(key, const(i * WEYL % 2**32, U32))
-        a, b = xor(mul_high(a, factor), xor(b, bumped)), mul_low(a, factor)
+        bumped = key + i * WEYL % 2**32
+        a, b = mul_high(a, factor) ^ (b ^ bumped), mul_low(a, factor)
     return a, b
 
 
@@ -99,10 +98,10 @@ def _halves(x: Expr) -> Pair:
         n = _short(number)
         assert n is not None
         low, high = _halves(start)
-        total = add(low, n)
-        return total, add(high, cast(lt(total, n), U32))
+        total = low + n
+        return total, high + cast(total < n, U32)
     wide = bitcast(x, U64)
-    return cast(wide, U32), cast(shr(wide, const(32, U64)), U32)
+    return cast(wide, U32), cast(wide >> 32, U32)
 
 
 def _short(x: Expr) -> Expr | None:
@@ -120,7 +119,7 @@ def _expand_bits(seed: Expr, counter: Expr, word: int) -> Expr:
     low, high = _halves(counter)
     key, mixed = _halves(seed)
     block = const(_SECOND_BLOCK if word >= 2 else 0, U32)
-    return philox((low, xor(high, xor(mixed, block))), key)[word % 2]
+    return philox((low, high ^ (mixed ^ block)), key)[word % 2]
 
 
 def philox_reference(counter: Any, key: Any) -> tuple[Any, Any]:
@@ -171,10 +170,10 @@ def _expand_shared(seed: Expr, start: Expr, number: Expr) -> Expr:
         s = number.attrs[0]
         half, odd = index(s // 2, I64, number.args), index(s % 2, I64, number.args)
     else:
-        half, odd = shr(number, const(1, I64)), and_(number, const(1, I64))
-    counter = add(start, half)
+        half, odd = number >> 1, number & 1
+    counter = start + half
     words = [_expand_bits(seed, counter, w) for w in (0, 1)]
-    return where(eq(odd, const(0, I64)), words[0], words[1])
+    return where(eq(odd, 0), words[0], words[1])
 
 
 def _shared_rule(args: Types, attrs: Attrs) -> DType:
@@ -194,20 +193,20 @@ def shared_bits(seed: Expr, start: Expr, number: Expr) -> Expr:
 
 def unit_f32(bits: Expr) -> Expr:
     """The upper 24 bits of a u32 as an f32 in [0, 1)."""
-    return mul(cast(shr(bits, const(8, U32)), F32), const(2.0**-24, F32))
+    return cast(bits >> 8, F32) * 2.0**-24
 
 
 def unit_f64(high: Expr, low: Expr) -> Expr:
     """The upper 53 bits of two u32 as an f64 in [0, 1)."""
-    whole = or_(shl(cast(high, U64), const(32, U64)), cast(low, U64))
-    return mul(cast(shr(whole, const(11, U64)), F64), const(2.0**-53, F64))
+    whole = (cast(high, U64) << 32) | cast(low, U64)
+    return cast(whole >> 11, F64) * 2.0**-53
 
 
 def uniform(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
     """A number of [0, 1), f32 or f64, evenly distributed, for element `number` from `start` on."""
     if dtype is F32:
         return unit_f32(shared_bits(seed, start, number))
-    counter = add(start, number)
+    counter = start + number
     return unit_f64(rand_bits(seed, counter, 0), rand_bits(seed, counter, 1))
 
 
@@ -219,24 +218,24 @@ def normal(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
     one counter, and one root.
     """
     if dtype is F64:
-        words = [rand_bits(seed, add(start, number), i) for i in range(4)]
+        words = [rand_bits(seed, start + number, i) for i in range(4)]
         u, v = unit_f64(words[0], words[1]), unit_f64(words[2], words[3])
-        return mul(_radius(u, 2.0**-53), cos(mul(v, const(2.0 * math.pi, F64))))
+        return _radius(u, 2.0**-53) * cos(v * (2.0 * math.pi))
     n = _short(number)
-    counter = add(start, number if n is None else cast(shr(n, const(1, U32)), I64))
+    counter = start + (number if n is None else cast(n >> 1, I64))
     u, v = (unit_f32(rand_bits(seed, counter, i)) for i in (0, 1))
     if n is not None:
         # sin(2 pi v) = cos(2 pi (v - 1/4)); all of these are multiples of 2^-24, and exact.
         quarter, zero, one = (const(x, F32) for x in (0.25, 0.0, 1.0))
-        before = add(sub(v, quarter), where(lt(v, quarter), one, zero))
-        v = where(eq(and_(n, const(1, U32)), const(0, U32)), v, before)
+        before = v - quarter + where(v < quarter, one, zero)
+        v = where(eq(n & 1, 0), v, before)
     # cos(2 pi v) = sin(2 pi (|v - 1/2| - 1/4)): no reduction of the angle is needed.
-    turn = sub(magnitude(sub(v, const(0.5, F32))), const(0.25, F32))
-    return mul(_radius(u, 2.0**-24), poly.sin_reduced(mul(turn, const(2.0 * math.pi, F32))))
+    turn = magnitude(v - 0.5) - 0.25
+    return _radius(u, 2.0**-24) * poly.sin_reduced(turn * (2.0 * math.pi))
 
 
 def _radius(u: Expr, step: float) -> Expr:
-    return sqrt(mul(log(add(u, const(step, u.dtype))), const(-2.0, u.dtype)))
+    return sqrt(log(u + step) * -2.0)
 
 
 def below(seed: Expr, start: Expr, number: Expr, count: Expr) -> Expr:
@@ -245,9 +244,8 @@ def below(seed: Expr, start: Expr, number: Expr, count: Expr) -> Expr:
     Values differ in probability by at most count / 2^64: 64 random bits are taken.
     """
     size = bitcast(count, U64)
-    half = const(32, U64)
-    counter = add(start, number)
+    counter = start + number
     first, second = (cast(rand_bits(seed, counter, i), U64) for i in (0, 1))
     # (first 2^32 + second) * count / 2^64 by the words of the product; neither sum overflows.
-    upper = add(mul(first, size), shr(mul(second, size), half))
-    return bitcast(shr(upper, half), I64)
+    upper = first * size + ((second * size) >> 32)
+    return bitcast(upper >> 32, I64)

@@ -8,10 +8,9 @@ from functools import reduce
 
 from lenz.ir.dtype import BOOL, F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.ops.arith import add, div, fma, maximum, minimum, mul, sub
-from lenz.ops.bits import shl
+from lenz.ops.arith import add, fma, maximum, minimum, mul
 from lenz.ops.cast import bitcast, cast
-from lenz.ops.compare import gt, isinf, lt, where
+from lenz.ops.compare import isinf, where
 from lenz.ops.math import exp, log1p
 
 _MAGIC = 1.5 * 2.0**52  # what is added to it has its integer in the low bits
@@ -31,7 +30,7 @@ def of_one(kind: str, e: Expr) -> Expr:
     to = reduce_dtype(kind, e.dtype)
     if kind in ("argmax", "argmin"):
         return const(0, to)
-    return add(e, const(0, to)) if kind == "sum" and to.is_float else cast(e, to)
+    return e + 0 if kind == "sum" and to.is_float else cast(e, to)
 
 
 def total(terms: Sequence[Expr]) -> Expr:
@@ -42,9 +41,9 @@ def total(terms: Sequence[Expr]) -> Expr:
 def _logaddexp(x: Expr, y: Expr) -> Expr:
     """log(e^x + e^y) = max + log(1 + e^(min - max)); a greatest operand that is infinite wins."""
     high = maximum(x, y)
-    below = sub(minimum(x, y), high)
+    below = minimum(x, y) - high
     more = _log1p_exp(below) if x.dtype is F64 else log1p(exp(below))
-    return where(isinf(high), high, add(high, more))
+    return where(isinf(high), high, high + more)
 
 
 def _log1p_exp(x: Expr) -> Expr:
@@ -54,23 +53,23 @@ def _log1p_exp(x: Expr) -> Expr:
     e^x = 2^k e^r with |r| <= ln2 / 2, by Taylor's series of degree 13. With t = e^x or, above 0.41,
     (e^x - 1) / 2, which leaves ln2: log(1 + t) = 2 atanh(s), s = t / (2 + t), |s| < 0.18.
     """
-    shifted = fma(x, _f64(1.0 / _LN2), _f64(_MAGIC))
-    k = sub(shifted, _f64(_MAGIC))
-    r = fma(k, _f64(-_LN2_LOW), fma(k, _f64(-_LN2_HIGH), x))
-    power = bitcast(add(shl(bitcast(shifted, I64), const(52, I64)), const(1023 << 52, I64)), F64)
-    t = mul(_series([1.0 / math.factorial(n) for n in range(14)], r), power)
-    t = where(lt(x, _f64(-708.0)), _f64(0.0), t)
-    great = gt(t, _f64(0.41))
-    s = div(where(great, sub(t, _f64(1.0)), t), add(t, where(great, _f64(3.0), _f64(2.0))))
-    square = mul(s, s)
-    tail = mul(square, _series([2.0 / (2 * n + 3) for n in range(10)], square))
-    return add(where(great, _f64(_LN2), _f64(0.0)), fma(s, tail, add(s, s)))
+    shifted = fma(x, 1.0 / _LN2, _MAGIC)
+    k = shifted - _MAGIC
+    r = fma(k, -_LN2_LOW, fma(k, -_LN2_HIGH, x))
+    power = bitcast((bitcast(shifted, I64) << 52) + (1023 << 52), F64)
+    t = _series([1.0 / math.factorial(n) for n in range(14)], r) * power
+    t = where(x < -708.0, 0.0, t)
+    great = t > 0.41
+    s = where(great, t - 1.0, t) / (t + where(great, _f64(3.0), 2.0))
+    square = s * s
+    tail = square * _series([2.0 / (2 * n + 3) for n in range(10)], square)
+    return where(great, _f64(_LN2), 0.0) + fma(s, tail, s + s)
 
 
 def _series(coefficients: list[float], x: Expr) -> Expr:
     total = _f64(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        total = fma(total, x, _f64(coefficient))
+        total = fma(total, x, coefficient)
     return total
 
 

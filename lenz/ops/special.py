@@ -8,10 +8,8 @@ import numpy as np
 import torch
 
 from lenz.ir.dtype import BOOL, F32, F64, I32, DType
-from lenz.ir.expr import Expr, const
+from lenz.ir.expr import Expr
 from lenz.ir.op import Attrs, Op, Types
-from lenz.ops.arith import add, mul, sub
-from lenz.ops.bits import shl, shr
 from lenz.ops.cast import bitcast
 from lenz.ops.emission import SCALEF, Builder, Values
 from lenz.ops.fold import apply, binary
@@ -33,15 +31,15 @@ def _whole(k: torch.Tensor) -> torch.Tensor:
 def _expand_scale(x: Expr, k: Expr) -> Expr:
     """Two factors of half the exponent: exact but for the last product, so denormals round once."""
     if k.dtype is F32:
-        k = sub(bitcast(add(k, const(_MAGIC, F32)), I32), const(_MAGIC_BITS, I32))
+        k = bitcast(k + _MAGIC, I32) - _MAGIC_BITS
     as_int = k.dtype
     bias, place = (127, 23) if as_int is I32 else (1023, 52)
 
     def power(e: Expr) -> Expr:
-        return bitcast(shl(add(e, const(bias, as_int)), const(place, as_int)), x.dtype)
+        return bitcast((e + bias) << place, x.dtype)
 
-    first = shr(k, const(1, as_int))
-    return mul(mul(x, power(first)), power(sub(k, first)))
+    first = k >> 1
+    return x * power(first) * power(k - first)
 
 
 def _emit_scale(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> Any:

@@ -17,12 +17,11 @@ from lenz.ir.expr import Expr
 from lenz.ir.op import Op
 from lenz.ops import coefficients as c
 from lenz.ops import poly
-from lenz.ops.arith import abs, add, copysign, fma, maximum, minimum, mul, neg, reciprocal, sub
-from lenz.ops.bits import shl
+from lenz.ops.arith import abs, copysign, fma, maximum, minimum, reciprocal
 from lenz.ops.cast import bitcast
-from lenz.ops.compare import lt, where
+from lenz.ops.compare import where
 from lenz.ops.fold import apply
-from lenz.ops.poly import f32, i32, polynomial
+from lenz.ops.poly import polynomial
 from lenz.ops.rules import same
 
 _LOG2_E = 1.0 / math.log(2.0)
@@ -68,9 +67,9 @@ def _reciprocal(x: Expr) -> Expr:
 
 def exp2(x: Expr) -> Expr:
     """2^x; the unit gives no denormals, so that they are the squares of their roots."""
-    tiny = lt(x, f32(-126.0))
-    found = _exp2(where(tiny, mul(x, f32(0.5)), x))
-    return where(tiny, mul(found, found), found)
+    tiny = x < -126.0
+    found = _exp2(where(tiny, x * 0.5, x))
+    return where(tiny, found * found, found)
 
 
 def exp(x: Expr) -> Expr:
@@ -78,42 +77,42 @@ def exp(x: Expr) -> Expr:
 
     Where k is at its limit r is great, and the product overflows or becomes denormal as it should.
     """
-    n = fma(x, f32(_LOG2_E_PARTS[0]), f32(_BIASED))
-    n = maximum(minimum(n, f32(_BIASED + 127.0)), f32(_BIASED - 126.0))
-    k = sub(n, f32(_BIASED))
-    r = fma(x, f32(_LOG2_E_PARTS[0]), neg(k))
-    r = fma(x, f32(_LOG2_E_PARTS[1]), r)
-    return mul(_exp2(r), bitcast(shl(bitcast(n, I32), i32(23)), F32))
+    n = fma(x, _LOG2_E_PARTS[0], _BIASED)
+    n = maximum(minimum(n, _BIASED + 127.0), _BIASED - 126.0)
+    k = n - _BIASED
+    r = fma(x, _LOG2_E_PARTS[0], -k)
+    r = fma(x, _LOG2_E_PARTS[1], r)
+    return _exp2(r) * bitcast(bitcast(n, I32) << 23, F32)
 
 
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e^-x)."""
-    return _reciprocal(add(exp(neg(x)), f32(1.0)))
+    return _reciprocal(exp(-x) + 1.0)
 
 
 def tanh(x: Expr) -> Expr:
     """The hyperbolic tangent: a polynomial near zero, 1 - 2 / (e^2x + 1) beyond."""
-    s = mul(x, x)
-    near = fma(mul(s, x), polynomial(c.TANH, s), x)
-    power = _exp2(mul(abs(x), f32(2.0 * _LOG2_E)))
-    far = fma(_reciprocal(add(power, f32(1.0))), f32(-2.0), f32(1.0))
-    return copysign(where(lt(abs(x), f32(0.65)), near, far), x)
+    s = x * x
+    near = fma(s * x, polynomial(c.TANH, s), x)
+    power = _exp2(abs(x) * (2.0 * _LOG2_E))
+    far = fma(_reciprocal(power + 1.0), -2.0, 1.0)
+    return copysign(where(abs(x) < 0.65, near, far), x)
 
 
 def _erfc(y: Expr) -> Expr:
     """1 - erf(y) to 4e-8 absolute, for y >= 0."""
-    return _exp2(mul(y, polynomial(c.ERFC_LOG2, y)))
+    return _exp2(y * polynomial(c.ERFC_LOG2, y))
 
 
 def erf(x: Expr) -> Expr:
     """The error function."""
-    s = mul(x, x)
+    s = x * x
     near = fma(polynomial(c.ERF, s), x, x)
-    far = copysign(sub(f32(1.0), _erfc(abs(x))), x)
-    return where(lt(abs(x), f32(0.925)), near, far)
+    far = copysign(1.0 - _erfc(abs(x)), x)
+    return where(abs(x) < 0.925, near, far)
 
 
 def one_plus_erf(x: Expr) -> Expr:
     """1 + erf(x) to 1e-7 absolute."""
     tail = _erfc(abs(x))
-    return where(lt(x, f32(0.0)), tail, sub(f32(2.0), tail))
+    return where(x < 0.0, tail, 2.0 - tail)

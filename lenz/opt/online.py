@@ -117,9 +117,9 @@ def _in_parts(
     at: dict[Var, Sym] = {a.var: ZERO for a in top.raxes} | {r.var: place}
     low = const(-math.inf, top.body.dtype)
     x = reindex(top.body, at)
-    inside = ops.lt(index(place, I64), index(r.extent, I64))
+    inside = index(place, I64) < index(r.extent, I64)
     if before is not ZERO:
-        inside = ops.and_(ops.le(index(before, I64), index(place + before, I64)), inside)
+        inside = (index(before, I64) <= index(place + before, I64)) & inside
     if length % PART or before is not ZERO:
         x = masked(inside, x, low)
 
@@ -133,9 +133,9 @@ def _in_parts(
 
     greatest, sum_name = f"{top.out.name}.part", f"{total.out.name}.part"
     m = of(greatest, (c, *top.axes))
-    e = ops.where(ops.eq(m, low), const(0, low.dtype), ops.exp(ops.sub(x, m)))
-    again = ops.mul(of(sum_name, (c, *total.axes)), ops.exp(ops.sub(
-        of(greatest, (c, *total.axes)), of(top.out.name, total.axes))))  # fmt: skip
+    e = ops.where(ops.eq(m, low), 0, ops.exp(x - m))
+    drop = of(greatest, (c, *total.axes)) - of(top.out.name, total.axes)
+    again = of(sum_name, (c, *total.axes)) * ops.exp(drop)
     return (
         reduced(top, "max", greatest, x),
         reduced(total, "sum", sum_name, e),

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, reindex
@@ -416,13 +415,13 @@ def _widened(axes: tuple[Axis, ...], shape: Shape) -> tuple[tuple[Axis, ...], di
 def _inside(axes: tuple[Axis, ...], shape: Shape, body: Expr) -> Expr:
     """The body where all axes are inside of the shape, zero elsewhere."""
     tests = [
-        ops.lt(index(a.var, I64), index(size, I64))
+        index(a.var, I64) < index(size, I64)
         for a, size in zip(axes, shape, strict=True)
         if a.extent is not size
     ]
     cond = tests[0]
     for test in tests[1:]:
-        cond = ops.and_(cond, test)
+        cond = cond & test
     return masked(cond, body, const(0, body.dtype))
 
 

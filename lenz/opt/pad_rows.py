@@ -80,6 +80,6 @@ def _lengthened(n: Reduction, length: Sym) -> Reduction:
         return n
     (old,) = n.raxes
     new = axis(old.name, length)
-    inside = ops.lt(index(new.var, I64), index(old.extent, I64))
+    inside = index(new.var, I64) < index(old.extent, I64)
     body: Expr = reindex(n.body, {old.var: new.var})
     return replace(n, raxes=(new,), body=masked(inside, body, ops.neutral(n.kind, body.dtype)))

@@ -149,7 +149,7 @@ def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
         return (n,)
     body = reindex(n.body, x.at)
     if x.length is not product(a.extent for a in x.inside[:1]) * x.parts[-1].extent:
-        inside = ops.lt(index(x.position, I64), index(x.length, I64))
+        inside = index(x.position, I64) < index(x.length, I64)
         body = masked(inside, body, ops.neutral(n.kind, body.dtype))
     acc = ref("acc", body.dtype)
     layout = contiguous((*(a.extent for a in x.parts), *n.out.shape))

@@ -92,7 +92,7 @@ def _for_load(
         return test
     if place.hi is not None and place.hi < end:
         return None
-    return ops.lt(test.args[0], index(Int(end), I64))
+    return test.args[0] < index(Int(end), I64)
 
 
 def tests_of(cond: Expr) -> list[Expr]:

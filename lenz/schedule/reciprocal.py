@@ -76,14 +76,15 @@ def _rounded_away(values: Sequence[Expr]) -> set[Expr]:
 
 
 def _shared(x: Expr, y: Expr, rough: bool) -> Expr:
-    size, one = ops.abs(y), const(1.0, F32)
-    small = ops.where(ops.lt(size, const(1 / _GREAT, F32)), const(_SCALE, F32), one)
-    scale = ops.where(ops.gt(size, const(_GREAT, F32)), const(1 / _SCALE, F32), small)
-    scaled = ops.mul(y, scale)
-    r = ops.div(one, scaled)
-    x = ops.mul(x, scale)
-    q = ops.mul(x, r)
+    size = ops.abs(y)
+    one = const(1.0, y.dtype)
+    small = ops.where(size < 1 / _GREAT, _SCALE, one)
+    scale = ops.where(size > _GREAT, 1 / _SCALE, small)
+    scaled = y * scale
+    r = 1.0 / scaled
+    x = x * scale
+    q = x * r
     if rough:
         return q
-    better = ops.fma(ops.fma(ops.neg(q), scaled, x), r, q)
-    return ops.where(ops.gt(ops.abs(better), const(0.0, F32)), better, q)
+    better = ops.fma(ops.fma(-q, scaled, x), r, q)
+    return ops.where(ops.abs(better) > 0.0, better, q)
