@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeAlias
 
 from lenz.ir.lexer import Cursor, choice_of
-from lenz.ir.syntax import Piece, Slot, piece_of
+from lenz.ir.syntax import Piece, Slot, piece_of, slots_of
 from lenz.ir.text import Scope
 
 Made: TypeAlias = "dict[str, Any]"  # the fields of a node that have been read
@@ -41,8 +41,6 @@ def tokens(text: str) -> list[str]:
 class Form:
     """The text of one class. `lead` is the number of tokens and fields before its first word."""
 
-    __slots__ = ("_mark", "_nests", "_reads", "_shows", "cls", "fields", "grammar", "lead", "word")
-
     def __init__(self, cls: Any, kinds: Mapping[str, Kind]) -> None:
         self.cls = cls
         pieces = [piece_of(text) for text in cls.SYNTAX]
@@ -54,10 +52,10 @@ class Form:
         self.lead = words[0] if words else 2
         self.word = str(self._reads[self.lead]) if words else ""
         self.fields = tuple([f.name for f in fields(cls) if f.compare])
-        slots = [x for p in pieces for x in p.items if isinstance(x, Slot)]
-        self._nests = any(x.kind in ("axes", "loop") for x in slots)
-        names = {x.kind: "%" if x.kind == "def" else "" for x in slots if x.field == "name"}
-        self._mark = next(iter(names.values()), "") if hasattr(cls, "dtype") else None
+        self.slots = slots_of(cls)
+        self.kinds = frozenset([x.kind for x in self.slots])
+        self._nests = bool(self.kinds & {"axes", "loop"})
+        self._mark = ("%" if "def" in self.kinds else "") if hasattr(cls, "dtype") else None
 
     def show(self, node: Any, s: Scope) -> str:
         """The text of a node; the name that it defines is in scope afterwards."""
@@ -177,8 +175,6 @@ def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Read]) -> tuple
 class Lines:
     """The lines between the braces of a graph or a plan, made from `LINES`."""
 
-    __slots__ = ("_lines", "_nodes", "_what", "_words", "grammar")
-
     def __init__(self, cls: Any, kinds: Mapping[str, Kind]) -> None:
         self._what = f"a line of a {cls.__name__.lower()}"
         self._lines = [_Line(text, kinds) for text in cls.LINES]
@@ -226,8 +222,6 @@ _FIRST = ("%", "(", "out", "none")  # what a node of a graph begins with
 
 class _Line:
     """A line that gives a field, or (`each`) one item of it; `words` are those it begins with."""
-
-    __slots__ = ("each", "field", "get", "grammar", "optional", "reads", "shows", "usual", "words")
 
     def __init__(self, text: str, kinds: Mapping[str, Kind]) -> None:
         self.each = text.endswith("+")

@@ -349,6 +349,7 @@ def _symbol_of(c: Cursor, s: Scope) -> str:
 
 _NAME = Kind(lambda v, s: show_name(v), lambda c, s: name_of(c), "NAME")
 _BUFFER = Kind(lambda v, s: show_buffer(v), lambda c, s: buffer_of(c), '"%" NAME')
+_SYM = Kind(lambda v, s: show_sym(v), lambda c, s: sym_of(c, s.vars), "sym")
 _INT = Kind(lambda v, s: str(v), lambda c, s: int_of(c), "INT")
 
 KINDS: Mapping[str, Kind] = {
@@ -366,7 +367,8 @@ KINDS: Mapping[str, Kind] = {
     "type": Kind(show_type, type_of, "type"),
     "dtype": Kind(lambda v, s: str(v.name), lambda c, s: dtype_of(c), "DTYPE"),
     # sizes and loops
-    "sym": Kind(lambda v, s: show_sym(v), lambda c, s: sym_of(c, s.vars), "sym"),
+    "sym": _SYM,
+    "index": _SYM,
     "size": Kind(lambda v, s: str(v.name), var_of, "NAME"),
     "axes": Kind(_axes, _axes_of, "axis,*"),
     "along": Kind(_along, _along_of, "NAME", whole=True),

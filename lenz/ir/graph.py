@@ -17,6 +17,7 @@ import torch
 from lenz.errors import InternalError
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
+from lenz.ir.syntax import VALUES, exprs_in, slots_in
 from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv
 
@@ -166,7 +167,7 @@ class View:
     """
 
     SYNTAX: ClassVar = (
-        "{out:result} : view ({axes:axes}) {source:use}[{index:sym*}]",
+        "{out:result} : view ({axes:axes}) {source:use}[{index:index*}]",
         "? detached",
     )
     out: Buffer
@@ -311,24 +312,16 @@ def outs_of(n: Node) -> tuple[Buffer, ...]:
 
 def bodies_of(n: Loop) -> tuple[Expr, ...]:
     """The expressions of a loop node; the last one is the value it gives."""
-    match n:
-        case Pointwise() | Sort():
-            return (n.body,)
-        case Reduction() | Scan():
-            return (n.body, n.finish)
-        case Scatter():
-            return (*n.bound, n.value)
+    return exprs_in(n)
 
 
 def map_bodies(n: Loop, f: Callable[[Expr], Expr]) -> Loop:
     """The node with every expression replaced by f of it."""
-    match n:
-        case Pointwise() | Sort():
-            return replace(n, body=f(n.body))
-        case Reduction() | Scan():
-            return replace(n, body=f(n.body), finish=f(n.finish))
-        case Scatter():
-            return replace(n, bound=tuple(f(e) for e in n.bound), value=f(n.value))
+    new: dict[str, Any] = {}
+    for slot in slots_in(n, VALUES):
+        value = slot.get(n)
+        new[slot.field] = tuple(map(f, value)) if isinstance(value, tuple) else f(value)
+    return replace(n, **new)
 
 
 def map_gpu_loops(g: Graph, f: Callable[[Loop], Loop]) -> Graph:
@@ -342,18 +335,17 @@ def loop_axes(n: Loop) -> tuple[Axis, ...]:
     return n.axes + n.raxes if isinstance(n, Reduction) else n.axes
 
 
+_READ = frozenset({"use", "args"})
+
+
 def reads_of(n: Node) -> tuple[str, ...]:
     """Names of the buffers a node reads, each once, in order of first use."""
-    match n:
-        case Pointwise() | Reduction() | Scan() | Sort() | Scatter():
-            names = [e.attrs[0] for e in loads_of(*bodies_of(n))]
-            names += [n.base] if isinstance(n, Scatter) else []
-        case View(_, source):
-            names = [source]
-        case Extern():
-            names = [r for a in n.args for r in atom_refs(a)]
-            names += [r for _, a in n.kwargs for r in atom_refs(a)]
-            names += n.waits
+    names = [e.attrs[0] for e in loads_of(*exprs_in(n))]
+    for slot in slots_in(n, _READ):
+        if slot.kind == "use":
+            names += slot.get(n) if slot.is_list else (slot.get(n),)
+        elif isinstance(n, Extern):
+            names += [r for a in (*n.args, *dict(n.kwargs).values()) for r in atom_refs(a)]
     return tuple(dict.fromkeys(names))
 
 
@@ -398,21 +390,18 @@ def held_for_good(nodes: Sequence[object]) -> frozenset[str]:
 
 def rename_reads(n: Node, same: dict[str, str]) -> Node:
     """The node with buffers that it reads renamed."""
-    match n:
-        case Pointwise() | Reduction() | Scan() | Sort() | Scatter():
-            made = map_bodies(n, lambda e: replace_loads(e, lambda at: _renamed(at, same)))
-            if isinstance(made, Scatter):
-                return replace(made, base=same.get(made.base, made.base))
-            return made
-        case View(_, source):
-            return replace(n, source=same.get(source, source))
-        case Extern(_, _, args, kwargs):
-            return replace(
-                n,
-                args=tuple(_atom(a, same) for a in args),
-                kwargs=tuple((k, _atom(a, same)) for k, a in kwargs),
-                waits=tuple(same.get(name, name) for name in n.waits),
-            )
+    new: dict[str, Any] = {}
+    for slot in slots_in(n, _READ):
+        if slot.kind == "use" and slot.is_list:
+            new[slot.field] = tuple([same.get(name, name) for name in slot.get(n)])
+        elif slot.kind == "use":
+            new[slot.field] = same.get(slot.get(n), slot.get(n))
+        elif isinstance(n, Extern):
+            new["args"] = tuple([_atom(a, same) for a in n.args])
+            new["kwargs"] = tuple([(k, _atom(a, same)) for k, a in n.kwargs])
+    if isinstance(n, LOOPS):
+        n = map_bodies(n, lambda e: replace_loads(e, lambda at: _renamed(at, same)))
+    return replace(n, **new)
 
 
 def _renamed(e: Expr, same: dict[str, str]) -> Expr | None:

@@ -42,6 +42,7 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, nodes_of
 from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View, acc_dtype
 from lenz.ir.op import LOAD, MASKED, REF
+from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import Axis
 from lenz.sym import ONE, ZERO, Int, Sym, Var, maximum
 
@@ -236,16 +237,7 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
 
 def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
     """Every expression that stands in a statement, in order."""
-    found: list[Expr] = []
-    for s in walk(body):
-        match s:
-            case Let(_, value) | Reduce(_, _, value) | Scan(_, _, value, _, _, _):
-                found.append(value)
-            case Store(_, _, value, bound):
-                found.extend((value, *bound))
-            case For() | Sort():
-                pass
-    return found
+    return [e for s in walk(body) for e in exprs_in(s)]
 
 
 def position(over: Sequence[Axis]) -> Sym:

@@ -20,7 +20,8 @@ grammar, `graph.reads_of` and the verifiers their walks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -34,11 +35,7 @@ class Slot(NamedTuple):
     kind: str
     is_list: bool
     usual: str
-
-    @property
-    def get(self) -> Callable[[Any], Any]:
-        """Its value in a node."""
-        return attrgetter(self.field)
+    get: Callable[[Any], Any]  # its value in a node
 
 
 class Piece(NamedTuple):
@@ -54,7 +51,7 @@ def _slot(text: str) -> str | Slot:
         return text
     field, kind = text[1:-1].split(":")
     name, _, usual = field.partition("=")
-    return Slot(name, kind.removesuffix("*"), kind.endswith("*"), usual)
+    return Slot(name, kind.removesuffix("*"), kind.endswith("*"), usual, attrgetter(name))
 
 
 def piece_of(text: str) -> Piece:
@@ -68,7 +65,30 @@ def piece_of(text: str) -> Piece:
     )
 
 
-def slots_of(cls: Any) -> tuple[Slot, ...]:
-    """The fields of a class in the order of its text."""
-    items = [x for text in cls.SYNTAX for x in piece_of(text).items]
-    return tuple([x for x in items if isinstance(x, Slot)])
+VALUES = frozenset({"value", "block", "finish", "bound"})  # kinds of fields that hold expressions
+
+
+@cache
+def slots_of(cls: Hashable, kinds: frozenset[str] = frozenset()) -> tuple[Slot, ...]:
+    """The fields of a class in the order of its text; with `kinds` those of some kinds."""
+    syntax: tuple[str, ...] = getattr(cls, "SYNTAX", ())
+    found = [x for text in syntax for x in piece_of(text).items if isinstance(x, Slot)]
+    return tuple([x for x in found if not kinds or x.kind in kinds])
+
+
+def slots_in(x: Any, kinds: frozenset[str]) -> tuple[Slot, ...]:
+    """The fields of some kinds of a node."""
+    cls: Any = type(x)
+    return slots_of(cls, kinds)
+
+
+def exprs_in(x: Any) -> tuple[Any, ...]:
+    """The expressions of a node or statement in the order of its text."""
+    found: list[Any] = []
+    for slot in slots_in(x, VALUES):
+        value = slot.get(x)
+        if type(value) is tuple:
+            found += value
+        else:
+            found.append(value)
+    return tuple(found)

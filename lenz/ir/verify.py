@@ -5,13 +5,12 @@ An error names the rule (`verify_rules.RULES`) and shows the line of text that b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I32, I64
 from lenz.ir.expr import Expr
 from lenz.ir.graph import (
-    Atom,
     Extern,
     Graph,
     Loop,
@@ -23,7 +22,6 @@ from lenz.ir.graph import (
     View,
     acc_dtype,
     atom_refs,
-    atom_syms,
     bodies_of,
     buffers_of,
     held_by,
@@ -36,13 +34,14 @@ from lenz.ir.graph import (
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
 from lenz.ir.printer import line_of
-from lenz.ir.tensor import Axis, Buffer, Layout, TensorType
+from lenz.ir.tensor import Axis, Buffer, Layout
 from lenz.ir.verify_kernel import check_kernel
 from lenz.ir.verify_plan import check_plan
 from lenz.ir.verify_rules import (
     RULES,
     Broken,
     Held,
+    Known,
     broken,
     check_body,
     check_bounds,
@@ -77,95 +76,62 @@ def verify(x: Graph | Kernel | Plan | Schedule, told: Mapping[str, Layout] | Non
         raise InternalError(e.what, rule=e.rule, line=line_of(x, e.culprit)) from e
 
 
-class _Graph:
-    """What is defined so far."""
-
-    def __init__(self, g: Graph) -> None:
-        self.types: dict[str, TensorType] = {}
-        self.sizes: dict[Var, None] = {}
-        self.names: dict[str, Var] = {}
-        self.written: dict[str, Extern] = {}
-        for b in (*g.inputs, *g.constants):
-            for s in b.type.layout.syms if isinstance(b, Buffer) else (b,):
-                self.add_sizes(s, b)
-            if isinstance(b, Buffer):
-                self.define(b, b)
-
-    def add_sizes(self, s: Sym, culprit: object) -> None:
-        """Sizes that an input gives."""
+def _give(syms: Iterable[Sym], d: Known, culprit: object) -> None:
+    """Sizes that an input or a call gives, with those that bound them."""
+    for s in syms:
         for v in s.free_vars:
-            if v in self.sizes:
+            if v in d.sizes:
                 continue
-            if self.names.setdefault(v.name, v) is not v:
+            if d.names.setdefault(v.name, v) is not v:
                 broken("var-once", f"the size {v.name} has two pairs of bounds", culprit)
-            self.sizes[v] = None
+            d.sizes[v] = None
             if v.below is not None:
-                self.add_sizes(v.below, culprit)
+                _give((v.below,), d, culprit)
 
-    def define(self, b: Buffer, culprit: object) -> None:
-        """Enter a buffer."""
-        if b.name in self.types:
-            broken("name-once", f"%{b.name} is defined twice", culprit)
-        for s in b.type.layout.syms:
-            self.check_sizes(s, f"%{b.name}", culprit)
-        self.types[b.name] = b.type
 
-    def check_sizes(self, s: Sym, of: str, culprit: object) -> None:
-        """Every variable of `s` is a size that is known."""
-        for v in s.free_vars:
-            if v not in self.sizes:
-                broken("size-defined", f"nothing gives {v.name}, a size of {of}", culprit)
-
-    def type_of(self, name: str, culprit: object) -> TensorType:
-        """The type of a buffer that a node reads."""
-        found = self.types.get(name)
-        if found is None:
-            broken("defined-before-use", f"%{name} is not defined before this", culprit)
-        return found
-
-    def axes(self, axes: tuple[Axis, ...], culprit: object) -> set[Var]:
-        """The variables in scope under some axes."""
-        scope = set(self.sizes)
-        for a in axes:
-            self.check_sizes(a.extent, f"the extent of {a.name}", culprit)
-            if a.var in scope or a.name in self.names:
-                broken("name-once", f"the axis {a.name} has the name of another or a size", culprit)
-            scope.add(a.var)
-        if len({a.name for a in axes}) < len(axes):
-            broken("name-once", "two axes have one name", culprit)
-        return scope
-
-    def atom(self, a: Atom, culprit: object, rule: str) -> None:
-        """An argument or output is defined."""
-        for name in atom_refs(a):
-            if name not in self.types:
-                broken(rule, f"%{name} is not defined before this", culprit)
-        for s in atom_syms(a):
-            self.check_sizes(s, "this", culprit)
+def _scope(axes: tuple[Axis, ...], d: Known, culprit: object) -> set[Var]:
+    """The variables in scope under some axes."""
+    scope = {*d.sizes, *(a.var for a in axes)}
+    for a in axes:
+        d.need((a.extent,), culprit, a.name)
+        if a.name in d.names:
+            broken("name-once", f"the axis {a.name} has the name of a size", culprit)
+    if len({a.name for a in axes}) < len(axes):
+        broken("name-once", "two axes have one name", culprit)
+    return scope
 
 
 def _check_graph(g: Graph) -> None:
-    d = _Graph(g)
+    d = Known("defined-before-use")
+    written: dict[str, str] = {}
+    for b in (*g.inputs, *g.constants):
+        _give(b.type.layout.syms if isinstance(b, Buffer) else (b,), d, b)
+        if isinstance(b, Buffer):
+            d.define(b.name, b.type, b)
     for n in g.nodes:
         for name in reads_of(n):
-            if name in d.written:
-                broken("mutates-last", f"%{name} was written by {d.written[name].op}", n)
+            if name in written:
+                broken("mutates-last", f"%{name} was written by {written[name]}", n)
+        d.walk(n)
         match n:
             case Extern():
                 _extern(n, d)
+                written.update(dict.fromkeys(n.mutates, n.op))
+                # A call may give sizes, also by the shape of its results.
+                _give((o for o in n.outs if isinstance(o, Sym)), d, n)
+                _give((s for b in outs_of(n) for s in b.type.layout.syms), d, n)
             case View():
                 _view(n, d)
             case _:
                 _loop(n, d)
         for b in outs_of(n):
-            d.define(b, n)
-    seen: set[str] = set()
-    inputs = {b.name for b in g.inputs if isinstance(b, Buffer)}
+            d.need(b.type.layout.syms, n, b.name)
+            d.define(b.name, b.type, n)
+    seen = {b.name for b in g.inputs if isinstance(b, Buffer)}
     for m in g.mutations:
-        _mutation(m, d, inputs, seen)
-        seen.add(m.input)
-    for a in g.outputs:
-        d.atom(a, g.outputs, "output-defined")
+        _mutation(m, d, seen)
+        seen.remove(m.input)
+    d.atoms(g.outputs, g.outputs, "output-defined")
     outputs = [name for a in g.outputs for name in atom_refs(a)]
     for name in g.free:
         if outputs.count(name) != 1:
@@ -192,11 +158,10 @@ def _check_told(g: Graph, told: Mapping[str, Layout]) -> None:
                 broken("layout-told", f"%{name} has strides {shown[0]} and not {shown[1]}", culprit)
 
 
-def _mutation(m: Mutation, d: _Graph, inputs: set[str], seen: set[str]) -> None:
-    if m.input not in inputs or m.input in seen:
+def _mutation(m: Mutation, d: Known, inputs: set[str]) -> None:
+    if m.input not in inputs:
         broken("mutation", f"%{m.input} is no input, or is mutated twice", m)
-    value = d.type_of(m.value, m)
-    to = d.types[m.input]
+    value, to = d.use(m.value, m), d.types[m.input]
     if value.dtype is not to.dtype:
         broken("mutation", f"%{m.input} is {to.dtype}, %{m.value} is {value.dtype}", m)
     if not _same_shape(value.shape, to.shape):
@@ -222,8 +187,8 @@ def _axes_match(n: Loop | View) -> None:
             broken("axes-match-out", what, n)
 
 
-def _loop(n: Loop, d: _Graph) -> None:
-    scope = d.axes(loop_axes(n), n)
+def _loop(n: Loop, d: Known) -> None:
+    scope = _scope(loop_axes(n), d, n)
     if isinstance(n, Scatter):
         _scatter(n, d, scope)
     else:
@@ -232,7 +197,7 @@ def _loop(n: Loop, d: _Graph) -> None:
 
     def on_load(e: Expr) -> None:
         name, index, dtype = e.attrs
-        t = d.type_of(name, n)
+        t = d.use(name, n)
         if len(index) != t.rank:
             broken("rank", f"{len(index)} indices for %{name} of {t.rank} dimensions", n)
         if dtype is not t.dtype:
@@ -245,16 +210,16 @@ def _loop(n: Loop, d: _Graph) -> None:
     if isinstance(n, (Reduction, Scan)):
         if n.kind in ("any", "all") and n.body.dtype is not BOOL:
             broken("reduce-dtype", f"{n.kind} of {n.body.dtype}", n)
-        kind = n.body.dtype if isinstance(n, Scan) else acc_dtype(n.kind, n.body.dtype)
-        check_body(n.finish, d.axes(n.axes, n), {"acc": kind}, on_load, n)
+        acc = acc_dtype(n.kind, n.body.dtype)
+        check_body(n.finish, _scope(n.axes, d, n), {"acc": acc}, on_load, n)
     check_bounds(loads, bodies, [a.extent for a in loop_axes(n)], n)
     value = bodies[-1].dtype
     if value is not n.out.dtype:
         broken("dtype", f"%{n.out.name} is {n.out.dtype}, its value {value}", n)
 
 
-def _scatter(n: Scatter, d: _Graph, scope: set[Var]) -> None:
-    base = d.type_of(n.base, n)
+def _scatter(n: Scatter, d: Known, scope: set[Var]) -> None:
+    base = d.use(n.base, n)
     if base.dtype is not n.out.dtype or not _same_shape(base.shape, n.out.shape):
         broken(
             "scatter-base", f"%{n.base} is {base.dtype}, or has another shape than the result", n
@@ -266,9 +231,9 @@ def _scatter(n: Scatter, d: _Graph, scope: set[Var]) -> None:
     check_gather(n.index, n.bound, n)
 
 
-def _view(n: View, d: _Graph) -> None:
-    source = d.type_of(n.source, n)
-    scope = d.axes(n.axes, n)
+def _view(n: View, d: Known) -> None:
+    source = d.use(n.source, n)
+    scope = _scope(n.axes, d, n)
     _axes_match(n)
     if len(n.index) != source.rank:
         broken("rank", f"{len(n.index)} indices for %{n.source} of {source.rank} dimensions", n)
@@ -281,24 +246,11 @@ def _view(n: View, d: _Graph) -> None:
         broken("view-layout", f"the index lies {gap.value} elements from where the strides lead", n)
 
 
-def _extern(n: Extern, d: _Graph) -> None:
-    for a in (*n.args, *(a for _, a in n.kwargs)):
-        d.atom(a, n, "defined-before-use")
+def _extern(n: Extern, d: Known) -> None:
     if n.single and len(n.outs) > 1:
         broken("extern", f"{len(n.outs)} results of a call that gives one", n)
-    for o in n.outs:
-        if isinstance(o, Sym):
-            d.add_sizes(o, n)
-    for b in outs_of(n):
-        for s in b.type.layout.syms:
-            d.add_sizes(s, n)  # a call may give sizes by the shape of its results
-    for name in n.mutates:
-        d.type_of(name, n)
-        d.written[name] = n
-    for name in n.waits:
-        d.type_of(name, n)
     for k, name in n.aliases:
-        d.type_of(name, n)
+        d.use(name, n)
         if not 0 <= k < len(n.outs):
             broken("extern", f"alias of result {k}, there are {len(n.outs)}", n)
 

@@ -7,6 +7,7 @@ from math import prod
 
 from lenz.ir.dtype import BOOL, I32, I64, DType
 from lenz.ir.expr import Expr
+from lenz.ir.forms import FORMS
 from lenz.ir.kernel import (
     For,
     Kernel,
@@ -81,25 +82,40 @@ class _Check:
         pending: dict[str, DType] = {}
         places: dict[tuple[object, ...], Store] = {}
         for x in body:
+            if isinstance(x, For):
+                pending.update(self.loop(x, s))
+                continue
+            self.walk(x, s)
             match x:
-                case For():
-                    pending.update(self.loop(x, s))
-                case Let(name, value):
-                    self.define(name, x, s)
-                    self.body(value, s, x)
-                    s.visible[name] = value.dtype
+                case Let():
+                    s.visible[x.name] = x.dtype
                 case Reduce():
-                    pending.update(self.reduce(x, s))
+                    self.reduce(x, s)
+                    pending[x.name] = x.dtype
                 case Scan():
-                    self.define(x.name, x, s)
-                    self.body(x.value, s, x)
                     self.scan(x, s)
-                    s.visible[x.name] = x.value.dtype
+                    s.visible[x.name] = x.dtype
                 case Sort():
-                    self.sort(x, s)
+                    self.sort(x)
                 case Store():
                     self.store(x, s, places)
         return pending
+
+    def walk(self, x: Stmt, s: _Scope) -> None:
+        """Check names, sizes and values of a statement as its declaration says."""
+        for slot in FORMS[type(x)].slots:
+            value = slot.get(x)
+            match slot.kind:
+                case "name":
+                    if value in s.visible:
+                        broken("name-once", f"{value} is defined and visible already", x)
+                    self.defined[value] = x
+                case "writes" if value not in self.buffers:
+                    broken("defined-before-use", f"%{value} is no parameter and no local", x)
+                case "sym":
+                    check_vars(value, s.vars, x)
+                case "value" | "block":
+                    self.body(value, s, x)
 
     def loop(self, f: For, s: _Scope) -> dict[str, DType]:
         """Check a loop; the reductions it ends become visible after it."""
@@ -124,31 +140,21 @@ class _Check:
                 later[name] = dtype
         return later
 
-    def define(self, name: str, x: Let | Reduce | Scan, s: _Scope) -> None:
-        """A name is not in use where it is defined."""
-        if name in s.visible:
-            broken("name-once", f"{name} is defined and visible already", x)
-        self.defined[name] = x
-
-    def reduce(self, x: Reduce, s: _Scope) -> dict[str, DType]:
-        """Check a reduction."""
-        self.define(x.name, x, s)
+    def reduce(self, x: Reduce, s: _Scope) -> None:
+        """Check the loops of a reduction."""
         around = [f.axis.var for f in s.loops]
         if not x.over or len(set(x.over)) != len(x.over) or any(v not in around for v in x.over):
             shown = ", ".join(v.name for v in x.over) or "nothing"
             broken("reduce-over-enclosing", f"{x.name} runs over {shown}", x)
         if x.kind in ("any", "all") and x.value.dtype is not BOOL:
             broken("reduce-dtype", f"{x.kind} of {x.value.dtype}", x)
-        self.body(x.value, s, x)
-        return {x.name: x.dtype}
 
-    def sort(self, x: Sort, s: _Scope) -> None:
+    def sort(self, x: Sort) -> None:
         """Check a sort."""
-        b = self.buffers.get(x.buffer)
+        b = self.buffers[x.buffer]
         if not isinstance(b, Local) or b.dtype not in (I32, I64):
             broken("sort-local", f"%{x.buffer} is no local of i32 or i64", x)
         for size in (x.size, x.keep):
-            check_vars(size, s.vars, x)
             if size.hi is None or size.hi > b.size:
                 broken("sort-local", f"%{x.buffer} may not have {show_sym(size)} elements", x)
         if prove_le(x.size + 1, x.keep):
@@ -179,20 +185,19 @@ class _Check:
 
     def store(self, x: Store, s: _Scope, places: dict[tuple[object, ...], Store]) -> None:
         """Check a store."""
-        b = self.buffers.get(x.buffer)
-        if b is None:
-            broken("defined-before-use", f"%{x.buffer} is no parameter and no local", x)
-        if isinstance(b, Param) and b.mode == "in":
+        b = self.buffers[x.buffer]
+        mode = b.mode if isinstance(b, Param) else "inout"
+        if mode == "in":
             broken("store-mode", f"%{x.buffer} is only read", x)
-        if isinstance(b, Param) and b.mode == "work":
+        if mode == "work":
             broken("work-only", f"%{x.buffer} is stored to, which is for scans", x)
-        if isinstance(b, Param) and b.mode != "inout" and x.mode != "set":
-            broken("update-inout", f"%{x.buffer} is {b.mode}", x)
+        if mode != "inout" and x.mode != "set":
+            broken("update-inout", f"%{x.buffer} is {mode}", x)
         if b.dtype is not x.value.dtype:
             broken("dtype", f"%{x.buffer} is {b.dtype}, the value {x.value.dtype}", x)
         check_vars(x.offset, s.vars, x, len(x.bound))
         check_gather((x.offset,), x.bound, x)
-        for e in (x.value, *x.bound):
+        for e in x.bound:
             self.body(e, s, x)
         place = (x.buffer, x.offset, x.bound)
         if isinstance(b, Param) and places.setdefault(place, x) is not x:

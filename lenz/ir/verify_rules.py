@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lenz.ir import op as _op
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
+from lenz.ir.forms import FORMS
+from lenz.ir.graph import Atom, atom_refs, atom_syms
+from lenz.ir.tensor import TensorType
 from lenz.ir.text import show_range
 from lenz.ir.text_expr import show_expr
 from lenz.sym import Sym, Var, prove_le
@@ -97,6 +100,79 @@ class Held:
         """Memory gets other values."""
         if any(memory in held for held, _ in self.calls):
             broken("held", f"the memory of %{memory} is in use by a call before this", culprit)
+
+
+LENT = ("share", "over", "take")  # kinds of fields whose memory the new buffer has
+
+
+class Known:
+    """The buffers that hold memory, those that did, and the sizes that are given so far."""
+
+    def __init__(self, undefined: str) -> None:
+        self.undefined = undefined  # the rule that what is used is defined
+        self.types: dict[str, Any] = {}
+        self.dead: set[str] = set()
+        self.sizes: dict[Var, None] = {}
+        self.names: dict[str, Var] = {}  # of sizes
+        self.roots: dict[str, str] = {}  # whose memory a name has, where that is another's
+        self.held = Held()
+
+    def root(self, name: str) -> str:
+        """The first name of the memory."""
+        return self.roots.get(name, name)
+
+    def define(self, name: str, t: TensorType | None, culprit: object, source: str = "") -> None:
+        """A new name, of new memory or of that of `source`."""
+        if name in self.types or name in self.dead:
+            broken("name-once", f"%{name} is defined twice", culprit)
+        if source:
+            self.roots[name] = self.root(source)
+        self.types[name] = t
+
+    def use(self, name: str, culprit: object, rule: str = "") -> Any:
+        """The type of a buffer that must hold memory."""
+        if name in self.dead:
+            broken(rule or "use-after-free", f"%{name} was freed or reused before this", culprit)
+        if name not in self.types:
+            broken(rule or self.undefined, f"%{name} is not defined before this", culprit)
+        return self.types[name]
+
+    def need(self, syms: Iterable[Sym], culprit: object, of: str = "this") -> None:
+        """Sizes that must be given."""
+        for s in syms:
+            for v in s.free_vars:
+                if v not in self.sizes:
+                    broken("size-defined", f"nothing gives the size {v.name} of {of}", culprit)
+
+    def atoms(self, given: Iterable[Atom], culprit: object, rule: str = "") -> None:
+        """Arguments and outputs."""
+        for a in given:
+            for name in atom_refs(a):
+                self.use(name, culprit, rule)
+            self.need(atom_syms(a), culprit)
+
+    def walk(self, x: Any) -> None:
+        """Check names, sizes and lifetimes of a node or step as its declaration says."""
+        source = ""
+        for slot in FORMS[type(x)].slots:
+            value, kind = slot.get(x), slot.kind
+            several = value if slot.is_list else () if value in (None, "") else (value,)
+            if kind == "type":
+                self.need(value.layout.syms, x, x.name)
+            elif kind == "sym":
+                self.need(several, x)
+            elif kind == "args":
+                self.atoms((*x.args, *(a for _, a in x.kwargs)), x)
+            elif kind in ("use", "writes", "end", *LENT):
+                for name in several:
+                    self.use(name, x)
+                    if kind in ("over", "take"):
+                        self.held.change(self.root(name), x)
+                    if kind in ("end", "take"):
+                        self.dead.add(name)
+                    source = name if kind in LENT else source
+        if "def" in FORMS[type(x)].kinds:
+            self.define(x.name, x.type, x, source)
 
 
 def check_vars(s: Sym, scope: Collection[Var], culprit: object, gathers: int = 0) -> None:
