@@ -5,7 +5,7 @@ from __future__ import annotations
 from lenz.ir.graph import atom_refs
 from lenz.ir.plan import BindSize, CallStep, Input, LaunchStep, Plan, Step, launched
 from lenz.ir.verify_rules import Known, broken
-from lenz.sym import Sym, Var
+from lenz.sym import Sym, as_multiple
 
 
 def check_plan(p: Plan) -> None:
@@ -14,8 +14,8 @@ def check_plan(p: Plan) -> None:
     for i in (*p.inputs, *p.constants):
         if isinstance(i, Input):
             m.define(i.name, i.type, i)
-        elif isinstance(i.value, Var):
-            m.sizes[i.value] = None
+        elif (found := as_multiple(i.value)) is not None:
+            m.sizes[found[0]] = None
     for step in p.steps:
         _step(step, m, p)
     for name in (name for a in p.outputs for name in atom_refs(a)):

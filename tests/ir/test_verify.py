@@ -187,9 +187,13 @@ def test_broken_text(rule: str, frame: str, inside: str, line: str) -> None:
     _check(rule, x, line)
 
 
-@pytest.mark.parametrize("n", range(8))
+@pytest.mark.parametrize("n", range(9))
 def test_broken_object(n: int) -> None:
     _check(*broken_objects()[n])
+
+
+def test_an_argument_may_be_a_multiple_of_a_size() -> None:
+    verify(read("plan @p(s0: 1..) on cpu {\n  in 8*s0 : size\n  alloc %a : f32[s0]\n}"))
 
 
 def test_memory_serves_again_when_all_that_use_it_are_waited_for() -> None:
