@@ -206,9 +206,11 @@ def same_places(a: torch.Tensor, told: torch.Tensor) -> bool:
 
 
 def wanted(p: FxProgram, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """What the graph gives op by op, and the arguments after it."""
+    """What the graph gives op by op, with the layouts that it was told, and the arguments then."""
     inputs = copied(args)
-    found = [t.clone() if isinstance(t, torch.Tensor) else t for t in p.interpret(list(inputs))]
+    with honest():
+        given = p.interpret(list(inputs))
+    found = [t.clone() if isinstance(t, torch.Tensor) else t for t in given]
     return found, inputs
 
 
