@@ -10,7 +10,7 @@ from typing import Any
 
 from lenz import ops
 from lenz.ir.expr import Expr, const, index
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import Operand, element, elementwise
 from lenz.lower.registry import lowering
@@ -275,7 +275,7 @@ def prelu_backward(b: GraphBuilder, g: Value, x: Value, weight: Operand) -> tupl
 
 
 @lowering("log_sigmoid_forward")
-def log_sigmoid(b: GraphBuilder, x: Value) -> tuple[Value, Value] | Decline:
+def log_sigmoid(b: GraphBuilder, x: Value) -> tuple[Value, Value]:
     """min(x, 0) - log1p(exp(-|x|)), and exp(-|x|) for the derivative."""
     out, buffer = b.results
     assert out is not None and buffer is not None

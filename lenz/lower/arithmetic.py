@@ -31,9 +31,7 @@ def divided(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
 
 
 @lowering("div", "divide")
-def div(
-    b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = None
-) -> Value | Decline:
+def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     """x / y, exact, or rounded towards zero ("trunc") or down ("floor")."""
     t, device = b.result.dtype, b.result.device
     # Torch rounds to half types before the last rounding, but not with one divisor; on GPUs it
@@ -41,7 +39,7 @@ def div(
     one = not isinstance(y, Value) or y.is_number or (y.rank == 0 and device == "cpu")
     steps = t.is_half and not one
     if t.is_integer and not isinstance(y, Value) and y == 0:
-        return Decline("a division by zero is an error in eager")
+        raise Decline("a division by zero is an error in eager")
 
     def fn(i: Index) -> Expr:
         e = element(x, i, t, kept=keeps("div", device, 0))
@@ -61,7 +59,7 @@ def div(
 
 
 @lowering("floor_divide")
-def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
+def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value:
     """x / y rounded down."""
     return div(b, x, y, "floor")
 
@@ -140,21 +138,21 @@ lowering("clamp_max")(lambda b, x, max: clamp(b, x, None, max))
 
 
 @lowering("pow")
-def power(b: GraphBuilder, x: Operand, y: Operand) -> Value | Decline:
+def power(b: GraphBuilder, x: Operand, y: Operand) -> Value:
     """x to the power y; small exact exponents become products, roots and quotients."""
     t = b.result.dtype
     if t is BOOL:
-        return Decline("a power of bool")
+        raise Decline("a power of bool")
     if isinstance(y, (bool, int, float)):
         if t.is_integer and y < 0:
-            return Decline("an integer to a negative power is an error in eager")
+            raise Decline("an integer to a negative power is an error in eager")
         # Torch's CPU code takes no root for fp16: (-inf)^0.5 is inf there, and (-0.0)^0.5 0.0.
         rooted = t is not F16 or y != 0.5 or b.result.device != "cpu"
         short = _short_power(y, t) if rooted else None
         if short is not None:
             return b.map(lambda i: short(element(x, i, t)))
     elif t.is_integer and isinstance(y, Sym) and (y.lo is None or y.lo < 0):
-        return Decline("an integer to a power that may be negative, which is an error in eager")
+        raise Decline("an integer to a power that may be negative, which is an error in eager")
     if t.is_integer and isinstance(y, (bool, int, float)):
         return b.map(lambda i: _repeated(element(x, i, t), int(y)))
     table = op_named("pow")
@@ -196,10 +194,10 @@ def ldexp(b: GraphBuilder, x: Value, exponent: Value) -> Value:
 
 
 @lowering("frexp.Tensor")
-def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value] | Decline:
+def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value]:
     """x as a fraction in [0.5, 1) times a power of two; 0, infinities and NaN as they are."""
     if not x.dtype.is_float:
-        return Decline("frexp of integers")
+        raise Decline("frexp of integers")
     t = compute_dtype(x.dtype)
     word, low, top = (I32, 23, 0xFF) if t is F32 else (I64, 52, 0x7FF)
     tiny, up = torch.finfo(t.torch).tiny, low + 2

@@ -16,7 +16,7 @@ from lenz.ir.op import INDEX
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, is_position, position
 from lenz.lower.registry import lowering
-from lenz.lower.scatter import Place, unplaced, update
+from lenz.lower.scatter import Place, check_places, update
 from lenz.lower.view import flatten
 from lenz.sym import ZERO, Sym, affine_in, product
 
@@ -61,14 +61,14 @@ def embedding_bag(
     per_sample_weights: Value | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
-) -> tuple[Value, ...] | Decline:
+) -> tuple[Value, ...]:
     """Bags of one size: their rows reduced, the bag of each index, their sizes, and argmaxima."""
     bags, count, rows = b.result.shape[0], indices.shape[0], weight.shape[0]
     if not is_position(indices) or include_last_offset or any(s is ZERO for s in weight.shape):
-        return Decline("an embedding bag of other indices")
+        raise Decline("an embedding bag of other indices")
     size = _bag_size(b, offsets, count, bags)
     if size is None or size is ZERO or (mode == MAX and padding_idx >= 0):
-        return Decline("bags of several sizes, each of which eager sums in one go")
+        raise Decline("bags of several sizes, each of which eager sums in one go")
     dim = b.result.shape[1]
 
     def row_of(bag: Sym, k: Sym) -> Expr:
@@ -175,11 +175,11 @@ def embedding_bag_backward(
     sparse: bool,
     per_sample_weights: Value | None = None,
     padding_idx: int = -1,
-) -> Value | Decline:
+) -> Value:
     """The gradient of each bag added to the rows that it holds."""
     rows, count, bags = b.result.shape[0], indices.shape[0], grad.shape[0]
     if scale_grad_by_freq or sparse or rows.lo is None or rows.lo < 1 or ZERO in (count, bags):
-        return Decline("scaled by how often a row was looked up, sparse, or of no rows")
+        raise Decline("scaled by how often a row was looked up, sparse, or of no rows")
     table = b.map(lambda i: const(0, b.result.dtype), b.result)
     if mode == MAX:
         return _maxima_backward(b, table, grad, bag_size, maximum_indices)
@@ -203,7 +203,7 @@ def embedding_bag_backward(
 
 def _maxima_backward(
     b: GraphBuilder, table: Value, grad: Value, bag_size: Value, maxima: Value
-) -> Value | Decline:
+) -> Value:
     rows = table.shape[0]
 
     def place(i: Index) -> Place:
@@ -227,11 +227,11 @@ def sample_weights_backward(
     offset2bag: Value,
     mode: int,
     padding_idx: int = -1,
-) -> Value | Decline:
+) -> Value:
     """For each index, the product of its row with the gradient of its bag."""
     rows, count, bags = weight.shape[0], indices.shape[0], grad.shape[0]
     if mode != SUM or ZERO in (*weight.shape, count, bags):
-        return Decline("weights of no rows")
+        raise Decline("weights of no rows")
     owner = _owner(b, offsets, offset2bag, count)
 
     def term(i: Index, r: Index) -> Expr:
@@ -250,13 +250,12 @@ def embedding_dense_backward(
     num_weights: Sym | int,
     padding_idx: int,
     scale_grad_by_freq: bool,
-) -> Value | Decline:
+) -> Value:
     """The gradient of a table: the gradient of each row that was looked up, added to that row."""
     table = b.map(lambda i: const(0, b.result.dtype), b.result)
     if scale_grad_by_freq or not isinstance(padding_idx, int):
-        return Decline("scaled by how often a row was looked up")
-    if (refused := unplaced(table, indices, (0,))) is not None:
-        return refused
+        raise Decline("scaled by how often a row was looked up")
+    check_places(table, indices, (0,))
     rows = table.shape[0]
 
     def place(i: Index) -> Place:

@@ -83,11 +83,8 @@ class Value:
         return ops.cast(self.at(index, bound), compute_dtype(self.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class Decline:
-    """A lowering's answer that it does not take this case; the op is then called in eager."""
-
-    reason: str
+class Decline(Exception):
+    """A lowering does not take this case: the op is called in eager, for the reason given."""
 
 
 class GraphBuilder:

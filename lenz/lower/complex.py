@@ -128,11 +128,11 @@ def operand(x: Any, i: Index, dtype: DType) -> Pair:
 def elementwise(fn: Callable[..., Any]) -> Lowering:
     """The lowering of an op by fn(pair, ..) -> pair, or one expression where the result is real."""
 
-    def lower(b: GraphBuilder, *xs: Any, **kwargs: Any) -> Complex | Value | Decline:
+    def lower(b: GraphBuilder, *xs: Any, **kwargs: Any) -> Complex | Value:
         common = promote([x.like if isinstance(x, Complex) else x for x in xs])
         common = b.result.dtype if b.result.dtype in PARTS else common
         if kwargs or common not in PARTS:
-            return Decline("")
+            raise Decline("")
 
         def at(i: Index) -> Any:
             return fn(*[operand(x, i, PARTS[common]) for x in xs])
@@ -182,7 +182,7 @@ class Complexes:
         return last and not any(u.op == "output" for u in n.users)
 
     def lower(self, n: Node, entry: Entry | None, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Lower an op with complex operands or results: a value, a tuple of them, or `Decline`."""
+        """Lower an op with complex operands or results: a value, or a tuple of them."""
         b = self.b
         target: Any = n.target
         name = target._schema.name.split("::")[1]
@@ -195,14 +195,14 @@ class Complexes:
                 self.pairs[made.name] = args[0]
             return made
         if entry is None:
-            return Decline("no lowering")
+            raise Decline("no lowering")
         if name == "as_strided":  # it counts in the memory
             made = entry.fn(b, args[0].whole, *args[1:], **kwargs)
             return Complex(b, b.result, lambda: made)
         if target.is_view or name in UNSAFE:
             found = viewed(b, entry, args[0], args[1:], kwargs)
             is_list = str(target._schema.returns[0].type) != "Tensor"
-            return found if is_list or isinstance(found, Decline) else found[0]
+            return found if is_list else found[0]
         if name in TRUTHS:
             args = [truth(b, a) if isinstance(a, Complex) else a for a in args]
             return entry.fn(b, *args, **kwargs)
@@ -214,11 +214,11 @@ class Complexes:
         torn = name in TORN and (name == "scatter" or b.result.device != "cpu")
         if (moves or name in LINEAR) and not torn:
             return alike(b, target, entry, args, kwargs)
-        return Decline("")
+        raise Decline("")
 
 
 def viewed(b: GraphBuilder, entry: Entry, z: Complex, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Views of the tensor in memory and of both parts, whichever is asked for; or `Decline`."""
+    """Views of the tensor in memory and of both parts, whichever is asked for."""
     types = b.results
 
     @cache
@@ -230,14 +230,12 @@ def viewed(b: GraphBuilder, entry: Entry, z: Complex, args: Any, kwargs: dict[st
         if form == 2 and any(isinstance(n, LOOPS) for n in b.nodes[before:]):
             del b.nodes[before:]
             return None
-        return (out,) if isinstance(out, (Value, Decline)) else out
+        return (out,) if isinstance(out, Value) else out
 
     def one(k: int, type: TensorType) -> Complex:
         return Complex(b, type, lambda: (made(2) or {k: None})[k], lambda: (made(0)[k], made(1)[k]))
 
-    first = made(2) if z.make_memory is not None else made(0)
-    if first is not None and isinstance(first[0], Decline):
-        return first[0]
+    made(2 if z.make_memory is not None else 0)  # which may decline
     return [one(k, t) for k, t in enumerate(types) if t is not None]
 
 
@@ -249,7 +247,7 @@ def alike(b: GraphBuilder, target: Any, entry: Entry, args: Any, kwargs: dict[st
     """The real lowering, applied to each part; a real result is that of the real part."""
     types, names = b.results, [a.name for a in target._schema.arguments]
     if isinstance(kwargs.get("alpha"), complex):
-        return Decline("a complex factor")
+        raise Decline("a complex factor")
     if b.result.dtype not in PARTS:
         if b.result.dtype is BOOL:
             return truth(b, args[-1], b.result)
@@ -264,8 +262,8 @@ def alike(b: GraphBuilder, target: Any, entry: Entry, args: Any, kwargs: dict[st
         return giving(b, results, lambda: entry.fn(b, *xs, **named))
 
     re, im = made(0), made(1)
-    if isinstance(re, (Value, Decline)):
-        return re if isinstance(re, Decline) else Complex(b, b.result, None, lambda: (re, im))
+    if isinstance(re, Value):
+        return Complex(b, b.result, None, lambda: (re, im))
     rows = zip(types, re, im, strict=True)
     return tuple(Complex(b, t, None, lambda p=p: p) for t, *p in rows if t is not None)  # type: ignore[misc]  # a default binds p
 

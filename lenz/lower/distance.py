@@ -89,11 +89,11 @@ def cdist(b: GraphBuilder, x: Value, y: Value, p: float, compute_mode: int | Non
 @lowering("_cdist_backward")
 def cdist_backward(
     b: GraphBuilder, grad: Value, x: Value, y: Value, p: float, distance: Value
-) -> Value | Decline:
+) -> Value:
     """dx[.., i, k] = sum over j of dy d|x - y|/dx; 0 where rows are equal (and for p = 0)."""
     count = y.shape[-2]
     if not x.shape[:-2] == y.shape[:-2] == grad.shape[:-2]:
-        return Decline("batches that are broadcast")
+        raise Decline("batches that are broadcast")
     if p == 0 or count is ZERO or ZERO in b.result.shape:
         return b.map(lambda i: const(0, x.dtype))
 

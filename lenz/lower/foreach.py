@@ -71,10 +71,10 @@ _binary("_foreach_clamp_max", ops.minimum)
 
 
 @lowering("_foreach_pow.Scalar", "_foreach_pow.List", "_foreach_pow.ScalarList")
-def foreach_pow(b: GraphBuilder, xs: Tensors, exponents: Others) -> tuple[Value, ...] | Decline:
+def foreach_pow(b: GraphBuilder, xs: Tensors, exponents: Others) -> tuple[Value, ...]:
     """Powers of floats; squares are products."""
     if any(x.dtype.is_integer for x in xs):
-        return Decline("integer powers of lists")
+        raise Decline("integer powers of lists")
     table = op_named("pow")
 
     def fn(k: int, i: Index, t: DType) -> Expr:
@@ -85,10 +85,10 @@ def foreach_pow(b: GraphBuilder, xs: Tensors, exponents: Others) -> tuple[Value,
 
 
 @lowering("_foreach_pow.ScalarAndTensor")
-def foreach_power_of(b: GraphBuilder, base: Operand, xs: Tensors) -> tuple[Value, ...] | Decline:
+def foreach_power_of(b: GraphBuilder, base: Operand, xs: Tensors) -> tuple[Value, ...]:
     """One number to the power of each tensor of floats: the decay of Adam after its steps."""
     if any(x.dtype.is_integer for x in xs):
-        return Decline("integer powers of lists")
+        raise Decline("integer powers of lists")
     table = op_named("pow")
     return _each(b, lambda k, i, t: ops.apply(table, element(base, i, t), element(xs[k], i, t)))
 
@@ -164,10 +164,10 @@ def foreach_lerp(b: GraphBuilder, xs: Tensors, ends: Tensors, weights: Others) -
 @lowering("_foreach_norm")
 def foreach_norm(
     b: GraphBuilder, xs: Tensors, ord: int | float = 2, dtype: Any = None
-) -> tuple[Value, ...] | Decline:
+) -> tuple[Value, ...]:
     """The 1-, 2- or greatest-element norm of each tensor."""
     if ord not in (1, 2, math.inf):
-        return Decline(f"norms of order {ord} of lists")
+        raise Decline(f"norms of order {ord} of lists")
 
     def one(x: Value, type: TensorType | None) -> Value:
         assert type is not None

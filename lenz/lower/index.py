@@ -44,15 +44,15 @@ def _reads_nothing(x: Value) -> bool:
 
 
 @lowering("index.Tensor", "_unsafe_index.Tensor", any_dtype=True)
-def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value | Decline:
+def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value:
     """x at broadcast positions; their dimensions stand where they are adjacent, else in front."""
     given = {d: v for d, v in enumerate(indices) if v is not None}
     if not all(is_position(v) for v in given.values()):
-        return Decline("a mask as index: the size of the result depends on its values")
+        raise Decline("a mask as index: the size of the result depends on its values")
     if not given:
         return b.view(x, lambda i: i)
     if _reads_nothing(x):
-        return Decline("an index into a tensor without elements")
+        raise Decline("an index into a tensor without elements")
     return b.map(lambda i: x.at(*at_positions(x, given, i)))
 
 
@@ -77,16 +77,14 @@ def at_positions(x: Value, given: Mapping[int, Value], i: Index) -> tuple[Index,
 
 
 @lowering("gather", any_dtype=True)
-def gather(
-    b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool = False
-) -> Value | Decline:
+def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
     """out[i] = x[i with its dim-th part replaced by index[i]]."""
     if ZERO in index.shape:
         return b.map(lambda i: const(0, x.dtype))
     if not is_position(index):
-        return Decline(f"positions of type {index.dtype}")
+        raise Decline(f"positions of type {index.dtype}")
     if _reads_nothing(x):
-        return Decline("gather from a tensor without elements")
+        raise Decline("gather from a tensor without elements")
     if x.rank == 0:
         return b.map(lambda i: x.at((), ()))
     d = wrapped(dim, x.rank)
@@ -102,12 +100,12 @@ def gather(
 
 
 @lowering("index_select", any_dtype=True)
-def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value | Decline:
+def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
     """Slices of x along one dimension, by their positions."""
     if not is_position(index):
-        return Decline(f"positions of type {index.dtype}")
+        raise Decline(f"positions of type {index.dtype}")
     if _reads_nothing(x):
-        return Decline("index_select from no elements")
+        raise Decline("index_select from no elements")
     d = wrapped(dim, x.rank)
     # Eager has a kernel of its own for the second dimension, which raises another error.
     fault = "assert_in_bounds" if d == 1 else "assert_in_range"
@@ -131,12 +129,12 @@ def embedding(
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Value | Decline:
+) -> Value:
     """Rows of a table, by their positions."""
     if not is_position(indices):
-        return Decline(f"positions of type {indices.dtype}")
+        raise Decline(f"positions of type {indices.dtype}")
     if _reads_nothing(weight):
-        return Decline("rows of a table without elements")
+        raise Decline("rows of a table without elements")
     rows = weight.shape[0]
 
     def fn(i: Index) -> Expr:
@@ -147,14 +145,14 @@ def embedding(
 
 
 @lowering("take", any_dtype=True)
-def take(b: GraphBuilder, x: Value, index: Value) -> Value | Decline:
+def take(b: GraphBuilder, x: Value, index: Value) -> Value:
     """Elements by their row-major position; negative ones count from the end."""
     if not is_position(index):
-        return Decline(f"positions of type {index.dtype}")
+        raise Decline(f"positions of type {index.dtype}")
     if ZERO in index.shape:
         return b.map(lambda i: const(0, x.dtype))
     if _reads_nothing(x):
-        return Decline("take from a tensor without elements")
+        raise Decline("take from a tensor without elements")
     count = product(x.shape)
     where = unflatten(position(0, count), x.shape)
     return b.map(lambda i: x.at(where, (checked(index.at(i), count, wraps=True),)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, GraphBuilder, Index, Value
 from lenz.lower.dims import common_shape, count, reduce_over, split
 from lenz.lower.operand import parameter, reader
 from lenz.lower.registry import lowering
@@ -54,7 +54,7 @@ def _enter_loss(packet: str, loss: Callable[..., Expr], slope: Callable[..., Exp
     @lowering(packet)
     def forward(
         b: GraphBuilder, x: Value, y: Value, reduction: int = MEAN, *numbers: float
-    ) -> Value | Decline:
+    ) -> Value:
         return reduced(b, (x, y), reduction, of(b, loss, x, y, *numbers))
 
     @lowering(f"{packet}_backward")
@@ -131,7 +131,7 @@ def weighted(weight: Value | None, acc: DType, e: Expr, i: Index) -> Expr:
 @lowering("binary_cross_entropy")
 def binary_cross_entropy(
     b: GraphBuilder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
-) -> Value | Decline:
+) -> Value:
     """-(y log x + (1 - y) log(1 - x)), the logarithms no less than -100.
 
     An x or y outside of [0, 1] raises on CPUs, as in eager.
@@ -179,7 +179,7 @@ def binary_cross_entropy_with_logits(
     weight: Value | None = None,
     pos_weight: Value | None = None,
     reduction: int = MEAN,
-) -> Value | Decline:
+) -> Value:
     """(1 - y) x + (1 + (p - 1) y) log(1 + exp(-x)) with p the weight of positive examples."""
     acc = compute_dtype(b.result.dtype)
     left, right = reader(x, acc), reader(target, acc)

@@ -99,14 +99,14 @@ def native_layer_norm(
     weight: Value | None,
     bias: Value | None,
     eps: float,
-) -> tuple[Value, Value, Value] | Decline:
+) -> tuple[Value, Value, Value]:
     """(x - mean) / sqrt(var + eps) over the last dimensions, times weight, plus bias.
 
     Also gives the mean and 1/sqrt(var + eps) of each row, with the normalised dimensions as 1.
     """
     lead = x.rank - len(normalized_shape)
     if ZERO in x.shape[lead:]:
-        return Decline("the norm of nothing")
+        raise Decline("the norm of nothing")
     s = split(x.shape, tuple(range(lead, x.rank)))
     sets = Sets(x, s.padded, s.over, lambda i, r: s.join(s.row(i), r))
 
@@ -157,13 +157,13 @@ def native_group_norm(
     HxW: Sym | int,
     group: Sym | int,
     eps: float,
-) -> tuple[Value, Value, Value] | Decline:
+) -> tuple[Value, Value, Value]:
     """Normalisation over groups of channels of [N, C, ...], scale and shift per channel."""
     if ZERO in x.shape[1:]:
-        return Decline("the norm of nothing")
+        raise Decline("the norm of nothing")
     s = group_of(x.shape, C, group)
     if s is None:
-        return Decline("group norm of an input whose dimension 1 is not the channels")
+        raise Decline("group norm of an input whose dimension 1 is not the channels")
 
     def shifted(e: Expr, i: Index) -> Expr:
         return scaled(e, weight, bias, (i[1],))

@@ -112,11 +112,11 @@ def native_group_norm_backward(
     HxW: Sym | int,
     group: Sym | int,
     output_mask: Sequence[bool],
-) -> tuple[Value | None, ...] | Decline:
+) -> tuple[Value | None, ...]:
     """dx, dweight, dbias: one pass over the data gives sums per channel, all else is small."""
     s = group_of(x.shape, C, group)
     if s is None:
-        return Decline("group norm of an input whose dimension 1 is not the channels")
+        raise Decline("group norm of an input whose dimension 1 is not the channels")
     acc = compute_dtype(x.dtype)
     spatial, dy = Split(x.shape, tuple(range(2, x.rank))), reader(grad, acc)
 
@@ -182,17 +182,17 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
     reserve: Value | None = None,
-) -> tuple[Value | None, ...] | Decline:
+) -> tuple[Value | None, ...]:
     """dx, dweight, dbias; without training the statistics are constants.
 
     The form with the library's `reserve` calls what it saved a variance: it is 1/sqrt(var + eps).
     """
     if train:
         if save_mean is None or save_invstd is None:
-            return Decline("batch norm backward without saved statistics")
+            raise Decline("batch norm backward without saved statistics")
         return _batch_backward(b, grad, x, weight, save_mean, save_invstd, True, output_mask)
     if running_mean is None or running_var is None:
-        return Decline("batch norm backward without running statistics")
+        raise Decline("batch norm backward without running statistics")
     invstd = _invstd(b, x, running_var, eps)
     return _batch_backward(b, grad, x, weight, running_mean, invstd, False, output_mask)
 

@@ -152,28 +152,28 @@ _OF_BOOL: dict[str, Any] = {"fmin": ops.and_, "fmax": ops.or_}
 def direct(op: Op) -> Lowering:
     """The lowering of an op by its table entry alone: promote, apply, round."""
 
-    def lower_direct(b: GraphBuilder, *args: Any, **kwargs: Any) -> Value | Decline:
+    def lower_direct(b: GraphBuilder, *args: Any, **kwargs: Any) -> Value:
         if kwargs or len(args) != op.arity:
-            return Decline(f"arguments of {op.name} beyond its operands")
+            raise Decline(f"arguments of {op.name} beyond its operands")
         dtype = compute_types(op, args, b.result.dtype)
         if dtype not in NATIVE:
-            return Decline(f"dtype {dtype}")
+            raise Decline(f"dtype {dtype}")
         if dtype is BOOL and op.name in _OF_BOOL:
             logic = _OF_BOOL[op.name]
             return b.map(lambda i: logic(*[element(a, i, dtype) for a in args]))
         try:
             made = op.dtype((compute_dtype(dtype),) * op.arity, ())
         except TypeError as e:
-            return Decline(str(e))
+            raise Decline(str(e)) from e
         if made.is_float and not b.result.dtype.is_float:
-            return Decline(f"{op.name} of {dtype} gives {b.result.dtype}")
+            raise Decline(f"{op.name} of {dtype} gives {b.result.dtype}")
         if op.name == "nextafter" and dtype.is_half:
-            return Decline("the neighbour of a half is none of an f32")
+            raise Decline("the neighbour of a half is none of an f32")
         device = b.result.device
         kept = [keeps(op.name, device, k) for k in range(op.arity)]
         divides = op.name in ("fmod", "remainder")
         if divides and dtype.is_integer and args[1] == 0:
-            return Decline("a division by zero is an error in eager")
+            raise Decline("a division by zero is an error in eager")
 
         def fn(i: Index) -> Expr:
             xs = [element(a, i, dtype, kept=k) for a, k in zip(args, kept, strict=True)]

@@ -56,12 +56,12 @@ def divided(e: Expr, by: Expr | int) -> Expr:
 
 def avg_pool(
     b: GraphBuilder, x: Value, w: Windows, include_pad: bool, override: int | None
-) -> Value | Decline:
+) -> Value:
     """Mean of each window."""
     if not x.dtype.is_float:
-        return Decline("average pooling of integers")
+        raise Decline("average pooling of integers")
     if override == 0:
-        return Decline("eager refuses a divisor of zero")
+        raise Decline("eager refuses a divisor of zero")
     lead = x.rank - w.rank
 
     def tap(i: Index, a: Offsets) -> Expr:
@@ -84,14 +84,14 @@ def _enter_avg(packet: str, rank: int) -> None:
     """Register avg_poolNd and its gradient."""
 
     @lowering(packet)
-    def forward(b: GraphBuilder, x: Value, *given: Any) -> Value | Decline:
+    def forward(b: GraphBuilder, x: Value, *given: Any) -> Value:
         default: tuple[Any, ...] = (None, (), 0, False, True, None)
         size, stride, padding, ceil, include_pad, override = (*given, *default[len(given) :])
         w = windows(x.shape[-rank:], b.result.shape[-rank:], size, stride, padding, 1, ceil)
         return avg_pool(b, x, w, include_pad, override)
 
     @lowering(f"{packet}_backward")
-    def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value | Decline:
+    def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value:
         size, stride, padding, ceil, include_pad, override = as_forward
         w = windows(x.shape[-rank:], grad.shape[-rank:], size, stride, padding, 1, ceil)
         return avg_pool_gradient(b, grad, w, include_pad, override)
@@ -99,12 +99,12 @@ def _enter_avg(packet: str, rank: int) -> None:
 
 def avg_pool_gradient(
     b: GraphBuilder, grad: Value, w: Windows, include_pad: bool, override: int | None
-) -> Value | Decline:
+) -> Value:
     """dx = sum of dy / divisor over the windows that hold the element."""
     if not grad.dtype.is_float:
-        return Decline("average pooling of integers")
+        raise Decline("average pooling of integers")
     if math.prod(w.covering(d) for d in range(w.rank)) > WRITTEN_OUT:
-        return Decline("the windows overlap too much for a gather")
+        raise Decline("the windows overlap too much for a gather")
     lead = grad.rank - w.rank
 
     def at(i: Index) -> Expr:
@@ -117,10 +117,10 @@ def avg_pool_gradient(
     return b.map(at)
 
 
-def _adaptive_gradient(b: GraphBuilder, grad: Value, w: Adaptive) -> Value | Decline:
+def _adaptive_gradient(b: GraphBuilder, grad: Value, w: Adaptive) -> Value:
     """The same for adaptive windows, one dimension after the other, the last one first."""
     if not grad.dtype.is_float or any(w.covering(d) > WRITTEN_OUT for d in range(w.rank)):
-        return Decline("adaptive pooling with windows of several sizes that are not known")
+        raise Decline("adaptive pooling with windows of several sizes that are not known")
     out, lead = grad, grad.rank - w.rank
     for d in reversed(range(w.rank)):
         out = _along(b, out, w, d, lead + d)
@@ -146,11 +146,11 @@ _enter_avg("avg_pool2d", 2)
 _enter_avg("avg_pool3d", 3)
 
 
-def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value] | Decline:
+def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value]:
     """Greatest element of each window and its flat position; NaN wins, the last of them."""
     if w.area > MOST_TAPS:
         size = "many" if w.area == UNKNOWN else w.area
-        return Decline(f"a window of {size} elements, whose positions eager finds faster")
+        raise Decline(f"a window of {size} elements, whose positions eager finds faster")
     lead = x.rank - w.rank
     lowest = ops.neutral("max", compute_dtype(x.dtype))
     other = ops.value_of(lowest)
@@ -183,24 +183,24 @@ def _enter_max(packet: str, rank: int) -> None:
     """Register max_poolNd_with_indices and its gradient."""
 
     @lowering(packet)
-    def forward(b: GraphBuilder, x: Value, *window: Any) -> tuple[Value, Value] | Decline:
+    def forward(b: GraphBuilder, x: Value, *window: Any) -> tuple[Value, Value]:
         return max_pool(b, x, windows(x.shape[-rank:], b.result.shape[-rank:], *window))
 
     @lowering(f"{packet}_backward")
-    def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value | Decline:
+    def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value:
         *window, indices = as_forward
         w = windows(x.shape[-rank:], grad.shape[-rank:], *window)
         return max_pool_gradient(b, grad, w, indices)
 
 
-def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) -> Value | Decline:
+def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) -> Value:
     """dx = sum of dy over the windows whose position is the element."""
     lead = grad.rank - w.rank
     if grad.device == "cpu":
         # 131072 windows of 3 x 3: 0.13 ms added one by one, 1.4 ms gathered by their elements.
         return _unpooled(b, "add", grad, indices, w.sizes)
     if math.prod(w.covering(d) for d in range(w.rank)) > WRITTEN_OUT:
-        return Decline("the windows overlap too much for a gather")
+        raise Decline("the windows overlap too much for a gather")
 
     def at(i: Index) -> Expr:
         h = i[lead:]
@@ -219,13 +219,13 @@ def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) 
 
 def _unpooled(
     b: GraphBuilder, mode: UpdateMode, x: Value, indices: Value, sizes: tuple[Sym, ...]
-) -> Value | Decline:
+) -> Value:
     """Zeros of the result's shape, with x added to or put at flat positions in the last sizes."""
     lead, count = x.rank - len(sizes), reduce(Sym.__mul__, sizes)
     if ZERO in (*x.shape, *sizes):
         return b.map(lambda i: const(0, b.result.dtype))
     if count.lo is None or count.lo < 1:
-        return Decline("no elements, perhaps")
+        raise Decline("no elements, perhaps")
     wide = b.result.dtype if mode == "set" else compute_dtype(b.result.dtype)
     flat = b.temp((*x.shape[:lead], count), wide)
     kept = b.result.layout
@@ -260,16 +260,16 @@ def _enter_fractional(rank: int) -> None:
     @lowering(f"fractional_max_pool{rank}d")
     def forward(
         b: GraphBuilder, x: Value, kernel: Sequence[int], outs: Sequence[Sym | int], samples: Value
-    ) -> tuple[Value, Value] | Decline:
+    ) -> tuple[Value, Value]:
         """Greatest elements, and their places, of windows that the samples of a plane spread."""
         lead, t = x.rank - rank, compute_dtype(x.dtype)
         sizes = x.shape[lead:]
         if ZERO in b.result.shape:
             return b.map(lambda i: const(0, x.dtype)), b.map(lambda i: const(0, I64), b.results[1])
         if math.prod(kernel) > MOST_TAPS:
-            return Decline("windows of many elements")
+            raise Decline("windows of many elements")
         if x.dtype.is_half and x.device == "cpu":
-            return Decline("windows of halves, whose beginnings eager rounds on the way")
+            raise Decline("windows of halves, whose beginnings eager rounds on the way")
 
         def first(i: Index, d: int) -> Expr:
             # Of window i of n: int((i + u) a) - int(u a) with a = (size - kernel) / (n - 1).
@@ -303,7 +303,7 @@ def _enter_fractional(rank: int) -> None:
     @lowering(f"fractional_max_pool{rank}d_backward")
     def backward(
         b: GraphBuilder, grad: Value, x: Value, kernel: Any, outs: Any, indices: Value
-    ) -> Value | Decline:
+    ) -> Value:
         return _unpooled(b, "add", grad, indices, x.shape[x.rank - rank :])
 
 
@@ -319,14 +319,14 @@ def _enter_adaptive(packet: str, rank: int, of_max: bool) -> None:
     def forward(b: GraphBuilder, x: Value, output_size: Sequence[Sym | int]) -> Any:
         w = adaptive(x, output_size)
         if w is None:
-            return Decline(NOTHING)
+            raise Decline(NOTHING)
         return max_pool(b, x, w) if of_max else avg_pool(b, x, w, False, None)
 
     @lowering(f"{packet}_backward")
     def backward(b: GraphBuilder, grad: Value, x: Value, indices: Value | None = None) -> Any:
         w = adaptive(x, grad.shape[x.rank - rank :])
         if w is None:
-            return Decline(NOTHING)
+            raise Decline(NOTHING)
         if indices is not None:
             return max_pool_gradient(b, grad, w, indices)
         return _adaptive_gradient(b, grad, w)

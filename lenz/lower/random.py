@@ -25,7 +25,7 @@ from lenz.ops.random import below
 from lenz.sym import ONE, ZERO, Sym, sym
 
 SEED = "lenz.seed"
-REFUSED = Decline("parameters that eager refuses, with its own error")
+REFUSED = "parameters that eager refuses, with its own error"
 FINITE = 3.4028234663852886e38  # the greatest f32
 # A half type has fewer random bits, so that the greatest number stays below 1: its significand.
 _BITS = {"f16": 11, "bf16": 8}
@@ -60,32 +60,30 @@ def unit(source: Drawn, t: DType) -> Expr:
     return whole * (1.0 / steps)
 
 
-def refused(b: GraphBuilder, generator: Any) -> Decline | None:
-    """The reason to leave a random op to eager, if there is one."""
+def check_own(b: GraphBuilder, generator: Any) -> None:
+    """Decline a random op whose numbers must be eager's."""
     if generator is not None:
-        return Decline("a generator of the caller")
-    return Decline("eager's random numbers are asked for") if b.eager_random else None
+        raise Decline("a generator of the caller")
+    if b.eager_random:
+        raise Decline("eager's random numbers are asked for")
 
 
-def _draw(
-    b: GraphBuilder, generator: Any, fn: Callable[[Drawn, Index, DType], Expr]
-) -> Value | Decline:
+def _draw(b: GraphBuilder, generator: Any, fn: Callable[[Drawn, Index, DType], Expr]) -> Value:
     """One map of fn((seed, start, number), index, type) over the result."""
-    if (no := refused(b, generator)) is not None:
-        return no
+    check_own(b, generator)
     t = b.result.dtype
     source = seeded(b, b.result)
     return b.map(lambda i: fn(source(i), i, t))
 
 
 @lowering("rand", "rand_like")
-def rand(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value | Decline:
+def rand(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value:
     """Even numbers of [0, 1)."""
     return _draw(b, generator, lambda s, i, t: unit(s, t))
 
 
 @lowering("randn", "randn_like")
-def randn(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value | Decline:
+def randn(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value:
     """Normal numbers with mean 0 and variance 1."""
     return _draw(b, generator, lambda s, i, t: ops.normal(*s, compute_dtype(t)))
 
@@ -93,13 +91,13 @@ def randn(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value |
 @lowering("randint.low", "randint.low_generator", "randint_like.low_dtype")
 def randint(
     b: GraphBuilder, low: Any, high: Any, *rest: Any, generator: Any = None, **__: Any
-) -> Value | Decline:
+) -> Value:
     """Integers of [low, high); the tensor that `randint_like` names first has no say."""
     if isinstance(low, Value):
         low, high = high, rest[0]
     count = sym(high) - sym(low)
     if count.hi is None or count.hi > 2**32 or count.lo is None or count.lo < 1:
-        return Decline("a range of integers that may be empty or above 2^32")
+        raise Decline("a range of integers that may be empty or above 2^32")
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         found = below(*s, index(count)) + index(sym(low))
@@ -115,10 +113,10 @@ lowering("randint_like.default")(lambda b, x, *args, **kw: randint(b, 0, *args, 
 @lowering("uniform")
 def uniform(
     b: GraphBuilder, x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None
-) -> Value | Decline:
+) -> Value:
     """Even numbers of [low, high)."""
     if not low <= high:
-        return REFUSED
+        raise Decline(REFUSED)
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         u = unit(s, t)
@@ -130,10 +128,10 @@ def uniform(
 @lowering("normal")
 def normal(
     b: GraphBuilder, mean: Operand, std: Operand = 1.0, *_: Any, generator: Any = None, **__: Any
-) -> Value | Decline:
+) -> Value:
     """Normal numbers; mean and deviation are numbers or tensors."""
     if isinstance(std, (int, float)) and not std >= 0:
-        return REFUSED
+        raise Decline(REFUSED)
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         z = ops.normal(*s, compute_dtype(t))
@@ -148,7 +146,7 @@ def normal(
 @lowering("normal_functional")
 def normal_functional(
     b: GraphBuilder, x: Value, mean: float = 0.0, std: float = 1.0, generator: Any = None
-) -> Value | Decline:
+) -> Value:
     """Normal numbers in the shape of x."""
     return normal(b, mean, std, generator=generator)
 
@@ -161,12 +159,10 @@ def _exponential(s: Drawn, t: DType) -> Expr:
 
 
 @lowering("exponential")
-def exponential(
-    b: GraphBuilder, x: Value, lambd: float = 1.0, generator: Any = None
-) -> Value | Decline:
+def exponential(b: GraphBuilder, x: Value, lambd: float = 1.0, generator: Any = None) -> Value:
     """-log(u) / lambd for u in (0, 1); never 0, since samplers divide by it."""
     if not lambd > 0:
-        return REFUSED
+        raise Decline(REFUSED)
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         e = _exponential(s, compute_dtype(t))
@@ -182,7 +178,7 @@ def _enter_spread(name: str, *defaults: float, of: Callable[[Drawn, Expr, Expr],
     def lower_draw(b: GraphBuilder, x: Value, *given: float, generator: Any = None) -> Any:
         middle, width = (*given, *defaults[len(given) :])
         if not width > 0:
-            return REFUSED
+            raise Decline(REFUSED)
 
         def fn(s: Drawn, i: Index, t: DType) -> Expr:
             return of(s, const(middle, compute_dtype(t)), const(width, compute_dtype(t)))
@@ -206,10 +202,10 @@ _enter_spread("log_normal", 1.0, 2.0, of=log_normal)
 
 
 @lowering("geometric")
-def geometric(b: GraphBuilder, x: Value, p: float, generator: Any = None) -> Value | Decline:
+def geometric(b: GraphBuilder, x: Value, p: float, generator: Any = None) -> Value:
     """How many trials of chance p the first success takes: log(1 - u) / log(1 - p), rounded up."""
     if not 0 < p < 1:
-        return REFUSED
+        raise Decline(REFUSED)
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         wide = compute_dtype(t) if t.is_float else F64
@@ -228,7 +224,7 @@ def rrelu(
     upper: float = 1 / 3,
     training: bool = False,
     generator: Any = None,
-) -> tuple[Value, Value] | Decline:
+) -> tuple[Value, Value]:
     """x times what is drawn from [lower, upper) where it is not positive; and all factors."""
     out, drawn = b.results
     assert out is not None and drawn is not None
@@ -240,8 +236,7 @@ def rrelu(
             return ops.where(e > 0, e, e * slope)
 
         return b.map(leaky, out), b.map(noise.at, drawn)
-    if (no := refused(b, generator)) is not None:
-        return no
+    check_own(b, generator)
     source = seeded(b, drawn)
 
     def factor(i: Index) -> Expr:
@@ -254,10 +249,10 @@ def rrelu(
 
 
 @lowering("bernoulli.default")
-def bernoulli(b: GraphBuilder, p: Operand, generator: Any = None) -> Value | Decline:
+def bernoulli(b: GraphBuilder, p: Operand, generator: Any = None) -> Value:
     """1 with probability p, else 0."""
     if isinstance(p, (int, float)) and not 0 <= p <= 1:
-        return REFUSED
+        raise Decline(REFUSED)
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         wide = compute_dtype(p.dtype) if isinstance(p, Value) else F32
@@ -278,17 +273,16 @@ lowering("bernoulli.p", "bernoulli.Tensor")(
 @lowering("multinomial")
 def multinomial(
     b: GraphBuilder, p: Value, count: int | Sym, replacement: bool = False, *, generator: Any = None
-) -> Value | Decline:
+) -> Value:
     """Places of a row by their chances p: those of the greatest p / e, for exponential numbers e.
 
     What is drawn is not drawn again (Efraimidis and Spirakis, 2006).
     """
-    if (no := refused(b, generator)) is not None or (replacement and count != 1):
-        return no or Decline("draws that may repeat, which eager finds in running sums")
+    check_own(b, generator)
+    if replacement and count != 1:
+        raise Decline("draws that may repeat, which eager finds in running sums")
     d, t = p.rank - 1, compute_dtype(p.dtype)
     keys = keys_for(t, p.shape[d], True, p.device, 1 << 24 if count == 1 else None)
-    if isinstance(keys, Decline):
-        return keys
     source = seeded(b, b.temp(p.shape, I64))
 
     def key(i: Index) -> Expr:
@@ -296,8 +290,6 @@ def multinomial(
         return keys.of(chance / _exponential(source(i), t), i[d])
 
     found = first_keys(b, p.shape, d, count, key, keys.type)
-    if isinstance(found, Decline):
-        return found
 
     def place(i: Index) -> Expr:
         e = found.at(i)
@@ -311,16 +303,13 @@ def multinomial(
 
 
 @lowering("native_dropout")
-def native_dropout(
-    b: GraphBuilder, x: Value, p: float, train: bool | None
-) -> tuple[Value, Value] | Decline:
+def native_dropout(b: GraphBuilder, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
     """x / (1 - p) where an even number is below 1 - p, else 0; and where that is."""
     out, mask = b.results
     assert out is not None and mask is not None
     if train is False:
         return b.map(x.at, out), b.map(lambda i: const(True, BOOL), mask)
-    if (no := refused(b, None)) is not None:
-        return no
+    check_own(b, None)
     source = seeded(b, mask)
     keep = 1.0 - p
     kept = b.map(lambda i: ops.uniform(*source(i), F32) < keep, mask, "mask")

@@ -60,9 +60,7 @@ lowering("prod")(lambda b, x, dim=None, keep=False, **_: accumulate(b, "prod", x
 
 
 @lowering("mean")
-def mean(
-    b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any
-) -> Value | Decline:
+def mean(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any) -> Value:
     """Mean: the sum divided by the number of elements; NaN when there are none."""
     n = count(split(x.shape, dim).over, compute_dtype(b.result.dtype))
     return accumulate(b, "sum", x, dim, keepdim, lambda acc: acc / n)
@@ -152,21 +150,20 @@ def extremum(
     return reduce_over(b, kind, s, keepdim, x.compute, type=type, name=name)
 
 
-def none_of(x: Value, dim: Dim) -> Decline | None:
-    """Refuse an extremum over what may have no elements: eager raises for it."""
-    over = split(x.shape, dim).over
-    may = any(s.lo is None or s.lo < 1 for s in over)
-    return Decline("an extremum of no elements is an error in eager") if may else None
+def full_rows(x: Value, dim: Dim) -> Split:
+    """The rows of an extremum; declines those that may have no elements: eager raises for it."""
+    s = split(x.shape, dim)
+    if any(n.lo is None or n.lo < 1 for n in s.over):
+        raise Decline("an extremum of no elements is an error in eager")
+    return s
 
 
 @lowering("aminmax")
 def aminmax(
     b: GraphBuilder, x: Value, *, dim: int | None = None, keepdim: bool = False
-) -> tuple[Value, Value] | Decline:
+) -> tuple[Value, Value]:
     """Smallest and greatest element over one or all dimensions."""
-    if (no := none_of(x, dim)) is not None:
-        return no
-    s = split(x.shape, dim)
+    s = full_rows(x, dim)
     low = extremum(b, "min", x, s, keepdim, b.results[0], "amin")
     return low, extremum(b, "max", x, s, keepdim, b.results[1], "amax")
 
@@ -195,28 +192,22 @@ def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
     """
 
     @lowering(f"a{kind}")
-    def over(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value | Decline:
-        return none_of(x, dim) or extremum(b, kind, x, split(x.shape, dim), keepdim)
+    def over(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value:
+        return extremum(b, kind, x, full_rows(x, dim), keepdim)
 
     @lowering(f"{kind}.default")
-    def full(b: GraphBuilder, x: Value) -> Value | Decline:
-        return none_of(x, None) or extremum(b, kind, x, split(x.shape, None), False)
+    def full(b: GraphBuilder, x: Value) -> Value:
+        return extremum(b, kind, x, full_rows(x, None), False)
 
     @lowering(f"{kind}.dim")
-    def along(
-        b: GraphBuilder, x: Value, dim: int, keepdim: bool = False
-    ) -> tuple[Value, Value] | Decline:
-        if (no := none_of(x, dim)) is not None:
-            return no
-        s = split(x.shape, dim)
+    def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        s = full_rows(x, dim)
         values = extremum(b, kind, x, s, keepdim, b.results[0])
         return values, position(b, place, x, s, keepdim, b.results[1])
 
     @lowering(place)
-    def where(
-        b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False
-    ) -> Value | Decline:
-        return none_of(x, dim) or position(b, place, x, split(x.shape, dim), keepdim)
+    def where(b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        return position(b, place, x, full_rows(x, dim), keepdim)
 
 
 _enter_extremum("max", "argmax")
@@ -344,7 +335,7 @@ def norm(
 
 
 @lowering("dist")
-def dist(b: GraphBuilder, x: Value, y: Value, p: Scalar = 2) -> Value | Decline:
+def dist(b: GraphBuilder, x: Value, y: Value, p: Scalar = 2) -> Value:
     """The norm of x - y."""
     left, right = (reader(v, compute_dtype(b.result.dtype)) for v in (x, y))
     s = split(common_shape((x, y)), None)

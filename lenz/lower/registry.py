@@ -32,7 +32,7 @@ def lowering(*names: str, any_dtype: bool = False, float8: bool = False) -> Call
     """Register fn(builder, *args, **kwargs) for overloads ("add.Tensor") or packets ("relu").
 
     Tensors arrive as `Value`, sizes as Sym, the rest as in FX. It returns a `Value`, a tuple of
-    them, or `Decline(reason)`. Names without a namespace are aten's.
+    them, or raises `Decline(reason)`. Names without a namespace are aten's.
     """
 
     def enter(fn: F) -> F:

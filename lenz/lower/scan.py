@@ -18,10 +18,10 @@ from lenz.lower.registry import lowering
 from lenz.sym import ONE, Sym
 
 
-def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value | Decline:
+def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value:
     to = b.result.dtype
     if to is BOOL:
-        return Decline("a running sum of truth values")
+        raise Decline("a running sum of truth values")
     if x.rank == 0:
         return b.map(lambda i: element(x, i, to))
     d = wrapped(dim, x.rank)

@@ -35,7 +35,7 @@ def update(
     over: Sequence[Sym],
     place: Callable[[Index], Place],
     value: Callable[[Index], Expr],
-) -> Value | Decline:
+) -> Value:
     """x with value(i) written to, or combined with, the element at place(i) for all i."""
     if ZERO in over:
         return b.map(x.at)
@@ -46,7 +46,7 @@ def update(
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
     # On GPUs updates meet in any order: what they do must be one instruction of the memory.
     if mode == "mul" or (x.dtype.bits < 32 and not x.dtype.is_half):
-        return Decline(f"updates of {x.dtype} by {mode} that may meet")
+        raise Decline(f"updates of {x.dtype} by {mode} that may meet")
     half = x.dtype.is_half
     if not half and not (x.dtype.is_float and mode in ("max", "min")):
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
@@ -73,13 +73,12 @@ def _wins(mode: UpdateMode, e: Expr) -> Expr:
     return ops.where(ops.isnan(e), ops.bitcast(bits, e.dtype), e)
 
 
-def unplaced(x: Value, index: Value, dims: Sequence[int]) -> Decline | None:
-    """Why positions in these dimensions of x are not taken; a place must exist to be written to."""
+def check_places(x: Value, index: Value, dims: Sequence[int]) -> None:
+    """Decline positions in these dimensions of x where no place may exist to be written to."""
     if not is_position(index) and ZERO not in index.shape:
-        return Decline(f"positions of type {index.dtype}")
+        raise Decline(f"positions of type {index.dtype}")
     if ZERO not in index.shape and any(x.shape[d].lo is None or x.shape[d].lo < 1 for d in dims):  # type: ignore[operator]  # None is first
-        return Decline("writes to a tensor that may have no elements")
-    return None
+        raise Decline("writes to a tensor that may have no elements")
 
 
 def _along(x: Value, d: int, index: Value) -> Callable[[Index], Place]:
@@ -98,11 +97,10 @@ def _along(x: Value, d: int, index: Value) -> Callable[[Index], Place]:
 
 def _scatter(
     b: GraphBuilder, x: Value, dim: int, index: Value, src: Operand, reduce: str = "set"
-) -> Value | Decline:
+) -> Value:
     """out[.., index[i], ..] = src[i], or combined with it; src may be one number."""
     d = wrapped(dim, x.rank)
-    if (refused := unplaced(x, index, (d,) if x.rank else ())) is not None:
-        return refused
+    check_places(x, index, (d,) if x.rank else ())
 
     def value(i: Index) -> Expr:
         return src.at(i[: src.rank]) if isinstance(src, Value) else exact(src, i, x.dtype)
@@ -123,7 +121,7 @@ def _combined(
     value: Callable[[Index], Expr],
     reduce: str,
     include_self: bool,
-) -> Value | Decline:
+) -> Value:
     """x combined with values; without its own elements where something comes to them."""
     if ZERO in over:  # an index without elements, which may have any rank
         return b.map(x.at)
@@ -133,7 +131,7 @@ def _combined(
         none = ops.neutral(mode, x.dtype)
         start = b.scatter("set", x, over, lambda i: (*place(i), none), name=f"{x.name}_start")
     total = update(b, mode, start, over, place, value)
-    if reduce != "mean" or isinstance(total, Decline):
+    if reduce != "mean":
         return total
     own = const(1 if include_self else 0, I64)
     kind = b.temp(x.shape, I64)
@@ -158,11 +156,10 @@ def scatter_reduce(
     reduce: str,
     *,
     include_self: bool = True,
-) -> Value | Decline:
+) -> Value:
     """out[.., index[i], ..] combined with src[i] by sum, prod, mean, amax or amin."""
     d = wrapped(dim, x.rank)
-    if (refused := unplaced(x, index, (d,) if x.rank else ())) is not None:
-        return refused
+    check_places(x, index, (d,) if x.rank else ())
     place = _along(x, d, index)
     return _combined(
         b, x, index.shape, place, lambda i: src.at(i[: src.rank]), reduce, include_self
@@ -171,14 +168,14 @@ def scatter_reduce(
 
 def _put_masked(
     b: GraphBuilder, x: Value, d: int, mask: Value, values: Value, accumulate: bool
-) -> Value | Decline:
+) -> Value:
     """x with values that all slices share which a mask of the dimensions from d on chooses.
 
     The values broadcast to a shape that has one dimension for those of the mask.
     """
     behind = x.rank - d - mask.rank
     if values.rank > behind and values.shape[values.rank - behind - 1] is not ONE:
-        return Decline("a mask as index: which value comes where depends on all of the mask")
+        raise Decline("a mask as index: which value comes where depends on all of the mask")
 
     def fn(i: Index) -> Expr:
         end = d + mask.rank
@@ -201,16 +198,15 @@ def index_put(
     indices: Sequence[Value | None],
     values: Value,
     accumulate: bool = False,
-) -> Value | Decline:
+) -> Value:
     """x with values written, or added, at broadcast positions; negative ones count from the end."""
     given = {d: v for d, v in enumerate(indices) if v is not None}
     if not given:
-        return Decline("no positions")
+        raise Decline("no positions")
     if len(given) == 1 and (at := min(given)) is not None and given[at].dtype is BOOL:
         return _put_masked(b, x, at, given[at], values, accumulate)
     for v in given.values():
-        if (refused := unplaced(x, v, tuple(given))) is not None:
-            return refused
+        check_places(x, v, tuple(given))
     shared = common_shape(tuple(given.values()))
     kept = [s for d, s in enumerate(x.shape) if d not in given]
     dims = list(given)
@@ -268,10 +264,9 @@ def _by_slices(
     value: Callable[[Index], Expr],
     wraps: bool = False,
     fault: str = "assert_in_range",
-) -> Value | Decline:
+) -> Value:
     d = wrapped(dim, x.rank)
-    if (refused := unplaced(x, index, (d,) if x.rank else ())) is not None:
-        return refused
+    check_places(x, index, (d,) if x.rank else ())
     over, place = _slices(x, d, index, wraps, fault)
     return update(b, mode, x, over, place, _guarded(x, index, wraps, value))
 
@@ -279,12 +274,12 @@ def _by_slices(
 @lowering("index_add")
 def index_add(
     b: GraphBuilder, x: Value, dim: int, index: Value, source: Value, *, alpha: Operand = 1
-) -> Value | Decline:
+) -> Value:
     """Slices of x plus alpha times slices of source."""
     d = wrapped(dim, x.rank)
     rest = [k for k in range(x.rank) if k != d]
     if source.rank and any(k >= source.rank or source.shape[k] != x.shape[k] for k in rest):
-        return Decline("slices of other sizes, which eager refuses")
+        raise Decline("slices of other sizes, which eager refuses")
 
     def value(i: Index) -> Expr:
         e = source.compute(i[: source.rank])
@@ -297,15 +292,13 @@ def index_add(
 
 
 @lowering("index_copy", any_dtype=True)
-def index_copy(b: GraphBuilder, x: Value, dim: int, index: Value, source: Value) -> Value | Decline:
+def index_copy(b: GraphBuilder, x: Value, dim: int, index: Value, source: Value) -> Value:
     """Slices of x replaced by slices of source."""
     return _by_slices(b, "set", x, dim, index, lambda i: source.at(i[: source.rank]))
 
 
 @lowering("index_fill")
-def index_fill(
-    b: GraphBuilder, x: Value, dim: int, index: Value, value: Operand
-) -> Value | Decline:
+def index_fill(b: GraphBuilder, x: Value, dim: int, index: Value, value: Operand) -> Value:
     """Slices of x filled with a value; negative positions count from the end."""
     return _by_slices(b, "set", x, dim, index, lambda i: exact(value, i, x.dtype), wraps=True)
 
@@ -320,23 +313,19 @@ def index_reduce(
     reduce: str,
     *,
     include_self: bool = True,
-) -> Value | Decline:
+) -> Value:
     """Slices of x combined with slices of source by prod, mean, amax or amin."""
     d = wrapped(dim, x.rank)
-    if (refused := unplaced(x, index, (d,) if x.rank else ())) is not None:
-        return refused
+    check_places(x, index, (d,) if x.rank else ())
     over, place = _slices(x, d, index)
     value = _guarded(x, index, False, lambda i: source.at(i[: source.rank]))
     return _combined(b, x, over, place, value, reduce, include_self)
 
 
 @lowering("put", any_dtype=True)
-def put(
-    b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool = False
-) -> Value | Decline:
+def put(b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     """Elements written by their row-major position; negative ones count from the end."""
-    if (refused := unplaced(x, index, range(x.rank))) is not None:
-        return refused
+    check_places(x, index, range(x.rank))
     count = product(x.shape)
 
     def place(i: Index) -> Place:
@@ -355,9 +344,7 @@ def _numbered(b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], 
 
 
 @lowering("nonzero_static")
-def nonzero_static(
-    b: GraphBuilder, x: Value, *, size: Sym | int, fill_value: int = -1
-) -> Value | Decline:
+def nonzero_static(b: GraphBuilder, x: Value, *, size: Sym | int, fill_value: int = -1) -> Value:
     """The indices of the first elements that are not 0, a row for each; then rows of one value."""
     count = b.result.shape[0]
     # Rows that nobody asked for go behind the end.
@@ -388,11 +375,11 @@ def nonzero_static(
 @lowering("masked_scatter_backward", any_dtype=True)
 def masked_scatter_backward(
     b: GraphBuilder, grad: Value, mask: Value, sizes: Sequence[Sym | int]
-) -> Value | Decline:
+) -> Value:
     """The elements where the mask holds, in row-major order, then zeros: of a known size."""
     shape, t = grad.shape, b.result
     if mask.dtype is not BOOL or ZERO in shape or ZERO in t.shape:
-        return Decline("no elements")
+        raise Decline("no elements")
     number = _numbered(b, shape, lambda i: mask.at(broadcast(mask, i)))
     count = product(t.shape)
     # What the mask does not choose goes behind the end.
@@ -409,10 +396,10 @@ def masked_scatter_backward(
 
 
 @lowering("masked_scatter", any_dtype=True)
-def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Value | Decline:
+def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Value:
     """The elements where the mask holds replaced, in row-major order, by those of source."""
     if mask.dtype is not BOOL or any(s is ZERO for s in (*source.shape, *b.result.shape)):
-        return Decline("no elements")
+        raise Decline("no elements")
     shape, total = b.result.shape, product(source.shape)
 
     def holds(i: Index) -> Expr:

@@ -37,7 +37,7 @@ def guarded(cond: Expr, value: Expr, other: Expr) -> Expr:
 
 
 @lowering("cat", "concat", "concatenate", float8=True)
-def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decline:
+def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Tensors one after the other; 1-d tensors without elements are left out, as torch does."""
     rank = b.result.rank
     parts = [x for x in tensors if x.rank == rank and not (x.shape == (ZERO,) and rank == 1)]
@@ -46,16 +46,16 @@ def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decl
     d = wrapped(dim, rank)
     parts = [x for x in parts if x.shape[d] is not ZERO] or parts[:1]
     if len(parts) > MAX_PARTS:
-        return Decline(MANY)
+        raise Decline(MANY)
     ends = [x.shape[d] for x in parts]
     return b.map(lambda i: _joined(b, i, d, parts, ends, lambda v: (*i[:d], v, *i[d + 1 :])))
 
 
 @lowering("stack", float8=True)
-def stack(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value | Decline:
+def stack(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Tensors of one shape along a new dimension."""
     if len(tensors) > MAX_PARTS:
-        return Decline(MANY)
+        raise Decline(MANY)
     d = wrapped(dim, b.result.rank)
     ends: list[Sym] = [ONE] * len(tensors)
     return b.map(lambda i: _joined(b, i, d, list(tensors), ends, lambda v: (*i[:d], *i[d + 1 :])))
@@ -166,16 +166,14 @@ def _enter_border_gradient(kind: str, rank: int, shown: Shown) -> None:
     """Register the gradient of a border: each element gathers from where it shows."""
 
     @lowering(f"{kind}_pad{rank}d_backward")
-    def backward(
-        b: GraphBuilder, grad: Value, x: Value, padding: Sequence[Size]
-    ) -> Value | Decline:
+    def backward(b: GraphBuilder, grad: Value, x: Value, padding: Sequence[Size]) -> Value:
         widths = [sym(p) for p in padding]
         if ZERO in (*grad.shape, *x.shape):
             return b.map(lambda i: const(0, x.dtype))
         if shown is _repeated and not all(isinstance(p, Int) for p in widths):
-            return Decline("a border of unknown width, all of which comes to the edge")
+            raise Decline("a border of unknown width, all of which comes to the edge")
         if shown is _repeated and sum(abs(p.lo or 0) for p in widths) > 4 * MAX_PARTS:
-            return Decline("a wide border, all of which comes to the edge")
+            raise Decline("a wide border, all of which comes to the edge")
         out = grad
         for k in range(rank):
             d = x.rank - 1 - k
@@ -215,14 +213,12 @@ def _base(b: GraphBuilder, x: Value | None, i: Index) -> Expr:
 
 
 @lowering("select_scatter", float8=True)
-def select_scatter(
-    b: GraphBuilder, x: Value | None, src: Value, dim: int, at: Size
-) -> Value | Decline:
+def select_scatter(b: GraphBuilder, x: Value | None, src: Value, dim: int, at: Size) -> Value:
     """x, or zeros, with one slice replaced."""
     d = wrapped(dim, b.result.rank)
     place = at_least_zero(at, b.result.shape[d])
     if place is None:
-        return Decline("an index of unknown sign")
+        raise Decline("an index of unknown sign")
     t = b.result.dtype
 
     def fn(i: Index) -> Expr:
@@ -241,12 +237,12 @@ def slice_scatter(
     start: Size | None = None,
     end: Size | None = None,
     step: Size = 1,
-) -> Value | Decline:
+) -> Value:
     """x, or zeros, with a slice replaced."""
     d = wrapped(dim, b.result.rank)
     first = slice_start(start, b.result.shape[d])
     if first is None:
-        return Decline("a start of unknown sign")
+        raise Decline("a start of unknown sign")
     count, t, stride = src.shape[d], b.result.dtype, sym(step)
     if count is ZERO:
         return b.map(lambda i: _base(b, x, i))

@@ -14,7 +14,7 @@ import torch
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import Split, reduce_over, split
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
@@ -36,7 +36,7 @@ def shifted(x: Value, top: Value, s: Split, i: Index) -> Expr:
 
 
 @lowering("_softmax")
-def softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value | Decline:
+def softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value:
     """exp(x - m) / s."""
     s = split(x.shape, dim)
     top, total = exp_sum(b, x, s, compute_dtype(b.result.dtype))
@@ -44,9 +44,7 @@ def softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value |
 
 
 @lowering("_safe_softmax")
-def safe_softmax(
-    b: GraphBuilder, x: Value, dim: int, dtype: torch.dtype | None = None
-) -> Value | Decline:
+def safe_softmax(b: GraphBuilder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
     """Softmax that gives zeros for a row of -inf."""
     s, acc = split(x.shape, dim), compute_dtype(b.result.dtype)
     top, total = exp_sum(b, x, s, acc)
@@ -60,7 +58,7 @@ def safe_softmax(
 
 
 @lowering("_log_softmax")
-def log_softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value | Decline:
+def log_softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value:
     """x - m - log(s)."""
     s = split(x.shape, dim)
     top, total = exp_sum(b, x, s, compute_dtype(b.result.dtype))

@@ -153,16 +153,16 @@ def keys_for(
     device: str,
     longest: int | None = None,
     named: bool = True,
-) -> Keys | Decline:
+) -> Keys:
     """The keys of rows of a type and length; declines rows and types that are left to eager.
 
     `longest` is for what sorts no rows. Unless they are `named`, elements lose their positions.
     """
     if dtype.bytes > 4 or dtype in FLOAT8:
-        return Decline(WIDE if dtype.bytes > 4 else f"a sort of {dtype}")
+        raise Decline(WIDE if dtype.bytes > 4 else f"a sort of {dtype}")
     most = longest or (LONGEST_CPU if device == "cpu" else LONGEST)
     if size.hi is None or size.hi > most:
-        return Decline(f"a sort of rows of more than {most} elements, or of unknown length")
+        raise Decline(f"a sort of rows of more than {most} elements, or of unknown length")
     position = max(size.hi - 1, 1).bit_length() if named else 0
     own = dtype.bits + (dtype.kind in ("uint", "bool")) + position
     if not dtype.is_float:
@@ -181,9 +181,9 @@ def _of_rows(
     x: Value,
     dim: int,
     falls: bool,
-    find: Callable[[int, Keys], Value | Decline],
+    find: Callable[[int, Keys], Value],
     named: bool = True,
-) -> Pair | Decline:
+) -> Pair:
     """Elements and places of the keys that `find` gives for the rows along a dimension.
 
     Unless they are `named`, equal elements may change places, which may be of no use then.
@@ -198,11 +198,7 @@ def _of_rows(
         return b.map(only, values), b.map(lambda i: const(0, I64), places)
     named = named or b.read is None or 1 in b.read
     keys = keys_for(x.dtype, x.shape[d], falls, x.device, named=named)
-    if isinstance(keys, Decline):
-        return keys
     found = find(d, keys)
-    if isinstance(found, Decline):
-        return found
     element = b.map(lambda i: keys.element(found.at(i)), values)
     return element, b.map(lambda i: keys.place(found.at(i)), places)
 
@@ -222,10 +218,10 @@ def first_keys(
     k: int | Sym,
     key: Callable[[Index], Expr],
     type: DType,
-) -> Value | Decline:
+) -> Value:
     """The first k of the keys in order along dimension d of a shape, of which the result has k."""
     if not isinstance(k, int) or k == 0:
-        return Decline("as many elements as only the data says, or none")
+        raise Decline("as many elements as only the data says, or none")
     if k == 1:
         s = split(tuple(shape), d)
         return reduce_over(b, "min", s, True, key, None, b.temp(s.padded, type))
@@ -235,12 +231,12 @@ def first_keys(
 @lowering("sort.default", "sort.stable")
 def sort(
     b: GraphBuilder, x: Value, dim: int = -1, descending: bool = False, stable: bool | None = None
-) -> Pair | Decline:
+) -> Pair:
     """The elements in order, and where they were; equal ones stay in order."""
 
-    def ordered(d: int, keys: Keys) -> Value | Decline:
+    def ordered(d: int, keys: Keys) -> Value:
         if x.device != "cpu" and (x.shape[d].hi or 0) > LONGEST_SORT:
-            return Decline(f"a sort of rows of more than {LONGEST_SORT} elements")
+            raise Decline(f"a sort of rows of more than {LONGEST_SORT} elements")
         return _ordered(b, x, d, keys, b.result)
 
     return _of_rows(b, x, dim, descending, ordered, named=bool(stable))
@@ -254,16 +250,16 @@ def topk(
     dim: int = -1,
     largest: bool = True,
     sorted: bool = True,
-) -> Pair | Decline:
+) -> Pair:
     """The k greatest (smallest) elements in order and their places; of equals, the first ones."""
 
-    def first(d: int, keys: Keys) -> Value | Decline:
+    def first(d: int, keys: Keys) -> Value:
         most = x.shape[d].hi or 0
         is_few = isinstance(k, int) and k > 1 and k * HEAP <= most
         # 64 of 2048 x 4096 f32 on an H200: 319 us here, 190 in eager; of 4096 x 2048: 247 and 229.
         is_long = isinstance(k, int) and k > 16 and most > 2 * LONGEST_SORT
         if (most > HEAP_ROW and is_few) if b.result.device == "cpu" else is_long:
-            return Decline(f"{k} of up to {most} elements, which eager finds without a sort")
+            raise Decline(f"{k} of up to {most} elements, which eager finds without a sort")
         return first_keys(b, x.shape, d, k, lambda i: keys.of(x.at(i), i[d]), keys.type)
 
     return _of_rows(b, x, dim, largest, first, named=False)
@@ -287,14 +283,12 @@ def _at(
 
 
 @lowering("kthvalue")
-def kthvalue(
-    b: GraphBuilder, x: Value, k: int | Sym, dim: int = -1, keepdim: bool = False
-) -> Pair | Decline:
+def kthvalue(b: GraphBuilder, x: Value, k: int | Sym, dim: int = -1, keepdim: bool = False) -> Pair:
     """The k-th smallest element of each row, counted from 1, and where it is."""
 
-    def find(d: int, keys: Keys) -> Value | Decline:
+    def find(d: int, keys: Keys) -> Value:
         if not isinstance(k, int):
-            return Decline("a place in the order that only the data says")
+            raise Decline("a place in the order that only the data says")
         return _at(b, _ordered(b, x, d, keys), d, keepdim, lambda _: const(k - 1, I64))
 
     return _of_rows(b, x, dim, False, find)
@@ -332,24 +326,24 @@ def _enter_median(name: str, skip_nan: bool) -> None:
     """
 
     @lowering(f"{name}.dim")
-    def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair | Decline:
+    def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair:
         def find(d: int, keys: Keys) -> Value:
             return _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, skip_nan)
 
         return _of_rows(b, x, dim, False, find)
 
     @lowering(f"{name}.default")
-    def full(b: GraphBuilder, x: Value) -> Value | Decline:
+    def full(b: GraphBuilder, x: Value) -> Value:
         return _median_of_all(b, x, skip_nan)
 
 
 @lowering("mode")
-def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pair | Decline:
+def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pair:
     """The most frequent element of each row of integers, the least of several; its last place."""
     if x.dtype.is_float:
-        return Decline("a row of floats may have NaN, which eager leaves where its sort took it")
+        raise Decline("a row of floats may have NaN, which eager leaves where its sort took it")
 
-    def find(d: int, keys: Keys) -> Value | Decline:
+    def find(d: int, keys: Keys) -> Value:
         row = _ordered(b, x, d, keys)
         s, size = split(x.shape, d), index(x.shape[d] - 1, I64)
 
@@ -374,13 +368,11 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
     return _of_rows(b, x, dim, False, find)
 
 
-def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value | Decline:
+def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value:
     size = product(x.shape)
     if size is ONE:
         return b.map(lambda i: x.at((Int(0),) * x.rank))
     keys = keys_for(x.dtype, size, False, x.device)
-    if isinstance(keys, Decline):
-        return keys
 
     def key(i: Index) -> Expr:
         return keys.of(x.at(unflatten(i[0], x.shape)), i[0])

@@ -60,13 +60,13 @@ def col2im(
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
-) -> Value | Decline:
+) -> Value:
     """The sum of what `im2col` would take from each element."""
     w = _windows(output_size, kernel_size, dilation, padding, stride)
     if ZERO in x.shape:
         return b.map(lambda i: const(0, x.dtype))
     if w.area > WRITTEN_OUT and w.stride != w.kernel:
-        return Decline("a sum over many windows")
+        raise Decline("a sum over many windows")
     lead = (*x.shape[:-2], b.result.shape[-3])[-(b.result.rank - 2) :]
     shape = (*lead, *(Int(k) for k in w.kernel), *w.outs)
     columns = b.view(x, regroup(shape, x.shape), b.temp(shape, x.dtype))

@@ -149,13 +149,13 @@ def unsqueeze(b: GraphBuilder, x: Value, dim: int) -> Value:
 
 
 @lowering("squeeze", any_dtype=True)
-def squeeze(b: GraphBuilder, x: Value, dim: int | Sequence[int] | None = None) -> Value | Decline:
+def squeeze(b: GraphBuilder, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     """Dimensions of size 1 dropped: all, one, or some."""
     chosen = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = [wrapped(d, x.rank) for d in chosen if x.rank]
     dropped = [d for d in dims if x.shape[d] is ONE]
     if x.rank - len(dropped) != b.result.rank:
-        return Decline("a size is 1 only by a fact about its symbols")
+        raise Decline("a size is 1 only by a fact about its symbols")
 
     def fn(i: Index) -> Index:
         rest = iter(i)
@@ -174,12 +174,12 @@ def at_least_zero(position: Size, size: Sym) -> Sym | None:
 
 
 @lowering("select.int", any_dtype=True)
-def select(b: GraphBuilder, x: Value, dim: int, index: Size) -> Value | Decline:
+def select(b: GraphBuilder, x: Value, dim: int, index: Size) -> Value:
     """One slice, without its dimension."""
     d = wrapped(dim, x.rank)
     at = at_least_zero(index, x.shape[d])
     if at is None:
-        return Decline("an index of unknown sign")
+        raise Decline("an index of unknown sign")
     return b.view(x, lambda i: (*i[:d], at, *i[d:]))
 
 
@@ -191,12 +191,12 @@ def slice_(
     start: Size | None = None,
     end: Size | None = None,
     step: Size = 1,
-) -> Value | Decline:
+) -> Value:
     """Every step-th element from `start`; the size of the result says where it ends."""
     d = wrapped(dim, x.rank)
     first = slice_start(start, x.shape[d])
     if first is None:
-        return Decline("a start of unknown sign")
+        raise Decline("a start of unknown sign")
     return b.view(x, lambda i: (*i[:d], first + i[d] * step, *i[d + 1 :]))
 
 
@@ -207,7 +207,7 @@ def slice_start(start: Size | None, size: Sym) -> Sym | None:
 
 
 @lowering("narrow", any_dtype=True)
-def narrow(b: GraphBuilder, x: Value, dim: int, start: Size, length: Size) -> Value | Decline:
+def narrow(b: GraphBuilder, x: Value, dim: int, start: Size, length: Size) -> Value:
     """`length` elements from `start`."""
     return slice_(b, x, dim, start)
 

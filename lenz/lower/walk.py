@@ -281,6 +281,9 @@ class _Walk:
         before, mutations = len(self.b.nodes), self.b.mutations
         try:
             made = entry.fn(self.b, *args, **kwargs)
+        except Decline as e:
+            self.b.nodes[before:], self.b.mutations = [], mutations
+            return str(e)
         except TypeError:
             if odd is not None:  # it looks at the elements of some cases after all
                 del self.b.nodes[before:]
@@ -290,8 +293,6 @@ class _Walk:
                 raise
             del self.b.nodes[before:]
             return "a scalar that is a symbolic size"
-        if isinstance(made, Decline):
-            return made.reason
         new = self.b.nodes[before:]
         why = _unfit(new, entry.any_dtype)
         if self.b.deterministic and any(_is_left_to_chance(x) for x in new):
@@ -364,12 +365,14 @@ def _in_parts(
 ) -> str | None:
     """Lower a node of complex tensors, as `native`."""
     try:
-        walk.env[n] = made = walk.complexes.lower(n, entry, args, kwargs)
+        walk.env[n] = walk.complexes.lower(n, entry, args, kwargs)
+    except Decline as e:
+        return str(e) or f"dtype {kind}"
     except TypeError:
         if not any(isinstance(a, Sym) for a in (*args, *kwargs.values())):
             raise
         return "a scalar that is a symbolic size"
-    return made.reason or f"dtype {kind}" if isinstance(made, Decline) else None
+    return None
 
 
 def type_of(val: torch.Tensor, to_sym: ToSym, devices: frozenset[str]) -> TensorType:

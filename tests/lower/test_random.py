@@ -12,7 +12,7 @@ from harness import evaluated
 
 from lenz.ir.graph import Extern
 from lenz.lower.builder import Decline, GraphBuilder
-from lenz.lower.random import refused
+from lenz.lower.random import check_own
 
 X = torch.full((60, 100), 0.25)
 Fn = Callable[[torch.Tensor], Any]
@@ -95,5 +95,6 @@ def test_dropout_of_a_module() -> None:
 
 def test_a_generator_of_the_caller_stays_eager() -> None:
     b = GraphBuilder()
-    assert isinstance(refused(b, torch.Generator()), Decline)
-    assert refused(b, None) is None
+    with pytest.raises(Decline, match="a generator of the caller"):
+        check_own(b, torch.Generator())
+    check_own(b, None)
