@@ -273,7 +273,7 @@ def _bound(n: Any, s: Scope, slot: Slot) -> str:
 
 
 def _bound_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
-    where, made["bound"] = gathered(c, s, {}, made[slot.usual])
+    where, made["bound"] = gathered(c, s, {}, made[slot.usual], slot.is_list)
     made[slot.usual] = where if slot.is_list else where[0]
 
 

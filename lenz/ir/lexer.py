@@ -110,12 +110,14 @@ class Cursor:
         return self.place > 0 and self.span(self.place)[0] == self.span(self.place - 1)[1]
 
     def skip_to(self, *closes: str) -> None:
-        """Pass everything up to a closing mark at this level, which is next then."""
+        """Go to a closing mark at this level, or to one that closes nothing."""
         depth = 0
         while depth or self.text not in closes:
             if self.kind == "end":
                 self.fail(f"`{closes[-1]}`")
             depth += (self.text in ("(", "[", "{")) - (self.text in (")", "]", "}"))
+            if depth < 0:
+                return
             self.take()
 
 

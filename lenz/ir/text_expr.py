@@ -250,11 +250,11 @@ def gathered(
     end = c.place
     c.jump(place)
     scope = {**s.vars, **found} if found else s.vars
-    where = (
-        [sym_of(c, scope, bool(found))]
-        if not is_list
-        else list_of(c, lambda: sym_of(c, scope, bool(found)), "]")
-    )
+
+    def size() -> Sym:
+        return sym_of(c, scope, bool(found))
+
+    where = list_of(c, size, "]") if is_list else [size()]
     c.jump(end)
     return tuple(where), tuple(bound)
 
@@ -265,7 +265,7 @@ def _load_of(c: Cursor, s: Scope, temps: dict[str, Expr]) -> Expr:
     c.expect(",", "[")
     place = c.place
     c.skip_to("]")
-    c.take()
+    c.expect("]")
     where, bound = gathered(c, s, temps, place)
     c.expect(")")
     if c.accept(":"):
@@ -280,7 +280,7 @@ def _load_of(c: Cursor, s: Scope, temps: dict[str, Expr]) -> Expr:
 def _index_of(c: Cursor, s: Scope, temps: dict[str, Expr]) -> Expr:
     place = c.place
     c.skip_to(",")
-    c.take()
+    c.expect(",")
     dtype = dtype_of(c)
     (value,), bound = gathered(c, s, temps, place, is_list=False)
     c.expect(")")

@@ -152,8 +152,8 @@ def broken_objects() -> list[tuple[str, Any, str]]:
     short = Schedule(s.graph, (Launch(make.row_softmax(), ("x",)),))
     unknown = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "nowhere")),))
     typed = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "w")),))
-    lent = Extern((), "a.b.c", (Ref("y"),), holds=True)
-    written = Schedule(s.graph, (lent, Launch(make.row_softmax(), ("x", "y"))))
+    lent = Extern((), "a.b.c", (Ref("mm"),), holds=True)
+    written = Schedule(s.graph, (lent, Launch(make.row_softmax(), ("x", "mm"))))
     return [
         ("var-once", strange, "4: out %y"),
         ("gather", wrong_type, "3: out %y"),
