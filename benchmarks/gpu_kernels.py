@@ -262,7 +262,7 @@ def norm_args(rows: int, columns: int) -> Args:
     return (*two(rows, columns), normal(columns), normal(columns))
 
 
-# The first five are those of the first measurements, see the README.
+# The first five are those of the first measurements, see benchmarks/README.md.
 CASES = [
     Case("Adam", adam, (100_000_000,), (4099,), adam_args, mutates=True,
          nbytes=lambda i, _: 28 * i.args[0].numel()),  # reads 4+4+4+2, writes 4+4+4+2

@@ -1,5 +1,4 @@
-"""Turn GPU results into Markdown: benchmarks/results/gpu.md, and the part of README.md between
-`<!-- gpu:begin -->` and `<!-- gpu:end -->`.
+"""Turn GPU results into Markdown: benchmarks/results/gpu.md.
 
 Run: python -m benchmarks.gpu_report [FILE ...]; FILEs, results of other runs on the same machine,
 are first merged into benchmarks/results/gpu.json, row by row.
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import PEER, Row, geomean
-from benchmarks.report import HERE, Figure, between, figure_table, table
+from benchmarks.report import HERE, Figure, figure_table, table
 
 RESULTS = HERE / "results" / "gpu.json"
-BEGIN, END = "<!-- gpu:begin -->", "<!-- gpu:end -->"
 SIDES = ("eager", "lenz", PEER)
 # A model may be this many times as far from float32 as eager is, plus a rounding of bf16.
 MODEL_ERROR, ROUNDING = 2.0, 2.0**-8
@@ -238,10 +236,8 @@ def document(made: Row) -> str:
 
 
 def write(made: Row) -> None:
-    """Write gpu.md, and the part of README.md between the markers."""
+    """Write gpu.md."""
     RESULTS.with_suffix(".md").write_text(document(made))
-    link = "Every row is in [benchmarks/results/gpu.md](benchmarks/results/gpu.md)."
-    between(BEGIN, END, f"{summary(made)}\n\n{link}")
 
 
 def main(files: Sequence[str]) -> int:

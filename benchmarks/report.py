@@ -1,5 +1,4 @@
-"""Turn the results into Markdown: benchmarks/results/cpu.md, and the part of README.md between
-`<!-- bench:begin -->` and `<!-- bench:end -->`.
+"""Turn the results into Markdown: benchmarks/results/cpu.md.
 
 Run: python -m benchmarks.report
 """
@@ -18,8 +17,6 @@ from benchmarks.measure import PEER, Row, geomean
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cpu.json"
-README = HERE.parent / "README.md"
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 Groups = dict[str, Any]
 
 
@@ -242,19 +239,8 @@ def document(made: dict[str, Any]) -> str:
 
 
 def write(made: dict[str, Any]) -> None:
-    """Write cpu.md, and the part of README.md between the markers if it has them."""
+    """Write cpu.md."""
     RESULTS.with_suffix(".md").write_text(document(made))
-    link = "Every row is in [benchmarks/results/cpu.md](benchmarks/results/cpu.md)."
-    between(BEGIN, END, f"{summary(made)}\n\n{link}")
-
-
-def between(begin: str, end: str, body: str) -> None:
-    """Put `body` between two markers of README.md, if it has them."""
-    text = README.read_text() if README.exists() else ""
-    if begin in text and end in text:
-        before, rest = text.split(begin, 1)
-        after = rest.split(end, 1)[1]
-        README.write_text(f"{before}{begin}\n{body}\n{end}{after}")
 
 
 def main() -> int:
