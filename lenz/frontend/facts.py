@@ -20,7 +20,7 @@ from lenz.errors import Unsupported
 from lenz.frontend.program import Fact, Facts, FxProgram
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
-from lenz.sym import Sym, evaluate
+from lenz.sym import Sym, evaluate, power_of_two
 
 UNIT = 8  # elements of a half type in 16 bytes
 # Sizes from which it pays to take a multiple of 2 or 4 for one: rows, and hardly batches.
@@ -54,7 +54,7 @@ def _most(p: FxProgram, tensors: Sequence[Any], hints: Mapping[str, int]) -> dic
             found[size * stride] = None
     spans = [s for s in found if s.free_vars and all(v.name in hints for v in s.free_vars)]
     for slack in range(SLACK, -1, -1):
-        ends = {name: 1 << (hint - 1).bit_length() + slack for name, hint in hints.items()}
+        ends = {name: power_of_two(hint) << slack for name, hint in hints.items()}
         if all(evaluate(s, {v: ends[v.name] for v in s.free_vars}) < LIMIT // 2 for s in spans):
             return ends
     return {}

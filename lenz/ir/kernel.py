@@ -44,7 +44,7 @@ from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View,
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import Axis
-from lenz.sym import ONE, ZERO, Int, Sym, Var, maximum
+from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
@@ -245,12 +245,11 @@ def position(over: Sequence[Axis]) -> Sym:
 
     The last block of an axis that was cut is shorter than the others: it counts with its bound.
     """
-    flat: Sym = ZERO
+    sizes: list[Sym] = []
     for k, a in enumerate(over):
         cut = any(b.var in a.extent.free_vars for b in over[:k])
-        extent = Int(a.extent.hi) if cut and a.extent.hi is not None else a.extent
-        flat = flat * extent + a.var
-    return flat
+        sizes.append(Int(a.extent.hi) if cut and a.extent.hi is not None else a.extent)
+    return flatten([a.var for a in over], sizes)
 
 
 def slots(blocks: Sym, group: int) -> Sym:

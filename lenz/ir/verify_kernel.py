@@ -24,7 +24,7 @@ from lenz.ir.kernel import (
     words,
 )  # fmt: skip
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
-from lenz.sym import Int, Sym, Var, prove_le, substitute
+from lenz.sym import Int, Sym, Var, power_of_two, prove_le, substitute
 from lenz.sym import show as show_sym
 
 SPREAD = ("parallel", "grid")
@@ -127,7 +127,7 @@ class _Check:
         if f.kind in SPREAD and any(o.kind not in SPREAD for o in s.loops):
             broken("parallel-outermost", f"{f.axis.name} is inside a loop that is not parallel", f)
         ends = [o.axis.extent.hi for o in (*s.loops, f) if o.kind == "lane"]
-        if None in ends or prod(1 << max((n or 0) - 1, 0).bit_length() for n in ends) > MOST_LANES:
+        if None in ends or prod(power_of_two(n or 0) for n in ends) > MOST_LANES:
             broken("lanes", f"{f.axis.name} is one of {len(ends)} axes of lanes", f)
         inner = _Scope((*s.loops, f), s.sizes, dict(s.visible))
         pending = self.block(f.body, inner)

@@ -17,8 +17,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, is_position, position
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import Place, check_places, update
-from lenz.lower.view import flatten
-from lenz.sym import ZERO, Sym, affine_in, product
+from lenz.sym import ZERO, Sym, affine_in, flatten, product
 
 SUM, MEAN, MAX = 0, 1, 2
 

@@ -12,8 +12,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
-from lenz.lower.view import unflatten
-from lenz.sym import ONE, ZERO, Sym, Var, product
+from lenz.sym import ONE, ZERO, Sym, Var, product, unflatten
 
 
 def position(k: int, size: Sym) -> Var:

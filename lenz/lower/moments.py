@@ -28,7 +28,7 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.tensor import TensorType, axes_for
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import count
-from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum
+from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum, power_of_two
 
 # Fewer elements are read twice from cache in less time than a second kernel takes to start.
 SMALL = 1 << 18
@@ -259,7 +259,7 @@ class _Memory:
         run = 1
         for k, d in enumerate(dims):
             if k and not self.follows(d, dims[k - 1]):
-                lanes, run = lanes // _power(run), 1
+                lanes, run = lanes // power_of_two(run), 1
             most = lanes // run
             if self.extent[d] > most:
                 size[d] = _even(self.extent[d], most, 1 if self.stride[d] > 1 else ALIGNED)
@@ -278,7 +278,7 @@ def chunks_of(b: GraphBuilder, s: Sets) -> Chunks | None:
     if m is None or m.volume(m.dims) < SMALL:
         return None
     columns = m.columns()
-    panel = min(PANEL, _power(m.volume(columns)))
+    panel = min(PANEL, power_of_two(m.volume(columns)))
     wide = s.dtype is F64  # an element takes two registers
     reduced = [d for d in m.dims if not d[0]]
     of_rows = not columns or not columns[0][0]
@@ -315,11 +315,6 @@ def _memory(b: GraphBuilder, s: Sets) -> _Memory | None:
                 return None
             stride[is_row, d], extent[is_row, d] = parts[0].value, a.extent.value
     return _Memory(tuple(sorted(stride, key=lambda k: stride[k])), stride, extent)
-
-
-def _power(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
 
 
 def _even(n: int, most: int, unit: int) -> int:

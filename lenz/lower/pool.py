@@ -21,9 +21,8 @@ from lenz.ir.tensor import Layout
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, position
 from lenz.lower.registry import lowering
-from lenz.lower.view import flatten
 from lenz.lower.windows import UNKNOWN, WRITTEN_OUT, Adaptive, Offsets, Windows, adaptive, windows
-from lenz.sym import ONE, ZERO, Int, Sym, maximum, minimum
+from lenz.sym import ONE, ZERO, Int, Sym, flatten, maximum, minimum
 
 # Elements of a window whose maximum is found tap by tap: 49 taps take 4 ms, in eager 17 ms.
 MOST_TAPS = 128

@@ -20,9 +20,8 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.operand import Operand, element, parameter
 from lenz.lower.registry import lowering
 from lenz.lower.sort import first_keys, keys_for
-from lenz.lower.view import flatten
 from lenz.ops.random import below
-from lenz.sym import ONE, ZERO, Sym, sym
+from lenz.sym import ONE, ZERO, Sym, flatten, sym
 
 SEED = "lenz.seed"
 REFUSED = "parameters that eager refuses, with its own error"

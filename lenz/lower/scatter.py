@@ -18,8 +18,7 @@ from lenz.lower.index import at_positions, checked, is_position, position
 from lenz.lower.known import gathered
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
-from lenz.lower.view import flatten, unflatten
-from lenz.sym import ONE, ZERO, Sym, product
+from lenz.sym import ONE, ZERO, Sym, flatten, product, unflatten
 
 Place = tuple[Index, tuple[Expr, ...]]
 MODES: dict[str, UpdateMode] = {

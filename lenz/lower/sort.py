@@ -26,8 +26,7 @@ from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import reduce_over, split, wrapped
 from lenz.lower.registry import lowering
-from lenz.lower.view import unflatten
-from lenz.sym import ONE, ZERO, Int, Sym, maximum, product
+from lenz.sym import ONE, ZERO, Int, Sym, maximum, product, unflatten
 
 # Keys that a program of a GPU sorts in registers, and keys in 128 KiB of a CPU's stack.
 LONGEST, LONGEST_CPU = 4096, 16384

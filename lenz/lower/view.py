@@ -14,28 +14,11 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
-from lenz.sym import ONE, ZERO, Sym, Var, maximum, minimum, product, sym
+from lenz.sym import ONE, ZERO, Sym, Var, flatten, maximum, minimum, product, sym, unflatten
 
 Size = Sym | int
 Sizes = Sequence[Size]
 PART = "strides over a storage that the tensor may be a part of"
-
-
-def flatten(i: Sequence[Sym], shape: Sequence[Sym]) -> Sym:
-    """The row-major position of an index."""
-    flat: Sym = ZERO
-    for v, size in zip(i, shape, strict=True):
-        flat = flat * size + v
-    return flat
-
-
-def unflatten(flat: Sym, shape: Sequence[Sym]) -> Index:
-    """The index at a row-major position; the shape has no size 0."""
-    out: list[Sym] = []
-    for size in reversed(shape[1:]):
-        out.append(flat % size)
-        flat = flat // size
-    return tuple(reversed([*out, flat] if shape else out))
 
 
 def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Index]:

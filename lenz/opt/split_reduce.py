@@ -21,7 +21,7 @@ from lenz.ir.expr import index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.opt.unloop import finished
-from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, product
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
 
 # Below this many elements one core is as fast as waking another (findings-cpu.md section 5).
 MIN_ELEMENTS = 65536
@@ -213,7 +213,7 @@ def _whole_tiles(chunk: int) -> Int:
     """A part of about `chunk` elements that fills tiles of lanes."""
     unit = GPU_ROWS if chunk < GPU_LENGTH else GPU_TILE
     if GPU_LENGTH <= chunk < GPU_TILE:
-        unit = 1 << (chunk - 1).bit_length()
+        unit = power_of_two(chunk)
     return Int(-(-chunk // unit) * unit)
 
 

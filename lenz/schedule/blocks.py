@@ -36,9 +36,10 @@ from lenz.schedule.flat import flattened
 from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.loops import coefficient, columns_win, offsets_of
 from lenz.schedule.nest import Axes, Domain, Nest, position
-from lenz.schedule.stages import Stages, Statement, power
+from lenz.schedule.stages import Stages, Statement
 from lenz.schedule.whole import untested
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, maximum, minimum, product, substitute
+from lenz.sym.divide import power_of_two
 
 # Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
 # layouts get worse.
@@ -111,14 +112,14 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         each = _lane_work(kind, _area(widths), max(widths.values(), default=1))
     elif part := _part(g):
         kind = "reduction"
-        widths = {a: power(_length(a, env)) for a in raxes}
+        widths = {a: power_of_two(_length(a, env)) for a in raxes}
         room, each = _part_room(g, _area(widths), env, shape)
         widths |= _widths(part, room // _area(widths), env)
     elif not raxes:
         across = _across(axes, s, env)
         if across is not None:
             kind, each = "transpose", 16
-            widths = {a: min(shape.edge, power(env.hint(a.extent))) for a in across}
+            widths = {a: min(shape.edge, power_of_two(env.hint(a.extent))) for a in across}
         elif flat := flattened(g, s, env, shape.tile):
             each = shape.thread or 16
             warps = max(1, shape.tile // (32 * each))
@@ -172,7 +173,7 @@ def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, i
     (r,) = g.domain.raxes or (None,)
     if r is None:
         return _widths(g.domain.axes, shape.tile, env)
-    widths = {r: max(2, power(_length(r, env)))}  # an axis of one lane would be a loop
+    widths = {r: max(2, power_of_two(_length(r, env)))}  # an axis of one lane would be a loop
     columns = columns_win(g, s, env)
     room = shape.panel if columns else shape.rows // widths[r]
     most = shape.row
@@ -195,7 +196,7 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     part, total = shape.part >> wide, env.hint(g.domain.rows) * env.hint(g.domain.length)
     while part > 2048 and total < FEW * part:  # (10, 131072): 8.1 us, in parts of 8192 9.1 us
         part //= 2
-    most = min(part, max(2, power(_length(r, env))))
+    most = min(part, max(2, power_of_two(_length(r, env))))
     beside = part // most
     if columns_win(g, s, env):
         size = min((e.dtype.bytes for x in s.loops[0] for e in loads_of(x.value)), default=4)
@@ -253,7 +254,7 @@ def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, i
         if budget <= 1 or len(widths) == MOST_AXES:
             break
         n = _length(a, env)
-        width = min(power(n), budget)
+        width = min(power_of_two(n), budget)
         # Lanes beyond the end do nothing: 768 elements are 3 tiles of 256 and not one of 1024.
         while width > 128 and -(-n // width) * width > n + n // idle:
             width //= 2
@@ -266,7 +267,7 @@ def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, i
 def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
     """Lanes per axis of R: all of a row that fits the registers, else a part of it."""
     raxes = g.domain.raxes
-    whole = {a: power(_length(a, env)) for a in raxes if a.extent is not ONE}
+    whole = {a: power_of_two(_length(a, env)) for a in raxes if a.extent is not ONE}
     bounded = all(a.extent.hi is not None for a in raxes)
     numbered = len(raxes) > 1 and any(n.kind in ("argmax", "argmin") for n in g.nests)
     pays = bounded or (_reads_again(s) and not numbered)
@@ -367,7 +368,7 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
         panel >>= env.hint(g.domain.rows) < FEW // 4 * panel
         budget <<= _odd(axes[-1], env)
     widths = _widths(axes[-1:], panel, env)
-    whole = {a: power(_length(a, env)) for a in raxes}
+    whole = {a: power_of_two(_length(a, env)) for a in raxes}
     stores = any(isinstance(x, Store) for loop in s.loops for x in loop)
     again = _reads_again(s) and (few or stores) and len(raxes) < MOST_AXES
     # Half of what a row may take, since such loops share several values, or f64.

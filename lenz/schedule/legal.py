@@ -20,7 +20,7 @@ from lenz.schedule.nest import (
     remaps,
     turned,
 )
-from lenz.sym import SymEnv
+from lenz.sym import SymEnv, power_of_two
 
 # Beyond this many pointers a fused kernel runs out of address registers and streams; on GPUs they
 # are uniform registers or constants.
@@ -175,7 +175,7 @@ def registers(d: Domain, env: SymEnv | None = None) -> int:
     ends = [env.hint(a.extent) if a.extent.hi is None and env else a.extent.hi for a in d.raxes]
     if len(ends) > 2 or None in ends:
         return 1 << 62
-    return math.prod(1 << (max(n or 0, 1) - 1).bit_length() for n in ends)
+    return math.prod(power_of_two(n or 0) for n in ends)
 
 
 def in_parts(g: Group) -> bool:

@@ -16,6 +16,7 @@ from lenz.ir.graph import Loop, ReduceKind, Reduction, Scan, ScanKind, Scatter, 
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, axis
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
+from lenz.sym.divide import flatten
 from lenz.sym.expr import children
 
 Axes = tuple[Axis, ...]
@@ -190,10 +191,7 @@ def digits(axes: Sequence[Axis], position: Sym) -> dict[Var, Sym]:
 
 def position(axes: Sequence[Axis]) -> Sym:
     """The row-major number of the element at the axes' variables."""
-    flat: Sym = ZERO
-    for a in axes:
-        flat = flat * a.extent + a.var
-    return flat
+    return flatten([a.var for a in axes], [a.extent for a in axes])
 
 
 def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:

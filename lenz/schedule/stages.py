@@ -31,7 +31,7 @@ from lenz.ir.op import LOAD, REF
 from lenz.ops.rounding import settled, widen
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, position
-from lenz.sym import Int, Var
+from lenz.sym import Int, Var, power_of_two
 
 # A value of this cost (about one exp) that two loops need is kept in a row of scratch.
 DEAR = 8.0
@@ -65,11 +65,6 @@ class Stages:
             self.loops.append([])
             self.rows.append([])
         return self.rows[k]
-
-
-def power(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 @dataclass(slots=True)
@@ -159,7 +154,7 @@ class _Staging:
     def sort(self, n: Nest, body: Expr, k: int) -> None:
         (r,), keep = n.raxes, (n.kept or n.raxes)[0]
         name = f"l{len(self.out.locals)}"
-        self.out.locals.append(Local(name, body.dtype, power(r.extent.hi or 1)))
+        self.out.locals.append(Local(name, body.dtype, power_of_two(r.extent.hi or 1)))
         self.out.loop(k).append(Store(name, r.var, body))
         self.out.row(k + 1)
         self.out.sorts.setdefault(k + 1, []).append(Sort(name, r.extent, keep.extent))

@@ -43,10 +43,7 @@ def _corner(x: int | None, x_sign: int, y: int | None, y_sign: int) -> int | str
         return x * y
     if x == 0 or y == 0:
         return 0
-    sign = (x_sign if x is None else (1 if x > 0 else -1)) * (
-        y_sign if y is None else (1 if y > 0 else -1)
-    )
-    return "+" if sign > 0 else "-"
+    return "+" if (x or x_sign) * (y or y_sign) > 0 else "-"
 
 
 def quotient(a: Bounds, b: Bounds) -> Bounds:

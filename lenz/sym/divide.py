@@ -12,6 +12,7 @@ ZeroDivisionError.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 
 from lenz.sym import bounds
@@ -75,6 +76,28 @@ def ceildiv(a: Sym | int, b: Sym | int) -> Sym:
     if b.lo is not None and b.lo >= 1:
         return floordiv(a + b - 1, b)
     return -floordiv(-a, b)
+
+
+def flatten(i: Sequence[Sym], shape: Sequence[Sym]) -> Sym:
+    """The row-major position of an index."""
+    flat: Sym = ZERO
+    for v, size in zip(i, shape, strict=True):
+        flat = flat * size + v
+    return flat
+
+
+def unflatten(flat: Sym, shape: Sequence[Sym]) -> tuple[Sym, ...]:
+    """The index at a row-major position; the shape has no size 0."""
+    out: list[Sym] = []
+    for size in reversed(shape[1:]):
+        out.append(flat % size)
+        flat = flat // size
+    return tuple(reversed([*out, flat] if shape else out))
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n, and 1 for none."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def _floordiv(a: Sym, b: Sym) -> Sym:

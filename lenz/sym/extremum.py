@@ -10,30 +10,27 @@ PROVE_UP_TO = 6  # args: beyond, only numeric bounds are compared, so that long 
 
 def minimum(a: Sym | int, b: Sym | int) -> Sym:
     """min(a, b)."""
-    args = _args(Min, a, b)
-    highs = [x.hi for x in args if x.hi is not None]
-    if highs:
-        top = min(highs)
-        first = next(x for x in args if x.hi == top)
-        args = [x for x in args if x is first or x.lo is None or x.lo < top]
-    return _proved(Min, args)
+    return _extreme(Min, a, b)
 
 
 def maximum(a: Sym | int, b: Sym | int) -> Sym:
     """max(a, b)."""
-    args = _args(Max, a, b)
-    lows = [x.lo for x in args if x.lo is not None]
-    if lows:
-        top = max(lows)
-        first = next(x for x in args if x.lo == top)
-        args = [x for x in args if x is first or x.hi is None or x.hi > top]
-    return _proved(Max, args)
+    return _extreme(Max, a, b)
 
 
-def _args(kind: type[Min] | type[Max], a: Sym | int, b: Sym | int) -> list[Sym]:
-    """The operands of both, each once."""
+def _extreme(kind: type[Min] | type[Max], a: Sym | int, b: Sym | int) -> Sym:
+    """The operands of both, each once, without those that the bounds of another one pass."""
     parts = (e.args if isinstance(e, kind) else (e,) for e in (sym(a), sym(b)))
-    return list(dict.fromkeys(x for part in parts for x in part))
+    args = list(dict.fromkeys(x for part in parts for x in part))
+    ends = [x.hi if kind is Min else x.lo for x in args]
+    known = [e for e in ends if e is not None]
+    if known:
+        end = min(known) if kind is Min else max(known)
+        first = args[ends.index(end)]
+        starts = [(x, x.lo if kind is Min else x.hi) for x in args]
+        within = end.__gt__ if kind is Min else end.__lt__
+        args = [x for x, start in starts if x is first or start is None or within(start)]
+    return _proved(kind, args)
 
 
 def _proved(kind: type[Min] | type[Max], args: list[Sym]) -> Sym:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lenz.ir.kernel import KernelKind
 from lenz.schedule.blocks import Shape
+from lenz.sym import power_of_two
 
 LONGEST = 32768  # elements of a row that 16 or 32 warps still hold
 
@@ -25,7 +26,7 @@ def space(kind: KernelKind, rows: int, length: int) -> tuple[Shape, ...]:
         return tuple(_warped(p, w, part=p) for p, w in parts)
     if kind == "outer_reduction":
         return _panels(rows, length)
-    return _rows(1 << max(length - 1, 0).bit_length())
+    return _rows(power_of_two(length))
 
 
 def _warped(area: int, warps: int, **widths: int) -> Shape:

@@ -37,7 +37,7 @@ from lenz.ir.kernel import (
 )  # fmt: skip
 from lenz.ir.tensor import Axis
 from lenz.ops.random import SHARED_BITS
-from lenz.sym import ONE, Add, Int, Min, Sym, Var, affine_in
+from lenz.sym import ONE, Add, Int, Min, Sym, Var, affine_in, power_of_two
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -271,7 +271,7 @@ class _Body:
         if tail := self.lanes.tails[last]:
             greatest = constant(dtype, (1 << (dtype.bits - 1)) - 1)
             text = f"tl.where({tail.text}, {text}, {greatest})"
-        few = _power(s.keep.hi or 1)
+        few = power_of_two(s.keep.hi or 1)
         if few < self.lanes.widths[last]:  # the greatest of the complements, in falling order
             text = f"~tl.topk(~{text}, {few})"
         else:
@@ -326,7 +326,3 @@ def _twins(k: Kernel, widths: dict[Var, int]) -> dict[Var, Var]:
         if e.attrs[0] in full:
             twins[e.attrs[1][0]] = full[e.attrs[0]]
     return {v: of for v, of in twins.items() if of is not v}
-
-
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()

@@ -10,7 +10,7 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import DType
 from lenz.ir.kernel import For, Kernel, walk
 from lenz.ops.emission import triton_type
-from lenz.sym import Var
+from lenz.sym import Var, power_of_two
 
 
 def widths_of(k: Kernel) -> dict[Var, int]:
@@ -25,7 +25,7 @@ def widths_of(k: Kernel) -> dict[Var, int]:
             if s.axis.extent.hi is None:
                 message = f"lanes over {s.axis.name}, which has no bound"
                 raise InternalError(message, pass_name="codegen")
-            found[s.axis.var] = 1 << max(s.axis.extent.hi - 1, 0).bit_length()
+            found[s.axis.var] = power_of_two(s.axis.extent.hi)
     return found
 
 
