@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -66,7 +66,8 @@ def lower(
     quantized tensors, symbolic floats, other devices); the caller then runs it in eager.
     """
     b = GraphBuilder(eager_random, deterministic)
-    g = _Walk(gm, name, to_sym, constants, origin, b, devices, refused).run(env or SymEnv())
+    walk = _Walk(gm, name, to_sym, constants, origin, b, devices, refused, Complexes(b))
+    g = walk.run(env or SymEnv())
     names = [name for a in g.outputs for name in atom_refs(a)]
     free = [g.outputs[k] for k in saved]
     return replace(
@@ -74,36 +75,30 @@ def lower(
     )
 
 
+@dataclass(slots=True, eq=False)
 class _Walk:
-    """The state of one lowering: FX node -> what it became."""
+    """The state of one lowering: FX node -> what it became (`env`)."""
 
-    def __init__(
-        self,
-        gm: GraphModule,
-        name: str,
-        to_sym: ToSym,
-        constants: Mapping[str, torch.Tensor],
-        origin: Callable[[FxNode], str],
-        b: GraphBuilder,
-        devices: frozenset[str],
-        refused: frozenset[str],
-    ) -> None:
-        self.gm, self.name, self.to_sym = gm, name, to_sym
-        self.tensors = constants
-        self.origin = origin
-        self.b = b
-        self.complexes = Complexes(b)
-        self.devices = devices
-        self.refused = refused
-        self.moved: dict[tuple[str, str], Value] = {}
-        self.env: dict[FxNode, Any] = {}
-        self.arguments: dict[FxNode, Value] = {}  # that the graph writes, by their placeholders
-        self.inputs: list[Buffer | Sym] = []
-        self.constants: list[Buffer] = []
-        self.objects: list[str] = []
-        self.outputs: tuple[Atom, ...] = ()
-        self.sizes: set[Sym] = set()  # variables that something before gives
-        self.numbers: set[Sym] = set()  # those that are no integers: floats made from sizes
+    gm: GraphModule
+    name: str
+    to_sym: ToSym
+    tensors: Mapping[str, torch.Tensor]
+    origin: Callable[[FxNode], str]
+    b: GraphBuilder
+    devices: frozenset[str]
+    refused: frozenset[str]
+    complexes: Complexes
+    moved: dict[tuple[str, str], Value] = field(default_factory=dict)
+    env: dict[FxNode, Any] = field(default_factory=dict)
+    # What the graph writes, by its placeholder.
+    arguments: dict[FxNode, Value] = field(default_factory=dict)
+    inputs: list[Buffer | Sym] = field(default_factory=list)
+    constants: list[Buffer] = field(default_factory=list)
+    objects: list[str] = field(default_factory=list)
+    outputs: tuple[Atom, ...] = ()
+    # Variables that something before gives, and those that are no integers but floats of sizes.
+    sizes: set[Sym] = field(default_factory=set)
+    numbers: set[Sym] = field(default_factory=set)
 
     def run(self, env: SymEnv) -> Graph:
         for n in self.gm.graph.nodes:
