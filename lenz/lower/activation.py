@@ -256,8 +256,7 @@ def lower_elu_backward(b: GraphBuilder, g: Value, *args: Any) -> Value:
 @lowering("_prelu_kernel_backward")
 def prelu_backward(b: GraphBuilder, g: Value, x: Value, weight: Operand) -> tuple[Value, Value]:
     """The gradients of the input and, per element, of the weight."""
-    by_x, by_weight = b.results
-    assert by_x is not None and by_weight is not None
+    by_x, by_weight = b.kind(0), b.kind(1)
 
     def above(i: Index) -> Expr:
         e = element(x, i, by_x.dtype)
@@ -277,8 +276,7 @@ def prelu_backward(b: GraphBuilder, g: Value, x: Value, weight: Operand) -> tupl
 @lowering("log_sigmoid_forward")
 def log_sigmoid(b: GraphBuilder, x: Value) -> tuple[Value, Value]:
     """min(x, 0) - log1p(exp(-|x|)), and exp(-|x|) for the derivative."""
-    out, buffer = b.results
-    assert out is not None and buffer is not None
+    out, buffer = b.kind(0), b.kind(1)
 
     def fn(i: Index) -> Expr:
         e = element(x, i, out.dtype)

@@ -129,8 +129,7 @@ def _side_results(
     b: GraphBuilder, size: Sym, sizes: Value, best: Callable[[Index], Expr] | None
 ) -> tuple[Value, ...]:
     """What the gradient takes, in eager's shapes: each index's bag, sizes of bags, argmaxima."""
-    _, bag, counts, maxima = b.results
-    assert bag is not None and counts is not None and maxima is not None
+    bag, counts, maxima = (b.kind(k) for k in (1, 2, 3))
     at_size = lambda i: sizes.at(i) if counts.shape == sizes.shape else const(0, I64)
     if best is None or maxima.rank != 2:
         best = lambda i: const(0, I64)

@@ -106,7 +106,8 @@ class GraphBuilder:
         self._indexed = 0  # nodes that `_makers` knows, for `maker`
         self._hint = "t"
         self._origin: tuple[str, ...] = ()
-        self._results: tuple[TensorType | None, ...] = ()
+        # Types of the results of the FX node under lowering; None for one that is no tensor.
+        self.results: tuple[TensorType | None, ...] = ()
         self.read: frozenset[int] | None = None  # results of the FX node with readers, if known
 
     def begin(
@@ -117,20 +118,19 @@ class GraphBuilder:
         read: frozenset[int] | None = None,
     ) -> None:
         """Start the lowering of one FX node: its name, origin, and the types of its results."""
-        self._hint, self._origin, self._results, self.read = name, origin, results, read
+        self._hint, self._origin, self.results, self.read = name, origin, results, read
 
     @property
     def result(self) -> TensorType:
         """Type of the single (or first) tensor result of the FX node under lowering."""
-        first = self._results[0] if self._results else None
-        if first is None:
-            raise InternalError(f"lowering of {self._hint} asked for a tensor result it lacks")
-        return first
+        return self.kind(0)
 
-    @property
-    def results(self) -> tuple[TensorType | None, ...]:
-        """Types of all results of the FX node under lowering; None for one that is no tensor."""
-        return self._results
+    def kind(self, position: int) -> TensorType:
+        """Type of one of several results, which is a tensor."""
+        found = self.results[position] if self.results else None
+        if found is None:
+            raise InternalError(f"lowering of {self._hint} asked for a tensor result it lacks")
+        return found
 
     def define(self, name: str, type: TensorType) -> Buffer:
         """A new buffer under a name that is free: the hint itself, or hint.1, hint.2, ..."""
@@ -142,7 +142,7 @@ class GraphBuilder:
 
     def temp(self, shape: Sequence[Sym], dtype: DType, like: Value | None = None) -> TensorType:
         """A contiguous type for an intermediate, on the device of `like` or of a result."""
-        made = next((r for r in self._results if r is not None), None)
+        made = next((r for r in self.results if r is not None), None)
         device = like.device if like is not None else (made or self.result).device
         return TensorType(dtype, device, contiguous(shape))
 
@@ -276,7 +276,7 @@ class GraphBuilder:
         waits: tuple[str, ...] = (),
     ) -> tuple[Value | Sym | None, ...]:
         """Call the eager op; gives one Value (or Sym, or None) per result."""
-        declared: tuple[TensorType | Sym | None, ...] = self._results if outs is None else outs
+        declared: tuple[TensorType | Sym | None, ...] = self.results if outs is None else outs
         made = tuple(
             self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
         )
@@ -330,8 +330,8 @@ def maker(b: GraphBuilder, name: str) -> Node | None:
 
 def giving(b: GraphBuilder, results: tuple[TensorType | None, ...], run: Callable[[], Any]) -> Any:
     """What `run` gives as the lowering of an op with these results."""
-    own, b._results = b._results, results
+    own, b.results = b.results, results
     try:
         return run()
     finally:
-        b._results = own
+        b.results = own

@@ -34,11 +34,10 @@ def _pick(others: Others, k: int) -> Operand:
 def _each(b: GraphBuilder, fn: Callable[[int, Index, DType], Expr]) -> tuple[Value, ...]:
     """One map of fn(number of the tensor, index, type) for each result."""
 
-    def one(k: int, type: TensorType | None) -> Value:
-        assert type is not None
+    def one(k: int, type: TensorType) -> Value:
         return b.map(lambda i: fn(k, i, type.dtype), type)
 
-    return tuple(one(k, type) for k, type in enumerate(b.results))
+    return tuple(one(k, b.kind(k)) for k in range(len(b.results)))
 
 
 def _binary(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
@@ -169,8 +168,7 @@ def foreach_norm(
     if ord not in (1, 2, math.inf):
         raise Decline(f"norms of order {ord} of lists")
 
-    def one(x: Value, type: TensorType | None) -> Value:
-        assert type is not None
+    def one(x: Value, type: TensorType) -> Value:
         t, s = type.dtype, split(x.shape, None)
         if ord == 2:
             return reduce_over(
@@ -181,4 +179,4 @@ def foreach_norm(
         kind: ReduceKind = "sum" if ord == 1 else "max"
         return reduce_over(b, kind, s, False, lambda i: abs(element(x, i, t)), None, type)
 
-    return tuple(one(x, type) for x, type in zip(xs, b.results, strict=True))
+    return tuple(one(x, b.kind(k)) for k, x in enumerate(xs))

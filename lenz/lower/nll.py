@@ -11,7 +11,6 @@ from lenz.ir.expr import Expr, const, index
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import reduce_over, split
 from lenz.lower.loss import MEAN, NONE
-from lenz.lower.norm import result_type
 from lenz.lower.registry import lowering
 from lenz.sym import Sym, Var
 
@@ -60,7 +59,7 @@ def nll_loss_forward(
         e = -x.compute(with_class(i, chosen, x.rank), bound(i))
         return ops.where(kept(i), weight_at(i) * e, 0)
 
-    weight_type = result_type(b, 1)
+    weight_type = b.kind(1)
     if reduction == NONE and x.rank > 1:
         return b.map(loss), b.map(lambda i: const(0, weight_type.dtype), weight_type, "weight")
     s = split(target.shape, None)

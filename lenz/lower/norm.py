@@ -29,14 +29,6 @@ from lenz.lower.registry import lowering
 from lenz.sym import ZERO, Sym, product, prove_divides, sym
 
 
-def result_type(b: GraphBuilder, position: int) -> TensorType:
-    """Type of one of several results that eager always gives."""
-    found = b.results[position]
-    if found is None:
-        raise InternalError(f"result {position} of a normalisation is no tensor")
-    return found
-
-
 def rounded(b: GraphBuilder, x: Value, type: TensorType, name: str) -> Value:
     """`x` itself where it has the type already, else a copy in the type."""
     return x if x.dtype is type.dtype else b.map(x.at, type, name)
@@ -84,10 +76,10 @@ class Groups:
         return (i[0], i[1] // self.width)
 
 
-def group_of(shape: Sequence[Sym], channels: Sym | int, group: Sym | int) -> Groups | None:
-    """The groups, or None for an input whose dimension 1 is not the channels."""
+def group_of(shape: Sequence[Sym], channels: Sym | int, group: Sym | int) -> Groups:
+    """The groups; declines an input whose dimension 1 is not the channels."""
     if len(shape) < 2 or shape[1] is not sym(channels):
-        return None
+        raise Decline("group norm of an input whose dimension 1 is not the channels")
     return Groups(tuple(shape), sym(group))
 
 
@@ -131,7 +123,7 @@ def _normalised(
     `row` gives the set of an element.
     """
     n = count(s.over, s.dtype)
-    mean_type, rstd_type = (replace(result_type(b, k), dtype=s.dtype) for k in (1, 2))
+    mean_type, rstd_type = (replace(b.kind(k), dtype=s.dtype) for k in (1, 2))
 
     def rstd(squares: Expr) -> Expr:
         return ops.rsqrt(squares / n + eps)
@@ -142,8 +134,8 @@ def _normalised(
         centred = s.x.compute(i) - mean.at(row(i))
         return shifted(centred * factor.at(row(i)), i)
 
-    y, save_mean = b.map(out), rounded(b, mean, result_type(b, 1), "mean")
-    return y, save_mean, rounded(b, factor, result_type(b, 2), "rstd")
+    y, save_mean = b.map(out), rounded(b, mean, b.kind(1), "mean")
+    return y, save_mean, rounded(b, factor, b.kind(2), "rstd")
 
 
 @lowering("native_group_norm")
@@ -162,8 +154,6 @@ def native_group_norm(
     if ZERO in x.shape[1:]:
         raise Decline("the norm of nothing")
     s = group_of(x.shape, C, group)
-    if s is None:
-        raise Decline("group norm of an input whose dimension 1 is not the channels")
 
     def shifted(e: Expr, i: Index) -> Expr:
         return scaled(e, weight, bias, (i[1],))
@@ -243,10 +233,10 @@ class BatchNorm:
             shifted = var + self.eps
             return ops.cast(ops.rsqrt(shifted), self.acc)
 
-        invstd = b.map(invstd_of, replace(result_type(b, 2), dtype=self.acc), "invstd")
+        invstd = b.map(invstd_of, replace(b.kind(2), dtype=self.acc), "invstd")
         y = self.apply(b, stats.mean, invstd)
-        save_mean = rounded(b, stats.mean, result_type(b, 1), "save_mean")
-        return y, save_mean, rounded(b, invstd, result_type(b, 2), "save_invstd"), stats
+        save_mean = rounded(b, stats.mean, b.kind(1), "save_mean")
+        return y, save_mean, rounded(b, invstd, b.kind(2), "save_invstd"), stats
 
     def evaluate(self, b: GraphBuilder) -> tuple[Value, Value, Value]:
         """Normalise by the running statistics; what eager saves is then empty (or the same)."""
@@ -264,7 +254,7 @@ class BatchNorm:
 
     def saved(self, b: GraphBuilder, value: Value, position: int) -> Value:
         """An empty result on CPU, the statistics that were used elsewhere."""
-        type = result_type(b, position)
+        type = b.kind(position)
         if type.shape and type.shape[0] is ZERO:
             return b.map(lambda i: const(0, type.dtype), type, "saved")
         return b.map(value.compute, type, "saved")
@@ -286,7 +276,7 @@ class BatchNorm:
             return squares / (n - 1)
 
         def moved(old: Value, new: At, position: int, name: str) -> Value:
-            type = result_type(b, position)
+            type = b.kind(position)
             return b.map(lambda i: mixed(old.compute(i), new(i)), type, name)
 
         return (
@@ -315,7 +305,7 @@ def batch_norm_functional(b: GraphBuilder, *args: Any) -> tuple[Value, ...]:
 def batch_norm_with_update_functional(b: GraphBuilder, *args: Any) -> tuple[Value, ...]:
     """As above in training, of a BatchNorm; result 3 is the library's reserve, empty here."""
     op = BatchNorm(*args)
-    reserve_type = result_type(b, 3)
+    reserve_type = b.kind(3)
     if not any(s is ZERO for s in reserve_type.shape):
         raise InternalError("batch norm with a reserve that is not empty")
     *three, stats = op.train(b)
@@ -370,10 +360,10 @@ def fused_rms_norm(
     def factor(squares: Expr) -> Expr:
         return ops.rsqrt(squares / n + small)
 
-    made = replace(result_type(b, 1), dtype=acc)
+    made = replace(b.kind(1), dtype=acc)
     rstd = reduce_over(b, "sum", s, True, lambda i: ops.square(x.compute(i)), factor, made, "rstd")
 
     def out(i: Index) -> Expr:
         return scaled(x.compute(i) * rstd.at(s.pad(s.row(i))), weight, None, i[lead:])
 
-    return b.map(out), rounded(b, rstd, result_type(b, 1), "rstd")
+    return b.map(out), rounded(b, rstd, b.kind(1), "rstd")

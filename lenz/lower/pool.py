@@ -308,7 +308,6 @@ def _enter_fractional(rank: int) -> None:
 
 _enter_fractional(2)
 _enter_fractional(3)
-NOTHING = "adaptive pooling of or to no elements"
 
 
 def _enter_adaptive(packet: str, rank: int, of_max: bool) -> None:
@@ -317,15 +316,11 @@ def _enter_adaptive(packet: str, rank: int, of_max: bool) -> None:
     @lowering(packet)
     def forward(b: GraphBuilder, x: Value, output_size: Sequence[Sym | int]) -> Any:
         w = adaptive(x, output_size)
-        if w is None:
-            raise Decline(NOTHING)
         return max_pool(b, x, w) if of_max else avg_pool(b, x, w, False, None)
 
     @lowering(f"{packet}_backward")
     def backward(b: GraphBuilder, grad: Value, x: Value, indices: Value | None = None) -> Any:
         w = adaptive(x, grad.shape[x.rank - rank :])
-        if w is None:
-            raise Decline(NOTHING)
         if indices is not None:
             return max_pool_gradient(b, grad, w, indices)
         return _adaptive_gradient(b, grad, w)

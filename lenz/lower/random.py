@@ -225,8 +225,7 @@ def rrelu(
     generator: Any = None,
 ) -> tuple[Value, Value]:
     """x times what is drawn from [lower, upper) where it is not positive; and all factors."""
-    out, drawn = b.results
-    assert out is not None and drawn is not None
+    out, drawn = b.kind(0), b.kind(1)
     if not training:
         slope = (lower + upper) / 2
 
@@ -304,8 +303,7 @@ def multinomial(
 @lowering("native_dropout")
 def native_dropout(b: GraphBuilder, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
     """x / (1 - p) where an even number is below 1 - p, else 0; and where that is."""
-    out, mask = b.results
-    assert out is not None and mask is not None
+    out, mask = b.kind(0), b.kind(1)
     if train is False:
         return b.map(x.at, out), b.map(lambda i: const(True, BOOL), mask)
     check_own(b, None)

@@ -217,8 +217,6 @@ def select_scatter(b: GraphBuilder, x: Value | None, src: Value, dim: int, at: S
     """x, or zeros, with one slice replaced."""
     d = wrapped(dim, b.result.rank)
     place = at_least_zero(at, b.result.shape[d])
-    if place is None:
-        raise Decline("an index of unknown sign")
     t = b.result.dtype
 
     def fn(i: Index) -> Expr:
@@ -241,8 +239,6 @@ def slice_scatter(
     """x, or zeros, with a slice replaced."""
     d = wrapped(dim, b.result.rank)
     first = slice_start(start, b.result.shape[d])
-    if first is None:
-        raise Decline("a start of unknown sign")
     count, t, stride = src.shape[d], b.result.dtype, sym(step)
     if count is ZERO:
         return b.map(lambda i: _base(b, x, i))

@@ -147,13 +147,15 @@ def squeeze(b: GraphBuilder, x: Value, dim: int | Sequence[int] | None = None) -
     return b.view(x, fn)
 
 
-def at_least_zero(position: Size, size: Sym) -> Sym | None:
-    """A position counted from the front; None where the sign of a symbolic one is not known."""
+def at_least_zero(position: Size, size: Sym) -> Sym:
+    """A position counted from the front; declines a symbolic one of unknown sign."""
     if isinstance(position, int):
         return sym(position) if position >= 0 else size + position
     if position.lo is not None and position.lo >= 0:
         return position
-    return size + position if position.hi is not None and position.hi < 0 else None
+    if position.hi is not None and position.hi < 0:
+        return size + position
+    raise Decline("a position of unknown sign")
 
 
 @lowering("select.int", any_dtype=True)
@@ -161,8 +163,6 @@ def select(b: GraphBuilder, x: Value, dim: int, index: Size) -> Value:
     """One slice, without its dimension."""
     d = wrapped(dim, x.rank)
     at = at_least_zero(index, x.shape[d])
-    if at is None:
-        raise Decline("an index of unknown sign")
     return b.view(x, lambda i: (*i[:d], at, *i[d:]))
 
 
@@ -178,15 +178,12 @@ def slice_(
     """Every step-th element from `start`; the size of the result says where it ends."""
     d = wrapped(dim, x.rank)
     first = slice_start(start, x.shape[d])
-    if first is None:
-        raise Decline("a start of unknown sign")
     return b.view(x, lambda i: (*i[:d], first + i[d] * step, *i[d + 1 :]))
 
 
-def slice_start(start: Size | None, size: Sym) -> Sym | None:
-    """The first position of a slice, clamped at 0 as torch does; None where the sign is unknown."""
-    first = at_least_zero(0 if start is None else start, size)
-    return None if first is None else maximum(first, ZERO)
+def slice_start(start: Size | None, size: Sym) -> Sym:
+    """The first position of a slice, clamped at 0 as torch does."""
+    return maximum(at_least_zero(0 if start is None else start, size), ZERO)
 
 
 @lowering("narrow", any_dtype=True)

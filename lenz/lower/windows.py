@@ -11,7 +11,7 @@ from functools import reduce
 from lenz import ops
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, index, masked
-from lenz.lower.builder import Index, Value
+from lenz.lower.builder import Decline, Index, Value
 from lenz.sym import ONE, ZERO, Int, Sym, ceildiv, maximum, prove_le, sym
 
 # More elements than this in a window are reduced in a loop instead of written out.
@@ -173,11 +173,11 @@ class Adaptive(Windows):
         return found
 
 
-def adaptive(x: Value, outs: Sequence[Sym | int]) -> Adaptive | None:
-    """The windows of adaptive pooling; None where there may be nothing to pool."""
+def adaptive(x: Value, outs: Sequence[Sym | int]) -> Adaptive:
+    """The windows of adaptive pooling; declines where there may be nothing to pool."""
     sizes, parts = x.shape[x.rank - len(outs) :], tuple(sym(o) for o in outs)
     if any(s is ZERO for s in (*sizes, *parts)):
-        return None
+        raise Decline("adaptive pooling of or to no elements")
     widths = tuple(_widest(n, m) for n, m in zip(sizes, parts, strict=True))
     kernel = tuple(k.value if isinstance(k, Int) else 0 for k in widths)
     none, one = (0,) * len(outs), (1,) * len(outs)
