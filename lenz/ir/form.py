@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from lenz.ir.lexer import Cursor, choice_of
-from lenz.ir.syntax import Piece, Slot, piece_of, slots_of
+from lenz.ir.syntax import VALUES, Piece, Slot, piece_of, slots_of
 from lenz.ir.text import Scope
 
 Made: TypeAlias = "dict[str, Any]"  # the fields of a node that have been read
@@ -30,6 +31,9 @@ class Kind:
     words: tuple[str, ...] = ()  # that a line of this kind begins with
 
 
+SIZED = frozenset(
+    {"type", "result", "results", "outs", "args", "size", "sym", "index", "place", "axes", *VALUES}
+)  # kinds of fields that sizes stand in
 CULPRIT = "\0"  # stands in front of the text of the culprit
 
 
@@ -51,9 +55,10 @@ class Form:
         words = [k for k, x in enumerate(self._reads) if isinstance(x, str) and x[0].isalpha()]
         self.lead = words[0] if words else 2
         self.word = str(self._reads[self.lead]) if words else ""
-        self.fields = tuple([f.name for f in fields(cls) if f.compare])
         self.slots = slots_of(cls)
         self.kinds = frozenset([x.kind for x in self.slots])
+        both = attrgetter("args", "kwargs")
+        self.sized = [both if x.kind == "args" else x.get for x in self.slots if x.kind in SIZED]
         self._nests = bool(self.kinds & {"axes", "loop"})
         self._mark = ("%" if "def" in self.kinds else "") if hasattr(cls, "dtype") else None
 

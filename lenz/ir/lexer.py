@@ -48,15 +48,20 @@ class Cursor:
     `place` is its number, for `jump`.
     """
 
-    __slots__ = ("_found", "_kinds", "kind", "place", "source", "text", "words")
+    __slots__ = ("_kinds", "_starts", "kind", "place", "source", "text", "words")
 
     def __init__(self, source: str) -> None:
         self.source = source
-        found = list(_TOKEN.finditer(source))
-        # Behind blanks at the end another empty match is found.
-        self._found = found[:-1] if [x.lastgroup for x in found[-2:]] == ["end", "end"] else found
-        self._kinds = [found.lastgroup for found in self._found]
-        self.words = [found[found.lastindex or 0] or END for found in self._found]
+        self._kinds: list[str] = []
+        self.words: list[str] = []
+        self._starts: list[int] = []
+        for found in _TOKEN.finditer(source):
+            group = found.lastindex or 0
+            self._kinds.append(found.lastgroup or "")
+            self.words.append(found[group] or END)
+            self._starts.append(found.start(group))
+        if self.words[-2:] == [END, END]:  # behind blanks at the end another empty match is found
+            self.words.pop()
         if "other" in self._kinds:
             self.jump(self._kinds.index("other"))
             raise self.error(f"{self.text!r} is no part of the text form")
@@ -69,8 +74,8 @@ class Cursor:
 
     def span(self, place: int) -> tuple[int, int]:
         """Where a token begins and ends."""
-        found = self._found[place]
-        return found.span(found.lastindex or 0)
+        start = self._starts[place]
+        return start, start + len(self.words[place])
 
     def error(self, what: str, place: int | None = None) -> ReadError:
         """An error at the next token, or at another place."""

@@ -48,11 +48,12 @@ def _rows(x: Graph | Kernel | Plan | Schedule, s: Scope, origins: bool) -> Itera
     """The lines of an object."""
     match x:
         case Graph():
-            return _block(_header("graph", x, s), _graph(x, s, origins), x, s)
+            sizes = sizes_of(x)
+            return _block(_header("graph", x, sizes, s), _graph(x, sizes, s, origins), x, s)
         case Kernel():
             return _block(_kernel(x, s), _body(x, s), x, s)
         case Plan():
-            return _block(_header("plan", x, s), _plan(x, s, origins), x, s)
+            return _block(_header("plan", x, sizes_of(x), s), _plan(x, s, origins), x, s)
         case Schedule():
             return _block("schedule", _schedule(x, s, origins), x, s)
     raise TypeError(f"{type(x).__name__} has no text form")
@@ -68,14 +69,14 @@ def _block(head: str, rows: Iterable[str], x: object, s: Scope) -> Iterator[str]
     yield outer + "}"
 
 
-def _header(word: str, x: Graph | Plan, s: Scope) -> str:
+def _header(word: str, x: Graph | Plan, sizes: tuple[Var, ...], s: Scope) -> str:
     """`graph @g(s0: 1..) on cpu`; the device is that of the first buffer."""
     made = x.steps if isinstance(x, Plan) else [b for n in x.nodes for b in outs_of(n)]
     typed = [b.type for b in (*x.inputs, *x.constants, *made) if hasattr(b, "type")]
     s.device = typed[0].device if typed else ""
-    sizes = ", ".join([show_size(v) for v in sizes_of(x)])
+    given = ", ".join([show_size(v) for v in sizes])
     on = f" on {show_word(s.device)}" if s.device else ""
-    return f"{word} @{show_name(x.name)}({sizes}){on}"
+    return f"{word} @{show_name(x.name)}({given}){on}"
 
 
 def sizes_of(x: Graph | Plan) -> tuple[Var, ...]:
@@ -109,8 +110,8 @@ def sizes_of(x: Graph | Plan) -> tuple[Var, ...]:
                 for s in syms_of(e):
                     take(s)
         elif kind in FORMS:
-            for name in FORMS[kind].fields:
-                walk(getattr(part, name))
+            for get in FORMS[kind].sized:
+                walk(get(part))
 
     if isinstance(x, Graph):
         walk((x.inputs, x.constants, x.nodes, x.outputs, x.env.ranges))
@@ -119,9 +120,9 @@ def sizes_of(x: Graph | Plan) -> tuple[Var, ...]:
     return tuple(found)
 
 
-def _graph(g: Graph, s: Scope, origins: bool) -> Iterator[str]:
+def _graph(g: Graph, sizes: tuple[Var, ...], s: Scope, origins: bool) -> Iterator[str]:
     hidden = set()
-    if g.env.ranges == tuple(sorted(sizes_of(g), key=lambda v: v.name)):
+    if g.env.ranges == tuple(sorted(sizes, key=lambda v: v.name)):
         hidden.add("env.ranges")
     names = [b.name for n in g.nodes for b in outs_of(n)]
     refs = [a.name for a in g.outputs if isinstance(a, Ref)]
@@ -174,7 +175,7 @@ def _plan(p: Plan, s: Scope, origins: bool) -> Iterator[str]:
 
 
 def _schedule(x: Schedule, s: Scope, origins: bool) -> Iterator[str]:
-    yield from _block(_header("graph", x.graph, s), _graph(x.graph, s, origins), x.graph, s)
+    yield from _rows(x.graph, s, origins)
     defined: dict[str, Kernel] = {}
     s = Scope(device=s.device, indent=s.indent, culprit=s.culprit)
     for step in (*x.steps, *x.rejected):
