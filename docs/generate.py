@@ -19,7 +19,8 @@ sys.path.insert(0, str(DOCS.parent))
 import lenz.ops  # noqa: E402, F401 - fills the op table
 from lenz.ir.dtype import FLOAT8, MOVED, NATIVE, DType  # noqa: E402
 from lenz.ir.forms import FORMS, GRAPH, NODES, PLAN, STEPS, STMTS  # noqa: E402
-from lenz.ir.kernel import Launch, Local, LookBack, Param, Rejected  # noqa: E402
+from lenz.ir.graph import Mutation  # noqa: E402
+from lenz.ir.kernel import Kernel, Launch, Local, LookBack, Param, Rejected  # noqa: E402
 from lenz.ir.op import Op, all_ops  # noqa: E402
 from lenz.ir.tensor import Buffer  # noqa: E402
 from lenz.lower import native_ops  # noqa: E402
@@ -186,7 +187,7 @@ def direct(fn: Callable[..., Any], name: str, table: dict[str, Op]) -> bool:
 def declared() -> str:
     """The rules of the grammar that follow from the declarations of the IR."""
     one: dict[str, Any] = {"buffer": Buffer, "param": Param, "local": Local, "look_back": LookBack}
-    one |= {"launch": Launch, "reject": Rejected}
+    one |= {"launch": Launch, "reject": Rejected, "mutation": Mutation, "kernel": Kernel}
     rules = {name: [FORMS[x].grammar] for name, x in one.items()}
     rules |= {"line": GRAPH.grammar, "entry": PLAN.grammar}
     for name, forms_ in (("node", NODES), ("stmt", STMTS), ("step", STEPS)):

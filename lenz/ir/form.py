@@ -28,7 +28,6 @@ class Kind:
     read: Callable[..., Any]
     grammar: str
     whole: bool = False
-    words: tuple[str, ...] = ()  # that a line of this kind begins with
 
 
 SIZED = frozenset(
@@ -178,11 +177,16 @@ def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Read]) -> tuple
 
 
 class Lines:
-    """The lines between the braces of a graph or a plan, made from `LINES`."""
+    """The lines between the braces of a graph or a plan, made from `LINES`.
 
-    def __init__(self, cls: Any, kinds: Mapping[str, Kind]) -> None:
+    `words` are those that items of a kind begin with, where that is not said by the line.
+    """
+
+    def __init__(
+        self, cls: Any, kinds: Mapping[str, Kind], words: Mapping[str, tuple[str, ...]]
+    ) -> None:
         self._what = f"a line of a {cls.__name__.lower()}"
-        self._lines = [_Line(text, kinds) for text in cls.LINES]
+        self._lines = [_Line(text, kinds, words) for text in cls.LINES]
         self._words = {word: line for line in self._lines for word in line.words}
         self._nodes = next((line for line in self._lines if not line.words), None)
         self.grammar = [line.grammar for line in self._lines]
@@ -228,7 +232,9 @@ _FIRST = ("%", "(", "out", "none")  # what a node of a graph begins with
 class _Line:
     """A line that gives a field, or (`each`) one item of it; `words` are those it begins with."""
 
-    def __init__(self, text: str, kinds: Mapping[str, Kind]) -> None:
+    def __init__(
+        self, text: str, kinds: Mapping[str, Kind], words: Mapping[str, tuple[str, ...]]
+    ) -> None:
         self.each = text.endswith("+")
         p = piece_of(text.removesuffix("+"))
         slot = next(x for x in p.items if isinstance(x, Slot))
@@ -240,4 +246,4 @@ class _Line:
         self.reads = [x for _, reads, _ in parts for x in reads]
         self.grammar = " ".join([grammar for _, _, grammar in parts])
         first = self.reads[0]
-        self.words = (first,) if isinstance(first, str) else kinds[slot.kind].words
+        self.words = (first,) if isinstance(first, str) else words.get(slot.kind, ())

@@ -4,67 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, cast, get_args
 
+from lenz.ir import graph, kernel, lexer, plan, text
 from lenz.ir.expr import ref
 from lenz.ir.form import CULPRIT, Form, Kind, Lines, Made
-from lenz.ir.graph import (
-    REDUCE_KINDS,
-    SCAN_KINDS,
-    UPDATE_MODES,
-    Atom,
-    Extern,
-    Graph,
-    Mutation,
-    Node,
-    acc_dtype,
-    outs_of,
-)
-from lenz.ir.kernel import (
-    LOOP_KINDS,
-    For,
-    KernelKind,
-    Launch,
-    Local,
-    LookBack,
-    Mode,
-    Param,
-    Rejected,
-    Stmt,
-)
-from lenz.ir.lexer import (
-    Cursor,
-    buffer_of,
-    choice_of,
-    int_of,
-    list_of,
-    name_of,
-    string_of,
-    sym_of,
-    word_of,
-)
-from lenz.ir.plan import (
-    Input,
-    Plan,
-    SizeInput,
-    Step,
-)
+from lenz.ir.lexer import Cursor
 from lenz.ir.syntax import Slot
 from lenz.ir.tensor import Axis, Buffer
-from lenz.ir.text import (
-    Scope,
-    atom_of,
-    axis_of,
-    dtype_of,
-    show_atom,
-    show_axis,
-    show_buffer,
-    show_name,
-    show_type,
-    show_word,
-    type_of,
-    var_of,
-)
+from lenz.ir.text import Scope
 from lenz.ir.text_expr import LINE, block_of, gathered, show_block, show_bound, show_value, value_of
 from lenz.sym import Sym, Var
 from lenz.sym import show as show_sym
@@ -72,7 +21,7 @@ from lenz.sym import show as show_sym
 
 def _choice(table: tuple[str, ...], what: str, grammar: str) -> Kind:
     """One of some words."""
-    return Kind(lambda v, s: str(v), lambda c, s: choice_of(c, table, what), grammar)
+    return Kind(lambda v, s: str(v), lambda c, s: lexer.choice_of(c, table, what), grammar)
 
 
 def _pair(first: Kind, second: Kind) -> Kind:
@@ -94,30 +43,30 @@ def _result(o: Any, s: Scope) -> str:
     """One result of a node: a buffer with its type, a size, or nothing."""
     if isinstance(o, Buffer):
         mark = "out " if o.name in s.outputs else ""
-        return f"{mark}{show_buffer(o.name)} = {show_type(o.type, s)}"
+        return f"{mark}{text.show_buffer(o.name)} = {text.show_type(o.type, s)}"
     return _out(o, s)
 
 
 def _result_of(c: Cursor, s: Scope) -> Buffer | Sym | None:
     is_out = c.accept("out")
     if c.text != "%":
-        return None if c.accept("none") else sym_of(c, s.vars)
-    name = buffer_of(c)
+        return None if c.accept("none") else lexer.sym_of(c, s.vars)
+    name = lexer.buffer_of(c)
     c.expect("=")
     if is_out:
         s.outputs[name] = None
-    return Buffer(name, type_of(c, s))
+    return Buffer(name, text.type_of(c, s))
 
 
 def _out(o: Any, s: Scope) -> str:
     """One result of a step of a plan."""
-    return "none" if o is None else show_buffer(o) if isinstance(o, str) else show_sym(o)
+    return "none" if o is None else text.show_buffer(o) if isinstance(o, str) else show_sym(o)
 
 
 def _out_of(c: Cursor, s: Scope) -> str | Sym | None:
     if c.text == "%":
-        return buffer_of(c)
-    return None if c.accept("none") else sym_of(c, s.vars)
+        return lexer.buffer_of(c)
+    return None if c.accept("none") else lexer.sym_of(c, s.vars)
 
 
 def _results(show: Callable[[Any, Scope], str], read: Callable[..., Any], grammar: str) -> Kind:
@@ -132,7 +81,7 @@ def _results(show: Callable[[Any, Scope], str], read: Callable[..., Any], gramma
     def given(c: Cursor, s: Scope, made: Made, slot: Slot | None = None) -> None:
         made["single"] = not c.accept("(")
         single = made["single"]
-        made["outs"] = (read(c, s),) if single else tuple(list_of(c, lambda: read(c, s), ")"))
+        made["outs"] = (read(c, s),) if single else tuple(lexer.list_of(c, lambda: read(c, s), ")"))
 
     return Kind(shown, given, f'({grammar} | "(" {grammar},* ")")', whole=True)
 
@@ -146,23 +95,23 @@ def _single_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
 
 
 def _args(n: Any, s: Scope, slot: Slot) -> str:
-    named = [f"{k}={show_atom(a)}" for k, a in n.kwargs]
-    return ", ".join([show_atom(a) for a in n.args] + named)
+    named = [f"{k}={text.show_atom(a)}" for k, a in n.kwargs]
+    return ", ".join([text.show_atom(a) for a in n.args] + named)
 
 
 def _args_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
-    args: list[Atom] = []
-    kwargs: list[tuple[str, Atom]] = []
+    args: list[graph.Atom] = []
+    kwargs: list[tuple[str, graph.Atom]] = []
 
     def one() -> None:
         if c.kind == "word" and c.words[c.place + 1] == "=":
             name = c.take()
             c.expect("=")
-            kwargs.append((name, atom_of(c, s)))
+            kwargs.append((name, text.atom_of(c, s)))
         else:
-            args.append(atom_of(c, s))
+            args.append(text.atom_of(c, s))
 
-    list_of(c, one, ")", (")",))
+    lexer.list_of(c, one, ")", (")",))
     made.update(args=tuple(args), kwargs=tuple(kwargs))
 
 
@@ -170,17 +119,17 @@ def _args_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
 
 
 def _axes(axes: tuple[Axis, ...], s: Scope) -> str:
-    return ", ".join([show_axis(a) for a in axes])
+    return ", ".join([text.show_axis(a) for a in axes])
 
 
 def _axes_of(c: Cursor, s: Scope) -> tuple[Axis, ...]:
-    axes = tuple(list_of(c, lambda: axis_of(c, s), ")", ("|",)))
+    axes = tuple(lexer.list_of(c, lambda: text.axis_of(c, s), ")", ("|",)))
     s.vars.update((a.name, a.var) for a in axes)
     return axes
 
 
 def _loop_of(c: Cursor, s: Scope) -> Axis:
-    a = axis_of(c, s, "in")
+    a = text.axis_of(c, s, "in")
     s.vars[a.name] = a.var
     return a
 
@@ -191,7 +140,7 @@ def _along(n: Any, s: Scope, slot: Slot) -> str:
 
 def _along_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
     names = tuple(a.name for a in made["axes"])
-    made["dim"] = names.index(choice_of(c, names, "an axis"))
+    made["dim"] = names.index(lexer.choice_of(c, names, "an axis"))
 
 
 def _loop_var(c: Cursor, s: Scope) -> Var:
@@ -209,46 +158,88 @@ def _loop_vars_of(c: Cursor, s: Scope) -> tuple[Var, ...]:
     return tuple(found)
 
 
-def _stmts(body: tuple[Stmt, ...], s: Scope) -> str:
+def _stmts(body: tuple[Any, ...], s: Scope) -> str:
     outer = s.indent
     s.indent = outer + "  "
-    rows = [f"{s.indent}{show_stmt(x, s)}\n" for x in body]
+    rows = [f"{s.indent}{_stmt(x, s)}\n" for x in body]
     s.indent = outer
     return "{\n" + "".join(rows) + outer + "}"
 
 
-def show_stmt(x: Stmt, s: Scope) -> str:
+def _stmt(x: Any, s: Scope) -> str:
     """One statement; a loop around one that is none stands on one line if it fits there."""
-    text = FORMS[type(x)].show(x, s)
-    if isinstance(x, For) and text.count("\n") == 2 and not isinstance(x.body[0], For):
-        head, inner, _ = text.split("\n")
+    shown = FORMS[type(x)].show(x, s)
+    is_short = isinstance(x, kernel.For) and shown.count("\n") == 2
+    if is_short and not isinstance(x.body[0], kernel.For):
+        head, inner, _ = shown.split("\n")
         line = f"{head} {inner.strip()} }}"
         if len(line) - line.count(CULPRIT) <= LINE:
             return line
-    return text
+    return shown
 
 
-def body_of(c: Cursor, s: Scope) -> tuple[Stmt, ...]:
-    """Statements up to the closing brace, which is passed."""
-    found: list[Stmt] = []
+def _stmts_of(c: Cursor, s: Scope) -> tuple[Any, ...]:
+    found: list[Any] = []
+    c.expect("{")
     while not c.accept("}"):
         found.append(_stmt_of(c, s))
         c.accept(";")
     return tuple(found)
 
 
-def _stmts_of(c: Cursor, s: Scope) -> tuple[Stmt, ...]:
-    c.expect("{")
-    return body_of(c, s)
-
-
 def _stmt_of(c: Cursor, s: Scope) -> Any:
-    form = STMTS.get(c.text)
+    form = STMTS.get(c.text) if c.text != "local" else FORMS[kernel.Local]
     if form is not None and form.lead == 0:
         return form.read(c, s)
-    name = name_of(c)
+    name = lexer.name_of(c)
     c.expect("=")
     return STMTS.get(c.text, STMTS[""]).read(c, s, {"name": name})
+
+
+# The head of a kernel: sizes of parameters use the sizes, which stand after them.
+
+
+def _params_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    made["params"] = c.place
+    c.skip_to(";", ")")
+
+
+def _sizes(k: kernel.Kernel, s: Scope, slot: Slot) -> str:
+    return "; " + ", ".join([text.show_size(v) for v in k.sizes]) if k.sizes else ""
+
+
+def _sizes_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    sizes: list[Var] = []
+    if c.accept(";"):
+        sizes = lexer.list_of(c, lambda: text.size_of(c, s), ")", (")",))
+    end = c.place
+    c.jump(made["params"])
+    params = lexer.list_of(c, lambda: FORMS[kernel.Param].read(c, s), ")", (";",))
+    c.jump(end)
+    made.update(params=tuple(params), sizes=tuple(sizes))
+
+
+def _tile(t: kernel.TileConfig, s: Scope) -> str:
+    usual = asdict(kernel.TileConfig())
+    return ", ".join([f"{k}: {v!r}" for k, v in asdict(t).items() if v != usual[k]])
+
+
+def _tile_of(c: Cursor, s: Scope) -> kernel.TileConfig:
+    found: dict[str, Any] = {}
+
+    def one() -> None:
+        name = lexer.choice_of(c, tuple(asdict(kernel.TileConfig())), "a number of the tile")
+        c.expect(":")
+        found[name] = text.number_of(c)
+
+    lexer.list_of(c, one, ")", (")",))
+    return kernel.TileConfig(**found)
+
+
+def _body_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
+    found = _stmts_of(c, s)
+    made["locals"] = tuple([x for x in found if isinstance(x, kernel.Local)])
+    made["body"] = tuple([x for x in found if not isinstance(x, kernel.Local)])
 
 
 # The parts of a value: where it lies, what is done with it when it is complete.
@@ -278,14 +269,14 @@ def _bound_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
 
 
 def _finish(n: Any, s: Scope, slot: Slot) -> str:
-    acc = acc_dtype(n.kind, n.body.dtype)
+    acc = graph.acc_dtype(n.kind, n.body.dtype)
     if n.finish is ref("acc", acc):
         return ""
     return " finish " + show_block(n.finish, {**s.types, "acc": acc}, s.indent)
 
 
 def _finish_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
-    acc = acc_dtype(made["kind"], made["body"].dtype)
+    acc = graph.acc_dtype(made["kind"], made["body"].dtype)
     made["finish"] = ref("acc", acc)
     if c.accept("finish"):
         s.types = {**s.types, "acc": acc}
@@ -297,8 +288,8 @@ def node_of(c: Cursor, s: Scope) -> Any:
     made: Made = {}
     KINDS["results"].read(c, s, made)
     c.expect(":")
-    form = NODES[choice_of(c, NODES, "a kind of node")]
-    if form.cls is not Extern:
+    form = NODES[lexer.choice_of(c, NODES, "a kind of node")]
+    if form.cls is not graph.Extern:
         out = made["outs"][0] if made["single"] else None
         if not isinstance(out, Buffer):
             raise c.error(f"`{form.word}` gives one buffer")
@@ -307,14 +298,14 @@ def node_of(c: Cursor, s: Scope) -> Any:
     return _defined(form.read(c, s, made), s)
 
 
-def _node(n: Node, s: Scope) -> str:
-    text = FORMS[type(n)].show(n, s)
+def _node(n: graph.Node, s: Scope) -> str:
+    shown = FORMS[type(n)].show(n, s)
     _defined(n, s)
-    return text
+    return shown
 
 
-def _defined(n: Node, s: Scope) -> Node:
-    s.types.update([("%" + b.name, b.dtype) for b in outs_of(n)])
+def _defined(n: graph.Node, s: Scope) -> graph.Node:
+    s.types.update([("%" + b.name, b.dtype) for b in graph.outs_of(n)])
     return n
 
 
@@ -325,59 +316,67 @@ def _given(b: Buffer | Sym, s: Scope) -> str:
 def _given_of(c: Cursor, s: Scope) -> Buffer | Sym:
     if c.text == "%":
         return cast(Buffer, FORMS[Buffer].read(c, s))
-    size = sym_of(c, s.vars)
+    size = lexer.sym_of(c, s.vars)
     c.expect(":", "size")
     return size
 
 
 def _input_of(c: Cursor, s: Scope) -> Any:
-    return FORMS[Input if c.text == "%" else SizeInput].read(c, s)
+    return FORMS[plan.Input if c.text == "%" else plan.SizeInput].read(c, s)
 
 
 def _show(x: Any, s: Scope) -> str:
     return FORMS[type(x)].show(x, s)
 
 
+def _step_of(c: Cursor, s: Scope) -> Any:
+    return STEPS[c.text].read(c, s)
+
+
+def _node_kind(grammar: str, cls: Any) -> Kind:
+    return Kind(_show, lambda c, s: FORMS[cls].read(c, s), grammar)
+
+
 def _launched_of(c: Cursor, s: Scope) -> Any:
-    return s.kernels[choice_of(c, s.kernels, "a kernel") if c.kind == "word" else string_of(c)]
+    quoted = c.kind == "string"
+    return s.kernels[lexer.string_of(c) if quoted else lexer.choice_of(c, s.kernels, "a kernel")]
 
 
 def _symbol_of(c: Cursor, s: Scope) -> str:
     c.expect("@")
-    return name_of(c)
+    return lexer.name_of(c)
 
 
-_NAME = Kind(lambda v, s: show_name(v), lambda c, s: name_of(c), "NAME")
-_BUFFER = Kind(lambda v, s: show_buffer(v), lambda c, s: buffer_of(c), '"%" NAME')
-_SYM = Kind(lambda v, s: show_sym(v), lambda c, s: sym_of(c, s.vars), "sym")
-_INT = Kind(lambda v, s: str(v), lambda c, s: int_of(c), "INT")
+_NAME = Kind(lambda v, s: text.show_name(v), lambda c, s: lexer.name_of(c), "NAME")
+_BUFFER = Kind(lambda v, s: text.show_buffer(v), lambda c, s: lexer.buffer_of(c), '"%" NAME')
+_SYM = Kind(lambda v, s: show_sym(v), lambda c, s: lexer.sym_of(c, s.vars), "sym")
+_INT = Kind(lambda v, s: str(v), lambda c, s: lexer.int_of(c), "INT")
 
 KINDS: Mapping[str, Kind] = {
     # names
     "name": _NAME,
-    "symbol": Kind(lambda v, s: "@" + show_name(v), _symbol_of, '"@" NAME'),
-    "kernel": Kind(lambda v, s: show_name(v.name), _launched_of, "NAME"),
-    "word": Kind(lambda v, s: show_word(v), lambda c, s: word_of(c), "WORD"),
-    "string": Kind(lambda v, s: json.dumps(v), lambda c, s: string_of(c), "STRING"),
+    "symbol": Kind(lambda v, s: "@" + text.show_name(v), _symbol_of, '"@" NAME'),
+    "kernel": Kind(lambda v, s: text.show_name(v.name), _launched_of, "NAME"),
+    "word": Kind(lambda v, s: text.show_word(v), lambda c, s: lexer.word_of(c), "WORD"),
+    "string": Kind(lambda v, s: json.dumps(v), lambda c, s: lexer.string_of(c), "STRING"),
     "int": _INT,
     "number": _pair(_NAME, _INT),
     # buffers
     **dict.fromkeys(("def", "use", "share", "over", "take", "end", "writes"), _BUFFER),
     "alias": _pair(_INT, _BUFFER),
-    "type": Kind(show_type, type_of, "type"),
-    "dtype": Kind(lambda v, s: str(v.name), lambda c, s: dtype_of(c), "DTYPE"),
+    "type": Kind(text.show_type, text.type_of, "type"),
+    "dtype": Kind(lambda v, s: str(v.name), lambda c, s: text.dtype_of(c), "DTYPE"),
     # sizes and loops
     "sym": _SYM,
     "index": _SYM,
-    "size": Kind(lambda v, s: str(v.name), var_of, "NAME"),
+    "size": Kind(lambda v, s: str(v.name), text.var_of, "NAME"),
     "axes": Kind(_axes, _axes_of, "axis,*"),
     "along": Kind(_along, _along_of, "NAME", whole=True),
-    "loop": Kind(lambda v, s: show_axis(v, " in "), _loop_of, 'NAME ["as" range] "in" sym'),
+    "loop": Kind(lambda v, s: text.show_axis(v, " in "), _loop_of, 'NAME ["as" range] "in" sym'),
     "loop_var": Kind(lambda v, s: str(v.name), _loop_var, "NAME"),
     "loop_vars": Kind(
         lambda v, s: ", ".join([x.name for x in v]) or "none", _loop_vars_of, '("none" | NAME,*)'
     ),
-    "look_back": Kind(_show, lambda c, s: FORMS[LookBack].read(c, s), "look_back"),
     "stmts": Kind(_stmts, _stmts_of, '"{" stmt* "}"'),
     # values
     "value": Kind(
@@ -393,41 +392,48 @@ KINDS: Mapping[str, Kind] = {
     "outs": _results(_out, _out_of, "out"),
     "args": Kind(_args, _args_of, "arg,*", whole=True),
     "single": Kind(_single, _single_of, '["single"]', whole=True),
-    "atom": Kind(lambda v, s: show_atom(v), atom_of, "atom"),
+    "atom": Kind(lambda v, s: text.show_atom(v), text.atom_of, "atom"),
+    # heads and bodies of kernels
+    "params": Kind(
+        lambda k, s, slot: ", ".join([_show(p, s) for p in k.params]), _params_of, "param,*", True
+    ),
+    "sizes": Kind(_sizes, _sizes_of, '[";" size,*]', whole=True),
+    "tile": Kind(_tile, _tile_of, '(NAME ":" NUMBER),*'),
+    "kernel_body": Kind(
+        lambda k, s, slot: _stmts((*k.locals, *k.body), s), _body_of, '"{" local* stmt* "}"', True
+    ),
+    # nodes, and lines of a graph or plan
+    "look_back": _node_kind("look_back", kernel.LookBack),
+    "buffer": _node_kind("buffer", Buffer),
+    "mutation": _node_kind("mutation", graph.Mutation),
+    "tensor": _node_kind("buffer", plan.Input),
+    "given": Kind(_given, _given_of, '(buffer | sym ":" "size")'),
+    "input": Kind(_show, _input_of, '(buffer | sym ":" "size")'),
+    "node": Kind(_node, node_of, "node"),
+    "step": Kind(_show, _step_of, "step"),
     # one of some words
-    "reduction": _choice(REDUCE_KINDS, "a kind of reduction", "RKIND"),
-    "scan": _choice(SCAN_KINDS, "a kind of scan", "SKIND"),
-    "update": _choice(UPDATE_MODES, "a mode of update", "MODE"),
-    "loop_kind": _choice(LOOP_KINDS, "a kind of loop", "LKIND"),
-    "kernel_kind": _choice(get_args(KernelKind), "a kind of kernel", "KKIND"),
-    "mode": _choice(get_args(Mode), "a mode", '("in" | "out" | "inout" | "work")'),
+    "reduction": _choice(graph.REDUCE_KINDS, "a kind of reduction", "RKIND"),
+    "scan": _choice(graph.SCAN_KINDS, "a kind of scan", "SKIND"),
+    "update": _choice(graph.UPDATE_MODES, "a mode of update", "MODE"),
+    "loop_kind": _choice(kernel.LOOP_KINDS, "a kind of loop", "LKIND"),
+    "kernel_kind": _choice(get_args(kernel.KernelKind), "a kind of kernel", "KKIND"),
+    "mode": _choice(get_args(kernel.Mode), "a mode", '("in" | "out" | "inout" | "work")'),
     "which": Kind(
         lambda v, s: "stride" if v else "size",
-        lambda c, s: choice_of(c, ("size", "stride"), "what it is") == "stride",
+        lambda c, s: lexer.choice_of(c, ("size", "stride"), "what it is") == "stride",
         '("size" | "stride")',
     ),
 }
 
-FORMS: Mapping[Any, Form] = {
-    x: Form(x, KINDS)
-    for x in (
-        Buffer, *get_args(Node), Mutation, Launch, Rejected, Param, Local, *get_args(Stmt),
-        LookBack, Input, SizeInput, *get_args(Step),
-    )
-}  # fmt: skip
+_CLASSES = (
+    *get_args(graph.Node), *get_args(kernel.Stmt), *get_args(plan.Step),
+    Buffer, graph.Mutation, plan.Input, plan.SizeInput,
+    kernel.Kernel, kernel.Param, kernel.Local, kernel.LookBack, kernel.Launch, kernel.Rejected,
+)  # fmt: skip
+FORMS: Mapping[Any, Form] = {x: Form(x, KINDS) for x in _CLASSES}
 NODES, STMTS, STEPS = [
-    {FORMS[x].word: FORMS[x] for x in get_args(union)} for union in (Node, Stmt, Step)
+    {FORMS[x].word: FORMS[x] for x in get_args(union)}
+    for union in (graph.Node, kernel.Stmt, plan.Step)
 ]
-_LINE_KINDS: Mapping[str, Kind] = {
-    **KINDS,
-    "given": Kind(_given, _given_of, '(buffer | sym ":" "size")'),
-    "buffer": Kind(_show, lambda c, s: FORMS[Buffer].read(c, s), "buffer"),
-    "node": Kind(_node, node_of, "node"),
-    "mutation": Kind(
-        _show, lambda c, s: FORMS[Mutation].read(c, s), FORMS[Mutation].grammar, words=("mutate",)
-    ),
-    "input": Kind(_show, _input_of, '(buffer | sym ":" "size")'),
-    "tensor": Kind(_show, lambda c, s: FORMS[Input].read(c, s), "buffer"),
-    "step": Kind(_show, lambda c, s: STEPS[c.text].read(c, s), "step", words=tuple(STEPS)),
-}
-GRAPH, PLAN = Lines(Graph, _LINE_KINDS), Lines(Plan, _LINE_KINDS)
+GRAPH = Lines(graph.Graph, KINDS, {"mutation": ("mutate",)})
+PLAN = Lines(plan.Plan, KINDS, {"step": tuple(STEPS)})

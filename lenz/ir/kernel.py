@@ -218,6 +218,11 @@ class TileConfig:
 class Kernel:
     """One launch: parameters in call order (pointers, then sizes as i64), phases, configuration."""
 
+    SYNTAX: ClassVar = (
+        "kernel @{name:name} {kind:kernel_kind} ({params:params}{sizes=params:sizes})",
+        "? tile({tile:tile})",
+        " {body:kernel_body}",
+    )
     name: str
     kind: KernelKind
     params: tuple[Param, ...]

@@ -222,23 +222,6 @@ def list_of(c: Cursor, one: Callable[[], T], close: str, until: tuple[str, ...] 
     return items
 
 
-def tuple_of(c: Cursor, one: Callable[[], T], brackets: str = "()") -> tuple[T, ...]:
-    """Items with commas between, in brackets."""
-    c.expect(brackets[0])
-    return tuple(list_of(c, one, brackets[1]))
-
-
-def numbers_of(c: Cursor) -> tuple[tuple[str, int], ...]:
-    """`(name: number, ..)`."""
-
-    def one() -> tuple[str, int]:
-        name = name_of(c)
-        c.expect(":")
-        return name, int_of(c)
-
-    return tuple_of(c, one)
-
-
 def enclosed(c: Cursor, one: Callable[[], T], brackets: str = "[]") -> T:
     """One item in brackets."""
     c.expect(brackets[0])

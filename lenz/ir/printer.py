@@ -8,15 +8,14 @@ grammar, syntax.py says where it is declared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from typing import Any, get_args
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
 from lenz.ir.form import CULPRIT
-from lenz.ir.forms import FORMS, GRAPH, PLAN, show_stmt
+from lenz.ir.forms import FORMS, GRAPH, PLAN
 from lenz.ir.graph import Graph, Node, Ref, origin_of, outs_of
-from lenz.ir.kernel import Kernel, Launch, Local, Param, Schedule, TileConfig
+from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan, launched
 from lenz.ir.tensor import Axis, Buffer, TensorType
 from lenz.ir.text import Scope, show_name, show_size, show_word
@@ -51,7 +50,7 @@ def _rows(x: Graph | Kernel | Plan | Schedule, s: Scope, origins: bool) -> Itera
             sizes = sizes_of(x)
             return _block(_header("graph", x, sizes, s), _graph(x, sizes, s, origins), x, s)
         case Kernel():
-            return _block(_kernel(x, s), _body(x, s), x, s)
+            return iter((s.indent + FORMS[Kernel].show(x, s),))
         case Plan():
             return _block(_header("plan", x, sizes_of(x), s), _plan(x, s, origins), x, s)
         case Schedule():
@@ -145,25 +144,6 @@ def _origins(x: Any) -> str:
     return f"  # from {', '.join(found)}" if found else ""
 
 
-def _kernel(k: Kernel, s: Scope) -> str:
-    """What stands in front of the body of a kernel."""
-    params = ", ".join([FORMS[Param].show(p, s) for p in k.params])
-    sizes = "; " + ", ".join([show_size(v) for v in k.sizes]) if k.sizes else ""
-    usual, numbers = TileConfig(), []
-    for f in fields(TileConfig):
-        if getattr(k.tile, f.name) != getattr(usual, f.name):
-            numbers.append(f"{f.name}: {getattr(k.tile, f.name)!r}")
-    tile = f" tile({', '.join(numbers)})" if numbers else ""
-    return f"kernel @{show_name(k.name)} {k.kind} ({params}{sizes}){tile}"
-
-
-def _body(k: Kernel, s: Scope) -> Iterator[str]:
-    for x in k.locals:
-        yield s.indent + FORMS[Local].show(x, s)
-    for stmt in k.body:
-        yield s.indent + show_stmt(stmt, s)
-
-
 def _plan(p: Plan, s: Scope, origins: bool) -> Iterator[str]:
     comments: dict[int, list[str]] = {}
     for at, text in p.comments if origins else ():
@@ -180,7 +160,6 @@ def _schedule(x: Schedule, s: Scope, origins: bool) -> Iterator[str]:
     s = Scope(device=s.device, indent=s.indent, culprit=s.culprit)
     for step in (*x.steps, *x.rejected):
         if isinstance(step, Launch) and defined.get(step.kernel.name) != step.kernel:
-            k = defined[step.kernel.name] = step.kernel
-            own = Scope(indent=s.indent, culprit=s.culprit)
-            yield from _block(_kernel(k, own), _body(k, own), k, own)
+            defined[step.kernel.name] = step.kernel
+            yield from _rows(step.kernel, Scope(indent=s.indent, culprit=s.culprit), origins)
         yield s.indent + FORMS[type(step)].show(step, s) + (_origins(step) if origins else "")

@@ -7,26 +7,21 @@ have been imported. docs/ir.md has the grammar, syntax.py says where it is decla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, cast, get_args
+from typing import Any
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr
-from lenz.ir.forms import FORMS, GRAPH, PLAN, body_of, node_of
+from lenz.ir.forms import FORMS, GRAPH, PLAN, node_of
 from lenz.ir.graph import Extern, Graph, Ref, View
 from lenz.ir.kernel import (
     Kernel,
-    KernelKind,
     Launch,
-    Local,
-    Param,
     Rejected,
     Schedule,
-    TileConfig,
 )
 from lenz.ir.lexer import Cursor, ReadError, choice_of, list_of, name_of, word_of
 from lenz.ir.plan import Plan, launched
-from lenz.ir.text import Scope, number_of, size_of
+from lenz.ir.text import Scope, size_of
 from lenz.ir.text_expr import value_of
 from lenz.sym import SymEnv, Var
 
@@ -37,8 +32,13 @@ def read(text: str) -> Graph | Kernel | Plan | Schedule:
     """The object that a text stands for; raises ReadError with line, column and the line itself."""
     c = Cursor(text)
     word = choice_of(c, ("graph", "kernel", "plan", "schedule"), "what this is")
-    of: Any = {"graph": _graph, "kernel": _kernel, "plan": _plan, "schedule": _schedule}[word]
-    x: Graph | Kernel | Plan | Schedule = of(c, Scope())
+    x: Graph | Kernel | Plan | Schedule
+    if word == "kernel":
+        c.jump(0)
+        x = FORMS[Kernel].read(c, Scope())
+    else:
+        of: Any = {"graph": _graph, "plan": _plan, "schedule": _schedule}[word]
+        x = of(c, Scope())
     if c.kind != "end":
         c.fail("the end of the text")
     return x
@@ -93,40 +93,6 @@ def _plan(c: Cursor, s: Scope) -> Plan:
     return Plan(name, **{"outputs": (), **made})
 
 
-def _kernel(c: Cursor, s: Scope) -> Kernel:
-    c.expect("@")
-    name = name_of(c)
-    kind = choice_of(c, get_args(KernelKind), "a kind of kernel")
-    c.expect("(")
-    start = c.place
-    c.skip_to(";", ")")  # sizes of parameters use the sizes, which stand after them
-    sizes = list_of(c, lambda: size_of(c, s), ")", (")",)) if c.accept(";") else []
-    end = c.place
-    c.jump(start)
-    params = list_of(c, lambda: FORMS[Param].read(c, s), ")", (";",))
-    c.jump(end)
-    c.expect(")")
-    tile = _tile(c) if c.accept("tile") else TileConfig()
-    c.expect("{")
-    locals_ = []
-    while c.text == "local":
-        locals_.append(FORMS[Local].read(c, s))
-    own = tuple(params), tuple(sizes), body_of(c, s), tuple(locals_), tile
-    return Kernel(name, cast(KernelKind, kind), *own)
-
-
-def _tile(c: Cursor) -> TileConfig:
-    names = tuple(f.name for f in fields(TileConfig))
-
-    def one() -> tuple[str, Any]:
-        name = choice_of(c, names, "a number of the tile")
-        c.expect(":")
-        return name, number_of(c)
-
-    c.expect("(")
-    return TileConfig(**dict(list_of(c, one, ")")))
-
-
 def _schedule(c: Cursor, s: Scope) -> Schedule:
     c.expect("{", "graph")
     g = _graph(c, s)
@@ -134,8 +100,8 @@ def _schedule(c: Cursor, s: Scope) -> Schedule:
     rejected: list[Rejected] = []
     while not c.accept("}"):
         place = c.place
-        if c.accept("kernel"):
-            k = _kernel(c, Scope())
+        if c.text == "kernel":
+            k = FORMS[Kernel].read(c, Scope())
             s.kernels[k.name] = k
         elif c.text == "launch":
             steps.append(FORMS[Launch].read(c, s))
