@@ -21,8 +21,8 @@ from lenz.ir.tensor import Layout
 from lenz.ir.verify import verify
 from lenz.lower import lower
 from lenz.opt import PASSES
+from lenz.plan import Given, source
 from lenz.plan import build as build_plan
-from lenz.plan import source
 from lenz.recall import Boxed, Entry, keep, key_of, load, recall, store_in
 from lenz.recall import context as context
 from lenz.schedule import schedule
@@ -76,7 +76,7 @@ class Compiled:
     @property
     def told(self) -> str:
         """The plan as Python, with the lines of the user's program that launches come from."""
-        return _source(self.plan, self.program, self.graph.env, comments=True)
+        return source(self.plan, self.graph.env.hints, comments=True)
 
 
 def run_of(program: FxProgram, cx: Context) -> Boxed:
@@ -141,9 +141,8 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     with trace.stage("codegen"):
         code_of = assemble(kernels, cx)
     with trace.stage("plan"):
-        donated = frozenset(p.name for p in program.placeholders if p.is_donated)
-        plan = build_plan(s, symbols, cx, donated)
-        text = _source(plan, program, g.env)
+        plan = build_plan(s, symbols, cx, _given(program))
+        text = source(plan)
     try:
         with trace.stage("codegen"):
             code = code_of()
@@ -155,14 +154,18 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     with trace.stage("plan"):
         call = load(text, code.functions, code.library, program, cx, run_of)
     trace.text("module", lambda: code.text)
-    trace.text("code", lambda: _source(plan, program, g.env, comments=True))
+    trace.text("code", lambda: source(plan, g.env.hints, comments=True))
     return Compiled(program, g, s, plan, text, code, call, tuned)
 
 
-def _source(plan: Plan, program: FxProgram, env: SymEnv, comments: bool = False) -> str:
-    user = {p.name: p.source for p in program.placeholders}
-    is_pure = program.kind in ("backward", "body") and not program.mutated
-    return source(plan, user, env.hints, is_pure, comments)
+def _given(program: FxProgram) -> Given:
+    """How the arguments of a program are given."""
+    places = program.placeholders
+    return Given(
+        names={p.name: p.source for p in places},
+        donated=frozenset(p.name for p in places if p.is_donated),
+        saved=program.kind in ("backward", "body") and not program.mutated,
+    )
 
 
 def told(g: Graph, program: FxProgram) -> dict[str, Layout]:

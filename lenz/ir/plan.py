@@ -1,7 +1,7 @@
 """The plan: all that the runtime needs to know to run one graph, as a list of typed steps.
 
-Readers of a plan: `plan/python.py` prints it as a module, the executor runs it, the report counts
-it. A plan knows no `Graph`, no `Expr`: sizes are Syms over the sizes of the inputs.
+Readers of a plan decide nothing: `plan/python.py` prints it as a module, the report counts it. A
+plan knows no `Graph`, no `Expr`: sizes are Syms over the sizes of the inputs.
 Invariants: every name is defined (input, constant, Alloc, View, Call) before it is used and not
 used after its Free; outputs are never freed.
 """
@@ -19,11 +19,27 @@ from lenz.sym import Sym, Var
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tensor argument or constant; a call checks its sizes, strides, dtype and device."""
+    """A tensor argument or constant; a call checks its sizes, strides, dtype and device.
 
-    SYNTAX: ClassVar = ("{name:def} : {type:type}",)
+    called    what messages call an argument: the user's name for it
+    anywhere  only eager ops use it: its device is not checked
+    signed    its negative bit is checked, too: kernels do not know that bit
+    laid      it is copied, not refused, where its strides are not these or its negative bit is set
+    """
+
+    SYNTAX: ClassVar = (
+        "{name:def} : {type:type}",
+        "? called {called:string}",
+        "? anywhere",
+        "? signed",
+        "? laid",
+    )
     name: str
     type: TensorType
+    called: str = ""
+    anywhere: bool = False
+    signed: bool = False
+    laid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,41 +70,68 @@ class BindSize:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """New memory of the type; `zero` asks for zeroed memory.
+    """New memory of the type; `zero` asks for zeroed memory, `huge` for huge pages.
 
     It is that of the argument `over`, which the next launch may overwrite, where nothing else
     holds that.
     """
 
-    SYNTAX: ClassVar = ("alloc {name:def} : {type:type}", "? zero", "? over {over:over}")
+    SYNTAX: ClassVar = ("alloc {name:def} : {type:type}", "? zero", "? huge", "? over {over:over}")
     name: str
     type: TensorType
     zero: bool = False
+    huge: bool = False
     over: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The memory of `source`, which is dead, under another name and type."""
+    """The memory of `source`, which is dead, under another name.
 
-    SYNTAX: ClassVar = ("reuse {name:def} : {type:type} of {source:take}",)
+    It is the `same` tensor, or one of this type, which autograd takes for a view of the other
+    unless it is `detached`.
+    """
+
+    SYNTAX: ClassVar = (
+        "reuse {name:def} : {type:type} of {source:take}",
+        "? same",
+        "? detached",
+    )
     name: str
     source: str
     type: TensorType
+    same: bool = False
+    detached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
     """Other sizes and strides over the memory of `source`, from its first element on.
 
-    To autograd a view of that, unless it is `detached`.
+    To autograd a view of that, unless it is `detached`; or the `same` tensor under another name.
     """
 
-    SYNTAX: ClassVar = ("view {name:def} : {type:type} of {source:share}", "? detached")
+    SYNTAX: ClassVar = (
+        "view {name:def} : {type:type} of {source:share}",
+        "? same",
+        "? detached",
+    )
     name: str
     source: str
     type: TensorType
+    same: bool = False
     detached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """Make a GPU the current one, whose current stream the next launches are on.
+
+    The first one holds from the beginning of the call; its end makes the caller's GPU current.
+    """
+
+    SYNTAX: ClassVar = ("current {device:word}",)
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +158,14 @@ class LaunchStep:
 class CallStep:
     """Call an eager op. `into` names allocated outputs for ops with an out= form.
 
+    The number of results is `counted` where the op is not torch's own.
     An op that `holds` may use the memory of its arguments and results for good, or until a call
     has run that `waits` for its results: that memory is no other buffer's, nor written, before.
     """
 
     SYNTAX: ClassVar = (
         "call {outs:outs} = {op:word}({args:args}){single:single}", "? into", "? holds",
-        "? waits ({waits:use*})",
+        "? waits ({waits:use*})", "? counted",
     )  # fmt: skip
     op: str
     args: tuple[Atom, ...]
@@ -131,18 +175,20 @@ class CallStep:
     into: bool = False
     holds: bool = False
     waits: tuple[str, ...] = ()
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lay:
-    """Hold the result of a call to its type: it is copied if the op gave other strides.
+    """Hold a result of the call of `op` to its type: it is copied if the op gave other strides.
 
     Fake tensors tell the strides of most results right, and kernels and views rely on them.
     """
 
-    SYNTAX: ClassVar = ("lay {name:use} : {type:type}",)
+    SYNTAX: ClassVar = ("lay {name:use} : {type:type} from {op:word}",)
     name: str
     type: TensorType
+    op: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +206,9 @@ class Check:
     SYNTAX: ClassVar = ("check",)
 
 
-Step: TypeAlias = BindSize | Alloc | Reuse | ViewStep | LaunchStep | CallStep | Lay | Free | Check
+Step: TypeAlias = (
+    BindSize | Alloc | Reuse | ViewStep | Current | LaunchStep | CallStep | Lay | Free | Check
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from lenz.ir.plan import (
     BindSize,
     CallStep,
     Check,
+    Current,
     Free,
     Input,
     LaunchStep,
@@ -36,8 +37,9 @@ from lenz.ir.plan import (
     ViewStep,
 )  # fmt: skip
 from lenz.ir.tensor import Buffer, TensorType, contiguous
+from lenz.plan.forms import formed
 from lenz.plan.memory import Pool, key, may_overwrite
-from lenz.sym import Sym, Var, as_multiple, substitute
+from lenz.sym import Int, Sym, Var, as_multiple, substitute
 
 # aten ops with an out= form that writes every element: results go where the plan wants them.
 INTO = {
@@ -49,16 +51,43 @@ INTO = {
 
 
 LARGE = 1 << 20  # bytes of an argument that are worth the 1 us of asking who holds it
+HUGE = 1 << 22  # bytes of new CPU memory for which huge pages are asked: two of them
+# Ops of these give as many results as their fake kernels.
+TRUSTED = ("aten.", "prims.", "py.", "lenz.", "higher_order.")
 
 
-def build(
-    s: Schedule, symbols: Mapping[Launch, str], cx: Context, donated: frozenset[str] = frozenset()
-) -> Plan:
-    """Lay out memory for a schedule. `symbols` names the compiled function of each launch.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """How the caller gives the arguments of a graph.
 
-    `donated` are the arguments that may be overwritten in a call where nothing else holds them.
+    names    the user's names, by the graph's
+    donated  those that may be overwritten in a call where nothing else holds them
+    saved    they are what a forward half has saved, which hooks may replace by other tensors
     """
-    return _Builder(s, symbols, cx, donated).run()
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    donated: frozenset[str] = frozenset()
+    saved: bool = False
+
+    def input(self, b: Buffer, launched: bool) -> Input:
+        """An argument, and what a call checks of it: 35 ns for the negative bit.
+
+        What modules hold, and what a forward half saves, has been looked at before. Attention keeps
+        the state of its generator on the CPU, whatever its fake tensors say.
+        """
+        user = self.names.get(b.name, b.name)
+        is_new = "." not in user and (b.name.startswith("tangents") or not self.saved)
+        signed = is_new and b.type.dtype.kind in ("float", "complex")
+        called = user if user != b.name else ""
+        return Input(b.name, b.type, called, not launched, signed, self.saved)
+
+
+USUAL = Given()
+
+
+def build(s: Schedule, symbols: Mapping[Launch, str], cx: Context, given: Given = USUAL) -> Plan:
+    """Lay out memory for a schedule. `symbols` names the compiled function of each launch."""
+    return formed(_Builder(s, symbols, cx, given).run())
 
 
 @dataclass(slots=True)
@@ -66,7 +95,7 @@ class _Builder:
     schedule: Schedule
     symbols: Mapping[Launch, str]
     cx: Context
-    donated: frozenset[str]
+    given: Given
     steps: list[Step | None] = field(default_factory=list)
     comments: list[tuple[int, str]] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -84,6 +113,9 @@ class _Builder:
     roots: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[str]] = field(default_factory=dict)
     known: dict[Var, None] = field(default_factory=dict)
+    launched: set[str] = field(default_factory=set)
+    makers: dict[str, str] = field(default_factory=dict)  # the op that gave a buffer
+    current: str = ""  # the GPU of the launch before
     scope: Mapping[str, Var] = field(default_factory=dict)  # kernels may know upper ends as well
 
     def run(self) -> Plan:
@@ -94,6 +126,8 @@ class _Builder:
         for view, root in self.roots.items():
             self.views.setdefault(root, []).append(view)
         self.scope = g.env.scope()
+        launches = (x for x in self.schedule.steps if isinstance(x, Launch))
+        self.launched.update(a for x in launches for a in x.args)
         inputs = self.inputs(g)
         self.lifetimes(g)
         for k, step in enumerate(self.schedule.steps):
@@ -109,7 +143,7 @@ class _Builder:
                         root, first = base, self.buffers[base].type.layout.offset
                         place = replace(kind.layout, offset=kind.layout.offset - first)
                         kind = replace(kind, layout=place)
-                    self.steps.append(ViewStep(step.out.name, root, kind, step.detached))
+                    self.steps.append(ViewStep(step.out.name, root, kind, detached=step.detached))
                     self.defined[step.out.name] = None
             self.release(k)
         kernels = tuple(dict.fromkeys(self.symbols.values()))
@@ -153,7 +187,7 @@ class _Builder:
             if isinstance(i, Sym):
                 made.append(SizeInput(i))
                 continue
-            made.append(Input(i.name, i.type))
+            made.append(self.given.input(i, i.name in self.launched))
             self.defined[i.name] = None
             layout = i.type.layout
             for stride, parts in ((False, layout.shape), (True, layout.stride)):
@@ -190,7 +224,7 @@ class _Builder:
                 plain = {v: self.scope.get(v.name, v) for v in step.kernel.sizes}
                 kind = TensorType(p.dtype, device, contiguous((substitute(p.size, plain),)))
                 self.buffers[name] = Buffer(name, kind)
-                self.steps.append(Alloc(name, kind, zero=True))
+                self.steps.append(Alloc(name, kind, zero=True, huge=_is_huge(kind)))
                 self.own.add(name)
                 self.defined[name] = None
             if p.mode == "out" and name not in self.defined:
@@ -202,14 +236,18 @@ class _Builder:
                     taken[dying] = name
                 else:
                     self.drop_views(dying)
-                    self.steps.append(Alloc(name, self.buffers[name].type, over=dying))
+                    kind = self.buffers[name].type
+                    self.steps.append(Alloc(name, kind, huge=_is_huge(kind), over=dying))
                     self.own.add(name)
                     self.defined[name] = None
                     taken[dying] = dying
         symbol = self.symbols[step]
+        device = self.buffers[step.args[0]].type.device if step.args else "cpu"
+        if device not in ("cpu", self.current):
+            self.steps.append(Current(device))
+            self.current = device
         self.comment(step)
         args = tuple(taken.get(a, a) for a in step.args)
-        device = self.buffers[step.args[0]].type.device if step.args else "cpu"
         if device == "cpu":
             self.steps.append(LaunchStep(symbol, args, step.kernel.sizes))
         else:
@@ -229,7 +267,7 @@ class _Builder:
         for p, other in zip(step.kernel.params, step.args, strict=True):
             if (
                 p.mode == "in"
-                and (other in self.own or (other in self.donated and self.is_large(p, out)))
+                and (other in self.own or (other in self.given.donated and self.is_large(p, out)))
                 and other in self.defined
                 and other not in self.pinned
                 and other not in self.lent
@@ -288,14 +326,19 @@ class _Builder:
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.comment(step)
         held = step.holds, step.waits
+        counted = not (step.single or step.op.startswith(TRUSTED)) and any(outs)
         self.steps.append(
-            CallStep(step.op, step.args, step.kwargs, outs, step.single, False, *held)
+            CallStep(step.op, step.args, step.kwargs, outs, step.single, False, *held, counted)
         )
+        # A part of several results is of the op that gave them all.
+        of = step.args[0] if step.op == "py.operator.getitem" else None
+        maker = self.makers.get(of.name, step.op) if isinstance(of, Ref) else step.op
         for o in step.outs:
             if isinstance(o, Buffer):
+                self.makers[o.name] = maker
                 self.bind_new_sizes(o)
                 if o.name in self.addressed and o.name not in self.late:
-                    self.steps.append(Lay(o.name, o.type))
+                    self.steps.append(Lay(o.name, o.type, maker))
 
     def bind_new_sizes(self, out: Buffer) -> None:
         """Sizes that only the call knows (nonzero, say) are read off its result."""
@@ -308,7 +351,7 @@ class _Builder:
         """Take dead memory of the same size, or new memory."""
         source = self.pool.take(b.type) if self.cx.options.reuse_buffers else None
         if source is None:
-            self.steps.append(Alloc(b.name, b.type))
+            self.steps.append(Alloc(b.name, b.type, huge=_is_huge(b.type)))
         else:
             # The memory was to be freed here; now it lives on under the new name.
             self.steps[self.freed.pop(source)] = None
@@ -330,6 +373,12 @@ class _Builder:
                 self.freed[name] = len(self.steps)
                 self.pool.give(name, self.buffers[name].type)
             self.steps.append(Free(name))
+
+
+def _is_huge(t: TensorType) -> bool:
+    """True for memory of a CPU in which page faults would dominate, or may."""
+    size = t.layout.storage * t.dtype.bytes
+    return t.device == "cpu" and (not isinstance(size, Int) or size.value >= HUGE)
 
 
 def _bases(s: Schedule) -> dict[str, str]:

@@ -8,11 +8,31 @@ through views is made in the form of the first of them. A tensor costs 1 to 2 us
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from lenz.ir.graph import atom_refs
-from lenz.ir.plan import Alloc, CallStep, Lay, Plan, Reuse, ViewStep
+from lenz.ir.graph import Ref, atom_refs
+from lenz.ir.plan import Alloc, CallStep, Lay, Plan, Reuse, Step, ViewStep
 from lenz.ir.tensor import TensorType
 from lenz.sym import ZERO
+
+
+def formed(p: Plan) -> Plan:
+    """The plan whose steps say which tensors are made, and which are others under a new name."""
+    found, steps = forms(p), list[Step]()
+    returned = {a.name for a in p.outputs if isinstance(a, Ref)}
+    for s in p.steps:
+        match s:
+            case Alloc(name):
+                s = replace(s, type=found[name])
+            case Reuse(name, source):
+                t, is_cut = found[name], name in returned
+                same = same_form(t, found[source])
+                s = replace(s, type=t, same=same, detached=is_cut and not same)
+            case ViewStep(name, source) if source in found:
+                same = same_form(s.type, found[source])
+                s = replace(s, same=same and (s.detached or name not in returned))
+        steps.append(s)
+    return replace(p, steps=tuple(steps))
 
 
 def forms(p: Plan) -> dict[str, TensorType]:

@@ -52,7 +52,7 @@ def planned(p: FxProgram) -> tuple[Any, Any]:
         g = run(g, cx)
     s = named(schedule(g, cx))
     (step,) = [x for x in s.steps if isinstance(x, Launch)]
-    return build(s, launched(s)[0], cx, frozenset()), step.kernel
+    return build(s, launched(s)[0], cx), step.kernel
 
 
 def test_facts_are_those_of_the_first_call() -> None:
