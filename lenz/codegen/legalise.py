@@ -8,8 +8,9 @@ from dataclasses import replace
 from lenz.errors import InternalError
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, interpret, rebuild
-from lenz.ir.kernel import For, Kernel, Let, Reduce, Scan, Sort, Stmt, Store
+from lenz.ir.kernel import Kernel, Stmt, Store, map_leaves
 from lenz.ir.op import Op
+from lenz.ir.syntax import map_values
 
 Expansion = Callable[..., Expr]
 Expansions = Callable[[Op], Expansion | None]
@@ -38,19 +39,9 @@ def legalise_kernel(
         return legal_expr(e, is_legal, expansion, target, memo)
 
     def statement(s: Stmt) -> Stmt:
-        match s:
-            case For():
-                return replace(s, body=tuple([statement(x) for x in s.body]))
-            case Let() | Reduce() | Scan():
-                return replace(s, value=legal(s.value))
-            case Sort():
-                return s
-            case Store():
-                s = store(s)
-                bound = tuple([legal(e) for e in s.bound])
-                return replace(s, value=legal(s.value), bound=bound)
+        return map_values(store(s) if isinstance(s, Store) else s, legal)
 
-    return replace(k, body=tuple([statement(s) for s in k.body]))
+    return replace(k, body=map_leaves(k.body, statement))
 
 
 def legal_expr(

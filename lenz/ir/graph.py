@@ -17,7 +17,7 @@ import torch
 from lenz.errors import InternalError
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
-from lenz.ir.syntax import VALUES, exprs_in, slots_in
+from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv
 
@@ -317,11 +317,7 @@ def bodies_of(n: Loop) -> tuple[Expr, ...]:
 
 def map_bodies(n: Loop, f: Callable[[Expr], Expr]) -> Loop:
     """The node with every expression replaced by f of it."""
-    new: dict[str, Any] = {}
-    for slot in slots_in(n, VALUES):
-        value = slot.get(n)
-        new[slot.field] = tuple(map(f, value)) if isinstance(value, tuple) else f(value)
-    return replace(n, **new)
+    return map_values(n, f)
 
 
 def map_gpu_loops(g: Graph, f: Callable[[Loop], Loop]) -> Graph:

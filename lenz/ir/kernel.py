@@ -34,17 +34,17 @@ Meaning of the statements:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr, nodes_of
+from lenz.ir.expr import Expr, nodes_of, reindex
 from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View, acc_dtype
 from lenz.ir.op import LOAD, MASKED, REF
-from lenz.ir.syntax import exprs_in
+from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis
-from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum
+from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, substitute
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
@@ -243,6 +243,47 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
 def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
     """Every expression that stands in a statement, in order."""
     return [e for s in walk(body) for e in exprs_in(s)]
+
+
+def map_leaves(body: tuple[Stmt, ...], f: Callable[[Stmt], Stmt]) -> tuple[Stmt, ...]:
+    """The statements with each that is no loop replaced by f of it."""
+    return tuple(
+        [replace(s, body=map_leaves(s.body, f)) if isinstance(s, For) else f(s) for s in body]
+    )
+
+
+def moved(s: Stmt | LookBack, at: Mapping[Var, Sym], over: bool = False) -> Any:
+    """A statement over other variables; with `over`, also where it names the loops around it."""
+    s = map_values(s, lambda e: reindex(e, at))
+    new: dict[str, Any] = {}
+    for slot in slots_in(s, _MOVED if not over else _MOVED | _LOOPS):
+        value = slot.get(s)
+        if slot.kind in _MOVED:
+            new[slot.field] = substitute(value, at)
+        elif isinstance(value, tuple):
+            new[slot.field] = tuple([at.get(v, v) for v in value])
+        elif isinstance(value, Var):
+            new[slot.field] = at.get(value, value)
+        elif value is not None:
+            new[slot.field] = moved(value, at, over)
+    return replace(s, **new) if new else s
+
+
+def with_buffers(s: Stmt | LookBack, names: Mapping[str, str]) -> Any:
+    """A statement that changes buffers of other names."""
+    new: dict[str, Any] = {}
+    for slot in slots_in(s, _WRITES):
+        value = slot.get(s)
+        if isinstance(value, str):
+            new[slot.field] = names.get(value, value)
+        elif value is not None:
+            new[slot.field] = with_buffers(value, names)
+    return replace(s, **new) if new else s
+
+
+_WRITES = frozenset({"writes", "look_back"})
+_MOVED = frozenset({"sym", "place"})
+_LOOPS = frozenset({"loop_var", "loop_vars", "look_back"})
 
 
 def position(over: Sequence[Axis]) -> Sym:

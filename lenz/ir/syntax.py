@@ -21,9 +21,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 _SLOT = re.compile(r"(\{[a-z.]+(?:=[a-z]+)?:[a-z_]+\*?\})")
 
@@ -92,3 +95,13 @@ def exprs_in(x: Any) -> tuple[Any, ...]:
         else:
             found.append(value)
     return tuple(found)
+
+
+def map_values(x: T, f: Callable[[Any], Any]) -> T:
+    """A node or statement with every expression replaced by f of it."""
+    new: dict[str, Any] = {}
+    for slot in slots_in(x, VALUES):
+        value = slot.get(x)
+        new[slot.field] = tuple([f(e) for e in value]) if isinstance(value, tuple) else f(value)
+    node: Any = x
+    return replace(node, **new) if new else x

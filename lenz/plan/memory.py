@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Kernel, Sort, Stmt, Store, branches, overwrites_safely
+from lenz.ir.kernel import For, Kernel, Stmt, Store, branches, overwrites_safely
+from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
 
@@ -56,8 +57,7 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
     if store.bound or any(v not in store.offset.free_vars for v in loops):
         return False
     for n, (s, _) in enumerate(order):
-        bodies = () if isinstance(s, (For, Sort)) else (s.value, *getattr(s, "bound", ()))
-        for e in loads_of(*bodies):
+        for e in loads_of(*exprs_in(s)):
             if e.attrs[0] == written:
                 return False
             if e.attrs[0] == read and (e.attrs[1][0] is not store.offset or n > stores[0]):

@@ -17,7 +17,6 @@ from lenz.ir.kernel import (
     Kernel,
     KernelKind,
     Launch,
-    Let,
     Local,
     Mode,
     Param,
@@ -28,9 +27,12 @@ from lenz.ir.kernel import (
     Store,
     TileConfig,
     exprs_of,
+    map_leaves,
     walk,
+    with_buffers,
 )  # fmt: skip
 from lenz.ir.op import LOAD
+from lenz.ir.syntax import map_values
 from lenz.ir.tensor import Axis, Buffer
 from lenz.schedule import vectors
 from lenz.schedule.blocks import Shape, Space, scattered, tiled
@@ -256,23 +258,7 @@ def _renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
 def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...]:
     renamed = _renaming(lambda name: names.get(name, name))
 
-    def statement(s: Stmt) -> Stmt:
-        match s:
-            case For():
-                return replace(s, body=tuple(statement(x) for x in s.body))
-            case Store():
-                buffer = names.get(s.buffer, s.buffer)
-                bound = tuple(map(renamed, s.bound))
-                return replace(s, buffer=buffer, value=renamed(s.value), bound=bound)
-            case Let() | Reduce() | Scan():
-                s = replace(s, value=renamed(s.value))
-                if isinstance(s, Scan) and s.back is not None:
-                    s = replace(s, back=replace(s.back, work=names[s.back.work]))
-                return s
-            case Sort():
-                return s
-
-    return tuple(statement(s) for s in body)
+    return map_leaves(body, lambda s: with_buffers(map_values(s, renamed), names))
 
 
 def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]:

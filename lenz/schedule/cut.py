@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lenz.ir.expr import reindex
-from lenz.ir.kernel import For, Let, LoopKind, Reduce, Scan, Sort, Stmt, Store
+from lenz.ir import kernel
+from lenz.ir.kernel import For, LoopKind, Reduce, Stmt
 from lenz.ir.tensor import Axis, axis
 from lenz.schedule.stages import Statement
 from lenz.sym import Int, Sym, Var, ceildiv, minimum, substitute
@@ -80,35 +80,11 @@ def bounded(body: tuple[Stmt, ...], ends: Mapping[Var, Var]) -> tuple[Stmt, ...]
         if isinstance(s, For):
             a = axis(s.axis.name, substitute(s.axis.extent, ends))
             made.append(replace(s, axis=a, body=bounded(s.body, {**ends, s.axis.var: a.var})))
-            continue
-        if isinstance(s, Sort):
-            size, keep = substitute(s.size, ends), substitute(s.keep, ends)
-            made.append(replace(s, size=size, keep=keep))
-            continue
-        (new,) = moved([s], ends)
-        match new:
-            case Reduce():
-                new = replace(new, over=tuple(ends.get(v, v) for v in new.over))
-            case Scan(back=back):
-                if back is not None:
-                    block = ends.get(back.block, back.block)
-                    back = replace(back, block=block, at=substitute(back.at, ends))
-                new = replace(new, over=ends.get(new.over, new.over), back=back)
-        made.append(new)
+        else:
+            made.append(kernel.moved(s, ends, over=True))
     return tuple(made)
 
 
 def moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:
     """The statements with loop variables replaced."""
-    moved: list[Stmt] = []
-    for s in statements:
-        value = reindex(s.value, at)
-        match s:
-            case Let():
-                moved.append(replace(s, value=value))
-            case Reduce() | Scan():
-                moved.append(replace(s, value=value))
-            case Store():
-                bound = tuple(reindex(e, at) for e in s.bound)
-                moved.append(replace(s, value=value, offset=substitute(s.offset, at), bound=bound))
-    return tuple(moved)
+    return tuple([kernel.moved(s, at) for s in statements])
