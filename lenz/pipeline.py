@@ -15,7 +15,7 @@ from lenz.debug.report import TuneReport
 from lenz.frontend import FxProgram, ends_of, origin
 from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
-from lenz.ir.plan import LaunchStep, Plan
+from lenz.ir.plan import Plan
 from lenz.ir.printer import show
 from lenz.ir.tensor import Layout
 from lenz.ir.verify import verify
@@ -35,16 +35,12 @@ DEVICES = frozenset({"cpu", "cuda"})  # that kernels are made for
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Everything that one compilation made, in the order it was made; the report reads this.
-
-    `text` is the plan as it runs and is kept; `told` is for readers, with comments.
-    """
+    """Everything that one compilation made, in the order it was made; the report reads this."""
 
     program: FxProgram
     graph: Graph
     schedule: Schedule
     plan: Plan
-    text: str
     code: Code
     call: Boxed
     tuned: tuple[TuneReport, ...] = ()
@@ -65,13 +61,8 @@ class Compiled:
     @property
     def entry(self) -> Entry:
         """What is kept of it in the disk cache."""
-        keys = self.code.keys
-        kernels = {
-            s.kernel: (len(s.args), len(s.sizes), s.device, keys.get(s.kernel, ""))
-            for s in self.plan.steps
-            if isinstance(s, LaunchStep)
-        }
-        return Entry(self.text, self.strides, keys.get("", ""), kernels)
+        cubins = {k: key for k, key in self.code.keys.items() if k}
+        return Entry(show(self.plan), self.strides, self.code.keys.get("", ""), cubins)
 
     @property
     def told(self) -> str:
@@ -142,7 +133,6 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         code_of = assemble(kernels, cx)
     with trace.stage("plan"):
         plan = build_plan(s, symbols, cx, _given(program))
-        text = source(plan)
     try:
         with trace.stage("codegen"):
             code = code_of()
@@ -152,10 +142,10 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         e.origins = frozenset(o for x in mine for o in x.origins)
         raise
     with trace.stage("plan"):
-        call = load(text, code.functions, code.library, program, cx, run_of)
+        call = load(plan, code.functions, code.library, program, cx, run_of)
     trace.text("module", lambda: code.text)
     trace.text("code", lambda: source(plan, g.env.hints, comments=True))
-    return Compiled(program, g, s, plan, text, code, call, tuned)
+    return Compiled(program, g, s, plan, code, call, tuned)
 
 
 def _given(program: FxProgram) -> Given:

@@ -2,9 +2,9 @@
 
 A graph that is found again is neither lowered nor scheduled nor emitted: most of the compiler is
 not even imported.  The key holds all that a compilation depends on: the program as text, options,
-target and GPUs, torch and Triton, and every source file of lenz.  An entry holds the Python of the
-plan and the store's keys of the kernels; like machine code it is code, and trusted as that is: the
-store reads nothing that another user could have written.
+target and GPUs, torch and Triton, and every source file of lenz.  An entry holds the text of the
+plan, which is read and then printed as Python, and the store's keys of the kernels.  Machine code
+is trusted, since the store reads nothing that another user could have written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from lenz.frontend.identity import identity
 from lenz.frontend.program import Facts
 from lenz.ir.binary import decode
 from lenz.ir.interned import using
+from lenz.ir.lexer import ReadError
+from lenz.ir.plan import LaunchStep, Plan
+from lenz.ir.reader import read
 from lenz.options import Options
+from lenz.plan.python import source
 from lenz.runtime import cuda, loader
 from lenz.runtime.store import Store, store_at
 from lenz.runtime.threads import imports
@@ -47,15 +51,14 @@ State: TypeAlias = tuple[int, ...]
 class Entry:
     """What is kept of a compiled graph.
 
-    `text` is the plan as Python; `strides` are what `CompileFX` tells.  `object` is the store's key
-    of the machine code for the CPU, empty without any; `kernels` has for each the numbers of
-    pointers and sizes, its GPU, and the store's key of its code for that, both empty for a CPU's.
+    `plan` is its text; `strides` are what `CompileFX` tells.  `object` is the store's key of the
+    machine code for the CPU, empty without any; `cubins` has the keys of that for GPUs, by kernel.
     """
 
-    text: str
+    plan: str
     strides: Sequence[Sequence[int] | None]
     object: str
-    kernels: Mapping[str, tuple[int, int, str, str]]
+    cubins: Mapping[str, str]
 
 
 def store_in(options: Options) -> Store | None:
@@ -206,58 +209,59 @@ def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> 
         return None
     try:
         entry = Entry(**json.loads(data))
-        found = _functions(entry, store)
-    except (TypeError, ValueError):  # of no version with this key, or a kernel of another version
-        return None
+        plan = read(entry.plan)
+        assert isinstance(plan, Plan)
+        found = _functions(plan, entry, store)
+    except (AssertionError, ReadError, TypeError, ValueError):
+        return None  # of no version with this key, or a kernel of another version
     except RuntimeError:  # a driver that does not take a kernel: compiling anew settles what then
         return None
     if found is None:
         return None
-    run: Any = load(entry.text, *found, program, cx, again)
+    run: Any = load(plan, *found, program, cx, again)
     run.strides = [None if s is None else tuple(s) for s in entry.strides]
     return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
 
 
-def _functions(entry: Entry, store: Store) -> tuple[Functions, Library | None] | None:
-    """The kernels of an entry, loaded; None if the store has lost one."""
+def _functions(p: Plan, entry: Entry, store: Store) -> tuple[Functions, Library | None] | None:
+    """The kernels of a plan, loaded; None if the store has lost one."""
     functions: dict[str, Callable[..., Any]] = {}
-    library, binaries = None, {}
-    for name, (_, _, device, key) in entry.kernels.items():
-        if device:
-            code = store.get("cubin", key)
-            if code is None:
-                return None
-            binaries[name] = decode(code)
+    library = None
+    cubins = {name: store.get("cubin", key) for name, key in entry.cubins.items()}
+    binaries = {name: decode(code) for name, code in cubins.items() if code is not None}
+    if len(binaries) < len(cubins):
+        return None
     if entry.object:
         obj = store.get("object", entry.object)
         if obj is None:
             return None
-        library = link(obj, [n for n in entry.kernels if n not in binaries], imports())
-    for name, (pointers, sizes, device, _) in entry.kernels.items():
-        if name in binaries:
-            number = torch.device(device).index or 0
-            functions[name] = cuda.function(binaries[name], number, pointers, sizes)
+        library = link(obj, [n for n in p.kernels if n not in binaries], imports())
+    for s in {s.kernel: s for s in p.steps if isinstance(s, LaunchStep)}.values():
+        counts = len(s.args), len(s.sizes)
+        if s.kernel in binaries:
+            gpu = torch.device(s.device).index or 0
+            functions[s.kernel] = cuda.function(binaries[s.kernel], gpu, *counts)
         elif library is not None:
-            functions[name] = loader.function(library.addresses[name], pointers, sizes)
+            functions[s.kernel] = loader.function(library.addresses[s.kernel], *counts)
     return functions, library
 
 
 def load(
-    text: str,
+    p: Plan,
     functions: Functions,
     library: Library | None,
     program: FxProgram,
     cx: Context,
     again: Compile,
 ) -> Boxed:
-    """Execute a plan's module and put its kernels, constants and objects into it."""
+    """Print a plan as a module, execute that, and put kernels, constants and objects into it."""
     name = program.name
     module: dict[str, Any] = {"__name__": f"lenz.{name}", "__file__": f"<{name}>"}
-    exec(compile(text, f"<lenz {name}>", "exec"), module)
+    exec(compile(source(p), f"<lenz {name}>", "exec"), module)
     module.update(functions)
     names = {n.name: str(n.target) for n in program.gm.graph.nodes if n.op == "get_attr"}
-    for constant, *_ in module["CONSTANTS"]:
-        module[constant] = _aligned(program.constants[names[constant]])
+    for c in p.constants:
+        module[c.name] = _aligned(program.constants[names[c.name]])
     for py, o in module["OBJECTS"].items():
         module[py] = program.modules[o]
     if "otherwise" in module:

@@ -47,7 +47,7 @@ RANKS = {
     "runtime": 8,  # beside the compiler: what it may import is in RUNTIME_IMPORTS
     "codegen": 9,
     "plan": 10,
-    "recall": 10,
+    "recall": 11,
     "tune": 11,
     "aot": 12,
     "assemble": 12,
@@ -114,8 +114,7 @@ WRITING_FILES = {
 
 # Files that run text as code, and where they have it from.
 EXEC_FILES = {
-    "recall.py": "loads the Python source of a plan: printed just before, or kept beside the"
-    " machine code that it calls, in a folder that only this user can write to",
+    "recall.py": "the Python source of a plan, printed just before",
     "codegen/triton/compile.py": "Triton takes kernels as functions; the text was just emitted",
 }
 
