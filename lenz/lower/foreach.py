@@ -9,15 +9,15 @@ from typing import Any, TypeAlias
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
 from lenz.ir.tensor import TensorType
 from lenz.lower.activation import sigmoid_of
 from lenz.lower.arithmetic import divided, frac
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import reduce_over, split
+from lenz.lower.dims import split
 from lenz.lower.multiply_add import lerp_of, product_added, quotient_added
 from lenz.lower.operand import Operand, element, exact, keeps
+from lenz.lower.reduce import norm_over
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, sym
 
@@ -169,14 +169,7 @@ def foreach_norm(
         raise Decline(f"norms of order {ord} of lists")
 
     def one(x: Value, type: TensorType) -> Value:
-        t, s = type.dtype, split(x.shape, None)
-        if ord == 2:
-            return reduce_over(
-                b, "sum", s, False, lambda i: ops.square(element(x, i, t)), ops.sqrt, type
-            )
-        if s.is_empty:
-            return b.map(lambda i: const(0.0, t), type)
-        kind: ReduceKind = "sum" if ord == 1 else "max"
-        return reduce_over(b, kind, s, False, lambda i: abs(element(x, i, t)), None, type)
+        at = lambda i: element(x, i, type.dtype)
+        return norm_over(b, ord, split(x.shape, None), False, at, type)
 
     return tuple(one(x, b.kind(k)) for k, x in enumerate(xs))

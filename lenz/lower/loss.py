@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lenz import ops
-from lenz.ir.dtype import DType, compute_dtype
+from lenz.ir.dtype import compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import At, GraphBuilder, Index, Value
 from lenz.lower.dims import common_shape, count, reduce_over, split
@@ -44,24 +44,27 @@ def gradient(
     return b.map(at)
 
 
+def _read(b: GraphBuilder, fn: Callable[..., Expr], *values: Value | None) -> At:
+    """fn of the elements of some tensors, in the compute type; None stays."""
+    acc = compute_dtype(b.result.dtype)
+    readers = [None if v is None else reader(v, acc) for v in values]
+    return lambda i: fn(*(None if at is None else at(i) for at in readers))
+
+
 def _enter_loss(packet: str, loss: Callable[..., Expr], slope: Callable[..., Expr]) -> None:
     """Register loss(x, y, *numbers) and its gradient dy slope(x, y, *numbers)."""
-
-    def of(b: GraphBuilder, fn: Callable[..., Expr], x: Value, y: Value, *numbers: float) -> At:
-        left, right = (reader(v, compute_dtype(b.result.dtype)) for v in (x, y))
-        return lambda i: fn(left(i), right(i), *numbers)
 
     @lowering(packet)
     def forward(
         b: GraphBuilder, x: Value, y: Value, reduction: int = MEAN, *numbers: float
     ) -> Value:
-        return reduced(b, (x, y), reduction, of(b, loss, x, y, *numbers))
+        return reduced(b, (x, y), reduction, _read(b, lambda *e: loss(*e, *numbers), x, y))
 
     @lowering(f"{packet}_backward")
     def backward(
         b: GraphBuilder, grad: Value, x: Value, y: Value, reduction: int, *numbers: float
     ) -> Value:
-        return gradient(b, grad, (x, y), reduction, of(b, slope, x, y, *numbers))
+        return gradient(b, grad, (x, y), reduction, _read(b, lambda *e: slope(*e, *numbers), x, y))
 
 
 def smooth_l1(x: Expr, y: Expr, beta: float = 1.0) -> Expr:
@@ -123,11 +126,6 @@ def softplus(z: Expr) -> Expr:
     return ops.maximum(z, 0) + tail
 
 
-def weighted(weight: Value | None, acc: DType, e: Expr, i: Index) -> Expr:
-    """An element of a loss times its weight, where there are weights."""
-    return e if weight is None else e * reader(weight, acc)(i)
-
-
 @lowering("binary_cross_entropy")
 def binary_cross_entropy(
     b: GraphBuilder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
@@ -136,17 +134,14 @@ def binary_cross_entropy(
 
     An x or y outside of [0, 1] raises on CPUs, as in eager.
     """
-    acc = compute_dtype(b.result.dtype)
-    left, right = reader(x, acc), reader(target, acc)
 
-    def loss(i: Index) -> Expr:
-        p, y = (parameter(side(i), x.device, 1) for side in (left, right))
-        yes = ops.maximum(ops.log(p), -100)
-        no = ops.maximum(ops.log1p(-p), -100)
+    def loss(p: Expr, y: Expr, w: Expr | None) -> Expr:
+        p, y = (parameter(e, x.device, 1) for e in (p, y))
+        yes, no = (ops.maximum(e, -100) for e in (ops.log(p), ops.log1p(-p)))
         e = (y - 1) * no - y * yes
-        return weighted(weight, acc, e, i)
+        return e if w is None else e * w
 
-    return reduced(b, (x, target), reduction, loss)
+    return reduced(b, (x, target), reduction, _read(b, loss, x, target, weight))
 
 
 @lowering("binary_cross_entropy_backward")
@@ -159,16 +154,12 @@ def binary_cross_entropy_backward(
     reduction: int = MEAN,
 ) -> Value:
     """(x - y) / max(x (1 - x), 1e-12), times the weight."""
-    acc = compute_dtype(b.result.dtype)
-    left, right = reader(x, acc), reader(target, acc)
 
-    def slope(i: Index) -> Expr:
-        p = left(i)
-        spread = (1 - p) * p
-        e = (p - right(i)) / ops.maximum(spread, 1e-12)
-        return weighted(weight, acc, e, i)
+    def slope(p: Expr, y: Expr, w: Expr | None) -> Expr:
+        e = (p - y) / ops.maximum((1 - p) * p, 1e-12)
+        return e if w is None else e * w
 
-    return gradient(b, grad, (x, target), reduction, slope)
+    return gradient(b, grad, (x, target), reduction, _read(b, slope, x, target, weight))
 
 
 @lowering("binary_cross_entropy_with_logits")
@@ -181,15 +172,11 @@ def binary_cross_entropy_with_logits(
     reduction: int = MEAN,
 ) -> Value:
     """(1 - y) x + (1 + (p - 1) y) log(1 + exp(-x)) with p the weight of positive examples."""
-    acc = compute_dtype(b.result.dtype)
-    left, right = reader(x, acc), reader(target, acc)
 
-    def loss(i: Index) -> Expr:
-        logit, y = left(i), right(i)
+    def loss(logit: Expr, y: Expr, w: Expr | None, p: Expr | None) -> Expr:
         cost = softplus(-logit)
-        if pos_weight is not None:
-            extra = (reader(pos_weight, acc)(i) - 1) * y
-            cost = (1 + extra) * cost
-        return weighted(weight, acc, (1 - y) * logit + cost, i)
+        cost = cost if p is None else (1 + (p - 1) * y) * cost
+        e = (1 - y) * logit + cost
+        return e if w is None else e * w
 
-    return reduced(b, (x, target), reduction, loss)
+    return reduced(b, (x, target), reduction, _read(b, loss, x, target, weight, pos_weight))

@@ -290,32 +290,35 @@ _enter_spread("std_mean", root=True, with_mean=True)
 
 
 def norm_over(
-    b: GraphBuilder, p: Scalar, s: Split, keepdim: bool, at: Callable[[Index], Expr]
+    b: GraphBuilder,
+    p: Scalar,
+    s: Split,
+    keepdim: bool,
+    at: Callable[[Index], Expr],
+    type: TensorType | None = None,
 ) -> Value:
     """(sum |x|^p)^(1/p); for inf and -inf the extrema of |x|, for 0 the count of x != 0."""
 
-    def size(i: Index) -> Expr:
-        return abs(at(i))
-
-    def power(i: Index) -> Expr:
-        e = size(i)
-        return ops.pow(e, const(p, e.dtype))
-
-    def flag(i: Index) -> Expr:
-        e = at(i)
-        return ops.cast(ops.ne(e, 0), e.dtype)
-
-    if p == 0:
-        return reduce_over(b, "sum", s, keepdim, flag)
+    type = b.result if type is None else type
     if p == math.inf and s.is_empty:
         # The norm of no elements is 0, which max over |x| >= 0 must be told.
-        return b.map(lambda i: const(0, b.result.dtype))
-    kinds: dict[Scalar, ReduceKind] = {math.inf: "max", -math.inf: "min", 1: "sum"}
-    if p in kinds:
-        return reduce_over(b, kinds[p], s, keepdim, size)
-    if p == 2:
-        return reduce_over(b, "sum", s, keepdim, lambda i: ops.square(at(i)), ops.sqrt)
-    return reduce_over(b, "sum", s, keepdim, power, lambda a: ops.pow(a, const(1.0 / p, a.dtype)))
+        return b.map(lambda i: const(0, type.dtype), type)
+
+    def term(i: Index) -> Expr:
+        e = at(i)
+        if p == 0:
+            return ops.cast(ops.ne(e, 0), e.dtype)
+        if p == 2:
+            return ops.square(e)
+        return abs(e) if p in (1, math.inf, -math.inf) else ops.pow(abs(e), const(p, e.dtype))
+
+    def root(a: Expr) -> Expr:
+        if p in (0, 1, math.inf, -math.inf):
+            return a
+        return ops.sqrt(a) if p == 2 else ops.pow(a, const(1.0 / p, a.dtype))
+
+    kinds: dict[Scalar, ReduceKind] = {math.inf: "max", -math.inf: "min"}
+    return reduce_over(b, kinds.get(p, "sum"), s, keepdim, term, root, type)
 
 
 @lowering("linalg_vector_norm")

@@ -80,8 +80,10 @@ def check_places(x: Value, index: Value, dims: Sequence[int]) -> None:
         raise Decline("writes to a tensor that may have no elements")
 
 
-def _along(x: Value, d: int, index: Value) -> Callable[[Index], Place]:
-    """The place of scatter: the index with its d-th part read from `index` at the same index."""
+def _along(x: Value, dim: int, index: Value) -> Callable[[Index], Place]:
+    """The place of scatter: the index with its part `dim` read from `index` at the same index."""
+    d = wrapped(dim, x.rank)
+    check_places(x, index, (d,) if x.rank else ())
 
     def place(i: Index) -> Place:
         if x.rank == 0:
@@ -98,13 +100,12 @@ def _scatter(
     b: GraphBuilder, x: Value, dim: int, index: Value, src: Operand, reduce: str = "set"
 ) -> Value:
     """out[.., index[i], ..] = src[i], or combined with it; src may be one number."""
-    d = wrapped(dim, x.rank)
-    check_places(x, index, (d,) if x.rank else ())
+    place = _along(x, dim, index)
 
     def value(i: Index) -> Expr:
         return src.at(i[: src.rank]) if isinstance(src, Value) else exact(src, i, x.dtype)
 
-    return update(b, MODES[reduce], x, index.shape, _along(x, d, index), value)
+    return update(b, MODES[reduce], x, index.shape, place, value)
 
 
 lowering("scatter.src", any_dtype=True)(_scatter)
@@ -157,9 +158,7 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> Value:
     """out[.., index[i], ..] combined with src[i] by sum, prod, mean, amax or amin."""
-    d = wrapped(dim, x.rank)
-    check_places(x, index, (d,) if x.rank else ())
-    place = _along(x, d, index)
+    place = _along(x, dim, index)
     return _combined(
         b, x, index.shape, place, lambda i: src.at(i[: src.rank]), reduce, include_self
     )
@@ -221,13 +220,19 @@ def index_put(
 
 
 def _slices(
-    x: Value, d: int, index: Value, wraps: bool = False, fault: str = "assert_in_range"
-) -> tuple[tuple[Sym, ...], Callable[[Index], Place]]:
-    """The loop over slices of x along a dimension, chosen by a list of positions; and the place.
+    x: Value,
+    dim: int,
+    index: Value,
+    value: Callable[[Index], Expr],
+    wraps: bool = False,
+    fault: str = "assert_in_range",
+) -> tuple[tuple[Sym, ...], Callable[[Index], Place], Callable[[Index], Expr]]:
+    """The loop over slices of x along a dimension, chosen by a list of positions; place and value.
 
-    The slice of a scalar is all of it: the place is the scalar, and `_guarded` checks positions.
+    The slice of a scalar is all of it: the place is the scalar, and the value checks positions.
     """
-    count = index.shape[0] if index.rank else ONE
+    d, count = wrapped(dim, x.rank), index.shape[0] if index.rank else ONE
+    check_places(x, index, (d,) if x.rank else ())
 
     def place(i: Index) -> Place:
         if not x.rank:
@@ -236,38 +241,13 @@ def _slices(
         at = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
         return at, (checked(e, x.shape[d], wraps=wraps, fault=fault),)
 
-    return (*x.shape[:d], count, *x.shape[d + 1 :]), place
-
-
-def _guarded(
-    x: Value, index: Value, wraps: bool, value: Callable[[Index], Expr]
-) -> Callable[[Index], Expr]:
-    """value(i), which for a scalar x first checks that the position is its only one."""
-    if x.rank:
-        return value
-
-    def fn(i: Index) -> Expr:
+    def of_scalar(i: Index) -> Expr:
         e = value(i)
         at = checked(index.at(i if index.rank else ()), ONE, wraps=wraps)
         return ops.where(ops.eq(at, 0), e, 0)
 
-    return fn
-
-
-def _by_slices(
-    b: GraphBuilder,
-    mode: UpdateMode,
-    x: Value,
-    dim: int,
-    index: Value,
-    value: Callable[[Index], Expr],
-    wraps: bool = False,
-    fault: str = "assert_in_range",
-) -> Value:
-    d = wrapped(dim, x.rank)
-    check_places(x, index, (d,) if x.rank else ())
-    over, place = _slices(x, d, index, wraps, fault)
-    return update(b, mode, x, over, place, _guarded(x, index, wraps, value))
+    over = (*x.shape[:d], count, *x.shape[d + 1 :])
+    return over, place, value if x.rank else of_scalar
 
 
 @lowering("index_add")
@@ -287,19 +267,20 @@ def index_add(
     # Eager does these as a scatter, whose error is another one than that of its own kernel.
     is_scatter = alpha == 1 and index.dtype is I64 and x.rank > 1 and d in (0, x.rank - 1)
     fault = "assert_in_bounds" if is_scatter else "assert_in_range"
-    return _by_slices(b, "add", x, dim, index, value, fault=fault)
+    return update(b, "add", x, *_slices(x, dim, index, value, fault=fault))
 
 
 @lowering("index_copy", any_dtype=True)
 def index_copy(b: GraphBuilder, x: Value, dim: int, index: Value, source: Value) -> Value:
     """Slices of x replaced by slices of source."""
-    return _by_slices(b, "set", x, dim, index, lambda i: source.at(i[: source.rank]))
+    return update(b, "set", x, *_slices(x, dim, index, lambda i: source.at(i[: source.rank])))
 
 
 @lowering("index_fill")
 def index_fill(b: GraphBuilder, x: Value, dim: int, index: Value, value: Operand) -> Value:
     """Slices of x filled with a value; negative positions count from the end."""
-    return _by_slices(b, "set", x, dim, index, lambda i: exact(value, i, x.dtype), wraps=True)
+    slices = _slices(x, dim, index, lambda i: exact(value, i, x.dtype), wraps=True)
+    return update(b, "set", x, *slices)
 
 
 @lowering("index_reduce")
@@ -314,11 +295,8 @@ def index_reduce(
     include_self: bool = True,
 ) -> Value:
     """Slices of x combined with slices of source by prod, mean, amax or amin."""
-    d = wrapped(dim, x.rank)
-    check_places(x, index, (d,) if x.rank else ())
-    over, place = _slices(x, d, index)
-    value = _guarded(x, index, False, lambda i: source.at(i[: source.rank]))
-    return _combined(b, x, over, place, value, reduce, include_self)
+    slices = _slices(x, dim, index, lambda i: source.at(i[: source.rank]))
+    return _combined(b, x, *slices, reduce, include_self)
 
 
 @lowering("put", any_dtype=True)
