@@ -70,25 +70,22 @@ def embedding_bag(
         raise Decline("bags of several sizes, each of which eager sums in one go")
     dim = b.result.shape[1]
 
-    def row_of(bag: Sym, k: Sym) -> Expr:
-        return checked(indices.at((bag * size + k,)), rows, wraps=False, fault="assert_in_bounds")
-
     def counts(bag: Sym, k: Sym) -> Expr:
         row = ops.cast(indices.at((bag * size + k,)), I64)
         return ops.ne(row, padding_idx)
 
     def term(i: Index, r: Index) -> Expr:
-        e = weight.compute((position(0, rows), i[1]), (row_of(i[0], r[0]),))
+        at = _looked_up(indices, (i[0] * size + r[0],), rows)
+        e = weight.compute((position(0, rows), i[1]), at)
         if per_sample_weights is not None:
             e = e * per_sample_weights.compute((i[0] * size + r[0],))
         return e if padding_idx < 0 else ops.where(counts(i[0], r[0]), e, 0)
 
-    sizes = b.map(lambda i: index(size), b.temp((bags,), I64))
+    row = b.temp((bags,), I64)
+    sizes = b.map(lambda i: index(size), row)
     if padding_idx >= 0:
-        sizes = b.reduce(
-            "sum", (bags,), (size,), lambda i, r: ops.cast(counts(i[0], r[0]), I64), None,
-            b.temp((bags,), I64),
-        )  # fmt: skip
+        count_of = lambda i, r: ops.cast(counts(i[0], r[0]), I64)
+        sizes = b.reduce("sum", row.shape, (size,), count_of, None, row)
     out = _bags(b, mode, size, term, sizes if padding_idx >= 0 else None)
     best = None
     if mode == MAX:
@@ -118,11 +115,7 @@ def _bags(
     wide = compute_dtype(b.result.dtype)
     total, own = b.reduce("sum", shape, (size,), term, type=b.temp(shape, wide)), counts
 
-    def mean(i: Index) -> Expr:
-        n = ops.cast(ops.maximum(own.at((i[0],)), 1), wide)
-        return total.at(i) / n
-
-    return b.map(mean)
+    return b.map(lambda i: total.at(i) / ops.cast(ops.maximum(own.at(i[:1]), 1), wide))
 
 
 def _side_results(
@@ -187,12 +180,12 @@ def embedding_bag_backward(
         return (position(0, rows), i[1]), _looked_up(indices, i[:1], rows)
 
     def value(i: Index) -> Expr:
-        at = checked(owner.at(i[:1]), bags, wraps=False, fault="assert_in_bounds")
-        e = grad.compute((position(0, bags), i[1]), (at,))
+        at = _looked_up(owner, i[:1], bags)
+        e = grad.compute((position(0, bags), i[1]), at)
         if per_sample_weights is not None:
             e = e * per_sample_weights.compute(i[:1])
         if mode == MEAN:
-            n = bag_size.at((position(0, bags),), (at,))
+            n = bag_size.at((position(0, bags),), at)
             e = e / ops.cast(ops.maximum(ops.cast(n, I64), 1), e.dtype)
         return _unless(padding_idx, indices, i[:1], e)
 
@@ -208,9 +201,7 @@ def _maxima_backward(
         return (position(0, rows), i[1]), _looked_up(maxima, i, rows)
 
     def value(i: Index) -> Expr:
-        full = ops.cast(bag_size.at(i[:1]), I64) > 0
-        e = grad.compute(i)
-        return ops.where(full, e, 0)
+        return ops.where(ops.cast(bag_size.at(i[:1]), I64) > 0, grad.compute(i), 0)
 
     return update(b, "add", table, grad.shape, place, value)
 

@@ -125,10 +125,8 @@ def _normalised(
     n = count(s.over, s.dtype)
     mean_type, rstd_type = (replace(b.kind(k), dtype=s.dtype) for k in (1, 2))
 
-    def rstd(squares: Expr) -> Expr:
-        return ops.rsqrt(squares / n + eps)
-
-    mean, factor = moments(b, s, (mean_type, rstd_type), rstd, "rstd")
+    types = mean_type, rstd_type
+    mean, factor = moments(b, s, types, lambda squares: ops.rsqrt(squares / n + eps), "rstd")
 
     def out(i: Index) -> Expr:
         centred = s.x.compute(i) - mean.at(row(i))
@@ -230,8 +228,7 @@ class BatchNorm:
         def invstd_of(i: Index) -> Expr:
             squares = stats.squares(i)
             var = squares / count(stats.n, squares.dtype)
-            shifted = var + self.eps
-            return ops.cast(ops.rsqrt(shifted), self.acc)
+            return ops.cast(ops.rsqrt(var + self.eps), self.acc)
 
         invstd = b.map(invstd_of, replace(b.kind(2), dtype=self.acc), "invstd")
         y = self.apply(b, stats.mean, invstd)
@@ -240,17 +237,17 @@ class BatchNorm:
 
     def evaluate(self, b: GraphBuilder) -> tuple[Value, Value, Value]:
         """Normalise by the running statistics; what eager saves is then empty (or the same)."""
-        mean, var = self.running_mean, self.running_var
-        if mean is None or var is None:
-            raise InternalError("batch norm without statistics of any kind")
-
-        def invstd_of(i: Index) -> Expr:
-            e = ops.cast(var.compute(i), self.acc)
-            return ops.rsqrt(e + self.eps)
-
-        invstd = b.map(invstd_of, b.temp(var.shape, self.acc), "invstd")
+        mean, var = self.running
+        invstd = invstd_of(b, var, self.eps, b.temp(var.shape, self.acc))
         y = self.apply(b, mean, invstd)
         return y, self.saved(b, mean, 1), self.saved(b, invstd, 2)
+
+    @property
+    def running(self) -> tuple[Value, Value]:
+        """The running mean and variance."""
+        if self.running_mean is None or self.running_var is None:
+            raise InternalError("batch norm has no running statistics")
+        return self.running_mean, self.running_var
 
     def saved(self, b: GraphBuilder, value: Value, position: int) -> Value:
         """An empty result on CPU, the statistics that were used elsewhere."""
@@ -261,28 +258,27 @@ class BatchNorm:
 
     def updated(self, b: GraphBuilder, stats: ChannelStatistics, first: int) -> tuple[Value, Value]:
         """New running statistics: momentum * new + (1 - momentum) * old, unbiased variance."""
-        mean, var = self.running_mean, self.running_var
-        if mean is None or var is None:
-            raise InternalError("batch norm has no running statistics to update")
+        mean, var = self.running
 
         def mixed(old: Expr, new: Expr) -> Expr:
-            keep = const(1.0 - self.momentum, old.dtype)
-            take = const(self.momentum, old.dtype)
-            return take * ops.cast(new, old.dtype) + keep * old
+            return self.momentum * ops.cast(new, old.dtype) + (1.0 - self.momentum) * old
 
         def unbiased(i: Index) -> Expr:
             squares = stats.squares(i)
-            n = count(stats.n, squares.dtype)
-            return squares / (n - 1)
+            return squares / (count(stats.n, squares.dtype) - 1)
 
         def moved(old: Value, new: At, position: int, name: str) -> Value:
-            type = b.kind(position)
-            return b.map(lambda i: mixed(old.compute(i), new(i)), type, name)
+            return b.map(lambda i: mixed(old.compute(i), new(i)), b.kind(position), name)
 
         return (
             moved(mean, stats.mean.at, first, "running_mean"),
             moved(var, unbiased, first + 1, "running_var"),
         )
+
+
+def invstd_of(b: GraphBuilder, var: Value, eps: float, type: TensorType) -> Value:
+    """1 / sqrt(var + eps)."""
+    return b.map(lambda i: ops.rsqrt(ops.cast(var.compute(i), type.dtype) + eps), type, "invstd")
 
 
 def _given(args: Sequence[Any]) -> tuple[BatchNorm, bool]:

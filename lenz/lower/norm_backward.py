@@ -17,7 +17,7 @@ from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, count, reduce_over, split, wrapped
-from lenz.lower.norm import Groups, group_of, scaled
+from lenz.lower.norm import Groups, group_of, invstd_of, scaled
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 from lenz.sym import Sym
@@ -124,12 +124,10 @@ def native_group_norm_backward(
     def xhat(i: Index) -> Expr:
         return (x.compute(i) - stat(mean, i)) * stat(rstd, i)
 
-    def dyx(i: Index) -> Expr:
-        return dy(i) * xhat(i)
+    def total(at: At, name: str) -> Value:
+        return reduce_over(b, "sum", spatial, False, at, None, b.temp(x.shape[:2], acc, x), name)
 
-    channels = b.temp(x.shape[:2], acc, x)
-    sum_dy = reduce_over(b, "sum", spatial, False, dy, None, channels, "sum_dy")
-    sum_dyx = reduce_over(b, "sum", spatial, False, dyx, None, channels, "sum_dyx")
+    sum_dy, sum_dyx = total(dy, "sum_dy"), total(lambda i: dy(i) * xhat(i), "sum_dyx")
     dx = dweight = dbias = None
     if output_mask[0]:
         first, second = (_group_mean(b, s, v, weight) for v in (sum_dy, sum_dyx))
@@ -190,17 +188,8 @@ def native_batch_norm_backward(
         return _batch_backward(b, grad, x, weight, save_mean, save_invstd, True, output_mask)
     if running_mean is None or running_var is None:
         raise Decline("batch norm backward without running statistics")
-    invstd = _invstd(b, x, running_var, eps)
+    invstd = invstd_of(b, running_var, eps, b.temp(running_var.shape, compute_dtype(x.dtype), x))
     return _batch_backward(b, grad, x, weight, running_mean, invstd, False, output_mask)
-
-
-def _invstd(b: GraphBuilder, x: Value, var: Value, eps: float) -> Value:
-    acc = compute_dtype(x.dtype)
-
-    def at(i: Index) -> Expr:
-        return ops.rsqrt(ops.cast(var.compute(i), acc) + eps)
-
-    return b.map(at, b.temp(var.shape, acc, x), "invstd")
 
 
 def _batch_backward(
@@ -222,47 +211,31 @@ def _batch_backward(
     def xhat(i: Index) -> Expr:
         return (x.compute(i) - ops.cast(mean.compute((i[1],)), acc)) * scale(i)
 
-    def dyx(i: Index) -> Expr:
-        return dy(i) * xhat(i)
+    def total(at: At, name: str) -> Value:
+        return reduce_over(b, "sum", s, False, at, None, b.temp(s.rows, acc, x), name)
 
-    def factor(i: Index) -> Expr:
-        return scaled(scale(i), weight, None, (i[1],))
+    in_dx = train and mask[0]
+    dbias = total(dy, "dbias") if mask[2] or in_dx else None
+    dweight = total(lambda i: dy(i) * xhat(i), "dweight") if mask[1] or in_dx else None
 
-    rows, in_dx = b.temp(s.rows, acc, x), train and mask[0]
-    dbias = dweight = dx = None
-    if mask[2] or in_dx:
-        dbias = reduce_over(b, "sum", s, False, dy, None, rows, "dbias")
-    if mask[1] or in_dx:
-        dweight = reduce_over(b, "sum", s, False, dyx, None, rows, "dweight")
-    if mask[0]:
-        dx = _batch_dx(b, s, dy, xhat, factor, (dbias, dweight) if train else (None, None))
-    return (
-        dx,
-        _result(b, dweight, 1) if mask[1] else None,
-        _result(b, dbias, 2) if mask[2] else None,
-    )
-
-
-def _batch_dx(
-    b: GraphBuilder, s: Split, dy: At, xhat: At, factor: At, sums: tuple[Value | None, Value | None]
-) -> Value:
-    """invstd * weight * (dy - sum(dy)/n - xhat * sum(dy * xhat)/n); without sums in evaluation."""
-    total, total_x = sums
-
-    def at(i: Index) -> Expr:
+    def dx(i: Index) -> Expr:
+        """invstd * weight * (dy - sum(dy)/n - xhat * sum(dy * xhat)/n); in evaluation no sums."""
         e = dy(i)
-        if total is not None and total_x is not None:
-            c, n = s.row(i), count(s.over, total.dtype)
-            e = e - total.at(c) / n
-            e = e - xhat(i) * (total_x.at(c) / n)
-        return e * factor(i)
+        if train and dbias is not None and dweight is not None:
+            c, n = s.row(i), count(s.over, acc)
+            e = e - dbias.at(c) / n
+            e = e - xhat(i) * (dweight.at(c) / n)
+        return e * scaled(scale(i), weight, None, (i[1],))
 
-    return b.map(at)
+    def result(v: Value | None, position: int) -> Value | None:
+        type = b.results[position]
+        return v if v is None or type is None or v.dtype is type.dtype else b.map(v.at, type)
 
-
-def _result(b: GraphBuilder, v: Value | None, position: int) -> Value | None:
-    type = b.results[position]
-    return v if v is None or type is None or v.dtype is type.dtype else b.map(v.at, type)
+    return (
+        b.map(dx) if mask[0] else None,
+        result(dweight, 1) if mask[1] else None,
+        result(dbias, 2) if mask[2] else None,
+    )
 
 
 @lowering("_weight_norm_interface_backward")

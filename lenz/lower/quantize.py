@@ -11,18 +11,31 @@ from lenz.lower.operand import number
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO
 
-Steps = Callable[[Index], tuple[Expr, Expr]]  # scale and zero point of an element
-
 
 def _fake(
-    b: GraphBuilder, x: Value, steps: Steps, low: int, high: int, enabled: Value | None = None
+    b: GraphBuilder,
+    x: Value,
+    scales: Value | float,
+    zeros: Value | int,
+    place: Callable[[Index], Index],
+    bounds: tuple[int, int],
+    enabled: Value | None = None,
 ) -> tuple[Value, Value]:
-    """(clamp(round(x / scale) + zero, low, high) - zero) scale; and what the clamp left alone."""
+    """(clamp(round(x / scale) + zero, low, high) - zero) scale; and what the clamp left alone.
+
+    `place` says where the scale and the zero point of an element stand, if they are tensors.
+    """
+    low, high = bounds
 
     def step(i: Index) -> tuple[Expr, Expr, Expr]:
-        scale, zero = steps(i)
-        e = x.compute(i) * ops.reciprocal(scale)
-        return ops.round(e) + zero, scale, zero
+        e = x.compute(i)
+        scale, zero = (
+            ops.cast(v.at(place(i)[: v.rank]), e.dtype)
+            if isinstance(v, Value)
+            else number(v, e.dtype)
+            for v in (scales, zeros)
+        )
+        return ops.round(e * ops.reciprocal(scale)) + zero, scale, zero
 
     def on(i: Index) -> Expr | None:
         return None if enabled is None else ops.truth(enabled.at((ZERO,) * enabled.rank))
@@ -51,11 +64,7 @@ def per_tensor(
 ) -> tuple[Value, Value]:
     """One scale for all elements."""
 
-    def steps(i: Index) -> tuple[Expr, Expr]:
-        t = x.compute(i).dtype
-        return number(scale, t), number(zero_point, t)
-
-    return _fake(b, x, steps, quant_min, quant_max)
+    return _fake(b, x, scale, zero_point, lambda i: (), (quant_min, quant_max))
 
 
 @lowering("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
@@ -70,12 +79,8 @@ def per_tensor_of_tensors(
 ) -> tuple[Value, Value]:
     """One scale for all elements, in a tensor; nothing is done where it is not enabled."""
 
-    def steps(i: Index) -> tuple[Expr, Expr]:
-        t = x.compute(i).dtype
-        first = tuple(ops.cast(v.at((ZERO,) * v.rank), t) for v in (scale, zero_point))
-        return first[0], first[1]
-
-    return _fake(b, x, steps, quant_min, quant_max, fake_quant_enabled)
+    bounds = quant_min, quant_max
+    return _fake(b, x, scale, zero_point, lambda i: (ZERO,), bounds, fake_quant_enabled)
 
 
 @lowering("fake_quantize_per_channel_affine_cachemask")
@@ -90,8 +95,4 @@ def per_channel(
 ) -> tuple[Value, Value]:
     """A scale for each slice of one dimension."""
 
-    def steps(i: Index) -> tuple[Expr, Expr]:
-        t = x.compute(i).dtype
-        return ops.cast(scale.at((i[axis],)), t), ops.cast(zero_point.at((i[axis],)), t)
-
-    return _fake(b, x, steps, quant_min, quant_max)
+    return _fake(b, x, scale, zero_point, lambda i: (i[axis],), (quant_min, quant_max))
