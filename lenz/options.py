@@ -1,8 +1,7 @@
 """The options of the compiler: few, frozen, documented.  This is the only reader of `os.environ`.
 
-An option comes from, in falling rank: `options=` of torch.compile, the environment variable
-`LENZ_<NAME>`, and the default below.  `key=True` marks those that change generated code:
-`Options.key` is their text.
+`options=` of torch.compile overrides the environment variable `LENZ_<NAME>`, which overrides the
+default below. `key=True` marks options that change generated code; `Options.key` is their text.
 """
 
 from __future__ import annotations
@@ -28,40 +27,40 @@ def option(default: Any, help: str, *, key: bool, choices: tuple[str, ...] = ())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Every option of one compilation.  Build it with `from_environment` at the border."""
+    """Every option of one compilation. `from_environment` builds it at the border."""
 
     fuse: bool = option(True, "Fuse loops with one another.", key=True)
-    fuse_reductions: bool = option(True, "Let reductions absorb producers, share rows.", key=True)
-    inline: bool = option(True, "Compute cheap values where they are read.", key=True)
-    horizontal: bool = option(True, "Fuse side-by-side loops that share reads.", key=True)
-    reuse_buffers: bool = option(True, "Give the memory of dead buffers to later ones.", key=True)
+    fuse_reductions: bool = option(True, "Fuse producers and epilogues into reductions.", key=True)
+    inline: bool = option(True, "Recompute cheap values in their readers.", key=True)
+    horizontal: bool = option(True, "Fuse independent loops that share reads.", key=True)
+    reuse_buffers: bool = option(True, "Reuse the memory of dead buffers.", key=True)
     emulate_rounding: bool = option(
-        False, "Round between fused half-precision ops just where eager would.", key=True
+        False, "Round between fused half-precision ops wherever eager does.", key=True
     )
     eager_random: bool = option(
-        False, "Draw random numbers with eager's generators, outside of kernels.", key=True
+        False, "Draw eager's own random numbers, by calls outside of kernels.", key=True
     )
     aligned: bool = option(
         True,
-        "Compile for GPU tensors that start at multiples of 16 bytes, and again for others.",
+        "Assume that GPU tensors start at multiples of 16 bytes; recompile for others.",
         key=True,
     )
     size_facts: bool = option(
         True,
-        "Compile for dynamic sizes on GPUs that 8 divides, or that are not large, if those of the"
-        " first call are so, and again for others.",
+        "On GPUs, assume that dynamic sizes are multiples of 8, or not large, if those of the first"
+        " call are; recompile for others.",
         key=True,
     )
     autotune: bool = option(
-        False, "Measure several tiles of each GPU kernel; on CPUs there is no choice.", key=True
+        False, "Time several tiles for each GPU kernel; has no effect on CPUs.", key=True
     )
     fuel: int = option(
-        -1, "Allow only this many optional rewrites, to bisect a fault; -1 is all.", key=True
+        -1, "Allow only this many optional rewrites, to bisect a bug; -1 allows all.", key=True
     )
     verify: bool = option(False, "Check the IR after every pass.", key=False)
     on_error: Literal["raise", "eager"] = option(
         "eager",
-        "What to do with a graph on which lenz itself fails: raise, or warn and run it in eager.",
+        "What to do if lenz itself fails on a graph: raise, or warn and run the graph in eager.",
         key=False,
         choices=("raise", "eager"),
     )
@@ -69,14 +68,14 @@ class Options:
     cache_dir: str | None = option(
         None, "Folder of the disk cache; by default lenz in the user's cache folder.", key=False
     )
-    debug: bool = option(False, "Write one folder per graph with every stage of it.", key=False)
+    debug: bool = option(False, "Write every stage of each graph to a folder.", key=False)
     debug_dir: str | None = option(
         None,
-        "Folder of debug folders and repros; by default lenz in the user's folder for state.",
+        "Parent of debug folders and repros; by default lenz in the user's state folder.",
         key=False,
     )
     logs: tuple[str, ...] = option(
-        (), "Stages to print to standard error, with commas between.", key=False, choices=LOGS
+        (), "Stages to print to standard error, comma-separated.", key=False, choices=LOGS
     )
 
     @classmethod
@@ -85,8 +84,8 @@ class Options:
     ) -> Options:
         """Read `LENZ_*` variables, then `overrides`, and check the name and type of each.
 
-        `environ` stands in for `os.environ` in tests.  The result holds a definite `cache_dir`.
-        Raises UserError for an unknown name (listing near names) or a value of the wrong type.
+        `environ` stands in for `os.environ` in tests. `cache_dir` is set in the result. Raises
+        UserError for an unknown name (listing near names) or a value of the wrong type.
         """
         env = os.environ if environ is None else environ
         known = {f.name: f for f in fields(cls)}
@@ -174,7 +173,7 @@ def _words(name: str, choices: tuple[str, ...], value: str | tuple[Any, ...] | l
 
 
 def _user_folder(env: Mapping[str, str], variable: str, default: str, mac: str) -> str:
-    """Return a folder that the platform gives to this user, with `lenz` below it."""
+    """Return `lenz` in a folder that the platform gives to this user."""
     home = os.path.expanduser("~")
     if sys.platform == "win32":
         root = env.get("LOCALAPPDATA") or os.path.join(home, "AppData", "Local")
