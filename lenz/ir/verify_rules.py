@@ -37,7 +37,7 @@ RULES: dict[str, str] = {
     "sort": "a sort is of i32 or i64, and gives no more elements than there are along its axis",
     "extern": "aliases and mutated buffers of a call exist; a single result is one",
     "mutates-last": "a buffer that a call writes is not read by a later node",
-    "held": "a buffer that a call holds is neither written nor reused before a call has waited for it",
+    "held": "memory that a call holds is neither written nor reused before a call waits for it",
     "mutation": "a mutation writes an input, once, with a value of its shape and type",
     "output-defined": "an output is a defined buffer or size",
     "output-free": "a buffer that may leave with other strides is an output, once",
