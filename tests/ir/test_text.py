@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import ir_graphs as make
@@ -14,6 +14,7 @@ from oracle import roundtrip
 from lenz.errors import UserError
 from lenz.ir.dtype import F32, I64
 from lenz.ir.expr import const, load
+from lenz.ir.forms import FORMS
 from lenz.ir.printer import show, show_expr
 from lenz.ir.reader import ReadError, read, read_expr, read_graph
 from lenz.ir.tensor import axis
@@ -172,8 +173,30 @@ ERRORS = [
     ("kernel @k pointwise () { for i in 4 : fast { } }", 1, 39, "expected a kind of loop"),
     ("kernel @k pointwise (%x: in f32[4]", 1, 35, "expected `)`"),
     ("plan @p() { free x }", 1, 18, "expected `%`"),
+    (
+        "graph @g() { in %x : f32[4] %y = f32[4] : map (i: 4) { load(%x, [i) } }",
+        1,
+        67,
+        "expected `]`",
+    ),
+    (
+        "kernel @k pointwise (%x: out f32[4]) { store(%x, [], 1.0:f32) }",
+        1,
+        51,
+        "expected a size or index expression",
+    ),
+    ("plan @p() { return () return () }", 1, 23, "a second line `return`"),
     ("graph @g() { out %x = i64[4] : map (i: 4) { add(1:i64, 1.0:f32) } }", 1, 45, ""),
 ]
+
+
+@pytest.mark.parametrize("cls", FORMS)
+def test_every_field_stands_in_the_text(cls: Any) -> None:
+    named = set(re.findall(r"[a-z]+", " ".join(cls.SYNTAX)))
+    named |= {"kwargs"} if "args" in named else set()  # both stand in one list
+    named |= {"locals"} if "body" in named else set()  # in front of the statements
+    silent = [f.name for f in fields(cls) if f.compare and f.name not in named]
+    assert not silent, f"{cls.__name__} loses {silent} in its text"
 
 
 @pytest.mark.parametrize(("text", "line", "column", "what"), ERRORS)
