@@ -177,7 +177,9 @@ def lowerings_page() -> str:
             f"`{short}`" + ("*" if direct(entry.fn, short, table) else "")
         )
     parts = [f"\n## {file}.py\n\n{', '.join(names)}\n" for file, names in sorted(by_file.items())]
-    note = "\nA star marks an op that its table entry lowers without a function ([ops.md](ops.md)).\n"
+    note = (
+        "\nA star marks an op that its table entry lowers without a function ([ops.md](ops.md)).\n"
+    )
     return HEAD + LOWERINGS.format(count=len(native_ops())) + note + "".join(parts)
 
 

@@ -1,1 +1,1 @@
-"""Loading and running compiled plans.  Imports nothing of the compiler but its plan."""
+"""Load and run compiled plans. The plan is the only part of the compiler that is imported."""

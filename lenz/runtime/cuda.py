@@ -1,8 +1,8 @@
-"""Compiled kernels on NVIDIA GPUs, through the CUDA driver's own functions.
+"""Run compiled kernels on NVIDIA GPUs through the CUDA driver.
 
 Nothing is compiled here: the driver (libcuda) takes a cubin and launches it. A launch packs its
-arguments and its geometry into one block of memory and makes one call, `cuLaunchKernelEx`; the
-layouts are those of CUlaunchConfig in the CUDA driver API (12.0 and later).
+arguments and its geometry into one block of memory and makes one call, `cuLaunchKernelEx`. The
+layout is that of CUlaunchConfig in the CUDA driver API (12.0 and later).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lenz.ir.binary import Binary
 CONFIG = "7I4xQQI4x"
 CONFIG_BYTES = struct.calcsize("=" + CONFIG)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-FREE_SHARED = 48 << 10  # bytes of shared memory that need not be asked for
+FREE_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 
 Launch = Callable[..., None]
 
 
 @cache
 def _driver() -> Any:
-    """The driver's library; its calls keep the GIL, since they only queue work."""
+    """The driver's library. Its calls keep the GIL, because they only queue work."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         library = ctypes.PyDLL(name)
@@ -60,12 +60,12 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
     """A callable for one kernel on GPU `number`: (stream, programs, pointers.., sizes..) -> None.
 
     Raises RuntimeError with the driver's message if the driver refuses the code or a launch. Errors
-    inside of a kernel come up later, as with every CUDA kernel.
+    inside a kernel surface later, as with every CUDA kernel.
     """
     driver = _driver()
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(number):
-        torch.cuda.current_stream(number).query()  # makes the context of the device
+        torch.cuda.current_stream(number).query()  # creates the device's context
         _check(driver.cuModuleLoadData(ctypes.byref(module), b.code), f"loading {b.name}")
         found = driver.cuModuleGetFunction(ctypes.byref(handle), module, b.name.encode())
         _check(found, f"finding {b.name}")
@@ -76,9 +76,9 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
 
 
 def _block(values: int) -> tuple[Any, int, int]:
-    """Memory for a launch, its address, and that of the table of the addresses of arguments.
+    """Memory for a launch, its address, and the address of its table of argument addresses.
 
-    It holds the configuration, then 8 bytes per argument (a size of 32 bits is the lower half),
+    The block holds the configuration, then 8 bytes per argument (a 32-bit size is the lower half),
     then the table.
     """
     block = ctypes.create_string_buffer(CONFIG_BYTES + 16 * values)
@@ -95,8 +95,8 @@ def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) ->
     values = pointers + sizes + b.extra
     pack = struct.Struct(f"={CONFIG}{pointers}Q{sizes}q").pack_into
     call, threads, shared = driver.cuLaunchKernelEx, b.threads, b.shared
-    # A launch has a block of its own until the driver has copied it: between packing and the call
-    # another thread may run, or a signal's handler. Taking one and giving it back costs 0.06 us.
+    # A launch owns its block until the driver has copied it: between packing and the call another
+    # thread or a signal handler may run. Taking and returning a block costs 0.06 us.
     blocks = [_block(values)]
     take, give = blocks.pop, blocks.append
 
@@ -105,7 +105,7 @@ def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) ->
             return
         try:
             mine = take()
-        except IndexError:  # as many launches are under way as ever before
+        except IndexError:  # every block is in use
             mine = _block(values)
         block, start, table = mine
         pack(block, 0, programs, 1, 1, threads, 1, 1, shared, stream, 0, 0, *args)

@@ -1,4 +1,4 @@
-"""What a plan printed as Python calls: memory, views, eager ops, checks."""
+"""Functions that a plan printed as Python calls: memory, views, eager ops, checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._C._dynamo import guards
 from lenz.errors import FAULTS, UserError
 from lenz.runtime.user_kernel import user_kernel
 
-# check(tensor, sizes, strides): torch's own C function, about 0.1 us; raises AssertionError.
+# check(tensor, sizes, strides): torch's own C function, about 0.1 us. Raises AssertionError.
 check = guards.assert_size_stride
 empty = torch.empty_strided
 
@@ -23,21 +23,21 @@ Sizes = Sequence[int]
 Shape = tuple[int, ...]
 
 
-# empty_cpu(sizes, strides, dtype): new memory, half the time of `empty`; and on the GPU that is
-# current, 0.8 us.
+# empty_cpu(sizes, strides, dtype): new memory, in half the time of `empty`. empty_gpu allocates on
+# the current GPU, in 0.8 us.
 empty_cpu = guards._empty_strided_cpu  # type: ignore[attr-defined]  # torch's stubs lack it
 empty_gpu = guards._empty_strided_cuda  # type: ignore[attr-defined]  # as above
-# How many modes see torch's calls: fake tensors have one, and no memory for kernels; 40 ns.
+# The number of active dispatch modes (40 ns). Fake tensors have one, and no memory for kernels.
 modes = torch._C._len_torch_dispatch_stack
 
 
 def exchange_gpu(number: int) -> int:
-    """Make a GPU the current one; gives the one that was."""
+    """Make a GPU current and return the previous one."""
     return int(torch._C._cuda_exchangeDevice(number))
 
 
 def stream(number: int) -> int:
-    """The driver's handle of the stream that is current on a GPU."""
+    """The driver's handle of a GPU's current stream."""
     return int(torch._C._cuda_getCurrentRawStream(number))
 
 
@@ -46,7 +46,7 @@ _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 0)
 
 
 def empty_huge(size: Sizes, stride: Sizes, dtype: torch.dtype) -> torch.Tensor:
-    """New CPU memory, with huge pages asked for when it is large.
+    """New CPU memory; large tensors ask for huge pages.
 
     Page faults dominate large outputs: exp of 16M f32 takes 77 ms into fresh 4 KiB pages and 16 ms
     into huge ones (findings-cpu.md section 2).
@@ -58,7 +58,7 @@ def empty_huge(size: Sizes, stride: Sizes, dtype: torch.dtype) -> torch.Tensor:
     first = -(-start // HUGE) * HUGE
     length = (start + t.untyped_storage().nbytes() - first) // HUGE * HUGE
     if length > 0 and _MADV_HUGEPAGE and _madvise is not None:
-        _madvise(first, length, _MADV_HUGEPAGE)  # advice: a refusal changes speed alone
+        _madvise(first, length, _MADV_HUGEPAGE)  # only advice: a refusal costs speed
     return t
 
 
@@ -75,39 +75,40 @@ _madvise = _find_madvise()
 
 
 def view(t: torch.Tensor, size: Sizes, stride: Sizes, offset: int) -> torch.Tensor:
-    """Other sizes and strides; `offset` counts elements from the tensor's first one."""
+    """A view with other sizes and strides; `offset` counts elements from the tensor's first one."""
     return torch.as_strided(t, size, stride, t.storage_offset() + offset)
 
 
 def reuse(t: torch.Tensor, size: Sizes, stride: Sizes, dtype: torch.dtype) -> torch.Tensor:
-    """The memory of a dead tensor of the same number of bytes, as another tensor."""
+    """Another tensor in the memory of a dead one with the same number of bytes."""
     if t.dtype is not dtype:
         t = torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,), 0).view(dtype)
     return torch.as_strided(t, size, stride, 0)
 
 
 def held(t: torch.Tensor) -> tuple[int, ...]:
-    """How many hold a tensor in Python and in C++, how many its memory; bytes of that beside it."""
+    """Reference counts of a tensor in Python and C++; its storage's owners and spare bytes."""
     memory, count = t.untyped_storage(), t._use_count()  # type: ignore[attr-defined]  # as above
     owners = torch._C._storage_Use_Count(memory._cdata)
     return sys.getrefcount(t), count, owners, memory.nbytes() - t.nbytes
 
 
 def over(t: torch.Tensor, size: Sizes, stride: Sizes) -> torch.Tensor | None:
-    """The memory of a saved tensor as another one of its dtype; None if anything else holds it.
+    """Donate a saved tensor's memory to another tensor of its dtype; None if it has other holders.
 
-    That are a graph that is kept for a second backward pass, hooks on saved tensors, views, and
-    whoever looks at what autograd has saved.
+    Other holders are a graph retained for a second backward pass, hooks on saved tensors, views,
+    and code that reads autograd's saved tensors.
     """
-    # One tensor, and the memory of it and of the object by which `held` asks; nothing beside it.
+    # Expected: one tensor, its storage with the handle that `held` creates, and no spare bytes.
     alone = (_alone(), 1, 2, 0)
     return torch.as_strided(t, size, stride, 0) if held(t) == alone else None
 
 
 def _alone() -> int:
-    """What `held` counts in Python for what only a variable of the function calling `over` holds.
+    """The Python count that `held` reports for a tensor held only by a variable of `over`'s caller.
 
-    It is counted anew, in frames like those: frames that Dynamo looks at hold their arguments too.
+    It is measured in frames like those, because frames that Dynamo inspects hold their arguments
+    too.
     """
     x = object()
     return _as_over(x)
@@ -125,15 +126,15 @@ CPU = torch.device("cpu")
 
 
 def seed(device: torch.device = CPU) -> torch.Tensor:
-    """Two i64 drawn from the device's default generator: the key of this call's random numbers."""
+    """Draw two i64 from the device's default generator: the key of this call's random numbers."""
     return torch.randint(-(1 << 63), (1 << 63) - 1, (2,), dtype=torch.int64, device=device)
 
 
 def to_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The elements of `t` on another device, contiguous.
 
-    A copy to a GPU does not wait for it: the driver takes pageable memory before it returns.
-    Pinned memory would be read when the copy runs, after the caller may have changed it.
+    A copy to a GPU does not wait for the GPU: the driver reads pageable memory before it returns.
+    It would read pinned memory when the copy runs, and the caller may have changed it by then.
     """
     to_gpu = device.type != "cpu"
     if to_gpu and t.is_cpu and t.is_pinned():
@@ -147,7 +148,7 @@ def view_as_real(t: torch.Tensor) -> torch.Tensor:
 
 
 def view_as_complex(t: torch.Tensor) -> torch.Tensor:
-    """Pairs as complex numbers.  It may leave the plan, as no view to autograd: see `_view`."""
+    """Pairs as complex numbers, detached: a result of the plan must not be a view to autograd."""
     return torch.view_as_complex(t).detach()
 
 
@@ -158,7 +159,7 @@ def assert_scalar(condition: Any, message: str) -> None:
 
 
 def size(of: Any) -> Any:
-    """The value of a number, or of a list of a function of numbers by its name and of those."""
+    """The value of a number, or of a list [name of a function of numbers, *arguments]."""
     if not isinstance(of, list):
         return of
     name, *given = of
@@ -186,7 +187,7 @@ def resolve(op: str) -> Callable[..., Any]:
 
 
 def _below_autograd(op: Callable[..., Any]) -> Callable[..., Any]:
-    """A higher-order operator without its rule for autograd, which traces the bodies again."""
+    """A higher-order operator without its autograd rule, which would trace the bodies again."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -206,7 +207,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.view_as_complex": view_as_complex,
     "lenz.view_as_real": view_as_real,
 }
-# torch's Python bindings of these take about 1 us less per call than the OpOverload.
+# For these, torch's Python binding takes about 1 us less per call than the OpOverload.
 _DIRECT: Mapping[str, Callable[..., Any]] = {
     "aten.mm.out": torch.mm,
     "aten.addmm.out": torch.addmm,
@@ -218,14 +219,14 @@ _DIRECT: Mapping[str, Callable[..., Any]] = {
 def lay(
     t: Any, size: Shape, stride: Shape, dtype: torch.dtype, place: int, op: str
 ) -> torch.Tensor:
-    """The result of an eager call, copied if its strides are not the ones told; 0.2 us.
+    """The result of an eager call, copied if its strides are not the promised ones; 0.2 us.
 
-    `place` is the number of its GPU, or -1. Raises UserError for what is told wrong else.
+    `place` is the number of its GPU, or -1. Raises UserError if anything else was promised wrongly.
     """
     try:
         check(t, size, stride)
         if t.dtype is dtype and (t.is_cpu if place < 0 else t.get_device() == place):
-            return t  # type: ignore[no-any-return]  # whatever an op has given
+            return t  # type: ignore[no-any-return]  # an op's result is Any
     except (AssertionError, TypeError):
         pass  # other sizes, or no tensor
     device = f"cuda:{place}" if place >= 0 else "cpu"
@@ -240,14 +241,14 @@ def lay(
 
 
 def several(results: Any, count: int, op: str) -> Any:
-    """The results of an op that is not torch's own; raises UserError for another number of them."""
+    """The results of an op that is not torch's own; raises UserError if their number is wrong."""
     if len(results) != count:
         raise UserError(f"{op} gave {len(results)} results, and its fake kernel {count}")
     return results
 
 
 def raise_failed(code: int) -> None:
-    """Raise the error of a kernel in which the check of this code has failed."""
+    """Raise the error for the code of a failed check."""
     error, what = tuple(FAULTS.values())[code - 1]
     raise error(what)
 
@@ -256,10 +257,10 @@ Wanted = tuple[str, Sizes, Sizes, torch.dtype, str]
 
 
 def laid(got: Sequence[Any], wanted: Sequence[Wanted]) -> tuple[Any, ...]:
-    """Arguments of a backward half with the strides it wants; those with others are copied.
+    """Arguments of a backward graph with the strides it expects; others are copied.
 
-    So are those with the negative bit, which kernels do not know. Hooks on
-    saved tensors may give other tensors back. Raises UserError for what is wrong else.
+    Arguments with the negative bit are copied too, because kernels do not know it. Hooks on saved
+    tensors may return other tensors. Raises UserError for any other difference.
     """
     made = tuple(
         torch.empty_strided(size, stride, dtype=t.dtype, device=t.device).copy_(t)
@@ -272,14 +273,14 @@ def laid(got: Sequence[Any], wanted: Sequence[Wanted]) -> tuple[Any, ...]:
 
 
 def refuse_fakes() -> None:
-    """Raise UserError where one of the modes makes fake tensors."""
+    """Raise UserError if one of the modes makes fake tensors."""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         what = "a graph was compiled for tensors with memory, and is called under a FakeTensorMode"
         raise UserError(what, hint="call it outside of the mode, or with fake tensors")
 
 
 def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
-    """Raise the UserError that names the first wrong argument, what it must be and what it is."""
+    """Raise the UserError that names the first wrong argument, what it should be and what it is."""
     for t, (name, size, stride, dtype, device) in zip(got, wanted, strict=True):
         if not isinstance(t, torch.Tensor):
             raise UserError(f"argument {name} must be a tensor, got {type(t).__name__}")
@@ -288,7 +289,7 @@ def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
             ("device", device or str(t.device), str(t.device)),
             ("size", tuple(size), tuple(t.shape)),
         ]
-        # The stride of a dimension of one element (or of an empty tensor) has no meaning.
+        # The stride of a dimension of size 1 (or of an empty tensor) means nothing.
         if t.numel():
             kept = [d for d, s in enumerate(t.shape) if s != 1]
             strides = t.stride()

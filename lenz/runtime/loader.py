@@ -18,9 +18,9 @@ def _prototype(pointers: int, sizes: int) -> Any:
 def function(address: int, pointers: int, sizes: int) -> Callable[..., int]:
     """A callable for the kernel at `address`: `pointers` data pointers, then `sizes` integers.
 
-    It returns the code of a check in the kernel that has failed, else 0. Arguments are plain ints;
-    an argument of another type raises ctypes.ArgumentError. The GIL is released during the
-    call. Whoever holds the callable must keep the linked library alive.
+    It returns the code of a failed check, or 0. Arguments are plain ints; any other type raises
+    ctypes.ArgumentError. The call releases the GIL. The holder of the callable must keep the linked
+    library alive.
     """
     made: Callable[..., int] = _prototype(pointers, sizes)(address)
     return made

@@ -1,4 +1,4 @@
-"""A printed plan as a script: random inputs of the right types, and the time of a call."""
+"""Run a printed plan as a script: random inputs of the right types, and the time of a call."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lenz.errors import UserError
 from lenz.ir.dtype import dtype_named
 from lenz.sym import Var, evaluate, read_sym
 
-UNKNOWN = 64  # value of a size of which no example is known
+UNKNOWN = 64  # value of a size without a known example
 
 
 def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], rounds: int) -> None:
     """Run the plan in `module` on random inputs and print the median time of a call.
 
-    That of a plan for GPUs ends when they have done its work.
+    For a plan on GPUs the time ends when they have finished the work.
 
     `module` holds the globals of the printed text; `kernels` are its kernels by name. Raises
-    UserError for a plan that calls objects of the user's program, which no text holds.
+    UserError for a plan that calls objects of the user's program, which text cannot hold.
     """
     for name in module["OBJECTS"].values():
         raise UserError(f"the plan calls {name}, an object of the program it came from")
@@ -37,7 +37,7 @@ def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], roun
     times: list[float] = []
     for _ in range(rounds):
         args = [argument(i, sizes) for i in module["INPUTS"]]
-        for gpu in gpus:  # what made the arguments
+        for gpu in gpus:  # the arguments were made on this stream
             torch.cuda.synchronize(gpu)
         start = time.perf_counter()
         with torch.no_grad():

@@ -1,13 +1,13 @@
-"""The disk cache: bytes under the hash of a key.  The only place that writes the cache.
+"""The disk cache: bytes under the hash of a key. Only this file writes the cache.
 
-What holds at every moment, whatever dies or runs beside us:
+Invariants at every moment, whatever crashes or runs at the same time:
 
-- An entry is whole or absent.  It is written to a temporary file, synced, then renamed.
-- A file that is damaged, cut short, of another version or of another user is a miss, no error.
-- Only this user can read or write an entry, and nothing is read from a folder that others can
-  write to: entries are code. That is asked each time, from the root down, by descriptors.
-- Nothing waits: a pipe, a device or a folder in place of an entry is a miss.
-- A write that fails (full disk, read-only folder) ends writing for this process, with one warning.
+- An entry is complete or absent. It is written to a temporary file, synced, then renamed.
+- A file that is damaged, truncated, of another version or of another user is a miss, not an error.
+- Only this user can read or write an entry. Nothing is read from a folder that others can write to,
+  because entries are code. This is checked each time, from the root down, by descriptors.
+- Nothing blocks: a pipe, a device or a folder in place of an entry is a miss.
+- After a failed write (full disk, read-only folder) this process stops writing, with one warning.
 
 An entry is a header (magic, format version, length), the SHA-256 of name and data, the data.
 """
@@ -33,8 +33,8 @@ FORMAT = 2
 HEADER = struct.Struct("<8sIQ32s")
 KIND = re.compile(r"[a-z][a-z0-9_]*")
 
-# Entries are spread over 16 folders and each folder is bounded by itself, so that a write looks
-# at a sixteenth of the cache.  A compiled graph takes 10 to 200 KiB.
+# Entries are spread over 16 folders. Each folder has its own limit, so that a write scans only a
+# sixteenth of the cache. A compiled graph takes 10 to 200 KiB.
 SHARDS = 16
 LIMIT_BYTES = 1 << 30
 STALE_SECONDS = 3600
@@ -44,47 +44,47 @@ DAY_SECONDS = 86400
 class Store:
     """A cache of bytes in the folder `root`, safe to share between threads and processes.
 
-    `limit` bounds its size in bytes: when a sixteenth of it is used up by one of its 16 folders,
-    the entries of that folder that were unused for longest go first.
+    `limit` bounds its size in bytes. When one of the 16 folders exceeds its sixteenth, its least
+    recently used entries are deleted first.
     """
 
     __slots__ = ("_limit", "_lock", "_root", "_writes")
 
     def __init__(self, root: str | os.PathLike[str], *, limit: int = LIMIT_BYTES) -> None:
-        self._root = os.path.realpath(root)  # the root may be a link, what is below it may not
+        self._root = os.path.realpath(root)  # the root may be a link, folders below it may not
         self._limit = limit
         self._lock = threading.Lock()
         self._writes = True
 
     def get(self, kind: str, key: str) -> bytes | None:
-        """Return the data last put under `kind` and `key`, or None if there is no whole entry."""
+        """Return the data last put under `kind` and `key`, or None without a complete entry."""
         shard, file, name = _place(kind, key)
         try:
             with self._folder(shard) as at, opened(at, file, os.O_RDONLY) as entry:
                 info = os.fstat(entry)
-                # What is larger than the whole cache is no entry, and would fill the memory.
+                # A file larger than the whole cache is not an entry, and would fill the memory.
                 is_entry = stat.S_ISREG(info.st_mode) and is_private(info)
                 if not is_entry or info.st_size > LIMIT_BYTES:
                     return None
                 data = _unpack(_read(entry, info.st_size), name)
                 if data is not None and time.time() - info.st_mtime > DAY_SECONDS:
-                    with suppress(OSError):  # a folder we may only read: the age stays as it is
+                    with suppress(OSError):  # a read-only folder: the age stays as it is
                         os.utime(at.prefix + file, dir_fd=at.fd)
                 return data
         except OSError:
             return None
 
     def put(self, kind: str, key: str, data: bytes) -> None:
-        """Keep `data` under `kind` and `key`, in place of what was there.
+        """Store `data` under `kind` and `key`, replacing any earlier entry.
 
-        A failure to write is no error: it warns once, and later calls do nothing.
+        A failure to write is not an error: it warns once, and later calls do nothing.
         """
         shard, file, name = _place(kind, key)
         if not self._writes or HEADER.size + len(data) > LIMIT_BYTES:
             return
         try:
             with self._folder(shard, make=True) as at:
-                with suppress(IsADirectoryError):  # one in place of the entry: it stays a miss
+                with suppress(IsADirectoryError):  # a folder in place of the entry: it stays a miss
                     write(at, file, _pack(data, name), sync=True)
                 self._evict(at, file)
         except OSError as error:
@@ -94,7 +94,7 @@ class Store:
         return folder(self._root, f"v{FORMAT}", shard, make=make)
 
     def _stop(self, why: str) -> None:
-        """Write no more, and say so the first time."""
+        """Stop writing, and warn the first time."""
         with self._lock:
             first, self._writes = self._writes, False
         if first:
@@ -106,18 +106,18 @@ class Store:
             )
 
     def _evict(self, at: Folder, newest: str) -> None:
-        """Delete the oldest entries of one folder until it is within its share, never `newest`.
+        """Delete the oldest entries of a folder until it is within its share, but never `newest`.
 
-        Temporary files that a killed process left behind go as well.
+        Temporary files left by killed processes are deleted too.
         """
         now = time.time()
         used = 0
         found: list[tuple[float, int, str]] = []
         with os.scandir(at.prefix if at.fd is None else at.fd) as entries:
             for entry in entries:
-                with suppress(OSError):  # another process deletes as well, or holds it open
+                with suppress(OSError):  # another process has deleted it or holds it open
                     info = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(info.st_mode):  # none of ours
+                    if stat.S_ISDIR(info.st_mode):  # not ours
                         continue
                     used += info.st_size
                     if entry.name.startswith("."):
@@ -135,14 +135,14 @@ class Store:
 
 @cache
 def store_at(root: str) -> Store:
-    """Return the one store of this process for `root`, so that each folder warns at most once."""
+    """Return this process's only store for `root`, so that each folder warns at most once."""
     return Store(root)
 
 
 def _place(kind: str, key: str) -> tuple[str, str, bytes]:
     """Return the folder and file of an entry, and the name that its checksum covers."""
     if not KIND.fullmatch(kind):
-        raise InternalError(f"{kind!r} is no kind of cache entry", rule="store-kind")
+        raise InternalError(f"{kind!r} is not a kind of cache entry", rule="store-kind")
     name = f"{kind}\0{key}".encode(errors="surrogatepass")
     digest = hashlib.sha256(name).hexdigest()
     return f"{int(digest[:2], 16) % SHARDS:x}", f"{digest}.{kind}", name
@@ -153,7 +153,7 @@ def _pack(data: bytes, name: bytes) -> bytes:
 
 
 def _unpack(raw: bytes, name: bytes) -> bytes | None:
-    """Return the data of an entry, or None unless every byte of it is as `_pack` wrote it."""
+    """Return the data of an entry, or None if any byte differs from what `_pack` wrote."""
     if len(raw) < HEADER.size:
         return None
     magic, version, length, checksum = HEADER.unpack_from(raw)

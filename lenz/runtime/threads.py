@@ -1,8 +1,8 @@
-"""Addresses of the C functions that kernels call: torch's thread pool, libm, memory functions.
+"""Addresses of C functions that kernels call: torch's thread pool, libm, memory functions.
 
 Kernels run in parallel through `torch_parallel_for` of libtorch's C shim (torch 2.10 and later), so
-that they share the pool and the thread count of eager ops. Where no library of torch exports it,
-kernels run on the calling thread.
+they share the pool and the thread count of eager ops. If no torch library exports it, kernels run
+on the calling thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 MEMORY = ("memcpy", "memmove", "memset")
-# Every C math function that an op may call; each has an f32 form with the suffix f.
+# Every C math function that an op may call. Each has an f32 form with the suffix f.
 LIBM = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "cos", "cosh",
     "erf", "erfc", "exp", "exp2", "expm1", "fdim", "floor", "fma", "fmax", "fmin", "fmod", "hypot",
@@ -54,7 +54,7 @@ def _c_libraries() -> Iterator[ctypes.CDLL]:
         yield ctypes.CDLL("libm.so.6")
 
 
-@cache  # kept for good, since compiled code holds its address
+@cache  # kept forever, because compiled code holds its address
 def _serial_loop() -> Any:
     body = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
     i64, pointer = ctypes.c_int64, ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""Launches of Triton kernels that the user wrote, by Triton itself, as eager launches them."""
+"""Launch Triton kernels that the user wrote, through Triton itself, as eager does."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def user_kernel(
     writes: Sequence[int],
     descriptors: Sequence[tuple[str, list[int]]],
 ) -> tuple[Any, ...]:
-    """Launch on the current stream of the device of the arguments; gives the `values` it writes.
+    """Launch on the current stream of the arguments' device; returns the `values` it writes.
 
-    `bound` is the kernel (a `triton.jit` function or an autotuner around one) with arguments that
-    are no part of the graph, `grids` one grid for each configuration of an autotuner, `writes` are
-    positions in `values`.  `descriptors` names the tensors that the kernel takes as descriptors of
-    blocks, with the shapes of these.
+    `bound` is the kernel (a `triton.jit` function or an autotuner around one) with the arguments
+    that are not part of the graph. `grids` has one grid per configuration of the autotuner.
+    `writes` are positions in `values`. `descriptors` maps the tensors that the kernel takes as
+    block descriptors to the shapes of their blocks.
     """
     kernel, constants = bound
     given = {**constants, **dict(zip(names, values, strict=True))}
@@ -31,7 +31,7 @@ def user_kernel(
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         given[name] = TensorDescriptor.from_tensor(given[name], block)
-    # By position as far as possible: Triton's hooks do not see keywords (triton issue 5082).
+    # Positional where possible: Triton's hooks do not see keywords (triton issue 5082).
     args = []
     for name in kernel.arg_names:
         if name not in given:
@@ -48,7 +48,7 @@ def user_kernel(
 
 
 def _grid(kernel: Any, grids: Sequence[Grid]) -> Any:
-    """The grid; of several the one whose configuration the autotuner has taken."""
+    """The grid; of several, the one for the configuration that the autotuner chose."""
     if len(grids) == 1:
         return tuple(grids[0])
 

@@ -1,4 +1,4 @@
-"""Graph -> Schedule: flat loops, fusion, order, loop forms. After this every decision is data."""
+"""Graph -> Schedule: flat loops, fusion, order, loop forms. All decisions are data afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lenz.sym import ZERO
 def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
     """Fuse the loops of a graph into kernels and put kernels, calls and views in order.
 
-    With a `space`, launches on GPUs keep the kernels of its shapes as their candidates.
+    With a `space`, launches on GPUs keep one candidate kernel for each of its shapes.
     """
     buffers = buffers_of(g)
     layouts = {name: b.type.layout for name, b in buffers.items()}
@@ -71,7 +71,7 @@ def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
 
 
 def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict[str, str]) -> Nest:
-    """The mutation `target` <- `value` as a nest: it fuses with whatever computes the value."""
+    """The mutation `target` <- `value` as a nest, which can fuse with the producer of the value."""
     into, source = buffers[target], buffers[value]
     axes = axes_for(into.shape)
     index = [a.var for a in axes]
@@ -81,7 +81,7 @@ def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict
 
 
 def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
-    """Buffers that may start anywhere: results of calls that may be views into other memory."""
+    """Buffers without a known alignment: results of calls that may be views into other memory."""
     found: set[str] = set()
     strange = {b.name for b in g.inputs if isinstance(b, Buffer)}
     if not cx.options.aligned:
@@ -91,7 +91,7 @@ def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
             if n.out.type.layout.offset is not ZERO or n.source in strange or n.source in found:
                 strange.add(n.out.name)
         elif isinstance(n, Extern) and n.aliases:
-            # Memory of our own that a call has written, or waited for, is where it was.
+            # Our own memory stays where it is when a call writes it or waits for it.
             where = {b for _, b in n.aliases} - strange - found
             kept = {k for k, b in n.aliases if b in where and (b in n.mutates or n.waits)}
             outs = [n.outs[k] for k, _ in n.aliases if k < len(n.outs) and k not in kept]
@@ -100,7 +100,7 @@ def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
 
 
 def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
-    """Values read outside of their cell, returned, written back to inputs, or there for a check."""
+    """Values that are read outside of their cell, returned, written back to inputs, or checked."""
     names = {r for a in g.outputs for r in atom_refs(a)}
     read = {r for n in g.nodes for r in reads_of(n)}
     for cell in cells:

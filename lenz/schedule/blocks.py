@@ -7,9 +7,9 @@
       }
     }
 
-All forms are this one, with other widths: a row that fits the registers has no loop over r0b, a sum
+All forms are this one with other widths: a row that fits in registers has no loop over r0b, a sum
 over columns has a wide X, elements have no R. A width is a power of two. A row that is held whole
-is read once, since its loops run over the same lanes (findings-gpu.md, point 1).
+is read once, because its loops run over the same lanes (findings-gpu.md, point 1).
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from lenz.schedule.whole import untested
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, maximum, minimum, product, substitute
 from lenz.sym.divide import power_of_two
 
-# Lanes of one program run over at most this many axes; Triton's tensors may have more, but their
-# layouts get worse.
+# Lanes of one program run over at most this many axes. Triton's tensors may have more, but with
+# worse layouts.
 MOST_AXES = 3
-# Rows of a tile of columns where many programs read halves.
+# Rows of a tile of columns if many programs read halves.
 SHORT = 8
 FEW = 528  # programs, 4 for each multiprocessor of an H200
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large the tiles of a kernel are, in elements. The defaults are the cost model."""
+    """Tile sizes of a kernel, in elements. The defaults are the cost model."""
 
     # Tile of a loop without reductions: 8 per thread of 4 warps, 16 bytes of a half.
     tile: int = 1024
-    # Edge of a tile that one access walks in rows and another in columns: 128 bytes of a half.
+    # Edge of a tile that one access walks by rows and another by columns: 128 bytes of a half.
     edge: int = 64
     # Longest row that stays in registers: 64 elements per thread of 16 warps. Group norm over rows
-    # of 32768 runs at 81% of the copy bandwidth so, and at 70% in a loop.
+    # of 32768 reaches 81% of the copy bandwidth that way, and 70% in a loop.
     row: int = 32768
-    # Tile of a longer row: what is in flight at once decides (amax of rows of 32768: 54% of the
-    # copy bandwidth with 4096, 94% with 8192).
+    # Tile of a longer row. The data in flight decides: amax of rows of 32768 reaches 54% of the
+    # copy bandwidth with 4096, 94% with 8192.
     chunk: int = 8192
-    # One in so many lanes of such tiles may be beyond the end of the row, at most.
+    # At most one in this many lanes of such tiles may lie beyond the end of the row.
     idle: int = 8
-    # Tile of a part of a row that is scanned in parts, and so many of which make a group. What is
-    # in flight decides: 2^27 f32 take 401 us in parts of 4096 with 8 warps, 317 us with 4, and 279
-    # us in parts of 8192 with 4; a copy takes 257 us. Groups of 128 gain 2%, lose 15% on 2^20.
+    # Tile of one part of a row that is scanned in parts, and parts per group. The data in flight
+    # decides: 2^27 f32 take 401 us in parts of 4096 with 8 warps, 317 us with 4, and 279 us in
+    # parts of 8192 with 4; a copy takes 257 us. Groups of 128 gain 2% but lose 15% on 2^20.
     part: int = 8192
     group: int = 64
     # Tile of short rows, and of columns.
@@ -76,22 +76,22 @@ class Shape:
     sort: int = 4096
     # Columns of one program: 128 bytes of a half, so that each row of the tile is a cache line.
     panel: int = 64
-    # The same where there are less than 64 panels: 32 bytes of f32 are what DRAM gives.
+    # The same if there are fewer than 64 panels: 32 bytes, the unit of DRAM.
     narrow: int = 8
-    # Elements per thread; 0 is 8, or 16 where a tile is reduced, but at least 4 warps.
+    # Elements per thread; 0 means 8, or 16 if a tile is reduced, with at least 4 warps.
     thread: int = 0
-    # The most warps of a program, and the loads of a loop that are in flight (TileConfig.stages).
+    # Maximum warps of a program, and loads of a loop in flight (TileConfig.stages).
     warps: int = 16
     stages: int = 1
 
 
-# What else may be measured for a kind of kernel with this many elements of P and of R.
+# More shapes to time for a kind of kernel with this many elements of P and of R.
 Space = Callable[[KernelKind, int, int], tuple[Shape, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """The loops of a GPU kernel and its configuration; words of the workspace that it needs."""
+    """The loops of a GPU kernel, its configuration, and the size of its workspace in words."""
 
     kind: KernelKind
     body: tuple[Stmt, ...]
@@ -100,10 +100,10 @@ class Tiled:
 
 
 def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
-    """Choose widths for the axes of a group, and write its loops down."""
+    """Choose widths for the axes of a group and write its loops."""
     axes, raxes = g.domain.axes, g.domain.raxes
     kind: KernelKind = "pointwise"
-    each = 16 if raxes else 8  # elements of a thread
+    each = 16 if raxes else 8  # elements per thread
     if in_parts(g):
         return _in_parts(g, s, env, shape)
     if any(n.scan is not None or n.sorts for n in g.nests):
@@ -123,11 +123,11 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         elif flat := flattened(g, s, env, shape.tile):
             each = shape.thread or 16
             warps = max(1, shape.tile // (32 * each))
-            # With 48 registers per thread, which suffice, the gradient of cross-entropy takes 413
-            # us for 8192 x 50257 bf16, with 64 447, and with 72, if the assembler chooses, 458.
+            # 48 registers per thread are enough. The gradient of cross-entropy for 8192 x 50257
+            # bf16 takes 413 us with 48, 447 with 64, and 458 with 72, the assembler's choice.
             return Tiled(kind, flat, TileConfig(warps=warps, registers=max(32, 3 * each)))
         else:
-            # Odd rows are loaded and stored by the element: twice the tile is 18% faster.
+            # Odd rows are loaded and stored element by element: twice the tile is 18% faster.
             odd = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
             if not odd and not shape.thread and _is_light(g, s, env):
                 odd, each = True, 16
@@ -139,8 +139,8 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         kind = "reduction"
         arg = any(n.kind in ("argmax", "argmin") for n in g.nests)
         if arg and shape == Shape() and len(raxes) == 1 and _length(raxes[0], env) > 16384:
-            # A position beside each value: in a loop of tiles whose loads run ahead, 4096 rows of
-            # 32768 bf16 take 77 us, and 98 held.
+            # Each value carries a position. 4096 rows of 32768 bf16 take 77 us in a loop of tiles
+            # with prefetched loads, and 98 us if held.
             shape = replace(shape, row=16384, chunk=4096, stages=3)
         widths = _row_widths(g, s, env, shape)
         room, each = _row_room(g, s, widths, env, shape)
@@ -157,9 +157,9 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
 
 
 def scattered(n: Nest, env: SymEnv, shape: Shape) -> Tiled:
-    """All updates of a scatter at once: what meets at an element is combined in the memory."""
+    """All updates of a scatter at once; updates of the same element are combined in memory."""
     assert n.update is not None
-    axes = (*n.raxes, *n.axes)  # elements of P lie side by side
+    axes = (*n.raxes, *n.axes)  # elements of P are contiguous
     widths = _widths(axes, shape.tile, env)
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all(axes, widths, at)
@@ -169,7 +169,7 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Tiled:
 
 
 def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
-    """A program holds rows that it scans or sorts whole; lanes of P take what a tile has left."""
+    """A program holds whole rows to scan or sort; lanes of P fill the rest of the tile."""
     (r,) = g.domain.raxes or (None,)
     if r is None:
         return _widths(g.domain.axes, shape.tile, env)
@@ -185,10 +185,10 @@ def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, i
 
 
 def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
-    """Parts of the rows, each scanned by a program, which goes on where the part before it ends.
+    """Parts of the rows. A program scans one part and continues from the end of the previous one.
 
-    The parts are the outermost loop: a program waits for programs with lower numbers, and those
-    start earlier. Between two parts of one row stand all other rows, so that the wait is short.
+    The parts are the outermost loop: a program waits only for lower program numbers, which start
+    earlier. All other rows come between two parts of one row, so the wait is short.
     """
     axes, (r,) = g.domain.axes, g.domain.raxes
     scans = [words(x.value.dtype) for x in s.loops[0] if isinstance(x, Scan)]
@@ -203,8 +203,8 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         beside = max(beside, 8 * shape.narrow // size)
     widths = _widths(axes[-1:], min(beside, 32), env)
     if widths:
-        # Each row has a window of its own. 2^16 rows of 1024 bf16 take 138 us down their columns,
-        # and 203 us by 16 bytes, instead of 64, and in groups of 64.
+        # Each row has its own window. 2^16 rows of 1024 bf16, down their columns, take 138 us; with
+        # 16 bytes instead of 64, and groups of 64, 203 us.
         group = min(group, 16)
     widths[r] = max(2, min(most, part // _area(widths)))  # an axis of one lane would be a loop
     at: dict[Var, Sym] = {}
@@ -221,8 +221,8 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         body.append(x)
     inside = nested([*lanes, lane], "lane", moved(body, at))
     area = _area(widths)
-    # 64 registers of a thread, of 32 bits, hold the values of its elements, or 128 where they have
-    # 64 bits: 2^26 i64 take 290 us with 2 warps, and 326 us with 4.
+    # 64 registers of 32 bits per thread hold the values of its elements, or 128 if they have 64
+    # bits: 2^26 i64 take 290 us with 2 warps, 326 us with 4.
     warps = max(1 if area <= 256 else 2 if scans == [2] else 4, area // 2048)
     warps = _warps(area, 16, shape) if shape.thread else warps
     tile = TileConfig(warps=warps, stages=shape.stages)
@@ -230,7 +230,7 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
 
 
 def _warps(area: int, each: int, shape: Shape) -> int:
-    """Warps of a program that holds a tile of this many elements, `each` in a thread."""
+    """Warps of a program that holds a tile of this many elements, `each` per thread."""
     least = 1 if area <= 256 or shape.thread or each >= 32 else 4
     return max(least, min(shape.warps, area // (32 * (shape.thread or each))))
 
@@ -243,7 +243,7 @@ def _area(widths: dict[Axis, int]) -> int:
 
 
 def _length(a: Axis, env: SymEnv) -> int:
-    """Elements of an axis: its bound, or how many it is likely to have."""
+    """Elements of an axis: its bound, or the likely number."""
     return a.extent.hi if a.extent.hi is not None else max(env.hint(a.extent), 1)
 
 
@@ -255,7 +255,7 @@ def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, i
             break
         n = _length(a, env)
         width = min(power_of_two(n), budget)
-        # Lanes beyond the end do nothing: 768 elements are 3 tiles of 256 and not one of 1024.
+        # Lanes beyond the end are idle: 768 elements are 3 tiles of 256, not one of 1024.
         while width > 128 and -(-n // width) * width > n + n // idle:
             width //= 2
         if width > 1:
@@ -265,7 +265,7 @@ def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, i
 
 
 def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
-    """Lanes per axis of R: all of a row that fits the registers, else a part of it."""
+    """Lanes per axis of R: the whole row if it fits in registers, else a part of it."""
     raxes = g.domain.raxes
     whole = {a: power_of_two(_length(a, env)) for a in raxes if a.extent is not ONE}
     bounded = all(a.extent.hi is not None for a in raxes)
@@ -274,20 +274,20 @@ def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, in
     if pays and _area(whole) <= shape.row and len(raxes) < MOST_AXES:
         return whole
     if numbered:
-        return {}  # the number of an element over several axes must not depend on a cut
+        return {}  # the index of an element over several axes must not depend on a cut
     return _widths(raxes, shape.chunk, env, shape.idle)
 
 
 def _row_room(
     g: Group, s: Stages, widths: dict[Axis, int], env: SymEnv, shape: Shape
 ) -> tuple[int, int]:
-    """Elements of a tile of rows, and of a thread, as benchmarks/results/fit_gpu.json has them.
+    """Elements per tile of rows and per thread, fitted to benchmarks/results/fit_gpu.json.
 
     Short rows that are stored run best in one warp (87381 x 768 bf16: 68 us, with 4 warps and two
-    rows 81). Long ones of halves that are only read, or that fill a program, have 64 elements per
-    thread (amax and sum of 7168 rows: 451 us, with 16: 482). All lanes of the last sweep over a row
-    should have work: 22369 x 3000 takes 85 us with 8 warps, of which 4 do nothing in one of two
-    sweeps, and 70 us with 4.
+    rows 81). Long rows of halves that are only read, or that fill a program, have 64 elements per
+    thread (amax and sum of 7168 rows: 451 us, with 16: 482). All lanes should be busy in the last
+    sweep over a row: 22369 x 3000 takes 85 us with 8 warps, 4 of which idle in one of two sweeps,
+    and 70 us with 4.
     """
     area, raxes = _area(widths), g.domain.raxes
     is_held = all(_length(r, env) <= widths.get(r, 1) for r in raxes)
@@ -312,10 +312,10 @@ def _row_room(
 
 
 def _part_room(g: Group, area: int, env: SymEnv, shape: Shape) -> tuple[int, int]:
-    """The same for rows beside which columns are summed, by programs that walk over many rows.
+    """The same for programs that walk over many rows and also sum their columns.
 
-    Few programs have several rows in flight each: 16384 x 2048 by 256 programs takes 72 us with
-    two rows, and 92 with one; 65536 x 768 by 1024 programs 131 us with two, and 102 with one.
+    If programs are few, each has several rows in flight: 16384 x 2048 in 256 programs takes 72 us
+    with two rows and 92 with one; 65536 x 768 in 1024 programs 131 us with two and 102 with one.
     """
     grid = [a.extent for a in g.domain.axes if a not in _part(g)]
     is_few = env.hint(product(grid)) < FEW
@@ -325,11 +325,11 @@ def _part_room(g: Group, area: int, env: SymEnv, shape: Shape) -> tuple[int, int
 
 
 def _lane_work(kind: KernelKind, area: int, row: int) -> int:
-    """Elements of a thread where rows are scanned or sorted.
+    """Elements per thread if rows are scanned or sorted.
 
-    Half as many warps scan 4096 rows of 16384 f32 in 133 us, and not 150. What lies in one warp is
-    sorted without shared memory: 8192 rows of 1024 f32 take 262 us in one, and 542 in 4 to a row.
-    Longer rows in one warp would be faster too, but take long to compile, and spill.
+    Half as many warps scan 4096 rows of 16384 f32 in 133 us instead of 150. A row in one warp is
+    sorted without shared memory: 8192 rows of 1024 f32 take 262 us with one warp per row and 542
+    with 4. Longer rows in one warp would be faster too, but they compile slowly and spill.
     """
     if kind == "scan":
         return max(area // 256, 16)
@@ -337,9 +337,9 @@ def _lane_work(kind: KernelKind, area: int, row: int) -> int:
 
 
 def _is_light(g: Group, s: Stages, env: SymEnv) -> bool:
-    """True when 4 bytes are moved per element: a larger tile has as much in flight as others.
+    """True if only 4 bytes are moved per element: such kernels need a larger tile in flight.
 
-    65536 x 768 bf16 plus a row, gelu: 52 us, in tiles of 1024 elements 57.
+    65536 x 768 bf16 plus a row, then gelu: 52 us; 57 us in tiles of 1024 elements.
     """
     own = {a.var for a in g.domain.axes}
     moved: dict[tuple[str, object], int] = {}
@@ -353,31 +353,31 @@ def _is_light(g: Group, s: Stages, env: SymEnv) -> bool:
 
 
 def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
-    """Lanes of panels of columns: short tiles in loops, all rows where they are read to store them.
+    """Lanes of panels of columns: short tiles in loops, or all rows if they are read to be stored.
 
-    Few columns are cut into narrow panels, since only more programs read them faster. Rows that
-    several loops reduce and none stores come from the cache the second time: the statistics of
-    batches of 224 rows in channels last take 43 us in short tiles, and 88 us held whole.
+    Few columns are cut into narrow panels, because only more programs can read them faster. Rows
+    that several loops reduce and none stores come from the cache the second time: the statistics of
+    batches of 224 rows in channels last take 43 us in short tiles and 88 us held whole.
     """
     axes, raxes = g.domain.axes, g.domain.raxes
     few = env.hint(g.domain.rows) < 64 * shape.panel
     panel, budget = (shape.narrow, shape.chunk) if few else (shape.panel, shape.rows)
     if shape == Shape() and not few:
-        # 4096 x 256 f32, twice: 8.5 us, in 64 panels 10.6. 1335 x 50257 bf16, whose rows begin at
-        # odd places and are loaded by the element: 50 us, in tiles of 32 rows 67.
+        # 4096 x 256 f32, twice: 8.5 us, in 64 panels 10.6. 1335 x 50257 bf16, whose rows are
+        # misaligned and loaded element by element: 50 us, in tiles of 32 rows 67.
         panel >>= env.hint(g.domain.rows) < FEW // 4 * panel
         budget <<= _odd(axes[-1], env)
     widths = _widths(axes[-1:], panel, env)
     whole = {a: power_of_two(_length(a, env)) for a in raxes}
     stores = any(isinstance(x, Store) for loop in s.loops for x in loop)
     again = _reads_again(s) and (few or stores) and len(raxes) < MOST_AXES
-    # Half of what a row may take, since such loops share several values, or f64.
+    # Half of a row's limit, because such loops share several values, or f64.
     room = shape.row // 2 // _area(whole)
     if again and room >= (2 if few else _area(widths)):
         return _widths(axes[-1:], min(panel, room), env) | whole
     rows = budget // _area(widths)
-    # A tile that ends with the rows needs no mask: 784 rows in tiles of 16 take 0.75 of the time
-    # of tiles of 32.
+    # A tile that ends with the rows needs no mask: 784 rows take 0.75 of the time in tiles of 16 as
+    # in tiles of 32.
     if not few and raxes[-1:] and _length(raxes[-1], env) % rows and not _odd(raxes[-1], env, 16):
         rows = 16
     if (
@@ -391,15 +391,15 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
 
 
 def _reads_again(s: Stages) -> bool:
-    """True when several loops run over a row: one that is held is read once."""
+    """True if several loops run over a row; a row that is held is read once."""
     return sum(map(bool, s.loops)) > 1
 
 
 def _many_halves(g: Group, widths: dict[Axis, int], env: SymEnv) -> bool:
-    """True when many programs read columns of one tensor, of 16 bits.
+    """True if many programs read columns of a single 16-bit tensor.
 
-    They have tiles of 8 rows and 2 warps: sums over the middle of 128 x 512 x 2048 bf16 take 72.4
-    us so, and 74.5 with 32 rows and 4 warps; f32 gains nothing.
+    They use tiles of 8 rows and 2 warps: sums over the middle of 128 x 512 x 2048 bf16 take 72.4
+    us, and 74.5 with 32 rows and 4 warps. f32 gains nothing.
     """
     loads = {e.attrs[0]: e.dtype for n in g.nests for e in loads_of(n.body)}
     many = env.hint(g.domain.rows) >= 4096 * _area(widths)
@@ -407,10 +407,10 @@ def _many_halves(g: Group, widths: dict[Axis, int], env: SymEnv) -> bool:
 
 
 def _column_warps(warps: int, g: Group, widths: dict[Axis, int], env: SymEnv) -> int:
-    """Warps of a program over columns: 8 where many are held, and where few programs run.
+    """Warps of a program over columns: 8 if many columns are held, or if few programs run.
 
-    Up to 4 programs per multiprocessor have 8 warps each (4096 x 256, 64 times: 45 us, with 4 warps
-    56 us). Columns that are held take no more (softmax over 256 rows: 92 us, with 16 warps 118 us).
+    Up to 4 programs per multiprocessor use 8 warps each (4096 x 256, 64 times: 45 us, with 4 warps
+    56 us). Held columns use no more than 8 (softmax over 256 rows: 92 us, with 16 warps 118 us).
     """
     columns = {a: w for a, w in widths.items() if a in g.domain.axes}
     panel = _area(columns)
@@ -421,17 +421,17 @@ def _column_warps(warps: int, g: Group, widths: dict[Axis, int], env: SymEnv) ->
 
 
 def _odd(a: Axis, env: SymEnv, unit: int = 8) -> bool:
-    """True when rows of this length do not end where a unit of elements does."""
+    """True if a row of this length is not a whole number of units of elements."""
     return _length(a, env) % unit != 0
 
 
 def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
-    """The two axes of a tile if some accesses are contiguous along one, others along the other."""
+    """The two axes of a tile, if some accesses are contiguous along each of them."""
     offsets = offsets_of(s)
     long = [a for a in axes if env.hint(a.extent) >= 16]
 
     def walks(a: Axis, b: Axis) -> bool:
-        # What does not move along b, such as a vector that is broadcast, is read once per tile.
+        # An access that does not move along b, such as a broadcast vector, is read once per tile.
         return any(
             coefficient(x, a.var) is ONE and coefficient(x, b.var) is not ZERO for x in offsets
         )
@@ -441,14 +441,14 @@ def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
 
 
 def _part(g: Group) -> Axes:
-    """The axes of P over which columns are summed beside the rows."""
+    """The axes of P over which columns are summed next to the rows."""
     return next((n.raxes for n in g.nests if n.across), ())
 
 
 def _loops(
     d: Domain, part: Axes, s: Stages, widths: dict[Axis, int], env: SymEnv
 ) -> tuple[Stmt, ...]:
-    """The loops of all rows: of those whose length is not known, short ones are held (`whole`)."""
+    """The loops of all rows. If the length is unknown, short rows are held (`whole`)."""
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all([a for a in d.axes if a not in part], widths, at)
     turns, rows = cut_all(part, widths, at)
@@ -471,7 +471,8 @@ def _loops(
     is_held: Sym = ONE
     body, most = row(None), dict[Axis, int]()
     for a in d.raxes:
-        # Registers that no such row fills are known to be idle: 2050 is below 2560, not just 4096.
+        # A tighter bound tells the compiler which registers stay idle: 2050 is below 2560, not just
+        # 4096.
         width = widths.get(a, 1)
         unit = width // 8 if width >= 128 else width
         most[a] = -(-_length(a, env) // unit) * unit

@@ -1,12 +1,12 @@
-"""A vector loop of a CPU is cut where its tests change, so that between borders a copy is a copy.
+"""A vector loop on a CPU is split where its tests change, so that a copy between borders stays one.
 
     for p in 62 : vector { store(%y, [p], masked(p < 59, load(%x, [max(p, 3) - 3]), 0)) }
     ==>  for p in 3 : vector { store(%y, [p], load(%x, [0])) }
          for p in 56 : vector { store(%y, [p + 3], load(%x, [p])) }
          for p in 3 : vector { store(%y, [p + 59], 0) }
 
-Tests are comparisons of places; and min, max, quotients and remainders inside of offsets, which
-make a load a gather.
+Tests are comparisons of positions, and min, max, quotients and remainders inside offsets, which
+turn a load into a gather.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from lenz.sym import (
     prove_lt,
 )
 
-WHOLE = 32  # elements of a span that is worth a loop of its own: two vectors of f32
-MOST, NODES = 6, 400  # spans, and nodes of all copies of the body: code takes time to compile
+WHOLE = 32  # smallest span that gets its own loop, in elements: two vectors of f32
+MOST, NODES = 6, 400  # limits on spans, and on nodes in all copies of the body, for compile time
 
 
 def spans_of(v: Axis, statements: Sequence[Statement]) -> list[tuple[int, int]]:
-    """The spans first <= v < end of an axis between which tests of its elements change."""
+    """The spans first <= v < end of an axis inside which no test changes."""
     if not isinstance(v.extent, Int) or not all(isinstance(s, Store) for s in statements):
         return []
     if any(isinstance(s, Store) and (s.bound or s.mode != "set") for s in statements):
         return []
     spans: list[tuple[int, int]] = []
     for start, end in _parts(v, 0, v.extent.value, statements):
-        # Short spans at a border stay one loop, in which the tests remain.
+        # Short spans at a border stay one loop, which keeps its tests.
         if spans and max(end - start, spans[-1][1] - spans[-1][0]) < WHOLE:
             start = spans.pop()[0]
         spans.append((start, end))
@@ -62,14 +62,14 @@ def spans_of(v: Axis, statements: Sequence[Statement]) -> list[tuple[int, int]]:
 
 
 def at(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> tuple[Axis, list[Store]]:
-    """An axis for a span of another one, and the statements over it, less the tests it decides."""
+    """An axis for a span of another one, and the statements over it without the decided tests."""
     part = axis(v.name, Int(end - start))
     stores = [s for s in moved(statements, {v.var: part.var + start}) if isinstance(s, Store)]
     return part, [replace(s, value=resolved(s.value)) for s in stores]
 
 
 def _parts(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> list[tuple[int, int]]:
-    """Cut at the tests that are plain, and the parts again: tests stand inside of others."""
+    """Split at the plain tests, then split the parts again, since tests may be nested."""
     part, stores = at(v, start, end, statements)
     turns = {t + start for d in _tests(stores) if (t := _turn(d, part.var)) is not None}
     inside = [t for t in sorted(turns) if start < t < end]
@@ -80,9 +80,9 @@ def _parts(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> li
 
 
 def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
-    """Numbers whose sign decides a comparison (d >= 0), or which side of a min or max counts.
+    """Numbers whose sign decides a comparison (d >= 0), or the side of a min or max.
 
-    And, with a quotient by a number and its remainder, between which of its multiples they are.
+    For a quotient or remainder by a constant: the multiples between which the number lies.
     """
     nodes = nodes_of(*(s.value for s in stores))
     for e in nodes:
@@ -98,13 +98,14 @@ def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
             a, n = children(s)
             if isinstance(n, Int) and a.lo is not None and a.hi is not None:
                 first, last = a.lo // n.value + 1, a.hi // n.value
-                # One more than `_parts` takes: of a thousand multiples it would cut off a few each.
+                # One more than `_parts` accepts: it would split off only a few of a thousand
+                # multiples.
                 yield from (a - n * k for k in range(first, min(last, first + 2 * MOST) + 1))
         todo.extend(children(s))
 
 
 def _turn(d: Sym, v: Var) -> int | None:
-    """The first v from which on the answer to d >= 0 is another one, for d = c * v + r."""
+    """The first v at which the answer to d >= 0 changes, for d = c * v + r."""
     parts = affine_in(d, v)
     if parts is None or not all(isinstance(x, Int) for x in parts):
         return None
@@ -123,12 +124,12 @@ _HOLDS = {
 
 
 def is_test(e: Expr) -> bool:
-    """True for a comparison of places."""
+    """True for a comparison of positions."""
     return e.op in _HOLDS and all(x.op is INDEX and not x.args for x in e.args)
 
 
 def resolved(body: Expr) -> Expr:
-    """The body with the tests of places that are proved either way, and what they chose."""
+    """The body without the tests that are proved either way: what they chose takes their place."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         if e.op in _HOLDS and all(x.op is INDEX and not x.args for x in args):

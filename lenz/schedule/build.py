@@ -1,4 +1,4 @@
-"""A group of nests becomes one `Kernel`: every loop, block and scratch row is written down here.
+"""Turn a group of nests into one `Kernel`: every loop, block and scratch row is written here.
 
 Names inside a kernel are positions (a0, a1, ... for parameters, v0 ... for values), so that equal
 layers of a model give equal kernels, which are compiled once.
@@ -50,12 +50,12 @@ KINDS: Mapping[Form, KernelKind] = {
     "elements": "pointwise",
     "tiles": "transpose",
 }
-# Copies of a body that are emitted interleaved, by its arithmetic (in f32 additions). A chain of
-# operations waits for results; the processor looks some 500 instructions ahead, so that it finds
-# other elements to work on in short bodies by itself, and in long ones only if copies alternate.
-# ns per element with 1, 2, 4, 8 copies (AVX-512, in cache): exp (10) .152 .155 .147 .144, gelu (25)
-# .397 .335 .307 .343, five functions in a row (90) 2.43 1.94 1.58 1.22. Beyond that the compile
-# time, which grows with the text, weighs more.
+# How many copies of a body are emitted interleaved, by its arithmetic (in f32 additions). A chain
+# of operations waits for results. The processor looks some 500 instructions ahead: in short bodies
+# it finds other elements to work on by itself, in long ones only if copies alternate. ns per
+# element with 1, 2, 4, 8 copies (AVX-512, in cache): exp (10) .152 .155 .147 .144, gelu (25) .397
+# .335 .307 .343, five functions in a row (90) 2.43 1.94 1.58 1.22. Beyond that compile time matters
+# more; it grows with the text.
 SHALLOW, DEEP, DEEPEST = 20.0, 250.0, 700.0
 
 
@@ -69,9 +69,9 @@ def build_once(
     space: Space | None,
     made: dict[object, Launch],
 ) -> Launch:
-    """As `build`, which groups that differ in names alone share: `made` has what it gave.
+    """`build`, memoised in `made`: groups that differ only in names share one result.
 
-    A training step of ResNet-50 launches 316 kernels, 96 of them different ones.
+    A training step of ResNet-50 launches 316 kernels, 96 of them distinct.
     """
     names: dict[str, str] = {}
 
@@ -112,9 +112,9 @@ def build(
     cx: Context,
     space: Space | None,
 ) -> Launch:
-    """Write the kernel of a group; `stored` are the values that live on outside of it.
+    """Write the kernel of a group; `stored` are the values that are used outside of it.
 
-    `unaligned` are buffers that may start anywhere, as those of library calls that give views.
+    `unaligned` are buffers without a known alignment, such as views returned by library calls.
     """
     if g.nests[0].update is not None and device_of(g) == "cpu":
         body = vectors.scattered(g.nests[0], env)
@@ -161,9 +161,9 @@ def build(
 
 
 def _bounded(k: Kernel, env: SymEnv) -> Kernel:
-    """The kernel with the upper ends of sizes that its plan holds calls to, where they are lower.
+    """The kernel with the upper bounds on sizes that its plan checks, where they are lower.
 
-    Lanes may count on a lower one that the program's own checks give.
+    Lanes may rely on a lower bound that follows from the program's own checks.
     """
     most = dict(env.most)
     looser = [v for v in k.sizes if v.name in most and (v.hi is None or v.hi > most[v.name])]
@@ -204,7 +204,7 @@ def _finish(
     for st in walk(body):
         if isinstance(st, Store) and st.buffer not in local:
             found.writes[st.buffer] = None
-            if kind == "scatter":  # elements that are not written keep their value
+            if kind == "scatter":  # elements that the kernel does not write keep their value
                 found.reads[st.buffer] = None
     args = tuple(dict.fromkeys([*found.reads, *found.writes]))
     names = {name: f"a{k}" for k, name in enumerate(args)}
@@ -243,7 +243,7 @@ def kernel_name(g: Group) -> str:
 
 
 def _renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
-    """What gives buffers that an expression reads other names."""
+    """A function that renames the buffers that an expression reads."""
     memo: dict[Expr, Expr] = {}
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
@@ -262,7 +262,7 @@ def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ..
 
 
 def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]:
-    """Size variables that the kernel needs, by name: all that no loop of it binds."""
+    """The size variables of the kernel, by name: all variables that no loop binds."""
     bound: dict[Var, None] = {}
     used: dict[Var, None] = {}
 
@@ -320,4 +320,4 @@ def _time(body: tuple[Stmt, ...], env: SymEnv) -> float:
 def _extent_hint(a: Axis, env: SymEnv) -> int:
     if a.extent.hi is not None:
         return max(a.extent.hi, 0)
-    return max(env.hint(a.extent), 0)  # a size that only the data gives counts as its lowest
+    return max(env.hint(a.extent), 0)  # a data-dependent size counts as its lower bound

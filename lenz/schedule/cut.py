@@ -1,4 +1,4 @@
-"""Surgery on loops: an axis cut into blocks and lanes, loops around statements."""
+"""Loop surgery: split an axis into blocks and lanes, put loops around statements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tupl
 
 
 def cut(a: Axis, width: int, suffix: str = "b") -> tuple[list[Axis], Axis]:
-    """An axis as blocks and lanes; no block axis when one block holds it all.
+    """Split an axis into blocks and lanes; there is no block axis if one block holds it all.
 
     for i in N   ==>   for ib in ceil(N/w): for i in min(w, N - w*ib)
     """
@@ -33,7 +33,7 @@ def cut(a: Axis, width: int, suffix: str = "b") -> tuple[list[Axis], Axis]:
 
 
 def joined(block: list[Axis], lane: Axis | Sym, width: int) -> Sym:
-    """The position on an axis that was cut: block * width + lane."""
+    """The position on a split axis: block * width + lane."""
     inner = lane.var if isinstance(lane, Axis) else lane
     return block[0].var * width + inner if block else inner
 
@@ -44,9 +44,9 @@ def cut_all(
     at: dict[Var, Sym],
     most: Mapping[Axis, int] | None = None,
 ) -> tuple[list[Axis], list[Axis]]:
-    """Blocks and lanes of the axes; `at` gets the position on an axis that was cut.
+    """Blocks and lanes of the axes; `at` receives the position on each split axis.
 
-    Axes are not cut where they have no more elements than `most` gives for each.
+    An axis with no more elements than `most` allows is not split.
     """
     blocks: list[Axis] = []
     lanes: list[Axis] = []
@@ -67,14 +67,14 @@ def cut_all(
 
 
 def over_parts(x: Statement, over: dict[Var, tuple[Var, ...]]) -> Statement:
-    """A reduction over the blocks and the lanes of what it ran over."""
+    """A reduction over the blocks and the lanes of its former axes."""
     if not isinstance(x, Reduce):
         return x
     return replace(x, over=tuple(v for old in x.over for v in over[old]))
 
 
 def bounded(body: tuple[Stmt, ...], ends: Mapping[Var, Var]) -> tuple[Stmt, ...]:
-    """The statements of a kernel with other ranges of its sizes, and so of its loops."""
+    """The statements of a kernel with other ranges for its sizes, and so for its loops."""
     made: list[Stmt] = []
     for s in body:
         if isinstance(s, For):

@@ -1,4 +1,4 @@
-"""Elements of long rows of odd length as one row, on GPUs.
+"""Treat the elements of long rows of odd length as one row, on GPUs.
 
     for i in R: for j in N { y[N*i + j] = f(x[N*i + j], m[i]) }
     ==>  for b in ceil(N*R / T) : grid {
@@ -10,9 +10,9 @@
            }
          }
 
-Rows of odd length begin anywhere between two multiples of 16 bytes, so that their tiles are loaded
-and stored by the element. Tiles of the whole begin at such multiples: 8192 x 50257 bf16 minus a
-column take 391 us, as a copy does, and 477 row by row; the gradient of cross-entropy 413 and 577.
+Rows of odd length do not begin at multiples of 16 bytes, so their tiles are loaded and stored
+element by element. Tiles of the flat row do begin there: 8192 x 50257 bf16 minus a column takes 391
+us, the same as a copy, and 477 us row by row; the gradient of cross-entropy 413 and 577.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from lenz.schedule.nest import digits, position
 from lenz.schedule.stages import Stages
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, ceildiv, maximum, minimum, product
 
-# Bytes: softmax over 8192 rows of 10001 bf16 takes 127 us, of 10002 or 10004 95, and of 10008 96.
+# Bytes. Softmax over 8192 rows of 10001 bf16 takes 127 us, of 10002 or 10004 95, of 10008 96.
 WORD = 4
 
 
 def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] | None:
-    """The loops over tiles of so many elements; None where nothing is gained by them."""
+    """The loops over tiles of so many elements; None if they gain nothing."""
     axes = g.domain.axes
     if len(axes) < 2 or (axes[-1].extent.lo or 0) < 8 * width:
         return None
@@ -51,11 +51,11 @@ def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] 
     block = axis("p0b", ceildiv(total, Int(width)))
     lane, first = Var("p0", 0, width - 1), block.var * width
     row, end = first // last.extent, minimum(first + width, total)
-    # The end of the last tile, where that is not full, is behind all rows.
+    # A partial last tile ends after all rows.
     is_whole = maximum(ZERO, minimum(ONE, ONE + row - (first + (width - 1)) // last.extent))
 
     def lanes(row: Sym, start: Sym, count: Sym) -> tuple[Stmt, ...]:
-        """The elements of one row that a tile holds, from the place `start` of the whole on."""
+        """The elements of one row that a tile holds, from position `start` of the flat row."""
         own = {**digits(axes[:-1], row), last.var: start + lane - last.extent * row}
         return (For(Axis(lane, count), "lane", moved(s.rows[0], own)),)
 

@@ -1,8 +1,8 @@
-"""Which nodes share a kernel: a greedy walk in graph order; each join is checked for cycles.
+"""Decide which nodes share a kernel: a greedy walk in graph order; each join is checked for cycles.
 
-Cells are groups of nests, or single nodes that are no loops (calls, views). `above[c]` is the set
-of cells that must run before c, transitively, as a bit set; joining two cells makes a cycle exactly
-when a third cell lies between them.
+A cell is a group of nests, or a single node that is not a loop (a call or a view). `above[c]` is
+the set of cells that must run before c, transitively, as a bit set. Joining two cells makes a cycle
+exactly if a third cell lies between them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lenz.sym import Sym, SymEnv, Var
 Item = Nest | Extern | View
 Cell = Group | Extern | View
 
-# Cells that read the same buffer and are tried for sharing the read, newest first.
+# How many cells that read the same buffer are tried for sharing the read, newest first.
 MAX_SIBLINGS = 4
-# Whose calls look at no values that could be wrong: lenz's own, and arithmetic on sizes.
+# Namespaces whose calls cannot fail on a value: lenz's own ops, and arithmetic on sizes.
 OWN = ("lenz", "py")
 
 
@@ -42,8 +42,8 @@ OWN = ("lenz", "py")
 class Partition:
     """The cells so far, with their order constraints.
 
-    needs[c] and users[c] are the cells directly before and after c; memory names, for views and
-    results of calls, the buffers in whose memory they lie.
+    needs[c] and users[c] are the cells directly before and after c. For views and results of calls,
+    memory names the buffers that they alias.
     """
 
     env: SymEnv
@@ -58,13 +58,13 @@ class Partition:
     rejected: list[Rejected] = field(default_factory=list)
 
     def find(self, c: int) -> int:
-        """The cell that c is now part of."""
+        """The cell that now contains c."""
         while c in self.moved:
             c = self.moved[c]
         return c
 
     def add(self, cell: Cell, reads: tuple[str, ...], writes: tuple[str, ...]) -> int:
-        """Enter a new last cell; all earlier users of what it overwrites (`writes`) come first."""
+        """Add a new last cell, after all earlier users of buffers that it overwrites (`writes`)."""
         c = len(self.cells) + len(self.moved)
         before: dict[int, None] = {}
         for name in reads:
@@ -92,12 +92,12 @@ class Partition:
         return any(self.above[x] >> a & 1 for x in self.needs[b] if x != a)
 
     def join(self, a: int, b: int, group: Group) -> int:
-        """Make a and b one cell; the one with the lower number stays."""
+        """Join a and b; the cell with the lower number remains."""
         keep, gone = min(a, b), max(a, b)
         self.cells[keep] = group
         for links, back in ((self.needs, self.users), (self.users, self.needs)):
             for c in links[gone]:
-                back[c].pop(gone, None)  # the edge between the two is gone from one side already
+                back[c].pop(gone, None)  # one side of the edge between the two is gone already
                 if c != keep:
                     back[c][keep] = None
                     links[keep][c] = None
@@ -110,10 +110,10 @@ class Partition:
         return keep
 
     def write_late(self) -> None:
-        """Let writes to arguments wait for all checks but those that depend on the same cell.
+        """Let writes to arguments wait for all checks, except those that depend on the same cell.
 
-        A check may stand later in the graph than in the program, where its reader is. Statistics of
-        a batch norm, which are written beside its result, need not wait for a loss behind it.
+        A check may come later in the graph, at its reader, than in the program. Statistics of a
+        batch norm are written along with its result and need not wait for a later loss.
         """
         checks = [c for c, x in self.cells.items() if may_raise(x)]
         for w, cell in self.cells.items():
@@ -130,7 +130,7 @@ class Partition:
         self.above[w] |= self.above[c] | (1 << c)
 
     def _spread(self, start: int, gone: int | None = None) -> None:
-        """Tell all cells behind `start` what must now run before them."""
+        """Propagate to all cells after `start` what must now run before them."""
         lost = 0 if gone is None else 1 << gone
         stack = [start]
         while stack:
@@ -143,7 +143,7 @@ class Partition:
                     stack.append(u)
 
     def shared(self, a: Group, b: Group) -> str:
-        """A result of a call that they read, in memory that they write by another name; or ""."""
+        """A call's result that they read and that may alias memory they write; or ""."""
         nests = (*a.nests, *b.nests)
         written = {n.target for n in nests if n.target != n.name}
         reads = (e.attrs[0] for n in nests for e in loads_of(*n.exprs)) if written else ()
@@ -151,7 +151,7 @@ class Partition:
         return next(found, "")
 
     def attempt(self, a: int, b: int, cx: Context, quiet: bool = False) -> int | None:
-        """Fuse two cells where that is legal; gives the joint cell, and records why not."""
+        """Fuse two cells if that is legal and return the joint cell; else record the reason."""
         if self.above[a] >> b & 1:
             a, b = b, a
         first, second = self.cells[a], self.cells[b]
@@ -178,7 +178,7 @@ class Partition:
 
 
 def may_raise(cell: Cell) -> bool:
-    """True for a kernel with checks, and for calls but of a library, whose errors tracing sees."""
+    """True for kernels with checks and for calls; not for libraries, whose errors tracing finds."""
     if isinstance(cell, Extern):
         is_safe = cell.reason == "library" or cell.op.partition(".")[0] in OWN
         return not (is_safe and outs_of(cell))
@@ -197,7 +197,7 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
     p = Partition(env)
     memory = p.memory
     place: dict[str, int] = {}
-    given = {v.name for v in env.ranges}  # the other sizes are found out by calls
+    given = {v.name for v in env.ranges}  # calls determine the other sizes
     learned = frozenset(v for item in items for v in _found(item) if v.name not in given)
     checks: list[tuple[int, int]] = []  # the number of an item that may raise, and its cell
     for k, item in enumerate(items):
@@ -209,7 +209,7 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
             if may_fail(group_of(item)):
                 checks.append((k, c))
             if writes and item.target not in place and item.out.type.device == "cpu":
-                # An argument: eager has written nothing when an op before this one raises.
+                # An argument: if an earlier op raises, eager has not written it.
                 value = max([k if item.update else place.get(r, k) for r in direct], default=k)
                 for n, check in checks:
                     if n <= value and check != c:
@@ -234,13 +234,13 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
 
 
 def _found(item: Item) -> frozenset[Var]:
-    """The variables in the sizes of what a call gives, and those that it gives itself."""
+    """Variables in the sizes of a call's results, and those that it returns."""
     outs = item.outs if isinstance(item, Extern) else ()
     return frozenset(v for s in _parts(outs) for v in s.free_vars)
 
 
 def _sizes_of(item: Item, learned: frozenset[Var]) -> tuple[str, ...]:
-    """Names, as of buffers, for the sizes that an item takes and that a call has to find out."""
+    """Buffer-like names for the sizes that an item uses and that a call determines."""
     if not learned:
         return ()
     syms: list[Sym] = []
@@ -266,16 +266,16 @@ def _parts(x: object) -> tuple[Sym, ...]:
 
 
 def _writes(n: Extern) -> tuple[str, ...]:
-    """What a call writes, and what is seen of it outside: random numbers, say, and collectives.
+    """What a call writes, and its visible effects: random numbers, say, and collectives.
 
-    What is received, or waited for, is there when the call has returned.
+    Data that it receives, or waits for, is there once it has returned.
     """
     late = [b for _, b in n.aliases] if n.holds or n.waits else []
     return (*n.mutates, *late, *[""] * n.is_seen)
 
 
 def _gather(p: Partition, cx: Context) -> None:
-    """Join small kernels of GPUs over equal loops that stand near each other in the program."""
+    """Join small GPU kernels over equal loops that are near each other in the program."""
     recent: list[int] = []
     for c in sorted(p.cells):
         found: int | None = None
@@ -294,7 +294,7 @@ def _gather(p: Partition, cx: Context) -> None:
 
 
 def _note_memory(item: Extern | View, memory: dict[str, tuple[str, ...]]) -> None:
-    """Enter which buffers a view, or the result of a call, may share memory with."""
+    """Record which buffers a view, or the result of a call, may alias."""
     pairs: list[tuple[str, str]] = []
     if isinstance(item, View):
         pairs.append((item.out.name, item.source))
@@ -308,7 +308,7 @@ def _note_memory(item: Extern | View, memory: dict[str, tuple[str, ...]]) -> Non
 
 
 def _spread_over(names: tuple[str, ...], memory: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The names, and the buffers in whose memory they lie: who reads a view reads its root."""
+    """The names and the buffers that they alias: reading a view reads its root."""
     found = dict.fromkeys(names)
     for name in names:
         found.update(dict.fromkeys(memory.get(name, ())))
@@ -316,9 +316,9 @@ def _spread_over(names: tuple[str, ...], memory: dict[str, tuple[str, ...]]) -> 
 
 
 def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context, target: str) -> None:
-    """Try to join the newest cell with its producers, then with cells that read the same.
+    """Try to join the newest cell with its producers, then with cells that read the same buffers.
 
-    Who writes other elements of the same `target` counts as a producer.
+    A cell that writes other elements of the same `target` counts as a producer.
     """
     before = ((d, p.cells[d]) for d in p.needs[c])
     writers = (
@@ -331,7 +331,7 @@ def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context, target: s
             producers[p.owner[name]] = None
         for r in reversed(p.readers[name][-1 - MAX_SIBLINGS : -1]):
             siblings[r] = None
-    # Newest first: the last producer is the one whose results are still in cache.
+    # Newest first: the results of the last producer are still in cache.
     for other in sorted(producers, reverse=True):
         a, b = p.find(other), p.find(c)
         if a != b:

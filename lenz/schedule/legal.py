@@ -22,19 +22,19 @@ from lenz.schedule.nest import (
 )
 from lenz.sym import SymEnv, power_of_two
 
-# Beyond this many pointers a fused kernel runs out of address registers and streams; on GPUs they
-# are uniform registers or constants.
+# Beyond this many pointers a fused kernel runs out of address registers and streams. On GPUs
+# pointers are uniform registers or constants.
 MAX_BUFFERS, MAX_GPU_BUFFERS = 24, 48
-# Elements of the longest row that a program of a GPU holds (blocks.Shape.row), and of one whose
-# columns are summed beside it, since the sums take registers too.
+# Longest row that a GPU program holds (blocks.Shape.row); less if its columns are summed too,
+# because the sums take registers.
 HELD, ACCUMULATED = 32768, 8192
-# Beyond this much arithmetic in one group, recompute across loops costs more than it saves.
+# Beyond this much arithmetic in a group, recomputing across loops costs more than it saves.
 MAX_COST = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """The group that results."""
+    """The resulting group."""
 
     group: Group
 
@@ -48,7 +48,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nests over one domain, in order; they become one kernel."""
+    """Nests over one domain, in order. They become one kernel."""
 
     domain: Domain
     nests: tuple[Nest, ...]
@@ -70,10 +70,10 @@ def group_of(n: Nest) -> Group:
 
 
 def may_fuse(a: Group, b: Group) -> Fuse | Reject:
-    """Fuse b behind a: over the domain of either, whichever keeps the indices free of divisions.
+    """Fuse b after a, over whichever of their domains keeps the indices free of divisions.
 
-    On GPUs a division per element is cheaper than a kernel, but the axes of the domain are cut
-    where the axes of either group end when that saves it.
+    On GPUs a division per element is cheaper than a kernel. If splitting the domain's axes where
+    the axes of either group end avoids the division, they are split.
     """
     device = device_of(a)
     if device != device_of(b):
@@ -117,7 +117,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
 
 
 def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
-    """Domains for both groups, each with the orders in which it may go through memory."""
+    """Domains for both groups, each with its possible orders of walking through memory."""
     if a.has_reduction or b.has_reduction:
         pairs = [(a.domain, b.domain) if a.has_reduction else (b.domain, a.domain)]
         if any(n.across for n in b.nests):
@@ -138,7 +138,7 @@ def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
 
 
 def _crossed(a: Group, b: Group) -> Group | None:
-    """Rows, and sums over the columns of parts of them, as one pass over what both read."""
+    """Rows, and sums over columns of parts of them, as one pass over their common input."""
     for rows, columns in ((a, b), (b, a)):
         found = crossing(rows.domain, columns.domain)
         if found is None or registers(rows.domain) > ACCUMULATED:
@@ -162,15 +162,15 @@ def _crossed(a: Group, b: Group) -> Group | None:
 
 
 def _moves(e: Expr, d: Domain) -> bool:
-    """True when a load takes another element for each of a row, and for each row."""
+    """True if a load varies both along a row and from row to row."""
     used = e.attrs[1][0].free_vars
     return any(a.var in used for a in d.axes) and any(a.var in used for a in d.raxes)
 
 
 def registers(d: Domain, env: SymEnv | None = None) -> int:
-    """Elements of the tile that holds a row in registers; a great number where none can.
+    """Size of the tile that holds a row in registers; a huge number if no tile can.
 
-    With `env` a length without a bound is that of the first call.
+    With `env`, an unbounded length counts as that of the first call.
     """
     ends = [env.hint(a.extent) if a.extent.hi is None and env else a.extent.hi for a in d.raxes]
     if len(ends) > 2 or None in ends:
@@ -179,7 +179,7 @@ def registers(d: Domain, env: SymEnv | None = None) -> int:
 
 
 def in_parts(g: Group) -> bool:
-    """True when a row that is scanned is too long for one program of a GPU: several share it."""
+    """True if a scanned row is too long for one GPU program, so that several share it."""
     is_scan = any(n.scan is not None and n.raxes for n in g.nests)
     return is_scan and device_of(g) != "cpu" and registers(g.domain) > HELD
 
@@ -190,12 +190,12 @@ def device_of(g: Group) -> str:
 
 
 def may_fail(g: Group) -> bool:
-    """True when a check in the group may raise once its kernel has run, as those of CPUs do."""
+    """True if a check in the group may raise after its kernel has run, as checks on CPUs do."""
     return device_of(g) == "cpu" and any(n.checks for n in g.nests)
 
 
 def overwrites(g: Group) -> bool:
-    """True when the group writes a value back to an argument."""
+    """True if the group writes a value back to an argument."""
     return any(n.target != n.name and n.update is None for n in g.nests)
 
 
@@ -207,7 +207,7 @@ def _buffers(g: Group) -> set[str]:
 def _over(
     g: Group, d: Domain, orders: Sequence[Axes], turned: bool = False
 ) -> list[tuple[Nest, ...]]:
-    """The group's nests over the domain; all nests are written in the same of the possible ways."""
+    """The group's nests over the domain, all written in the same one of the possible ways."""
     own, other = [
         [[a.extent for a in axes] for axes in (x.axes, x.raxes, x.kept)] for x in (g.domain, d)
     ]
@@ -216,13 +216,13 @@ def _over(
     ways = [remaps(n, d, orders, turned) for n in g.nests]
     if not all(ways):
         return []
-    # Values that a row has once have a single way, which goes with either way of the elements.
+    # A value that a row has once has a single form, which fits every form of the elements.
     count = max(len(w) for w in ways)
     return [tuple(w[min(k, len(w) - 1)] for w in ways) for k in range(count)]
 
 
 def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
-    """Why the elements that b reads are not the ones that a has just computed; None if they are."""
+    """Why b does not read exactly the elements that a has just computed; None if it does."""
     values = {n.name: n for n in a}
     written = {n.target: n for n in a if n.target != n.name}
     for n in b:
@@ -245,12 +245,12 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
 
 
 def _late(nests: tuple[Nest, ...]) -> str | None:
-    """Why a running value is used in a later loop than its own, where it is gone; None if none is.
+    """Why a running value is used after its own loop, where it is gone; None if none is.
 
-    A row runs one loop after the other: what depends on a reduction stands in the loop behind it.
+    A row runs one loop after the other: values that depend on a reduction are in the next loop.
     """
     loop: dict[str, int] = {}
-    running: dict[str, bool] = {}  # values of elements that a scan is part of
+    running: dict[str, bool] = {}  # values of elements that depend on a scan
     for n in nests:
         parts = [e.attrs[0] for e in loads_of(n.body) if e.attrs[0] in loop]
         k = max((loop[p] for p in parts), default=0)
@@ -262,14 +262,14 @@ def _late(nests: tuple[Nest, ...]) -> str | None:
         running[n.name] = not is_reduction and (
             n.scan is not None or any(running[p] for p in parts)
         )
-    for n in nests:  # what overwrites an input waits for the last loop
+    for n in nests:  # writes to an input wait for the last loop
         if n.target != n.name and running[n.name] and loop[n.name] != max(loop.values()):
             return f"{n.name} writes {n.target} behind the loop that scans its values"
     return None
 
 
 def _split(g: Group) -> str | None:
-    """Why a group with a scan in parts is none: no program of it sees a whole row."""
+    """Why a group with a scan in parts is illegal: no program sees a whole row."""
     if not in_parts(g):
         return None
     n = next((n for n in g.nests if n.kind is not None or n.raxes != g.domain.raxes), None)
@@ -277,7 +277,7 @@ def _split(g: Group) -> str | None:
 
 
 def shares_reads(a: Group, b: Group) -> int:
-    """Bytes per element that both read, from the same place when they run over the same loops."""
+    """Bytes per element that both read, from the same position if they run over the same loops."""
     if device_of(a) == device_of(b) != "cpu" and _crossed(a, b) is not None:
         return 1
     first = {e for n in a.nests for e in loads_of(n.body)}
@@ -289,5 +289,5 @@ def shares_reads(a: Group, b: Group) -> int:
 
 
 def are_alike(a: Group, b: Group) -> bool:
-    """True when they have as many rows, and rows as long."""
+    """True if both have the same number of rows, and rows of the same length."""
     return a.domain.rows is b.domain.rows and a.domain.length is b.domain.length

@@ -1,11 +1,11 @@
-"""The loop form of a kernel on CPU: which axis is the vector, what runs in parallel, what is tiled.
+"""The loop form of a CPU kernel: the axis of the vectors, the parallel loops, the tiles.
 
     rows      for P: parallel { for R: vector { .. }  .. }             R lies side by side in memory
     columns   for P blocks: parallel { for R: seq { for P in a block: vector } .. }      P does
     elements  for blocks: parallel { for one axis: vector }                              no R
     tiles     for 16 x 16 tiles: parallel { for u: unroll { for v: vector } }   reads u, writes v
 
-The choice is made by counting accesses that are contiguous along the vector axis (findings-cpu.md).
+The choice counts accesses that are contiguous along the vector axis (findings-cpu.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in
 Form = Literal["rows", "columns", "elements", "tiles"]
 
 TILE = 16  # edge of a transposed tile: 16 vectors of 16 f32 fill the registers of AVX-512
-BLOCK = 4096  # elements of a 1-d loop that one parallel iteration takes
+BLOCK = 4096  # elements of a 1-d loop per parallel iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ def choose(g: Group, s: Stages, env: SymEnv) -> Choice:
 
 
 def columns_win(g: Group, s: Stages, env: SymEnv) -> bool:
-    """True when lanes should run along the results of a reduction and not along what it reduces.
+    """True if lanes should run along the results of a reduction, not along the reduced axis.
 
-    Rows that are sorted on a CPU are one after the other.
+    A CPU sorts rows one after the other.
     """
     if s.sorts and device_of(g) == "cpu":
         return False
@@ -68,7 +68,7 @@ def columns_win(g: Group, s: Stages, env: SymEnv) -> bool:
 
 
 def offsets_of(s: Stages) -> list[Sym]:
-    """Flat offsets of all accesses in the loops (or of the rows when there are no loops)."""
+    """Flat offsets of all accesses in the loops, or of the rows if there are no loops."""
     found: list[Sym] = []
     for part in s.loops if any(s.loops) else s.rows:
         for statement in part:
@@ -79,13 +79,13 @@ def offsets_of(s: Stages) -> list[Sym]:
 
 
 def _score(offsets: list[Sym], v: Var) -> float:
-    """Contiguous accesses count for the axis, jumps against it; what does not move is free."""
+    """Contiguous accesses count for the axis, strided ones against it; invariant ones are free."""
     moves = [coefficient(s, v) for s in offsets]
     return sum(1.0 if m is ONE else 0.0 if m is ZERO else -1.0 for m in moves)
 
 
 def coefficient(s: Sym, v: Var) -> Sym | None:
-    """Elements that the offset moves per step of v; None when it is not affine in v."""
+    """Elements that the offset moves per step of v; None if it is not affine in v."""
     parts = affine_in(s, v)
     return None if parts is None else parts[0]
 

@@ -1,9 +1,9 @@
-"""A loop node with all decisions about memory made: flat offsets, as few axes as possible.
+"""A loop node laid out in memory: flat offsets, as few axes as possible.
 
     map (i: s0, j: 8) { exp(load(%x, [i, j])) }     ==>     (p0: 8*s0)  store %y[p0] = exp(%x[p0])
 
-Two nests can share loops when one domain can be written over the other's axes (`remap`).
-Invariants: P axes are named p0, p1, ... and R axes r0, r1, ...; no extent is the constant 1.
+Two nests can share loops if one domain can be written over the other's axes (`remap`). Invariants:
+P axes are named p0, p1, ... and R axes r0, r1, ...; no extent is the constant 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lenz.sym.expr import children
 
 Axes = tuple[Axis, ...]
 
-SHORT = 8  # an innermost axis of fewer elements is not worth vectors of its own
+SHORT = 8  # a shorter innermost axis is not worth vectors of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Nest:
     """store target[offset] = body over P, or the reduction of body over R, finished.
 
     A scan stores its running value for each element of R, which is one axis. With `update` the nest
-    is a scatter: target[offset] is combined with the body, where `@k` in the offset is bound[k]; no
-    two elements of P go to one place, and those of R run in order. A nest `across` reduces over
-    axes of P, which are its `raxes`, for each element of its group's rows (see `crossing`). One
-    that `sorts` stores the smallest values of R in order, over `kept` where it does not keep all.
+    is a scatter: target[offset] is combined with the body, and `@k` in the offset is bound[k]. No
+    two elements of P go to the same place; those of R run in order. A nest `across` reduces over
+    axes of P, its `raxes`, for each element of its group's rows (see `crossing`). A nest that
+    `sorts` stores the smallest values of R in order, over `kept` if it does not keep all.
     """
 
     out: Buffer
@@ -57,7 +57,7 @@ class Nest:
 
     @property
     def is_reduction(self) -> bool:
-        """True when it reduces, scans or sorts; R may be empty when all its extents are 1."""
+        """True if it reduces, scans or sorts; R may be empty if all its extents are 1."""
         return self.kind is not None or self.scan is not None or self.sorts
 
     @property
@@ -67,7 +67,7 @@ class Nest:
 
     @property
     def checks(self) -> bool:
-        """True when it may fail."""
+        """True if it may fail."""
         return any(e.checks for e in self.exprs)
 
 
@@ -76,7 +76,7 @@ def nest_of(
 ) -> Nest:
     """Lay a loop node out in memory; `target` is the buffer written if not the node's own.
 
-    `roots` names, for each view, the buffer in whose memory it lies.
+    `roots` names, for each view, the buffer that it aliases.
     """
 
     def flat(e: Expr, args: list[Expr]) -> Expr:
@@ -87,7 +87,7 @@ def nest_of(
 
     into, layout = target or n.out.name, n.out.type.layout
     if isinstance(n, Scatter):
-        # An index that is a variable itself takes another element for each value of it.
+        # An index that is just a variable reads a different element for each value.
         free = tuple(a for a in n.axes if a.var in n.index)
         rest = tuple(a for a in n.axes if a.var not in n.index)
         bound = tuple(interpret(e, flat) for e in n.bound)
@@ -121,7 +121,7 @@ def _merged(n: Nest) -> Nest:
     syms = list(dict.fromkeys(syms))
     at: dict[Var, Sym] = {}
     axes = _merge(axes, "p", syms, at)
-    # argmax gives a position over all R axes in order: merging row-major axes keeps it.
+    # argmax gives a position over all R axes in order, which merging row-major axes preserves.
     raxes = _merge(raxes, "r", syms, at)
     return _substituted(n, axes, raxes, at)
 
@@ -148,7 +148,7 @@ def _by_stride(axes: Axes, syms: Sequence[Sym]) -> Axes:
 
 
 def _merge(axes: Axes, prefix: str, syms: list[Sym], at: dict[Var, Sym]) -> Axes:
-    """Join neighbours that every index steps through without a gap; drop extents of 1."""
+    """Merge neighbours that every index steps through without a gap; drop extents of 1."""
     groups: list[list[Axis]] = []
     for a in axes:
         if a.extent is ONE:
@@ -178,7 +178,7 @@ def digits(axes: Sequence[Axis], position: Sym) -> dict[Var, Sym]:
     """The indices of element `position` in row-major order over the axes."""
     if len(axes) == 1:
         return {axes[0].var: position}
-    if any(a.extent is ZERO for a in axes):  # no element, and nothing to divide by
+    if any(a.extent is ZERO for a in axes):  # no elements, and no divisor
         return {a.var: ZERO for a in axes}
     at: dict[Var, Sym] = {}
     step: Sym = ONE
@@ -212,7 +212,7 @@ def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:
 class Domain:
     """The loops that a group of nests shares: rows P, and R inside each row.
 
-    `kept` are the places of the elements that sorts of the rows keep, if that is not all of them.
+    `kept` are the positions of the elements that a sort keeps, if it does not keep all.
     """
 
     axes: Axes
@@ -226,15 +226,15 @@ class Domain:
 
     @property
     def length(self) -> Sym:
-        """Number of R elements of a row."""
+        """Number of elements in a row."""
         return product(a.extent for a in self.raxes)
 
 
 def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> list[Nest]:
-    """The nest over the axes of the domain, in each way that keeps its meaning; may be empty.
+    """The nest over the axes of the domain, in every form that keeps its meaning; may be empty.
 
-    `orders` are orders of all axes of the domain in which the elements of a value may lie.
-    `turned` adds the way from the last element of R to the first, as a scan with `reverse` goes.
+    `orders` are orders of all axes of the domain in which the elements of a value may lie. `turned`
+    adds the form that runs from the last element of R to the first, as a scan with `reverse` does.
     """
     rows, length = product(a.extent for a in n.axes), product(a.extent for a in n.raxes)
     if n.is_reduction or n.raxes:
@@ -261,17 +261,17 @@ def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> 
 
 
 def _first(a: Axis, d: Domain) -> Axis:
-    """The axis, or in place of that of a row the one of the elements that a sort keeps."""
+    """The axis; if a sort keeps only some elements of the row, the axis of those."""
     return d.kept[0] if a in d.raxes else a
 
 
 def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
-    """The axes of a domain in the orders in which nests that reduce over it walk through memory."""
+    """The orders of a domain's axes in which its reductions walk through memory."""
     axes = (*d.axes, *d.raxes)
     found = [axes, (*d.raxes, *d.axes)] if d.raxes else [axes]
     for n in nests:
         offsets = [e.attrs[1][0] for e in loads_of(n.body)] if n.is_reduction else []
-        if n.sorts:  # where its values lie, whichever of them it keeps
+        if n.sorts:  # the position of its values, whichever it keeps
             at: dict[Var, Sym] = {k.var: r.var for k, r in zip(n.kept, n.raxes, strict=False)}
             offsets = [substitute(n.offset, at)]
         for offset in offsets:
@@ -284,10 +284,10 @@ def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
 
 
 def refined(d: Domain, orders: Sequence[Axes], other: Axes) -> list[tuple[Domain, Axes]]:
-    """The domain with its axes cut where those of another one end, for each order where that works.
+    """The domain with its axes split where those of another one end, for each order that allows it.
 
-    (p0: 1024 | r0: 32768) and (32, 256, 4096)   ==>   (p0: 32, p1: 32 | r0: 8, r1: 4096)
-    Then the indices of neither need divisions. The order comes back in the new axes.
+    (p0: 1024 | r0: 32768) and (32, 256, 4096) ==> (p0: 32, p1: 32 | r0: 8, r1: 4096) Then neither
+    group's indices need divisions. The order is returned in the new axes.
     """
     found: list[tuple[Domain, Axes]] = []
     for order in orders:
@@ -308,7 +308,7 @@ def refined(d: Domain, orders: Sequence[Axes], other: Axes) -> list[tuple[Domain
 
 
 def _cuts(order: Axes, other: Axes) -> dict[Var, list[Sym]] | None:
-    """For each axis the extents of its parts, so that all axes of `other` are products of them."""
+    """The extents of the parts of each axis, such that all axes of `other` are products of them."""
     cuts: dict[Var, list[Sym]] = {a.var: [] for a in order}
     todo, theirs = list(order), [a.extent for a in other]
     if any(x is ZERO for x in (*theirs, *(a.extent for a in order))):
@@ -332,11 +332,11 @@ def _cuts(order: Axes, other: Axes) -> dict[Var, list[Sym]] | None:
 
 
 def crossing(rows: Domain, columns: Domain) -> tuple[Domain, dict[Var, Sym], Axes] | None:
-    """The domain in which rows run part by part, with sums over the columns of each part.
+    """The domain that runs rows part by part, with sums over the columns of each part.
 
-    (p0: N | r0: D) and (p0: C, p1: D | r0: K), where C*K = N   ==>   (p0: C, p1: K | r0: D)
-    Gives also what the variables of `columns` are there, and the axes of one part, which run in
-    order: sums over them are complete behind the last row of a part.
+    (p0: N | r0: D) and (p0: C, p1: D | r0: K), where C*K = N ==> (p0: C, p1: K | r0: D) Also
+    returns the values of the variables of `columns` there, and the axes of one part. These run in
+    order: sums over them are complete after the last row of a part.
     """
     count = len(columns.axes)
     while count and product(a.extent for a in columns.axes[count:]) is not rows.length:
@@ -350,7 +350,7 @@ def crossing(rows: Domain, columns: Domain) -> tuple[Domain, dict[Var, Sym], Axe
 
 
 def turned(n: Nest, columns: Domain, d: Domain, at: Mapping[Var, Sym], inside: Axes) -> Nest | None:
-    """A nest over columns in the domain that `crossing` gives; None for what has no place there."""
+    """A nest over columns in the domain of `crossing`; None if it does not fit there."""
     if n.kind is not None and n.raxes == columns.raxes:
         parts = d.axes[: len(d.axes) - len(inside)]
         return replace(_substituted(n, (*parts, *d.raxes), inside, dict(at)), across=True)
@@ -376,9 +376,9 @@ def _over(n: Nest, pairs: list[tuple[Axes, Axes]], d: Domain) -> Nest:
 
 
 def divisions(n: Nest, columns: bool) -> int:
-    """How many divisions the indices need per element: the measure of a bad domain.
+    """How many divisions the indices need per element: the cost of a domain.
 
-    Divisions of outer variables alone are done once per row, and are free beside the row.
+    Divisions of outer variables alone happen once per row and cost nothing next to the row.
     `columns`: the lanes will run along P and not along R.
     """
     inner = _inner(n, columns)
@@ -390,10 +390,10 @@ def divisions(n: Nest, columns: bool) -> int:
 
 
 def _inner(n: Nest, columns: bool) -> tuple[Var, ...]:
-    """Variables that may step from lane to lane."""
+    """Variables that may vary from lane to lane."""
     if n.raxes:
         return tuple(a.var for a in (*n.raxes, *(n.axes[-1:] if columns else ())))
-    # An axis this short is not taken for the lanes, so any other one may be.
+    # So short an axis is not used for the lanes, so any other one may be.
     short = bool(n.axes) and n.axes[-1].extent.hi is not None and n.axes[-1].extent.hi < SHORT
     return tuple(a.var for a in (n.axes if short else n.axes[-1:]))
 
@@ -404,12 +404,12 @@ def _divisions(s: Sym, inner: tuple[Var, ...]) -> int:
 
 
 def is_columns(n: Nest) -> bool:
-    """True when the results of a reduction lie side by side in what it reads."""
+    """True if the results of a reduction are contiguous in its operand."""
     if not n.axes or not n.raxes or n.across:
         return False
     p, r = n.axes[-1].var, n.raxes[-1].var
     offsets = [e.attrs[1][0] for e in loads_of(n.body)]
-    # A vector that is the same for all rows, or all of a row, says nothing where a matrix is read.
+    # Next to a matrix, a vector that is the same for all rows, or along a row, does not count.
     matrices = [s for s in offsets if p in s.free_vars and r in s.free_vars]
     score = 0
     for s in matrices or offsets:

@@ -8,9 +8,9 @@ from lenz.schedule.fuse import Cell, Partition
 
 
 def order(p: Partition) -> list[Cell]:
-    """Cells sorted so that each stands behind all it needs; ties go to the earliest in the program.
+    """Cells sorted so that each comes after all it needs; ties go to the earliest in the program.
 
-    The program's order keeps lifetimes short: what was written to be used next is used next.
+    The program's order keeps lifetimes short: a value is usually used right after it is computed.
     """
     waiting = {c: len(before) for c, before in p.needs.items()}
     ready = [c for c, n in waiting.items() if n == 0]

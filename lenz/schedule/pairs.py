@@ -1,9 +1,9 @@
-"""What stands side by side in memory, as the parts of complex numbers do, is stored by one loop.
+"""One loop stores neighbours in memory, such as the parts of complex numbers.
 
     %z = map (i: n, j: 2) { where(j == 0, load(%re, [i]), load(%im, [i])) }
     ==>  (p0: n)  store %z[2*p0] = %re[p0]          (p0: n)  store %z[2*p0 + 1] = %im[p0]
 
-Both run over the loop that computes the parts, so that one kernel does all of it, with no test.
+Both run over the loop that computes the parts, so one kernel does all of it, without tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TWO = Int(2)
 
 
 def nests_of(n: Loop, layouts: Mapping[str, Layout], roots: Mapping[str, str]) -> list[Nest]:
-    """The nests of a loop node: two where it chooses by an innermost axis of two elements."""
+    """The nests of a loop node: two if an innermost axis of two elements selects the value."""
     d = _axis_of_pairs(n) if isinstance(n, Pointwise) else None
     if d is None or not isinstance(n, Pointwise):
         return [nest_of(n, layouts, roots)]
@@ -38,7 +38,7 @@ def nests_of(n: Loop, layouts: Mapping[str, Layout], roots: Mapping[str, str]) -
 
 
 def _axis_of_pairs(n: Pointwise) -> int | None:
-    """The axis of two neighbours in memory that are chosen by tests of it, if there is one."""
+    """The axis whose two elements are neighbours in memory and are selected by tests of it."""
     layout = n.out.type.layout
     pairs = zip(layout.shape, layout.stride, strict=True)
     d = next((d for d, (size, step) in enumerate(pairs) if size is TWO and step is ONE), None)

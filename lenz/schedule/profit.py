@@ -1,4 +1,4 @@
-"""Is a legal join worth it? Losing the cores costs more than a trip to memory saves."""
+"""Is a legal join worth it? Idle cores cost more than a saved trip to memory gains."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from lenz.schedule.legal import HELD, Group, are_alike, device_of, in_parts, reg
 from lenz.schedule.nest import is_columns
 from lenz.sym import SymEnv, product
 
-# Elements from which a loop is worth several cores (about 20 us of work on one).
+# Elements from which a loop is worth several cores (about 20 us of work on one core).
 LARGE = 1 << 16
-# Parallel iterations that a kernel of that size must have.
+# Minimum of parallel iterations for a kernel of that size.
 ENOUGH = 8
-# Elements that a GPU reads in about the two microseconds that it takes to start a kernel, and of
-# kernels that are worth a join with a neighbour for that; the most values of kernels so joined.
+# Elements that a GPU reads in the two microseconds that a launch takes; elements of kernels that
+# are worth joining with a neighbour to save a launch; maximum of values in such a join.
 SMALL, NEARBY, GATHERED = 1 << 18, 1 << 22, 12
-FAR, NEAR = 128, 32  # cells between two such kernels: tiny ones, others
-# Columns that one parallel iteration of a kernel over columns takes (build.PANEL).
+FAR, NEAR = 128, 32  # maximum of cells between two such kernels: tiny ones, others
+# Columns per parallel iteration of a kernel over columns (build.PANEL).
 PANEL = 256
-# On GPUs: multiprocessors; elements of 2 bytes that are moved while a kernel starts and ends; parts
-# of rows with sums over columns that keep the card busy; programs from which rows are read again,
-# by about as many at once, and bytes of them that the cache keeps.
+# On GPUs: multiprocessors; 2-byte elements moved while a kernel starts and ends; parts of rows with
+# sums over columns that keep the card busy; programs that run at once and read their rows again;
+# bytes of those rows that the cache keeps.
 GPU_UNITS, GPU_LAUNCH, GPU_PARTS, GPU_AGAIN, GPU_CACHE = 132, 1 << 22, 96, 256, 64 << 20
 SHAPE = Shape()
 
 
 def gathers(a: Group, b: Group, env: SymEnv) -> int:
-    """How far apart, in cells, two kernels of a GPU may stand to be joined for the launch alone.
+    """How many cells may lie between two GPU kernels that are joined only to save a launch.
 
-    They run over as many elements in the same way, and for little longer than a launch takes. What
-    the first reads must wait for the second, so that only tiny ones may stand far apart.
+    They run over the same number of elements in the same way, and hardly longer than a launch
+    takes. The inputs of the first stay alive until the second, so only tiny kernels may be far
+    apart.
     """
     if "cpu" in (device_of(a), device_of(b)) or not are_alike(a, b):
         return 0
@@ -43,15 +44,15 @@ def gathers(a: Group, b: Group, env: SymEnv) -> int:
 
 
 def loss(g: Group, env: SymEnv) -> str | None:
-    """Why the group is worse than its parts; None when it is not.
+    """Why the group is worse than its parts; None if it is not.
 
-    A group with a reduction runs its elements once more after the reduction, row by row. When there
-    are few rows (or panels of columns) that second run would leave cores idle, while by itself it
-    splits as finely as one likes.
+    A group with a reduction runs over its elements once more after the reduction, row by row. With
+    few rows (or panels of columns) that second run leaves cores idle, while a loop of its own
+    splits as finely as needed.
     """
     if not g.has_reduction or not g.domain.raxes or in_parts(g):
         return None
-    if any(n.sorts for n in g.nests):  # rows are sorted one by one, and keys are not worth storing
+    if any(n.sorts for n in g.nests):  # rows are sorted one by one; storing keys does not pay
         return None
     if part := next((n.raxes for n in g.nests if n.across), ()):
         tasks = env.hint(product(a.extent for a in g.domain.axes if a not in part))
@@ -72,11 +73,11 @@ def loss(g: Group, env: SymEnv) -> str | None:
 
 
 def _gpu_loss(g: Group, rows: int, env: SymEnv) -> str | None:
-    """The same on a GPU, where a kernel more costs as much as reading `SMALL` elements.
+    """The same on a GPU, where one more kernel costs as much as reading `SMALL` elements.
 
-    Rows that registers hold are read once: a kernel of its own would read, write, and start, but on
-    all of the card. Of longer ones the second run saves nothing but the launch, unless the cache
-    still has what the first run has read.
+    Rows in registers are read once; a separate kernel would read, write and launch again, but on
+    the whole card. For longer rows, fusing the second run saves only the launch, unless the cache
+    still holds the data of the first run.
     """
     length = env.hint(g.domain.length)
     if rows * length <= SMALL:
@@ -95,4 +96,4 @@ def _gpu_loss(g: Group, rows: int, env: SymEnv) -> str | None:
     size = sum(e.dtype.bytes for e in loads if inner & set(e.attrs[1][0].free_vars))
     if tasks >= GPU_AGAIN and panel * GPU_AGAIN * size * length <= GPU_CACHE:
         return None
-    return f"{g.name} would find nothing of what the reduction has read"
+    return f"{g.name} would find nothing of the reduction's reads in cache"

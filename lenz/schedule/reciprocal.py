@@ -2,12 +2,12 @@
 
     x / y    ==>    q + (x - q y) r    where r = 1 / y and q = x r
 
-One step of Newton's method, whose residual a fused multiply-add gives exactly, rounds correctly
-(Markstein 1990; Cornea, Harrison and Tang 1999) where r is 1 / y to nearest and nothing,
-the residual included, is denormal. Where x or y is infinite, zero or NaN the step gives NaN, or 0
-for -0, and q is the quotient. So that r is normal, x and y are scaled by a power of two where y is
-beyond 2^100 or below 2^-100. Six cheap instructions stand for a division, which takes about ten on
-a GPU and one of a slow unit.
+This is one step of Newton's method; a fused multiply-add computes its residual exactly. It rounds
+correctly (Markstein 1990; Cornea, Harrison and Tang 1999) if r is 1 / y to nearest and nothing,
+including the residual, is denormal. If x or y is infinite, zero or NaN, the step gives NaN (or 0
+for -0) and q is the quotient. To keep r normal, x and y are scaled by a power of two if y is beyond
+2^100 or below 2^-100. Six cheap instructions replace a division, which takes about ten on a GPU
+plus one of a slow unit.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SCALE = 2.0**64
 
 
 def share_reciprocals(s: Stages, axes: Axes, raxes: Axes, rough: bool) -> None:
-    """Rewrite divisions by values that are the same for the elements of a row, or for all.
+    """Rewrite divisions by values that are shared by the elements of a row, or by all elements.
 
-    With `rough` what is then rounded to a half type may be off by an ulp of f32 before.
+    With `rough`, a value that is then rounded to a half type may first be off by an ulp of f32.
     """
     inner = frozenset(a.var for a in raxes or axes)
     for part in s.loops if raxes else s.rows:

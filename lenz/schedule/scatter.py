@@ -1,10 +1,10 @@
-"""Where a scatter works, and what it becomes: a copy of its base, and the updates in that memory.
+"""Where a scatter works: it becomes a copy of its base and updates in that memory.
 
     %y = scatter add (i: 6) (%x, [@0]; @0 = ..) { .. }
     ==>  map %y = %x  (which fuses with whatever computes %x);  update %y in place
 
-No copy is made in the memory of an input that the result is written back to when nothing needs its
-old elements any more, nor behind another scatter whose result only this one reads.
+There is no copy if the result is written back to an input whose old elements are no longer needed,
+or if the base is the result of another scatter that only this one reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lenz.schedule.nest import Nest, nest_of
 
 
 def homes(g: Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
-    """For each scatter, the buffer in whose memory it works, where that is not its own."""
+    """For each scatter, the buffer in whose memory it works, if not its own."""
     found: dict[str, str] = {}
     scatters = [(k, n) for k, n in enumerate(g.nodes) if isinstance(n, Scatter)]
     returned = {r for a in g.outputs for r in atom_refs(a)}
@@ -52,7 +52,7 @@ def homes(g: Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
         if not chain or chain[-1][1].out.name != m.value or layouts[m.value] != layouts[m.input]:
             continue
         if any(e.op.guarded for _, s in chain for e in nodes_of(s.value)):
-            continue  # eager writes nothing to an argument when the new values cannot be read
+            continue  # eager writes nothing to an argument if reading the new values fails
         first, n = chain[0]
         if n.base == m.input and not _is_needed(g, m.input, first) and not _escapes(g, m.value):
             found.update((s.out.name, m.input) for _, s in chain)
@@ -64,7 +64,7 @@ def _loads(n: Scatter) -> set[str]:
 
 
 def _is_needed(g: Graph, name: str, at: int) -> bool:
-    """True when node number `at` itself, or one behind it, may read the memory of an input."""
+    """True if node number `at`, or a later one, may read the memory of an input."""
     roots = roots_of(g.nodes)
     shared = {name}
     for n in g.nodes:
@@ -81,7 +81,7 @@ def _is_needed(g: Graph, name: str, at: int) -> bool:
 
 
 def _escapes(g: Graph, name: str) -> bool:
-    """True when the value, or what may share its memory, is returned or written elsewhere."""
+    """True if the value, or a possible alias of it, is returned or written elsewhere."""
     shared = {name}
     for n in g.nodes:
         if isinstance(n, View) and n.source in shared:
@@ -99,7 +99,7 @@ def _escapes(g: Graph, name: str) -> bool:
 def parts_of(
     n: Scatter, at: str, buffers: Mapping[str, Buffer], roots: Mapping[str, str]
 ) -> list[Nest]:
-    """The nests of a scatter that works in the memory of buffer `at`: the copy, if any; updates."""
+    """The nests of a scatter in the memory of buffer `at`: the copy, if any, and the updates."""
     layouts = {name: b.type.layout for name, b in buffers.items()}
     into = replace(buffers[at], origin=n.out.origin)
     parts: list[Nest] = []

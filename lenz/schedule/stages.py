@@ -1,12 +1,12 @@
-"""A group cut into the loops over R that each row needs.
+"""Split a group into the loops over R that each row needs.
 
 A value that depends on a reduction over the row is available only after the loop that reduces. So
-stage k holds what depends on reductions of stages before k, and a row runs
+stage k holds the values that depend on reductions of earlier stages, and a row runs
 
     row[0];  for r: loop[0];  row[1];  for r: loop[1];  ...;  row[n]
 
-A sort is complete before the row behind the loop that collects its values, and what is made of
-the few elements that it keeps stands behind all.
+A sort is complete before the row part that follows the loop collecting its values. Values computed
+from the few elements that it keeps come last.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, position
 from lenz.sym import Int, Var, power_of_two
 
-# A value of this cost (about one exp) that two loops need is kept in a row of scratch.
+# A value of this cost (about one exp) that two loops need is kept in a scratch row.
 DEAR = 8.0
-# Longest row of scratch: 4096 f32 are 16 KiB, half of the smallest first-level cache.
+# Longest scratch row: 4096 f32 are 16 KiB, half of the smallest first-level cache.
 MAX_LOCAL = 4096
 
 Statement = Let | Reduce | Scan | Store
@@ -43,14 +43,14 @@ Statement = Let | Reduce | Scan | Store
 
 @dataclass(slots=True)
 class Stages:
-    """What runs in each loop over R, and between the loops, for one row."""
+    """The statements of each loop over R, and between the loops, for one row."""
 
     loops: list[list[Statement]] = field(default_factory=list)
     rows: list[list[Statement]] = field(default_factory=lambda: [[]])
     locals: list[Local] = field(default_factory=list)
-    columns: list[Statement] = field(default_factory=list)  # behind the rows of a part, over R
+    columns: list[Statement] = field(default_factory=list)  # after the rows of a part, over R
     sorts: dict[int, list[Sort]] = field(default_factory=dict)  # before row k
-    kept: list[Statement] = field(default_factory=list)  # behind the last row, over domain.kept
+    kept: list[Statement] = field(default_factory=list)  # after the last row, over domain.kept
 
     def loop(self, k: int) -> list[Statement]:
         """Statements of loop k."""
@@ -101,14 +101,14 @@ class _Staging:
         return self.out
 
     def in_loop(self, n: Nest) -> bool:
-        """True when the nest has a value per element of R and not one per row."""
+        """True if the nest has a value per element of R, not one per row."""
         return n.raxes == self.group.domain.raxes and bool(n.raxes)
 
     def write_back(self, nests: list[Nest]) -> None:
-        """Inputs are overwritten in one place, after the last loop that reads one of them.
+        """Overwrite inputs in one place, after the last loop that reads one of them.
 
-        A body that is inlined again in a later loop reads the inputs again: so all writes stand
-        together, those of elements in one loop and those of rows behind it.
+        A body that is inlined again in a later loop reads the inputs again. So all writes are
+        together: those of elements in one loop, those of rows after it.
         """
         in_loop = [n for n in nests if self.in_loop(n)]
         between = [n for n in nests if not self.in_loop(n)]
@@ -181,15 +181,15 @@ class _Staging:
             self.out.row(k).append(Store(n.target, n.offset, value))
 
     def settled(self, n: Nest, e: Expr) -> Expr:
-        """The value of a nest; where another kernel reads it, rounded for this one as well.
+        """The value of a nest; if another kernel reads it, it is rounded for this one too.
 
-        A mean of numbers before they were rounded, and what it is subtracted from after, do not
-        cancel: a constant row in bf16 was 0.3 behind a norm that took two kernels.
+        A mean of unrounded numbers does not cancel with the rounded ones: after a norm in two
+        kernels, a constant row in bf16 was 0.3.
         """
         return settled(e) if n.name in self.stored else e
 
     def keep(self, e: Expr, k: int) -> Expr:
-        """Name a value of the row, so that later loops read it instead of computing it again."""
+        """Name a value of the row, so that later loops read it instead of recomputing it."""
         if not self.named or not self.group.domain.raxes or cost_of(e) <= 1.0:
             return e
         name = f"v{len(self.ready)}"
@@ -209,9 +209,9 @@ class _Staging:
         return interpret(e, visit, self.stage_memo)
 
     def last_read(self, buffers: list[str], between_loops: bool) -> int:
-        """The first stage in which the buffers may be overwritten: none is read later.
+        """The first stage in which the buffers may be overwritten, because none is read later.
 
-        Row k runs before loop k, so a store `between_loops` stands behind the last loop that reads.
+        Row k runs before loop k, so a store `between_loops` comes after the last loop that reads.
         """
         first = 0
         for k, loop in enumerate(self.out.loops):
@@ -226,11 +226,11 @@ class _Staging:
 def stages(
     g: Group, stored: frozenset[str], elide: bool, named: bool, scratch: bool = True
 ) -> Stages:
-    """Cut a group into stages. `stored`: values that others need; the rest never leaves the kernel.
+    """Split a group into stages. `stored`: values that others need; the rest stays in the kernel.
 
-    `elide` removes half-precision roundings between the nests; `named` keeps values of a row in
-    `Let` statements (not possible where rows are the lanes of a vector); `scratch` keeps dear
-    elements of the row in memory of the iteration (of no use where a row stays in registers).
+    `elide` removes half-precision roundings between the nests. `named` keeps values of a row in
+    `Let` statements (impossible if rows are the lanes of a vector). `scratch` keeps expensive
+    elements of the row in the iteration's memory (useless if a row stays in registers).
     """
     made = _Staging(g, stored, elide, named).run()
     _read_before_writing(made)
@@ -240,7 +240,7 @@ def stages(
 
 
 def _read_before_writing(s: Stages) -> None:
-    """In a loop that overwrites what it reads, name all values first and store them at the end."""
+    """In a loop that overwrites its own inputs, name all values first and store them at the end."""
     count = 0
     for part in (*s.loops, *s.rows):
         reads = {e.attrs[0] for x in part for e in loads_of(x.value)}
@@ -268,7 +268,7 @@ def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:
 
 
 def _keep_dear_values(g: Group, s: Stages) -> None:
-    """Store values that are dear and needed by several loops into scratch, once per row."""
+    """Store expensive values that several loops need in scratch, once per row."""
     length = g.domain.length
     if len(s.loops) < 2 or not isinstance(length, Int) or length.value > MAX_LOCAL:
         return
@@ -282,7 +282,7 @@ def _keep_dear_values(g: Group, s: Stages) -> None:
     for e, loops in where.items():
         if len(loops) > 1 and _is_dear(e, inner):
             dear[e] = None
-    # Only the outermost: what is inside a kept value is not computed again anyway.
+    # Only the outermost: the operands of a kept value are not recomputed anyway.
     covered = {x for e in dear for x in nodes_of(*e.args)}
     for e in dear:
         if e in covered:
@@ -297,7 +297,7 @@ def _keep_dear_values(g: Group, s: Stages) -> None:
 
 
 def _is_dear(e: Expr, inner: set[Var]) -> bool:
-    # Something in it must vary along the row, or it is hoisted out of the loop anyway.
+    # It must vary along the row; otherwise it is hoisted out of the loop anyway.
     varies = any(v in inner for x in nodes_of(e) for s in syms_of(x) for v in s.free_vars)
     return varies and cost_of(e) - len(loads_of(e)) >= DEAR
 

@@ -15,15 +15,15 @@ from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, product
 
-# Elements of the longest row that is scanned together with its neighbours. Rows of 8 f32 take 0.15
-# ns per element so, and 0.73 alone; of 32, 0.24 and 0.39; of 48, the same.
+# Longest row that is scanned together with its neighbours. Rows of 8 f32 take 0.15 ns per element
+# that way, and 0.73 alone; rows of 32 0.24 and 0.39; rows of 48 the same.
 RUN = 32
-ROWS = 64  # that keep all cores busy without being cut
+ROWS = 64  # rows that keep all cores busy without being split
 PANEL = 256  # columns of one panel: 16 vector registers of f32
-SCATTER_PANEL = 64  # columns of a scatter: every panel goes through all updates, so that few rows
+SCATTER_PANEL = 64  # columns of a scatter: every panel goes through all updates, so few rows
 # still give each core a panel, and 256 bytes are a whole number of cache lines.
 WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
-# Edge of the square of tiles that one iteration transposes: whole cache lines on both sides stay in
+# Edge of the square of tiles that one iteration transposes. Whole cache lines on both sides stay in
 # the first-level cache (839 -> 577 us for 1024 x 1024, 74 -> 57 ms for 4096 x 4096).
 SQUARE = 4 * TILE
 
@@ -43,11 +43,11 @@ def rows(g: Group, s: Stages) -> tuple[Stmt, ...]:
 
 
 def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
-    """Short rows that lie one behind the other, as one row in whose vectors they begin anew.
+    """Contiguous short rows as one row; the scan restarts inside its vectors.
 
-    for p in P: for r in R    ==>    for f in P * R, scanned over f every R
-    Rows that are scanned from their ends run from the last one to the first.
-    None where a row is long, has values of its own, or lies elsewhere than behind the one before.
+    for p in P: for r in R ==> for f in P * R, scanned over f every R Rows that are scanned from
+    their ends run from the last one to the first. None if a row is long, has values of its own, or
+    does not follow the previous row in memory.
     """
     if not g.domain.axes or len(g.domain.raxes) != 1 or s.sorts:
         return None
@@ -88,9 +88,9 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
 
 
 def elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, ...]:
-    """Blocks of one axis in parallel, which is the vector; in spans if that makes tests certain.
+    """Parallel blocks of one axis, which is the vector; in spans if that decides tests.
 
-    Few rows are cut into blocks in each span, which are loops one behind the other.
+    Few rows are split into blocks inside each span; the spans are successive loops.
     """
     statements: list[Statement] = [x for row in s.rows for x in row]
     v = choice.vector
@@ -119,7 +119,7 @@ def elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, ..
 
 
 def tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
-    """Squares in parallel, in each of them tiles that registers transpose."""
+    """Parallel squares of tiles that are transposed in registers."""
     v, u = choice.vector, choice.across
     assert v is not None and u is not None
     statements: list[Statement] = [x for row in s.rows for x in row]
@@ -141,9 +141,9 @@ def tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
 
 
 def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
-    """Updates in order over R; P, whose elements never meet, in parallel and along the lanes.
+    """Updates run in order over R. Elements of P never collide; they run in parallel and as lanes.
 
-    With columns of P side by side, R runs once for each block of them, and the block inside.
+    If columns of P are contiguous, R runs once for each block of them, with the block inside.
     """
     assert n.update is not None
     store = Store(n.target, n.offset, n.body, n.bound, n.update)
@@ -155,7 +155,7 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
         return nested([*n.axes[:-1], *block], "parallel", loop)
     body: tuple[Stmt, ...] = (store,)
     if n.raxes:
-        # Vectors store their lanes in order, but to places of their own, and cannot add up.
+        # Vectors store their lanes in order, but each to its own place: they cannot add up.
         r = n.raxes[-1].var
         names = {v.name for v in n.offset.free_vars}
         used = [e for k, e in enumerate(n.bound) if f"@{k}" in names]
