@@ -1,4 +1,4 @@
-"""Write the pages that follow from the code: options.md, ops.md, lowerings.md, the grammar in ir.md.
+"""Write the pages that follow from code: options.md, ops.md, lowerings.md, the grammar in ir.md.
 
     python docs/generate.py
 
@@ -32,25 +32,25 @@ HEAD = "<!-- Written by `python docs/generate.py`; a test holds it to the code. 
 OPTIONS = """\
 # Options
 
-Set an option with `torch.compile(f, backend="lenz", options={"fuse": False})` or with its environment
-variable; `options=` wins. Options are read once, in `lenz/options.py`. An unknown name is an error that
-lists similar names. Options that change code are part of the key of the disk cache.
+Set an option with `torch.compile(f, backend="lenz", options={"fuse": False})` or with its
+environment variable; `options=` wins. Options are read once, in `lenz/options.py`. An unknown name
+is an error that lists similar names. Options that change code are part of the disk cache's key.
 
 """
 
 OPS = """\
 # The op table
 
-Every scalar op, in order of definition (`lenz/ops/`). The lowering promotes mixed types: an op takes
-operands of one type, and half types are computed in f32.
+Every scalar op, in order of definition (`lenz/ops/`). The lowering promotes mixed types: an op
+takes operands of one type, and half types are computed in f32.
 
-- **takes**: element types of the operands. T is one type for all of them; "any" is every type except
-  8-bit floats.
+- **takes**: element types of the operands. T is one type for all of them; "any" is every type
+  except 8-bit floats.
 - **CPU**, **GPU**: how a kernel computes it. `llvm` and `triton` are direct forms; `expand` is a
-  definition in simpler ops; `units` is an expansion that uses the GPU's units for 2^x and 1/x. If there
-  are several, the first is for the types named.
-- **cost**: of one element, relative to an f32 addition. **domain**, **ulp**: the f32 inputs that tests
-  sample, and the largest error they accept there, in units in the last place; empty means exact.
+  definition in simpler ops; `units` is an expansion that uses the GPU's units for 2^x and 1/x. If
+  there are several, the first is for the types named.
+- **cost**: of one element, relative to an f32 addition. **domain**, **ulp**: the f32 inputs that
+  tests sample, and the largest error they accept there, in units in the last place; empty: exact.
 - **aten**: overload packets that the entry lowers by itself, unless `lenz/lower/` has a function
   for them ([lowerings.md](lowerings.md)).
 
@@ -61,16 +61,16 @@ operands of one type, and half types are computed in f32.
 LOWERINGS = """\
 # aten ops that lenz lowers
 
-{count} names, by the file of `lenz/lower/` that lowers them. A name with a dot is one overload. A name
-without a dot stands for all overloads that have no entry of their own. Names without a namespace are
-aten's.
+{count} names, by the file of `lenz/lower/` that lowers them. A name with a dot is one overload. A
+name without a dot stands for all overloads that have no entry of their own. Names without a
+namespace are aten's.
 
-A lowering may still decline a case (complex numbers, say). Ops that are not listed, and cases that are
-declined, become calls of the eager op: an `Extern` with its reason
+A lowering may still decline a case (complex numbers, say). Ops that are not listed, and cases that
+are declined, become calls of the eager op: an `Extern` with its reason
 (`lenz.explain(fn)(*args).graphs[0].fallbacks`).
 
-Some calls pass torch's fake tensors and decompositions although eager may reject the types, shapes or
-values of their arguments. These run in eager too, which raises its own error. They are listed in
+Some calls pass torch's fake tensors and decompositions although eager may reject the types, shapes
+or values of their arguments. These run in eager too, which raises its own error. They are listed in
 `lenz/frontend/refusals.py`; an entry that covers too much only costs speed.
 """
 

@@ -1,6 +1,6 @@
-"""Graph -> Graph passes, one per file; the order in which they run stands here and nowhere else.
+"""Graph -> Graph passes, one per file. Their order is defined here and nowhere else.
 
-Each pass keeps the meaning of the graph, and each may be skipped.
+Each pass keeps the meaning of the graph, and any pass may be skipped.
 """
 
 from __future__ import annotations

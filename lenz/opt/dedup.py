@@ -15,7 +15,7 @@ from lenz.ir.graph import LOOPS, Extern, Graph, Node, View, atom_refs, rename_re
 
 
 def dedup(g: Graph, cx: Context) -> Graph:
-    """Merge loop nodes with equal type, axes and body; as expressions are interned, by hash."""
+    """Merge loop nodes with equal type, axes and body, by hash, since expressions are interned."""
     kept = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
     for n in g.nodes:
         if isinstance(n, Extern):

@@ -1,11 +1,11 @@
-"""Nodes that nobody reads are dropped, unless they are calls with effects.
+"""Drop nodes that nothing reads, unless they are calls with effects.
 
-Of a map with run-time checks that stand nowhere else (`x[i] * 0` reads no `x[i]`) these stay:
+If a map has run-time checks that exist nowhere else (`x[i] * 0` reads no `x[i]`), the checks stay:
 
     %a = map (i: N, j: 4) { load(%x, [@0, j]; assert_in_range(load(%i, [i]), 9)) }
     ==>  %a = map (i: N) { checked(False, assert_in_range(load(%i, [i]), 9)) }
 
-What has no elements reads nothing: its strides may be 0, and no loop form is made for those.
+A node without elements reads nothing: its strides may be 0, and no loop form handles those.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Check: TypeAlias = tuple[tuple[Axis, ...], Expr]
 
 
 def drop(g: Graph, cx: Context) -> Graph:
-    """Keep what outputs, mutations, effects, sizes and checks need, walking from the end."""
+    """Keep the nodes that outputs, mutations, effects, sizes and checks need."""
     nodes: list[Node] = [
         Pointwise(n.out, n.axes, const(0, n.out.dtype))
         if isinstance(n, (Pointwise, Reduction, Scan)) and ZERO in n.out.type.shape
@@ -53,9 +53,9 @@ def drop(g: Graph, cx: Context) -> Graph:
 
 
 def _needed(g: Graph, nodes: list[Node], done: Set[Check] | None) -> list[Node]:
-    """What is needed; with `done`, also other checks, in loops whose values nobody needs.
+    """The needed nodes; with `done`, also the remaining checks of loops whose values are unused.
 
-    From the end: the checks of one such loop may need the values of another, which stays whole.
+    The walk is from the end: checks of one such loop may need the values of another, which stays.
     """
     live = {r for a in g.outputs for r in atom_refs(a)}
     for m in g.mutations:
@@ -73,14 +73,14 @@ def _needed(g: Graph, nodes: list[Node], done: Set[Check] | None) -> list[Node]:
 
 
 def checks_of(n: Node) -> set[Check]:
-    """The ops in a loop that may fail, with its axes."""
+    """The ops of a loop that may fail, with the loop's axes."""
     if not isinstance(n, LOOPS) or not any(e.checks for e in bodies_of(n)):
         return set()
     return {(loop_axes(n), e) for e in nodes_of(*bodies_of(n)) if e.op.guarded}
 
 
 def only_checks(n: Loop) -> Loop:
-    """A map without its values, along the axes that its checks depend on; else the loop itself."""
+    """Only the checks of a map, along the axes that they depend on; any other loop as it is."""
     if not isinstance(n, Pointwise) or any(e.op is MASKED for e in nodes_of(n.body)):
         return n
     body = keep_checks(const(False, BOOL), (n.body,))
@@ -91,12 +91,12 @@ def only_checks(n: Loop) -> Loop:
 
 
 def _has_effect(n: Node, given: Collection[Var]) -> bool:
-    # A call that writes, that others see, or that yields a size must happen.
+    # A call must happen if it writes, has visible effects, or yields a size.
     if not isinstance(n, Extern):
         return False
     if n.mutates or n.is_seen or len(outs_of(n)) < sum(o is not None for o in n.outs):
         return True
-    # Sizes that are found out as the call runs: an assertion may read them, if nobody else does.
+    # Sizes that the call determines at run time: an assertion may be their only reader.
     return any(v not in given for b in outs_of(n) for s in _sizes(b) for v in s.free_vars)
 
 

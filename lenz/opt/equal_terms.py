@@ -1,12 +1,12 @@
-"""Reductions of elements that are equal along an axis.
+"""Simplify reductions of elements that are equal along an axis.
 
     %s = reduce sum (i: N | r: 3, q: 64) { f(i, r) }
     ==>  %s = reduce sum (i: N | r: 3) { f(i, r) } finish { mul(acc, 64.0:f32) }
 
-A product is rounded once. A sum of n equal floats may drift by n / 4 units in the last place, in
-the same way for each row, where a thread adds them one by one: below a mean over pixels, the
-gradient of a batch norm's weights was off by 6e-7 on a GPU, and what cancels behind it by 1e-5. Of
-equal elements the greatest and the least are any of them.
+A product is rounded once. If a thread adds n equal floats one by one, the sum may drift by n / 4
+units in the last place, in the same way for each row. Under a mean over pixels, the gradient of a
+batch norm's weights was off by 6e-7 on a GPU, and values that cancel after it by 1e-5. The maximum
+or minimum of equal elements is any of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lenz.sym import Int
 
 
 def equal_terms(g: Graph, cx: Context) -> Graph:
-    """Leave the axes out along which nothing varies; needs bodies that are complete."""
+    """Remove the axes along which nothing varies; needs complete bodies."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
     nodes: list[Node] = []
     for n in g.nodes:
@@ -39,7 +39,7 @@ def equal_terms(g: Graph, cx: Context) -> Graph:
 
 
 def _fewer(n: Reduction) -> Reduction | None:
-    """The reduction without such axes; None where there are none."""
+    """The reduction without such axes; None if there are none."""
     varies = {v for e in nodes_of(n.body) for s in syms_of(e) for v in s.free_vars}
     count, raxes = 1, []
     for a in n.raxes:

@@ -1,15 +1,15 @@
-"""Pointwise nodes are computed where they are read, when that is cheaper than a trip to memory.
+"""Inline pointwise nodes into their readers if that is cheaper than a trip to memory.
 
     %a = map (i) { exp(load(%x, [i])) };  %b = map (i) { neg(load(%a, [i])) }
     ==>  %b = map (i) { neg(exp(load(%x, [i]))) }
 
-Decided by bytes and recompute: a node with one reader that reads each element once is always
-inlined; one that is cheap (a cast, a sum of two tensors) also into several readers. A node that is
-dear and read twice stays: fusion then keeps its value in a register or a row of scratch. On GPUs
-arithmetic is cheaper and a kernel of its own dearer (`_pays_on_gpu`).
+Bytes and recomputation decide. A node with one reader that reads each element once is always
+inlined. A cheap node (a cast, a sum of two tensors) is inlined into several readers. An expensive
+node that is read twice stays: fusion keeps its value in a register or a scratch row. On GPUs
+arithmetic is cheaper and an extra kernel more expensive (`_pays_on_gpu`).
 
-Run-time checks go with the values: where no reader reads all that was checked (`x[i][:2]`), a map
-with these alone stays (`drop.only_checks`).
+Run-time checks move with the values. If no reader covers all that was checked (`x[i][:2]`), a map
+with only the checks stays (`drop.only_checks`).
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ from lenz.opt.drop import drop, only_checks
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
 
-# Cost (f32 additions) up to which a value is computed again rather than stored and loaded:
-# a load and a store of 4 bytes each from L2 take about as long as four additions.
+# Cost (f32 additions) up to which a value is recomputed rather than stored and loaded. A load and a
+# store of 4 bytes each from L2 take about as long as four additions.
 CHEAP = 4.0
-# Bodies grow no further than this, so that registers suffice and emission stays linear.
+# Limit on the size of bodies, so that registers suffice and emission stays linear.
 MAX_NODES = 400
-# Of a GPU that moves 4 TB/s and adds 33 T/s: additions that take as long as a byte of memory; those
-# that a load takes (address, conversion); how many times as fast as memory is the second-level
-# cache; bytes moved while a small kernel starts and ends (2 us).
+# For a GPU that moves 4 TB/s and adds 33 T/s: additions per byte of memory traffic; additions per
+# load (address, conversion); speed of the second-level cache relative to memory; bytes moved while
+# a small kernel starts and ends (2 us).
 GPU_PER_BYTE, GPU_LOAD, GPU_CACHE, GPU_LAUNCH = 8.0, 4.0, 4.0, 8 << 20
-# Values of positions alone (masks, tables) of up to this cost are never stored on a GPU.
+# Values that depend only on positions (masks, tables) are never stored on a GPU up to this cost.
 GPU_TABLE = 16.0
-GPU_TILE = 1024  # elements of a loop that a program takes at once (schedule/blocks.py)
+GPU_TILE = 1024  # elements per GPU program (schedule/blocks.py)
 
 
 @dataclass(slots=True)
 class Uses:
-    """Who reads a buffer.
+    """The readers of a buffer.
 
     elements  how many elements all loops together read
     reads     the same, but what the inner axes do not change is read once per tile (GPUs only)
@@ -86,16 +86,16 @@ class Uses:
 
 
 def inline(g: Graph, cx: Context) -> Graph:
-    """Substitute producers into readers, in one walk from first to last node."""
+    """Substitute producers into readers, in one walk from the first node to the last."""
     if not cx.options.inline:
         return g
-    g = drop(g, cx)  # those whom nobody reads are no readers
+    g = drop(g, cx)  # dead nodes do not count as readers
     uses = uses_of(g)
-    # A read may not move behind a call that writes what it reads.
+    # A read may not move past a call that writes its buffer.
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     bodies: dict[str, Pointwise] = {}
     kept: dict[str, tuple[Sym, ...]] = {}
-    covered: set[str] = set()  # of those with checks: whom some reader reads as far as it takes
+    covered: set[str] = set()  # producers with checks that some reader repeats in full
     nodes: list[Node] = []
     for n in g.nodes:
         if isinstance(n, LOOPS):
@@ -116,7 +116,7 @@ def inline(g: Graph, cx: Context) -> Graph:
 def _without(
     g: Graph, nodes: list[Node], inlined: Collection[str], covered: Collection[str]
 ) -> tuple[Node, ...]:
-    """The nodes but for those that stand in all their readers; their checks, if lost, stay."""
+    """The nodes without those that were inlined everywhere; checks that would be lost stay."""
     read = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
     kept: list[Node] = []
     for n in reversed(nodes):
@@ -142,7 +142,7 @@ def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: Sy
         return True
     if cost <= 1.0 and loads <= 1:
         return True
-    if u.other:  # It is in memory anyway: reading it is one load.
+    if u.other:  # It is in memory anyway, so reading it is one load.
         return False
     if n.out.type.device != "cpu":
         launch = not any(
@@ -151,17 +151,17 @@ def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: Sy
             for e in loads_of(n.body)
         )
         return _pays_on_gpu(n, u, own, launch)
-    # Recomputed several times, or for a broadcast: only what is cheap and reads little.
+    # Recomputed several times, or for a broadcast: only if it is cheap and reads little.
     factor = u.elements / own
     return cost <= CHEAP and loads <= 2 and factor <= 4 * u.loads
 
 
 def _pays_on_gpu(n: Pointwise, u: Uses, own: int, launch: bool) -> bool:
-    """Compare what recomputing adds with a store, the loads and, where it takes one, a kernel.
+    """Compare the cost of recomputing with a store, the loads and, if needed, a kernel.
 
-    Readers that find each element where they are can share its kernel: only further kernels cost.
-    Others need a kernel before theirs, but find what they read again in cache. `launch`: no kernel
-    is there anyway that could store the value.
+    Readers that read each element at their own position can share its kernel, so only additional
+    kernels cost. Other readers need a kernel before theirs, but find repeated reads in cache.
+    `launch`: no existing kernel could store the value.
     """
     size = n.out.type.dtype.bytes
     if not loads_of(n.body) and cost_of(n.body) <= GPU_TABLE:
@@ -176,7 +176,7 @@ def _pays_on_gpu(n: Pointwise, u: Uses, own: int, launch: bool) -> bool:
 
 
 def _moving(n: Pointwise) -> list[Expr]:
-    """What varies along the innermost axis; a GPU computes the rest once per row of a tile."""
+    """The nodes that vary along the innermost axis; a GPU computes the rest once per tile row."""
     inner = [a.var for a in n.axes if a.extent is not ONE][-1:]
     memo: dict[Expr, bool] = {}
 
@@ -198,14 +198,14 @@ def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv) -> int:
 
 
 def _covers(e: Expr, n: Loop, p: Pointwise) -> bool:
-    """True when a loop loads at all indices of a map's result at which its checks differ."""
+    """True if a loop loads a map's result at all indices at which the map's checks differ."""
     checks = only_checks(p).axes
     every = list(zip(e.attrs[1], p.out.shape, strict=True))
     pairs = [d for a, d in zip(p.axes, every, strict=True) if a in checks]
     inside = {x for i, size in every for x in (i, size - 1 - i)}
     for m in nodes_of(*bodies_of(n)):
         masks = m.op is MASKED and any(x.attrs == e.attrs for x in loads_of(m.args[1]))
-        # Tests may say that the index is inside of the result, and no more.
+        # Tests may only say that the index is inside the result.
         if masks and any(spare_of(t) not in inside for t in tests_of(m.args[0])):
             return False
     axes = loop_axes(n)
@@ -219,7 +219,7 @@ def _covers(e: Expr, n: Loop, p: Pointwise) -> bool:
 
 
 def _all_along(i: Sym, size: Sym, axes: tuple[Axis, ...]) -> bool:
-    """True when an index runs over a whole dimension as an axis does, shifted or turned round."""
+    """True if an index runs over a whole dimension with an axis, possibly shifted or reversed."""
     for a in axes:
         match affine_in(i, a.var):
             case (step, k) if step is ONE:
@@ -230,7 +230,7 @@ def _all_along(i: Sym, size: Sym, axes: tuple[Axis, ...]) -> bool:
 
 
 def _takes_each_once(dims: Sequence[tuple[Sym, Sym]], axes: Sequence[Axis]) -> bool:
-    """True when indices of dimensions, with their sizes, have every value just once over axes."""
+    """True if the indices take every combination of values exactly once over the axes."""
     rest: Sym = ZERO
     step: Sym = ONE
     for i, extent in dims:
@@ -275,7 +275,7 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise], covered: set[str]) -> Loo
 
 
 def uses_of(g: Graph) -> dict[str, Uses]:
-    """Count readers of every buffer."""
+    """Count the readers of every buffer."""
     uses: dict[str, Uses] = {}
     shapes = {name: b.shape for name, b in buffers_of(g).items()}
 

@@ -1,10 +1,10 @@
-"""Places are compared in 32 bits on GPUs, where they fit: 64 bits are two instructions each.
+"""Compare positions in 32 bits on GPUs if they fit; 64 bits take two instructions each.
 
     lt(index(j, i64), index(50257, i64))          ==>  lt(index(j, i32), index(50257, i32))
     eq(load(%target, [i]):i64, index(j, i64))     ==>  eq(cast(clamp(target), i32), index(j, i32))
 
-In the second, all numbers beyond the places are one, which is no place. It is done where a row has
-one such number and many places.
+In the second rule, all numbers outside of the positions become one number that is not a position.
+It applies if a row has one such number and many positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 2**31 - 1
 
 
 def narrow(g: Graph, cx: Context) -> Graph:
-    """Compare places in 32 bits."""
+    """Compare positions in 32 bits."""
     return map_gpu_loops(g, lambda n: map_bodies(n, lambda body: interpret(body, _visit)))
 
 
@@ -43,7 +43,7 @@ def _visit(e: Expr, args: list[Expr]) -> Expr:
 
 
 def _is_place(e: Expr) -> bool:
-    """True for an index of 32 bits, and not the last one of them."""
+    """True for an index that fits 32 bits and is not the largest such number."""
     if e.op is not INDEX or e.args:
         return False
     s: Sym = e.attrs[0]

@@ -1,4 +1,4 @@
-"""The greatest element m of a long row and sum(exp(x - m)) from one read of it, on GPUs.
+"""The maximum m of a long row and sum(exp(x - m)) from a single read of it, on GPUs.
 
     %m = reduce max (i: N | r: L) { x(i, r) }
     %s = reduce sum (i: N | r: L) { exp(sub(x(i, r), load(%m, [i]))) }
@@ -7,9 +7,9 @@
          %m = reduce max (i: N | c: C) { load(%m.part, [i, c]) }
          %s = reduce sum (i: N | c: C) { s.part[i, c] * exp(m.part[i, c] - m[i]) }
 
-A program holds K elements, so that the first two are one kernel that reads x once; the last two are
-small. Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), for parts in
-place of elements. A part that is all -inf counts nothing unless the whole row is.
+A program holds K elements, so the first two are one kernel that reads x once; the last two are
+small. This is Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), with
+parts in place of elements. A part that is all -inf does not count unless the whole row is.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from lenz.ops.arith import SUB
 from lenz.ops.math import EXP
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in
 
-HELD = 32768  # elements of the longest row that a program holds (schedule/blocks.py)
+HELD = 32768  # longest row that a program holds (schedule/blocks.py)
 PART = 2048  # elements of a part
-UNIT = 16  # bytes that are loaded at once, if they begin at a multiple of so many
+UNIT = 16  # bytes loaded at once, if aligned to as many
 
 
 def online(g: Graph, cx: Context) -> Graph:
-    """Rewrite each such pair whose rows no program of a GPU can hold."""
+    """Rewrite each such pair whose rows are too long for a GPU program."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
-    # A read may not move behind, or before, a call that writes what it reads.
+    # A read may not move past a call that writes its buffer, in either direction.
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     tops: dict[str, Reduction] = {}
     sums: dict[str, Reduction] = {}
@@ -63,7 +63,7 @@ def online(g: Graph, cx: Context) -> Graph:
 
 
 def _is_long_top(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
-    """True for the greatest elements of rows that lie side by side in memory and are too long."""
+    """True for the maxima of rows that are contiguous in memory and too long."""
     r = [a for a in n.raxes if a.extent is not ONE]
     if n.kind != "max" or n.out.type.device == "cpu" or len(r) != 1 or n.finish is not _acc(n):
         return False
@@ -77,7 +77,7 @@ def _acc(n: Reduction) -> Expr:
 
 
 def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:
-    """The name of m where the reduction is the sum of exp(x - m) over the rows of m."""
+    """The name of m if the reduction is the sum of exp(x - m) over the rows of m."""
     if n.kind != "sum" or n.body.op is not EXP or n.body.args[0].op is not SUB:
         return None
     x, m = n.body.args[0].args
@@ -97,7 +97,7 @@ def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:
 
 
 def _before(top: Reduction, r: Axis, layouts: Mapping[str, Layout]) -> Sym:
-    """How many elements a row begins behind the multiple of 16 bytes before it."""
+    """How many elements a row starts after the preceding multiple of 16 bytes."""
     for e in loads_of(top.body):
         step, first = affine_in(layouts[e.attrs[0]].at(e.attrs[1]), r.var) or (ZERO, ZERO)
         if step is ONE:
@@ -108,7 +108,7 @@ def _before(top: Reduction, r: Axis, layouts: Mapping[str, Layout]) -> Sym:
 def _in_parts(
     top: Reduction, total: Reduction, layouts: Mapping[str, Layout]
 ) -> tuple[Reduction, ...]:
-    """The two of parts, and the two of whole rows."""
+    """The two reductions over parts, and the two over whole rows."""
     (r,) = [a for a in top.raxes if a.extent is not ONE]
     length = r.extent.hi or 0
     before = _before(top, r, layouts)

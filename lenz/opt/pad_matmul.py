@@ -1,16 +1,16 @@
-"""Matrix products on GPUs get sizes that tensor cores take: ragged ones are padded with zeros.
+"""Pad ragged matrix products on GPUs with zeros to sizes that tensor cores accept.
 
     %y = call aten.mm.default(%x, %w)                         x: 4096 x 768, w: 768 x 50257
     ==>  %w.pad = map (i: 768, j: 50264) { masked(j < 50257, load(%w, [i, j]), 0) }
          %y.pad = call aten.mm.default(%x, %w.pad)
          %y = view (i: 4096, j: 50257) %y.pad[i, j]
 
-The library moves 16 bytes at once where each dimension that lies side by side in memory is a
-multiple of 8 numbers, and one number at a time elsewhere: on an H200 the products of a vocabulary
-of 50257 took 2.2 to 3.3 ms each, and 0.4 ms padded.  A map of this graph is computed with padding
-where it stands; arguments and results of calls are copied, once for all products, and so is a
-result whose strides somebody else expects.  f32 stays as it is: without tensor cores nothing is
-moved by 16 bytes.  A sum that is padded adds products of zeros, which changes no bit of it.
+The library moves 16 bytes at once if each contiguous dimension is a multiple of 8 numbers, and one
+number at a time otherwise: on an H200 the products of a vocabulary of 50257 took 2.2 to 3.3 ms
+each, and 0.4 ms padded. A map of this graph is computed with padding in place. Arguments and
+results of calls are copied, once for all products, and so is a result whose strides are observable.
+f32 stays as it is, because without tensor cores nothing moves 16 bytes at once. Padding a sum adds
+products of zeros, which changes no bit.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, con
 from lenz.sym import ONE, Int, Sym, Var, substitute
 
 HOST = "cpu"  # where nothing is padded
-UNIT = 8  # numbers of 2 bytes that the library moves at once
-# Of an H200 with bf16: FLOP/s of products that move one number at a time, and 8; bytes/s of a copy;
-# seconds that a further kernel takes.
+UNIT = 8  # 2-byte numbers that the library moves at once
+# For an H200 with bf16: FLOP/s of products that move one number at a time, and of those that move
+# 8; bytes/s of a copy; seconds per additional kernel.
 SLOW, FAST, BANDWIDTH, LAUNCH = 150e12, 600e12, 4e12, 2e-6
-# Products, and the place of the first factor among the arguments: an addend stands before it.
+# Products, and the position of the first factor among the arguments; an addend precedes it.
 PRODUCTS = {
     "aten.mm.default": 0,
     "aten.bmm.default": 0,
@@ -54,9 +54,9 @@ Shape = tuple[Sym, ...]
 
 
 def pad_matmul(g: Graph, cx: Context) -> Graph:
-    """Pad the products of half types on GPUs that have a ragged dimension, where that pays.
+    """Pad products of half types on GPUs with a ragged dimension, if that pays.
 
-    A result that stays in the graph, or is one of `g.free`, becomes a view of its padded memory.
+    A result that stays inside the graph, or is in `g.free`, becomes a view of its padded memory.
     """
     p = _Padder(g)
     for n in g.nodes:
@@ -71,9 +71,9 @@ def pad_matmul(g: Graph, cx: Context) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """What is to become of a product: its arguments' shapes by position, and its result's memory.
+    """The decision about a product: its arguments' shapes by position, and its result's memory.
 
-    `is_copied` says that the result is copied out of it.
+    `is_copied` says that the result is copied out of that memory.
     """
 
     args: Mapping[int, Shape]
@@ -83,15 +83,15 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A part of the memory of `root`, its longer stride first, and the shape of its padded copy."""
+    """A part of `root`'s memory, its longer stride first, and the shape of its padded copy."""
 
-    root: str  # read by nobody, but copies of two buffers are two copies
+    root: str  # never read, but distinguishes copies of two buffers
     layout: Layout
     wanted: Shape
 
 
 class _Padder:
-    """First decides which products are padded and which maps stretched for them, then writes."""
+    """First decides which products to pad and which maps to stretch for them, then rewrites."""
 
     def __init__(self, g: Graph) -> None:
         self.types = {name: b.type for name, b in buffers_of(g).items()}
@@ -104,12 +104,12 @@ class _Padder:
         self.stretched: dict[str, Shape] = {}
         self.copies: dict[_Copy, str] = {}
         self.nodes: list[Node] = []
-        self.homes: dict[str, str] = {}  # of stretched maps: the buffers that they are views of
+        self.homes: dict[str, str] = {}  # for stretched maps, the buffers that they view
         self.laid: dict[str, Layout] = {}
         self.given: dict[tuple[str, Shape], str] = {}
 
     def decide(self, n: Extern, cx: Context) -> None:
-        """Enter a product that is worth padding, and the maps that are stretched for it."""
+        """Record a product that is worth padding, and the maps to stretch for it."""
         out, sizes = n.outs[0], _sizes(n, self.types)
         if sizes is None or not isinstance(out, Buffer):
             return
@@ -132,9 +132,9 @@ class _Padder:
     def stretch(
         self, name: str, wanted: Shape, stretched: Mapping[str, Shape]
     ) -> dict[str, Shape] | None:
-        """The map behind a buffer, with the shape that lets the buffer have the `wanted` one.
+        """The map behind a buffer, with the shape that gives the buffer the `wanted` one.
 
-        None if there is no such map, or somebody counts on its strides.
+        None if there is no such map, or if its strides are observable.
         """
         root, axes, where = self.shown(name)
         n = self.maps.get(root)
@@ -154,7 +154,7 @@ class _Padder:
         return {root: layout.shape} if shown is not None and self.relays(root, layout) else None
 
     def shown(self, name: str) -> tuple[str, tuple[Axis, ...], Shape]:
-        """The root of a buffer, and where in it the buffer's element at the axes is."""
+        """The root of a buffer, and the position in it of the buffer's element at the axes."""
         axes = axes_for(self.types[name].shape)
         where: Shape = tuple(a.var for a in axes)
         while (v := self.views.get(name)) is not None:
@@ -163,9 +163,9 @@ class _Padder:
         return name, axes, where
 
     def relays(self, name: str, layout: Layout) -> bool:
-        """True when a buffer may get another layout.
+        """True if a buffer may get another layout.
 
-        Then all its views are still views, and what somebody counts on is where it was.
+        All its views then remain views, and no observable layout changes.
         """
         laid = {name: layout}
         for v in self.views.values():
@@ -188,7 +188,7 @@ class _Padder:
         return _Copy(self.shown(name)[0], layout, wanted)
 
     def write(self, n: Node) -> None:
-        """Append what a node becomes."""
+        """Append the replacement of a node."""
         match n:
             case Pointwise() if n.out.name in self.stretched:
                 axes, at = _widened(n.axes, self.stretched[n.out.name])
@@ -201,7 +201,7 @@ class _Padder:
                 self.reduction(n)
             case View() if n.source in self.laid:
                 layout = strided(n.axes, self.laid[n.source].at(n.index))
-                assert layout is not None, n.out.name  # `relays` has said so
+                assert layout is not None, n.out.name  # checked by `relays`
                 self.laid[n.out.name] = layout
                 self.nodes.append(replace(n, out=_with(n.out, layout)))
             case Extern(outs=(Buffer(name) as out,)) if name in self.products:
@@ -210,7 +210,7 @@ class _Padder:
                 self.nodes.append(n)
 
     def reduction(self, n: Reduction) -> None:
-        """A reduction takes padding along, to share the kernel of the map that has it.
+        """A reduction includes the padding, to share the kernel of the map that has it.
 
         %s = reduce sum (j: 13 | r: 8) { load(%a, [r, j]) }
         ==>  %s.pad = reduce sum (j: 16 | r: 8) { load(%a.pad, [r, j]) }
@@ -228,7 +228,7 @@ class _Padder:
         self.part(n.out, home)
 
     def read(self, e: Expr) -> list[tuple[Sym, Sym, Sym]]:
-        """For each dimension of what a load reads: index, size, and size with padding."""
+        """For each dimension of a load's buffer: index, size, and size with padding."""
         root, axes, where = self.shown(e.attrs[0])
         at: dict[Var, Sym] = {a.var: i for a, i in zip(axes, e.attrs[1], strict=True)}
         old = self.types[root].shape
@@ -236,7 +236,7 @@ class _Padder:
         return [(substitute(s, at), a, b) for s, a, b in zip(where, old, wide, strict=True)]
 
     def product(self, n: Extern, out: Buffer, p: _Product) -> None:
-        """A product of padded arguments, and its result's name for the part that it was."""
+        """A product of padded arguments; the unpadded part keeps the result's name."""
         args = list(n.args)
         for k, wanted in p.args.items():
             args[k] = Ref(self.argument(_name(n, k), wanted))
@@ -250,14 +250,14 @@ class _Padder:
             self.part(out, home)
 
     def part(self, out: Buffer, home: Buffer) -> None:
-        """The view of padded memory that has the name and the shape of what stood there before."""
+        """The view of padded memory with the original name and shape."""
         axes = axes_for(out.shape)
         self.laid[out.name] = Layout(out.shape, home.type.layout.stride)
         kept = _with(out, self.laid[out.name])
         self.nodes.append(View(kept, home.name, axes, tuple(a.var for a in axes)))
 
     def argument(self, name: str, wanted: Shape) -> str:
-        """The buffer with the `wanted` shape: a view of a stretched map, or a copy."""
+        """A buffer with the `wanted` shape: a view of a stretched map, or a copy."""
         if (name, wanted) in self.given:
             return self.given[name, wanted]
         root, axes, where = self.shown(name)
@@ -305,7 +305,7 @@ class _Padder:
 
 
 def _common(a: Axis, reads: Iterable[list[tuple[Sym, Sym, Sym]]]) -> Sym:
-    """The extent that an axis may have: with the padding that all reads have along it."""
+    """The extent that an axis may have: the padding that all reads along it share."""
     found: list[Sym] = []
     for dims in reads:
         along = [x for x in dims if a.var in x[0].free_vars]
@@ -316,7 +316,7 @@ def _common(a: Axis, reads: Iterable[list[tuple[Sym, Sym, Sym]]]) -> Sym:
 
 
 def _fixed(g: Graph) -> Iterator[str]:
-    """Buffers whose very memory is written, or shared, by others."""
+    """Buffers whose memory others write or alias."""
     for m in g.mutations:
         yield from (m.input, m.value)
     for n in g.nodes:
@@ -327,7 +327,7 @@ def _fixed(g: Graph) -> Iterator[str]:
 
 
 def _pinned(g: Graph) -> Iterator[str]:
-    """Buffers whose strides somebody counts on: other calls may make their results alike."""
+    """Buffers with observable strides; other calls may derive their results' strides from them."""
     for a in g.outputs:
         yield from (name for name in atom_refs(a) if name not in g.free)
     for n in g.nodes:
@@ -343,7 +343,7 @@ def _name(n: Extern, k: int) -> str:
 
 
 def _sizes(n: Extern, types: Mapping[str, TensorType]) -> list[int] | None:
-    """Batch, M, K and N of a product of half types on a GPU; None where that is not known."""
+    """Batch, M, K and N of a product of half types on a GPU; None if unknown."""
     first = PRODUCTS[n.op]
     out, a, b = n.outs[0], types[_name(n, first)], types[_name(n, first + 1)]
     if not isinstance(out, Buffer) or out.type.device == HOST or not out.dtype.is_half:
@@ -357,7 +357,7 @@ def _sizes(n: Extern, types: Mapping[str, TensorType]) -> list[int] | None:
 def _arguments(
     n: Extern, types: Mapping[str, TensorType]
 ) -> tuple[dict[int, Shape], frozenset[str]]:
-    """The arguments that need other shapes; and which of m, k and n are ragged side by side."""
+    """The arguments that need other shapes, and which of m, k and n are ragged and contiguous."""
     first = PRODUCTS[n.op]
     a, b = (types[_name(n, k)].layout for k in (first, first + 1))
     ragged = {"n"} if _up(b.shape[-1]) is not b.shape[-1] else set()
@@ -374,7 +374,7 @@ def _arguments(
 
 
 def _pays(sizes: list[int], ragged: frozenset[str], moved: list[Shape]) -> bool:
-    """Compare the seconds of a product as it is with those of a padded one and its copies."""
+    """Compare the time of a product with that of its padded form and the copies."""
     batch, *mkn = sizes
     m, k, n = mkn
     least = 2 * batch * (m * k + k * n + m * n) / BANDWIDTH
@@ -398,7 +398,7 @@ def _up(size: Sym) -> Sym:
 
 
 def _grown(shape: Shape, letters: str, ragged: frozenset[str]) -> Shape:
-    """A shape that ends with the letters, the ragged ones padded; a size of 1 is broadcast."""
+    """The shape that ends with the letters, ragged ones padded; a size of 1 broadcasts."""
     found = list(shape)
     for d, letter in enumerate(reversed(letters), 1):
         if letter in ragged and d <= len(shape) and shape[-d] is not ONE:
@@ -407,13 +407,13 @@ def _grown(shape: Shape, letters: str, ragged: frozenset[str]) -> Shape:
 
 
 def _widened(axes: tuple[Axis, ...], shape: Shape) -> tuple[tuple[Axis, ...], dict[Var, Sym]]:
-    """The axes with other extents, and the new variable for each old one."""
+    """The axes with new extents, and the new variable for each old one."""
     wide = tuple(axis(a.name, size) for a, size in zip(axes, shape, strict=True))
     return wide, {a.var: w.var for a, w in zip(axes, wide, strict=True)}
 
 
 def _inside(axes: tuple[Axis, ...], shape: Shape, body: Expr) -> Expr:
-    """The body where all axes are inside of the shape, zero elsewhere."""
+    """The body if all axes are inside the shape, else zero."""
     tests = [
         index(a.var, I64) < index(size, I64)
         for a, size in zip(axes, shape, strict=True)

@@ -1,10 +1,10 @@
-"""Reductions over rows that a map writes with padding run over the padding too, on GPUs.
+"""Reductions over rows that a map writes with padding include the padding, on GPUs.
 
     %m = reduce max (i: N | r: 13) { x(i, r) }
     %y = map (i: N, j: 16) { masked(j < 13, exp(x(i, j) - load(%m, [i])), 0) }
     ==>  %m = reduce max (i: N | r: 16) { masked(r < 13, x(i, r), -inf) };   %y as it was
 
-Loops of other lengths share no kernel: softmax before a product of ragged size would be three.
+Loops of different lengths share no kernel: softmax before a ragged product would be three.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lenz.sym import Int, Sym, product
 
 
 def pad_rows(g: Graph, cx: Context) -> Graph:
-    """Lengthen the reductions that a padded map reads, or that those read in turn."""
+    """Lengthen the reductions that a padded map reads, directly or through each other."""
     loops = {n.out.name: n for n in g.nodes if isinstance(n, (Pointwise, Reduction))}
     wide: dict[str, Sym] = {}
     for n in loops.values():
@@ -45,9 +45,9 @@ def pad_rows(g: Graph, cx: Context) -> Graph:
 
 
 def _row(n: Pointwise) -> Sym | None:
-    """The length of a row without its padding; None for a map that has none, or for long rows.
+    """The length of a row without its padding; None for a map without padding, and for long rows.
 
-    A row that no program can hold is read again for the map anyway.
+    A row that is too long for a program is read again for the map anyway.
     """
     is_padded = n.body.op is MASKED and n.axes and n.out.type.device != "cpu"
     conds = [n.body.args[0]] if is_padded else []
@@ -63,7 +63,7 @@ def _row(n: Pointwise) -> Sym | None:
 
 
 def _before(n: Pointwise, loops: dict[str, Pointwise | Reduction]) -> Iterator[str]:
-    """What a map reads that has one element per row, and what that reads."""
+    """The operands of a map with one element per row, and their operands."""
     rows = product(n.out.shape[:-1])
     seen: dict[str, None] = {}
     todo = list(reads_of(n))

@@ -1,9 +1,9 @@
-"""Half-precision values that stay inside a loop keep their f32 precision.
+"""Keep f32 precision for half-precision values that stay inside a loop.
 
     cast(narrow(x, bf16), f32)   ==>   x          (x: f32)
 
-But what is compared with another value that was computed is rounded as in eager, with all that it
-is made of: x == amax(x) holds somewhere only if x is the same number wherever it is computed.
+But a value that is compared with another computed value is rounded as in eager, together with all
+its operands: x == amax(x) holds somewhere only if x is the same number wherever it is computed.
 
     eq(cast(narrow(x, bf16), f32), cast(load(%m, [i]), f32))
     ==>  eq(cast(cast(x, bf16), f32), cast(load(%m, [i]), f32))    and so in %m
@@ -25,10 +25,10 @@ from lenz.ops.rounding import widen
 
 
 def precision(g: Graph, cx: Context) -> Graph:
-    """Remove implicit roundings that are undone at once, and keep those that decide."""
+    """Remove implicit roundings that are undone at once; keep those that decide comparisons."""
     if cx.options.emulate_rounding:
         return g
-    decisive: set[str] = set()  # buffers that comparisons are made of
+    decisive: set[str] = set()  # buffers that comparisons depend on
     nodes = list(g.nodes)
     for k, n in reversed([*enumerate(nodes)]):
         if isinstance(n, View) and n.out.name in decisive:
@@ -42,7 +42,7 @@ def precision(g: Graph, cx: Context) -> Graph:
 
 
 def _compared(bodies: tuple[Expr, ...]) -> list[Expr]:
-    """The operands of comparisons of two floats, none of them a number of the program."""
+    """The operands of comparisons of two floats, neither of them a constant."""
     tests = [e for e in nodes_of(*bodies) if e.dtype is BOOL and len(e.args) == 2]
     tests = [e for e in tests if e.args[0].dtype.is_float and CONST not in {a.op for a in e.args}]
     return [x for e in tests for x in e.args]

@@ -1,7 +1,7 @@
-"""Algebra on scalar expressions that looks further than one node; the rules stand in a table.
+"""Algebra on scalar expressions that looks beyond one node; the rules are in a table.
 
-The right side of a rule is never worse than the left, and its result is at least as close to the
-exact value for the values that a program can see.
+The right side of a rule is never slower than the left, and its result is at least as accurate for
+every value that a program can observe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _one_plus_erf(e: Expr) -> Expr | None:
 ACCESSES = (LOAD, INDEX, MASKED)
 
 RULES: tuple[Rule, ...] = (
-    # Half the polynomials of erf serve its relative accuracy near zero, which the sum throws away.
+    # Half of erf's polynomials serve its relative accuracy near zero, which the sum discards.
     Rule("one_plus_erf", "erf(x) + 1 = one_plus_erf(x)", _one_plus_erf),
 )
 
@@ -53,7 +53,7 @@ def simplify(g: Graph, cx: Context) -> Graph:
     def visit(e: Expr, args: list[Expr]) -> Expr:
         if not args or e.op in ACCESSES:
             return rebuild(e, tuple(args))
-        new = apply(e.op, *args, attrs=e.attrs)  # inlining put operands together
+        new = apply(e.op, *args, attrs=e.attrs)  # inlining has brought operands together
         for rule in RULES:
             found = rule.rewrite(new)
             if found is not None and cx.allow("simplify", rule.name):

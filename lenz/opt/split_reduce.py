@@ -1,12 +1,12 @@
-"""Long reductions with few results are cut in two, so that all cores take part.
+"""Split long reductions with few results in two, so that all cores take part.
 
     %s = reduce sum (| r: N) { f(r) }
     ==>  %p = reduce sum (c: C | r: K) { masked(c*K + r < N, f(c*K + r), 0) }     K = ceil(N / C)
          %s = reduce sum (| c: C) { load(%p, [c]) }
 
-C depends on the sizes alone and not on the number of threads, so results are the same on any
-machine. The partial results keep the accumulator's type, and f32 ones are added up in f64: the last
-sums are the largest, and their roundings most of the error.
+C depends only on sizes, not on the number of threads, so results are the same on any machine.
+Partial results keep the accumulator's type. Those in f32 are added in f64: the last sums are the
+largest, and their roundings are most of the error.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.opt.unloop import finished
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
 
-# Below this many elements one core is as fast as waking another (findings-cpu.md section 5).
+# Below this many elements one core finishes before another wakes (findings-cpu.md section 5).
 MIN_ELEMENTS = 65536
 CHUNK = 16384
 MAX_CHUNKS = 32
-# Rows of a part whose columns are added in f32 (opt/wide_sums.py).
+# Rows per part whose columns are added in f32 (opt/wide_sums.py).
 CPU_ROWS = 512
-# On GPUs: programs that a launch should have, and below how many a reduction is cut; columns of one
-# program, and the fewest rows, or elements of one row, that are worth a program.
+# On GPUs: programs that a launch should have, and the number below which a reduction is split;
+# columns per program, and the minimum of rows, or elements of one row, worth a program.
 GPU_PROGRAMS, GPU_ENOUGH = 1024, 256
 GPU_PANEL, GPU_ROWS, GPU_LENGTH = 64, 64, 4096
-# Columns of fewer elements are summed by programs for 8 columns each before a second kernel starts.
+# Shorter columns finish in programs of 8 columns each before a second kernel could start.
 GPU_SMALL = 1 << 18
-# Elements of a row that a program takes at once, and that it can hold (schedule/blocks.py).
+# Elements of a row that a program processes at once, and that it can hold (schedule/blocks.py).
 GPU_TILE, GPU_HELD = 8192, 32768
 SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 
 
 def split_reduce(g: Graph, cx: Context) -> Graph:
-    """Cut every reduction that has too few results to occupy the cores."""
+    """Split every reduction with too few results to occupy the cores."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
     rows = {(_count(n.axes), _count(n.raxes)) for n in g.nodes
             if isinstance(n, Reduction) and n.out.type.device != "cpu"
@@ -63,10 +63,10 @@ def _count(axes: tuple[Axis, ...]) -> Sym:
 
 
 def _beside_rows(n: Reduction, chunks: int) -> int:
-    """Parts of a sum over the columns of a matrix whose rows are reduced as well.
+    """Parts of a sum over the columns of a matrix whose rows are reduced too.
 
-    One kernel can do both, row by row (`schedule/nest.py`, crossing). Then a part is a program, of
-    which there must be enough, while few parts write little.
+    One kernel can do both, row by row (`schedule/nest.py`, crossing). A part is then a program:
+    there must be enough of them, but fewer parts write less.
     """
     count, width, last = _count(n.raxes), _count(n.axes), n.raxes[-1].extent
     if not isinstance(count, Int) or not isinstance(last, Int):
@@ -77,7 +77,7 @@ def _beside_rows(n: Reduction, chunks: int) -> int:
 
 
 def chunks_of(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
-    """How many parts a reduction is cut into."""
+    """How many parts a reduction is split into."""
     if n.out.type.device != "cpu":
         return _gpu_chunks(n, layouts, env)
     results = env.hint(product(a.extent for a in n.axes))
@@ -92,13 +92,13 @@ def chunks_of(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
 
 
 def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
-    """Parts that give every multiprocessor of a GPU several programs, none of them too short."""
+    """Parts that give every GPU multiprocessor several programs, none of them too short."""
     results = max(env.hint(product(a.extent for a in n.axes)), 1)
     length = env.hint(product(a.extent for a in n.raxes))
     if n.kind not in SPLIT_KINDS:
         return 1
     outer = is_outer(n, layouts)
-    # One program holds all: loops that read the results may then share its kernel.
+    # One program holds it all, so loops that read the results may share its kernel.
     if length <= (GPU_HELD // 2 // min(results, GPU_PANEL) if outer else GPU_HELD):
         return 1
     if outer and results * length <= GPU_SMALL:
@@ -111,9 +111,9 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
 
 
 def is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
-    """True when results lie side by side in memory and the reduction runs over rows of them."""
+    """True if results are contiguous in memory and the reduction runs over rows of them."""
     flats = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
-    # A vector that is the same for all results, or all rows, says nothing where a matrix is read.
+    # Next to a matrix, a vector that is shared by all results, or all rows, does not count.
     matrices = [s for s in flats if _moves(s, n.axes) and _moves(s, n.raxes)] or flats
     if any(_is_contiguous(s, a) for s in matrices for a in n.raxes):
         return False
@@ -131,9 +131,9 @@ def _is_contiguous(flat: Sym, a: Axis) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Axes that number the parts, axes of one part, and where that is on the axes that were cut.
+    """Axes that number the parts, axes of one part, and its position on the split axes.
 
-    `position` runs along what was cut, which has `length` elements.
+    `position` runs along the split axes, which have `length` elements.
     """
 
     parts: tuple[Axis, ...]
@@ -161,7 +161,7 @@ def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
 
 
 def in_f64(n: Reduction) -> Reduction:
-    """The same, accumulated in f64 if it adds or multiplies f32."""
+    """The reduction, accumulated in f64 if it adds or multiplies f32."""
     if n.kind not in ("sum", "prod") or n.body.dtype is not F32:
         return n
     narrow = ops.cast(ref("acc", F64), F32)
@@ -169,7 +169,7 @@ def in_f64(n: Reduction) -> Reduction:
 
 
 def _cut(raxes: tuple[Axis, ...], chunks: int) -> _Cut:
-    """Cut the outermost axis when it is long enough; else number all elements in one row."""
+    """Split the outermost axis if it is long enough; else number all elements in one row."""
     outer = raxes[0]
     whole = isinstance(outer.extent, Int) and outer.extent.value >= chunks
     whole = whole or len(raxes) == 1
@@ -183,7 +183,7 @@ def _cut(raxes: tuple[Axis, ...], chunks: int) -> _Cut:
 
 
 def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
-    """Number the parts by the outer axes and by blocks of the next: no index needs a division."""
+    """Number the parts by outer axes and by blocks of the next one: no index needs a division."""
     k = 0
     while k + 1 < len(raxes) and env.hint(raxes[k].extent) < chunks:
         chunks = -(-chunks // max(env.hint(raxes[k].extent), 1))
@@ -194,14 +194,15 @@ def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
         n, least = outer.extent.value, chunk.value
         even = [m for m in range(least, 2 * least) if n % m == 0]
         if product(a.extent for a in raxes[k + 1 :]) is ONE:
-            # Parts without a rest share the loops of what makes or takes the same elements.
+            # Parts without a remainder share loops with the producers and readers of the same
+            # elements.
             rows = [
                 m for m in even if (m % GPU_ROWS == 0 and m < GPU_LENGTH) or m == least <= GPU_ROWS
             ]
             chunk = Int(rows[0]) if rows else _whole_tiles(least)
         elif even:
             chunk = Int(even[0])
-    # Of a size that is not known the last parts may be empty, but the index of a part has an end.
+    # With an unknown size the last parts may be empty, but the index of a part stays bounded.
     count = ceildiv(outer.extent, chunk) if isinstance(outer.extent, Int) else Int(chunks)
     c, r = axis("c", count), axis("rc", chunk)
     position = c.var * chunk + r.var
@@ -222,7 +223,7 @@ def _unflatten(axes: tuple[Axis, ...], position: Sym) -> dict[Var, Sym]:
     step: Sym = Int(1)
     for k, a in reversed(list(enumerate(axes))):
         digit = position // step
-        # Positions behind the end are masked, so the outermost digit needs no modulo.
+        # Positions past the end are masked, so the outermost digit needs no modulo.
         at[a.var] = digit if k == 0 else digit % a.extent
         step = step * a.extent
     return at

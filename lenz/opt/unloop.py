@@ -1,12 +1,12 @@
-"""Reductions that need no loop.
+"""Remove reductions that need no loop.
 
     %s = reduce sum (i: N | r: 3) { f(i, r) }
     ==>  %s = map (i: N) { add(add(f(i, 0), f(i, 1)), f(i, 2)) }
     %s = reduce sum (i: N | r: K) { where(and(eq(t(i), r), c(i)), v(i), 0) }
     ==>  %s = map (i: N) { where(and(and(le(0, t(i)), lt(t(i), K)), c(i)), v(i), 0) }
 
-What is no reduction can be computed where it is read. The second saves the gradient of a loss over
-classes a pass over all of them. On GPUs only: loops on CPU keep a row in cache and its sum at hand.
+A node that is not a reduction can be inlined. The second rule saves the gradient of a loss a pass
+over all classes. On GPUs only: on CPUs loops keep a row in cache and its sum in a register.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from lenz.ops.compare import EQ, WHERE
 from lenz.opt.inline import uses_of
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, product
 
-# Elements of a row that are written out; of one that lies side by side in memory, where a kernel
-# over rows reads whole cache lines; and nodes of the body that comes of it.
+# Longest row that is unrolled; the same for a contiguous row, where a kernel over rows reads whole
+# cache lines; and the limit on nodes in the resulting body.
 LONGEST, LONGEST_ROW, MAX_NODES = 16, 4, 200
 COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
     "sum": ops.add, "prod": ops.mul, "max": ops.maximum, "min": ops.minimum,
@@ -59,10 +59,10 @@ COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 
 
 def unloop(g: Graph, cx: Context) -> Graph:
-    """Write short reductions out, and solve those whose body is zero but for one element."""
+    """Unroll short reductions, and solve those whose body is zero except for one element."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
     uses = uses_of(g)
-    # A read may not move behind a call that writes what it reads.
+    # A read may not move past a call that writes its buffer.
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     loops = {n.out.name for n in g.nodes if isinstance(n, LOOPS)}
     sorts = {n.out.name for n in g.nodes if isinstance(n, Sort)}
@@ -73,8 +73,8 @@ def unloop(g: Graph, cx: Context) -> Graph:
             hot[n.out.name] = n
         if isinstance(n, Reduction) and n.out.type.device != "cpu":
             u, body = uses[n.out.name], None
-            # Readers that need a result for each element of its row share the kernel of the row,
-            # and so does what stores or sorts those elements.
+            # Readers that need the result for each element of its row share the row's kernel, and
+            # so do nodes that store or sort those elements.
             rows = u.elements > u.loads * max(g.env.hint(product(n.out.shape)), 1)
             stored = [r for r in reads_of(n) if r in loops and uses[r].other]
             if not rows and not stored and not sorts & set(reads_of(n)):
@@ -88,7 +88,7 @@ def unloop(g: Graph, cx: Context) -> Graph:
 
 
 def written_out(n: Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
-    """The body of a short reduction, once per element of the row."""
+    """The body of a short reduction, repeated for each element of the row."""
     lengths = [a.extent.value if isinstance(a.extent, Int) else LONGEST + 1 for a in n.raxes]
     combine = COMBINE.get(n.kind)
     if combine is None or 0 in lengths:
@@ -107,13 +107,13 @@ def written_out(n: Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
 
 
 def _is_sparse(e: Expr, a: Axis, layouts: Mapping[str, Layout]) -> bool:
-    """False when a row of the load lies side by side along an axis that is not very short."""
+    """False if a row of the load is contiguous along an axis that is not very short."""
     step = affine_in(layouts[e.attrs[0]].at(e.attrs[1]), a.var)
     return a.extent.hi is not None and (a.extent.hi <= LONGEST_ROW or not (step and step[0] is ONE))
 
 
 def _one_hot(e: Expr) -> list[Expr] | None:
-    """The conditions of `where(c and d and .., v, 0)`, under casts; None for anything else."""
+    """The conditions of `where(c and d and .., v, 0)`, below casts; None for anything else."""
     while e.op in (CAST, NARROW):
         e = e.args[0]
     if e.op is not WHERE or e.args[2] is not const(0, e.dtype):
@@ -129,7 +129,7 @@ def _one_hot(e: Expr) -> list[Expr] | None:
 
 
 def _solved(n: Reduction, hot: Mapping[str, Pointwise]) -> Expr | None:
-    """The one element of a sum that may differ from zero."""
+    """The only element of a sum that may be nonzero."""
     long = [a for a in n.raxes if a.extent is not ONE]
     if n.kind != "sum" or len(long) != 1:
         return None
@@ -165,7 +165,7 @@ def _solved(n: Reduction, hot: Mapping[str, Pointwise]) -> Expr | None:
 
 
 def finished(finish: Expr, acc: Expr) -> Expr:
-    """The finish of a reduction with its result in place of ref(acc)."""
+    """A reduction's finish with its result in place of ref(acc)."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         return acc if e.op is REF else rebuild(e, tuple(args))

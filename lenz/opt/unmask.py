@@ -1,11 +1,11 @@
-"""A mask along a row stands at those loads alone that it is for, on GPUs.
+"""Apply a mask along a row only to the loads that need it, on GPUs.
 
     map (i: N, j: 16) { masked(j < 13, div(load(%x, [i, j]), load(%s, [i])), 0) }
     ==>  where(j < 13, div(masked(j < 13, load(%x, [i, j]), 0), load(%s, [i])), 0)
 
-Under the mask each lane would load, and compute with, a number of its own. A load whose index has
-none of the mask's variables may be done for all elements of the row where it may be for one. And
-where %x has 16 columns, its load may be done up to there: 16 bytes are then loaded at once.
+Under the mask each lane would load its own number and compute with it. A load whose index has none
+of the mask's variables is safe for all elements of the row if it is safe for one. And if %x has 16
+columns, it may be loaded up to there, 16 bytes at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNIT = 8  # elements of a half type in 16 bytes
 
 
 def unmask(g: Graph, cx: Context) -> Graph:
-    """Let masks along rows go down to the loads that need them."""
+    """Move masks along rows down to the loads that need them."""
     shapes = {name: b.shape for name, b in buffers_of(g).items()}
     return map_gpu_loops(g, lambda n: _unmasked(n, shapes))
 
@@ -56,7 +56,7 @@ def _unmasked(n: Loop, shapes: Mapping[str, tuple[Sym, ...]]) -> Loop:
 
 
 def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]) -> Expr:
-    """A masked value with the tests of places in rows at its loads, if one of them gains by it."""
+    """A masked value with its position tests moved to its loads, if one of them gains by it."""
     cond, value, other = e.args
     tests = tests_of(cond)
     rows = {t: s for t in tests if (s := _own_place(t, tests)) is not None}
@@ -82,7 +82,7 @@ def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...
 def _for_load(
     test: Expr, place: Sym, x: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]
 ) -> Expr | None:
-    """What is left of a test for one load: nothing, the same, or the end of the padded row."""
+    """The test that remains for one load: none, the same, or the end of the padded row."""
     if isinstance(place, Var) and not x.args and not _vars(x) & {place, *inner}:
         return None
     n = test.args[1].attrs[0].value
@@ -109,7 +109,7 @@ def tests_of(cond: Expr) -> list[Expr]:
 
 
 def spare_of(test: Expr) -> Sym | None:
-    """What is at least 0 where a comparison of two positions holds; None for other tests."""
+    """A number that is at least 0 exactly if a comparison of two positions holds; else None."""
     if test.op not in (LT, LE) or any(x.op is not INDEX or x.args for x in test.args):
         return None
     low, high = (x.attrs[0] for x in test.args)
@@ -117,7 +117,7 @@ def spare_of(test: Expr) -> Sym | None:
 
 
 def _own_place(test: Expr, tests: list[Expr]) -> Sym | None:
-    """The place s of a test s < n that holds for 0, and shares no variable with another test."""
+    """The position s of a test s < n that holds for 0 and shares no variable with another test."""
     if test.op is not LT or any(x.op is not INDEX or x.args for x in test.args):
         return None
     s, n = (x.attrs[0] for x in test.args)
@@ -128,5 +128,5 @@ def _own_place(test: Expr, tests: list[Expr]) -> Sym | None:
 
 
 def _vars(*exprs: Expr) -> set[Var]:
-    """The axes and sizes that expressions depend on."""
+    """The axes and sizes that the expressions depend on."""
     return {v for e in nodes_of(*exprs) for s in syms_of(e) for v in s.free_vars}

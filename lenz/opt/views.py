@@ -1,9 +1,9 @@
-"""Loads through views become loads of what the view shows.
+"""Loads through views become loads of the viewed buffer.
 
     %v = view %x (i, j) [j, i];  map { load(%v, [i, j]) }   ==>   map { load(%x, [j, i]) }
 
-A view node itself stays for the users that need a tensor (eager calls, outputs, mutations), and
-goes where there is none: what nobody else reads may then be computed where it is read.
+The view node stays for users that need a tensor (eager calls, outputs, mutations). Without such
+users it is dropped, so that its source can be inlined if nothing else reads it.
 """
 
 from __future__ import annotations

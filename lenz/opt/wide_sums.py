@@ -1,13 +1,12 @@
-"""Long sums and products of f32 on CPUs are accumulated in f64.
+"""Accumulate long sums and products of f32 in f64 on CPUs.
 
     %s = reduce sum (i: N | r: R) { f(i, r) } finish { div(acc, R) }
     ==>  %s = reduce sum (i: N | r: R) { cast(f(i, r), f64) } finish { div(cast(acc, f32), R) }
 
-Eager adds f32 in cascades, whose error hardly grows with the length. Running sums of n numbers in
-k lanes are off by sqrt(n / k) units in the last place: of 10^6 numbers by 5 times as much as
-eager's. Columns have one lane each; where they are cut, `split_reduce` adds up their parts in f64.
-In a product the errors of all factors add up. In cache f64 takes 5 to 30% longer, which short rows
-need not pay.
+Eager adds f32 in cascades, whose error hardly grows with the length. Running sums of n numbers in k
+lanes are off by sqrt(n / k) units in the last place: for 10^6 numbers, 5 times eager's error.
+Columns have one lane each; if they are split, `split_reduce` adds their parts in f64. In a product
+the errors of all factors add up. In cache f64 takes 5 to 30% longer, a cost that short rows avoid.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from lenz.ir.graph import Graph, Reduction, buffers_of
 from lenz.opt.split_reduce import CPU_ROWS, chunks_of, in_f64, is_outer
 from lenz.sym import product
 
-LONGEST_ROW, LONGEST_PRODUCT = 4096, 64  # that stay in f32: 64 numbers for each lane
+LONGEST_ROW, LONGEST_PRODUCT = 4096, 64  # longest sums that stay in f32: 64 numbers per lane
 
 
 def wide_sums(g: Graph, cx: Context) -> Graph:
-    """Accumulate in f64 what is long; needs bodies that are complete, and no parts yet."""
+    """Accumulate long reductions in f64; needs complete bodies that are not split yet."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
 
     def long(n: Reduction) -> bool:
         if n.out.type.device != "cpu":
-            return False  # lanes of a tile are added in a tree, and its tiles are few
+            return False  # the lanes of a tile are added in a tree, and there are few tiles
         length = g.env.hint(product(a.extent for a in n.raxes))
         if n.kind == "prod":
             return length > LONGEST_PRODUCT
