@@ -24,8 +24,11 @@ from lenz.frontend.saved import Savable, dumped, is_asked, loaded
 from lenz.frontend.untraced import calling, outside
 from lenz.frontend.values import has_fakes
 from lenz.ir.binary import encode
+from lenz.keys import key_of, native_names
+from lenz.loading import Boxed
 from lenz.options import Options
-from lenz.recall import Boxed, context, key_of, native_names, recall, store_in
+from lenz.recall import context, recall
+from lenz.runtime.store import store_in
 
 if TYPE_CHECKING:  # a graph that is in the disk cache needs no compiler: 0.3 s of imports
     from lenz.context import Context

@@ -18,9 +18,8 @@ from lenz.context import Context
 from lenz.errors import Missing
 from lenz.ir.binary import Binary
 from lenz.ir.kernel import Kernel
-from lenz.recall import store_in
 from lenz.runtime import cuda, loader
-from lenz.runtime.store import Store
+from lenz.runtime.store import Store, store_in
 from lenz.runtime.threads import imports
 
 OLDEST = 80  # compute capability 8.0, the first with bf16

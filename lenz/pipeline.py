@@ -19,12 +19,16 @@ from lenz.ir.plan import Plan
 from lenz.ir.printer import show
 from lenz.ir.tensor import Layout
 from lenz.ir.verify import verify
+from lenz.keys import key_of
+from lenz.loading import Boxed
 from lenz.lower import lower
 from lenz.opt import PASSES
 from lenz.plan import Given, source
 from lenz.plan import build as build_plan
-from lenz.recall import Boxed, Entry, keep, key_of, load, recall, store_in
+from lenz.recall import Entry, keep, recall
 from lenz.recall import context as context
+from lenz.respecialise import load_program
+from lenz.runtime.store import store_in
 from lenz.schedule import schedule
 from lenz.sym import Int, SymEnv
 from lenz.tune.search import tune
@@ -142,7 +146,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         e.origins = frozenset(o for x in mine for o in x.origins)
         raise
     with trace.stage("plan"):
-        call = load(plan, code.functions, code.library, program, cx, run_of)
+        call = load_program(plan, code.functions, code.library, program, cx, run_of)
     trace.text("module", lambda: code.text)
     trace.text("code", lambda: source(plan, g.env.hints, comments=True))
     return Compiled(program, g, s, plan, code, call, tuned)

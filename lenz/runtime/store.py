@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import cache
 
 from lenz.errors import InternalError
+from lenz.options import Options
 from lenz.private import Folder, folder, is_private, opened, unlink, write
 
 MAGIC = b"lenz\x89\r\n\x1a"
@@ -137,6 +138,12 @@ class Store:
 def store_at(root: str) -> Store:
     """Return this process's only store for `root`, so that each folder warns at most once."""
     return Store(root)
+
+
+def store_in(options: Options) -> Store | None:
+    """The disk cache; None without one."""
+    folder = options.cache_dir
+    return store_at(folder) if options.cache and folder is not None else None
 
 
 def _place(kind: str, key: str) -> tuple[str, str, bytes]:

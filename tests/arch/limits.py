@@ -47,13 +47,15 @@ RANKS = {
     "runtime": 8,  # beside the compiler: what it may import is in RUNTIME_IMPORTS
     "codegen": 9,
     "plan": 10,
-    "recall": 11,
+    "keys": 10,
+    "loading": 11,
     "tune": 11,
-    "aot": 12,
+    "respecialise": 12,
     "assemble": 12,
-    "pipeline": 13,
-    "api": 14,
-    "cli": 15,
+    "recall": 13,
+    "pipeline": 14,
+    "api": 15,
+    "cli": 16,
     "__main__": 17,
     "__init__": 17,
 }
@@ -114,7 +116,7 @@ WRITING_FILES = {
 
 # Files that run text as code, and where they have it from.
 EXEC_FILES = {
-    "recall.py": "the Python source of a plan, printed just before",
+    "loading.py": "the Python source of a plan, printed just before",
     "codegen/triton/compile.py": "Triton takes kernels as functions; the text was just emitted",
 }
 

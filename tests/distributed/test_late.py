@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lenz
-from lenz import pipeline, recall
+from lenz import keys, pipeline
 from tests.distributed.programs import arguments, as_function, drawn
 
 if not dist.is_available():
@@ -205,7 +205,7 @@ def test_random_program(seed: int, group: str) -> None:
 def test_a_recalled_program_has_the_same_order(
     group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recall, "sources", lambda again=False: "one version")
+    monkeypatch.setattr(keys, "sources", lambda again=False: "one version")
     f = as_function(drawn(3, 24, real=False), group, 2)
     want, wanted = order(f, arguments(3))
     for is_recalled in (False, True):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._library import opaque_object
 
 import lenz
-from lenz import pipeline, recall
+from lenz import keys, pipeline
 
 Base: Any = getattr(torch, "_opaque_base", None)
 Base = Base.OpaqueBase if Base is not None else object
@@ -85,7 +85,7 @@ def test_an_object_reaches_the_op_that_takes_it(kind: Any, ops: Any) -> None:
 def test_a_graph_with_an_object_is_recalled_for_another(
     ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recall, "sources", lambda again=False: "one version")
+    monkeypatch.setattr(keys, "sources", lambda again=False: "one version")
 
     def f(x: Tensor, b: Box) -> Tensor:
         y: Tensor = ops.by(x + 1, b) * 2

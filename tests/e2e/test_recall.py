@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, randn
 
 import lenz
-from lenz import pipeline, recall
+from lenz import keys, pipeline, recall
 from lenz.frontend import FxProgram
 from lenz.ir import op
 from lenz.lower import registry
@@ -34,7 +34,7 @@ Compiled = Callable[..., Any]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A cache of its own.  The sources count as unchanged, though somebody may be at work there."""
-    monkeypatch.setattr(recall, "sources", lambda again=False: "one version")
+    monkeypatch.setattr(keys, "sources", lambda again=False: "one version")
     yield str(tmp_path / "cache")
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_entry_is_compiled_again(
 def test_an_entry_of_another_kind_is_a_miss(folder: str, data: bytes) -> None:
     (p,) = programs(scaled, randn(4, 6), randn(4, 6))
     cx = recall.context(Options(cache_dir=folder))
-    key = recall.key_of(p, cx)
+    key = keys.key_of(p, cx)
     assert key is not None
     store_at(folder).put("graph", key, data)
     assert recall.recall(p, cx, key, pipeline.run_of) is None
@@ -191,31 +191,31 @@ def test_a_key_tells_options_target_and_versions(
     (p,) = programs(scaled, randn(4, 6), randn(4, 6))
     options = Options(cache_dir=folder)
     cx = recall.context(options)
-    keys = {"": recall.key_of(p, cx)}
+    found = {"": keys.key_of(p, cx)}
     changed = {
         "fuse": False, "fuse_reductions": False, "inline": False, "horizontal": False,
         "reuse_buffers": False, "emulate_rounding": True, "eager_random": True,
         "aligned": False, "size_facts": False, "autotune": True,
     }  # fmt: skip
     for name, value in changed.items():
-        keys[name] = recall.key_of(p, recall.context(replace(options, **{name: value})))
+        found[name] = keys.key_of(p, recall.context(replace(options, **{name: value})))
     for name in ("triple", "cpu", "features", "version"):
-        keys[name] = recall.key_of(p, replace(cx, target=replace(cx.target, **{name: "other"})))
-    keys["lanes"] = recall.key_of(p, replace(cx, target=replace(cx.target, lanes=3)))
+        found[name] = keys.key_of(p, replace(cx, target=replace(cx.target, **{name: "other"})))
+    found["lanes"] = keys.key_of(p, replace(cx, target=replace(cx.target, lanes=3)))
     torch.set_default_dtype(torch.float64)
     try:
-        keys["default type"] = recall.key_of(p, cx)
+        found["default type"] = keys.key_of(p, cx)
     finally:
         torch.set_default_dtype(torch.float32)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "0.0")
-        keys["torch"] = recall.key_of(p, cx)
+        found["torch"] = keys.key_of(p, cx)
     with monkeypatch.context() as patch:
-        patch.setattr(recall, "sources", lambda again=False: "another version")
-        keys["lenz"] = recall.key_of(p, cx)
-    assert None not in keys.values()
-    assert len(set(keys.values())) == len(keys), keys
-    assert recall.key_of(p, recall.context(replace(options, logs=("time",)))) == keys[""]
+        patch.setattr(keys, "sources", lambda again=False: "another version")
+        found["lenz"] = keys.key_of(p, cx)
+    assert None not in found.values()
+    assert len(set(found.values())) == len(found), found
+    assert keys.key_of(p, recall.context(replace(options, logs=("time",)))) == found[""]
 
 
 def test_every_option_that_changes_code_is_in_the_key() -> None:
@@ -260,7 +260,7 @@ REPLACED: dict[str, Callable[[Path, Path], object]] = {
 @pytest.mark.parametrize("how", REPLACED)
 def test_files_that_are_replaced_while_a_process_runs_are_no_key(tree: Path, how: str) -> None:
     """Sizes and times of contents stay."""
-    own = recall.Sources(str(tree), time.time() + 1)
+    own = keys.Sources(str(tree), time.time() + 1)
     first = own.digest()
     assert first != "" and own.digest(again=True) == first
     other = tree.with_name("other")
@@ -270,16 +270,16 @@ def test_files_that_are_replaced_while_a_process_runs_are_no_key(tree: Path, how
     REPLACED[how](tree, other)
     assert own.digest() == first, "what is loaded is of the files before"
     assert own.digest(again=True) == own.digest() == ""
-    assert recall.Sources(str(tree), time.time() + 1).digest() not in ("", first)
+    assert keys.Sources(str(tree), time.time() + 1).digest() not in ("", first)
 
 
 def test_a_file_that_changed_while_lenz_was_imported_is_no_key(tree: Path) -> None:
     since = time.time() - 60
-    assert recall.Sources(str(tree), since).digest() == "", "made after that, with an older time"
+    assert keys.Sources(str(tree), since).digest() == "", "made after that, with an older time"
 
 
 def test_a_change_that_leaves_the_text_is_none(tree: Path) -> None:
-    own = recall.Sources(str(tree), time.time() + 1)
+    own = keys.Sources(str(tree), time.time() + 1)
     first = own.digest()
     os.link(tree / "a.py", tree.with_name("link"))
     (tree / "b/c.py").chmod(0o600)
@@ -291,17 +291,17 @@ def test_a_change_that_leaves_the_text_is_none(tree: Path) -> None:
 def test_nothing_is_kept_once_files_have_changed(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = recall.Sources(str(tree), time.time() + 1)
-    monkeypatch.setattr(recall, "OWN", own)
-    recall._say_changed.cache_clear()
+    own = keys.Sources(str(tree), time.time() + 1)
+    monkeypatch.setattr(keys, "OWN", own)
+    keys._say_changed.cache_clear()
     (p,) = programs(scaled, randn(4, 6), randn(4, 6))
     cx = recall.context(Options(cache_dir=str(tmp_path / "cache")))
-    key = recall.key_of(p, cx)
+    key = keys.key_of(p, cx)
     assert key is not None
     (tree / "a.py").write_text("x = 2\n")
     with pytest.warns(RuntimeWarning, match="files have changed") as said:
         pipeline.compile_program(p, cx, key)
-        assert recall.key_of(p, cx) is None
+        assert keys.key_of(p, cx) is None
     assert len(said) == 1
     assert not list((tmp_path / "cache").rglob("*.graph"))
 
@@ -311,28 +311,28 @@ def test_lowerings_of_others_are_no_part_of_a_key(
 ) -> None:
     (p,) = programs(scaled, randn(4, 6), randn(4, 6))
     cx = recall.context(Options(cache_dir=folder))
-    assert recall.key_of(p, cx) is not None
+    assert keys.key_of(p, cx) is not None
     entry = registry.Entry(lambda b, x: x)
     with monkeypatch.context() as patch:
         patch.setitem(registry._BY_OVERLOAD, "mine.default", entry)
-        assert recall.key_of(p, cx) is None
-    assert recall.key_of(p, cx) is not None
+        assert keys.key_of(p, cx) is None
+    assert keys.key_of(p, cx) is not None
     monkeypatch.setitem(op._OPS, "mine", op.CONST)
-    assert recall.key_of(p, cx) is None
+    assert keys.key_of(p, cx) is None
 
 
 def test_names_of_ops_come_from_the_store_where_nothing_is_imported(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_at(folder)
-    real = recall.native_names(store)
+    real = keys.native_names(store)
     assert "aten.gelu" in real and store.get("native", "one version") is None, "ops may be added"
     monkeypatch.delitem(sys.modules, "lenz.ir.op")
-    assert recall.native_names(store) == real
+    assert keys.native_names(store) == real
     store.put("native", "one version", b"aten.mine")
-    assert recall.native_names(store) == {"aten.mine"}
+    assert keys.native_names(store) == {"aten.mine"}
     monkeypatch.undo()
-    assert recall.native_names(store) == real, "an op of the user's would be missed"
+    assert keys.native_names(store) == real, "an op of the user's would be missed"
 
 
 class OneGpu:
@@ -353,7 +353,7 @@ def test_gpu_kernels_are_loaded_as_they_were(folder: str, monkeypatch: pytest.Mo
     gpu = OneGpu(monkeypatch)
     p = cuda_program(lambda x: (torch.softmax(x, -1), x.t() + 1), (16, 200))
     cx = recall.context(Options(cache_dir=folder))
-    key = recall.key_of(p, cx)
+    key = keys.key_of(p, cx)
     assert key is not None
     made = pipeline.compile_program(p, cx, key)
     first, gpu.loaded = gpu.loaded, []
@@ -364,7 +364,7 @@ def test_gpu_kernels_are_loaded_as_they_were(folder: str, monkeypatch: pytest.Mo
     names = set(made.code.functions)
     assert names <= set(run.__globals__) and None not in [run.__globals__[n] for n in names]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "another GPU")
-    assert recall.key_of(p, cx) != key
+    assert keys.key_of(p, cx) != key
     for path in entries(folder)["cubin"][:1]:
         os.unlink(path)
     assert recall.recall(p, cx, key, pipeline.run_of) is None

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lenz import recall
+from lenz import recall, respecialise
 from lenz.context import Context
+from lenz.loading import Boxed
 from lenz.options import Options
-from lenz.recall import Boxed
 
 
 def test_a_failed_check_is_raised_in_its_own_thread() -> None:
@@ -149,10 +149,10 @@ def test_threads_that_break_what_was_taken_to_be_so_compile_once(
         time.sleep(0.05)
         return lambda args: args
 
-    monkeypatch.setattr(recall, "kept", lambda program, args: {})
-    monkeypatch.setattr(recall, "assuming", lambda program, facts: program)
+    monkeypatch.setattr(respecialise, "kept", lambda program, args: {})
+    monkeypatch.setattr(respecialise, "assuming", lambda program, facts: program)
     cx = recall.context(Options())
-    otherwise = recall._Otherwise(SimpleNamespace(facts={}), cx, compiled)  # type: ignore[arg-type]
+    otherwise = respecialise.Respecialised(SimpleNamespace(facts={}), cx, compiled)  # type: ignore[arg-type]
 
     def call(k: int) -> Any:
         meet.wait(60)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import lenz
-from lenz import api, pipeline, recall
+from lenz import api, keys, pipeline
 from lenz.context import Context
 from lenz.errors import InternalError, Unsupported, UserError
 from lenz.ir.graph import Graph
@@ -48,7 +48,7 @@ def break_pass(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
     monkeypatch.setattr(pipeline, "PASSES", {**pipeline.PASSES, "inline": broken})
     # No graph is taken from the disk cache, whose key does not know of this.
-    monkeypatch.setattr(recall, "sources", lambda again=False: "")
+    monkeypatch.setattr(keys, "sources", lambda again=False: "")
 
 
 def test_a_fault_names_pass_line_and_repro(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

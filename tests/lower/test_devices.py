@@ -15,9 +15,10 @@ from lenz.ir.dtype import BF16
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, buffers_of, reads_of
 from lenz.ir.verify import verify
+from lenz.keys import key_of
 from lenz.lower import lower
 from lenz.options import Options
-from lenz.recall import context, key_of
+from lenz.recall import context
 from lenz.runtime.executor import resolve, seed, to_device
 from tests.cuda import Fake, cuda_program, cuda_programs
 

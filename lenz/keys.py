@@ -1,0 +1,145 @@
+"""The key of a graph's compilation: all that it depends on, so that equal keys give equal code.
+
+The program as text, options, target and GPUs, torch and Triton, and every source file of lenz.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from typing import TypeAlias
+
+import torch
+
+from lenz.codegen.triton.compile import version
+from lenz.context import Context
+from lenz.frontend import FxProgram
+from lenz.frontend.identity import identity
+from lenz.runtime import cuda
+from lenz.runtime.store import Store
+
+State: TypeAlias = tuple[int, ...]
+
+
+class Sources:
+    """The Python files below a folder as this process read them, from time `since` on.
+
+    Most are imported late. What one of other files made must not be found by a process that has
+    those alone, so that there is no digest once one has changed: by any of its numbers, as a copy
+    may have the size and the time of the original.
+    """
+
+    __slots__ = ("_digest", "_files", "_root")
+
+    def __init__(self, root: str, since: float) -> None:
+        self._root, self._files = root, _files(root)
+        old = all(max(mtime, ctime) <= since * 1e9 for *_, mtime, ctime in self._files.values())
+        self._digest = _digest(root, self._files) if old else ""
+
+    def digest(self, again: bool = False) -> str:
+        """The hash of the files, empty if one has changed; `again` looks, which takes 1 ms."""
+        if again and self._digest and (files := _files(self._root)) != self._files:
+            # The text may be the same: a link to a file or another mode change its numbers too.
+            same = _digest(self._root, files) == self._digest
+            self._files, self._digest = files, self._digest if same else ""
+        return self._digest
+
+
+def _files(root: str) -> dict[str, State]:
+    """Every Python file: device, number, size, time of its contents, time of its last change."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        for name in sorted(n for n in names if n.endswith(".py")):
+            path = os.path.join(folder, name)
+            found[path] = _state(os.stat(path))
+    return found
+
+
+def _state(i: os.stat_result) -> State:
+    return i.st_dev, i.st_ino, i.st_size, i.st_mtime_ns, i.st_ctime_ns
+
+
+def _digest(root: str, files: Mapping[str, State]) -> str:
+    """The hash of names and texts; empty if one changes meanwhile."""
+    digest = hashlib.sha256()
+    for path, state in files.items():
+        with open(path, "rb") as file:
+            data = file.read()
+            if _state(os.fstat(file.fileno())) != state:
+                return ""
+        digest.update(f"{os.path.relpath(path, root)} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+# Read now, before what is imported late.
+OWN = Sources(os.path.dirname(os.path.abspath(__file__)), sys.modules["lenz"].STARTED)
+
+
+def sources(again: bool = False) -> str:
+    """The hash of lenz's own files; empty, which is said once, where this process may mix two."""
+    digest = OWN.digest(again)
+    if not digest:
+        _say_changed()
+    return digest
+
+
+@cache
+def _say_changed() -> None:
+    warnings.warn(
+        "lenz's files have changed since this process began to import them. What it compiles from"
+        " now on is not kept in the cache; a new process does that again.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def is_extended() -> bool:
+    """Say whether somebody gave this process ops or lowerings of their own, which no key tells."""
+    registry = sys.modules.get("lenz.lower.registry")
+    return registry is not None and not registry.is_own()
+
+
+def native_names(store: Store | None) -> frozenset[str]:
+    """The ops that have a lowering; from the store, if no op has been defined in this process."""
+    store = store if store and "lenz.ir.op" not in sys.modules and sources() else None
+    data = None if store is None else store.get("native", sources())
+    if data is not None:
+        return frozenset(data.decode().split())
+    from lenz.lower import native_ops
+
+    names = native_ops()
+    if store is not None and (digest := sources(again=True)):
+        store.put("native", digest, " ".join(sorted(names)).encode())
+    return names
+
+
+def key_of(program: FxProgram, cx: Context) -> str | None:
+    """The key of a program's compilation; None if it has none, or is not to be skipped."""
+    options = cx.options
+    if options.verify or options.fuel >= 0 or not options.cache or is_extended():
+        return None
+    if not sources():
+        return None
+    text = identity(program)
+    if text is None:
+        return None
+    gpus = {
+        v.device.index or 0
+        for n in program.gm.graph.nodes
+        if isinstance(v := n.meta.get("val"), torch.Tensor) and v.device.type == "cuda"
+    }
+    head = [
+        sources(),
+        f"torch {torch.__version__} {torch.version.git_version}",
+        f"{torch.get_default_dtype()} {options.key()} {cx.target.key()}",
+        f"deterministic: {torch.are_deterministic_algorithms_enabled()}",
+        *(f"cuda:{n} {torch.cuda.get_device_name(n)} {cuda.capability(n)}" for n in sorted(gpus)),
+    ]
+    if gpus:
+        head.append(version())
+    return hashlib.sha256("\n".join([*head, text]).encode()).hexdigest()

@@ -1,0 +1,52 @@
+"""A plan and its kernels as a callable, in a process that need not have compiled them.
+
+Neither Dynamo, nor AOTAutograd, nor a pass of lenz is imported for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from lenz.codegen.llvm.compile import Library
+from lenz.ir.plan import Plan
+from lenz.plan.python import source
+
+Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+NONE: Mapping[str, Any] = {}
+
+
+def load(
+    p: Plan,
+    functions: Functions,
+    library: Library | None = None,
+    constants: Mapping[str, torch.Tensor] = NONE,
+    objects: Mapping[str, Any] = NONE,
+    otherwise: Callable[..., Sequence[Any]] | None = None,
+) -> Boxed:
+    """Print a plan as a module, execute that, and put kernels, constants and objects into it.
+
+    `functions` are its kernels, whose code lives as long as `library`; `otherwise` runs the graph
+    for calls that break an assumption of the plan.
+    """
+    module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
+    exec(compile(source(p), f"<lenz {p.name}>", "exec"), module)
+    module.update(functions)
+    module.update((c.name, _aligned(constants[c.name])) for c in p.constants)
+    module.update((py, objects[o]) for py, o in module["OBJECTS"].items())
+    if "otherwise" in module:
+        module["otherwise"] = otherwise
+    module["_library"] = library
+    call: Boxed = module["call"]
+    return call
+
+
+def _aligned(t: torch.Tensor) -> torch.Tensor:
+    """A constant as GPU kernels take it to be: at a multiple of 16 bytes, as new memory is."""
+    if t.is_cpu or t.data_ptr() % 16 == 0:
+        return t
+    with torch.no_grad():
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)

@@ -1,0 +1,66 @@
+"""Graphs for the calls that break what a graph assumes of sizes and addresses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from lenz.codegen.llvm.compile import Library
+from lenz.context import Context
+from lenz.errors import InternalError
+from lenz.frontend import FxProgram, assuming, kept
+from lenz.frontend.program import Facts
+from lenz.ir.interned import using
+from lenz.ir.plan import Plan
+from lenz.loading import Boxed, Functions, load
+
+Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
+
+
+def load_program(
+    p: Plan,
+    functions: Functions,
+    library: Library | None,
+    program: FxProgram,
+    cx: Context,
+    again: Compile,
+) -> Boxed:
+    """The callable of a program; `again` compiles it for calls that break an assumption."""
+    names = {n.name: str(n.target) for n in program.gm.graph.nodes if n.op == "get_attr"}
+    constants = {c.name: program.constants[names[c.name]] for c in p.constants}
+    otherwise = Respecialised(program, cx, again)
+    return load(p, functions, library, constants, program.modules, otherwise)
+
+
+class Respecialised:
+    """The graph for calls that break an assumption, compiled when the first one comes.
+
+    What holds in such a call is kept: its own graph may be left again, if a later one breaks that.
+    """
+
+    __slots__ = ("_again", "_lock", "_made", "_options", "_program", "_target")
+
+    def __init__(self, program: FxProgram, cx: Context, again: Compile) -> None:
+        self._program, self._again = program, again
+        self._options, self._target = cx.options, cx.target
+        self._made: dict[tuple[object, ...], Boxed] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
+        """Run the graph on boxed arguments, of which one may be at an odd address."""
+        facts = kept(self._program, args)
+        key = (aligned, *facts.items())
+        with self._lock:  # of threads that come here at once, one compiles
+            run = self._made.get(key) or self._compiled(key, aligned, facts)
+        return run(args)
+
+    def _compiled(self, key: tuple[object, ...], aligned: bool, facts: Facts) -> Boxed:
+        if aligned and facts == self._program.facts:
+            raise InternalError("no assumption is broken", pass_name="plan")
+        options = replace(self._options, aligned=self._options.aligned and aligned)
+        cx = Context(options, self._target)
+        with using():
+            self._made[key] = self._again(assuming(self._program, facts), cx)
+        return self._made[key]
