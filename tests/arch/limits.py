@@ -12,21 +12,21 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_260,
+    ".": 1_300,
     "codegen": 4_270,
     "debug": 540,
     "frontend": 3_110,
-    "ir": 4_310,
-    "lower": 6_550,
-    "ops": 2_400,
+    "ir": 4_030,
+    "lower": 6_330,
+    "ops": 2_390,
     "opt": 1_590,
     "plan": 780,
-    "runtime": 540,
-    "schedule": 2_440,
+    "runtime": 545,
+    "schedule": 2_410,
     "sym": 1_290,
     "tune": 300,
 }
-TOTAL_CODE_LINES = 29_330
+TOTAL_CODE_LINES = 28_840
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
