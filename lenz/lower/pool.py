@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -106,14 +106,15 @@ def avg_pool_gradient(
         raise Decline("the windows overlap too much for a gather")
     lead = grad.rank - w.rank
 
-    def at(i: Index) -> Expr:
-        parts: list[Expr] = []
-        for o, exists in w.holders(i[lead:]):
-            dy = divided(grad.compute((*i[:lead], *o)), divisor(w, o, include_pad, override))
-            parts.append(masked(exists, dy, const(0, dy.dtype)))
-        return ops.total(parts)
+    def share(i: Index, o: Index) -> Expr:
+        return divided(grad.compute((*i[:lead], *o)), divisor(w, o, include_pad, override))
 
-    return b.map(at)
+    return b.map(lambda i: _total((e, share(i, o)) for o, e in w.holders(i[lead:])))
+
+
+def _total(shares: Iterable[tuple[Expr, Expr]]) -> Expr:
+    """The sum of what windows give an element, each with whether there is such a window."""
+    return ops.total([masked(exists, e, const(0, e.dtype)) for exists, e in shares])
 
 
 def _adaptive_gradient(b: GraphBuilder, grad: Value, w: Adaptive) -> Value:
@@ -127,13 +128,12 @@ def _adaptive_gradient(b: GraphBuilder, grad: Value, w: Adaptive) -> Value:
 
 
 def _along(b: GraphBuilder, dy: Value, w: Adaptive, d: int, dim: int) -> Value:
+    def share(i: Index, o: Sym) -> Expr:
+        start, end = w.ends(o, d)
+        return divided(dy.compute((*i[:dim], o, *i[dim + 1 :])), index(end - start))
+
     def at(i: Index) -> Expr:
-        parts: list[Expr] = []
-        for o, exists in w.holders_along(d, i[dim]):
-            start, end = w.ends(o, d)
-            e = divided(dy.compute((*i[:dim], o, *i[dim + 1 :])), index(end - start))
-            parts.append(masked(exists, e, const(0, e.dtype)))
-        return ops.total(parts)
+        return _total((exists, share(i, o)) for o, exists in w.holders_along(d, i[dim]))
 
     if not d:
         return b.map(at)
@@ -201,19 +201,11 @@ def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) 
     if math.prod(w.covering(d) for d in range(w.rank)) > WRITTEN_OUT:
         raise Decline("the windows overlap too much for a gather")
 
-    def at(i: Index) -> Expr:
-        h = i[lead:]
-        here = index(flatten(h, w.sizes))
-        parts: list[Expr] = []
-        for o, exists in w.holders(h):
-            full = (*i[:lead], *o)
-            dy = grad.compute(full)
-            zero = const(0, dy.dtype)
-            chosen = ops.eq(indices.at(full), here)
-            parts.append(masked(exists, ops.where(chosen, dy, zero), zero))
-        return ops.total(parts)
+    def share(i: Index, at: Index) -> Expr:
+        here = index(flatten(i[lead:], w.sizes))
+        return ops.where(ops.eq(indices.at(at), here), grad.compute(at), 0)
 
-    return b.map(at)
+    return b.map(lambda i: _total((e, share(i, (*i[:lead], *o))) for o, e in w.holders(i[lead:])))
 
 
 def _unpooled(

@@ -33,10 +33,7 @@ from lenz.ops.arith import (
 )
 from lenz.ops.bits import (
     and_,
-    logical_and,
     logical_not,
-    logical_or,
-    logical_xor,
     not_,
     or_,
     shift_left,

@@ -151,21 +151,6 @@ def truth(x: Expr) -> Expr:
     return x if x.dtype is BOOL else ne(x, 0)
 
 
-def logical_and(x: Expr, y: Expr) -> Expr:
-    """truth(x) and truth(y)."""
-    return apply(AND, truth(x), truth(y))
-
-
-def logical_or(x: Expr, y: Expr) -> Expr:
-    """truth(x) or truth(y)."""
-    return apply(OR, truth(x), truth(y))
-
-
-def logical_xor(x: Expr, y: Expr) -> Expr:
-    """truth(x) differs from truth(y)."""
-    return apply(XOR, truth(x), truth(y))
-
-
 def logical_not(x: Expr) -> Expr:
     """x == 0; false for NaN."""
     return apply(NOT, truth(x))
