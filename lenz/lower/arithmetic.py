@@ -68,13 +68,6 @@ def _is(e: Expr, value: float) -> Expr:
     return ops.eq(e, value)
 
 
-@elementwise("sinc", "special_sinc")
-def sinc(e: Expr) -> Expr:
-    """sin(pi x) / (pi x), 1 at 0."""
-    angle = e * math.pi
-    return ops.where(_is(e, 0.0), 1.0, ops.sin(angle) / angle)
-
-
 @elementwise("frac")
 def frac(e: Expr) -> Expr:
     """e without its whole part."""
@@ -222,39 +215,6 @@ def heaviside(e: Expr, at_zero: Expr) -> Expr:
     """0 below zero, 1 above, `at_zero` at zero; 0 for NaN."""
     zero, one = const(0, e.dtype), const(1, e.dtype)
     return ops.where(ops.eq(e, zero), at_zero, ops.where(e > zero, one, zero))
-
-
-@lowering("nan_to_num")
-def nan_to_num(
-    b: GraphBuilder,
-    x: Value,
-    nan: float | None = None,
-    posinf: float | None = None,
-    neginf: float | None = None,
-) -> Value:
-    """Finite numbers for NaN (default 0) and the infinities (default: the greatest of the type)."""
-    if not x.dtype.is_float:
-        return b.map(x.at)
-    limits = torch.finfo(x.dtype.torch)
-    top = limits.max if posinf is None else posinf
-    low = limits.min if neginf is None else neginf
-
-    def fn(i: Index) -> Expr:
-        e = x.compute(i)
-        out = ops.where(_is(e, math.inf), top, e)
-        out = ops.where(_is(e, -math.inf), low, out)
-        return ops.where(ops.isnan(e), nan or 0.0, out)
-
-    return b.map(fn)
-
-
-def _is_infinite(b: GraphBuilder, x: Value, which: float) -> Value:
-    """The test for one infinity, which no integer is."""
-    return b.map(lambda i: _is(x.compute(i), which) if x.dtype.is_float else const(False, BOOL))
-
-
-lowering("isposinf")(lambda b, x: _is_infinite(b, x, math.inf))
-lowering("isneginf")(lambda b, x: _is_infinite(b, x, -math.inf))
 
 
 @lowering("logit", "special_logit")

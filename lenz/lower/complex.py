@@ -44,7 +44,7 @@ ONES = ("ones", "ones_like", "new_ones", "eye")
 # Where equal places are given twice, threads of a GPU would leave parts of different numbers.
 TORN = ("index_put", "_unsafe_index_put", "scatter", "put", "index_copy")
 # Ops that ask of an element only whether it is zero, and those that take its absolute value.
-TRUTHS = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all", "count_nonzero")
+TRUTHS = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all")
 SIZES = ("linalg_vector_norm", "norm")
 PLACES = ("mask", "condition", "index", "indices")  # arguments that hold no elements
 NUMBERS = ("value", "fill_value", "other", "self", "s")  # scalars that are elements

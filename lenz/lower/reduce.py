@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, F64, I64, U8, DType, compute_dtype
+from lenz.ir.dtype import BOOL, F64, U8, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
@@ -20,7 +20,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, common_shape, count, reduce_over, split
 from lenz.lower.operand import broadcast, number, reader
 from lenz.lower.registry import lowering
-from lenz.sym import Sym, minimum
+from lenz.sym import Sym
 
 Dim = int | Sequence[int] | None
 Scalar = int | float
@@ -82,21 +82,6 @@ def nansum(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **
     return reduce_over(b, "sum", split(x.shape, dim), keepdim, at)
 
 
-@lowering("count_nonzero")
-def count_nonzero(b: GraphBuilder, x: Value, dim: Dim = None) -> Value:
-    """Number of elements that are not zero (i64)."""
-    s = split(x.shape, dim)
-    return reduce_over(b, "sum", s, False, lambda i: ops.cast(non_zero(x, i), I64))
-
-
-@lowering("trace")
-def trace(b: GraphBuilder, x: Value) -> Value:
-    """Sum of the main diagonal of a matrix."""
-    to = b.result.dtype
-    over = (minimum(x.shape[0], x.shape[1]),)
-    return b.reduce("sum", (), over, lambda i, r: element(x, (r[0], r[0]), to))
-
-
 @lowering("dot", "vdot", "mv")
 def product_summed(b: GraphBuilder, x: Value, y: Value) -> Value:
     """Rows of x (or x, a vector) times the vector y, summed: each element is read once."""
@@ -156,16 +141,6 @@ def full_rows(x: Value, dim: Dim) -> Split:
     if any(n.lo is None or n.lo < 1 for n in s.over):
         raise Decline("an extremum of no elements is an error in eager")
     return s
-
-
-@lowering("aminmax")
-def aminmax(
-    b: GraphBuilder, x: Value, *, dim: int | None = None, keepdim: bool = False
-) -> tuple[Value, Value]:
-    """Smallest and greatest element over one or all dimensions."""
-    s = full_rows(x, dim)
-    low = extremum(b, "min", x, s, keepdim, b.results[0], "amin")
-    return low, extremum(b, "max", x, s, keepdim, b.results[1], "amax")
 
 
 def position(
