@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
-import torch
-
 from lenz.errors import InternalError
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
@@ -177,9 +175,6 @@ class View:
     detached: bool = False
 
 
-REFUSED = "eager may refuse it"  # the reason for such a call
-
-
 @dataclass(frozen=True, slots=True)
 class Extern:
     """A call of the eager op, with its aliasing and mutation stated.
@@ -193,6 +188,8 @@ class Extern:
     holds    True where the op may use the memory of its arguments and results when it has returned,
              until a call that waits for it has run: a collective, or an op that lenz does not know
     waits    what the calls hold that this one waits for
+    ordered  True where others may see that it runs: it draws random numbers, or eager may refuse
+             it. A collective, which `holds`, is met by that of other processes
     origin   as that of a buffer; a call may have no buffer that could tell it
     """
 
@@ -202,6 +199,7 @@ class Extern:
         "? aliases ({aliases:alias*})",
         "? holds",
         "? waits ({waits:use*})",
+        "? ordered",
         "? because {reason:string}",
     )
     outs: tuple[Buffer | Sym | None, ...]
@@ -214,34 +212,15 @@ class Extern:
     reason: str = ""
     holds: bool = False
     waits: tuple[str, ...] = ()
+    ordered: bool = False
     origin: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_seen(self) -> bool:
-        """True for a call that others may see: such calls keep their order, and none is dropped.
-
-        A collective is met by that of other processes, which count on the program's order. A
-        call that eager may refuse runs even if nobody reads its result.
-        """
-        seen = self.holds or self.reason == REFUSED
-        return seen or self.draws or bool(self.waits) or not outs_of(self)
-
-    @property
-    def draws(self) -> bool:
-        """True for an op that draws random numbers, or may: such calls keep their order.
-
-        Seeds of lenz's own are drawn in order as they are, since they wait for nothing.
-        """
-        if self.op.startswith(("lenz.", "py.")):
-            return False
-        found: Any = torch.ops
-        for name in self.op.split("."):
-            found = getattr(found, name, None)
-        return torch.Tag.nondeterministic_seeded in getattr(found, "tags", _MAY_DRAW)
+        """True for a call that keeps its order, and is not dropped."""
+        return self.ordered or self.holds or bool(self.waits) or not outs_of(self)
 
 
-# What is known of an op without tags, as those that call graphs are.
-_MAY_DRAW = (torch.Tag.nondeterministic_seeded,)
 Loop: TypeAlias = Pointwise | Reduction | Scan | Sort | Scatter
 LOOPS = (Pointwise, Reduction, Scan, Sort, Scatter)
 Node: TypeAlias = Loop | View | Extern

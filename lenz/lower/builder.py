@@ -274,17 +274,15 @@ class GraphBuilder:
         reason: str = "library",
         holds: bool = False,
         waits: tuple[str, ...] = (),
+        ordered: bool = False,
     ) -> tuple[Value | Sym | None, ...]:
         """Call the eager op; gives one Value (or Sym, or None) per result."""
         declared: tuple[TensorType | Sym | None, ...] = self.results if outs is None else outs
         made = tuple(
             self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
         )
-        self.nodes.append(
-            Extern(
-                made, op, args, kwargs, single, mutates, aliases, reason, holds, waits, self._origin
-            )
-        )
+        held = holds, waits, ordered, self._origin
+        self.nodes.append(Extern(made, op, args, kwargs, single, mutates, aliases, reason, *held))
         return tuple(Value(o) if isinstance(o, Buffer) else o for o in made)
 
     def mutate(self, target: Value, value: Value) -> None:

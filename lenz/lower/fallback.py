@@ -93,8 +93,20 @@ def call_eager(
         reason=reason,
         holds=name.partition(".")[0] not in KNOWN and name not in WAIT,
         waits=waited(b, given[0]) if name in WAIT else (),
+        ordered=draws(n.target, name) or bool(n.meta.get("refused")),
     )
     return made[0] if single else made
+
+
+def draws(target: Any, name: str) -> bool:
+    """Say whether a call draws random numbers, or may: nothing is known of ops that have no tags.
+
+    Seeds of lenz's own are drawn in the order in which they stand, since they wait for nothing.
+    """
+    if name.startswith(("lenz.", "py.")):
+        return False
+    tag = torch.Tag.nondeterministic_seeded
+    return tag in getattr(target, "tags", (tag,))
 
 
 def is_object(val: Any) -> bool:

@@ -15,7 +15,6 @@ from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
 from lenz.ir.graph import (
     LOOPS,
-    REFUSED,
     Atom,
     Graph,
     Named,
@@ -229,7 +228,7 @@ class _Walk:
         if n.name in self.refused:
             return "its kernel does not compile"
         if n.meta.get("refused"):
-            return REFUSED
+            return "eager may refuse it"
         entry = entry_for(str(n.target))
         args = [self.value(a) for a in n.args]
         written = n.args[0] if "of_argument" in n.meta else None

@@ -184,7 +184,7 @@ def calls() -> Graph:
             single=False,
             aliases=((0, "x"), (3, "w")),
         ),
-        Extern((buf("l", 2, dtype=BF16),), "test.list.default", (), single=False),
+        Extern((buf("l", 2, dtype=BF16),), "test.list.default", (), single=False, ordered=True),
         Extern((buf("g", 2),), "test.start.default", (Ref("l"),), reason="late", holds=True),
         Extern((buf("h", 2),), "test.wait.default", (Ref("g"),), waits=("g", "l")),
         Extern((), "test.nothing.default", (Ref("mm"),), mutates=("mm",)),
