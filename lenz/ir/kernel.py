@@ -281,6 +281,16 @@ def with_buffers(s: Stmt | LookBack, names: Mapping[str, str]) -> Any:
     return replace(s, **new) if new else s
 
 
+def syms_in(s: Stmt | LookBack) -> Iterator[Sym]:
+    """The sizes and offsets that stand in a statement itself."""
+    for slot in slots_in(s, _MOVED | {"look_back"}):
+        value = slot.get(s)
+        if isinstance(value, Sym):
+            yield value
+        elif value is not None:
+            yield from syms_in(value)
+
+
 _WRITES = frozenset({"writes", "look_back"})
 _MOVED = frozenset({"sym", "place"})
 _LOOPS = frozenset({"loop_var", "loop_vars", "look_back"})

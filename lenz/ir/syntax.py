@@ -11,7 +11,11 @@ A class has `SYNTAX`, a tuple of pieces in the order of the text:
 - The kind says how a field is printed and read (`forms.KINDS`), and what it means to walks: `def`
   is a buffer that begins here, `use` one that is read, `share` one in whose memory the new one
   lies, `over` one that is overwritten too, `take` one that ends as well, `end` one that only ends;
-  `sym` is a size or an index, `value` and `block` are expressions, `args` arguments of a call.
+  `sym` is a size or an index, `value` and `block` are expressions, `args` arguments of a call;
+  `writes` is a buffer that a statement or a call changes.
+
+A graph and a plan have `LINES` as well, the lines between their braces: one with `+` stands once
+for each item of its field, one with `?` is left out where its field is empty.
 
 `form.Form` makes the printer and the reader of a class from it, docs/generate.py its line of the
 grammar, `graph.reads_of` and the verifiers their walks.

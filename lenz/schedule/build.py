@@ -28,6 +28,7 @@ from lenz.ir.kernel import (
     TileConfig,
     exprs_of,
     map_leaves,
+    syms_in,
     walk,
     with_buffers,
 )  # fmt: skip
@@ -275,12 +276,8 @@ def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]
         if isinstance(st, For):
             bound[st.axis.var] = None
             use(st.axis.extent)
-        elif isinstance(st, Store):
-            use(st.offset)
-        elif isinstance(st, Sort):
-            use(st.size)
-        elif isinstance(st, Scan) and st.back is not None:
-            use(st.back.at)
+        for s in syms_in(st):
+            use(s)
     for e in nodes_of(*exprs_of(body)):
         for s in syms_of(e):
             use(s)
