@@ -219,16 +219,18 @@ def _sizes_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
     made.update(params=tuple(params), sizes=tuple(sizes))
 
 
+_TILE = tuple(asdict(kernel.TileConfig()).items())
+
+
 def _tile(t: kernel.TileConfig, s: Scope) -> str:
-    usual = asdict(kernel.TileConfig())
-    return ", ".join([f"{k}: {v!r}" for k, v in asdict(t).items() if v != usual[k]])
+    return ", ".join([f"{k}: {getattr(t, k)!r}" for k, usual in _TILE if getattr(t, k) != usual])
 
 
 def _tile_of(c: Cursor, s: Scope) -> kernel.TileConfig:
     found: dict[str, Any] = {}
 
     def one() -> None:
-        name = lexer.choice_of(c, tuple(asdict(kernel.TileConfig())), "a number of the tile")
+        name = lexer.choice_of(c, dict(_TILE), "a number of the tile")
         c.expect(":")
         found[name] = text.number_of(c)
 

@@ -93,10 +93,6 @@ class Cursor:
             self.jump(self.place + 1)
         return word
 
-    def follows(self, *words: str) -> bool:
-        """True when the next tokens are these."""
-        return self.words[self.place : self.place + len(words)] == [*words]
-
     def accept(self, word: str) -> bool:
         """Pass the token if it is next."""
         if self.text != word or self.kind == "end":

@@ -96,21 +96,21 @@ def sizes_of(x: Graph | Plan) -> tuple[Var, ...]:
         if kind is tuple:
             for one in part:
                 walk(one)
-        elif isinstance(part, Sym):
-            take(part)
         elif kind is TensorType:
             for s in part.layout.syms:
-                take(s)
+                if s.free_vars:
+                    take(s)
         elif kind is Axis:
             take(part.extent)
             axes.add(part.var)
         elif kind is Expr:
-            for e in nodes_of(part):
-                for s in syms_of(e):
-                    take(s)
+            for s in [s for e in nodes_of(part) for s in syms_of(e)]:
+                take(s)
         elif kind in FORMS:
             for get in FORMS[kind].sized:
                 walk(get(part))
+        elif isinstance(part, Sym):
+            take(part)
 
     if isinstance(x, Graph):
         walk((x.inputs, x.constants, x.nodes, x.outputs, x.env.ranges))

@@ -214,9 +214,8 @@ def atom_of(c: Cursor, s: Scope) -> Atom:
         return enclosed(c, lambda: sym_of(c, s.vars))
     if c.text in WORDS:
         return WORDS[c.take()]
-    if c.follows("complex", "("):
-        c.take()
-        c.take()
+    if c.accept("complex"):
+        c.expect("(")
         real, imag = list_of(c, lambda: number_of(c), ")")
         return complex(real, imag)
     if c.kind == "word":
