@@ -1,6 +1,6 @@
 """lenz: a compiler for PyTorch programs, behind torch.compile(model, backend="lenz").
 
-Nothing of the compiler is imported before it is used: the runtime lives without it.
+The compiler is imported only when it is used: the runtime works without it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["backend", "explain"]
 
-STARTED = time.time()  # before any other file of lenz was read
+STARTED = time.time()  # before any other file of lenz is read
 
 
 def __getattr__(name: str) -> Any:

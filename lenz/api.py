@@ -1,4 +1,4 @@
-"""What users call: the torch.compile backend, and `explain`."""
+"""The user's entry points: the torch.compile backend, and `explain`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from lenz.options import Options
 from lenz.recall import context, recall
 from lenz.runtime.store import store_in
 
-if TYPE_CHECKING:  # a graph that is in the disk cache needs no compiler: 0.3 s of imports
+if TYPE_CHECKING:  # a cached graph needs no compiler, which takes 0.3 s to import
     from lenz.context import Context
     from lenz.debug.report import ExternReport, GraphReport, KernelReport, Report
     from lenz.pipeline import Compiled
 
-# Modes of torch.compile. On a CPU all of them are the default, since only kernels of GPUs have
-# tiles to choose from; CUDA graphs are not there yet.
+# Modes of torch.compile. On CPUs all of them mean the default, because only GPU kernels have tiles
+# to choose from. There are no CUDA graphs yet.
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
     "reduce-overhead": {},
@@ -46,14 +46,14 @@ MODES: Mapping[str, Mapping[str, object]] = {
 
 
 class Watcher(Protocol):
-    """Is told what became of each graph, and may wrap what will be called."""
+    """Learns the outcome of each graph, and may wrap the callable."""
 
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
-        """A graph was compiled; return `made.call` or a wrapper of it."""
+        """A graph was compiled: return `made.call` or a wrapper of it."""
         ...
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
-        """A graph will run in eager, through `run`; return that or a wrapper of it."""
+        """A graph will run in eager through `run`: return that or a wrapper of it."""
         ...
 
 
@@ -82,9 +82,9 @@ def backend(
 class Saved(Savable):
     """A compiled graph as `torch.compile(...).aot_compile` wants it, so that it can be saved.
 
-    The file holds the graph and the options that were given, and no code: whoever loads it compiles
-    the graph for the machine it is on, or finds it in the disk cache there.  That happens in the
-    first call: torch has compared the state (gradients, autocast) with that of saving by then.
+    The file holds the graph and the given options, but no code: the loading process compiles the
+    graph for its machine, or finds it in the disk cache. That happens in the first call, when torch
+    has compared the state (gradients, autocast) with the saved one.
     """
 
     def __init__(self, source: Any, run: Callable[..., Any] | None = None) -> None:
@@ -92,16 +92,16 @@ class Saved(Savable):
 
     @classmethod
     def serialize_compile_artifacts(cls, fn: Saved) -> bytes:
-        """The bytes that torch puts in its file.  Raises UserError for what cannot be saved."""
+        """The bytes that torch puts in its file. Raises UserError if something cannot be saved."""
         return fn.source if isinstance(fn.source, bytes) else dumped(*fn.source)
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> Saved:
-        """The graph of such bytes, not compiled yet."""
+        """The graph in such bytes, not compiled yet."""
         return cls(data)
 
     def __call__(self, *args: Any) -> Any:
-        """Run it on the arguments of Dynamo's graph."""
+        """Run the graph on the arguments of Dynamo's graph."""
         if self.run is None:
             with loaded(self.source) as (gm, inputs, given):
                 run = compile_graph(gm, inputs, Options.from_environment(given))
@@ -116,9 +116,9 @@ def compile_graph(
     watcher: Watcher | None = None,
     name: str = "",
 ) -> Callable[..., Any]:
-    """The backend with its options made.  `name` is the graph's in logs, reports and folders."""
+    """The backend with parsed options. `name` names the graph in logs, reports and folders."""
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
-        start()  # the compiler of kernels, so that it is ready by the time it is needed
+        start()  # the kernel compiler, so that it is ready when needed
     unit = _Unit(gm, options, watcher, caller())
     title, told = name or numbered(), (unit.entered, unit.failed)
     try:
@@ -126,7 +126,7 @@ def compile_graph(
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
         native = native_names(store_in(options))
         return capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
-    except Exception as e:  # a fault of lenz, of torch or of the program: eager tells which
+    except Exception as e:  # a fault of lenz, torch or the program: eager shows which
         if is_message(e):
             raise
         try:
@@ -138,7 +138,7 @@ def compile_graph(
 
 @dataclass(slots=True)
 class _Unit:
-    """One graph of Dynamo; AOTAutograd asks for one or two programs of it."""
+    """One graph of Dynamo, for which AOTAutograd requests one or two programs."""
 
     gm: GraphModule
     options: Options
@@ -147,12 +147,12 @@ class _Unit:
     since: float = field(default_factory=time.perf_counter)
 
     def entered(self, kind: str) -> None:
-        """What was before a backward part is the user's time, or that of the forward."""
+        """Time before a backward graph belongs to the user or to the forward graph."""
         if kind == "backward":
             self.since = time.perf_counter()
 
     def compile_fx(self, program: FxProgram) -> Boxed:
-        """FxProgram -> callable.  What cannot be compiled runs in eager, where that is allowed."""
+        """FxProgram -> callable. A program that cannot be compiled runs in eager, if allowed."""
         program = self.named(program)
         options = self.options
         folder = None
@@ -172,19 +172,19 @@ class _Unit:
                     run: Any = None if is_told else recall(program, cx, key, _run_of)
                 made = None if run else self.compiled(program, cx, recorder, key)
             recorder.finish()
-        except Exception as e:  # noqa: BLE001  # what is no LenzError is a bug as well
+        except Exception as e:  # noqa: BLE001  # any other error is a bug too
             return self.eager(program, self.why(e, recorder, program.kind))
         finally:
             self.since = time.perf_counter()
         if made is not None:
             run = made.call if self.watcher is None else self.watcher.compiled(made, recorder)
             run.strides = made.strides
-        return run  # type: ignore[no-any-return]  # an Any, since it has an attribute
+        return run  # type: ignore[no-any-return]  # an Any, because it has an attribute
 
     def compiled(
         self, program: FxProgram, cx: Context, recorder: Recorder, key: str | None
     ) -> Compiled:
-        """The program compiled anew, and kept under `key`."""
+        """Compile the program and cache it under `key`."""
         with recorder.stage("import"):
             from lenz.pipeline import compile_program
         made = compile_program(program, cx, key)
@@ -206,7 +206,7 @@ class _Unit:
         return _say(self.why(e, recorder, kind))
 
     def why(self, e: Exception, recorder: Recorder, kind: str) -> str:
-        """The reason to run a graph in eager; raises what the user can put right, or asks for."""
+        """The reason to run a graph in eager; raises errors that the user can fix, or asked for."""
         stops = self.options.on_error == "raise"
         if isinstance(e, UserError) and (stops or not isinstance(e, Missing)):
             raise e
@@ -218,13 +218,13 @@ class _Unit:
         return f"lenz failed on a graph and runs it in eager: {fault.located(hint=REPORT)}"
 
     def eager(self, program: FxProgram, why: str) -> Boxed:
-        """The program op by op; says so once."""
+        """Run the program op by op; warns once."""
         _say(why)
         run: Boxed = program.eager()
         return run if self.watcher is None else self.watcher.refused(program, why, run)
 
     def named(self, program: FxProgram) -> FxProgram:
-        """With the user's names as the sources of the arguments, and the user's call."""
+        """The program with the user's names for its arguments, and the user's call."""
         arguments = _arguments(self.gm)
         places = tuple(
             replace(p, source=readable(p.source, arguments)) for p in program.placeholders
@@ -233,7 +233,7 @@ class _Unit:
 
 
 def _run_of(program: FxProgram, cx: Context) -> Boxed:
-    """The program under other options, from the cache or compiled."""
+    """Run the program under other options, from the cache or compiled."""
     from lenz.pipeline import run_of
 
     return run_of(program, cx)
@@ -241,7 +241,7 @@ def _run_of(program: FxProgram, cx: Context) -> Boxed:
 
 @cache
 def _say(why: str) -> None:
-    """Warn, once for each text.  The filters of `warnings` forget what torch's own code resets."""
+    """Warn once per text; torch resets the filters of `warnings`, which would repeat it."""
     warnings.warn(why, stacklevel=2)
 
 
@@ -264,14 +264,14 @@ def _fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> Int
     if fault.repro:
         return fault
     fault = fault.located(pass_name=recorder.failed, line=line)
-    # Without the number of the graph, so that a fault that comes again is written once.
+    # Without the graph's number, so that a repeated fault is written once.
     saved = write_repro(e, fault, recorder.offered, f"graph.{kind}", options)
     return fault.located(repro=saved)
 
 
 @dataclass(slots=True)
 class Explainer:
-    """A Watcher that describes the graphs it is told of, and what their calls launch."""
+    """A Watcher that describes graphs and what their calls launch."""
 
     graphs: list[GraphReport] = field(default_factory=list)
     launches: list[KernelReport | ExternReport] = field(default_factory=list)
@@ -287,7 +287,7 @@ class Explainer:
         return watched
 
     def report(self, result: object = None) -> Report:
-        """What was seen so far."""
+        """The report so far."""
         from lenz.debug.report import Report
 
         return Report(tuple(self.graphs), tuple(self.launches), result)
@@ -322,7 +322,7 @@ class Explainer:
         return self.counted(made.call, steps)
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
-        """Describe a graph that runs in eager: each of its ops is a launch."""
+        """Describe a graph that runs in eager: each op is a launch."""
         from lenz.debug.report import ExternReport, GraphReport
 
         steps = tuple(
@@ -343,7 +343,7 @@ class Explainer:
         return self.counted(run, steps)
 
     def counted(self, run: Boxed, steps: tuple[KernelReport | ExternReport, ...]) -> Boxed:
-        """Like `run`, and each call notes what it launches."""
+        """`run`, recording what each call launches."""
 
         def call(args: list[Any]) -> Sequence[Any]:
             self.launches.extend(steps)
@@ -353,10 +353,10 @@ class Explainer:
 
 
 def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function with a code object of its own.
+    """The same function with its own code object.
 
-    Dynamo keeps what it compiled at the code object, and runs it in eager after eight of them:
-    reports would use up what the user's own torch.compile may have.
+    Dynamo caches compilations at the code object, and falls back to eager after eight of them.
+    Reports would use up the limit of the user's own torch.compile.
     """
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     own: Any = fn if isinstance(fn, FunctionType) else calling(fn)
@@ -371,13 +371,13 @@ def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
 def explain(
     fn: Callable[..., Any], dynamic: bool | None = None, options: Mapping[str, object] | None = None
 ) -> Callable[..., Report]:
-    """Return a function that compiles `fn`, runs it once on its arguments, and tells what was made.
+    """Return a function that compiles `fn`, runs it once on its arguments, and returns a report.
 
         report = lenz.explain(f)(x, y)
         len(report.launches), report.graphs[0].kernels[0].bytes_read
 
-    `dynamic` and `options` are those of torch.compile.  A backward pass is part of the report if
-    `fn` runs it.  Raises what `fn` and the compiler raise.
+    `dynamic` and `options` are those of torch.compile. The report includes a backward pass if `fn`
+    runs it. Raises any error of `fn` and of the compiler.
     """
     chosen = Options.from_environment(options)
 

@@ -1,4 +1,4 @@
-"""Kernels to functions that a plan can call: emitted, compiled or found in the store, loaded."""
+"""Kernels to functions that a plan can call: emit, compile or find in the store, load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OLDEST = 80  # compute capability 8.0, the first with bf16
 
 
 class Refused(Exception):
-    """Kernels that did not compile; the graph is made again with their ops, `origins`, in eager."""
+    """Kernels that did not compile. The graph is recompiled with their ops, `origins`, in eager."""
 
     def __init__(self, failed: Sequence[tuple[Kernel, Failed]]) -> None:
         super().__init__(failed[0][1].message)
@@ -38,9 +38,9 @@ class Refused(Exception):
 class Code:
     """The compiled kernels of one graph.
 
-    `text` is all that was emitted, `object` the machine code for the CPU, `binaries` that for GPUs;
-    `functions` are the kernels by name, valid for as long as `library` lives; `keys` the store's
-    keys of GPU kernels, and of the object under the name "".
+    `text` is everything that was emitted, `object` the CPU's machine code, `binaries` those of
+    GPUs. `functions` are the kernels by name, valid as long as `library` lives. `keys` are the
+    store's keys of GPU kernels, and of the object under the name "".
     """
 
     text: str
@@ -52,7 +52,7 @@ class Code:
 
 
 def check_gpus(devices: Sequence[str]) -> None:
-    """Raise Missing, which says what is missing, if lenz cannot make kernels for a device."""
+    """Raise Missing, with the reason, if lenz cannot make kernels for a device."""
     for device in devices:
         if device.startswith("cuda") and arch(device) < OLDEST:
             name = torch.cuda.get_device_name(torch.device(device).index or 0)
@@ -63,10 +63,10 @@ def check_gpus(devices: Sequence[str]) -> None:
 
 
 def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Callable[[], Code]:
-    """Compile kernels, given by name with the device each is launched on; what it gives loads them.
+    """Compile kernels, given by name and device; returns a function that loads them.
 
-    Those for GPUs are compiled beside what the caller does before it calls that, which then raises
-    Refused with those that the GPU's compiler or driver does not take.
+    GPU kernels compile in the background until the caller calls the function. It raises Refused
+    with the kernels that the GPU's compiler or driver rejects.
     """
     store = store_in(cx.options)
     host = [k for k, device in kernels.values() if device == "cpu"]
@@ -74,7 +74,7 @@ def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Callable
     there = {gpu: [k for k, device in kernels.values() if device == gpu] for gpu in gpus}
     with cx.trace.stage("emit"):
         texts = {gpu: [emit(k, arch(gpu)) for k in mine] for gpu, mine in there.items()}
-    beside = ThreadPoolExecutor(1)  # it waits for another process
+    beside = ThreadPoolExecutor(1)  # this thread waits for another process
     begun = {gpu: beside.submit(compile_all, t, arch(gpu), store) for gpu, t in texts.items()}
     text, obj, library, key = _host(host, store, cx)
     functions: dict[str, Callable[..., Any]] = {
@@ -104,7 +104,7 @@ def _loaded(
     number: int,
     functions: dict[str, Callable[..., Any]],
 ) -> list[Binary]:
-    """Load what was made of kernels on a GPU into `functions`; raises Refused."""
+    """Load the compiled kernels of a GPU into `functions`; raises Refused."""
     failed = [(k, b) for k, b in zip(kernels, made, strict=True) if isinstance(b, Failed)]
     if failed:
         raise Refused(failed)
@@ -122,7 +122,7 @@ def _loaded(
 def _host(
     kernels: Sequence[Kernel], store: Store | None, cx: Context
 ) -> tuple[str, bytes, Library | None, str]:
-    """One module of LLVM for the kernels of the CPU, and the store's key of its object."""
+    """One LLVM module for the CPU's kernels, and the store's key of its object."""
     if not kernels:
         return "", b"", None, ""
     text = emit_module(kernels, cx.target)
@@ -140,5 +140,5 @@ def _host(
 
 
 def arch(device: str) -> int:
-    """The architecture that kernels of a GPU are compiled for: 90 for sm_90."""
+    """The architecture for which a GPU's kernels are compiled: 90 for sm_90."""
     return cuda.capability(torch.device(device).index or 0)

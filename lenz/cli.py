@@ -1,4 +1,4 @@
-"""`python -m lenz`: what there is to know about this installation."""
+"""`python -m lenz`: information about this installation."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = run(parsed)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader, `head` say, has what it wants; nothing else is for it
-        os.dup2(os.pipe()[1], sys.stdout.fileno())  # takes what is still buffered
+    except BrokenPipeError:  # the reader, `head` say, has enough
+        os.dup2(os.pipe()[1], sys.stdout.fileno())  # discards what is still buffered
         return 0
     except LenzError as e:
         print(f"lenz: {e}", file=sys.stderr)
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     command(info, "Versions, target, threads and cache of this installation.")
     command(options, "The table of options.")
     command(ops, "The ops that lenz lowers itself; all others run in eager.")
-    told = command(explain, "What lenz makes of a function without arguments in a file.")
+    told = command(explain, "The report of a function without arguments in a file.")
     told.add_argument("file", help="a Python file; it is run")
     told.add_argument("--function", default="main", help="the function to compile (main)")
     command(bench, "lenz beside eager and torch's default backend; needs the repository.")
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def info(parsed: argparse.Namespace) -> int:
-    """Print what a report of a fault should hold."""
+    """Print the facts for a bug report."""
     from importlib.metadata import version
 
     import torch
@@ -114,7 +114,7 @@ def explain(parsed: argparse.Namespace) -> int:
         hint = near_names(parsed.function, (k for k, v in found.items() if callable(v)))
         raise UserError(f"{path} has no function {parsed.function!r}", hint=hint)
     report = explained(fn)()
-    # A function that explains something itself and gives the report asks for that one.
+    # If the function itself returns a report, that report is printed.
     print(report.result if isinstance(report.result, type(report)) else report)
     return 0
 
@@ -128,10 +128,10 @@ def bench(parsed: argparse.Namespace) -> int:
 
 
 def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
-    """Run a plan of a debug folder as a script: its kernels are linked from the file beside it.
+    """Run a plan of a debug folder as a script, with its kernels linked from the object file.
 
-    `module` are the globals of the script, `file` its path. Raises UserError where the object
-    file is missing.
+    `module` are the globals of the script, `file` its path. Raises UserError if the object file is
+    missing.
     """
     from lenz.runtime.script import main as run_script
 
@@ -146,7 +146,7 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
         from lenz.runtime.threads import imports
 
         library = link(_beside(folder, OBJECT), tuple(host), imports())
-        module["_library"] = library  # the code lives as long as the module
+        module["_library"] = library  # keeps the code alive as long as the module
         kernels = {n: function(library.addresses[n], *s) for n, s in host.items()}
     for name, (pointers, sizes, device) in signatures.items():
         if device:
@@ -160,8 +160,8 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
 
 
 def _beside(folder: Path, name: str) -> bytes:
-    """A file that the compiler wrote beside a plan."""
+    """A file that the compiler wrote next to a plan."""
     path = folder / name
     if not path.is_file():
-        raise UserError(f"{path} is missing", hint="LENZ_DEBUG=1 writes it beside the plan")
+        raise UserError(f"{path} is missing", hint="LENZ_DEBUG=1 writes it next to the plan")
     return path.read_bytes()

@@ -1,8 +1,8 @@
-"""What every pass gets as its last argument: options, target, and where to tell what it does.
+"""The last argument of every pass: options, target, and a trace.
 
-The fields never change.  Two of them refer to objects that record: `fuel` counts the optional
-rewrites, `trace` takes timings and texts.  No pass may let its result depend on either, but for
-the verdict of `allow`.
+The fields never change. Two of them refer to recorders: `fuel` counts the optional rewrites,
+`trace` takes timings and texts. The result of a pass must not depend on either, except through the
+answer of `allow`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from lenz.target import Target
 
 
 class Trace(Protocol):
-    """Takes what the compiler tells about itself."""
+    """Receives the compiler's timings and texts."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Time the body of a `with` as the stage `name`; stages may stand inside each other."""
+        """Time the body of a `with` as the stage `name`; stages may be nested."""
         ...
 
     def text(self, stage: str, text: Callable[[], str]) -> None:
-        """Offer a text that belongs to `stage`.  `text` is called only if somebody wants it."""
+        """Offer a text of `stage`. `text` is called only if the text is wanted."""
         ...
 
 
 class Silent:
-    """A trace that nobody listens to."""
+    """A trace that records nothing."""
 
     __slots__ = ()
 
@@ -61,9 +61,9 @@ class Fuel:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The surroundings of one compilation.
+    """The context of one compilation.
 
-    `fuel` may be shared by the contexts of several graphs, to bisect over a whole program.
+    The contexts of several graphs may share `fuel`, to bisect a whole program.
     """
 
     options: Options
@@ -74,8 +74,8 @@ class Context:
     def allow(self, kind: str, *what: object) -> bool:
         """True if the optional rewrite `kind` of `what` may be done.
 
-        Without the option `fuel` that is always so.  With `fuel=n` the first n questions are
-        answered with yes, and a pass that is told no must leave the program as it is.
+        Without the option `fuel` every rewrite is allowed. With `fuel=n` the first n are; a pass
+        that is denied must leave the program unchanged.
         """
         limit = self.options.fuel
         return limit < 0 or self.fuel.spend(limit, kind, what)

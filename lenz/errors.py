@@ -1,8 +1,8 @@
-"""Errors that lenz raises: the class says whose fault it is, the message what to do next.
+"""Errors that lenz raises. The class says whose fault it is, the message what to do next.
 
 `Unsupported` is a gap of lenz, `UserError` is the caller's (`Missing`: the machine's),
-`InternalError` is a bug of lenz.  Anything else that leaves the compiler is a bug as well: `api`
-wraps it as an InternalError.
+`InternalError` is a bug of lenz. Any other exception from the compiler is a bug too: `api` wraps it
+in an InternalError.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-# What eager raises where the check of this name fails in a kernel, which then returns the place in
-# this table, counted from 1.  The op is in `ops/check.py`.
+# Eager's errors by the name of the check (`ops/check.py`). A kernel returns the index of its failed
+# check in this table, counted from 1.
 FAULTS: Mapping[str, tuple[type[Exception], str]] = {
     "assert_in_range": (IndexError, "index out of range in self"),
     "assert_in_bounds": (RuntimeError, "index out of bounds"),
@@ -24,8 +24,8 @@ FAULTS: Mapping[str, tuple[type[Exception], str]] = {
 class LenzError(Exception):
     """The base of every error that lenz raises on purpose.
 
-    `what` states what went wrong and with which object, `where` is a line of the user's program
-    or of the IR text, `hint` says what to do next.  Empty parts are left out of the message.
+    `what` says what went wrong and with which object. `where` is a line of the user's program or of
+    the IR text. `hint` says what to do next. The message omits empty parts.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
@@ -44,24 +44,23 @@ class LenzError(Exception):
 
 
 class Unsupported(LenzError):
-    """Something that lenz cannot compile yet: the graph, or the one op, runs in eager instead."""
+    """Something that lenz cannot compile yet: the graph, or just the op, runs in eager instead."""
 
 
 class UserError(LenzError, ValueError):
-    """A wrong argument, option or environment variable: the caller can put it right."""
+    """A wrong argument, option or environment variable: the caller can fix it."""
 
 
 class Missing(UserError):
-    """A driver, a card or a package that a graph needs; `on_error="eager"` does without."""
+    """A driver, a GPU or a package that a graph needs; `on_error="eager"` runs without it."""
 
 
 class InternalError(LenzError):
-    """A bug in lenz, with what is needed to report it.
+    """A bug in lenz, with the facts for a bug report.
 
-    `pass_name` is the pass that ran last, `rule` the invariant that does not hold, `line` the
-    line of IR text that breaks it (with its number where it is known), and `repro` the folder in
-    which the program was saved.  An inner room raises with what it knows; `api` adds the rest with
-    `located`.
+    `pass_name` is the pass that ran last, `rule` the broken invariant, `line` the line of IR text
+    that breaks it (with its number if known), and `repro` the folder with the saved program. The
+    raising code fills in what it knows; `api` adds the rest with `located`.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class InternalError(LenzError):
     def located(
         self, *, pass_name: str = "", line: str = "", repro: str = "", hint: str = ""
     ) -> InternalError:
-        """Return the same error with the named parts filled in where they were empty."""
+        """Return the same error with the named parts filled in if they were empty."""
         return InternalError(
             self.what,
             pass_name=self.pass_name or pass_name,
@@ -116,7 +115,7 @@ REPORT = "a report with what was saved; until then only speed is lost"
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
-    """Return a hint that lists the names of `known` closest to `name`, best first."""
+    """Return a hint with the names of `known` closest to `name`, best first."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {', '.join(near)}?" if near else f"known names: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""One graph from FX to a callable: each stage is one call, and this file is the list of stages."""
+"""One graph from FX to a callable. Each stage is one call; this file lists the stages."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from lenz.sym import Int, SymEnv
 from lenz.tune.search import tune
 from lenz.tune.space import space
 
-DEVICES = frozenset({"cpu", "cuda"})  # that kernels are made for
+DEVICES = frozenset({"cpu", "cuda"})  # the target of the kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Everything that one compilation made, in the order it was made; the report reads this."""
+    """The products of one compilation, in order; the report reads this."""
 
     program: FxProgram
     graph: Graph
@@ -51,7 +51,7 @@ class Compiled:
 
     @property
     def strides(self) -> list[tuple[int, ...] | None]:
-        """For each saved result the strides it has, where AOTAutograd has traced others."""
+        """The strides of each saved result, if AOTAutograd has traced others."""
         buffers = buffers_of(self.graph)
         found: list[tuple[int, ...] | None] = [None] * len(self.graph.outputs)
         for k in self.program.saved:
@@ -64,27 +64,27 @@ class Compiled:
 
     @property
     def entry(self) -> Entry:
-        """What is kept of it in the disk cache."""
+        """The entry for the disk cache."""
         cubins = {k: key for k, key in self.code.keys.items() if k}
         return Entry(show(self.plan), self.strides, self.code.keys.get("", ""), cubins)
 
     @property
     def told(self) -> str:
-        """The plan as Python, with the lines of the user's program that launches come from."""
+        """The plan as Python, with the user's line for each launch."""
         return source(self.plan, self.graph.env.hints, comments=True)
 
 
 def run_of(program: FxProgram, cx: Context) -> Boxed:
-    """FX program -> callable: the one that an earlier process made, or a new one."""
+    """FX program -> callable, from the cache or newly compiled."""
     key = key_of(program, cx)
     return recall(program, cx, key, run_of) or compile_program(program, cx, key).call
 
 
 def compile_program(program: FxProgram, cx: Context, key: str | None = None) -> Compiled:
-    """FX program -> callable, which is kept under `key` in the disk cache.
+    """FX program -> callable, cached on disk under `key`.
 
-    Ops whose kernel does not compile run in eager, with a warning that names the kernel; such a
-    program is not kept, so that every process warns.
+    Ops whose kernel does not compile run in eager, with a warning that names the kernel. Such a
+    program is not cached, so every process warns.
     """
     refused: frozenset[str] = frozenset()
     while True:
@@ -163,7 +163,7 @@ def _given(program: FxProgram) -> Given:
 
 
 def told(g: Graph, program: FxProgram) -> dict[str, Layout]:
-    """The layouts that buffers must keep: as they were lowered, results as eager's tensors."""
+    """The layouts that buffers must keep: as lowered, and for results those of eager's tensors."""
     found = {name: b.type.layout for name, b in buffers_of(g).items()}
     for a, o in zip(g.outputs, program.outputs, strict=True):
         if isinstance(a, Ref) and isinstance(o.value, torch.Tensor):
@@ -186,7 +186,7 @@ def optimise(g: Graph, cx: Context, program: FxProgram | None = None) -> Graph:
 
 
 def named(s: Schedule) -> Schedule:
-    """Number the kernels; equal ones on a device become one object, so that each is made once."""
+    """Number the kernels. Equal kernels on a device become one object, which is compiled once."""
     devices = _devices(s)
     unique: dict[tuple[str, Kernel], Kernel] = {}
     steps: list[Any] = []
@@ -203,14 +203,14 @@ def named(s: Schedule) -> Schedule:
 
 
 def launched(s: Schedule) -> tuple[dict[Launch, str], dict[str, tuple[Kernel, str]]]:
-    """The name of each launch's kernel, and the kernels by name with their devices."""
+    """The kernel name of each launch, and the kernels by name with their devices."""
     devices = _devices(s)
     symbols = {step: step.kernel.name for step in devices}
     return symbols, {step.kernel.name: (step.kernel, device) for step, device in devices.items()}
 
 
 def _devices(s: Schedule) -> dict[Launch, str]:
-    """Where each launch runs: where its first argument is."""
+    """The device of each launch: that of its first argument."""
     buffers = buffers_of(s.graph)
     steps = [step for step in s.steps if isinstance(step, Launch)]
     return {x: buffers[x.args[0]].type.device if x.args else "cpu" for x in steps}

@@ -1,7 +1,8 @@
-"""Files that this user alone can write, in folders of which the same holds.
+"""Files that only this user can write, in folders that only this user can write.
 
-A folder is opened without links, one from the other, and looked at once it is open: none can be
-exchanged on the way. A file is made anew or replaced, never written through what has its name.
+Folders are opened one from the other, without following links, and checked after opening, so that
+none can be swapped on the way. A file is created or replaced, never written through an existing
+name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Folder(NamedTuple):
 
 
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
-# A pipe would wait for its other end, and a terminal would become that of this process.
+# A pipe would wait for its other end; a terminal would become this process's own.
 _FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)
@@ -33,10 +34,10 @@ _FLAGS = (
 
 @contextmanager
 def folder(*names: str, make: bool = False) -> Iterator[Folder]:
-    """Open a folder: the first name is a path, each other one is inside of the one before.
+    """Open a folder: the first name is a path, each further one is inside the one before.
 
-    With `make`, those that are missing are made, for this user alone. Raises OSError unless all
-    are folders of this user to which nobody else can write; those above the first may be anyone's.
+    With `make`, missing folders are created for this user alone. Raises OSError unless all are
+    folders of this user that nobody else can write. Folders above the first may be anyone's.
     """
     if make:
         make_above(names[0])
@@ -47,7 +48,7 @@ def folder(*names: str, make: bool = False) -> Iterator[Folder]:
             if make:
                 with suppress(FileExistsError):  # another process was faster
                     os.mkdir(path, 0o700, dir_fd=made.fd)
-            if not _DIRECTORY:  # Windows opens no folders; what is in them has access lists
+            if not _DIRECTORY:  # Windows cannot open folders; files in them have access lists
                 made = Folder(path + os.sep, None)
                 continue
             fd = stack.enter_context(opened(made, name, os.O_RDONLY | _DIRECTORY))
@@ -58,7 +59,7 @@ def folder(*names: str, make: bool = False) -> Iterator[Folder]:
 
 
 def make_above(path: str) -> None:
-    """Make what is missing above `path`, for this user alone."""
+    """Create missing folders above `path`, for this user alone."""
     above = os.path.dirname(path)
     if above not in ("", path) and not os.path.isdir(above):
         make_above(above)
@@ -68,7 +69,7 @@ def make_above(path: str) -> None:
 
 @contextmanager
 def opened(where: Folder, name: str, flags: int) -> Iterator[int]:
-    """Open a file of a folder, no link; a new one is for this user alone."""
+    """Open a file of a folder, not following links; a new file is for this user alone."""
     file = os.open(where.prefix + name, flags | _FLAGS, 0o600, dir_fd=where.fd)
     try:
         yield file
@@ -82,9 +83,9 @@ def unlink(where: Folder, name: str) -> None:
 
 
 def write(where: Folder, name: str, data: bytes, sync: bool = False) -> None:
-    """Put `data` at `name` in one step: readers see the old file or the new one, never a part.
+    """Write `data` to `name` atomically: readers see the old file or the new one, never a part.
 
-    With `sync` that holds also where the machine stops.
+    With `sync` that holds even if the machine crashes.
     """
     temporary = f".{name[:16]}-{os.getpid()}-{os.urandom(6).hex()}"
     try:
@@ -103,7 +104,7 @@ def write(where: Folder, name: str, data: bytes, sync: bool = False) -> None:
 
 
 def is_private(info: os.stat_result) -> bool:
-    """True if the file is ours and nobody else can write it."""
+    """True if this user owns the file and nobody else can write it."""
     if not hasattr(os, "geteuid"):  # Windows: the user's own folder has its own access list
         return True
     return info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

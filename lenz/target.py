@@ -1,4 +1,4 @@
-"""The machine that code is made for, as data."""
+"""The machine that code is compiled for, as data."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class Target:
         return f"+{feature}," in self.features + ","
 
     def key(self) -> str:
-        """The text that stands for the target in a cache key."""
+        """The target's text in a cache key."""
         return f"{self.kind} {self.triple} {self.cpu} {self.features} {self.lanes} {self.version}"

@@ -1,1 +1,1 @@
-"""Kernel -> text -> binary, per target. Walks kernels and makes no choice of its own."""
+"""Kernel -> text -> binary, per target. Walks kernels and makes no decisions."""

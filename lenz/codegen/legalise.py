@@ -1,4 +1,4 @@
-"""Rewrite expressions into ops that a target has a form of, once per kernel."""
+"""Rewrite expressions into ops that the target has a form for, once per kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Expansions = Callable[[Op], Expansion | None]
 
 
 def types_of(e: Expr) -> list[DType]:
-    """The types that decide on a direct form: those of operands and of a conversion's result."""
+    """The types that decide whether there is a direct form: operands, and a conversion's result."""
     return [a.dtype for a in e.args] + [a for a in e.attrs if isinstance(a, DType)]
 
 
@@ -28,10 +28,10 @@ def legalise_kernel(
     target: str,
     store: Callable[[Store], Store] = lambda s: s,
 ) -> Kernel:
-    """The same kernel over legal nodes; `expansion` gives the definition of an op that is not.
+    """The same kernel over legal nodes; `expansion` gives the definition of an illegal op.
 
-    `store` rewrites each store first. Raises InternalError for an op without any definition, naming
-    the target.
+    `store` rewrites each store first. Raises InternalError, naming the target, for an op without a
+    definition.
     """
     memo: dict[Expr, Expr] = {}
 

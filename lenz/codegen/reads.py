@@ -1,7 +1,7 @@
-"""The walk over expressions that both code generators share: what has a value, and for how long.
+"""The walk over expressions that both code generators share, and the lifetime of values.
 
-A node that reads memory is remembered by the masks it stands under as well; one that reads a buffer
-which the kernel writes is forgotten when the buffer is written.
+The memo key of a node that reads memory includes its masks. A node that reads a buffer which the
+kernel writes is forgotten at each write.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Walk(Generic[V]):
                 stack.extend(reversed(todo))
                 continue
             stack.pop()
-            # The conditions around a node matter to loads alone.
+            # Only loads depend on the conditions around a node.
             key = item if item[1] and self._reads_of(item[0]) else (item[0], ())
             self._keep(key, self.visit(*item))
             self.expires(key, item[0])
@@ -72,13 +72,13 @@ class Walk(Generic[V]):
         return [self.operand(*part) for part in _parts_of((e, mask))]
 
     def expires(self, key: Hashable, e: Expr) -> None:
-        """What this key keeps is made of `e`: it is stale once a buffer that `e` reads changes."""
+        """This key's value depends on `e`: it is stale once a buffer that `e` reads is written."""
         for buffer in self._reads_of(e):
             if buffer in self.written:
                 self._stale.setdefault(buffer, []).append(key)
 
     def forget(self, buffer: str) -> None:
-        """Drop every value that was read from a buffer, since the buffer changes here."""
+        """Drop every value that was read from a buffer, because the buffer changes here."""
         for key in self._stale.pop(buffer, ()):
             self._memo.pop(key, None)
 
@@ -87,11 +87,11 @@ class Walk(Generic[V]):
         return self._memo.get(item) if found is None and item[1] else found
 
     def _reads_of(self, e: Expr) -> tuple[str, ...]:
-        """Names of the buffers; asked for operands first, so that this never goes deep."""
+        """Names of the buffers. Operands are asked first, so the recursion stays shallow."""
         found = self._reads.get(e)
         if found is None:
             names: dict[str, None] = {e.attrs[0]: None} if e.op is LOAD else {}
-            if e.op.guarded:  # its effect depends on the masks as a load does
+            if e.op.guarded:  # its effect depends on the masks, like a load
                 names[""] = None
             for a in e.args:
                 names.update(dict.fromkeys(self._reads_of(a)))

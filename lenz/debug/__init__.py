@@ -1,1 +1,1 @@
-"""Looking at a compilation: logs, debug folders, repros, reports."""
+"""Inspect a compilation: logs, debug folders, repros, reports."""

@@ -1,4 +1,4 @@
-"""Which line of which program an error is about, read off the frames that it passed through."""
+"""Find the line that an error is about, from the frames that it passed through."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IR = (*LOOPS, View, Extern)
 
 
 def blame(e: BaseException) -> tuple[str, str]:
-    """(line, where): the IR or FX line that the innermost frame held, and the user's file:line.
+    """(line, where): the IR or FX line of the innermost frame, and the user's file:line.
 
     Both may be empty: an error need not be about one line.
     """
@@ -34,7 +34,7 @@ def blame(e: BaseException) -> tuple[str, str]:
 
 
 def _last_line(origins: tuple[str, ...]) -> str:
-    """The last file:line: a node's own comes after those of what it absorbed."""
+    """The last file:line: a node's own comes after those of the nodes it absorbed."""
     return next((o for o in reversed(origins) if ":" in o), "")
 
 

@@ -1,7 +1,7 @@
-"""The user's names of what a graph takes: `w16` where tracing says `L['w16']` and `arg4_1`.
+"""The user's names for a graph's inputs: `w16` where tracing says `L['w16']` and `arg4_1`.
 
-Names of files, attributes and functions may hold any character. They pass `shown` where they enter,
-so that each stays on its line, in a comment as on a terminal.
+Names of files, attributes and functions may contain any character. They pass through `shown` on
+entry, so that each stays on its line, in comments and on a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ARGUMENT = re.compile(r"\bargs\[(\d+)\]")
 
 
 def shown(text: str) -> str:
-    """The text on one line, as UTF-8 can hold it: other characters in Python's escapes."""
+    """The text on one line, in valid UTF-8; other characters become Python escapes."""
     if text.isprintable():
         return text
     return "".join(
@@ -24,7 +24,7 @@ def shown(text: str) -> str:
 
 
 def plain(source: str) -> str:
-    """Dynamo's name of a value as the user would write it.
+    """Dynamo's name of a value, as the user would write it.
 
     L['w16'] -> w16      L['self']._modules['fc']._parameters['bias'] -> self.fc.bias
     """

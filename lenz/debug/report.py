@@ -1,6 +1,6 @@
-"""What was made of a program, as data: the result of `lenz.explain`.
+"""What lenz made of a program, as data: the result of `lenz.explain`.
 
-Tests of generated code are written against these fields, never against text.
+Tests of generated code use these fields, never text.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lenz.sym import Sym, SymEnv
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One launch of a kernel. Arguments have the names that the user gave them.
+    """One launch of a kernel. Arguments have the user's names.
 
     kind           "pointwise", "reduction", "split_scan" and so on: ir.kernel.KernelKind
-    loads, stores  buffers it reads and writes; mutated_args are the arguments, and the workspace,
-                   among the latter
-    bytes_read, bytes_written  count each element of memory once, at the sizes of the example
+    loads, stores  buffers it reads and writes; mutated_args are the arguments and the workspace
+                   among the stores
+    bytes_read, bytes_written  count each element of memory once, at the example sizes
     origins        FX nodes it computes, each followed by the user's file:line where it changes
     ops            distinct operations of the body by name; each runs once per element
     text           the kernel as IR
@@ -45,7 +45,7 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ExternReport:
-    """A call of an eager op, why it is one, and whose it is: the FX node and the user's line."""
+    """A call of an eager op, with its reason, its FX node and the user's line."""
 
     op: str
     reason: str
@@ -55,13 +55,13 @@ class ExternReport:
 
     @property
     def is_fallback(self) -> bool:
-        """True when the op is called in eager because lenz cannot lower it (not by choice)."""
+        """True if the op runs in eager because lenz cannot lower it (not by choice)."""
         return self.reason != "library"
 
 
 @dataclass(frozen=True, slots=True)
 class AllocReport:
-    """Memory that the plan takes: new, or that of a dead buffer (`reused_from`)."""
+    """Memory that the plan allocates, or reuses from a dead buffer (`reused_from`)."""
 
     name: str
     nbytes: int
@@ -72,7 +72,7 @@ class AllocReport:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One configuration of a kernel: microseconds of a launch, or None and why there are none."""
+    """One configuration of a kernel: microseconds per launch, or None and the reason."""
 
     config: str
     us: float | None
@@ -81,9 +81,9 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class TuneReport:
-    """What was measured for a kernel; `chosen` counts in `tried`, where the usual one is first.
+    """The measurements of a kernel; `chosen` is an index into `tried`, the default's is 0.
 
-    `remembered` says that an earlier process measured it.
+    `remembered` says that an earlier process did the measurements.
     """
 
     kernel: str
@@ -105,15 +105,15 @@ class GraphReport:
     """One graph: its launches, memory and decisions.
 
     kind        "inference", "forward", "backward", or the "body" of a branch or loop
-    timings     own seconds of each stage; "trace" is torch's part
+    timings     seconds of each stage itself; "trace" is torch's part
     ir, source  the graph after all passes, and the plan as Python
-    skips       why the graph, or a part of it, runs without lenz; empty when it does not
+    skips       why the graph, or a part of it, runs in eager; else empty
     guards      how many conditions Dynamo checks before a call
     ended_by    reason and line of the graph break after it, if there is one
-    facts       what sizes are taken to be beyond those, until a call breaks it
-    autotune    what was measured to choose the tiles of GPU kernels, with option `autotune`
-    partitions  for targets that have them; on the CPU empty
-    calls       how often the graph calls each op, before anything is fused or left out
+    facts       assumptions about sizes beyond those guards, until a call breaks one
+    autotune    measurements that chose the tiles of GPU kernels, with option `autotune`
+    partitions  for targets that have them; empty on CPUs
+    calls       how often the graph calls each op, before anything is fused or dropped
     """
 
     name: str
@@ -135,7 +135,7 @@ class GraphReport:
 
     @property
     def fallbacks(self) -> tuple[ExternReport, ...]:
-        """Calls of eager ops that lenz cannot lower."""
+        """Calls of eager ops because lenz cannot lower them."""
         return tuple(e for e in self.externs if e.is_fallback)
 
     def __repr__(self) -> str:
@@ -151,16 +151,16 @@ class GraphReport:
         whys = [f"not fused, because {r.why}" for r in self.rejected]
         lines += [f"  {text}" for text in _counted(whys)]
         lines += [f"  tuned {t}" for t in self.autotune]
-        lines += [f"  takes it that {', '.join(self.facts)}"] * bool(self.facts)
+        lines += [f"  assumes {', '.join(self.facts)}"] * bool(self.facts)
         lines += [f"  graph break: {self.ended_by}"] * bool(self.ended_by)
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """A whole call: its graphs in order of compilation, its launches in order of execution.
+    """A whole call: graphs in order of compilation, launches in order of execution.
 
-    Printed, or shown by a notebook, it is a few lines for each graph.
+    Printed, or displayed by a notebook, it is a few lines per graph.
     """
 
     graphs: tuple[GraphReport, ...]
@@ -174,9 +174,9 @@ class Report:
 
     @property
     def op_calls(self) -> tuple[int, int, int]:
-        """How many op calls kernels compute (or views are), libraries, and eager for lack of ours.
+        """How many op calls are computed by kernels (or are views), by libraries, and by eager.
 
-        Each graph counts once, as it came: before anything is fused or left out.
+        Each graph counts once, as captured: before anything is fused or dropped.
         """
         every = sum(n for g in self.graphs for n in g.calls.values())
         called = [e for g in self.graphs for e in g.externs if e.op in g.calls]
@@ -186,8 +186,8 @@ class Report:
     def __repr__(self) -> str:
         native, library, fallback = self.op_calls
         whole = (
-            f"{len(self.launches)} launches in this call; of {native + library + fallback} ops"
-            f" kernels compute {native}, libraries {library}, and eager has {fallback}"
+            f"{len(self.launches)} launches in this call; ops: {native} in kernels,"
+            f" {library} in libraries, {fallback} in eager"
         )
         return "\n".join([*map(repr, self.graphs), whole])
 
@@ -200,12 +200,12 @@ def _line(k: KernelReport) -> str:
 
 
 def _at(origins: Sequence[str]) -> str:
-    """The line of the last node, which comes after those that it absorbed."""
+    """The line of the last node, which comes after the nodes that it absorbed."""
     return next((f" at {o}" for o in reversed(origins) if ":" in o), "")
 
 
 def _counted(lines: Sequence[str]) -> list[str]:
-    """Each line once, with how often it stands there."""
+    """Each distinct line, with its number of occurrences."""
     counts: dict[str, int] = {}
     for line in lines:
         counts[line] = counts.get(line, 0) + 1
@@ -266,7 +266,7 @@ def launches_report(
 
 
 def allocs_report(p: Plan, env: SymEnv) -> tuple[AllocReport, ...]:
-    """Every allocation of a plan, with the step that frees it (None: it is returned)."""
+    """Every allocation of a plan, with the step that frees it (None if it is returned)."""
     freed = {s.name: k for k, s in enumerate(p.steps) if isinstance(s, Free)}
     freed |= {s.source: k for k, s in enumerate(p.steps) if isinstance(s, Reuse)}
     made: list[AllocReport] = []

@@ -1,4 +1,4 @@
-"""Scripts and folders from which a compilation can be done again without the user's program."""
+"""Scripts and folders that repeat a compilation without the user's program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import dtype_of
 from lenz.options import Options
 
-SMALL = 64  # elements of a constant that are written out; a larger one is drawn at random
+SMALL = 64  # largest constant that is written out; larger ones are drawn at random
 
 SCRIPT = '''\
 """Compiles one graph again, without the program it came from: inputs and weights are random."""
@@ -54,7 +54,7 @@ if __name__ == "__main__":
 
 
 def runnable(gm: GraphModule, options: Options) -> str:
-    """A script that compiles `gm` on inputs of the same types as those it was traced for."""
+    """A script that compiles `gm` on inputs of the types it was traced for."""
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     values = [n.meta.get("val") for n in places]
     inputs = [f"    {_value(v)},  # {n.name}\n" for n, v in zip(places, values, strict=True)]
@@ -71,7 +71,7 @@ def runnable(gm: GraphModule, options: Options) -> str:
 
 
 def _class(gm: GraphModule, name: str, classes: dict[str, str]) -> str:
-    """Add the class of a module, after those of the modules inside of it; gives its name."""
+    """Add the class of a module after those of its submodules; returns its name."""
     lines = ["    def __init__(self):", "        super().__init__()"]
     for target in dict.fromkeys(str(n.target) for n in gm.graph.nodes if n.op == "get_attr"):
         value: Any = gm
@@ -95,7 +95,7 @@ def _constant(t: torch.Tensor) -> str:
 
 
 def _value(v: Any) -> str:
-    """Python text that makes a value like `v`; sizes are those of the example."""
+    """Python text for a value like `v`, at the example sizes."""
     match v:
         case torch.Tensor():
             dtype = dtype_of(v.dtype)
@@ -136,10 +136,10 @@ def write_repro(
     name: str,
     options: Options,
 ) -> str:
-    """Write what was known of a program on which the compiler failed; gives the folder.
+    """Write down a program on which the compiler failed; returns the folder.
 
-    The folder has the name of its contents, so that the same fault is written once. Empty where it
-    cannot be written: the fault itself counts for more.
+    The folder is named by its contents, so that the same fault is written once. Returns "" if it
+    cannot be written: the fault itself matters more.
     """
     if options.debug_dir is None:
         return ""
@@ -161,5 +161,5 @@ def write_repro(
 def _made(text: Callable[[], str]) -> str:
     try:
         return text()
-    except Exception as e:  # noqa: BLE001 - what broke the compiler may break its printer too
+    except Exception as e:  # noqa: BLE001 - a fault of the compiler may break its printer too
         return f"cannot be shown: {type(e).__name__}: {e}"

@@ -1,7 +1,7 @@
-"""Logs and debug folders: what LENZ_LOGS prints and LENZ_DEBUG=1 writes.
+"""Logs (LENZ_LOGS) and debug folders (LENZ_DEBUG=1).
 
-A `Recorder` is the trace of one graph. Stage times are kept as own time (without the stages
-inside), so that they add up to the whole.
+A `Recorder` is the trace of one graph. The time of a stage excludes the stages inside it, so that
+stage times add up to the total.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lenz.debug.names import shown
 from lenz.errors import UserError
 from lenz.private import folder, make_above, write
 
-# A text that the compiler offers -> the log that prints it, and its file in a debug folder.
+# A text that the compiler offers -> its log, and its file in a debug folder.
 TEXTS: dict[str, tuple[str, str]] = {
     "dynamo": ("", "fx_readable.py"),
     "runnable": ("", "fx_runnable.py"),
@@ -36,8 +36,8 @@ OBJECT = "kernels.o"
 class Recorder:
     """Times stages and routes texts to standard error (`logs`) and to a folder (`debug`).
 
-    The texts offered last are kept unmade, so that a fault can still be written down: `saved`.
-    `times` has own seconds by stage; `failed` is the innermost stage that an error left.
+    `saved` keeps the latest texts as functions, so that a fault can still be written down. `times`
+    has the seconds of each stage itself; `failed` is the innermost stage that an error left.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Recorder:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage; what inner stages take is theirs and not this one's."""
+        """Time a stage, excluding the stages inside it."""
         start = time.perf_counter()
         self._stack.append([0.0])
         try:
@@ -68,7 +68,7 @@ class Recorder:
             self._stack[-1][0] += total
 
     def text(self, stage: str, text: Callable[[], str]) -> None:
-        """Print the text when its log is on, write it when a folder is wanted."""
+        """Print the text if its log is on; write it if there is a debug folder."""
         self.offered[stage] = text
         log, file = TEXTS.get(stage, (stage, f"{stage}.txt"))
         if log not in self.logs and self.folder is None:
@@ -87,8 +87,8 @@ class Recorder:
                 write_in(self.folder, {file: data})
 
     def finish(self) -> None:
-        """Print the stage times when `time` is logged, and the debug folder's path."""
-        self.offered.clear()  # they hold all of the compilation
+        """Print the stage times if `time` is logged, and the debug folder's path."""
+        self.offered.clear()  # they cover the whole compilation
         if "time" in self.logs:
             total = sum(self.times.values())
             rows = [f"  {k:<14}{v * 1e3:9.2f} ms" for k, v in self.times.items()]
@@ -99,9 +99,9 @@ class Recorder:
 
 
 def new_folder(root: str, name: str) -> Path:
-    """Make `root/name` for this user alone, or `root/name.1` and so on where that exists already.
+    """Make `root/name` for this user alone, or `root/name.1` and so on if that exists.
 
-    Raises UserError when the folder cannot be made.
+    Raises UserError if the folder cannot be made.
     """
     name = file_name(name)
     for k in range(100_000):
@@ -120,12 +120,12 @@ def new_folder(root: str, name: str) -> Path:
 
 
 def one_by_one(text: str) -> str:
-    """The lines of a text, each as it can be shown: torch prints names as they are."""
+    """The lines of a text, each escaped by `shown`: torch prints names as they are."""
     return "\n".join(map(shown, text.split("\n")))
 
 
 def file_name(name: str) -> str:
-    """A name as that of one file, which is not hidden."""
+    """A name as a file name that is not hidden."""
     return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII)[:100]
 
 

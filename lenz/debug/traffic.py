@@ -1,4 +1,4 @@
-"""How many elements of each parameter one launch of a kernel touches, counted from its accesses."""
+"""How many elements of each parameter a kernel launch touches, counted from its accesses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from lenz.sym import Int, Sym, SymEnv, Var, affine_in, show, substitute
 class Loops:
     """The loops of a kernel at the example sizes.
 
-    `extent` is that of the first iteration of the loops around; `share` is how much of
-    (outer extent) * extent really runs, for the inner loop of a cut one, whose last block is short.
+    `extent` is the extent in the first iteration of the enclosing loops. `share` is the fraction of
+    (outer extent) * extent that really runs, for the inner loop of a split one, whose last block is
+    short.
     """
 
     extent: Mapping[Var, int]
@@ -26,7 +27,7 @@ class Loops:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """Distinct elements of memory by parameter; no entry where there is no access."""
+    """Distinct elements of memory by parameter; no entry without an access."""
 
     read: Mapping[str, int]
     written: Mapping[str, int]
@@ -36,9 +37,9 @@ def touched(k: Kernel, env: SymEnv) -> Touched:
     """Count what a launch reads and writes, at the example sizes of `env`.
 
     An access counts the distinct values of its offset over the loops. Equal accesses of one
-    parameter, however their loops are cut, count once; different ones are added up, and never give
-    more than the parameter has. An access behind a condition counts as if it always happened, and
-    all of a workspace as written.
+    parameter count once, however their loops are split; different ones add up, to at most the
+    parameter's size. A conditional access counts as if it always happened. A workspace counts as
+    written completely.
     """
     loops = _loops(k, env)
     sizes = {p.name: env.hint(p.size) for p in k.params}
@@ -74,7 +75,7 @@ def _loops(k: Kernel, env: SymEnv) -> Loops:
         first = extent[s.axis.var] = _extent_at(s.axis.extent, outer, 0, env)
         if len(outer) == 1 and first > 0 and (blocks := extent[outer[0]]) > 0:
             last = _extent_at(s.axis.extent, outer, blocks - 1, env)
-            # All blocks but the last are full.
+            # All blocks except the last are full.
             share[s.axis.var] = Fraction((blocks - 1) * first + last, blocks * first)
     return Loops(extent, share)
 
@@ -86,7 +87,7 @@ def _extent_at(extent: Sym, outer: Sequence[Var], iteration: int, env: SymEnv) -
 def _distinct(
     offset: Sym, bound: tuple[Expr, ...], loops: Loops, env: SymEnv
 ) -> tuple[object, int]:
-    """What identifies an access, and how many elements it touches."""
+    """The identity of an access, and how many elements it touches."""
     extent = loops.extent
     rest, dims = offset, []
     for v in offset.free_vars:
@@ -110,7 +111,7 @@ def _distinct(
 
 
 def _merged(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(stride, extent) from the smallest stride on, with loops that continue each other joined."""
+    """(stride, extent), smallest stride first; loops that continue each other are joined."""
     made: list[tuple[int, int]] = []
     for stride, n in sorted(d for d in dims if d[0] and d[1] != 1):
         if made and made[-1][0] * made[-1][1] == stride:

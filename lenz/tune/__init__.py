@@ -1,1 +1,1 @@
-"""Tiles of GPU kernels by measurement: what may be chosen, how it is timed, the choice."""
+"""Tune tiles of GPU kernels: the candidates, the timing, the choice."""

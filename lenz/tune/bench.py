@@ -1,9 +1,9 @@
-"""How long a GPU takes for one call: the one benchmark that everything uses.
+"""The GPU time of one call: the only benchmark, used everywhere.
 
-Two events on the GPU of the tensors, whichever GPU is current, are put around each call. What the
-call changes is put back, and the L2 cache is overwritten, before the first of them: both are queued
-outside of the time that counts, so that no cost of a copy has to be measured and subtracted, and
-the host launches the call while the cache is still being overwritten.
+Two events on the tensors' GPU, whichever GPU is current, surround each call. Before the first
+event, mutated arguments are restored and the L2 cache is overwritten. Both are queued outside the
+timed range, so no copy has to be timed and subtracted, and the host launches the call while the
+cache is still being overwritten.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from lenz.ir.op import INDEX
 from lenz.runtime import cuda, executor
 from lenz.sym import SymEnv
 
-# Bytes that are written to empty the L2 cache: 5 times that of an H200, where it takes 60 us. The
-# host needs 15 us for two events and a launch.
+# Bytes written to flush the L2 cache: 5 times that of an H200, where it takes 60 us. The host needs
+# 15 us for two events and a launch.
 FLUSH = 256 << 20
-SECONDS = 0.02  # for all calls that are timed of one function
+SECONDS = 0.02  # limit for all timed calls of one function
 FEW, MOST = 5, 100
-# A function that takes so many times as long as the best one is not timed more than FEW times.
+# A function this many times slower than the best one is timed only FEW times.
 HOPELESS = 1.3
-SMALL = 128  # integers are random below this, or below what the kernel checks them against
+SMALL = 128  # integers are random below this, or below the kernel's own limit
 
 Call = Callable[[], Any]
 
 
 class Device(Protocol):
-    """What a benchmark asks of a GPU; `place` is where torch puts tensors for it."""
+    """What a benchmark needs from a GPU; `place` is the torch device of its tensors."""
 
     place: torch.device
     name: str
@@ -54,7 +54,7 @@ class Device(Protocol):
 
 
 class Gpu:
-    """GPU `number`; `api` is torch.cuda, or what stands in for it."""
+    """GPU `number`; `api` is torch.cuda or a stand-in."""
 
     def __init__(self, number: int, api: Any = torch.cuda, place: str = "") -> None:
         self._number = number
@@ -66,32 +66,32 @@ class Gpu:
         self._scratch: torch.Tensor | None = None
 
     def current(self) -> AbstractContextManager[Any]:
-        """Make the GPU current, and afterwards the one that was."""
+        """Make the GPU current, and restore the previous one afterwards."""
         made: AbstractContextManager[Any] = self._api.device(self._number)
         return made
 
     def sync(self) -> None:
-        """Wait for all work of the GPU."""
+        """Wait for all work on the GPU."""
         self._api.synchronize(self._number)
 
     def flush(self) -> None:
-        """Queue a write that leaves nothing else in the L2 cache."""
+        """Queue a write that flushes the L2 cache."""
         if self._scratch is None:
             self._scratch = torch.empty(FLUSH, dtype=torch.uint8, device=self.place)
         self._scratch.zero_()
 
     def mark(self) -> Any:
-        """An event behind all work that is queued on the GPU's current stream."""
+        """An event after all work queued on the GPU's current stream."""
         event = self._api.Event(enable_timing=True)
         event.record(self._api.current_stream(self._number))
         return event
 
     def us(self, start: Any, end: Any) -> float:
-        """Microseconds between two events that have happened."""
+        """Microseconds between two completed events."""
         return 1e3 * float(start.elapsed_time(end))
 
     def now(self) -> float:
-        """Seconds of the host."""
+        """The host's clock, in seconds."""
         return time.perf_counter()
 
     def load(self, b: Binary, pointers: int, sizes: int) -> Callable[..., None]:
@@ -111,10 +111,10 @@ def measure(
     seconds: float = SECONDS,
     best: float = math.inf,
 ) -> float:
-    """Microseconds that a GPU takes for one `call`, the median of up to MOST.
+    """GPU time of one `call` in microseconds, the median of up to MOST calls.
 
-    `restore` undoes what the call does to its arguments, and runs before each. `best` is the time
-    of what the call competes with. Raises RuntimeError if the call, or an earlier one, fails.
+    `restore` undoes the call's mutations and runs before each call. `best` is the time to beat.
+    Raises RuntimeError if the call, or an earlier one, fails.
     """
     with gpu.current():
         _times(call, gpu, restore, 2)  # loads the code
@@ -141,10 +141,10 @@ def _times(call: Call, gpu: Device, restore: Call | None, count: int) -> list[fl
 
 
 def arguments(k: Kernel, env: SymEnv, place: torch.device) -> list[torch.Tensor]:
-    """Flat tensors for the pointers of a kernel at the example sizes, random where it reads.
+    """Flat tensors for the pointers of a kernel at the example sizes; inputs are random.
 
-    A kernel may jump to where an integer says: integers are random in the range that the kernel
-    checks for, or small. Raises torch.OutOfMemoryError.
+    Integers may be indices, so they are random within the range that the kernel checks, or small.
+    Raises torch.OutOfMemoryError.
     """
     source = torch.Generator(place).manual_seed(0)
     checks = [e.args[1] for e in nodes_of(*exprs_of(k.body)) if e.op.guarded]
@@ -168,7 +168,7 @@ def arguments(k: Kernel, env: SymEnv, place: torch.device) -> list[torch.Tensor]
 
 
 def restoring(k: Kernel, tensors: Sequence[torch.Tensor]) -> Call | None:
-    """What puts back the arguments that a kernel reads and writes; None if there are none."""
+    """A function that restores the arguments that a kernel mutates; None if there are none."""
     pairs = zip(k.params, tensors, strict=True)
     kept = [
         (t, t.clone() if p.mode == "inout" else t.new_zeros(()))

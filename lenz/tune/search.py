@@ -1,7 +1,7 @@
-"""One kernel for each launch that has candidates: the one that is fastest on its GPU.
+"""Choose the fastest kernel on its GPU for each launch with candidates.
 
-All candidates of a graph are compiled in one batch. The outcome is remembered under the text of the
-kernel that the cost model takes, so that another process measures nothing.
+All candidates of a graph are compiled in one batch. The choice is stored under the text of the cost
+model's kernel, so that other processes measure nothing.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from lenz.runtime.store import Store
 from lenz.sym import SymEnv
 from lenz.tune.bench import SECONDS, Device, Gpu, arguments, measure, restoring
 
-# The fastest must take less than this part of what the kernel of the cost model takes, or that one
-# stays: medians of the same kernel differ by a percent.
+# The fastest kernel must take less than this fraction of the cost model's time; otherwise that
+# kernel stays. Medians of the same kernel differ by a percent.
 GAIN = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The candidates of one kernel, that of the cost model first, all under its name.
+    """The candidates of one kernel, the cost model's first, all under its name.
 
-    `env` has the example sizes at which they are measured.
+    `env` has the example sizes for the measurements.
     """
 
     candidates: tuple[Kernel, ...]
     env: SymEnv
 
     def key(self, gpu: Device) -> str:
-        """What the outcome depends on: the kernel, its sizes, what else there is, the GPU."""
+        """The key of the choice: the kernel, its sizes, the other candidates, the GPU."""
         usual = replace(self.candidates[0], name="k")
         sizes = [f"{v.name}={self.env.hint(v)}" for v in usual.sizes]
         lines = [version(), f"sm{gpu.arch} {gpu.name}", *sizes, *map(config, self.candidates)]
@@ -50,7 +50,7 @@ class Choice:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def widest(self) -> Kernel:
-        """The kernel of the cost model, with the largest workspace that any candidate asks for."""
+        """The cost model's kernel, with the largest workspace of any candidate."""
         usual = self.candidates[0]
         sizes = [[p.size for p in k.params] for k in self.candidates]
         most = [max(s, key=self.env.hint) for s in zip(*sizes, strict=True)]
@@ -69,9 +69,9 @@ def config(k: Kernel) -> str:
 def tune(
     s: Schedule, store: Store | None, gpu_at: Callable[[int], Device] = Gpu
 ) -> tuple[Schedule, tuple[TuneReport, ...]]:
-    """The schedule with a candidate chosen for each launch, and what was measured.
+    """The schedule with a candidate chosen for each launch, and the measurements.
 
-    Kernels have names of their own, equal ones the same. `gpu_at` gives the GPU of a number.
+    Distinct kernels have distinct names. `gpu_at` returns the GPU with a number.
     """
     buffers = buffers_of(s.graph)
     found: dict[int, dict[str, Choice]] = {}
@@ -99,7 +99,7 @@ def tune(
 
 
 def _decide(choices: Sequence[Choice], gpu: Device, store: Store | None) -> list[TuneReport]:
-    """Choose for each: from the store, or by measuring every candidate."""
+    """Choose for each kernel: from the store, or by measuring every candidate."""
     keys = [c.key(gpu) for c in choices]
     known = [_recall(store, key, c) for key, c in zip(keys, choices, strict=True)]
     missing = [c for c, report in zip(choices, known, strict=True) if report is None]
@@ -127,14 +127,14 @@ def _recall(store: Store | None, key: str, c: Choice) -> TuneReport | None:
         if not is_ours or content["chosen"] not in range(len(tried)):
             return None
         return TuneReport(c.candidates[0].name, content["chosen"], tried, True)
-    except (ValueError, TypeError, KeyError):  # of another version of lenz
+    except (ValueError, TypeError, KeyError):  # written by another version of lenz
         return None
 
 
 def compiled(kernels: Sequence[Kernel], gpu: Device, store: Store | None) -> list[Binary | Failed]:
     """Compile kernels in one batch, without their checks: a failed one would stop the GPU.
 
-    Even so, no place outside is read or written.
+    Nothing out of bounds is read or written even so.
     """
     texts: list[KernelText | Failed] = []
     for k in kernels:
@@ -151,8 +151,8 @@ def race(
 ) -> tuple[Tried, ...]:
     """Measure the candidates on the same arguments, each for up to `seconds`.
 
-    One that does not compile, or wants more than the GPU has, is out. Raises RuntimeError if the
-    GPU is left unusable.
+    A candidate that does not compile, or needs more than the GPU has, is dropped. Raises
+    RuntimeError if the GPU is left unusable.
     """
     try:
         usual = c.widest()
@@ -173,7 +173,7 @@ def race(
             call = partial(launch, grid, *values)
             tried.append(Tried(config(k), measure(call, gpu, restore, seconds, best)))
         except RuntimeError as e:
-            gpu.sync()  # raises if it was more than one launch that failed
+            gpu.sync()  # raises if more than this launch failed
             tried.append(Tried(config(k), None, _line(e)))
     return tuple(tried)
 
@@ -183,7 +183,7 @@ def _line(e: Exception) -> str:
 
 
 def _fastest(tried: Sequence[Tried]) -> int:
-    """The number of the one to take; the first stays unless another is clearly faster."""
+    """The index of the winner; the first wins unless another is clearly faster."""
     times = [t.us if t.us is not None else float("inf") for t in tried]
     best = min(times)
     return 0 if times[0] * GAIN <= best else times.index(best)

@@ -1,4 +1,4 @@
-"""The shapes that are measured for a kernel beside the one that the cost model takes."""
+"""The shapes to measure for a kernel, besides the cost model's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from lenz.ir.kernel import KernelKind
 from lenz.schedule.blocks import Shape
 from lenz.sym import power_of_two
 
-LONGEST = 32768  # elements of a row that 16 or 32 warps still hold
+LONGEST = 32768  # longest rows that 16 or 32 warps can hold
 
 
 def space(kind: KernelKind, rows: int, length: int) -> tuple[Shape, ...]:
     """At most 13 shapes for a kernel over `rows` elements of P and `length` of R; no two are equal.
 
-    Some may give the same kernel, such as tiles that are larger than all there is.
+    Some may give the same kernel, such as tiles larger than the whole tensor.
     """
     if kind == "pointwise":
         return tuple(_warped(t, w, tile=t) for t in (512, 1024, 2048, 4096) for w in (4, 8))
@@ -30,7 +30,7 @@ def space(kind: KernelKind, rows: int, length: int) -> tuple[Shape, ...]:
 
 
 def _warped(area: int, warps: int, **widths: int) -> Shape:
-    """A shape whose tile of `area` elements is run by so many warps."""
+    """A shape whose tile of `area` elements has this many warps."""
     return Shape(**widths, thread=max(1, area // (32 * warps)), warps=warps)
 
 
@@ -39,13 +39,13 @@ def _panels(columns: int, length: int) -> tuple[Shape, ...]:
     widths = (32, 64, 128, 256) if columns >= 4096 else (8, 16, 32, 64)
     pairs = [(p, t) for p in widths for t in (2048, 4096, 8192)]
     made = [Shape(panel=p, narrow=p, rows=t, chunk=t) for p, t in pairs]
-    if length * widths[0] <= LONGEST:  # else no tile holds all rows, and all of them loop
+    if length * widths[0] <= LONGEST:  # otherwise no tile holds all rows, and all of them loop
         made.append(Shape(row=0))
     return tuple(made)
 
 
 def _rows(n: int) -> tuple[Shape, ...]:
-    """Rows of up to n elements, a power of two: several in a program, one, or a part of one."""
+    """Rows of up to n elements, a power of two: several per program, one, or part of one."""
     if n <= 1024:
         areas = (1024, 2048, 4096, 8192)
         return tuple(Shape(rows=a, thread=t) for a in areas for t in (8, 16, 32))

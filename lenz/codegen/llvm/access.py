@@ -1,9 +1,9 @@
-"""Loads and stores: the coefficient of the vector loop's variable in the offset decides the form.
+"""Loads and stores. The coefficient of the vector loop's variable in the offset decides the form.
 
-0: one scalar, spread to all lanes. 1: consecutive elements. -1: consecutive, reversed. 2 to 4, for
-loads of whole vectors: consecutive vectors, from which the lanes are picked. Anything else: gather
-or scatter. Under a mask no address whose mask is false is ever touched; a scalar whose
-mask is false reads a zero of the function's own instead.
+0: one scalar, broadcast to all lanes. 1: consecutive elements. -1: consecutive, reversed. 2 to 4,
+for loads of whole vectors: consecutive vectors, from which the lanes are picked. Anything else:
+gather or scatter. An address whose mask is false is never touched; a scalar whose mask is false
+reads a local zero instead.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Accesses:
     def __init__(self, scopes: Scopes, indices: Indices, bases: Mapping[str, str]) -> None:
         self.scopes = scopes
         self.indices = indices
-        self.bases = dict(bases)  # buffer -> SSA name of its base pointer
+        self.bases = dict(bases)  # buffer -> SSA name of the base pointer
         self.dummy = ""
-        self.tile: Var | None = None  # the variable of the rows of an open tile
+        self.tile: Var | None = None  # the row variable of an open tile
 
     def place(
         self, buffer: str, dtype: DType, offset: Sym, bound: Bound, whole: bool = False
     ) -> Place:
-        """The addresses of buffer[offset]; `whole`: all lanes are to be loaded."""
+        """The addresses of buffer[offset]; `whole`: all lanes will be loaded."""
         base = self.bases.get(buffer)
         if base is None:
             raise InternalError(f"%{buffer} is no parameter or local", pass_name="codegen")
@@ -77,7 +77,7 @@ class Accesses:
         return Place(None, self._gep(base, dtype, value, index))
 
     def _pointer(self, base: str, dtype: DType, rest: Sym, lane: Var | None, bound: Bound) -> Value:
-        """The address of rest (+ lane): the part without the lane is computed outside its loop."""
+        """The address of rest (+ lane). The part without the lane is computed outside its loop."""
         key = ("pointer", base, rest)
         start = None if bound else self.scopes.memo.get(key)
         if start is None:
@@ -113,7 +113,7 @@ class Accesses:
         return Value(names, index.level, index.lanes)
 
     def is_transposed(self, offset: Sym, bound: Bound) -> bool:
-        """True for a load that the open tile reads along its rows."""
+        """True for a load that an open tile reads along its rows."""
         lane = self.indices.lane
         if self.tile is None or lane is None or any(v.lanes for v in bound.values()):
             return False
@@ -137,7 +137,7 @@ class Accesses:
         return self._to_bool(value) if dtype is BOOL else value
 
     def _tile_pointer(self, buffer: str, dtype: DType, offset: Sym, bound: Bound) -> str:
-        # The lane's variable stands for lane 0 of this part of the tile.
+        # The lane's variable is lane 0 of this part of the tile.
         return self._gep(self.bases[buffer], dtype, self.indices.scalar(offset, bound), I64).names[
             0
         ]
@@ -257,7 +257,7 @@ class Accesses:
 def store_pairs(
     a: Accesses, place: Place, dtype: DType, values: tuple[Value, Value], mask: Value | None
 ) -> None:
-    """Write two neighbours per lane, those of place.step 2 and the elements behind them."""
+    """Write two neighbours per lane: the elements at step 2 and those after them."""
     fn, level, spread = a.scopes.fn, a.scopes.fn.level, a.scopes.spread
     parts = (place.pointers, *values, *((mask,) if mask else ()))
     copies = max(len(v.names) for v in parts)
@@ -295,9 +295,9 @@ def _reverse(b: Builder, t: str, names: Names) -> Names:
 
 
 def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
-    """Every step-th element from an address on: `step` vectors side by side, and step - 1 shuffles.
+    """Every step-th element from an address: `step` consecutive vectors, and step - 1 shuffles.
 
-    The last vector is moved back to end with the last element, so that nothing behind it is read.
+    The last vector is moved back to end with the last element, so that nothing past it is read.
     """
     n, element, t = b.lanes, memory_type(dtype), memory_type(dtype, b.lanes)
     starts = [k * n for k in range(step - 1)] + [(n - 1) * (step - 1)]

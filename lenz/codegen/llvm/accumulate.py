@@ -1,4 +1,4 @@
-"""The moments of a reduction: start before its outermost loop, take a value, finish after it."""
+"""The phases of a reduction: start before its outermost loop, take a value, finish after it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def start(body: Body, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
-    """Give a reduction its accumulators; `path` are the loops from its outermost one inwards."""
+    """Create a reduction's accumulators; `path` are the loops from its outermost one inwards."""
     body.define(s.name, s)
     lane = next((f for f in path if f.kind == "vector"), None)
     if body.indices.lane is not None:
-        lane = None  # already in a vector loop: every lane has accumulators of its own
+        lane = None  # already in a vector loop: every lane has its own accumulators
     over_lanes = lane is not None and lane.axis.var in over(s)
     is_scan = isinstance(s, Scan)
     position = position_of(s, path)
@@ -32,7 +32,7 @@ def start(body: Body, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
         position=position,
         lanes=lane is not None or body.indices.lane is not None,
         across=over_lanes,
-        # A scan goes through the copies one by one; a reduction has registers for each.
+        # A scan handles the copies one by one; a reduction has registers for each copy.
         copies=body.vector_copies(lane)
         if over_lanes and lane and not is_scan
         else body.scopes.copies,
@@ -56,8 +56,8 @@ def _identities(acc: Accumulator, part: int, dtype: DType, width: int) -> list[s
         is_scan = isinstance(acc.stmt, Scan)
         return [red.identity_text(acc.stmt.kind, dtype, width, is_scan)] * acc.copies
     element = value_type(dtype)
-    # Position of the first element that the lane may see, so that a row whose elements all equal
-    # the identity gives the first of them.
+    # Position of the first element that the lane sees, so that a row of elements equal to the
+    # identity gives the first.
     if acc.across:
         return [iota(element, width, 1, k * width) for k in range(acc.copies)]
     return [iota(element, width, 0)] * acc.copies
@@ -66,7 +66,7 @@ def _identities(acc: Accumulator, part: int, dtype: DType, width: int) -> list[s
 def _start_arrays(body: Body, acc: Accumulator) -> None:
     scopes, fn = body.scopes, body.scopes.fn
     width = scopes.width
-    size = -(-acc.size // width) * width + width  # a partial last vector stays inside
+    size = -(-acc.size // width) * width + width  # a partial last vector stays in bounds
     names = []
     for part, dtype in enumerate(acc.dtypes):
         base = fn.alloca(memory_type(dtype), size)
@@ -126,7 +126,7 @@ def operand(body: Body, acc: Accumulator, copies: int) -> Names:
 def _take_in_arrays(body: Body, acc: Accumulator, parts: red.Parts, index: DType) -> None:
     scopes, kind, level = body.scopes, acc.stmt.kind, body.scopes.fn.level
     copies = scopes.copies
-    if body.row_pass:  # the copies are rows: add them up before the one access to the array
+    if body.row_pass:  # the copies are rows: add them before the single access to the array
         one = scopes.builder(level, acc.lanes, 1)
         states: list[red.Parts] = [tuple([(part[k],) for part in parts]) for k in range(copies)]
         parts = red.tree(one, kind, acc.dtypes[0], index, states)
@@ -148,7 +148,7 @@ def finish(body: Body, acc: Accumulator) -> None:
     """Reduce the copies and the lanes to the result, and give it its name."""
     del body.accs[acc.stmt.name]
     name = acc.stmt.name
-    if isinstance(acc.stmt, Scan):  # its value is not seen outside of the loop
+    if isinstance(acc.stmt, Scan):  # its value is not visible outside of the loop
         return
     if acc.axes:
         body.values.columns[name] = acc
@@ -170,7 +170,7 @@ def finish(body: Body, acc: Accumulator) -> None:
 
 
 def converted(body: Body, acc: Accumulator, value: Value) -> Value:
-    """The result in the type that the reduction gives."""
+    """The result in the reduction's type."""
     have, want = acc.dtypes[-1], acc.stmt.value.dtype
     if red.is_arg(acc.stmt.kind):
         want = I64

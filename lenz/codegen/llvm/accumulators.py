@@ -1,8 +1,8 @@
-"""Accumulators of the reductions and scans under way: in registers, or in an array on the stack.
+"""Accumulators of open reductions and scans: in registers, or in an array on the stack.
 
-A reduction ends with the outermost loop it runs over. If loops inside that one are not reduced
-over, each of their points has its own accumulator, in an array; else the accumulators are
-registers, one per copy of the body, that the loops carry.
+A reduction ends with the outermost loop it runs over. If it does not reduce over some inner loop,
+each point of that loop has its own accumulator, in an array. Otherwise the accumulators are
+registers that the loops carry, one per copy of the body.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Accumulator:
 def _extent(a: Axis) -> int:
     if a.extent.hi is None:
         raise InternalError(
-            f"accumulators over {a.name}, whose extent has no bound", pass_name="codegen"
+            f"accumulators over {a.name}, whose extent is unbounded", pass_name="codegen"
         )
     return max(a.extent.hi, 1)
 
@@ -73,7 +73,7 @@ def over(s: Reduce | Scan) -> tuple[Var, ...]:
 
 
 def reduces_of(loop: For) -> list[tuple[Reduce | Scan, tuple[For, ...]]]:
-    """What accumulates until a loop ends, each with the loops from that one down to it."""
+    """The reductions and scans that end with a loop, each with the loops from there down to it."""
     found: list[tuple[Reduce | Scan, tuple[For, ...]]] = []
 
     def visit(body: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
@@ -100,7 +100,7 @@ def names_reduced(body: tuple[Stmt, ...]) -> set[str]:
 
 
 def position_of(s: Reduce | Scan, path: tuple[For, ...]) -> Sym:
-    """The flat position of an element over the reduced axes, the first of them outermost."""
+    """The flat position of an element over the reduced axes, outermost first."""
     axes = {f.axis.var: f.axis for f in path}
     for v in over(s):
         if v not in axes:

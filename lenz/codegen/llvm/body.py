@@ -43,13 +43,14 @@ class Body:
         self.locals = locals
         self.accs: dict[str, Accumulator] = {}
         self.names: dict[str, Stmt] = {}
-        self.row_pass = False  # the copies of the body are rows that go to the same accumulators
+        self.row_pass = False  # the copies of the body are rows that share accumulators
         values.column = lambda acc: accumulate.element(self, acc)
 
     def statements(self, body: tuple[Stmt, ...]) -> None:
-        """Emit statements in order; loads of what they store to stay on their level."""
+        """Emit statements in order; loads of buffers that they store to stay on their level."""
         floor = self.values.floor
-        # A loop may have scopes around its own, and its body one more, so only here it is known.
+        # A loop may open scopes around its own, and its body one more, so the level is only known
+        # here.
         self.values.floor = {**floor, **dict.fromkeys(_stored(body), self.scopes.fn.level)}
         done: Stmt | None = None
         for k, s in enumerate(body):
@@ -72,7 +73,7 @@ class Body:
         self.values.floor = floor
 
     def define(self, name: str, s: Stmt) -> None:
-        """Names are unique in a phase, so that the memo cannot mistake one for another."""
+        """Names are unique in a phase, so that the memo cannot confuse them."""
         if self.names.setdefault(name, s) is not s:
             raise InternalError(f"{name} is defined twice", pass_name="codegen")
 
@@ -87,13 +88,13 @@ class Body:
         self.values.forget(s.buffer)
 
     def parallel(self, body: tuple[Stmt, ...], scratch: tuple[str, ...]) -> None:
-        """The body of one parallel iteration; what it stores is read again only inside of it."""
+        """The body of one parallel iteration; only the same iteration reads what it stores."""
         self.values.floor.update(dict.fromkeys((*_stored(body), *scratch), self.scopes.fn.level))
         self.statements(body)
 
     @contextmanager
     def writing(self, s: For) -> Iterator[None]:
-        """A loop that stores to buffers: what was read of them before is read anew, and after."""
+        """A loop that stores to buffers: earlier reads of them are repeated inside and after."""
         buffers = _stored(s.body)
         for name in buffers:
             self.values.forget(name)
@@ -102,7 +103,7 @@ class Body:
             self.values.forget(name)
 
     def loop(self, s: For) -> None:
-        """Emit a loop, and then the results of the reductions that end with it."""
+        """Emit a loop, then the results of the reductions that end with it."""
         ended = [
             accumulate.start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs
         ]
@@ -119,7 +120,7 @@ class Body:
             accumulate.finish(self, acc)
 
     def unrolled(self, s: For) -> None:
-        """A loop of a constant extent, written out."""
+        """A loop of constant extent, unrolled."""
         for k in range(s.axis.extent.hi or 0):
             with self.scopes.block():
                 self.indices.vars[s.axis.var] = Value((str(k),), self.scopes.fn.level)
@@ -158,7 +159,7 @@ class Body:
         trips.repeat(self.scopes, start, stop, step, cells, once)
 
     def cells(self, s: For, copies: int | None = None) -> list[Cell]:
-        """The registers that a loop changes (those of the first `copies` copies)."""
+        """The registers that a loop changes, for the first `copies` copies."""
         inside = names_reduced(s.body)
         return [
             cell
@@ -169,7 +170,7 @@ class Body:
         ]
 
     def vector_copies(self, s: For) -> int:
-        """Copies of the body of a vector loop: `tile.unroll`, or fewer when it is short."""
+        """Copies of the body of a vector loop: `tile.unroll`, or fewer if it is short."""
         if self.scopes.copies > 1:
             return 1
         extent = s.axis.extent
@@ -179,7 +180,7 @@ class Body:
         return max(most, 1)
 
     def row_copies(self, s: For) -> int:
-        """Rows that one pass over column accumulators takes: 1 for any other loop."""
+        """Rows per pass over column accumulators; 1 for any other loop."""
         if s.kind != "seq" or self.indices.lane is not None or self.scopes.copies > 1:
             return 1
         rows = self.tile.rows if s.axis.extent.hi is None else min(self.tile.rows, s.axis.extent.hi)
@@ -229,16 +230,16 @@ class Body:
 
 
 def _stored(body: tuple[Stmt, ...]) -> list[str]:
-    """The buffers that statements store to."""
+    """The buffers that the statements store to."""
     return list(dict.fromkeys([x.buffer for x in walk(body) if isinstance(x, Store)]))
 
 
 def _store_pair(body: Body, s: Store, after: Stmt | None = None) -> bool:
-    """Emit a store and the next one together where they write neighbours in turn."""
+    """Emit a store and the next one together if they write alternating neighbours."""
     if not isinstance(after, Store) or after.buffer != s.buffer or body.indices.lane is None:
         return False
     if any(e.attrs[0] == s.buffer for e in loads_of(after.value)):
-        return False  # it may be what the first one stores
+        return False  # it may be the value that the first one stores
     dtype, tail = s.value.dtype, body.scopes.tail
     if after.offset is not s.offset + 1 or {s.mode, after.mode} != {"set"} or s.bound:
         return False

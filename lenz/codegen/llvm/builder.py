@@ -1,7 +1,7 @@
-"""The builder that the op table's LLVM forms are written against.
+"""The builder for the LLVM forms of the op table.
 
 A value is a tuple of SSA names or constants, one per copy of the loop body. Every method appends
-one instruction per copy, so the copies of an unrolled body come out interleaved: the processor then
+one instruction per copy, so the copies of an unrolled body are interleaved and the processor
 overlaps their latencies (10 to 20% on polynomials; copies one after another gain nothing).
 """
 
@@ -24,8 +24,8 @@ OWN = {
     MUL_HIGH_NAME: library.mul_high,
     MUL_LOW_NAME: library.mul_low,
 }
-# Where a failed check leaves its code: a word of the call's own context, which several threads
-# may set.
+# Where a failed check stores its code: a word of the call's own context, which several threads may
+# set.
 FAILED = "%failed"
 _DIVISIONS = ("sdiv", "udiv", "srem", "urem")
 
@@ -51,7 +51,7 @@ class Builder:
         return self.fn.lets(self.level, texts)
 
     def binary(self, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
-        """One two-operand instruction. Integer division by zero gives some value, and no trap."""
+        """One two-operand instruction. Integer division by zero gives some value without a trap."""
         if opcode in _DIVISIONS:
             return divide.divide(self, opcode, dtype, x, y)
         return self.each(f"{opcode} {self.type(dtype)}", x, y)
@@ -107,7 +107,7 @@ class Builder:
         return self.fn.module.target.has(feature)
 
     def any(self, cond: Names) -> str:
-        """An i1 that is set if cond holds in any lane of any copy."""
+        """An i1 that is true if cond holds in any lane of any copy."""
         let = self.fn.let
         one, t = cond[0], self.type(BOOL)
         for other in cond[1:]:
@@ -118,7 +118,7 @@ class Builder:
         return let(self.level, f"call i1 {callee}({t} {one})")
 
     def fail(self, cond: Names, code: int) -> None:
-        """Note that cond held somewhere; the kernel returns the code of one that did."""
+        """Record that cond held somewhere; the kernel returns the code of one that did."""
         fn, number = self.fn, self.fn.label()
         fn.put(
             self.level, f"  br i1 {self.any(cond)}, label %bad.{number}, label %ok.{number}, {COLD}"

@@ -1,7 +1,7 @@
 """LLVM IR text -> object code -> addresses, in the process. The only place that imports llvmlite.
 
-Objects hold symbol names and no addresses, so they may be kept on disk and linked in any process on
-the same target. Codegen level 0 is never used: it aborts the process on AVX512 masks.
+Objects hold symbol names and no addresses, so they can be stored on disk and linked in any process
+on the same target. Codegen level 0 is never used: it aborts the process on AVX512 masks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _binding() -> Any:
 
 @cache
 def host_target() -> Target:
-    """The CPU of this process as a target."""
+    """This process's CPU as a target."""
     import llvmlite
 
     llvm = _binding()
@@ -57,10 +57,10 @@ def compile_module(text: str, target: Target | None = None) -> bytes:
     llvm = _binding()
     context = llvm.create_context()
     try:
-        # The module must be gone before its context is, also where an error's traceback keeps both.
+        # The module must be freed before its context, even if an error's traceback keeps both.
         with llvm.parse_assembly(text, context) as module:
-            # The parser does not ask whether names are defined before their uses, by which LLVM
-            # would end the process. To ask takes 1% of the time of compiling.
+            # The parser does not check that definitions precede uses; LLVM would then abort the
+            # process. This check takes 1% of the compile time.
             module.verify()
             return bytes(_machine(target or host_target()).emit_object(module))
     except RuntimeError as e:
@@ -75,7 +75,7 @@ def assembly(text: str, target: Target | None = None) -> str:
 
 
 class Library:
-    """Linked code; the addresses are valid for as long as this object lives."""
+    """Linked code. The addresses are valid as long as this object lives."""
 
     __slots__ = ("_tracker", "addresses")
 
@@ -86,7 +86,7 @@ class Library:
 
 @cache
 def _linker() -> tuple[Any, Any]:
-    # The names of libraries may never be used twice in one process, hence the count.
+    # Library names must be unique within a process, hence the count.
     jit = _binding().create_lljit_compiler(use_jit_link=True, suppress_errors=True)
     return jit, itertools.count()
 
@@ -94,8 +94,8 @@ def _linker() -> tuple[Any, Any]:
 def link(obj: bytes, exports: Sequence[str], imports: Mapping[str, int]) -> Library:
     """Link an object and give the addresses of `exports`.
 
-    `imports` are addresses of the functions that the object calls; raises InternalError when one
-    is missing. Keep the result alive for as long as the code may run.
+    `imports` are addresses of the functions that the object calls; raises InternalError if one is
+    missing. Keep the result alive as long as the code may run.
     """
     builder = _binding().JITLibraryBuilder().add_object_img(obj)
     for symbol in sorted(imports):

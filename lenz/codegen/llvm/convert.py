@@ -1,7 +1,7 @@
-"""bf16 and fp16 to f32 and back, natively where the processor can, else by integer arithmetic.
+"""bf16 and fp16 to f32 and back, natively if the processor can, else by integer arithmetic.
 
-bf16 is always rounded by integers: vcvtneps2bf16 takes denormal inputs for zero, which eager does
-not, and without the instruction LLVM calls a library function per lane.
+bf16 is always rounded by integers. vcvtneps2bf16 flushes denormal inputs to zero, unlike eager, and
+without the instruction LLVM calls a library function per lane.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def half_to_f32(b: Builder, dtype: DType, x: Names) -> Names:
     if has_half(b):
         f16 = vector("half", b.lanes)
         return b.cast("fpext", f16, f32, b.cast("bitcast", i16, f16, x))
-    # Put exponent and mantissa in place and multiply by 2^112: the difference of the exponent
-    # biases; this is exact for denormals as well. Infinity and NaN get the top exponent.
+    # Shift exponent and mantissa into place and multiply by 2^112, the difference of the exponent
+    # biases. This is exact for denormals too. Infinity and NaN get the top exponent.
     wide = b.cast("zext", i16, i32, x)
     magnitude = b.binary(
         "shl", U32, b.binary("and", U32, wide, b.constant(U32, 0x7FFF)), b.constant(U32, 13)

@@ -1,8 +1,7 @@
 """Integer division without traps.
 
-x86 raises a fault on division by zero and on MIN / -1, and masked-off lanes may hold anything, so
-the divisor is replaced where it would fault: the quotient by zero is then some value, and MIN / -1
-wraps.
+x86 faults on division by zero and on MIN / -1, and masked-off lanes may hold anything. So a divisor
+that would fault is replaced: a quotient by zero is then some value, and MIN / -1 wraps.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def _nonzero(text: str) -> bool:
 
 
 def _by_double(b: Builder, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
-    # |a| < 2^32 and b are exact in f64, and the rounding error of a/b, at most a/b * 2^-53, is
-    # smaller than the distance 1/b of a quotient that is no integer from the next integer.
+    # |a| < 2^32 and b are exact in f64. The rounding error of a/b is at most a/b * 2^-53, less than
+    # 1/b, the distance of a non-integer quotient from the next integer.
     signed = opcode[0] == "s"
     t, d = b.type(dtype), vector("double", b.lanes)
     wide = vector("i32" if signed else "i64", b.lanes)

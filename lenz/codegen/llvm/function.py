@@ -1,9 +1,9 @@
-"""The text of one module and of one function while it is being written.
+"""The text of a module and of a function while they are written.
 
 A function is a stack of scopes, outermost first. A scope is the straight-line text of one loop
-body; every scope dominates the scopes above it, so a value that depends on outer loops only is
-appended to the text of an outer scope and is thereby out of the inner loop. A scope joins its text
-to the scope below when it closes.
+body. Every scope dominates the scopes above it, so appending a value that depends only on outer
+loops to an outer scope hoists it out of the inner loop. A scope that closes appends its text to the
+scope below.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 
 from lenz.target import Target
 
-# Branch weights of paths that are hardly ever taken.
+# Branch weights of rare paths.
 COLD = "!prof !0"
 
 
@@ -27,14 +27,14 @@ class Module:
         self.functions: dict[str, str] = {}
 
     def declare(self, name: str, result: str, *args: str) -> str:
-        """Declare an external function or intrinsic once; gives its name with the @."""
+        """Declare an external function or intrinsic once; returns its name with the @."""
         if name not in self.declarations:
             self.declarations[name] = f"declare {result} @{name}({', '.join(args)})"
         return f"@{name}"
 
 
 class Scope:
-    """One open body: its text, the label of the block it is in, and the memo keys made in it."""
+    """One open body: its text, the label of its current block, and the memo keys made in it."""
 
     __slots__ = ("keys", "label", "lines")
 
@@ -45,7 +45,7 @@ class Scope:
 
 
 class Function:
-    """The body of one function; `scopes[level]` is where code of that level goes.
+    """The body of one function; code of a level goes to `scopes[level]`.
 
     products  even and odd 64-bit products by the names of their operands, for their other half
     """
@@ -79,14 +79,14 @@ class Function:
         self.scopes[level].lines.append(line)
 
     def let(self, level: int, text: str) -> str:
-        """Append an instruction that has a result; gives the name of the result."""
+        """Append an instruction with a result; returns the name of the result."""
         self._count += 1
         name = f"%t{self._count}"
         self.scopes[level].lines.append(f"  {name} = {text}")
         return name
 
     def lets(self, level: int, texts: Iterable[str]) -> tuple[str, ...]:
-        """Append instructions, one per copy of the body; gives the names of their results."""
+        """Append instructions, one per copy of the body; returns the names of their results."""
         return tuple([self.let(level, text) for text in texts])
 
     def block(self, level: int, label: str) -> None:

@@ -1,8 +1,8 @@
 """Index arithmetic: Syms as 64-bit scalars, or as vectors with one lane per iteration.
 
-Sums are added up outermost level first, so that the part which an inner loop does not change stays
-outside of it; constants come last, where the processor's address modes take them. Division rounds
-down, and becomes unsigned where the bounds of the Sym prove its operands non-negative.
+Sums are added outermost level first, so that the part that an inner loop does not change stays
+outside of it. Constants come last, for the processor's address modes. Division rounds down, and is
+unsigned if the bounds of the Sym prove its operands non-negative.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Indices:
     def __init__(self, scopes: Scopes) -> None:
         self.scopes = scopes
         self.vars: dict[Var, Value] = {}
-        # The variable of the open vector loop; its entry in `vars` is the position of lane 0.
+        # The variable of the open vector loop. Its entry in `vars` is the position of lane 0.
         self.lane: Var | None = None
 
     def lookup(self, v: Var, bound: Bound) -> Value:
-        """The value of a variable; raises InternalError for one that is not in scope."""
+        """The value of a variable; raises InternalError if it is not in scope."""
         found = bound.get(v) or self.vars.get(v)
         if found is None:
             raise InternalError(f"{v.name} is not in scope", pass_name="codegen")
         return found
 
     def varies(self, s: Sym, bound: Bound = _NONE) -> bool:
-        """True when lanes of the open vector loop see different values of s."""
+        """True if s differs between lanes of the open vector loop."""
         return any(v is self.lane or (v in bound and bound[v].lanes) for v in s.free_vars)
 
     def level(self, s: Sym, bound: Bound = _NONE) -> int:
@@ -51,7 +51,7 @@ class Indices:
         return max([self.lookup(v, bound).level for v in s.free_vars], default=0)
 
     def scalar(self, s: Sym, bound: Bound = _NONE) -> Value:
-        """s as an i64; of a Sym that varies between lanes, the value in lane 0."""
+        """s as an i64; if s varies between lanes, the value in lane 0."""
         if type(s) is Int:
             return Value((str(s.value),), 0)
         if isinstance(s, Var):
@@ -106,8 +106,8 @@ class Indices:
     def combine(self, opcode: str, x: Value, y: Value, dtype: DType) -> Value:
         """One integer instruction on two index values; constants are folded.
 
-        What is constant must be seen to be constant here, since a mask of known lanes needs another
-        form of store (masks.py).
+        Constants must be recognised here, because a mask of known lanes needs another form of store
+        (masks.py).
         """
         if (known := _folded(opcode, x, y)) is not None:
             return Value((known,), max(x.level, y.level))
@@ -172,7 +172,7 @@ class Indices:
         is_div = isinstance(s, FloorDiv)
         natural = _at_least(s.num, 0) and _at_least(s.den, 0)
         if isinstance(s.den, Int) and s.den.value > 0 and s.den.value & (s.den.value - 1) == 0:
-            # Shift and mask round down for negative numbers too.
+            # Shift and mask also round down for negative numbers.
             opcode, by = (
                 ("ashr", s.den.value.bit_length() - 1) if is_div else ("and", s.den.value - 1)
             )
@@ -186,8 +186,8 @@ class Indices:
         by_constant = isinstance(s.den, Int)
         loaded = any(is_bound_var(v) for v in s.den.free_vars)
         if not by_constant and (loaded or not _at_least(s.den, 1)):
-            # Code moved out of a loop that runs zero times may see a size of 0, and what lanes that
-            # are off have loaded is 0: x86 would trap.
+            # Code hoisted out of a loop that runs zero times may see a size of 0, and inactive
+            # lanes load 0: x86 would trap.
             zero = b.compare("icmp eq", dtype, y, b.constant(dtype, 0))
             y = b.select(zero, dtype, b.constant(dtype, 1), y)
         if lanes and not by_constant and _fits_double(s.num):
@@ -212,7 +212,7 @@ _FOLDS: Mapping[str, Callable[[int, int], int]] = {
 
 
 def _folded(opcode: str, x: Value, y: Value) -> str | None:
-    """The text of a scalar that both operands, being constants, determine."""
+    """The text of a scalar whose operands are both constants."""
     if x.lanes or y.lanes or len(x.names) > 1 or len(y.names) > 1:
         return None
     a, b = x.names[0], y.names[0]
@@ -247,8 +247,8 @@ def _floor(
 def _vector_by_double(
     b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]
 ) -> tuple[str, ...]:
-    # Exact for |x| <= 2^53: a quotient that is no integer is at least 1/y away from the next one,
-    # and the rounding error is at most x/y * 2^-53. Processors divide vectors of doubles only.
+    # Exact for |x| <= 2^53: a non-integer quotient is at least 1/y away from the next integer, and
+    # the rounding error is at most x/y * 2^-53. Vector units divide only floating-point numbers.
     t, d = b.type(dtype), vector("double", b.lanes)
     callee = b.fn.module.declare(f"llvm.floor.v{b.lanes}f64", d, d)
     q = b.each(f"fdiv {d}", b.cast("sitofp", t, d, x), b.cast("sitofp", t, d, y))
@@ -260,7 +260,7 @@ def _vector_by_double(
 
 
 def index_type(s: Sym, bound: Bound = _NONE) -> DType:
-    """i32 when every part of s provably fits it, else i64. Gathers with i32 offsets are faster."""
+    """i32 if every part of s provably fits, else i64. Gathers with i32 offsets are faster."""
     stack = [s]
     while stack:
         e = stack.pop()

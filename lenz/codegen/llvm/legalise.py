@@ -1,4 +1,4 @@
-"""Ops in LLVM: which have a direct form."""
+"""Which ops have a direct form in LLVM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def legalise(k: Kernel) -> Kernel:
 
     store add(%y, [i], v)   ==>   store(%y, [i], add(load(%y, [i]), v))
 
-    Raises InternalError for an op without any.
+    Raises InternalError for an op that has none.
     """
     return legalise_kernel(k, is_legal, lambda op: op.expand, "LLVM", _set)
 
@@ -37,7 +37,7 @@ def legal_expr(e: Expr, memo: dict[Expr, Expr] | None = None) -> Expr:
 
 
 def is_legal(e: Expr) -> bool:
-    """True when the node can be emitted as it is."""
+    """True if the node can be emitted as it is."""
     if e.op in _STRUCTURAL:
         return True
     if e.op.llvm is None:

@@ -1,4 +1,4 @@
-"""C math functions applied to vectors lane by lane, and operations that LLVM lowers badly."""
+"""C math functions applied lane by lane, and operations that LLVM lowers badly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) 
 
 
 def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
-    """x * 2^k for i32 exponents by vscalef of AVX512, which LLVM has for vectors only."""
+    """x * 2^k for i32 exponents by vscalef of AVX512, which LLVM has only for vectors."""
     fn, level, element = b.fn, b.level, value_type(dtype)
     lanes = b.lanes if b.lanes > 1 else 16 // dtype.bytes
     v, i = vector(element, lanes), vector("i32", lanes)
@@ -61,8 +61,8 @@ def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
 def copysign(b: Builder, dtype: DType, x: Names, y: Names) -> Names:
     """x with the sign of y, by their bits.
 
-    LLVM's own may take the sign from a double, round that to half, and call a function for it that
-    no JIT has (docs/upstream/llvm-22-copysign-half.ll).
+    LLVM's own may take the sign from a double, round that to half, and call a function that no JIT
+    has (docs/upstream/llvm-22-copysign-half.ll).
     """
     bits = U32 if dtype is F32 else U64
     top = 1 << (8 * bits.bytes - 1)
@@ -75,7 +75,7 @@ def copysign(b: Builder, dtype: DType, x: Names, y: Names) -> Names:
 
 
 def scalef(b: Builder, _: DType, x: Names, k: Names) -> Names:
-    """x * 2^k for f32 x and k by vscalefps of AVX-512, in vectors of 16 whatever the lanes."""
+    """x * 2^k for f32 x and k by vscalefps of AVX-512, always in vectors of 16."""
     fn, level = b.fn, b.level
     args = ("<16 x float>", "<16 x float>", "<16 x float>", "i16", "i32")
     callee = fn.module.declare("llvm.x86.avx512.mask.scalef.ps.512", "<16 x float>", *args)
@@ -124,10 +124,10 @@ def mul_low(b: Builder, _: DType, x: Names, y: Names) -> Names:
 
 
 def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
-    """One half of the products, of which there are as many as lanes in twice the bits.
+    """One half (upper or lower) of the double-width products of two vectors.
 
-    A vector is taken as half as many u64: even lanes by a mask, odd ones by a shift, which is how
-    vpmuludq multiplies. Both halves come from the same products.
+    A vector is treated as half as many u64: even lanes by a mask, odd lanes by a shift, as vpmuludq
+    multiplies. Both halves come from the same products.
     """
     if b.lanes == 1:
         wide = [b.cast("zext", "i32", "i64", n) for n in (x, y)]
@@ -137,7 +137,7 @@ def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
         return b.cast("trunc", "i64", "i32", product)
     n, half = b.lanes, b.lanes // 2
     t = vector("i32", n)
-    # Operands of the same names are visible in the same places, and so are their products.
+    # The products are visible wherever the operands of these names are.
     found = b.fn.products.get((x, y))
     if found is None:
         found = b.fn.products[(x, y)] = _products(b, x, y)
@@ -148,7 +148,7 @@ def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
 
 
 def _products(b: Builder, x: Names, y: Names) -> tuple[Names, Names]:
-    """The products of the even and of the odd lanes, each as a vector of the lanes' type."""
+    """The products of the even and of the odd lanes, each as a vector of the lane type."""
     t, d = vector("i32", b.lanes), f"<{b.lanes // 2} x i64>"
     low = ("splat (i64 4294967295)",) * b.copies
     up = ("splat (i64 32)",) * b.copies

@@ -1,10 +1,10 @@
 """The masks of partial vectors, and stores of a constant number of lanes without any mask.
 
-A mask that is known when the text is written has the form `<i1 true, ..., i1 false>`. LLVM 22 turns
-a masked store of truncated lanes whose constant mask has one lane set into a scalar store of the
-type before the truncation, which writes past the element (docs/upstream/). Masks of many lanes are
-no better off: vectors wider than a register are split, and a half may have one lane set. So where
-the lanes are known, elements that a truncation can give are stored by plain stores instead.
+A mask that is known when the text is written has the form `<i1 true, ..., i1 false>`. If such a
+mask has one lane set, LLVM 22 turns a masked store of truncated lanes into a scalar store of the
+wide type, which writes past the element (docs/upstream/). Masks of many lanes are affected too:
+vectors wider than a register are split, and one half may have a single lane set. So if the lanes
+are known, elements that a truncation can produce use plain stores.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def tail_mask(scopes: Scopes, left: Value) -> Value:
 
 
 def constant_lanes(mask: str) -> int | None:
-    """How many lanes a mask has set, first lane first; None if that is not known here."""
+    """How many leading lanes a mask has set; None if unknown here."""
     return mask.count("i1 true") if mask[0] == "<" else None
 
 
 def pieces(first: int, count: int) -> list[tuple[int, int]]:
-    """Lanes first to first + count - 1 as (start, size) of powers of two, the greatest first."""
+    """Lanes first to first + count - 1 as (start, size) with powers of two, the largest first."""
     found = []
     while count:
         size = 1 << (count.bit_length() - 1)
@@ -46,7 +46,7 @@ def pieces(first: int, count: int) -> list[tuple[int, int]]:
 
 
 def stores_plainly(dtype: DType) -> bool:
-    """True for elements that may come from a truncation; floats of 4 and 8 bytes never do."""
+    """True for elements that may come from a truncation; floats of 4 and 8 bytes cannot."""
     return dtype not in (F32, F64)
 
 
@@ -71,9 +71,9 @@ def store_lanes(
 def store_tail(
     scopes: Scopes, dtype: DType, mask: str, reverse: bool, values: Names, pointers: Names
 ) -> bool:
-    """Store what a mask of known lanes lets through; False, and nothing done, for other masks.
+    """Store the lanes of a mask that is known; False, and no store, for other masks.
 
-    With `reverse` the vectors are reversed already, and the mask is not.
+    With `reverse` the vectors are already reversed; the mask is not.
     """
     count = constant_lanes(mask)
     if count is None or not stores_plainly(dtype):

@@ -1,10 +1,10 @@
 """Kernels to one module of LLVM IR.
 
-A kernel is `i64 NAME(ptr, ..., i64, ...)`: its pointers, then its sizes; it returns the code of a
-check in it that has failed, else 0. A phase is a function of its own, `void NAME.pK(i64 begin, i64
-end, ptr context)`, that runs a part of the parallel iterations; the context is the array of the
-kernel's arguments, with one word more for failed checks. The kernel calls it through libtorch's
-`torch_parallel_for`, or directly when there are no more iterations than the grain.
+A kernel is `i64 NAME(ptr, ..., i64, ...)`: its pointers, then its sizes. It returns the code of a
+failed check, or 0. A phase is a separate function, `void NAME.pK(i64 begin, i64 end, ptr context)`,
+which runs a range of the parallel iterations. The context is the array of the kernel's arguments
+plus one word for failed checks. The kernel calls a phase through libtorch's `torch_parallel_for`,
+or directly if there are no more iterations than the grain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Phase = tuple[tuple[Axis, ...], tuple[Stmt, ...]]
 
 
 def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
-    """The text of a module that defines every kernel under its own name."""
+    """The text of a module that defines every kernel under its name."""
     module = Module(target)
     parts = [part for k in kernels for part in _kernel(module, legalise(k))]
     head = f'target triple = "{target.triple}"'
@@ -49,7 +49,7 @@ def phases_of(k: Kernel) -> list[Phase]:
     """The axes and the body of each phase; statements between parallel loops form one phase."""
     phases: list[Phase] = []
     loose: list[Stmt] = []
-    named: list[Stmt] = []  # values that later phases may refer to
+    named: list[Stmt] = []  # values that later phases may use
     for s in k.body:
         if isinstance(s, For) and s.kind == "parallel":
             if any(not isinstance(x, Let) for x in loose):
@@ -66,7 +66,7 @@ def phases_of(k: Kernel) -> list[Phase]:
 
 
 def _pure(k: Kernel, s: Let) -> Let:
-    """A value that is the same in every phase: it is computed anew in each of them."""
+    """A value that is the same in every phase, and is recomputed in each."""
     written = {x.buffer for x in walk(k.body) if isinstance(x, Store)}
     if any(e.attrs[0] in written for e in loads_of(s.value)):
         raise InternalError(f"{s.name} reads what another phase writes", pass_name="codegen")
@@ -74,7 +74,7 @@ def _pure(k: Kernel, s: Let) -> Let:
 
 
 def _collapse(s: For) -> tuple[tuple[Axis, ...], tuple[Stmt, ...]]:
-    """Directly nested parallel loops as one, where the inner extent is the same for all."""
+    """Collapse directly nested parallel loops whose inner extent does not vary."""
     axes = [s.axis]
     body = s.body
     while len(body) == 1:

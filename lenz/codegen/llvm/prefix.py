@@ -1,13 +1,13 @@
-"""Scans: the running values of one statement, in vectors along its loop or in lanes beside it.
+"""Scans: the running values of a statement, in vectors along its loop or in lanes across it.
 
-Along the loop (w lanes, here 4), log2(w) steps give the prefixes of each vector by itself, and only
-their last lanes are combined one after the other:
+Along the loop (w lanes, here 4), log2(w) steps give the prefixes inside each vector; only the last
+lanes are combined one after the other:
 
     v = a b c d;  v += 0 a b c;  v += 0 0 v0 v1;  out = carry + v;  carry += v3
 
-All copies of an unrolled body take these steps side by side. Rows that lie one behind the other in
-the loop (`every`) take a step only where it stays in the row, and the carry where theirs began
-before the vector. Where whole rows fill a vector, both are known here.
+All copies of an unrolled body take these steps in parallel. If rows follow each other in the loop
+(`every`), a lane takes a step only inside its row, and the carry only if its row began before the
+vector. If whole rows fill a vector, both are known here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def take(body: Body, acc: Accumulator) -> None:
-    """Accumulate one value, and name the running value."""
+    """Accumulate one value and name the running value."""
     scopes, (dtype,) = body.scopes, acc.dtypes
     value = accumulate.operand(body, acc, scopes.copies)
     level = scopes.fn.level
@@ -53,7 +53,7 @@ def take(body: Body, acc: Accumulator) -> None:
 
 
 def _along(body: Body, acc: Accumulator, value: Names) -> Names:
-    """The running values where the lanes are neighbours in the loop."""
+    """The running values if the lanes are neighbours in the loop."""
     scopes, (dtype,) = body.scopes, acc.dtypes
     fn, level, width = scopes.fn, scopes.fn.level, scopes.width
     t = value_type(dtype, width)
@@ -64,7 +64,7 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
         return fn.let(level, f"shufflevector {t} {name}, {t} {start}, <{width} x i32> <{order}>")
 
     lane = body.indices.lane
-    # A row that is shorter than a vector needs fewer steps.
+    # A row shorter than a vector needs fewer steps.
     count = width if lane is None or lane.hi is None else min(width, lane.hi + 1)
     every = acc.stmt.every if isinstance(acc.stmt, Scan) else 0
     whole = bool(every) and width % every == 0
@@ -103,7 +103,7 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
 
 
 def _places(body: Body, every: int, copies: int) -> Names:
-    """The place of each lane in its row."""
+    """The position of each lane in its row."""
     assert body.indices.lane is not None
     place = body.indices.vector(body.indices.lane % every, I32)
     return body.scopes.spread(place, I32, True, copies)
@@ -113,7 +113,7 @@ def combine(body: Body, acc: Accumulator, x: Names, y: Names) -> Names:
     """The op table's combination of two values, x being the earlier."""
     (dtype,) = acc.dtypes
     fn, level = body.scopes.fn, body.scopes.fn.level
-    # Names of their own, so that the memo of values cannot take one use for another.
+    # Distinct names, so that the memo of values cannot confuse two uses.
     number = fn.label()
     for name, names in (("x", x), ("y", y)):
         body.values.refs[f"{name}.{number}"] = Value(names, level, acc.lanes)

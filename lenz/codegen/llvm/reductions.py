@@ -1,8 +1,8 @@
-"""Accumulation: identities, how two partial results combine, and the last step over lanes.
+"""Accumulation: identities, combining two partial results, and the last step over lanes.
 
-A state is a tuple of parts: the value, and for argmax and argmin the position as well. NaN counts
-as the greatest value of max and argmax and the smallest of min and argmin; of equal values the
-first position wins.
+A state is a tuple of parts: the value, and for argmax and argmin also the position. NaN counts as
+the greatest value of max and argmax and the smallest of min and argmin; of equal values the first
+position wins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def state_dtype(kind: Kind, dtype: DType) -> DType:
 
 
 def identity(kind: Kind, dtype: DType) -> str:
-    """The scalar constant that changes nothing."""
+    """The neutral scalar constant."""
     match kind:
         case "sum":
             return constant(dtype, 0)
@@ -82,8 +82,8 @@ def combine(b: Builder, kind: Kind, dtype: DType, index: DType, x: Parts, y: Par
     if not dtype.is_float:
         sign = "s" if dtype.kind == "int" else "u"
         return (b.intrinsic(f"llvm.{sign}{kind}", dtype, p, q),)
-    # One maxps/minps: it gives p (the state) if either is NaN, so a NaN in the state stays and one
-    # in q is put in by the second select.
+    # One maxps/minps. It gives p (the state) if either is NaN, so a NaN in the state stays; the
+    # second select inserts one from q.
     better = b.compare("fcmp ogt" if kind == "max" else "fcmp olt", dtype, q, p)
     best = b.select(better, dtype, q, p)
     nan = b.compare("fcmp uno", dtype, q, q)
@@ -192,7 +192,7 @@ def _call(b: Builder, name: str, element: str, x: str, width: int) -> str:
 
 
 def identity_text(kind: Kind, dtype: DType, lanes: int, scan: bool = False) -> str:
-    """The identity in every lane: 0.0 for sums, which is none beside -0.0, and -0.0 for scans."""
+    """The identity in every lane: 0.0 for sums (not neutral for -0.0), -0.0 for scans."""
     text = identity(kind, dtype)
     if scan and kind == "sum" and dtype.is_float:
         text = constant(dtype, -0.0)

@@ -1,8 +1,8 @@
-"""Values while a kernel is emitted: where they are defined, and the memo that shares them.
+"""Values during emission: where they are defined, and the memo that shares them.
 
-A `Value` knows the level of the scope that defines it, so that whatever is computed from outer
-values alone goes to an outer scope (loop-invariant code motion), and equal expressions are computed
-once (common subexpressions): the memo forgets a value when its scope closes.
+A `Value` knows the level of its scope. A computation on outer values only goes to an outer scope
+(loop-invariant code motion). Equal expressions are computed once (common subexpressions); the memo
+forgets a value when its scope closes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Value:
 
 
 class Cell:
-    """A value that a loop changes: its LLVM type and the name it has at this point of the text."""
+    """A value that a loop changes: its LLVM type and its current name."""
 
     __slots__ = ("name", "type")
 
@@ -38,7 +38,7 @@ class Cell:
 
 
 class Scopes:
-    """One function being written: open scopes, the memo of values, the width of vectors.
+    """A function while it is written: open scopes, the memo of values, the vector width.
 
     copies  copies of the body that are being emitted interleaved
     guard   level above which a load may not be moved: the body may run zero times
@@ -66,7 +66,7 @@ class Scopes:
         return Builder(self.fn, level, self.width if lanes else 1, copies)
 
     def spread(self, value: Value, dtype: DType, lanes: bool, copies: int) -> Names:
-        """The names of a value as an operand of so many copies, made a vector if need be."""
+        """The names of a value as an operand for this many copies, as a vector if needed."""
         names = value.names
         if lanes and not value.lanes:
             names = self._splat(value, value_type(dtype))
@@ -75,7 +75,7 @@ class Scopes:
     def _splat(self, value: Value, element: str) -> Names:
         if value.names[0][0] != "%":
             return tuple([splat(element, n, self.width) for n in value.names])
-        # What a check lets through has its operand's name, but is known deeper inside only.
+        # The result of a check has its operand's name, but is only valid further inside.
         key = ("splat", value.names, value.level, element)
         found = self.memo.get(key)
         if found is None:
@@ -95,7 +95,7 @@ class Scopes:
         self.fn.scopes.append(Scope(label))
 
     def pop(self) -> list[str]:
-        """Close the innermost scope, forget its values, and give its text."""
+        """Close the innermost scope, forget its values, and return its text."""
         scope = self.fn.scopes.pop()
         for key in scope.keys:
             self.memo.pop(key, None)
@@ -103,8 +103,8 @@ class Scopes:
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """A body that runs once: its values are forgotten afterwards."""
-        # A basic block of its own: code moved out of the body may end the one around it.
+        """A body that runs once; its values are forgotten afterwards."""
+        # A separate basic block: code hoisted out of the body may end the one around it.
         name = f"body.{self.fn.label()}"
         self.push(name)
         yield
@@ -115,7 +115,7 @@ class Scopes:
 
     @contextmanager
     def when(self, cond: str, cells: list[Cell], cold: bool = False) -> Iterator[None]:
-        """A body that runs if cond holds; cells keep their values if it does not."""
+        """A body that runs if cond holds; otherwise cells keep their values."""
         fn, outer = self.fn, self.fn.level
         number = fn.label()
         before = [c.name for c in cells]
@@ -138,7 +138,7 @@ class Scopes:
 
     @contextmanager
     def loop(self, start: str, stop: str, step: int, cells: list[Cell]) -> Iterator[str]:
-        """A loop that runs at least once; gives the name of its counter."""
+        """A loop that runs at least once; returns the name of its counter."""
         fn, outer = self.fn, self.fn.level
         number = fn.label()
         before = [c.name for c in cells]
@@ -153,7 +153,7 @@ class Scopes:
         last = fn.scopes[-1].label
         fn.put(outer + 1, f"  br i1 {counter}.c, label %loop.{number}, label %end.{number}")
         lines = self.pop()
-        # A block of its own before the loop: code moved out of the loop may have ended others.
+        # A separate block before the loop: code hoisted out of the loop may have ended others.
         head = fn.scopes[outer].lines
         head.append(f"  br label %pre.{number}")
         head.append(f"pre.{number}:")

@@ -2,12 +2,12 @@
 
     @sort.i64(ptr row, i64 count, i64 size)      row[count..size-1] is filled with the greatest key
 
-A network does the same steps for every row, so that all of them are minima and maxima of vectors.
-A merge of two sorted runs compares each key with its mirror image in the other run, after which
-halves of halves are left to clean: every comparison goes the same way (Batcher 1968, in the form
-of Dowd et al. 1989). Four vectors, a block, are sorted or cleaned in registers; comparisons over
-longer distances go through memory. One core with AVX-512 takes 3 ns per key of 64 bits and 2 ns per
-key of 32 in rows of 256 to 4096, where eager's stable sort takes 70.
+A network takes the same steps for every row, so all of them are minima and maxima of vectors. A
+merge of two sorted runs compares each key with its mirror image in the other run, then cleans
+halves of halves: every comparison has the same direction (Batcher 1968, in the form of Dowd et al.
+1989). A block of four vectors is sorted or cleaned in registers; longer distances go through
+memory. In rows of 256 to 4096, one core with AVX-512 takes 3 ns per 64-bit key and 2 ns per 32-bit
+key, where eager's stable sort takes 70.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lenz.codegen.llvm.body import Body
     from lenz.codegen.llvm.function import Module
 
-# Vectors of a block; 8 run 10% faster and take twice the time to compile, 0.2 s.
+# Vectors per block; 8 run 10% faster but take twice as long to compile, 0.2 s.
 HELD = 4
 
 
@@ -65,7 +65,7 @@ def sorter(module: Module, bits: int, size: int) -> str:
 
 
 class _Text:
-    """The text of one function. Vectors have `lanes` keys, registers hold `block` keys at once."""
+    """The text of one function. Vectors have `lanes` keys; registers hold `block` keys at once."""
 
     def __init__(self, module: Module, bits: int, block: int) -> None:
         self.lines: list[str] = []
@@ -79,32 +79,32 @@ class _Text:
         self.low, self.high = (module.declare(n, self.type, self.type, self.type) for n in names)
 
     def let(self, text: str) -> str:
-        """Append an instruction; gives the name of its result."""
+        """Append an instruction; returns the name of its result."""
         self.count += 1
         self.lines.append(f"  %t{self.count} = {text}")
         return f"%t{self.count}"
 
     def place(self, at: str, k: int = 0) -> str:
-        """The address of vector k behind an offset."""
+        """The address of vector k after an offset."""
         moved = self.let(f"add i64 {at}, {k * self.lanes}") if k else at
         return self.let(f"getelementptr {self.key}, ptr %row, i64 {moved}")
 
     def load(self, at: str, k: int) -> str:
-        """Vector k behind an offset."""
+        """Load vector k after an offset."""
         return self.let(f"load {self.type}, ptr {self.place(at, k)}, align {self.bits // 8}")
 
     def store(self, name: str, at: str, k: int) -> None:
-        """The same, written."""
+        """Store vector k after an offset."""
         place = self.place(at, k)
         self.lines.append(f"  store {self.type} {name}, ptr {place}, align {self.bits // 8}")
 
     def call(self, name: str, at: str, *sizes: str) -> None:
-        """Call another function of the network on the keys behind an offset."""
+        """Call another function of the network on the keys after an offset."""
         args = "".join(f", i64 {s}" for s in sizes)
         self.lines.append(f"  call void @{name}(ptr {self.place(at)}{args})")
 
     def loop(self, start: str, more: str, following: str, once: Callable[[str], None]) -> None:
-        """once(c) for c = start and what follows, while there is more."""
+        """once(c) for c = start and its successors, while `more` holds."""
         self.count += 1
         n, first, place = self.count, self.label, len(self.lines) + 2
         c, self.label = f"%c{n}", f"body.{n}"
@@ -118,13 +118,13 @@ class _Text:
         self.label = f"end.{n}"
 
     def shuffled(self, x: str, order: Sequence[int], y: str = "poison") -> str:
-        """Lanes of two vectors in an order."""
+        """Lanes of two vectors, in the given order."""
         lanes = ", ".join(f"i32 {i}" for i in order)
         mask = f"<{self.lanes} x i32> <{lanes}>"
         return self.let(f"shufflevector {self.type} {x}, {self.type} {y}, {mask}")
 
     def turned(self, x: str) -> str:
-        """The lanes from the last to the first."""
+        """The lanes in reverse order."""
         return self.shuffled(x, range(self.lanes - 1, -1, -1))
 
     def ordered(self, x: str, y: str) -> tuple[str, str]:
@@ -134,14 +134,14 @@ class _Text:
         return low, self.let(f"call {self.type} {self.high}{args}")
 
     def within(self, x: str, bits: int) -> str:
-        """Each lane compared with the one whose number has other `bits`; the lower gets less."""
+        """Compare lanes whose numbers differ in `bits`; the lower lane gets the smaller key."""
         n = self.lanes
         low, high = self.ordered(x, self.shuffled(x, [i ^ bits for i in range(n)]))
         return self.shuffled(low, [i if i < i ^ bits else n + i for i in range(n)], high)
 
 
 def _single(t: _Text) -> None:
-    """Fill a row up and sort its one block."""
+    """Pad a row and sort its only block."""
     greatest = (1 << (t.bits - 1)) - 1
     fill = f"  store {t.key} {greatest}, ptr {{}}, align {t.bits // 8}"
     more, following = "ult i64 {}, %size", "add i64 {}, 1"
@@ -150,7 +150,7 @@ def _single(t: _Text) -> None:
 
 
 def _whole(t: _Text) -> None:
-    """Fill a row up, sort its blocks, and merge runs of them."""
+    """Pad a row, sort its blocks, and merge runs of them."""
 
     def merge(run: str) -> None:
         t.call(f"mirror.{t.key}", "0", "%size", t.let(f"lshr i64 {run}, 1"))
@@ -169,9 +169,9 @@ def _blocks(t: _Text, name: str) -> None:
 
 
 def _compared(t: _Text, mirrored: bool) -> None:
-    """Compare the halves of runs of 2*half keys: each key with the one that far away, or its image.
+    """Compare the halves of runs of 2*half keys: each key with the one `half` away, or its mirror.
 
-    Four vectors of either half at a time, as many as there are in half a row.
+    Four vectors of each half at a time, over half a row.
     """
     sign, turned = (-1, t.turned) if mirrored else (1, lambda v: v)
     rest, rows = t.let("sub i64 %half, 1"), t.let("sub i64 0, %half")
@@ -206,7 +206,7 @@ def _block(t: _Text) -> None:
             group = vs[first : first + count]
             far = [t.turned(v) for v in group[: count // 2 - 1 : -1]]
             pairs = [t.ordered(x, y) for x, y in zip(group[: count // 2], far, strict=True)]
-            # The greater half stays turned around: it is still to be cleaned.
+            # The greater half stays reversed until it is cleaned.
             vs[first : first + count] = [a for a, _ in pairs] + [b for _, b in pairs]
         vs = _cleaned(t, vs, run // 4)
         run *= 2
@@ -222,7 +222,7 @@ def _cleaned_block(t: _Text) -> None:
 
 
 def _cleaned(t: _Text, vs: list[str], distance: int) -> list[str]:
-    """Bitonic runs of twice the distance, of vectors in registers, sorted."""
+    """Sort bitonic runs of twice the distance, of vectors in registers."""
     while distance >= t.lanes:
         step = distance // t.lanes
         for i in range(len(vs)):

@@ -3,8 +3,8 @@
     for u in 16 : unroll { for v in 16 : vector { store(%y, [... + v], load(%x, [ld*v + u])) } }
 
 A load that is contiguous in u and strided in v is read as one vector along u per value of v, and
-the tile is transposed by shuffles; all else is computed along v, for all u at once. Where an extent
-may be smaller than the tile, a test chooses between this and the plain loops.
+shuffles transpose the tile. Everything else is computed along v, for all u at once. If an extent
+may be smaller than the tile, a test selects between this and the plain loops.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lenz.sym import Int, Sym, Var, affine_in, substitute
 if TYPE_CHECKING:
     from lenz.codegen.llvm.body import Body
 
-# As many vectors of the largest tile as there are registers to hold half of them.
+# Vectors of the largest tile, limited by registers.
 MOST = 16
 
 
 def is_tile(s: For, scopes: Scopes) -> bool:
-    """True for the loops of the form above with a load that is to be transposed."""
+    """True for loops of the form above with a load to transpose."""
     if s.kind != "unroll" or len(s.body) != 1 or scopes.copies > 1:
         return False
     inner = s.body[0]
@@ -59,7 +59,7 @@ def is_transposed(offset: Sym, row: Var, lane: Var) -> bool:
 
 
 def emit(body: Body, s: For) -> None:
-    """Emit the tile, and the plain loops for what is smaller."""
+    """Emit the tile, and plain loops for smaller extents."""
     inner = s.body[0]
     assert isinstance(inner, For)
     full = _is_full(body, (s, inner))

@@ -1,7 +1,8 @@
 """LLVM's names of element types and constants.
 
-A bool is `i1` as a value and `i8` in memory. bf16 and fp16 are `i16` in both places: arithmetic on
-them is done in f32, so only the conversions look inside; so are 8-bit floats `i8`.
+A bool is `i1` as a value and `i8` in memory. bf16 and fp16 are `i16` in both places, because
+arithmetic on them is done in f32 and only conversions look inside. 8-bit floats are `i8` for the
+same reason.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ VALUE = {
     "i32": "i32", "i64": "i64", "f16": "i16", "bf16": "i16", "f32": "float", "f64": "double",
     "f8e4m3fn": "i8", "f8e5m2": "i8",
 }  # fmt: skip
-# The suffix that names the type in an overloaded intrinsic.
+# The suffix of the type in the name of an overloaded intrinsic.
 SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
           "bfloat": "bf16", "float": "f32", "double": "f64"}  # fmt: skip
 
 
 def value_type(dtype: DType, lanes: int = 1) -> str:
-    """The type of a value; raises InternalError for a type that kernels do not compute with."""
+    """The type of a value; raises InternalError for a type that kernels cannot compute with."""
     found = VALUE.get(dtype.name)
     if found is None:
         raise InternalError(f"no LLVM type for {dtype}")
@@ -68,7 +69,7 @@ def _double_bits(x: float) -> int:
 def _to_f32(x: float) -> float:
     try:
         return float(struct.unpack("f", struct.pack("f", x))[0])
-    except OverflowError:  # beyond f32: rounds to infinity, as a cast does
+    except OverflowError:  # out of f32's range: rounds to infinity, as a cast does
         return float("inf") if x > 0 else float("-inf")
 
 

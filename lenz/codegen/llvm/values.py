@@ -1,4 +1,4 @@
-"""Expressions to values: one visit per distinct node, on the outermost level it can be computed."""
+"""Expressions to values: one visit per distinct node, on the outermost possible level."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lenz.sym import Sym, Var
 
 
 class Values(Walk[Value]):
-    """The values of expressions in the function that is being written.
+    """The values of expressions in the current function.
 
     refs     values of Let and Reduce by name
     floor    per written buffer, the level above which its loads may not be moved
@@ -34,13 +34,13 @@ class Values(Walk[Value]):
         self.indices = indices
         self.accesses = accesses
         self.refs: dict[str, Value] = {}
-        # Reductions with one accumulator per point of a loop, and how to read the point we are at.
+        # Reductions with one accumulator per point of a loop, and how to read the current point.
         self.columns: dict[str, Accumulator] = {}
         self.column: Callable[[Accumulator], Value] | None = None
         self.floor: dict[str, int] = {}
 
     def visit(self, e: Expr, mask: Mask) -> Value:
-        """The value of a node, as a scalar or, where lanes differ, a vector."""
+        """The value of a node: a scalar, or a vector if lanes differ."""
         if e.op is CONST:
             return Value((constant(e.dtype, e.attrs[0]),), 0)
         if e.op is REF:
@@ -125,17 +125,17 @@ class Values(Walk[Value]):
         return self.accesses.load(place, dtype, runs, level)
 
     def _is_positive(self, size: Expr, mask: Mask) -> Value:
-        """The bool size > 0 of an i64: where it does not hold, even position 0 is outside."""
+        """The bool size > 0 of an i64. If it is false, even position 0 is out of bounds."""
         n = self.value(size, mask)
         b = self.scopes.builder(n.level, n.lanes, len(n.names))
         return Value(b.compare("icmp sgt", I64, n.names, b.constant(I64, 0)), n.level, n.lanes)
 
     def _mask(self, mask: Mask, step: int | None) -> Value | None:
-        """The lanes in which all conditions hold; with the tail for accesses of many elements."""
+        """The lanes in which all conditions hold, minus the tail for accesses of many elements."""
         tail = self.scopes.tail
         if not mask:
             return None if step == 0 else tail
-        # A mask that full vectors have made may live on in the scope around the partial one.
+        # A mask made for full vectors may be alive in the scope around the partial one.
         key = ("mask", mask, step == 0, tail.names if tail else ())
         if found := self.scopes.memo.get(key):
             return found
@@ -145,7 +145,7 @@ class Values(Walk[Value]):
             total = value if total is None else self._both(total, value)
         if total is None:
             return tail
-        # One address for all lanes: lanes of the tail must not ask for it on their own.
+        # One address for all lanes: tail lanes alone must not enable it.
         if tail is not None and (step != 0 or total.lanes):
             total = self._both(total, tail)
         for cond in mask:
@@ -161,10 +161,10 @@ class Values(Walk[Value]):
 
 
 def _unsure_sizes(positions: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Last operands of the guarded ops in computed positions that may be 0.
+    """The last operands, possibly 0, of guarded ops in computed positions.
 
-    A guarded op gives a position below its last operand whatever happens, which takes that operand
-    to be at least 1.
+    A guarded op always returns a position below its last operand, so that operand must be at least
+    1.
     """
     guarded = [e for e in nodes_of(*positions) if e.op.guarded]
     return tuple([e.args[-1] for e in guarded if not _is_at_least_1(e.args[-1])])

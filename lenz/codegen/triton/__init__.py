@@ -1,1 +1,1 @@
-"""Kernels for GPUs: Triton text, compiled to cubins outside of the user's process."""
+"""Kernels for GPUs: Triton text, compiled to cubins outside the user's process."""

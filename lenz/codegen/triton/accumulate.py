@@ -1,7 +1,7 @@
-"""Reductions under way: their state in the loops of the text, and the step over the lanes.
+"""Open reductions: their state in the loops of the text, and the step over the lanes.
 
-A reduction over lanes alone is one `tl.reduce` of the value's tile. One that also runs over a loop
-of the text has a tile of partial results, which the loop carries and which is reduced behind it.
+A reduction over lanes alone is one `tl.reduce` of the value's tile. A reduction that also runs over
+a loop of the text carries a tile of partial results through the loop and reduces it afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lenz.sym import ZERO, Var, substitute
 
 @dataclass(slots=True)
 class Accumulator:
-    """One reduction: the axes it runs over, the dimensions of its tile and of them those reduced.
+    """One reduction: its axes, the dimensions of its tile, and the reduced ones among them.
 
     carried  the names of the state that a loop of the text carries; empty without such a loop
     value    the tile of values (and of positions), once it has been computed
@@ -37,7 +37,7 @@ class Accumulator:
 
 
 class Accumulators:
-    """The reductions of one function that is being written."""
+    """The reductions of the current function."""
 
     __slots__ = ("dims", "open", "values")
 
@@ -47,9 +47,9 @@ class Accumulators:
         self.open: dict[str, Accumulator] = {}
 
     def ending(self, f: For, around: Dims) -> list[Accumulator]:
-        """The reductions that end with a loop: it is the outermost of those they run over.
+        """The reductions that end with a loop, the outermost one that they run over.
 
-        `around` are the dimensions that are open outside of it.
+        `around` are the dimensions that are open outside the loop.
         """
         found: list[Accumulator] = []
         for s, axes in _reduces((f,), ()):
@@ -64,7 +64,7 @@ class Accumulators:
         return found
 
     def start(self, acc: Accumulator) -> None:
-        """Make the state that a loop of the text carries, in front of the loop."""
+        """Create the state that a loop of the text carries, before the loop."""
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
         first = constant(dtype, identity(s.kind, s.value.dtype))
@@ -72,7 +72,7 @@ class Accumulators:
         total, at_name = f"{s.name}_acc", f"{s.name}_at"
         acc.carried = (total, at_name) if is_arg(s.kind) else (total,)
         v.text.put(level, f"{total} = tl.full({shape}, {_plain(first)}, {triton_type(dtype)})")
-        if is_arg(s.kind):  # of a row whose values are all neutral, the first element wins
+        if is_arg(s.kind):  # if all values of a row are neutral, the first element wins
             loops = {a.var: ZERO for a in acc.over if a.var not in self.dims}
             at = v.indices.term(substitute(position(acc.over), loops), {})
             v.text.put(level, f"{at_name} = {v.lanes.spread(at, acc.dims, v.indices.dtype)}")
@@ -85,7 +85,7 @@ class Accumulators:
         if not acc.carried:
             acc.value = parts
         elif is_arg(s.kind):
-            # Every position is behind those taken before, so that only a better value wins.
+            # Every position comes after the earlier ones, so only a better value wins.
             (x, i), (y, j) = acc.carried[:2], parts[:2]
             better = f"{y} {'>' if s.kind == 'argmax' else '<'} {x}"
             if s.value.dtype.is_float:
@@ -99,17 +99,17 @@ class Accumulators:
             v.text.put(level, f"{x} = {call}")
 
     def finish(self, acc: Accumulator) -> None:
-        """Reduce the lanes; the name of the reduction is its result from here on."""
+        """Reduce the lanes; from here on the reduction's name stands for its result."""
         s, v = acc.stmt, self.values
-        del self.open[s.name]  # another branch may have a reduction of the name
+        del self.open[s.name]  # another branch may have a reduction with this name
         state = acc.carried or acc.value
         dims, level = acc.dims - acc.lanes, v.text.level
         result = self._across(acc, state[0], self._function(s), dims) if acc.lanes else state[0]
         if s.kind == "sum" and s.value.dtype.is_float and not acc.carried:
-            result = f"({result} + 0.0)"  # as if it had begun with 0.0: no sum is -0.0
+            result = f"({result} + 0.0)"  # as if it had started with 0.0: no sum is -0.0
         if is_arg(s.kind):
             hit = f"{state[0]} == {result}"
-            if s.value.dtype.is_float:  # if there is a NaN, the result is one
+            if s.value.dtype.is_float:  # if there is a NaN, the result is NaN
                 hit = f"({hit}) | ({state[0]} != {state[0]})"
             v.functions["least"] = None
             there = v.text.let(f"tl.where({hit}, {state[1]}, {self._far()})", acc.dims, level)
@@ -127,8 +127,8 @@ class Accumulators:
     def _across(self, acc: Accumulator, tile: str, function: str, dims: Dims) -> str:
         v = self.values
         if not dims:
-            # A result for all lanes is a scalar, as all values without lanes.  In one dimension
-            # each thread first reduces all that it holds, and threads meet once.
+            # A result for all lanes is a scalar, like every value without lanes. In one dimension
+            # each thread first reduces its own elements, and threads synchronise once.
             if len(acc.dims) > 1:
                 count = prod([v.lanes.widths[d] for d in acc.dims])
                 flat = f"tl.reshape({tile}, [{count}], can_reorder=True)"
@@ -142,7 +142,7 @@ class Accumulators:
         return tile
 
     def _tile(self, acc: Accumulator) -> tuple[str, ...]:
-        """The value in every lane of the tile, neutral where there is no element."""
+        """The value in every lane of the tile, neutral in lanes without an element."""
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
         term = v.value(s.value)
@@ -163,7 +163,7 @@ class Accumulators:
         return tuple(parts)
 
     def _far(self) -> str:
-        """A position behind all others: that of no element."""
+        """A position after all others, for lanes without an element."""
         return str((1 << 63) - 1 if self.values.indices.wide else (1 << 31) - 1)
 
     def _function(self, s: Reduce) -> str:
@@ -173,7 +173,7 @@ class Accumulators:
 
 
 def _plain(text: str) -> str:
-    """The number in a constant that is spelled out."""
+    """The number in a constant that is written out."""
     return text.split(",")[1].strip() if text.startswith("tl.full") else text
 
 

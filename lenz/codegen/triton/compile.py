@@ -1,8 +1,8 @@
-"""Triton text -> cubin, in this process.  The only place that imports Triton.
+"""Triton text -> cubin, in this process. Only this file imports Triton.
 
-It needs no GPU, no driver, no C compiler and no torch.  `triton.compile` is not used: it reads all
-of Triton's own files for its cache key and keeps every stage on disk.  The stages of its backend
-are called one by one instead.
+It needs no GPU, no driver, no C compiler and no torch. `triton.compile` is not used, because it
+reads all of Triton's files for its cache key and stores every stage on disk. Instead the stages of
+its backend are called one by one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lenz.ir.binary import Binary
 
 LIBDEVICE = re.compile(r"\b(libdevice\.|tl\.(floor|ceil)\()")
 ENTRY = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
-# Flags of operations on vectors of integers hold for the lanes that are read. LLVM packs two lanes
-# in one register, where one that nobody reads spills into its neighbour if they do not hold
+# Flags of vector operations on integers are only guaranteed for lanes that are read. LLVM packs two
+# lanes into one register, where an unread lane that violates its flags spills into its neighbour
 # (docs/upstream/triton-36-packed-shift.ll).
 FLAGS = re.compile(r"(= \w+) (?:(?:nuw|nsw|exact|disjoint|nneg) )+(?=<\d+ x i\d+>)")
 
@@ -42,9 +42,9 @@ class KernelText:
     """One kernel as text: a Python module that defines `@triton.jit def name(...)`.
 
     `signature` has Triton's type of each parameter ("*fp32", "*i8", "i64", "fp32"), none of them a
-    constexpr, and `aligned` the positions of those that 16 divides (pointers in bytes).  `warps` is
-    a power of two, `stages` the depth of pipelined loops.  `checks` keeps `tl.device_assert`.
-    `registers` is the most that a thread may have, or 0.
+    constexpr. `aligned` are the positions of parameters that are multiples of 16 (pointers: in
+    bytes). `warps` is a power of two, `stages` the depth of pipelined loops. `checks` keeps
+    `tl.device_assert`. `registers` is the maximum per thread, or 0.
     """
 
     name: str
@@ -57,7 +57,7 @@ class KernelText:
     registers: int = 0
 
     def line(self) -> str:
-        """All of it as JSON: the request of a worker and the key of the cache."""
+        """The kernel as JSON: the request to a worker and the key of the cache."""
         return json.dumps(astuple(self))
 
     @classmethod
@@ -69,9 +69,9 @@ class KernelText:
 
 @cache
 def version() -> str:
-    """Name the Triton that is installed and this file, for keys of caches, without importing it.
+    """Identify the installed Triton and this file, for cache keys, without importing Triton.
 
-    Sizes of its library and assemblers tell apart builds of one version.  Raises Missing if
+    The sizes of its library and assemblers distinguish builds of one version. Raises Missing if
     there is no Triton.
     """
     spec = importlib.util.find_spec("triton")
@@ -96,13 +96,13 @@ def compile_text(k: KernelText, arch: int) -> Binary:
     from triton import knobs
 
     try:
-        # Line tables are 10 KiB of a cubin of 18 KiB and a quarter of the time.
+        # Line tables take 10 of 18 KiB of a cubin and a quarter of the time.
         with knobs.compilation.scope():
             knobs.compilation.disable_line_info = True
             return _compile(k, arch)
     except InternalError:
         raise
-    except Exception as e:  # Triton has no common class of errors: assertions and RuntimeErrors too
+    except Exception as e:  # Triton has no error class: also assertions and RuntimeErrors
         message = f"kernel {k.name}: Triton does not compile it: {type(e).__name__}: {e}"
         raise InternalError(message, pass_name="codegen") from e
 
@@ -122,12 +122,12 @@ def _compile(k: KernelText, arch: int) -> Binary:
         {(n,): [["tt.divisibility", 16]] for n in k.aligned},
     )
     backend = make_backend(GPUTarget("cuda", arch, 32))
-    # What Triton would otherwise take from the environment is given, so that the key is complete.
-    # `sanitize_overflow` would check every integer sum when checks are on; ours wrap.
-    # A product and a sum fused into one would skip roundings to halves that the program asks for
-    # (LLVM computes both in bf16 then), and denormals that libdevice takes for zeros make fmod NaN.
-    # Without libdevice they cost three instructions per 2^x, whose small results are zero anyway.
-    # Triton calls libdevice for floor and ceil too.
+    # Settings that Triton would take from the environment are passed explicitly, so that the key is
+    # complete. `sanitize_overflow` would check every integer sum if checks are on; ours wrap. Fused
+    # multiply-adds would skip roundings to halves that the program asks for (LLVM then computes
+    # both in bf16). Denormals that libdevice flushes to zero make fmod NaN. Without libdevice they
+    # cost three instructions per 2^x, whose small results are zero anyway. Triton also calls
+    # libdevice for floor and ceil.
     given = {
         "arch": f"sm{arch}",
         "ptx_options": "",
@@ -167,8 +167,8 @@ def _compile(k: KernelText, arch: int) -> Binary:
 
 
 def _function(k: KernelText) -> Any:
-    """Run the text and give its kernel; Triton reads the source again, through `inspect`."""
-    # In angle brackets, or `inspect` looks for a file.
+    """Run the text and return its kernel; Triton reads the source again through `inspect`."""
+    # In angle brackets; otherwise `inspect` looks for a file.
     file = f"<triton {k.name} {hashlib.sha256(k.text.encode()).hexdigest()[:16]}>"
     lines = k.text.splitlines(keepends=True)
     linecache.cache[file] = (len(k.text), None, lines, file)
@@ -181,7 +181,7 @@ def _function(k: KernelText) -> Any:
 
 
 def _resources(code: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack per thread, from a cubin's attributes; -1 for what has none."""
+    """Registers and stack bytes per thread, from a cubin's attributes; -1 if missing."""
     (start,) = SECTIONS_AT.unpack_from(code)
     size, count = SECTIONS_SIZE.unpack_from(code)
     found = {REGISTERS: -1, FRAME_SIZE: -1}

@@ -1,7 +1,7 @@
-"""Index arithmetic as Triton text, grouped so that what varies least is added up first.
+"""Index arithmetic as Triton text, grouped so that the terms that vary least are added first.
 
-Triton divides like C. Where a numerator may be negative, the text rounds down explicitly, as `Sym`
-does. Indices have 32 bits where every part of every index of the kernel is known to fit.
+Triton divides like C. If a numerator may be negative, the text rounds down explicitly, as `Sym`
+does. Indices have 32 bits if every part of every index of the kernel is known to fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIMIT = 1 << 31
 
 
 def fits(parts: Iterable[Sym]) -> bool:
-    """True when 32 bits hold every part of every index."""
+    """True if 32 bits hold every part of every index."""
     seen: set[Sym] = set()
 
     def holds(s: Sym) -> bool:
@@ -36,7 +36,7 @@ def fits(parts: Iterable[Sym]) -> bool:
         if not all(holds(x) for x in children(s)):
             return False
         if isinstance(s, (FloorDiv, Mod)) and not _is_plain(s):
-            # The text that rounds down adds a divisor to a remainder and takes that from the other.
+            # The text that rounds down adds a divisor to a remainder and subtracts the result.
             n, d = [max(abs(x.lo or 0), abs(x.hi or 0)) for x in (s.num, s.den)]
             return d + max(n, d) < _LIMIT
         return True
@@ -97,7 +97,7 @@ class Indices:
         return self.text.keep(key, self.text.let(text, dims, level))
 
     def _sum(self, s: Add, bound: Mapping[Var, Term]) -> Term:
-        """Terms over the same lanes stand together, those over fewer lanes first."""
+        """Terms over the same lanes are grouped, those over fewer lanes first."""
         groups: dict[tuple[int, tuple[int, ...]], list[tuple[Term, int]]] = {}
         for t, c in s.terms:
             term = self.term(t, bound)
@@ -123,7 +123,7 @@ class Indices:
 
 
 def joint(terms: Iterable[Term]) -> tuple[Dims, int]:
-    """The dimensions and the level of what is made of the terms."""
+    """The dimensions and the level of a value made of the terms."""
     dims, level = NO_DIMS, 0
     for t in terms:
         dims = dims | t.dims
@@ -143,7 +143,7 @@ def _product(parts: list[Term]) -> Term:
 
 
 def _is_plain(s: FloorDiv | Mod) -> bool:
-    """True when C divides as `Sym` does: nothing is negative."""
+    """True if C divides as `Sym` does: nothing is negative."""
     return s.num.lo is not None and s.num.lo >= 0 and s.den.lo is not None and s.den.lo > 0
 
 

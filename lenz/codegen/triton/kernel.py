@@ -1,9 +1,9 @@
 """Kernels to Triton: one module of text per kernel.
 
 A program of the grid runs the body for one point of the grid axes. Lane loops become dimensions of
-its tiles, all of them of one rank, so that values broadcast as they are; loops of kind "seq" and
-"unroll" become loops of the text. What a lane loop computes is kept until the end of the body
-around it: a later loop over the same lanes finds it in registers.
+its tiles, all of one rank, so that values broadcast as they are. Loops of kind "seq" and "unroll"
+become loops of the text. Values of a lane loop are kept until the end of the enclosing body: a
+later loop over the same lanes finds them in registers.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ LIBDEVICE = "from triton.language.extra import libdevice\n"
 
 
 def emit(k: Kernel, arch: int = 80) -> KernelText:
-    """The text of one kernel, under its own name, with all that its compiler must know.
+    """The text of one kernel, under its own name, with everything its compiler needs.
 
-    It is for GPUs of compute capability `arch` (90: 9.0) and later; that of 80 uses nothing newer.
+    It is for GPUs of compute capability `arch` (90: 9.0) and later; arch 80 uses nothing newer.
     """
     legal = legalise(k, arch)
     body = _Body(legal, not fits(_indices(legal)))
@@ -105,7 +105,7 @@ class _Body:
         )
 
     def fast(self) -> Dims:
-        """The dimensions along which an index that moves along several of them has neighbours."""
+        """The dimensions of contiguous elements, for indices that move along several dimensions."""
         found = set[int]()
         for s in _indices(self.k):
             moves = [v for v in s.free_vars if v in self.dims]
@@ -135,7 +135,7 @@ class _Body:
         return self.text.bodies[0]
 
     def halves(self) -> None:
-        """The places of the pairs of lanes, if something is computed by pairs."""
+        """The positions of the pairs of lanes, if anything is computed by pairs."""
         pairs = self.lanes.pairs
         if pairs is None or all(e.op is not SHARED_BITS for e in nodes_of(*exprs_of(self.k.body))):
             return
@@ -145,7 +145,7 @@ class _Body:
         self.indices.vars[pairs.half] = Term(pairs.half.name, frozenset((d,)))
 
     def unflatten(self, grid: list[Axis]) -> None:
-        """Variables of the grid axes from the number of the program, the last axis fastest."""
+        """Variables of the grid axes from the program number, the last axis fastest."""
         wide = ".to(tl.int64)" if self.indices.wide else ""
         rest = f"tl.program_id(0){wide}"
         for k in range(len(grid) - 1, -1, -1):
@@ -182,7 +182,7 @@ class _Body:
                     self.store(s)
 
     def lane(self, f: For) -> None:
-        """A dimension of the tile is open while its statements are written."""
+        """Open a dimension of the tile while its statements are written."""
         d = self.dims[f.axis.var]
         self.lanes.vars[d], self.lanes.widths[d] = f.axis.var, self.widths[f.axis.var]
         self.lanes.tails[d] = self.tail(f.axis, self.lanes.widths[d])
@@ -194,7 +194,7 @@ class _Body:
             self.accs.finish(acc)
 
     def loop(self, f: For) -> None:
-        """A loop of the text; one that runs once, or not, is an `if`."""
+        """A loop of the text; a loop that runs at most once is an `if`."""
         if f.kind not in ("seq", "unroll"):
             raise InternalError(f"a {f.kind} loop inside of a program", pass_name="codegen")
         ending = self.accs.ending(f, self.around)
@@ -221,7 +221,7 @@ class _Body:
             self.accs.finish(acc)
 
     def tail(self, a: Axis, width: int) -> Term | None:
-        """The condition under which a lane has an element; None when all have."""
+        """The condition under which a lane has an element; None if all have one."""
         ends = a.extent.args if isinstance(a.extent, Min) else (a.extent,)
         ends = tuple([x for x in ends if x is not Int(width)])
         if not ends:
@@ -229,7 +229,7 @@ class _Body:
         key = ("tail", a.var, ends)
         found = self.text.memo.get(key)
         if found is None:
-            # W*block + lane < N: of this form Triton knows which groups of lanes agree.
+            # W*block + lane < N: in this form Triton knows which groups of lanes agree.
             tests: list[tuple[Term, Term]] = []
             for end in ends:
                 terms = end.terms if isinstance(end, Add) else ()
@@ -244,7 +244,7 @@ class _Body:
         return found
 
     def scan(self, s: Scan) -> None:
-        """Running results along one dimension of the tile; lanes behind the end come last."""
+        """Running results along one dimension of the tile; lanes past the end come last."""
         v, d = self.values, self.dims[s.over]
         value = v.value(s.value)
         dims = value.dims | {d} if s.back is None else self.around
@@ -261,7 +261,7 @@ class _Body:
         v.refs[s.name] = self.text.let(text, dims, self.text.level)
 
     def sort(self, s: Sort) -> None:
-        """The rows of a tile in order; what only fills the tile up comes last."""
+        """Sort the rows of a tile; padding comes last."""
         v = self.values
         tile, dtype = v.locals[s.buffer]
         last = len(self.lanes.vars) - 1
@@ -272,7 +272,7 @@ class _Body:
             greatest = constant(dtype, (1 << (dtype.bits - 1)) - 1)
             text = f"tl.where({tail.text}, {text}, {greatest})"
         few = power_of_two(s.keep.hi or 1)
-        if few < self.lanes.widths[last]:  # the greatest of the complements, in falling order
+        if few < self.lanes.widths[last]:  # the largest complements, in descending order
             text = f"~tl.topk(~{text}, {few})"
         else:
             text = f"tl.sort({text})"
@@ -280,7 +280,7 @@ class _Body:
         v.locals[s.buffer] = (self.text.let(text, tile.dims, self.text.level), dtype)
 
     def store(self, s: Store) -> None:
-        """One store of a tile, by the lanes that have an element."""
+        """One store of a tile by the lanes that have an element."""
         v = self.values
         value = v.value(s.value)
         if s.buffer in self.scratch:
@@ -291,7 +291,7 @@ class _Body:
         for e in s.bound:
             v.value(e)
         bound = v.bound((s.offset,), s.bound, ())
-        # Every lane has an update of its own, also where neither place nor value depends on it.
+        # Every lane has its own update, even if neither position nor value depends on it.
         over = self.around if self.k.kind == "scatter" else NO_DIMS
         pointer, runs, dims, _ = v.pointer(s.buffer, s.offset, bound, (), over)
         if not value.dims <= dims:
@@ -313,7 +313,7 @@ class _Body:
 
 
 def _twins(k: Kernel, widths: dict[Var, int]) -> dict[Var, Var]:
-    """Lanes of another branch, or reading what a sort keeps, by those whose dimension they have."""
+    """Lanes of another branch, or that read a sort's result -> the lanes with their dimension."""
     first: dict[tuple[str, int], Var] = {}
     twins = {v: first.setdefault((v.name, width), v) for v, width in widths.items()}
     scratch = {x.name for x in k.locals}

@@ -14,10 +14,10 @@ from lenz.sym import Var, power_of_two
 
 
 def widths_of(k: Kernel) -> dict[Var, int]:
-    """The variables of a kernel's lanes in the order of the dimensions, with their widths.
+    """The lane variables of a kernel in the order of the dimensions, with their widths.
 
-    A width is the least power of two that holds the longest block. Raises InternalError for an
-    axis without a bound.
+    A width is the smallest power of two that holds the longest block. Raises InternalError for an
+    unbounded axis.
     """
     found: dict[Var, int] = {}
     for s in walk(k.body):
@@ -31,10 +31,10 @@ def widths_of(k: Kernel) -> dict[Var, int]:
 
 @dataclass(slots=True)
 class Lanes:
-    """For each dimension its variable, its width, and the condition under which a lane counts.
+    """For each dimension: its variable, its width, and the condition under which a lane is active.
 
-    `tails` holds None for a dimension all of whose lanes have an element; `fast` are the dimensions
-    in which a tile of several is contiguous in memory, and `pairs` those of the last lanes.
+    `tails` holds None for a dimension whose lanes all have an element. `fast` are the dimensions in
+    which a tile over several dimensions is contiguous. `pairs` are the pairs of the last lanes.
     """
 
     vars: list[Var]
@@ -44,7 +44,7 @@ class Lanes:
     pairs: Pairs | None = None
 
     def place(self, d: int) -> str:
-        """What makes one dimension of a tile out of a vector of its lanes."""
+        """The subscript that turns a vector of lanes into one dimension of a tile."""
         if len(self.vars) == 1:
             return ""
         return f"[{', '.join(':' if k == d else 'None' for k in range(len(self.vars)))}]"
@@ -55,11 +55,11 @@ class Lanes:
         return f"[{', '.join(sizes)}]" if dims else "[]"
 
     def spread(self, term: Term, dims: Dims, dtype: DType) -> str:
-        """The text of a value of a type that has an element for every lane of the dimensions."""
+        """The text of a value broadcast to every lane of the dimensions."""
         if term.dims == dims:
             return term.text
         if term.text.lstrip("(-")[0].isdigit() and " " not in term.text:
-            # One of Python's numbers, which has no shape to broadcast.
+            # A Python number, which has no shape to broadcast.
             return f"tl.full({self.shape(dims)}, {term.text}, {triton_type(dtype)})"
         return f"tl.broadcast_to({term.text}, {self.shape(dims)})"
 

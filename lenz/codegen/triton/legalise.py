@@ -1,4 +1,4 @@
-"""Ops in Triton: which have a direct form, and what the others are made of."""
+"""Which ops have a direct form in Triton, and how the others expand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lenz.ir.expr import Expr
 from lenz.ir.kernel import Kernel
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 
-CONVERTS_FLOAT8 = 89  # compute capability 8.9 has instructions for it
+CONVERTS_FLOAT8 = 89  # compute capability 8.9 has instructions for them
 _STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 
 
 def legalise(k: Kernel, arch: int) -> Kernel:
-    """The same kernel over ops that have a Triton form; InternalError for an op without any."""
+    """The same kernel over ops that have a Triton form; InternalError for an op without one."""
     gpu = lambda op: op.expand_gpu or op.expand
     pairs = pairs_of(widths_of(k))
 
@@ -26,7 +26,7 @@ def legalise(k: Kernel, arch: int) -> Kernel:
 
 
 def is_legal(e: Expr, arch: int) -> bool:
-    """True when the node can be emitted as it is for compute capability `arch` (90: 9.0)."""
+    """True if the node can be emitted as it is for compute capability `arch` (90: 9.0)."""
     if e.op in _STRUCTURAL:
         return True
     if e.op.triton is None:

@@ -1,27 +1,27 @@
-"""Scans over several programs of a grid: what each leaves for later ones and takes from earlier.
+"""Scans over several programs of a grid: what each publishes and reads from earlier ones.
 
-With groups of G blocks, the fold of all elements before block b is made of two windows:
+With groups of G blocks, the fold of all elements before block b consists of two windows:
 
     far     all before b's group of groups (1 result), and its groups before that of b (up to G - 1)
     near    the blocks of b's group before b (up to G - 1)
 
-Each window is folded as a tile, in an order that is fixed: the result does not depend on who was
-first, and has the same bits on every run. A group's result waits for its own blocks alone, so that
-only one in G * G of all blocks waits for a chain.
+Each window is folded as a tile in a fixed order. The result does not depend on which program was
+first, and has the same bits on every run. A group's result waits only for its own blocks, so only
+one in G * G blocks waits for a chain.
 
-A result of 32 bits lies in one 64-bit word, beside a flag that a zeroed workspace does not have;
-one of 64 bits in two such words. A word is written once and as a whole, hence value and flag are
-seen together, and nothing else has to be in order: relaxed accesses do, without a fence.
+A 32-bit result is stored in one 64-bit word, next to a flag that a zeroed workspace lacks; a 64-bit
+result in two such words. A word is written once and atomically, so value and flag become visible
+together. No other ordering is needed: relaxed accesses suffice, without a fence.
 
-Running sums of f32 leave f64, whose last bit is the flag, so that each element is rounded once: two
-that lie beside each other differ by as much, whether they are in one block or in two.
+Running sums of f32 publish f64, whose last bit is the flag, so that each element is rounded once.
+The error between neighbours is then the same inside a block and across two blocks.
 
-A window has a lane for each thread of the program, or more: each word is read by one thread then. A
-second one that read it as well might find the word of before, and Triton takes the values of lanes
-that it holds several times from any of them.
+A window has at least as many lanes as the program has threads, so that one thread reads each word.
+A second reader might still see the old word, and Triton takes the value of a replicated lane from
+any of its threads.
 
-A program waits only for programs with lower numbers. A GPU starts the programs of a grid in the
-order of their numbers and keeps what it has started: the lowest that runs waits for nobody.
+A program waits only for programs with lower numbers. A GPU starts the programs of a grid in order
+and does not preempt them: the lowest running program waits for nobody.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from lenz.ir.kernel import LookBack, Scan, words
 from lenz.ops.emission import triton_type
 from lenz.sym import ZERO, Sym, Var, maximum
 
-VALUE = -(1 << 32)  # the bits of a word that hold the value
+VALUE = -(1 << 32)  # the bits of a word for the value
 FLAG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Up to G results: for each word of one its pointers, under which condition, and its name."""
+    """Up to G results: for each word its pointers, their condition, and its name."""
 
     pointers: tuple[str, ...]
     runs: str
     names: tuple[str, ...]
 
     def loads(self, again: bool = False) -> list[str]:
-        """Lines that read all words, or `again` those that are not there; others have a flag."""
+        """Lines that read all words, or `again` the words that are still missing."""
         lines = []
         for n, p in zip(self.names, self.pointers, strict=True):
             runs, other = (f"({n} & {FLAG}) == 0", n) if again else (self.runs, str(FLAG))
@@ -61,7 +61,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class LookingBack:
-    """One scan that is being written: its dimension, the dimensions of its tile, its blocks."""
+    """The current scan: its dimension, the dimensions of its tile, its blocks."""
 
     values: Values
     scan: Scan
@@ -73,12 +73,12 @@ class LookingBack:
 
     @property
     def dtype(self) -> DType:
-        """The type of results."""
+        """The type of the results."""
         dtype = self.scan.value.dtype
         return F64 if dtype is F32 and self.scan.kind == "sum" else dtype
 
     def joined(self, tile: str, running: str) -> str:
-        """The scan's tile: `running`, that of the `tile` alone, behind all blocks before it."""
+        """The scan's tile: `running`, the scan of `tile` alone, after all earlier blocks."""
         text, b, g = self.values.text, self.back.block, self.back.group
         level, function = text.level, SCANS[self.scan.kind]
         before = maximum(self.blocks - 1, ZERO)
@@ -100,7 +100,8 @@ class LookingBack:
             windows.append(self._window("far", parts, lane))
         for line in [line for w in windows for line in w.loads()]:
             text.put(level, line)
-        # While the others work; but 64-bit values would need all registers meanwhile (10% slower).
+        # While other programs work; but 64-bit values would occupy all registers meanwhile (10%
+        # slower).
         early = words(self.scan.value.dtype) == 1
         here = text.let(running, self.dims, level).text if early else ""
         ahead = self._awaited(near)
@@ -115,7 +116,7 @@ class LookingBack:
         here = here or text.let(running, self.dims, level).text
         if self.dtype is self.scan.value.dtype:
             return f"{function}({ahead}, {here})"
-        # The nearest f32, and the rest: -0.0 where there is none, which leaves the sign of a zero.
+        # The nearest f32 and the remainder: -0.0 if there is none, which keeps the sign of a zero.
         high = text.let(f"{ahead}.to(tl.float32)", self.dims - {self.d}, level).text
         rest = f"({high} - {ahead}).to(tl.float32) * -1.0"
         rest = f"tl.where({high} - {high} == 0.0, {rest}, {constant(F32, -0.0)})"
@@ -126,7 +127,7 @@ class LookingBack:
         return f"tl.reduce({tile}, {self.d}, {SCANS[self.scan.kind]}{keep})"
 
     def _lane(self) -> Var:
-        """A variable that runs over the results of a window, in the dimension of the scan."""
+        """A variable over the results of a window, in the dimension of the scan."""
         indices, lanes = self.values.indices, self.values.lanes
         rows = prod(lanes.widths[d] for d in self.dims if d != self.d)
         width = max(self.back.group, self.threads // rows)
@@ -142,7 +143,7 @@ class LookingBack:
         return made
 
     def _window(self, name: str, parts: list[tuple[Sym, str]], lane: Var) -> Window:
-        """Results from a place on; with two parts, lane G - 1 is that of the second."""
+        """Results from a position on; with two parts, lane G - 1 belongs to the second."""
         text, last = self.values.text, self.back.group - 1
         count, dims = words(self.scan.value.dtype), frozenset((self.d,))
         rows = [t.text for t in self.values.lanes.conditions(self.dims - {self.d})]
@@ -159,12 +160,12 @@ class LookingBack:
         return Window(tuple(pointers), runs, tuple(names))
 
     def _place(self, result: Sym) -> str:
-        """The index of the first word of a result of this row."""
+        """The index of the first word of a result in this row."""
         count = words(self.scan.value.dtype)
         return self.values.indices.term(self.back.at + result * count, {}).text
 
     def _awaited(self, w: Window) -> str:
-        """Wait until all results of a window are there, and fold them."""
+        """Wait for all results of a window and fold them."""
         text, dtype = self.values.text, self.dtype
         level = text.level
         flags = f"({' & '.join([*w.names, str(FLAG)])}).to(tl.int32)"
@@ -175,13 +176,13 @@ class LookingBack:
             text.put(level, f"    {line}")
         neutral = identity(self.scan.kind, dtype)
         if dtype.is_float and neutral == 0:
-            neutral = -0.0  # which leaves every float as it is, also a zero
+            neutral = -0.0  # which is neutral for every float, zeros included
         found = f"tl.where({w.runs}, {self._value(w.names)}, {constant(dtype, neutral)})"
         found = text.let(found, self.dims, level).text
         return text.let(self._fold(found), self.dims - {self.d}, level).text
 
     def _leave(self, result: Sym, value: str, condition: str) -> None:
-        """Write a result of this program, where there is one."""
+        """Publish a result of this program, if it has one."""
         text = self.values.text
         rows = [t.text for t in self.values.lanes.conditions(self.dims - {self.d})]
         mask = f", mask={' & '.join([*rows, f'({condition})'])}"
@@ -205,7 +206,7 @@ class LookingBack:
         return [f"({bits}.to(tl.int64) << 32) | {FLAG}"]
 
     def _value(self, names: tuple[str, ...]) -> str:
-        """The result in its words."""
+        """The result from its words."""
         dtype = self.scan.value.dtype
         kind = triton_type(self.dtype)
         if self.dtype is not dtype:

@@ -1,9 +1,9 @@
 """Kernels -> binaries: from the store, or from the compile server of this process.
 
-The server is started once and early, so that it imports Triton while the graph is still lowered.
-It is a process of its own (`worker`): nothing of the user's program is run again or inherited but
-`sys.path` and the environment, and a crash of LLVM is the failure of one kernel.  What a server
-that died or fell silent leaves is left to a new one, and never compiled in the user's process.
+The server is started once and early, so that it imports Triton while the graph is still lowered. It
+is a separate process (`worker`). It inherits only `sys.path` and the environment and runs nothing
+of the user's program; a crash of LLVM fails one kernel. If a server dies or stops answering, a new
+one takes over its kernels. They are never compiled in the user's process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lenz.ir.binary import Binary, decode, encode
 from lenz.runtime.store import Store
 
 MAX_WORKERS = 16
-SERVERS = 2  # that a batch may lose
+SERVERS = 2  # servers that a batch may lose
 CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from lenz.codegen.triton.worker import main; main(int(sys.argv[1]))"
@@ -44,12 +44,12 @@ class Failed:
 
 
 def start() -> None:
-    """Start the server of this process, if it does not run yet; takes 2 ms."""
+    """Start this process's server if it does not run yet; takes 2 ms."""
     _pool(os.getpid()).start()
 
 
 def keys_of(kernels: Sequence[KernelText], arch: int) -> list[str]:
-    """The keys of kernels in the store, as `compile_all` has them."""
+    """The store's keys of kernels, as `compile_all` uses them."""
     head = f"{version()} sm{arch}\n"
     return [hashlib.sha256((head + k.line()).encode()).hexdigest() for k in kernels]
 
@@ -84,8 +84,8 @@ def _stored(store: Store | None, key: str) -> Binary | None:
 class Pool:
     """The client of one server; safe to use from threads, one batch at a time.
 
-    A kernel may take `seconds`; a server that is silent for `patience` seconds is given up. At work
-    it says every 2 seconds that it lives; it is silent while it imports Triton.
+    A kernel may take `seconds`. A server that is silent for `patience` seconds is abandoned. While
+    it works it reports every 2 seconds; it is silent while it imports Triton.
     """
 
     def __init__(self, *, workers: int = 0, seconds: int = 120, patience: int = 240) -> None:
@@ -99,13 +99,13 @@ class Pool:
         atexit.register(self.close)
 
     def start(self) -> None:
-        """Start the server if it does not run; where it cannot, `compile` says so."""
+        """Start the server if it does not run; `compile` reports a failure."""
         with self._lock, suppress(OSError):
             if hasattr(os, "fork") and not self._closed:
                 self._start()
 
     def compile(self, kernels: Sequence[KernelText], arch: int) -> list[Binary | Failed]:
-        """Give one result per kernel, in order; what a dead server left is asked of a new one."""
+        """Return one result per kernel, in order; a new server takes over from a dead one."""
         if not hasattr(os, "fork"):  # Windows: there is no server
             return [_here(k, arch) for k in kernels]
         done: dict[int, Binary | Failed] = {}
@@ -117,18 +117,18 @@ class Pool:
                     break
                 try:
                     self._ask(kernels, left, arch, done)
-                except (OSError, EOFError) as e:  # it died, does not start or does not answer
+                except (OSError, EOFError) as e:  # it died, cannot start or does not answer
                     self._stop()
                     why = str(e)
-                except BaseException:  # an answer that nobody read would be the next batch's
+                except BaseException:  # an unread answer would go to the next batch
                     self._stop()
                     raise
         failed = f"no compile server was left for it: {why or 'this process ends'}"
         return [done.get(n) or Failed(k.name, failed) for n, k in enumerate(kernels)]
 
     def close(self) -> None:
-        """Kill the server with all that it started, for good; a batch at work fails."""
-        if os.getpid() == self._owner:  # the server of a parent process is not a fork's to kill
+        """Kill the server and its children for good; a running batch fails."""
+        if os.getpid() == self._owner:  # a fork must not kill its parent's server
             self._closed = True
             if (server := self._server) is not None:
                 _kill(server)
@@ -157,7 +157,7 @@ class Pool:
         arch: int,
         done: dict[int, Binary | Failed],
     ) -> None:
-        """Send those of a batch that are left and put the answers into `done`.
+        """Send the remaining kernels of a batch and put the answers into `done`.
 
         Raises OSError or EOFError if the server is gone or silent.
         """
@@ -201,14 +201,14 @@ class Pool:
 
 
 def _kill(server: subprocess.Popen[bytes]) -> None:
-    """Kill the process group of a server that nobody waited for: its id is still its own."""
+    """Kill a server's process group before anyone waits for it: its id is still valid then."""
     with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
 
 
 @cache
 def _pool(process: int) -> Pool:
-    """The pool of the process with this id: what a fork inherits belongs to its parent."""
+    """The pool of the process with this id: a fork must not use its parent's pool."""
     return Pool()
 
 
@@ -221,5 +221,5 @@ def _here(k: KernelText, arch: int) -> Binary | Failed:
 
 
 def _cpus() -> int:
-    """CPUs that this process may use."""
+    """The CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,9 @@
-"""Random words of neighbours: one counter for two lanes, computed in a tile of half the width.
+"""Random words for neighbours: two lanes share a counter, computed in a tile of half the width.
 
-Philox takes most of the time of a kernel that draws. Lanes 2k and 2k + 1 have the two words of one
-counter, so the counters of a tile are half a tile; `tl.join` puts the words side by side, in the
-registers in which a thread holds neighbours anyway. Dropout and a residual of 8192 x 8192 bf16
-took 150 us with a counter per lane, of which memory needs 99.
+Philox dominates the time of a kernel that draws. Lanes 2k and 2k + 1 use the two words of one
+counter, so the counters take half a tile. `tl.join` puts the words next to each other, in the
+registers where a thread holds neighbours anyway. Dropout plus a residual of 8192 x 8192 bf16 took
+150 us with a counter per lane; memory needs 99.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FUNCTION = "random_pairs"
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The innermost lanes of a kernel, in pairs: `half` runs over half of them."""
+    """The innermost lanes of a kernel in pairs: `half` runs over half of them."""
 
     lane: Var
     half: Var
     width: int
 
     def counters(self, e: Expr) -> Sym | None:
-        """What is to be added to the start of the counters, if `e` can be computed in pairs."""
+        """The offset to add to the first counter, if `e` can be computed in pairs."""
         if e.op is not SHARED_BITS:
             return None
         seed, start, number = e.args
@@ -46,16 +46,16 @@ class Pairs:
 
 
 def pairs_of(lanes: Mapping[Var, int]) -> Pairs | None:
-    """The pairs of the last of a kernel's lanes, given with their widths; None without any."""
+    """The pairs of a kernel's last lanes, given with their widths; None without lanes."""
     for last, width in list(lanes.items())[-1:]:
         if width > 1:
-            lane = next(v for v in lanes if v.name == last.name)  # of rows that are held
+            lane = next(v for v in lanes if v.name == last.name)  # for rows that are held
             return Pairs(lane, axis(f"{lane.name}_half", sym(width // 2)).var, width)
     return None
 
 
 def function() -> str:
-    """The text of `random_pairs(seed, start, number)`: the words of counters start + number.
+    """The text of `random_pairs(seed, start, number)`: both words of each counter start + number.
 
     seed, start: i64; number: i32 [..., W], at least 0; gives u32 [..., W, 2].
     """

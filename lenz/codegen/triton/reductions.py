@@ -9,7 +9,7 @@ from __future__ import annotations
 from lenz.ir.dtype import BOOL, F32, I32, DType
 from lenz.ir.graph import ReduceKind, ScanKind
 
-# Functions of a module by name; a kernel's module holds those that it uses.
+# Helper functions by name; a kernel's module contains those that it uses.
 COMBINE = {
     "add": "def add(x, y):\n    return x + y",
     "mul": "def mul(x, y):\n    return x * y",
@@ -43,21 +43,21 @@ def is_arg(kind: ReduceKind) -> bool:
 
 
 def state_dtype(dtype: DType) -> DType:
-    """The type in which values are accumulated: f32 for halves, 32 bits for short integers."""
+    """The accumulator's type: f32 for halves, 32 bits for short integers."""
     if dtype.is_half:
         return F32
     return I32 if dtype is BOOL or (not dtype.is_float and dtype.bits < 32) else dtype
 
 
 def combine_name(kind: ReduceKind, dtype: DType) -> str:
-    """The function that combines two values of the kind; of bools, + is or, and * is and."""
+    """The function that combines two values of the kind; for bools + is or, and * is and."""
     if dtype is BOOL and kind in ("sum", "prod"):
         return "greatest" if kind == "sum" else "least"
     return _NAMES[kind]
 
 
 def identity(kind: ReduceKind | ScanKind, dtype: DType) -> bool | int | float:
-    """The value that changes no result, for values of `dtype`."""
+    """The neutral value for `dtype`."""
     if dtype is BOOL:
         return 0 if kind in ("sum", "any", "max", "argmax") else 1
     match kind:

@@ -1,8 +1,8 @@
-"""The text of one Triton function while it is being written: open bodies, and the memo of values.
+"""The text of a Triton function while it is written: open bodies, and the memo of values.
 
 A `Term` is the name (or constant) of a value, the lanes it varies over, and the level of the body
-that defines it. A value that depends on outer loops only is written into an outer body, so that it
-is computed once; a body's values are forgotten when it closes.
+that defines it. A value that depends only on outer loops is written into an outer body and computed
+once. A body's values are forgotten when it closes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Term:
 class Text:
     """The body of a function: a stack of open bodies, outermost first.
 
-    No value is written into a body outside of level `least`, that of the innermost branch.
+    No value is written into a body outside level `least`, the innermost branch.
     """
 
     __slots__ = ("_count", "bodies", "keys", "least", "memo")
@@ -67,7 +67,7 @@ class Text:
         self.keys.append([])
 
     def pop(self, head: str) -> None:
-        """Close the innermost body: it goes under `head` into the one around it."""
+        """Close the innermost body and append it, under `head`, to the enclosing one."""
         lines = self.bodies.pop()
         for key in self.keys.pop():
             self.memo.pop(key, None)

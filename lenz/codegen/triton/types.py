@@ -7,7 +7,7 @@ import math
 from lenz.ir.dtype import BOOL, F32, FLOAT8, I32, I64, DType, float8_bits
 from lenz.ops.emission import triton_type
 
-# The type in memory, as a signature writes it. A bool is a byte there, and so is an 8-bit float.
+# The type in memory, as a signature writes it. Bools and 8-bit floats are bytes there.
 _MEMORY = {
     "bool": "i8", "f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64",
     "f8e4m3fn": "u8", "f8e5m2": "u8",
@@ -20,11 +20,11 @@ def memory_type(dtype: DType) -> str:
 
 
 def constant(dtype: DType, value: bool | int | float) -> str:
-    """A constant; types and values that Python's numbers do not stand for are spelled out."""
+    """A constant; types and values that a Python number cannot express are written out."""
     if dtype in FLOAT8:
         return f"tl.full([], {float8_bits(dtype, value)}, {triton_type(dtype)})"
     if dtype.is_float and value == 0 and math.copysign(1.0, value) < 0:
-        # Triton makes +0.0 of every constant zero.
+        # Triton turns every constant zero into +0.0.
         whole = I32 if dtype is F32 else I64
         if dtype.bytes == whole.bytes:
             least = constant(whole, -(1 << (whole.bits - 1)))

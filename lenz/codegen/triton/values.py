@@ -1,6 +1,6 @@
 """Expressions to Triton text: one line per distinct node, in the outermost body that can hold it.
 
-One that reads a buffer which the kernel writes stays in its body.
+A node that reads a buffer which the kernel writes stays in its body.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lenz.ops.emission import triton_text
 from lenz.sym import Add, Int, Sym, Var, divisor
 from lenz.sym.expr import sum_of
 
-UNIT = 8  # elements of a half type in 16 bytes, which one access moves
+UNIT = 8  # elements of a half type in 16 bytes, the size of one access
 
 
 class Values(Walk[Term]):
-    """The values of expressions in the function that is being written.
+    """The values of expressions in the current function.
 
     refs     values of Let and Reduce by name
     locals   the tiles that locals are, with their element types
@@ -51,19 +51,19 @@ class Values(Walk[Term]):
         self.floor = 0
 
     def forget(self, buffer: str) -> None:
-        """As above; threads wait for each other before the buffer is read again."""
+        """As in `Walk`; threads also wait for each other before the buffer is read again."""
         super().forget(buffer)
         self.dirty.add(buffer)
 
     def barrier(self) -> None:
-        """Let every thread of the program reach this place before any goes on."""
+        """A barrier for all threads of the program."""
         self.text.put(self.text.level, "tl.debug_barrier()")
         self.dirty.clear()
 
     def ahead(self, e: Expr) -> None:
-        """Of an expression that divides, write the loads, then what lanes share, before the rest.
+        """For an expression that divides, write its loads first, then shared values, then the rest.
 
-        A division is a branch: a load behind it waits for it, and a value before it is kept for it.
+        A division is a branch: a load after it waits for it, and a value before it stays alive.
         """
         varies: dict[Expr, bool] = {}
         nodes: dict[Expr, None] = {}
@@ -115,7 +115,7 @@ class Values(Walk[Term]):
         return self.text.let(text, dims, level)
 
     def _assert(self, condition: str, mask: Mask, dims: Dims, level: int) -> int:
-        """Stop the program, as eager does on a GPU, if the condition fails in a lane that runs."""
+        """Stop the program, as eager does on a GPU, if the condition fails in an active lane."""
         self.checks = True
         runs = self._conjunction(mask, dims)
         level = max(level, self.floor)
@@ -161,7 +161,7 @@ class Values(Walk[Term]):
     ) -> tuple[str, str, Dims, int]:
         """The pointer to an element, the condition of the access ("" for none), dims, level.
 
-        Lanes of `over` access the element each on its own, also where they share it.
+        Lanes of `over` each access the element separately, even if they share it.
         """
         at = self.indices.term(offset, bound)
         runs = self._conjunction(mask, at.dims | over)
@@ -172,13 +172,13 @@ class Values(Walk[Term]):
         steps = all(v in self.lanes.vars for v in rest.free_vars)
         if len(at.dims) == 1 and steps and divisor(first) % UNIT:
             # Elements of odd rows are accessed one by one, at constant distances from one pointer:
-            # softmax over rows of 8191 bf16 takes 98 us so, and 112 with a pointer for each.
+            # softmax over rows of 8191 bf16 takes 98 us, and 112 with a pointer for each.
             text = f"({buffer} + {self.indices.term(first, bound).text})"
             text += f" + {self.indices.term(rest, bound).text}"
         if runs is not None:
             dims, level = dims | runs.dims, max(level, runs.level)
         for d in sorted(dims - at.dims):
-            # Lanes that share an address but not the condition need a pointer each.
+            # Lanes that share an address but not a condition need a pointer each.
             text += f" + 0 * {self.lanes.vars[d].name}"
         return text, runs.text if runs is not None else "", dims, level
 
@@ -199,10 +199,10 @@ class Values(Walk[Term]):
         return self.text.let(f"{value} != 0" if dtype is BOOL else value, dims, level)
 
     def _load_column(self, e: Expr, pointer: str, mask: Mask, dims: Dims, level: int) -> Term:
-        """A load along a dimension in which no tile is contiguous, in one dimension.
+        """A one-dimensional load along a dimension in which no tile is contiguous.
 
-        As a column of the tile, Triton would load each element as often as a thread holds
-        neighbours: 8 times for halves.
+        As a column of the tile, Triton would load each element once per neighbour that a thread
+        holds: 8 times for halves.
         """
         (d,) = dims
         shape, runs = f"[{self.lanes.widths[d]}]", self._conjunction(mask, dims)
@@ -213,7 +213,7 @@ class Values(Walk[Term]):
         return self.text.let(f"{text} != 0" if e.dtype is BOOL else text, dims, level)
 
     def _conjunction(self, mask: Mask, dims: Dims) -> Term | None:
-        """The condition of an access: all conditions around it, and lanes that have an element."""
+        """The condition of an access: all conditions around it, and that the lane is active."""
         parts = [self.operand(cond, mask[:k]) for k, cond in enumerate(mask)]
         dims, level = joint([Term("", dims), *parts])
         parts += self.lanes.conditions(dims)

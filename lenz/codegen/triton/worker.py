@@ -1,13 +1,13 @@
 """The process that compiles: it imports Triton once and forks children that compile in parallel.
 
-`pool` starts it and is its only client.  A request is a frame with the JSON of a batch; there is
-one answer per kernel, in the order in which they are done: `ANSWER`, then a Binary or a message.
-A child that crashes or takes too long fails its kernel and nothing more; one that was killed, as
-where memory runs out, gets a second try.  The server has one thread, so that a fork is safe, and
-leads a process group: it ends by killing that group.
+`pool` starts it and is its only client. A request is a frame with the JSON of a batch; there is one
+answer per kernel, in the order in which they are done: `ANSWER`, then a Binary or a message. A
+child that crashes or takes too long fails only its kernel. A child that was killed, for example out
+of memory, gets a second try. The server has one thread, so that a fork is safe, and leads a process
+group, which it kills at the end.
 
-All servers of a user together run at most one child per CPU (`Cores`): 56 of them on 64 CPUs, each
-with 16 children, left single kernels without a CPU for longer than they may take.
+All servers of a user together run at most one child per CPU (`Cores`). 56 servers on 64 CPUs, each
+with 16 children, starved single kernels beyond their time limit.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from lenz.private import folder, opened
 
 FRAME = struct.Struct("<Q")  # bytes that follow
 ANSWER = struct.Struct("<I?Q")  # index in the batch, is it a Binary, bytes that follow
-ALIVE = (1 << 32) - 1  # the index of an answer that says only that the server works
+ALIVE = (1 << 32) - 1  # the index of an answer that only says that the server is alive
 
-POLL_SECONDS = 2.0  # how long it may outlive a parent whose end of the pipe was inherited
-CORE_SECONDS = 0.05  # after which it asks again for a CPU; others come first where all are taken
-SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent dies
+POLL_SECONDS = 2.0  # how long it may outlive its parent if another process inherited the pipe
+CORE_SECONDS = 0.05  # between requests for a CPU while all are taken
+SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent dies
 KILLED = (signal.SIGKILL, signal.SIGTERM)
 LOG_BYTES = 2000
 
 # The first kernel of a process takes 75 ms longer: modules, LLVM's targets, pages of the library.
-# In the first kernel of a fork 20 ms are left of that, hence children stay for further ones.
+# The first kernel of a fork still takes 20 ms longer, so children are reused.
 WARM = """
 import triton
 import triton.language as tl
@@ -57,7 +57,7 @@ def warm(x, n):
 
 
 def batch(kernels: Sequence[KernelText], arch: int, workers: int, seconds: int) -> bytes:
-    """Give the request to compile `kernels`, `workers` at once, each in at most `seconds`."""
+    """The request to compile `kernels`, `workers` at once, each in at most `seconds`."""
     lines = [k.line() for k in kernels]
     return _frame({"kernels": lines, "arch": arch, "workers": workers, "seconds": seconds})
 
@@ -68,19 +68,19 @@ def _frame(value: dict[str, Any]) -> bytes:
 
 
 def _read(file: IO[bytes]) -> Any:
-    """Read what `_frame` made, or None at the end of the file."""
+    """Read a frame made by `_frame`, or None at the end of the file."""
     size = file.read(FRAME.size)
     return json.loads(file.read(*FRAME.unpack(size))) if len(size) == FRAME.size else None
 
 
 def main(parent: int) -> None:
-    """Serve requests from standard input on standard output for as long as `parent` lives."""
+    """Serve requests from standard input on standard output while `parent` lives."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anyone prints is no answer
-    os.unsetenv("TRITON_INTERPRET")  # it turns kernels into Python functions
-    with suppress(InternalError):  # a Triton that does not work says so for each kernel
+    os.dup2(2, 1)  # printed text is not an answer
+    os.unsetenv("TRITON_INTERPRET")  # this setting turns kernels into Python functions
+    with suppress(InternalError):  # a broken Triton reports the error for each kernel
         compile_text(KernelText("warm", WARM, ("*fp32", "i32"), (0,), 4, 1, False), 90)
-    gc.freeze()  # children would copy each page that the collector marks
+    gc.freeze()  # children would copy every page that the collector marks
     server = Server(parent, requests, answers)
     try:
         while (data := server.request()) is not None:
@@ -97,7 +97,7 @@ def main(parent: int) -> None:
 class Child:
     """A process that compiles one kernel at a time: number `index` of the batch, or -1 if idle.
 
-    Through `link` it gets frames of JSON and gives frames of one byte (1 for success) and data.
+    Through `link` it receives frames of JSON and sends frames of one byte (1 for success) and data.
     """
 
     pid: int
@@ -111,21 +111,21 @@ class Child:
 
     def ask(self, index: int, line: str, arch: int, seconds: int, core: int | None) -> None:
         """Give it kernel `index` of the batch, and a CPU."""
-        self.log.seek(0)  # the position is the child's too
+        self.log.seek(0)  # the child shares the file position
         self.log.truncate()
         self.index, self.data = index, b""
         self.core, self.until = core, time.monotonic() + seconds
-        with suppress(BrokenPipeError):  # it died idle: the read that follows finds out
+        with suppress(BrokenPipeError):  # it died idle: the following read notices
             self.link.sendall(_frame({"kernel": line, "arch": arch, "seconds": seconds}))
 
     def check(self) -> None:
-        """Kill it if it takes too long.  It may ignore other signals, or be stopped."""
+        """Kill it if it takes too long. Other signals it may ignore, or it may be stopped."""
         if not self.is_late and time.monotonic() > self.until:
             self.is_late = True
             os.kill(self.pid, signal.SIGKILL)
 
     def take(self) -> bool:
-        """Take in what has come; True if more will come."""
+        """Read the data that has arrived; True if more will come."""
         part = b""
         with suppress(ConnectionResetError):
             part = self.link.recv(1 << 16)
@@ -137,10 +137,10 @@ class Child:
         return len(self.data) > FRAME.size and FRAME.unpack(head)[0] == len(self.data) - FRAME.size
 
     def result(self, seconds: int, again: bool) -> tuple[bool, bytes] | None:
-        """Whether it made a Binary, and the Binary or why not.  A child that died has pid 0 then.
+        """(True, Binary) or (False, reason). A child that died has pid 0 afterwards.
 
-        None if it was killed and may try `again`. What the compiler printed follows a message:
-        Triton leaves out what LLVM has to say.
+        None if it was killed and may try `again`. The compiler's output follows the message,
+        because Triton omits LLVM's errors.
         """
         self.index = -1
         if self._is_whole():
@@ -161,10 +161,10 @@ class Child:
 
 
 class Cores:
-    """The CPUs of this process as locks that all servers of a user share, one file for each.
+    """The CPUs of this process as locks shared by all servers of a user, one file each.
 
-    A lock goes with its holder.  Without a folder that this user alone can write to, or without
-    locks of files, there is no bound but that of each server.
+    A lock dies with its holder. Without a private folder, or without file locks, only each server's
+    own limit applies.
     """
 
     def __init__(self) -> None:
@@ -180,11 +180,11 @@ class Cores:
                 for cpu in sorted(os.sched_getaffinity(0)):
                     with opened(at, f"cpu{cpu}", os.O_RDWR | os.O_CREAT) as file:
                         self._files.append(os.dup(file))
-        first = os.getpid() % max(len(self._files), 1)  # not all ask for the same one first
+        first = os.getpid() % max(len(self._files), 1)  # servers start at different locks
         self._files = self._files[first:] + self._files[:first]
 
     def take(self) -> int | None:
-        """A CPU that no server of this user works on; -1 where nothing tells, None without any."""
+        """A CPU that no server of this user uses; -1 if unknown, None if all are taken."""
         for file in self._files:
             if file not in self._taken:
                 with suppress(OSError):
@@ -194,7 +194,7 @@ class Cores:
         return None if self._files else -1
 
     def give(self, core: int | None) -> None:
-        """Give a CPU back."""
+        """Return a CPU."""
         if core is not None and core in self._taken:
             self._taken.remove(core)
             self._lock(core, self._free)
@@ -217,18 +217,18 @@ class Server:
         return _read(self._requests)
 
     def wait(self, pipes: Sequence[int], seconds: float) -> list[int]:
-        """Return those of `pipes` that have data or ended; end all if the parent is gone."""
+        """Return the `pipes` with data or at their end; exit if the parent is gone."""
         watched = select.poll()
         for pipe in (*pipes, self._requests.fileno()):
             watched.register(pipe, select.POLLIN)
         ready = [pipe for pipe, _ in watched.poll(max(seconds, 0) * 1000)]
-        # A parent asks for nothing before it has all answers: its end of the pipe is closed.
+        # A parent sends nothing before it has all answers, so its end of the pipe is closed.
         if os.getppid() != self._parent or not {*ready} <= {*pipes}:
             os.killpg(0, signal.SIGKILL)
         return ready
 
     def run(self, lines: Sequence[str], arch: int, workers: int, seconds: int) -> None:
-        """Compile one batch, the longest texts first, and answer."""
+        """Compile one batch, longest texts first, and answer."""
         order = sorted(range(len(lines)), key=lambda n: len(lines[n]))
         left, tried = len(lines), set[int]()
         asks = told = idle = time.monotonic()
@@ -239,7 +239,8 @@ class Server:
             while order and len(busy) < workers and now >= asks:
                 core = self._cores.take()
                 contended = core is None
-                # Whoever holds all CPUs for longer than a kernel may take is stopped, say.
+                # A server that holds all CPUs for longer than a kernel may take is probably
+                # stopped.
                 if contended and (busy or now < idle + seconds):
                     asks = now + CORE_SECONDS
                     break
@@ -261,7 +262,7 @@ class Server:
                 result = child.result(seconds, n not in tried)
                 tried.add(n)
                 if result is None:
-                    order.insert(0, n)  # when the others are done, and there is memory
+                    order.insert(0, n)  # when the others are done and there is memory
                 else:
                     self._tell(n, *result)
                     left -= 1
@@ -281,12 +282,12 @@ class Server:
         child.log.close()
 
     def _free(self) -> Child:
-        """A child with nothing to do, a new one if all have."""
+        """An idle child, or a new one."""
         for child in self._children:
             if child.index < 0:
                 return child
         ours, theirs = socket.socketpair()
-        log = tempfile.TemporaryFile()  # noqa: SIM115 -- it stays open as long as the child lives
+        log = tempfile.TemporaryFile()  # noqa: SIM115 -- open as long as the child lives
         pid = os.fork()
         if pid:
             theirs.close()
@@ -295,7 +296,7 @@ class Server:
         try:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            # Without these, a child would not notice the end of the server.
+            # A child that held these would not notice the end of the server.
             self._requests.close()
             self._answers.close()
             for link in (ours, *(c.link for c in self._children)):
@@ -308,8 +309,8 @@ class Server:
 
 
 def _serve(link: socket.socket) -> None:
-    """The life of a child: compile what comes until the server is gone."""
-    with suppress(AttributeError):  # where there is none, the end of the link ends an idle child
+    """The loop of a child: compile requests until the server is gone."""
+    with suppress(AttributeError):  # without this, an idle child ends when the link closes
         ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
     requests = link.makefile("rb")
     while (data := _read(requests)) is not None:
@@ -322,8 +323,8 @@ def _serve(link: socket.socket) -> None:
 
 
 def _limit(seconds: int) -> None:
-    """End the assembler that this process leaves behind, where the server kills it, soon after."""
-    import resource  # there is none where there is no fork
+    """Make the assembler end soon after the server has killed this process."""
+    import resource  # systems without fork have no limits
 
     used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
