@@ -194,7 +194,7 @@ class _Unit:
         return made
 
     def failed(self, e: Exception, kind: str) -> None:
-        """Raise what stopped the capture of a graph, or say that the graph runs in eager."""
+        """Raise the error that stopped a capture, or warn that the graph runs in eager."""
         if not isinstance(e, LenzError) and not is_of_lenz(e):
             if self.options.on_error == "raise":
                 raise e

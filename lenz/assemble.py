@@ -58,7 +58,7 @@ def check_gpus(devices: Sequence[str]) -> None:
             name = torch.cuda.get_device_name(torch.device(device).index or 0)
             raise Missing(
                 f"{name} has a compute capability below 8.0, which lenz needs",
-                hint='on_error="eager", the default, runs such graphs without lenz',
+                hint='on_error="eager", the default, runs such graphs in eager',
             )
 
 

@@ -110,8 +110,8 @@ class InternalError(LenzError):
         return "\n".join(lines)
 
 
-RUN_EAGERLY = 'on_error="eager", the default, runs such a graph without lenz'
-REPORT = "a report with what was saved; until then only speed is lost"
+RUN_EAGERLY = 'on_error="eager", the default, runs such a graph in eager'
+REPORT = "report it with the saved files; until it is fixed you only lose speed"
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
