@@ -180,6 +180,7 @@ RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alon
     ("bucketize", lambda x, edges, *_, **__: edges.dim() != 1),
     ("searchsorted", lambda *_, sorter=None, **__: sorter is not None and sorter.dtype != INTS[4]),
     ("gather scatter scatter_add scatter_reduce", lambda x, *_, **__: not x.dim()),
+    ("scatter_reduce", lambda x, dim, at, new, how, **_: how == "mean" and of(*BOOL)(x)),
     (PLACED, lambda x, dim, at, *_, **__: at.dim() > 1 or not x.dim()),
     ("index_fill index_copy", lambda x, dim, at, *_, **__: at.dtype is not torch.int64),
     ("index_fill", lambda x, *a, **_: any(t.is_complex() for t in _tensors(a)) > x.is_complex()),

@@ -57,6 +57,9 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
         lambda x, by: torch.searchsorted(x, x, sorter=by), (X[0], torch.arange(3).int()),
         (X[0], torch.arange(3)),
     ),
+    "means of numbers": (
+        lambda x, i: x.scatter_reduce(0, i, x, "mean"), (B[:0], TWO[:0]), (K[:0], TWO[:0]),
+    ),
     "of no elements": (F.softsign, (B[:0],), (K[:0],)),
     "of no complex numbers": (lambda x: torch.where(x > 1, x, 0), (X[:0] * 1j,), (X[:0],)),
     "of no complex margins": (lambda x: x.clamp(min=0) + 1, (X[:0] * 1j,), (X[:0],)),
