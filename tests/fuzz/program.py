@@ -279,8 +279,9 @@ class Machine:
 
         Of elements that share memory torch's own half of compiling differs: docs/numerics.md.
         """
-        if _overlaps(self.env[line.target]):
-            raise Refused("elements share memory")
+        target = self.env[line.target]
+        if not isinstance(target, torch.Tensor) or _overlaps(target):
+            raise Refused("elements share memory, or nothing has any")
         trial = {n: _kept(self.env[n]) for n in (*line.reads, line.target)}
         self.value(line, {**self.env, **trial})
         memory = _memory(self.env[line.target])
