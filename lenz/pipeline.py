@@ -100,7 +100,7 @@ def compile_program(program: FxProgram, cx: Context, key: str | None = None) -> 
             if e.origins <= refused:
                 raise
             refused |= e.origins
-            message = f"lenz runs the ops of {names} in eager, which do not compile: {e}"
+            message = f"lenz runs the ops of {names} in eager: the kernels do not compile: {e}"
             warnings.warn(message, stacklevel=2)
 
 

@@ -53,7 +53,7 @@ def folder(*names: str, make: bool = False) -> Iterator[Folder]:
                 continue
             fd = stack.enter_context(opened(made, name, os.O_RDONLY | _DIRECTORY))
             if not is_private(os.fstat(fd)):
-                raise PermissionError(errno.EACCES, "others can write to it, or own it", name)
+                raise PermissionError(errno.EACCES, "others own it or can write to it", name)
             made = Folder("", fd)
         yield made
 

@@ -237,13 +237,13 @@ def lay(
         if told == given:
             return torch.empty_strided(size, stride, dtype=dtype, device=t.device).copy_(t)
     hint = "torch.library.opcheck compares an op with its fake kernel"
-    raise UserError(f"{op} gave {given}, and its fake kernel {told}", hint=hint)
+    raise UserError(f"{op} returned {given}, but its fake kernel promised {told}", hint=hint)
 
 
 def several(results: Any, count: int, op: str) -> Any:
     """The results of an op that is not torch's own; raises UserError if their number is wrong."""
     if len(results) != count:
-        raise UserError(f"{op} gave {len(results)} results, and its fake kernel {count}")
+        raise UserError(f"{op} returned {len(results)} results, but its fake kernel {count}")
     return results
 
 
@@ -275,8 +275,8 @@ def laid(got: Sequence[Any], wanted: Sequence[Wanted]) -> tuple[Any, ...]:
 def refuse_fakes() -> None:
     """Raise UserError if one of the modes makes fake tensors."""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        what = "a graph was compiled for tensors with memory, and is called under a FakeTensorMode"
-        raise UserError(what, hint="call it outside of the mode, or with fake tensors")
+        what = "a graph compiled for tensors with memory is called under a FakeTensorMode"
+        raise UserError(what, hint="call it outside the mode, or with fake tensors")
 
 
 def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:

@@ -100,8 +100,8 @@ class Store:
             first, self._writes = self._writes, False
         if first:
             warnings.warn(
-                f"lenz keeps no compiled code in {self._root}: {why}. Every process compiles "
-                "anew. Set LENZ_CACHE_DIR to another folder, or LENZ_CACHE=0 for silence.",
+                f"lenz keeps no compiled code in {self._root}: {why}. Every process compiles it "
+                "again. Set LENZ_CACHE_DIR to another folder, or LENZ_CACHE=0 to hide this.",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -81,10 +81,10 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     if any(n.update is not None for g in (a, b) for n in g.nests):
         return Reject("a scatter runs by itself")
     if (a.domain.kept or b.domain.kept) and any(n.target != n.name for n in (*a.nests, *b.nests)):
-        return Reject("what a sort keeps is read behind all, when inputs have been overwritten")
+        return Reject("the elements that a sort keeps are read last, after inputs are overwritten")
     most = MAX_BUFFERS if device == "cpu" else MAX_GPU_BUFFERS
     if device == "cpu" and any(map(may_fail, (a, b))) and any(map(overwrites, (a, b))):
-        return Reject("arguments are written when the checks have passed")
+        return Reject("arguments are written only after the checks have passed")
     if len(_buffers(a) | _buffers(b)) > most:
         return Reject(f"together they touch more than {most} buffers")
     if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:

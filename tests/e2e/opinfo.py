@@ -207,21 +207,22 @@ HEAD = """\
 <!-- Written by `make opinfo`; do not edit. -->
 # Which ops run natively, and which are calls
 
-From a run of torch's own op database ({torch}, CPU, {samples} samples of each op; {run} of {every}
-ops, dtypes and modes have run): forward, and backward for float32 and float64, with
-`fullgraph=True`, beside eager in values, strides, shared memory and what becomes of the arguments;
-float32 also with inputs that have gaps or are channels-last. Per op and dtype by its worst sample:
+A run of torch's own op database ({torch}, CPU, {samples} samples of each op; {run} of {every}
+ops, dtypes and modes have run). Each op runs forward, for float32 and float64 also backward, with
+`fullgraph=True`. The run compares values, strides, aliasing and the final state of the arguments
+with eager's. float32 also covers inputs with gaps and channels-last inputs.
 
-- **native**: kernels of lenz and nothing else;
+The state of an op and dtype is that of its worst sample:
+
+- **native**: only kernels of lenz;
 - **library**: also calls that are left to libraries by choice (matrix products, convolutions,
   attention, Fourier transforms, linear algebra), and no other call;
 - **extern**: also other calls of eager ops, each with its reason, or the whole graph in eager;
 - **failed**: differs from eager, or raises, where `backend="aot_eager"` does neither;
-- **skipped**: eager or `aot_eager` refuse every sample.
+- **skipped**: eager or `aot_eager` rejects every sample.
 
-float32 ops, forward and backward: native {native}; native or left to a library by choice
-{library}; native, of all but those left to a library: {own}. Forward alone: native
-{forward}.
+float32 ops, forward and backward: native {native}; native or library {library}; native,
+not counting library ops: {own}. Forward only: native {forward}.
 
 | mode | dtype | cases that agree | native | library | extern | failed | skipped |
 |---|---|---|---|---|---|---|---|
@@ -271,9 +272,9 @@ def page(rows: Mapping[Key, Row], samples: int, every: int) -> str:
 
 
 INTRO = """\
-Ops that are not native throughout. "Calls" are those of float32 (else of the first dtype), with
-the reason; a call that only the backward graph makes is marked "backward". "Other dtypes" names
-those whose state, or whose dynamic state, is another."""
+Ops that are not native everywhere. "Calls" are those of float32 (or else of the first dtype),
+with the reason; a call that only the backward graph makes is marked "backward". "Other dtypes"
+lists dtypes with a different state, static or dynamic."""
 
 
 def _names(rows: Mapping[Key, Row]) -> list[str]:

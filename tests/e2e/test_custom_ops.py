@@ -186,7 +186,7 @@ LIES: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", LIES)
 def test_a_fake_form_that_lies_is_named(name: str, dynamic: bool) -> None:
     run = torch.compile(LIES[name], backend="lenz", dynamic=dynamic)
-    with pytest.raises(UserError, match=rf"lenz_custom\.{name}\.default gave .*fake"):
+    with pytest.raises(UserError, match=rf"lenz_custom\.{name}\.default returned .*fake"):
         run(randn(1 << 10))
 
 

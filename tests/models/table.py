@@ -10,18 +10,18 @@ HEAD = """\
 <!-- Written by `make models`. -->
 # The model set
 
-{models} models with random weights (`tests/models/`), on the CPU: inference (four draws of weights
-and inputs), and training (loss, gradients, running statistics, three steps of SGD), beside eager
-and beside a reference in float64.
+{models} models with random weights (`tests/models/`), on the CPU. Inference runs four draws of
+weights and inputs; training compares loss, gradients, running statistics and three steps of SGD.
+lenz is compared with eager and with a reference in float64.
 
 - **eager**, **lenz**: distance from float64, the root mean square over all tensors, each relative
-  to its size. lenz passes where it is at most 1.5 times as far as eager, plus 1e-7 (bf16: 2^-9),
+  to its size. lenz passes if it is at most 1.5 times as far as eager, plus 1e-7 (bf16: 2^-9),
   in one draw or in the geometric mean of eight.
-- **kernels**: launches of one call, of training forward and backward. **breaks**: graph breaks
-  of Dynamo, which happen before lenz sees anything.
-- **native**, **library**, **fallback**: calls of aten ops that kernels compute or views are;
-  matrix products, convolutions and attention that libraries compute; calls in eager for lack of a
-  lowering. As `Report.op_calls` counts them, before fusion.
+- **kernels**: launches per call; for training, forward and backward. **breaks**: graph breaks of
+  Dynamo, which happen before lenz sees the graph.
+- **native**: aten calls that are kernels or views. **library**: matrix products, convolutions and
+  attention, computed by libraries. **fallback**: calls in eager for lack of a lowering. The counts
+  are those of `Report.op_calls`, before fusion.
 
 {total}
 

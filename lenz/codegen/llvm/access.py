@@ -57,7 +57,7 @@ class Accesses:
         """The addresses of buffer[offset]; `whole`: all lanes will be loaded."""
         base = self.bases.get(buffer)
         if base is None:
-            raise InternalError(f"%{buffer} is no parameter or local", pass_name="codegen")
+            raise InternalError(f"%{buffer} is not a parameter or local", pass_name="codegen")
         indices, lane = self.indices, self.indices.lane
         if lane is None or not indices.varies(offset, bound):
             return Place(0, self._pointer(base, dtype, offset, None, bound))

@@ -160,7 +160,7 @@ def _compile(k: KernelText, arch: int) -> Binary:
         if stage == "ptx":
             entry = ENTRY.search(made)
     if entry is None or facts["global_scratch_size"] or facts["profile_scratch_size"]:
-        raise InternalError(f"kernel {k.name} wants memory of its own, or has no entry")
+        raise InternalError(f"kernel {k.name} needs global scratch memory, or has no entry")
     extra = entry[1].count(".param") - len(k.signature)
     warps = facts.get("num_warps", k.warps)
     return Binary(facts["name"], made, warps, facts["shared"], extra, *_resources(made))

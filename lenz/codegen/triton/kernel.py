@@ -196,7 +196,7 @@ class _Body:
     def loop(self, f: For) -> None:
         """A loop of the text; a loop that runs at most once is an `if`."""
         if f.kind not in ("seq", "unroll"):
-            raise InternalError(f"a {f.kind} loop inside of a program", pass_name="codegen")
+            raise InternalError(f"a {f.kind} loop inside a program", pass_name="codegen")
         ending = self.accs.ending(f, self.around)
         for acc in ending:
             self.accs.start(acc)
