@@ -246,7 +246,7 @@ def _say(why: str) -> None:
 
 
 def _arguments(gm: Any) -> tuple[str, ...]:
-    """The user's name of each argument of Dynamo's graph; empty where there is none."""
+    """The user's name of each argument of Dynamo's graph; empty if it has none."""
     names = []
     for node in gm.graph.nodes if isinstance(gm, GraphModule) else ():
         if node.op == "placeholder":

@@ -73,8 +73,8 @@ class Uses:
     """The readers of a buffer.
 
     elements  how many elements all loops together read
-    reads     the same, but what the inner axes do not change is read once per tile (GPUs only)
-    apart     some loop, or one it is read through, reads not each element just once (GPUs only)
+    reads     the same, but reads that inner axes do not change count once per tile (GPUs only)
+    apart     some reader, direct or indirect, does not read each element just once (GPUs only)
     """
 
     loops: int = 0

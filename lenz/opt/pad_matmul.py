@@ -295,7 +295,7 @@ class _Padder:
         return self.copies[copy]
 
     def define(self, b: Buffer, layout: Layout) -> Buffer:
-        """A new buffer beside `b`, named after it."""
+        """A new buffer like `b`, named after it."""
         name, count = f"{b.name}.pad", 1
         while name in self.types:
             name, count = f"{b.name}.pad.{count}", count + 1

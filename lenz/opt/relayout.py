@@ -36,7 +36,7 @@ def relayout(g: Graph, cx: Context) -> Graph:
         for name in reads_of(n):
             layouts = wanted.setdefault(name, set())
             if layouts is not None:
-                wanted[name] = layouts | {n.out.type.layout} if name in same else None  # type: ignore[union-attr]  # who reads in place is a Pointwise
+                wanted[name] = layouts | {n.out.type.layout} if name in same else None  # type: ignore[union-attr]  # readers in place are Pointwise
     return replace(g, nodes=tuple(reversed(nodes)))
 
 

@@ -1,4 +1,4 @@
-"""The loop form of GPU kernels: programs of a grid, each of which holds tiles of lanes.
+"""The loop form of GPU kernels: a grid of programs that hold tiles of lanes.
 
     for p0b in ceil(P / X) : grid {
       for p0 in X : lane {

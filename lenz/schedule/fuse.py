@@ -193,7 +193,7 @@ def defines(cell: Cell) -> tuple[str, ...]:
 
 
 def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
-    """Group the items of a graph, which stand in a valid order."""
+    """Group the items of a graph, which are in a valid order."""
     p = Partition(env)
     memory = p.memory
     place: dict[str, int] = {}
