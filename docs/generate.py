@@ -96,7 +96,7 @@ def types(found: tuple[DType, ...]) -> str:
 
 
 def attributes() -> Iterator[tuple[Any, ...]]:
-    """What the ops of the table take beside operands: nothing, a type, a word, a C function."""
+    """The attributes that ops of the table take: nothing, a type, a word, a C function."""
     yield ()
     yield from ((d,) for d in MOVED)
     yield from ((0,), ("sin",))

@@ -1,9 +1,9 @@
-"""Writes the table of docs/numerics.md: the greatest error of every function, measured on the CPU.
+"""Write the table of docs/numerics.md: the largest error of every function, measured on the CPU.
 
     python docs/numerics.py
 
-Each function is compiled and compared with a better one: bf16 and fp16 at all of their values, f32
-at a million with torch's f64, f64 at a thousand with mpmath. It takes about a minute.
+Each function is compiled and compared with a more accurate one: bf16 and fp16 at all their values,
+f32 at a million values with torch's f64, f64 at a thousand with mpmath. It takes about a minute.
 """
 
 from __future__ import annotations
