@@ -87,8 +87,11 @@ def _for_load(
         return None
     n = test.args[1].attrs[0].value
     end = -(-n // UNIT) * UNIT
-    shape = shapes[x.attrs[0]]
-    if not any(s is place and size is Int(end) for s, size in zip(x.attrs[1], shape, strict=True)):
+    own = frozenset(place.free_vars)
+    moved = [k for k, s in enumerate(x.attrs[1]) if own.intersection(s.free_vars)]
+    if len(moved) != 1 or x.attrs[1][moved[0]] is not place:
+        return test  # the test is one of another dimension as well
+    if shapes[x.attrs[0]][moved[0]] is not Int(end):
         return test
     if place.hi is not None and place.hi < end:
         return None

@@ -11,9 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex, syms_of
+from lenz import ops
+from lenz.ir.expr import (
+    Expr,
+    interpret,
+    load,
+    loads_of,
+    nodes_of,
+    rebuild,
+    reindex,
+    syms_of,
+)
 from lenz.ir.graph import Loop, ReduceKind, Reduction, Scan, ScanKind, Scatter, Sort, UpdateMode
-from lenz.ir.op import LOAD
+from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axis, Buffer, Layout, axis
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
 from lenz.sym.divide import flatten
@@ -96,7 +106,8 @@ def nest_of(
     body, offset = interpret(n.body, flat), layout.at([a.var for a in n.axes])
     if isinstance(n, Reduction):
         finish = interpret(n.finish, flat)
-        return _merged(Nest(n.out, into, n.axes, n.raxes, n.kind, body, finish, offset))
+        nest = _merged(Nest(n.out, into, n.axes, n.raxes, n.kind, body, finish, offset))
+        return nest if nest.raxes else _of_one(nest)
     if isinstance(n, Sort):
         along, size = n.axes[n.dim], n.out.shape[n.dim]
         rows = tuple(a for a in n.axes if a is not along)
@@ -111,6 +122,22 @@ def nest_of(
         turn = {along.var: along.extent - 1 - along.var} if n.reverse else {}
         return _merged(_substituted(nest, rows, nest.raxes, turn))
     return _merged(Nest(n.out, into, n.axes, (), None, body, None, offset))
+
+
+def _of_one(n: Nest) -> Nest:
+    """A reduction over no axis but those of one element: each element gives a result."""
+    assert n.kind is not None and n.finish is not None
+    body = replace_ref(n.finish, ops.of_one(n.kind, n.body))
+    return replace(n, kind=None, body=body, finish=None)
+
+
+def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:
+    """`result` in place of ref(name)."""
+
+    def visit(x: Expr, args: list[Expr]) -> Expr:
+        return result if x.op is REF and x.attrs[0] == name else rebuild(x, tuple(args))
+
+    return interpret(e, visit)
 
 
 def _merged(n: Nest) -> Nest:

@@ -30,7 +30,7 @@ from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store
 from lenz.ir.op import LOAD, REF
 from lenz.ops.rounding import settled, widen
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import Nest, position
+from lenz.schedule.nest import Nest, position, replace_ref
 from lenz.sym import Int, Var, power_of_two
 
 # A value of this cost (about one exp) that two loops need is kept in a scratch row.
@@ -124,13 +124,12 @@ class _Staging:
         assert n.finish is not None
         acc = f"v{len(self.ready)}"
         dtype = body.dtype if n.kind is None else ops.reduce_dtype(n.kind, body.dtype)
-        if n.raxes and n.kind is not None:
+        result = body
+        if n.kind is not None:
             over = tuple(a.var for a in n.raxes)
             self.out.loop(k).append(Reduce(acc, n.kind, body, over))
             self.ready[acc] = k = k + 1
             result = ref(acc, dtype)
-        else:
-            result = body if n.kind is None else ops.of_one(n.kind, body)
         finish = self.settled(n, self.inlined(replace_ref(n.finish, result)))
         self.values[n.name] = value = self.keep(finish, k)
         if n.name in self.stored:
@@ -256,15 +255,6 @@ def _read_before_writing(s: Stages) -> None:
             ahead.append(Let(name, x.value))
             stores.append(Store(x.buffer, x.offset, ref(name, x.value.dtype), x.bound))
         part[:] = [*ahead, *stores]
-
-
-def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:
-    """`result` in place of ref(name)."""
-
-    def visit(x: Expr, args: list[Expr]) -> Expr:
-        return result if x.op is REF and x.attrs[0] == name else rebuild(x, tuple(args))
-
-    return interpret(e, visit)
 
 
 def _keep_dear_values(g: Group, s: Stages) -> None:

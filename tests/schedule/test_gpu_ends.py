@@ -114,3 +114,23 @@ def test_odd_rows_are_moved_by_16_bytes(
     monkeypatch.setattr(compiler, "ENTRY", Entry())
     cubins(scheduled(on_gpu(lowered(fn, [torch.empty(64, 50257, dtype=BF16)]))))
     assert texts[0].count("ld.global.v4") >= loads and texts[0].count("st.global.v4") >= stores
+
+
+def test_a_position_that_stands_in_two_dimensions_keeps_its_test() -> None:
+    """A row of 8 may be loaded to its end, but not the one column that is named by it as well."""
+
+    def f(x: Tensor) -> Tensor:
+        pair = torch.hstack([x, x])
+        return torch.diagonal_scatter(pair, pair.diagonal() + 1)
+
+    assert_function(f, torch.randn(8, 1)[:1].expand(8, 1))
+
+
+def test_an_argmin_over_one_element_is_no_reduction() -> None:
+    """Beside other reductions of its input it was one over no axis, whose result nobody gave."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        best = x.gather(-1, x.argmax(-1, keepdim=True)) == x.max(-1, keepdim=True).values
+        return best, x.min(), x.argmin(-3)
+
+    assert_function(f, torch.randint(-4, 5, (17, 1, 8, 8)).to(torch.bfloat16).transpose(0, -1))
