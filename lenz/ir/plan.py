@@ -182,13 +182,15 @@ class CallStep:
 class Lay:
     """Hold a result of the call of `op` to its type: it is copied if the op gave other strides.
 
-    Fake tensors tell the strides of most results right, and kernels and views rely on them.
+    Fake tensors tell the strides of most results right, and kernels and views rely on them. Where
+    kernels take its memory to start at a multiple of 16 bytes, it must be `aligned` as well.
     """
 
-    SYNTAX: ClassVar = ("lay {name:use} : {type:type} from {op:word}",)
+    SYNTAX: ClassVar = ("lay {name:use} : {type:type} from {op:word}", "? aligned")
     name: str
     type: TensorType
     op: str
+    aligned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class _Builder:
     views: dict[str, list[str]] = field(default_factory=dict)
     known: dict[Var, None] = field(default_factory=dict)
     launched: set[str] = field(default_factory=set)
+    flush: set[str] = field(default_factory=set)  # what kernels take to start at 16 bytes
     makers: dict[str, str] = field(default_factory=dict)  # the op that gave a buffer
     current: str = ""  # the GPU of the launch before
     scope: Mapping[str, Var] = field(default_factory=dict)  # kernels may know upper ends as well
@@ -126,8 +127,11 @@ class _Builder:
         for view, root in self.roots.items():
             self.views.setdefault(root, []).append(view)
         self.scope = g.env.scope()
-        launches = (x for x in self.schedule.steps if isinstance(x, Launch))
-        self.launched.update(a for x in launches for a in x.args)
+        for x in self.schedule.steps:
+            if isinstance(x, Launch):
+                self.launched.update(x.args)
+                flush = [a for p, a in zip(x.kernel.params, x.args, strict=True) if p.aligned]
+                self.flush.update((*flush, *(self.roots.get(a, a) for a in flush)))
         inputs = self.inputs(g)
         self.lifetimes(g)
         for k, step in enumerate(self.schedule.steps):
@@ -158,13 +162,8 @@ class _Builder:
 
     def aligned(self) -> tuple[str, ...]:
         """Arguments, and constants, that a kernel takes to be aligned."""
-        found: dict[str, None] = {}
-        for step in self.schedule.steps:
-            if isinstance(step, Launch):
-                pairs = zip(step.kernel.params, step.args, strict=True)
-                found.update(dict.fromkeys(a for p, a in pairs if p.aligned))
         names = (i.name for i in self.schedule.graph.inputs if isinstance(i, Buffer))
-        return tuple(n for n in names if n in found)
+        return tuple(n for n in names if n in self.flush)
 
     def without_withdrawn(self) -> tuple[tuple[Step, ...], tuple[tuple[int, str], ...]]:
         """The steps less the frees that a reuse has taken back; comments move along."""
@@ -338,7 +337,7 @@ class _Builder:
                 self.makers[o.name] = maker
                 self.bind_new_sizes(o)
                 if o.name in self.addressed and o.name not in self.late:
-                    self.steps.append(Lay(o.name, o.type, maker))
+                    self.steps.append(Lay(o.name, o.type, maker, o.name in self.flush))
 
     def bind_new_sizes(self, out: Buffer) -> None:
         """Sizes that only the call knows (nonzero, say) are read off its result."""

@@ -261,7 +261,7 @@ class _Writer:
                 t = s.type
                 place = -1 if t.device == "cpu" else _gpu(t.device)
                 told = f"{_layout(t)}, {self.dtype(t.dtype)}, {place}, {s.op!r}"
-                return [f"{name} = rt.lay({name}, {told})"]
+                return [f"{name} = rt.lay({name}, {told}{', True' * s.aligned})"]
             case LaunchStep():
                 return self.launch(s)
             case CallStep():

@@ -217,15 +217,23 @@ _DIRECT: Mapping[str, Callable[..., Any]] = {
 
 
 def lay(
-    t: Any, size: Shape, stride: Shape, dtype: torch.dtype, place: int, op: str
+    t: Any,
+    size: Shape,
+    stride: Shape,
+    dtype: torch.dtype,
+    place: int,
+    op: str,
+    aligned: bool = False,
 ) -> torch.Tensor:
     """The result of an eager call, copied if its strides are not the promised ones; 0.2 us.
 
-    `place` is the number of its GPU, or -1. Raises UserError if anything else was promised wrongly.
+    It is also copied if it must be `aligned` and does not start at a multiple of 16 bytes. `place`
+    is the number of its GPU, or -1. Raises UserError if anything else was promised wrongly.
     """
     try:
         check(t, size, stride)
-        if t.dtype is dtype and (t.is_cpu if place < 0 else t.get_device() == place):
+        here = t.is_cpu if place < 0 else t.get_device() == place
+        if t.dtype is dtype and here and not (aligned and t.data_ptr() & 15):
             return t  # type: ignore[no-any-return]  # an op's result is Any
     except (AssertionError, TypeError):
         pass  # other sizes, or no tensor

@@ -1,0 +1,42 @@
+"""What a call gives is held to what was promised, and to where kernels take it to start."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lenz.ir.plan import Lay
+from lenz.pipeline import launched, named
+from lenz.plan import build
+from lenz.runtime import executor
+from tests.frontend.test_identity import programs
+from tests.gpu_oracle import gpu_context, lowered_there, scheduled
+
+
+@torch.library.custom_op("lenz_tests::shifted", mutates_args=())
+def shifted(x: Tensor) -> Tensor:
+    """One element further than an aligned address."""
+    return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+
+@shifted.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_result_at_an_odd_address_is_copied() -> None:
+    t = shifted(torch.arange(6.0).view(2, 3))
+    told = (2, 3), (3, 1), torch.float32, -1, "lenz_tests.shifted.default"
+    assert executor.lay(t, *told) is t
+    kept = executor.lay(t, *told, True)
+    assert kept.data_ptr() % 16 == 0 and torch.equal(kept, t)
+    assert executor.lay(kept, *told, True) is kept
+
+
+def test_a_kernel_for_a_gpu_reads_what_is_aligned() -> None:
+    """A misaligned address, which ends a CUDA context, where a custom op gives a part of memory."""
+    (p,) = programs(lambda x: shifted(x.sin()).exp(), torch.randn(8, 64))
+    s = named(scheduled(lowered_there(p)))
+    plan = build(s, launched(s)[0], gpu_context())
+    (lay,) = [x for x in plan.steps if isinstance(x, Lay)]
+    assert lay.aligned and lay.op == "lenz_tests.shifted.default"
