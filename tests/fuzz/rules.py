@@ -249,7 +249,7 @@ TABLES: dict[str, tuple[int, str]] = {
         p {x}.broadcast_to(2, *{x}.shape)
         p {x2}.t() if {x2}.dim() == 2 else {x2}.mT
         p {h}.view(torch.int8)
-        p {b}.view(torch.uint8)
+        p {b}.view(torch.uint8).clone()
         p F.pixel_shuffle({f3}, 2)
         p F.pixel_unshuffle({f3}, 2) if {f3}.numel() else {f3}.clone()
         p F.channel_shuffle({X4}, 2)
