@@ -405,6 +405,7 @@ def _is_joined(x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ())
     """True where every step of a roll puts two parts together, as far as sizes are known."""
     steps = [(k, x.shape[d]) for k, d in zip(shifts, dims, strict=False)]
     known = [k % n for k, n in steps if isinstance(k, int) and isinstance(n, int) and n]
+    known += [k for k, _ in steps if isinstance(k, int)]  # a shift of 0 is none for any size
     return bool(dims) and 0 not in known
 
 

@@ -208,3 +208,15 @@ def test_one_index_in_any_layout() -> None:
         y = aten.index.Tensor(x, places)
         found = eager_strides(aten.index.Tensor, (x, places), y)
         assert found is None, f"{x.shape} {x.stride()} {at.stride()}: {found} for {y.stride()}"
+
+
+def test_a_roll_by_nothing_is_no_image_for_any_size() -> None:
+    """Eager joins an empty part with the rest, which is no longer channels last."""
+
+    def f(x: Tensor) -> Tensor:
+        return x.roll((0, 3), (0, 1))
+
+    run = torch.compile(f, backend="lenz", dynamic=True)
+    for n in (4, 5):
+        x = torch.randn(n, 10, n + 2, 3).to(memory_format=torch.channels_last)
+        assert run(x).stride() == f(x).stride()
