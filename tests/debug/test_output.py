@@ -154,7 +154,7 @@ def test_nothing_is_written_through_a_link_or_into_a_strangers_folder(tmp_path: 
     with pytest.raises(OSError):
         write_in(tmp_path / "link", {"error.txt": "text"}, make=True)
     folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="others can write"):
+    with pytest.raises(PermissionError, match="others own it or can write to it"):
         write_in(folder, {"error.txt": "text"}, make=True)
 
 
