@@ -131,8 +131,9 @@ def pays(n: Node) -> bool:
 def dtype_for(n: Node, operand: torch.Tensor) -> torch.dtype:
     """Return the type in which a call takes an operand: autocast converts them, unseen."""
     made = value_of(n)
-    is_cast = made is not None and made.dtype in HALVES and operand.dtype.is_floating_point
-    return made.dtype if is_cast and made is not None else operand.dtype
+    if made is None or made.dtype not in HALVES or not operand.dtype.is_floating_point:
+        return operand.dtype
+    return made.dtype
 
 
 def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:

@@ -63,7 +63,7 @@ def normalise(gm: GraphModule) -> None:
 
 
 def multiply_in_pairs(graph: Graph) -> None:
-    """Make calls of `operator.mul` with two arguments of those that torch makes with more."""
+    """Split products of more than two sizes: torch calls `operator.mul` once for all of them."""
     for node in graph.nodes:
         while node.target is operator.mul and len(node.args) > 2:
             first, *rest = node.args
