@@ -23,8 +23,9 @@ from lenz.keys import key_of
 from lenz.loading import Boxed
 from lenz.lower import lower
 from lenz.opt import PASSES
-from lenz.plan import Given, source
-from lenz.plan import build as build_plan
+from lenz.plan.build import Given
+from lenz.plan.build import build as build_plan
+from lenz.plan.python import source
 from lenz.recall import Entry, keep, recall
 from lenz.recall import context as context
 from lenz.respecialise import load_program

@@ -70,13 +70,13 @@ def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> 
         plan = read(entry.plan)
         assert isinstance(plan, Plan)
         found = _functions(plan, entry, store)
-    except (AssertionError, ReadError, TypeError, ValueError):
+        run: Any = None if found is None else load_program(plan, *found, program, cx, again)
+    except (AssertionError, LookupError, ReadError, TypeError, ValueError):
         return None  # of no version with this key, or a kernel of another version
     except RuntimeError:  # a driver that does not take a kernel: compiling anew settles what then
         return None
-    if found is None:
+    if run is None:
         return None
-    run: Any = load_program(plan, *found, program, cx, again)
     run.strides = [None if s is None else tuple(s) for s in entry.strides]
     return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
 

@@ -114,7 +114,7 @@ class _Builder:
     views: dict[str, list[str]] = field(default_factory=dict)
     known: dict[Var, None] = field(default_factory=dict)
     launched: set[str] = field(default_factory=set)
-    flush: set[str] = field(default_factory=set)  # what kernels take to start at 16 bytes
+    aligned_at_launch: set[str] = field(default_factory=set)
     makers: dict[str, str] = field(default_factory=dict)  # the op that gave a buffer
     current: str = ""  # the GPU of the launch before
     scope: Mapping[str, Var] = field(default_factory=dict)  # kernels may know upper ends as well
@@ -130,8 +130,8 @@ class _Builder:
         for x in self.schedule.steps:
             if isinstance(x, Launch):
                 self.launched.update(x.args)
-                flush = [a for p, a in zip(x.kernel.params, x.args, strict=True) if p.aligned]
-                self.flush.update((*flush, *(self.roots.get(a, a) for a in flush)))
+                names = [a for p, a in zip(x.kernel.params, x.args, strict=True) if p.aligned]
+                self.aligned_at_launch.update((*names, *(self.roots.get(a, a) for a in names)))
         inputs = self.inputs(g)
         self.lifetimes(g)
         for k, step in enumerate(self.schedule.steps):
@@ -163,7 +163,7 @@ class _Builder:
     def aligned(self) -> tuple[str, ...]:
         """Arguments, and constants, that a kernel takes to be aligned."""
         names = (i.name for i in self.schedule.graph.inputs if isinstance(i, Buffer))
-        return tuple(n for n in names if n in self.flush)
+        return tuple(n for n in names if n in self.aligned_at_launch)
 
     def without_withdrawn(self) -> tuple[tuple[Step, ...], tuple[tuple[int, str], ...]]:
         """The steps less the frees that a reuse has taken back; comments move along."""
@@ -337,7 +337,7 @@ class _Builder:
                 self.makers[o.name] = maker
                 self.bind_new_sizes(o)
                 if o.name in self.addressed and o.name not in self.late:
-                    self.steps.append(Lay(o.name, o.type, maker, o.name in self.flush))
+                    self.steps.append(Lay(o.name, o.type, maker, o.name in self.aligned_at_launch))
 
     def bind_new_sizes(self, out: Buffer) -> None:
         """Sizes that only the call knows (nonzero, say) are read off its result."""

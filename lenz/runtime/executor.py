@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import operator
 import sys
@@ -171,10 +172,8 @@ def resolve(op: str) -> Callable[..., Any]:
     if op in _OWN:
         return _OWN[op]
     if op.startswith("py."):
-        _, module, *names = op.split(".")
-        root: Any = {"torch": torch, "operator": operator}.get(module)
-        if root is None:
-            root = __import__(module)
+        _, module, *names = op.split(".", 2)  # one function of the module, nothing that it imports
+        root: Any = {"torch": torch, "operator": operator, "math": math}[module]
     else:
         root, names = torch.ops, op.split(".")
     if op in _DIRECT:

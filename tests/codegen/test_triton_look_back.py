@@ -32,7 +32,7 @@ from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Alloc, LaunchStep
 from lenz.ir.verify import verify
 from lenz.pipeline import launched, named
-from lenz.plan import build
+from lenz.plan.build import build
 from lenz.schedule.blocks import Shape
 from tests.cuda import cuda_program
 from tests.triton_interpreter import Argument, Fault, launch

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lenz.ir.plan import Lay
 from lenz.pipeline import launched, named
-from lenz.plan import build
+from lenz.plan.build import build
 from lenz.runtime import executor
 from tests.frontend.test_identity import programs
 from tests.gpu_oracle import gpu_context, lowered_there, scheduled

@@ -25,7 +25,7 @@ from lenz.lower import lower, native_ops
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.pipeline import _env, launched, named
-from lenz.plan import build
+from lenz.plan.build import build
 from lenz.recall import context
 from lenz.schedule import schedule
 
