@@ -343,8 +343,8 @@ def _own_names(p: Plan) -> list[str]:
     given = [v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars]
     read = [s.var for s in p.steps if isinstance(s, BindSize)]
     made = [o for s in p.steps if isinstance(s, CallStep) for o in s.outs if isinstance(o, Var)]
-    names = [x.name for x in (*p.constants, *given, *read, *made)] + [name for name, _ in p.most]
-    return [*p.kernels, *_signatures(p), *names]
+    sizes = [v.name for v in (*given, *read, *made)] + [name for name, _ in p.most]
+    return [*p.kernels, *_signatures(p), *(c.name for c in p.constants), *sizes]
 
 
 def _name(text: str) -> str:
