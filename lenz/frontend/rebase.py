@@ -4,20 +4,24 @@
         ==>   v = add(x, 1); copy_(x, v); return slice(x), x
 
 For `x.add_(1); return x[1:]` AOTAutograd hands out `slice(v)`, and at run time takes no more of it
-than shape, strides and offset, to view the caller's `x` so.  With the view taken of `x` itself, `v`
-need not exist; `lower` reads the argument where `of_argument` stands in a node's `meta`, and where
-the argument itself is a result.
+than shape, strides and offset, to view the caller's `x` so.  That is wrong where `v` has other
+strides than `x`.  A view of `x` itself is right, and `v` need not exist; `lower` reads the argument
+where `of_argument` stands in a node's `meta`, and where the argument itself is a result.
 """
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from lenz.frontend.normalise import VIEWS
-from lenz.frontend.values import is_same_layout, unguarded
+from lenz.frontend.values import are_same, unguarded
 
 aten = torch.ops.aten
 REBUILT = (OutputType.is_input, OutputType.alias_of_input)
@@ -49,24 +53,23 @@ def rebase(graph: Graph, metadata: ViewAndMutationMeta | None) -> None:
             if metadata.output_info[place].output_type in REBUILT and isinstance(result, Node):
                 chain = views_down_to(result, sources)
                 if chain is not None:
-                    moved[i] = replay(graph, chain, sources)
+                    moved[i] = replay(graph, chain, sources[chain[0]])
     output.args = (tuple(moved),)
 
 
 def written_from(graph: Graph) -> dict[Node, Node]:
-    """Map each value that is copied into an argument of the same layout to that argument."""
+    """Map each value that is copied into one argument of the same shape to that argument."""
     found: dict[Node, Node] = {}
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target is aten.copy_.default:
-            place, value = node.args[0], node.args[1]
-            if not isinstance(value, Node) or place.op != "placeholder":
-                continue
-            if not isinstance(place.meta.get("val"), FakeTensor):
-                continue
-            found[node] = place  # it gives the argument
-            if is_same_layout(place.meta["val"], value.meta.get("val"), offset=False):
-                found.setdefault(value, place)
-    return found
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        place, value = cast(tuple[Node, Node], node.args[:2])
+        if place.op != "placeholder" or not isinstance(place.meta.get("val"), FakeTensor):
+            continue
+        found[node] = place  # it gives the argument
+        x, v = place.meta["val"], value.meta.get("val")
+        if isinstance(v, FakeTensor) and x.dtype == v.dtype and are_same(x.shape, v.shape):
+            # Written into two arguments, it may be a view of the one or of the other.
+            found[value] = place if value not in found else node
+    return {value: place for value, place in found.items() if place.op == "placeholder"}
 
 
 def views_down_to(result: Node, sources: dict[Node, Node]) -> tuple[Node, ...] | None:
@@ -74,30 +77,24 @@ def views_down_to(result: Node, sources: dict[Node, Node]) -> tuple[Node, ...] |
     chain = [result]
     while chain[-1] not in sources:
         node = chain[-1]
-        if node.op != "call_function" or node.target not in MOVABLE:
-            return None
-        if not isinstance(node.args[0], Node):
+        if node.target not in MOVABLE or not isinstance(node.args[0], Node):
             return None
         chain.append(node.args[0])
     return tuple(reversed(chain))
 
 
-def replay(graph: Graph, chain: tuple[Node, ...], sources: dict[Node, Node]) -> Node:
-    """Take the views of `chain` again, of the argument instead of the value."""
-    value = chain[0]
-    at = sources[value]
-    # The argument may start anywhere in its storage, the new value starts at 0.
-    start = at.meta["val"].storage_offset() - value.meta["val"].storage_offset()
+def replay(graph: Graph, chain: tuple[Node, ...], argument: Node) -> Node:
+    """Take the views of `chain` again, of the argument instead of the value.
+
+    They need no guards: Dynamo took them of the argument as well.
+    """
+    at = argument
     for view in chain[1:]:
         again = graph.node_copy(view)
         again.args = (at, *view.args[1:])
-        again.meta = {**view.meta, "of_argument": True}
-        again.meta["val"] = viewed(at.meta["val"], view.meta["val"], start)
+        args, kwargs = cast(Any, map_arg((again.args, view.kwargs), lambda n: n.meta["val"]))
+        take = cast(OpOverload, view.target)
+        with unguarded(args[0].fake_mode):
+            again.meta = {**view.meta, "of_argument": True, "val": take(*args, **kwargs)}
         at = again
     return at
-
-
-def viewed(source: FakeTensor, like: FakeTensor, start: int | torch.SymInt) -> torch.Tensor:
-    """Return a fake view of `source`, with the layout of `like` moved by `start`: no guard."""
-    with unguarded(source.fake_mode):
-        return source.as_strided(like.size(), like.stride(), like.storage_offset() + start)

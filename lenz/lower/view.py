@@ -65,10 +65,16 @@ def _products(sizes: Sequence[Sym]) -> list[Sym]:
     return [product(sizes[: k + 1]) for k in range(len(sizes))]
 
 
-@lowering("view.default", "_unsafe_view", "reshape", "_reshape_alias", any_dtype=True)
+@lowering("view.default", "reshape", "_reshape_alias", any_dtype=True)
 def view(b: GraphBuilder, x: Value, *_: object) -> Value:
     """The same elements in row-major order, in another shape."""
     return b.view(x, regroup(b.result.shape, x.shape))
+
+
+@lowering("_unsafe_view", any_dtype=True)
+def unsafe_view(b: GraphBuilder, x: Value, *_: object) -> Value:
+    """The same, and no view to autograd."""
+    return b.view(x, regroup(b.result.shape, x.shape), detached=True)
 
 
 @lowering("view_copy.default", any_dtype=True)

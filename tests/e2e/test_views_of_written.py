@@ -1,0 +1,60 @@
+"""Results that are views of a written argument: of its memory, whatever its strides and offset.
+
+AOTAutograd hands out views of the new value and rebuilds them from their strides alone: where those
+are not the argument's, its own result is wrong (docs/upstream/torch_views_of_written.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def sliced(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x[1:]
+
+
+def flat(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x.flatten()
+
+
+def moved(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.unsqueeze(0).transpose(0, 1)[1:]
+
+
+def filled(x: Tensor) -> Tensor:
+    y = x.flatten(0, 1)
+    y[..., -1:].fill_(3)
+    return y
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "every second": lambda t: t[:, ::2],
+    "a part": lambda t: t[:, 1:],
+    "one column": lambda t: t[:, 1:2],
+    "one row": lambda t: t[1:2, ::2],
+    "turned": lambda t: t.T,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("f", [sliced, flat, moved, filled])
+def test_views_of_written_arguments(
+    f: Callable[[Tensor], Tensor], view: str, dynamic: bool
+) -> None:
+    ours, theirs = torch.arange(24.0).view(4, 6), torch.arange(24.0).view(4, 6)
+    got = torch.compile(f, backend="lenz", dynamic=dynamic)(VIEWS[view](ours))
+    want = f(VIEWS[view](theirs))
+    assert torch.equal(got, want) and torch.equal(ours, theirs)
+    assert got.stride() == want.stride() and got.storage_offset() == want.storage_offset()
+    same = [t.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+            for t, b in ((got, ours), (want, theirs))]  # fmt: skip
+    assert same[0] == same[1]
+    assert got._is_view() == want._is_view()
