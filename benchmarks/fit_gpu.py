@@ -2,8 +2,8 @@
 
     python -m benchmarks.fit_gpu [--judge or --quick] [--only PATTERN] [--limit S] [--json FILE]
 
-Every kernel of every case is made with the shapes of `lenz.tune.space` beside that of the cost
-model (`lenz.schedule.blocks.Shape`), all are compiled in one batch, and each is timed on random
+Every kernel of every case is made with the shapes of `lenz.machine.cuda.tune.space` beside that of
+the cost model (`Shape` of `blocks.py`), all are compiled in one batch, and each is timed on random
 data. Kernels of one kind and of rows of like length are a family. For each, the table has the time
 of the cost model relative to the best candidate of the same kernel (geometric mean and worst), and
 the shape with the least geometric mean of those that every kernel of the family was measured with.
@@ -43,7 +43,6 @@ from benchmarks.gpu_kernels import (
 from benchmarks.gpu_kernels import transpose_add_relu as transposed
 from benchmarks.gpu_measure import gpu_machine
 from benchmarks.measure import Row, geomean
-from lenz.codegen.triton.pool import Failed, start
 from lenz.context import Context
 from lenz.debug.report import Tried
 from lenz.debug.traffic import touched
@@ -53,15 +52,16 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, KernelKind, Launch
 from lenz.ir.printer import show
 from lenz.lower import lower
+from lenz.machine.cuda.triton.pool import Failed, start
+from lenz.machine.cuda.tune.bench import Device, Gpu
+from lenz.machine.cuda.tune.search import Choice, compiled, config, race
+from lenz.machine.cuda.tune.space import space
 from lenz.options import Options
 from lenz.pipeline import DEVICES, optimise
 from lenz.schedule import schedule
 from lenz.schedule.blocks import Shape
 from lenz.sym import SymEnv
 from lenz.target import Target
-from lenz.tune.bench import Device, Gpu
-from lenz.tune.search import Choice, compiled, config, race
-from lenz.tune.space import space
 from tests.cuda import fake_cuda, programs_of
 
 RESULTS = Path(__file__).parent / "results" / "fit_gpu.json"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.fx import GraphModule
 
-from lenz.codegen.triton.pool import start
 from lenz.debug.names import plain, readable
 from lenz.debug.repro import runnable, write_repro
 from lenz.debug.trace import OBJECT, Recorder, new_folder
@@ -26,6 +25,7 @@ from lenz.frontend.values import has_fakes
 from lenz.ir.binary import encode
 from lenz.keys import key_of, native_names
 from lenz.loading import Boxed
+from lenz.machine.cuda.triton.pool import start
 from lenz.options import Options
 from lenz.recall import context, recall
 from lenz.runtime.store import store_in

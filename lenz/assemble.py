@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-from lenz.codegen.llvm.compile import Library, compile_module, link
-from lenz.codegen.llvm.module import emit_module
-from lenz.codegen.triton.kernel import emit
-from lenz.codegen.triton.pool import Failed, compile_all, keys_of
 from lenz.context import Context
 from lenz.errors import Missing
 from lenz.ir.binary import Binary
 from lenz.ir.kernel import Kernel
-from lenz.runtime import cuda, loader
+from lenz.machine.cpu import loader
+from lenz.machine.cpu.llvm.compile import Library, compile_module, link
+from lenz.machine.cpu.llvm.module import emit_module
+from lenz.machine.cuda import driver
+from lenz.machine.cuda.triton.kernel import emit
+from lenz.machine.cuda.triton.pool import Failed, compile_all, keys_of
 from lenz.runtime.store import Store, store_in
 from lenz.runtime.threads import imports
 
@@ -111,7 +112,7 @@ def _loaded(
     binaries = [b for b in made if isinstance(b, Binary)]
     for k, b in zip(kernels, binaries, strict=True):
         try:
-            functions[k.name] = cuda.function(b, number, len(k.params), len(k.sizes))
+            functions[k.name] = driver.function(b, number, len(k.params), len(k.sizes))
         except RuntimeError as e:  # more shared memory than this card has, say
             failed.append((k, Failed(k.name, str(e))))
     if failed:
@@ -141,4 +142,4 @@ def _host(
 
 def arch(device: str) -> int:
     """The architecture for which a GPU's kernels are compiled: 90 for sm_90."""
-    return cuda.capability(torch.device(device).index or 0)
+    return driver.capability(torch.device(device).index or 0)

@@ -58,7 +58,7 @@ def info(parsed: argparse.Namespace) -> int:
 
     import torch
 
-    from lenz.codegen.llvm.compile import host_target
+    from lenz.machine.cpu.llvm.compile import host_target
     from lenz.options import Options
 
     target = host_target()
@@ -140,9 +140,9 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
     host = {n: s[:2] for n, s in signatures.items() if not s[2]}
     kernels: dict[str, Any] = {}
     if host:
-        from lenz.codegen.llvm.compile import link
         from lenz.debug.trace import OBJECT
-        from lenz.runtime.loader import function
+        from lenz.machine.cpu.llvm.compile import link
+        from lenz.machine.cpu.loader import function
         from lenz.runtime.threads import imports
 
         library = link(_beside(folder, OBJECT), tuple(host), imports())
@@ -151,11 +151,11 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
     for name, (pointers, sizes, device) in signatures.items():
         if device:
             from lenz.ir.binary import decode
-            from lenz.runtime import cuda
+            from lenz.machine.cuda import driver
 
             number = int(device.removeprefix("cuda:"))
             binary = decode(_beside(folder, f"{name}.cubin"))
-            kernels[name] = cuda.function(binary, number, pointers, sizes)
+            kernels[name] = driver.function(binary, number, pointers, sizes)
     run_script(module, kernels, rounds)
 
 

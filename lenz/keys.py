@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 import torch
 
-from lenz.codegen.triton.compile import version
 from lenz.context import Context
 from lenz.frontend import FxProgram
 from lenz.frontend.identity import identity
-from lenz.runtime import cuda
+from lenz.machine.cuda import driver
+from lenz.machine.cuda.triton.compile import version
 from lenz.runtime.store import Store
 
 State: TypeAlias = tuple[int, ...]
@@ -138,7 +138,7 @@ def key_of(program: FxProgram, cx: Context) -> str | None:
         f"torch {torch.__version__} {torch.version.git_version}",
         f"{torch.get_default_dtype()} {options.key()} {cx.target.key()}",
         f"deterministic: {torch.are_deterministic_algorithms_enabled()}",
-        *(f"cuda:{n} {torch.cuda.get_device_name(n)} {cuda.capability(n)}" for n in sorted(gpus)),
+        *(f"cuda:{n} {torch.cuda.get_device_name(n)} {driver.capability(n)}" for n in sorted(gpus)),
     ]
     if gpus:
         head.append(version())

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lenz.codegen.llvm.compile import Library
 from lenz.ir.plan import Plan
+from lenz.machine.cpu.llvm.compile import Library
 from lenz.plan.python import source
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]

@@ -22,6 +22,8 @@ from lenz.ir.verify import verify
 from lenz.keys import key_of
 from lenz.loading import Boxed
 from lenz.lower import lower
+from lenz.machine.cuda.tune.search import tune
+from lenz.machine.cuda.tune.space import space
 from lenz.opt import PASSES
 from lenz.plan.build import Given
 from lenz.plan.build import build as build_plan
@@ -32,8 +34,6 @@ from lenz.respecialise import load_program
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
 from lenz.sym import Int, SymEnv
-from lenz.tune.search import tune
-from lenz.tune.space import space
 
 DEVICES = frozenset({"cpu", "cuda"})  # the target of the kernels
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from lenz import keys
-from lenz.codegen.llvm.compile import Library, host_target, link
 from lenz.context import Context, Silent, Trace
 from lenz.frontend import FxProgram
 from lenz.ir.binary import decode
@@ -24,9 +23,11 @@ from lenz.ir.lexer import ReadError
 from lenz.ir.plan import LaunchStep, Plan
 from lenz.ir.reader import read
 from lenz.loading import Boxed, Functions
+from lenz.machine.cpu import loader
+from lenz.machine.cpu.llvm.compile import Library, host_target, link
+from lenz.machine.cuda import driver
 from lenz.options import Options
 from lenz.respecialise import Compile, load_program
-from lenz.runtime import cuda, loader
 from lenz.runtime.store import Store, store_in
 from lenz.runtime.threads import imports
 
@@ -98,7 +99,7 @@ def _functions(p: Plan, entry: Entry, store: Store) -> tuple[Functions, Library 
         counts = len(s.args), len(s.sizes)
         if s.kernel in binaries:
             gpu = torch.device(s.device).index or 0
-            functions[s.kernel] = cuda.function(binaries[s.kernel], gpu, *counts)
+            functions[s.kernel] = driver.function(binaries[s.kernel], gpu, *counts)
         elif library is not None:
             functions[s.kernel] = loader.function(library.addresses[s.kernel], *counts)
     return functions, library

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from lenz.codegen.llvm.compile import Library
 from lenz.context import Context
 from lenz.errors import InternalError
 from lenz.frontend import FxProgram, assuming, kept
@@ -15,6 +14,7 @@ from lenz.frontend.program import Facts
 from lenz.ir.interned import using
 from lenz.ir.plan import Plan
 from lenz.loading import Boxed, Functions, load
+from lenz.machine.cpu.llvm.compile import Library
 
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 

@@ -18,8 +18,6 @@ from oracle import assert_results, random_constants, random_inputs
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree
 
-from lenz.codegen.triton.compile import compile_text
-from lenz.codegen.triton.kernel import emit
 from lenz.context import Context
 from lenz.frontend import FxProgram, origin
 from lenz.frontend.build import build
@@ -32,6 +30,8 @@ from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
 from lenz.lower import lower, native_ops
+from lenz.machine.cuda.triton.compile import compile_text
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.schedule import schedule

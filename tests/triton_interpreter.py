@@ -34,7 +34,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
-from lenz.codegen.triton.compile import KernelText
+from lenz.machine.cuda.triton.compile import KernelText
 from tests.ops import interpret_kernels
 
 __all__ = ["Argument", "Fault", "launch"]

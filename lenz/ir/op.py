@@ -39,7 +39,7 @@ class Op:
     expand    definition in simpler ops: expand(*operand Exprs, *attrs) -> Expr; used by every
               target that has no direct form (None: the op is primitive)
     llvm      emission: llvm(builder, result dtype, operand dtypes, operand values, attrs) -> value;
-              `builder` is the abstract builder of codegen/llvm (ops/ imports no llvmlite)
+              `builder` is the abstract builder of machine/cpu/llvm (ops/ imports no llvmlite)
     triton    Triton form: one Python expression over operand texts, a template with {0} {1} {2} or
               a function (result dtype, operand dtypes, operand texts, attrs) -> text. Operand texts
               are names or constants; `tl` and `libdevice` are in scope (`emission.triton_text`)

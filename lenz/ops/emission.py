@@ -1,6 +1,6 @@
 """What an LLVM form may ask of the builder, and small makers of common LLVM and Triton forms.
 
-The builder itself stands in `codegen/llvm/`; here it is only a protocol, so that the op table
+The builder itself stands in `machine/cpu/llvm/`; here it is only a protocol, so that the op table
 imports no code generator. Values are opaque; a value is a scalar, or a vector with one lane per
 iteration of the vector loop. A bool value is i1.
 

@@ -8,8 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.arch import limits
-from tests.arch.source import REPOSITORY, Import, Source, dotted, imports_of, is_in, parse, sources
+from tests.arch.source import (
+    LENZ,
+    REPOSITORY,
+    Import,
+    Source,
+    dotted,
+    imports_of,
+    is_in,
+    parse,
+    sources,
+)
 
 
 def upward(source: Source) -> list[str]:
@@ -20,9 +32,11 @@ def upward(source: Source) -> list[str]:
         if not i.module.startswith("lenz."):
             continue
         dependency = i.module.split(".")[1]
-        if dependency == source.room:
-            continue
-        if source.room == "runtime":
+        if source.name in limits.LOADING_FILES:
+            allowed = is_in(i.module, limits.RUNTIME_IMPORTS)
+        elif dependency == source.room:
+            allowed = is_of_no_other_machine(i.module, source.module)
+        elif source.room == "runtime":
             allowed = is_in(i.module, limits.RUNTIME_IMPORTS)
         else:
             # `from lenz import x` may name something of lenz/__init__.py, which has the top rank.
@@ -31,6 +45,12 @@ def upward(source: Source) -> list[str]:
         if not allowed:
             found.append(f"{source.name}:{i.line}: {source.room} may not import {i.module}")
     return found
+
+
+def is_of_no_other_machine(module: str, here: str) -> bool:
+    """False if a machine's room imports another one: lenz.machine.cpu from lenz.machine.cuda."""
+    rooms = [m.split(".")[2] for m in (module, here) if m.startswith("lenz.machine.")]
+    return len({r for r in rooms if (LENZ / "machine" / r).is_dir()}) < 2
 
 
 def test_imports_point_down() -> None:
@@ -100,9 +120,11 @@ for name in modules:
 
 
 def test_the_runtime_loads_with_the_compiler_absent() -> None:
-    modules = [s.module for s in sources() if s.room == "runtime"]
+    loading = [s.module for s in sources() if s.name in limits.LOADING_FILES]
+    modules = [s.module for s in sources() if s.room == "runtime"] + loading
     assert "lenz.runtime.store" in modules
-    lists = (limits.RUNTIME_IMPORTS, limits.LAZY, modules)
+    assert len(loading) == len(limits.LOADING_FILES)
+    lists = ((*limits.RUNTIME_IMPORTS, *loading), limits.LAZY, modules)
     run = subprocess.run(
         [sys.executable, "-c", RUN_WITHOUT_COMPILER, *(",".join(names) for names in lists)],
         cwd=REPOSITORY,
@@ -117,9 +139,9 @@ SAMPLE = """
 from __future__ import annotations
 from typing import TYPE_CHECKING
 import lenz.plan.build
-from lenz import codegen
+from lenz import machine
 from . import order
-from ..codegen.llvm import compile as c
+from ..machine.cpu.llvm import compile as c
 if TYPE_CHECKING:
     from lenz.api import backend
 def f():
@@ -136,11 +158,29 @@ def test_every_form_of_import_is_seen(tmp_path: Path) -> None:
     seen = [i for i in imports_of(sample) if not i.module.startswith(("__", "typing"))]
     assert seen == [
         Import("lenz.plan.build", 4, False),
-        Import("lenz.codegen", 5, False),
+        Import("lenz.machine", 5, False),
         Import("lenz.schedule.order", 6, False),
-        Import("lenz.codegen.llvm.compile", 7, False),
+        Import("lenz.machine.cpu.llvm.compile", 7, False),
         Import("lenz.api.backend", 9, False),
         Import("llvmlite.binding", 11, True),
         Import("lenz.cli", 12, True),
     ]
     assert [text.split(":")[1] for text in upward(sample)] == ["4", "5", "7", "9", "12"]
+
+
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("machine/cpu/sample.py", ["2"]),
+        ("machine/cuda/sample.py", ["3"]),
+        ("machine/sample.py", []),
+        ("machine/cpu/loader.py", ["2", "3", "4", "5"]),
+    ],
+)
+def test_machines_do_not_know_each_other(name: str, faults: list[str], tmp_path: Path) -> None:
+    lines = ["cuda.triton", "cpu.llvm", "reads"]
+    text = "\n".join(["", *(f"import lenz.machine.{x}" for x in lines), "import lenz.schedule", ""])
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert [x.split(":")[1] for x in upward(parse(path, tmp_path))] == faults

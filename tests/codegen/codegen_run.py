@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from lenz.codegen.llvm.compile import compile_module, host_target, link
-from lenz.codegen.llvm.module import emit_module
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel
-from lenz.runtime import loader, threads
+from lenz.machine.cpu import loader
+from lenz.machine.cpu.llvm.compile import compile_module, host_target, link
+from lenz.machine.cpu.llvm.module import emit_module
+from lenz.runtime import threads
 from lenz.sym import Sym, evaluate
 from lenz.target import Target
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import lenz.codegen.triton.worker
-from lenz.codegen.triton.compile import KernelText
+import lenz.machine.cuda.triton.worker
 from lenz.ir.binary import Binary
+from lenz.machine.cuda.triton.compile import KernelText
 
 CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; "
@@ -27,5 +27,5 @@ def compile_text(k: KernelText, arch: int) -> Binary:
 
 
 def main(parent: int) -> None:
-    lenz.codegen.triton.worker.compile_text = compile_text
-    lenz.codegen.triton.worker.main(parent)
+    lenz.machine.cuda.triton.worker.compile_text = compile_text
+    lenz.machine.cuda.triton.worker.main(parent)

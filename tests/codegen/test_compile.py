@@ -10,12 +10,12 @@ from codegen_kernels import at, pointwise
 from codegen_run import compiled
 
 from lenz import ops
-from lenz.codegen.llvm.compile import compile_module, host_target, link
-from lenz.codegen.llvm.module import emit_module
 from lenz.errors import InternalError
 from lenz.ir.dtype import F32
 from lenz.ir.kernel import For, Kernel, Let, Param, Store, TileConfig
 from lenz.ir.tensor import axis
+from lenz.machine.cpu.llvm.compile import compile_module, host_target, link
+from lenz.machine.cpu.llvm.module import emit_module
 from lenz.runtime import threads
 from lenz.sym import sym
 

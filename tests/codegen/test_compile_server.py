@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from lenz.codegen.triton import pool
-from lenz.codegen.triton.pool import Failed, Pool
 from lenz.ir.binary import Binary
+from lenz.machine.cuda.triton import pool
+from lenz.machine.cuda.triton.pool import Failed, Pool
 from tests.codegen.stub_compiler import CODE, binary, kernel
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no server without fork")
@@ -219,7 +219,7 @@ def test_without_a_folder_of_its_own_a_server_works(
 
 PROGRAM = """
     import os, signal, sys, threading
-    from lenz.codegen.triton import pool
+    from lenz.machine.cuda.triton import pool
     from tests.codegen.stub_compiler import CODE, kernel
     pool.CODE = CODE
     p = pool.Pool(workers=2)

@@ -123,9 +123,9 @@ def test_no_word_has_an_8_bit_float_and_what_is_computed_from_it(
     pytest.importorskip("triton")
     from gpu_oracle import kernels_of, on_gpu, scheduled
 
-    from lenz.codegen.triton import compile as compiler
-    from lenz.codegen.triton.kernel import emit
     from lenz.lower import lower
+    from lenz.machine.cuda.triton import compile as compiler
+    from lenz.machine.cuda.triton.kernel import emit
     from tests.cuda import Fake, cuda_program
 
     several = [c for c in chains(torch.float16, 3) if c[0] is to and c[2] in (E4, torch.float16)]

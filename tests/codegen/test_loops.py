@@ -233,8 +233,8 @@ def test_symbolic_division_in_lanes() -> None:
 
 
 def test_text_is_the_same_each_time() -> None:
-    from lenz.codegen.llvm.compile import host_target
-    from lenz.codegen.llvm.module import emit_module
+    from lenz.machine.cpu.llvm.compile import host_target
+    from lenz.machine.cpu.llvm.module import emit_module
 
     k = pointwise(ops.exp, 1000, (F32,), F32)
     again = pointwise(ops.exp, 1000, (F32,), F32)

@@ -14,12 +14,12 @@ from codegen_kernels import at
 from codegen_run import Guarded, compiled
 
 from lenz import ops
-from lenz.codegen.llvm.masks import pieces
 from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, DType
 from lenz.ir.expr import const
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import For, Kernel, Param, Store
 from lenz.ir.tensor import axis
+from lenz.machine.cpu.llvm.masks import pieces
 from lenz.sym import Sym, sym
 
 TAILS = range(1, 16)
@@ -81,8 +81,8 @@ def test_no_tail_touches_what_is_outside(chain: tuple[DType, DType, DType]) -> N
 
 def test_constants_in_the_extent_are_seen() -> None:
     """A tail whose length is only known after arithmetic on constants takes the same way."""
-    from lenz.codegen.llvm.compile import host_target
-    from lenz.codegen.llvm.module import emit_module
+    from lenz.machine.cpu.llvm.compile import host_target
+    from lenz.machine.cpu.llvm.module import emit_module
     from lenz.sym import minimum
 
     b = axis("b", sym(2))
@@ -136,8 +136,8 @@ def test_steps_between_lanes(step: int, dtype: DType) -> None:
         check(k, {"a": values(size, dtype)})
         kernels.append(k)
     if step < 5:
-        from lenz.codegen.llvm.compile import host_target
-        from lenz.codegen.llvm.module import emit_module
+        from lenz.machine.cpu.llvm.compile import host_target
+        from lenz.machine.cpu.llvm.module import emit_module
 
         assert "gather" not in emit_module(kernels[1:3], host_target())
 

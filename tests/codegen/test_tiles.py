@@ -8,12 +8,12 @@ from codegen_kernels import at
 from codegen_run import check
 
 from lenz import ops
-from lenz.codegen.llvm.compile import host_target
-from lenz.codegen.llvm.module import emit_module
 from lenz.ir.dtype import BF16, BOOL, F32, F64, U8, DType
 from lenz.ir.expr import const, index, masked
 from lenz.ir.kernel import For, Kernel, Param, Store
 from lenz.ir.tensor import axis
+from lenz.machine.cpu.llvm.compile import host_target
+from lenz.machine.cpu.llvm.module import emit_module
 from lenz.sym import Sym, Var, ceildiv, minimum, sym
 
 pytestmark = pytest.mark.usefixtures("target")

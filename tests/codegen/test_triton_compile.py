@@ -20,11 +20,11 @@ import pytest
 
 pytest.importorskip("triton")
 
-from lenz.codegen.triton import pool
-from lenz.codegen.triton.compile import KernelText, compile_text, version
-from lenz.codegen.triton.pool import Failed, Pool, compile_all
 from lenz.errors import InternalError, Missing
 from lenz.ir.binary import Binary
+from lenz.machine.cuda.triton import pool
+from lenz.machine.cuda.triton.compile import KernelText, compile_text, version
+from lenz.machine.cuda.triton.pool import Failed, Pool, compile_all
 from lenz.runtime.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -342,8 +342,8 @@ def script(tmp_path: Path, code: str, **env: str) -> subprocess.Popen[str]:
     import os, signal, sys
     sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
     print("started", os.getpid(), flush=True)
-    from lenz.codegen.triton.compile import KernelText, compile_text, version
-    from lenz.codegen.triton.pool import Binary, Pool, compile_all, start, _pool
+    from lenz.machine.cuda.triton.compile import KernelText, compile_text, version
+    from lenz.machine.cuda.triton.pool import Binary, Pool, compile_all, start, _pool
     k = KernelText.read({ADD.line()!r})
     """
     path = tmp_path / "program.py"
@@ -431,9 +431,8 @@ def test_processes_with_other_seeds_and_settings_give_equal_bytes(tmp_path: Path
 
 
 def test_the_version_is_known_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "import sys, lenz.codegen.triton.compile as c; print(c.version(), 'triton' in sys.modules)"
-    )
+    code = "import sys; from lenz.machine.cuda.triton.compile import version; "
+    code += "print(version(), 'triton' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     import triton
 

@@ -11,10 +11,10 @@ from typing import get_args
 import pytest
 from gpu_oracle import kernels_of, kinds_of, on_gpu, scheduled
 
-from lenz.codegen.triton.compile import compile_text
-from lenz.codegen.triton.kernel import emit
 from lenz.ir.kernel import Kernel, KernelKind
 from lenz.ir.reader import read
+from lenz.machine.cuda.triton.compile import compile_text
+from lenz.machine.cuda.triton.kernel import emit
 
 pytest.importorskip("triton")
 

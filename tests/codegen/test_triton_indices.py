@@ -12,13 +12,13 @@ import pytest
 import torch
 from gpu_oracle import interpreted, kernels_of, on_gpu, scheduled
 
-from lenz.codegen.triton.compile import compile_text
-from lenz.codegen.triton.kernel import emit
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, index, load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
 from lenz.ir.reader import read
 from lenz.ir.tensor import axis
+from lenz.machine.cuda.triton.compile import compile_text
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import Int, Sym, Var, show, substitute
 from tests.sym.test_sym_properties import VARS, Tree, build, random_tree, value, values
 

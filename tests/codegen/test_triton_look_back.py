@@ -23,7 +23,6 @@ from gpu_oracle import lowered_there as there
 from oracle import assert_schedule, roundtrip
 from torch import Tensor
 
-from lenz.codegen.triton.kernel import emit
 from lenz.debug.report import KernelReport, launches_report
 from lenz.errors import InternalError
 from lenz.ir.graph import Extern
@@ -31,6 +30,7 @@ from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Alloc, LaunchStep
 from lenz.ir.verify import verify
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.pipeline import launched, named
 from lenz.plan.build import build
 from lenz.schedule.blocks import Shape

@@ -17,11 +17,11 @@ from gpu_oracle import TINY, assert_function, interpreted, kernels_of
 
 pytest.importorskip("triton")
 
-from lenz.codegen.triton.compile import KernelText
-from lenz.codegen.triton.kernel import emit
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, programs
 from lenz.ir.reader import read
+from lenz.machine.cuda.triton.compile import KernelText
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import evaluate
 from tests.triton_interpreter import Argument, Fault, launch
 

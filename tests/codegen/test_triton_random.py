@@ -10,13 +10,13 @@ import torch
 from gpu_oracle import TINY, assert_triton, cubins, kernels_of
 
 from lenz import ops
-from lenz.codegen.triton.kernel import emit
 from lenz.ir.dtype import F32, I64
 from lenz.ir.expr import index, load
 from lenz.ir.graph import Graph, Pointwise, Ref
 from lenz.ir.kernel import Schedule
 from lenz.ir.reader import read
 from lenz.ir.tensor import Buffer, TensorType, axes_for, contiguous
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import ONE, ZERO, sym
 
 

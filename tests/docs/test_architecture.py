@@ -42,7 +42,7 @@ def code_map() -> dict[str, list[str]]:
 def test_the_code_map_names_every_file_and_no_other() -> None:
     named: list[str] = []
     for room, files in code_map().items():
-        folders = re.findall(r"`(\w+)/`", room)
+        folders = re.findall(r"`([\w/]+)/`", room)
         for file in files:
             places = [f"{f}/{file}" for f in folders if (LENZ / f / file).is_file()]
             named.append(places[0] if places else file)

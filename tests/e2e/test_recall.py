@@ -22,8 +22,8 @@ from lenz import keys, pipeline, recall
 from lenz.frontend import FxProgram
 from lenz.ir import op
 from lenz.lower import registry
+from lenz.machine.cuda import driver
 from lenz.options import Options
-from lenz.runtime import cuda
 from lenz.runtime.store import store_at
 from tests.cuda import cuda_program
 from tests.frontend.test_identity import programs, scaled
@@ -340,8 +340,8 @@ class OneGpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loaded: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(cuda, "capability", lambda number: 90)
-        monkeypatch.setattr(cuda, "function", self.function)
+        monkeypatch.setattr(driver, "capability", lambda number: 90)
+        monkeypatch.setattr(driver, "function", self.function)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
 
     def function(self, *what: Any) -> Callable[..., None]:

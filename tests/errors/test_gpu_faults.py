@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from lenz import assemble
-from lenz.codegen.triton import compile as compiler
-from lenz.codegen.triton.pool import Failed
 from lenz.errors import Missing
 from lenz.ir.binary import Binary
 from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch
+from lenz.machine.cuda import driver
+from lenz.machine.cuda.triton import compile as compiler
+from lenz.machine.cuda.triton.pool import Failed
 from lenz.options import Options
 from lenz.pipeline import Compiled, compile_program, context
-from lenz.runtime import cuda
 from tests.cuda import cuda_program
 
 
@@ -37,7 +37,7 @@ def made(monkeypatch: pytest.MonkeyPatch, **answers: Callable[..., Any]) -> Comp
         "compile_all": lambda texts, *_: [binary(t.name) for t in texts],
     }  # fmt: skip
     for name, answer in (usual | answers).items():
-        monkeypatch.setattr(assemble if name == "compile_all" else cuda, name, answer)
+        monkeypatch.setattr(assemble if name == "compile_all" else driver, name, answer)
     return compile_program(program, context(Options(cache=False)))
 
 
@@ -117,9 +117,9 @@ def test_a_driver_that_is_missing_or_old_is_named(
             raise library
         return library
 
-    cuda._driver.cache_clear()
+    driver._driver.cache_clear()
     monkeypatch.setattr(ctypes, "PyDLL", load)
     with pytest.raises(Missing, match=said) as e:
-        cuda.function(binary("k"), 0, 1, 0)
+        driver.function(binary("k"), 0, 1, 0)
     assert "install" in str(e.value)
-    cuda._driver.cache_clear()
+    driver._driver.cache_clear()

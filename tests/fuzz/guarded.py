@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 import torch
 
-from lenz.codegen.llvm.compile import compile_module, host_target, link
-from lenz.codegen.llvm.module import emit_module
 from lenz.ir.interp_schedule import RunKernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
+from lenz.machine.cpu import loader
+from lenz.machine.cpu.llvm.compile import compile_module, host_target, link
+from lenz.machine.cpu.llvm.module import emit_module
 from lenz.pipeline import named
-from lenz.runtime import loader, threads
+from lenz.runtime import threads
 from lenz.sym import Var, evaluate
 from lenz.target import Target
 from tests.codegen.codegen_run import Guarded

@@ -15,8 +15,6 @@ from typing import TypeAlias
 import torch
 
 from lenz import ops
-from lenz.codegen.llvm.compile import compile_module, host_target, link
-from lenz.codegen.llvm.module import emit_module
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load
 from lenz.ir.interp_kernel import interp_kernel
@@ -24,7 +22,10 @@ from lenz.ir.kernel import For, Kernel, LoopKind, Param, Store, TileConfig
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.ir.tensor import axis
-from lenz.runtime import loader, threads
+from lenz.machine.cpu import loader
+from lenz.machine.cpu.llvm.compile import compile_module, host_target, link
+from lenz.machine.cpu.llvm.module import emit_module
+from lenz.runtime import threads
 from lenz.sym import Int, Sym, Var, evaluate, read_sym, substitute, to_python
 from lenz.sym import show as show_sym
 from tests.sym.test_sym_properties import VARS, Tree, build, random_tree, values

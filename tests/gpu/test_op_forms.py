@@ -18,10 +18,10 @@ pytest.importorskip("triton")
 from test_forms import errors_in_ulp
 from triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
 
-from lenz.codegen.triton.compile import compile_text
 from lenz.ir.dtype import F32, F64, DType
+from lenz.machine.cuda.driver import function
+from lenz.machine.cuda.triton.compile import compile_text
 from lenz.ops.rules import INTS
-from lenz.runtime.cuda import function
 
 pytestmark = pytest.mark.usefixtures("cuda")
 

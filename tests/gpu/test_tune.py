@@ -12,7 +12,7 @@ from torch import Tensor, randn
 from torch.nn import functional as F
 
 import lenz
-from lenz.tune.bench import Gpu, measure
+from lenz.machine.cuda.tune.bench import Gpu, measure
 
 
 def softmax(x: Tensor) -> Tensor:

@@ -20,12 +20,12 @@ pytest.importorskip("triton")
 
 from triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
 
-from lenz.codegen.triton.compile import KernelText, compile_text
-from lenz.codegen.triton.kernel import emit
 from lenz.ir.dtype import FLOAT8, I64, DType
 from lenz.ir.expr import load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
 from lenz.ir.tensor import axis
+from lenz.machine.cuda.triton.compile import KernelText, compile_text
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.ops import assert_in_range
 from lenz.sym import sym
 

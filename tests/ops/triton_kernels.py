@@ -13,12 +13,12 @@ import torch
 from cases import CASES, Case
 from test_forms import check
 
-from lenz.codegen.triton.compile import KernelText
-from lenz.codegen.triton.kernel import emit
 from lenz.ir.dtype import F32, FLOAT8, I32, DType
 from lenz.ir.expr import Expr, const, expr, load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
 from lenz.ir.tensor import axis
+from lenz.machine.cuda.triton.compile import KernelText
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import sym
 
 

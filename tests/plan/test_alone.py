@@ -23,11 +23,11 @@ from lenz.options import Options
 
 ALONE = """
 import json, sys, torch
-from lenz.codegen.llvm.compile import link
+from lenz.machine.cpu.llvm.compile import link
 from lenz.ir.plan import LaunchStep
 from lenz.ir.reader import read
 from lenz.loading import load
-from lenz.runtime import loader
+from lenz.machine.cpu import loader
 from lenz.runtime.store import store_at
 from lenz.runtime.threads import imports
 
@@ -46,7 +46,7 @@ for k, (text, key) in enumerate(cases):
     found.append([t.clone() for t in load(plan, functions, library, constants)(args)])
 torch.save(found, sys.argv[1] + ".found")
 compilers = ("torch._dynamo", "torch._functorch.aot_autograd", "sympy")
-rooms = ("frontend", "lower", "opt", "schedule", "ops", "pipeline", "codegen.llvm.module")
+rooms = ("frontend", "lower", "opt", "schedule", "ops", "pipeline", "machine.cpu.llvm.module")
 print(*[m for m in (*compilers, *(f"lenz.{r}" for r in rooms)) if m in sys.modules])
 """
 

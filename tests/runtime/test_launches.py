@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from lenz.ir.binary import Binary
-from lenz.runtime.cuda import Launch, _launcher
+from lenz.machine.cuda.driver import Launch, _launcher
 
 THREADS, POINTERS, SIZES = 8, 3, 2
 STREAM_AT = 32  # bytes before the stream in CUlaunchConfig

@@ -14,7 +14,6 @@ from gpu_oracle import assert_kernels, gpu_context, kernels_of, scheduled
 from torch import Tensor
 
 from lenz.api import _run_of as run_of
-from lenz.codegen.triton.kernel import emit
 from lenz.frontend import FxProgram, assuming, capture, ends_of, kept
 from lenz.frontend.program import Fact
 from lenz.ir.kernel import Launch
@@ -22,6 +21,7 @@ from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
 from lenz.lower import lower, native_ops
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.pipeline import _env, launched, named

@@ -21,12 +21,12 @@ from gpu_oracle import (
 from harness import trace
 from torch import Tensor
 
-from lenz.codegen.triton.kernel import emit
 from lenz.frontend.build import build
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import For, walk
 from lenz.ir.printer import show
 from lenz.ir.reader import read
+from lenz.machine.cuda.triton.kernel import emit
 from lenz.schedule.blocks import Shape
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,8 +11,8 @@ from gpu_oracle import TINY, assert_function, cubins, kernels_of, on_gpu, schedu
 from harness import lowered
 from torch import Tensor
 
-from lenz.codegen.triton import compile as compiler
 from lenz.ir.kernel import For, Kernel, walk
+from lenz.machine.cuda.triton import compile as compiler
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FLAT = ["p0b grid", "whole seq", "p0 lane", "ends seq", "part seq", "p0 lane"]

@@ -10,7 +10,7 @@ from gpu_oracle import kernels_of, on_gpu, scheduled
 from harness import lowered
 from torch import Tensor
 
-from lenz.codegen.triton.kernel import emit
+from lenz.machine.cuda.triton.kernel import emit
 
 BF16 = torch.bfloat16
 

@@ -14,10 +14,10 @@ from lenz.debug.report import Tried
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import Launch
 from lenz.ir.reader import read
+from lenz.machine.cuda.tune.search import config
 from lenz.schedule import schedule
 from lenz.schedule.blocks import Shape
 from lenz.sym import SymEnv
-from lenz.tune.search import config
 
 WIDE, NARROW = Shape(tile=4096), Shape(tile=512)
 

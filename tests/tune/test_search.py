@@ -14,8 +14,6 @@ from fake_gpu import FakeGpu
 from gpu_oracle import gpu_context, on_gpu
 
 import lenz
-from lenz.codegen.triton.compile import KernelText
-from lenz.codegen.triton.pool import Failed
 from lenz.debug.report import Tried, TuneReport
 from lenz.errors import InternalError
 from lenz.ir.binary import Binary
@@ -23,13 +21,15 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import Launch, Schedule
 from lenz.ir.printer import show
 from lenz.ir.reader import read
+from lenz.machine.cuda.triton.compile import KernelText
+from lenz.machine.cuda.triton.pool import Failed
+from lenz.machine.cuda.tune import search
+from lenz.machine.cuda.tune.search import config, tune
+from lenz.machine.cuda.tune.space import space
 from lenz.options import Options
 from lenz.pipeline import launched, named, optimise
 from lenz.runtime.store import Store
 from lenz.schedule import schedule
-from lenz.tune import search
-from lenz.tune.search import config, tune
-from lenz.tune.space import space
 
 TWO = """
 graph @two() on cpu {

@@ -10,18 +10,18 @@ import torch
 from gpu_oracle import gpu_context, on_gpu
 from oracle import assert_schedule
 
-from lenz.codegen.triton.compile import compile_text
-from lenz.codegen.triton.kernel import emit
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, KernelKind, Launch, Schedule
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
+from lenz.machine.cuda.triton.compile import compile_text
+from lenz.machine.cuda.triton.kernel import emit
+from lenz.machine.cuda.tune.bench import arguments, restoring
+from lenz.machine.cuda.tune.search import Choice, config
+from lenz.machine.cuda.tune.space import space
 from lenz.pipeline import optimise
 from lenz.schedule import schedule
 from lenz.schedule.blocks import Shape
-from lenz.tune.bench import arguments, restoring
-from lenz.tune.search import Choice, config
-from lenz.tune.space import space
 
 KINDS: tuple[KernelKind, ...] = get_args(KernelKind)
 SIZES = [0, 1, 2, 7, 64, 100, 768, 1000, 1024, 1025, 2048, 4096, 8192, 30000, 32768, 65536, 1 << 28]

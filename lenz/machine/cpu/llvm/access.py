@@ -1,0 +1,321 @@
+"""Loads and stores. The coefficient of the vector loop's variable in the offset decides the form.
+
+0: one scalar, broadcast to all lanes. 1: consecutive elements. -1: consecutive, reversed. 2 to 4,
+for loads of whole vectors: consecutive vectors, from which the lanes are picked. Anything else:
+gather or scatter. An address whose mask is false is never touched; a scalar whose mask is false
+reads a local zero instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL, I64, DType
+from lenz.machine.cpu.llvm import tiles
+from lenz.machine.cpu.llvm.builder import Builder, Names
+from lenz.machine.cpu.llvm.indices import Indices, index_type
+from lenz.machine.cpu.llvm.masks import store_tail
+from lenz.machine.cpu.llvm.scopes import Scopes, Value
+from lenz.machine.cpu.llvm.types import memory_type, splat, suffix, value_type, vector
+from lenz.sym import Int, Sym, Var, affine_in
+
+Bound = Mapping[Var, Value]
+
+
+SHORT_STEPS = (Int(2), Int(3), Int(4))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the elements of one access lie.
+
+    step      elements from lane to lane: 0, 1, -1 or 2 to 4; None for a gather
+    pointers  addresses of lane 0 (of the last lane for step -1), one per copy; vectors for a gather
+    """
+
+    step: int | None
+    pointers: Value
+
+
+class Accesses:
+    """Emits the loads and stores of one function."""
+
+    __slots__ = ("bases", "dummy", "indices", "scopes", "tile")
+
+    def __init__(self, scopes: Scopes, indices: Indices, bases: Mapping[str, str]) -> None:
+        self.scopes = scopes
+        self.indices = indices
+        self.bases = dict(bases)  # buffer -> SSA name of the base pointer
+        self.dummy = ""
+        self.tile: Var | None = None  # the row variable of an open tile
+
+    def place(
+        self, buffer: str, dtype: DType, offset: Sym, bound: Bound, whole: bool = False
+    ) -> Place:
+        """The addresses of buffer[offset]; `whole`: all lanes will be loaded."""
+        base = self.bases.get(buffer)
+        if base is None:
+            raise InternalError(f"%{buffer} is not a parameter or local", pass_name="codegen")
+        indices, lane = self.indices, self.indices.lane
+        if lane is None or not indices.varies(offset, bound):
+            return Place(0, self._pointer(base, dtype, offset, None, bound))
+        if not any(value.lanes for value in bound.values()):
+            affine = affine_in(offset, lane)
+            if affine is not None and isinstance(affine[0], Int) and abs(affine[0].value) == 1:
+                step = affine[0].value
+                if step == 1:
+                    return Place(1, self._pointer(base, dtype, affine[1], lane, bound))
+                last = offset - (self.scopes.width - 1)
+                return Place(-1, self._pointer(base, dtype, last, None, bound))
+            if whole and affine is not None and affine[0] in SHORT_STEPS:
+                step = SHORT_STEPS.index(affine[0]) + 2
+                return Place(step, self._pointer(base, dtype, offset, None, bound))
+        index = index_type(offset, bound)
+        value = indices.vector(offset, index, bound)
+        return Place(None, self._gep(base, dtype, value, index))
+
+    def _pointer(self, base: str, dtype: DType, rest: Sym, lane: Var | None, bound: Bound) -> Value:
+        """The address of rest (+ lane). The part without the lane is computed outside its loop."""
+        key = ("pointer", base, rest)
+        start = None if bound else self.scopes.memo.get(key)
+        if start is None:
+            start = Value((base,), 0)
+            if rest is not Int(0):
+                start = self._gep(base, dtype, self.indices.scalar(rest, bound), I64)
+            if not bound:
+                self.scopes.keep(key, start)
+        return start if lane is None else self._move(start, dtype, self.indices.vars[lane])
+
+    def _move(self, start: Value, dtype: DType, by: Value) -> Value:
+        if by.names == ("0",):
+            return Value(start.names, max(start.level, by.level))
+        key = ("moved", start.names, by.names, dtype)
+        if found := self.scopes.memo.get(key):
+            return found
+        level, copies = max(start.level, by.level), max(len(start.names), len(by.names))
+        b = self.scopes.builder(level, False, copies)
+        starts = self.scopes.spread(start, I64, False, copies)
+        moves = self.scopes.spread(by, I64, False, copies)
+        head, rows = (
+            f"getelementptr inbounds {memory_type(dtype)}, ",
+            zip(starts, moves, strict=True),
+        )
+        names = b.fn.lets(level, (f"{head}ptr {p}, i64 {n}" for p, n in rows))
+        return self.scopes.keep(key, Value(names, level))
+
+    def _gep(self, base: str, dtype: DType, index: Value, index_dtype: DType) -> Value:
+        lanes = self.scopes.width if index.lanes else 1
+        t = value_type(index_dtype, lanes)
+        head = f"getelementptr {memory_type(dtype)}, ptr {base}, {t}"
+        names = self.scopes.fn.lets(index.level, (f"{head} {n}" for n in index.names))
+        return Value(names, index.level, index.lanes)
+
+    def is_transposed(self, offset: Sym, bound: Bound) -> bool:
+        """True for a load that an open tile reads along its rows."""
+        lane = self.indices.lane
+        if self.tile is None or lane is None or any(v.lanes for v in bound.values()):
+            return False
+        return tiles.is_transposed(offset, self.tile, lane)
+
+    def load_tile(self, buffer: str, dtype: DType, offset: Sym, bound: Bound) -> Value:
+        """Read a tile along its rows and transpose it."""
+        scopes, lane, row = self.scopes, self.indices.lane, self.tile
+        assert lane is not None and row is not None
+        level = scopes.fn.level
+        start, step = tiles.at_row(offset, row, lane)
+        pointers = [
+            [
+                self._tile_pointer(buffer, dtype, start + step * i + block, bound)
+                for i in range(scopes.width)
+            ]
+            for block in range(0, scopes.copies, scopes.width)
+        ]
+        names = tiles.load_transposed(scopes, pointers, dtype, level)
+        value = Value(names, level, True)
+        return self._to_bool(value) if dtype is BOOL else value
+
+    def _tile_pointer(self, buffer: str, dtype: DType, offset: Sym, bound: Bound) -> str:
+        # The lane's variable is lane 0 of this part of the tile.
+        return self._gep(self.bases[buffer], dtype, self.indices.scalar(offset, bound), I64).names[
+            0
+        ]
+
+    def load(self, place: Place, dtype: DType, mask: Value | None, level: int) -> Value:
+        """Read one element per lane (one in all for step 0) at `level` or further in."""
+        level = max(level, place.pointers.level, mask.level if mask else 0)
+        copies = max(len(place.pointers.names), len(mask.names) if mask else 1)
+        spread = self.scopes.spread
+        if place.step == 0:
+            value = self._load_scalar(place, dtype, mask, level, copies)
+        else:
+            b = self.scopes.builder(level, True, copies)
+            pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
+            masks = spread(mask, BOOL, True, copies) if mask else None
+            names = self._load_lanes(b, place.step, dtype, pointers, masks)
+            value = Value(names, level, True)
+        return self._to_bool(value) if dtype is BOOL else value
+
+    def _to_bool(self, value: Value) -> Value:
+        b = self.scopes.builder(value.level, value.lanes, len(value.names))
+        t = vector("i8", b.lanes)
+        zero = (splat("i8", "0", b.lanes),) * b.copies
+        return Value(b.each(f"icmp ne {t}", value.names, zero), value.level, value.lanes)
+
+    def _load_scalar(
+        self, place: Place, dtype: DType, mask: Value | None, level: int, copies: int
+    ) -> Value:
+        fn, t = self.scopes.fn, memory_type(dtype)
+        pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
+        if mask is not None:
+            b = self.scopes.builder(level, mask.lanes, 1)
+            conds = [b.any((n,)) if mask.lanes else n for n in mask.names]
+            conds = conds * (1 if len(conds) == copies else copies)
+            rows, zeros = zip(conds, pointers, strict=True), self._zeros()
+            pointers = fn.lets(level, (f"select i1 {c}, ptr {p}, ptr {zeros}" for c, p in rows))
+        loads = (f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers)
+        return Value(fn.lets(level, loads), level)
+
+    def _zeros(self) -> str:
+        """Eight zero bytes of the function's own."""
+        if not self.dummy:
+            self.dummy = self.scopes.fn.alloca("i64", 1)
+            self.scopes.fn.allocas.append(f"  store i64 0, ptr {self.dummy}, align 64")
+        return self.dummy
+
+    def _load_lanes(
+        self, b: Builder, step: int | None, dtype: DType, pointers: Names, masks: Names | None
+    ) -> Names:
+        fn, t, level = b.fn, memory_type(dtype, b.lanes), b.level
+        if masks is None and step is not None and step > 1:
+            return _pick(b, dtype, step, pointers)
+        if masks is None and step is not None:
+            names = fn.lets(level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers))
+            return names if step == 1 else _reverse(b, t, names)
+        if masks is None:
+            masks = ("splat (i1 true)",) * b.copies
+        if step == -1:
+            masks = _reverse(b, vector("i1", b.lanes), masks)
+        kind = "gather" if step is None else "load"
+        p = vector("ptr", b.lanes) if step is None else "ptr"
+        callee = self._intrinsic(kind, dtype, t, p, "i32", vector("i1", b.lanes), t)
+        zero = splat(memory_type(dtype), _zero(dtype), b.lanes)
+        m = vector("i1", b.lanes)
+        head, rows = f"call {t} {callee}(", zip(pointers, masks, strict=True)
+        texts = (f"{head}{p} {a}, i32 {dtype.bytes}, {m} {c}, {t} {zero})" for a, c in rows)
+        names = fn.lets(level, texts)
+        return _reverse(b, t, names) if step == -1 else names
+
+    def _intrinsic(self, kind: str, dtype: DType, result: str, pointer: str, *args: str) -> str:
+        width = self.scopes.width
+        own = suffix(memory_type(dtype), width)
+        address = f"v{width}p0" if kind in ("gather", "scatter") else "p0"
+        name = f"llvm.masked.{kind}.{own}.{address}"
+        if kind in ("gather", "load"):
+            return self.scopes.fn.module.declare(name, result, pointer, *args)
+        return self.scopes.fn.module.declare(name, "void", result, pointer, *args)
+
+    def store(self, place: Place, dtype: DType, value: Value, mask: Value | None) -> None:
+        """Write one element per lane, here and now."""
+        fn, level = self.scopes.fn, self.scopes.fn.level
+        lanes = place.step != 0
+        if value.lanes and not lanes:
+            raise InternalError("lanes are stored to one address", pass_name="codegen")
+        copies = max(len(place.pointers.names), len(value.names))
+        if lanes and mask is not None:
+            copies = max(copies, len(mask.names))
+        b = self.scopes.builder(level, lanes, copies)
+        names = self.scopes.spread(value, dtype, lanes, copies)
+        pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
+        t = memory_type(dtype, b.lanes)
+        if dtype is BOOL:
+            names = b.cast("zext", b.type(BOOL), t, names)
+        masks = self.scopes.spread(mask, BOOL, True, copies) if mask and lanes else None
+        if place.step == -1:
+            names = _reverse(b, t, names)
+        if masks and place.step is not None:
+            reverse = place.step == -1
+            if store_tail(self.scopes, dtype, masks[0], reverse, names, pointers):
+                return
+        if place.step == -1:
+            masks = _reverse(b, b.type(BOOL), masks) if masks else None
+        if masks is None and place.step is not None:
+            for n, p in zip(names, pointers, strict=True):
+                fn.put(level, f"  store {t} {n}, ptr {p}, align {dtype.bytes}")
+            return
+        masks = masks or ("splat (i1 true)",) * copies
+        kind = "scatter" if place.step is None else "store"
+        p_type, m = (vector("ptr", b.lanes) if place.step is None else "ptr"), b.type(BOOL)
+        callee = self._intrinsic(kind, dtype, t, p_type, "i32", m)
+        for n, p, c in zip(names, pointers, masks, strict=True):
+            fn.put(
+                level, f"  call void {callee}({t} {n}, {p_type} {p}, i32 {dtype.bytes}, {m} {c})"
+            )
+
+
+def store_pairs(
+    a: Accesses, place: Place, dtype: DType, values: tuple[Value, Value], mask: Value | None
+) -> None:
+    """Write two neighbours per lane: the elements at step 2 and those after them."""
+    fn, level, spread = a.scopes.fn, a.scopes.fn.level, a.scopes.spread
+    parts = (place.pointers, *values, *((mask,) if mask else ()))
+    copies = max(len(v.names) for v in parts)
+    b = a.scopes.builder(level, True, copies)
+    pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
+    pairs = [spread(v, dtype, True, copies) for v in values]
+    masks = spread(mask, BOOL, True, copies) if mask else pointers
+    t, m = memory_type(dtype, b.lanes), vector("i1", b.lanes)
+    for x, y, p, c in zip(*pairs, pointers, masks, strict=True):
+        for half in (0, 1):
+            both, at = _interleaved(b, t, x, y, half), p
+            if half:
+                element = memory_type(dtype)
+                at = fn.let(level, f"getelementptr {element}, ptr {p}, i64 {b.lanes}")
+            if mask is None:
+                fn.put(level, f"  store {t} {both}, ptr {at}, align {dtype.bytes}")
+                continue
+            callee = a._intrinsic("store", dtype, t, "ptr", "i32", m)
+            lanes = _interleaved(b, m, c, c, half)
+            rest = f"ptr {at}, i32 {dtype.bytes}, {m} {lanes}"
+            fn.put(level, f"  call void {callee}({t} {both}, {rest})")
+
+
+def _interleaved(b: Builder, t: str, x: str, y: str, half: int) -> str:
+    """The vector x0 y0 x1 y1 ... of one half of the lanes of two vectors."""
+    order = ", ".join(f"i32 {(half * b.lanes + i) // 2 + i % 2 * b.lanes}" for i in range(b.lanes))
+    text = f"shufflevector {t} {x}, {t} {y}, <{b.lanes} x i32> <{order}>"
+    return b.fn.let(b.level, text)
+
+
+def _reverse(b: Builder, t: str, names: Names) -> Names:
+    order = ", ".join(f"i32 {b.lanes - 1 - i}" for i in range(b.lanes))
+    mask = f"<{b.lanes} x i32> <{order}>"
+    return b.fn.lets(b.level, (f"shufflevector {t} {n}, {t} poison, {mask}" for n in names))
+
+
+def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
+    """Every step-th element from an address: `step` consecutive vectors, and step - 1 shuffles.
+
+    The last vector is moved back to end with the last element, so that nothing past it is read.
+    """
+    n, element, t = b.lanes, memory_type(dtype), memory_type(dtype, b.lanes)
+    starts = [k * n for k in range(step - 1)] + [(n - 1) * (step - 1)]
+    homes = [min(i * step // n, step - 1) for i in range(n)]
+    found: Names = ()
+    for k, start in enumerate(starts):
+        at = [
+            b.fn.let(b.level, f"getelementptr {element}, ptr {p}, i64 {start}") if start else p
+            for p in pointers
+        ]
+        loaded = b.fn.lets(b.level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in at))
+        lanes = [n + i * step - start if homes[i] == k else i for i in range(n)]
+        order = ", ".join(f"i32 {i}" for i in lanes)
+        rows = zip(found or loaded, loaded, strict=True)
+        texts = (f"shufflevector {t} {x}, {t} {y}, <{n} x i32> <{order}>" for x, y in rows)
+        found = b.fn.lets(b.level, texts)
+    return found
+
+
+def _zero(dtype: DType) -> str:
+    return "0.0" if memory_type(dtype) in ("float", "double") else "0"

@@ -1,0 +1,252 @@
+"""Statements of a kernel to text: loops, named values, stores and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import loads_of
+from lenz.ir.kernel import For, Let, Local, Reduce, Scan, Sort, Stmt, Store, TileConfig, walk
+from lenz.machine.cpu.llvm import accumulate, prefix, sorting, tiles, trips
+from lenz.machine.cpu.llvm.access import Accesses, store_pairs
+from lenz.machine.cpu.llvm.accumulators import Accumulator, names_reduced, reduces_of
+from lenz.machine.cpu.llvm.indices import Indices
+from lenz.machine.cpu.llvm.masks import stores_plainly, tail_mask
+from lenz.machine.cpu.llvm.scopes import Cell, Scopes, Value
+from lenz.machine.cpu.llvm.values import Values
+from lenz.sym import Int, prove_divides
+
+
+class Body:
+    """Emits the statements of one function."""
+
+    __slots__ = (
+        "accesses", "accs", "indices", "locals", "names", "row_pass", "scopes", "tile", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        scopes: Scopes,
+        indices: Indices,
+        accesses: Accesses,
+        values: Values,
+        tile: TileConfig,
+        locals: Mapping[str, Local],
+    ) -> None:
+        self.scopes = scopes
+        self.indices = indices
+        self.accesses = accesses
+        self.values = values
+        self.tile = tile
+        self.locals = locals
+        self.accs: dict[str, Accumulator] = {}
+        self.names: dict[str, Stmt] = {}
+        self.row_pass = False  # the copies of the body are rows that share accumulators
+        values.column = lambda acc: accumulate.element(self, acc)
+
+    def statements(self, body: tuple[Stmt, ...]) -> None:
+        """Emit statements in order; loads of buffers that they store to stay on their level."""
+        floor = self.values.floor
+        # A loop may open scopes around its own, and its body one more, so the level is only known
+        # here.
+        self.values.floor = {**floor, **dict.fromkeys(_stored(body), self.scopes.fn.level)}
+        done: Stmt | None = None
+        for k, s in enumerate(body):
+            match s:
+                case Store() if s is done or _store_pair(self, s, *body[k + 1 : k + 2]):
+                    done = None if s is done else body[k + 1]
+                case For():
+                    self.loop(s)
+                case Let(name, value):
+                    self.define(name, s)
+                    self.values.refs[name] = self.values.value(value)
+                case Reduce():
+                    accumulate.take(self, self.accs[s.name])
+                case Scan():
+                    prefix.take(self, self.accs[s.name])
+                case Sort():
+                    sorting.take(self, s)
+                case Store():
+                    self.store(s)
+        self.values.floor = floor
+
+    def define(self, name: str, s: Stmt) -> None:
+        """Names are unique in a phase, so that the memo cannot confuse them."""
+        if self.names.setdefault(name, s) is not s:
+            raise InternalError(f"{name} is defined twice", pass_name="codegen")
+
+    def store(self, s: Store) -> None:
+        """Emit one store."""
+        value = self.values.value(s.value)
+        for e in s.bound:
+            self.values.value(e)
+        bound = self.values.bound((s.offset,), s.bound, ())
+        place = self.accesses.place(s.buffer, s.value.dtype, s.offset, bound)
+        self.accesses.store(place, s.value.dtype, value, self.scopes.tail)
+        self.values.forget(s.buffer)
+
+    def parallel(self, body: tuple[Stmt, ...], scratch: tuple[str, ...]) -> None:
+        """The body of one parallel iteration; only the same iteration reads what it stores."""
+        self.values.floor.update(dict.fromkeys((*_stored(body), *scratch), self.scopes.fn.level))
+        self.statements(body)
+
+    @contextmanager
+    def writing(self, s: For) -> Iterator[None]:
+        """A loop that stores to buffers: earlier reads of them are repeated inside and after."""
+        buffers = _stored(s.body)
+        for name in buffers:
+            self.values.forget(name)
+        yield
+        for name in buffers:
+            self.values.forget(name)
+
+    def loop(self, s: For) -> None:
+        """Emit a loop, then the results of the reductions that end with it."""
+        ended = [
+            accumulate.start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs
+        ]
+        with self.writing(s):
+            if self.indices.lane is None and s.kind == "vector":
+                self.vector_loop(s)
+            elif self.indices.lane is None and tiles.is_tile(s, self.scopes):
+                tiles.emit(self, s)
+            elif s.kind == "unroll" and isinstance(s.axis.extent, Int):
+                self.unrolled(s)
+            else:
+                self.plain_loop(s)
+        for acc in ended:
+            accumulate.finish(self, acc)
+
+    def unrolled(self, s: For) -> None:
+        """A loop of constant extent, unrolled."""
+        for k in range(s.axis.extent.hi or 0):
+            with self.scopes.block():
+                self.indices.vars[s.axis.var] = Value((str(k),), self.scopes.fn.level)
+                self.statements(s.body)
+
+    def plain_loop(self, s: For) -> None:
+        """A loop one iteration at a time, or `tile.rows` at a time over column accumulators."""
+        step = self.row_copies(s)
+        alone = self.indices.lane is None and self.scopes.copies == 1
+        if alone and step == 1 and s.kind == "seq" and not any(isinstance(x, For) for x in s.body):
+            trips.serial(self, s)
+            return
+        with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
+            if step > 1:
+                whole = trips.rounded(self.scopes.fn, s.axis.extent, extent, step)
+                self.counted(s, "0", whole, step, step)
+                if prove_divides(step, s.axis.extent):
+                    return
+                self.counted(s, whole, extent, 1, 1)
+            else:
+                self.counted(s, "0", extent, 1, self.scopes.copies)
+
+    def counted(self, s: For, start: str, stop: str, step: int, copies: int) -> None:
+        """for var in range(start, stop, step): the body, in `copies` copies if step is not 1."""
+        cells = self.cells(s) if copies == self.scopes.copies or step > 1 else self.cells(s, 1)
+
+        def once(counter: str) -> None:
+            outer, self.scopes.copies = self.scopes.copies, copies
+            names = trips.positions(self.scopes.fn, counter, copies, 1) if step > 1 else (counter,)
+            self.row_pass = step > 1
+            self.indices.vars[s.axis.var] = Value(names, self.scopes.fn.level)
+            self.statements(s.body)
+            self.row_pass = False
+            self.scopes.copies = outer
+
+        trips.repeat(self.scopes, start, stop, step, cells, once)
+
+    def cells(self, s: For, copies: int | None = None) -> list[Cell]:
+        """The registers that a loop changes, for the first `copies` copies."""
+        inside = names_reduced(s.body)
+        return [
+            cell
+            for name, acc in self.accs.items()
+            if name in inside
+            for part in acc.cells
+            for cell in part[:copies]
+        ]
+
+    def vector_copies(self, s: For) -> int:
+        """Copies of the body of a vector loop: `tile.unroll`, or fewer if it is short."""
+        if self.scopes.copies > 1:
+            return 1
+        extent = s.axis.extent
+        most = self.tile.unroll
+        if extent.hi is not None:
+            most = min(most, extent.hi // self.scopes.width)
+        return max(most, 1)
+
+    def row_copies(self, s: For) -> int:
+        """Rows per pass over column accumulators; 1 for any other loop."""
+        if s.kind != "seq" or self.indices.lane is not None or self.scopes.copies > 1:
+            return 1
+        rows = self.tile.rows if s.axis.extent.hi is None else min(self.tile.rows, s.axis.extent.hi)
+        has_columns = False
+        for x in s.body:
+            if isinstance(x, (Store, Scan)) or (isinstance(x, For) and x.kind != "vector"):
+                return 1
+            for y in walk(x.body) if isinstance(x, For) else ():
+                if isinstance(y, (For, Store, Scan)):
+                    return 1
+                if isinstance(y, Reduce):
+                    acc = self.accs[y.name]
+                    has_columns |= bool(acc.axes)
+                    if not acc.axes or y.over != (s.axis.var,):
+                        return 1
+        return rows if has_columns else 1
+
+    def vector_loop(self, s: For) -> None:
+        """Full vectors in copies, then single vectors, the last one under a mask."""
+        copies, width = self.vector_copies(s), self.scopes.width
+        extent = s.axis.extent
+        self.indices.lane = s.axis.var
+        with trips.nonempty(self.indices, extent, self.cells(s)) as text:
+            whole = trips.rounded(self.scopes.fn, extent, text, width * copies)
+            self.vector_steps(s, "0", whole, copies, False)
+            if not prove_divides(width * copies, extent):
+                self.vector_steps(s, whole, text, 1, not prove_divides(width, extent))
+        self.indices.lane = None
+
+    def vector_steps(self, s: For, start: str, stop: str, copies: int, masked: bool) -> None:
+        """Vectors from start to stop, `copies` of them at a time."""
+        scopes, width = self.scopes, self.scopes.width
+        inside = scopes.copies
+
+        def once(counter: str) -> None:
+            scopes.copies = max(copies, inside)
+            names = trips.positions(self.scopes.fn, counter, copies, width)
+            self.indices.vars[s.axis.var] = Value(names, scopes.fn.level)
+            if masked:
+                scopes.tail = tail_mask(scopes, trips.left(scopes.fn, counter, stop))
+            self.statements(s.body)
+            scopes.tail = None
+            scopes.copies = inside
+
+        cells = self.cells(s) if copies > 1 or inside > 1 else self.cells(s, 1)
+        trips.repeat(self.scopes, start, stop, width * copies, cells, once)
+
+
+def _stored(body: tuple[Stmt, ...]) -> list[str]:
+    """The buffers that the statements store to."""
+    return list(dict.fromkeys([x.buffer for x in walk(body) if isinstance(x, Store)]))
+
+
+def _store_pair(body: Body, s: Store, after: Stmt | None = None) -> bool:
+    """Emit a store and the next one together if they write alternating neighbours."""
+    if not isinstance(after, Store) or after.buffer != s.buffer or body.indices.lane is None:
+        return False
+    if any(e.attrs[0] == s.buffer for e in loads_of(after.value)):
+        return False  # it may be the value that the first one stores
+    dtype, tail = s.value.dtype, body.scopes.tail
+    if after.offset is not s.offset + 1 or {s.mode, after.mode} != {"set"} or s.bound:
+        return False
+    place = body.accesses.place(s.buffer, dtype, s.offset, {}, True)
+    if place.step != 2 or dtype is BOOL or (tail is not None and stores_plainly(dtype)):
+        return False
+    values = body.values.value(s.value), body.values.value(after.value)
+    store_pairs(body.accesses, place, dtype, values, tail)
+    body.values.forget(s.buffer)
+    return True

@@ -1,0 +1,276 @@
+"""Index arithmetic: Syms as 64-bit scalars, or as vectors with one lane per iteration.
+
+Sums are added outermost level first, so that the part that an inner loop does not change stays
+outside of it. Constants come last, for the processor's address modes. Division rounds down, and is
+unsigned if the bounds of the Sym prove its operands non-negative.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import I32, I64, DType
+from lenz.ir.expr import is_bound_var
+from lenz.machine.cpu.llvm.builder import Builder
+from lenz.machine.cpu.llvm.scopes import Scopes, Value
+from lenz.machine.cpu.llvm.types import vector
+from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, affine_in
+from lenz.sym.expr import children
+
+Bound = Mapping[Var, Value]
+_NONE: Bound = {}
+_I32_MAX = 2**31 - 1
+
+
+class Indices:
+    """The variables in scope, and the values of Syms over them."""
+
+    __slots__ = ("lane", "scopes", "vars")
+
+    def __init__(self, scopes: Scopes) -> None:
+        self.scopes = scopes
+        self.vars: dict[Var, Value] = {}
+        # The variable of the open vector loop. Its entry in `vars` is the position of lane 0.
+        self.lane: Var | None = None
+
+    def lookup(self, v: Var, bound: Bound) -> Value:
+        """The value of a variable; raises InternalError if it is not in scope."""
+        found = bound.get(v) or self.vars.get(v)
+        if found is None:
+            raise InternalError(f"{v.name} is not in scope", pass_name="codegen")
+        return found
+
+    def varies(self, s: Sym, bound: Bound = _NONE) -> bool:
+        """True if s differs between lanes of the open vector loop."""
+        return any(v is self.lane or (v in bound and bound[v].lanes) for v in s.free_vars)
+
+    def level(self, s: Sym, bound: Bound = _NONE) -> int:
+        """The outermost level on which s can be computed."""
+        return max([self.lookup(v, bound).level for v in s.free_vars], default=0)
+
+    def scalar(self, s: Sym, bound: Bound = _NONE) -> Value:
+        """s as an i64; if s varies between lanes, the value in lane 0."""
+        if type(s) is Int:
+            return Value((str(s.value),), 0)
+        if isinstance(s, Var):
+            return self.lookup(s, bound)
+        key = ("sym", s)
+        if not bound and (found := self.scopes.memo.get(key)):
+            return found
+        value = self._arithmetic(s, bound, I64, False)
+        return value if bound else self.scopes.keep(key, value)
+
+    def vector(self, s: Sym, dtype: DType, bound: Bound = _NONE) -> Value:
+        """s as a vector of i32 or i64, one lane per iteration of the vector loop."""
+        if not self.varies(s, bound):
+            return self.narrow(self.scalar(s, bound), dtype)
+        key = ("lanes", s, dtype)
+        if not bound and (found := self.scopes.memo.get(key)):
+            return found
+        value = self._vector(s, dtype, bound)
+        return value if bound else self.scopes.keep(key, value)
+
+    def narrow(self, value: Value, dtype: DType) -> Value:
+        """An i64 value as the type."""
+        if dtype is I64 or value.names[0][0] != "%":
+            return value
+        key = ("narrow", value.names)
+        if found := self.scopes.memo.get(key):
+            return found
+        b = self.scopes.builder(value.level, value.lanes, len(value.names))
+        names = b.convert("trunc", I32, I64, value.names)
+        return self.scopes.keep(key, Value(names, value.level, value.lanes))
+
+    def _vector(self, s: Sym, dtype: DType, bound: Bound) -> Value:
+        if isinstance(s, Var) and s in bound:
+            return self.narrow(bound[s], dtype)
+        if self.lane is not None and not any(v in bound and bound[v].lanes for v in s.free_vars):
+            affine = affine_in(s, self.lane)
+            if affine is not None and not self.varies(affine[0]):
+                return self._line(s, affine[0], dtype, bound)
+        return self._arithmetic(s, bound, dtype, True)
+
+    def _line(self, s: Sym, coefficient: Sym, dtype: DType, bound: Bound) -> Value:
+        """start + coefficient * (0, 1, 2, ...)."""
+        scopes, element = self.scopes, "i32" if dtype is I32 else "i64"
+        start = self.narrow(self.scalar(s, bound), dtype)
+        if isinstance(coefficient, Int):
+            steps = Value((scopes.lane_numbers(element, coefficient.value),), 0, True)
+        else:
+            by = self.narrow(self.scalar(coefficient, bound), dtype)
+            steps = self.combine("mul", by, Value((scopes.lane_numbers(element),), 0, True), dtype)
+        return self.combine("add", start, steps, dtype)
+
+    def combine(self, opcode: str, x: Value, y: Value, dtype: DType) -> Value:
+        """One integer instruction on two index values; constants are folded.
+
+        Constants must be recognised here, because a mask of known lanes needs another form of store
+        (masks.py).
+        """
+        if (known := _folded(opcode, x, y)) is not None:
+            return Value((known,), max(x.level, y.level))
+        level, lanes = max(x.level, y.level), x.lanes or y.lanes
+        copies = max(len(x.names), len(y.names))
+        b = self.scopes.builder(level, lanes, copies)
+        spread = self.scopes.spread
+        xs, ys = spread(x, dtype, lanes, copies), spread(y, dtype, lanes, copies)
+        return Value(b.each(f"{opcode} {b.type(dtype)}", xs, ys), level, lanes)
+
+    def _arithmetic(self, s: Sym, bound: Bound, dtype: DType, lanes: bool) -> Value:
+        def part(e: Sym) -> Value:
+            return self.vector(e, dtype, bound) if lanes else self.scalar(e, bound)
+
+        match s:
+            case Add():
+                return self._sum(s, bound, dtype, lanes)
+            case Mul():
+                values = sorted([part(f) for f in s.factors], key=lambda x: (x.lanes, x.level))
+                total = values[0]
+                for value in values[1:]:
+                    total = self.combine("mul", total, value, dtype)
+                return total
+            case FloorDiv() | Mod():
+                return self._quotient(s, part(s.num), part(s.den), dtype)
+            case Min() | Max():
+                values = [part(a) for a in s.args]
+                return self._extremum("smin" if isinstance(s, Min) else "smax", values, dtype)
+            case _:
+                raise InternalError(f"no index arithmetic for {s}", pass_name="codegen")
+
+    def _sum(self, s: Add, bound: Bound, dtype: DType, lanes: bool) -> Value:
+        terms: list[Value] = []
+        for term, coefficient in s.terms:
+            value = self.vector(term, dtype, bound) if lanes else self.scalar(term, bound)
+            if coefficient != 1:
+                value = self.combine("mul", value, Value((str(coefficient),), 0), dtype)
+            terms.append(value)
+        terms.sort(key=lambda x: (x.lanes, x.level))
+        total = terms[0]
+        for value in terms[1:]:
+            total = self.combine("add", total, value, dtype)
+        if s.const:
+            total = self.combine("add", total, Value((str(s.const),), 0), dtype)
+        return total
+
+    def _extremum(self, kind: str, values: list[Value], dtype: DType) -> Value:
+        values.sort(key=lambda x: (x.lanes, x.level))
+        total = values[0]
+        for value in values[1:]:
+            level, lanes = max(total.level, value.level), total.lanes or value.lanes
+            if (known := _folded(kind, total, value)) is not None:
+                total = Value((known,), level)
+                continue
+            copies = max(len(total.names), len(value.names))
+            b = self.scopes.builder(level, lanes, copies)
+            pair = [self.scopes.spread(x, dtype, lanes, copies) for x in (total, value)]
+            total = Value(b.intrinsic(f"llvm.{kind}", dtype, *pair), level, lanes)
+        return total
+
+    def _quotient(self, s: FloorDiv | Mod, num: Value, den: Value, dtype: DType) -> Value:
+        is_div = isinstance(s, FloorDiv)
+        natural = _at_least(s.num, 0) and _at_least(s.den, 0)
+        if isinstance(s.den, Int) and s.den.value > 0 and s.den.value & (s.den.value - 1) == 0:
+            # Shift and mask also round down for negative numbers.
+            opcode, by = (
+                ("ashr", s.den.value.bit_length() - 1) if is_div else ("and", s.den.value - 1)
+            )
+            return self.combine(opcode, num, Value((str(by),), 0), dtype)
+        level, lanes = max(num.level, den.level), num.lanes or den.lanes
+        if (known := _folded("div" if is_div else "mod", num, den)) is not None:
+            return Value((known,), level)
+        copies = max(len(num.names), len(den.names))
+        b = self.scopes.builder(level, lanes, copies)
+        x, y = (self.scopes.spread(v, dtype, lanes, copies) for v in (num, den))
+        by_constant = isinstance(s.den, Int)
+        loaded = any(is_bound_var(v) for v in s.den.free_vars)
+        if not by_constant and (loaded or not _at_least(s.den, 1)):
+            # Code hoisted out of a loop that runs zero times may see a size of 0, and inactive
+            # lanes load 0: x86 would trap.
+            zero = b.compare("icmp eq", dtype, y, b.constant(dtype, 0))
+            y = b.select(zero, dtype, b.constant(dtype, 1), y)
+        if lanes and not by_constant and _fits_double(s.num):
+            names = _vector_by_double(b, is_div, dtype, x, y)
+        elif natural:
+            names = b.each(f"{'udiv' if is_div else 'urem'} {b.type(dtype)}", x, y)
+        else:
+            names = _floor(b, is_div, dtype, x, y)
+        return Value(names, level, lanes)
+
+
+_FOLDS: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "ashr": operator.rshift,
+    "and": operator.and_,
+    "smin": min,
+    "smax": max,
+    "div": operator.floordiv,
+    "mod": operator.mod,
+}
+
+
+def _folded(opcode: str, x: Value, y: Value) -> str | None:
+    """The text of a scalar whose operands are both constants."""
+    if x.lanes or y.lanes or len(x.names) > 1 or len(y.names) > 1:
+        return None
+    a, b = x.names[0], y.names[0]
+    if a[0] == "%" or b[0] == "%" or (opcode in ("div", "mod") and b == "0"):
+        return None
+    return str(_FOLDS[opcode](int(a), int(b)))
+
+
+def _at_least(s: Sym, bound: int) -> bool:
+    return s.lo is not None and s.lo >= bound
+
+
+def _fits_double(s: Sym) -> bool:
+    return s.lo is not None and s.hi is not None and s.lo >= -(2**53) and s.hi <= 2**53
+
+
+def _floor(
+    b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]
+) -> tuple[str, ...]:
+    t = b.type(dtype)
+    zero = b.constant(dtype, 0)
+    remainder = b.each(f"srem {t}", x, y)
+    inexact = b.compare("icmp ne", dtype, remainder, zero)
+    opposite = b.compare("icmp slt", dtype, b.each(f"xor {t}", remainder, y), zero)
+    fix = b.each(f"and {vector('i1', b.lanes)}", inexact, opposite)
+    if is_div:
+        quotient = b.each(f"sdiv {t}", x, y)
+        return b.select(fix, dtype, b.each(f"sub {t}", quotient, b.constant(dtype, 1)), quotient)
+    return b.select(fix, dtype, b.each(f"add {t}", remainder, y), remainder)
+
+
+def _vector_by_double(
+    b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]
+) -> tuple[str, ...]:
+    # Exact for |x| <= 2^53: a non-integer quotient is at least 1/y away from the next integer, and
+    # the rounding error is at most x/y * 2^-53. Vector units divide only floating-point numbers.
+    t, d = b.type(dtype), vector("double", b.lanes)
+    callee = b.fn.module.declare(f"llvm.floor.v{b.lanes}f64", d, d)
+    q = b.each(f"fdiv {d}", b.cast("sitofp", t, d, x), b.cast("sitofp", t, d, y))
+    q = tuple([b.fn.let(b.level, f"call {d} {callee}({d} {n})") for n in q])
+    whole = b.cast("fptosi", d, t, q)
+    if is_div:
+        return whole
+    return b.each(f"sub {t}", x, b.each(f"mul {t}", whole, y))
+
+
+def index_type(s: Sym, bound: Bound = _NONE) -> DType:
+    """i32 if every part of s provably fits, else i64. Gathers with i32 offsets are faster."""
+    stack = [s]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Var) and e in bound:
+            return I64
+        if e.lo is None or e.hi is None or e.lo < -_I32_MAX or e.hi > _I32_MAX:
+            return I64
+        if isinstance(e, Add) and any(
+            abs(c) * max(abs(t.lo or 0), abs(t.hi or 0)) > _I32_MAX for t, c in e.terms
+        ):
+            return I64
+        stack.extend(children(e))
+    return I32

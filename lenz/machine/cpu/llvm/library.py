@@ -1,0 +1,158 @@
+"""C math functions applied lane by lane, and operations that LLVM lowers badly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lenz.ir.dtype import F32, U32, U64, DType
+from lenz.machine.cpu.llvm.function import Module
+from lenz.machine.cpu.llvm.types import suffix, value_type, vector
+
+if TYPE_CHECKING:
+    from lenz.machine.cpu.llvm.builder import Builder, Names
+
+
+def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) -> str:
+    """The name (with @) of a function on vectors that calls `symbol` on each lane."""
+    callee = module.declare(symbol, element, *([element] * arity))
+    if lanes == 1:
+        return callee
+    name = f"lanes.{symbol}.{suffix(element, lanes)}"
+    if name not in module.functions:
+        t = vector(element, lanes)
+        lines = []
+        before = "poison"
+        for lane in range(lanes):
+            for k in range(arity):
+                lines.append(f"  %x{k}.{lane} = extractelement {t} %x{k}, i32 {lane}")
+            args = ", ".join(f"{element} %x{k}.{lane}" for k in range(arity))
+            lines.append(f"  %y.{lane} = call {element} {callee}({args})")
+            lines.append(
+                f"  %r.{lane} = insertelement {t} {before}, {element} %y.{lane}, i32 {lane}"
+            )
+            before = f"%r.{lane}"
+        params = ", ".join(f"{t} %x{k}" for k in range(arity))
+        body = "\n".join(lines)
+        module.functions[name] = (
+            f"define internal {t} @{name}({params}) noinline #0 {{\n{body}\n  ret {t} {before}\n}}"
+        )
+    return f"@{name}"
+
+
+def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
+    """x * 2^k for i32 exponents by vscalef of AVX512, which LLVM has only for vectors."""
+    fn, level, element = b.fn, b.level, value_type(dtype)
+    lanes = b.lanes if b.lanes > 1 else 16 // dtype.bytes
+    v, i = vector(element, lanes), vector("i32", lanes)
+    name = f"llvm.ldexp.{suffix(element, lanes)}.{suffix('i32', lanes)}"
+    callee = fn.module.declare(name, v, v, i)
+    out: list[str] = []
+    for a, c in zip(x, k, strict=True):
+        if b.lanes > 1:
+            out.append(fn.let(level, f"call {v} {callee}({v} {a}, {i} {c})"))
+            continue
+        wide = fn.let(level, f"insertelement {v} zeroinitializer, {element} {a}, i32 0")
+        power = fn.let(level, f"insertelement {i} zeroinitializer, i32 {c}, i32 0")
+        whole = fn.let(level, f"call {v} {callee}({v} {wide}, {i} {power})")
+        out.append(fn.let(level, f"extractelement {v} {whole}, i32 0"))
+    return tuple(out)
+
+
+def copysign(b: Builder, dtype: DType, x: Names, y: Names) -> Names:
+    """x with the sign of y, by their bits.
+
+    LLVM's own may take the sign from a double, round that to half, and call a function that no JIT
+    has (docs/upstream/llvm-22-copysign-half.ll).
+    """
+    bits = U32 if dtype is F32 else U64
+    top = 1 << (8 * bits.bytes - 1)
+    own, to = b.type(dtype), b.type(bits)
+
+    def part(z: Names, mask: int) -> Names:
+        return b.binary("and", bits, b.cast("bitcast", own, to, z), b.constant(bits, mask))
+
+    return b.cast("bitcast", to, own, b.binary("or", bits, part(x, top - 1), part(y, top)))
+
+
+def scalef(b: Builder, _: DType, x: Names, k: Names) -> Names:
+    """x * 2^k for f32 x and k by vscalefps of AVX-512, always in vectors of 16."""
+    fn, level = b.fn, b.level
+    args = ("<16 x float>", "<16 x float>", "<16 x float>", "i16", "i32")
+    callee = fn.module.declare("llvm.x86.avx512.mask.scalef.ps.512", "<16 x float>", *args)
+    # All lanes, and the current rounding (4).
+    rest = "<16 x float> zeroinitializer, i16 -1, i32 4"
+    out: list[str] = []
+    for a, c in zip(x, k, strict=True):
+        p, q = (_sixteen(b, n) for n in (a, c))
+        whole = fn.let(
+            level, f"call <16 x float> {callee}(<16 x float> {p}, <16 x float> {q}, {rest})"
+        )
+        out.append(_first(b, whole))
+    return tuple(out)
+
+
+def _sixteen(b: Builder, name: str) -> str:
+    if b.lanes == 16:
+        return name
+    if b.lanes == 1:
+        text = f"insertelement <16 x float> zeroinitializer, float {name}, i32 0"
+    else:
+        order = ", ".join(f"i32 {min(i, b.lanes)}" for i in range(16))
+        t = vector("float", b.lanes)
+        text = f"shufflevector {t} {name}, {t} zeroinitializer, <16 x i32> <{order}>"
+    return b.fn.let(b.level, text)
+
+
+def _first(b: Builder, name: str) -> str:
+    if b.lanes == 16:
+        return name
+    if b.lanes == 1:
+        return b.fn.let(b.level, f"extractelement <16 x float> {name}, i32 0")
+    order = ", ".join(f"i32 {i}" for i in range(b.lanes))
+    text = f"shufflevector <16 x float> {name}, <16 x float> poison, <{b.lanes} x i32> <{order}>"
+    return b.fn.let(b.level, text)
+
+
+def mul_high(b: Builder, _: DType, x: Names, y: Names) -> Names:
+    """The upper word of the product of two u32."""
+    return _product_part(b, x, y, 1)
+
+
+def mul_low(b: Builder, _: DType, x: Names, y: Names) -> Names:
+    """The lower word of the product of two u32."""
+    return _product_part(b, x, y, 0)
+
+
+def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
+    """One half (upper or lower) of the double-width products of two vectors.
+
+    A vector is treated as half as many u64: even lanes by a mask, odd lanes by a shift, as vpmuludq
+    multiplies. Both halves come from the same products.
+    """
+    if b.lanes == 1:
+        wide = [b.cast("zext", "i32", "i64", n) for n in (x, y)]
+        product = b.binary("mul", U64, *wide)
+        if part:
+            product = b.binary("lshr", U64, product, b.constant(U64, 32))
+        return b.cast("trunc", "i64", "i32", product)
+    n, half = b.lanes, b.lanes // 2
+    t = vector("i32", n)
+    # The products are visible wherever the operands of these names are.
+    found = b.fn.products.get((x, y))
+    if found is None:
+        found = b.fn.products[(x, y)] = _products(b, x, y)
+    order = ", ".join(f"i32 {2 * i + part}, i32 {n + 2 * i + part}" for i in range(half))
+    rows = zip(*found, strict=True)
+    texts = (f"shufflevector {t} {p}, {t} {q}, <{n} x i32> <{order}>" for p, q in rows)
+    return b.fn.lets(b.level, texts)
+
+
+def _products(b: Builder, x: Names, y: Names) -> tuple[Names, Names]:
+    """The products of the even and of the odd lanes, each as a vector of the lane type."""
+    t, d = vector("i32", b.lanes), f"<{b.lanes // 2} x i64>"
+    low = ("splat (i64 4294967295)",) * b.copies
+    up = ("splat (i64 32)",) * b.copies
+    pairs = [b.cast("bitcast", t, d, names) for names in (x, y)]
+    even = b.each(f"mul {d}", *[b.each(f"and {d}", p, low) for p in pairs])
+    odd = b.each(f"mul {d}", *[b.each(f"lshr {d}", p, up) for p in pairs])
+    return b.cast("bitcast", d, t, even), b.cast("bitcast", d, t, odd)

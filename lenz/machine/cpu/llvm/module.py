@@ -1,0 +1,198 @@
+"""Kernels to one module of LLVM IR.
+
+A kernel is `i64 NAME(ptr, ..., i64, ...)`: its pointers, then its sizes. It returns the code of a
+failed check, or 0. A phase is a separate function, `void NAME.pK(i64 begin, i64 end, ptr context)`,
+which runs a range of the parallel iterations. The context is the array of the kernel's arguments
+plus one word for failed checks. The kernel calls a phase through libtorch's `torch_parallel_for`,
+or directly if there are no more iterations than the grain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lenz.errors import InternalError
+from lenz.ir.expr import loads_of
+from lenz.ir.kernel import For, Kernel, Let, Stmt, Store, walk
+from lenz.ir.tensor import Axis
+from lenz.machine.cpu.llvm.access import Accesses
+from lenz.machine.cpu.llvm.body import Body
+from lenz.machine.cpu.llvm.builder import FAILED
+from lenz.machine.cpu.llvm.function import Module
+from lenz.machine.cpu.llvm.indices import Indices
+from lenz.machine.cpu.llvm.legalise import legalise
+from lenz.machine.cpu.llvm.scopes import Scopes, Value
+from lenz.machine.cpu.llvm.types import memory_type
+from lenz.machine.cpu.llvm.values import Values
+from lenz.sym import ONE, Sym, product
+from lenz.target import Target
+
+Phase = tuple[tuple[Axis, ...], tuple[Stmt, ...]]
+
+
+def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
+    """The text of a module that defines every kernel under its name."""
+    module = Module(target)
+    parts = [part for k in kernels for part in _kernel(module, legalise(k))]
+    head = f'target triple = "{target.triple}"'
+    attributes = (
+        f'attributes #0 = {{ nounwind "target-cpu"="{target.cpu}" '
+        f'"target-features"="{target.features}" "prefer-vector-width"="512" }}\n'
+        '!0 = !{!"branch_weights", i32 1, i32 2000}'
+    )
+    declared = [module.declarations[name] for name in sorted(module.declarations)]
+    helpers = [module.functions[name] for name in sorted(module.functions)]
+    return "\n\n".join([head, "\n".join(declared), *helpers, *parts, attributes]) + "\n"
+
+
+def phases_of(k: Kernel) -> list[Phase]:
+    """The axes and the body of each phase; statements between parallel loops form one phase."""
+    phases: list[Phase] = []
+    loose: list[Stmt] = []
+    named: list[Stmt] = []  # values that later phases may use
+    for s in k.body:
+        if isinstance(s, For) and s.kind == "parallel":
+            if any(not isinstance(x, Let) for x in loose):
+                phases.append(((), tuple(named + loose)))
+            named += [_pure(k, x) for x in loose if isinstance(x, Let)]
+            loose = []
+            axes, body = _collapse(s)
+            phases.append((axes, (*named, *body)))
+        else:
+            loose.append(s)
+    if loose:
+        phases.append(((), tuple(named + loose)))
+    return phases
+
+
+def _pure(k: Kernel, s: Let) -> Let:
+    """A value that is the same in every phase, and is recomputed in each."""
+    written = {x.buffer for x in walk(k.body) if isinstance(x, Store)}
+    if any(e.attrs[0] in written for e in loads_of(s.value)):
+        raise InternalError(f"{s.name} reads what another phase writes", pass_name="codegen")
+    return s
+
+
+def _collapse(s: For) -> tuple[tuple[Axis, ...], tuple[Stmt, ...]]:
+    """Collapse directly nested parallel loops whose inner extent does not vary."""
+    axes = [s.axis]
+    body = s.body
+    while len(body) == 1:
+        inner = body[0]
+        if not isinstance(inner, For) or inner.kind != "parallel":
+            break
+        if any(a.var in inner.axis.extent.free_vars for a in axes):
+            break
+        axes.append(inner.axis)
+        body = inner.body
+    return tuple(axes), body
+
+
+def _kernel(module: Module, k: Kernel) -> list[str]:
+    phases = phases_of(k)
+    texts = [_phase(module, k, n, phase) for n, phase in enumerate(phases)]
+    return [*texts, _entry(module, k, phases)]
+
+
+def _scopes(module: Module, k: Kernel) -> tuple[Scopes, Indices]:
+    scopes = Scopes(module)
+    indices = Indices(scopes)
+    for n, v in enumerate(k.sizes):
+        indices.vars[v] = Value((f"%s{n}",), 0)
+    return scopes, indices
+
+
+def _phase(module: Module, k: Kernel, number: int, phase: Phase) -> str:
+    """The function that runs iterations begin <= i < end of one phase."""
+    scopes, indices = _scopes(module, k)
+    fn = scopes.fn
+    for n, name in enumerate(_arguments(k)):
+        kind = "ptr" if n < len(k.params) else "i64"
+        at = fn.let(0, f"getelementptr inbounds i64, ptr %context, i64 {n}")
+        fn.put(0, f"  {name} = load {kind}, ptr {at}, align 8")
+    fn.put(0, f"  {FAILED} = getelementptr inbounds i64, ptr %context, i64 {len(_arguments(k))}")
+    bases = {p.name: f"%p{n}" for n, p in enumerate(k.params)}
+    for x in k.locals:
+        bases[x.name] = fn.alloca(memory_type(x.dtype), x.size)
+    written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
+    accesses = Accesses(scopes, indices, bases)
+    values = Values(scopes, indices, accesses, written)
+    body = Body(scopes, indices, accesses, values, k.tile, {x.name: x for x in k.locals})
+    axes, stmts = phase
+    if axes:
+        with scopes.loop("%begin", "%end", 1, []) as counter:
+            scopes.guard = 0
+            _unflatten(indices, axes, counter)
+            body.parallel(stmts, tuple(x.name for x in k.locals))
+    else:
+        body.statements(stmts)
+    head = f"define internal void @{k.name}.p{number}(i64 %begin, i64 %end, ptr %context) #0 {{"
+    return f"{head}\n{fn.text()}\n  ret void\n}}"
+
+
+def _unflatten(indices: Indices, axes: tuple[Axis, ...], counter: str) -> None:
+    """Variables of the collapsed parallel loops from the number of the iteration."""
+    fn = indices.scopes.fn
+    rest, level = counter, fn.level
+    for k in range(len(axes) - 1, 0, -1):
+        extent = indices.scalar(axes[k].extent).names[0]
+        quotient = fn.let(level, f"udiv i64 {rest}, {extent}")
+        whole = fn.let(level, f"mul i64 {quotient}, {extent}")
+        indices.vars[axes[k].var] = Value((fn.let(level, f"sub i64 {rest}, {whole}"),), level)
+        rest = quotient
+    indices.vars[axes[0].var] = Value((rest,), level)
+
+
+def _arguments(k: Kernel) -> list[str]:
+    return [f"%p{n}" for n in range(len(k.params))] + [f"%s{n}" for n in range(len(k.sizes))]
+
+
+def _entry(module: Module, k: Kernel, phases: list[Phase]) -> str:
+    """The function that is called from outside."""
+    scopes, indices = _scopes(module, k)
+    fn = scopes.fn
+    names = _arguments(k)
+    context = fn.alloca("i64", len(names) + 1)
+    for n, name in enumerate(names):
+        kind = "ptr" if n < len(k.params) else "i64"
+        at = fn.let(0, f"getelementptr inbounds i64, ptr {context}, i64 {n}")
+        fn.put(0, f"  store {kind} {name}, ptr {at}, align 8")
+    fn.put(0, f"  {FAILED} = getelementptr inbounds i64, ptr {context}, i64 {len(names)}")
+    fn.put(0, f"  store i64 0, ptr {FAILED}, align 8")
+    for number, (axes, _) in enumerate(phases):
+        _call_phase(indices, k, number, product([a.extent for a in axes]), context)
+    params = [f"ptr %p{n}" for n in range(len(k.params))]
+    params += [f"i64 %s{n}" for n in range(len(k.sizes))]
+    result = fn.let(0, f"load i64, ptr {FAILED}, align 8")
+    head = f"define i64 @{k.name}({', '.join(params)}) #0 {{"
+    return f"{head}\n{fn.text()}\n  ret i64 {result}\n}}"
+
+
+def _call_phase(indices: Indices, k: Kernel, number: int, count: Sym, context: str) -> None:
+    scopes, fn = indices.scopes, indices.scopes.fn
+    phase = f"@{k.name}.p{number}"
+    grain = max(k.tile.grain, 1)
+    if count is ONE:
+        fn.put(0, f"  call void {phase}(i64 0, i64 1, ptr {context})")
+        return
+    n = indices.scalar(count).names[0]
+    direct = f"  call void {phase}(i64 0, i64 {n}, ptr {context})"
+    args = ("i64", "i64", "i64", "ptr", "ptr")
+    spread = (
+        f"call i32 {fn.module.declare('torch_parallel_for', 'i32', *args)}"
+        f"(i64 0, i64 {n}, i64 {grain}, ptr {phase}, ptr {context})"
+    )
+    if count.lo is not None and count.lo > grain:
+        fn.let(0, spread)
+        return
+    if count.hi is not None and count.hi <= grain and count.lo is not None and count.lo >= 1:
+        fn.put(0, direct)
+        return
+    some = fn.let(0, f"icmp sgt i64 {n}, 0")
+    few = fn.let(0, f"icmp sle i64 {n}, {grain}")
+    serial = fn.let(0, f"and i1 {some}, {few}")
+    with scopes.when(serial, []):
+        fn.put(fn.level, direct)
+    many = fn.let(0, f"icmp sgt i64 {n}, {grain}")
+    with scopes.when(many, []):
+        fn.let(fn.level, spread)

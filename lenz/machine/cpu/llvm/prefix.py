@@ -1,0 +1,131 @@
+"""Scans: the running values of a statement, in vectors along its loop or in lanes across it.
+
+Along the loop (w lanes, here 4), log2(w) steps give the prefixes inside each vector; only the last
+lanes are combined one after the other:
+
+    v = a b c d;  v += 0 a b c;  v += 0 0 v0 v1;  out = carry + v;  carry += v3
+
+All copies of an unrolled body take these steps in parallel. If rows follow each other in the loop
+(`every`), a lane takes a step only inside its row, and the carry only if its row began before the
+vector. If whole rows fill a vector, both are known here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lenz import ops
+from lenz.ir.dtype import I32
+from lenz.ir.expr import Expr, interpret, rebuild, ref
+from lenz.ir.kernel import Scan
+from lenz.ir.op import REF
+from lenz.machine.cpu.llvm import accumulate
+from lenz.machine.cpu.llvm import reductions as red
+from lenz.machine.cpu.llvm.accumulators import Accumulator
+from lenz.machine.cpu.llvm.builder import Names
+from lenz.machine.cpu.llvm.legalise import legal_expr
+from lenz.machine.cpu.llvm.scopes import Value
+from lenz.machine.cpu.llvm.types import iota, value_type
+
+if TYPE_CHECKING:
+    from lenz.machine.cpu.llvm.body import Body
+
+
+def take(body: Body, acc: Accumulator) -> None:
+    """Accumulate one value and name the running value."""
+    scopes, (dtype,) = body.scopes, acc.dtypes
+    value = accumulate.operand(body, acc, scopes.copies)
+    level = scopes.fn.level
+    if acc.axes:
+        place = body.accesses.place(acc.arrays[0], dtype, acc.offset, {})
+        old = body.accesses.load(place, dtype, None, level)
+        new = combine(body, acc, scopes.spread(old, dtype, acc.lanes, scopes.copies), value)
+        body.accesses.store(place, dtype, Value(new, level, acc.lanes), None)
+    elif acc.across:
+        new = _along(body, acc, value)
+    else:
+        (cells,) = acc.cells
+        new = combine(body, acc, tuple([c.name for c in cells[: scopes.copies]]), value)
+        for cell, name in zip(cells, new, strict=False):
+            cell.name = name
+    running = accumulate.converted(body, acc, Value(new, level, acc.lanes))
+    body.values.refs[acc.stmt.name] = running
+
+
+def _along(body: Body, acc: Accumulator, value: Names) -> Names:
+    """The running values if the lanes are neighbours in the loop."""
+    scopes, (dtype,) = body.scopes, acc.dtypes
+    fn, level, width = scopes.fn, scopes.fn.level, scopes.width
+    t = value_type(dtype, width)
+    start = red.identity_text(acc.stmt.kind, dtype, width, True)
+
+    def shuffle(name: str, lanes: list[int]) -> str:
+        order = ", ".join(f"i32 {i}" for i in lanes)
+        return fn.let(level, f"shufflevector {t} {name}, {t} {start}, <{width} x i32> <{order}>")
+
+    lane = body.indices.lane
+    # A row shorter than a vector needs fewer steps.
+    count = width if lane is None or lane.hi is None else min(width, lane.hi + 1)
+    every = acc.stmt.every if isinstance(acc.stmt, Scan) else 0
+    whole = bool(every) and width % every == 0
+    places = _places(body, every, len(value)) if every and not whole else ()
+    b = scopes.builder(level, True, len(value))
+    step = 1
+    while step < min(count, every or count):
+        inside = [i >= step and not (whole and i % every < step) for i in range(width)]
+        lanes = [i - step if inside[i] else width for i in range(width)]
+        new = combine(body, acc, tuple([shuffle(v, lanes) for v in value]), value)
+        if places and every % width:
+            within = b.compare("icmp uge", I32, places, (f"splat (i32 {step})",) * len(value))
+            new = b.select(within, dtype, new, value)
+        value = new
+        step *= 2
+    if whole:
+        return value
+    lasts = [shuffle(v, [width - 1] * width) for v in value]
+    ((carry,),) = acc.cells
+    carries = []
+    began = b.compare("icmp ugt", I32, places, (iota("i32", width),) * len(value)) if places else ()
+    one = scopes.builder(level, True, 1)
+    for k, last in enumerate(lasts):
+        carries.append(carry.name)
+        (carry.name,) = combine(body, acc, (carry.name,), (last,))
+        if began:
+            order = ", ".join([f"i32 {width - 1}"] * width)
+            all_began = fn.let(
+                level,
+                f"shufflevector <{width} x i1> {began[k]}, <{width} x i1> poison,"
+                f" <{width} x i32> <{order}>",
+            )
+            (carry.name,) = one.select((all_began,), dtype, (carry.name,), (last,))
+    new = combine(body, acc, tuple(carries), value)
+    return b.select(began, dtype, new, value) if began else new
+
+
+def _places(body: Body, every: int, copies: int) -> Names:
+    """The position of each lane in its row."""
+    assert body.indices.lane is not None
+    place = body.indices.vector(body.indices.lane % every, I32)
+    return body.scopes.spread(place, I32, True, copies)
+
+
+def combine(body: Body, acc: Accumulator, x: Names, y: Names) -> Names:
+    """The op table's combination of two values, x being the earlier."""
+    (dtype,) = acc.dtypes
+    fn, level = body.scopes.fn, body.scopes.fn.level
+    # Distinct names, so that the memo of values cannot confuse two uses.
+    number = fn.label()
+    for name, names in (("x", x), ("y", y)):
+        body.values.refs[f"{name}.{number}"] = Value(names, level, acc.lanes)
+    e = _renamed(legal_expr(ops.combine(acc.stmt.kind, ref("x", dtype), ref("y", dtype))), number)
+    made = body.values.value(e)
+    return body.scopes.spread(made, dtype, acc.lanes, len(x))
+
+
+def _renamed(e: Expr, number: str) -> Expr:
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        if e.op is REF:
+            return ref(f"{e.attrs[0]}.{number}", e.dtype)
+        return rebuild(e, tuple(args))
+
+    return interpret(e, visit)

@@ -1,0 +1,172 @@
+"""Values during emission: where they are defined, and the memo that shares them.
+
+A `Value` knows the level of its scope. A computation on outer values only goes to an outer scope
+(loop-invariant code motion). Equal expressions are computed once (common subexpressions); the memo
+forgets a value when its scope closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+from lenz.ir.dtype import DType
+from lenz.machine.cpu.llvm.builder import Builder, Names
+from lenz.machine.cpu.llvm.function import Function, Module, Scope
+from lenz.machine.cpu.llvm.types import iota, splat, value_type, vector
+
+
+class Value:
+    """One value: a name for all copies or one per copy; `lanes` is True for vectors."""
+
+    __slots__ = ("lanes", "level", "names")
+
+    def __init__(self, names: Names, level: int, lanes: bool = False) -> None:
+        self.names = names
+        self.level = level
+        self.lanes = lanes
+
+
+class Cell:
+    """A value that a loop changes: its LLVM type and its current name."""
+
+    __slots__ = ("name", "type")
+
+    def __init__(self, type: str, name: str) -> None:
+        self.type = type
+        self.name = name
+
+
+class Scopes:
+    """A function while it is written: open scopes, the memo of values, the vector width.
+
+    copies  copies of the body that are being emitted interleaved
+    guard   level above which a load may not be moved: the body may run zero times
+    tail    the mask of the last, partial vector, or None
+    """
+
+    __slots__ = ("copies", "fn", "guard", "memo", "tail", "width")
+
+    def __init__(self, module: Module) -> None:
+        self.fn = Function(module)
+        self.width = module.target.lanes
+        self.copies = 1
+        self.guard = 0
+        self.tail: Value | None = None
+        self.memo: dict[Hashable, Value] = {}
+
+    def keep(self, key: Hashable, value: Value) -> Value:
+        """Remember a value until the scope that defines it closes."""
+        self.memo[key] = value
+        self.fn.scopes[value.level].keys.append(key)
+        return value
+
+    def builder(self, level: int, lanes: bool, copies: int) -> Builder:
+        """A builder that appends to the scope at `level`."""
+        return Builder(self.fn, level, self.width if lanes else 1, copies)
+
+    def spread(self, value: Value, dtype: DType, lanes: bool, copies: int) -> Names:
+        """The names of a value as an operand for this many copies, as a vector if needed."""
+        names = value.names
+        if lanes and not value.lanes:
+            names = self._splat(value, value_type(dtype))
+        return names * copies if len(names) < copies else names
+
+    def _splat(self, value: Value, element: str) -> Names:
+        if value.names[0][0] != "%":
+            return tuple([splat(element, n, self.width) for n in value.names])
+        # The result of a check has its operand's name, but is only valid further inside.
+        key = ("splat", value.names, value.level, element)
+        found = self.memo.get(key)
+        if found is None:
+            t = vector(element, self.width)
+            names = []
+            for n in value.names:
+                one = self.fn.let(value.level, f"insertelement {t} poison, {element} {n}, i32 0")
+                zeros = f"<{self.width} x i32> zeroinitializer"
+                names.append(
+                    self.fn.let(value.level, f"shufflevector {t} {one}, {t} poison, {zeros}")
+                )
+            found = self.keep(key, Value(tuple(names), value.level, True))
+        return found.names
+
+    def push(self, label: str) -> None:
+        """Open a scope."""
+        self.fn.scopes.append(Scope(label))
+
+    def pop(self) -> list[str]:
+        """Close the innermost scope, forget its values, and return its text."""
+        scope = self.fn.scopes.pop()
+        for key in scope.keys:
+            self.memo.pop(key, None)
+        return scope.lines
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """A body that runs once; its values are forgotten afterwards."""
+        # A separate basic block: code hoisted out of the body may end the one around it.
+        name = f"body.{self.fn.label()}"
+        self.push(name)
+        yield
+        label = self.fn.scopes[-1].label
+        lines = self.pop()
+        self.fn.scopes[-1].lines += [f"  br label %{name}", f"{name}:", *lines]
+        self.fn.scopes[-1].label = label
+
+    @contextmanager
+    def when(self, cond: str, cells: list[Cell], cold: bool = False) -> Iterator[None]:
+        """A body that runs if cond holds; otherwise cells keep their values."""
+        fn, outer = self.fn, self.fn.level
+        number = fn.label()
+        before = [c.name for c in cells]
+        guard, self.guard = self.guard, outer + 1
+        self.push(f"do.{number}")
+        yield
+        self.guard = guard
+        last = fn.scopes[-1].label
+        lines = self.pop()
+        skip = fn.scopes[outer].label
+        weights = ", !prof !0" if cold else ""
+        fn.put(outer, f"  br i1 {cond}, label %do.{number}, label %end.{number}{weights}")
+        fn.put(outer, f"do.{number}:")
+        fn.scopes[outer].lines += lines
+        fn.put(outer, f"  br label %end.{number}")
+        fn.block(outer, f"end.{number}")
+        for cell, old in zip(cells, before, strict=True):
+            text = f"phi {cell.type} [ {old}, %{skip} ], [ {cell.name}, %{last} ]"
+            cell.name = fn.let(outer, text)
+
+    @contextmanager
+    def loop(self, start: str, stop: str, step: int, cells: list[Cell]) -> Iterator[str]:
+        """A loop that runs at least once; returns the name of its counter."""
+        fn, outer = self.fn, self.fn.level
+        number = fn.label()
+        before = [c.name for c in cells]
+        counter = fn.fresh()
+        phis = [fn.fresh() for _ in cells]
+        for cell, phi in zip(cells, phis, strict=True):
+            cell.name = phi
+        self.push(f"loop.{number}")
+        yield counter
+        fn.put(outer + 1, f"  {counter}.n = add nuw nsw i64 {counter}, {step}")
+        fn.put(outer + 1, f"  {counter}.c = icmp slt i64 {counter}.n, {stop}")
+        last = fn.scopes[-1].label
+        fn.put(outer + 1, f"  br i1 {counter}.c, label %loop.{number}, label %end.{number}")
+        lines = self.pop()
+        # A separate block before the loop: code hoisted out of the loop may have ended others.
+        head = fn.scopes[outer].lines
+        head.append(f"  br label %pre.{number}")
+        head.append(f"pre.{number}:")
+        head.append(f"  br label %loop.{number}")
+        head.append(f"loop.{number}:")
+        head.append(f"  {counter} = phi i64 [ {start}, %pre.{number} ], [ {counter}.n, %{last} ]")
+        for cell, old, phi in zip(cells, before, phis, strict=True):
+            head.append(
+                f"  {phi} = phi {cell.type} [ {old}, %pre.{number} ], [ {cell.name}, %{last} ]"
+            )
+        head += lines
+        fn.block(outer, f"end.{number}")
+
+    def lane_numbers(self, element: str, step: int = 1) -> str:
+        """The constant vector 0, step, 2*step, ..."""
+        return iota(element, self.width, step)

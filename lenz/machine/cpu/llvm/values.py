@@ -1,0 +1,176 @@
+"""Expressions to values: one visit per distinct node, on the outermost possible level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL, F32, I64, DType
+from lenz.ir.expr import Expr, is_bound_var, nodes_of
+from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
+from lenz.machine.cpu.llvm.access import Accesses
+from lenz.machine.cpu.llvm.accumulators import Accumulator
+from lenz.machine.cpu.llvm.indices import Indices, index_type
+from lenz.machine.cpu.llvm.scopes import Scopes, Value
+from lenz.machine.cpu.llvm.types import constant
+from lenz.machine.reads import Mask, Walk
+from lenz.sym import Sym, Var
+
+
+class Values(Walk[Value]):
+    """The values of expressions in the current function.
+
+    refs     values of Let and Reduce by name
+    floor    per written buffer, the level above which its loads may not be moved
+    """
+
+    __slots__ = ("accesses", "column", "columns", "floor", "indices", "refs", "scopes")
+
+    def __init__(
+        self, scopes: Scopes, indices: Indices, accesses: Accesses, written: frozenset[str]
+    ) -> None:
+        super().__init__(scopes.memo, scopes.keep, written)
+        self.scopes = scopes
+        self.indices = indices
+        self.accesses = accesses
+        self.refs: dict[str, Value] = {}
+        # Reductions with one accumulator per point of a loop, and how to read the current point.
+        self.columns: dict[str, Accumulator] = {}
+        self.column: Callable[[Accumulator], Value] | None = None
+        self.floor: dict[str, int] = {}
+
+    def visit(self, e: Expr, mask: Mask) -> Value:
+        """The value of a node: a scalar, or a vector if lanes differ."""
+        if e.op is CONST:
+            return Value((constant(e.dtype, e.attrs[0]),), 0)
+        if e.op is REF:
+            acc = self.columns.get(e.attrs[0])
+            if acc is not None and self.column is not None:
+                return self.column(acc)
+            if e.attrs[0] not in self.refs:
+                raise InternalError(f"{e.attrs[0]} is not in scope", pass_name="codegen")
+            return self.refs[e.attrs[0]]
+        if e.op is INDEX:
+            return self._index(e, mask)
+        if e.op is LOAD:
+            return self._load(e, mask)
+        parts, dtypes = self.operands(e, mask), tuple([a.dtype for a in e.args])
+        if e.op.guarded:
+            runs = self._mask(mask, None) or Value(("true",), self.scopes.guard)
+            return self._apply(e, [*parts, runs], (*dtypes, BOOL))
+        return self._apply(e, parts, dtypes)
+
+    def _apply(self, e: Expr, parts: list[Value], dtypes: tuple[DType, ...]) -> Value:
+        level = max([p.level for p in parts], default=0)
+        lanes = any(p.lanes for p in parts)
+        copies = max([len(p.names) for p in parts], default=1)
+        b = self.scopes.builder(level, lanes, copies)
+        spread = self.scopes.spread
+        xs = tuple([spread(p, d, lanes, copies) for p, d in zip(parts, dtypes, strict=True)])
+        if e.op is MASKED:
+            return Value(b.select(xs[0], e.dtype, xs[1], xs[2]), level, lanes)
+        if e.op.llvm is None:
+            raise InternalError(f"{e.op.name} has no LLVM form", pass_name="legalise")
+        return Value(e.op.llvm(b, e.dtype, dtypes, xs, e.attrs), level, lanes)
+
+    def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, Value]:
+        """The values of the variables @k."""
+        return {
+            v: self.operand(args[int(v.name[1:])], mask)
+            for s in syms
+            for v in s.free_vars
+            if is_bound_var(v)
+        }
+
+    def _index(self, e: Expr, mask: Mask) -> Value:
+        s, dtype = e.attrs[0], e.dtype
+        bound = self.bound((s,), e.args, mask)
+        if not self.indices.varies(s, bound):
+            value, source = self.indices.scalar(s, bound), I64
+        else:
+            small = dtype.is_float or dtype.bits <= 32
+            source = index_type(s, bound) if small else I64
+            value = self.indices.vector(s, source, bound)
+        if dtype is source or dtype.name == "u64":
+            return value
+        b = self.scopes.builder(value.level, value.lanes, len(value.names))
+        names = self.scopes.spread(value, source, value.lanes, len(value.names))
+        if dtype is BOOL:
+            names = b.compare("icmp ne", source, names, b.constant(source, 0))
+        elif dtype.is_half:
+            names = b.convert("f32_to_half", dtype, F32, b.convert("sitofp", F32, source, names))
+        elif dtype.is_float:
+            names = b.convert("sitofp", dtype, source, names)
+        elif dtype.bits < source.bits:
+            names = b.convert("trunc", dtype, source, names)
+        elif dtype.bits > source.bits:
+            names = b.convert("sext", dtype, source, names)
+        return Value(names, value.level, value.lanes)
+
+    def _load(self, e: Expr, mask: Mask) -> Value:
+        buffer, (offset,), dtype = e.attrs
+        bound = self.bound((offset,), e.args, mask)
+        if not mask and self.accesses.is_transposed(offset, bound):
+            return self.accesses.load_tile(buffer, dtype, offset, bound)
+        sizes = _unsure_sizes(e.args) if e.args else ()
+        whole = not mask and not sizes and self.scopes.tail is None
+        place = self.accesses.place(buffer, dtype, offset, bound, whole)
+        level = max(self.scopes.guard, self.floor.get(buffer, 0))
+        for arg in e.args:
+            level = max(level, self.operand(arg, mask).level)
+        runs = self._mask(mask, place.step)
+        for size in sizes:
+            some = self._is_positive(size, mask)
+            runs = some if runs is None else self._both(runs, some)
+        return self.accesses.load(place, dtype, runs, level)
+
+    def _is_positive(self, size: Expr, mask: Mask) -> Value:
+        """The bool size > 0 of an i64. If it is false, even position 0 is out of bounds."""
+        n = self.value(size, mask)
+        b = self.scopes.builder(n.level, n.lanes, len(n.names))
+        return Value(b.compare("icmp sgt", I64, n.names, b.constant(I64, 0)), n.level, n.lanes)
+
+    def _mask(self, mask: Mask, step: int | None) -> Value | None:
+        """The lanes in which all conditions hold, minus the tail for accesses of many elements."""
+        tail = self.scopes.tail
+        if not mask:
+            return None if step == 0 else tail
+        # A mask made for full vectors may be alive in the scope around the partial one.
+        key = ("mask", mask, step == 0, tail.names if tail else ())
+        if found := self.scopes.memo.get(key):
+            return found
+        total: Value | None = None
+        for k, cond in enumerate(mask):
+            value = self.operand(cond, mask[:k])
+            total = value if total is None else self._both(total, value)
+        if total is None:
+            return tail
+        # One address for all lanes: tail lanes alone must not enable it.
+        if tail is not None and (step != 0 or total.lanes):
+            total = self._both(total, tail)
+        for cond in mask:
+            self.expires(key, cond)
+        return self.scopes.keep(key, total)
+
+    def _both(self, x: Value, y: Value) -> Value:
+        level, lanes = max(x.level, y.level), x.lanes or y.lanes
+        copies = max(len(x.names), len(y.names))
+        b = self.scopes.builder(level, lanes, copies)
+        xs, ys = (self.scopes.spread(v, BOOL, lanes, copies) for v in (x, y))
+        return Value(b.binary("and", BOOL, xs, ys), level, lanes)
+
+
+def _unsure_sizes(positions: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The last operands, possibly 0, of guarded ops in computed positions.
+
+    A guarded op always returns a position below its last operand, so that operand must be at least
+    1.
+    """
+    guarded = [e for e in nodes_of(*positions) if e.op.guarded]
+    return tuple([e.args[-1] for e in guarded if not _is_at_least_1(e.args[-1])])
+
+
+def _is_at_least_1(size: Expr) -> bool:
+    if size.op is CONST:
+        return bool(size.attrs[0] >= 1)
+    return size.op is INDEX and size.attrs[0].lo is not None and size.attrs[0].lo >= 1

@@ -1,0 +1,190 @@
+"""Open reductions: their state in the loops of the text, and the step over the lanes.
+
+A reduction over lanes alone is one `tl.reduce` of the value's tile. A reduction that also runs over
+a loop of the text carries a tile of partial results through the loop and reduces it afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from lenz.ir.dtype import BOOL, I64
+from lenz.ir.kernel import For, Reduce, Stmt, position
+from lenz.ir.tensor import Axis
+from lenz.machine.cuda.triton.reductions import combine_name, identity, is_arg, state_dtype
+from lenz.machine.cuda.triton.text import Dims, Term
+from lenz.machine.cuda.triton.types import constant
+from lenz.machine.cuda.triton.values import Values
+from lenz.ops.emission import triton_type
+from lenz.sym import ZERO, Var, substitute
+
+
+@dataclass(slots=True)
+class Accumulator:
+    """One reduction: its axes, the dimensions of its tile, and the reduced ones among them.
+
+    carried  the names of the state that a loop of the text carries; empty without such a loop
+    value    the tile of values (and of positions), once it has been computed
+    """
+
+    stmt: Reduce
+    over: tuple[Axis, ...]
+    dims: Dims
+    lanes: Dims
+    carried: tuple[str, ...] = ()
+    value: tuple[str, ...] = ()
+
+
+class Accumulators:
+    """The reductions of the current function."""
+
+    __slots__ = ("dims", "open", "values")
+
+    def __init__(self, values: Values, dims: dict[Var, int]) -> None:
+        self.values = values
+        self.dims = dims
+        self.open: dict[str, Accumulator] = {}
+
+    def ending(self, f: For, around: Dims) -> list[Accumulator]:
+        """The reductions that end with a loop, the outermost one that they run over.
+
+        `around` are the dimensions that are open outside the loop.
+        """
+        found: list[Accumulator] = []
+        for s, axes in _reduces((f,), ()):
+            known = {a.var for a in axes}
+            if f.axis.var not in s.over or s.name in self.open or not known.issuperset(s.over):
+                continue
+            over = tuple([next(a for a in axes if a.var is v) for v in s.over])
+            lanes = frozenset(self.dims[a.var] for a in over if a.var in self.dims)
+            inner = frozenset(self.dims[a.var] for a in axes if a.var in self.dims)
+            found.append(acc := Accumulator(s, over, around | inner, lanes))
+            self.open[s.name] = acc
+        return found
+
+    def start(self, acc: Accumulator) -> None:
+        """Create the state that a loop of the text carries, before the loop."""
+        s, v = acc.stmt, self.values
+        dtype = state_dtype(s.value.dtype)
+        first = constant(dtype, identity(s.kind, s.value.dtype))
+        shape, level = v.lanes.shape(acc.dims), v.text.level
+        total, at_name = f"{s.name}_acc", f"{s.name}_at"
+        acc.carried = (total, at_name) if is_arg(s.kind) else (total,)
+        v.text.put(level, f"{total} = tl.full({shape}, {_plain(first)}, {triton_type(dtype)})")
+        if is_arg(s.kind):  # if all values of a row are neutral, the first element wins
+            loops = {a.var: ZERO for a in acc.over if a.var not in self.dims}
+            at = v.indices.term(substitute(position(acc.over), loops), {})
+            v.text.put(level, f"{at_name} = {v.lanes.spread(at, acc.dims, v.indices.dtype)}")
+
+    def take(self, s: Reduce) -> None:
+        """Accumulate the value of a reduction at this point of the loops."""
+        acc, v = self.open[s.name], self.values
+        parts = self._tile(acc)
+        level = v.text.level
+        if not acc.carried:
+            acc.value = parts
+        elif is_arg(s.kind):
+            # Every position comes after the earlier ones, so only a better value wins.
+            (x, i), (y, j) = acc.carried[:2], parts[:2]
+            better = f"{y} {'>' if s.kind == 'argmax' else '<'} {x}"
+            if s.value.dtype.is_float:
+                better = f"({better}) | (({y} != {y}) & ({x} == {x}))"
+            take = v.text.let(better, acc.dims, level).text
+            v.text.put(level, f"{x} = tl.where({take}, {y}, {x})")
+            v.text.put(level, f"{i} = tl.where({take}, {j}, {i})")
+        else:
+            (x,), (y,), function = acc.carried, parts, self._function(s)
+            call = f"{x} + {y}" if function == "add" else f"{function}({x}, {y})"
+            v.text.put(level, f"{x} = {call}")
+
+    def finish(self, acc: Accumulator) -> None:
+        """Reduce the lanes; from here on the reduction's name stands for its result."""
+        s, v = acc.stmt, self.values
+        del self.open[s.name]  # another branch may have a reduction with this name
+        state = acc.carried or acc.value
+        dims, level = acc.dims - acc.lanes, v.text.level
+        result = self._across(acc, state[0], self._function(s), dims) if acc.lanes else state[0]
+        if s.kind == "sum" and s.value.dtype.is_float and not acc.carried:
+            result = f"({result} + 0.0)"  # as if it had started with 0.0: no sum is -0.0
+        if is_arg(s.kind):
+            hit = f"{state[0]} == {result}"
+            if s.value.dtype.is_float:  # if there is a NaN, the result is NaN
+                hit = f"({hit}) | ({state[0]} != {state[0]})"
+            v.functions["least"] = None
+            there = v.text.let(f"tl.where({hit}, {state[1]}, {self._far()})", acc.dims, level)
+            result = self._across(acc, there.text, "least", dims) if acc.lanes else state[1]
+        cast = ""
+        if is_arg(s.kind):
+            cast = "" if v.indices.wide else f".to({triton_type(I64)})"
+        elif s.value.dtype is BOOL:
+            cast = " != 0"
+        elif state_dtype(s.value.dtype) is not s.value.dtype:
+            cast = f".to({triton_type(s.value.dtype)})"
+        v.text.put(level, f"{s.name} = {result}{cast}")
+        v.refs[s.name] = Term(s.name, dims, level)
+
+    def _across(self, acc: Accumulator, tile: str, function: str, dims: Dims) -> str:
+        v = self.values
+        if not dims:
+            # A result for all lanes is a scalar, like every value without lanes. In one dimension
+            # each thread first reduces its own elements, and threads synchronise once.
+            if len(acc.dims) > 1:
+                count = prod([v.lanes.widths[d] for d in acc.dims])
+                flat = f"tl.reshape({tile}, [{count}], can_reorder=True)"
+                tile = v.text.let(flat, acc.dims, v.text.level).text
+            elif len(v.lanes.vars) > 1:
+                tile = f"tl.reshape({tile}, [{v.lanes.widths[min(acc.dims)]}])"
+            return v.text.let(f"tl.reduce({tile}, 0, {function})", dims, v.text.level).text
+        for d in sorted(acc.lanes, reverse=True):
+            line = f"tl.reduce({tile}, {d}, {function}, keep_dims=True)"
+            tile = v.text.let(line, dims, v.text.level).text
+        return tile
+
+    def _tile(self, acc: Accumulator) -> tuple[str, ...]:
+        """The value in every lane of the tile, neutral in lanes without an element."""
+        s, v = acc.stmt, self.values
+        dtype = state_dtype(s.value.dtype)
+        term = v.value(s.value)
+        text = v.lanes.spread(term, acc.dims, s.value.dtype)
+        if dtype is not s.value.dtype:
+            text = f"{text}.to({triton_type(dtype)})"
+        tails = v.lanes.conditions(acc.lanes)
+        neutral = constant(dtype, identity(s.kind, s.value.dtype))
+        if tails:
+            runs = " & ".join([t.text for t in tails])
+            text = f"tl.where({runs}, {text}, {neutral})"
+        level = v.text.level
+        parts = [v.text.let(text, acc.dims, level).text]
+        if is_arg(s.kind):
+            at = v.indices.term(position(acc.over), {})
+            at_text = v.lanes.spread(at, acc.dims, v.indices.dtype)
+            parts.append(v.text.let(at_text, acc.dims, level).text)
+        return tuple(parts)
+
+    def _far(self) -> str:
+        """A position after all others, for lanes without an element."""
+        return str((1 << 63) - 1 if self.values.indices.wide else (1 << 31) - 1)
+
+    def _function(self, s: Reduce) -> str:
+        name = combine_name(s.kind, s.value.dtype)
+        self.values.functions[name] = None
+        return name
+
+
+def _plain(text: str) -> str:
+    """The number in a constant that is written out."""
+    return text.split(",")[1].strip() if text.startswith("tl.full") else text
+
+
+def _reduces(
+    body: tuple[Stmt, ...], axes: tuple[Axis, ...]
+) -> list[tuple[Reduce, tuple[Axis, ...]]]:
+    """Every reduction with the axes of the loops around it, outermost first."""
+    found: list[tuple[Reduce, tuple[Axis, ...]]] = []
+    for s in body:
+        if isinstance(s, For):
+            found += _reduces(s.body, (*axes, s.axis))
+        elif isinstance(s, Reduce):
+            found.append((s, axes))
+    return found

@@ -1,0 +1,328 @@
+"""Kernels to Triton: one module of text per kernel.
+
+A program of the grid runs the body for one point of the grid axes. Lane loops become dimensions of
+its tiles, all of one rank, so that values broadcast as they are. Loops of kind "seq" and "unroll"
+become loops of the text. Values of a lane loop are kept until the end of the enclosing body: a
+later loop over the same lanes finds them in registers.
+"""
+
+from __future__ import annotations
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import loads_of, nodes_of, syms_of
+from lenz.ir.kernel import (
+    For,
+    Kernel,
+    Let,
+    Reduce,
+    Scan,
+    Sort,
+    Stmt,
+    Store,
+    exprs_of,
+    overwrites_safely,
+    walk,
+)  # fmt: skip
+from lenz.ir.tensor import Axis
+from lenz.machine.cuda.triton.accumulate import Accumulators
+from lenz.machine.cuda.triton.compile import KernelText
+from lenz.machine.cuda.triton.indices import Indices, fits, joint
+from lenz.machine.cuda.triton.lanes import Lanes, widths_of
+from lenz.machine.cuda.triton.legalise import legalise
+from lenz.machine.cuda.triton.look_back import LookingBack
+from lenz.machine.cuda.triton.random import FUNCTION, function, pairs_of
+from lenz.machine.cuda.triton.reductions import COMBINE, SCANS, UPDATES
+from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
+from lenz.machine.cuda.triton.types import constant, memory_type
+from lenz.machine.cuda.triton.values import Values
+from lenz.ops.random import SHARED_BITS
+from lenz.sym import ONE, Add, Int, Min, Sym, Var, affine_in, power_of_two
+from lenz.sym.expr import sum_of
+
+HEAD = "import triton\nimport triton.language as tl\n"
+LIBDEVICE = "from triton.language.extra import libdevice\n"
+
+
+def emit(k: Kernel, arch: int = 80) -> KernelText:
+    """The text of one kernel, under its own name, with everything its compiler needs.
+
+    It is for GPUs of compute capability `arch` (90: 9.0) and later; arch 80 uses nothing newer.
+    """
+    legal = legalise(k, arch)
+    body = _Body(legal, not fits(_indices(legal)))
+    lines = body.run()
+    head = HEAD + LIBDEVICE * any("libdevice." in line for line in lines)
+    functions = {**COMBINE, FUNCTION: function()}
+    parts = [head, *[f"\n@triton.jit\n{functions[f]}\n" for f in sorted(body.values.functions)]]
+    params = [p.name for p in k.params] + [v.name for v in k.sizes]
+    parts.append(f"\n@triton.jit\ndef {k.name}({', '.join(params)}):\n")
+    text = "\n".join(["".join(parts).rstrip("\n"), *lines]) + "\n"
+    signature = [f"*{memory_type(p.dtype)}" for p in k.params]
+    signature += ["i64" if body.indices.wide else "i32"] * len(k.sizes)
+    aligned = tuple([n for n, p in enumerate(k.params) if p.aligned])
+    t, checks = k.tile, body.values.checks
+    return KernelText(
+        k.name, text, tuple(signature), aligned, t.warps, t.stages, checks, t.registers
+    )
+
+
+def _indices(k: Kernel) -> list[Sym]:
+    """Every index of a kernel: offsets, positions and extents."""
+    found = [s for e in nodes_of(*exprs_of(k.body)) for s in syms_of(e)]
+    for s in walk(k.body):
+        if isinstance(s, Store):
+            found.append(s.offset)
+        elif isinstance(s, For):
+            found.append(s.axis.extent)
+        elif isinstance(s, Scan) and s.back is not None:
+            found.append(next(p.size for p in k.params if p.name == s.back.work))
+    return found
+
+
+class _Body:
+    """Writes the statements of one kernel."""
+
+    def __init__(self, k: Kernel, wide: bool) -> None:
+        self.k = k
+        self.text = Text()
+        self.widths = widths_of(k)
+        self.scratch = {x.name for x in k.locals}
+        twins = _twins(k, self.widths)
+        own = {v: width for v, width in self.widths.items() if v not in twins}
+        self.dims = {v: list(own).index(twins.get(v, v)) for v in self.widths}
+        self.indices = Indices(self.text, wide)
+        written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
+        widths = list(own.values())
+        nobody: list[Term | None] = [None] * len(own)
+        self.lanes = Lanes(list(own), widths, nobody, self.fast(), pairs_of(self.widths))
+        self.values = Values(self.text, self.indices, self.lanes, written)
+        self.accs = Accumulators(self.values, self.dims)
+        self.around: Dims = NO_DIMS
+        self.grid: list[Axis] = []
+        self.fence = any(
+            p.mode == "inout" and not overwrites_safely(k, p.name, p.name) for p in k.params
+        )
+
+    def fast(self) -> Dims:
+        """The dimensions of contiguous elements, for indices that move along several dimensions."""
+        found = set[int]()
+        for s in _indices(self.k):
+            moves = [v for v in s.free_vars if v in self.dims]
+            if len(moves) > 1:
+                affine = [(v, affine_in(s, v)) for v in moves]
+                found |= {self.dims[v] for v, parts in affine if parts and parts[0] is ONE}
+        return frozenset(found)
+
+    def run(self) -> list[str]:
+        """The lines of the function's body."""
+        for v in self.k.sizes:
+            self.indices.vars[v] = Term(v.name)
+        stmts = self.k.body
+        grid: list[Axis] = []
+        while len(stmts) == 1 and isinstance(stmts[0], For) and stmts[0].kind == "grid":
+            grid.append(stmts[0].axis)
+            stmts = stmts[0].body
+        self.grid = grid
+        self.unflatten(grid)
+        for v, d in self.dims.items():
+            wide = ".to(tl.int64)" if self.indices.wide else ""
+            width = self.widths[v]
+            self.text.put(0, f"{v.name} = tl.arange(0, {width}){wide}{self.lanes.place(d)}")
+            self.indices.vars[v] = Term(v.name, frozenset((d,)))
+        self.halves()
+        self.statements(stmts)
+        return self.text.bodies[0]
+
+    def halves(self) -> None:
+        """The positions of the pairs of lanes, if anything is computed by pairs."""
+        pairs = self.lanes.pairs
+        if pairs is None or all(e.op is not SHARED_BITS for e in nodes_of(*exprs_of(self.k.body))):
+            return
+        d = self.dims[pairs.lane]
+        half = f"tl.arange(0, {pairs.width // 2}){self.lanes.place(d)}"
+        self.text.put(0, f"{pairs.half.name} = {half}")
+        self.indices.vars[pairs.half] = Term(pairs.half.name, frozenset((d,)))
+
+    def unflatten(self, grid: list[Axis]) -> None:
+        """Variables of the grid axes from the program number, the last axis fastest."""
+        wide = ".to(tl.int64)" if self.indices.wide else ""
+        rest = f"tl.program_id(0){wide}"
+        for k in range(len(grid) - 1, -1, -1):
+            a = grid[k]
+            if k:
+                extent = self.indices.term(a.extent, {}).text
+                name = f"pid{k}"
+                self.text.put(0, f"{name} = {rest}")
+                self.text.put(0, f"{a.name} = {name} % {extent}")
+                rest = f"{name} // {extent}"
+            else:
+                self.text.put(0, f"{a.name} = {rest}")
+            self.indices.vars[a.var] = Term(a.name)
+
+    def statements(self, body: tuple[Stmt, ...]) -> None:
+        """Write statements in order."""
+        for s in body:
+            if not isinstance(s, (For, Sort)):
+                self.values.ahead(s.value)
+            match s:
+                case For(_, "lane", _):
+                    self.lane(s)
+                case For():
+                    self.loop(s)
+                case Let(name, value):
+                    self.values.refs[name] = self.values.value(value)
+                case Reduce():
+                    self.accs.take(s)
+                case Scan():
+                    self.scan(s)
+                case Sort():
+                    self.sort(s)
+                case Store():
+                    self.store(s)
+
+    def lane(self, f: For) -> None:
+        """Open a dimension of the tile while its statements are written."""
+        d = self.dims[f.axis.var]
+        self.lanes.vars[d], self.lanes.widths[d] = f.axis.var, self.widths[f.axis.var]
+        self.lanes.tails[d] = self.tail(f.axis, self.lanes.widths[d])
+        ending = self.accs.ending(f, self.around)
+        self.around |= {d}
+        self.statements(f.body)
+        self.around -= {d}
+        for acc in ending:
+            self.accs.finish(acc)
+
+    def loop(self, f: For) -> None:
+        """A loop of the text; a loop that runs at most once is an `if`."""
+        if f.kind not in ("seq", "unroll"):
+            raise InternalError(f"a {f.kind} loop inside a program", pass_name="codegen")
+        ending = self.accs.ending(f, self.around)
+        for acc in ending:
+            self.accs.start(acc)
+        extent = self.indices.term(f.axis.extent, {}).text
+        self.text.push()
+        is_branch = f.axis.extent.hi == 1
+        # Triton counts in 32 bits.
+        name = f"{f.axis.name}.to(tl.int64)" if self.indices.wide else f.axis.name
+        name = "0" if is_branch else name
+        self.indices.vars[f.axis.var] = Term(name, NO_DIMS, self.text.level)
+        floor, least, fence = self.values.floor, self.text.least, self.fence
+        self.text.least = self.text.level if is_branch else least
+        if f.axis.extent.lo is None or f.axis.extent.lo < 1:
+            self.values.floor = self.text.level
+        self.statements(f.body)
+        self.values.floor, self.text.least = floor, least
+        self.fence = fence if is_branch else self.fence
+        stages = f", num_stages={self.k.tile.stages}" if self.k.tile.stages > 1 else ""
+        loop = f"for {f.axis.name} in tl.range(0, {extent}{stages}):"
+        self.text.pop(f"if {extent} > 0:" if is_branch else loop)
+        for acc in ending:
+            self.accs.finish(acc)
+
+    def tail(self, a: Axis, width: int) -> Term | None:
+        """The condition under which a lane has an element; None if all have one."""
+        ends = a.extent.args if isinstance(a.extent, Min) else (a.extent,)
+        ends = tuple([x for x in ends if x is not Int(width)])
+        if not ends:
+            return None
+        key = ("tail", a.var, ends)
+        found = self.text.memo.get(key)
+        if found is None:
+            # W*block + lane < N: in this form Triton knows which groups of lanes agree.
+            tests: list[tuple[Term, Term]] = []
+            for end in ends:
+                terms = end.terms if isinstance(end, Add) else ()
+                moved = sum_of([(t, -c) for t, c in terms if c < 0])
+                sides = self.indices.term(a.var + moved, {}), self.indices.term(end + moved, {})
+                tests.append(sides)
+            dims, level = joint([side for sides in tests for side in sides])
+            text = [f"{left.text} < {right.text}" for left, right in tests]
+            text = [f"({x})" for x in text] if len(text) > 1 else text
+            found = self.text.let(" & ".join(text), dims, level)
+            self.text.keep(key, found)
+        return found
+
+    def scan(self, s: Scan) -> None:
+        """Running results along one dimension of the tile; lanes past the end come last."""
+        v, d = self.values, self.dims[s.over]
+        value = v.value(s.value)
+        dims = value.dims | {d} if s.back is None else self.around
+        function = SCANS[s.kind]
+        self.values.functions[function] = None
+        tile = self.lanes.spread(value, dims, s.value.dtype)
+        text = f"tl.associative_scan({tile}, {d}, {function})"
+        if s.back is not None:
+            self.values.functions["least"] = None
+            blocks = next(a.extent for a in self.grid if a.var is s.back.block)
+            text = LookingBack(v, s, s.back, d, dims, blocks, 32 * self.k.tile.warps).joined(
+                tile, text
+            )
+        v.refs[s.name] = self.text.let(text, dims, self.text.level)
+
+    def sort(self, s: Sort) -> None:
+        """Sort the rows of a tile; padding comes last."""
+        v = self.values
+        tile, dtype = v.locals[s.buffer]
+        last = len(self.lanes.vars) - 1
+        if last not in tile.dims:
+            raise InternalError(f"%{s.buffer} lies across the tile", pass_name="codegen")
+        text = tile.text
+        if tail := self.lanes.tails[last]:
+            greatest = constant(dtype, (1 << (dtype.bits - 1)) - 1)
+            text = f"tl.where({tail.text}, {text}, {greatest})"
+        few = power_of_two(s.keep.hi or 1)
+        if few < self.lanes.widths[last]:  # the largest complements, in descending order
+            text = f"~tl.topk(~{text}, {few})"
+        else:
+            text = f"tl.sort({text})"
+        v.forget(s.buffer)
+        v.locals[s.buffer] = (self.text.let(text, tile.dims, self.text.level), dtype)
+
+    def store(self, s: Store) -> None:
+        """One store of a tile by the lanes that have an element."""
+        v = self.values
+        value = v.value(s.value)
+        if s.buffer in self.scratch:
+            dims = value.dims | {self.dims[x] for x in s.offset.free_vars}
+            tile = v.lanes.spread(value, dims, s.value.dtype)
+            v.locals[s.buffer] = (Term(tile, dims, value.level), s.value.dtype)
+            return
+        for e in s.bound:
+            v.value(e)
+        bound = v.bound((s.offset,), s.bound, ())
+        # Every lane has its own update, even if neither position nor value depends on it.
+        over = self.around if self.k.kind == "scatter" else NO_DIMS
+        pointer, runs, dims, _ = v.pointer(s.buffer, s.offset, bound, (), over)
+        if not value.dims <= dims:
+            raise InternalError(f"lanes share an element of %{s.buffer}", pass_name="codegen")
+        if self.fence:
+            v.barrier()
+            self.fence = False
+        text = value.text
+        if s.value.dtype is BOOL:
+            text = f"{text}.to(tl.int8)"
+        if s.mode == "set":
+            mask = f", {runs}" if runs else ""
+            line = f"tl.store({pointer}, {text}{mask})"
+        else:
+            mask = f", mask={runs}" if runs else ""
+            line = f'{UPDATES[s.mode]}({pointer}, {text}{mask}, sem="relaxed")'
+        self.text.put(self.text.level, line)
+        v.forget(s.buffer)
+
+
+def _twins(k: Kernel, widths: dict[Var, int]) -> dict[Var, Var]:
+    """Lanes of another branch, or that read a sort's result -> the lanes with their dimension."""
+    first: dict[tuple[str, int], Var] = {}
+    twins = {v: first.setdefault((v.name, width), v) for v, width in widths.items()}
+    scratch = {x.name for x in k.locals}
+    full = {
+        s.buffer: s.offset
+        for s in walk(k.body)
+        if isinstance(s, Store) and isinstance(s.offset, Var) and s.buffer in scratch
+    }
+    for e in loads_of(*exprs_of(k.body)):
+        if e.attrs[0] in full:
+            twins[e.attrs[1][0]] = full[e.attrs[0]]
+    return {v: of for v, of in twins.items() if of is not v}
