@@ -64,7 +64,7 @@ def build(
     placeholders = placeholders_of(places, inputs, static_names, donated)
     mode = detect_fake_mode(list(inputs) + [p.value for p in placeholders])
     symbols = SymbolMap(mode.shape_env if mode is not None else None)
-    symbols.bind(tuple(p.value for p in placeholders))
+    symbols.bind(tuple(p.value for p in placeholders), is_first)
     name_objects(gm)
     constants, modules = attributes_of(gm)
     outputs = outputs_of(gm.graph, placeholders, symbols, traced)

@@ -65,7 +65,7 @@ def assuming(p: FxProgram, facts: Facts) -> FxProgram:
     if facts == p.facts:
         return p
     symbols = SymbolMap(p.symbols.shape_env, {name: f.multiple for name, f in facts.items()})
-    symbols.bind(tuple(x.value for x in p.placeholders))
+    symbols.bind(tuple(x.value for x in p.placeholders), p.kind != "backward")
     return replace(p, symbols=symbols, facts=facts)
 
 

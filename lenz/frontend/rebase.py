@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -93,8 +92,8 @@ def replay(graph: Graph, chain: tuple[Node, ...], argument: Node) -> Node:
         again = graph.node_copy(view)
         again.args = (at, *view.args[1:])
         args, kwargs = cast(Any, map_arg((again.args, view.kwargs), lambda n: n.meta["val"]))
-        take = cast(OpOverload, view.target)
         with unguarded(args[0].fake_mode):
-            again.meta = {**view.meta, "of_argument": True, "val": take(*args, **kwargs)}
+            val = view.target(*args, **kwargs)  # type: ignore[operator]  # one of MOVABLE
+            again.meta = {**view.meta, "of_argument": True, "val": val}
         at = again
     return at

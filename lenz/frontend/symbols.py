@@ -59,13 +59,14 @@ class SymbolMap:
     symbols: one that 8 divides is 8 times a Var.
     """
 
-    __slots__ = ("_memo", "_multiples", "bindings", "hints", "opaque", "shape_env")
+    __slots__ = ("_guarded", "_memo", "_multiples", "bindings", "hints", "opaque", "shape_env")
 
     def __init__(
         self, shape_env: ShapeEnv | None, multiples: Mapping[str, int] | None = None
     ) -> None:
         self.shape_env = shape_env
         self._multiples = multiples or {}
+        self._guarded: set[Any] | None = None  # all
         self._memo: dict[Any, Sym] = {} if shape_env is None else settled(shape_env)
         self.hints: dict[str, int] = {}
         self.bindings: tuple[Binding, ...] = ()
@@ -89,11 +90,16 @@ class SymbolMap:
         """Return a shape or strides as a tuple of Sym."""
         return tuple(self.sym(v) for v in values)
 
-    def bind(self, values: Sequence[Any]) -> None:
+    def bind(self, values: Sequence[Any], is_first: bool = False) -> None:
         """Find for each symbol the argument that gives it; `values` are the traced arguments.
 
-        A SymInt argument is preferred over a size, a size over a stride or an offset.
+        A SymInt argument is preferred over a size, a size over a stride or an offset. In a graph
+        that `is_first` to see the sizes, only those that Dynamo passes as SymInts are sure to have
+        guards: torch loses those of others (docs/upstream/torch_lost_guards.py).
         """
+        if is_first:
+            given = (v.node.expr for v in values if isinstance(v, torch.SymInt))
+            self._guarded = set[Any]().union(*(e.free_symbols for e in given))
         found: dict[Var, Binding] = {}
 
         def offer(value: Any, argument: int, what: Place, dim: int = 0) -> None:
@@ -194,6 +200,8 @@ class SymbolMap:
         name = str(symbol)
         lo, hi = ends(env.var_to_range.get(symbol)) if env is not None else (None, None)
         hint = hints_of(env).get(symbol) if env is not None else None
+        if hint is not None and self._guarded is not None and symbol not in self._guarded:
+            lo, hi = min(lo or 0, 2), None
         m = self._multiples.get(name, 1)
         if m > 1:
             name = f"{name}by{m}"
