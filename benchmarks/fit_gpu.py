@@ -52,6 +52,7 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, KernelKind, Launch
 from lenz.ir.printer import show
 from lenz.lower import lower
+from lenz.machine.cuda.blocks import Shape
 from lenz.machine.cuda.triton.pool import Failed, start
 from lenz.machine.cuda.tune.bench import Device, Gpu
 from lenz.machine.cuda.tune.search import Choice, compiled, config, race
@@ -59,7 +60,6 @@ from lenz.machine.cuda.tune.space import space
 from lenz.options import Options
 from lenz.pipeline import DEVICES, optimise
 from lenz.schedule import schedule
-from lenz.schedule.blocks import Shape
 from lenz.sym import SymEnv
 from lenz.target import Target
 from tests.cuda import fake_cuda, programs_of

@@ -23,7 +23,6 @@ from lenz.keys import key_of
 from lenz.loading import Boxed
 from lenz.lower import lower
 from lenz.machine.cuda.tune.search import tune
-from lenz.machine.cuda.tune.space import space
 from lenz.opt import PASSES
 from lenz.plan.build import Given
 from lenz.plan.build import build as build_plan
@@ -127,7 +126,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     trace.text("graph", lambda: show(lowered, origins=True))
     g = optimise(g, cx, program)
     with trace.stage("schedule"):
-        s = named(schedule(g, cx, space if cx.options.autotune else None))
+        s = named(schedule(g, cx))
     tuned: tuple[TuneReport, ...] = ()
     if cx.options.autotune:
         with trace.stage("tune"):

@@ -31,3 +31,15 @@ class Target:
     def key(self) -> str:
         """The target's text in a cache key."""
         return f"{self.kind} {self.triple} {self.cpu} {self.features} {self.lanes} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a machine can do, as the numbers that decisions depend on.
+
+    relies    kernels rely on what their plan checks: aligned pointers, and upper bounds on sizes
+    launch    elements that are read in the time that a launch takes; 0 if it takes none
+    """
+
+    relies: bool = False
+    launch: int = 0

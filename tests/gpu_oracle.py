@@ -30,12 +30,12 @@ from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
 from lenz.lower import lower, native_ops
+from lenz.machine.cuda.blocks import Shape
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.schedule import schedule
-from lenz.schedule.blocks import Shape
 from lenz.sym import SymEnv, Var, evaluate
 from lenz.target import Target
 

@@ -32,7 +32,7 @@ from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum, power_of_
 
 # Fewer elements are read twice from cache in less time than a second kernel takes to start.
 SMALL = 1 << 18
-# Elements of a row that one program holds (schedule/blocks.py), and of a tile of columns.
+# Elements of a row that one program holds (machine/cuda/blocks.py), and of a tile of columns.
 WHOLE, TILE = 32768, 16384
 # Lanes of the chunk of a row, or of a tile of chunks of columns: the most that leave PROGRAMS to
 # run at once. Sums of rows are written and read in at most 2% of the bytes of a bf16 x, those of

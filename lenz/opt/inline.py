@@ -65,7 +65,7 @@ MAX_NODES = 400
 GPU_PER_BYTE, GPU_LOAD, GPU_CACHE, GPU_LAUNCH = 8.0, 4.0, 4.0, 8 << 20
 # Values that depend only on positions (masks, tables) are never stored on a GPU up to this cost.
 GPU_TABLE = 16.0
-GPU_TILE = 1024  # elements per GPU program (schedule/blocks.py)
+GPU_TILE = 1024  # elements per GPU program (machine/cuda/blocks.py)
 
 
 @dataclass(slots=True)

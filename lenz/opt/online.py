@@ -29,7 +29,7 @@ from lenz.ops.arith import SUB
 from lenz.ops.math import EXP
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in
 
-HELD = 32768  # longest row that a program holds (schedule/blocks.py)
+HELD = 32768  # longest row that a program holds (machine/cuda/blocks.py)
 PART = 2048  # elements of a part
 UNIT = 16  # bytes loaded at once, if aligned to as many
 

@@ -35,7 +35,7 @@ GPU_PROGRAMS, GPU_ENOUGH = 1024, 256
 GPU_PANEL, GPU_ROWS, GPU_LENGTH = 64, 64, 4096
 # Shorter columns finish in programs of 8 columns each before a second kernel could start.
 GPU_SMALL = 1 << 18
-# Elements of a row that a program processes at once, and that it can hold (schedule/blocks.py).
+# Elements of a row that a program processes at once, and that it can hold (machine/cuda/blocks.py).
 GPU_TILE, GPU_HELD = 8192, 32768
 SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 

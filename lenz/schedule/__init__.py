@@ -20,8 +20,8 @@ from lenz.ir.graph import (
 )  # fmt: skip
 from lenz.ir.kernel import Launch, Schedule
 from lenz.ir.tensor import Buffer, axes_for
-from lenz.schedule.blocks import Space
-from lenz.schedule.build import build_once
+from lenz.machines import Space
+from lenz.schedule.build import build
 from lenz.schedule.fuse import Cell, Item, fuse
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, nest_of
@@ -34,7 +34,7 @@ from lenz.sym import ZERO
 def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
     """Fuse the loops of a graph into kernels and put kernels, calls and views in order.
 
-    With a `space`, launches on GPUs keep one candidate kernel for each of its shapes.
+    Launches keep candidate kernels, one for each shape that their machine, or `space`, would time.
     """
     buffers = buffers_of(g)
     layouts = {name: b.type.layout for name, b in buffers.items()}
@@ -64,7 +64,7 @@ def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
     for cell in cells:
         if isinstance(cell, Group):
             if any(n.name in stored for n in cell.nests):
-                steps.append(build_once(cell, stored, buffers, unaligned, g.env, cx, space, made))
+                steps.append(build(cell, stored, buffers, unaligned, g.env, cx, space, made))
         else:
             steps.append(cell)
     return Schedule(g, tuple(steps), tuple(partition.rejected))

@@ -12,17 +12,17 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_300,
+    ".": 1_341,
     "debug": 540,
     "frontend": 3_110,
     "ir": 4_030,
     "lower": 6_280,
-    "machine": 4_659,
+    "machine": 5_437,
     "ops": 2_380,
     "opt": 1_590,
     "plan": 780,
-    "runtime": 461,
-    "schedule": 2_410,
+    "runtime": 459,
+    "schedule": 1_591,
     "sym": 1_290,
 }
 TOTAL_CODE_LINES = 28_840
@@ -38,6 +38,7 @@ RANKS = {
     "ops": 4,
     "debug": 5,
     "context": 6,
+    "machines": 7,
     "kernels": 7,
     "frontend": 8,
     "lower": 8,
@@ -133,6 +134,7 @@ STATE = {
     },
     "lower/complex.py": {"_RULES": REGISTRY},
     "lower/registry.py": {"_BY_OVERLOAD": REGISTRY},
+    "machines.py": {"_MACHINES": REGISTRY},
     "ops/fold.py": {"_RULES": REGISTRY},
     "sym/expr.py": {
         "_INTS": INTERNED,

@@ -30,10 +30,10 @@ from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Alloc, LaunchStep
 from lenz.ir.verify import verify
+from lenz.machine.cuda.blocks import Shape
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.pipeline import launched, named
 from lenz.plan.build import build
-from lenz.schedule.blocks import Shape
 from tests.cuda import cuda_program
 from tests.triton_interpreter import Argument, Fault, launch
 

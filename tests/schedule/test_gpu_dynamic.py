@@ -26,8 +26,8 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import For, walk
 from lenz.ir.printer import show
 from lenz.ir.reader import read
+from lenz.machine.cuda.blocks import Shape
 from lenz.machine.cuda.triton.kernel import emit
-from lenz.schedule.blocks import Shape
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: torch.softmax(x, -1),

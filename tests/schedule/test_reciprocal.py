@@ -9,7 +9,7 @@ import torch
 from lenz.ir.dtype import F32
 from lenz.ir.expr import ref
 from lenz.ir.interp_expr import evaluate_exprs
-from lenz.schedule.reciprocal import _shared
+from lenz.machine.cuda.reciprocal import _shared
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 3.4e38, 1.2e-38, 1e-45, 3.0, 0.1)
 

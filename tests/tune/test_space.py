@@ -14,6 +14,7 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, KernelKind, Launch, Schedule
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
+from lenz.machine.cuda.blocks import Shape
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.tune.bench import arguments, restoring
@@ -21,7 +22,6 @@ from lenz.machine.cuda.tune.search import Choice, config
 from lenz.machine.cuda.tune.space import space
 from lenz.pipeline import optimise
 from lenz.schedule import schedule
-from lenz.schedule.blocks import Shape
 
 KINDS: tuple[KernelKind, ...] = get_args(KernelKind)
 SIZES = [0, 1, 2, 7, 64, 100, 768, 1000, 1024, 1025, 2048, 4096, 8192, 30000, 32768, 65536, 1 << 28]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lenz.ir.kernel import KernelKind
-from lenz.schedule.blocks import Shape
+from lenz.machine.cuda.blocks import Shape
 from lenz.sym import power_of_two
 
 LONGEST = 32768  # longest rows that 16 or 32 warps can hold

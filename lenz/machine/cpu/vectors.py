@@ -7,10 +7,11 @@ from dataclasses import replace
 from lenz.ir.expr import nodes_of, syms_of
 from lenz.ir.kernel import For, LoopKind, Scan, Stmt, Store
 from lenz.ir.tensor import Axis, axis
+from lenz.machine.cpu.loops import BLOCK, TILE, Choice
+from lenz.schedule.accesses import coefficient, offsets_of
 from lenz.schedule.borders import at, spans_of
 from lenz.schedule.cut import cut, joined, moved, nested
 from lenz.schedule.legal import Group
-from lenz.schedule.loops import BLOCK, TILE, Choice, coefficient, offsets_of
 from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, product

@@ -15,29 +15,19 @@ is read once, because its loops run over the same lanes (findings-gpu.md, point 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import (
-    For,
-    KernelKind,
-    LookBack,
-    Scan,
-    Stmt,
-    Store,
-    TileConfig,
-    slots,
-    words,
-)  # fmt: skip
+from lenz.ir.kernel import For, KernelKind, LookBack, Scan, Stmt, Store, TileConfig, slots, words
 from lenz.ir.tensor import Axis, axis
+from lenz.machine.cuda.flat import flattened
+from lenz.machine.cuda.whole import untested
+from lenz.machines import Form
+from lenz.schedule.accesses import coefficient, columns_win, offsets_of
 from lenz.schedule.cut import cut_all, moved, nested, over_parts
-from lenz.schedule.flat import flattened
 from lenz.schedule.legal import Group, in_parts
-from lenz.schedule.loops import coefficient, columns_win, offsets_of
 from lenz.schedule.nest import Axes, Domain, Nest, position
 from lenz.schedule.stages import Stages, Statement
-from lenz.schedule.whole import untested
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, maximum, minimum, product, substitute
 from lenz.sym.divide import power_of_two
 
@@ -85,21 +75,7 @@ class Shape:
     stages: int = 1
 
 
-# More shapes to time for a kind of kernel with this many elements of P and of R.
-Space = Callable[[KernelKind, int, int], tuple[Shape, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Tiled:
-    """The loops of a GPU kernel, its configuration, and the size of its workspace in words."""
-
-    kind: KernelKind
-    body: tuple[Stmt, ...]
-    tile: TileConfig
-    work: Sym | None = None
-
-
-def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
+def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
     """Choose widths for the axes of a group and write its loops."""
     axes, raxes = g.domain.axes, g.domain.raxes
     kind: KernelKind = "pointwise"
@@ -125,7 +101,7 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
             warps = max(1, shape.tile // (32 * each))
             # 48 registers per thread are enough. The gradient of cross-entropy for 8192 x 50257
             # bf16 takes 413 us with 48, 447 with 64, and 458 with 72, the assembler's choice.
-            return Tiled(kind, flat, TileConfig(warps=warps, registers=max(32, 3 * each)))
+            return Form(kind, flat, TileConfig(warps=warps, registers=max(32, 3 * each)))
         else:
             # Odd rows are loaded and stored element by element: twice the tile is 18% faster.
             odd = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
@@ -153,10 +129,10 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
         warps = max(1, min(warps, _area(widths) // 1024))
     if kind == "outer_reduction" and not shape.thread:
         warps = _column_warps(warps, g, widths, env)
-    return Tiled(kind, body, TileConfig(warps=warps, stages=shape.stages))
+    return Form(kind, body, TileConfig(warps=warps, stages=shape.stages))
 
 
-def scattered(n: Nest, env: SymEnv, shape: Shape) -> Tiled:
+def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
     """All updates of a scatter at once; updates of the same element are combined in memory."""
     assert n.update is not None
     axes = (*n.raxes, *n.axes)  # elements of P are contiguous
@@ -165,7 +141,7 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Tiled:
     grid, lanes = cut_all(axes, widths, at)
     store = moved([Store(n.target, n.offset, n.body, n.bound, n.update)], at)
     body = nested(grid, "grid", nested(lanes, "lane", store))
-    return Tiled("scatter", body, TileConfig(warps=_warps(_area(widths), 8, shape)))
+    return Form("scatter", body, TileConfig(warps=_warps(_area(widths), 8, shape)))
 
 
 def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
@@ -184,7 +160,7 @@ def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, i
     return widths | _widths(g.domain.axes[-1:], min(room, most // widths[r]), env)
 
 
-def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
+def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
     """Parts of the rows. A program scans one part and continues from the end of the previous one.
 
     The parts are the outermost loop: a program waits only for lower program numbers, which start
@@ -226,7 +202,7 @@ def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tiled:
     warps = max(1 if area <= 256 else 2 if scans == [2] else 4, area // 2048)
     warps = _warps(area, 16, shape) if shape.thread else warps
     tile = TileConfig(warps=warps, stages=shape.stages)
-    return Tiled("split_scan", nested([block, *grid], "grid", inside), tile, work)
+    return Form("split_scan", nested([block, *grid], "grid", inside), tile, work=work)
 
 
 def _warps(area: int, each: int, shape: Shape) -> int:

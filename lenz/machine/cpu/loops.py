@@ -1,0 +1,70 @@
+"""The loop form of a CPU kernel: the axis of the vectors, the parallel loops, the tiles.
+
+    reduction        for P: parallel { for R: vector { .. }  .. }      R lies side by side in memory
+    outer_reduction  for P blocks: parallel { for R: seq { for P in a block: vector } .. }  P does
+    pointwise        for blocks: parallel { for one axis: vector }                          no R
+    transpose        for 16 x 16 tiles: parallel { for u: unroll { for v: vector } }
+                     reads along u, writes along v
+
+The choice counts accesses that are contiguous along the vector axis (findings-cpu.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lenz.ir.kernel import KernelKind
+from lenz.ir.tensor import Axis
+from lenz.schedule.accesses import coefficient, columns_win, offsets_of, score
+from lenz.schedule.legal import Group
+from lenz.schedule.nest import SHORT, Axes
+from lenz.schedule.stages import Stages
+from lenz.sym import ONE, ZERO, Sym, SymEnv
+
+TILE = 16  # edge of a transposed tile: 16 vectors of 16 f32 fill the registers of AVX-512
+BLOCK = 4096  # elements of a 1-d loop per parallel iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A form, named by its kind of kernel, and the axis whose elements are the lanes of vectors."""
+
+    kind: KernelKind
+    vector: Axis | None
+    across: Axis | None = None
+
+
+def choose(g: Group, s: Stages, env: SymEnv) -> Choice:
+    """Pick the form with the most contiguous accesses."""
+    axes, raxes = g.domain.axes, g.domain.raxes
+    if raxes:
+        if s.sorts or not columns_win(g, s, env):  # rows are sorted one after the other
+            return Choice("reduction", raxes[-1])
+        return Choice("outer_reduction", axes[-1])
+    if not axes:
+        return Choice("pointwise", None)
+    offsets = offsets_of(s)
+    v = _vector_axis(axes, offsets, env)
+    u = _across_axis(axes, v, offsets, env)
+    return Choice("pointwise", v) if u is None else Choice("transpose", v, u)
+
+
+def _vector_axis(axes: Axes, offsets: list[Sym], env: SymEnv) -> Axis:
+    last = axes[-1]
+    if env.hint(last.extent) >= SHORT or len(axes) == 1:
+        return last
+    # The innermost axis is too short to fill a vector: take the longest one instead.
+    return max(axes, key=lambda a: (env.hint(a.extent), score(offsets, a.var)))
+
+
+def _across_axis(axes: Axes, v: Axis, offsets: list[Sym], env: SymEnv) -> Axis | None:
+    if env.hint(v.extent) < TILE:
+        return None
+    for s in offsets:
+        along = coefficient(s, v.var)
+        if along is ONE or along is ZERO or along is None:
+            continue
+        for u in axes:
+            if u is not v and coefficient(s, u.var) is ONE and env.hint(u.extent) >= TILE:
+                return u
+    return None

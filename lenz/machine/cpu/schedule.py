@@ -1,0 +1,121 @@
+"""The form of a CPU kernel: its loops, and how much a thread does at once. What a join costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lenz.context import Context
+from lenz.ir.expr import Expr, cost_of, loads_of
+from lenz.ir.kernel import For, Reduce, Scan, Sort, Stmt, Store, TileConfig, exprs_of, walk
+from lenz.ir.tensor import Axis
+from lenz.machine.cpu import vectors
+from lenz.machine.cpu.loops import choose
+from lenz.machines import Form, Space
+from lenz.schedule.legal import Group
+from lenz.schedule.nest import is_columns
+from lenz.schedule.stages import stages
+from lenz.sym import SymEnv
+
+# How many copies of a body are emitted interleaved, by its arithmetic (in f32 additions). A chain
+# of operations waits for results. The processor looks some 500 instructions ahead: in short bodies
+# it finds other elements to work on by itself, in long ones only if copies alternate. ns per
+# element with 1, 2, 4, 8 copies (AVX-512, in cache): exp (10) .152 .155 .147 .144, gelu (25) .397
+# .335 .307 .343, five functions in a row (90) 2.43 1.94 1.58 1.22. Beyond that compile time matters
+# more; it grows with the text.
+SHALLOW, DEEP, DEEPEST = 20.0, 250.0, 700.0
+# Nanoseconds on one core, from findings-cpu.md section 2. exp (cost 10) takes 0.15 to 0.3 ns per
+# element. Streaming takes 0.05 ns per byte from cache and twice that from memory.
+NS_PER_COST = 0.025
+NS_PER_BYTE = 0.05
+# Sorting one key of a row (measured: 2 ns in rows of 16, 5 in rows of 4096).
+NS_PER_KEY = 3.0
+# A parallel region costs 1 to 2 us, or 10 us if the workers are asleep; on a busy machine it also
+# waits for the scheduler. Eager stays on one thread below 32768 elements, about the same limit.
+NS_PER_TASK = 25_000.0
+# Elements from which a loop is worth several cores (about 20 us of work on one core).
+LARGE = 1 << 16
+# Minimum of parallel iterations for a kernel of that size.
+ENOUGH = 8
+
+
+def forms(
+    g: Group, stored: frozenset[str], env: SymEnv, cx: Context, space: Space | None
+) -> list[Form]:
+    """The form of a group's kernel; no other is timed."""
+    if g.nests[0].update is not None:
+        body = vectors.scattered(g.nests[0], env)
+        return [Form("scatter", body, _tile(body, env))]
+    elide = not cx.options.emulate_rounding
+    s = stages(g, stored, elide, named=True)
+    choice = choose(g, s, env)
+    scans = any(n.scan is not None for n in g.nests)
+    match choice.kind:
+        case "reduction":
+            body = (vectors.runs(g, s) if scans else None) or vectors.rows(g, s)
+        case "outer_reduction":
+            s = stages(g, stored, elide, named=False)
+            body = vectors.columns(g, s, env)
+        case "pointwise":
+            body = vectors.elements(g, s, choice, env)
+        case _:
+            body = vectors.tiles(g, s, choice)
+    kind = "sort" if s.sorts else "scan" if scans else choice.kind
+    return [Form(kind, body, _tile(body, env), tuple(s.locals))]
+
+
+def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
+    cost = cost_of(*exprs_of(body))
+    reduces = any(
+        isinstance(s, (Reduce, Scan)) or (isinstance(s, Store) and s.mode != "set")
+        for s in walk(body)
+    )
+    if cost > DEEP:
+        unroll = 1 if cost > DEEPEST else 2
+    else:
+        unroll = 4 if reduces or cost >= SHALLOW else 2
+    return TileConfig(grain=_grain(body, env), unroll=unroll)
+
+
+def _grain(body: tuple[Stmt, ...], env: SymEnv) -> int:
+    """How many parallel iterations make a task worth a thread."""
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
+        body = body[0].body
+    return max(1, round(NS_PER_TASK / max(_time(body, env), 0.01)))
+
+
+def _time(body: tuple[Stmt, ...], env: SymEnv) -> float:
+    values = [s.value for s in body if not isinstance(s, (For, Sort))]
+    total = _ns_per_element(values, sum(isinstance(s, Store) for s in body)) if values else 0.0
+    for s in body:
+        if isinstance(s, Sort):
+            total += NS_PER_KEY * env.hint(s.size)
+        if isinstance(s, For):
+            total += _extent_hint(s.axis, env) * _time(s.body, env)
+    return total
+
+
+def _extent_hint(a: Axis, env: SymEnv) -> int:
+    if a.extent.hi is not None:
+        return max(a.extent.hi, 0)
+    return max(env.hint(a.extent), 0)  # a data-dependent size counts as its lower bound
+
+
+def _ns_per_element(bodies: Sequence[Expr], stores: int) -> float:
+    """Estimated time of one innermost iteration of a loop with these bodies."""
+    loads = loads_of(*bodies)
+    moved = sum(e.dtype.bytes for e in loads) + 4 * stores
+    return NS_PER_COST * (cost_of(*bodies) - len(loads)) + NS_PER_BYTE * moved
+
+
+def loss(g: Group, env: SymEnv) -> str | None:
+    """Why a group whose elements read its own reductions is worse than its parts, or None."""
+    rows = env.hint(g.domain.rows)
+    if rows * env.hint(g.domain.length) < LARGE:
+        return None
+    tasks = (
+        -(-rows // vectors.PANEL) if any(is_columns(n) for n in g.nests if n.is_reduction) else rows
+    )
+    if tasks >= ENOUGH or (tasks >= 4 and rows >= 4 * vectors.PANEL):
+        return None
+    name = [n.name for n in g.nests if not n.is_reduction and n.raxes][-1]
+    return f"{name} would run in {tasks} parallel parts only"

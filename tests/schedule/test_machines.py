@@ -1,0 +1,72 @@
+"""Machines are found by the type of a device, also outside of lenz, and decide their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+import lenz.ops  # noqa: F401 - fills the table of ops that the reader looks in
+from lenz import machines
+from lenz.context import Context
+from lenz.errors import InternalError
+from lenz.ir.graph import Graph
+from lenz.ir.kernel import Launch, TileConfig
+from lenz.ir.reader import read
+from lenz.machines import Form, Machine, machine_of, register
+from lenz.options import Options
+from lenz.schedule import schedule
+from lenz.target import Capabilities, Target
+
+TEXT = """graph @g() on cpu {
+  in %x : f32[64, 8]
+  out %y = f32[64, 8] : map (i: 64, j: 8) { exp(load(%x, [i, j])) }
+}"""
+
+
+def program() -> Graph:
+    g = read(TEXT)
+    assert isinstance(g, Graph)
+    return g
+
+
+def test_a_machine_outside_of_lenz_is_found_by_its_entry_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    cpu = machine_of("cpu")
+
+    def forms(group: Any, stored: Any, env: Any, cx: Context, space: Any) -> Sequence[Form]:
+        asked.extend(n.name for n in group.nests)
+        (form,) = cpu.schedule(group, stored, env, cx, space)
+        return [replace(form, tile=TileConfig(grain=7))]
+
+    class Found(EntryPoint):
+        def load(self) -> None:
+            register("npu", Machine(Capabilities(), forms, lambda group, env: None))
+
+    def entry_points(group: str, name: str) -> list[EntryPoint]:
+        return [Found(name, "outside", group)] if name == "npu" else []
+
+    monkeypatch.setattr(machines, "_MACHINES", dict(machines._MACHINES))
+    monkeypatch.setattr(machines.importlib.metadata, "entry_points", entry_points)
+    g = program()
+    x, y = (replace(b, type=replace(b.type, device="npu:1")) for b in (g.inputs[0], g.nodes[0].out))
+    there = replace(g, inputs=(x,), nodes=(replace(g.nodes[0], out=y),))
+    s = schedule(there, Context(Options(), Target("cpu", lanes=8)))
+    (step,) = s.steps
+    assert isinstance(step, Launch) and step.kernel.tile.grain == 7
+    assert len(asked) == 1
+
+
+def test_a_device_without_a_machine_is_an_error() -> None:
+    with pytest.raises(InternalError, match="no machine for xpu:0"):
+        machine_of("xpu:0")
+
+
+def test_a_type_of_devices_has_one_machine() -> None:
+    with pytest.raises(InternalError, match="two machines for cpu"):
+        register("cpu", replace(machine_of("cpu")))
