@@ -23,7 +23,7 @@ pytest.importorskip("triton")
 from lenz.errors import InternalError, Missing
 from lenz.ir.binary import Binary
 from lenz.machine.cuda.triton import pool
-from lenz.machine.cuda.triton.compile import KernelText, compile_text, version
+from lenz.machine.cuda.triton.compile import PACKED_SUM, SUMS, KernelText, compile_text, version
 from lenz.machine.cuda.triton.pool import Failed, Pool, compile_all
 from lenz.runtime.store import Store
 
@@ -487,3 +487,34 @@ def test_llvm_is_promised_nothing_of_lanes_that_nobody_reads(
     (text,) = seen
     assert "shl <2 x i32> %v, <i32 31, i32 5>" in text
     assert re.search(r"= \w+ .*\b(nuw|nsw|disjoint) .*i(32|64) ", text), "of scalars it is"
+
+
+def test_packed_sums_reach_the_assembler_in_halves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It loses their constant (docs/upstream/ptxas-12-packed-add.ptx)."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    seen: list[str] = []
+    ptx, cubin = CUDABackend.make_ptx, CUDABackend.make_cubin
+
+    def with_fault(self: Any, *args: Any) -> str:
+        fault = "{ .reg .b32 q<3>; mov.b32 q0, 5; add.s16x2 q1, q0, q0; add.u16x2 q2, q1, q0; }\n"
+        return str(ptx(self, *args)).replace("ret;", fault + "ret;")
+
+    def spied(self: Any, text: str, *args: Any) -> Any:
+        seen.append(text)
+        return cubin(self, text, *args)
+
+    monkeypatch.setattr(CUDABackend, "make_ptx", with_fault)
+    monkeypatch.setattr(CUDABackend, "make_cubin", spied)
+    compile_text(ADD, 90)
+    (text,) = seen
+    assert "16x2" not in text and "mov.b32 {a2, a3}, q0; add.s16 a0, a0, a2;" in text
+
+    fault = (ROOT / "docs/upstream/ptxas-12-packed-add.ptx").read_text()
+    source, code = tmp_path / "k.ptx", tmp_path / "k.cubin"
+    source.write_text(PACKED_SUM.sub(SUMS, fault))
+    subprocess.run([tool("ptxas"), "-arch=sm_90a", source, "-o", code], check=True)
+    shown = subprocess.run([tool("nvdisasm"), "-c", code], check=True, capture_output=True)
+    assert re.search(rb"ADD.*, 0x1\b", shown.stdout) and b"16x2" not in shown.stdout

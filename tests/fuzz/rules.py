@@ -486,7 +486,7 @@ TABLES: dict[str, tuple[int, str]] = {
         p F.max_pool2d({F4}, 3, 2, 1)
         r F.avg_pool1d({F3}, 2)
         r F.avg_pool2d({F4}, 2, 1)
-        r F.avg_pool2d({F4}, 3, 2, 1, count_include_pad=False)
+        r F.avg_pool2d({F4}.contiguous(), 3, 2, 1, count_include_pad=False)
         r F.adaptive_avg_pool2d({F4}, (2, 3))
         p F.adaptive_max_pool2d({F4}, 2)
         p F.interpolate({F4}, scale_factor=2)

@@ -254,3 +254,31 @@ def test_shapes_and_strides_that_change(device: str) -> None:
         x, y = randn(n, n, device=device), randn(n, n, device=device)
         # Sums of n terms of size 1 that may cancel, times n: the error is of n * n roundings.
         torch.testing.assert_close(run(x, y), f(x, y), rtol=1e-5, atol=n * n * 1e-7)
+
+
+def test_the_last_row_of_a_gathered_gradient(device: str) -> None:
+    """ptxas lost the constant in its address (docs/upstream/ptxas-12-packed-add.ptx)."""
+
+    def f(x: Tensor) -> Tensor:
+        index = (x > 0).long() % x.shape[-1]
+        return (x.scatter_add(-1, index, x) * 0.0625).scatter_add(-1, index, x)
+
+    x = randn(17, 1, 17, device=device, requires_grad=True)
+    seed = torch.arange(289, device=device).remainder(5).sub(2.0).view(x.shape)
+    (got,) = torch.autograd.grad(through(f)(x), x, seed)
+    (want,) = torch.autograd.grad(f(x), x, seed)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("n", [9, 17, 100, 3000])
+def test_scans_of_expanded_tensors(n: int, device: str) -> None:
+    """Triton 3.6 took carries from wrong lanes (docs/upstream/triton-36-scan-of-copies.py)."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        wide = x[:, :1].expand(x.shape)
+        return wide.cummax(0).indices, wide.cumsum(0), x[:1].expand(x.shape).cumsum(1)
+
+    for dtype in (torch.float16, torch.int32):
+        x = randint(-100, 100, (n, 3), device=device).to(dtype)
+        for got, want in zip(through(f)(x), f(x), strict=True):
+            torch.testing.assert_close(got, want)

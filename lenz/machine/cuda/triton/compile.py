@@ -28,6 +28,13 @@ ENTRY = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
 # lanes into one register, where an unread lane that violates its flags spills into its neighbour
 # (docs/upstream/triton-36-packed-shift.ll).
 FLAGS = re.compile(r"(= \w+) (?:(?:nuw|nsw|exact|disjoint|nneg) )+(?=<\d+ x i\d+>)")
+# Where one half alone of a packed sum with a constant is read, ptxas adds 0 to it
+# (docs/upstream/ptxas-12-packed-add.ptx).
+PACKED_SUM = re.compile(r"add\.[su]16x2\s+([^,;]+), ([^,;]+), ([^;]+);")
+SUMS = (
+    r"{ .reg .b16 a<4>; mov.b32 {a0, a1}, \2; mov.b32 {a2, a3}, \3; "
+    r"add.s16 a0, a0, a2; add.s16 a1, a1, a3; mov.b32 \1, {a0, a1}; }"
+)
 
 # ELF64: offset of the section table in the file header, its entry size and count, one entry.
 SECTIONS_AT, SECTIONS_SIZE = struct.Struct("<40xQ"), struct.Struct("<58xHH")
@@ -158,6 +165,7 @@ def _compile(k: KernelText, arch: int) -> Binary:
         if stage == "llir":
             made = FLAGS.sub(r"\1 ", made)
         if stage == "ptx":
+            made = PACKED_SUM.sub(SUMS, made)
             entry = ENTRY.search(made)
     if entry is None or facts["global_scratch_size"] or facts["profile_scratch_size"]:
         raise InternalError(f"kernel {k.name} needs global scratch memory, or has no entry")

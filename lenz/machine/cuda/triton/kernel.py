@@ -247,7 +247,8 @@ class _Body:
         """Running results along one dimension of the tile; lanes past the end come last."""
         v, d = self.values, self.dims[s.over]
         value = v.value(s.value)
-        dims = value.dims | {d} if s.back is None else self.around
+        # Triton 3.6 takes the carry of a row from the wrong lane where lanes hold copies of it.
+        dims = self.around
         function = SCANS[s.kind]
         self.values.functions[function] = None
         tile = self.lanes.spread(value, dims, s.value.dtype)
