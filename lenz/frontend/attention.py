@@ -118,13 +118,13 @@ def fit(gm: GraphModule, n: Node) -> None:
     """Give the operands of a CUDA attention call the form that a fused kernel takes.
 
     All kernels take 4 dimensions, the last one dense. None may be empty: a kernel for no heads ends
-    the process. No guard is added.
+    the process. Of 3 dimensions eager computes halves in f32: no kernel comes near its gradients.
     """
-    values = {x: value_of(n.kwargs.get(x)) for x in (*OPERANDS, "attn_mask")}
-    tensors = {x: v for x, v in values.items() if v is not None}
+    given = (*OPERANDS, "attn_mask")
+    tensors = {x: v for x in given if (v := value_of(n.kwargs.get(x))) is not None}
     q, ranks = tensors["query"], {tensors[x].dim() for x in OPERANDS}
     some = all(statically_known_true(s > 0) for v in tensors.values() for s in v.shape)
-    if q.dtype is torch.float64 or ranks not in ({3}, {4}) or not some:
+    if not some or ranks not in {torch.float32: ({3}, {4}), torch.float64: ()}.get(q.dtype, ({4},)):
         return
     new, after = dict(n.kwargs), []
     for x, v in tensors.items():
@@ -167,7 +167,7 @@ def fit(gm: GraphModule, n: Node) -> None:
     users, result, following = tuple(n.users), n, n.next
     for name, *args in after:
         result = called(gm, following, name, result, *args, like=n)
-    if shown is None and order is not None:
+    if (shown is None or ranks == {3}) and order is not None:  # the backward graph sees the order
         result, shown = restored(gm, following, result, order, n), []
     for user in users:
         user.replace_input_with(n, result)

@@ -312,7 +312,7 @@ def fused_if_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     ("shapes", "dtype", "options"),
     [
         ([(6, 5, 8), (6, 7, 8), (6, 7, 8)], torch.float32, {}),
-        ([(6, 5, 12), (6, 7, 12), (6, 7, 12)], torch.bfloat16, {"is_causal": True}),
+        ([(6, 5, 12), (6, 7, 12), (6, 7, 12)], torch.float32, {"is_causal": True}),
         ([(2, 3, 5, 20), (2, 3, 7, 20), (2, 3, 7, 20)], torch.float32, {"scale": 0.5}),
         ([(2, 6, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)], torch.float32, {"enable_gqa": True}),
         ([(1, 1, 17)] * 3, torch.float32, {}),
@@ -338,6 +338,29 @@ def test_another_kernel_leaves_eagers_strides(
             for x, y in zip(made, wanted, strict=False):
                 found = tuple(s if isinstance(s, int) else s.node.hint for s in x.stride())
                 assert found == y.stride(), p.kind
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_follows_another_kernel_has_eagers_strides(
+    dynamic: bool, fused_if_fitted: None
+) -> None:
+    """The backward graph computes with what attention gave, and with its layout."""
+
+    def f(x: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(sdpa(x, x, x), x.sigmoid())
+
+    with fake_cuda("math"):
+        x = Fake((6, 6, 1), torch.float32, grad=True).make()
+        _, backward = programs_of(f, x, dynamic=dynamic)
+        (made,) = [o.value for o in backward.outputs if isinstance(o.value, Tensor)]
+        assert tuple(int(s) for s in made.stride()) == (6, 1, 1)
+
+
+def test_halves_of_three_dimensions_are_computed_in_f32(fused_if_fitted: None) -> None:
+    """Eager's matrix products are; a fused kernel rounds what its gradient subtracts."""
+    shape = (6, 5, 8)
+    for p in cuda_programs(sdpa, *[Fake(shape, torch.bfloat16, grad=True)] * 3, attention="math"):
+        assert not any("_attention" in str(n.target) for n in p.nodes)
 
 
 MASKED = [
@@ -388,11 +411,11 @@ def test_a_mask_that_torch_pads_may_have_any_size() -> None:
 
 @pytest.mark.parametrize("columns", [slice(None), slice(1, None)])
 def test_a_result_that_is_written_later(columns: slice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flash kernel saves it for the gradient; eager's way by matrix products does not."""
+    """The fused kernel saves it for the gradient; eager's way by matrix products does not."""
 
     def fitted(gm: GraphModule, n: Node) -> None:
         fit(gm, n)
-        choose("flash")
+        choose("efficient")
 
     def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = sdpa(q, k, v)
@@ -401,10 +424,10 @@ def test_a_result_that_is_written_later(columns: slice, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("lenz.frontend.attention.fit", fitted)
     with fake_cuda("math"):
-        args = [Fake((2, 5, 32), grad=True).make() for _ in range(3)]
+        args = [Fake((2, 5, 32), torch.float32, grad=True).make() for _ in range(3)]
         programs = programs_of(f, *args)
     assert [p.kind for p in programs] == ["forward", "backward"]
-    assert any("flash_attention" in str(n.target) for n in programs[0].nodes)
+    assert any("efficient_attention" in str(n.target) for n in programs[0].nodes)
 
 
 def test_a_known_mask_leaves_nothing_behind_on_cuda() -> None:
