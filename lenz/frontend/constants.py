@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lenz.frontend.calls import operands
 from lenz.frontend.evaluate import FAULTS, is_plain, run
 from lenz.frontend.normalise import facts_of, is_pure, prune, storages
+from lenz.traits import has
 
 full = torch.ops.aten.full.default
 SMALL = 1 << 14  # bytes of a constant: 4096 positions
 LIMIT = 1 << 20  # elements that are computed to see whether they are equal: about 1 ms
-FILLS = ("full", "ones", "zeros", "scalar_tensor")
 
 
 def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
@@ -47,7 +47,7 @@ def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
         for n in known:
             readers = [u for u in n.users if u not in known]
             calls = [u for u in readers if not is_native(u, native)]
-            loops = [] if packet(n) in FILLS else [u for u in readers if u not in calls]
+            loops = [] if has(n.target, "fill") else [u for u in readers if u not in calls]
             value = value_of(n, known, values) if calls or loops else None
             if value is None:
                 continue
@@ -59,11 +59,6 @@ def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
                 for u in loops:
                     u.replace_input_with(n, filled)
     prune(gm.graph)
-
-
-def packet(n: Node) -> str:
-    """Return "full" for a call of aten.full.default."""
-    return str(n.target).partition(".")[2].partition(".")[0]
 
 
 def is_native(n: Node, native: frozenset[str]) -> bool:

@@ -18,14 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from lenz.frontend.calls import CALLS, is_torch, name_of, operands, seen, storages, writes
 from lenz.frontend.patterns import follow_pattern, number
+from lenz.traits import has
 
 # Elements of the largest tensor that is computed, a mask of 8192 positions: 50 ms an op.
 LIMIT = 1 << 26
-# Whose results are memory as it is found, or of a GPU.
-UNKNOWN = (
-    "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted",
-    "cuda",
-)  # fmt: skip
 PRIM_DIV = (torch.ops.prims.div, torch.ops.prims.div.default)
 
 
@@ -115,7 +111,7 @@ def is_plain(n: Node, limit: int = LIMIT) -> bool:
         elif not isinstance(leaf, (bool, int, float, type(None))):
             return False
     is_own = n.op != "call_function" or is_torch(n.target)
-    return is_own and name_of(n) not in UNKNOWN and not may_trap(n)
+    return is_own and not (name_of(n) == "cuda" or has(name_of(n), "unset")) and not may_trap(n)
 
 
 def may_trap(n: Node) -> bool:

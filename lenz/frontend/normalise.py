@@ -19,27 +19,11 @@ from torch.utils import _pytree
 
 from lenz.frontend.collectives import is_collective
 from lenz.frontend.values import is_same_layout, storage_of
+from lenz.traits import has
 
 aten = torch.ops.aten
 
-ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-COPIES = (aten.clone.default, aten._to_copy.default)
-VIEWS = (
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
-    aten.slice.Tensor, aten.permute.default, aten.squeeze.default, aten.squeeze.dim,
-    aten.squeeze.dims,
-)  # fmt: skip
-# Reads or views of a storage by an absolute offset: such a storage must stay what it is.
-BY_OFFSET = (
-    aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default,
-    aten.set_.source_Tensor_storage_offset,
-)  # fmt: skip
 STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
-# Two calls with equal arguments give different tensors, or tensors without defined values.
-UNEQUAL = (
-    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
-    aten.new_empty.default, aten.new_empty_strided.default,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +102,7 @@ def facts_of(graph: Graph) -> Facts:
         elif node.op == "call_function":
             for n in written(node):
                 mutated.update(dict.fromkeys(storages(n)))
-            if node.target in BY_OFFSET:
+            if has(node.target, "offset"):
                 for n in node.all_input_nodes:
                     by_offset.update(dict.fromkeys(storages(n)))
     returned = {key: None for n in outputs for key in storages(n)}
@@ -196,13 +180,13 @@ def drop_noops(graph: Graph, facts: Facts) -> None:
         if node in facts.outputs or not node.args or not isinstance(node.args[0], Node):
             continue
         source = node.args[0]
-        if target in ALIASES:
+        if has(target, "alias"):
             if target is not aten.detach.default or not is_shown(node, facts):
                 replace(graph, node, source)
-        elif target in VIEWS:
+        elif has(target, "view"):
             if is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=True):
                 replace(graph, node, source)
-        elif target in COPIES:
+        elif has(target, "copy"):
             own, from_ = tuple(storages(node)), tuple(storages(source))
             if (
                 own
@@ -272,7 +256,7 @@ def is_pure(node: Node) -> bool:
     """Say whether equal arguments give equal results, with no other effect."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        if target in UNEQUAL or torch.Tag.nondeterministic_seeded in target.tags:
+        if has(target, "unset") or torch.Tag.nondeterministic_seeded in target.tags:
             return False
         return target.namespace in ("aten", "prims") and not node.is_impure()
     if target is operator.getitem:

@@ -19,15 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from lenz.frontend.normalise import VIEWS
 from lenz.frontend.values import are_same, unguarded
+from lenz.traits import has
 
 aten = torch.ops.aten
 REBUILT = (OutputType.is_input, OutputType.alias_of_input)
-MOVABLE = (
-    *VIEWS, aten.select.int, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
-    aten.diagonal.default, aten.alias.default, aten.detach.default,
-)  # fmt: skip
 
 
 def rebase(graph: Graph, metadata: ViewAndMutationMeta | None) -> None:
@@ -76,7 +72,8 @@ def views_down_to(result: Node, sources: dict[Node, Node]) -> tuple[Node, ...] |
     chain = [result]
     while chain[-1] not in sources:
         node = chain[-1]
-        if node.target not in MOVABLE or not isinstance(node.args[0], Node):
+        is_view = has(node.target, "view") or has(node.target, "alias")
+        if not is_view or not isinstance(node.args[0], Node):
             return None
         chain.append(node.args[0])
     return tuple(reversed(chain))
@@ -93,7 +90,7 @@ def replay(graph: Graph, chain: tuple[Node, ...], argument: Node) -> Node:
         again.args = (at, *view.args[1:])
         args, kwargs = cast(Any, map_arg((again.args, view.kwargs), lambda n: n.meta["val"]))
         with unguarded(args[0].fake_mode):
-            val = view.target(*args, **kwargs)  # type: ignore[operator]  # one of MOVABLE
+            val = view.target(*args, **kwargs)  # type: ignore[operator]  # a view
             again.meta = {**view.meta, "of_argument": True, "val": val}
         at = again
     return at

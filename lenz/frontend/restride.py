@@ -19,28 +19,12 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 from lenz.frontend.calls import storages
-from lenz.frontend.strides import LOG_SUM, TWINS, dense, eager_strides, rule_of
+from lenz.frontend.strides import VIEW, dense, eager_strides, rule_of
 from lenz.frontend.values import are_same, is_same_layout, unguarded
+from lenz.traits import has, trait
 
 aten = torch.ops.aten
-VIEWS = (aten.view.default, aten._unsafe_view.default)
 SPACE = "_c10d_functional"
-# Results whose type fake tensors tell wrong: they have that of an argument, or of all together, and
-# so have the statistics of norms on CPUs.
-STATISTICS, OWN, ALL = (1, 2), (0,), None
-MISTOLD: Mapping[str, tuple[tuple[int, ...], int | None]] = {
-    "aten.huber_loss.default": (OWN, 0),
-    "aten.soft_margin_loss.default": (OWN, 0),
-    "aten.soft_margin_loss_backward.default": (OWN, 1),
-    "aten.normal.Tensor_Tensor": (OWN, 0),
-    "aten.addr.default": (OWN, ALL),
-    "aten.native_layer_norm.default": (STATISTICS, ALL),
-    "aten.native_group_norm.default": (STATISTICS, ALL),
-    "aten.native_batch_norm.default": (STATISTICS, ALL),
-    "aten._native_batch_norm_legit.no_stats": (STATISTICS, ALL),
-    "aten._native_batch_norm_legit_functional.default": (STATISTICS, ALL),
-    "aten._batch_norm_with_update_functional.default": (STATISTICS, ALL),
-}
 LATE = tuple(f"{SPACE}.{x}.default" for x in ("wait_tensor", "broadcast", "all_reduce_coalesced"))
 
 
@@ -74,25 +58,26 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
                 changed.add(node)
 
 
-def mistold(name: str, args: Sequence[Any], told: Any) -> Mapping[int, torch.dtype]:
+def mistold(op: object, args: Sequence[Any], told: Any) -> Mapping[int, torch.dtype]:
     """Return eager's types of the results of a call that have other ones in `told`."""
-    if name == LOG_SUM:
+    how = trait(op, "type")
+    if how == "log_sum":
         is_told = told[0].dtype is not torch.float64 or told[1].dtype is torch.float64
         return {} if is_told else {1: torch.float64}
-    places, source = MISTOLD.get(name, ((), ALL))
     values = [told] if isinstance(told, torch.Tensor) else told
-    if not places or (places is STATISTICS and values[0].device.type != "cpu"):
+    if how is None or (how == "statistics" and values[0].device.type != "cpu"):
         return {}
     types = [v.dtype for v in args if isinstance(v, torch.Tensor)]
-    dtype = reduce(torch.promote_types, types) if source is ALL else types[source]
+    dtype = types[int(how)] if how.isdigit() else reduce(torch.promote_types, types)
+    places = (1, 2) if how == "statistics" else (0,)
     return {k: dtype for k in places if values[k].dtype is not dtype}
 
 
 def mistold_by(node: Node, told: Any) -> Mapping[int, torch.dtype]:
     """Return what `mistold` says of a node of a graph."""
-    if (name := str(node.target)) not in MISTOLD and name != LOG_SUM:
+    if not has(node.target, "type"):
         return {}
-    return mistold(name, map_arg(node.args, lambda n: n.meta.get("val")), told)
+    return mistold(node.target, map_arg(node.args, lambda n: n.meta.get("val")), told)
 
 
 def corrected(node: Node, told: Any) -> Any:
@@ -110,7 +95,7 @@ def corrected(node: Node, told: Any) -> Any:
     with first.fake_mode:
         if is_view(node):
             return first.as_strided(first.shape, strides, first.storage_offset())
-        values = told[: 1 + (str(node.target) in TWINS)] if first is not told else (told,)
+        values = told[: 1 + (has(node.target, "twins"))] if first is not told else (told,)
         made = [
             torch.empty_strided(v.shape, strides, dtype=v.dtype, device=v.device) for v in values
         ]
@@ -152,7 +137,7 @@ def traced(gm: GraphModule, node: Node) -> Any:
         try:
             return call(*args, **kwargs)
         except (RuntimeError, ValueError):
-            if call not in VIEWS:
+            if rule_of(call) != VIEW:
                 raise
             node.target = aten.reshape.default
             return aten.reshape.default(*args)

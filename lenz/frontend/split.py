@@ -15,31 +15,14 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
-from lenz.frontend.normalise import VIEWS, dedup, drop_noops, facts_of
+from lenz.frontend.normalise import dedup, drop_noops, facts_of
 from lenz.frontend.restride import corrected, mistold_by, restride
 from lenz.frontend.values import are_same, unguarded
+from lenz.traits import has, trait
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
-# Ops whose second result holds places: in the last so many dimensions, or in the dimension that
-# this argument names.
-POOLS = {
-    aten.max_pool2d_with_indices.default: 2,
-    aten.max_pool3d_with_indices.default: 3,
-    aten.adaptive_max_pool2d.default: 2,
-    aten.adaptive_max_pool3d.default: 3,
-}
-CHOICES = {
-    aten.max.dim: 1,
-    aten.min.dim: 1,
-    aten.sort.default: 1,
-    aten.topk.default: 2,
-    aten.kthvalue.default: 2,
-    aten.median.dim: 1,
-}
-COMPARISONS = tuple(getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 NORMED = 1 << 18  # bytes; less is not worth a kernel
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 HALVES = (torch.float16, torch.bfloat16)
@@ -88,10 +71,10 @@ def split(
         if is_random(n) and n.meta.get("recompute") in AGAIN:
             for made in (n, *(u for u in n.users if u.target is operator.getitem)):
                 made.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif n.target in PUTS and n in backward:
+        elif has(n.target, "put") and n in backward:
             for x in made_of_nothing(n.args[1]):
                 x.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        elif n.target in COMPARISONS:
+        elif has(n.target, "compare"):
             for x in compared_with_own(n) - backward:  # any order: all get one mark
                 x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return min_cut_rematerialization_partition(
@@ -107,7 +90,7 @@ def compared_with_own(n: Node) -> set[Node]:
     """
 
     def source(x: Any) -> Any:
-        while x.target in (*VIEWS, aten.permute.default, aten.unsqueeze.default, aten.abs.default):
+        while has(x.target, "view") or x.target is aten.abs.default:
             x = x.args[0]
         return x
 
@@ -153,14 +136,13 @@ def places_below(n: Node) -> int | None:
     if n.target is not operator.getitem or n.args[1] != 1:
         return None
     source: Any = n.args[0]
-    if source.target not in POOLS and source.target not in CHOICES:
-        return None
+    last, choice = (trait(source.target, t) for t in ("places", "choice"))
     x: Any = source.args[0].meta["val"]
     value: Any = n.meta["val"]
-    if source.target in POOLS:
-        sizes = x.shape[-POOLS[source.target] :]
-    elif x.dim():
-        dim = source.args[CHOICES[source.target] :][:1] or (source.kwargs.get("dim", -1),)
+    if last is not None:
+        sizes = x.shape[-int(last) :]
+    elif choice is not None and x.dim():
+        dim = source.args[int(choice) :][:1] or (source.kwargs.get("dim", -1),)
         sizes = (x.shape[dim[0]],)
     else:
         return None
@@ -272,7 +254,7 @@ def readers_of(n: Node) -> dict[Node, None]:
 
 def is_view(n: Node) -> bool:
     """Say whether a call moves no element."""
-    return n.target in VIEWS or n.target in (aten.t.default, aten.transpose.int)
+    return has(n.target, "view")
 
 
 def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:

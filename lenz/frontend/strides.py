@@ -9,122 +9,35 @@ are not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from lenz.frontend.values import are_same, dense_order, is_same_size
+from lenz.traits import has, trait
 
-# What the strides of the first result follow: nothing, or the memory format that ATen suggests for
-# an argument, or channels last also where it lies so and ATen does not say so ("either"), but not
-# where it is dense as it is ("laid"; all measured on CPUs alone); nothing, on GPUs alone ("there");
-# such a format on CPUs, and nothing on GPUs ("groups"); those of an argument without its gaps
-# ("like"); or an iteration over all operands ("among": one of them is a number, as a tensor); of
-# "power" that tensor is the exponent of a number first, which gives a dense one. "roll" has the
-# format of its argument where two parts are joined in each step, and is dense where one is empty.
-# "spread" has strides that were told, gaps and all, but none of 0: then it is dense.
-# "cut" is a copy of what padding leaves; torch's rule for symbolic sizes is none for widths of 0.
-# "fourier", "index" and "view" have functions of their own.
-Kind: TypeAlias = Literal[
-    "dense", "there", "groups", "format", "laid", "either", "like", "roll", "iteration", "among",
-    "power", "spread", "cut", "fourier", "index", "view",
-]  # fmt: skip
-Rule: TypeAlias = tuple[Kind, int]
-DENSE: Rule = ("dense", 0)
-FORMAT: Rule = ("format", 0)
-LAID: Rule = ("laid", 0)
+# What the strides of the first result of an op follow, and the position of that argument: the kinds
+# stand in `lenz/traits.py`.
+Rule: TypeAlias = tuple[str, int]
 LIKE: Rule = ("like", 0)
 ITERATION: Rule = ("iteration", 0)
-# Whose second result has the type of sums of the first, which torch 2.11 tells as f32 for f64 too.
-LOG_SUM = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+VIEW: Rule = ("view", 0)
 # Channels last, from the outermost dimension in memory, by the number of dimensions.
 LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
-# Ops by their rule; "default" is the overload of those without one.
-NAMED: Mapping[Rule, str] = {
-    DENSE: """
-        log_sigmoid_forward isin.Tensor_Tensor mse_loss_backward smooth_l1_loss_backward
-        huber_loss_backward _log_softmax_backward_data glu_backward _log_softmax
-        native_layer_norm tril triu diag_embed renorm im2col grid_sampler_2d nll_loss2d_forward
-        normal.Tensor_float normal.Tensor_Tensor masked_fill.Scalar mvlgamma
-    """,
-    LAID: """
-        native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats
-        _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
-        _batch_norm_with_update_functional _batch_norm_with_update _batch_norm_no_update
-    """,
-    FORMAT: """
-        max_unpool2d channel_shuffle reflection_pad2d replication_pad2d reflection_pad3d
-        replication_pad3d
-    """,
-    ITERATION: """
-        floor_divide elu_backward hardswish_backward hardtanh_backward hardswish rsub.Tensor
-        softplus_backward native_dropout_backward mse_loss smooth_l1_loss native_dropout
-    """,
-    LIKE: """
-        huber_loss _prelu_kernel binary_cross_entropy clone _to_copy _conj_physical
-        index_fill.int_Scalar index_fill.int_Tensor put _unsafe_index_put empty_like zero
-        zeros_like ones_like full_like rand_like randn_like randint_like randint_like.low_dtype
-        uniform exponential geometric cauchy log_normal normal_functional sort sort.stable
-        hardtanh rad2deg deg2rad nan_to_num flip index_put fill.Scalar fill.Tensor
-    """,
-}
-TOLD_WRONG: Mapping[str, Rule] = {
-    **{
-        f"aten.{x if '.' in x else x + '.default'}": r
-        for r, xs in NAMED.items()
-        for x in xs.split()
-    },
-    "aten.pow.Scalar": ("power", 0),
-    "aten.native_group_norm.default": ("groups", 0),
-    "aten.native_batch_norm_backward.default": ("either", 1),
-    "aten.batch_norm_backward.default": ("either", 1),
-    "aten.roll.default": ("roll", 0),
-    "aten.pixel_shuffle.default": ("there", 0),
-    "aten.pixel_unshuffle.default": ("there", 0),
-    "aten.constant_pad_nd.default": ("cut", 0),
-    "aten._fft_c2c.default": ("fourier", 0),
-    "aten._fft_r2c.default": ("fourier", 1),
-    "aten._fft_c2r.default": ("fourier", 1),
-    "aten.reflection_pad2d_backward.default": ("format", 1),
-    "aten.replication_pad2d_backward.default": ("format", 1),
-    "aten.reflection_pad3d_backward.default": ("format", 1),
-    "aten.replication_pad3d_backward.default": ("format", 1),
-    "aten.ldexp.Tensor": ("power", 1),
-    "aten.as_strided_scatter.default": ("spread", 0),
-    "aten.select_scatter.default": ("spread", 0),
-    "aten.slice_scatter.default": ("spread", 0),
-    "aten.diagonal_scatter.default": ("spread", 0),
-    "aten.index.Tensor": ("index", 0),
-    "aten._unsafe_index.Tensor": ("index", 0),
-    "aten.view.default": ("view", 0),
-    "aten._unsafe_view.default": ("view", 0),
-    "aten.expand.default": ("view", 1),
-}
-# Elementwise by their tags, but made by other means than one iteration over the operands.
-OTHERWISE = ("conj_physical", "positive", "masked_fill", "native_dropout_backward")
-# Whose number is no operand, though the name of the overload says so.
-UNARY = ("aten.lerp.Scalar", "aten.pow.Tensor_Scalar")
 # In which `ldexp` takes powers of a tensor of 2, and not of the number.
 TENSOR_POWERS = (torch.float64, torch.float16, torch.bfloat16)
-# Whose operands come to the iteration in another order than they are given.
-REVERSED = (
-    "aten.threshold_backward.default", "aten.leaky_relu_backward.default", "aten.rsub.Tensor",
-)  # fmt: skip
-# Whose second result lies as the first one does.
-TWINS = ("aten.sort.default", "aten.sort.stable", "aten.log_sigmoid_forward.default")
 
 
 def rule_of(target: Any) -> Rule | None:
     """What the strides of the first result of a call follow; None where fake tensors tell it."""
-    found = TOLD_WRONG.get(str(target))
-    if found is not None or torch.Tag.pointwise not in getattr(target, "tags", ()):
-        return found
-    if target._schema.name.removeprefix("aten::") in OTHERWISE:
+    kind = trait(target, "strides")
+    if kind is not None:
+        return None if kind == "told" else (kind, int(trait(target, "of") or 0))
+    if torch.Tag.pointwise not in getattr(target, "tags", ()):
         return None
-    is_number = "calar" in target._overloadname and str(target) not in UNARY
-    return ("among", 0) if is_number else ITERATION
+    return ("among", 0) if "calar" in target._overloadname else ITERATION
 
 
 def eager_strides(target: Any, args: Sequence[Any], told: torch.Tensor) -> tuple[Any, ...] | None:
@@ -150,7 +63,7 @@ def _followed(
     match kind:
         case "iteration" | "among":
             given = computed(target, args, told)
-            if str(target) in REVERSED:
+            if has(target, "reversed"):
                 given.reverse()
             taken = zip(target._schema.arguments, args, strict=False)
             numbers = (a for formal, a in taken if str(formal.type) == "Tensor")

@@ -26,26 +26,12 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value, giving
 from lenz.lower.operand import broadcast, element, promote
 from lenz.lower.registry import Entry, Lowering, lowering
 from lenz.sym import ONE, ZERO, Int, Sym
+from lenz.traits import has
 
 Pair: TypeAlias = tuple[Expr, Expr]
 Parts: TypeAlias = tuple[Value, Value]
 PARTS = {C64: F32, C128: F64}
 
-# Beside ops that only move elements, those whose results are sums of elements times real numbers.
-LINEAR = (
-    "add", "sub", "rsub", "subtract", "neg", "negative", "sum", "mean", "trace", "cumsum",
-    "index_add", "scatter_add", "masked_fill", "index_fill", "eye", "tril", "triu",
-    "select_backward", "slice_backward", "diagonal_backward", "diag_embed", "diagonal_scatter",
-    "im2col", "col2im",
-)  # fmt: skip
-IN_MEMORY = ("copy_", "as_strided_copy", "as_strided_scatter")  # ops on the memory itself
-UNSAFE = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")  # views
-ONES = ("ones", "ones_like", "new_ones", "eye")
-# Where equal places are given twice, threads of a GPU would leave parts of different numbers.
-TORN = ("index_put", "_unsafe_index_put", "scatter", "put", "index_copy")
-# Ops that ask of an element only whether it is zero, and those that take its absolute value.
-TRUTHS = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all")
-SIZES = ("linalg_vector_norm", "norm")
 PLACES = ("mask", "condition", "index", "indices")  # arguments that hold no elements
 NUMBERS = ("value", "fill_value", "other", "self", "s")  # scalars that are elements
 SELECT = torch.ops.aten.select.int
@@ -199,20 +185,20 @@ class Complexes:
         if name == "as_strided":  # it counts in the memory
             made = entry.fn(b, args[0].whole, *args[1:], **kwargs)
             return Complex(b, b.result, lambda: made)
-        if target.is_view or name in UNSAFE:
+        if target.is_view or has(target, "view") or has(target, "views"):
             found = viewed(b, entry, args[0], args[1:], kwargs)
             is_list = str(target._schema.returns[0].type) != "Tensor"
             return found if is_list else found[0]
-        if name in TRUTHS:
+        if has(target, "truth"):
             args = [truth(b, a) if isinstance(a, Complex) else a for a in args]
             return entry.fn(b, *args, **kwargs)
-        if name in SIZES:
+        if has(target, "norm"):
             part = TensorType(PARTS[args[0].dtype], args[0].device, contiguous(args[0].shape))
             size = giving(b, (part,), partial(_RULES["abs"], b, args[0]))
             return entry.fn(b, size, *args[1:], **{k: _real(a) for k, a in kwargs.items()})
-        moves = (entry.any_dtype or entry.float8) and name not in IN_MEMORY
-        torn = name in TORN and (name == "scatter" or b.result.device != "cpu")
-        if (moves or name in LINEAR) and not torn:
+        moves = (entry.any_dtype or entry.float8) and not has(target, "memory")
+        torn = has(target, "torn") and (name == "scatter" or b.result.device != "cpu")
+        if (moves or has(target, "linear")) and not torn:
             return alike(b, target, entry, args, kwargs)
         raise Decline("")
 
@@ -255,7 +241,7 @@ def alike(b: GraphBuilder, target: Any, entry: Entry, args: Any, kwargs: dict[st
 
     def made(k: int) -> Any:
         (first, *_) = results = _parts(types)
-        if k and target._schema.name.split("::")[1] in ONES and first is not None:
+        if k and has(target, "ones") and first is not None:
             return b.map(lambda i: const(0, first.dtype), first)
         xs = [_part(b, a, k, name) for a, name in zip(args, names, strict=False)]
         named = {name: _part(b, a, k, name) for name, a in kwargs.items()}

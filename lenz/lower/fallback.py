@@ -13,27 +13,7 @@ from lenz.ir.graph import Atom, Extern, Named, Ref, View, atom_refs, held_by
 from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import GraphBuilder, Value, maker
 from lenz.sym import Sym, Var
-
-# Ops that are meant to be calls, by family: no better code of ours is to be expected.
-_MEANT = """
-mm addmm bmm baddbmm addbmm addmv mv dot vdot linear mkldnn_rnn_layer
-convolution convolution_backward _convolution _fft_r2c _fft_c2r _fft_c2c
-_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
-_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
-_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
-_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
-_transformer_encoder_layer_fwd _native_multi_head_attention
-_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd
-linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
-linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp
-linalg_pinv linalg_qr linalg_solve_triangular cholesky cholesky_inverse cholesky_solve geqrf
-lu_unpack ormqr triangular_solve _make_token with_effects _sink_tokens
-"""
-# (Products with vectors are calls for complex numbers alone.  An encoder layer in evaluation is as
-# fast as its parts in kernels of ours between matrix products.  Tokens and `with_effects` keep
-# calls in order that have effects, such as the check that a matrix could be inverted.)
-LIBRARY = frozenset(_MEANT.split())
-
+from lenz.traits import has
 
 # Calls that the runtime makes by itself, since conditions on sizes are data here.
 OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
@@ -66,7 +46,7 @@ def call_eager(
     """Add the call of the FX node to the graph; gives what its users see (Value, Sym, tuple)."""
     name = op_name(n.target)
     name = OWN.get(name, name)
-    if name.split(".")[1] in LIBRARY:
+    if has(name, "library"):
         reason = "library"
     single = not isinstance(val, (tuple, list))
     parts = (val,) if single else tuple(val)

@@ -22,6 +22,7 @@ from lenz.ir.tensor import TensorType
 from lenz.lower.builder import GraphBuilder, Value
 from lenz.lower.pointwise import is_own
 from lenz.sym import ONE, ZERO, Sym
+from lenz.traits import has
 
 COPY = torch.ops.aten.copy_.default
 Env = Mapping[FxNode, Any]
@@ -81,7 +82,7 @@ def _memory(b: GraphBuilder, n: FxNode, name: str, env: Env, type: TensorType) -
             if _is_written_back(b, n, name, node, env):
                 return x
         elif len(node.users) == 1 and is_own(b, x) and _names_of(x, env) == 1:
-            if str(node.target).removeprefix("aten.").removeprefix("new_").startswith("empty"):
+            if has(node.target, "unset"):
                 _leave_unfilled(b, x)
             return x
     if any(s is ZERO and e is not ONE for s, e in zip(type.layout.stride, type.shape, strict=True)):

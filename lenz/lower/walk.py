@@ -32,13 +32,13 @@ from lenz.lower.fallback import call_eager, is_object, move
 from lenz.lower.registry import Entry, entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, evaluate, maximum, prove_le, sym
+from lenz.traits import has
 
 ToSym = Callable[[Any], Sym]
 CPU = frozenset({"cpu"})
 SUMS = ("add", "mul", "sum", "prod", "logaddexp")  # which round, so that their order shows
 ASSERTION = "_assert_scalar.default"
 OFFSET = torch.ops.aten.sym_storage_offset.default
-COPIES = (torch.ops.aten.copy.default, torch.ops.aten.copy_.default)
 
 
 def lower(
@@ -192,7 +192,7 @@ class _Walk:
         self.b.begin(n.name, origin, results, read)
         reason = self.native(n, results)
         if reason is not None:
-            if n.target is COPIES[1]:
+            if n.target is torch.ops.aten.copy_.default:
                 _settle(self)
             self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)
             made = self.env[n] if isinstance(self.env[n], (tuple, list)) else (self.env[n],)
@@ -253,7 +253,7 @@ class _Walk:
             return "a number made from sizes that is no integer"
         device = next((r.device for r in results if r is not None), None)
         if device is not None:
-            whole = n.target in COPIES
+            whole = has(n.target, "across")
             args = [self.near(a, device, whole) for a in args]
             kwargs = {k: self.near(a, device, whole) for k, a in kwargs.items()}
             if any(v.device != device for v in _values([args, list(kwargs.values())])):
@@ -483,7 +483,5 @@ def _is_python(n: FxNode) -> bool:
 
 def _yields_new_size(n: FxNode) -> bool:
     # An op on tensors whose result is a size (item, say) must run; arithmetic on sizes need not.
-    return any(isinstance(a.meta.get("val"), torch.Tensor) for a in n.all_input_nodes) and (
-        "sym_size" not in str(n.target) and "sym_stride" not in str(n.target)
-        and "sym_numel" not in str(n.target) and "sym_storage_offset" not in str(n.target)
-    )  # fmt: skip
+    given = (a.meta.get("val") for a in n.all_input_nodes)
+    return any(isinstance(v, torch.Tensor) for v in given) and not has(n.target, "size")

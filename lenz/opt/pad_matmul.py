@@ -36,20 +36,13 @@ from lenz.ir.graph import (
 )
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, strided
 from lenz.sym import ONE, Int, Sym, Var, substitute
+from lenz.traits import has, trait
 
 HOST = "cpu"  # where nothing is padded
 UNIT = 8  # 2-byte numbers that the library moves at once
 # For an H200 with bf16: FLOP/s of products that move one number at a time, and of those that move
 # 8; bytes/s of a copy; seconds per additional kernel.
 SLOW, FAST, BANDWIDTH, LAUNCH = 150e12, 600e12, 4e12, 2e-6
-# Products, and the position of the first factor among the arguments; an addend precedes it.
-PRODUCTS = {
-    "aten.mm.default": 0,
-    "aten.bmm.default": 0,
-    "aten.addmm.default": 1,
-    "aten.baddbmm.default": 1,
-}
-
 Shape = tuple[Sym, ...]
 
 
@@ -60,7 +53,7 @@ def pad_matmul(g: Graph, cx: Context) -> Graph:
     """
     p = _Padder(g)
     for n in g.nodes:
-        if isinstance(n, Extern) and n.op in PRODUCTS:
+        if isinstance(n, Extern) and has(n.op, "product"):
             p.decide(n, cx)
     if not p.products:
         return g
@@ -331,7 +324,7 @@ def _pinned(g: Graph) -> Iterator[str]:
     for a in g.outputs:
         yield from (name for name in atom_refs(a) if name not in g.free)
     for n in g.nodes:
-        if isinstance(n, Extern) and n.op not in PRODUCTS:
+        if isinstance(n, Extern) and not has(n.op, "product"):
             for a in (*n.args, *(v for _, v in n.kwargs)):
                 yield from atom_refs(a)
 
@@ -344,7 +337,7 @@ def _name(n: Extern, k: int) -> str:
 
 def _sizes(n: Extern, types: Mapping[str, TensorType]) -> list[int] | None:
     """Batch, M, K and N of a product of half types on a GPU; None if unknown."""
-    first = PRODUCTS[n.op]
+    first = int(trait(n.op, "product") or 0)
     out, a, b = n.outs[0], types[_name(n, first)], types[_name(n, first + 1)]
     if not isinstance(out, Buffer) or out.type.device == HOST or not out.dtype.is_half:
         return None
@@ -358,7 +351,7 @@ def _arguments(
     n: Extern, types: Mapping[str, TensorType]
 ) -> tuple[dict[int, Shape], frozenset[str]]:
     """The arguments that need other shapes, and which of m, k and n are ragged and contiguous."""
-    first = PRODUCTS[n.op]
+    first = int(trait(n.op, "product") or 0)
     a, b = (types[_name(n, k)].layout for k in (first, first + 1))
     ragged = {"n"} if _up(b.shape[-1]) is not b.shape[-1] else set()
     if _up(a.shape[-2]) is not a.shape[-2] and a.stride[-2] is ONE:

@@ -40,15 +40,7 @@ from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.plan.forms import formed
 from lenz.plan.memory import Pool, key, may_overwrite
 from lenz.sym import Int, Sym, Var, as_multiple, substitute
-
-# aten ops with an out= form that writes every element: results go where the plan wants them.
-INTO = {
-    "aten.mm.default": "aten.mm.out",
-    "aten.addmm.default": "aten.addmm.out",
-    "aten.bmm.default": "aten.bmm.out",
-    "aten.baddbmm.default": "aten.baddbmm.out",
-}
-
+from lenz.traits import has
 
 LARGE = 1 << 20  # bytes of an argument that are worth the 1 us of asking who holds it
 HUGE = 1 << 22  # bytes of new CPU memory for which huge pages are asked: two of them
@@ -308,7 +300,7 @@ class _Builder:
             self.comments.append((len(self.steps), text))
 
     def call(self, step: Extern) -> None:
-        out = INTO.get(step.op)
+        out = f"{step.op.rpartition('.')[0]}.out" if has(step.op, "into") else None
         only = step.outs[0] if len(step.outs) == 1 else None
         if out is not None and isinstance(only, Buffer) and only.type.dtype.is_float:
             self.allocate(only)

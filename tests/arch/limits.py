@@ -12,20 +12,20 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_341,
+    ".": 1_455,
     "debug": 540,
-    "frontend": 3_110,
+    "frontend": 2_950,
     "ir": 4_030,
-    "lower": 6_280,
+    "lower": 6_253,
     "machine": 5_443,
     "ops": 2_380,
-    "opt": 1_590,
-    "plan": 780,
+    "opt": 1_583,
+    "plan": 773,
     "runtime": 459,
     "schedule": 1_591,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_840
+TOTAL_CODE_LINES = 28_753
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
@@ -33,6 +33,7 @@ RANKS = {
     "options": 1,
     "target": 1,
     "private": 1,
+    "traits": 1,
     "sym": 2,
     "ir": 3,
     "ops": 4,

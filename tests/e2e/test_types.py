@@ -54,7 +54,7 @@ class Watch(TorchDispatchMode):
                 told = fn(*fakes[0], **fakes[1])
         except Exception:  # noqa: BLE001 - tracing would stop there too
             return out
-        corrected = mistold(str(fn), fakes[0], told)
+        corrected = mistold(fn, fakes[0], told)
         for k, (x, y) in enumerate(zip(*map(pytree.tree_leaves, (out, told)), strict=True)):
             if isinstance(x, Tensor) and x.dtype is not corrected.get(k, y.dtype):
                 self.wrong[f"{key}: result {k} is {x.dtype}, and told as {y.dtype}"] = None

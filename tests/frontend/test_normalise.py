@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lenz.frontend import decompositions, origin
-from lenz.frontend.decompose import KEEP_WHOLE
 from lenz.frontend.normalise import multiply_in_pairs, normalise, written
+from lenz.traits import has
 
 aten = torch.ops.aten
 X = torch.arange(6.0).reshape(2, 3)
@@ -155,13 +155,7 @@ def test_decompositions_leave_native_and_kept_ops() -> None:
     assert aten.gelu_backward.default not in decompositions(frozenset({"aten.gelu_backward"}))
     one = decompositions(frozenset({"aten.std.correction"}))
     assert aten.std.correction not in one and aten.std_mean.correction in one
-    packets = {str(op).rsplit(".", 1)[0] for op in bare}
-    assert packets.isdisjoint(KEEP_WHOLE)
-
-
-def test_kept_ops_exist() -> None:
-    for name in KEEP_WHOLE:
-        assert hasattr(aten, name.removeprefix("aten.")), name
+    assert not [op for op in bare if has(op, "library")]
 
 
 def test_origin_is_the_users_line() -> None:
