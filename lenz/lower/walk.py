@@ -21,7 +21,6 @@ from lenz.ir.graph import (
     Node,
     Reduction,
     Ref,
-    Scan,
     Scatter,
     atom_refs,
 )
@@ -36,7 +35,6 @@ from lenz.traits import has
 
 ToSym = Callable[[Any], Sym]
 CPU = frozenset({"cpu"})
-SUMS = ("add", "mul", "sum", "prod", "logaddexp")  # which round, so that their order shows
 ASSERTION = "_assert_scalar.default"
 OFFSET = torch.ops.aten.sym_storage_offset.default
 
@@ -439,12 +437,14 @@ def _unfit(made: list[Node], any_dtype: bool) -> str | None:
 
 
 def _is_left_to_chance(n: Node) -> bool:
-    """True for loops of GPUs whose order shows: rounded sums, and writes to places not known."""
-    if not isinstance(n, (Scan, Scatter)) or n.out.type.device == "cpu":
+    """True for scatters of GPUs whose order shows: rounded sums, and writes to places not known.
+
+    Scans have a fixed order on GPUs too, also where several programs share a row: each folds the
+    results of those before it in the order of their numbers (`machine/cuda/triton/look_back.py`).
+    """
+    if not isinstance(n, Scatter) or n.out.type.device == "cpu":
         return False
-    if isinstance(n, Scatter) and n.mode == "set":
-        return bool(n.bound)
-    return n.out.dtype.is_float and (n.kind if isinstance(n, Scan) else n.mode) in SUMS
+    return bool(n.bound) if n.mode == "set" else n.out.dtype.is_float and n.mode in ("add", "mul")
 
 
 def _overlaps(layout: Layout) -> bool:

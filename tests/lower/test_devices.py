@@ -160,7 +160,6 @@ CHANCE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "scatter_add": (lambda x, i, y: x.scatter_add(0, i, y), ((9,), POSITIONS, (5,))),
     "index_put": (lambda x, i, y: x.index_put((i,), y, True), ((9,), POSITIONS, (5,))),
     "index_copy": (lambda x, i, y: x.index_copy(0, i, y), ((9,), POSITIONS, (5,))),
-    "cumsum": (lambda x: x.cumsum(0), ((9,),)),
 }
 
 
@@ -185,7 +184,10 @@ def test_gradients_of_embeddings_are_eager_s_if_asked() -> None:
 
 
 def test_what_has_one_outcome_stays_native_with_deterministic_algorithms() -> None:
-    """Sums of integers, extrema, what is written without positions, and all loops of CPUs."""
+    """Sums of integers, extrema, what is written without positions, scans, and loops of CPUs."""
+    for scan in (Tensor.cumsum, Tensor.cumprod, Tensor.logcumsumexp):
+        p = cuda_program(lambda x, scan=scan: scan(x, 0), (9,), dtype=torch.float32)
+        assert not [n for n in lowered(p, deterministic=True).nodes if isinstance(n, Extern)]
     for fn, args in (
         (lambda x, i, y: x.index_add(0, i, y), ((9,), POSITIONS, (5,))),
         (lambda x, i, y: x.scatter_reduce(0, i, y, "amax"), ((9,), POSITIONS, (5,))),
