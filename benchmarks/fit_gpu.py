@@ -57,8 +57,9 @@ from lenz.machine.cuda.triton.pool import Failed, start
 from lenz.machine.cuda.tune.bench import Device, Gpu
 from lenz.machine.cuda.tune.search import Choice, compiled, config, race
 from lenz.machine.cuda.tune.space import space
+from lenz.machines import types
 from lenz.options import Options
-from lenz.pipeline import DEVICES, optimise
+from lenz.pipeline import optimise
 from lenz.schedule import schedule
 from lenz.sym import SymEnv
 from lenz.target import Target
@@ -258,7 +259,7 @@ def graph_of(p: FxProgram) -> Graph:
     for b in p.symbols.bindings:
         env = env.with_var(b.var, p.symbols.hints.get(b.var.name))
     sym, constants = p.symbols.sym, p.constants
-    return lower(p.gm, p.name, sym, constants, origin, env, devices=DEVICES)
+    return lower(p.gm, p.name, sym, constants, origin, env, devices=types())
 
 
 def said(s: Shape) -> str:

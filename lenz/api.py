@@ -15,17 +15,16 @@ from torch.fx import GraphModule
 
 from lenz.debug.names import plain, readable
 from lenz.debug.repro import runnable, write_repro
-from lenz.debug.trace import OBJECT, Recorder, new_folder
+from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import REPORT, InternalError, LenzError, Missing, Unsupported, UserError
 from lenz.frontend import FxProgram, caller, capture, numbered, origin
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import Savable, dumped, is_asked, loaded
 from lenz.frontend.untraced import calling, outside
 from lenz.frontend.values import has_fakes
-from lenz.ir.binary import encode
 from lenz.keys import key_of, native_names
 from lenz.loading import Boxed
-from lenz.machine.cuda.triton.pool import start
+from lenz.machines import is_known, loader_of
 from lenz.options import Options
 from lenz.recall import context, recall
 from lenz.runtime.store import store_in
@@ -117,8 +116,9 @@ def compile_graph(
     name: str = "",
 ) -> Callable[..., Any]:
     """The backend with parsed options. `name` names the graph in logs, reports and folders."""
-    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
-        start()  # the kernel compiler, so that it is ready when needed
+    types = dict.fromkeys(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))
+    for type in filter(is_known, types):
+        loader_of(type).start()  # the kernel compiler, so that it is ready when needed
     unit = _Unit(gm, options, watcher, caller())
     title, told = name or numbered(), (unit.entered, unit.failed)
     try:
@@ -188,9 +188,8 @@ class _Unit:
         with recorder.stage("import"):
             from lenz.pipeline import compile_program
         made = compile_program(program, cx, key)
-        recorder.binary(OBJECT, made.code.object)
-        for b in made.code.binaries:
-            recorder.binary(f"{b.name}.cubin", encode(b))
+        for file, code in made.code.files.items():
+            recorder.binary(file, code)
         return made
 
     def failed(self, e: Exception, kind: str) -> None:

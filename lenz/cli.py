@@ -133,29 +133,20 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
     `module` are the globals of the script, `file` its path. Raises UserError if the object file is
     missing.
     """
+    from lenz.machines import loader_of
     from lenz.runtime.script import main as run_script
+    from lenz.target import HOST
 
     folder = Path(file).resolve().parent
     signatures: dict[str, tuple[int, int, str]] = module["KERNELS"]
-    host = {n: s[:2] for n, s in signatures.items() if not s[2]}
     kernels: dict[str, Any] = {}
-    if host:
-        from lenz.debug.trace import OBJECT
-        from lenz.machine.cpu.llvm.compile import link
-        from lenz.machine.cpu.loader import function
-        from lenz.runtime.threads import imports
-
-        library = link(_beside(folder, OBJECT), tuple(host), imports())
-        module["_library"] = library  # keeps the code alive as long as the module
-        kernels = {n: function(library.addresses[n], *s) for n, s in host.items()}
-    for name, (pointers, sizes, device) in signatures.items():
-        if device:
-            from lenz.ir.binary import decode
-            from lenz.machine.cuda import driver
-
-            number = int(device.removeprefix("cuda:"))
-            binary = decode(_beside(folder, f"{name}.cubin"))
-            kernels[name] = driver.function(binary, number, pointers, sizes)
+    for device in dict.fromkeys(s[2] for s in signatures.values()):
+        loader = loader_of(device or HOST)
+        counts = {n: s[:2] for n, s in signatures.items() if s[2] == device}
+        pieces = {n: _beside(folder, file) for n, file in loader.files(counts).items()}
+        more, alive = loader.load(pieces, counts, device or HOST)
+        kernels |= more
+        module[f"_alive {device}"] = alive  # the code, which lives as long as the module
     run_script(module, kernels, rounds)
 
 

@@ -18,8 +18,7 @@ import torch
 from lenz.context import Context
 from lenz.frontend import FxProgram
 from lenz.frontend.identity import identity
-from lenz.machine.cuda import driver
-from lenz.machine.cuda.triton.compile import version
+from lenz.machines import is_known, loader_of
 from lenz.runtime.store import Store
 
 State: TypeAlias = tuple[int, ...]
@@ -128,18 +127,13 @@ def key_of(program: FxProgram, cx: Context) -> str | None:
     text = identity(program)
     if text is None:
         return None
-    gpus = {
-        v.device.index or 0
-        for n in program.gm.graph.nodes
-        if isinstance(v := n.meta.get("val"), torch.Tensor) and v.device.type == "cuda"
-    }
+    values = (n.meta.get("val") for n in program.gm.graph.nodes)
+    devices = {v.device for v in values if isinstance(v, torch.Tensor) and is_known(v.device.type)}
     head = [
         sources(),
         f"torch {torch.__version__} {torch.version.git_version}",
         f"{torch.get_default_dtype()} {options.key()} {cx.target.key()}",
         f"deterministic: {torch.are_deterministic_algorithms_enabled()}",
-        *(f"cuda:{n} {torch.cuda.get_device_name(n)} {driver.capability(n)}" for n in sorted(gpus)),
+        *(f"{d} {loader_of(d).key(d)}" for d in sorted(map(str, devices))),
     ]
-    if gpus:
-        head.append(version())
     return hashlib.sha256("\n".join([*head, text]).encode()).hexdigest()

@@ -11,25 +11,24 @@ from typing import Any, TypeAlias
 import torch
 
 from lenz.ir.plan import Plan
-from lenz.machine.cpu.llvm.compile import Library
+from lenz.machines import Functions
 from lenz.plan.python import source
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 NONE: Mapping[str, Any] = {}
 
 
 def load(
     p: Plan,
     functions: Functions,
-    library: Library | None = None,
+    alive: object = None,
     constants: Mapping[str, torch.Tensor] = NONE,
     objects: Mapping[str, Any] = NONE,
     otherwise: Callable[..., Sequence[Any]] | None = None,
 ) -> Boxed:
     """Print a plan as a module, execute that, and put kernels, constants and objects into it.
 
-    `functions` are its kernels, whose code lives as long as `library`; `otherwise` runs the graph
+    `functions` are its kernels, whose code lives as long as `alive`; `otherwise` runs the graph
     for calls that break an assumption of the plan.
     """
     module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
@@ -39,7 +38,7 @@ def load(
     module.update((py, objects[o]) for py, o in module["OBJECTS"].items())
     if "otherwise" in module:
         module["otherwise"] = otherwise
-    module["_library"] = library
+    module["_alive"] = alive
     call: Boxed = module["call"]
     return call
 

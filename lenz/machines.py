@@ -1,29 +1,32 @@
-"""The machines that lenz compiles for: what each of them does, and which there are.
+"""The machines that lenz compiles for: what is asked of each of them, and which there are.
 
-A machine belongs to a type of PyTorch's devices ("cpu", "cuda"). It is found when it is first asked
-for: the module `lenz.machine.<type>.machine`, or a module outside of lenz that an entry point of
-the group `lenz.machines` names by the type. Importing that module registers the machine.
+A machine belongs to a type of PyTorch's devices ("cpu", "cuda"). It has two halves: a `Machine` for
+the compiler, and a `Loader`, which runs what was compiled and imports no compiler. They are found
+when they are first asked for: in the modules `machine` and `loader` of `lenz.machine.<type>`, or in
+modules that entry points of the groups `lenz.machines` and `lenz.loaders` name by the type. These
+modules register them when they are imported.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lenz.errors import InternalError
-from lenz.target import Capabilities
+from lenz.target import HOST, Capabilities
 
 if TYPE_CHECKING:  # a process that compiles nothing imports none of these
     from lenz.context import Context
-    from lenz.ir.kernel import KernelKind, Local, Stmt, TileConfig
+    from lenz.debug.report import TuneReport
+    from lenz.ir.kernel import Kernel, KernelKind, Local, Schedule, Stmt, TileConfig
     from lenz.sym import Sym, SymEnv
 
-GROUP = "lenz.machines"
-
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+Counts: TypeAlias = Mapping[str, tuple[int, int]]
 # More shapes to time for a kind of kernel with this many elements of P and of R.
 Space: TypeAlias = "Callable[[KernelKind, int, int], Sequence[Any]]"
 
@@ -39,6 +42,35 @@ class Form:
     work: Sym | None = None
 
 
+class Refused(Exception):
+    """Kernels, by name, that did not compile, and why.
+
+    The graph is recompiled with their ops, `origins`, in eager.
+    """
+
+    def __init__(self, failed: Mapping[str, str]) -> None:
+        super().__init__(next(iter(failed.values())))
+        self.failed = failed
+        self.origins: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Compiled kernels: of one device, or of all devices of a graph.
+
+    text       everything that was emitted
+    files      machine code by the name of its file in a debug folder
+    keys       the store's keys of the machine code, by device and name
+    functions  the kernels by name, which may be called as long as `alive` lives
+    """
+
+    text: str
+    files: Mapping[str, bytes]
+    keys: Mapping[str, Mapping[str, str]]
+    functions: Functions
+    alive: tuple[object, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Everything that the compiler knows of one type of devices.
@@ -49,30 +81,102 @@ class Machine:
                   that are used outside of the group, `space` replaces the machine's own shapes
     loss          (group, env): why a group whose elements read its own reductions is worse than its
                   parts, None if it is not
+    tune          (schedule, store): the schedule with the fastest form of each launch that has
+                  several, and the measurements
+    compile       (kernels, device, cx): begin to compile; a function that waits for the code and
+                  loads it, and raises Refused
     """
 
     capabilities: Capabilities
     schedule: Callable[[Any, frozenset[str], SymEnv, Context, Space | None], Sequence[Form]]
     loss: Callable[[Any, SymEnv], str | None]
+    tune: Callable[[Schedule, Any], tuple[Schedule, tuple[TuneReport, ...]]]
+    compile: Callable[[Sequence[Kernel], str, Context], Callable[[], Code]]
 
 
-_MACHINES: dict[str, Machine] = {}
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How the code for one type of devices is found again and loaded.
+
+    kind   the kind of its entries in the store
+    files  the names of a graph's kernels -> the name of each piece of code -> its file in a debug
+           folder; pieces are the kernels, or one that holds them all
+    load   (pieces, kernels with their counts of pointers and sizes, device): the functions, and
+           what must live as long; raises ValueError or RuntimeError
+    key    what code for a device depends on, besides its text
+    start  called when a graph for such a device comes: its compiler will be needed
+    """
+
+    kind: str
+    files: Callable[[Iterable[str]], Mapping[str, str]]
+    load: Callable[[Mapping[str, bytes], Counts, str], tuple[Functions, object]]
+    key: Callable[[str], str]
+    start: Callable[[], None]
 
 
-def register(type: str, machine: Machine) -> None:
-    """Make a machine known for a type of devices."""
-    if _MACHINES.setdefault(type, machine) is not machine:
+FOLDER = Path(__file__).parent / "machine"
+_HALVES: dict[tuple[str, str], Any] = {}
+
+
+def register(type: str, half: Machine | Loader) -> None:
+    """Make a half of a machine known for a type of devices."""
+    key = type, "machine" if isinstance(half, Machine) else "loader"
+    if _HALVES.setdefault(key, half) is not half:
         raise InternalError(f"there are two machines for {type} devices")
+
+
+def types() -> frozenset[str]:
+    """The types of devices that have a machine."""
+    outside = importlib.metadata.entry_points(group="lenz.machines").names
+    return frozenset(outside | {p.parent.name for p in FOLDER.glob("*/machine.py")})
+
+
+def is_known(type: str) -> bool:
+    """True if there is a machine for a type of devices; nothing of it is imported."""
+    return (FOLDER / type).is_dir() or type in types()
 
 
 def machine_of(device: str) -> Machine:
     """The machine of a device ("cpu", "cuda:0"); raises InternalError if there is none."""
+    return _half(device, "machine")  # type: ignore[no-any-return]  # a Machine, by `register`
+
+
+def loader_of(device: str) -> Loader:
+    """The loader of a device; raises InternalError if there is none."""
+    return _half(device, "loader")  # type: ignore[no-any-return]  # a Loader, likewise
+
+
+def _half(device: str, name: str) -> Any:
     type = device.partition(":")[0]
-    if type not in _MACHINES:
-        if importlib.util.find_spec(f"lenz.machine.{type}") is not None:
-            importlib.import_module(f"lenz.machine.{type}.machine")
-        for found in importlib.metadata.entry_points(group=GROUP, name=type):
+    if (type, name) not in _HALVES:
+        if (FOLDER / type).is_dir():
+            importlib.import_module(f"lenz.machine.{type}.{name}")
+        for found in importlib.metadata.entry_points(group=f"lenz.{name}s", name=type):
             found.load()
-        if type not in _MACHINES:
+        if (type, name) not in _HALVES:
             raise InternalError(f"lenz has no machine for {device}")
-    return _MACHINES[type]
+    return _HALVES[type, name]
+
+
+def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Callable[[], Code]:
+    """Compile kernels, given by name and device; returns a function that loads them.
+
+    Machines with a compiler in another process go on until the caller calls the function. It raises
+    Refused with the kernels that a compiler or driver rejects.
+    """
+    devices = dict.fromkeys(device for _, device in kernels.values())
+    mine = {d: [k for k, device in kernels.values() if device == d] for d in devices}
+    # The CPU comes last: its code is compiled while others wait for theirs.
+    begun = [machine_of(d).compile(mine[d], d, cx) for d in sorted(mine, key=lambda d: d == HOST)]
+
+    def finish() -> Code:
+        made = [load() for load in begun]
+        return Code(
+            "\n".join(c.text for c in made),
+            {name: code for c in made for name, code in c.files.items()},
+            {device: keys for c in made for device, keys in c.keys.items()},
+            {name: f for c in made for name, f in c.functions.items()},
+            tuple(x for c in made for x in c.alive),
+        )
+
+    return finish

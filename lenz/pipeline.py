@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from lenz.assemble import Code, Refused, assemble, check_gpus
 from lenz.context import Context
 from lenz.debug.report import TuneReport
 from lenz.frontend import FxProgram, ends_of, origin
@@ -22,7 +21,7 @@ from lenz.ir.verify import verify
 from lenz.keys import key_of
 from lenz.loading import Boxed
 from lenz.lower import lower
-from lenz.machine.cuda.tune.search import tune
+from lenz.machines import Code, Refused, assemble, machine_of, types
 from lenz.opt import PASSES
 from lenz.plan.build import Given
 from lenz.plan.build import build as build_plan
@@ -33,8 +32,6 @@ from lenz.respecialise import load_program
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
 from lenz.sym import Int, SymEnv
-
-DEVICES = frozenset({"cpu", "cuda"})  # the target of the kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +62,7 @@ class Compiled:
     @property
     def entry(self) -> Entry:
         """The entry for the disk cache."""
-        cubins = {k: key for k, key in self.code.keys.items() if k}
-        return Entry(show(self.plan), self.strides, self.code.keys.get("", ""), cubins)
+        return Entry(show(self.plan), self.strides, self.code.keys)
 
     @property
     def told(self) -> str:
@@ -96,7 +92,7 @@ def compile_program(program: FxProgram, cx: Context, key: str | None = None) -> 
                 keep(store, key, made.entry)
             return made
         except Refused as e:
-            names = ", ".join(k.name for k, _ in e.failed)
+            names = ", ".join(e.failed)
             if e.origins <= refused:
                 raise
             refused |= e.origins
@@ -116,12 +112,11 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
             partial(origin, called=program.called),
             _env(program),
             cx.options.eager_random,
-            DEVICES,
+            types(),
             refused,
             program.saved,
             torch.are_deterministic_algorithms_enabled(),
         )
-    check_gpus([b.type.device for b in buffers_of(g).values()])
     lowered = g
     trace.text("graph", lambda: show(lowered, origins=True))
     g = optimise(g, cx, program)
@@ -130,7 +125,9 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     tuned: tuple[TuneReport, ...] = ()
     if cx.options.autotune:
         with trace.stage("tune"):
-            s, tuned = tune(s, store_in(cx.options))
+            for machine in {id(m): m for m in map(machine_of, _devices(s).values())}.values():
+                s, more = machine.tune(s, store_in(cx.options))
+                tuned += more
     symbols, kernels = launched(s)
     trace.text("schedule", lambda: show(s))
     with trace.stage("codegen"):
@@ -141,12 +138,11 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         with trace.stage("codegen"):
             code = code_of()
     except Refused as e:
-        failed = {k.name for k, _ in e.failed}
-        mine = [x for x in s.steps if isinstance(x, Launch) and x.kernel.name in failed]
+        mine = [x for x in s.steps if isinstance(x, Launch) and x.kernel.name in e.failed]
         e.origins = frozenset(o for x in mine for o in x.origins)
         raise
     with trace.stage("plan"):
-        call = load_program(plan, code.functions, code.library, program, cx, run_of)
+        call = load_program(plan, code.functions, code.alive, program, cx, run_of)
     trace.text("module", lambda: code.text)
     trace.text("code", lambda: source(plan, g.env.hints, comments=True))
     return Compiled(program, g, s, plan, code, call, tuned)

@@ -13,37 +13,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from lenz import keys
 from lenz.context import Context, Silent, Trace
 from lenz.frontend import FxProgram
-from lenz.ir.binary import decode
 from lenz.ir.lexer import ReadError
 from lenz.ir.plan import LaunchStep, Plan
 from lenz.ir.reader import read
-from lenz.loading import Boxed, Functions
-from lenz.machine.cpu import loader
-from lenz.machine.cpu.llvm.compile import Library, host_target, link
-from lenz.machine.cuda import driver
+from lenz.loading import Boxed
+from lenz.machine.cpu.llvm.compile import host_target
+from lenz.machines import Functions, loader_of
 from lenz.options import Options
 from lenz.respecialise import Compile, load_program
 from lenz.runtime.store import Store, store_in
-from lenz.runtime.threads import imports
+from lenz.target import HOST
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What is kept of a compiled graph.
 
-    `plan` is its text; `strides` are what `CompileFX` tells.  `object` is the store's key of the
-    machine code for the CPU, empty without any; `cubins` has the keys of that for GPUs, by kernel.
+    `plan` is its text; `strides` are what `CompileFX` tells.  `keys` are the store's keys of its
+    machine code, by device and name.
     """
 
     plan: str
     strides: Sequence[Sequence[int] | None]
-    object: str
-    cubins: Mapping[str, str]
+    keys: Mapping[str, Mapping[str, str]]
 
 
 def context(options: Options, trace: Trace | None = None) -> Context:
@@ -82,24 +77,20 @@ def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> 
     return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
 
 
-def _functions(p: Plan, entry: Entry, store: Store) -> tuple[Functions, Library | None] | None:
-    """The kernels of a plan, loaded; None if the store has lost one."""
+def _functions(p: Plan, entry: Entry, store: Store) -> tuple[Functions, object] | None:
+    """The kernels of a plan, loaded, and what must live as long; None if the store lost one."""
+    steps = {s.kernel: s for s in p.steps if isinstance(s, LaunchStep)}
     functions: dict[str, Callable[..., Any]] = {}
-    library = None
-    cubins = {name: store.get("cubin", key) for name, key in entry.cubins.items()}
-    binaries = {name: decode(code) for name, code in cubins.items() if code is not None}
-    if len(binaries) < len(cubins):
-        return None
-    if entry.object:
-        obj = store.get("object", entry.object)
-        if obj is None:
+    alive: list[object] = []
+    for device, own in entry.keys.items():
+        loader = loader_of(device)
+        found = {name: store.get(loader.kind, key) for name, key in own.items()}
+        pieces = {name: code for name, code in found.items() if code is not None}
+        if len(pieces) < len(own):
             return None
-        library = link(obj, [n for n in p.kernels if n not in binaries], imports())
-    for s in {s.kernel: s for s in p.steps if isinstance(s, LaunchStep)}.values():
-        counts = len(s.args), len(s.sizes)
-        if s.kernel in binaries:
-            gpu = torch.device(s.device).index or 0
-            functions[s.kernel] = driver.function(binaries[s.kernel], gpu, *counts)
-        elif library is not None:
-            functions[s.kernel] = loader.function(library.addresses[s.kernel], *counts)
-    return functions, library
+        mine = [s for s in steps.values() if (s.device or HOST) == device]
+        counts = {s.kernel: (len(s.args), len(s.sizes)) for s in mine}
+        more, kept = loader.load(pieces, counts, device)
+        functions |= more
+        alive.append(kept)
+    return functions, alive

@@ -13,8 +13,8 @@ from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.program import Facts
 from lenz.ir.interned import using
 from lenz.ir.plan import Plan
-from lenz.loading import Boxed, Functions, load
-from lenz.machine.cpu.llvm.compile import Library
+from lenz.loading import Boxed, load
+from lenz.machines import Functions
 
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 
@@ -22,7 +22,7 @@ Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 def load_program(
     p: Plan,
     functions: Functions,
-    library: Library | None,
+    alive: object,
     program: FxProgram,
     cx: Context,
     again: Compile,
@@ -31,7 +31,7 @@ def load_program(
     names = {n.name: str(n.target) for n in program.gm.graph.nodes if n.op == "get_attr"}
     constants = {c.name: program.constants[names[c.name]] for c in p.constants}
     otherwise = Respecialised(program, cx, again)
-    return load(p, functions, library, constants, program.modules, otherwise)
+    return load(p, functions, alive, constants, program.modules, otherwise)
 
 
 class Respecialised:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+HOST = "cpu"  # the device that plans run on
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -29,7 +29,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "module": ("", "kernels.ll"),
     "code": ("code", "plan.py"),
 }
-OBJECT = "kernels.o"
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ def upward(source: Source) -> list[str]:
             continue
         dependency = i.module.split(".")[1]
         if source.name in limits.LOADING_FILES:
-            allowed = is_in(i.module, limits.RUNTIME_IMPORTS)
+            allowed = is_in(i.module, limits.LOADING_IMPORTS)
         elif dependency == source.room:
             allowed = is_of_no_other_machine(i.module, source.module)
         elif source.room == "runtime":
@@ -124,7 +124,7 @@ def test_the_runtime_loads_with_the_compiler_absent() -> None:
     modules = [s.module for s in sources() if s.room == "runtime"] + loading
     assert "lenz.runtime.store" in modules
     assert len(loading) == len(limits.LOADING_FILES)
-    lists = ((*limits.RUNTIME_IMPORTS, *loading), limits.LAZY, modules)
+    lists = ((*limits.LOADING_IMPORTS, *loading), limits.LAZY, modules)
     run = subprocess.run(
         [sys.executable, "-c", RUN_WITHOUT_COMPILER, *(",".join(names) for names in lists)],
         cwd=REPOSITORY,

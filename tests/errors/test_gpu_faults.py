@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from lenz import assemble
 from lenz.errors import Missing
 from lenz.ir.binary import Binary
 from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch
-from lenz.machine.cuda import driver
+from lenz.machine.cuda import driver, machine
 from lenz.machine.cuda.triton import compile as compiler
 from lenz.machine.cuda.triton.pool import Failed
 from lenz.options import Options
@@ -37,7 +36,7 @@ def made(monkeypatch: pytest.MonkeyPatch, **answers: Callable[..., Any]) -> Comp
         "compile_all": lambda texts, *_: [binary(t.name) for t in texts],
     }  # fmt: skip
     for name, answer in (usual | answers).items():
-        monkeypatch.setattr(assemble if name == "compile_all" else driver, name, answer)
+        monkeypatch.setattr(machine if name == "compile_all" else driver, name, answer)
     return compile_program(program, context(Options(cache=False)))
 
 
@@ -96,7 +95,7 @@ def test_without_triton_a_graph_says_what_to_install(monkeypatch: pytest.MonkeyP
     )
     compiler.version.cache_clear()
     with pytest.raises(Missing, match="Triton is not installed") as e:
-        made(monkeypatch, compile_all=assemble.compile_all)
+        made(monkeypatch, compile_all=machine.compile_all)
     assert "pip install 'lenz[gpu]'" in str(e.value)
     compiler.version.cache_clear()
 

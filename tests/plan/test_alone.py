@@ -23,27 +23,27 @@ from lenz.options import Options
 
 ALONE = """
 import json, sys, torch
-from lenz.machine.cpu.llvm.compile import link
 from lenz.ir.plan import LaunchStep
 from lenz.ir.reader import read
 from lenz.loading import load
-from lenz.machine.cpu import loader
+from lenz.machines import loader_of
 from lenz.runtime.store import store_at
-from lenz.runtime.threads import imports
 
 folder, cases = json.load(open(sys.argv[1]))
 found = []
-for k, (text, key) in enumerate(cases):
+for k, (text, keys) in enumerate(cases):
     plan = read(text)
-    library = link(store_at(folder).get("object", key), plan.kernels, imports()) if key else None
-    functions = {
-        s.kernel: loader.function(library.addresses[s.kernel], len(s.args), len(s.sizes))
-        for s in plan.steps
-        if isinstance(s, LaunchStep)
+    counts = {
+        s.kernel: (len(s.args), len(s.sizes)) for s in plan.steps if isinstance(s, LaunchStep)
     }
+    functions, alive = {}, None
+    for device, own in keys.items():
+        loader = loader_of(device)
+        pieces = {name: store_at(folder).get(loader.kind, key) for name, key in own.items()}
+        functions, alive = loader.load(pieces, counts, device)
     args, constants = torch.load(f"{sys.argv[1]}.{k}", weights_only=True)
     torch.manual_seed(0)
-    found.append([t.clone() for t in load(plan, functions, library, constants)(args)])
+    found.append([t.clone() for t in load(plan, functions, alive, constants)(args)])
 torch.save(found, sys.argv[1] + ".found")
 compilers = ("torch._dynamo", "torch._functorch.aot_autograd", "sympy")
 rooms = ("frontend", "lower", "opt", "schedule", "ops", "pipeline", "machine.cpu.llvm.module")
@@ -78,7 +78,7 @@ def test_plans_run_where_nothing_compiles(tmp_path: Path, dynamic: bool) -> None
         torch.save((copied(given), constants), f"{path}.{k}")
         torch.manual_seed(0)
         want.append([t.clone() for t in made.call(copied(given))])
-        cases.append((show(made.plan), made.entry.object))
+        cases.append((show(made.plan), made.entry.keys))
     path.write_text(json.dumps((str(tmp_path / "cache"), cases)))
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(path)],

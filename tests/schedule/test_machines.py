@@ -16,10 +16,10 @@ from lenz.errors import InternalError
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import Launch, TileConfig
 from lenz.ir.reader import read
-from lenz.machines import Form, Machine, machine_of, register
+from lenz.machines import Form, machine_of, register
 from lenz.options import Options
 from lenz.schedule import schedule
-from lenz.target import Capabilities, Target
+from lenz.target import Target
 
 TEXT = """graph @g() on cpu {
   in %x : f32[64, 8]
@@ -46,12 +46,12 @@ def test_a_machine_outside_of_lenz_is_found_by_its_entry_point(
 
     class Found(EntryPoint):
         def load(self) -> None:
-            register("npu", Machine(Capabilities(), forms, lambda group, env: None))
+            register("npu", replace(cpu, schedule=forms))
 
     def entry_points(group: str, name: str) -> list[EntryPoint]:
         return [Found(name, "outside", group)] if name == "npu" else []
 
-    monkeypatch.setattr(machines, "_MACHINES", dict(machines._MACHINES))
+    monkeypatch.setattr(machines, "_HALVES", dict(machines._HALVES))
     monkeypatch.setattr(machines.importlib.metadata, "entry_points", entry_points)
     g = program()
     x, y = (replace(b, type=replace(b.type, device="npu:1")) for b in (g.inputs[0], g.nodes[0].out))

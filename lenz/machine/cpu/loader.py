@@ -1,11 +1,15 @@
-"""Addresses of compiled kernels as Python callables."""
+"""Compiled kernels of CPUs: one object for all of them, linked, their addresses as callables."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
+
+from lenz.machine.cpu.llvm.compile import link
+from lenz.machines import Counts, Functions, Loader, register
+from lenz.runtime.threads import imports
 
 
 @cache
@@ -24,3 +28,14 @@ def function(address: int, pointers: int, sizes: int) -> Callable[..., int]:
     """
     made: Callable[..., int] = _prototype(pointers, sizes)(address)
     return made
+
+
+def load(pieces: Mapping[str, bytes], kernels: Counts, device: str) -> tuple[Functions, object]:
+    """Link the object; the functions live as long as the library."""
+    library = link(pieces[""], list(kernels), imports())
+    return {n: function(library.addresses[n], *c) for n, c in kernels.items()}, library
+
+
+# The description of the CPU is part of every key (`Context.target`).
+LOADER = Loader("object", lambda kernels: {"": "kernels.o"}, load, lambda _: "", lambda: None)
+register("cpu", LOADER)

@@ -2,8 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Sequence
+
+from lenz.context import Context
+from lenz.ir.kernel import Kernel
+from lenz.machine.cpu.llvm.compile import compile_module
+from lenz.machine.cpu.llvm.module import emit_module
+from lenz.machine.cpu.loader import LOADER
 from lenz.machine.cpu.schedule import forms, loss
-from lenz.machines import Machine, register
+from lenz.machines import Code, Machine, register
+from lenz.runtime.store import store_in
 from lenz.target import Capabilities
 
-register("cpu", Machine(Capabilities(), forms, loss))
+
+def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[], Code]:
+    """One LLVM module for all kernels; it is ready at once."""
+    store, trace = store_in(cx.options), cx.trace
+    text = emit_module(kernels, cx.target)
+    key = hashlib.sha256(f"{cx.target.key()}\n{text}".encode()).hexdigest()
+    obj = store.get(LOADER.kind, key) if store is not None else None
+    if obj is None:
+        with trace.stage("llvm"):
+            obj = compile_module(text, cx.target)
+        if store is not None:
+            store.put(LOADER.kind, key, obj)
+    counts = {k.name: (len(k.params), len(k.sizes)) for k in kernels}
+    with trace.stage("link"):
+        functions, library = LOADER.load({"": obj}, counts, device)
+    (file,) = LOADER.files(counts).values()
+    code = Code(text, {file: obj}, {device: {"": key}}, functions, (library,))
+    return lambda: code
+
+
+register("cpu", Machine(Capabilities(), forms, loss, lambda s, store: (s, ()), compile))
