@@ -125,15 +125,15 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     tuned: tuple[TuneReport, ...] = ()
     if cx.options.autotune:
         with trace.stage("tune"):
-            for machine in {id(m): m for m in map(machine_of, _devices(s).values())}.values():
+            for machine in dict.fromkeys(machine_of(d) for _, d in launched(s).values()):
                 s, more = machine.tune(s, store_in(cx.options))
                 tuned += more
-    symbols, kernels = launched(s)
+    kernels = launched(s)
     trace.text("schedule", lambda: show(s))
     with trace.stage("codegen"):
         code_of = assemble(kernels, cx)
     with trace.stage("plan"):
-        plan = build_plan(s, symbols, cx, _given(program))
+        plan = build_plan(s, cx, _given(program))
     try:
         with trace.stage("codegen"):
             code = code_of()
@@ -183,12 +183,11 @@ def optimise(g: Graph, cx: Context, program: FxProgram | None = None) -> Graph:
 
 def named(s: Schedule) -> Schedule:
     """Number the kernels. Equal kernels on a device become one object, which is compiled once."""
-    devices = _devices(s)
     unique: dict[tuple[str, Kernel], Kernel] = {}
     steps: list[Any] = []
     for step in s.steps:
         if isinstance(step, Launch):
-            key = devices[step], replace(step.kernel, name="k")
+            key = step.device, replace(step.kernel, name="k")
             kernel = unique.get(key)
             if kernel is None:
                 kernel = replace(step.kernel, name=f"{step.kernel.name}_{len(unique)}")
@@ -198,18 +197,10 @@ def named(s: Schedule) -> Schedule:
     return replace(s, steps=tuple(steps))
 
 
-def launched(s: Schedule) -> tuple[dict[Launch, str], dict[str, tuple[Kernel, str]]]:
-    """The kernel name of each launch, and the kernels by name with their devices."""
-    devices = _devices(s)
-    symbols = {step: step.kernel.name for step in devices}
-    return symbols, {step.kernel.name: (step.kernel, device) for step, device in devices.items()}
-
-
-def _devices(s: Schedule) -> dict[Launch, str]:
-    """The device of each launch: that of its first argument."""
-    buffers = buffers_of(s.graph)
+def launched(s: Schedule) -> dict[str, tuple[Kernel, str]]:
+    """The kernels by name, with their devices."""
     steps = [step for step in s.steps if isinstance(step, Launch)]
-    return {x: buffers[x.args[0]].type.device if x.args else "cpu" for x in steps}
+    return {step.kernel.name: (step.kernel, step.device) for step in steps}
 
 
 def _env(program: FxProgram) -> SymEnv:

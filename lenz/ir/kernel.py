@@ -45,6 +45,7 @@ from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis
 from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, substitute
+from lenz.target import HOST
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
@@ -375,13 +376,15 @@ class Launch:
     `candidates` compute the same with other tiles, of which `tune` picks one: the kernel itself,
     then one for each shape that was asked for. They are no part of the text. `origins` are the FX
     nodes that this launch computes, and the user's lines: launches of one kernel differ in them.
+    `device` runs the kernel.
     """
 
-    SYNTAX: ClassVar = ("launch @{kernel:kernel}({args:use*})",)
+    SYNTAX: ClassVar = ("launch @{kernel:kernel}({args:use*})", "? on {device:word}")
     kernel: Kernel
     args: tuple[str, ...]
     candidates: tuple[Kernel, ...] = field(default=(), compare=False)
     origins: tuple[str, ...] = field(default=(), compare=False)
+    device: str = HOST
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,10 +256,7 @@ def _extern(n: Extern, d: Known) -> None:
 
 
 def _check_steps(s: Schedule) -> None:
-    given = (*s.graph.inputs, *s.graph.constants)
-    types = {b.name: b.dtype for b in given if isinstance(b, Buffer)}
-    for n in s.graph.nodes:
-        types.update((b.name, b.dtype) for b in outs_of(n))
+    types = {name: b.type for name, b in buffers_of(s.graph).items()}
     seen: set[int] = set()
     held, roots = Held(), roots_of(s.steps)
     lent = {roots.get(n, n) for n in held_for_good(s.steps)}
@@ -284,5 +281,7 @@ def _check_steps(s: Schedule) -> None:
                 broken("launch", f"%{name} is no buffer of the graph", step)
             if p.mode != "in" and roots.get(name, name) not in own:
                 held.change(roots.get(name, name), step)
-            if types[name] is not p.dtype:
-                broken("launch", f"%{name} is {types[name]}, %{p.name} is {p.dtype}", step)
+            type = types[name]
+            if type.dtype is not p.dtype or type.device != step.device:
+                what = f"%{name} is {type.dtype} on {type.device}"
+                broken("launch", f"{what}, %{p.name} is {p.dtype} on {step.device}", step)

@@ -55,7 +55,7 @@ RULES: dict[str, str] = {
     "vector-loop-innermost": "a vector loop has no loop inside",
     "lanes": "the lanes around a statement are bounded, and no more than Triton's largest tensor",
     "parallel-outermost": "only parallel and grid loops stand around a parallel or grid loop",
-    "launch": "a launch passes one buffer of the right type per parameter",
+    "launch": "a launch passes one buffer of the right type and device per parameter",
     # plans
     "alloc-before-use": "a step uses memory that an input, constant or earlier step gave",
     "use-after-free": "memory is not used after its free or reuse",

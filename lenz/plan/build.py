@@ -35,11 +35,13 @@ from lenz.ir.plan import (
     SizeInput,
     Step,
     ViewStep,
+    launched,
 )  # fmt: skip
 from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.plan.forms import formed
 from lenz.plan.memory import Pool, key, may_overwrite
 from lenz.sym import Int, Sym, Var, as_multiple, substitute
+from lenz.target import HOST
 from lenz.traits import has
 
 LARGE = 1 << 20  # bytes of an argument that are worth the 1 us of asking who holds it
@@ -77,15 +79,14 @@ class Given:
 USUAL = Given()
 
 
-def build(s: Schedule, symbols: Mapping[Launch, str], cx: Context, given: Given = USUAL) -> Plan:
-    """Lay out memory for a schedule. `symbols` names the compiled function of each launch."""
-    return formed(_Builder(s, symbols, cx, given).run())
+def build(s: Schedule, cx: Context, given: Given = USUAL) -> Plan:
+    """Lay out memory for a schedule."""
+    return formed(_Builder(s, cx, given).run())
 
 
 @dataclass(slots=True)
 class _Builder:
     schedule: Schedule
-    symbols: Mapping[Launch, str]
     cx: Context
     given: Given
     steps: list[Step | None] = field(default_factory=list)
@@ -142,12 +143,12 @@ class _Builder:
                     self.steps.append(ViewStep(step.out.name, root, kind, detached=step.detached))
                     self.defined[step.out.name] = None
             self.release(k)
-        kernels = tuple(dict.fromkeys(self.symbols.values()))
         constants = tuple(Input(b.name, b.type) for b in g.constants)
         steps, comments = self.without_withdrawn()
         aligned = self.aligned()
         known = {v.name for v in self.known}
         most = tuple((name, end) for name, end in g.env.most if name in known)
+        kernels = launched(steps)
         return Plan(
             g.name, inputs, constants, steps, g.outputs, kernels, g.objects, comments, aligned, most
         )
@@ -232,14 +233,13 @@ class _Builder:
                     self.own.add(name)
                     self.defined[name] = None
                     taken[dying] = dying
-        symbol = self.symbols[step]
-        device = self.buffers[step.args[0]].type.device if step.args else "cpu"
-        if device not in ("cpu", self.current):
+        symbol, device = step.kernel.name, step.device
+        if device not in (HOST, self.current):
             self.steps.append(Current(device))
             self.current = device
         self.comment(step)
         args = tuple(taken.get(a, a) for a in step.args)
-        if device == "cpu":
+        if device == HOST:
             self.steps.append(LaunchStep(symbol, args, step.kernel.sizes))
         else:
             sizes = tuple(self.scope.get(v.name, v) for v in step.kernel.sizes)

@@ -85,7 +85,7 @@ def build(
     args = tuple(old.get(a) or f"{g.name}.work" for a in same.args)
     name, origins = kernel_name(g), tuple(dict.fromkeys(o for n in g.nests for o in n.out.origin))
     kernel, *candidates = (replace(k, name=name) for k in (same.kernel, *same.candidates))
-    return Launch(kernel, args, tuple(candidates), origins)
+    return Launch(kernel, args, tuple(candidates), origins, device_of(g))
 
 
 def _bounded(k: Kernel, env: SymEnv) -> Kernel:

@@ -12,12 +12,12 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_380,
+    ".": 1_370,
     "debug": 540,
     "frontend": 2_950,
-    "ir": 4_030,
+    "ir": 4_024,
     "lower": 6_253,
-    "machine": 5_536,
+    "machine": 5_530,
     "ops": 2_380,
     "opt": 1_583,
     "plan": 773,

@@ -32,7 +32,7 @@ from lenz.ir.plan import Alloc, LaunchStep
 from lenz.ir.verify import verify
 from lenz.machine.cuda.blocks import Shape
 from lenz.machine.cuda.triton.kernel import emit
-from lenz.pipeline import launched, named
+from lenz.pipeline import named
 from lenz.plan.build import build
 from tests.cuda import cuda_program
 from tests.triton_interpreter import Argument, Fault, launch
@@ -190,7 +190,7 @@ def test_workspaces_are_in_the_launch_only() -> None:
 
 def test_the_plan_zeroes_workspaces_and_the_report_names_them() -> None:
     s = named(lowered(lambda x: (x.cumsum(-1) + 1).flip(0).cumsum(0), 300, 40_000))
-    plan = build(s, launched(s)[0], gpu_context())
+    plan = build(s, gpu_context())
     verify(plan)
     fresh: dict[str, int] = {}
     for n, step in enumerate(plan.steps):

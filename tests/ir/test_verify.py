@@ -152,6 +152,7 @@ def broken_objects() -> list[tuple[str, Any, str]]:
     short = Schedule(s.graph, (Launch(make.row_softmax(), ("x",)),))
     unknown = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "nowhere")),))
     typed = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "w")),))
+    afar = Schedule(s.graph, (Launch(make.row_softmax(), ("x", "mm"), device="cuda:0"),))
     lent = Extern((), "a.b.c", (Ref("mm"),), holds=True)
     written = Schedule(s.graph, (lent, Launch(make.row_softmax(), ("x", "mm"))))
     return [
@@ -163,6 +164,7 @@ def broken_objects() -> list[tuple[str, Any, str]]:
         ("launch", short, "launch"),
         ("launch", unknown, "launch"),
         ("launch", typed, "launch"),
+        ("launch", afar, "launch"),
         ("held", written, "launch"),
     ]
 

@@ -22,7 +22,7 @@ from lenz.ir.plan import CallStep, Free, LaunchStep, Plan
 from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
 from lenz.lower import lower
-from lenz.pipeline import launched, named
+from lenz.pipeline import named
 from lenz.plan.build import build
 from lenz.plan.python import source
 from lenz.runtime.executor import resolve
@@ -60,7 +60,7 @@ def program(fn: Any) -> Program:
 
 def plan_of(fn: Any) -> Plan:
     s = named(scheduled(lowered(captured(program(fn)))))
-    plan = build(s, launched(s)[0], gpu_context())
+    plan = build(s, gpu_context())
     verify(plan)
     return plan
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lenz.ir.plan import Lay
-from lenz.pipeline import launched, named
+from lenz.pipeline import named
 from lenz.plan.build import build
 from lenz.runtime import executor
 from tests.frontend.test_identity import programs
@@ -37,6 +37,6 @@ def test_a_kernel_for_a_gpu_reads_what_is_aligned() -> None:
     """A misaligned address, which ends a CUDA context, where a custom op gives a part of memory."""
     (p,) = programs(lambda x: shifted(x.sin()).exp(), torch.randn(8, 64))
     s = named(scheduled(lowered_there(p)))
-    plan = build(s, launched(s)[0], gpu_context())
+    plan = build(s, gpu_context())
     (lay,) = [x for x in plan.steps if isinstance(x, Lay)]
     assert lay.aligned and lay.op == "lenz_tests.shifted.default"

@@ -24,7 +24,7 @@ from lenz.lower import lower, native_ops
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.opt import PASSES
 from lenz.options import Options
-from lenz.pipeline import _env, launched, named
+from lenz.pipeline import _env, named
 from lenz.plan.build import build
 from lenz.recall import context
 from lenz.schedule import schedule
@@ -52,7 +52,7 @@ def planned(p: FxProgram) -> tuple[Any, Any]:
         g = run(g, cx)
     s = named(schedule(g, cx))
     (step,) = [x for x in s.steps if isinstance(x, Launch)]
-    return build(s, launched(s)[0], cx), step.kernel
+    return build(s, cx), step.kernel
 
 
 def test_facts_are_those_of_the_first_call() -> None:

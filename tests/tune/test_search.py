@@ -144,9 +144,7 @@ def test_equal_kernels_are_measured_once_and_all_replaced(compiler: Compiler) ->
     assert len(reports) == 1
     first, second = launches(tuned)
     assert first.kernel is second.kernel and first.kernel.tile.warps == 8
-    symbols, kernels = launched(tuned)
-    assert set(symbols.values()) == set(kernels) == {first.kernel.name}
-    assert kernels[first.kernel.name] == (first.kernel, "cuda:0")
+    assert launched(tuned) == {first.kernel.name: (first.kernel, "cuda:0")}
 
 
 def test_where_all_tiles_are_one_nothing_is_measured(compiler: Compiler) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from lenz.context import Context
 from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.ir.kernel import For, Reduce, Scan, Sort, Stmt, Store, TileConfig, exprs_of, walk
-from lenz.ir.tensor import Axis
 from lenz.machine.cpu import vectors
 from lenz.machine.cpu.loops import choose
 from lenz.machines import Form, Space
@@ -90,14 +89,9 @@ def _time(body: tuple[Stmt, ...], env: SymEnv) -> float:
         if isinstance(s, Sort):
             total += NS_PER_KEY * env.hint(s.size)
         if isinstance(s, For):
-            total += _extent_hint(s.axis, env) * _time(s.body, env)
+            n = s.axis.extent  # a data-dependent size counts as its lower bound
+            total += max(env.hint(n) if n.hi is None else n.hi, 0) * _time(s.body, env)
     return total
-
-
-def _extent_hint(a: Axis, env: SymEnv) -> int:
-    if a.extent.hi is not None:
-        return max(a.extent.hi, 0)
-    return max(env.hint(a.extent), 0)  # a data-dependent size counts as its lower bound
 
 
 def _ns_per_element(bodies: Sequence[Expr], stores: int) -> float:

@@ -17,7 +17,6 @@ import torch
 from lenz.debug.report import Tried, TuneReport
 from lenz.errors import InternalError
 from lenz.ir.binary import Binary
-from lenz.ir.graph import buffers_of
 from lenz.ir.kernel import For, Kernel, Launch, Schedule, programs, walk
 from lenz.machine.cuda.triton.compile import KernelText, version
 from lenz.machine.cuda.triton.kernel import emit
@@ -73,12 +72,11 @@ def tune(
 
     Distinct kernels have distinct names. `gpu_at` returns the GPU with a number.
     """
-    buffers = buffers_of(s.graph)
     found: dict[int, dict[str, Choice]] = {}
     for step in s.steps:
         different = dict.fromkeys(step.candidates) if isinstance(step, Launch) else {}
         if isinstance(step, Launch) and len(different) > 1:
-            number = torch.device(buffers[step.args[0]].type.device).index or 0
+            number = torch.device(step.device).index or 0
             name = step.kernel.name
             choice = Choice(tuple(replace(k, name=name) for k in different), s.graph.env)
             found.setdefault(number, {}).setdefault(name, choice)
