@@ -5,6 +5,7 @@ y = sub(mask, 1)   ==>   a call of aten.sub as it is: no parts, no loops
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -111,6 +112,18 @@ def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> b
     return limits is not None and not all(limits.min <= a <= limits.max for a in numbers)
 
 
+def too_large(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
+    """A finite number is infinite in the type of the first tensor of floats, or of the result."""
+    kinds = (dtype, *(t.dtype for t in _tensors(args)))
+    most = next((torch.finfo(k).max for k in kinds if k and k.is_floating_point), math.inf)
+    return any(type(a) is float and most < abs(a) < math.inf for a in (*args, *kwargs.values()))
+
+
+def _narrows(x: Tensor, *args: Any, **_: Any) -> bool:
+    """A number is read from a tensor, and may not fit the type of `x`."""
+    return any(torch.promote_types(x.dtype, t.dtype) is not x.dtype for t in _tensors(args[-1:]))
+
+
 _hint: Callable[[Any], Any] = lambda n: n.node.hint if isinstance(n, torch.SymInt) else n
 mixed: Rule = lambda *args, **kwargs: len({t.dtype for t in _tensors(args, kwargs)}) > 1
 foreign: Rule = lambda x, *args, **_: _tensors(args)[-1].dtype is not x.dtype
@@ -172,6 +185,7 @@ RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alon
     ),
     (TRAINING, lambda x, *_, **__: any(type(n) is int and n == 0 for n in x.shape)),
     (f"{FILLED} clamp", _overflows),
+    ("masked_fill index_fill", _narrows),
     ("addmv", lambda x, *_, **__: x.dim() > 1),
     ("soft_margin_loss", lambda x, y, *_: _sizes(x) != _sizes(y)),
     ("binary_cross_entropy", lambda x, *a, **_: any(t.dim() > x.dim() for t in _tensors(a))),
@@ -202,17 +216,13 @@ REFUSED: Mapping[str, Sequence[Rule]] = {  # by the name of a packet of aten
 
 def is_refused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Say whether eager may refuse a call of the op with these (fake) arguments."""
-    return any(rule(*args, **kwargs) for rule in REFUSED.get(name, ()))
+    return any(rule(*args, **kwargs) for rule in (too_large, *REFUSED.get(name, ())))
 
 
 def kept_whole(packet: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     """The decomposition of an op that leaves alone what eager may refuse."""
     name = packet.removeprefix("aten.")
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return NotImplemented if is_refused(name, args, kwargs) else rule(*args, **kwargs)
-
-    return call if name in REFUSED else rule
+    return lambda *a, **kw: NotImplemented if is_refused(name, a, kw) else rule(*a, **kw)
 
 
 def mark_refused(gm: GraphModule) -> None:
@@ -221,5 +231,5 @@ def mark_refused(gm: GraphModule) -> None:
         if isinstance(n.target, torch._ops.OpOverload):
             name = n.target._schema.name.partition("::")[2]
             given = map_arg((n.args, n.kwargs), lambda a: a.meta.get("val"))
-            if name in REFUSED and is_refused(name, *given):
+            if is_refused(name, *given):
                 n.meta["refused"] = True

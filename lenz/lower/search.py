@@ -58,7 +58,8 @@ def searchsorted(
 
         def at(k: Expr) -> Expr:
             if sorter is not None:
-                k = checked(sorter.at((*row, position(0, size)), (k,)), size, wraps=False)
+                k = sorter.at((*row, position(0, size)), (k,))
+                k = checked(k, size, wraps=False, fault="assert_in_bounds")
             return ops.cast(sequence.at((*row, position(0, size)), (k,)), t)
 
         e = ops.cast(x.at(i), t) if isinstance(x, Value) else number(x, t)

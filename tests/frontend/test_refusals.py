@@ -5,6 +5,7 @@ Each has beside it a call that eager takes and that is not left to eager for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,20 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "a sum of more": (
         lambda x, i: torch.index_add(x, 0, i, x, alpha=2), (X, K + 5), (X, TWO)
     ),
+    "a number of halves": (lambda x: x.masked_fill(x > 0, -1e9), (HALF,), (X,)),
+    "a number of singles": (F.leaky_relu, (X, 1e39), (X, math.inf)),
+    "a filled half": (lambda x, y: torch.full_like(x, 7e4) + y, (HALF, HALF), (X, X)),
+    "a half's bound": (lambda x: x.clamp(min=1e5), (HALF,), (X,)),
+    "a read number": (
+        lambda x, y: x.masked_fill(x > 0, y), (K.to(torch.uint8), K[0] + 300), (K, K[0] + 300)
+    ),
+    "a read half": (
+        torch.index_fill, (HALF, 0, K[:1], X[0, 0] + 1e5), (X, 0, K[:1], X[0, 0] + 1e5)
+    ),
+    "places of an order": (
+        lambda x, by: torch.searchsorted(x, x, sorter=by), (X[0], torch.arange(3) + 9),
+        (X[0], torch.arange(3)),
+    ),
 }  # fmt: skip
 
 
@@ -98,6 +113,8 @@ def test_what_eager_takes_is_left_to_no_call() -> None:
         ("index_select", (X, 0, TWO)), ("pow", (X, K)), ("add", (K, X, )), ("clamp", (X, K)),
         ("pow", (2, B)), ("pow", (B, 2)), ("clamp", (B, 0, 1)),
         ("nll_loss_forward", (X, TWO, X[0], 1, -100)), ("special_erfcx", (WIDE,)),
+        ("masked_fill", (X, X > 0, -math.inf)), ("masked_fill", (X, X > 0, X[0, 0])),
+        ("mul", (HALF, 65504.0)), ("add", (X, -1e38)), ("masked_fill", (HALF, X > 0, -65504.0)),
         ("select_scatter", (X, X[0], 0, 1)), ("binary_cross_entropy", (X, X, X[0], 1)),
     )  # fmt: skip
     for op, args in taken:
