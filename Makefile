@@ -56,8 +56,9 @@ typecheck: $(STAMP)
 	$(BIN)/mypy
 
 # Workers share the cores, so that each test process gets one thread unless it asks for more.
+# An idle worker takes over tests of another one: the longest ones stand together at the end.
 pytest: $(STAMP)
-	@OMP_NUM_THREADS=1 TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS)
+	@OMP_NUM_THREADS=1 TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # No GPU is needed: Triton compiles for those that are not there, and its interpreter runs here.
 test-triton: $(STAMP)

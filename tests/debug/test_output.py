@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -238,3 +239,8 @@ def test_names_of_autograd_are_made_readable() -> None:
     assert readable("__output_tangent(args[0])", ["x"]) == "__output_tangent(x)"
     assert readable("args[7]", ["x"]) == "args[7]"
     assert readable("addmm", ["x"]) == "addmm"
+
+
+def test_torch_traces_nothing_for_pytest() -> None:
+    """tests/conftest.py: with a handler, torch would print each graph to be captured."""
+    assert not any("Capture" in str(h) for h in logging.getLogger("torch.__trace").handlers)

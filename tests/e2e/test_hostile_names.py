@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import linecache
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,12 +35,6 @@ NAMES = {
     "terminal": "\x1b]0;title\x07\x1b[2J",
     "long": "a" * 3000,
 }
-
-
-@pytest.fixture(autouse=True)
-def no_trace_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest's logging turns on torch's trace, which fails on names that are not UTF-8."""
-    monkeypatch.setattr("torch._logging._internal.trace_log", logging.Logger("nobody"))
 
 
 @pytest.fixture(autouse=True)
