@@ -39,9 +39,19 @@ class Target:
 class Capabilities:
     """What a machine can do, as the numbers that decisions depend on.
 
+    buffers   pointers of one kernel, beyond which a larger one runs out of registers or streams
     relies    kernels rely on what their plan checks: aligned pointers, and upper bounds on sizes
+    units     multiprocessors, each of which runs several programs; 0 if there are no programs
+    held      the longest row that a program holds in registers, in elements; 0 if it holds none
+    summed    the same if it also sums columns, which takes registers
     launch    elements that are read in the time that a launch takes; 0 if it takes none
+    cache     bytes that are still there when several programs read their rows again
     """
 
+    buffers: int
     relies: bool = False
+    units: int = 0
+    held: int = 0
+    summed: int = 0
     launch: int = 0
+    cache: int = 0

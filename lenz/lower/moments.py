@@ -28,12 +28,12 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.tensor import TensorType, axes_for
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import count
+from lenz.machines import machine_of
 from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum, power_of_two
 
 # Fewer elements are read twice from cache in less time than a second kernel takes to start.
 SMALL = 1 << 18
-# Elements of a row that one program holds (machine/cuda/blocks.py), and of a tile of columns.
-WHOLE, TILE = 32768, 16384
+TILE = 16384  # elements of a tile of columns
 # Lanes of the chunk of a row, or of a tile of chunks of columns: the most that leave PROGRAMS to
 # run at once. Sums of rows are written and read in at most 2% of the bytes of a bf16 x, those of
 # columns in 4% where there are programs enough, else 16%. opt/split_reduce cuts none of them again.
@@ -282,7 +282,8 @@ def chunks_of(b: GraphBuilder, s: Sets) -> Chunks | None:
     wide = s.dtype is F64  # an element takes two registers
     reduced = [d for d in m.dims if not d[0]]
     of_rows = not columns or not columns[0][0]
-    held = m.sizes(reduced, (WHOLE if of_rows else TILE // panel) >> wide)
+    most = machine_of(s.x.device).capabilities.held if of_rows else TILE // panel
+    held = m.sizes(reduced, most >> wide)
     if all(n == m.extent[d] for d, n in held.items()) and not (
         columns and of_rows and m.extent[columns[0]] < RUN
     ):

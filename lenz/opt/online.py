@@ -25,11 +25,11 @@ from lenz.ir.expr import Expr, const, index, load, loads_of, masked, ref, reinde
 from lenz.ir.graph import Extern, Graph, Node, ReduceKind, Reduction, buffers_of, reads_of
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
+from lenz.machines import machine_of
 from lenz.ops.arith import SUB
 from lenz.ops.math import EXP
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in
 
-HELD = 32768  # longest row that a program holds (machine/cuda/blocks.py)
 PART = 2048  # elements of a part
 UNIT = 16  # bytes loaded at once, if aligned to as many
 
@@ -65,11 +65,12 @@ def online(g: Graph, cx: Context) -> Graph:
 def _is_long_top(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     """True for the maxima of rows that are contiguous in memory and too long."""
     r = [a for a in n.raxes if a.extent is not ONE]
-    if n.kind != "max" or n.out.type.device == "cpu" or len(r) != 1 or n.finish is not _acc(n):
+    held = machine_of(n.out.type.device).capabilities.held
+    if n.kind != "max" or not held or len(r) != 1 or n.finish is not _acc(n):
         return False
     steps = [affine_in(layouts[e.attrs[0]].at(e.attrs[1]), r[0].var) for e in loads_of(n.body)]
     length = r[0].extent
-    return isinstance(length, Int) and length.value > HELD and any(s and s[0] is ONE for s in steps)
+    return isinstance(length, Int) and length.value > held and any(s and s[0] is ONE for s in steps)
 
 
 def _acc(n: Reduction) -> Expr:

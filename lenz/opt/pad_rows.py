@@ -19,9 +19,9 @@ from lenz.ir.expr import Expr, index, masked, reindex
 from lenz.ir.graph import Graph, Node, Pointwise, Reduction, reads_of
 from lenz.ir.op import INDEX, MASKED
 from lenz.ir.tensor import axis
+from lenz.machines import machine_of
 from lenz.ops.bits import AND
 from lenz.ops.compare import LT
-from lenz.opt.online import HELD
 from lenz.sym import Int, Sym, product
 
 
@@ -49,15 +49,15 @@ def _row(n: Pointwise) -> Sym | None:
 
     A row that is too long for a program is read again for the map anyway.
     """
-    is_padded = n.body.op is MASKED and n.axes and n.out.type.device != "cpu"
-    conds = [n.body.args[0]] if is_padded else []
+    held = machine_of(n.out.type.device).capabilities.held
+    conds = [n.body.args[0]] if n.body.op is MASKED and n.axes and held else []
     while conds:
         e = conds.pop()
         if e.op is AND:
             conds.extend(e.args)
         elif e.op is LT and [x.op for x in e.args] == [INDEX, INDEX]:
             place, size = (x.attrs[0] for x in e.args)
-            if place is n.axes[-1].var and isinstance(size, Int) and size.value <= HELD:
+            if place is n.axes[-1].var and isinstance(size, Int) and size.value <= held:
                 return size
     return None
 

@@ -20,6 +20,7 @@ from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
+from lenz.machines import machine_of
 from lenz.opt.unloop import finished
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
 
@@ -35,8 +36,7 @@ GPU_PROGRAMS, GPU_ENOUGH = 1024, 256
 GPU_PANEL, GPU_ROWS, GPU_LENGTH = 64, 64, 4096
 # Shorter columns finish in programs of 8 columns each before a second kernel could start.
 GPU_SMALL = 1 << 18
-# Elements of a row that a program processes at once, and that it can hold (machine/cuda/blocks.py).
-GPU_TILE, GPU_HELD = 8192, 32768
+GPU_TILE = 8192  # elements of a row that a program processes at once (machine/cuda/blocks.py)
 SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 
 
@@ -99,7 +99,8 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
         return 1
     outer = is_outer(n, layouts)
     # One program holds it all, so loops that read the results may share its kernel.
-    if length <= (GPU_HELD // 2 // min(results, GPU_PANEL) if outer else GPU_HELD):
+    held = machine_of(n.out.type.device).capabilities.held
+    if length <= (held // 2 // min(results, GPU_PANEL) if outer else held):
         return 1
     if outer and results * length <= GPU_SMALL:
         return 1

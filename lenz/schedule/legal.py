@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lenz.ir.expr import Expr, cost_of, loads_of
+from lenz.machines import machine_of
 from lenz.schedule.nest import (
     Axes,
     Domain,
@@ -21,13 +22,8 @@ from lenz.schedule.nest import (
     turned,
 )
 from lenz.sym import SymEnv, power_of_two
+from lenz.target import HOST, Capabilities
 
-# Beyond this many pointers a fused kernel runs out of address registers and streams. On GPUs
-# pointers are uniform registers or constants.
-MAX_BUFFERS, MAX_GPU_BUFFERS = 24, 48
-# Longest row that a GPU program holds (blocks.Shape.row); less if its columns are summed too,
-# because the sums take registers.
-HELD, ACCUMULATED = 32768, 8192
 # Beyond this much arithmetic in a group, recomputing across loops costs more than it saves.
 MAX_COST = 1200.0
 
@@ -82,15 +78,15 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
         return Reject("a scatter runs by itself")
     if (a.domain.kept or b.domain.kept) and any(n.target != n.name for n in (*a.nests, *b.nests)):
         return Reject("the elements that a sort keeps are read last, after inputs are overwritten")
-    most = MAX_BUFFERS if device == "cpu" else MAX_GPU_BUFFERS
-    if device == "cpu" and any(map(may_fail, (a, b))) and any(map(overwrites, (a, b))):
+    can = capabilities(a)
+    if any(map(may_fail, (a, b))) and any(map(overwrites, (a, b))):
         return Reject("arguments are written only after the checks have passed")
-    if len(_buffers(a) | _buffers(b)) > most:
-        return Reject(f"together they touch more than {most} buffers")
+    if len(_buffers(a) | _buffers(b)) > can.buffers:
+        return Reject(f"together they touch more than {can.buffers} buffers")
     if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:
         return Reject(f"together they do more than {MAX_COST:.0f} additions per element")
     if a.has_reduction and b.has_reduction and not are_alike(a, b):
-        joint = _crossed(a, b) if device != "cpu" else None
+        joint = _crossed(a, b)
         return Fuse(joint) if joint else Reject(f"{b.name} reduces over other rows than {a.name}")
     why = "their loops have different extents"
     best: tuple[tuple[int, ...], Group] | None = None
@@ -105,13 +101,13 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
                 continue
             count = sum(divisions(n, columns) for n in (*x, *y))
             rank: tuple[int, ...] = (0, count, 0)
-            if device != "cpu":
-                rank = (registers(d) > HELD, count, len(d.axes) + len(d.raxes))
+            if can.held:
+                rank = (registers(d) > can.held, count, len(d.axes) + len(d.raxes))
             if best is None or rank < best[0]:
                 best = (rank, Group(d, (*x, *y)))
     if best is None:
         return Reject(why)
-    if device == "cpu" and best[0][1] > before:
+    if not can.held and best[0][1] > before:
         return Reject("the joint loops would need divisions in their indices")
     return Fuse(best[1])
 
@@ -124,16 +120,16 @@ def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
             pairs = [(b.domain, a.domain)]
     else:
         pairs = [(a.domain, b.domain), (b.domain, a.domain)]
-    gpu, nests = device_of(a) != "cpu", (*a.nests, *b.nests)
+    held, nests = capabilities(a).held, (*a.nests, *b.nests)
     found: list[tuple[Domain, list[Axes]]] = []
     for d, other in pairs:
         d = replace(d, kept=d.kept or other.kept)
-        orders = orders_of(d, [n for n in nests if (gpu or n.sorts) and n.raxes == d.raxes])
+        orders = orders_of(d, [n for n in nests if (held or n.sorts) and n.raxes == d.raxes])
         found.append((d, orders))
-        if gpu:
+        if held:
             new = refined(d, orders[:1] if other.raxes else orders, (*other.axes, *other.raxes))
             arg = any(n.kind in ("argmax", "argmin") for n in nests)
-            found += [(x, [order]) for x, order in new if not arg or registers(x) <= HELD]
+            found += [(x, [order]) for x, order in new if not arg or registers(x) <= held]
     return found
 
 
@@ -141,7 +137,7 @@ def _crossed(a: Group, b: Group) -> Group | None:
     """Rows, and sums over columns of parts of them, as one pass over their common input."""
     for rows, columns in ((a, b), (b, a)):
         found = crossing(rows.domain, columns.domain)
-        if found is None or registers(rows.domain) > ACCUMULATED:
+        if found is None or registers(rows.domain) > capabilities(rows).summed:
             continue
         d, at, inside = found
         if any(n.is_reduction and (is_columns(n) or n.scan or n.sorts) for n in rows.nests):
@@ -181,7 +177,7 @@ def registers(d: Domain, env: SymEnv | None = None) -> int:
 def in_parts(g: Group) -> bool:
     """True if a scanned row is too long for one GPU program, so that several share it."""
     is_scan = any(n.scan is not None and n.raxes for n in g.nests)
-    return is_scan and device_of(g) != "cpu" and registers(g.domain) > HELD
+    return is_scan and 0 < capabilities(g).held < registers(g.domain)
 
 
 def device_of(g: Group) -> str:
@@ -189,9 +185,14 @@ def device_of(g: Group) -> str:
     return g.nests[0].out.type.device
 
 
+def capabilities(g: Group) -> Capabilities:
+    """The numbers of the machine that runs the group."""
+    return machine_of(device_of(g)).capabilities
+
+
 def may_fail(g: Group) -> bool:
     """True if a check in the group may raise after its kernel has run, as checks on CPUs do."""
-    return device_of(g) == "cpu" and any(n.checks for n in g.nests)
+    return device_of(g) == HOST and any(n.checks for n in g.nests)
 
 
 def overwrites(g: Group) -> bool:
@@ -278,7 +279,7 @@ def _split(g: Group) -> str | None:
 
 def shares_reads(a: Group, b: Group) -> int:
     """Bytes per element that both read, from the same position if they run over the same loops."""
-    if device_of(a) == device_of(b) != "cpu" and _crossed(a, b) is not None:
+    if device_of(a) == device_of(b) and _crossed(a, b) is not None:
         return 1
     first = {e for n in a.nests for e in loads_of(n.body)}
     ways = [b.nests]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lenz.ir.expr import loads_of
 from lenz.machines import machine_of
-from lenz.schedule.legal import Group, are_alike, device_of, in_parts
+from lenz.schedule.legal import Group, are_alike, capabilities, device_of, in_parts
 from lenz.schedule.nest import is_columns
 from lenz.sym import SymEnv, product
 
@@ -22,7 +22,7 @@ def gathers(a: Group, b: Group, env: SymEnv) -> int:
     takes. The inputs of the first stay alive until the second, so only tiny kernels may be far
     apart.
     """
-    launch = min(machine_of(device_of(g)).capabilities.launch for g in (a, b))
+    launch = min(capabilities(g).launch for g in (a, b))
     if not launch or not are_alike(a, b):
         return 0
     size = env.hint(a.domain.rows) * env.hint(a.domain.length)

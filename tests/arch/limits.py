@@ -12,17 +12,17 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_370,
+    ".": 1_372,
     "debug": 540,
     "frontend": 2_956,
-    "ir": 4_024,
+    "ir": 4_023,
     "lower": 6_253,
-    "machine": 5_530,
-    "ops": 2_380,
-    "opt": 1_583,
+    "machine": 5_529,
+    "ops": 2_375,
+    "opt": 1_586,
     "plan": 773,
     "runtime": 459,
-    "schedule": 1_591,
+    "schedule": 1_593,
     "sym": 1_290,
 }
 TOTAL_CODE_LINES = 28_753

@@ -8,6 +8,9 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
+import torch
+from gpu_oracle import kinds_of, on_gpu, scheduled
+from harness import lowered
 
 import lenz.ops  # noqa: F401 - fills the table of ops that the reader looks in
 from lenz import machines
@@ -70,3 +73,15 @@ def test_a_device_without_a_machine_is_an_error() -> None:
 def test_a_type_of_devices_has_one_machine() -> None:
     with pytest.raises(InternalError, match="two machines for cpu"):
         register("cpu", replace(machine_of("cpu")))
+
+
+def test_the_longest_row_in_registers_is_a_number_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A longer row is scanned in parts."""
+    cuda = machine_of("cuda")
+    scan = on_gpu(lowered(lambda x: x.cumsum(-1), [torch.empty(8, 20_000)]))
+    assert kinds_of(scheduled(scan)) == ["scan"]
+    short = replace(cuda, capabilities=replace(cuda.capabilities, held=16_384))
+    monkeypatch.setitem(machines._HALVES, ("cuda", "machine"), short)
+    assert kinds_of(scheduled(scan)) == ["split_scan"]

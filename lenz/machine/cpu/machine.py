@@ -35,4 +35,4 @@ def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[],
     return lambda: code
 
 
-register("cpu", Machine(Capabilities(), forms, loss, lambda s, store: (s, ()), compile))
+register("cpu", Machine(Capabilities(buffers=24), forms, loss, lambda s, store: (s, ()), compile))

@@ -30,13 +30,17 @@ from lenz.schedule.nest import Axes, Domain, Nest, position
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, maximum, minimum, product, substitute
 from lenz.sym.divide import power_of_two
+from lenz.target import Capabilities
 
 # Lanes of one program run over at most this many axes. Triton's tensors may have more, but with
 # worse layouts.
 MOST_AXES = 3
 # Rows of a tile of columns if many programs read halves.
 SHORT = 8
-FEW = 528  # programs, 4 for each multiprocessor of an H200
+# An H200. Other cards take its numbers as well: the tiles below were fitted on one. Pointers are
+# uniform registers or constants; a launch takes two microseconds.
+CARD = Capabilities(48, True, 132, held=32768, summed=8192, launch=1 << 18, cache=64 << 20)
+FEW = 4 * CARD.units  # programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Shape:
     edge: int = 64
     # Longest row that stays in registers: 64 elements per thread of 16 warps. Group norm over rows
     # of 32768 reaches 81% of the copy bandwidth that way, and 70% in a loop.
-    row: int = 32768
+    row: int = CARD.held
     # Tile of a longer row. The data in flight decides: amax of rows of 32768 reaches 54% of the
     # copy bandwidth with 4096, 94% with 8192.
     chunk: int = 8192
@@ -393,7 +397,7 @@ def _column_warps(warps: int, g: Group, widths: dict[Axis, int], env: SymEnv) ->
     if _area(widths) == SHORT * panel and _many_halves(g, columns, env):
         return 2
     programs = env.hint(g.domain.rows) // panel
-    return min(warps, 8) if warps > 4 or programs > 528 or _area(widths) < 2048 else 8
+    return min(warps, 8) if warps > 4 or programs > FEW or _area(widths) < 2048 else 8
 
 
 def _odd(a: Axis, env: SymEnv, unit: int = 8) -> bool:

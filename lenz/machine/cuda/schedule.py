@@ -6,22 +6,19 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir.expr import loads_of
-from lenz.machine.cuda.blocks import Shape, scattered, tiled
+from lenz.machine.cuda.blocks import CARD, Shape, scattered, tiled
 from lenz.machine.cuda.reciprocal import share_reciprocals
 from lenz.machine.cuda.tune.space import space as usual_space
 from lenz.machines import Form, Space
-from lenz.schedule.legal import HELD, Group, registers
+from lenz.schedule.legal import Group, registers
 from lenz.schedule.nest import is_columns
 from lenz.schedule.stages import stages
 from lenz.sym import SymEnv
-from lenz.target import Capabilities
 
-# Multiprocessors; 2-byte elements moved while a kernel starts and ends; programs that run at once
-# and read their rows again; bytes of those rows that the cache keeps.
-GPU_UNITS, GPU_LAUNCH, GPU_AGAIN, GPU_CACHE = 132, 1 << 22, 256, 64 << 20
+# 2-byte elements moved while a kernel starts and ends; programs that run at once and read their
+# rows again.
+GPU_LAUNCH, GPU_AGAIN = 1 << 22, 256
 SHAPE = Shape()
-# Two microseconds, the time of a launch.
-CAPABILITIES = Capabilities(relies=True, launch=1 << 18)
 
 
 def forms(
@@ -53,20 +50,20 @@ def loss(g: Group, env: SymEnv) -> str | None:
     still holds the data of the first run.
     """
     rows, length = env.hint(g.domain.rows), env.hint(g.domain.length)
-    if rows * length <= CAPABILITIES.launch:
+    if rows * length <= CARD.launch:
         return None
-    panel, held = 1, registers(g.domain, env) <= HELD
+    panel, held = 1, registers(g.domain, env) <= CARD.held
     if any(is_columns(n) for n in g.nests if n.is_reduction):
-        few, room = rows < 64 * SHAPE.panel, HELD // 2 // registers(g.domain, env)
+        few, room = rows < 64 * SHAPE.panel, CARD.held // 2 // registers(g.domain, env)
         held = room >= (2 if few else SHAPE.panel)
         panel = max(1, min(SHAPE.narrow if few else SHAPE.panel, room))
     tasks = -(-rows // panel)
     if held:
-        pays = tasks * (2 * rows * length + GPU_LAUNCH) >= GPU_UNITS * rows * length
+        pays = tasks * (2 * rows * length + GPU_LAUNCH) >= CARD.units * rows * length
         return None if pays else f"{g.name} would run in {tasks} programs only"
     loads = loads_of(*(n.body for n in g.nests if n.raxes))
     inner = {a.var for a in g.domain.raxes}
     size = sum(e.dtype.bytes for e in loads if inner & set(e.attrs[1][0].free_vars))
-    if tasks >= GPU_AGAIN and panel * GPU_AGAIN * size * length <= GPU_CACHE:
+    if tasks >= GPU_AGAIN and panel * GPU_AGAIN * size * length <= CARD.cache:
         return None
     return f"{g.name} would find nothing of the reduction's reads in cache"
