@@ -239,10 +239,12 @@ def expanded(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> t
     """The strides of an expanded tensor: a new dimension has the one that it would have dense.
 
     It has 0 as soon as it is longer than 1, and so has all before it; of a number all are 0.
+    Two symbols are the same size: one of size 1 would be no symbol.
     """
     rest = len(new) - len(old)
     found = [
-        s if is_same_size(n, m) else 0 for n, s, m in zip(old, stride, new[rest:], strict=True)
+        0 if is_same_size(n, 1) and not is_same_size(m, 1) else s
+        for n, s, m in zip(old, stride, new[rest:], strict=True)
     ]
     for d in reversed(range(rest)):
         step = found[0] * new[d + 1] if found else 0
