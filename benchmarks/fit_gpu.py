@@ -46,9 +46,7 @@ from benchmarks.measure import Row, geomean
 from lenz.context import Context
 from lenz.debug.report import Tried
 from lenz.debug.traffic import touched
-from lenz.frontend import FxProgram, origin
 from lenz.ir.binary import Binary
-from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, KernelKind, Launch
 from lenz.ir.printer import show
 from lenz.lower import lower
@@ -57,7 +55,6 @@ from lenz.machine.cuda.triton.pool import Failed, start
 from lenz.machine.cuda.tune.bench import Device, Gpu
 from lenz.machine.cuda.tune.search import Choice, compiled, config, race
 from lenz.machine.cuda.tune.space import space
-from lenz.machines import types
 from lenz.options import Options
 from lenz.pipeline import optimise
 from lenz.schedule import schedule
@@ -231,7 +228,7 @@ def points(case: Fit, known: dict[str, None]) -> list[Point]:
         programs = programs_of(case.fn, *args)
     made: list[Point] = []
     for p in programs:
-        g, cx = graph_of(p), Context(Options(cache=False), Target("cuda", "sm_90", lanes=32))
+        cx = Context(Options(cache=False), Target("cuda", "sm_90", lanes=32))
         asked: list[tuple[KernelKind, int, int]] = []
 
         def noted(
@@ -240,7 +237,7 @@ def points(case: Fit, known: dict[str, None]) -> list[Point]:
             asked.append((kind, rows, length))
             return space(kind, rows, length)
 
-        s = schedule(optimise(g, cx), cx, noted)
+        s = schedule(optimise(lower(p, cx), cx), cx, noted)
         steps = [x for x in s.steps if isinstance(x, Launch) and x.candidates]
         for step, (kind, rows, length) in zip(steps, asked, strict=True):
             text = show(replace(step.kernel, name="k"))
@@ -251,15 +248,6 @@ def points(case: Fit, known: dict[str, None]) -> list[Point]:
                     Point(case.name, kind, rows, length, shapes, step.candidates, s.graph.env)
                 )
     return made
-
-
-def graph_of(p: FxProgram) -> Graph:
-    """The program, lowered."""
-    env = SymEnv()
-    for b in p.symbols.bindings:
-        env = env.with_var(b.var, p.symbols.hints.get(b.var.name))
-    sym, constants = p.symbols.sym, p.constants
-    return lower(p.gm, p.name, sym, constants, origin, env, devices=types())
 
 
 def said(s: Shape) -> str:

@@ -133,7 +133,6 @@ def key_of(program: FxProgram, cx: Context) -> str | None:
         sources(),
         f"torch {torch.__version__} {torch.version.git_version}",
         f"{torch.get_default_dtype()} {options.key()} {cx.target.key()}",
-        f"deterministic: {torch.are_deterministic_algorithms_enabled()}",
         *(f"{d} {loader_of(d).key(d)}" for d in sorted(map(str, devices))),
     ]
     return hashlib.sha256("\n".join([*head, text]).encode()).hexdigest()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from lenz.context import Context
 from lenz.debug.report import TuneReport
-from lenz.frontend import FxProgram, ends_of, origin
+from lenz.frontend import FxProgram
 from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
@@ -21,7 +20,7 @@ from lenz.ir.verify import verify
 from lenz.keys import key_of
 from lenz.loading import Boxed
 from lenz.lower import lower
-from lenz.machines import Code, Refused, assemble, machine_of, types
+from lenz.machines import Code, Refused, assemble, machine_of
 from lenz.opt import PASSES
 from lenz.plan.build import Given
 from lenz.plan.build import build as build_plan
@@ -31,7 +30,7 @@ from lenz.recall import context as context
 from lenz.respecialise import load_program
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
-from lenz.sym import Int, SymEnv
+from lenz.sym import Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +103,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     trace = cx.trace
     trace.text("fx", lambda: program.gm.print_readable(print_output=False))
     with trace.stage("lower"):
-        g = lower(
-            program.gm,
-            program.name,
-            program.symbols.sym,
-            program.constants,
-            partial(origin, called=program.called),
-            _env(program),
-            cx.options.eager_random,
-            types(),
-            refused,
-            program.saved,
-            torch.are_deterministic_algorithms_enabled(),
-        )
+        g = lower(program, cx, refused)
     lowered = g
     trace.text("graph", lambda: show(lowered, origins=True))
     g = optimise(g, cx, program)
@@ -201,10 +188,3 @@ def launched(s: Schedule) -> dict[str, tuple[Kernel, str]]:
     """The kernels by name, with their devices."""
     steps = [step for step in s.steps if isinstance(step, Launch)]
     return {step.kernel.name: (step.kernel, step.device) for step in steps}
-
-
-def _env(program: FxProgram) -> SymEnv:
-    env = SymEnv()
-    for b in program.symbols.bindings:
-        env = env.with_var(b.var, program.symbols.hints.get(b.var.name))
-    return replace(env, most=ends_of(program))

@@ -31,12 +31,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from lenz.context import Context
 from lenz.frontend import FxProgram, capture
 from lenz.lower import native_ops
 from lenz.options import Options
+from lenz.target import Target
 
-__all__ = ["Fake", "choose", "cuda_program", "cuda_programs", "fake_cuda", "programs_of"]
+__all__ = ["CX", "Fake", "choose", "cuda_program", "cuda_programs", "fake_cuda", "programs_of"]
 
+CX = Context(Options(), Target("cpu"))  # for lowering, which asks for no more
 Attention = Literal["math", "flash", "efficient", "cudnn"]
 CHOICES: tuple[Attention, ...] = ("math", "flash", "efficient", "cudnn")  # sdp::SDPBackend
 CUDA, META = 1, 14  # c10::DeviceType

@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree
 
 from lenz.context import Context
-from lenz.frontend import FxProgram, origin
+from lenz.frontend import FxProgram
 from lenz.frontend.build import build
 from lenz.ir.binary import Binary
 from lenz.ir.graph import LOOPS, Extern, Graph, View
@@ -36,7 +36,7 @@ from lenz.machine.cuda.triton.kernel import emit
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.schedule import schedule
-from lenz.sym import SymEnv, Var, evaluate
+from lenz.sym import Var, evaluate
 from lenz.target import Target
 
 CUDA = Target("cuda", "sm_90", lanes=32)
@@ -81,14 +81,10 @@ def lowered_there(p: FxProgram) -> Graph:
     leaves = _pytree.tree_leaves([constants, [n.meta.get("val") for n in p.gm.graph.nodes]])
     fakes = {id(x): x for x in leaves if isinstance(x, FakeTensor)}
     before = {k: x.fake_device for k, x in fakes.items()}
-    env = SymEnv()
-    for b in p.symbols.bindings:
-        env = env.with_var(b.var, p.symbols.hints.get(b.var.name))
     try:
         for x in fakes.values():
             x.fake_device = torch.device("cuda:0")
-        devices = frozenset(("cpu", "cuda"))
-        g = lower(p.gm, p.name, p.symbols.sym, constants, origin, env, devices=devices)
+        g = lower(replace(p, constants=constants), gpu_context())
     finally:
         for k, x in fakes.items():
             x.fake_device = before[k]

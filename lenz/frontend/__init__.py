@@ -8,7 +8,6 @@ from lenz.frontend.capture import capture
 from lenz.frontend.capture import numbered as numbered
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming as assuming
-from lenz.frontend.facts import ends_of as ends_of
 from lenz.frontend.facts import kept as kept
 from lenz.frontend.program import CompileFX, FxProgram, Output, Placeholder, origin
 from lenz.frontend.program import caller as caller

@@ -78,6 +78,7 @@ def build(
         constants=constants,
         modules=modules,
         symbols=symbols,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
         guards=guards_so_far(context, mode.shape_env if mode is not None else None),
         ended_by=ended_by,
         saved=saved_of(outputs, metadata) if kind == "forward" else (),

@@ -69,16 +69,6 @@ def assuming(p: FxProgram, facts: Facts) -> FxProgram:
     return replace(p, symbols=symbols, facts=facts)
 
 
-def ends_of(p: FxProgram) -> tuple[tuple[str, int], ...]:
-    """Upper ends that a program's facts give its variables, by their names."""
-    found = []
-    for b in p.symbols.bindings:
-        most = p.facts.get(b.symbol, Fact()).most
-        if most is not None:
-            found.append((b.var.name, most // b.factor))
-    return tuple(sorted(found))
-
-
 def kept(p: FxProgram, args: Sequence[Any]) -> Facts:
     """The facts of a program that hold in a call with these arguments."""
     left = dict(p.facts)

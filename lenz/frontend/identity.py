@@ -49,7 +49,7 @@ class _Text:
 
     def whole(self) -> str:
         p = self.program
-        lines = [f"{p.kind} {p.mutated} {tuple(p.saved)}"]
+        lines = [f"{p.kind} {p.mutated} {tuple(p.saved)} {p.deterministic:d}"]
         lines += [
             f"{i.kind} {i.name} {i.is_static:d}{i.is_donated:d} {i.source!r} {self.value(i.value)}"
             for i in p.placeholders

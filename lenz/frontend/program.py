@@ -12,7 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -21,7 +21,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from lenz.debug.names import shown
 from lenz.frontend.symbols import SymbolMap
-from lenz.sym import Sym
+from lenz.sym import Sym, SymEnv
 
 GraphKind: TypeAlias = Literal["inference", "forward", "backward", "body"]
 ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none", "object"]
@@ -99,6 +99,7 @@ class FxProgram:
     results that only the backward half reads: they may have other strides than `outputs` says.
     `facts` are what `symbols` takes torch's symbols to be beyond what is guarded (see `facts.py`).
     `called` is the user's line that had it compiled, for calls with no line of the user's own.
+    `deterministic` says whether torch was asked for deterministic algorithms.
     """
 
     name: str
@@ -115,6 +116,25 @@ class FxProgram:
     saved: Sequence[int] = ()
     facts: Facts = field(default_factory=dict)
     called: str = ""
+    deterministic: bool = False
+
+    @property
+    def env(self) -> SymEnv:
+        """What is known of the sizes: their variables with hints, and upper ends by the facts."""
+        env, most = SymEnv(), []
+        for b in self.symbols.bindings:
+            env = env.with_var(b.var, self.symbols.hints.get(b.var.name))
+            if (end := self.facts.get(b.symbol, Fact()).most) is not None:
+                most.append((b.var.name, end // b.factor))
+        return replace(env, most=tuple(sorted(most)))
+
+    def sym(self, size: Any) -> Sym:
+        """A size of a fake tensor."""
+        return self.symbols.sym(size)
+
+    def origin(self, node: Node) -> str:
+        """The user's line that asked for a node; empty if it is not known."""
+        return origin(node, self.called)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -90,12 +90,11 @@ class Decline(Exception):
 class GraphBuilder:
     """Collects the nodes of one graph while its FX nodes are lowered in order.
 
-    `eager_random` asks for random numbers from eager's own generators, `deterministic` for results
-    without chance.
+    `eager_random` asks for random numbers from eager's own generators.
     """
 
-    def __init__(self, eager_random: bool = False, deterministic: bool = False) -> None:
-        self.eager_random, self.deterministic = eager_random, deterministic
+    def __init__(self, eager_random: bool = False) -> None:
+        self.eager_random = eager_random
         self.nodes: list[Node] = []
         self.mutations: list[Mutation] = []
         self.given: list[str] = []  # tensors that the graph is called with

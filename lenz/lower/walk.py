@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from lenz.context import Context
 from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
 from lenz.ir.graph import (
@@ -28,45 +28,31 @@ from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.complex import PARTS, Complex, Complexes
 from lenz.lower.fallback import call_eager, is_object, move
+from lenz.lower.program import Program
 from lenz.lower.registry import Entry, entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
-from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, evaluate, maximum, prove_le, sym
+from lenz.machines import types
+from lenz.sym import ONE, ZERO, Int, Sym, Var, evaluate, maximum, prove_le, sym
 from lenz.traits import has
 
-ToSym = Callable[[Any], Sym]
-CPU = frozenset({"cpu"})
 ASSERTION = "_assert_scalar.default"
 OFFSET = torch.ops.aten.sym_storage_offset.default
 
 
-def lower(
-    gm: GraphModule,
-    name: str,
-    to_sym: ToSym,
-    constants: Mapping[str, torch.Tensor],
-    origin: Callable[[FxNode], str] = lambda n: "",
-    env: SymEnv | None = None,
-    eager_random: bool = False,
-    devices: frozenset[str] = CPU,
-    refused: frozenset[str] = frozenset(),
-    saved: Sequence[int] = (),
-    deterministic: bool = False,
-) -> Graph:
-    """Lower every node of a normalised FX graph; what no lowering takes becomes an `Extern`.
+def lower(p: Program, cx: Context, refused: frozenset[str] = frozenset()) -> Graph:
+    """Lower every node of a program; what no lowering takes becomes an `Extern`.
 
-    `devices` are the kinds of device ("cpu", "cuda") that the caller can make kernels for.  All
-    that a loop reads is on the device of its result: 0-d tensors of the CPU are moved there once.
-    The nodes that `refused` names are called in eager, since their kernels do not compile.
-    `saved` are positions of results that may have other strides than their fake tensors.
-    With `deterministic`, eager has what GPUs add up by chance: in a fixed order, or it raises.
-    Raises Unsupported for a graph with a value the IR cannot name at all (sparse, nested or
-    quantized tensors, symbolic floats, other devices); the caller then runs it in eager.
+    All that a loop reads is on the device of its result: 0-d tensors of the CPU are moved there
+    once.  The nodes that `refused` names are called in eager, since their kernels do not compile.
+    Where the program is to be deterministic, eager has what GPUs add up by chance: in a fixed
+    order, or it raises.  Raises Unsupported for a graph with a value the IR cannot name at all
+    (sparse, nested or quantized tensors, symbolic floats, devices without a machine); the caller
+    then runs it in eager.
     """
-    b = GraphBuilder(eager_random, deterministic)
-    walk = _Walk(gm, name, to_sym, constants, origin, b, devices, refused, Complexes(b))
-    g = walk.run(env or SymEnv())
+    b = GraphBuilder(cx.options.eager_random)
+    g = _Walk(p, types(), refused, b, Complexes(b)).run()
     names = [name for a in g.outputs for name in atom_refs(a)]
-    free = [g.outputs[k] for k in saved]
+    free = [g.outputs[k] for k in p.saved]
     return replace(
         g, free=tuple(a.name for a in free if isinstance(a, Ref) and names.count(a.name) == 1)
     )
@@ -76,14 +62,10 @@ def lower(
 class _Walk:
     """The state of one lowering: FX node -> what it became (`env`)."""
 
-    gm: GraphModule
-    name: str
-    to_sym: ToSym
-    tensors: Mapping[str, torch.Tensor]
-    origin: Callable[[FxNode], str]
-    b: GraphBuilder
+    p: Program
     devices: frozenset[str]
     refused: frozenset[str]
+    b: GraphBuilder
     complexes: Complexes
     moved: dict[tuple[str, str], Value] = field(default_factory=dict)
     env: dict[FxNode, Any] = field(default_factory=dict)
@@ -97,8 +79,8 @@ class _Walk:
     sizes: set[Sym] = field(default_factory=set)
     numbers: set[Sym] = field(default_factory=set)
 
-    def run(self, env: SymEnv) -> Graph:
-        for n in self.gm.graph.nodes:
+    def run(self) -> Graph:
+        for n in self.p.gm.graph.nodes:
             match n.op:
                 case "placeholder":
                     self.placeholder(n)
@@ -112,13 +94,13 @@ class _Walk:
                 case _:
                     raise Unsupported(f"FX node kind {n.op} ({n})")
         return Graph(
-            self.name,
+            self.p.name,
             tuple(self.inputs),
             tuple(self.b.nodes),
             self.outputs,
             tuple(self.b.mutations),
             tuple(self.constants),
-            env,
+            self.p.env,
             tuple(self.objects),
         )
 
@@ -131,13 +113,13 @@ class _Walk:
             self.b.given.append(buffer.name)
             self.env[n] = Value(buffer)
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-            size = self.to_sym(val)
+            size = self.p.sym(val)
             self.given(size)
             self.inputs.append(size)
             self.env[n] = size
         elif val is None and not n.users:
             # An unused argument still takes its place in the call.
-            self.inputs.append(self.to_sym(0))
+            self.inputs.append(self.p.sym(0))
         elif is_object(val):
             self.inputs.append(Var(f"{n.name}_object"))
             self.env[n] = self.inputs[-1]
@@ -147,7 +129,7 @@ class _Walk:
 
     def attribute(self, n: FxNode) -> None:
         target = str(n.target)
-        tensor = self.tensors.get(target)
+        tensor = self.p.constants.get(target)
         if tensor is None:
             self.objects.append(target)
             self.env[n] = Named("obj", target)
@@ -160,7 +142,7 @@ class _Walk:
         val = n.meta.get("val")
         is_size = isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool)
         if is_size and not _yields_new_size(n):
-            size = self.to_sym(val)
+            size = self.p.sym(val)
             # Functions of `math` and `round` take floats, which are no data of `size`.
             known = self.sizes.issuperset(size.free_vars)
             if known or getattr(n.target, "__module__", "") not in ("math", "builtins"):
@@ -177,7 +159,7 @@ class _Walk:
             return
         if getattr(n.target, "__name__", "") == ASSERTION and self.value(n.args[0]) is True:
             return
-        where = self.origin(n)
+        where = self.p.origin(n)
         origin = (n.name, where) if where else (n.name,)
         if is_user_kernel(n):
             self.b.begin(n.meta["user_kernel"].target, origin, ())
@@ -192,7 +174,7 @@ class _Walk:
         if reason is not None:
             if n.target is torch.ops.aten.copy_.default:
                 _settle(self)
-            self.env[n] = call_eager(self.b, n, self.atom, val, self.to_sym, reason)
+            self.env[n] = call_eager(self.b, n, self.atom, val, self.p.sym, reason)
             made = self.env[n] if isinstance(self.env[n], (tuple, list)) else (self.env[n],)
             if isinstance(val, (torch.SymFloat, torch.SymBool)):
                 self.numbers.update(made)
@@ -287,7 +269,7 @@ class _Walk:
             return "a scalar that is a symbolic size"
         new = self.b.nodes[before:]
         why = _unfit(new, entry.any_dtype)
-        if self.b.deterministic and any(_is_left_to_chance(x) for x in new):
+        if self.p.deterministic and any(_is_left_to_chance(x) for x in new):
             why = "deterministic algorithms are asked for"
         if why is not None:
             self.b.nodes[before:], self.b.mutations = [], mutations
@@ -337,7 +319,7 @@ class _Walk:
         """
         if given and val.is_neg():
             raise Unsupported("a tensor whose memory holds the negated values")
-        return type_of(val, self.to_sym, self.devices)
+        return type_of(val, self.p.sym, self.devices)
 
     def types_of(self, val: Any) -> tuple[TensorType | None, ...]:
         """Types of the results of an FX node, None for those that are no tensors."""
@@ -347,7 +329,7 @@ class _Walk:
 
 def _settle(walk: _Walk) -> None:
     """Store the complex results that are there, before a call writes what they are made of."""
-    for a in walk.gm.graph.output_node().all_input_nodes:
+    for a in walk.p.gm.graph.output_node().all_input_nodes:
         if isinstance(made := walk.env.get(a), Complex):
             _ = made.whole
 
@@ -367,7 +349,7 @@ def _in_parts(
     return None
 
 
-def type_of(val: torch.Tensor, to_sym: ToSym, devices: frozenset[str]) -> TensorType:
+def type_of(val: torch.Tensor, to_sym: Callable[[Any], Sym], devices: frozenset[str]) -> TensorType:
     """The type of a tensor with the offset left out: pointers point at the first element."""
     dtype = dtype_of(val.dtype)
     if dtype is None or val.layout is not torch.strided or val.is_nested:

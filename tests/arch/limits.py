@@ -12,11 +12,11 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_372,
+    ".": 1_353,
     "debug": 540,
-    "frontend": 2_956,
+    "frontend": 2_975,
     "ir": 4_023,
-    "lower": 6_253,
+    "lower": 6_260,
     "machine": 5_529,
     "ops": 2_375,
     "opt": 1_586,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_593,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_753
+TOTAL_CODE_LINES = 28_760
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

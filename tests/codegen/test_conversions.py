@@ -126,14 +126,14 @@ def test_no_word_has_an_8_bit_float_and_what_is_computed_from_it(
     from lenz.lower import lower
     from lenz.machine.cuda.triton import compile as compiler
     from lenz.machine.cuda.triton.kernel import emit
-    from tests.cuda import Fake, cuda_program
+    from tests.cuda import CX, Fake, cuda_program
 
     several = [c for c in chains(torch.float16, 3) if c[0] is to and c[2] in (E4, torch.float16)]
     p = cuda_program(
         lambda x: [*converted(x, several), x.amax(0, keepdim=True).to(to).float()],
         Fake((999,), torch.float16),
     )
-    g = lower(p.gm, p.name, p.symbols.sym, p.constants, devices=frozenset({"cuda"}))
+    g = lower(p, CX)
     texts = []
 
     class Entry:

@@ -15,7 +15,7 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import Launch
 from lenz.ir.tensor import Buffer
 from lenz.lower import lower
-from tests.cuda import Fake, cuda_program
+from tests.cuda import CX, Fake, cuda_program
 from tests.e2e.sides import agree, same
 
 E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -68,7 +68,7 @@ def test_quantizing_rows_is_one_kernel(to: torch.dtype) -> None:
 
 def cuda_graph(fn: Callable[..., Any], *args: Any) -> Graph:
     p = cuda_program(fn, *args)
-    return lower(p.gm, p.name, p.symbols.sym, p.constants, devices=frozenset({"cuda"}))
+    return lower(p, CX)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

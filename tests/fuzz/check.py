@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from lenz.errors import Unsupported
-from lenz.frontend import FxProgram, capture, origin
+from lenz.frontend import FxProgram, capture
 from lenz.ir.graph import Graph
 from lenz.ir.interp import interp
 from lenz.ir.interp_schedule import RunKernel, interp_schedule
@@ -37,7 +37,6 @@ from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.pipeline import Boxed, compile_program, context
 from lenz.schedule import schedule
-from lenz.sym import SymEnv
 from tests.fuzz.compare import Outcome, agree, outcome
 from tests.fuzz.lies import honest
 from tests.fuzz.program import Program, analyse
@@ -133,10 +132,7 @@ class Stages:
         """
         rounding = self.options.emulate_rounding or has_halves(p)
         cx = context(replace(self.options, emulate_rounding=rounding))
-        env = SymEnv()
-        for b in p.symbols.bindings:
-            env = env.with_var(b.var, p.symbols.hints.get(b.var.name))
-        g = lower(p.gm, p.name, p.symbols.sym, p.constants, origin, env, saved=p.saved)
+        g = lower(p, cx)
         graphs = {"lower": g}
         for name, run in PASSES.items():
             graphs[name] = run(graphs[[*graphs][-1]], cx)

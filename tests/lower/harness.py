@@ -6,25 +6,26 @@ the inputs' own type decides (floor of a half, say), eager in that type is accep
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree
 
 import lenz.lower
+from lenz.context import Context
 from lenz.frontend.build import build
 from lenz.frontend.decompose import decompositions
-from lenz.frontend.symbols import SymbolMap
 from lenz.ir.graph import Extern, Graph
 from lenz.ir.interp import Result, interp
 from lenz.ir.printer import show
+from lenz.ir.reader import read
+from lenz.ir.verify import verify
 from lenz.lower import native_ops
-from lenz.sym import SymEnv, Var
+from lenz.options import Options
+from lenz.target import Target
 
 __all__ = ["TOLERANCE", "check", "evaluated", "lowered", "trace"]
 
@@ -96,43 +97,16 @@ def check(
 
 def _lower(gm: GraphModule, inputs: Sequence[Any]) -> tuple[Graph, tuple[torch.Tensor, ...]]:
     program = build(gm, [], "inference", "test", native=native_ops())
-    symbols = program.symbols
-    origin = importlib.import_module("lenz.frontend.program").origin
-    env = _env(symbols, program.placeholders)
-    g = lenz.lower.lower(gm, "test", symbols.sym, program.constants, origin, env)
-    verify = _optional("lenz.ir.verify", "verify")
-    if verify is not None:
-        verify(g)
+    g = lenz.lower.lower(program, Context(Options(), Target("cpu")))
+    verify(g)
     named = {n.name: program.constants[n.target] for n in gm.graph.nodes if n.op == "get_attr"
              and n.target in program.constants}  # fmt: skip
     return g, tuple(named[b.name] for b in g.constants)
 
 
-def _env(symbols: SymbolMap, placeholders: Any) -> SymEnv:
-    env = SymEnv()
-    values = [p.value for p in placeholders]
-    if detect_fake_mode(values) is None:
-        return env
-    for binding in symbols.bindings:
-        assert isinstance(binding.var, Var)
-        env = env.with_var(binding.var, symbols.hints.get(binding.var.name))
-    return env
-
-
-def _optional(module: str, name: str) -> Any:
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as e:
-        if e.name != module:
-            raise
-        return None
-
-
 def _read_back(g: Graph, text: str) -> None:
-    read = _optional("lenz.ir.reader", "read")
-    if read is not None:
-        again = read(text)
-        assert show(again) == text, f"{text}\n--- reads back as\n{show(again)}"
+    again = read(text)
+    assert show(again) == text, f"{text}\n--- reads back as\n{show(again)}"
 
 
 def _copy(x: Any) -> Any:

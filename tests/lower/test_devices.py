@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lenz.errors import Unsupported
-from lenz.frontend import FxProgram, origin
+from lenz.frontend import FxProgram
 from lenz.ir.dtype import BF16
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, buffers_of, reads_of
@@ -20,17 +21,14 @@ from lenz.lower import lower
 from lenz.options import Options
 from lenz.recall import context
 from lenz.runtime.executor import resolve, seed, to_device
-from tests.cuda import Fake, cuda_program, cuda_programs
+from tests.cuda import CX, Fake, cuda_program, cuda_programs
 
 SCALAR = Fake((), torch.float32, "cpu")
 
 
-def lowered(p: FxProgram, *devices: str, deterministic: bool = False) -> Graph:
+def lowered(p: FxProgram, deterministic: bool = False) -> Graph:
     """The graph of a program; no loop of it reads another device than it writes."""
-    kinds = frozenset(devices or ("cpu", "cuda"))
-    g = lower(
-        p.gm, p.name, p.symbols.sym, p.constants, origin, devices=kinds, deterministic=deterministic
-    )
+    g = lower(replace(p, deterministic=deterministic), CX)
     verify(g)
     known = buffers_of(g)
     for n in g.nodes:
@@ -54,10 +52,11 @@ def test_a_cuda_graph_names_its_device() -> None:
     assert not [n for n in g.nodes if isinstance(n, Extern)]
 
 
-def test_other_devices_are_refused_by_name() -> None:
+def test_other_devices_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     p = cuda_program(lambda x: x + 1, (4,))
+    monkeypatch.setattr("lenz.lower.walk.types", lambda: frozenset({"cpu"}))
     with pytest.raises(Unsupported, match=r"cuda:0: kernels are made for cpu only"):
-        lowered(p, "cpu")
+        lowered(p)
 
 
 def test_a_scalar_of_the_cpu_is_a_number_beside_a_half() -> None:
@@ -211,12 +210,14 @@ def test_deterministic_algorithms_have_compilations_of_their_own() -> None:
 
     torch._dynamo.reset()
     run = torch.compile(lambda x: x + 1, backend=backend)
-    p, cx = cuda_program(lambda x: x + 1, Fake((3,), torch.float32, "cpu")), context(Options())
-    keys = []
+    cx, keys, modes = context(Options()), [], (False, True, False)
     try:
-        for on in (False, True, False):
+        for on in modes:
             torch.use_deterministic_algorithms(on)
             run(torch.zeros(3))
+        for on in modes:
+            torch.use_deterministic_algorithms(on)
+            p = cuda_program(lambda x: x + 1, Fake((3,), torch.float32, "cpu"))
             keys.append(key_of(p, cx))
     finally:
         torch.use_deterministic_algorithms(False)

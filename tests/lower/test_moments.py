@@ -14,7 +14,6 @@ from gpu_oracle import assert_triton, cubins, kernels_of, scheduled
 from torch import Tensor
 from torch.nn import functional
 
-from lenz.frontend import origin
 from lenz.ir.dtype import BF16, F32, F64, DType
 from lenz.ir.expr import loads_of
 from lenz.ir.graph import Graph, Ref
@@ -31,7 +30,7 @@ from lenz.lower.norm import group_of
 from lenz.machines import machine_of
 from lenz.sym import Int
 from lenz.target import Capabilities
-from tests.cuda import Fake, fake_cuda, programs_of
+from tests.cuda import CX, Fake, fake_cuda, programs_of
 
 LAST = torch.channels_last
 
@@ -162,7 +161,7 @@ def _lowered(fn: Callable[..., Any], x: Tensor, *args: Fake, dynamic: bool = Fal
     with fake_cuda():
         like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
         (p,) = programs_of(fn, like, *[a.make() for a in args], dynamic=dynamic or None)
-    g = lower(p.gm, p.name, p.symbols.sym, p.constants, origin, devices=frozenset(("cpu", "cuda")))
+    g = lower(p, CX)
     verify(g)
     return g
 

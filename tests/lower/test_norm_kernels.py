@@ -11,14 +11,14 @@ from gpu_oracle import assert_triton, kernels_of, scheduled
 from torch import Tensor
 from torch.nn import functional
 
-from lenz.frontend import FxProgram, origin
+from lenz.frontend import FxProgram
 from lenz.ir.expr import loads_of
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import For, Kernel, exprs_of, walk
 from lenz.ir.printer import show
 from lenz.lower import lower
 from lenz.sym import Int
-from tests.cuda import Fake, fake_cuda, programs_of
+from tests.cuda import CX, Fake, fake_cuda, programs_of
 
 F32 = torch.float32
 
@@ -31,8 +31,7 @@ def backward(fn: Callable[..., Tensor], x: Fake, *args: Fake, last: bool = False
             made = made.to(memory_format=torch.channels_last)
         found = programs_of(fn, made.requires_grad_(), *[a.make() for a in args])
     p: FxProgram = found[1]
-    kinds = frozenset(("cpu", "cuda"))
-    return lower(p.gm, p.name, p.symbols.sym, p.constants, origin, devices=kinds)
+    return lower(p, CX)
 
 
 def large(k: Kernel, elements: int) -> int:

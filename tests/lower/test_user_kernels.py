@@ -28,7 +28,7 @@ from lenz.plan.python import source
 from lenz.runtime.executor import resolve
 from lenz.runtime.user_kernel import user_kernel
 from tests import user_kernels as programs
-from tests.cuda import Fake, cuda_program, cuda_programs
+from tests.cuda import CX, Fake, cuda_program, cuda_programs
 from tests.gpu_oracle import gpu_context, scheduled
 from tests.oracle import roundtrip
 from tests.user_kernels import PROGRAMS, Program
@@ -47,7 +47,7 @@ def captured(p: Program, dynamic: bool = False) -> FxProgram:
 
 
 def lowered(p: FxProgram) -> Graph:
-    return roundtrip(lower(p.gm, p.name, p.symbols.sym, p.constants, devices=frozenset({"cuda"})))
+    return roundtrip(lower(p, CX))
 
 
 def calls(g: Graph) -> list[Extern]:

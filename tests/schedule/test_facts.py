@@ -14,7 +14,7 @@ from gpu_oracle import assert_kernels, gpu_context, kernels_of, scheduled
 from torch import Tensor
 
 from lenz.api import _run_of as run_of
-from lenz.frontend import FxProgram, assuming, capture, ends_of, kept
+from lenz.frontend import FxProgram, assuming, capture, kept
 from lenz.frontend.program import Fact
 from lenz.ir.kernel import Launch
 from lenz.ir.printer import show
@@ -24,7 +24,7 @@ from lenz.lower import lower, native_ops
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.opt import PASSES
 from lenz.options import Options
-from lenz.pipeline import _env, named
+from lenz.pipeline import named
 from lenz.plan.build import build
 from lenz.recall import context
 from lenz.schedule import schedule
@@ -46,8 +46,7 @@ def rows_and_columns(rows: int, columns: int) -> FxProgram:
 def planned(p: FxProgram) -> tuple[Any, Any]:
     """The plan and the only kernel of a program for a GPU."""
     cx = gpu_context()
-    devices = frozenset(("cpu", "cuda"))
-    g = lower(p.gm, p.name, p.symbols.sym, p.constants, env=_env(p), devices=devices)
+    g = lower(p, gpu_context())
     for run in PASSES.values():
         g = run(g, cx)
     s = named(schedule(g, cx))
@@ -63,7 +62,7 @@ def test_facts_are_those_of_the_first_call() -> None:
     assert sorted(f.multiple for f in short) == [1, 2], "a batch of 60 may be one of 61 next"
     assert not cuda_program(softmax, (1024, 500)).facts, "static sizes need none"
     p = rows_and_columns(1 << 16, 1 << 15)
-    assert not ends_of(p), "2**31 elements: no index of 32 bits"
+    assert not p.env.most, "2**31 elements: no index of 32 bits"
 
 
 def test_a_kernel_for_such_sizes_has_short_indices_and_aligned_rows() -> None:
@@ -87,8 +86,8 @@ def test_a_size_that_checks_hold_low_stays_low() -> None:
     with fake_cuda():
         x, y = Fake((5, 5, 5)).make(), Fake((1, 5)).make()
         (p,) = programs_of(turned_parts, x, y, dynamic=True)
-    cx, devices = gpu_context(), frozenset(("cpu", "cuda"))
-    g = lower(p.gm, p.name, p.symbols.sym, p.constants, env=_env(p), devices=devices)
+    cx = gpu_context()
+    g = lower(p, gpu_context())
     for run in PASSES.values():
         g = run(g, cx)
     s = schedule(g, cx)
@@ -153,8 +152,7 @@ def test_kernels_with_ends_of_sizes_do_what_their_graph_does() -> None:
         x = Fake((3, 24), torch.int64).make()
         torch._dynamo.mark_dynamic(x, 1)
         (p,) = programs_of(fn, x)
-    devices = frozenset(("cpu", "cuda"))
-    g = lower(p.gm, p.name, p.symbols.sym, p.constants, env=_env(p), devices=devices)
+    g = lower(p, gpu_context())
     s = scheduled(g)
     assert any(k.kind == "split_scan" for k in kernels_of(s))
     for n in (24, 3000):
