@@ -7,14 +7,15 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from lenz import ops
+from lenz.errors import Unsupported
 from lenz.ir.expr import Expr, index, reindex
-from lenz.ir.graph import LOOPS, Ref, Scan
+from lenz.ir.graph import LOOPS, Ref, Scan, View
 from lenz.ir.tensor import Layout, TensorType, axis, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
-from lenz.sym import ONE, ZERO, Sym, Var, flatten, maximum, minimum, product, sym, unflatten
+from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, minimum, product, sym, unflatten
 
 Size = Sym | int
 Sizes = Sequence[Size]
@@ -289,6 +290,8 @@ def _strided(
 ) -> Value:
     """Strides over a tensor that is all of its storage; those over others count from where only
     the call knows: the runtime makes the view."""
+    if ZERO not in type.shape:
+        _refuse_gaps(b, x, Layout(type.shape, tuple(map(sym, stride))), offset)
     if _is_whole(b, x) and ZERO not in x.shape:
         return b.view(x, _from_start(x, type.shape, stride, offset), type)
     given = (
@@ -300,6 +303,26 @@ def _strided(
     (made,) = b.extern("lenz.as_strided", given, outs=(type,), aliases=((0, x.name),), reason=PART)
     assert isinstance(made, Value)
     return made
+
+
+def _refuse_gaps(b: GraphBuilder, x: Value, of: Layout, offset: Size | None) -> None:
+    """Raise Unsupported for a read of memory that is eager's alone: around a view that is written.
+
+    What a loop of this graph made has the strides of such a view, and nothing in between.
+    """
+    sources = {n.out.name: n.source for n in b.nodes if isinstance(n, View)}
+    root = x.name
+    while root in sources:
+        root = sources[root]
+    made = next((n.out for n in b.nodes if isinstance(n, LOOPS) and n.out.name == root), None)
+    if made is None:
+        return
+    own = made.type.layout
+    start = x.buffer.type.layout.offset if offset is None else sym(offset)
+    last = sum(((n - 1) * s for n, s in zip(of.shape, of.stride, strict=True)), start)
+    left = own.storage - last
+    if own.storage is not product(own.shape) or (isinstance(left, Int) and left.value <= 0):
+        raise Unsupported("as_strided reads memory around a view that is written")
 
 
 def _from_start(
