@@ -100,7 +100,7 @@ def _say_changed() -> None:
 def is_extended() -> bool:
     """Say whether somebody gave this process ops or lowerings of their own, which no key tells."""
     registry = sys.modules.get("lenz.lower.registry")
-    return registry is not None and not registry.is_own()
+    return registry is not None and not registry.is_unextended()
 
 
 def native_names(store: Store | None) -> frozenset[str]:

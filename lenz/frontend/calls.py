@@ -64,7 +64,9 @@ def operands(n: Node) -> list[Node]:
 
 
 def storages(n: Node) -> Iterator[int]:
-    for leaf in _pytree.tree_leaves(seen(n)):
+    """Yield the storage of each tensor that a node gives."""
+    value = seen(n)
+    for leaf in (value,) if isinstance(value, torch.Tensor) else _pytree.tree_leaves(value):
         key = storage_of(leaf)
         if key is not None:
             yield key

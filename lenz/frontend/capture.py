@@ -28,7 +28,7 @@ from lenz.frontend.attention import fuse_attention, has_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
 from lenz.frontend.calls import copied, value_of
-from lenz.frontend.collectives import kept
+from lenz.frontend.collectives import none_dropped
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
@@ -238,7 +238,7 @@ def compiling() -> Iterator[None]:
     was = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
-        with kept():
+        with none_dropped():
             yield
     finally:
         torch.compiler._is_compiling_flag = was

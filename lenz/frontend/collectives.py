@@ -28,7 +28,7 @@ def collectives() -> frozenset[Any]:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def none_dropped() -> Iterator[None]:
     """Let torch drop no collective meanwhile.
 
     It is told for a time only: whoever differentiates graphs in parts may drop and repeat them.

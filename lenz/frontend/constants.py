@@ -18,9 +18,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lenz.frontend.calls import operands
+from lenz.frontend.calls import operands, storages
 from lenz.frontend.evaluate import FAULTS, is_plain, run
-from lenz.frontend.normalise import facts_of, is_pure, prune, storages
+from lenz.frontend.normalise import is_pure, prune, uses_of
 from lenz.traits import has
 
 full = torch.ops.aten.full.default
@@ -35,8 +35,8 @@ def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
     Sizes must be numbers, and a value that leaves the graph or is written stays: it is new memory
     on every call.
     """
-    facts = facts_of(gm.graph)
-    pinned = facts.returned | facts.mutated
+    uses = uses_of(gm.graph)
+    pinned = uses.returned | uses.mutated
     known: dict[Node, None] = {}
     for n in gm.graph.nodes:
         is_known = n.op == "call_function" and all(a in known for a in operands(n))
@@ -48,7 +48,7 @@ def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
             readers = [u for u in n.users if u not in known]
             calls = [u for u in readers if not is_native(u, native)]
             loops = [] if has(n.target, "fill") else [u for u in readers if u not in calls]
-            value = value_of(n, known, values) if calls or loops else None
+            value = evaluated(n, known, values) if calls or loops else None
             if value is None:
                 continue
             if calls and (stored := constant(gm, n, value)) is not None:
@@ -68,7 +68,7 @@ def is_native(n: Node, native: frozenset[str]) -> bool:
     return not is_call or name in native or name.rpartition(".")[0] in native
 
 
-def value_of(n: Node, known: Mapping[Node, None], values: dict[Node, Any]) -> torch.Tensor | None:
+def evaluated(n: Node, known: Mapping[Node, None], values: dict[Node, Any]) -> torch.Tensor | None:
     """Compute a known node; None if that fails or gives no tensor."""
     needed: dict[Node, None] = {}
     todo = [n]

@@ -25,7 +25,7 @@ LIMIT = 1 << 26
 PRIM_DIV = (torch.ops.prims.div, torch.ops.prims.div.default)
 
 
-class Refused(Exception):
+class Unknown(Exception):
     """The value depends on an input, on chance, or on more work than a compiler should do."""
 
 
@@ -69,7 +69,7 @@ class KnownValues:
         return run((n for n in nodes if n not in values), values)
 
     def _closure(self, node: Node, at: Node) -> tuple[Node, ...]:
-        """Return the nodes that decide `node` before `at`, in order; raises Refused."""
+        """Return the nodes that decide `node` before `at`, in order; raises Unknown."""
         needed: dict[Node, None] = {}
         touched: dict[int, None] = {}
         earlier = [w for w in self._writers if self._place[w] < self._place[at]]
@@ -79,7 +79,7 @@ class KnownValues:
             if n not in needed:
                 is_given = n.op == "placeholder" and self._given(n) is not None
                 if not is_given and n.op not in CALLS:
-                    raise Refused
+                    raise Unknown
                 needed[n] = None
                 touched.update(dict.fromkeys(storages(n)))
                 todo += operands(n)
@@ -92,7 +92,7 @@ class KnownValues:
                 ]
         nodes = tuple(sorted(needed, key=self._place.__getitem__))
         if not all(map(is_plain, nodes)) and not follow_pattern(nodes):
-            raise Refused
+            raise Unknown
         return nodes
 
 
@@ -124,25 +124,25 @@ def may_trap(n: Node) -> bool:
     return not seen(n).is_floating_point()
 
 
-FAULTS = (Refused, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
+FAULTS = (Unknown, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 
 
 class Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is untyped here
-    """Raises Refused for ops that are random or not aten's own."""
+    """Raises Unknown for ops that are random or not aten's own."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run `func`, if equal arguments always give equal results."""
         if torch.Tag.nondeterministic_seeded in func.tags or not is_torch(func):
-            raise Refused
+            raise Unknown
         return func(*args, **(kwargs or {}))
 
 
 def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
     """Run the calls on the CPU, and add their results to `values`.
 
-    Raises Refused where a result has not the shape and type that tracing saw.
+    Raises Unknown where a result has not the shape and type that tracing saw.
     """
 
     def value(a: Any) -> Any:
@@ -162,7 +162,7 @@ def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
             fake = seen(n)
             shape = torch.Size(number(s) for s in fake.shape)
             if values[n].shape != shape or values[n].dtype != fake.dtype:
-                raise Refused
+                raise Unknown
     return values
 
 

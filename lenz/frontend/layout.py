@@ -22,9 +22,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from lenz.frontend.calls import CALLS, called, is_torch, name_of, seen, storages, value_of, writes
-from lenz.frontend.values import dense_order, is_same_size, unguarded
+from lenz.frontend.values import HALVES, dense_order, is_same_size, unguarded
 
-HALVES = (torch.float16, torch.bfloat16)
 LOOKS = ("stride", "is_contiguous", "storage_offset", "set_", "resize_", "resize_as_", "data_ptr")
 WIDTH = 8  # channels that a tensor core takes at once, in half types
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree
 
+from lenz.frontend.calls import storages
 from lenz.frontend.collectives import is_collective
-from lenz.frontend.values import is_same_layout, storage_of
+from lenz.frontend.values import is_same_layout
 from lenz.traits import has
 
 aten = torch.ops.aten
@@ -27,7 +28,7 @@ STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Uses:
     """Which storages of a graph leave it, which are written, and which are read by offset."""
 
     returned: frozenset[int]
@@ -41,7 +42,7 @@ def normalise(gm: GraphModule) -> None:
     forward_writes(gm.graph)
     prune(gm.graph)
     view_strided(gm.graph)
-    drop_noops(gm.graph, facts_of(gm.graph))
+    drop_noops(gm.graph, uses_of(gm.graph))
     dedup(gm)
     prune(gm.graph)
 
@@ -56,18 +57,6 @@ def multiply_in_pairs(graph: Graph) -> None:
                 pair = graph.call_function(operator.mul, (first, rest.pop(0)))
             pair.meta = {**node.meta, "val": a * b}
             node.args = (pair, *rest)
-
-
-def storages(node: Node) -> Iterator[int]:
-    """Yield the storage of each tensor that `node` gives."""
-    value = node.meta.get("val")
-    leaves: Iterable[Any] = (
-        (value,) if isinstance(value, torch.Tensor) else _pytree.tree_leaves(value)
-    )
-    for leaf in leaves:
-        key = storage_of(leaf)
-        if key is not None:
-            yield key
 
 
 def written(node: Node) -> tuple[Node, ...]:
@@ -91,8 +80,8 @@ def written(node: Node) -> tuple[Node, ...]:
     return ()
 
 
-def facts_of(graph: Graph) -> Facts:
-    """Collect the facts that decide which rewrites of `graph` are legal."""
+def uses_of(graph: Graph) -> Uses:
+    """Collect the uses that decide which rewrites of `graph` are legal."""
     mutated: dict[int, None] = {}
     by_offset: dict[int, None] = {}
     outputs: tuple[Node, ...] = ()
@@ -106,7 +95,7 @@ def facts_of(graph: Graph) -> Facts:
                 for n in node.all_input_nodes:
                     by_offset.update(dict.fromkeys(storages(n)))
     returned = {key: None for n in outputs for key in storages(n)}
-    return Facts(frozenset(returned), frozenset(mutated), frozenset(by_offset), frozenset(outputs))
+    return Uses(frozenset(returned), frozenset(mutated), frozenset(by_offset), frozenset(outputs))
 
 
 def forward_writes(graph: Graph) -> None:
@@ -160,13 +149,13 @@ def view_strided(graph: Graph) -> None:
             replace(graph, node, view)
 
 
-def drop_noops(graph: Graph, facts: Facts) -> None:
+def drop_noops(graph: Graph, uses: Uses) -> None:
     """Drop aliases, views that change nothing, and copies that nobody can tell from their source.
 
     A constant's fresh copy stays as a `clone` if it leaves the graph or is written into, so that
     every call has its own; otherwise its readers read the constant.
     """
-    pinned = facts.returned | facts.mutated
+    pinned = uses.returned | uses.mutated
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -177,11 +166,11 @@ def drop_noops(graph: Graph, facts: Facts) -> None:
             else:
                 node.target = aten.clone.default
             continue
-        if node in facts.outputs or not node.args or not isinstance(node.args[0], Node):
+        if node in uses.outputs or not node.args or not isinstance(node.args[0], Node):
             continue
         source = node.args[0]
         if has(target, "alias"):
-            if target is not aten.detach.default or not is_shown(node, facts):
+            if target is not aten.detach.default or not is_shown(node, uses):
                 replace(graph, node, source)
         elif has(target, "view"):
             if is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=True):
@@ -192,18 +181,18 @@ def drop_noops(graph: Graph, facts: Facts) -> None:
                 own
                 and from_
                 and pinned.isdisjoint(own)
-                and facts.mutated.isdisjoint(from_)
-                and facts.by_offset.isdisjoint(own)
+                and uses.mutated.isdisjoint(from_)
+                and uses.by_offset.isdisjoint(own)
                 and is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=False)
             ):
                 replace(graph, node, source)
 
 
-def is_shown(node: Node, facts: Facts) -> bool:
+def is_shown(node: Node, uses: Uses) -> bool:
     """Say whether a result is a view of what `node` gives: to autograd of nothing before it."""
     own = tuple(storages(node))
     views = (n for n in node.users if own and own == tuple(storages(n)))
-    return any(n in facts.outputs or is_shown(n, facts) for n in views)
+    return any(n in uses.outputs or is_shown(n, uses) for n in views)
 
 
 def replace(graph: Graph, node: Node, by: Node) -> None:
@@ -218,8 +207,8 @@ def dedup(gm: GraphModule) -> None:
     A write ends the validity of all that was seen before it.  A call stays if its result leaves
     the graph (two equal results are two tensors in eager), is written into, or is random.
     """
-    facts = facts_of(gm.graph)
-    pinned = facts.returned | facts.mutated
+    uses = uses_of(gm.graph)
+    pinned = uses.returned | uses.mutated
     seen: dict[Hashable, Node] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
@@ -237,19 +226,19 @@ def dedup(gm: GraphModule) -> None:
         else:
             continue
         earlier = seen.setdefault(key, node)
-        if earlier is node or node in facts.outputs:
+        if earlier is node or node in uses.outputs:
             continue
         given = {s for n in node.all_input_nodes for s in storages(n)}
         fresh = [s for s in storages(node) if s not in given]
         if node.op == "get_attr" or pinned.isdisjoint(fresh):
-            if pinned_by_write(earlier, facts) and node.op != "get_attr":
+            if pinned_by_write(earlier, uses) and node.op != "get_attr":
                 continue
             replace(gm.graph, node, earlier)
 
 
-def pinned_by_write(node: Node, facts: Facts) -> bool:
+def pinned_by_write(node: Node, uses: Uses) -> bool:
     """Say whether something writes into the result of `node`."""
-    return not facts.mutated.isdisjoint(storages(node))
+    return not uses.mutated.isdisjoint(storages(node))
 
 
 def is_pure(node: Node) -> bool:

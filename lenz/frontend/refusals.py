@@ -15,9 +15,11 @@ from torch.fx import GraphModule
 from torch.fx.node import map_arg
 from torch.utils import _pytree
 
+from lenz.frontend.values import HALVES
+
 Rule: TypeAlias = Callable[..., bool]  # of the arguments of a call, fake tensors among them
 
-BOOL, HALF = (torch.bool,), (torch.float16, torch.bfloat16)
+BOOL = (torch.bool,)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -43,7 +45,9 @@ def bools(*args: Any, **_: Any) -> bool:
 def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
     """Weights and statistics have another type, and are not f32 beside half types."""
     kinds = {t.dtype for t in _tensors(args, kwargs)}
-    return bool(kinds) and kinds != {x.dtype} and not (x.dtype in HALF and kinds == {torch.float32})
+    return (
+        bool(kinds) and kinds != {x.dtype} and not (x.dtype in HALVES and kinds == {torch.float32})
+    )
 
 
 def _other_than(part: Callable[..., Tensor]) -> Rule:
@@ -155,8 +159,8 @@ PLACED = "index_select index_copy index_add index_reduce index_fill"
 ORDERED = "_softmax _safe_softmax _log_softmax sort"
 RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alone
     (f"{FLOATS} {NORMS}", of(*BOOL, *INTS)),
-    (f"{WIDE} _cdist_forward _pdist_forward", of(*HALF)),
-    ("avg_pool3d rrelu_with_noise rrelu_with_noise_functional", on_cpu(*HALF)),
+    (f"{WIDE} _cdist_forward _pdist_forward", of(*HALVES)),
+    ("avg_pool3d rrelu_with_noise rrelu_with_noise_functional", on_cpu(*HALVES)),
     ("complex polar", of(torch.bfloat16)),
     (FIRST, lambda x, *_, **__: x.dtype in (*BOOL, *INTS)),
     (f"{NUMERIC} randint_like", of(*BOOL)),

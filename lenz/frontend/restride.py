@@ -54,7 +54,7 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
         if new is not old:
             node.meta["val"] = new
             # Where strides are as they were, nothing new follows; but a view is of other memory.
-            if not are_alike(old, new) or is_view(node):
+            if not are_alike(old, new) or is_aliased(node):
                 changed.add(node)
 
 
@@ -93,7 +93,7 @@ def corrected(node: Node, told: Any) -> Any:
     if strides is None:
         return told
     with first.fake_mode:
-        if is_view(node):
+        if is_aliased(node):
             return first.as_strided(first.shape, strides, first.storage_offset())
         values = told[: 1 + (has(node.target, "twins"))] if first is not told else (told,)
         made = [
@@ -149,7 +149,7 @@ def are_alike(old: Any, new: Any) -> bool:
     return all(is_same_layout(a, b, offset=False) for a, b in pairs if isinstance(a, FakeTensor))
 
 
-def is_view(node: Node) -> bool:
+def is_aliased(node: Node) -> bool:
     """Say whether a result lies in the memory of an argument."""
     given = {s for a in node.all_input_nodes for s in storages(a)}
     return not given.isdisjoint(storages(node))

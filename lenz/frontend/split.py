@@ -15,9 +15,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
-from lenz.frontend.normalise import dedup, drop_noops, facts_of
+from lenz.frontend.normalise import dedup, drop_noops, uses_of
 from lenz.frontend.restride import corrected, mistold_by, restride
-from lenz.frontend.values import are_same, unguarded
+from lenz.frontend.values import HALVES, are_same, unguarded
 from lenz.traits import has, trait
 
 aten = torch.ops.aten
@@ -25,7 +25,6 @@ AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 NORMED = 1 << 18  # bytes; less is not worth a kernel
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def split(
@@ -53,7 +52,7 @@ def split(
         raise Unsupported("torch tells another type of a result than it has: operands are of two")
     if wrong:
         restride(joint, ())  # both halves are to know of the types
-    drop_noops(joint.graph, facts_of(joint.graph))
+    drop_noops(joint.graph, uses_of(joint.graph))
     backward = behind_tangents(joint.graph)
     for n in joint.graph.nodes:
         if n.target is aten.transpose.int:
@@ -188,7 +187,7 @@ def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
     """
     if n.op == "output":
         return False
-    if is_view(n):
+    if moves_nothing(n):
         return all(is_fused(u, backward, native) for u in n.users)
     name = str(n.target)
     return n not in backward or name in native or name.rpartition(".")[0] in native
@@ -225,7 +224,7 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         return
     if mean.meta["val"].dtype != exact:
         return
-    call = caller(graph, n)
+    call = inserter(graph, n)
     first = next(u for u in graph.nodes if u in backward and u.op != "placeholder")
     with graph.inserting_before(first), value.fake_mode:
 
@@ -248,11 +247,11 @@ def readers_of(n: Node) -> dict[Node, None]:
     """Return who reads a value, itself or through views."""
     found: dict[Node, None] = {}
     for u in n.users:
-        found.update(readers_of(u) if is_view(u) else {u: None})
+        found.update(readers_of(u) if moves_nothing(u) else {u: None})
     return found
 
 
-def is_view(n: Node) -> bool:
+def moves_nothing(n: Node) -> bool:
     """Say whether a call moves no element."""
     return has(n.target, "view")
 
@@ -262,12 +261,12 @@ def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
     for u in tuple(old.users):
         if u in backward:
             u.replace_input_with(old, new)
-        elif is_view(u) and not backward.isdisjoint(readers_of(u)):
+        elif moves_nothing(u) and not backward.isdisjoint(readers_of(u)):
             view = graph.node_copy(u, lambda a: new if a is old else a)
             hand_on(graph, u, view, backward)
 
 
-def caller(graph: Graph, n: Node) -> Callable[..., Node]:
+def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
     """Return what inserts a call in the place of `n`, with its origin and a value of its own."""
 
     def call(op: Any, *args: Any, **kwargs: Any) -> Node:
@@ -297,7 +296,7 @@ def in_parts(graph: Graph, n: Node) -> Node | None:
     if free_unbacked_symbols(value.shape[dim]):  # type: ignore[index]  # the schema says int
         return None  # there may be no element, for which softmax has no maximum to ask for
 
-    call = caller(graph, n)
+    call = inserter(graph, n)
     with graph.inserting_before(n), unguarded(value.fake_mode):
         if value.dtype in HALVES:
             x = call(aten._to_copy.default, x, dtype=torch.float32)

@@ -12,6 +12,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 @contextmanager
 def unguarded(mode: FakeTensorMode) -> Iterator[None]:

@@ -9,14 +9,12 @@ import math
 from typing import Any
 
 from lenz import ops
-from lenz.ir.expr import Expr, const, index
+from lenz.ir.expr import Expr, Number, const, index
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import Operand, element, elementwise
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO
-
-Number = bool | int | float
 
 
 @elementwise("sigmoid")

@@ -9,11 +9,9 @@ from lenz import ops
 from lenz.ir.dtype import F32, F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const, index
 from lenz.lower.builder import GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, exact, number
+from lenz.lower.operand import Number, Operand, exact, number
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, Sym, sym
-
-Number = Sym | bool | int | float
 
 
 def _fill(b: GraphBuilder, value: Operand) -> Value:

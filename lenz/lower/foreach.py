@@ -12,7 +12,7 @@ from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
 from lenz.ir.tensor import TensorType
 from lenz.lower.activation import sigmoid_of
-from lenz.lower.arithmetic import divided, frac
+from lenz.lower.arithmetic import frac, over
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import split
 from lenz.lower.multiply_add import lerp_of, product_added, quotient_added
@@ -50,7 +50,7 @@ def _binary(name: str, of: Callable[[Expr, Expr], Expr]) -> None:
         def fn(k: int, i: Index, t: DType) -> Expr:
             x, y = element(xs[k], i, t), element(_pick(others, k), i, t, kept=kept)
             if of is ops.div:
-                return divided(x, y, others if isinstance(others, (int, float)) else xs[k], device)
+                return over(x, y, others if isinstance(others, (int, float)) else xs[k], device)
             if alpha == 1:
                 return of(x, y)
             factor = element(alpha if of is ops.add else -alpha, (), t, kept=kept)

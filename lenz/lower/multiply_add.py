@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from lenz import ops
 from lenz.ir.expr import Expr
 from lenz.lower.builder import GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, element, elementwise, keeps
+from lenz.lower.operand import Number, Operand, element, elementwise, keeps
 from lenz.lower.registry import lowering
 from lenz.sym import Sym
-
-Number = Sym | bool | int | float
 
 
 def product_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:

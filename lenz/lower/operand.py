@@ -19,7 +19,8 @@ from lenz.lower.builder import At, GraphBuilder, Index, Value
 from lenz.lower.registry import F, lowering
 from lenz.sym import ONE, ZERO, Sym
 
-Operand: TypeAlias = "Value | Sym | bool | int | float"
+Number: TypeAlias = Sym | bool | int | float
+Operand: TypeAlias = Value | Number
 
 
 def broadcast(x: Value, i: Index) -> Index:

@@ -28,8 +28,8 @@ from lenz.sym import ONE, ZERO, Int, Sym, flatten, maximum, minimum
 MOST_TAPS = 128
 
 
-def divisor(w: Windows, o: Index, include_pad: bool, override: int | None) -> Expr | int:
-    """What the sum of a window is divided by, as eager counts; no less than 1."""
+def counted(w: Windows, o: Index, include_pad: bool, override: int | None) -> Expr | int:
+    """What the sum of a window is averaged by, as eager counts; no less than 1."""
     if override is not None:
         return override
     if isinstance(w, Adaptive):
@@ -48,7 +48,7 @@ def divisor(w: Windows, o: Index, include_pad: bool, override: int | None) -> Ex
     return index(n)
 
 
-def divided(e: Expr, by: Expr | int) -> Expr:
+def averaged(e: Expr, by: Expr | int) -> Expr:
     """e / by in the type of e."""
     return e / (const(by, e.dtype) if isinstance(by, int) else ops.cast(by, e.dtype))
 
@@ -70,13 +70,13 @@ def avg_pool(
 
         def mean(i: Index) -> Expr:
             total = ops.total([tap(i, a) for a in w.offsets()])
-            return divided(total, divisor(w, i[lead:], include_pad, override))
+            return averaged(total, counted(w, i[lead:], include_pad, override))
 
         return b.map(mean)
     total = b.reduce(
         "sum", b.result.shape, w.over, tap, type=b.temp(b.result.shape, compute_dtype(x.dtype))
     )
-    return b.map(lambda i: divided(total.at(i), divisor(w, i[lead:], include_pad, override)))
+    return b.map(lambda i: averaged(total.at(i), counted(w, i[lead:], include_pad, override)))
 
 
 def _enter_avg(packet: str, rank: int) -> None:
@@ -99,7 +99,7 @@ def _enter_avg(packet: str, rank: int) -> None:
 def avg_pool_gradient(
     b: GraphBuilder, grad: Value, w: Windows, include_pad: bool, override: int | None
 ) -> Value:
-    """dx = sum of dy / divisor over the windows that hold the element."""
+    """dx = sum of dy / counted over the windows that hold the element."""
     if not grad.dtype.is_float:
         raise Decline("average pooling of integers")
     if math.prod(w.covering(d) for d in range(w.rank)) > WRITTEN_OUT:
@@ -107,7 +107,7 @@ def avg_pool_gradient(
     lead = grad.rank - w.rank
 
     def share(i: Index, o: Index) -> Expr:
-        return divided(grad.compute((*i[:lead], *o)), divisor(w, o, include_pad, override))
+        return averaged(grad.compute((*i[:lead], *o)), counted(w, o, include_pad, override))
 
     return b.map(lambda i: _total((e, share(i, o)) for o, e in w.holders(i[lead:])))
 
@@ -130,7 +130,7 @@ def _adaptive_gradient(b: GraphBuilder, grad: Value, w: Adaptive) -> Value:
 def _along(b: GraphBuilder, dy: Value, w: Adaptive, d: int, dim: int) -> Value:
     def share(i: Index, o: Sym) -> Expr:
         start, end = w.ends(o, d)
-        return divided(dy.compute((*i[:dim], o, *i[dim + 1 :])), index(end - start))
+        return averaged(dy.compute((*i[:dim], o, *i[dim + 1 :])), index(end - start))
 
     def at(i: Index) -> Expr:
         return _total((exists, share(i, o)) for o, exists in w.holders_along(d, i[dim]))

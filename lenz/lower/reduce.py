@@ -26,7 +26,7 @@ Dim = int | Sequence[int] | None
 Scalar = int | float
 
 
-def element(x: Value, i: Index, to: DType) -> Expr:
+def converted(x: Value, i: Index, to: DType) -> Expr:
     """An element converted to a result type as eager does it, in the type arithmetic is done in."""
     e = x.at(i) if x.dtype is to else ops.cast(x.at(i), to)
     return ops.cast(e, compute_dtype(to))
@@ -51,7 +51,7 @@ def accumulate(
     if to is BOOL:
         truth: ReduceKind = "any" if kind == "sum" else "all"
         return reduce_over(b, truth, s, keepdim, lambda i: non_zero(x, i))
-    return reduce_over(b, kind, s, keepdim, lambda i: element(x, i, to), finish)
+    return reduce_over(b, kind, s, keepdim, lambda i: converted(x, i, to), finish)
 
 
 # Bool and integers give i64 unless `dtype` says otherwise.
@@ -73,7 +73,7 @@ def nansum(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **
         return accumulate(b, "sum", x, dim, keepdim)
 
     def at(i: Index) -> Expr:
-        e = element(x, i, b.result.dtype)
+        e = converted(x, i, b.result.dtype)
         return ops.where(ops.isnan(x.compute(i)), 0, e)
 
     if x.rank > 0 and not keepdim and b.result.rank == x.rank:
@@ -92,7 +92,7 @@ def _rows_times(b: GraphBuilder, x: Value, y: Value, type: TensorType) -> Value:
     to = b.result.dtype
 
     def term(i: Index, r: Index) -> Expr:
-        return element(x, (*i, *r), to) * element(y, r, to)
+        return converted(x, (*i, *r), to) * converted(y, r, to)
 
     return b.reduce("sum", type.shape, y.shape, term, type=type)
 
@@ -115,7 +115,7 @@ def addmv(
         e = number(alpha, sums.dtype) * sums.at(i)
         if beta == 0:
             return e
-        return number(beta, e.dtype) * element(x, broadcast(x, i), to) + e
+        return number(beta, e.dtype) * converted(x, broadcast(x, i), to) + e
 
     return b.map(fn)
 
@@ -143,7 +143,7 @@ def full_rows(x: Value, dim: Dim) -> Split:
     return s
 
 
-def position(
+def place_of(
     b: GraphBuilder,
     kind: ReduceKind,
     x: Value,
@@ -178,11 +178,11 @@ def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
     def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         s = full_rows(x, dim)
         values = extremum(b, kind, x, s, keepdim, b.results[0])
-        return values, position(b, place, x, s, keepdim, b.results[1])
+        return values, place_of(b, place, x, s, keepdim, b.results[1])
 
     @lowering(place)
     def where(b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-        return position(b, place, x, full_rows(x, dim), keepdim)
+        return place_of(b, place, x, full_rows(x, dim), keepdim)
 
 
 _enter_extremum("max", "argmax")
@@ -309,7 +309,7 @@ def norm(
     """The vector norm over some dimensions, or all, of elements in the result's type."""
     p, to = given.get("p", ord), b.result.dtype
     s = split(x.shape, dim)
-    return norm_over(b, 2 if p is None else p, s, keepdim, lambda i: element(x, i, to))
+    return norm_over(b, 2 if p is None else p, s, keepdim, lambda i: converted(x, i, to))
 
 
 @lowering("dist")

@@ -63,7 +63,7 @@ def native_ops() -> frozenset[str]:
     return frozenset(n if n.startswith(spaces) else f"aten.{n}" for n in _BY_OVERLOAD)
 
 
-def is_own() -> bool:
+def is_unextended() -> bool:
     """Say whether all lowerings and ops are of lenz itself."""
     own = all(e.fn.__module__.startswith("lenz.") for e in _BY_OVERLOAD.values())
     return own and len(all_ops()) == ops.OWN

@@ -26,7 +26,7 @@ CURVE = -0.75  # of cubic convolution (Keys, 1981), as torch chose it
 
 
 @dataclass(frozen=True, slots=True)
-class Tap:
+class Neighbour:
     """A neighbour along one dimension: its place, whether there is such an element, its weight."""
 
     at: Expr
@@ -107,7 +107,7 @@ class Sampler:
             held = ops.where(ops.eq(c, c), held, last if self.lost else zero)
         return held, ops.where(inside, slope, zero)
 
-    def taps(self, g: Expr, d: int) -> list[Tap]:
+    def taps(self, g: Expr, d: int) -> list[Neighbour]:
         """The neighbours along a dimension of a point at g; slopes are by g."""
         one = _c(1.0, g)
         n = index(self.sizes[d], g.dtype)
@@ -129,12 +129,12 @@ class Sampler:
                 slopes = [-scale, scale]
         return [self._tap(*p, d) for p in zip(places, weights, slopes, strict=True)]
 
-    def _tap(self, at: Expr, weight: Expr, slope: Expr, d: int) -> Tap:
+    def _tap(self, at: Expr, weight: Expr, slope: Expr, d: int) -> Neighbour:
         last = index(self.sizes[d] - 1, at.dtype)
         inside = (at >= 0.0) & (at <= last)
-        return Tap(ops.cast(ops.where(inside, at, 0.0), I64), inside, weight, slope)
+        return Neighbour(ops.cast(ops.where(inside, at, 0.0), I64), inside, weight, slope)
 
-    def points(self, grid: Value, n: Sym, o: Index) -> list[tuple[Tap, ...]]:
+    def points(self, grid: Value, n: Sym, o: Index) -> list[tuple[Neighbour, ...]]:
         """The neighbours of the point of the grid at (n, *o), dimension by dimension."""
         along = []
         for d in range(len(self.sizes)):
@@ -142,7 +142,7 @@ class Sampler:
             along.append(self.taps(grid.compute((n, *o, Int(place))), d))
         return list(itertools.product(*along))
 
-    def read(self, x: Value, lead: Index, point: Sequence[Tap], weight: Expr) -> Expr:
+    def read(self, x: Value, lead: Index, point: Sequence[Neighbour], weight: Expr) -> Expr:
         """The element at a neighbour times its weight, 0 where there is none.
 
         A weight that is NaN counts there too when it is a cubic one.
@@ -214,7 +214,7 @@ def _image_gradient(b: GraphBuilder, grad: Value, x: Value, grid: Value, s: Samp
     zeros = b.map(lambda i: const(0, kind.dtype), kind)
     count = {LINEAR: 2, NEAREST: 1, CUBIC: 4}[s.mode] ** len(s.sizes)
 
-    def chosen(i: Index, of: Callable[[tuple[Tap, ...]], Expr]) -> Expr:
+    def chosen(i: Index, of: Callable[[tuple[Neighbour, ...]], Expr]) -> Expr:
         """What belongs to the neighbour whose number is the last index."""
         points = s.points(grid, i[0], i[2:-1])
         out = of(points[0])
@@ -230,7 +230,7 @@ def _image_gradient(b: GraphBuilder, grad: Value, x: Value, grid: Value, s: Samp
         return (*i[:2], *at), tuple(along(i, d) for d in range(len(s.sizes)))
 
     def value(i: Index) -> Expr:
-        def part(p: tuple[Tap, ...]) -> Expr:
+        def part(p: tuple[Neighbour, ...]) -> Expr:
             inside = reduce(ops.and_, [t.inside for t in p])
             w = _product([t.weight for t in p])
             return ops.where(inside, w, 0.0)

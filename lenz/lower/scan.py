@@ -13,7 +13,7 @@ from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ScanKind
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
-from lenz.lower.reduce import element
+from lenz.lower.reduce import converted
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, Sym
 
@@ -23,7 +23,7 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value:
     if to is BOOL:
         raise Decline("a running sum of truth values")
     if x.rank == 0:
-        return b.map(lambda i: element(x, i, to))
+        return b.map(lambda i: converted(x, i, to))
     d = wrapped(dim, x.rank)
     wide = F64 if to is F32 and x.device == "cpu" else compute_dtype(to)
     # Eager begins with 0.0 or e^-inf, so that nothing is -0.0; but not all there is as one GPU row.
@@ -31,7 +31,7 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value:
     from_zero = kind != "prod" and not one_row
 
     def at(i: Index) -> Expr:
-        e = ops.cast(element(x, i, to), wide)
+        e = ops.cast(converted(x, i, to), wide)
         return ops.of_one("sum", e) if from_zero else e
 
     return b.map(at) if x.shape[d] is ONE else b.scan(kind, d, at)

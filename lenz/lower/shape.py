@@ -12,10 +12,9 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import exact, number
 from lenz.lower.registry import lowering
-from lenz.lower.view import at_least_zero, slice_start
+from lenz.lower.view import Size, at_least_zero, slice_start
 from lenz.sym import ONE, ZERO, Int, Sym, maximum, minimum, prove_le, sym
 
-Size = Sym | int
 # Every part costs a comparison and a guarded load for every element of the result.
 MAX_PARTS = 16
 MANY = "many parts: eager copies each, a map would test all for each element"
