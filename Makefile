@@ -5,6 +5,10 @@ GPU_WORKERS ?= 8
 MINUTES ?= 5
 SEED ?=
 ISA ?=
+CASES ?=
+FAST := arch debug errors files ir lower ops opt plan runtime schedule sym tune \
+	codegen/test_loops.py codegen/test_reductions.py e2e/test_explain.py \
+	frontend/test_capture.py frontend/test_normalise.py
 VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/installed
@@ -12,12 +16,14 @@ STAMP := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check pytest lint typecheck format demo bench options clean \
+.PHONY: help setup test test-all test-fast check pytest lint typecheck format demo bench options clean \
 	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks
 
 help:
-	@echo "make test     install what is missing, then lint, types and tests"
+	@echo "make test     install what is missing, then lint, types and tests: a sample of similar cases"
 	@echo "              ISA=avx2 runs the tests as on a machine without AVX-512"
+	@echo "make test-all  the same with all cases; .ci/run does this"
+	@echo "make test-fast  a minute of tests, without lint and types"
 	@echo "make demo     real models through eager and lenz, compared and timed"
 	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
 	@echo "make models   about 60 models beside eager and float64; writes docs/models.md"
@@ -46,6 +52,12 @@ setup: $(STAMP)
 test: check
 	$(MAKE) --no-print-directory pytest
 
+test-all: check
+	$(MAKE) --no-print-directory pytest CASES=--all
+
+test-fast:
+	@$(MAKE) --no-print-directory pytest CASES="--fast $(FAST:%=tests/%)"
+
 check: lint typecheck
 
 lint: $(STAMP)
@@ -58,12 +70,12 @@ typecheck: $(STAMP)
 # Workers share the cores, so that each test process gets one thread unless it asks for more.
 # An idle worker takes over tests of another one: the longest ones stand together at the end.
 pytest: $(STAMP)
-	@OMP_NUM_THREADS=1 TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@OMP_NUM_THREADS=1 TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CASES)
 
 # No GPU is needed: Triton compiles for those that are not there, and its interpreter runs here.
 test-triton: $(STAMP)
-	@$(BIN)/python -m pytest -q --all-kernels tests/codegen/test_triton_cubins.py
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --all-kernels tests/codegen -k triton
+	@$(BIN)/python -m pytest -q --all --all-kernels tests/codegen/test_triton_cubins.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --all --all-kernels tests/codegen -k triton
 
 # NaN, infinities and zeros in the inputs of all ops.
 special: $(STAMP)
@@ -100,7 +112,7 @@ bench: $(STAMP)
 
 # The pinned torch is for CPUs: these two run in PYTHON as it is.
 test-gpu:
-	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(GPU_WORKERS) tests/gpu
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(GPU_WORKERS) --all tests/gpu
 
 bench-gpu:
 	@$(PYTHON) -m benchmarks.gpu
@@ -109,7 +121,7 @@ options: $(STAMP)
 	@$(BIN)/python -c "from lenz.options import options_table; print(options_table(), end='')"
 
 errors: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/e2e/test_error_inputs.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/e2e/test_error_inputs.py --all
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

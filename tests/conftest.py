@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,36 @@ def limit(isa: str) -> None:
 
 if isa := os.environ.get("TEST_ISA"):  # no option of pytest: other conftest files import torch
     limit(isa)
+
+
+FAST = 4  # `--fast` takes one case in so many of every test
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="all cases: see the markers in pyproject")
+    parser.addoption("--fast", action="store_true", help="a minute of tests, for work in between")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `make test` or `make test-fast` does not run; a test named by its id runs."""
+    if config.getoption("--all") or any("::" in a for a in config.args):
+        return
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    turns: Counter[str] = Counter()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        sample = item.get_closest_marker("one_in")
+        step, first = (*sample.args, 0)[:2] if sample else (1, 0)
+        outside = {"rest"}
+        if config.getoption("--fast"):
+            step, outside = max(step, FAST), {"rest", "slow"}
+        out = turns[test] % step != first or any(m.name in outside for m in item.iter_markers())
+        turns[test] += 1
+        (left if out else kept).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.arch import limits
 from tests.arch.source import (
     Function,
@@ -167,6 +169,7 @@ def faults(source: Source) -> list[str]:
     return sorted(set(found))
 
 
+@pytest.mark.slow
 def test_no_order_of_a_set_is_seen() -> None:
     """Sort it, keep a dict instead, or say `# any order` with the reason on the line."""
     rooms = [s for s in sources() if s.room in limits.DETERMINISTIC]

@@ -119,6 +119,7 @@ for name in modules:
 """
 
 
+@pytest.mark.slow
 def test_the_runtime_loads_with_the_compiler_absent() -> None:
     loading = [s.module for s in sources() if s.name in limits.LOADING_FILES]
     modules = [s.module for s in sources() if s.room == "runtime"] + loading

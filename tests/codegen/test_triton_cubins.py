@@ -139,6 +139,7 @@ def kernels(name: str) -> list[Kernel]:
     return sorted(kernels_of(s), key=lambda k: k.kind != kind)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kernels_compile(name: str, all_kernels: bool, capsys: pytest.CaptureFixture[str]) -> None:
     found = kernels(name)

@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_of_unknown_length_is_scanned_in_parts_and_right(name: str) -> None:
     fn, args = CASES[name]
@@ -120,6 +121,7 @@ def test_the_words_of_a_panel_that_is_not_full_are_counted() -> None:
         verify(replace(k, params=(*k.params[:-1], few)))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_parts_compile_without_spills(arch: int, dtype: torch.dtype) -> None:

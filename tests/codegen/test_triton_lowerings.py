@@ -175,6 +175,7 @@ def test_samples_at_the_points_of_a_grid(mode: int, padding: int, align: bool) -
         as_eager(lambda dy, x, g: back(dy, x, g, *how, [True, True]), dy, x, grid)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_lowering_is_kernels_and_right(name: str) -> None:
     fn, args = CASES[name]

@@ -187,6 +187,7 @@ def script(path: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_dumped_files_run_alone(tmp_path: Path) -> None:
     """A training graph with sizes that vary: the forward half is compiled again and timed."""
     table = torch.arange(300.0).reshape(3, 100)
@@ -203,6 +204,7 @@ def test_the_dumped_files_run_alone(tmp_path: Path) -> None:
     assert "compiled and ran" in script(folder / "fx_runnable.py")
 
 
+@pytest.mark.slow
 def test_a_plan_without_its_object_file_says_so(tmp_path: Path) -> None:
     run(debug=True, debug_dir=str(tmp_path))
     (folder,) = tmp_path.iterdir()

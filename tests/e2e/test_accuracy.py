@@ -16,6 +16,7 @@ from tests.e2e.accuracy import CASES, MORE, Case, breaks, error, normal, ratios
 LONG = ("sum", "prod", "var of large means", "norm 2", "softmax", "cumsum", "cumprod", "dot")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", CASES)
 def test_no_op_is_farther_from_float64_than_twice_eager(name: str) -> None:
     forms = CASES[name].forms
@@ -46,6 +47,7 @@ def test_what_is_off_is_drawn_more_often_and_breaks(
     assert found == [by > 0] * 2 and len(drawn) == draws
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LONG)
 def test_a_million(name: str) -> None:
     for pair in ratios(name, CASES[name].forms[0], 1_000_000, torch.float32, "cpu", 3):

@@ -60,6 +60,7 @@ def same_error(fn: Callable[..., Any], good: Any, bad: Any, **kwargs: Any) -> li
     return ours
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_positions_outside(name: str, dynamic: bool) -> None:
@@ -207,6 +208,7 @@ UNREAD: dict[str, Fn] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", UNREAD)
 def test_a_check_of_what_nobody_reads(name: str, dynamic: bool) -> None:

@@ -75,6 +75,7 @@ STATIC: dict[str, tuple[Callable[..., Any], Sized, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", STATIC)
 def test_sizes_of_arguments(name: str) -> None:
     fn, make, sizes = STATIC[name]

@@ -40,6 +40,7 @@ def quiet() -> Iterator[None]:
     logging.disable(was)
 
 
+@pytest.mark.one_in(6, 2)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_what_eager_refuses_is_refused(part: int) -> None:
     ops = [op for op in cases() if op.error_inputs_func is not None][part::PARTS]

@@ -90,6 +90,7 @@ BODIES = (
 )
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("op", "fn", "shape", "count"), BODIES, ids=[b[0] for b in BODIES])
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_bodies_are_compiled(
@@ -147,6 +148,7 @@ def banded(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (i >= j) & ((i - j) < 7 * (h + 1))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("masked", (False, True))
 def test_flexible_attention(masked: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:

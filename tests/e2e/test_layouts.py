@@ -76,6 +76,7 @@ def argument(mode: str) -> Tensor:
     return torch.arange(16.0).view(4, 4).requires_grad_(mode == "grad")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_views_among_results_are_those_of_eager(
@@ -90,6 +91,7 @@ def test_views_among_results_are_those_of_eager(
     assert found[1] == found[0]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mode", ["leaf", "no_grad", "inference"])
 @pytest.mark.parametrize("f", [views_of_what_stays, views_without_a_gradient, views_of_a_product])
 def test_a_second_graph_writes_into_the_views_of_the_first(
@@ -210,6 +212,7 @@ def filled(x: Tensor) -> Tensor:
     return F.mse_loss(y, y, reduction="none")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "f",
     [

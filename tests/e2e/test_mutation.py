@@ -230,6 +230,7 @@ SHARED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", SHARED)
 def test_elements_that_share_memory_are_written_as_aot_eager_does(name: str, dynamic: bool) -> None:
@@ -277,6 +278,7 @@ def written(run: Callable[[Tensor], Any]) -> Any:
         return type(e)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")  # torch's and lenz's, of such calls
 @pytest.mark.parametrize("name", EXPANDED)
 def test_an_expanded_tensor_is_written_as_aot_eager_does(name: str) -> None:

@@ -175,6 +175,7 @@ CONTINUOUS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] =
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_distributions(name: str) -> None:
     """Of the greatest distance d that Kolmogorov and Smirnov test: P(d > 2.69 / sqrt(N)) = 1e-6."""

@@ -307,6 +307,7 @@ def fused_if_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lenz.frontend.attention.fit", fitted)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     ("shapes", "dtype", "options"),

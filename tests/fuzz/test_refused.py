@@ -24,6 +24,7 @@ def quiet() -> Iterator[None]:
     logging.disable(was)
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("first", (0, 20, 40))
 def test_what_eager_refuses_is_refused(first: int) -> None:
     ops, counts = able(), Counter[str]()

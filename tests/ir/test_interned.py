@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from threading import Event, Thread
 
+import pytest
 import torch
 
 from lenz import ops
@@ -24,6 +25,7 @@ def body(n: int) -> Expr:
     return ops.add(load("x", (index(n),), F32), const(0.7919 + n, F32))
 
 
+@pytest.mark.slow
 def test_the_dead_are_dropped_and_the_living_stay_one() -> None:
     gc.collect()  # or what other tests have left dies in between
     interned.release()
@@ -75,6 +77,7 @@ def test_tables_that_have_doubled_are_emptied_without_a_reset() -> None:
         assert interned.entries() <= most + 100
 
 
+@pytest.mark.slow
 def test_a_reset_of_dynamo_forgets_the_expressions_of_its_graphs() -> None:
     torch._dynamo.reset()
     counts = []

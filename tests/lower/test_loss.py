@@ -79,6 +79,7 @@ def test_binary_cross_entropy(reduction: int, dtype: torch.dtype) -> None:
     check(lambda g, p, y, w: back(g, p, y, w, reduction), g, inside, y, w)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_nll(reduction: int, dtype: torch.dtype) -> None:

@@ -38,6 +38,7 @@ def variants(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
     return [x, wide.transpose(0, -1).contiguous().transpose(0, -1) if len(shape) == 4 else wide]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
 @pytest.mark.parametrize("name", ["sum", "prod", "any", "all", "count_nonzero", "amax", "amin"])
 def test_full_and_along(name: str, dtype: torch.dtype) -> None:
@@ -55,6 +56,7 @@ def test_full_and_along(name: str, dtype: torch.dtype) -> None:
                 check(lambda x: fn(x, 0, keepdim=True), x)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 def test_mean_var_std(dtype: torch.dtype) -> None:
@@ -122,6 +124,7 @@ def test_many_dimensions() -> None:
                 check(lambda x: torch.count_nonzero(x > 0, dims), x)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", (*FLOATS, *INTS), ids=str)
 def test_positions(dtype: torch.dtype) -> None:
     """argmax and argmin; max and min with their positions."""
@@ -186,6 +189,7 @@ def test_truth_of_nan_and_bytes() -> None:
     check(lambda x: (x.any(), x.all(), x.any(0), x.all(0)), torch.tensor([[0, 3], [2, 0]]).byte())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("p", [0, 1, 2, 3, 0.5, -1, -2.5, math.inf, -math.inf])
 def test_norms(dtype: torch.dtype, p: float) -> None:
@@ -254,6 +258,7 @@ def test_eager_keeps_what_it_refuses() -> None:
     assert isinstance(g.nodes[0], Extern)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", (*FLOATS, *INTS), ids=str)
 def test_products_of_vectors(dtype: torch.dtype) -> None:
     """dot, mv of both layouts, addmv; integers wrap, and beta = 0 hides NaN."""

@@ -134,6 +134,7 @@ def test_results_of_calls_that_write_our_own_memory_are_aligned() -> None:
     assert last.args[0] == "add_kernel_0" and last.kernel.params[0].aligned
 
 
+@pytest.mark.slow
 def test_kernels_in_both_halves_of_a_training_step() -> None:
     fn = lambda x, y: programs.Sum.apply(x.sin(), y * 2).cos()
     forward, backward = cuda_programs(fn, (300,), (300,), dtype=torch.float32, grad=True)

@@ -57,6 +57,7 @@ def stepped(name: str, compiled: bool, **kind: bool) -> tuple[list[Tensor], Repo
     return found, seen.report()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_by_lists_is_at_most_two_kernels_per_weight(name: str) -> None:
     want, _ = stepped(name, False, foreach=True)
@@ -68,6 +69,7 @@ def test_a_step_by_lists_is_at_most_two_kernels_per_weight(name: str) -> None:
         assert len(g.kernels) <= 2 * len(SHAPES), [k.name for k in g.kernels]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ("SGD momentum", "Adam AMSGrad", "AdamW", "Adagrad"))
 def test_torch_keeps_fused_steps_to_itself(name: str) -> None:
     """torch.compile runs `fused=True` in eager: torch tells Dynamo not to trace it."""

@@ -53,6 +53,8 @@ def test_the_list_of_what_is_not_interpreted_is_true() -> None:
     assert calls == {str(f) for f in FORMS if not is_interpreted(f)}
 
 
+@pytest.mark.slow
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_forms_compile_for_a_gpu(part: int) -> None:
     forms = [f for f in FORMS[part::PARTS] if f.case.op.name != "pow" or f.dtype.bits == 32]
@@ -77,6 +79,8 @@ def interpret(folder: Path, kernels: list[tuple[KernelText, list[torch.Tensor]]]
     return done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_forms_agree_with_eager(part: int, tmp_path: Path) -> None:
     forms = [f for f in FORMS[part::PARTS] if is_interpreted(f)]
@@ -102,6 +106,7 @@ def gather(name: str) -> KernelText:
     return emit(Kernel(name, "pointwise", tuple(params), (), body, tile=TileConfig(warps=4)))
 
 
+@pytest.mark.slow
 def test_a_checked_index_stays_in_range(tmp_path: Path) -> None:
     def run(name: str, xs: list[int]) -> tuple[KernelText, list[torch.Tensor]]:
         k = gather(name)
@@ -116,6 +121,8 @@ def test_a_checked_index_stays_in_range(tmp_path: Path) -> None:
     assert outside[1][-1].tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("x", [-1, 5])
 def test_a_failed_check_stops_the_kernel(x: int, tmp_path: Path) -> None:
     args = [torch.tensor([0, 1, x, 3]), torch.tensor([5]), torch.zeros(4).long()]
@@ -142,6 +149,7 @@ def instructions(form: Form, per_thread: int) -> Counter[str]:
     return Counter(next(w for w in line if w[0] != "@").split(".")[0] for line in lines)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BUDGETS)
 def test_hot_functions_are_short(name: str) -> None:
     form = form_named(f"{name}-f32")

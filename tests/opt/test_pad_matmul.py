@@ -185,6 +185,7 @@ def test_what_pays_on_an_h200() -> None:
     assert not pays(500, 500, 500, "mn", (504, 504), (504, 504))
 
 
+@pytest.mark.slow
 def test_a_training_step_keeps_padded_memory_for_its_backward_half(
     eager_to_pad: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

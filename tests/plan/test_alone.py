@@ -64,6 +64,7 @@ def known(x: Tensor, w: Tensor) -> Tensor:
     return x * torch.tensor([1.0, 2.0, 3.0, 4.0]) + w.to(torch.float16)[::2].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_plans_run_where_nothing_compiles(tmp_path: Path, dynamic: bool) -> None:
     x, w = torch.randn(4, 4), torch.randn(4, 4)

@@ -142,6 +142,7 @@ def test_what_holds_is_kept() -> None:
     }
 
 
+@pytest.mark.slow
 def test_kernels_with_ends_of_sizes_do_what_their_graph_does() -> None:
     """A scan by parts has a workspace whose size depends on those of the call."""
 

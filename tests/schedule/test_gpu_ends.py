@@ -81,6 +81,7 @@ def test_odd_rows_of_dynamic_sizes() -> None:
     assert_function(of_rows, x, m, tiles=TINY, dynamic=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "n", "dtype"), [(9, 32777, BF16), (3, 40962, BF16), (2, 45057, F32), (2, 36861, F32)]
 )

@@ -186,6 +186,7 @@ def log_softmax(x: Tensor) -> Tensor:
     return x.log_softmax(-1)
 
 
+@pytest.mark.slow
 def test_long_rows_give_maximum_and_sum_in_one_read() -> None:
     x = torch.full((7, 40000), -1.0).add_(torch.randn(40000))
     x[1, :20000] = -torch.inf  # parts that are all -inf, before and behind others
@@ -215,6 +216,7 @@ def layer_norm_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]
     return dx, dw, db, dx.sum(0)
 
 
+@pytest.mark.slow
 def test_sums_over_columns_run_beside_the_rows() -> None:
     x = torch.randn(1024, 1000)
     s = assert_triton(lowered(layer_norm_gradients, [x, x * 2 + 1, x[0]]))

@@ -55,6 +55,7 @@ def test_all_lanes_are_reduced_in_one_dimension() -> None:
     assert text.count("tl.reduce(") == 1
 
 
+@pytest.mark.slow
 def test_a_value_per_row_of_a_tile_is_loaded_as_a_vector() -> None:
     ((text, _),) = texts(lambda x, w: x * w[:, None], torch.empty(64, 32), torch.empty(64))
     assert "tl.load(tl.reshape(a1 + ((32 * p0b) + p0), [32]))[:, None]" in text

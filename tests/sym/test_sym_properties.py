@@ -189,6 +189,7 @@ def test_value_bounds_and_text(batch: int) -> None:
             assert want % divisor(e) == 0 if divisor(e) else want == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", range(4))
 def test_python_source(batch: int) -> None:
     renamed = {v: Var("v_" + v.name.strip("@").replace(".", "_"), v.lo, v.hi) for v in VARS}
@@ -256,6 +257,7 @@ def test_equal_keys_mean_equal_nodes() -> None:
 SHAPES = st.lists(st.integers(2, 9), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(SHAPES, SHAPES)
 def test_reshape_and_back_is_the_same_index(shape: list[int], other: list[int]) -> None:
