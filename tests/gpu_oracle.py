@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import assert_results, random_constants, random_inputs
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree
 
@@ -38,6 +37,7 @@ from lenz.options import Options
 from lenz.schedule import schedule
 from lenz.sym import Var, evaluate
 from lenz.target import Target
+from tests.oracle import assert_results, random_constants, random_inputs
 
 CUDA = Target("cuda", "sm_90", lanes=32)
 # Tiles of few lanes: a row of 9 is already one that does not fit, and has a loop with a tail.

@@ -1,16 +1,10 @@
-"""Lets the tests of this folder import the harness, and the cases of the op table."""
+"""For which machines the tests of this folder compile, and how many kernels they take."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
-for folder in (HERE.parent / "ops", HERE.parent / "lower", HERE.parent, HERE):
-    sys.path.insert(0, str(folder))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +32,7 @@ def oldest() -> Iterator[None]:
 
 
 def _compile_for(name: str) -> Iterator[None]:
-    import codegen_run
+    from tests.codegen import codegen_run
 
     found = codegen_run.targets().get(name)
     if found is None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from codegen_kernels import at
-from codegen_run import Guarded, compiled
 
 from lenz import ops
 from lenz.ir.dtype import BF16, F32, I64, DType
@@ -15,6 +13,8 @@ from lenz.ir.expr import Expr, const, index, load, masked
 from lenz.ir.kernel import For, Kernel, Param, Store
 from lenz.ir.tensor import axis
 from lenz.sym import Sym, Var, sym
+from tests.codegen.codegen_kernels import at
+from tests.codegen.codegen_run import Guarded, compiled
 
 pytestmark = pytest.mark.usefixtures("target")
 ROWS = Var("@0", 0)

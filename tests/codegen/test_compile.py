@@ -6,8 +6,6 @@ import ctypes
 
 import pytest
 import torch
-from codegen_kernels import at, pointwise
-from codegen_run import compiled
 
 from lenz import ops
 from lenz.errors import InternalError
@@ -18,6 +16,8 @@ from lenz.machine.cpu.llvm.compile import compile_module, host_target, link
 from lenz.machine.cpu.llvm.module import emit_module
 from lenz.runtime import threads
 from lenz.sym import sym
+from tests.codegen.codegen_kernels import at, pointwise
+from tests.codegen.codegen_run import compiled
 
 
 def test_equal_text_gives_equal_objects() -> None:

@@ -106,7 +106,7 @@ def test_types_of_the_eager_op_alone() -> None:
 @pytest.mark.parametrize("to", (E4, E5), ids=str)
 @pytest.mark.parametrize("first", (torch.float16, torch.bfloat16, torch.uint8), ids=str)
 def test_kernels_for_gpus_convert_twice(first: torch.dtype, to: torch.dtype) -> None:
-    from gpu_oracle import assert_function
+    from tests.gpu_oracle import assert_function
 
     x = numbers(first)
     few = x[:: max(1, len(x) // 500)]
@@ -121,12 +121,11 @@ def test_no_word_has_an_8_bit_float_and_what_is_computed_from_it(
 ) -> None:
     """What ptxas gets wrong (docs/upstream) is not in the text that it is given."""
     pytest.importorskip("triton")
-    from gpu_oracle import kernels_of, on_gpu, scheduled
-
     from lenz.lower import lower
     from lenz.machine.cuda.triton import compile as compiler
     from lenz.machine.cuda.triton.kernel import emit
     from tests.cuda import CX, Fake, cuda_program
+    from tests.gpu_oracle import kernels_of, on_gpu, scheduled
 
     several = [c for c in chains(torch.float16, 3) if c[0] is to and c[2] in (E4, torch.float16)]
     p = cuda_program(

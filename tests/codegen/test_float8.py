@@ -73,7 +73,7 @@ def cuda_graph(fn: Callable[..., Any], *args: Any) -> Graph:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gpu(name: str) -> None:
-    from gpu_oracle import assert_triton
+    from tests.gpu_oracle import assert_triton
 
     shape = (9, 41)
     g = cuda_graph(PROGRAMS[name], shape, Fake(shape, E4), Fake(shape, E5))
@@ -83,7 +83,7 @@ def test_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("to", (E4, E5), ids=str)
 def test_quantizing_rows_is_one_kernel_on_a_gpu(to: torch.dtype) -> None:
-    from gpu_oracle import assert_triton
+    from tests.gpu_oracle import assert_triton
 
     s = assert_triton(cuda_graph(lambda x: quantize(x, to), (16, 200)))
     assert [type(n) for n in s.steps] == [Launch]

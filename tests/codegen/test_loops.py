@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from codegen_kernels import at, pointwise
-from codegen_run import check, run
 
 from lenz import ops
 from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
@@ -13,6 +11,8 @@ from lenz.ir.expr import Expr, const, index, masked, ref
 from lenz.ir.kernel import For, Kernel, Let, Local, Param, Store, TileConfig
 from lenz.ir.tensor import axis
 from lenz.sym import Int, Sym, Var, ceildiv, sym
+from tests.codegen.codegen_kernels import at, pointwise
+from tests.codegen.codegen_run import check, run
 
 pytestmark = pytest.mark.usefixtures("target")
 EXTENTS = (0, 1, 15, 16, 17, 31, 32, 33, 1000)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import CASES, Case
-from codegen_kernels import at
-from codegen_run import compiled
-from test_forms import check
 
 from lenz.ir.expr import expr
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
 from lenz.ir.tensor import axis
 from lenz.sym import Sym, sym
+from tests.codegen.codegen_kernels import at
+from tests.codegen.codegen_run import compiled
+from tests.ops.cases import CASES, Case
+from tests.ops.test_forms import check
 
 OPS = list(dict.fromkeys(c.op.name for c in CASES))
 CHECKED = 200  # elements that the scalar form computes

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from codegen_kernels import at, row_reduction
-from codegen_run import check, run
 
 from lenz import ops
 from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType
@@ -14,6 +12,8 @@ from lenz.ir.graph import ReduceKind
 from lenz.ir.kernel import For, Kernel, Let, Param, Reduce, Store, TileConfig
 from lenz.ir.tensor import axis
 from lenz.sym import Sym, Var, minimum, sym
+from tests.codegen.codegen_kernels import at, row_reduction
+from tests.codegen.codegen_run import check, run
 
 pytestmark = pytest.mark.usefixtures("target")
 EXTENTS = (1, 15, 16, 17, 64, 65, 130, 1000)

@@ -6,12 +6,12 @@ from itertools import product
 
 import pytest
 import torch
-from codegen_run import check
 
 from lenz.ir.graph import SCAN_KINDS, ScanKind
 from lenz.ir.kernel import Kernel
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
+from tests.codegen.codegen_run import check
 
 pytestmark = pytest.mark.usefixtures("target")
 

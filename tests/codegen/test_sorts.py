@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from codegen_run import check
-from gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
 from torch import Tensor
 
 from lenz.ir.graph import Extern
 from lenz.ir.kernel import Kernel
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
+from tests.codegen.codegen_run import check
+from tests.gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
 
 G = torch.Generator().manual_seed(0)
 

@@ -10,8 +10,6 @@ import itertools
 
 import pytest
 import torch
-from codegen_kernels import at
-from codegen_run import Guarded, compiled
 
 from lenz import ops
 from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, DType
@@ -21,6 +19,8 @@ from lenz.ir.kernel import For, Kernel, Param, Store
 from lenz.ir.tensor import axis
 from lenz.machine.cpu.llvm.masks import pieces
 from lenz.sym import Sym, sym
+from tests.codegen.codegen_kernels import at
+from tests.codegen.codegen_run import Guarded, compiled
 
 TAILS = range(1, 16)
 # (type that is loaded, type that is computed with, type that is stored)
@@ -106,7 +106,7 @@ def test_pieces_cover_the_lanes() -> None:
 @pytest.mark.usefixtures("target")
 def test_rows_that_leave_one_element() -> None:
     """The rows of a bf16 map: a store that is too wide changes the row after it."""
-    from codegen_run import check
+    from tests.codegen.codegen_run import check
 
     for n in (17, 33, 65):
         i, v = axis("i", sym(3)), axis("v", sym(n))
@@ -124,8 +124,9 @@ def test_rows_that_leave_one_element() -> None:
 @pytest.mark.parametrize("step", (2, 3, 4, 5))
 def test_steps_between_lanes(step: int, dtype: DType) -> None:
     """Lanes picked out of vectors: the last element is the last one of the buffer."""
-    from codegen_run import check
     from test_loops import values
+
+    from tests.codegen.codegen_run import check
 
     kernels = []
     for n in (7, 16, 32, 83):
@@ -146,10 +147,9 @@ def test_steps_between_lanes(step: int, dtype: DType) -> None:
 @pytest.mark.usefixtures("target")
 def test_a_condition_of_an_outer_loop_does_not_replace_the_tail() -> None:
     """`torch.cat` along rows: full vectors and the tail stand under one mask, made outside."""
-    from codegen_run import check
-
     from lenz.ir.dtype import I64
     from lenz.ir.expr import index, masked
+    from tests.codegen.codegen_run import check
 
     for n in (18, 20, 33, 47):
         i, v = axis("i", sym(3)), axis("v", sym(n))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from codegen_kernels import at
-from codegen_run import check
 
 from lenz import ops
 from lenz.ir.dtype import BF16, BOOL, F32, F64, U8, DType
@@ -15,6 +13,8 @@ from lenz.ir.tensor import axis
 from lenz.machine.cpu.llvm.compile import host_target
 from lenz.machine.cpu.llvm.module import emit_module
 from lenz.sym import Sym, Var, ceildiv, minimum, sym
+from tests.codegen.codegen_kernels import at
+from tests.codegen.codegen_run import check
 
 pytestmark = pytest.mark.usefixtures("target")
 

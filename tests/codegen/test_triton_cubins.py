@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from gpu_oracle import kernels_of, kinds_of, on_gpu, scheduled
 
 from lenz.ir.kernel import Kernel, KernelKind
 from lenz.ir.reader import read
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
+from tests.gpu_oracle import kernels_of, kinds_of, on_gpu, scheduled
 
 pytest.importorskip("triton")
 

@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_oracle import TINY, assert_function, assert_triton, cubins, kernels_of, kinds_of, texts_of
 
 from lenz.ir.reader import read
+from tests.gpu_oracle import (
+    TINY,
+    assert_function,
+    assert_triton,
+    cubins,
+    kernels_of,
+    kinds_of,
+    texts_of,
+)
 
 pytest.importorskip("triton")
 

@@ -10,7 +10,6 @@ import random
 
 import pytest
 import torch
-from gpu_oracle import interpreted, kernels_of, on_gpu, scheduled
 
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, index, load
@@ -20,6 +19,7 @@ from lenz.ir.tensor import axis
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import Int, Sym, Var, show, substitute
+from tests.gpu_oracle import interpreted, kernels_of, on_gpu, scheduled
 from tests.sym.test_sym_properties import VARS, Tree, build, random_tree, value, values
 
 pytest.importorskip("triton")

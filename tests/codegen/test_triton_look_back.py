@@ -9,18 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import (
-    TINY,
-    assert_function,
-    cubins,
-    gpu_context,
-    interpreted,
-    kernels_of,
-    kinds_of,
-    scheduled,
-)
-from gpu_oracle import lowered_there as there
-from oracle import assert_schedule, roundtrip
 from torch import Tensor
 
 from lenz.debug.report import KernelReport, launches_report
@@ -35,6 +23,18 @@ from lenz.machine.cuda.triton.kernel import emit
 from lenz.pipeline import named
 from lenz.plan.build import build
 from tests.cuda import cuda_program
+from tests.gpu_oracle import (
+    TINY,
+    assert_function,
+    cubins,
+    gpu_context,
+    interpreted,
+    kernels_of,
+    kinds_of,
+    scheduled,
+)
+from tests.gpu_oracle import lowered_there as there
+from tests.oracle import assert_schedule, roundtrip
 from tests.triton_interpreter import Argument, Fault, launch
 
 G = torch.Generator().manual_seed(0)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import TINY, assert_function, lowered_there, texts_of
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -15,6 +14,7 @@ from lenz.frontend.build import build
 from lenz.ir.graph import Extern
 from lenz.ir.interp import interp
 from lenz.lower import native_ops
+from tests.gpu_oracle import TINY, assert_function, lowered_there, texts_of
 from tests.lower.harness import trace
 
 aten = torch.ops.aten

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_oracle import TINY, assert_function, interpreted, kernels_of
+
+from tests.gpu_oracle import TINY, assert_function, interpreted, kernels_of
 
 pytest.importorskip("triton")
 

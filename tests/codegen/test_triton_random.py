@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_oracle import TINY, assert_triton, cubins, kernels_of
 
 from lenz import ops
 from lenz.ir.dtype import F32, I64
@@ -18,6 +17,7 @@ from lenz.ir.reader import read
 from lenz.ir.tensor import Buffer, TensorType, axes_for, contiguous
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import ONE, ZERO, sym
+from tests.gpu_oracle import TINY, assert_triton, cubins, kernels_of
 
 
 def graph(shape: str, axes: str, number: str) -> Graph:

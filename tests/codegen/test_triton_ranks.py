@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_oracle import assert_function, cubins
 
 from tests.e2e.test_ranks import PROGRAMS, alternate
+from tests.gpu_oracle import assert_function, cubins
 
 
 @pytest.mark.parametrize("rank", (17, 60))  # the oracle takes a dimension more for a reduction

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
+
+from tests.gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
 
 pytest.importorskip("triton")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
 from torch import Tensor
 
 from lenz.ir.graph import Extern, buffers_of
 from lenz.sym import Int
+from tests.gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
 
 G = torch.Generator().manual_seed(0)
 X, S = torch.randn(33, 70, generator=G), torch.randn(50, 70, generator=G)

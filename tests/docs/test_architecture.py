@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from blocks import REPOSITORY
 
 import lenz
 import lenz.ops  # fills the op table
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
+from tests.docs.blocks import REPOSITORY
 
 PAGE = REPOSITORY / "ARCHITECTURE.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -6,10 +6,10 @@ import importlib.util
 from types import ModuleType
 
 import pytest
-from blocks import REPOSITORY
 
 from lenz.ir.op import all_ops
 from lenz.lower import native_ops
+from tests.docs.blocks import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from blocks import REPOSITORY, blocks_of
+
+from tests.docs.blocks import REPOSITORY, blocks_of
 
 PAGES = sorted((REPOSITORY / "docs" / "howto").glob("*.md"))
 

@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from blocks import REPOSITORY
+
+from tests.docs.blocks import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 

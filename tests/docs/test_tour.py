@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from blocks import REPOSITORY, blocks_of, updated, wrong_outputs
+from tests.docs.blocks import REPOSITORY, blocks_of, updated, wrong_outputs
 
 TOUR = REPOSITORY / "docs" / "tour.md"
 

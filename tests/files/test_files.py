@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_oracle import assert_kernels
-from oracle import assert_same, assert_schedule, roundtrip
 
 import lenz.ops  # noqa: F401 - fills the table of ops that the reader looks in
 from lenz.context import Context
@@ -36,6 +34,8 @@ from lenz.opt import PASSES as OPT
 from lenz.options import Options
 from lenz.schedule import schedule
 from lenz.target import Target
+from tests.gpu_oracle import assert_kernels
+from tests.oracle import assert_same, assert_schedule, roundtrip
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*/*.ir"))

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 if "cuda" not in " ".join(sys.argv):
@@ -32,7 +31,6 @@ if "cuda" not in " ".join(sys.argv):
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # A forked process would wait for threads that its parent has started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as tests of codegen have it
 
 import torch
 import torch._functorch.config

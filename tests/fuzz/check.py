@@ -96,7 +96,14 @@ class Stages:
                 graphs, known = {}, targets()
                 run_kernel = kernel_runner(s, known.get(self.way[8:], known["host"]))
         else:
-            from gpu_oracle import TINY, cubins, interpreted, kernels_of, lowered_there, scheduled
+            from tests.gpu_oracle import (
+                TINY,
+                cubins,
+                interpreted,
+                kernels_of,
+                lowered_there,
+                scheduled,
+            )
 
             tiles = TINY if self.way.startswith("tiny") else None
             s = scheduled(lowered_there(p), tiles, emulate_rounding=has_halves(p))

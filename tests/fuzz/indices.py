@@ -217,7 +217,7 @@ def in_llvm(kind: LoopKind) -> Way:
 
 def in_triton(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.Tensor:
     """The values by Triton's interpreter."""
-    from gpu_oracle import interpreted
+    from tests.gpu_oracle import interpreted
 
     y = torch.zeros(len(found) * LANES, dtype=torch.int64)
     interpreted(kernel(found, "lane"), {"x": table(points), "y": y}, {})

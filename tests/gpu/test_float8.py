@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,9 +10,6 @@ from lenz.debug.report import KernelReport
 from lenz.ir.dtype import DType, dtype_of
 from tests.codegen.test_float8 import E4, E5, PROGRAMS, inputs, quantize
 from tests.e2e.sides import agree, same
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
-
 from tests.ops.test_float8 import every_byte, hard_numbers
 
 TYPES = (E4, E5)

@@ -5,23 +5,19 @@ The kernels are those of tests/ops/test_triton_forms.py, compiled and launched a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 pytest.importorskip("triton")
-
-from test_forms import errors_in_ulp
-from triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
 
 from lenz.ir.dtype import F32, F64, DType
 from lenz.machine.cuda.driver import function
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.ops.rules import INTS
+from tests.ops.test_forms import errors_in_ulp
+from tests.ops.triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
 
 pytestmark = pytest.mark.usefixtures("cuda")
 

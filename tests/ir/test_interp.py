@@ -6,16 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import ir_graphs as make
 import pytest
 import torch
-from oracle import assert_same, assert_schedule, random_inputs
 
 from lenz.errors import InternalError, UserError
 from lenz.ir.graph import Graph
 from lenz.ir.interp import interp, interp_kernel
 from lenz.ir.kernel import For, Kernel, Launch, Schedule
 from lenz.ir.reader import read
+from tests.ir import ir_graphs as make
+from tests.oracle import assert_same, assert_schedule, random_inputs
 
 NAN, INF = float("nan"), float("inf")
 

@@ -7,9 +7,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
-import ir_graphs as make
 import pytest
-from oracle import roundtrip
 
 from lenz.errors import UserError
 from lenz.ir.dtype import F32, I64
@@ -19,6 +17,8 @@ from lenz.ir.printer import show, show_expr
 from lenz.ir.reader import ReadError, read, read_expr, read_graph
 from lenz.ir.tensor import axis
 from lenz.sym import Int, Var
+from tests.ir import ir_graphs as make
+from tests.oracle import roundtrip
 
 OBJECTS: dict[str, Any] = {**make.GRAPHS, **make.KERNELS, "plan": make.plan}
 

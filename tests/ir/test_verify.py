@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import ir_graphs as make
 import pytest
 
 from lenz.errors import InternalError
@@ -19,6 +18,7 @@ from lenz.ir.reader import read
 from lenz.ir.tensor import axes_for, contiguous
 from lenz.ir.verify import RULES, verify
 from lenz.sym import Int, Var
+from tests.ir import ir_graphs as make
 
 GRAPH = "graph @g(s0: 1.., s1: 1..) on cpu {{\n  in %x : f32[s0, 4]\n  in %w : f32[4]\n  {}\n}}"
 KERNEL = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import harness
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph as FxGraph
@@ -13,6 +12,7 @@ from torch.fx import GraphModule
 
 from lenz.ir.graph import Extern, Graph
 from lenz.ir.interp import interp
+from tests.lower import harness
 
 
 def single(op: Any, *args: Any) -> Graph:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TOLERANCE, check
-from single import outputs_of, single
 from torch.nn import functional
+
+from tests.lower.harness import TOLERANCE, check
+from tests.lower.single import outputs_of, single
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from harness import evaluated
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils import _pytree
 
 from lenz.ir.graph import Extern, Graph
+from tests.lower.harness import evaluated
 
 G = torch.Generator().manual_seed(0)
 Z, W = (torch.randn(3, 5, dtype=torch.complex64, generator=G) for _ in range(2))

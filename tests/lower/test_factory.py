@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check
+
+from tests.lower.harness import check
 
 X = torch.arange(6.0).reshape(2, 3)
 DTYPES = (

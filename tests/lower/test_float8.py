@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import check, lowered
 
 from lenz.ir.graph import Extern, Pointwise
+from tests.lower.harness import check, lowered
 
 E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
 Fn = Callable[[torch.Tensor], Any]

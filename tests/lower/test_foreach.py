@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check
+
+from tests.lower.harness import check
 
 A, B, C = torch.rand(2, 3) + 0.5, torch.rand(4) + 0.5, torch.rand(()) + 0.5
 Fn = Callable[..., Any]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import check
+
+from tests.lower.harness import check
 
 aten = torch.ops.aten
 X = torch.arange(2 * 3 * 4, dtype=torch.float32).reshape(2, 3, 4)

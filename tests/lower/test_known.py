@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_oracle import assert_triton, lowered_there
 from torch import Tensor
 
 from lenz import explain
@@ -15,6 +14,7 @@ from lenz.ir.graph import Graph, Scatter
 from lenz.ir.interp import interp
 from lenz.lower.known import Tap, taps_of
 from tests.cuda import cuda_programs
+from tests.gpu_oracle import assert_triton, lowered_there
 
 KINDS: dict[str, dict[str, Any]] = {
     "nearest": {"scale_factor": 2},

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import assert_triton, cubins, kernels_of, scheduled
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,6 +30,7 @@ from lenz.machines import machine_of
 from lenz.sym import Int
 from lenz.target import Capabilities
 from tests.cuda import CX, Fake, fake_cuda, programs_of
+from tests.gpu_oracle import assert_triton, cubins, kernels_of, scheduled
 
 LAST = torch.channels_last
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TOLERANCE, check, lowered
-from single import outputs_of, single
 from torch.nn import functional
 
 from lenz.errors import Unsupported
+from tests.lower.harness import TOLERANCE, check, lowered
+from tests.lower.single import outputs_of, single
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import assert_triton, kernels_of, scheduled
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,6 +18,7 @@ from lenz.ir.printer import show
 from lenz.lower import lower
 from lenz.sym import Int
 from tests.cuda import CX, Fake, fake_cuda, programs_of
+from tests.gpu_oracle import assert_triton, kernels_of, scheduled
 
 F32 = torch.float32
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import check
+
+from tests.lower.harness import check
 
 aten = torch.ops.aten
 Fn = Callable[..., Any]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check, lowered
 from torch.nn import functional
+
+from tests.lower.harness import check, lowered
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)

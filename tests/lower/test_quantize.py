@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from harness import check
+
+from tests.lower.harness import check
 
 aten = torch.ops.aten
 X = torch.cat([torch.linspace(-9, 9, 61), torch.tensor([math.nan, math.inf, -math.inf])])

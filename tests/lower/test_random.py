@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import evaluated
 
 from lenz.ir.graph import Extern
 from lenz.lower.builder import Decline, GraphBuilder
 from lenz.lower.random import check_own
+from tests.lower.harness import evaluated
 
 X = torch.full((60, 100), 0.25)
 Fn = Callable[[torch.Tensor], Any]

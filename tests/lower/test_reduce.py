@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check, lowered
 
 from lenz.ir.graph import Extern
+from tests.lower.harness import check, lowered
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import assert_function, lowered_there
-from harness import evaluated, trace
 from torch import Tensor
 
 from lenz.frontend.build import build
 from lenz.ir.interp import interp
+from tests.gpu_oracle import assert_function, lowered_there
+from tests.lower.harness import evaluated, trace
 
 N = 4096
 THIRD, ONE = torch.tensor(0.3), torch.tensor(1.0)

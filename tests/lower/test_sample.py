@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import check
+
+from tests.lower.harness import check
 
 aten = torch.ops.aten
 

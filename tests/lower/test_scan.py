@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check
 
 from lenz.ir.graph import Graph, Scan
+from tests.lower.harness import check
 
 X = torch.tensor([[1.5, -2.0, 0.0, 3.0, 3.0], [float("-inf"), 2.0, 2.0, -1.0, 0.5]])
 N = torch.tensor([[1.0, float("nan"), 5.0, float("nan"), 2.0]])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check
+
+from tests.lower.harness import check
 
 aten = torch.ops.aten
 X = torch.arange(5 * 4, dtype=torch.float32).reshape(5, 4) - 7

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from harness import check, evaluated
+
+from tests.lower.harness import check, evaluated
 
 EDGES = torch.tensor([-2.0, -0.5, -0.5, 0.0, 1.0, 1.0, 1.0, 3.5, 9.0])
 X = torch.cat([torch.linspace(-3, 10, 40), EDGES, torch.tensor([math.nan, math.inf, -math.inf])])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import check
 
 from lenz.ir.graph import Pointwise
+from tests.lower.harness import check
 
 aten = torch.ops.aten
 X = torch.arange(1, 25, dtype=torch.float32).reshape(2, 3, 4)

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from harness import check, lowered
+
+from tests.lower.harness import check, lowered
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

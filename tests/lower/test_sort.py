@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check, evaluated
 from torch import Tensor
 
 from lenz.ir.dtype import BF16, F16, F32, F64, I8, I16, I64, U8
@@ -15,6 +14,7 @@ from lenz.ir.graph import Extern, Sort
 from lenz.lower.builder import Decline
 from lenz.lower.sort import keys_for
 from lenz.sym import Int, Var
+from tests.lower.harness import check, evaluated
 
 G = torch.Generator().manual_seed(0)
 NAN, INF = float("nan"), float("inf")

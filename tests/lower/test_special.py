@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check
+
+from tests.lower.harness import check
 
 mpmath: Any = pytest.importorskip("mpmath")  # sympy needs it, and torch that
 

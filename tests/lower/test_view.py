@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import check, lowered
 
 from lenz.ir.graph import Extern, Pointwise, View
+from tests.lower.harness import check, lowered
 
 aten = torch.ops.aten
 

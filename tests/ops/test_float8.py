@@ -7,14 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from test_forms import evaluate
-from triton_kernels import form_named, text_of
-
 from lenz.ir.dtype import F8E4M3FN, F32, FLOAT8, DType, float8_bits
 from lenz.ir.expr import expr, ref
 from lenz.ir.op import op_named
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.ops.cast import _TOP, CAST
+from tests.ops.test_forms import evaluate
+from tests.ops.triton_kernels import form_named, text_of
 
 INF = float("inf")
 

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from cases import CASES, INF, NAN, SPECIALS, Case
 
 from lenz import ops
 from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, NATIVE, U8, U64
 from lenz.ir.expr import Expr, const, expr, ref
 from lenz.ir.op import CONST, op_named
 from lenz.ops.fold import apply, holds_exactly
+from tests.ops.cases import CASES, INF, NAN, SPECIALS, Case
 
 X, Y, N, P = ref("x", F32), ref("y", F32), ref("n", I32), ref("p", BOOL)
 

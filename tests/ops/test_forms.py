@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Case
-from lanes import Lanes, as_lanes, as_tensor
 
 from lenz.ir.dtype import F32, DType
 from lenz.ir.expr import Expr, expr, interpret, nodes_of, ref
 from lenz.ir.op import CONST, REF
+from tests.ops.cases import CASES, Case
+from tests.ops.lanes import Lanes, as_lanes, as_tensor
 
 
 def is_emitted(case: Case) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from lanes import Lanes
-from test_forms import emit, evaluate
 
 from lenz import ops
 from lenz.ir.dtype import F32, F64, I64, U32, DType
@@ -17,6 +15,8 @@ from lenz.ir.interp_expr import evaluate_exprs
 from lenz.ir.op import INDEX
 from lenz.ops.random import RAND_BITS, philox, philox_reference
 from lenz.sym import Var
+from tests.ops.lanes import Lanes
+from tests.ops.test_forms import emit, evaluate
 
 # counter, key, result: the known answers of the Random123 library for philox2x32, 10 rounds.
 ANSWERS = [

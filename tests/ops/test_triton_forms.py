@@ -18,8 +18,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
-
 from lenz.ir.dtype import FLOAT8, I64, DType
 from lenz.ir.expr import load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
@@ -28,6 +26,7 @@ from lenz.machine.cuda.triton.compile import KernelText, compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.ops import assert_in_range
 from lenz.sym import sym
+from tests.ops.triton_kernels import FORMS, Form, arguments, check_form, form_named, text_of
 
 COUNT = 4096
 PARTS = 4

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from cases import CASES, Case
-from test_forms import check
 
 from lenz.ir.dtype import F32, FLOAT8, I32, DType
 from lenz.ir.expr import Expr, const, expr, load
@@ -20,6 +18,8 @@ from lenz.ir.tensor import axis
 from lenz.machine.cuda.triton.compile import KernelText
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import sym
+from tests.ops.cases import CASES, Case
+from tests.ops.test_forms import check
 
 
 @dataclass(frozen=True)

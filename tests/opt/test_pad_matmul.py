@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_oracle import assert_function, gpu_context, kinds_of
-from oracle import assert_same
 from torch import Tensor
 
 import lenz
@@ -20,6 +18,8 @@ from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
 from lenz.opt.pad_matmul import pad_matmul
 from tests.e2e.sides import gradients_agree
+from tests.gpu_oracle import assert_function, gpu_context, kinds_of
+from tests.oracle import assert_same
 
 module = importlib.import_module("lenz.opt.pad_matmul")  # the package names the function so
 BF16 = torch.bfloat16

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda import Fake, cuda_program, fake_cuda, programs_of
-from gpu_oracle import assert_kernels, gpu_context, kernels_of, scheduled
 from torch import Tensor
 
 from lenz.api import _run_of as run_of
@@ -28,6 +26,8 @@ from lenz.pipeline import named
 from lenz.plan.build import build
 from lenz.recall import context
 from lenz.schedule import schedule
+from tests.cuda import Fake, cuda_program, fake_cuda, programs_of
+from tests.gpu_oracle import assert_kernels, gpu_context, kernels_of, scheduled
 
 
 def softmax(x: Tensor) -> Tensor:

@@ -7,18 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda import cuda_program
-from gpu_oracle import (
-    TINY,
-    assert_kernels,
-    kernels_of,
-    lowered_there,
-    native_ops,
-    on_gpu,
-    scheduled,
-    texts_of,
-)
-from harness import trace
 from torch import Tensor
 
 from lenz.frontend.build import build
@@ -28,6 +16,18 @@ from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.machine.cuda.blocks import Shape
 from lenz.machine.cuda.triton.kernel import emit
+from tests.cuda import cuda_program
+from tests.gpu_oracle import (
+    TINY,
+    assert_kernels,
+    kernels_of,
+    lowered_there,
+    native_ops,
+    on_gpu,
+    scheduled,
+    texts_of,
+)
+from tests.lower.harness import trace
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: torch.softmax(x, -1),

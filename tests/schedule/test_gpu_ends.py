@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import TINY, assert_function, cubins, kernels_of, on_gpu, scheduled
-from harness import lowered
 from torch import Tensor
 
 from lenz.ir.kernel import For, Kernel, walk
 from lenz.machine.cuda.triton import compile as compiler
+from tests.gpu_oracle import TINY, assert_function, cubins, kernels_of, on_gpu, scheduled
+from tests.lower.harness import lowered
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FLAT = ["p0b grid", "whole seq", "p0 lane", "ends seq", "part seq", "p0 lane"]

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import assert_triton, kernels_of, on_gpu, scheduled
-from harness import lowered
 from torch import Tensor
 from torch.nn import functional as F
 
 from lenz.ir.kernel import Schedule, programs
 from lenz.ir.printer import show
 from lenz.sym import Int
+from tests.gpu_oracle import assert_triton, kernels_of, on_gpu, scheduled
+from tests.lower.harness import lowered
 
 BF16 = torch.bfloat16
 Shape = tuple[int, ...]

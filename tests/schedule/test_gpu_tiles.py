@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import kernels_of, on_gpu, scheduled
-from harness import lowered
 from torch import Tensor
 
 from lenz.machine.cuda.triton.kernel import emit
+from tests.gpu_oracle import kernels_of, on_gpu, scheduled
+from tests.lower.harness import lowered
 
 BF16 = torch.bfloat16
 

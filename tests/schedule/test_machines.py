@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_oracle import kinds_of, on_gpu, scheduled
-from harness import lowered
 
 import lenz.ops  # noqa: F401 - fills the table of ops that the reader looks in
 from lenz import machines
@@ -23,6 +21,8 @@ from lenz.machines import Form, machine_of, register
 from lenz.options import Options
 from lenz.schedule import schedule
 from lenz.target import Target
+from tests.gpu_oracle import kinds_of, on_gpu, scheduled
+from tests.lower.harness import lowered
 
 TEXT = """graph @g() on cpu {
   in %x : f32[64, 8]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FLUSH_US, FakeGpu
 
 import lenz.ops  # noqa: F401 - the reader finds ops by name
 from lenz.ir.kernel import Kernel
 from lenz.ir.reader import read
 from lenz.machine.cuda.tune.bench import FEW, FLUSH, MOST, Gpu, arguments, measure, restoring
 from lenz.sym import SymEnv, Var
+from tests.tune.fake_gpu import FLUSH_US, FakeGpu
 
 CPU = torch.device("cpu")
 

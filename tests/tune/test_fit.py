@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from gpu_oracle import gpu_context, on_gpu
 
 from benchmarks import fit_gpu
 from benchmarks.fit_gpu import Point, said, summary
@@ -18,6 +17,7 @@ from lenz.machine.cuda.blocks import Shape
 from lenz.machine.cuda.tune.search import config
 from lenz.schedule import schedule
 from lenz.sym import SymEnv
+from tests.gpu_oracle import gpu_context, on_gpu
 
 WIDE, NARROW = Shape(tile=4096), Shape(tile=512)
 

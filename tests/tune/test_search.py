@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu
-from gpu_oracle import gpu_context, on_gpu
 
 import lenz
 from lenz.debug.report import Tried, TuneReport
@@ -30,6 +28,8 @@ from lenz.options import Options
 from lenz.pipeline import launched, named, optimise
 from lenz.runtime.store import Store
 from lenz.schedule import schedule
+from tests.gpu_oracle import gpu_context, on_gpu
+from tests.tune.fake_gpu import FakeGpu
 
 TWO = """
 graph @two() on cpu {

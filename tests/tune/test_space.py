@@ -7,8 +7,6 @@ from typing import get_args
 
 import pytest
 import torch
-from gpu_oracle import gpu_context, on_gpu
-from oracle import assert_schedule
 
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, KernelKind, Launch, Schedule
@@ -22,6 +20,8 @@ from lenz.machine.cuda.tune.search import Choice, config
 from lenz.machine.cuda.tune.space import space
 from lenz.pipeline import optimise
 from lenz.schedule import schedule
+from tests.gpu_oracle import gpu_context, on_gpu
+from tests.oracle import assert_schedule
 
 KINDS: tuple[KernelKind, ...] = get_args(KernelKind)
 SIZES = [0, 1, 2, 7, 64, 100, 768, 1000, 1024, 1025, 2048, 4096, 8192, 30000, 32768, 65536, 1 << 28]
