@@ -97,12 +97,6 @@ def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
     return ops.where(outside, math.nan if eps is None else 0.0, slope)
 
 
-@elementwise("threshold")
-def threshold(x: Expr, threshold: Number, value: Number) -> Expr:
-    """`value` where x <= threshold, else x."""
-    return ops.where(x <= threshold, value, x)
-
-
 @elementwise("threshold_backward", tensors=2)
 def threshold_backward(g: Expr, x: Expr, threshold: Number) -> Expr:
     """0 where x <= threshold, else g."""
@@ -149,25 +143,11 @@ def hardswish_backward(g: Expr, x: Expr) -> Expr:
     return ops.where(x <= -3.0, 0.0, above)
 
 
-@elementwise("hardshrink")
-def hardshrink(x: Expr, lambd: Number = 0.5) -> Expr:
-    """0 where |x| <= lambd, else x."""
-    inside = (x >= -lambd) & (x <= lambd)
-    return ops.where(inside, 0.0, x)
-
-
 @elementwise("hardshrink_backward", "softshrink_backward", tensors=2)
 def shrink_backward(g: Expr, x: Expr, lambd: Number) -> Expr:
     """0 where |x| <= lambd, else g."""
     inside = (x >= -lambd) & (x <= lambd)
     return ops.where(inside, 0.0, g)
-
-
-@elementwise("softshrink")
-def softshrink(x: Expr, lambd: Number = 0.5) -> Expr:
-    """x moved towards 0 by lambd, 0 where it would cross; NaN kept."""
-    low = ops.where(x < -lambd, x + lambd, x * 0.0)
-    return ops.where(x > lambd, x + -lambd, low)
 
 
 @elementwise("elu")
@@ -187,12 +167,6 @@ def elu_backward(
     else:
         low = g * (rate * gain) * ops.exp(x * rate)
     return ops.where(x <= 0.0, low, g * scale)
-
-
-@elementwise("celu")
-def celu(x: Expr, alpha: Number = 1.0) -> Expr:
-    """elu with the slope 1 at 0 for every alpha."""
-    return elu(x, alpha, 1.0, 1.0 / float(alpha))
 
 
 @elementwise("leaky_relu")

@@ -84,8 +84,6 @@ def angle(e: Expr) -> Expr:
 elementwise("reciprocal")(lambda e: ops.reciprocal(e))
 elementwise("rsqrt")(lambda e: ops.rsqrt(e))
 elementwise("square", "special_square")(lambda e: ops.square(e))  # in i64 for bool
-elementwise("deg2rad")(lambda e: e * (math.pi / 180.0))
-elementwise("rad2deg")(lambda e: e * (180.0 / math.pi))
 
 
 @lowering("round")

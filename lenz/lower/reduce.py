@@ -66,22 +66,6 @@ def mean(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_:
     return accumulate(b, "sum", x, dim, keepdim, lambda acc: acc / n)
 
 
-@lowering("nansum")
-def nansum(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any) -> Value:
-    """Sum in which NaN counts as zero."""
-    if not x.dtype.is_float:
-        return accumulate(b, "sum", x, dim, keepdim)
-
-    def at(i: Index) -> Expr:
-        e = converted(x, i, b.result.dtype)
-        return ops.where(ops.isnan(x.compute(i)), 0, e)
-
-    if x.rank > 0 and not keepdim and b.result.rank == x.rank:
-        # torch's fake tensors reduce nothing for an empty list (eager reduces all): obey the trace.
-        return b.map(at)
-    return reduce_over(b, "sum", split(x.shape, dim), keepdim, at)
-
-
 @lowering("dot", "vdot", "mv")
 def product_summed(b: GraphBuilder, x: Value, y: Value) -> Value:
     """Rows of x (or x, a vector) times the vector y, summed: each element is read once."""

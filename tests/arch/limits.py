@@ -14,9 +14,9 @@ CLASS_METHODS = 15
 CODE_LINES = {
     ".": 1_353,
     "debug": 540,
-    "frontend": 2_975,
+    "frontend": 2_970,
     "ir": 4_023,
-    "lower": 6_273,
+    "lower": 6_248,
     "machine": 5_529,
     "ops": 2_375,
     "opt": 1_586,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_593,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_760
+TOTAL_CODE_LINES = 28_730
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
