@@ -124,7 +124,7 @@ def test_rows_that_leave_one_element() -> None:
 @pytest.mark.parametrize("step", (2, 3, 4, 5))
 def test_steps_between_lanes(step: int, dtype: DType) -> None:
     """Lanes picked out of vectors: the last element is the last one of the buffer."""
-    from test_loops import values
+    from tests.codegen.test_loops import values
 
     from tests.codegen.codegen_run import check
 
