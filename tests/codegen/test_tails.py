@@ -124,9 +124,8 @@ def test_rows_that_leave_one_element() -> None:
 @pytest.mark.parametrize("step", (2, 3, 4, 5))
 def test_steps_between_lanes(step: int, dtype: DType) -> None:
     """Lanes picked out of vectors: the last element is the last one of the buffer."""
-    from tests.codegen.test_loops import values
-
     from tests.codegen.codegen_run import check
+    from tests.codegen.test_loops import values
 
     kernels = []
     for n in (7, 16, 32, 83):

@@ -23,7 +23,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -234,8 +234,7 @@ def page(rows: Mapping[Key, Row], samples: int, every: int) -> str:
     import torch
 
     first = [r for (_, dtype, mode), r in rows.items() if (dtype, mode) == ("float32", "static")]
-    ahead = [Row(r.op, r.dtype, False, r.passed, 0, r.failures, r.externs, {}, r.whole)
-             for r in first]  # fmt: skip
+    ahead = [replace(r, backward={}) for r in first]
     text = HEAD.format(
         torch=f"torch {torch.__version__.split('+')[0]}",
         samples=samples,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.e2e.opinfo import DTYPES, MODES, keys
-from tests.e2e.sweep import cases, name_of, sweep
+from tests.e2e.opinfo import DTYPES, MODES, keys, page
+from tests.e2e.sweep import Row, cases, name_of, sweep
 
 # Equal parts of the tenth, so that workers share it.
 PARTS = 20
@@ -68,3 +68,14 @@ def test_special_values_are_those_of_eager(part: int, seed: int) -> None:
     bad = [str(r) for r in rows if r.failures]
     assert not bad, "\n".join(bad)
     assert sum(r.passed > 0 for r in rows) > len(rows) * 0.7
+
+
+def test_a_call_of_the_forward_half_is_not_native_on_the_page() -> None:
+    """Fields in another order made it one of those where aot_eager differs."""
+    rows = {
+        ("a", "float32", "static"): Row(
+            "a", "float32", passed=1, externs={"aten.a": "no lowering"}
+        ),
+        ("b", "float32", "static"): Row("b", "float32", passed=1, backward={"aten.b": "none"}),
+    }
+    assert "Forward only: native 1 of 2 (50.0%)" in page(rows, 1, 2)
