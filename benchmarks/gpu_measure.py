@@ -31,8 +31,9 @@ from lenz.debug.trace import Recorder
 from lenz.frontend import FxProgram
 from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch
+from lenz.loading import Boxed
 from lenz.options import Options
-from lenz.pipeline import Boxed, Compiled
+from lenz.pipeline import Compiled
 
 SIDES = ("eager", "lenz", PEER)
 FLUSH = 512 << 20  # bytes; ten times the largest L2 cache of today

@@ -141,7 +141,7 @@ def _pretended(attention: Attention) -> Iterator[None]:
         pytest.skip(f"no way to pretend CUDA with this torch: {e}")
     get_hooks.restype = ctypes.c_void_p
     hooks = ctypes.c_void_p.from_address(get_hooks())
-    guard_table, hooks_table = _table(slots[META], 30, GUARD), _table(get_hooks(), 80, HOOKS)
+    guard_table, hooks_table = _table(slots[META], 30, GUARD), _table(get_hooks(), 80, HOOKS)  # type: ignore[arg-type]
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(guard_table) + 16)
     before = slots[CUDA], hooks.value, chooser[1]
     slots[CUDA] = ctypes.addressof(guard)

@@ -27,5 +27,5 @@ def compile_text(k: KernelText, arch: int) -> Binary:
 
 
 def main(parent: int) -> None:
-    lenz.machine.cuda.triton.worker.compile_text = compile_text
+    lenz.machine.cuda.triton.worker.compile_text = compile_text  # type: ignore[attr-defined]
     lenz.machine.cuda.triton.worker.main(parent)

@@ -134,7 +134,7 @@ GRAPHS: dict[str, tuple[KernelKind, str]] = {
 def kernels(name: str) -> list[Kernel]:
     """The kernels of a graph; the one that the graph is there for comes first."""
     kind, text = GRAPHS[name]
-    s = scheduled(on_gpu(read(text)))
+    s = scheduled(on_gpu(read(text)))  # type: ignore[arg-type]
     assert kind in kinds_of(s)
     return sorted(kernels_of(s), key=lambda k: k.kind != kind)
 

@@ -120,7 +120,7 @@ def test_both_widths_are_sampled() -> None:
 
 def graph(text: str) -> Kernel:
     """The one kernel of a graph on a GPU."""
-    (k,) = kernels_of(scheduled(on_gpu(read(text))))
+    (k,) = kernels_of(scheduled(on_gpu(read(text))))  # type: ignore[arg-type]
     return k
 
 

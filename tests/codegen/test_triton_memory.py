@@ -229,9 +229,9 @@ def test_statements_that_must_keep_their_order(name: str) -> None:
       for i in 100 : lane {{{ORDERED[name]}
       }}
     }}""")
-    text = emit(k)
+    text = emit(k)  # type: ignore[arg-type]
     x, y = torch.rand(100), torch.zeros(100)
-    interpreted(k, {"a0": x.clone(), "a1": y}, {})
+    interpreted(k, {"a0": x.clone(), "a1": y}, {})  # type: ignore[arg-type]
     without = replace(text, text=text.text.replace("    tl.debug_barrier()\n", ""))
     with pytest.raises(Fault, match="without a barrier"):
         both = [Argument("a0", x.clone(), True, True), Argument("a1", y, False, True)]
@@ -247,7 +247,7 @@ def test_a_loop_that_does_not_run_reads_nothing() -> None:
       }
     }""")
     for n in (0, 3):
-        assert ran(k, {"n": n}, a0=torch.ones(n), a1=torch.zeros(4)).tolist() == [float(n)] * 4
+        assert ran(k, {"n": n}, a0=torch.ones(n), a1=torch.zeros(4)).tolist() == [float(n)] * 4  # type: ignore[arg-type]
 
 
 def ran(k: Kernel, sizes: dict[str, int], **buffers: torch.Tensor) -> torch.Tensor:

@@ -197,7 +197,7 @@ def test_the_dumped_files_run_alone(tmp_path: Path) -> None:
 
     x, w = torch.randn(5, 3), torch.randn(3, 4, requires_grad=True)
     options = {"debug": True, "debug_dir": str(tmp_path)}
-    run = torch.compile(loss, backend="lenz", dynamic=True, options=options)
+    run = torch.compile(loss, backend="lenz", dynamic=True, options=options)  # type: ignore[arg-type]
     torch.testing.assert_close(run(x, w), loss(x, w))
     folder = next(f for f in tmp_path.iterdir() if "forward" in f.name)
     assert re.search(r"median of \d+ calls [\d.]+ us", script(folder / "plan.py"))

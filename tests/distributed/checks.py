@@ -31,7 +31,7 @@ def either(new: str, old: str, module: Any = collectives) -> Any:
 GATHER = either("all_gather_single_autograd", "all_gather_tensor_autograd")
 SCATTER = either("reduce_scatter_single_autograd", "reduce_scatter_tensor_autograd")
 INTO = either("all_gather_single", "all_gather_into_tensor", dist)
-OPTIONS = {"verify": True, "on_error": "raise"}
+OPTIONS: dict[str, Any] = {"verify": True, "on_error": "raise"}
 
 
 def compiled(f: Any, **rest: Any) -> Any:
@@ -150,7 +150,7 @@ def inplace_and_autograd(rank: Rank) -> None:
         return x.wait() * 2 if hasattr(x, "wait") else x * 2  # a result that is under way
 
     def flying(run: Callable[[Tensor], Tensor]) -> Tensor:
-        return run(collectives.all_reduce(rank.randn(64, 64), "sum", dist.group.WORLD))
+        return run(collectives.all_reduce(rank.randn(64, 64), "sum", dist.group.WORLD))  # type: ignore[arg-type]
 
     close(flying(compiled(h)), flying(h))
 
@@ -301,7 +301,7 @@ def redistributed(rank: Rank) -> None:
     def f(x: Tensor) -> Any:
         d = DTensor.from_local(x, mesh, [Shard(0)])
         e = d.redistribute(mesh, [Replicate()]).sin() * 2
-        return e.redistribute(mesh, [Shard(1)]).to_local(), e
+        return e.redistribute(mesh, [Shard(1)]).to_local(), e  # type: ignore[attr-defined]
 
     x = rank.randn(4, 4 * rank.size)
     (a, d), (b, e) = f(x), compiled(f, fullgraph=True)(x)

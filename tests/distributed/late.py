@@ -100,6 +100,6 @@ def late_group(size: int = 2) -> Iterator[str]:
         dist.Backend.register_backend("late", made, devices=["cpu"])
     dist.init_process_group("late", rank=0, world_size=size, store=dist.HashStore())
     try:
-        yield dist.distributed_c10d._world.pg_names[dist.group.WORLD]
+        yield dist.distributed_c10d._world.pg_names[dist.group.WORLD]  # type: ignore[index]
     finally:
         dist.destroy_process_group()

@@ -104,7 +104,7 @@ def as_function(lines: tuple[Line, ...], group: str, size: int) -> Callable[...,
             values += made
             if line.act == "wait":
                 waited += made
-        return (*waited[-3:], values[-1] + y, sum(values[k] for k in lines[0].of) * 1)
+        return (*waited[-3:], values[-1] + y, sum(values[k] for k in lines[0].of) * 1)  # type: ignore[arg-type]
 
     return run
 

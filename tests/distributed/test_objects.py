@@ -60,7 +60,7 @@ def ops() -> Any:
 
 def compiled(f: Callable[..., Any], **options: object) -> Callable[..., Any]:
     chosen = {"verify": True, "on_error": "raise", **options}
-    return torch.compile(f, backend="lenz", options=chosen, fullgraph=True)
+    return torch.compile(f, backend="lenz", options=chosen, fullgraph=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [Box, Constant])

@@ -213,7 +213,7 @@ def ratios(
             for part in range(2):
                 logs[part][k] += math.log(max(error(values[part], want[part]), least))
         y, dx = [[math.exp(total / (draw + 1)) for total in part] for part in logs]
-        if draw + 1 == draws and not breaks(*y, dtype) and not breaks(*dx, dtype):
+        if draw + 1 == draws and not breaks(*y, dtype) and not breaks(*dx, dtype):  # type: ignore[arg-type, call-arg]
             break
     return (y[0], y[1]), (dx[0], dx[1])
 

@@ -31,8 +31,9 @@ from lenz.api import compile_graph
 from lenz.debug.trace import Recorder
 from lenz.frontend import FxProgram
 from lenz.ir.graph import Extern
+from lenz.loading import Boxed
 from lenz.options import Options
-from lenz.pipeline import Boxed, Compiled
+from lenz.pipeline import Compiled
 
 Backend = Callable[..., Any]
 # (relative, absolute) error allowed beside eager, which rounds at other places.
@@ -166,7 +167,7 @@ def case(
 
 def layout_of(x: torch.Tensor) -> tuple[tuple[int, ...], int]:
     """Strides, those of dimensions of one as well, and the place of the first element."""
-    return x.stride(), x.storage_offset()
+    return x.stride(), x.storage_offset()  # type: ignore[return-value]
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:

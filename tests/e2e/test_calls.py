@@ -58,7 +58,7 @@ def test_sizes_known_from_data() -> None:
         n = x[0].item()
         torch._check(n >= 0)
         torch._check(n <= 10)
-        return torch.arange(n) * 2 + x[1], torch.zeros(n, 3).sum(0)
+        return torch.arange(n) * 2 + x[1], torch.zeros(n, 3).sum(0)  # type: ignore[arg-type]
 
     config = torch._dynamo.config
     with config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):

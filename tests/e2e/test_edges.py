@@ -118,7 +118,7 @@ def test_edges(dtype: torch.dtype) -> None:
 
     inputs = {name: xs for name, (_, xs) in cases.items()}
     want = every(inputs)
-    options = {"emulate_rounding": dtype.itemsize == 2 and dtype.is_floating_point}
+    options: dict[str, Any] = {"emulate_rounding": dtype.itemsize == 2 and dtype.is_floating_point}
     got = torch.compile(every, backend="lenz", dynamic=False, options=options)(inputs)
     faults = []
     for name, (_, xs) in cases.items():

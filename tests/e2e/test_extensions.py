@@ -79,7 +79,7 @@ def folded(x: Tensor, w: Tensor) -> Any:
 
 
 def mapped(x: Tensor, w: Tensor) -> Any:
-    return map_over(lambda a, b: ((a * b).softmax(-1), a.t() @ b), x.transpose(1, 2), w)
+    return map_over(lambda a, b: ((a * b).softmax(-1), a.t() @ b), x.transpose(1, 2), w)  # type: ignore[arg-type]
 
 
 # What a loop hands to its body has other strides in the second round, or than tracing said.
@@ -166,7 +166,7 @@ def test_flexible_attention(masked: bool, dynamic: bool, monkeypatch: pytest.Mon
         return [out, lse, *(a.grad for a in args)]
 
     report = lenz.explain(lambda m: step(flexible, m), dynamic=dynamic)(block)
-    for got, want in zip(report.result, step(by_hand, mask), strict=True):
+    for got, want in zip(report.result, step(by_hand, mask), strict=True):  # type: ignore[call-overload]
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert {g.kind for g in report.graphs} == {"forward", "backward"}
     calls = {e.op for g in report.graphs for e in g.externs}
@@ -183,7 +183,7 @@ def test_flexible_attention_is_that_of_eager(dtype: torch.dtype) -> None:
         return [t.to(dtype) for t in (*heads(4, 4, 4), randn(4, 40))]
 
     tol = 1e-2 if dtype is torch.bfloat16 else 1e-5
-    out, lse = agree(lambda *args: flexible(*args, mask), make, tol=tol, fullgraph=True)
+    out, lse = agree(lambda *args: flexible(*args, mask), make, tol=tol, fullgraph=True)  # type: ignore[call-arg]
     assert not out[:, :, :4].any() and lse[:, :, :4].isneginf().all()
 
 
@@ -218,7 +218,7 @@ def hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(5, 5), nn.Tanh())
     model[0].register_forward_hook(lambda m, i, o: o * 2)
     model[1].register_forward_pre_hook(lambda m, i: (i[0] + 1,))
-    model[0].register_full_backward_hook(lambda m, g, _: (g[0] * 2,))
+    model[0].register_full_backward_hook(lambda m, g, _: (g[0] * 2,))  # type: ignore[index]
     return model
 
 

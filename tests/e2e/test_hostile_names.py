@@ -98,10 +98,10 @@ def test_a_name_is_data(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[
         "logs": "graph,ir,schedule,code",
     }
     f = function(name)
-    got = torch.compile(f, backend="lenz", options=options)(x, **{name: x})
+    got = torch.compile(f, backend="lenz", options=options)(x, **{name: x})  # type: ignore[arg-type]
     torch.testing.assert_close(got, f(x, **{name: x}))
     net = Net(name)
-    loss = torch.compile(net, backend="lenz", options=options)(x)
+    loss = torch.compile(net, backend="lenz", options=options)(x)  # type: ignore[arg-type]
     torch.testing.assert_close(loss, net(x))
     loss.backward()
     check_files(tmp_path / "debug")
@@ -125,7 +125,7 @@ def test_a_repro_of_a_fault_holds_names_as_data(
     monkeypatch.setattr(lenz.pipeline, "build_plan", broken)
     options = {"debug_dir": str(tmp_path / "debug"), "on_error": "raise", "cache": False}
     with pytest.raises(Exception, match="a bug in lenz"):
-        torch.compile(function(name), backend="lenz", options=options)(x, **{name: x})
+        torch.compile(function(name), backend="lenz", options=options)(x, **{name: x})  # type: ignore[arg-type]
     check_files(tmp_path / "debug")
     assert {f.name for f in (tmp_path / "debug").glob("repro-*/*")} >= {"error.txt", "graph.ir"}
 
@@ -135,7 +135,7 @@ def test_a_cached_plan_has_nothing_of_the_file_it_came_from(
 ) -> None:
     """Files of other names with the same graph share the entry."""
     kept: list[str] = []
-    real = lenz.pipeline.keep
+    real = lenz.pipeline.keep  # type: ignore[attr-defined]
     monkeypatch.setattr(lenz.pipeline, "keep", lambda s, k, e: (kept.append(e.plan), real(s, k, e)))
     x = torch.randn(3, 4)
     for file in [*(f"/tmp/{name}.py" for name in NAMES.values()), "good.py"]:

@@ -198,9 +198,9 @@ def test_a_key_tells_options_target_and_versions(
         "aligned": False, "size_facts": False, "autotune": True,
     }  # fmt: skip
     for name, value in changed.items():
-        found[name] = keys.key_of(p, recall.context(replace(options, **{name: value})))
+        found[name] = keys.key_of(p, recall.context(replace(options, **{name: value})))  # type: ignore[arg-type]
     for name in ("triple", "cpu", "features", "version"):
-        found[name] = keys.key_of(p, replace(cx, target=replace(cx.target, **{name: "other"})))
+        found[name] = keys.key_of(p, replace(cx, target=replace(cx.target, **{name: "other"})))  # type: ignore[arg-type]
     found["lanes"] = keys.key_of(p, replace(cx, target=replace(cx.target, lanes=3)))
     torch.set_default_dtype(torch.float64)
     try:

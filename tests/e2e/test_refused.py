@@ -87,8 +87,8 @@ VALUES: dict[str, Case] = {
     "one_hot of -1": (lambda i: F.one_hot(i, 4), (tensor([0, -1]),)),
     "one_hot of 4": (lambda i: F.one_hot(i, 4), (tensor([0, 4]),)),
     "cross_entropy": (lambda x, i: F.cross_entropy(x, i), (rand(2, 3), tensor([0, -1]))),
-    "max_unpool1d": (lambda x, i: F.max_unpool1d(x, i, 2), (rand(1, 1, 2), tensor([[[0, 9]]]))),
-    "max_unpool2d": (lambda x, i: F.max_unpool2d(x, i, 2), (rand(1, 1, 1), tensor([[[-1]]]))),
+    "max_unpool1d": (lambda x, i: F.max_unpool1d(x, i, 2), (rand(1, 1, 2), tensor([[[0, 9]]]))),  # type: ignore[arg-type]
+    "max_unpool2d": (lambda x, i: F.max_unpool2d(x, i, 2), (rand(1, 1, 1), tensor([[[-1]]]))),  # type: ignore[arg-type]
     "masked_scatter": (lambda x, m: x.masked_scatter(m, x[:1]), (rand(3), rand(3) < 2)),
     "multinomial of nan": (lambda p: torch.multinomial(p, 1), (tensor([float("nan"), 1.0]),)),
     "multinomial of 0": (lambda p: torch.multinomial(p, 1), (zeros(2),)),

@@ -39,7 +39,7 @@ def pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 def with_numbers(x: Tensor) -> dict[str, Tensor]:
     """Every op of a tensor and a number whose result torch rounds without an error of its own."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for s in NUMBERS:
         found |= {
             f"add {s}": x + s, f"sub {s}": x - s, f"rsub {s}": s - x, f"mul {s}": x * s,

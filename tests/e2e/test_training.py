@@ -84,7 +84,7 @@ def test_four_steps_of_small_models() -> None:
     for model, args in (
         (Tagger(), (torch.randint(0, 11, (2, 9)), target)),
         (Images(), (randn(4, 3, 16, 16), torch.randint(0, 5, (4,)))),
-        (Images().to(memory_format=torch.channels_last), (randn(4, 3, 16, 16), torch.arange(4))),
+        (Images().to(memory_format=torch.channels_last), (randn(4, 3, 16, 16), torch.arange(4))),  # type: ignore[call-overload]
     ):
         got, want = steps(model, args, "lenz"), steps(model, args, None)
         torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)

@@ -143,7 +143,7 @@ def test_hooks_and_callbacks_of_the_engine() -> None:
         torch.autograd.Variable._execution_engine.queue_callback(last)
         return square(g)
 
-    m.register_full_backward_hook(lambda mod, gi, go: seen.append(square(go[0])))
+    m.register_full_backward_hook(lambda mod, gi, go: seen.append(square(go[0])))  # type: ignore[index]
 
     def step(x: Tensor) -> Tensor:
         y = m(x)

@@ -86,7 +86,7 @@ def test_convolutions_keep_the_memory_format(memory_format: torch.memory_format)
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(8, 4, 1),
     ).eval()  # fmt: skip
-    model = model.to(memory_format=memory_format)
+    model = model.to(memory_format=memory_format)  # type: ignore[call-overload]
     with torch.no_grad():
         agree(model, lambda: (randn(2, 3, 8, 8).to(memory_format=memory_format),), tol=1e-4)
         agree(model, lambda: (randn(2, 3, 8, 8),), tol=1e-4)

@@ -20,6 +20,7 @@ from lenz import api, keys, pipeline
 from lenz.context import Context
 from lenz.errors import InternalError, Unsupported, UserError
 from lenz.ir.graph import Graph
+from lenz.loading import Boxed
 from lenz.options import Options
 
 frontend_capture = importlib.import_module("lenz.frontend.capture")  # a function has its name
@@ -34,7 +35,7 @@ def inputs() -> list[torch.Tensor]:
 
 
 def compiled(**options: object) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(double, backend="lenz", options=options)
+    made: Callable[..., Any] = torch.compile(double, backend="lenz", options=options)  # type: ignore[arg-type]
     return made
 
 
@@ -46,7 +47,7 @@ def break_pass(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
             raise error
         return g
 
-    monkeypatch.setattr(pipeline, "PASSES", {**pipeline.PASSES, "inline": broken})
+    monkeypatch.setattr(pipeline, "PASSES", {**pipeline.PASSES, "inline": broken})  # type: ignore[attr-defined]
     # No graph is taken from the disk cache, whose key does not know of this.
     monkeypatch.setattr(keys, "sources", lambda again=False: "")
 
@@ -145,7 +146,7 @@ def test_a_fault_of_the_frontend_is_one_of_lenz(
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         if "backward" not in where or "backward" in args:
-            {}["no such key"]
+            {}["no such key"]  # type: ignore[index]
         return right(*args, **kwargs)
 
     # The frames that tell whose fault it is are those of lenz.
@@ -248,13 +249,13 @@ class Plans:
     """Keeps the calls of the compiled graphs."""
 
     def __init__(self) -> None:
-        self.calls: list[pipeline.Boxed] = []
+        self.calls: list[Boxed] = []
 
-    def compiled(self, made: pipeline.Compiled, recorder: object) -> pipeline.Boxed:
+    def compiled(self, made: pipeline.Compiled, recorder: object) -> Boxed:
         self.calls.append(made.call)
         return made.call
 
-    def refused(self, program: object, why: str, run: pipeline.Boxed) -> pipeline.Boxed:
+    def refused(self, program: object, why: str, run: Boxed) -> Boxed:
         raise AssertionError(why)
 
 

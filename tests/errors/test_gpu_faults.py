@@ -95,7 +95,7 @@ def test_without_triton_a_graph_says_what_to_install(monkeypatch: pytest.MonkeyP
     )
     compiler.version.cache_clear()
     with pytest.raises(Missing, match="Triton is not installed") as e:
-        made(monkeypatch, compile_all=machine.compile_all)
+        made(monkeypatch, compile_all=machine.compile_all)  # type: ignore[attr-defined]
     assert "pip install 'lenz[gpu]'" in str(e.value)
     compiler.version.cache_clear()
 

@@ -48,7 +48,7 @@ def test_every_option_may_be_set_by_name_and_by_variable(name: str) -> None:
     value = other(name)
     assert getattr(read({name: value}), name) == value
     text = ",".join(value) if isinstance(value, tuple) else str(value)
-    assert getattr(read(**{f"LENZ_{name.upper()}": text}), name) == value
+    assert getattr(read(**{f"LENZ_{name.upper()}": text}), name) == value  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,7 +119,7 @@ def test_a_wrong_value_names_option_expectation_and_value(
 )
 def test_a_wrong_variable_is_the_users_error(variable: str, text: str) -> None:
     with pytest.raises(UserError, match=text):
-        read(**{variable: text})
+        read(**{variable: text})  # type: ignore[arg-type]
 
 
 def test_logs_take_text_or_a_list_and_have_one_order() -> None:

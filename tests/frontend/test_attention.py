@@ -234,7 +234,7 @@ def test_gradients_are_eagers() -> None:
 
 def attend(**options: Any) -> Callable[..., Tensor]:
     def f(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
-        return sdpa(q, k, v, *mask, **options)
+        return sdpa(q, k, v, *mask, **options)  # type: ignore[arg-type]
 
     return f
 

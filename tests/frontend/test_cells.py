@@ -42,7 +42,7 @@ def test_lstm(given: list[bool]) -> None:
     dx, dh, dc, db, _ = torch.autograd.grad(
         [y for y, _ in used], leaves, [g for _, g in used], allow_unused=True
     )
-    got = lstm_cell_backward(*grads, cx.detach(), cy.detach(), work.detach(), True)
+    got = lstm_cell_backward(*grads, cx.detach(), cy.detach(), work.detach(), True)  # type: ignore[arg-type, call-arg]
     torch.testing.assert_close(got, (dx, dc, db))
     torch.testing.assert_close(dx, dh)
 

@@ -103,7 +103,7 @@ def test_what_a_backend_is_given_stays(name: str, training: bool, dynamic: bool)
 
     q = torch.randn(1, 2, 8, 16) if name != "layer" else torch.randn(1, 4, 8, 16)
     q.requires_grad_(training)
-    f = torch.compile(PROGRAMS[name], backend=custom, fullgraph=True, dynamic=dynamic)
+    f = torch.compile(PROGRAMS[name], backend=custom, fullgraph=True, dynamic=dynamic)  # type: ignore[call-overload]
     got = f(q)
     if training:
         got.sum().backward()

@@ -32,10 +32,11 @@ from lenz.ir.kernel import Schedule
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
+from lenz.loading import Boxed
 from lenz.lower import lower, native_ops
 from lenz.opt import PASSES
 from lenz.options import Options
-from lenz.pipeline import Boxed, compile_program, context
+from lenz.pipeline import compile_program, context
 from lenz.schedule import schedule
 from tests.fuzz.compare import Outcome, agree, outcome
 from tests.fuzz.lies import honest

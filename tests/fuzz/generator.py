@@ -46,7 +46,7 @@ class Generator:
         self.limit = 1 << 21 if long else 200_000 if large else 3000
         self.grad = self.r.random() < 0.25
         # Programs of few sizes broadcast more; 1 is always among them.
-        self.sizes = (*self.r.sample(self.sizes, 3), 1)
+        self.sizes = (*self.r.sample(self.sizes, 3), 1)  # type: ignore[assignment]
         specs: list[Spec] = []
         for k in range(self.r.randint(1, 4)):
             specs.append(self.spec(k, specs))

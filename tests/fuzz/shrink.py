@@ -126,7 +126,7 @@ def _simpler_arguments(p: Program) -> Iterator[Program]:
     for k, s in enumerate(p.specs):
         if s.of >= 0:
             yield replace(p, specs=(*p.specs[:k], replace(s, of=-1), *p.specs[k + 1 :]))
-        for small in (
+        for small in (  # type: ignore[assignment]
             replace(s, grad=False),
             replace(s, view=""),
             replace(s, numbers="whole"),
@@ -134,7 +134,7 @@ def _simpler_arguments(p: Program) -> Iterator[Program]:
             replace(s, base=s.base[1:]),
         ):
             if small != s and s.of < 0 and not any(o.of == k for o in p.specs):
-                yield replace(p, specs=(*p.specs[:k], small, *p.specs[k + 1 :]))
+                yield replace(p, specs=(*p.specs[:k], small, *p.specs[k + 1 :]))  # type: ignore[arg-type]
 
 
 def _simpler_texts(text: str) -> Iterator[str]:

@@ -42,6 +42,6 @@ def test_quantizing_rows_is_one_kernel(to: torch.dtype, device: str) -> None:
     report = lenz.explain(lambda x: quantize(x, to))(x)
     assert [type(n) for n in report.launches] == [KernelReport]
     # Eager multiplies by the reciprocal of a constant divisor, which rounds once more.
-    torch.testing.assert_close(report.result[1], quantize(x, to)[1], rtol=2e-7, atol=0.0)
+    torch.testing.assert_close(report.result[1], quantize(x, to)[1], rtol=2e-7, atol=0.0)  # type: ignore[index]
     values, scale = report.result
-    same(values, (x.float() / scale).to(to), 0.0, True)
+    same(values, (x.float() / scale).to(to), 0.0, True)  # type: ignore[has-type]

@@ -41,7 +41,7 @@ def tagged(device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 def images(device: str, layout: torch.memory_format) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Convolutions with batch norm and pooling."""
     pictures = randn(4, 3, 16, 16).to(device).to(memory_format=layout)
-    return Images().to(device).to(memory_format=layout), (pictures, torch.arange(4, device=device))
+    return Images().to(device).to(memory_format=layout), (pictures, torch.arange(4, device=device))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("kind", ("tagged", "images", "channels last"))

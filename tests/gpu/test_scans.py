@@ -53,7 +53,7 @@ def test_sums_of_long_rows(shape: tuple[int, ...], dim: int, dtype: torch.dtype,
     x = values(shape, dtype, cuda)
     report = lenz.explain(lambda x: x.cumsum(dim))(x)
     assert [k.kind for g in report.graphs for k in g.kernels] == ["split_scan"]
-    close(report.result, x, dim)
+    close(report.result, x, dim)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -120,10 +120,10 @@ def test_rows_of_unknown_length(cuda: str) -> None:
 def test_few_rows_of_unknown_number(kind: str, cuda: str) -> None:
     """The last program has fewer rows than its tile; docs/upstream has what went wrong there."""
     fn = {"cumsum": torch.cumsum, "cummax": torch.cummax, "logcumsumexp": torch.logcumsumexp}[kind]
-    run = through(lambda x: fn(x, 1), dynamic=True)
+    run = through(lambda x: fn(x, 1), dynamic=True)  # type: ignore[operator]
     for rows, columns in itertools.product((2, 17, 31, 32, 33, 34, 63, 65, 97), (5, 17, 33, 40)):
         x = torch.randn(rows, columns, device=cuda)
-        torch.testing.assert_close(run(x), fn(x, 1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(run(x), fn(x, 1), rtol=1e-4, atol=1e-4)  # type: ignore[operator]
 
 
 def test_a_captured_launch_zeroes_its_workspace(cuda: str) -> None:

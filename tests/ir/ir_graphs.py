@@ -362,7 +362,7 @@ def running() -> Kernel:
     params = (Param("x", F32, 7 * S0, "in"), Param("y", F32, 7 * S0, "inout"))
     along = axis("l", 7 * S0)
     again = Running("e", "sum", load("x", (along.var,), F32), along.var, every=7)
-    body = (*body, For(along, "vector", (again, Store("y", along.var, ref("e", F32), mode="add"))))
+    body = (*body, For(along, "vector", (again, Store("y", along.var, ref("e", F32), mode="add"))))  # type: ignore[assignment]
     return Kernel("running", "scan", params, (S0,), body)
 
 

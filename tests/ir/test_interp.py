@@ -279,7 +279,7 @@ def test_wrong_inputs_are_the_users_fault() -> None:
         ([make.tensor(3, 10).t(), idx, 3], "strides"),
     ]:
         with pytest.raises(UserError, match=what):
-            interp(g, inputs)
+            interp(g, inputs)  # type: ignore[arg-type]
 
 
 def test_wrong_eager_type_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

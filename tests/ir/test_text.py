@@ -100,7 +100,7 @@ def test_text_is_linear_in_the_dag() -> None:
 def test_origins_are_comments_on_demand() -> None:
     g = make.softmax()
     first, *rest = g.nodes
-    named = replace(first, out=replace(first.out, origin=("amax", "model.py:3")))
+    named = replace(first, out=replace(first.out, origin=("amax", "model.py:3")))  # type: ignore[arg-type]
     g2 = replace(g, nodes=(named, *rest))
     assert show(g2) == show(g)
     text = show(g2, origins=True)

@@ -48,7 +48,7 @@ def trace(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False) 
     mode = "symbolic" if dynamic else "fake"
     table = decompositions(native_ops())
     with torch.no_grad():
-        return make_fx(functional, decomposition_table=table, tracing_mode=mode)(*inputs)
+        return make_fx(functional, decomposition_table=table, tracing_mode=mode)(*inputs)  # type: ignore[arg-type]
 
 
 def lowered(fn: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False) -> Graph:

@@ -28,7 +28,10 @@ def outputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
 
 
 def _lowered(op: Any, args: tuple[Any, ...]) -> tuple[Graph, list[torch.Tensor]]:
-    fx, tensors, given, fakes = FxGraph(), [], [], []
+    fx = FxGraph()
+    tensors: list[Any] = []
+    given: list[Any] = []
+    fakes: list[Any] = []
     mode = FakeTensorMode()
     for a in args:
         if isinstance(a, torch.Tensor):

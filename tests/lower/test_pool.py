@@ -128,12 +128,12 @@ def test_max_of_integers_and_unpooling() -> None:
     check(lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1]), x)
     check(lambda x: aten.max_pool2d_with_indices(x.to(torch.int8), [7, 7], [1, 1], [3, 3]), x)
     y, at = aten.max_pool2d_with_indices(x.float(), [2, 2])
-    check(lambda y, at: functional.max_unpool2d(y, at, 2), y, at)
+    check(lambda y, at: functional.max_unpool2d(y, at, 2), y, at)  # type: ignore[arg-type]
     gaps = y.transpose(2, 3).contiguous().transpose(2, 3)
-    check(lambda y, at: functional.max_unpool2d(y, at, 2), gaps, at)
-    check(lambda y, at: functional.max_unpool1d(y[0, 0], at[0, 0] % 6, 2), y, at)
+    check(lambda y, at: functional.max_unpool2d(y, at, 2), gaps, at)  # type: ignore[arg-type]
+    check(lambda y, at: functional.max_unpool1d(y[0, 0], at[0, 0] % 6, 2), y, at)  # type: ignore[arg-type]
     with pytest.raises(Exception, match=r"out of (range|bounds)"):
-        check(lambda y, at: functional.max_unpool2d(y, at + 99, 2), y, at)
+        check(lambda y, at: functional.max_unpool2d(y, at + 99, 2), y, at)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rank", (2, 3))

@@ -21,7 +21,7 @@ THIRD, ONE = torch.tensor(0.3), torch.tensor(1.0)
 def there(fn: Callable[..., Any], *xs: Tensor) -> Tensor:
     """What the graph that a GPU gets computes."""
     g = lowered_there(build(trace(fn, xs), [], "inference", "test"))
-    out: Tensor = interp(g, list(xs), {}).outputs[0]
+    out: Tensor = interp(g, list(xs), ()).outputs[0]
     return out
 
 

@@ -55,10 +55,10 @@ def test_a_machine_outside_of_lenz_is_found_by_its_entry_point(
         return [Found(name, "outside", group)] if name == "npu" else []
 
     monkeypatch.setattr(machines, "_HALVES", dict(machines._HALVES))
-    monkeypatch.setattr(machines.importlib.metadata, "entry_points", entry_points)
+    monkeypatch.setattr(machines.importlib.metadata, "entry_points", entry_points)  # type: ignore[attr-defined]
     g = program()
-    x, y = (replace(b, type=replace(b.type, device="npu:1")) for b in (g.inputs[0], g.nodes[0].out))
-    there = replace(g, inputs=(x,), nodes=(replace(g.nodes[0], out=y),))
+    x, y = (replace(b, type=replace(b.type, device="npu:1")) for b in (g.inputs[0], g.nodes[0].out))  # type: ignore[type-var]
+    there = replace(g, inputs=(x,), nodes=(replace(g.nodes[0], out=y),))  # type: ignore[arg-type]
     s = schedule(there, Context(Options(), Target("cpu", lanes=8)))
     (step,) = s.steps
     assert isinstance(step, Launch) and step.kernel.tile.grain == 7

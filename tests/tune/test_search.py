@@ -179,7 +179,7 @@ def test_what_does_not_compile_is_dropped(compiler: Compiler) -> None:
 def test_what_cannot_be_emitted_is_dropped(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emit = search.emit
+    emit = search.emit  # type: ignore[attr-defined]
 
     def fails(k: Any, *arch: Any) -> KernelText:
         if k.tile.warps == 8:
