@@ -88,13 +88,13 @@ def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, Kind]) -> None:
     mask = known.value(node, n)
     if mask is None:
         return
-    kind = kinds.get(id(mask)) or kinds.setdefault(id(mask), kind_of(mask))
+    kind = kinds.get(id(mask)) or kinds.setdefault(id(mask), kind_of_mask(mask))
     is_square = all(is_same_size(x.shape[-2], fake.shape[-1]) for x in (q, k))
     if kind == "all" or (kind == "causal" and is_square):
         n.kwargs = {**n.kwargs, "attn_mask": None, "is_causal": kind == "causal"}
 
 
-def kind_of(mask: Tensor) -> Kind:
+def kind_of_mask(mask: Tensor) -> Kind:
     """Return what a mask of at least 2 dimensions allows, whatever the scores are.
 
     A float mask is added: 0 allows, and no number above the type's lowest forbids for certain.

@@ -96,7 +96,7 @@ def capture(
             donated.extend(given_up())
             # The compiler folds constants with eager ops, which must not meet fake tensors.
             with _disable_current_modes():
-                return boxed(told(compile_fx(with_bodies(program, compile_fx, native))))
+                return boxed(reported(compile_fx(with_bodies(program, compile_fx, native))))
 
         return compile_part if kind != "backward" else rescued(compile_part, failed)
 
@@ -258,7 +258,7 @@ def given_up() -> tuple[int, ...]:
     return taken
 
 
-def told(run: Boxed) -> Boxed:
+def reported(run: Boxed) -> Boxed:
     """Tell AOTAutograd of other strides than eager's, for which it then has the backward compiled.
 
     It has a list for that while the forward half is compiled.

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lenz.frontend.calls import operands, storages
 from lenz.frontend.evaluate import FAULTS, is_plain, run
-from lenz.frontend.normalise import is_pure, prune, uses_of
+from lenz.frontend.normalise import is_pure, prune, touched_by
 from lenz.traits import has
 
 full = torch.ops.aten.full.default
@@ -35,8 +35,8 @@ def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
     Sizes must be numbers, and a value that leaves the graph or is written stays: it is new memory
     on every call.
     """
-    uses = uses_of(gm.graph)
-    pinned = uses.returned | uses.mutated
+    touched = touched_by(gm.graph)
+    pinned = touched.returned | touched.mutated
     known: dict[Node, None] = {}
     for n in gm.graph.nodes:
         is_known = n.op == "call_function" and all(a in known for a in operands(n))

@@ -28,7 +28,7 @@ STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class Touched:
     """Which storages of a graph leave it, which are written, and which are read by offset."""
 
     returned: frozenset[int]
@@ -42,7 +42,7 @@ def normalise(gm: GraphModule) -> None:
     forward_writes(gm.graph)
     prune(gm.graph)
     view_strided(gm.graph)
-    drop_noops(gm.graph, uses_of(gm.graph))
+    drop_noops(gm.graph, touched_by(gm.graph))
     dedup(gm)
     prune(gm.graph)
 
@@ -80,8 +80,8 @@ def written(node: Node) -> tuple[Node, ...]:
     return ()
 
 
-def uses_of(graph: Graph) -> Uses:
-    """Collect the uses that decide which rewrites of `graph` are legal."""
+def touched_by(graph: Graph) -> Touched:
+    """Collect what decides which rewrites of `graph` are legal."""
     mutated: dict[int, None] = {}
     by_offset: dict[int, None] = {}
     outputs: tuple[Node, ...] = ()
@@ -95,7 +95,9 @@ def uses_of(graph: Graph) -> Uses:
                 for n in node.all_input_nodes:
                     by_offset.update(dict.fromkeys(storages(n)))
     returned = {key: None for n in outputs for key in storages(n)}
-    return Uses(frozenset(returned), frozenset(mutated), frozenset(by_offset), frozenset(outputs))
+    return Touched(
+        frozenset(returned), frozenset(mutated), frozenset(by_offset), frozenset(outputs)
+    )
 
 
 def forward_writes(graph: Graph) -> None:
@@ -149,13 +151,13 @@ def view_strided(graph: Graph) -> None:
             replace(graph, node, view)
 
 
-def drop_noops(graph: Graph, uses: Uses) -> None:
+def drop_noops(graph: Graph, touched: Touched) -> None:
     """Drop aliases, views that change nothing, and copies that nobody can tell from their source.
 
     A constant's fresh copy stays as a `clone` if it leaves the graph or is written into, so that
     every call has its own; otherwise its readers read the constant.
     """
-    pinned = uses.returned | uses.mutated
+    pinned = touched.returned | touched.mutated
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -166,11 +168,11 @@ def drop_noops(graph: Graph, uses: Uses) -> None:
             else:
                 node.target = aten.clone.default
             continue
-        if node in uses.outputs or not node.args or not isinstance(node.args[0], Node):
+        if node in touched.outputs or not node.args or not isinstance(node.args[0], Node):
             continue
         source = node.args[0]
         if has(target, "alias"):
-            if target is not aten.detach.default or not is_shown(node, uses):
+            if target is not aten.detach.default or not is_shown(node, touched):
                 replace(graph, node, source)
         elif has(target, "view"):
             if is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=True):
@@ -181,18 +183,18 @@ def drop_noops(graph: Graph, uses: Uses) -> None:
                 own
                 and from_
                 and pinned.isdisjoint(own)
-                and uses.mutated.isdisjoint(from_)
-                and uses.by_offset.isdisjoint(own)
+                and touched.mutated.isdisjoint(from_)
+                and touched.by_offset.isdisjoint(own)
                 and is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=False)
             ):
                 replace(graph, node, source)
 
 
-def is_shown(node: Node, uses: Uses) -> bool:
+def is_shown(node: Node, touched: Touched) -> bool:
     """Say whether a result is a view of what `node` gives: to autograd of nothing before it."""
     own = tuple(storages(node))
     views = (n for n in node.users if own and own == tuple(storages(n)))
-    return any(n in uses.outputs or is_shown(n, uses) for n in views)
+    return any(n in touched.outputs or is_shown(n, touched) for n in views)
 
 
 def replace(graph: Graph, node: Node, by: Node) -> None:
@@ -207,8 +209,8 @@ def dedup(gm: GraphModule) -> None:
     A write ends the validity of all that was seen before it.  A call stays if its result leaves
     the graph (two equal results are two tensors in eager), is written into, or is random.
     """
-    uses = uses_of(gm.graph)
-    pinned = uses.returned | uses.mutated
+    touched = touched_by(gm.graph)
+    pinned = touched.returned | touched.mutated
     seen: dict[Hashable, Node] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
@@ -226,19 +228,19 @@ def dedup(gm: GraphModule) -> None:
         else:
             continue
         earlier = seen.setdefault(key, node)
-        if earlier is node or node in uses.outputs:
+        if earlier is node or node in touched.outputs:
             continue
         given = {s for n in node.all_input_nodes for s in storages(n)}
         fresh = [s for s in storages(node) if s not in given]
         if node.op == "get_attr" or pinned.isdisjoint(fresh):
-            if pinned_by_write(earlier, uses) and node.op != "get_attr":
+            if pinned_by_write(earlier, touched) and node.op != "get_attr":
                 continue
             replace(gm.graph, node, earlier)
 
 
-def pinned_by_write(node: Node, uses: Uses) -> bool:
+def pinned_by_write(node: Node, touched: Touched) -> bool:
     """Say whether something writes into the result of `node`."""
-    return not uses.mutated.isdisjoint(storages(node))
+    return not touched.mutated.isdisjoint(storages(node))
 
 
 def is_pure(node: Node) -> bool:

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
-from lenz.frontend.normalise import dedup, drop_noops, uses_of
+from lenz.frontend.normalise import dedup, drop_noops, touched_by
 from lenz.frontend.restride import corrected, mistold_by, restride
 from lenz.frontend.values import HALVES, are_same, unguarded
 from lenz.traits import has, trait
@@ -52,7 +52,7 @@ def split(
         raise Unsupported("torch tells another type of a result than it has: operands are of two")
     if wrong:
         restride(joint, ())  # both halves are to know of the types
-    drop_noops(joint.graph, uses_of(joint.graph))
+    drop_noops(joint.graph, touched_by(joint.graph))
     backward = behind_tangents(joint.graph)
     for n in joint.graph.nodes:
         if n.target is aten.transpose.int:

@@ -75,7 +75,7 @@ def _followed(
             own, steps = given[position]
             if not are_same(own, shape):  # made like it, and then given another size
                 return elementwise(shape, given, False) if len(given) > 1 else None
-            return copied(shape, steps)
+            return of_copy(shape, steps)
         case "spread":
             if all(
                 is_same_size(n, 1) or not is_same_size(s, 0)
@@ -91,7 +91,7 @@ def _followed(
             return power(target, args, told, position)
         case "cut":
             surely_adds_nothing = all(statically_known_true(p <= 0) for p in args[1])
-            return copied(shape, args[0].stride()) if surely_adds_nothing else None
+            return of_copy(shape, args[0].stride()) if surely_adds_nothing else None
         case "fourier":
             order = transformed(args[0], args[1], position)
         case _:
@@ -123,7 +123,7 @@ def computed(target: Any, args: Sequence[Any], told: torch.Tensor) -> list[tuple
     is_choice = target._schema.name == "aten::where"
     for a in (x for x in args if isinstance(x, torch.Tensor)):
         as_is = a is args[0] if is_choice else told.device.type != "cpu"
-        steps = None if as_is or not is_widened(a.dtype, dtype) else copied(a.shape, a.stride())
+        steps = None if as_is or not is_widened(a.dtype, dtype) else of_copy(a.shape, a.stride())
         found.append((a.shape, steps or a.stride()))
     return found
 
@@ -148,7 +148,7 @@ def power(
     first, last = tensors[0], tensors[-1].dtype
     if position and first.is_floating_point() and not last.is_floating_point:
         if are_same(first.shape, told.shape):
-            return copied(first.shape, first.stride())
+            return of_copy(first.shape, first.stride())
         return elementwise(told.shape, [(a.shape, a.stride()) for a in tensors], False)
     given = computed(target, args, told)
     size, by_number = given[position][0], not position or first.dtype not in TENSOR_POWERS
@@ -288,7 +288,7 @@ def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tup
     return elementwise(shape, operands, False)
 
 
-def copied(shape: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, ...] | None:
+def of_copy(shape: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, ...] | None:
     """The strides of a copy of a tensor: its own where it has no gaps, else dense in its order."""
     if dense_order(shape, steps) is not None:
         return tuple(steps)

@@ -29,7 +29,7 @@ MOST_TAPS = 128
 
 
 def counted(w: Windows, o: Index, include_pad: bool, override: int | None) -> Expr | int:
-    """What the sum of a window is averaged by, as eager counts; no less than 1."""
+    """What the sum of a window is divided by, as eager counts; no less than 1."""
     if override is not None:
         return override
     if isinstance(w, Adaptive):
@@ -99,7 +99,7 @@ def _enter_avg(packet: str, rank: int) -> None:
 def avg_pool_gradient(
     b: GraphBuilder, grad: Value, w: Windows, include_pad: bool, override: int | None
 ) -> Value:
-    """dx = sum of dy / counted over the windows that hold the element."""
+    """dx = sum of dy / divisor over the windows that hold the element."""
     if not grad.dtype.is_float:
         raise Decline("average pooling of integers")
     if math.prod(w.covering(d) for d in range(w.rank)) > WRITTEN_OUT:

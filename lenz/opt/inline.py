@@ -65,7 +65,7 @@ MAX_NODES = 400
 GPU_PER_BYTE, GPU_LOAD, GPU_CACHE, GPU_LAUNCH = 8.0, 4.0, 4.0, 8 << 20
 # Values that depend only on positions (masks, tables) are never stored on a GPU up to this cost.
 GPU_TABLE = 16.0
-GPU_TILE = 1024  # elements per GPU program (machine/cuda/blocks.py)
+GPU_PROGRAM = 1024  # elements per GPU program (machine/cuda/blocks.py)
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv) -> int:
         moved = {v for s in e.attrs[1] for v in s.free_vars}
         while outer and outer[-1].var not in moved:
             inner *= env.hint(outer.pop().extent)
-    return env.hint(product(a.extent for a in outer)) * -(-inner // GPU_TILE)
+    return env.hint(product(a.extent for a in outer)) * -(-inner // GPU_PROGRAM)
 
 
 def _covers(e: Expr, n: Loop, p: Pointwise) -> bool:

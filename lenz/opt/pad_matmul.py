@@ -36,9 +36,9 @@ from lenz.ir.graph import (
 )
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, strided
 from lenz.sym import ONE, Int, Sym, Var, substitute
+from lenz.target import HOST
 from lenz.traits import has, trait
 
-HOST = "cpu"  # where nothing is padded
 UNIT = 8  # 2-byte numbers that the library moves at once
 # For an H200 with bf16: FLOP/s of products that move one number at a time, and of those that move
 # 8; bytes/s of a copy; seconds per additional kernel.

@@ -48,7 +48,7 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
             and not is_outer(n, layouts)}  # fmt: skip
     nodes: list[Node] = []
     for n in g.nodes:
-        chunks = chunks_of(n, layouts, g.env) if isinstance(n, Reduction) else 1
+        chunks = chunk_count(n, layouts, g.env) if isinstance(n, Reduction) else 1
         if isinstance(n, Reduction) and chunks > 1 and (_count(n.raxes), _count(n.axes)) in rows:
             chunks = _beside_rows(n, chunks)
         if isinstance(n, Reduction) and chunks > 1 and cx.allow("split_reduce", n.out.name):
@@ -76,7 +76,7 @@ def _beside_rows(n: Reduction, chunks: int) -> int:
     return count.value // fit[-1] if fit and (width.hi or GPU_TILE + 1) <= GPU_TILE else chunks
 
 
-def chunks_of(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
+def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
     """How many parts a reduction is split into."""
     if n.out.type.device != "cpu":
         return _gpu_chunks(n, layouts, env)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir.graph import Graph, Reduction, buffers_of
-from lenz.opt.split_reduce import CPU_ROWS, chunks_of, in_f64, is_outer
+from lenz.opt.split_reduce import CPU_ROWS, chunk_count, in_f64, is_outer
 from lenz.sym import product
 
 LONGEST_ROW, LONGEST_PRODUCT = 4096, 64  # longest sums that stay in f32: 64 numbers per lane
@@ -33,7 +33,7 @@ def wide_sums(g: Graph, cx: Context) -> Graph:
             return length > LONGEST_PRODUCT
         if not is_outer(n, layouts):
             return length > LONGEST_ROW
-        return length > CPU_ROWS and chunks_of(n, layouts, g.env) == 1
+        return length > CPU_ROWS and chunk_count(n, layouts, g.env) == 1
 
     nodes = [
         in_f64(n)
