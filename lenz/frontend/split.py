@@ -136,6 +136,8 @@ def places_below(n: Node) -> int | None:
         return None
     source: Any = n.args[0]
     last, choice = (trait(source.target, t) for t in ("places", "choice"))
+    if last is None and choice is None:
+        return None
     x: Any = source.args[0].meta["val"]
     value: Any = n.meta["val"]
     if last is not None:

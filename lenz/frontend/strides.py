@@ -90,8 +90,8 @@ def _followed(
         case "power":
             return power(target, args, told, position)
         case "cut":
-            surely_adds_nothing = all(statically_known_true(p <= 0) for p in args[1])
-            return of_copy(shape, args[0].stride()) if surely_adds_nothing else None
+            # The one question that torch guards on here: eager goes one of two ways by the answer.
+            return of_copy(shape, args[0].stride()) if all(p <= 0 for p in args[1]) else None
         case "fourier":
             order = transformed(args[0], args[1], position)
         case _:
@@ -289,8 +289,11 @@ def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tup
 
 
 def of_copy(shape: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The strides of a copy of a tensor: its own where it has no gaps, else dense in its order."""
-    if dense_order(shape, steps) is not None:
+    """The strides of a copy of a tensor: its own where it has no gaps, else dense in its order.
+
+    A tensor without elements has no gaps.
+    """
+    if any(is_same_size(n, 0) for n in shape) or dense_order(shape, steps) is not None:
         return tuple(steps)
     order = iteration(shape, [(shape, steps)])
     return None if order is None else dense(shape, order)

@@ -35,6 +35,7 @@ from lenz.machines import types
 from lenz.sym import ONE, ZERO, Int, Sym, Var, evaluate, maximum, prove_le, sym
 from lenz.traits import has
 
+SHARED = "elements of the result may share memory"
 ASSERTION = "_assert_scalar.default"
 OFFSET = torch.ops.aten.sym_storage_offset.default
 
@@ -269,6 +270,8 @@ class _Walk:
             return "a scalar that is a symbolic size"
         new = self.b.nodes[before:]
         why = _unfit(new, entry.any_dtype)
+        if self.b.mutations is not mutations and _overlaps(args[0].buffer.type.layout):
+            why = SHARED  # which of two elements is written last is eager's
         if self.p.deterministic and any(_is_left_to_chance(x) for x in new):
             why = "deterministic algorithms are asked for"
         if why is not None:
@@ -410,7 +413,7 @@ def _foreign(nodes: Sequence[Node]) -> DType | None:
 def _unfit(made: list[Node], any_dtype: bool) -> str | None:
     """Why what a lowering has made cannot stay, if it cannot."""
     if any(isinstance(x, LOOPS) and _overlaps(x.out.type.layout) for x in made):
-        return "elements of the result may share memory"
+        return SHARED
     if any(isinstance(x, Reduction) and len(x.axes) != len(x.out.shape) for x in made):
         return "tracing tells another rank than the op gives"  # norm of one element in torch 2.11
     # Views of any type are fine, but kernels move elements of some types only.

@@ -280,3 +280,14 @@ def test_a_view_of_nothing_has_the_memory_of_what_it_was() -> None:
 
     x = torch.randn(2, 2)
     torch.testing.assert_close(torch.compile(f, backend="lenz")(x), f(x))
+
+
+def padded(x: Tensor, left: int, right: int) -> Tensor:
+    return F.pad(x, (left, right))
+
+
+@pytest.mark.parametrize("widths", [(-1, -1), (-1, 0), (1, 2), (-1, 2), (2, -1)], ids=str)
+def test_what_padding_leaves_lies_as_in_eager(widths: tuple[int, int]) -> None:
+    """With symbolic widths: what only cuts is a copy of what is left, and keeps its order."""
+    for x in (torch.randn(5, 6).t(), torch.randn(2, 3, 4, 4).mT, torch.randn(1, 5)):
+        agree(padded, lambda x=x: [x, *widths], dynamic=True)
