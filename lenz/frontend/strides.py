@@ -280,11 +280,12 @@ def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tup
     of_x: list[int] = [x.stride(d) for d in before] + [0] * rank
     of_x += [x.stride(d) for d in rest if d not in before]
     operands: list[tuple[Any, Any]] = [(shape, of_x)]
+    first, last = len(before), len(before) + rank
+    common = shape[first:last]  # the indices are expanded to one shape first
+    size = [1] * first + [*common] + [1] * (len(shape) - last)
     for _, i in given:
-        own = len(before) + rank - i.dim()
-        size = [1] * own + [*i.shape] + [1] * (len(shape) - own - i.dim())
-        step = viewed(i.shape, i.stride(), size) or dense(size, range(len(size)))
-        operands.append((size, step))
+        step = expanded(i.shape, i.stride(), common)
+        operands.append((size, viewed(common, step, size) or dense(size, range(len(size)))))
     return elementwise(shape, operands, False)
 
 

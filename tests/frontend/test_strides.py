@@ -211,6 +211,24 @@ def test_one_index_in_any_layout() -> None:
         assert found is None, f"{x.shape} {x.stride()} {at.stride()}: {found} for {y.stride()}"
 
 
+def test_several_indices_that_broadcast() -> None:
+    """ATen expands them to one shape first: a dimension that grows has no stride of its own."""
+    chance, several = random.Random(3), 0
+    for _ in range(2000):
+        x = made(chance, [chance.randint(1, 3) for _ in range(chance.randint(2, 4))], F32)
+        common = [chance.randint(1, 3) for _ in range(3)]
+        places: list[Tensor | None] = []
+        for _ in range(chance.randint(2, x.dim())):
+            shape = [n if chance.random() < 0.6 else 1 for n in common][chance.randint(0, 3) :]
+            places.append(made(chance, shape, I64) if chance.random() < 0.7 else None)
+        several += sum(i is not None for i in places) > 1
+        if any(i is not None for i in places):
+            y = aten.index.Tensor(x, places)
+            found = eager_strides(aten.index.Tensor, (x, places), y)
+            assert found is None, f"{x.stride()} {places}: {found} for {y.stride()}"
+    assert several > 500
+
+
 def test_a_roll_by_nothing_is_no_image_for_any_size() -> None:
     """Eager joins an empty part with the rest, which is no longer channels last."""
 
