@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +16,104 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lenz import pipeline, recall
+from lenz.errors import Unsupported
 from lenz.frontend import FxProgram, capture
+from lenz.ir.plan import CallStep, Plan
 from lenz.ir.printer import show
+from lenz.loading import Boxed
 from lenz.lower import native_ops
 from lenz.options import Options
+from tests.fuzz.check import SAVED, copied
+from tests.fuzz.generator import program
+from tests.fuzz.program import analyse
+from tests.models.families import MODELS, example
 
-ALONE = """
-import json, sys, torch
-from lenz.ir.plan import LaunchStep
-from lenz.ir.reader import read
-from lenz.loading import load
-from lenz.machines import loader_of
-from lenz.runtime.store import store_at
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+PLAIN = (Tensor, bool, int, float, type(None))
 
-folder, cases = json.load(open(sys.argv[1]))
-found = []
-for k, (text, keys) in enumerate(cases):
-    plan = read(text)
-    counts = {
-        s.kernel: (len(s.args), len(s.sizes)) for s in plan.steps if isinstance(s, LaunchStep)
-    }
-    functions, alive = {}, None
-    for device, own in keys.items():
-        loader = loader_of(device)
-        pieces = {name: store_at(folder).get(loader.kind, key) for name, key in own.items()}
-        functions, alive = loader.load(pieces, counts, device)
-    args, constants = torch.load(f"{sys.argv[1]}.{k}", weights_only=True)
-    torch.manual_seed(0)
-    found.append([t.clone() for t in load(plan, functions, alive, constants)(args)])
-torch.save(found, sys.argv[1] + ".found")
-compilers = ("torch._dynamo", "torch._functorch.aot_autograd", "sympy")
-rooms = ("frontend", "lower", "opt", "schedule", "ops", "pipeline", "machine.cpu.llvm.module")
-print(*[m for m in (*compilers, *(f"lenz.{r}" for r in rooms)) if m in sys.modules])
-"""
+
+class Alone:
+    """The other process, and a backend whose calls run there first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "case"
+        self.options = Options(cache_dir=str(folder / "cache"), on_error="raise")
+        self.ran = 0
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "tests.plan.alone"], cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return capture(gm, inputs, self.compile_fx, self.options, native_ops())
+
+    def compile_fx(self, p: FxProgram) -> Boxed:
+        """The callable of a program, which compares each call with one of the other process."""
+        try:
+            made = pipeline.compile_program(p, recall.context(self.options))
+        except Unsupported:
+            return p.eager()
+        names = {n.name: str(n.target) for n in p.gm.graph.nodes if n.op == "get_attr"}
+        constants = {c.name: p.constants[names[c.name]] for c in made.plan.constants}
+        case = {
+            "plan": show(made.plan), "keys": made.entry.keys, "constants": constants,
+            "store": self.options.cache_dir,
+        }  # fmt: skip
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            if not is_told(made.plan) or not all(isinstance(a, PLAIN) for a in args):
+                return made.call(args)
+            mine, random = [*args], torch.get_rng_state()
+            self.answer({**case, "random": random}, copied(args))
+            want = made.call(args)
+            for k, y in enumerate((*want, *mine)):
+                x = torch.load(f"{self.path}.{k}", weights_only=True)
+                same(x, y, f"value {k} of\n{case['plan']}")
+            return want
+
+        told: Any = run
+        told.strides = made.strides
+        return told  # type: ignore[no-any-return]  # an Any, since it has an attribute
+
+    def answer(self, case: dict[str, Any], args: list[Any]) -> None:
+        """Have the other process run a call."""
+        torch.save({**case, "count": len(args)}, self.path)
+        for k, a in enumerate(args):
+            torch.save(a, f"{self.path}.{k}")
+        print(self.path, file=self.child.stdin, flush=True)
+        said = json.loads(self.child.stdout.readline())
+        assert not said["error"], f"{said['error']}\n{case['plan']}"
+        assert not said["imported"]
+        self.ran += 1
+
+    def call(self, fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Any:
+        torch._dynamo.reset()
+        return torch.compile(fn, backend=self.backend, dynamic=dynamic)(*args)
+
+
+def is_told(p: Plan) -> bool:
+    """False for a plan that calls objects or ops of the user's program, which no text holds."""
+    calls = [s.op for s in p.steps if isinstance(s, CallStep)]
+    return not p.objects and not any(op.startswith("fuzz.") for op in calls)
+
+
+def same(x: Any, y: Any, message: str) -> None:
+    """The same code computed both, so that they are equal to the last bit."""
+    if not isinstance(y, Tensor):
+        assert x == y or x != x, message
+        return
+    assert x.stride() == y.stride(), message
+    torch.testing.assert_close(
+        x, y, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{m}\n{message}"
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    found = Alone(tmp_path_factory.mktemp("alone"))
+    yield found
+    found.child.stdin.close()
+    assert found.child.wait(60) == 0
 
 
 def attention(x: Tensor, w: Tensor) -> Tensor:
@@ -64,51 +129,64 @@ def known(x: Tensor, w: Tensor) -> Tensor:
     return x * torch.tensor([1.0, 2.0, 3.0, 4.0]) + w.to(torch.float16)[::2].sum()
 
 
-@pytest.mark.slow
+def trained(x: Tensor, w: Tensor) -> Tensor:
+    w = w.clone().requires_grad_()
+    return torch.autograd.grad(F.gelu(x @ w).square().sum(), w)[0]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_plans_run_where_nothing_compiles(tmp_path: Path, dynamic: bool) -> None:
-    x, w = torch.randn(4, 4), torch.randn(4, 4)
-    cases, want = [], []
-    cx = recall.context(Options(cache_dir=str(tmp_path / "cache")))
-    path = tmp_path / "cases"
-    for k, fn in enumerate((attention, written, known)):
-        p, given = program(fn, dynamic, x, w)
-        made = pipeline.compile_program(p, cx, "")
-        names = {n.name: str(n.target) for n in p.gm.graph.nodes if n.op == "get_attr"}
-        constants = {c.name: p.constants[names[c.name]] for c in made.plan.constants}
-        torch.save((copied(given), constants), f"{path}.{k}")
-        torch.manual_seed(0)
-        want.append([t.clone() for t in made.call(copied(given))])
-        cases.append((show(made.plan), made.entry.keys))
-    path.write_text(json.dumps((str(tmp_path / "cache"), cases)))
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(path)],
-        capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert not done.stdout.strip(), f"imported: {done.stdout}"
-    for theirs, ours in zip(torch.load(f"{path}.found"), want, strict=True):
-        assert all(map(torch.equal, theirs, ours))
+@pytest.mark.parametrize("fn", [attention, written, known, trained])
+def test_plans_run_where_nothing_compiles(
+    alone: Alone, fn: Callable[..., Any], dynamic: bool
+) -> None:
+    before = alone.ran
+    alone.call(fn, torch.randn(4, 4), torch.randn(4, 4), dynamic=dynamic)
+    assert alone.ran > before
 
 
-def program(fn: Callable[..., Any], dynamic: bool, *args: Any) -> tuple[FxProgram, list[Any]]:
-    """The program of a call, and the arguments that it is given."""
-    found: list[tuple[FxProgram, list[Any]]] = []
-
-    def compile_fx(p: FxProgram) -> Callable[[list[Any]], Sequence[Any]]:
-        def run(given: list[Any]) -> Sequence[Any]:
-            found.append((p, copied(given)))
-            return p.eager()(given)
-
-        return run
-
-    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return capture(gm, inputs, compile_fx, Options(cache=False), native_ops())
-
-    torch._dynamo.reset()
-    torch.compile(fn, backend=backend, dynamic=dynamic)(*copied(list(args)))
-    return found[0]
+def test_another_result_is_found(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "copied", lambda args: [a + 1 for a in args])
+    with pytest.raises(AssertionError, match="value 0 of"):
+        alone.call(attention, torch.randn(4, 4), torch.randn(4, 4))
 
 
-def copied(args: list[Any]) -> list[Any]:
-    return [a.clone() if isinstance(a, Tensor) else a for a in args]
+def random_program(alone: Alone, seed: int) -> None:
+    p = program(seed)
+    if analyse(p) is None:
+        return
+    try:
+        p.function()(*p.arguments())
+    except Exception:  # noqa: BLE001  # not a program
+        return
+    args = p.arguments()
+    with getattr(torch, p.mode)() if p.mode else warnings.catch_warnings():
+        results = alone.call(p.function(), *args, dynamic=p.dynamic or None)
+    outs = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
+    if outs:
+        try:
+            sum(x.sum() for x in outs).backward()
+        except RuntimeError as e:
+            if not f"RuntimeError: {e}".startswith(SAVED):
+                raise
+
+
+@pytest.mark.one_in(20)
+@pytest.mark.parametrize("first", range(0, 200, 5))
+def test_random_programs(alone: Alone, first: int) -> None:
+    before = alone.ran
+    for seed in range(first, first + 5):
+        random_program(alone, seed)
+    assert alone.ran > before + 2
+
+
+@pytest.mark.one_in(30)
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_models(alone: Alone, name: str) -> None:
+    made, before = example(name), alone.ran
+    with torch._dynamo.config.patch(**made.dynamo):
+        loss = lambda *inputs: made.loss(made.forward(made.module, *inputs), *inputs)
+        if made.trained:
+            alone.call(loss, *made.inputs).backward()
+        else:
+            alone.call(lambda *inputs: made.forward(made.module, *inputs), *made.inputs)
+    assert alone.ran > before
