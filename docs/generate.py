@@ -21,7 +21,7 @@ from lenz.ir.dtype import FLOAT8, MOVED, NATIVE, DType  # noqa: E402
 from lenz.ir.forms import FORMS, GRAPH, NODES, PLAN, STEPS, STMTS  # noqa: E402
 from lenz.ir.graph import Mutation  # noqa: E402
 from lenz.ir.kernel import Kernel, Launch, Local, LookBack, Param, Rejected  # noqa: E402
-from lenz.ir.op import Op, all_ops  # noqa: E402
+from lenz.ir.op import Op, OpForm, all_ops  # noqa: E402
 from lenz.ir.tensor import Buffer  # noqa: E402
 from lenz.lower import native_ops  # noqa: E402
 from lenz.lower.registry import entry_for, pointwise_ops  # noqa: E402
@@ -126,21 +126,18 @@ def takes(op: Op) -> str:
     return ", ".join(f"({' '.join(d.name for d in args)})" for args in found)
 
 
-def form(name: str, has: bool, native: tuple[DType, ...] | None, other: str) -> str:
+def form(name: str, f: OpForm, other: str) -> str:
     """How kernels of one kind compute an op: by its own form, and by `other` where it has none."""
-    if not has or native is None:
-        return name if has else other
-    return f"{name} ({types(native)})" + (f", {other}" if other else "")
+    if f.emit is None or f.types is None:
+        return other if f.emit is None else name
+    return f"{name} ({types(f.types)})" + (f", {other}" if other else "")
 
 
 def forms(op: Op) -> tuple[str, str]:
     """How CPU kernels and how GPU kernels compute the op."""
     expand = "" if op.expand is None else "expand"
-    gpu = "units" if op.expand_gpu is not None else expand
-    return (
-        form("llvm", op.llvm is not None, op.native, expand),
-        form("triton", op.triton is not None, op.triton_native, gpu),
-    )
+    cpu, cuda = op.form("cpu"), op.form("cuda")
+    return form("llvm", cpu, expand), form("triton", cuda, "units" if cuda.expand else expand)
 
 
 def domain(op: Op) -> str:
@@ -157,8 +154,8 @@ def ops_page() -> str:
             continue
         aten = ", ".join(f"`{name}`" for name in op.aten)
         error = f"{op.ulp:g}" + (f" (or {op.absolute:g} absolute)" if op.absolute else "")
-        if op.ulp_gpu is not None:
-            error += f", GPU {op.ulp_gpu:g}"
+        if (gpu := op.form("cuda").ulp) is not None:
+            error += f", GPU {gpu:g}"
         cells = (f"`{op.name}`", takes(op), *forms(op), f"{op.cost:g}", domain(op))
         rows.append(f"| {' | '.join((*cells, error if op.ulp else '', aten))} |\n")
     return HEAD + OPS + "".join(rows)

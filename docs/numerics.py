@@ -131,7 +131,7 @@ def table() -> str:
     for op in functions():
         pairs = op.domain if isinstance(op.domain[0], tuple) else (op.domain,)
         domain = " x ".join(f"{low:g}..{high:g}" for low, high in pairs)  # type: ignore[misc]
-        bounds = (f"{op.ulp:g}", f"{op.ulp_gpu or op.ulp:g}")
+        bounds = (f"{op.ulp:g}", f"{op.form('cuda').ulp or op.ulp:g}")
         rows.append(f"| `{op.name}` | {domain} | {' | '.join((*found[op.name], *bounds))} |\n")
     return "".join(rows)
 

@@ -8,8 +8,8 @@ Invariant: one `Op` object per name (intern table `_OPS`), so `is` compares oper
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,37 @@ Promotion = Literal[
 Types = tuple[DType, ...]  # of the operands, in their order
 Attrs = tuple[Any, ...]  # what an operation has beside operands
 DTypeRule = Callable[[Types, Attrs], DType]
+Emission = str | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpForm:
+    """How one machine computes an op.
+
+    emit    the direct form, as the machine's emitter defines it (`ops/emission.py` describes those
+            of CPUs and GPUs); None if there is only an expansion
+    types   element types of operands, and of a conversion's result, for which `emit` exists (None:
+            every type that the dtype rule accepts)
+    expand  definition in simpler ops for the other types (None: that of the op)
+    ulp     greatest error of this form (None: that of the op)
+    check   for guarded ops, as `emit`: the bool that must hold in every lane that runs. The emitter
+            asserts it, and `emit` gives a value in range whether it holds or not. None if `emit`
+            itself checks
+    """
+
+    emit: Emission | None = None
+    types: Types | None = None
+    expand: Callable[..., Any] | None = None
+    ulp: float | None = None
+    check: Emission | None = None
+
+
+_EXPANDED = OpForm()
+
+
+def on(**machines: OpForm | Emission) -> dict[str, OpForm]:
+    """The forms of an op, by machine: `on(cpu=intrinsic("llvm.floor"), cuda="tl.floor({0})")`."""
+    return {m: f if isinstance(f, OpForm) else OpForm(f) for m, f in machines.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +68,9 @@ class Op:
     dtype     (operand types, attrs) -> result type; raises TypeError with the reason when illegal
     eager     reference on torch tensors: eager(*tensors, *attrs); None for structural ops
     expand    definition in simpler ops: expand(*operand Exprs, *attrs) -> Expr; used by every
-              target that has no direct form (None: the op is primitive)
-    llvm      emission: llvm(builder, result dtype, operand dtypes, operand values, attrs) -> value;
-              `builder` is the abstract builder of machine/cpu/llvm (ops/ imports no llvmlite)
-    triton    Triton form: one Python expression over operand texts, a template with {0} {1} {2} or
-              a function (result dtype, operand dtypes, operand texts, attrs) -> text. Operand texts
-              are names or constants; `tl` and `libdevice` are in scope (`emission.triton_text`)
-    expand_gpu  definition in simpler ops that GPUs use in place of `expand`, for types that
-              `triton` does not take
+              machine that has no direct form (None: the op is primitive)
+    forms     how lenz's machines compute it, by the type of their devices (`add_form` for others);
+              an absent machine uses `expand`
     aten      names of the aten overload packets this op lowers directly, e.g. ("exp",)
     promotion how that lowering picks types
     commutes  operands may be swapped (used to order operands canonically)
@@ -52,14 +78,7 @@ class Op:
     domain    interval of f32 inputs that tests sample, per operand or one for all
     ulp       greatest error, in units in the last place of f32, that tests accept inside `domain`
     absolute  error below which `ulp` does not count, for results that are only used in sums
-    guarded   the LLVM form gets a last operand more, the bool "this lane runs", for effects
-    check_triton  for guarded ops, a template as `triton`: the bool that must hold in every lane
-              that runs. The emitter asserts it in a statement of its own, and writes `triton`
-              without the guard: that value is in range whether the check holds or not
-    native    element types of operands, and of a conversion's result, for which the LLVM form
-              exists (None: every type that the dtype rule accepts)
-    triton_native  the same for the Triton form
-    ulp_gpu   `ulp` of the GPU form, where it is another (None: the same)
+    guarded   the op has an effect, so that emission needs to know which lanes run
     """
 
     name: str
@@ -67,9 +86,7 @@ class Op:
     dtype: DTypeRule
     eager: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
-    llvm: Callable[..., Any] | None = None
-    triton: str | Callable[..., str] | None = None
-    expand_gpu: Callable[..., Any] | None = None
+    forms: Mapping[str, OpForm] = field(default_factory=dict)
     aten: tuple[str, ...] = ()
     promotion: Promotion = "default"
     commutes: bool = False
@@ -77,11 +94,7 @@ class Op:
     domain: tuple[Any, ...] = (-10.0, 10.0)
     ulp: float = 0.0
     absolute: float = 0.0
-    native: Types | None = None
-    triton_native: Types | None = None
-    ulp_gpu: float | None = None
     guarded: bool = False
-    check_triton: str | None = None
 
     def __post_init__(self) -> None:
         if _OPS.setdefault(self.name, self) is not self:
@@ -90,8 +103,19 @@ class Op:
     def __repr__(self) -> str:
         return f"Op({self.name})"
 
+    def form(self, machine: str) -> OpForm:
+        """How a machine computes the op."""
+        return self.forms.get(machine) or _ADDED.get((self, machine), _EXPANDED)
+
 
 _OPS: dict[str, Op] = {}
+_ADDED: dict[tuple[Op, str], OpForm] = {}  # forms of machines outside of lenz
+
+
+def add_form(op: Op, machine: str, form: OpForm) -> None:
+    """Say how one more machine computes an op; raises ValueError if that is known."""
+    if machine in op.forms or _ADDED.setdefault((op, machine), form) is not form:
+        raise ValueError(f"op {op.name!r} has two forms on {machine}")
 
 
 def op_named(name: str) -> Op:
@@ -137,7 +161,6 @@ CHECKED = Op(
     _checked_dtype,
     # For every dtype: torch 2.11 has no `where` of u16.
     eager=lambda value, i: torch.ops.aten.broadcast_tensors([value, i])[0],
-    llvm=lambda b, dtype, types, xs, attrs: xs[0],
-    triton="tl.where({1} < 0, {0}, {0})",
+    forms=on(cpu=lambda b, dtype, types, xs, attrs: xs[0], cuda="tl.where({1} < 0, {0}, {0})"),
     cost=0.0,
 )

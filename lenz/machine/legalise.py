@@ -1,4 +1,4 @@
-"""Rewrite expressions into ops that the target has a form for, once per kernel."""
+"""Rewrite expressions into ops that the machine has a form for, once per kernel."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, interpret, rebuild
 from lenz.ir.kernel import Kernel, Stmt, Store, map_leaves
-from lenz.ir.op import Op
+from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF, Types
 from lenz.ir.syntax import map_values
 
-Expansion = Callable[..., Expr]
-Expansions = Callable[[Op], Expansion | None]
+_STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 
 
-def types_of(e: Expr) -> list[DType]:
-    """The types that decide whether there is a direct form: operands, and a conversion's result."""
-    return [a.dtype for a in e.args] + [a for a in e.attrs if isinstance(a, DType)]
+def is_direct(e: Expr, machine: str, more: Types = ()) -> bool:
+    """True if a machine has a direct form of the node, for its types or one of `more`."""
+    form = e.op.form(machine)
+    if form.emit is None:
+        return e.op in _STRUCTURAL
+    asked = [a.dtype for a in e.args] + [a for a in e.attrs if isinstance(a, DType)]
+    return form.types is None or all(d in form.types or d in more for d in asked)
 
 
 def legalise_kernel(
     k: Kernel,
+    machine: str,
     is_legal: Callable[[Expr], bool],
-    expansion: Expansions,
-    target: str,
     store: Callable[[Store], Store] = lambda s: s,
 ) -> Kernel:
-    """The same kernel over legal nodes; `expansion` gives the definition of an illegal op.
+    """The same kernel over nodes that a machine emits; others are expanded.
 
-    `store` rewrites each store first. Raises InternalError, naming the target, for an op without a
-    definition.
+    `store` rewrites each store first. Raises InternalError for an op without a definition.
     """
     memo: dict[Expr, Expr] = {}
 
     def legal(e: Expr) -> Expr:
-        return legal_expr(e, is_legal, expansion, target, memo)
+        return legal_expr(e, machine, is_legal, memo)
 
     def statement(s: Stmt) -> Stmt:
         return map_values(store(s) if isinstance(s, Store) else s, legal)
@@ -45,11 +46,7 @@ def legalise_kernel(
 
 
 def legal_expr(
-    e: Expr,
-    is_legal: Callable[[Expr], bool],
-    expansion: Expansions,
-    target: str,
-    memo: dict[Expr, Expr],
+    e: Expr, machine: str, is_legal: Callable[[Expr], bool], memo: dict[Expr, Expr]
 ) -> Expr:
     """An expression over legal nodes; `memo` shares results between calls."""
 
@@ -57,12 +54,10 @@ def legal_expr(
         new = rebuild(e, tuple(args))
         if is_legal(new):
             return new
-        expand = expansion(new.op)
+        expand = new.op.form(machine).expand or new.op.expand
         if expand is None:
-            kinds = ", ".join(a.dtype.name for a in new.args)
-            raise InternalError(
-                f"{new.op.name}({kinds}) has no {target} form", pass_name="legalise"
-            )
+            what = f"{new.op.name}({', '.join(a.dtype.name for a in new.args)})"
+            raise InternalError(f"{what} has no form on {machine}", pass_name="legalise")
         return interpret(expand(*new.args, *new.attrs), visit, memo)
 
     return interpret(e, visit, memo)

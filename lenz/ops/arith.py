@@ -13,7 +13,7 @@ import torch
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, Number, const
-from lenz.ir.op import Attrs, Op, Types
+from lenz.ir.op import Attrs, Op, Types, on
 from lenz.ops import reference
 from lenz.ops.emission import (
     Builder,
@@ -88,8 +88,10 @@ ADD = Op(
     2,
     same(COMPARABLE),
     reference.with_numpy(torch.add, np.add),
-    llvm=by_kind({"float": "fadd", "int": "add", "uint": "add", "bool": "or"}),
-    triton=text_by_kind(float="{0} + {1}", int="{0} + {1}", uint="{0} + {1}", bool="{0} | {1}"),
+    forms=on(
+        cpu=by_kind({"float": "fadd", "int": "add", "uint": "add", "bool": "or"}),
+        cuda=text_by_kind(float="{0} + {1}", int="{0} + {1}", uint="{0} + {1}", bool="{0} | {1}"),
+    ),
     commutes=True,
 )
 SUB = Op(
@@ -97,16 +99,17 @@ SUB = Op(
     2,
     same(NUMBERS),
     reference.with_numpy(torch.sub, np.subtract),
-    llvm=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}),
-    triton="{0} - {1}",
+    forms=on(cpu=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}), cuda="{0} - {1}"),
 )
 MUL = Op(
     "mul",
     2,
     same(COMPARABLE),
     reference.with_numpy(torch.mul, np.multiply),
-    llvm=by_kind({"float": "fmul", "int": "mul", "uint": "mul", "bool": "and"}),
-    triton=text_by_kind(float="{0} * {1}", int="{0} * {1}", uint="{0} * {1}", bool="{0} & {1}"),
+    forms=on(
+        cpu=by_kind({"float": "fmul", "int": "mul", "uint": "mul", "bool": "and"}),
+        cuda=text_by_kind(float="{0} * {1}", int="{0} * {1}", uint="{0} * {1}", bool="{0} & {1}"),
+    ),
     aten=("mul", "multiply"),
     commutes=True,
 )
@@ -115,9 +118,8 @@ NEG = Op(
     1,
     same(NUMBERS),
     reference.with_numpy(torch.neg, np.negative),
-    llvm=_emit_neg,
     # Triton makes 0.0 of -0.0 in its text, and 0.0 - x would lose the sign of zero.
-    triton=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}"),
+    forms=on(cpu=_emit_neg, cuda=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}")),
     aten=("neg", "negative"),
 )
 ABS = Op(
@@ -125,8 +127,7 @@ ABS = Op(
     1,
     same(NUMBERS),
     reference.with_numpy(torch.abs, np.abs),
-    llvm=_emit_abs,
-    triton="tl.abs({0})",
+    forms=on(cpu=_emit_abs, cuda="tl.abs({0})"),
     aten=("abs", "absolute"),
 )
 DIV = Op(
@@ -134,8 +135,10 @@ DIV = Op(
     2,
     same(FLOATS),
     torch.true_divide,
-    llvm=by_kind({"float": "fdiv"}),
-    triton=text_by_kind(f32="tl.div_rn({0}, {1})", f64="{0} / {1}"),
+    forms=on(
+        cpu=by_kind({"float": "fdiv"}),
+        cuda=text_by_kind(f32="tl.div_rn({0}, {1})", f64="{0} / {1}"),
+    ),
     aten=("true_divide",),
     promotion="int_to_float",
     cost=4.0,
@@ -145,46 +148,32 @@ FMA = Op(
     3,
     same(FLOATS),
     reference.fma,
-    llvm=intrinsic("llvm.fma"),
-    triton="tl.fma({0}, {1}, {2})",
+    forms=on(cpu=intrinsic("llvm.fma"), cuda="tl.fma({0}, {1}, {2})"),
 )
-SQRT = Op(
+
+
+def _rounded(name: str, llvm: str, triton: str | TritonForm, arity: int = 1, **more: Any) -> Op:
+    """A function of floats that has an instruction and rounds once, if at all."""
+    forms = on(cpu=intrinsic(f"llvm.{llvm}"), cuda=triton)
+    return Op(name, arity, same(FLOATS), getattr(torch, name), forms=forms, **more)
+
+
+SQRT = _rounded(
     "sqrt",
-    1,
-    same(FLOATS),
-    torch.sqrt,
-    llvm=intrinsic("llvm.sqrt"),
-    triton=text_by_kind(f32="tl.sqrt_rn({0})", f64="tl.sqrt({0})"),
+    "sqrt",
+    text_by_kind(f32="tl.sqrt_rn({0})", f64="tl.sqrt({0})"),
     aten=("sqrt",),
     promotion="int_to_float",
     cost=5.0,
     domain=(0.0, 1e6),
     ulp=0.51,  # correctly rounded; torch's own vector loop is not
 )
-FLOOR = Op(
-    "floor", 1, same(FLOATS), torch.floor, llvm=intrinsic("llvm.floor"), triton="tl.floor({0})"
-)
-CEIL = Op("ceil", 1, same(FLOATS), torch.ceil, llvm=intrinsic("llvm.ceil"), triton="tl.ceil({0})")
-TRUNC = Op(
-    "trunc",
-    1,
-    same(FLOATS),
-    torch.trunc,
-    llvm=intrinsic("llvm.trunc"),
-    triton="tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))",
-)
-ROUND = Op(
-    "round", 1, same(FLOATS), torch.round, llvm=intrinsic("llvm.roundeven"), triton=_round_text
-)
-COPYSIGN = Op(
-    "copysign",
-    2,
-    same(FLOATS),
-    torch.copysign,
-    llvm=intrinsic("llvm.copysign"),
-    triton=_copysign_text,
-    aten=("copysign",),
-    promotion="int_to_float",
+FLOOR = _rounded("floor", "floor", "tl.floor({0})")
+CEIL = _rounded("ceil", "ceil", "tl.ceil({0})")
+TRUNC = _rounded("trunc", "trunc", "tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))")
+ROUND = _rounded("round", "roundeven", _round_text)
+COPYSIGN = _rounded(
+    "copysign", "copysign", _copysign_text, 2, aten=("copysign",), promotion="int_to_float"
 )
 
 
@@ -196,8 +185,7 @@ def _extreme(name: str, types: Types, triton: str | TritonForm) -> Op:
         2,
         same(types),
         reference.with_numpy(getattr(torch, name), getattr(np, name)),
-        llvm=_extremum(*preds, skip_nan=name in ("fmin", "fmax")),
-        triton=triton,
+        forms=on(cpu=_extremum(*preds, skip_nan=name in ("fmin", "fmax")), cuda=triton),
         aten=(name,),
         commutes=True,
         cost=1.5,

@@ -9,7 +9,7 @@ import torch
 
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Attrs, Op, Types
+from lenz.ir.op import Attrs, Op, Types, on
 from lenz.ops import reference
 from lenz.ops.compare import ne, where
 from lenz.ops.emission import Builder, Values, by_kind
@@ -27,8 +27,9 @@ def _logical(name: str, sign: str) -> Op:
         2,
         same(BITS),
         getattr(torch, f"bitwise_{name}"),
-        llvm=by_kind(dict.fromkeys(("int", "uint", "bool"), name)),
-        triton=f"{{0}} {sign} {{1}}",
+        forms=on(
+            cpu=by_kind(dict.fromkeys(("int", "uint", "bool"), name)), cuda=f"{{0}} {sign} {{1}}"
+        ),
         aten=(f"bitwise_{name}", f"__{name}__"),
         commutes=True,
     )
@@ -42,8 +43,7 @@ NOT = Op(
     1,
     same(BITS),
     reference.with_numpy(torch.bitwise_not, np.invert),
-    llvm=_emit_not,
-    triton="~{0}",
+    forms=on(cpu=_emit_not, cuda="~{0}"),
     aten=("bitwise_not",),
 )
 
@@ -59,16 +59,14 @@ SHL = Op(
     2,
     same(INTS),
     reference.with_numpy(_left, np.left_shift),
-    llvm=by_kind({"int": "shl", "uint": "shl"}),
-    triton="{0} << {1}",
+    forms=on(cpu=by_kind({"int": "shl", "uint": "shl"}), cuda="{0} << {1}"),
 )
 SHR = Op(
     "shr",
     2,
     same(INTS),
     reference.with_numpy(torch.bitwise_right_shift, np.right_shift),
-    llvm=by_kind({"int": "ashr", "uint": "lshr"}),
-    triton="{0} >> {1}",
+    forms=on(cpu=by_kind({"int": "ashr", "uint": "lshr"}), cuda="{0} >> {1}"),
 )
 
 

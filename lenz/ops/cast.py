@@ -40,7 +40,7 @@ from lenz.ir.dtype import (
     float8_bits,
 )
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Attrs, Op, Types
+from lenz.ir.op import Attrs, Op, OpForm, Types, on
 from lenz.ops.arith import abs, minimum
 from lenz.ops.compare import eq, where
 from lenz.ops.emission import Builder, Values, triton_type
@@ -263,14 +263,16 @@ CAST = Op(
     cast_rule,
     _eager_cast,
     expand=_expand_cast,
-    llvm=_emit_cast,
-    triton=_cast_text,
-    native=NATIVE,
-    triton_native=NATIVE,
+    forms=on(cpu=OpForm(_emit_cast, types=NATIVE), cuda=OpForm(_cast_text, types=NATIVE)),
 )
-NARROW = Op("narrow", 1, narrow_rule, _eager_cast, llvm=_emit_cast, triton=_cast_text)
+NARROW = Op("narrow", 1, narrow_rule, _eager_cast, forms=on(cpu=_emit_cast, cuda=_cast_text))
 BITCAST = Op(
-    "bitcast", 1, bitcast_rule, _eager_bitcast, llvm=_emit_bitcast, triton=_bitcast_text, cost=0.0
+    "bitcast",
+    1,
+    bitcast_rule,
+    _eager_bitcast,
+    forms=on(cpu=_emit_bitcast, cuda=_bitcast_text),
+    cost=0.0,
 )
 
 

@@ -12,7 +12,7 @@ import torch
 from lenz.errors import FAULTS
 from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Attrs, Op, Types
+from lenz.ir.op import Attrs, Op, OpForm, Types, on
 from lenz.ops.cast import cast
 from lenz.ops.emission import Values
 from lenz.ops.fold import apply
@@ -42,15 +42,13 @@ def _check(name: str) -> Op:
         b.fail(b.binary("and", BOOL, outside, runs), CODES[name])
         return b.select(outside, I64, b.constant(I64, 0), i)
 
+    inside = "tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64)"  # unsigned: negatives are large
     return Op(
         name,
         2,
         _dtype,
         eager=eager,
-        llvm=emit,
-        # Unsigned, negatives are large.
-        triton="tl.where(tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64), {0}, 0)",
-        check_triton="tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64)",
+        forms=on(cpu=emit, cuda=OpForm(f"tl.where({inside}, {{0}}, 0)", check=inside)),
         cost=2.0,
         domain=(0, 10),
         guarded=True,
@@ -82,9 +80,7 @@ ASSERT_NONZERO = Op(
     2,
     _nonzero_dtype,
     eager=_eager_nonzero,
-    llvm=_emit_nonzero,
-    triton="{0}",
-    check_triton="{0} != 0",
+    forms=on(cpu=_emit_nonzero, cuda=OpForm("{0}", check="{0} != 0")),
     cost=1.0,
     domain=(1, 10),
     guarded=True,

@@ -9,9 +9,9 @@ import torch
 
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, Number, const
-from lenz.ir.op import Attrs, Op, Types
+from lenz.ir.op import Attrs, Op, Types, on
 from lenz.ops import reference
-from lenz.ops.emission import Builder, Values, compare_by_kind, text_by_kind
+from lenz.ops.emission import Builder, Emit, TritonForm, Values, compare_by_kind, text_by_kind
 from lenz.ops.fold import apply, binary, typed
 from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, to_bool, where_rule
 
@@ -30,8 +30,7 @@ def _order(name: str, sign: str, aten: tuple[str, ...], torch_form: Any, numpy_f
         2,
         to_bool(COMPARABLE),
         reference.with_numpy(torch_form, numpy_form),
-        llvm=compare_by_kind(kinds),
-        triton=f"{{0}} {sign} {{1}}",
+        forms=on(cpu=compare_by_kind(kinds), cuda=f"{{0}} {sign} {{1}}"),
         aten=aten,
         promotion="bool",
         commutes=equality,
@@ -70,32 +69,20 @@ def _emit_where(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> An
     return b.select(xs[0], dtype, xs[1], xs[2])
 
 
-ISNAN = Op("isnan", 1, to_bool(FLOATS), torch.isnan, llvm=_emit_isnan, triton="{0} != {0}")
-ISINF = Op(
-    "isinf", 1, to_bool(FLOATS), torch.isinf, llvm=_emit_isinf, triton="tl.abs({0}) == float('inf')"
+def _test(name: str, emit: Emit, triton: str | TritonForm) -> Op:
+    forms = on(cpu=emit, cuda=triton)
+    return Op(name, 1, to_bool(FLOATS), getattr(torch, name), forms=forms)
+
+
+ISNAN = _test("isnan", _emit_isnan, "{0} != {0}")
+ISINF = _test("isinf", _emit_isinf, "tl.abs({0}) == float('inf')")
+ISFINITE = _test("isfinite", _emit_isfinite, "tl.abs({0}) < float('inf')")
+_SIGNBIT_TEXT = text_by_kind(
+    f32="tl.cast({0}, tl.int32, bitcast=True) < 0", f64="tl.cast({0}, tl.int64, bitcast=True) < 0"
 )
-ISFINITE = Op(
-    "isfinite",
-    1,
-    to_bool(FLOATS),
-    torch.isfinite,
-    llvm=_emit_isfinite,
-    triton="tl.abs({0}) < float('inf')",
-)
-SIGNBIT = Op(
-    "signbit",
-    1,
-    to_bool(FLOATS),
-    torch.signbit,
-    llvm=_emit_signbit,
-    triton=text_by_kind(
-        f32="tl.cast({0}, tl.int32, bitcast=True) < 0",
-        f64="tl.cast({0}, tl.int64, bitcast=True) < 0",
-    ),
-)
-WHERE = Op(
-    "where", 3, where_rule, reference.where, llvm=_emit_where, triton="tl.where({0}, {1}, {2})"
-)
+SIGNBIT = _test("signbit", _emit_signbit, _SIGNBIT_TEXT)
+_WHERE_FORMS = on(cpu=_emit_where, cuda="tl.where({0}, {1}, {2})")
+WHERE = Op("where", 3, where_rule, reference.where, forms=_WHERE_FORMS)
 
 
 eq = binary(EQ, "x == y; false when either is NaN.")

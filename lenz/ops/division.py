@@ -14,7 +14,7 @@ import torch
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, const
-from lenz.ir.op import Attrs, Op, Types
+from lenz.ir.op import Attrs, Op, OpForm, Types, on
 from lenz.ops import reference
 from lenz.ops.arith import copysign, floor, trunc
 from lenz.ops.compare import eq, ne, where
@@ -142,13 +142,16 @@ DIV_TRUNC = Op(
     same(NUMBERS),
     _eager_quotient,
     expand=_expand_trunc,
-    llvm=_emit_quotient,
-    triton=text_by_kind(
-        int=f"tl.where({{1}} == -1, 0 - {{0}}, {{0}} // {_BY_ONE_SIGNED})",
-        uint=f"{{0}} // {_BY_ONE}",
+    forms=on(
+        cpu=OpForm(_emit_quotient, types=INTS),
+        cuda=OpForm(
+            text_by_kind(
+                int=f"tl.where({{1}} == -1, 0 - {{0}}, {{0}} // {_BY_ONE_SIGNED})",
+                uint=f"{{0}} // {_BY_ONE}",
+            ),
+            types=INTS,
+        ),
     ),
-    native=INTS,
-    triton_native=INTS,
     cost=8.0,
     domain=(-100.0, 100.0),
 )
@@ -157,9 +160,13 @@ FMOD = Op(
     2,
     same(NUMBERS),
     reference.with_numpy(_torch_fmod, _numpy_fmod),
-    llvm=_emit_fmod,
-    triton=text_by_kind(
-        float="libdevice.fmod({0}, {1})", int=f"{{0}} % {_BY_ONE_SIGNED}", uint=f"{{0}} % {_BY_ONE}"
+    forms=on(
+        cpu=_emit_fmod,
+        cuda=text_by_kind(
+            float="libdevice.fmod({0}, {1})",
+            int=f"{{0}} % {_BY_ONE_SIGNED}",
+            uint=f"{{0}} % {_BY_ONE}",
+        ),
     ),
     aten=("fmod",),
     cost=10.0,

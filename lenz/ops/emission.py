@@ -1,12 +1,15 @@
-"""What an LLVM form may ask of the builder, and small makers of common LLVM and Triton forms.
+"""What the CPU form of an op may ask of the builder, and makers of common forms.
 
-The builder itself stands in `machine/cpu/llvm/`; here it is only a protocol, so that the op table
-imports no code generator. Values are opaque; a value is a scalar, or a vector with one lane per
-iteration of the vector loop. A bool value is i1.
+A CPU form is a function (builder, result dtype, operand dtypes, operand values, attrs) -> value. A
+guarded op gets a last operand more, the bool "this lane runs". The builder itself stands in
+`machine/cpu/llvm/`; here it is only a protocol, so that the op table imports no code generator.
+Values are opaque; a value is a scalar, or a vector with one lane per iteration of the vector loop.
+A bool value is i1.
 
-A Triton form is text. A text of one operation is assigned to a name, so that it needs no brackets
-around it; operands need none either, as they are names or constants. Types in Triton text are
-`triton_type`: bool is tl.int1, u32 is tl.uint32.
+A GPU form is Triton text: a template with {0} {1} {2}, or a function (result dtype, operand dtypes,
+operand texts, attrs) -> text. `tl` and `libdevice` are in scope. A text of one operation is
+assigned to a name, so that it needs no brackets around it; operands need none either, as they are
+names or constants. Types in Triton text are `triton_type`: bool is tl.int1, u32 is tl.uint32.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from lenz.ir.dtype import DType
-from lenz.ir.op import Attrs, Op, Types
+from lenz.ir.op import Attrs, OpForm, Types
 
 
 class Builder(Protocol):
@@ -86,13 +89,14 @@ def intrinsic(name: str) -> Emit:
     return emit
 
 
-def libm(name: str) -> Emit:
-    """A call of one C math function per lane."""
+def library(name: str, arity: int, types: Types | None = None) -> dict[str, OpForm]:
+    """The function that the C library and CUDA's libdevice call by one name, for some types."""
 
     def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         return b.libm(name, dtype, *xs)
 
-    return emit
+    operands = ", ".join(f"{{{i}}}" for i in range(arity))
+    return {"cpu": OpForm(emit, types), "cuda": OpForm(f"libdevice.{name}({operands})", types)}
 
 
 TritonForm = Callable[[DType, Types, tuple[str, ...], Attrs], str]
@@ -111,15 +115,3 @@ def text_by_kind(**templates: str) -> TritonForm:
         return (templates.get(args[0].name) or templates[args[0].kind]).format(*xs)
 
     return form
-
-
-def triton_text(op: Op, dtype: DType, args: Types, xs: tuple[str, ...], attrs: Attrs) -> str:
-    """The text of one operation from its result type, operand types, operand texts and attributes.
-
-    Raises TypeError for an op without a Triton form.
-    """
-    if op.triton is None:
-        raise TypeError(f"{op.name} has no Triton form")
-    return (
-        op.triton.format(*xs) if isinstance(op.triton, str) else op.triton(dtype, args, xs, attrs)
-    )

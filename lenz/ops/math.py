@@ -7,15 +7,16 @@ Other types never come here: the lowering computes halves in f32 and makes integ
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr
-from lenz.ir.op import Op, Types
+from lenz.ir.op import Op, OpForm, Types, on
 from lenz.ops import poly, units
-from lenz.ops.emission import libm
+from lenz.ops.emission import library
 from lenz.ops.fold import binary, unary
 from lenz.ops.rules import FLOATS, same
 
@@ -31,23 +32,19 @@ def _function(
     arity: int = 1,
     aten: tuple[str, ...] = (),
     gpu: Callable[..., Expr] | None = None,
-    triton_native: Types | None = (F64,),
+    on_gpu: Types | None = (F64,),
     ulp_gpu: float | None = None,
 ) -> Op:
     """The function that torch, `poly.py`, the C library and CUDA's libdevice call by one name."""
-    operands = ", ".join(f"{{{i}}}" for i in range(arity))
+    forms = library(name, arity, (F64,))
+    forms["cuda"] = replace(forms["cuda"], types=on_gpu, expand=gpu, ulp=ulp_gpu)
     return Op(
         name,
         arity,
         same(FLOATS),
         getattr(torch, name),
         expand=getattr(poly, name),
-        llvm=libm(name),
-        triton=f"libdevice.{name}({operands})",
-        expand_gpu=gpu,
-        native=(F64,),
-        triton_native=triton_native,
-        ulp_gpu=ulp_gpu,
+        forms=forms,
         aten=aten or (name,),
         promotion="int_to_float",
         cost=cost,
@@ -83,8 +80,7 @@ ONE_PLUS_ERF = Op(
     same((F32,)),
     lambda x: (torch.erf(x.double()) + 1.0).float(),
     expand=poly.one_plus_erf,
-    expand_gpu=units.one_plus_erf,
-    ulp_gpu=3.0,
+    forms=on(cuda=OpForm(expand=units.one_plus_erf, ulp=3.0)),
     cost=20,
     domain=(-1.0, 10.0),
     ulp=2.2,
@@ -93,14 +89,14 @@ ONE_PLUS_ERF = Op(
 ERFC = _function(
     "erfc", cost=32, domain=(-5.0, 10.0), ulp=5.0, ulp_gpu=6.0, aten=("erfc", "special_erfc")
 )
-SIN = _function("sin", cost=12, domain=(-1e5, 1e5), ulp=2.2, triton_native=None)
-COS = _function("cos", cost=12, domain=(-1e5, 1e5), ulp=2.2, triton_native=None)
+SIN = _function("sin", cost=12, domain=(-1e5, 1e5), ulp=2.2, on_gpu=None)
+COS = _function("cos", cost=12, domain=(-1e5, 1e5), ulp=2.2, on_gpu=None)
 TAN = _function(
     "tan",
     cost=18,
     domain=(-1e5, 1e5),
     ulp=3.5,
-    triton_native=None,
+    on_gpu=None,
     ulp_gpu=4.0,  # of libdevice, by its manual
 )
 ASIN = _function("asin", cost=17, domain=(-1.0, 1.0), ulp=2.5, aten=("asin", "arcsin"))
@@ -130,8 +126,7 @@ SIGMOID = Op(
     same(FLOATS),
     torch.sigmoid,
     expand=_expand_sigmoid,
-    expand_gpu=_expand_sigmoid_gpu,
-    ulp_gpu=4.0,
+    forms=on(cuda=OpForm(expand=_expand_sigmoid_gpu, ulp=4.0)),
     aten=("sigmoid", "special_expit"),
     promotion="int_to_float",
     cost=17.0,
@@ -155,8 +150,7 @@ LGAMMA = Op(
     1,
     same(FLOATS),
     torch.lgamma,
-    llvm=libm("lgamma"),
-    triton="libdevice.lgamma({0})",
+    forms=library("lgamma", 1),
     aten=("lgamma", "special_gammaln"),
     promotion="int_to_float",
     cost=150.0,
@@ -168,8 +162,7 @@ NEXTAFTER = Op(
     2,
     same(FLOATS),
     torch.nextafter,
-    llvm=libm("nextafter"),
-    triton="libdevice.nextafter({0}, {1})",
+    forms=library("nextafter", 2),
     aten=("nextafter",),
     cost=30.0,
 )

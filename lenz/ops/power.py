@@ -14,7 +14,7 @@ from lenz.ops.arith import abs as magnitude
 from lenz.ops.arith import floor, fma, reciprocal, sqrt, square
 from lenz.ops.cast import bitcast, cast
 from lenz.ops.compare import eq, isinf, isnan, ne, signbit, where
-from lenz.ops.emission import libm
+from lenz.ops.emission import library
 from lenz.ops.fold import apply, binary, is_const, value_of
 from lenz.ops.rules import FLOATS, INTS, same
 
@@ -107,10 +107,7 @@ POW = Op(
     same(_POWER_TYPES),
     torch.pow,
     expand=_expand_pow,
-    llvm=libm("pow"),
-    triton="libdevice.pow({0}, {1})",
-    native=(F64,),
-    triton_native=(F64,),
+    forms=library("pow", 2, (F64,)),
     cost=60.0,
     domain=((0.0, 20.0), (-20.0, 20.0)),
     ulp=1.0,
@@ -121,10 +118,7 @@ HYPOT = Op(
     same(FLOATS),
     torch.hypot,
     expand=_expand_hypot,
-    llvm=libm("hypot"),
-    triton="libdevice.hypot({0}, {1})",
-    native=(F64,),
-    triton_native=(F64,),
+    forms=library("hypot", 2, (F64,)),
     aten=("hypot",),
     commutes=True,
     cost=16.0,

@@ -18,7 +18,7 @@ import torch
 
 from lenz.ir.dtype import F32, F64, I64, U32, U64, DType
 from lenz.ir.expr import Expr, const, index
-from lenz.ir.op import INDEX, Attrs, Op, Types
+from lenz.ir.op import INDEX, Attrs, Op, Types, on
 from lenz.ops import poly
 from lenz.ops.arith import ADD, mul, sqrt
 from lenz.ops.arith import abs as magnitude
@@ -55,8 +55,7 @@ MUL_HIGH = Op(
     same((U32,)),
     lambda x, y: _words(_product(x, y) >> np.uint64(32)),
     expand=lambda x, y: cast((cast(x, U64) * cast(y, U64)) >> 32, U32),
-    llvm=intrinsic(MUL_HIGH_NAME),
-    triton=f"tl.cast({_WIDE} >> 32, tl.uint32)",
+    forms=on(cpu=intrinsic(MUL_HIGH_NAME), cuda=f"tl.cast({_WIDE} >> 32, tl.uint32)"),
     commutes=True,
     cost=2.0,
 )
@@ -66,8 +65,7 @@ MUL_LOW = Op(
     same((U32,)),
     lambda x, y: _words(_product(x, y)),
     expand=mul,
-    llvm=intrinsic(MUL_LOW_NAME),
-    triton=f"tl.cast({_WIDE}, tl.uint32)",
+    forms=on(cpu=intrinsic(MUL_LOW_NAME), cuda=f"tl.cast({_WIDE}, tl.uint32)"),
     commutes=True,
     cost=1.0,
 )

@@ -9,7 +9,7 @@ import torch
 
 from lenz.ir.dtype import BOOL, F32, F64, I32, DType
 from lenz.ir.expr import Expr
-from lenz.ir.op import Attrs, Op, Types
+from lenz.ir.op import Attrs, Op, Types, on
 from lenz.ops.cast import bitcast
 from lenz.ops.emission import SCALEF, Builder, Values
 from lenz.ops.fold import apply, binary
@@ -71,7 +71,9 @@ def _emit_scale(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> 
 # x * 2^k; k is an integer, or an f32 that holds one (or NaN where x does). Needs |k| <= 252 (2044
 # for f64), and the product of x and 2^(k/2) to be normal unless it is exact; the expansions of exp
 # and log keep to that.
-SCALE = Op("scale", 2, scale_rule, _eager_scale, expand=_expand_scale, llvm=_emit_scale, cost=4.0)
+SCALE = Op(
+    "scale", 2, scale_rule, _eager_scale, expand=_expand_scale, forms=on(cpu=_emit_scale), cost=4.0
+)
 
 _LIBM_REFERENCES = {"sin": torch.sin, "cos": torch.cos, "tan": torch.tan}
 
@@ -101,8 +103,10 @@ OR_LIBM = Op(
     3,
     _or_libm_rule,
     _eager_or_libm,
-    llvm=_emit_or_libm,
-    triton=lambda _, __, xs, attrs: f"tl.where({xs[0]}, libdevice.{attrs[0]}({xs[1]}), {xs[2]})",
+    forms=on(
+        cpu=_emit_or_libm,
+        cuda=lambda _, __, xs, attrs: f"tl.where({xs[0]}, libdevice.{attrs[0]}({xs[1]}), {xs[2]})",
+    ),
 )
 
 

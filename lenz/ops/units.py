@@ -1,9 +1,9 @@
 """Elementary functions of f32 on GPUs, whose special function units have 2^x and 1/x.
 
-What `expand_gpu` in `math.py` refers to; `poly.py` has the forms for machines without such units.
+The GPU's expansions in `math.py`; `poly.py` has the forms for machines without such units.
 A unit answers with a relative error of about 2^-23 (PTX ISA, ex2.approx and rcp.approx); arguments
 are reduced so that the error of a function stays near that. With exact units the forms are within
-1.6 units in the last place, sigmoid within 2.4; `ulp_gpu` in `math.py` adds the errors of both.
+1.6 units in the last place, sigmoid within 2.4; the bounds in `math.py` add the errors of both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from lenz.ir.dtype import F32, I32
 from lenz.ir.expr import Expr
-from lenz.ir.op import Op
+from lenz.ir.op import Op, on
 from lenz.ops import coefficients as c
 from lenz.ops import poly
 from lenz.ops.arith import abs, copysign, fma, maximum, minimum, reciprocal
@@ -37,7 +37,7 @@ EXP2_UNIT = Op(
     same((F32,)),
     torch.exp2,
     expand=poly.exp2,
-    triton="tl.exp2({0})",
+    forms=on(cuda="tl.exp2({0})"),
     cost=4.0,
     domain=(-125.9, 127.9),
     ulp=2.5,
@@ -49,8 +49,10 @@ RCP_UNIT = Op(
     same((F32,)),
     torch.reciprocal,
     expand=reciprocal,
-    triton="tl.inline_asm_elementwise('rcp.approx.ftz.f32 $0, $1;', '=f,f', [{0}], tl.float32, "
-    "is_pure=True, pack=1)",
+    forms=on(
+        cuda="tl.inline_asm_elementwise('rcp.approx.ftz.f32 $0, $1;', '=f,f', [{0}], tl.float32, "
+        "is_pure=True, pack=1)"
+    ),
     cost=4.0,
     domain=(1.0, 2.0**126),
     ulp=1.5,

@@ -15,17 +15,17 @@ CODE_LINES = {
     ".": 1_353,
     "debug": 540,
     "frontend": 2_970,
-    "ir": 4_023,
+    "ir": 4_036,
     "lower": 6_248,
-    "machine": 5_529,
-    "ops": 2_375,
+    "machine": 5_523,
+    "ops": 2_335,
     "opt": 1_586,
     "plan": 773,
     "runtime": 459,
     "schedule": 1_593,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_730
+TOTAL_CODE_LINES = 28_681
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
@@ -136,7 +136,7 @@ EXEC_FILES = {
 # guards the release of the first two.
 INTERNED, MEMO, REGISTRY = "intern table", "memo of a pure function", "registry, filled by imports"
 STATE = {
-    "ir/op.py": {"_OPS": REGISTRY},
+    "ir/op.py": {"_OPS": REGISTRY, "_ADDED": REGISTRY},
     "ir/expr.py": {"_TABLE": INTERNED, "_BUILDERS": REGISTRY},
     "ir/interned.py": {
         "_COUNTS": "who compiles, so that no table is emptied meanwhile",

@@ -1,4 +1,4 @@
-"""Both definitions of an op, `expand` and `llvm`, against its eager reference."""
+"""Both definitions of an op, `expand` and the CPU form, against its eager reference."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import numpy as np
 import pytest
 import torch
 
+from lenz import ops
+from lenz.errors import InternalError
+from lenz.ir import op
 from lenz.ir.dtype import F32, DType
-from lenz.ir.expr import Expr, expr, interpret, nodes_of, ref
-from lenz.ir.op import CONST, REF
+from lenz.ir.expr import Expr, const, expr, interpret, nodes_of, ref
+from lenz.ir.op import CONST, REF, OpForm, add_form, op_named
+from lenz.machine.cpu.llvm.legalise import MACHINE
+from lenz.machine.legalise import is_direct, legal_expr
 from tests.ops.cases import CASES, Case
 from tests.ops.lanes import Lanes, as_lanes, as_tensor
 
 
 def is_emitted(case: Case) -> bool:
     """True when the op has an LLVM form of its own for these types."""
-    op = case.op
-    types = (case.dtypes[0], *[a for a in case.attrs if isinstance(a, DType)])
-    return op.llvm is not None and (op.native is None or all(d in op.native for d in types))
+    args = [const(0, d) for d in case.dtypes]
+    return is_direct(expr(case.op, *args, attrs=case.attrs), MACHINE)
 
 
 EMITTED = [c for c in CASES if is_emitted(c)]
@@ -69,7 +73,8 @@ def emit(body: Expr, values: dict[str, torch.Tensor], b: Lanes) -> torch.Tensor:
                 f"{i}": as_tensor(a, d) for i, (a, d) in enumerate(zip(args, dtypes, strict=True))
             }
             return as_lanes(emit(e.op.expand(*names, *e.attrs), inner, b))
-        return e.op.llvm(b, e.dtype, dtypes, tuple(args), e.attrs)
+        form: Any = e.op.form(MACHINE).emit
+        return form(b, e.dtype, dtypes, tuple(args), e.attrs)
 
     return as_tensor(interpret(body, visit), body.dtype)
 
@@ -142,7 +147,8 @@ def test_the_llvm_form_agrees_with_eager(case: Case, features: tuple[str, ...]) 
     dtype = case.op.dtype(case.dtypes, case.attrs)
     b = Lanes(len(xs[0]), features)
     lanes = tuple(as_lanes(x) for x in xs)
-    found = case.op.llvm(b, dtype, case.dtypes, lanes, case.attrs)  # type: ignore[misc]
+    emit: Any = case.op.form(MACHINE).emit
+    found = emit(b, dtype, case.dtypes, lanes, case.attrs)
     check(case, as_tensor(found, dtype), xs)
 
 
@@ -166,3 +172,26 @@ def test_operands_of_commuting_ops_may_be_swapped(case: Case) -> None:
     eager = case.op.eager
     assert eager is not None
     torch.testing.assert_close(eager(x, y), eager(y, x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_machine_from_outside_brings_its_own_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a direct form of 2^x, in which it writes e^x; its table needs no change of lenz."""
+    x = ref("x", F32)
+    mine = {
+        "exp2": OpForm("npu.exp2 {0}", types=(F32,)),
+        "mul": OpForm("npu.mul {0} {1}"),
+        "exp": OpForm(expand=lambda e: ops.exp2(e * 1.4426950408889634)),
+    }
+
+    def written(e: Expr) -> Expr:
+        return legal_expr(e, "npu", lambda e: is_direct(e, "npu"), {})
+
+    monkeypatch.setattr(op, "_ADDED", {})
+    for name, form in mine.items():
+        add_form(op_named(name), "npu", form)
+    assert written(ops.exp(x)) is ops.exp2(x * 1.4426950408889634)
+    with pytest.raises(InternalError, match=r"sqrt\(f32\) has no form on npu"):
+        written(ops.sqrt(x))
+    for machine in ("npu", "cuda"):
+        with pytest.raises(ValueError, match=f"'mul' has two forms on {machine}"):
+            add_form(op_named("mul"), machine, OpForm("{0} * {1}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, DType
@@ -11,6 +12,7 @@ from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.machine.cpu.llvm.access import Accesses
 from lenz.machine.cpu.llvm.accumulators import Accumulator
 from lenz.machine.cpu.llvm.indices import Indices, index_type
+from lenz.machine.cpu.llvm.legalise import MACHINE
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import constant
 from lenz.machine.reads import Mask, Walk
@@ -69,9 +71,8 @@ class Values(Walk[Value]):
         xs = tuple([spread(p, d, lanes, copies) for p, d in zip(parts, dtypes, strict=True)])
         if e.op is MASKED:
             return Value(b.select(xs[0], e.dtype, xs[1], xs[2]), level, lanes)
-        if e.op.llvm is None:
-            raise InternalError(f"{e.op.name} has no LLVM form", pass_name="legalise")
-        return Value(e.op.llvm(b, e.dtype, dtypes, xs, e.attrs), level, lanes)
+        emit: Any = e.op.form(MACHINE).emit
+        return Value(emit(b, e.dtype, dtypes, xs, e.attrs), level, lanes)
 
     def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, Value]:
         """The values of the variables @k."""

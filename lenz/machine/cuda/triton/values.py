@@ -5,19 +5,21 @@ A node that reads a buffer which the kernel writes stays in its body.
 
 from __future__ import annotations
 
+from typing import Any
+
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, interpret, is_bound_var, syms_of
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.machine.cuda.triton.indices import Indices, joint
 from lenz.machine.cuda.triton.lanes import Lanes
+from lenz.machine.cuda.triton.legalise import MACHINE
 from lenz.machine.cuda.triton.random import FUNCTION
 from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.machine.cuda.triton.types import constant
 from lenz.machine.reads import Mask, Walk
 from lenz.ops.arith import DIV
 from lenz.ops.cast import cast_text
-from lenz.ops.emission import triton_text
 from lenz.sym import Add, Int, Sym, Var, divisor
 from lenz.sym.expr import sum_of
 
@@ -109,10 +111,10 @@ class Values(Walk[Term]):
             text = f"tl.reshape({FUNCTION}({given}), {self.lanes.shape(dims)})"
             return self.text.let(text, dims, level)
         texts = tuple([p.text for p in parts])
-        if e.op.check_triton is not None:
-            level = self._assert(e.op.check_triton.format(*texts), mask, dims, level)
-        text = triton_text(e.op, e.dtype, tuple([a.dtype for a in e.args]), texts, e.attrs)
-        return self.text.let(text, dims, level)
+        form = e.op.form(MACHINE)
+        if form.check is not None:
+            level = self._assert(_written(form.check, e, texts), mask, dims, level)
+        return self.text.let(_written(form.emit, e, texts), dims, level)
 
     def _assert(self, condition: str, mask: Mask, dims: Dims, level: int) -> int:
         """Stop the program, as eager does on a GPU, if the condition fails in an active lane."""
@@ -221,3 +223,11 @@ class Values(Walk[Term]):
             return None
         dims, level = joint(parts)
         return Term(" & ".join([p.text for p in parts]), dims, level)
+
+
+def _written(form: Any, e: Expr, texts: tuple[str, ...]) -> str:
+    """A Triton form of an op (`ops/emission.py`), with the texts of its operands."""
+    if isinstance(form, str):
+        return form.format(*texts)
+    text: str = form(e.dtype, tuple([a.dtype for a in e.args]), texts, e.attrs)
+    return text
