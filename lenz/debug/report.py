@@ -139,11 +139,9 @@ class GraphReport:
         return tuple(e for e in self.externs if e.is_fallback)
 
     def __repr__(self) -> str:
-        lines = [
-            f"{self.name}: {len(self.kernels)} kernels, {len(self.externs)} library and eager"
-            f" calls, {len(self.allocs)} allocations,"
-            f" {sum(self.timings.values()) * 1e3:.0f} ms to compile"
-        ]
+        made = _some(self.kernels, "kernel"), _some(self.externs, "library or eager call")
+        took = f"{sum(self.timings.values()) * 1e3:.0f} ms to compile"
+        lines = [f"{self.name}: {', '.join((*made, _some(self.allocs, 'allocation'), took))}"]
         lines += [f"  {text}" for text in _counted([*map(_line, self.kernels)])]
         calls = [f"call {e.op}: {e.reason}{_at(e.origins)}" for e in self.externs]
         lines += [f"  runs in eager: {why}" for why in self.skips]
@@ -186,10 +184,16 @@ class Report:
     def __repr__(self) -> str:
         native, library, fallback = self.op_calls
         whole = (
-            f"{len(self.launches)} launches in this call; ops: {native} in kernels,"
-            f" {library} in libraries, {fallback} in eager"
+            f"{_some(self.launches, 'launch')} in this call;"
+            f" ops: {native} in kernels, {library} in libraries, {fallback} in eager"
         )
         return "\n".join([*map(repr, self.graphs), whole])
+
+
+def _some(things: Sequence[object], noun: str) -> str:
+    """Their number and what they are."""
+    ending = "" if len(things) == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{len(things)} {noun}{ending}"
 
 
 def _line(k: KernelReport) -> str:

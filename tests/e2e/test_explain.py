@@ -235,7 +235,7 @@ def test_the_ir_tells_types_extents_and_origins() -> None:
     assert "on cpu" in text and "f32[7" in text and "9)" in text
     assert f"{__file__}:" in text
     assert report.graphs[0].timings.keys() >= {"trace", "lower", "schedule", "codegen", "plan"}
-    assert str(report).startswith("graph0.inference: 1 kernels")
+    assert str(report).startswith("graph0.inference: 1 kernel,")
     # What a notebook shows of the last line of a cell.
     assert repr(report) == str(report) and len(repr(report).splitlines()) < 9
     assert repr(report.graphs[0]) in repr(report)
