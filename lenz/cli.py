@@ -133,20 +133,14 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
     `module` are the globals of the script, `file` its path. Raises UserError if the object file is
     missing.
     """
-    from lenz.machines import loader_of
+    from lenz.machines import load_kernels
     from lenz.runtime.script import main as run_script
-    from lenz.target import HOST
 
     folder = Path(file).resolve().parent
-    signatures: dict[str, tuple[int, int, str]] = module["KERNELS"]
-    kernels: dict[str, Any] = {}
-    for device in dict.fromkeys(s[2] for s in signatures.values()):
-        loader = loader_of(device or HOST)
-        counts = {n: s[:2] for n, s in signatures.items() if s[2] == device}
-        pieces = {n: _beside(folder, file) for n, file in loader.files(counts).items()}
-        more, alive = loader.load(pieces, counts, device or HOST)
-        kernels |= more
-        module[f"_alive {device}"] = alive  # the code, which lives as long as the module
+    kernels, module["_alive"] = load_kernels(
+        module["KERNELS"],
+        lambda _, loader, counts: {n: _beside(folder, f) for n, f in loader.files(counts).items()},
+    )
     run_script(module, kernels, rounds)
 
 

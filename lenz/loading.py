@@ -11,11 +11,31 @@ from typing import Any, TypeAlias
 import torch
 
 from lenz.ir.plan import Plan
-from lenz.machines import Functions
-from lenz.plan.python import source
+from lenz.machines import Counts, Functions, Loader, load_kernels
+from lenz.plan.python import signatures, source
+from lenz.runtime.store import Store
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 NONE: Mapping[str, Any] = {}
+
+
+def kernels(
+    p: Plan, keys: Mapping[str, Mapping[str, str]], store: Store
+) -> tuple[Functions, object]:
+    """The kernels of a plan, and an object that must live as long as they do.
+
+    `keys` are the store's keys of their code, by device and name. Raises LookupError if the store
+    has lost one.
+    """
+
+    def code(device: str, loader: Loader, counts: Counts) -> Mapping[str, bytes]:
+        found = {name: store.get(loader.kind, key) for name, key in keys[device].items()}
+        pieces = {name: piece for name, piece in found.items() if piece is not None}
+        if len(pieces) < len(found):
+            raise LookupError(f"the store has lost a kernel of {p.name}")
+        return pieces
+
+    return load_kernels(signatures(p), code)
 
 
 def load(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # a process that compiles nothing imports none of these
 
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 Counts: TypeAlias = Mapping[str, tuple[int, int]]
+# Pointers and sizes of each kernel of a plan, and its GPU; "" for kernels of the CPU.
+Signatures: TypeAlias = Mapping[str, tuple[int, int, str]]
 # More shapes to time for a kind of kernel with this many elements of P and of R.
 Space: TypeAlias = "Callable[[KernelKind, int, int], Sequence[Any]]"
 
@@ -156,6 +158,24 @@ def _half(device: str, name: str) -> Any:
         if (type, name) not in _HALVES:
             raise InternalError(f"lenz has no machine for {device}")
     return _HALVES[type, name]
+
+
+def load_kernels(
+    signatures: Signatures, code: Callable[[str, Loader, Counts], Mapping[str, bytes]]
+) -> tuple[Functions, object]:
+    """The kernels of a plan as functions, and an object that must live as long as they do.
+
+    `code` finds the machine code of a device: its pieces by their names.
+    """
+    functions: dict[str, Callable[..., Any]] = {}
+    alive: list[object] = []
+    for device in dict.fromkeys(s[2] for s in signatures.values()):
+        loader = loader_of(device or HOST)
+        counts = {name: s[:2] for name, s in signatures.items() if s[2] == device}
+        made, kept = loader.load(code(device or HOST, loader, counts), counts, device or HOST)
+        functions |= made
+        alive.append(kept)
+    return functions, alive
 
 
 def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Callable[[], Code]:

@@ -9,7 +9,7 @@ another user could have written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,15 +17,13 @@ from lenz import keys
 from lenz.context import Context, Silent, Trace
 from lenz.frontend import FxProgram
 from lenz.ir.lexer import ReadError
-from lenz.ir.plan import LaunchStep, Plan
+from lenz.ir.plan import Plan
 from lenz.ir.reader import read
-from lenz.loading import Boxed
+from lenz.loading import Boxed, kernels
 from lenz.machine.cpu.llvm.compile import host_target
-from lenz.machines import Functions, loader_of
 from lenz.options import Options
 from lenz.respecialise import Compile, load_program
 from lenz.runtime.store import Store, store_in
-from lenz.target import HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +63,10 @@ def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> 
         entry = Entry(**json.loads(data))
         plan = read(entry.plan)
         assert isinstance(plan, Plan)
-        found = _functions(plan, entry, store)
-        run: Any = None if found is None else load_program(plan, *found, program, cx, again)
+        run: Any = load_program(plan, *kernels(plan, entry.keys, store), program, cx, again)
     except (AssertionError, LookupError, ReadError, TypeError, ValueError):
-        return None  # of no version with this key, or a kernel of another version
-    except RuntimeError:  # a driver that does not take a kernel: compiling anew settles what then
-        return None
-    if run is None:
+        return None  # damaged, of another version, or without its kernels
+    except RuntimeError:  # the driver refuses a kernel: a new compilation decides what to do
         return None
     run.strides = [None if s is None else tuple(s) for s in entry.strides]
     return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
-
-
-def _functions(p: Plan, entry: Entry, store: Store) -> tuple[Functions, object] | None:
-    """The kernels of a plan, loaded, and what must live as long; None if the store lost one."""
-    steps = {s.kernel: s for s in p.steps if isinstance(s, LaunchStep)}
-    functions: dict[str, Callable[..., Any]] = {}
-    alive: list[object] = []
-    for device, own in entry.keys.items():
-        loader = loader_of(device)
-        found = {name: store.get(loader.kind, key) for name, key in own.items()}
-        pieces = {name: code for name, code in found.items() if code is not None}
-        if len(pieces) < len(own):
-            return None
-        mine = [s for s in steps.values() if (s.device or HOST) == device]
-        counts = {s.kernel: (len(s.args), len(s.sizes)) for s in mine}
-        more, kept = loader.load(pieces, counts, device)
-        functions |= more
-        alive.append(kept)
-    return functions, alive

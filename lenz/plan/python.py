@@ -91,15 +91,15 @@ def source(p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = Fals
         + TAIL.format(
             inputs=_listed(inputs),
             constants=_listed([_described(c) for c in p.constants]),
-            kernels=repr(_signatures(p)),
+            kernels=repr(signatures(p)),
             objects=repr({py: name for name, py in w.objects.items()}),
             sizes=repr(dict(sizes)),
         )
     )
 
 
-def _signatures(p: Plan) -> dict[str, tuple[int, int, str]]:
-    """Pointers and sizes that each kernel takes, and the GPU it is for."""
+def signatures(p: Plan) -> dict[str, tuple[int, int, str]]:
+    """The number of pointers and of sizes that each kernel takes, and its GPU."""
     return {
         s.kernel: (len(s.args), len(s.sizes), s.device)
         for s in p.steps
@@ -344,7 +344,7 @@ def _own_names(p: Plan) -> list[str]:
     read = [s.var for s in p.steps if isinstance(s, BindSize)]
     made = [o for s in p.steps if isinstance(s, CallStep) for o in s.outs if isinstance(o, Var)]
     sizes = [v.name for v in (*given, *read, *made)] + [name for name, _ in p.most]
-    return [*p.kernels, *_signatures(p), *(c.name for c in p.constants), *sizes]
+    return [*p.kernels, *signatures(p), *(c.name for c in p.constants), *sizes]
 
 
 def _name(text: str) -> str:

@@ -255,9 +255,8 @@ def copied(args: Sequence[Any]) -> list[Any]:
         base = bases.setdefault(memory.data_ptr(), raw.clone() if memory.nbytes() else raw)
         new = torch.empty(0, dtype=t.dtype, device=t.device)
         new.set_(base.untyped_storage(), t.storage_offset(), t.shape, t.stride())
-        new = (
-            new.conj() if t.is_conj() else new
-        )  # bits of the tensor, which its memory does not tell
+        # Bits of a tensor, which its memory does not tell.
+        new = new.conj() if t.is_conj() else new
         return torch._neg_view(new) if t.is_neg() else new
 
     return [one(a) for a in args]

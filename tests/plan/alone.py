@@ -11,14 +11,12 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from typing import Any
 
 import torch
 
-from lenz.ir.plan import LaunchStep, Plan
+from lenz.ir.plan import Plan
 from lenz.ir.reader import read
-from lenz.loading import load
-from lenz.machines import loader_of
+from lenz.loading import kernels, load
 from lenz.runtime.store import store_at
 
 COMPILERS = ("torch._dynamo", "torch._functorch.aot_autograd", "sympy")
@@ -30,16 +28,7 @@ def run(path: str) -> None:
     case = torch.load(path, weights_only=True)
     plan = read(case["plan"])
     assert isinstance(plan, Plan)
-    counts = {
-        s.kernel: (len(s.args), len(s.sizes)) for s in plan.steps if isinstance(s, LaunchStep)
-    }
-    store, functions, alive = store_at(case["store"]), dict[str, Any](), []
-    for device, keys in case["keys"].items():
-        loader = loader_of(device)
-        found = {name: store.get(loader.kind, key) for name, key in keys.items()}
-        made, kept = loader.load({n: c for n, c in found.items() if c is not None}, counts, device)
-        functions |= made
-        alive.append(kept)
+    functions, alive = kernels(plan, case["keys"], store_at(case["store"]))
     args = [torch.load(f"{path}.{k}", weights_only=True) for k in range(case["count"])]
     given = list(args)
     torch.set_rng_state(case["random"])
