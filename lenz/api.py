@@ -188,8 +188,8 @@ class _Unit:
         with recorder.stage("import"):
             from lenz.pipeline import compile_program
         made = compile_program(program, cx, key)
-        for file, code in made.code.files.items():
-            recorder.binary(file, code)
+        for file, data in made.files.items() if recorder.folder is not None else ():
+            recorder.binary(file, data)
         return made
 
     def failed(self, e: Exception, kind: str) -> None:

@@ -128,12 +128,13 @@ def bench(parsed: argparse.Namespace) -> int:
 
 
 def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
-    """Run a plan of a debug folder as a script, with its kernels linked from the object file.
+    """Run a plan of a debug folder as a script, with the kernels and constants beside it.
 
-    `module` are the globals of the script, `file` its path. Raises UserError if the object file is
-    missing.
+    `module` are the globals of the script, `file` its path. Raises UserError if one of these files
+    is missing.
     """
     from lenz.machines import load_kernels
+    from lenz.runtime.constants import unpacked
     from lenz.runtime.script import main as run_script
 
     folder = Path(file).resolve().parent
@@ -141,6 +142,8 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
         module["KERNELS"],
         lambda _, loader, counts: {n: _beside(folder, f) for n, f in loader.files(counts).items()},
     )
+    for name, (place, content) in module["CONSTANTS"].items():
+        module[name] = unpacked(_beside(folder, f"{content}.constant"), place)
     run_script(module, kernels, rounds)
 
 

@@ -6,6 +6,7 @@ Neither Dynamo, nor AOTAutograd, nor a pass of lenz is imported for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from lenz.ir.plan import Plan
 from lenz.machines import Counts, Functions, Loader, load_kernels
 from lenz.plan.python import signatures, source
+from lenz.runtime.constants import packed
 from lenz.runtime.store import Store
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -36,6 +38,13 @@ def kernels(
         return pieces
 
     return load_kernels(signatures(p), code)
+
+
+def complete(p: Plan, constants: Mapping[str, torch.Tensor]) -> tuple[Plan, dict[str, bytes]]:
+    """The plan with its constants named by their content, and their bytes by these names."""
+    found = [packed(constants[c.name]) for c in p.constants]
+    named = [replace(c, content=name) for c, (name, _) in zip(p.constants, found, strict=True)]
+    return replace(p, constants=tuple(named)), dict(found)
 
 
 def load(

@@ -18,7 +18,7 @@ from lenz.ir.printer import show
 from lenz.ir.tensor import Layout
 from lenz.ir.verify import verify
 from lenz.keys import key_of
-from lenz.loading import Boxed
+from lenz.loading import Boxed, complete
 from lenz.lower import lower
 from lenz.machines import Code, Refused, assemble, machine_of
 from lenz.opt import PASSES
@@ -27,7 +27,7 @@ from lenz.plan.build import build as build_plan
 from lenz.plan.python import source
 from lenz.recall import Entry, keep, recall
 from lenz.recall import context as context
-from lenz.respecialise import load_program
+from lenz.respecialise import constants_of, load_program
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
 from lenz.sym import Int
@@ -62,6 +62,17 @@ class Compiled:
     def entry(self) -> Entry:
         """The entry for the disk cache."""
         return Entry(show(self.plan), self.strides, self.code.keys)
+
+    @property
+    def complete(self) -> tuple[Plan, dict[str, bytes]]:
+        """The plan with constants by content, and their bytes."""
+        return complete(self.plan, constants_of(self.plan, self.program))
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Everything that the plan as a script needs beside it."""
+        constants = {f"{name}.constant": data for name, data in self.complete[1].items()}
+        return {**self.code.files, **constants}
 
     @property
     def told(self) -> str:
@@ -131,8 +142,9 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     with trace.stage("plan"):
         call = load_program(plan, code.functions, code.alive, program, cx, run_of)
     trace.text("module", lambda: code.text)
-    trace.text("code", lambda: source(plan, g.env.hints, comments=True))
-    return Compiled(program, g, s, plan, code, call, tuned)
+    made = Compiled(program, g, s, plan, code, call, tuned)
+    trace.text("code", lambda: source(made.complete[0], g.env.hints, comments=True))
+    return made
 
 
 def _given(program: FxProgram) -> Given:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import torch
+
 from lenz.context import Context
 from lenz.errors import InternalError
 from lenz.frontend import FxProgram, assuming, kept
@@ -28,10 +30,14 @@ def load_program(
     again: Compile,
 ) -> Boxed:
     """The callable of a program; `again` compiles it for calls that break an assumption."""
-    names = {n.name: str(n.target) for n in program.gm.graph.nodes if n.op == "get_attr"}
-    constants = {c.name: program.constants[names[c.name]] for c in p.constants}
     otherwise = Respecialised(program, cx, again)
-    return load(p, functions, alive, constants, program.modules, otherwise)
+    return load(p, functions, alive, constants_of(p, program), program.modules, otherwise)
+
+
+def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:
+    """The constants of a program's plan, by name."""
+    names = {n.name: str(n.target) for n in program.gm.graph.nodes if n.op == "get_attr"}
+    return {c.name: program.constants[names[c.name]] for c in p.constants}
 
 
 class Respecialised:

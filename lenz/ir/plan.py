@@ -25,6 +25,7 @@ class Input:
     anywhere  only eager ops use it: its device is not checked
     signed    its negative bit is checked, too: kernels do not know that bit
     laid      it is copied, not refused, where its strides are not these or its negative bit is set
+    content   the name of a constant's bytes; empty where the caller gives the constants
     """
 
     SYNTAX: ClassVar = (
@@ -33,6 +34,7 @@ class Input:
         "? anywhere",
         "? signed",
         "? laid",
+        "? content {content:string}",
     )
     name: str
     type: TensorType
@@ -40,6 +42,7 @@ class Input:
     anywhere: bool = False
     signed: bool = False
     laid: bool = False
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)

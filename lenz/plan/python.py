@@ -90,7 +90,7 @@ def source(p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = Fals
         + "\n".join(f"    {line}" for line in lines)
         + TAIL.format(
             inputs=_listed(inputs),
-            constants=_listed([_described(c) for c in p.constants]),
+            constants=repr({c.name: (c.type.device, c.content) for c in p.constants}),
             kernels=repr(signatures(p)),
             objects=repr({py: name for name, py in w.objects.items()}),
             sizes=repr(dict(sizes)),

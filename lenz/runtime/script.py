@@ -29,9 +29,7 @@ def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], roun
         raise UserError(f"the plan calls {name}, an object of the program it came from")
     module.update(kernels)
     sizes: dict[str, int] = dict(module["SIZES"])
-    for c in module["CONSTANTS"]:
-        module[c[0]] = argument(c, sizes)
-    described = [x for x in (*module["INPUTS"], *module["CONSTANTS"]) if not isinstance(x, str)]
+    described = [x for x in module["INPUTS"] if not isinstance(x, str)]
     devices = {d[-1] for d in (*described, *module["KERNELS"].values())}
     gpus = sorted(d for d in devices if d.startswith("cuda"))
     times: list[float] = []

@@ -22,6 +22,7 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import Schedule
 from lenz.ir.reader import read
 from lenz.options import LOGS
+from lenz.runtime.constants import packed
 
 FILES = {
     "fx_readable.py",
@@ -205,14 +206,35 @@ def test_the_dumped_files_run_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_without_its_object_file_says_so(tmp_path: Path) -> None:
-    run(debug=True, debug_dir=str(tmp_path))
+def test_a_script_has_the_constants_of_the_graph(tmp_path: Path) -> None:
+    """They were random: an index was 0 or 1, whatever the program said."""
+    options = {"debug": True, "debug_dir": str(tmp_path)}
+    pick = torch.compile(lambda x: x[torch.tensor([2, 7, 5])], backend="lenz", options=options)  # type: ignore[arg-type]
+    assert pick(torch.arange(8.0)).tolist() == [2.0, 7.0, 5.0]
     (folder,) = tmp_path.iterdir()
-    (folder / "kernels.o").unlink()
+    (file,) = folder.glob("*.constant")
+    assert packed(torch.tensor([2, 7, 5])) == (file.stem, file.read_bytes())
+    script(folder / "plan.py")
+    file.write_bytes(packed(torch.tensor([2, 8, 5]))[1])
     done = subprocess.run(
         [sys.executable, folder / "plan.py"], env=PYTHON, capture_output=True, text=True
     )
-    assert done.returncode != 0 and "kernels.o is missing" in done.stderr
+    assert "IndexError" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["o", "constant"])
+def test_a_plan_without_a_file_beside_it_says_so(tmp_path: Path, end: str) -> None:
+    options = {"debug": True, "debug_dir": str(tmp_path)}
+    fn = torch.compile(lambda x: x * torch.tensor([1.0, 3.0]), backend="lenz", options=options)  # type: ignore[arg-type]
+    fn(torch.ones(2))
+    (folder,) = tmp_path.iterdir()
+    (file,) = folder.glob(f"*.{end}")
+    file.unlink()
+    done = subprocess.run(
+        [sys.executable, folder / "plan.py"], env=PYTHON, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and f"{file.name} is missing" in done.stderr
 
 
 def test_a_debug_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:

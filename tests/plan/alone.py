@@ -1,9 +1,10 @@
 """A process that runs plans from their text, and compiles nothing: it never imports the compiler.
 
-It reads the name of a file per line. The file holds a plan, the keys of its kernels in the store
-and constants; arguments are in files beside it. The answer is a line of JSON: an error, and modules
-of the compiler that have been imported. Results, and arguments after the call, go to such files.
-A file holds one tensor, since it cannot hold a memory as two types, real and complex say.
+It reads the name of a file per line. The file holds a plan and the keys of its kernels; the store
+has these and the constants. Arguments are in files beside it, to which results, and arguments after
+the call, go as well. A file holds one tensor, since it cannot hold a memory as two types (real and
+complex, say). The answer is a line of JSON: an error, and modules of the compiler that have been
+imported.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from lenz.ir.plan import Plan
 from lenz.ir.reader import read
 from lenz.loading import kernels, load
+from lenz.runtime.constants import unpacked
 from lenz.runtime.store import store_at
 
 COMPILERS = ("torch._dynamo", "torch._functorch.aot_autograd", "sympy")
@@ -28,11 +30,14 @@ def run(path: str) -> None:
     case = torch.load(path, weights_only=True)
     plan = read(case["plan"])
     assert isinstance(plan, Plan)
-    functions, alive = kernels(plan, case["keys"], store_at(case["store"]))
+    store = store_at(case["store"])
+    functions, alive = kernels(plan, case["keys"], store)
+    found = [(c, store.get("constant", c.content)) for c in plan.constants]
+    constants = {c.name: unpacked(data, c.type.device) for c, data in found if data is not None}
     args = [torch.load(f"{path}.{k}", weights_only=True) for k in range(case["count"])]
     given = list(args)
     torch.set_rng_state(case["random"])
-    results = load(plan, functions, alive, case["constants"])(given)
+    results = load(plan, functions, alive, constants)(given)
     for k, value in enumerate((*results, *args)):
         torch.save(value, f"{path}.{k}")
 

@@ -23,6 +23,7 @@ from lenz.ir.printer import show
 from lenz.loading import Boxed
 from lenz.lower import native_ops
 from lenz.options import Options
+from lenz.runtime.store import store_in
 from tests.fuzz.check import SAVED, copied
 from tests.fuzz.generator import program
 from tests.fuzz.program import analyse
@@ -53,12 +54,11 @@ class Alone:
             made = pipeline.compile_program(p, recall.context(self.options))
         except Unsupported:
             return p.eager()
-        names = {n.name: str(n.target) for n in p.gm.graph.nodes if n.op == "get_attr"}
-        constants = {c.name: p.constants[names[c.name]] for c in made.plan.constants}
-        case = {
-            "plan": show(made.plan), "keys": made.entry.keys, "constants": constants,
-            "store": self.options.cache_dir,
-        }  # fmt: skip
+        plan, constants = made.complete
+        store = store_in(self.options)
+        for name, data in constants.items():
+            store.put("constant", name, data)
+        case = {"plan": show(plan), "keys": made.entry.keys, "store": self.options.cache_dir}
 
         def run(args: list[Any]) -> Sequence[Any]:
             if not is_told(made.plan) or not all(isinstance(a, PLAIN) for a in args):

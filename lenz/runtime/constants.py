@@ -1,0 +1,29 @@
+"""Constants of plans as bytes, named by their content: equal constants have one name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+
+
+def packed(t: torch.Tensor) -> tuple[str, bytes]:
+    """A name for a constant, the hash of its bytes; and these: type, sizes, strides and memory."""
+    t = t.detach()
+    steps = zip(t.shape, t.stride(), strict=True)
+    span = 1 + sum((n - 1) * s for n, s in steps) if t.numel() else 0
+    memory = torch.as_strided(t, (span,), (1,)).view(torch.uint8).cpu()
+    head = json.dumps([str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()])
+    data = f"{head}\n".encode() + memory.numpy().tobytes()
+    return hashlib.sha256(data).hexdigest(), data
+
+
+def unpacked(data: bytes, device: str) -> torch.Tensor:
+    """The constant with these bytes, in new memory of a device."""
+    head, _, memory = data.partition(b"\n")
+    dtype, size, stride = json.loads(head)
+    type = getattr(torch, dtype)
+    # frombuffer refuses an empty buffer.
+    flat = torch.frombuffer(bytearray(memory), dtype=type) if memory else torch.empty(0, dtype=type)
+    return torch.as_strided(flat.to(device), size, stride)
