@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_353,
+    ".": 1_369,
     "debug": 540,
     "frontend": 2_970,
     "ir": 4_036,
@@ -21,11 +21,11 @@ CODE_LINES = {
     "ops": 2_335,
     "opt": 1_586,
     "plan": 773,
-    "runtime": 459,
+    "runtime": 475,
     "schedule": 1_593,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_681
+TOTAL_CODE_LINES = 28_709
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
