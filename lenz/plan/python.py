@@ -84,12 +84,11 @@ def source(p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = Fals
         guard=guard,
         call="run" if w.gpus else "call",
     )
-    inputs = [_described(i) for i in p.inputs]
     return (
         head
         + "\n".join(f"    {line}" for line in lines)
         + TAIL.format(
-            inputs=_listed(inputs),
+            inputs=_listed([_described(i) for i in p.inputs]),
             constants=repr({c.name: (c.type.device, c.content) for c in p.constants}),
             kernels=repr(signatures(p)),
             objects=repr({py: name for name, py in w.objects.items()}),
