@@ -1,6 +1,7 @@
-"""The key of a graph's compilation: all that it depends on, so that equal keys give equal code.
+"""The key of a graph's compilation. It holds every input, so that equal keys give equal code.
 
-The program as text, options, target and GPUs, torch and Triton, and every source file of lenz.
+These are the text of the program, the options, the target and the GPUs, the versions of torch and
+Triton, and every source file of lenz.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ State: TypeAlias = tuple[int, ...]
 
 
 class Sources:
-    """The Python files below a folder as this process read them, from time `since` on.
+    """The Python files below a folder; this process began to import them at time `since`.
 
-    Most are imported late. What one of other files made must not be found by a process that has
-    those alone, so that there is no digest once one has changed: by any of its numbers, as a copy
-    may have the size and the time of the original.
+    Most files are imported late. If a file changes meanwhile, the process may run a mix of two
+    versions, and no other process may find what it compiled. So there is no digest after a change.
+    Any number of `State` shows one: a copy may have the size and the time of the original.
     """
 
     __slots__ = ("_digest", "_files", "_root")
@@ -64,7 +65,7 @@ def _state(i: os.stat_result) -> State:
 
 
 def _digest(root: str, files: Mapping[str, State]) -> str:
-    """The hash of names and texts; empty if one changes meanwhile."""
+    """The hash of names and texts; empty if a file changes while it is read."""
     digest = hashlib.sha256()
     for path, state in files.items():
         with open(path, "rb") as file:
@@ -75,12 +76,12 @@ def _digest(root: str, files: Mapping[str, State]) -> str:
     return digest.hexdigest()
 
 
-# Read now, before what is imported late.
+# Read now, before the late imports.
 OWN = Sources(os.path.dirname(os.path.abspath(__file__)), sys.modules["lenz"].STARTED)
 
 
 def sources(again: bool = False) -> str:
-    """The hash of lenz's own files; empty, which is said once, where this process may mix two."""
+    """The hash of lenz's own files; empty, with one warning, if this process may mix versions."""
     digest = OWN.digest(again)
     if not digest:
         _say_changed()
@@ -98,13 +99,13 @@ def _say_changed() -> None:
 
 
 def is_extended() -> bool:
-    """Say whether somebody gave this process ops or lowerings of their own, which no key tells."""
+    """True if the user has registered ops or lowerings in this process: no key covers them."""
     registry = sys.modules.get("lenz.lower.registry")
     return registry is not None and not registry.is_unextended()
 
 
 def native_names(store: Store | None) -> frozenset[str]:
-    """The ops that have a lowering; from the store, if no op has been defined in this process."""
+    """The ops that have a lowering. They come from the store while `lenz.ir.op` is not imported."""
     store = store if store and "lenz.ir.op" not in sys.modules and sources() else None
     data = None if store is None else store.get("native", sources())
     if data is not None:
@@ -118,7 +119,7 @@ def native_names(store: Store | None) -> frozenset[str]:
 
 
 def key_of(program: FxProgram, cx: Context) -> str | None:
-    """The key of a program's compilation; None if it has none, or is not to be skipped."""
+    """The key of a program's compilation; None if it has no key or must be compiled anyway."""
     options = cx.options
     if options.verify or options.fuel >= 0 or not options.cache or is_extended():
         return None

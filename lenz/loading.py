@@ -1,6 +1,6 @@
-"""A plan and its kernels as a callable, in a process that need not have compiled them.
+"""A plan and its kernels as a callable. Another process may have compiled them.
 
-Neither Dynamo, nor AOTAutograd, nor a pass of lenz is imported for it.
+Loading imports neither Dynamo, nor AOTAutograd, nor a pass of lenz.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def load(
     objects: Mapping[str, Any] = NONE,
     otherwise: Callable[..., Sequence[Any]] | None = None,
 ) -> Boxed:
-    """Print a plan as a module, execute that, and put kernels, constants and objects into it.
+    """Print a plan as a module, execute it, and put kernels, constants and objects into it.
 
-    `functions` are its kernels, whose code lives as long as `alive`; `otherwise` runs the graph
-    for calls that break an assumption of the plan.
+    functions  the kernels; their code lives as long as `alive`
+    otherwise  the fallback for calls that break an assumption of the plan
     """
     module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
     exec(compile(source(p), f"<lenz {p.name}>", "exec"), module)
@@ -73,7 +73,7 @@ def load(
 
 
 def _aligned(t: torch.Tensor) -> torch.Tensor:
-    """A constant as GPU kernels take it to be: at a multiple of 16 bytes, as new memory is."""
+    """The constant; on a GPU at a multiple of 16 bytes, as kernels assume."""
     if t.is_cpu or t.data_ptr() % 16 == 0:
         return t
     with torch.no_grad():

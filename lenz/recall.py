@@ -1,9 +1,8 @@
-"""Graphs that a process before compiled: what is kept of one, and how it is found again.
+"""The cache of compiled graphs on disk: what an entry holds, and how a later process loads it.
 
-A graph that is found again is neither lowered nor scheduled nor emitted: most of the compiler is
-not even imported.  An entry holds the text of the plan, which is read and then printed as Python,
-and the store's keys of the kernels.  Machine code is trusted, since the store reads nothing that
-another user could have written.
+A recalled graph is not lowered, scheduled or emitted, and most of the compiler is not imported. An
+entry holds the text of the plan and the store's keys of its kernels. The text is read, then printed
+as Python. Machine code is trusted: the store reads only files that no other user can write.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ from lenz.runtime.store import Store, store_in
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is kept of a compiled graph.
+    """One compiled graph on disk.
 
-    `plan` is its text; `strides` are what `CompileFX` tells.  `keys` are the store's keys of its
-    machine code, by device and name.
+    plan     its text
+    strides  of each result, as in `CompileFX`
+    keys     the store's keys of its machine code, by device and name
     """
 
     plan: str
@@ -45,15 +45,15 @@ def context(options: Options, trace: Trace | None = None) -> Context:
 
 
 def keep(store: Store, key: str, entry: Entry) -> None:
-    """Keep an entry; its kernels are in the store by now.  All that made it is imported by now."""
+    """Write an entry, unless lenz's files have changed. Its kernels are in the store already."""
     if keys.sources(again=True):
         store.put("graph", key, json.dumps(asdict(entry)).encode())
 
 
 def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> Boxed | None:
-    """The callable of a program that was compiled before; None if it, or a kernel, is not there.
+    """The callable of a program that was compiled before; None if the entry or a kernel is missing.
 
-    `again` compiles it for other sizes and addresses, should such a call come.
+    `again` compiles the fallback for calls that break an assumption of the plan.
     """
     store = store_in(cx.options)
     data = store.get("graph", key) if store is not None and key is not None else None

@@ -1,4 +1,4 @@
-"""Graphs for the calls that break what a graph assumes of sizes and addresses."""
+"""Fallback graphs, for calls that break an assumption on sizes or addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_program(
     cx: Context,
     again: Compile,
 ) -> Boxed:
-    """The callable of a program; `again` compiles it for calls that break an assumption."""
+    """The callable of a program; `again` compiles its fallbacks."""
     otherwise = Respecialised(program, cx, again)
     return load(p, functions, alive, constants_of(p, program), program.modules, otherwise)
 
@@ -41,9 +41,10 @@ def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:
 
 
 class Respecialised:
-    """The graph for calls that break an assumption, compiled when the first one comes.
+    """The fallbacks of a graph. Each is compiled at the first call that needs it.
 
-    What holds in such a call is kept: its own graph may be left again, if a later one breaks that.
+    A fallback keeps the assumptions that hold in that call. A later call may break these too, and
+    then runs a fallback of the fallback.
     """
 
     __slots__ = ("_again", "_lock", "_made", "_options", "_program", "_target")
@@ -55,10 +56,10 @@ class Respecialised:
         self._lock = threading.RLock()
 
     def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
-        """Run the graph on boxed arguments, of which one may be at an odd address."""
+        """Run on boxed arguments; not `aligned` if one is not at a multiple of 16 bytes."""
         facts = kept(self._program, args)
         key = (aligned, *facts.items())
-        with self._lock:  # of threads that come here at once, one compiles
+        with self._lock:  # one thread compiles, the others wait
             run = self._made.get(key) or self._compiled(key, aligned, facts)
         return run(args)
 

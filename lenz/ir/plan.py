@@ -1,9 +1,9 @@
-"""The plan: all that the runtime needs to know to run one graph, as a list of typed steps.
+"""The plan: everything the runtime needs to run one graph, as a list of typed steps.
 
 Readers of a plan decide nothing: `plan/python.py` prints it as a module, the report counts it. A
-plan knows no `Graph`, no `Expr`: sizes are Syms over the sizes of the inputs.
-Invariants: every name is defined (input, constant, Alloc, View, Call) before it is used and not
-used after its Free; outputs are never freed.
+plan holds no `Graph` and no `Expr`; sizes are Syms over the sizes of the inputs.
+Invariants: a name is defined (input, constant, Alloc, View, Call) before its first use and not used
+after its Free; outputs are never freed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lenz.sym import Sym, Var
 class Input:
     """A tensor argument or constant; a call checks its sizes, strides, dtype and device.
 
-    called    what messages call an argument: the user's name for it
-    anywhere  only eager ops use it: its device is not checked
-    signed    its negative bit is checked, too: kernels do not know that bit
-    laid      it is copied, not refused, where its strides are not these or its negative bit is set
+    called    the user's name of an argument, for messages
+    anywhere  its device is not checked, because only eager ops use it
+    signed    its negative bit is checked, because kernels ignore that bit
+    laid      with other strides or the negative bit it is copied, not refused
     content   the name of a constant's bytes; empty where the caller gives the constants
     """
 
@@ -47,9 +47,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SizeInput:
-    """An integer argument: a Var that it binds or a multiple of one, or what it must equal.
+    """An integer argument: a Var that it binds, a multiple of one, or the number it must equal.
 
-    A Var may also stand for an object that calls take.
+    A Var may also be an object that calls take.
     """
 
     SYNTAX: ClassVar = ("{value:sym} : size",)
@@ -58,7 +58,7 @@ class SizeInput:
 
 @dataclass(frozen=True, slots=True)
 class BindSize:
-    """A size that no integer argument gives: size (or stride) `dim` of a tensor is factor * var."""
+    """Read a size off a tensor: its size (or stride) `dim` is factor * var."""
 
     SYNTAX: ClassVar = (
         "bind {var:size} = {stride:which}({source:use}, {dim:int})",
@@ -75,8 +75,8 @@ class BindSize:
 class Alloc:
     """New memory of the type; `zero` asks for zeroed memory, `huge` for huge pages.
 
-    It is that of the argument `over`, which the next launch may overwrite, where nothing else
-    holds that.
+    If nothing else holds the argument `over`, it is that argument's memory, which the next launch
+    may overwrite.
     """
 
     SYNTAX: ClassVar = ("alloc {name:def} : {type:type}", "? zero", "? huge", "? over {over:over}")
@@ -91,8 +91,8 @@ class Alloc:
 class Reuse:
     """The memory of `source`, which is dead, under another name.
 
-    It is the `same` tensor, or one of this type, which autograd takes for a view of the other
-    unless it is `detached`.
+    It is the `same` tensor or a new one of this type. Autograd takes the new one for a view of the
+    old one unless it is `detached`.
     """
 
     SYNTAX: ClassVar = (
@@ -111,7 +111,8 @@ class Reuse:
 class ViewStep:
     """Other sizes and strides over the memory of `source`, from its first element on.
 
-    To autograd a view of that, unless it is `detached`; or the `same` tensor under another name.
+    It is the `same` tensor under another name, or a new one. Autograd takes the new one for a view
+    of `source` unless it is `detached`.
     """
 
     SYNTAX: ClassVar = (
@@ -128,9 +129,9 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Make a GPU the current one, whose current stream the next launches are on.
+    """Make a GPU current. The next launches go to its current stream.
 
-    The first one holds from the beginning of the call; its end makes the caller's GPU current.
+    The first one holds from the beginning of the call. The caller's GPU is current again after it.
     """
 
     SYNTAX: ClassVar = ("current {device:word}",)
@@ -161,9 +162,10 @@ class LaunchStep:
 class CallStep:
     """Call an eager op. `into` names allocated outputs for ops with an out= form.
 
-    The number of results is `counted` where the op is not torch's own.
-    An op that `holds` may use the memory of its arguments and results for good, or until a call
-    has run that `waits` for its results: that memory is no other buffer's, nor written, before.
+    The number of results is checked (`counted`) if the op is not torch's own.
+    An op that `holds` may use the memory of its arguments and results until a call has run that
+    `waits` for its results, or for good. Until then no other buffer gets that memory, and nothing
+    writes into it.
     """
 
     SYNTAX: ClassVar = (
@@ -183,10 +185,10 @@ class CallStep:
 
 @dataclass(frozen=True, slots=True)
 class Lay:
-    """Hold a result of the call of `op` to its type: it is copied if the op gave other strides.
+    """Copy a result of `op` if its strides are not those of its type.
 
-    Fake tensors tell the strides of most results right, and kernels and views rely on them. Where
-    kernels take its memory to start at a multiple of 16 bytes, it must be `aligned` as well.
+    Kernels and views rely on the strides of fake tensors, which are right for most results. An
+    `aligned` result is also copied if it does not start at a multiple of 16 bytes.
     """
 
     SYNTAX: ClassVar = ("lay {name:use} : {type:type} from {op:word}", "? aligned")
@@ -206,7 +208,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Raise if a check in the kernel launched just before has failed."""
+    """Raise if a check in the last kernel failed."""
 
     SYNTAX: ClassVar = ("check",)
 
@@ -220,9 +222,9 @@ Step: TypeAlias = (
 class Plan:
     """One compiled graph. `kernels` are the symbol names that LaunchSteps call, in first use.
 
-    `aligned` are the arguments whose memory the kernels take to start at a multiple of 16 bytes,
-    `most` the upper ends of sizes that they count on. A call that breaks one of these, or in which
-    a size is not the multiple that it is taken to be, is for a plan that was made without it.
+    Kernels assume that the `aligned` arguments start at multiples of 16 bytes and that sizes are at
+    most those of `most`. A call that breaks one of these assumptions, or in which a size is not the
+    multiple that an input says, runs a fallback plan.
     """
 
     LINES: ClassVar = (

@@ -1,4 +1,4 @@
-"""The steps of a schedule with memory: who is allocated when, reused by whom, freed after what."""
+"""Schedule -> Plan: when each buffer is allocated, whose memory it reuses, and when it is freed."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Given:
     """How the caller gives the arguments of a graph.
 
     names    the user's names, by the graph's
-    donated  those that may be overwritten in a call where nothing else holds them
-    saved    they are what a forward half has saved, which hooks may replace by other tensors
+    donated  arguments that a call may overwrite if nothing else holds them
+    saved    the arguments were saved by a forward half; hooks may have replaced them
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -64,10 +64,11 @@ class Given:
     saved: bool = False
 
     def input(self, b: Buffer, launched: bool) -> Input:
-        """An argument, and what a call checks of it: 35 ns for the negative bit.
+        """An argument, with the checks of a call. The negative bit takes 35 ns.
 
-        What modules hold, and what a forward half saves, has been looked at before. Attention keeps
-        the state of its generator on the CPU, whatever its fake tensors say.
+        It is not checked for tensors of modules and saved tensors, which were checked before. The
+        device is checked for arguments of kernels alone: attention keeps the state of its generator
+        on the CPU, whatever its fake tensor says.
         """
         user = self.names.get(b.name, b.name)
         is_new = "." not in user and (b.name.startswith("tangents") or not self.saved)
@@ -98,17 +99,17 @@ class _Builder:
     pinned: set[str] = field(default_factory=set)
     bases: Mapping[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
-    # Read by a kernel, or seen through a view (which may be a call).
+    # Kernels read these, or views share their memory (a view may be a call).
     addressed: set[str] = field(default_factory=set)
-    late: set[str] = field(default_factory=set)  # results of calls, there when a wait has returned
-    lent: set[str] = field(default_factory=set)  # to calls that nobody waits for
+    late: set[str] = field(default_factory=set)  # results that exist only after a wait
+    lent: set[str] = field(default_factory=set)  # used by calls that nothing waits for
     defined: dict[str, None] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[str]] = field(default_factory=dict)
     known: dict[Var, None] = field(default_factory=dict)
     launched: set[str] = field(default_factory=set)
     aligned_at_launch: set[str] = field(default_factory=set)
-    makers: dict[str, str] = field(default_factory=dict)  # the op that gave a buffer
+    makers: dict[str, str] = field(default_factory=dict)  # the op that returned a buffer
     current: str = ""  # the GPU of the launch before
     scope: Mapping[str, Var] = field(default_factory=dict)  # kernels may know upper ends as well
 
@@ -154,12 +155,12 @@ class _Builder:
         )
 
     def aligned(self) -> tuple[str, ...]:
-        """Arguments, and constants, that a kernel takes to be aligned."""
+        """Arguments that a kernel assumes to be aligned."""
         names = (i.name for i in self.schedule.graph.inputs if isinstance(i, Buffer))
         return tuple(n for n in names if n in self.aligned_at_launch)
 
     def without_withdrawn(self) -> tuple[tuple[Step, ...], tuple[tuple[int, str], ...]]:
-        """The steps less the frees that a reuse has taken back; comments move along."""
+        """The steps without the frees that a reuse withdrew; comments move with their steps."""
         moved: dict[int, int] = {}
         steps: list[Step] = []
         for k, step in enumerate(self.steps):
@@ -246,7 +247,7 @@ class _Builder:
             plain = dict(zip(step.kernel.sizes, sizes, strict=True))
             grid = substitute(programs(step.kernel), plain)
             self.steps.append(LaunchStep(symbol, args, sizes, grid, device))
-            return  # a failed check stops the program on the GPU, as it does in eager
+            return  # on a GPU a failed check traps, as in eager
         if any(e.op.guarded for e in nodes_of(*exprs_of(step.kernel.body))):
             self.steps.append(Check())
 
@@ -273,7 +274,7 @@ class _Builder:
         return None
 
     def is_large(self, old: Param, new: Param) -> bool:
-        """True where an argument of the caller is worth being overwritten."""
+        """True if reusing the memory of the caller's argument pays."""
         size = self.schedule.graph.env.hint(old.size) * old.dtype.bytes
         return size >= LARGE and old.dtype is new.dtype
 
@@ -293,7 +294,7 @@ class _Builder:
         self.defined[name] = None
 
     def comment(self, step: Launch | Extern) -> None:
-        """Say whose step comes next: the user's lines, then the nodes."""
+        """Note where the next step comes from: the user's lines, then the nodes."""
         origins = step.origins if isinstance(step, Launch) else step.origin
         if origins:
             text = ", ".join(sorted(origins, key=lambda o: ":" not in o))
@@ -308,7 +309,7 @@ class _Builder:
             self.comment(step)
             self.steps.append(CallStep(out, step.args, kwargs, (only.name,), True, into=True))
             return
-        # What others share is dropped after its last use here, and never used for other values.
+        # Shared memory is dropped after its last use here, and never reused.
         shared = {*step.mutates, *(source for _, source in step.aliases)}
         shared |= self.lent.intersection(self.roots.get(n, n) for n in held_by(step))
         self.own -= {n for m in shared for n in (m, self.roots.get(m, m))}
@@ -321,7 +322,7 @@ class _Builder:
         self.steps.append(
             CallStep(step.op, step.args, step.kwargs, outs, step.single, False, *held, counted)
         )
-        # A part of several results is of the op that gave them all.
+        # `getitem` takes a result out of a tuple; its maker is the op that returned the tuple.
         of = step.args[0] if step.op == "py.operator.getitem" else None
         maker = self.makers.get(of.name, step.op) if isinstance(of, Ref) else step.op
         for o in step.outs:
@@ -332,7 +333,7 @@ class _Builder:
                     self.steps.append(Lay(o.name, o.type, maker, o.name in self.aligned_at_launch))
 
     def bind_new_sizes(self, out: Buffer) -> None:
-        """Sizes that only the call knows (nonzero, say) are read off its result."""
+        """Read data-dependent sizes (of nonzero, say) off the result."""
         for dim, part in enumerate(out.shape):
             if isinstance(part, Var) and part not in self.known:
                 self.known[part] = None
@@ -344,7 +345,7 @@ class _Builder:
         if source is None:
             self.steps.append(Alloc(b.name, b.type, huge=_is_huge(b.type)))
         else:
-            # The memory was to be freed here; now it lives on under the new name.
+            # The memory lives on under the new name, so its Free goes.
             self.steps[self.freed.pop(source)] = None
             self.steps.append(Reuse(b.name, source, b.type))
         self.own.add(b.name)
@@ -359,7 +360,7 @@ class _Builder:
                 continue
             self.drop_views(name)
             del self.defined[name]
-            # Memory of arguments and calls is only dropped; our own may serve again.
+            # Memory of arguments and calls is only dropped; our own may be reused.
             if name in self.own:
                 self.freed[name] = len(self.steps)
                 self.pool.give(name, self.buffers[name].type)
@@ -367,13 +368,13 @@ class _Builder:
 
 
 def _is_huge(t: TensorType) -> bool:
-    """True for memory of a CPU in which page faults would dominate, or may."""
+    """True for CPU memory in which page faults may dominate: large, or of unknown size."""
     size = t.layout.storage * t.dtype.bytes
     return t.device == "cpu" and (not isinstance(size, Int) or size.value >= HUGE)
 
 
 def _bases(s: Schedule) -> dict[str, str]:
-    """For each view of a detached one that: to autograd it is the base of all views of it."""
+    """For each view of a detached view the latter, which autograd takes as its base."""
     found: dict[str, str] = {}
     cut = {n.out.name for n in s.steps if isinstance(n, View) and n.detached}
     for n in s.steps:
@@ -383,9 +384,9 @@ def _bases(s: Schedule) -> dict[str, str]:
 
 
 def _without_dead_views(s: Schedule, bases: Mapping[str, str]) -> Schedule:
-    """The schedule less the views that no call, launch or result names.
+    """The schedule without the views that no call, launch or result names.
 
-    Kernels address the memory that a view is of, so most views of a graph are of no use here.
+    Kernels address the memory behind a view, so most views of a graph are not needed.
     """
     used = {n for step in s.steps if not isinstance(step, View) for n in _names(step)}
     used |= {n for a in s.graph.outputs for n in atom_refs(a)}

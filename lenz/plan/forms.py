@@ -1,8 +1,8 @@
-"""The form in which Python holds each buffer of a plan: as few tensors are made as possible.
+"""The sizes and strides in which Python holds each buffer of a plan, so that few tensors are made.
 
-A kernel takes an address; sizes and strides matter to calls, views and results alone. A buffer
-that is only launched with keeps the tensor whose memory it reuses, and one that is only seen
-through views is made in the form of the first of them. A tensor costs 1 to 2 us of host time.
+A kernel takes an address; only calls, views and results need sizes and strides. A buffer that only
+kernels use keeps the tensor whose memory it reuses. A buffer that is only used through views is
+allocated in the form of its first view. A tensor costs 1 to 2 us of host time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lenz.sym import ZERO
 
 
 def formed(p: Plan) -> Plan:
-    """The plan whose steps say which tensors are made, and which are others under a new name."""
+    """The plan whose steps tell new tensors from old ones under a new name."""
     found, steps = forms(p), list[Step]()
     returned = {a.name for a in p.outputs if isinstance(a, Ref)}
     for s in p.steps:
@@ -36,7 +36,7 @@ def formed(p: Plan) -> Plan:
 
 
 def forms(p: Plan) -> dict[str, TensorType]:
-    """The form of every buffer whose memory the plan allocates, by the buffer's name."""
+    """The form of every buffer that the plan allocates, by name."""
     called = {r for a in p.outputs for r in atom_refs(a)}
     for s in p.steps:
         if isinstance(s, CallStep):
@@ -64,13 +64,13 @@ def forms(p: Plan) -> dict[str, TensorType]:
 
 
 def same_form(a: TensorType, b: TensorType) -> bool:
-    """True when a tensor of the one form is one of the other."""
+    """True if two forms are equal: dtype, sizes, strides and offset."""
     x, y = a.layout, b.layout
     return a.dtype is b.dtype and (x.shape, x.stride, x.offset) == (y.shape, y.stride, y.offset)
 
 
 def _whole(view: TensorType, base: TensorType) -> bool:
-    """True when a tensor in the form of the view has all of the memory of the base."""
+    """True if the view spans all memory of the base."""
     x = view.layout
     return (
         view.dtype is base.dtype and x.offset is ZERO and x.storage is base.layout.storage

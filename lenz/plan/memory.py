@@ -1,4 +1,4 @@
-"""Memory a buffer may take over: that of a dead one, or of one that dies in the same launch."""
+"""Memory that a buffer may reuse: of a dead buffer, or of one that dies in the same launch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pool:
     free: dict[tuple[str, Sym], list[tuple[str, TensorType]]] = field(default_factory=dict)
 
     def give(self, name: str, kind: TensorType) -> None:
-        """Offer memory that nothing reads any more."""
+        """Add memory that nothing reads any more."""
         self.free.setdefault(key(kind), []).append((name, kind))
 
     def take(self, kind: TensorType) -> str | None:
@@ -37,11 +37,11 @@ def key(kind: TensorType) -> tuple[str, Sym]:
 
 
 def may_overwrite(k: Kernel, read: str, written: str) -> bool:
-    """True when parameter `written` may lie in the memory of parameter `read`.
+    """True if parameter `written` may share the memory of parameter `read`.
 
-    That is so when every load of `read` is of the element that the only store to `written` then
-    overwrites, and none stands behind that store: whoever computes an element has read it before.
-    A transposed tile reads whole squares ahead, so its kernels never overwrite.
+    There must be one store to `written`, every load of `read` must be of the element that it
+    overwrites, and no load may come after it. Then each element is read before it is overwritten.
+    Kernels with transposed tiles read whole squares ahead, so they never overwrite.
     """
     if taken := branches(k):
         return all(may_overwrite(b, read, written) for b in taken)
@@ -53,7 +53,7 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
         return False
     store, loops = order[stores[0]]
     assert isinstance(store, Store)
-    # A loop that the offset does not follow would come back to an element it has overwritten.
+    # A loop whose variable is not in the offset would overwrite an element and read it again.
     if store.bound or any(v not in store.offset.free_vars for v in loops):
         return False
     for n, (s, _) in enumerate(order):
@@ -68,7 +68,7 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
 def _leaves(
     body: tuple[Stmt, ...], loops: tuple[Var, ...]
 ) -> Iterator[tuple[Stmt, tuple[Var, ...]]]:
-    """Every statement that is no loop, in order, with the variables of the loops around it."""
+    """All statements but loops, in order, with the variables of the loops around each."""
     for s in body:
         if isinstance(s, For):
             yield from _leaves(s.body, (*loops, s.axis.var))

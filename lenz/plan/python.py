@@ -1,7 +1,7 @@
-"""A plan as a Python module: readable, runnable as a script, and what runs by default.
+"""A plan as a Python module. lenz runs it, people read it, and it runs as a script.
 
-The text names no path and no address. Kernels and constants come in as globals of the module: the
-loader puts them there (`pipeline.py`); a script run by itself links the object file beside it.
+The text holds no path and no address. Kernels and constants are globals of the module, which
+`loading.py` sets. A script loads them from the files beside it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from lenz.runtime import executor as rt
 
 {guard}def {call}(args):
 """
-# Kernels are launched on the GPU that is current; the caller finds it as it was.
+# Kernels run on the current GPU; afterwards the caller's is current again.
 GUARDED = """def call(args):
     before = rt.exchange_gpu({device})
     try:
@@ -70,10 +70,10 @@ if __name__ == "__main__":
 
 
 def source(p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = False) -> str:
-    """The module's text; `comments` add where each launch came from.
+    """The module's text; `comments` says where each launch came from.
 
-    `sizes` are example values of sizes, for the script. Raises ValueError for a name that Python
-    would not take for one: the plan may come from a file.
+    `sizes` are example values of sizes, for the script. Raises ValueError for a name that is not a
+    Python identifier: the plan may come from a file.
     """
     w = _Writer(p, comments)
     lines = w.call()
@@ -138,7 +138,7 @@ class _Writer:
         self.current = self.gpus[0] if self.gpus else -1
         # Names that the module itself uses; a buffer of that name gets another.
         self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_"}
-        # Sizes are written with `min` and `max`, which may be names of buffers too.
+        # Sizes use `min` and `max`, which may be names of buffers too.
         self.taken |= {*dir(builtins), *keyword.kwlist}
         self.taken |= {"otherwise", *(f"stream{n}" for n in self.gpus)}
         self.taken |= {d.name.replace("u", "uint") for d in DTYPES}
@@ -178,7 +178,7 @@ class _Writer:
         lines += [f"{c.name} = None  # constant" for c in self.p.constants]
         lines += [f"{k} = None  # kernel" for k in self.p.kernels]
         if self.p.aligned or _broken(self):
-            lines.append("otherwise = None  # the same graph, taking less to be so")
+            lines.append("otherwise = None  # the fallback, with fewer assumptions")
         lines += [f"{py} = None  # object" for py in self.objects.values()]
         return lines
 
@@ -189,7 +189,7 @@ class _Writer:
         return self.names[name]
 
     def free(self, name: str) -> str:
-        """A name like this one that nothing else has: names of ops and buffers may be equal."""
+        """A free name like this one: an op and a buffer may have the same name."""
         py, k = _safe(name), 0
         while (chosen := py if k == 0 else f"{py}_{k}") in self.taken:
             k += 1
@@ -197,17 +197,17 @@ class _Writer:
         return chosen
 
     def size(self, position: int) -> str:
-        """The variable an integer argument is unpacked to."""
+        """The variable of an integer argument."""
         i = self.p.inputs[position]
         assert isinstance(i, SizeInput)
         return i.value.name if isinstance(i.value, Var) else f"_size{position}"
 
     def sizes(self) -> list[str]:
-        """Sizes read off arguments stand before the checks, which use them."""
+        """Sizes that arguments give; the checks use them."""
         return [f"{v.name} = {text}{f' // {c}' * (c > 1)}" for v, text, c in _given(self)]
 
     def checks(self) -> list[str]:
-        """One test per tensor argument; the slow path finds out what is wrong and says it."""
+        """One test per tensor argument; the slow path finds and names the fault."""
         tensors = [i for i in self.p.inputs if isinstance(i, Input)]
         if not tensors:
             return []
@@ -249,7 +249,7 @@ class _Writer:
                 return [f"{self.var(s.name)} = {_view(self, s)}"]
             case Current():
                 before, self.current = self.current, _gpu(s.device)
-                # Where `run` begins the first one is current.
+                # The first GPU is current when `run` begins.
                 return [f"rt.exchange_gpu({self.current})"] if self.current != before else []
             case Lay():
                 name = self.var(s.name)
@@ -280,7 +280,7 @@ class _Writer:
         text = f"{self.op(s.op)}({', '.join(args)})"
         if s.into or all(o is None for o in s.outs):
             return [text]
-        # Tracing may know the number that a call gives: a size that an assertion tells, say.
+        # A result may be a number that tracing knows, a size from an assertion say.
         outs = [
             o.name if isinstance(o, Var) else self.var(o) if isinstance(o, str) else "_"
             for o in s.outs
@@ -292,7 +292,7 @@ class _Writer:
         return [f"{', '.join(outs)}, = {text}"]
 
     def empty(self, s: Alloc) -> str:
-        """New memory, by the call that makes it in the least time."""
+        """New memory, by the fastest call for it."""
         t = s.type
         what = f"{_layout(t)}, {self.dtype(t.dtype)}"
         if t.device == "cpu":
@@ -302,7 +302,7 @@ class _Writer:
         return f"rt.empty({_layout(t)}, dtype={self.dtype(t.dtype)}, device={t.device!r})"
 
     def dtype(self, d: DType) -> str:
-        # Sizes that come from data have the names u0, u1, and so on.
+        # u8 and so on are names of data-dependent sizes.
         return self.dtypes.setdefault(d, d.name.replace("u", "uint"))
 
     def op(self, name: str) -> str:
@@ -331,14 +331,14 @@ class _Writer:
                 return f"[{', '.join(self.atom(x) for x in a)}]"
             case float() if a != a or a in (float("inf"), float("-inf")):
                 return f"float({str(a)!r})"
-            case complex():  # the text of an infinite part is no literal
+            case complex():  # an infinite part has no literal
                 return f"complex({self.atom(a.real)}, {self.atom(a.imag)})"
             case _:
                 return repr(a)
 
 
 def _own_names(p: Plan) -> list[str]:
-    """The names that stand in the text as they are: kernels, constants, sizes."""
+    """Names that the text uses unchanged: kernels, constants, sizes."""
     given = [v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars]
     read = [s.var for s in p.steps if isinstance(s, BindSize)]
     made = [o for s in p.steps if isinstance(s, CallStep) for o in s.outs if isinstance(o, Var)]
@@ -347,14 +347,14 @@ def _own_names(p: Plan) -> list[str]:
 
 
 def _name(text: str) -> str:
-    """A name as it is; raises ValueError for what Python would read as anything else."""
+    """The name itself; raises ValueError if it is not a Python identifier."""
     if not text.isidentifier() or keyword.iskeyword(text):
         raise ValueError(f"{text!r} cannot be a name in Python")
     return text
 
 
 def _tests(w: _Writer, i: Input) -> list[str]:
-    """What must be true of an argument besides its sizes and strides."""
+    """Conditions on an argument besides its sizes and strides."""
     name = w.var(i.name)
     found = [f"{name}.dtype is {w.dtype(i.type.dtype)}"]
     if not i.anywhere:
@@ -363,7 +363,7 @@ def _tests(w: _Writer, i: Input) -> list[str]:
 
 
 def _given(w: _Writer) -> list[tuple[Var, str, int]]:
-    """Variables that arguments give: what is read, and of which number it is a multiple."""
+    """Sizes that arguments give: the variable, the text that reads it, and its factor."""
     found: dict[Var, tuple[Var, str, int]] = {}
     for k, i in enumerate(w.p.inputs):
         scaled = as_multiple(i.value) if isinstance(i, SizeInput) else None
@@ -376,7 +376,7 @@ def _given(w: _Writer) -> list[tuple[Var, str, int]]:
 
 
 def _broken(w: _Writer) -> list[str]:
-    """Tests of what sizes are taken to be, each of which holds where that is not so."""
+    """Tests of the assumptions on sizes; each is true if its assumption is broken."""
     tests = [f"{c} * {v.name} != {text}" for v, text, c in _given(w) if c > 1]
     return tests + [f"{name} > {end}" for name, end in w.p.most]
 
@@ -401,7 +401,7 @@ def _gpu(device: str) -> int:
 
 
 def _place(device: str) -> str:
-    """The attribute of a tensor that is true on the device; -1 is the number of all others."""
+    """The test of a tensor's device. `get_device` is -1 for tensors without a GPU."""
     return "is_cpu" if device == "cpu" else f"get_device() == {_gpu(device)}"
 
 
