@@ -89,7 +89,7 @@ library strides=fourier: _fft_c2c
 library strides=fourier of=1: _fft_r2c _fft_c2r
 library into product=0: mm bmm
 library into product=1: addmm baddbmm
-parts: narrow_copy permute_copy tril_indices triu_indices unbind_copy view_copy
+parts: dist narrow_copy permute_copy tril_indices triu_indices unbind_copy view_copy
     rrelu_with_noise_backward
 view: reshape slice permute squeeze select t transpose unsqueeze diagonal
 view strides=view: view _unsafe_view

@@ -6,13 +6,12 @@ The formulas, and the side each comparison falls on, are those of torch.nn.funct
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from lenz import ops
 from lenz.ir.expr import Expr, Number, const, index
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
-from lenz.lower.operand import Operand, element, elementwise
+from lenz.lower.operand import element, elementwise
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO
 
@@ -122,13 +121,6 @@ def hardsigmoid(x: Expr) -> Expr:
     return relu6(x + 3.0) / 6.0
 
 
-@elementwise("hardsigmoid_backward", tensors=2)
-def hardsigmoid_backward(g: Expr, x: Expr) -> Expr:
-    """g / 6 where -3 < x < 3."""
-    inside = (x > -3.0) & (x < 3.0)
-    return ops.where(inside, g / 6.0, 0.0)
-
-
 @elementwise("hardswish")
 def hardswish(x: Expr) -> Expr:
     """x * relu6(x + 3) / 6."""
@@ -157,18 +149,6 @@ def elu(x: Expr, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) 
     return ops.where(x < 0.0, low, x * scale)
 
 
-def elu_backward(
-    g: Expr, x: Expr, alpha: Number, scale: Number, input_scale: Number, is_result: bool
-) -> Expr:
-    """The derivative by the input, or by the result when `x` is that."""
-    gain, rate = float(alpha) * float(scale), float(input_scale)
-    if is_result:
-        low = g * rate * (x + gain)
-    else:
-        low = g * (rate * gain) * ops.exp(x * rate)
-    return ops.where(x <= 0.0, low, g * scale)
-
-
 @elementwise("leaky_relu")
 def leaky_relu(x: Expr, negative_slope: Number = 0.01) -> Expr:
     """x above 0, slope * x below."""
@@ -189,14 +169,6 @@ def softplus(x: Expr, beta: Number = 1, threshold: Number = 20) -> Expr:
     return ops.where(z > threshold, x, soft)
 
 
-@elementwise("softplus_backward", tensors=2)
-def softplus_backward(g: Expr, x: Expr, beta: Number, threshold: Number) -> Expr:
-    """g * z / (z + 1) with z = exp(beta * x), g itself beyond the threshold."""
-    scaled = x * beta
-    z = ops.exp(scaled)
-    return ops.where(scaled > threshold, g, g * z / (z + 1.0))
-
-
 @elementwise("mish")
 def mish(x: Expr) -> Expr:
     """x * tanh(log(1 + exp(x)))."""
@@ -215,34 +187,6 @@ def mish_backward(g: Expr, x: Expr) -> Expr:
 def prelu(x: Expr, weight: Expr) -> Expr:
     """x above 0, weight * x below."""
     return ops.where(x > 0.0, x, weight * x)
-
-
-@lowering("elu_backward")
-def lower_elu_backward(b: GraphBuilder, g: Value, *args: Any) -> Value:
-    """The derivative of elu; the numbers stand before the tensor in aten."""
-    *numbers, x = args
-    t = b.result.dtype
-    return b.map(lambda i: elu_backward(element(g, i, t), element(x, i, t), *numbers))
-
-
-@lowering("_prelu_kernel_backward")
-def prelu_backward(b: GraphBuilder, g: Value, x: Value, weight: Operand) -> tuple[Value, Value]:
-    """The gradients of the input and, per element, of the weight."""
-    by_x, by_weight = b.kind(0), b.kind(1)
-
-    def above(i: Index) -> Expr:
-        e = element(x, i, by_x.dtype)
-        return e > 0.0
-
-    def fn_x(i: Index) -> Expr:
-        e, w = element(g, i, by_x.dtype), element(weight, i, by_x.dtype)
-        return ops.where(above(i), e, w * e)
-
-    def fn_weight(i: Index) -> Expr:
-        e, v = element(g, i, by_weight.dtype), element(x, i, by_weight.dtype)
-        return ops.where(above(i), 0.0, v * e)
-
-    return b.map(fn_x, by_x), b.map(fn_weight, by_weight)
 
 
 @lowering("log_sigmoid_forward")

@@ -17,7 +17,7 @@ from lenz.ir.expr import Expr, const
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, common_shape, count, reduce_over, split
+from lenz.lower.dims import Split, count, reduce_over, split
 from lenz.lower.operand import broadcast, number, reader
 from lenz.lower.registry import lowering
 from lenz.sym import Sym
@@ -294,14 +294,6 @@ def norm(
     p, to = given.get("p", ord), b.result.dtype
     s = split(x.shape, dim)
     return norm_over(b, 2 if p is None else p, s, keepdim, lambda i: converted(x, i, to))
-
-
-@lowering("dist")
-def dist(b: GraphBuilder, x: Value, y: Value, p: Scalar = 2) -> Value:
-    """The norm of x - y."""
-    left, right = (reader(v, compute_dtype(b.result.dtype)) for v in (x, y))
-    s = split(common_shape((x, y)), None)
-    return norm_over(b, p, s, False, lambda i: left(i) - right(i))
 
 
 @lowering("logsumexp")

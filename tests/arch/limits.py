@@ -16,7 +16,7 @@ CODE_LINES = {
     "debug": 540,
     "frontend": 2_970,
     "ir": 4_036,
-    "lower": 6_248,
+    "lower": 6_211,
     "machine": 5_523,
     "ops": 2_335,
     "opt": 1_586,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_593,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_709
+TOTAL_CODE_LINES = 28_672
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
