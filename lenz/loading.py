@@ -65,7 +65,7 @@ def load(
     module.update(functions)
     module.update((c.name, _aligned(constants[c.name])) for c in p.constants)
     module.update((py, objects[o]) for py, o in module["OBJECTS"].items())
-    if "otherwise" in module:
+    if otherwise is not None:
         module["otherwise"] = otherwise
     module["_alive"] = alive
     call: Boxed = module["call"]

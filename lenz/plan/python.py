@@ -178,7 +178,7 @@ class _Writer:
         lines += [f"{c.name} = None  # constant" for c in self.p.constants]
         lines += [f"{k} = None  # kernel" for k in self.p.kernels]
         if self.p.aligned or _broken(self):
-            lines.append("otherwise = None  # the fallback, with fewer assumptions")
+            lines.append("otherwise = rt.refuse_call  # a loader puts the fallback here")
         lines += [f"{py} = None  # object" for py in self.objects.values()]
         return lines
 

@@ -10,10 +10,9 @@ import torch
 
 def packed(t: torch.Tensor) -> tuple[str, bytes]:
     """A name for a constant, the hash of its bytes; and these: type, sizes, strides and memory."""
-    t = t.detach()
     steps = zip(t.shape, t.stride(), strict=True)
     span = 1 + sum((n - 1) * s for n, s in steps) if t.numel() else 0
-    memory = torch.as_strided(t, (span,), (1,)).view(torch.uint8).cpu()
+    memory = torch.as_strided(t.detach(), (span,), (1,)).view(torch.uint8).cpu()
     head = json.dumps([str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()])
     data = f"{head}\n".encode() + memory.numpy().tobytes()
     return hashlib.sha256(data).hexdigest(), data

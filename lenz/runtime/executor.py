@@ -286,6 +286,11 @@ def refuse_fakes() -> None:
         raise UserError(what, hint="call it outside the mode, or with fake tensors")
 
 
+def refuse_call(args: list[Any], aligned: bool = True) -> Sequence[Any]:
+    """Raise UserError: in a plan without a fallback this stands for it."""
+    raise UserError("the call breaks an assumption of the plan on a size or an address")
+
+
 def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
     """Raise the UserError that names the first wrong argument, what it should be and what it is."""
     for t, (name, size, stride, dtype, device) in zip(got, wanted, strict=True):
@@ -299,9 +304,8 @@ def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
         # The stride of a dimension of size 1 (or of an empty tensor) means nothing.
         if t.numel():
             kept = [d for d, s in enumerate(t.shape) if s != 1]
-            strides = t.stride()
-            if any(d >= len(stride) or strides[d] != stride[d] for d in kept):
-                pairs.append(("stride", tuple(stride), tuple(strides)))
+            if any(d >= len(stride) or t.stride(d) != stride[d] for d in kept):
+                pairs.append(("stride", tuple(stride), t.stride()))
         pairs.append(("negative bit", False, t.is_neg()))
         for what, expected, actual in pairs:
             if expected != actual:

@@ -29,8 +29,8 @@ def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], roun
         raise UserError(f"the plan calls {name}, an object of the program it came from")
     module.update(kernels)
     sizes: dict[str, int] = dict(module["SIZES"])
-    described = [x for x in module["INPUTS"] if not isinstance(x, str)]
-    devices = {d[-1] for d in (*described, *module["KERNELS"].values())}
+    described = (*module["INPUTS"], *module["KERNELS"].values())
+    devices = {d[-1] for d in described if not isinstance(d, str)}
     gpus = sorted(d for d in devices if d.startswith("cuda"))
     times: list[float] = []
     for _ in range(rounds):
