@@ -104,7 +104,7 @@ def neutral(kind: str, dtype: DType) -> Expr:
         return const(0, dtype)
     if kind in ("prod", "mul", "all"):
         return const(1, dtype)
-    is_max = kind == "max"
+    is_max = kind in ("max", "argmax", "logaddexp")
     if dtype.is_float:
         return const(-math.inf if is_max else math.inf, dtype)
     if dtype is BOOL:

@@ -2,45 +2,57 @@
 
 A reduction ends with the outermost loop it runs over. If it does not reduce over some inner loop,
 each point of that loop has its own accumulator, in an array. Otherwise the accumulators are
-registers that the loops carry, one per copy of the body.
+registers that the loops carry, one per copy of the body. An accumulator is made before the loop
+(`start`), takes the values of the body (`take`), and becomes the result after it (`finish`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lenz.errors import InternalError
-from lenz.ir.dtype import I32, DType
-from lenz.ir.kernel import For, Reduce, Scan, Stmt, position
+from lenz.ir.dtype import BOOL, F32, I64, U8, DType
+from lenz.ir.kernel import For, Reduce, Scan, Stmt, position, walk
 from lenz.ir.tensor import Axis
+from lenz.machine.cpu.llvm.access import Place
+from lenz.machine.cpu.llvm.builder import Names
 from lenz.machine.cpu.llvm.indices import index_type
-from lenz.machine.cpu.llvm.reductions import is_arg, state_dtype
-from lenz.machine.cpu.llvm.scopes import Cell
+from lenz.machine.cpu.llvm.reductions import Monoid, Parts
+from lenz.machine.cpu.llvm.scopes import Cell, Value
+from lenz.machine.cpu.llvm.types import iota, memory_type, value_type
 from lenz.sym import ZERO, Sym, Var
+
+if TYPE_CHECKING:
+    from lenz.machine.cpu.llvm.body import Body
 
 
 @dataclass(slots=True)
 class Accumulator:
     """The state of one reduction.
 
-    dtypes   types of the parts of the state: the value and, for a position, its index
+    monoid   the states and how they combine
     lanes    True when the registers are vectors
     across   True when the lanes are reduced over and are added up at the end
-    copies   copies of the registers; `merge`: they are reduced over as well
+    copies   copies of the registers; with `across` they are reduced over as well
     axes     the axes of the array of accumulators, empty for registers
     arrays   names of the arrays, one per part
     """
 
     stmt: Reduce | Scan
-    dtypes: tuple[DType, ...]
+    monoid: Monoid
     position: Sym
     lanes: bool
     across: bool
     copies: int
-    merge: bool
     axes: tuple[Axis, ...]
     cells: list[list[Cell]] = field(default_factory=list)
     arrays: tuple[str, ...] = ()
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Types of the parts of the state: the value and, for a position, its index."""
+        return self.monoid.dtypes
 
     @property
     def offset(self) -> Sym:
@@ -50,13 +62,154 @@ class Accumulator:
             flat = flat * _extent(a) + a.var
         return flat
 
-    @property
-    def size(self) -> int:
-        """Elements of the arrays."""
-        size = 1
-        for a in self.axes:
-            size *= _extent(a)
-        return size
+    def take(self, body: Body) -> None:
+        """Accumulate one value of the body."""
+        scopes, copies = body.scopes, body.scopes.copies
+        b = scopes.builder(scopes.fn.level, self.lanes, copies)
+        parts: Parts = (self.operand(body),)
+        for index in self.dtypes[1:]:
+            where = body.indices.vector(self.position, index)
+            parts = (*parts, scopes.spread(where, index, self.lanes, copies))
+        if self.axes:
+            self._take_in_arrays(body, parts)
+            return
+        states = tuple([tuple([c.name for c in part[:copies]]) for part in self.cells])
+        new = self.monoid.combine(b, states, parts, later=True)
+        if scopes.tail is not None and self.across:
+            mask = scopes.spread(scopes.tail, BOOL, self.lanes, copies)
+            rows = zip(self.dtypes, new, states, strict=True)
+            new = tuple([b.select(mask, d, n, o) for d, n, o in rows])
+        for part, names in zip(self.cells, new, strict=True):
+            for cell, name in zip(part, names, strict=False):
+                cell.name = name
+
+    def _take_in_arrays(self, body: Body, parts: Parts) -> None:
+        scopes, copies, level = body.scopes, body.scopes.copies, body.scopes.fn.level
+        if body.row_pass:  # the copies are rows: add them before the single access to the array
+            parts, copies = self.monoid.tree(scopes.builder(level, self.lanes, 1), parts), 1
+        places: list[Place] = []
+        olds: list[Names] = []
+        for name, dtype in zip(self.arrays, self.dtypes, strict=True):
+            place = body.accesses.place(name, dtype, self.offset, {})
+            old = body.accesses.load(place, dtype, None, level)
+            olds.append(scopes.spread(old, dtype, self.lanes, copies))
+            places.append(place)
+        new = self.monoid.combine(scopes.builder(level, self.lanes, copies), tuple(olds), parts)
+        for place, dtype, names in zip(places, self.dtypes, new, strict=True):
+            body.accesses.store(place, dtype, Value(names, level, self.lanes), None)
+
+    def operand(self, body: Body) -> Names:
+        """The value to accumulate, in the type of the state."""
+        scopes, source, dtype = body.scopes, self.stmt.value.dtype, self.dtypes[0]
+        value = body.values.value(self.stmt.value)
+        if source is not dtype:
+            b = scopes.builder(value.level, value.lanes, len(value.names))
+            opcode = "half_to_f32" if source.is_half else "zext"
+            names = b.convert(opcode, dtype, source, value.names)
+            value = Value(names, value.level, value.lanes)
+        return scopes.spread(value, dtype, self.lanes, scopes.copies)
+
+    def finish(self, body: Body) -> None:
+        """Reduce the copies and the lanes to the result, and give it its name."""
+        del body.accs[self.stmt.name]
+        if isinstance(self.stmt, Scan):  # its value is not visible outside of the loop
+            return
+        if self.axes:
+            body.values.columns[self.stmt.name] = self
+            return
+        scopes, level = body.scopes, body.scopes.fn.level
+        state: Parts = tuple([tuple([c.name for c in part]) for part in self.cells])
+        if self.across:
+            state = self.monoid.tree(scopes.builder(level, self.lanes, 1), state)
+            scalar = scopes.builder(level, False, 1)
+            state = self.monoid.across_lanes(scalar, state, scopes.width)
+        result = Value(state[-1], level, self.lanes and not self.across)
+        body.values.refs[self.stmt.name] = self.converted(body, result)
+
+    def converted(self, body: Body, value: Value) -> Value:
+        """The result in the reduction's type."""
+        have = self.dtypes[-1]
+        want = I64 if len(self.dtypes) > 1 else self.stmt.value.dtype
+        if have is want:
+            return value
+        b = body.scopes.builder(value.level, value.lanes, len(value.names))
+        if want.is_half:
+            names = b.convert("f32_to_half", want, F32, value.names)
+        else:
+            names = b.convert("sext" if have.bits < want.bits else "trunc", want, have, value.names)
+        return Value(names, value.level, value.lanes)
+
+    def element(self, body: Body) -> Value:
+        """The result at this point of the loops, if the accumulators are in an array."""
+        place = body.accesses.place(self.arrays[-1], self.dtypes[-1], self.offset, {})
+        value = body.accesses.load(place, self.dtypes[-1], None, 0)
+        return self.converted(body, value)
+
+
+def start(body: Body, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
+    """Create a reduction's accumulators; `path` are the loops from its outermost one inwards."""
+    body.define(s.name, s)
+    lane = next((f for f in path if f.kind == "vector"), None)
+    if body.indices.lane is not None:
+        lane = None  # already in a vector loop: every lane has its own accumulators
+    across = lane is not None and lane.axis.var in over(s)
+    axes = {f.axis.var: f.axis for f in path}
+    place = position([axes[v] for v in over(s)])
+    # A scan handles the copies one by one; a reduction has registers for each copy.
+    in_copies = lane if across and isinstance(s, Reduce) else None
+    acc = Accumulator(
+        stmt=s,
+        monoid=Monoid(s.kind, _state_dtypes(s, place)),
+        position=place,
+        lanes=lane is not None or body.indices.lane is not None,
+        across=across,
+        copies=body.vector_copies(in_copies) if in_copies else body.scopes.copies,
+        axes=tuple([a for v, a in axes.items() if v not in over(s)]),
+    )
+    body.accs[s.name] = acc
+    if acc.axes:
+        _start_arrays(body, acc)
+        return acc
+    width = body.scopes.width if acc.lanes else 1
+    texts = [acc.monoid.identity(width, isinstance(s, Scan))] * acc.copies
+    acc.cells.append([Cell(value_type(acc.dtypes[0], width), text) for text in texts])
+    for dtype in acc.dtypes[1:]:
+        # Position of the first element that the lane sees, so that a row of elements equal to the
+        # identity gives the first.
+        step, next_copy = (1, width) if across else (0, 0)
+        texts = [iota(value_type(dtype), width, step, k * next_copy) for k in range(acc.copies)]
+        acc.cells.append([Cell(value_type(dtype, width), text) for text in texts])
+    return acc
+
+
+def _start_arrays(body: Body, acc: Accumulator) -> None:
+    scopes, fn = body.scopes, body.scopes.fn
+    width = scopes.width
+    size = 1
+    for a in acc.axes:
+        size *= _extent(a)
+    size = -(-size // width) * width + width  # a partial last vector stays in bounds
+    acc.arrays = tuple([f"{acc.stmt.name}.{part}" for part in range(len(acc.dtypes))])
+    for name, dtype in zip(acc.arrays, acc.dtypes, strict=True):
+        base = body.accesses.bases[name] = fn.alloca(memory_type(dtype), size)
+        text = acc.monoid.identity(width, isinstance(acc.stmt, Scan))
+        if name != acc.arrays[0]:
+            text = "zeroinitializer"
+        elif dtype is BOOL:
+            text = f"splat (i8 {int(acc.monoid.identity(1) == 'true')})"
+        t = memory_type(dtype, width)
+        with scopes.loop("0", str(size), width, []) as counter:
+            at = f"getelementptr inbounds {memory_type(dtype)}, ptr {base}, i64 {counter}"
+            p = fn.let(fn.level, at)
+            fn.put(fn.level, f"  store {t} {text}, ptr {p}, align {dtype.bytes}")
+
+
+def _state_dtypes(s: Reduce | Scan, place: Sym) -> tuple[DType, ...]:
+    """Types of the parts of the state: f32 for 16-bit floats, u8 where bools have positions."""
+    dtype = F32 if s.value.dtype.is_half else s.value.dtype
+    if s.kind in ("argmax", "argmin"):
+        return U8 if dtype is BOOL else dtype, index_type(place)
+    return (dtype,)
 
 
 def _extent(a: Axis) -> int:
@@ -80,37 +233,13 @@ def reduces_of(loop: For) -> list[tuple[Reduce | Scan, tuple[For, ...]]]:
         for s in body:
             if isinstance(s, For):
                 visit(s.body, (*path, s))
-            elif isinstance(s, (Reduce, Scan)):
+            elif isinstance(s, (Reduce, Scan)) and loop.axis.var in over(s):
                 found.append((s, path))
 
     visit(loop.body, (loop,))
-    inside = loop.axis.var
-    return [(s, path) for s, path in found if inside in over(s)]
+    return found
 
 
 def names_reduced(body: tuple[Stmt, ...]) -> set[str]:
     """Names of all reductions and scans in a body."""
-    found: set[str] = set()
-    for s in body:
-        if isinstance(s, For):
-            found |= names_reduced(s.body)
-        elif isinstance(s, (Reduce, Scan)):
-            found.add(s.name)
-    return found
-
-
-def position_of(s: Reduce | Scan, path: tuple[For, ...]) -> Sym:
-    """The flat position of an element over the reduced axes, outermost first."""
-    axes = {f.axis.var: f.axis for f in path}
-    for v in over(s):
-        if v not in axes:
-            raise InternalError(
-                f"{s.name} is reduced over {v.name}, which is not around it", pass_name="codegen"
-            )
-    return position([axes[v] for v in over(s)])
-
-
-def state_dtypes(s: Reduce | Scan, position: Sym) -> tuple[DType, ...]:
-    """Types of the parts of the state."""
-    first = state_dtype(s.kind, s.value.dtype)
-    return (first, index_type(position)) if is_arg(s.kind) else (first, I32)[:1]
+    return {s.name for s in walk(body) if isinstance(s, (Reduce, Scan))}

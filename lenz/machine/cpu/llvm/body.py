@@ -9,9 +9,9 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Let, Local, Reduce, Scan, Sort, Stmt, Store, TileConfig, walk
-from lenz.machine.cpu.llvm import accumulate, prefix, sorting, tiles, trips
+from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
 from lenz.machine.cpu.llvm.access import Accesses, store_pairs
-from lenz.machine.cpu.llvm.accumulators import Accumulator, names_reduced, reduces_of
+from lenz.machine.cpu.llvm.accumulators import Accumulator, names_reduced, reduces_of, start
 from lenz.machine.cpu.llvm.indices import Indices
 from lenz.machine.cpu.llvm.masks import stores_plainly, tail_mask
 from lenz.machine.cpu.llvm.scopes import Cell, Scopes, Value
@@ -44,7 +44,7 @@ class Body:
         self.accs: dict[str, Accumulator] = {}
         self.names: dict[str, Stmt] = {}
         self.row_pass = False  # the copies of the body are rows that share accumulators
-        values.column = lambda acc: accumulate.element(self, acc)
+        values.column = lambda acc: acc.element(self)
 
     def statements(self, body: tuple[Stmt, ...]) -> None:
         """Emit statements in order; loads of buffers that they store to stay on their level."""
@@ -63,7 +63,7 @@ class Body:
                     self.define(name, s)
                     self.values.refs[name] = self.values.value(value)
                 case Reduce():
-                    accumulate.take(self, self.accs[s.name])
+                    self.accs[s.name].take(self)
                 case Scan():
                     prefix.take(self, self.accs[s.name])
                 case Sort():
@@ -104,9 +104,7 @@ class Body:
 
     def loop(self, s: For) -> None:
         """Emit a loop, then the results of the reductions that end with it."""
-        ended = [
-            accumulate.start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs
-        ]
+        ended = [start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs]
         with self.writing(s):
             if self.indices.lane is None and s.kind == "vector":
                 self.vector_loop(s)
@@ -117,7 +115,7 @@ class Body:
             else:
                 self.plain_loop(s)
         for acc in ended:
-            accumulate.finish(self, acc)
+            acc.finish(self)
 
     def unrolled(self, s: For) -> None:
         """A loop of constant extent, unrolled."""

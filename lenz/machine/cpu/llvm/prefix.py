@@ -19,8 +19,6 @@ from lenz.ir.dtype import I32
 from lenz.ir.expr import Expr, interpret, rebuild, ref
 from lenz.ir.kernel import Scan
 from lenz.ir.op import REF
-from lenz.machine.cpu.llvm import accumulate
-from lenz.machine.cpu.llvm import reductions as red
 from lenz.machine.cpu.llvm.accumulators import Accumulator
 from lenz.machine.cpu.llvm.builder import Names
 from lenz.machine.cpu.llvm.legalise import legal_expr
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 def take(body: Body, acc: Accumulator) -> None:
     """Accumulate one value and name the running value."""
     scopes, (dtype,) = body.scopes, acc.dtypes
-    value = accumulate.operand(body, acc, scopes.copies)
+    value = acc.operand(body)
     level = scopes.fn.level
     if acc.axes:
         place = body.accesses.place(acc.arrays[0], dtype, acc.offset, {})
@@ -48,7 +46,7 @@ def take(body: Body, acc: Accumulator) -> None:
         new = combine(body, acc, tuple([c.name for c in cells[: scopes.copies]]), value)
         for cell, name in zip(cells, new, strict=False):
             cell.name = name
-    running = accumulate.converted(body, acc, Value(new, level, acc.lanes))
+    running = acc.converted(body, Value(new, level, acc.lanes))
     body.values.refs[acc.stmt.name] = running
 
 
@@ -57,7 +55,7 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
     scopes, (dtype,) = body.scopes, acc.dtypes
     fn, level, width = scopes.fn, scopes.fn.level, scopes.width
     t = value_type(dtype, width)
-    start = red.identity_text(acc.stmt.kind, dtype, width, True)
+    start = acc.monoid.identity(width, scan=True)
 
     def shuffle(name: str, lanes: list[int]) -> str:
         order = ", ".join(f"i32 {i}" for i in lanes)
