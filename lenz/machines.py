@@ -143,6 +143,14 @@ def machine_of(device: str) -> Machine:
     return _half(device, "machine")  # type: ignore[no-any-return]  # a Machine, by `register`
 
 
+def runs_programs(device: str) -> bool:
+    """True if many programs of many lanes run the loops of a device, as on GPUs.
+
+    Such a machine computes faster than it loads, and its updates of one element meet in any order.
+    """
+    return machine_of(device).capabilities.units > 0
+
+
 def loader_of(device: str) -> Loader:
     """The loader of a device; raises InternalError if there is none."""
     return _half(device, "loader")  # type: ignore[no-any-return]  # a Loader, likewise

@@ -46,6 +46,7 @@ class Capabilities:
     summed    the same if it also sums columns, which takes registers
     launch    elements that are read in the time that a launch takes; 0 if it takes none
     cache     bytes that are still there when several programs read their rows again
+    raises    a failed check ends the call before the next launch
     """
 
     buffers: int
@@ -55,3 +56,4 @@ class Capabilities:
     summed: int = 0
     launch: int = 0
     cache: int = 0
+    raises: bool = False

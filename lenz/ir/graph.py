@@ -299,9 +299,9 @@ def map_bodies(n: Loop, f: Callable[[Expr], Expr]) -> Loop:
     return map_values(n, f)
 
 
-def map_gpu_loops(g: Graph, f: Callable[[Loop], Loop]) -> Graph:
-    """The graph with every loop that a GPU runs replaced by f of it."""
-    nodes = [f(n) if isinstance(n, LOOPS) and n.out.type.device != "cpu" else n for n in g.nodes]
+def map_loops(g: Graph, on: Callable[[str], bool], f: Callable[[Loop], Loop]) -> Graph:
+    """The graph with every loop on a device for which `on` holds replaced by f of it."""
+    nodes = [f(n) if isinstance(n, LOOPS) and on(n.out.type.device) else n for n in g.nodes]
     return replace(g, nodes=tuple(nodes))
 
 

@@ -17,6 +17,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, is_position, position
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import Place, check_places, update
+from lenz.machines import runs_programs
 from lenz.sym import ZERO, Sym, affine_in, flatten, product
 
 SUM, MEAN, MAX = 0, 1, 2
@@ -253,7 +254,7 @@ def embedding_dense_backward(
     def value(i: Index) -> Expr:
         return _unless(padding_idx, indices, i[:-1], grad.at(i))
 
-    most, atomic = product(indices.shape).hi, table.device != "cpu" and ZERO not in grad.shape
+    most, atomic = product(indices.shape).hi, runs_programs(table.device) and ZERO not in grad.shape
     if atomic and table.dtype.is_half and most is not None and most < (rows.lo or 0):
         return _few_rows(b, indices, rows, grad.shape, value)
     return update(b, "add", table, grad.shape, place, value)

@@ -25,6 +25,7 @@ from lenz.ir.tensor import Buffer, Layout, TensorType, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, giving
 from lenz.lower.operand import broadcast, element, promote
 from lenz.lower.registry import Entry, Lowering, lowering
+from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Int, Sym
 from lenz.traits import has
 
@@ -197,7 +198,7 @@ class Complexes:
             size = giving(b, (part,), partial(_RULES["abs"], b, args[0]))
             return entry.fn(b, size, *args[1:], **{k: _real(a) for k, a in kwargs.items()})
         moves = (entry.any_dtype or entry.float8) and not has(target, "memory")
-        torn = has(target, "torn") and (name == "scatter" or b.result.device != "cpu")
+        torn = has(target, "torn") and (name == "scatter" or runs_programs(b.result.device))
         if (moves or has(target, "linear")) and not torn:
             return alike(b, target, entry, args, kwargs)
         raise Decline("")

@@ -20,6 +20,7 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Graph, Node, Pointwise, Ref, View, reads_of
 from lenz.lower.builder import GraphBuilder, Index, Value, maker
 from lenz.lower.operand import broadcast
+from lenz.machines import runs_programs
 from lenz.sym import ONE, Int, Sym, product
 
 LONGEST = 1 << 14  # positions of one dimension, which are computed while compiling
@@ -86,7 +87,7 @@ def gathered(b: GraphBuilder, x: Value, given: Mapping[int, Value], v: Value) ->
     # elements.  Channels last have lanes side by side, 3 ms against 16.
     is_beside = v.buffer.type.layout.stride[-1:] in ((), (ONE,))
     slow = is_beside or math.prod(map(len, along)) > MOST_TAPS
-    if x.device == "cpu" and slow:
+    if slow and not runs_programs(x.device):
         return None
 
     def total(i: Index) -> Expr:

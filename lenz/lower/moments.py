@@ -28,7 +28,7 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.tensor import TensorType, axes_for
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import count
-from lenz.machines import machine_of
+from lenz.machines import machine_of, runs_programs
 from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum, power_of_two
 
 # Fewer elements are read twice from cache in less time than a second kernel takes to start.
@@ -274,7 +274,7 @@ def chunks_of(b: GraphBuilder, s: Sets) -> Chunks | None:
 
     Only for known sizes, since the elements of a chunk are lanes.
     """
-    m = None if s.x.device == "cpu" or not s.is_static else _memory(b, s)
+    m = _memory(b, s) if s.is_static and runs_programs(s.x.device) else None
     if m is None or m.volume(m.dims) < SMALL:
         return None
     columns = m.columns()

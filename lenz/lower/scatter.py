@@ -18,6 +18,7 @@ from lenz.lower.index import at_positions, checked, is_position, position
 from lenz.lower.known import gathered
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
+from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Sym, flatten, product, unflatten
 
 Place = tuple[Index, tuple[Expr, ...]]
@@ -41,9 +42,9 @@ def update(
     if x.dtype is BOOL:  # sums of truth values are disjunctions
         logical: dict[UpdateMode, UpdateMode] = {"add": "max", "mul": "min"}
         mode = logical.get(mode, mode)
-    if x.device == "cpu" or mode == "set":
+    if not runs_programs(x.device) or mode == "set":
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
-    # On GPUs updates meet in any order: what they do must be one instruction of the memory.
+    # Updates meet in any order: what they do must be one instruction of the memory.
     if mode == "mul" or (x.dtype.bits < 32 and not x.dtype.is_half):
         raise Decline(f"updates of {x.dtype} by {mode} that may meet")
     half = x.dtype.is_half

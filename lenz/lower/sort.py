@@ -26,6 +26,7 @@ from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import reduce_over, split, wrapped
 from lenz.lower.registry import lowering
+from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Int, Sym, maximum, product, unflatten
 
 # Keys that a program of a GPU sorts in registers, and keys in 128 KiB of a CPU's stack.
@@ -159,7 +160,7 @@ def keys_for(
     """
     if dtype.bytes > 4 or dtype in FLOAT8:
         raise Decline(WIDE if dtype.bytes > 4 else f"a sort of {dtype}")
-    most = longest or (LONGEST_CPU if device == "cpu" else LONGEST)
+    most = longest or (LONGEST if runs_programs(device) else LONGEST_CPU)
     if size.hi is None or size.hi > most:
         raise Decline(f"a sort of rows of more than {most} elements, or of unknown length")
     position = max(size.hi - 1, 1).bit_length() if named else 0
@@ -234,7 +235,7 @@ def sort(
     """The elements in order, and where they were; equal ones stay in order."""
 
     def ordered(d: int, keys: Keys) -> Value:
-        if x.device != "cpu" and (x.shape[d].hi or 0) > LONGEST_SORT:
+        if runs_programs(x.device) and (x.shape[d].hi or 0) > LONGEST_SORT:
             raise Decline(f"a sort of rows of more than {LONGEST_SORT} elements")
         return _ordered(b, x, d, keys, b.result)
 
@@ -257,7 +258,7 @@ def topk(
         is_few = isinstance(k, int) and k > 1 and k * HEAP <= most
         # 64 of 2048 x 4096 f32 on an H200: 319 us here, 190 in eager; of 4096 x 2048: 247 and 229.
         is_long = isinstance(k, int) and k > 16 and most > 2 * LONGEST_SORT
-        if (most > HEAP_ROW and is_few) if b.result.device == "cpu" else is_long:
+        if is_long if runs_programs(b.result.device) else (most > HEAP_ROW and is_few):
             raise Decline(f"{k} of up to {most} elements, which eager finds without a sort")
         return first_keys(b, x.shape, d, k, lambda i: keys.of(x.at(i), i[d]), keys.type)
 

@@ -31,7 +31,7 @@ from lenz.lower.fallback import call_eager, is_object, move
 from lenz.lower.program import Program
 from lenz.lower.registry import Entry, entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
-from lenz.machines import types
+from lenz.machines import runs_programs, types
 from lenz.sym import ONE, ZERO, Int, Sym, Var, evaluate, maximum, prove_le, sym
 from lenz.traits import has
 
@@ -427,7 +427,7 @@ def _is_left_to_chance(n: Node) -> bool:
     Scans have a fixed order on GPUs too, also where several programs share a row: each folds the
     results of those before it in the order of their numbers (`machine/cuda/triton/look_back.py`).
     """
-    if not isinstance(n, Scatter) or n.out.type.device == "cpu":
+    if not isinstance(n, Scatter) or not runs_programs(n.out.type.device):
         return False
     return bool(n.bound) if n.mode == "set" else n.out.dtype.is_float and n.mode in ("add", "mul")
 

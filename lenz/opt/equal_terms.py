@@ -17,6 +17,7 @@ from lenz import ops
 from lenz.context import Context
 from lenz.ir.expr import nodes_of, ref, syms_of
 from lenz.ir.graph import Graph, Node, Pointwise, Reduction, buffers_of
+from lenz.machines import runs_programs
 from lenz.opt.unloop import finished, written_out
 from lenz.sym import Int
 
@@ -30,7 +31,7 @@ def equal_terms(g: Graph, cx: Context) -> Graph:
         if new is None or not cx.allow("equal_terms", new.out.name):
             nodes.append(n)
             continue
-        body = written_out(new, layouts) if new.out.type.device != "cpu" else None
+        body = written_out(new, layouts) if runs_programs(new.out.type.device) else None
         body = body if new.raxes else ops.of_one(new.kind, new.body)
         nodes.append(
             Pointwise(new.out, new.axes, finished(new.finish, body)) if body is not None else new

@@ -50,6 +50,7 @@ from lenz.ir.graph import (
 )
 from lenz.ir.op import LOAD, MASKED
 from lenz.ir.tensor import Axis, Buffer
+from lenz.machines import runs_programs
 from lenz.opt.drop import drop, only_checks
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
@@ -144,7 +145,7 @@ def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: Sy
         return True
     if u.other:  # It is in memory anyway, so reading it is one load.
         return False
-    if n.out.type.device != "cpu":
+    if runs_programs(n.out.type.device):
         launch = not any(
             e.attrs[0] in kept
             and _takes_each_once(list(zip(e.attrs[1], kept[e.attrs[0]], strict=True)), n.axes)
@@ -292,7 +293,7 @@ def uses_of(g: Graph) -> dict[str, Uses]:
                 seen: dict[str, int] = {}
                 for e in loads_of(*bodies_of(n)):
                     name = e.attrs[0]
-                    if n.out.type.device != "cpu":
+                    if runs_programs(n.out.type.device):
                         once = name not in seen and _takes_each_once(
                             list(zip(e.attrs[1], shapes[name], strict=True)), axes
                         )

@@ -20,7 +20,7 @@ from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
-from lenz.machines import machine_of
+from lenz.machines import machine_of, runs_programs
 from lenz.opt.unloop import finished
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
 
@@ -44,7 +44,7 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     """Split every reduction with too few results to occupy the cores."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
     rows = {(_count(n.axes), _count(n.raxes)) for n in g.nodes
-            if isinstance(n, Reduction) and n.out.type.device != "cpu"
+            if isinstance(n, Reduction) and runs_programs(n.out.type.device)
             and not is_outer(n, layouts)}  # fmt: skip
     nodes: list[Node] = []
     for n in g.nodes:
@@ -78,7 +78,7 @@ def _beside_rows(n: Reduction, chunks: int) -> int:
 
 def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
     """How many parts a reduction is split into."""
-    if n.out.type.device != "cpu":
+    if runs_programs(n.out.type.device):
         return _gpu_chunks(n, layouts, env)
     results = env.hint(product(a.extent for a in n.axes))
     length = env.hint(product(a.extent for a in n.raxes))
@@ -145,7 +145,8 @@ class _Cut:
 
 
 def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
-    x = _cut(n.raxes, chunks) if n.out.type.device == "cpu" else _cut_axes(n.raxes, chunks, env)
+    on_gpu = runs_programs(n.out.type.device)
+    x = _cut_axes(n.raxes, chunks, env) if on_gpu else _cut(n.raxes, chunks)
     if all(a.extent is ONE for a in x.parts):
         return (n,)
     body = reindex(n.body, x.at)

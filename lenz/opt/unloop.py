@@ -43,6 +43,7 @@ from lenz.ir.graph import (
 )
 from lenz.ir.op import INDEX, REF
 from lenz.ir.tensor import Axis, Layout
+from lenz.machines import runs_programs
 from lenz.ops.bits import AND
 from lenz.ops.cast import CAST, NARROW
 from lenz.ops.compare import EQ, WHERE
@@ -71,7 +72,7 @@ def unloop(g: Graph, cx: Context) -> Graph:
     for n in g.nodes:
         if isinstance(n, Pointwise) and not written & set(reads_of(n)) and _one_hot(n.body):
             hot[n.out.name] = n
-        if isinstance(n, Reduction) and n.out.type.device != "cpu":
+        if isinstance(n, Reduction) and runs_programs(n.out.type.device):
             u, body = uses[n.out.name], None
             # Readers that need the result for each element of its row share the row's kernel, and
             # so do nodes that store or sort those elements.

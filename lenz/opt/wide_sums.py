@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir.graph import Graph, Reduction, buffers_of
+from lenz.machines import runs_programs
 from lenz.opt.split_reduce import CPU_ROWS, chunk_count, in_f64, is_outer
 from lenz.sym import product
 
@@ -26,7 +27,7 @@ def wide_sums(g: Graph, cx: Context) -> Graph:
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
 
     def long(n: Reduction) -> bool:
-        if n.out.type.device != "cpu":
+        if runs_programs(n.out.type.device):
             return False  # the lanes of a tile are added in a tree, and there are few tiles
         length = g.env.hint(product(a.extent for a in n.raxes))
         if n.kind == "prod":

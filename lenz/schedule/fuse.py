@@ -18,7 +18,7 @@ from lenz.schedule.legal import (
     Fuse,
     Group,
     Reject,
-    device_of,
+    capabilities,
     group_of,
     may_fail,
     may_fuse,
@@ -117,7 +117,8 @@ class Partition:
         """
         checks = [c for c, x in self.cells.items() if may_raise(x)]
         for w, cell in self.cells.items():
-            if not isinstance(cell, Group) or not overwrites(cell) or device_of(cell) != "cpu":
+            is_late = isinstance(cell, Group) and overwrites(cell) and capabilities(cell).raises
+            if not is_late:
                 continue
             for c in checks:
                 if c != w and not self.above[c] >> w & 1:
@@ -208,7 +209,7 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
             c = p.add(group_of(item), (*reads, *_sizes_of(item, learned)), writes)
             if may_fail(group_of(item)):
                 checks.append((k, c))
-            if writes and item.target not in place and item.out.type.device == "cpu":
+            if writes and item.target not in place and capabilities(group_of(item)).raises:
                 # An argument: if an earlier op raises, eager has not written it.
                 value = max([k if item.update else place.get(r, k) for r in direct], default=k)
                 for n, check in checks:

@@ -22,7 +22,7 @@ from lenz.schedule.nest import (
     turned,
 )
 from lenz.sym import SymEnv, power_of_two
-from lenz.target import HOST, Capabilities
+from lenz.target import Capabilities
 
 # Beyond this much arithmetic in a group, recomputing across loops costs more than it saves.
 MAX_COST = 1200.0
@@ -192,7 +192,7 @@ def capabilities(g: Group) -> Capabilities:
 
 def may_fail(g: Group) -> bool:
     """True if a check in the group may raise after its kernel has run, as checks on CPUs do."""
-    return device_of(g) == HOST and any(n.checks for n in g.nests)
+    return capabilities(g).raises and any(n.checks for n in g.nests)
 
 
 def overwrites(g: Group) -> bool:

@@ -12,17 +12,17 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_369,
+    ".": 1_374,
     "debug": 540,
     "frontend": 2_970,
     "ir": 4_036,
     "lower": 6_211,
     "machine": 5_523,
     "ops": 2_335,
-    "opt": 1_586,
+    "opt": 1_600,
     "plan": 773,
     "runtime": 475,
-    "schedule": 1_593,
+    "schedule": 1_599,
     "sym": 1_290,
 }
 TOTAL_CODE_LINES = 28_672

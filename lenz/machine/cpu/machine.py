@@ -35,4 +35,5 @@ def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[],
     return lambda: code
 
 
-register("cpu", Machine(Capabilities(buffers=24), forms, loss, lambda s, store: (s, ()), compile))
+CAN = Capabilities(buffers=24, raises=True)
+register("cpu", Machine(CAN, forms, loss, lambda s, store: (s, ()), compile))
