@@ -50,7 +50,7 @@ from lenz.ir.binary import Binary
 from lenz.ir.kernel import Kernel, KernelKind, Launch
 from lenz.ir.printer import show
 from lenz.lower import lower
-from lenz.machine.cuda.blocks import Shape
+from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.triton.pool import Failed, start
 from lenz.machine.cuda.tune.bench import Device, Gpu
 from lenz.machine.cuda.tune.search import Choice, compiled, config, race

@@ -29,7 +29,7 @@ from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
 from lenz.lower import lower, native_ops
-from lenz.machine.cuda.blocks import Shape
+from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.opt import PASSES

@@ -14,10 +14,10 @@ CLASS_METHODS = 15
 CODE_LINES = {
     ".": 1_374,
     "debug": 540,
-    "frontend": 2_970,
+    "frontend": 2_967,
     "ir": 4_036,
-    "lower": 6_211,
-    "machine": 5_523,
+    "lower": 6_217,
+    "machine": 5_439,
     "ops": 2_335,
     "opt": 1_600,
     "plan": 773,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_599,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_672
+TOTAL_CODE_LINES = 28_609
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

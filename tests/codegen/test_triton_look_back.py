@@ -18,7 +18,7 @@ from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Alloc, LaunchStep
 from lenz.ir.verify import verify
-from lenz.machine.cuda.blocks import Shape
+from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.pipeline import named
 from lenz.plan.build import build

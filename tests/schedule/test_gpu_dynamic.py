@@ -14,7 +14,7 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import For, walk
 from lenz.ir.printer import show
 from lenz.ir.reader import read
-from lenz.machine.cuda.blocks import Shape
+from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.triton.kernel import emit
 from tests.cuda import cuda_program
 from tests.gpu_oracle import (

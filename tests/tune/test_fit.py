@@ -13,7 +13,7 @@ from lenz.debug.report import Tried
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import Launch
 from lenz.ir.reader import read
-from lenz.machine.cuda.blocks import Shape
+from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.tune.search import config
 from lenz.schedule import schedule
 from lenz.sym import SymEnv

@@ -12,7 +12,7 @@ from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, KernelKind, Launch, Schedule
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
-from lenz.machine.cuda.blocks import Shape
+from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.tune.bench import arguments, restoring

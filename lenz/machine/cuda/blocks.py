@@ -15,12 +15,14 @@ is read once, because its loops run over the same lanes (findings-gpu.md, point 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, KernelKind, LookBack, Scan, Stmt, Store, TileConfig, slots, words
 from lenz.ir.tensor import Axis, axis
 from lenz.machine.cuda.flat import flattened
+from lenz.machine.cuda.shape import CARD, Shape
 from lenz.machine.cuda.whole import untested
 from lenz.machines import Form
 from lenz.schedule.accesses import coefficient, columns_win, offsets_of
@@ -30,110 +32,138 @@ from lenz.schedule.nest import Axes, Domain, Nest, position
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, maximum, minimum, product, substitute
 from lenz.sym.divide import power_of_two
-from lenz.target import Capabilities
 
 # Lanes of one program run over at most this many axes. Triton's tensors may have more, but with
 # worse layouts.
 MOST_AXES = 3
 # Rows of a tile of columns if many programs read halves.
 SHORT = 8
-# An H200. Other cards take its numbers as well: the tiles below were fitted on one. Pointers are
-# uniform registers or constants; a launch takes two microseconds.
-CARD = Capabilities(48, True, 132, held=32768, summed=8192, launch=1 << 18, cache=64 << 20)
 FEW = 4 * CARD.units  # programs
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Tile sizes of a kernel, in elements. The defaults are the cost model."""
+class Tile:
+    """What a rule decides: lanes per axis, elements per thread, stages (0: those of the shape)."""
 
-    # Tile of a loop without reductions: 8 per thread of 4 warps, 16 bytes of a half.
-    tile: int = 1024
-    # Edge of a tile that one access walks by rows and another by columns: 128 bytes of a half.
-    edge: int = 64
-    # Longest row that stays in registers: 64 elements per thread of 16 warps. Group norm over rows
-    # of 32768 reaches 81% of the copy bandwidth that way, and 70% in a loop.
-    row: int = CARD.held
-    # Tile of a longer row. The data in flight decides: amax of rows of 32768 reaches 54% of the
-    # copy bandwidth with 4096, 94% with 8192.
-    chunk: int = 8192
-    # At most one in this many lanes of such tiles may lie beyond the end of the row.
-    idle: int = 8
-    # Tile of one part of a row that is scanned in parts, and parts per group. The data in flight
-    # decides: 2^27 f32 take 401 us in parts of 4096 with 8 warps, 317 us with 4, and 279 us in
-    # parts of 8192 with 4; a copy takes 257 us. Groups of 128 gain 2% but lose 15% on 2^20.
-    part: int = 8192
-    group: int = 64
-    # Tile of short rows, and of columns.
-    rows: int = 2048
-    # Longest row that is sorted in one kernel.
-    sort: int = 4096
-    # Columns of one program: 128 bytes of a half, so that each row of the tile is a cache line.
-    panel: int = 64
-    # The same if there are fewer than 64 panels: 32 bytes, the unit of DRAM.
-    narrow: int = 8
-    # Elements per thread; 0 means 8, or 16 if a tile is reduced, with at least 4 warps.
-    thread: int = 0
-    # Maximum warps of a program, and loads of a loop in flight (TileConfig.stages).
-    warps: int = 16
-    stages: int = 1
+    kind: KernelKind
+    widths: dict[Axis, int]
+    each: int
+    stages: int = 0
 
 
 def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
-    """Choose widths for the axes of a group and write its loops."""
-    axes, raxes = g.domain.axes, g.domain.raxes
-    kind: KernelKind = "pointwise"
-    each = 16 if raxes else 8  # elements per thread
-    if in_parts(g):
-        return _in_parts(g, s, env, shape)
-    if any(n.scan is not None or n.sorts for n in g.nests):
-        kind = "sort" if any(n.sorts for n in g.nests) else "scan"
-        widths = _scan_widths(g, s, env, shape)
-        each = _lane_work(kind, _area(widths), max(widths.values(), default=1))
-    elif part := _part(g):
-        kind = "reduction"
-        widths = {a: power_of_two(_length(a, env)) for a in raxes}
-        room, each = _part_room(g, _area(widths), env, shape)
-        widths |= _widths(part, room // _area(widths), env)
-    elif not raxes:
-        across = _across(axes, s, env)
-        if across is not None:
-            kind, each = "transpose", 16
-            widths = {a: min(shape.edge, power_of_two(env.hint(a.extent))) for a in across}
-        elif flat := flattened(g, s, env, shape.tile):
-            each = shape.thread or 16
-            warps = max(1, shape.tile // (32 * each))
-            # 48 registers per thread are enough. The gradient of cross-entropy for 8192 x 50257
-            # bf16 takes 413 us with 48, 447 with 64, and 458 with 72, the assembler's choice.
-            return Form(kind, flat, TileConfig(warps=warps, registers=max(32, 3 * each)))
-        else:
-            # Odd rows are loaded and stored element by element: twice the tile is 18% faster.
-            odd = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
-            if not odd and not shape.thread and _is_light(g, s, env):
-                odd, each = True, 16
-            widths = _widths(axes, shape.tile << odd, env)
-    elif columns_win(g, s, env):
-        kind = "outer_reduction"
-        widths = _column_widths(g, s, env, shape)
-    else:
-        kind = "reduction"
-        arg = any(n.kind in ("argmax", "argmin") for n in g.nests)
-        if arg and shape == Shape() and len(raxes) == 1 and _length(raxes[0], env) > 16384:
-            # Each value carries a position. 4096 rows of 32768 bf16 take 77 us in a loop of tiles
-            # with prefetched loads, and 98 us if held.
-            shape = replace(shape, row=16384, chunk=4096, stages=3)
-        widths = _row_widths(g, s, env, shape)
-        room, each = _row_room(g, s, widths, env, shape)
-        widths |= _widths(axes, room // _area(widths), env)
-    looped = _loops(g.domain, _part(g), s, widths, env)
-    body = untested(looped) if kind == "reduction" else looped
-    warps = _warps(_area(widths), each, shape)
+    """The form of the first rule that applies to a group."""
+    made = next(t for rule in RULES if (t := rule(g, s, env, shape)) is not None)
+    if isinstance(made, Form):
+        return made
+    looped = _loops(g.domain, _part(g), s, made.widths, env)
+    body, area = untested(looped) if made.kind == "reduction" else looped, _area(made.widths)
+    warps = _warps(area, made.each, shape)
     if body != looped and not shape.thread:
         # Online softmax of 8192 x 50257 bf16 in parts of 2048: 270 us with 2 warps, 311 with 4.
-        warps = max(1, min(warps, _area(widths) // 1024))
-    if kind == "outer_reduction" and not shape.thread:
-        warps = _column_warps(warps, g, widths, env)
-    return Form(kind, body, TileConfig(warps=warps, stages=shape.stages))
+        warps = max(1, min(warps, area // 1024))
+    if made.kind == "outer_reduction" and not shape.thread:
+        warps = _column_warps(warps, g, made.widths, env)
+    return Form(made.kind, body, TileConfig(warps=warps, stages=made.stages or shape.stages))
+
+
+def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
+    """Whole rows that are scanned or sorted; lanes of P fill the rest of the tile.
+
+    Half as many warps scan 4096 rows of 16384 f32 in 133 us instead of 150. A row in one warp is
+    sorted without shared memory: 8192 rows of 1024 f32 take 262 us with one warp per row and 542
+    with 4. Longer rows in one warp would be faster too, but they compile slowly and spill.
+    """
+    sorts = any(n.sorts for n in g.nests)
+    if not sorts and all(n.scan is None for n in g.nests):
+        return None
+    if not g.domain.raxes:
+        widths = _widths(g.domain.axes, shape.tile, env)
+    else:
+        (r,), columns = g.domain.raxes, columns_win(g, s, env)
+        row = max(2, power_of_two(_length(r, env)))  # an axis of one lane would be a loop
+        room, most = shape.panel if columns else shape.rows // row, shape.row
+        if sorts:
+            most = shape.sort
+            if 512 <= row <= 1024 and not columns and not shape.thread:
+                room = 1024 // row
+        widths = {r: row} | _widths(g.domain.axes[-1:], min(room, most // row), env)
+    area = _area(widths)
+    if not sorts:
+        return Tile("scan", widths, max(area // 256, 16))
+    longest = max(widths.values(), default=1)
+    return Tile("sort", widths, 32 if area == 1024 and longest >= 512 else 8)
+
+
+def _rows_and_columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
+    """Programs that walk over many rows and also sum their columns.
+
+    If programs are few, each has several rows in flight: 16384 x 2048 in 256 programs takes 72 us
+    with two rows and 92 with one; 65536 x 768 in 1024 programs 131 us with two and 102 with one.
+    """
+    if not (part := _part(g)):
+        return None
+    widths = {a: power_of_two(_length(a, env)) for a in g.domain.raxes}
+    grid, area = [a.extent for a in g.domain.axes if a not in part], _area(widths)
+    is_few = env.hint(product(grid)) < FEW
+    room, each = (2 * shape.rows if is_few else 1024), 32
+    if shape.thread or area > (2048 if is_few else 1024):
+        room, each = shape.rows, 16
+    return Tile("reduction", widths | _widths(part, room // area, env), each)
+
+
+def _transposed(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
+    """Elements, if accesses walk along two axes."""
+    across = None if g.domain.raxes else _across(g.domain.axes, s, env)
+    if across is None:
+        return None
+    widths = {a: min(shape.edge, power_of_two(env.hint(a.extent))) for a in across}
+    return Tile("transpose", widths, 16)
+
+
+def _flat(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
+    """Elements, without a division of their number into rows."""
+    flat = None if g.domain.raxes else flattened(g, s, env, shape.tile)
+    if not flat:
+        return None
+    each = shape.thread or 16
+    warps = max(1, shape.tile // (32 * each))
+    # 48 registers per thread are enough. The gradient of cross-entropy for 8192 x 50257 bf16 takes
+    # 413 us with 48, 447 with 64, and 458 with 72, the assembler's choice.
+    return Form("pointwise", flat, TileConfig(warps=warps, registers=max(32, 3 * each)))
+
+
+def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
+    """All other elements."""
+    axes = g.domain.axes
+    if g.domain.raxes:
+        return None
+    # Odd rows are loaded and stored element by element: twice the tile is 18% faster.
+    twice, each = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:]), 8
+    if not twice and not shape.thread and _is_light(g, s, env):
+        twice, each = True, 16
+    return Tile("pointwise", _widths(axes, shape.tile << twice, env), each)
+
+
+def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
+    """Reductions whose elements of P are contiguous."""
+    if not columns_win(g, s, env):
+        return None
+    return Tile("outer_reduction", _column_widths(g, s, env, shape), 16)
+
+
+def _rows(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile:
+    """All other reductions: of rows."""
+    raxes, stages = g.domain.raxes, shape.stages
+    arg = any(n.kind in ("argmax", "argmin") for n in g.nests)
+    if arg and shape.is_usual and len(raxes) == 1 and _length(raxes[0], env) > 16384:
+        # Each value carries a position. 4096 rows of 32768 bf16 take 77 us in a loop of tiles with
+        # prefetched loads, and 98 us if held.
+        shape, stages = replace(shape, row=16384, chunk=4096), 3
+    widths = _row_widths(g, s, env, shape)
+    room, each = _row_room(g, s, widths, env, shape)
+    widths |= _widths(g.domain.axes, room // _area(widths), env)
+    return Tile("reduction", widths, each, stages)
 
 
 def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
@@ -148,28 +178,14 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
     return Form("scatter", body, TileConfig(warps=_warps(_area(widths), 8, shape)))
 
 
-def _scan_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
-    """A program holds whole rows to scan or sort; lanes of P fill the rest of the tile."""
-    (r,) = g.domain.raxes or (None,)
-    if r is None:
-        return _widths(g.domain.axes, shape.tile, env)
-    widths = {r: max(2, power_of_two(_length(r, env)))}  # an axis of one lane would be a loop
-    columns = columns_win(g, s, env)
-    room = shape.panel if columns else shape.rows // widths[r]
-    most = shape.row
-    if any(n.sorts for n in g.nests):
-        most = shape.sort
-        if 512 <= widths[r] <= 1024 and not columns and not shape.thread:
-            room = 1024 // widths[r]
-    return widths | _widths(g.domain.axes[-1:], min(room, most // widths[r]), env)
-
-
-def _in_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
-    """Parts of the rows. A program scans one part and continues from the end of the previous one.
+def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
+    """Parts of rows to scan. A program continues from the end of the previous part.
 
     The parts are the outermost loop: a program waits only for lower program numbers, which start
     earlier. All other rows come between two parts of one row, so the wait is short.
     """
+    if not in_parts(g):
+        return None
     axes, (r,) = g.domain.axes, g.domain.raxes
     scans = [words(x.value.dtype) for x in s.loops[0] if isinstance(x, Scan)]
     wide, group = (sum(scans) - 1).bit_length(), shape.group
@@ -216,10 +232,7 @@ def _warps(area: int, each: int, shape: Shape) -> int:
 
 
 def _area(widths: dict[Axis, int]) -> int:
-    area = 1
-    for w in widths.values():
-        area *= w
-    return area
+    return math.prod(widths.values())
 
 
 def _length(a: Axis, env: SymEnv) -> int:
@@ -291,31 +304,6 @@ def _row_room(
     return shape.rows, each
 
 
-def _part_room(g: Group, area: int, env: SymEnv, shape: Shape) -> tuple[int, int]:
-    """The same for programs that walk over many rows and also sum their columns.
-
-    If programs are few, each has several rows in flight: 16384 x 2048 in 256 programs takes 72 us
-    with two rows and 92 with one; 65536 x 768 in 1024 programs 131 us with two and 102 with one.
-    """
-    grid = [a.extent for a in g.domain.axes if a not in _part(g)]
-    is_few = env.hint(product(grid)) < FEW
-    if shape.thread or area > (2048 if is_few else 1024):
-        return shape.rows, 16
-    return (2 * shape.rows if is_few else 1024), 32
-
-
-def _lane_work(kind: KernelKind, area: int, row: int) -> int:
-    """Elements per thread if rows are scanned or sorted.
-
-    Half as many warps scan 4096 rows of 16384 f32 in 133 us instead of 150. A row in one warp is
-    sorted without shared memory: 8192 rows of 1024 f32 take 262 us with one warp per row and 542
-    with 4. Longer rows in one warp would be faster too, but they compile slowly and spill.
-    """
-    if kind == "scan":
-        return max(area // 256, 16)
-    return 32 if area == 1024 and row >= 512 else 8
-
-
 def _is_light(g: Group, s: Stages, env: SymEnv) -> bool:
     """True if only 4 bytes are moved per element: such kernels need a larger tile in flight.
 
@@ -342,7 +330,7 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
     axes, raxes = g.domain.axes, g.domain.raxes
     few = env.hint(g.domain.rows) < 64 * shape.panel
     panel, budget = (shape.narrow, shape.chunk) if few else (shape.panel, shape.rows)
-    if shape == Shape() and not few:
+    if shape.is_usual and not few:
         # 4096 x 256 f32, twice: 8.5 us, in 64 panels 10.6. 1335 x 50257 bf16, whose rows are
         # misaligned and loaded element by element: 50 us, in tiles of 32 rows 67.
         panel >>= env.hint(g.domain.rows) < FEW // 4 * panel
@@ -360,12 +348,8 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
     # in tiles of 32.
     if not few and raxes[-1:] and _length(raxes[-1], env) % rows and not _odd(raxes[-1], env, 16):
         rows = 16
-    if (
-        shape == Shape()
-        and raxes[-1:]
-        and not _odd(raxes[-1], env)
-        and _many_halves(g, widths, env)
-    ):
+    is_even = bool(raxes) and not _odd(raxes[-1], env)
+    if shape.is_usual and is_even and _many_halves(g, widths, env):
         rows = SHORT
     return widths | _widths(raxes, rows, env)
 
@@ -465,3 +449,15 @@ def _loops(
     if s.columns:
         body += nested(cut_all(d.raxes, widths, at)[1], "lane", moved(s.columns, at))
     return nested(grid, "grid", nested(lanes, "lane", body))
+
+
+RULES = (
+    _scan_parts,
+    _scans,
+    _rows_and_columns,
+    _transposed,
+    _flat,
+    _elements,
+    _columns,
+    _rows,
+)

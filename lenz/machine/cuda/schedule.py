@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir.expr import loads_of
-from lenz.machine.cuda.blocks import CARD, Shape, scattered, tiled
+from lenz.machine.cuda.blocks import scattered, tiled
 from lenz.machine.cuda.reciprocal import share_reciprocals
+from lenz.machine.cuda.shape import CARD, Shape
 from lenz.machine.cuda.tune.space import space as usual_space
 from lenz.machines import Form, Space
 from lenz.schedule.legal import Group, registers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lenz.ir.kernel import KernelKind
-from lenz.machine.cuda.blocks import CARD, Shape
+from lenz.machine.cuda.shape import CARD, Shape
 from lenz.sym import power_of_two
 
 
