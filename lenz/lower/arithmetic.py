@@ -64,10 +64,6 @@ def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value:
     return div(b, x, y, "floor")
 
 
-def _is(e: Expr, value: float) -> Expr:
-    return ops.eq(e, value)
-
-
 @elementwise("frac")
 def frac(e: Expr) -> Expr:
     """e without its whole part."""
@@ -238,7 +234,7 @@ def _xlog(b: GraphBuilder, x: Operand, y: Operand, log: Callable[[Expr], Expr]) 
     def fn(i: Index) -> Expr:
         e, f = element(x, i, t), element(y, i, t)
         factor = stepped(log(f), t) if b.result.device == "cpu" else log(f)
-        product = ops.where(_is(e, 0.0), 0.0, e * factor)
+        product = ops.where(ops.eq(e, 0.0), 0.0, e * factor)
         return ops.where(ops.isnan(f), f, product)
 
     return b.map(fn)

@@ -28,7 +28,7 @@ def div(x: Pair, y: Pair) -> Pair:
     """
     (a, b), (c, d) = x, y
     wide = abs(c) >= abs(d)
-    zero = _is(c, 0.0) & _is(d, 0.0)
+    zero = ops.eq(c, 0.0) & ops.eq(d, 0.0)
     large, small = _choose(wide, (c, d), (d, c))
     p, q = _choose(wide, (a, b), (b, a))
     r = small / large
@@ -42,10 +42,10 @@ def div(x: Pair, y: Pair) -> Pair:
 def exp(z: Pair) -> Pair:
     """e^a (cos b + i sin b); a real number stays real, and e^-inf is 0."""
     (a, b) = z
-    e, gone = ops.exp(a), _is(a, -math.inf)
+    e, gone = ops.exp(a), ops.eq(a, -math.inf)
     re = ops.where(gone, 0.0, e * ops.cos(b))
     im = ops.where(gone, 0.0, e * ops.sin(b))
-    return re, ops.where(_is(b, 0.0), b, im)
+    return re, ops.where(ops.eq(b, 0.0), b, im)
 
 
 def log(z: Pair) -> Pair:
@@ -57,7 +57,7 @@ def sqrt(z: Pair) -> Pair:
     """The root with a real part >= 0: t = sqrt((|a| + |z|) / 2) and |b| / 2t, in either order."""
     (a, b) = z
     t = ops.sqrt(abs(a) * 0.5 + ops.hypot(a, b) * 0.5)
-    other = ops.where(_is(t, 0.0), t, abs(b) * 0.5 / t)
+    other = ops.where(ops.eq(t, 0.0), t, abs(b) * 0.5 / t)
     t, other = _choose(ops.isinf(b), (abs(b), abs(b)), (t, other))
     re, im = _choose(a >= 0.0, (t, other), (other, t))
     return re, ops.copysign(im, b)
@@ -67,7 +67,7 @@ def sgn(z: Pair) -> Pair:
     """z / |z|, and 0 for 0."""
     size = ops.hypot(*z)
     zero = const(0.0, size.dtype)
-    return _choose(_is(size, 0.0), (zero, zero), (z[0] / size, z[1] / size))
+    return _choose(ops.eq(size, 0.0), (zero, zero), (z[0] / size, z[1] / size))
 
 
 def power(x: Pair, y: Pair) -> Pair:
@@ -85,32 +85,28 @@ def power(x: Pair, y: Pair) -> Pair:
     c, d = map(ops.value_of, y)
     if d == 0 and c in forms:
         return forms[c]()
-    of_zero = ops.where(_is(y[0], 0.0) & _is(y[1], 0.0), one, zero)
-    nothing = _is(x[0], 0.0) & _is(x[1], 0.0)
+    of_zero = ops.where(ops.eq(y[0], 0.0) & ops.eq(y[1], 0.0), one, zero)
+    nothing = ops.eq(x[0], 0.0) & ops.eq(x[1], 0.0)
     return _choose(nothing, (of_zero, zero), exp(mul(y, log(x))))
 
 
 def cosh(z: Pair) -> Pair:
     """cosh a cos b + i sinh a sin b; cos z is cosh iz."""
     (a, b) = z
-    im = ops.where(_is(b, 0.0), b, ops.sinh(a) * ops.sin(b))
+    im = ops.where(ops.eq(b, 0.0), b, ops.sinh(a) * ops.sin(b))
     return ops.cosh(a) * ops.cos(b), im
 
 
 def sinh(z: Pair) -> Pair:
     """sinh a cos b + i cosh a sin b; i sin z is sinh iz."""
     (a, b) = z
-    im = ops.where(_is(b, 0.0), b, ops.cosh(a) * ops.sin(b))
+    im = ops.where(ops.eq(b, 0.0), b, ops.cosh(a) * ops.sin(b))
     return ops.sinh(a) * ops.cos(b), im
 
 
 def reciprocal(z: Pair) -> Pair:
     """1 / z."""
     return div((const(1.0, z[0].dtype), const(0.0, z[0].dtype)), z)
-
-
-def _is(e: Expr, value: float) -> Expr:
-    return ops.eq(e, value)
 
 
 def _choose(cond: Expr, x: Pair, y: Pair) -> Pair:

@@ -37,8 +37,7 @@ def _fake(
         )
         return ops.round(e * ops.reciprocal(scale)) + zero, scale, zero
 
-    def on(i: Index) -> Expr | None:
-        return None if enabled is None else ops.truth(enabled.at((ZERO,) * enabled.rank))
+    on = None if enabled is None else ops.truth(enabled.at((ZERO,) * enabled.rank))
 
     def value(i: Index) -> Expr:
         q, scale, zero = step(i)
@@ -46,14 +45,12 @@ def _fake(
         # Not maximum and minimum: eager makes the least integer of NaN.
         q = ops.where(q > bottom, q, bottom)
         e = (ops.where(q < top, q, top) - zero) * scale
-        flag = on(i)
-        return e if flag is None else ops.where(flag, e, x.compute(i))
+        return e if on is None else ops.where(on, e, x.compute(i))
 
     def inside(i: Index) -> Expr:
         q, _, _ = step(i)
         kept = (q >= low) & (q <= high)
-        flag = on(i)
-        return kept if flag is None else kept | flag ^ True
+        return kept if on is None else kept | on ^ True
 
     return b.map(value), b.map(inside, b.results[1], "mask")
 

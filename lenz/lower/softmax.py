@@ -14,7 +14,7 @@ import torch
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
-from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.lower.builder import At, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, reduce_over, split
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
@@ -38,23 +38,20 @@ def shifted(x: Value, top: Value, s: Split, i: Index) -> Expr:
 @lowering("_softmax")
 def softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value:
     """exp(x - m) / s."""
-    s = split(x.shape, dim)
+    return b.map(_shares(b, x, split(x.shape, dim))[1])
+
+
+def _shares(b: GraphBuilder, x: Value, s: Split) -> tuple[Value, At]:
     top, total = exp_sum(b, x, s, compute_dtype(b.result.dtype))
-    return b.map(lambda i: ops.exp(shifted(x, top, s, i)) / total.at(s.row(i)))
+    return top, lambda i: ops.exp(shifted(x, top, s, i)) / total.at(s.row(i))
 
 
 @lowering("_safe_softmax")
 def safe_softmax(b: GraphBuilder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
     """Softmax that gives zeros for a row of -inf."""
-    s, acc = split(x.shape, dim), compute_dtype(b.result.dtype)
-    top, total = exp_sum(b, x, s, acc)
-
-    def at(i: Index) -> Expr:
-        value = ops.exp(shifted(x, top, s, i)) / total.at(s.row(i))
-        masked_out = ops.eq(top.at(s.row(i)), -math.inf)
-        return ops.where(masked_out, 0, value)
-
-    return b.map(at)
+    s = split(x.shape, dim)
+    top, share = _shares(b, x, s)
+    return b.map(lambda i: ops.where(ops.eq(top.at(s.row(i)), -math.inf), 0, share(i)))
 
 
 @lowering("_log_softmax")

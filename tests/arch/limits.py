@@ -16,7 +16,7 @@ CODE_LINES = {
     "debug": 540,
     "frontend": 2_967,
     "ir": 4_036,
-    "lower": 6_217,
+    "lower": 6_207,
     "machine": 5_439,
     "ops": 2_335,
     "opt": 1_600,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_599,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_609
+TOTAL_CODE_LINES = 28_599
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
