@@ -20,24 +20,24 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks
 
 help:
-	@echo "make test     install what is missing, then lint, types and tests: a sample of similar cases"
+	@echo "make test     install what is missing, then lint, check types, run tests (similar cases are sampled)"
 	@echo "              ISA=avx2 runs the tests as on a machine without AVX-512"
-	@echo "make test-all  the same with all cases; .ci/run does this"
-	@echo "make test-fast  a minute of tests, without lint and types"
-	@echo "make demo     real models through eager and lenz, compared and timed"
-	@echo "make bench    lenz beside eager and torch's default backend (this one needs g++)"
-	@echo "make models   about 60 models beside eager and float64; writes docs/models.md"
-	@echo "make opinfo   all ops of torch's database, every dtype, beside eager; writes docs/coverage.md"
+	@echo "make test-all  the same with all cases, as .ci/run does"
+	@echo "make test-fast  tests for a minute, without lint and types"
+	@echo "make demo     run real models with eager and lenz; compare results and times"
+	@echo "make bench    time lenz, eager and torch's default backend (which needs g++)"
+	@echo "make models   compare about 60 models with eager and float64; writes docs/models.md"
+	@echo "make opinfo   compare all ops of torch's database with eager, in every dtype; writes docs/coverage.md"
 	@echo "make special  the same with NaN, infinities and zeros in all inputs"
-	@echo "make leaks    memory over 300 compilations that are dropped again, beside aot_eager"
-	@echo "make accuracy errors of eager and lenz beside float64, from 1 to 10^6 elements"
-	@echo "make test-triton   all kernels for GPUs without one: what they need, and what they compute"
-	@echo "make fuzz     random programs, MINUTES=5 SEED=n; failures are made small and printed"
-	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, in the Python that has torch for it"
+	@echo "make leaks    measure memory over 300 compilations that are dropped, beside aot_eager"
+	@echo "make accuracy compare the errors of eager and lenz against float64, for 1 to 10^6 elements"
+	@echo "make test-triton   check all GPU kernels without a GPU: resources and results"
+	@echo "make fuzz     run random programs (MINUTES=5 SEED=n); failures are shrunk and printed"
+	@echo "make test-gpu, make bench-gpu   need a GPU, and a Python with torch for it"
 	@echo "make format   format the code and sort its imports"
 	@echo "make options  print the table of options"
-	@echo "make errors   all bad inputs of torch's database: who raises, in a table"
-	@echo "make clean    delete .venv and caches of tools"
+	@echo "make errors   print who raises for each bad input of torch's database"
+	@echo "make clean    delete .venv and the caches of tools"
 
 # Wheels only: a package that would need a compiler is an error here and not later.
 $(STAMP): pyproject.toml constraints.txt

@@ -1,13 +1,13 @@
-"""Attention keeps its fused form: masks that say nothing go, causal ones become `is_causal`.
+"""Attention keeps its fused form: masks of all true are dropped, causal ones become `is_causal`.
 
     m = torch.ones(L, L, dtype=torch.bool).tril(); sdpa(q, k, v, attn_mask=m)
         ==>   sdpa(q, k, v, is_causal=True)
 
-torch chooses the kernel while AOTAutograd traces.  A flash kernel takes no mask, the efficient one
-takes some, and what neither takes is computed in f32, with matrix products: 2.4 times slower
-than eager for a whole BERT on an H200.  Models often make a mask that is all true, from `ones` or
-`arange`; eager looks at it, a trace cannot.  The masks that are left on CUDA, and what they mask,
-are given the layout that the efficient kernel asks for.
+torch chooses the kernel while AOTAutograd traces.  The flash kernel takes no mask, and the
+efficient kernel takes some.  Without either, attention is computed in f32 with matrix products: a
+whole BERT on an H200 is then 2.4 times slower than eager.  Models often make a mask of all true
+from `ones` or `arange`.  Eager reads its values; a trace cannot.  On CUDA the remaining masks, and
+the tensors they mask, get the layout that the efficient kernel asks for.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     cond(p, true_graph, false_graph, (x,))   ==>   the same call of two compiled functions
 
-Other higher-order operators do more with a body than to call it on tensors (they differentiate or
-vectorise it), so theirs stay as torch made them.
+Other higher-order operators do more than call a body: they differentiate or vectorise it.  Their
+bodies stay as torch made them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives are called whether results are read or not: other processes take part in them."""
+"""A collective is called even if nobody reads its result: other processes take part in it."""
 
 from __future__ import annotations
 

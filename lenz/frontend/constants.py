@@ -1,12 +1,11 @@
-"""What an AOTAutograd graph computes from no input: filled, stored, or left as it is.
+"""Values that depend on no input of an AOTAutograd graph: filled, stored, or left as they are.
 
     g = ge(arange(8), 0); y = where(g, x, 0.0)           ==>   y = where(full([8], True), x, 0.0)
     p = convert(arange(8)); z = bmm(w, expand(p, ...))   ==>   z = bmm(w, a constant of 8 numbers)
 
-Uniform values become a fill, which loops fold into what they compute.  Small ones that a library
-call reads become constants: that is one launch less per call.  All else stays a loop, since an
-index and a comparison are cheaper than reading a mask from memory, and a large constant would take
-memory for good to save a microsecond.
+A uniform value becomes a fill, which loops fold.  A small value that a library call reads becomes a
+constant, which saves one launch per call.  All other values stay loops: an index and a comparison
+are cheaper than a mask in memory, and a large constant would hold memory to save a microsecond.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which aten ops AOTAutograd takes apart before lenz sees the graph.
 
-Every node that a decomposition adds is traced again with fake tensors, in every stage of
-AOTAutograd, while `lower/` takes a composite op in microseconds.  So an op that `lower/` knows
-stays whole, an op whose library form beats any fusion stays whole, and the rest is decomposed
-into pointwise ops and reductions, which fuse.
+A decomposition adds nodes, and every stage of AOTAutograd traces each of them with fake tensors;
+`lower/` takes a composite op in microseconds.  So an op with a lowering stays whole, and so does an
+op whose library call beats any fusion.  All other ops are decomposed into pointwise ops and
+reductions, which fuse.
 """
 
 from __future__ import annotations

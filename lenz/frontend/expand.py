@@ -3,8 +3,8 @@
     flex_attention(q, k, v, score_mod, block_mask, ...)   ==>   two matrix products, and between
         them loops that compute the scores, what the user makes of them, the mask and the softmax
 
-The functions are those that eager runs.  In a training step they are traced after the graph is cut
-in two, so that the backward half computes the scores again and none are saved.
+Eager runs the same functions.  In a training step they are traced after the graph is partitioned,
+so that the backward half recomputes the scores and none are saved.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Floats that torch would make constants only after a whole trace: made constants before it.
+"""Floats that torch would specialise only after a whole trace are specialised before it.
 
 With dynamic shapes Dynamo turns a Python float of the program into a 0-d tensor and its `item()`.
-Where an op needs a true float (the epsilon of a layer norm), AOTAutograd traces all of the graph,
-finds that the float had to be fixed, and has Dynamo begin again: everything is traced twice.
+An op may need a true float, such as the epsilon of a layer norm.  AOTAutograd then traces the whole
+graph, specialises the float, and makes Dynamo start again: everything is traced twice.
 """
 
 from __future__ import annotations

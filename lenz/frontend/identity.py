@@ -1,9 +1,9 @@
 """A program as text: two programs with one text compile to the same code.
 
-The text holds whatever a stage behind the frontend reads: calls, arguments, types, layouts and
-sharing of all values, and of sizes the expression, range and example.  It leaves out the name, and
-where the user wrote a call, which only comments tell, and the elements of constants, which a plan
-is given when it is loaded: what is computed from them was computed before.
+The text holds everything that a later stage reads: calls and arguments; types, layouts and aliases
+of all values; the expression, range and example of each size.  It leaves out the program's name and
+the user's source lines, which only comments show.  It leaves out the elements of constants: a plan
+gets them when it is loaded, and values computed from them are constants already.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Triton kernels of the user's own, as attributes of the graph that calls them.
+"""The user's own Triton kernels, as attributes of the graph that calls them.
 
-A call names its kernel, and those arguments that no graph can hold, by their numbers in a table of
-the process.  `torch._dynamo.reset` empties that table, so both are taken out of it at once.
+A call names its kernel by a number in a table of the process, and so the arguments that no graph
+can hold.  `torch._dynamo.reset` empties that table, so both are read from it at once.
 """
 
 from __future__ import annotations

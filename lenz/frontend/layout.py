@@ -3,12 +3,13 @@
     y = conv2d(x, w); z = conv2d(relu(y), v); return z
         ==>   y = conv2d(x.channels_last, w); z = conv2d(relu(y), v); return z.contiguous()
 
-Tensor cores multiply with the channels innermost, and for other layouts the library transposes
-around each convolution.  A call asks for channels last at the input of every convolution, and is
-nothing where the tensor has that layout already: AOTAutograd's trace carries it from one to the
-next, forward and backward, so that one conversion is left at each border.  Results leave with the
-strides they had, and so do arguments of calls that look at strides: `as_strided`, custom operators.
-The gradients of kernels, and of the images of the first convolutions, have those of eager's.
+Tensor cores multiply with the channels innermost.  For other layouts the library transposes around
+each convolution.  This pass converts the input of every convolution to channels last; the
+conversion is free if the tensor has that layout already.  AOTAutograd's trace carries the layout
+from one convolution to the next, forward and backward, so that one conversion is left at each
+border.  Results keep their strides, and so do arguments of calls that read strides: `as_strided`,
+custom operators.  Gradients of weights, and of the first convolutions' images, have eager's
+strides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors on their way out through Dynamo, which wraps those of a backend that it does not know.
+"""Errors on their way out through Dynamo, which wraps errors of backends that it does not know.
 
 `BackendCompilerFailed` hides the class of the error, and its text asks for a report to PyTorch.
 """

@@ -2,10 +2,10 @@
 
     i = torch.arange(s0); m = i[:, None] >= i       ==>   for any s0, the pattern seen for SIDE
 
-What decides about an element is how its positions i, j, ... compare with each other and with sums
-of the constants, which are at most STEPS.  A gap above that between two positions, or before the
-first, may shrink to STEPS + 1 without a change of any comparison.  So each combination that any
-sizes have is there below SIDE, with up to four positions.
+An element depends only on how its positions i, j, ... compare with each other and with sums of the
+constants, which are at most STEPS.  A larger gap between two positions, or before the first, may
+shrink to STEPS + 1 without changing a comparison.  So every combination occurs below SIDE, for up
+to four positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the frontend hands on: one FX graph of aten calls, and all facts that FX itself lacks.
 
-An `FxProgram` is complete: whoever reads it needs no tracing context, no ShapeEnv and no module of
-torch beyond `torch.fx`.  The graph is not changed after the program is built.
+An `FxProgram` is complete: its readers need no tracing context, no ShapeEnv and no module of torch
+beyond `torch.fx`.  The graph is not changed after the program is built.
 """
 
 from __future__ import annotations

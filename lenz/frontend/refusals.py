@@ -1,4 +1,4 @@
-"""Calls that fake tensors let pass and kernels of eager refuse: eager is asked, and raises.
+"""Calls that fake tensors accept and eager's kernels refuse: eager is called, and raises.
 
 y = sub(mask, 1)   ==>   a call of aten.sub as it is: no parts, no loops
 """

@@ -1,8 +1,8 @@
-"""The backward half is traced anew where the forward half saves tensors with other strides.
+"""The backward half gets the strides that the forward half's saved tensors really have.
 
 AOTAutograd traces both halves with the strides of eager, and hands the backward compiler fake
-arguments with those that the forward compiler has reported.  What is computed from them gets its
-strides here, so that whoever reads the graph finds what will be there.
+arguments with the strides that the forward compiler has reported.  Values computed from them get
+their strides here, so that the graph tells what the tensors will have.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dynamo's graph as bytes, for `torch.compile(...).aot_compile`, and back in another process.
 
-torch's own class for graphs writes and reads the bytes, as for torch's `eager` backend; they stand
-in a file of torch that is a pickle anyway, so who loads it must trust it.  They hold the graph with
-the user's lines, and what its arguments look like: all that compiles it again.
+torch's own class for graphs writes and reads the bytes, as for torch's `eager` backend.  They stand
+in a file of torch that is a pickle anyway, so only load a file you trust.  They hold the graph with
+the user's lines and the types of its arguments: all that is needed to compile it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cut a joint graph into forward and backward: which values are saved, which computed again."""
+"""Partition a joint graph into forward and backward: which values are saved, which recomputed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Dynamo traces the user's code alone.
 
-Two things keep it out of lenz.  What runs where its callback may be active (the autograd engine
-calls the compiler of a backward half, and its plan) is disabled, with all that it calls.  A frame
-of lenz that Dynamo meets otherwise (a finalizer, or `explain` in a compiled function) is skipped.
+Two things keep it out of lenz.  Functions that may run while its callback is active are disabled,
+with all that they call: the autograd engine calls the compiler of a backward half, and its plan.
+Other frames of lenz that Dynamo meets are skipped: a finalizer, `explain` in a compiled function.
 """
 
 from __future__ import annotations
