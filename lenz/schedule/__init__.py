@@ -109,7 +109,7 @@ def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
             names |= {n.name for n in cell.nests if n.name not in read and n.checks}
             for n in cell.nests:
                 if n.target != n.name:
-                    names |= {n.name} if n.update is None else {n.name, n.target}
+                    names |= {n.name, n.target} if n.updates else {n.name}
                 names |= {r for r in _reads(n) if r not in own}
         else:
             names |= set(reads_of(cell))

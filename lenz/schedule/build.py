@@ -32,6 +32,7 @@ from lenz.ir.tensor import Buffer
 from lenz.machines import Form, Space, machine_of
 from lenz.schedule.cut import bounded
 from lenz.schedule.legal import Group, device_of
+from lenz.schedule.result import mapped
 from lenz.sym import Sym, SymEnv, Var, substitute
 
 
@@ -64,8 +65,7 @@ def build(
             out=Buffer(number(n.name), n.out.type),
             target=number(n.target),
             body=numbered(n.body),
-            finish=None if n.finish is None else numbered(n.finish),
-            bound=tuple(map(numbered, n.bound)),
+            result=mapped(n.result, numbered),
         )
         for n in g.nests
     )

@@ -211,12 +211,12 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
                 checks.append((k, c))
             if writes and item.target not in place and capabilities(group_of(item)).raises:
                 # An argument: if an earlier op raises, eager has not written it.
-                value = max([k if item.update else place.get(r, k) for r in direct], default=k)
+                value = max([k if item.updates else place.get(r, k) for r in direct], default=k)
                 for n, check in checks:
                     if n <= value and check != c:
                         p.wait(c, p.find(check))
             place[item.name] = k
-            if cx.options.fuse and item.update is None:
+            if cx.options.fuse and not item.updates:
                 _settle(p, c, reads, cx, item.target)
         else:
             _note_memory(item, memory)

@@ -21,6 +21,7 @@ from lenz.schedule.nest import (
     remaps,
     turned,
 )
+from lenz.schedule.result import Fold, Sorted
 from lenz.sym import SymEnv, power_of_two
 from lenz.target import Capabilities
 
@@ -74,7 +75,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     device = device_of(a)
     if device != device_of(b):
         return Reject(f"{a.name} is on {device}, {b.name} on {device_of(b)}")
-    if any(n.update is not None for g in (a, b) for n in g.nests):
+    if any(n.updates for g in (a, b) for n in g.nests):
         return Reject("a scatter runs by itself")
     if (a.domain.kept or b.domain.kept) and any(n.target != n.name for n in (*a.nests, *b.nests)):
         return Reject("the elements that a sort keeps are read last, after inputs are overwritten")
@@ -92,7 +93,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     best: tuple[tuple[int, ...], Group] | None = None
     columns = any(is_columns(n) for g in (a, b) for n in g.nests if n.is_reduction)
     before = sum(divisions(n, columns) for g in (a, b) for n in g.nests)
-    scans = any(n.scan is not None for g in (a, b) for n in g.nests)
+    scans = any(n.scans for g in (a, b) for n in g.nests)
     for d, orders in _domains(a, b):
         for x, y in itertools.product(_over(a, d, orders, scans), _over(b, d, orders, scans)):
             problem = _misaligned(x, y) or _late(x + y) or _split(Group(d, (*x, *y)))
@@ -128,7 +129,7 @@ def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
         found.append((d, orders))
         if held:
             new = refined(d, orders[:1] if other.raxes else orders, (*other.axes, *other.raxes))
-            arg = any(n.kind in ("argmax", "argmin") for n in nests)
+            arg = any(n.finds_place for n in nests)
             found += [(x, [order]) for x, order in new if not arg or registers(x) <= held]
     return found
 
@@ -140,11 +141,11 @@ def _crossed(a: Group, b: Group) -> Group | None:
         if found is None or registers(rows.domain) > capabilities(rows).summed:
             continue
         d, at, inside = found
-        if any(n.is_reduction and (is_columns(n) or n.scan or n.sorts) for n in rows.nests):
+        if any(n.is_reduction and (is_columns(n) or n.scans or n.sorts) for n in rows.nests):
             continue
         nests = [turned(n, columns.domain, d, at, inside) for n in columns.nests]
         sums = tuple(n for n in nests if n is not None)
-        if len(sums) < len(nests) or any(n.scan or n.sorts for n in sums):
+        if len(sums) < len(nests) or any(n.scans or n.sorts for n in sums):
             continue
         for way in _over(rows, d, [(*d.axes, *d.raxes)]):
             x, y = (way, sums) if rows is a else (sums, way)
@@ -176,7 +177,7 @@ def registers(d: Domain, env: SymEnv | None = None) -> int:
 
 def in_parts(g: Group) -> bool:
     """True if a scanned row is too long for one GPU program, so that several share it."""
-    is_scan = any(n.scan is not None and n.raxes for n in g.nests)
+    is_scan = any(n.scans and n.raxes for n in g.nests)
     return is_scan and 0 < capabilities(g).held < registers(g.domain)
 
 
@@ -197,7 +198,7 @@ def may_fail(g: Group) -> bool:
 
 def overwrites(g: Group) -> bool:
     """True if the group writes a value back to an argument."""
-    return any(n.target != n.name and n.update is None for n in g.nests)
+    return any(n.target != n.name and not n.updates for n in g.nests)
 
 
 def _buffers(g: Group) -> set[str]:
@@ -258,11 +259,9 @@ def _late(nests: tuple[Nest, ...]) -> str | None:
         for p in parts:
             if running[p] and loop[p] != k:
                 return f"{n.name} uses {p} behind the loop that scans it"
-        is_reduction = n.kind is not None or n.sorts
+        is_reduction = isinstance(n.result, (Fold, Sorted))
         loop[n.name] = k + 1 if is_reduction and n.raxes else k
-        running[n.name] = not is_reduction and (
-            n.scan is not None or any(running[p] for p in parts)
-        )
+        running[n.name] = not is_reduction and (n.scans or any(running[p] for p in parts))
     for n in nests:  # writes to an input wait for the last loop
         if n.target != n.name and running[n.name] and loop[n.name] != max(loop.values()):
             return f"{n.name} writes {n.target} behind the loop that scans its values"
@@ -273,7 +272,7 @@ def _split(g: Group) -> str | None:
     """Why a group with a scan in parts is illegal: no program sees a whole row."""
     if not in_parts(g):
         return None
-    n = next((n for n in g.nests if n.kind is not None or n.raxes != g.domain.raxes), None)
+    n = next((n for n in g.nests if isinstance(n.result, Fold) or n.raxes != g.domain.raxes), None)
     return None if n is None else f"{n.name} is one value for rows that are scanned in parts"
 
 

@@ -22,9 +22,10 @@ from lenz.ir.expr import (
     reindex,
     syms_of,
 )
-from lenz.ir.graph import Loop, ReduceKind, Reduction, Scan, ScanKind, Scatter, Sort, UpdateMode
+from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axis, Buffer, Layout, axis
+from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, exprs_of, mapped
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
 from lenz.sym.divide import flatten
 from lenz.sym.expr import children
@@ -36,29 +37,15 @@ SHORT = 8  # a shorter innermost axis is not worth vectors of its own
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """store target[offset] = body over P, or the reduction of body over R, finished.
-
-    A scan stores its running value for each element of R, which is one axis. With `update` the nest
-    is a scatter: target[offset] is combined with the body, and `@k` in the offset is bound[k]. No
-    two elements of P go to the same place; those of R run in order. A nest `across` reduces over
-    axes of P, its `raxes`, for each element of its group's rows (see `crossing`). A nest that
-    `sorts` stores the smallest values of R in order, over `kept` if it does not keep all.
-    """
+    """store target[offset] = the result of body, over P and inside over R."""
 
     out: Buffer
     target: str
     axes: Axes
     raxes: Axes
-    kind: ReduceKind | None
     body: Expr
-    finish: Expr | None
     offset: Sym
-    scan: ScanKind | None = None
-    update: UpdateMode | None = None
-    bound: tuple[Expr, ...] = ()
-    across: bool = False
-    sorts: bool = False
-    kept: Axes = ()
+    result: Result
 
     @property
     def name(self) -> str:
@@ -68,12 +55,42 @@ class Nest:
     @property
     def is_reduction(self) -> bool:
         """True if it reduces, scans or sorts; R may be empty if all its extents are 1."""
-        return self.kind is not None or self.scan is not None or self.sorts
+        return isinstance(self.result, (Fold, Running, Sorted))
+
+    @property
+    def finds_place(self) -> bool:
+        """True if it gives the position of a value along R."""
+        return isinstance(self.result, Fold) and self.result.kind in ("argmax", "argmin")
+
+    @property
+    def across(self) -> bool:
+        """True if it reduces over axes of P."""
+        return isinstance(self.result, Fold) and self.result.across
+
+    @property
+    def scans(self) -> bool:
+        """True if it stores running values."""
+        return isinstance(self.result, Running)
+
+    @property
+    def sorts(self) -> bool:
+        """True if it stores values in order."""
+        return isinstance(self.result, Sorted)
+
+    @property
+    def updates(self) -> bool:
+        """True if it is a scatter."""
+        return isinstance(self.result, Update)
+
+    @property
+    def kept(self) -> Axes:
+        """The positions of the values that a sort keeps, if it does not keep all."""
+        return self.result.kept if isinstance(self.result, Sorted) else ()
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
         """Every expression of it."""
-        return (self.body, *(() if self.finish is None else (self.finish,)), *self.bound)
+        return (self.body, *exprs_of(self.result))
 
     @property
     def checks(self) -> bool:
@@ -100,35 +117,34 @@ def nest_of(
         # An index that is just a variable reads a different element for each value.
         free = tuple(a for a in n.axes if a.var in n.index)
         rest = tuple(a for a in n.axes if a.var not in n.index)
-        bound = tuple(interpret(e, flat) for e in n.bound)
+        update = Update(n.mode, tuple(interpret(e, flat) for e in n.bound))
         value, at = interpret(n.value, flat), layout.at(n.index)
-        return _merged(Nest(n.out, into, free, rest, None, value, None, at, None, n.mode, bound))
+        return _merged(Nest(n.out, into, free, rest, value, at, update))
     body, offset = interpret(n.body, flat), layout.at([a.var for a in n.axes])
     if isinstance(n, Reduction):
-        finish = interpret(n.finish, flat)
-        nest = _merged(Nest(n.out, into, n.axes, n.raxes, n.kind, body, finish, offset))
+        fold = Fold(n.kind, interpret(n.finish, flat))
+        nest = _merged(Nest(n.out, into, n.axes, n.raxes, body, offset, fold))
         return nest if nest.raxes else _of_one(nest)
     if isinstance(n, Sort):
         along, size = n.axes[n.dim], n.out.shape[n.dim]
         rows = tuple(a for a in n.axes if a is not along)
         kept = () if size is along.extent else (axis("k0", size),)
         offset = layout.at([kept[0].var if kept and a is along else a.var for a in n.axes])
-        nest = Nest(n.out, into, rows, (along,), None, body, None, offset, sorts=True, kept=kept)
-        return _merged(nest)
+        return _merged(Nest(n.out, into, rows, (along,), body, offset, Sorted(kept)))
     if isinstance(n, Scan):
-        along, finish = n.axes[n.dim], interpret(n.finish, flat)
+        along, running = n.axes[n.dim], Running(n.kind, interpret(n.finish, flat))
         rows = tuple(a for a in n.axes if a is not along)
-        nest = Nest(n.out, into, rows, (along,), None, body, finish, offset, n.kind)
+        nest = Nest(n.out, into, rows, (along,), body, offset, running)
         turn = {along.var: along.extent - 1 - along.var} if n.reverse else {}
         return _merged(_substituted(nest, rows, nest.raxes, turn))
-    return _merged(Nest(n.out, into, n.axes, (), None, body, None, offset))
+    return _merged(Nest(n.out, into, n.axes, (), body, offset, Each()))
 
 
 def _of_one(n: Nest) -> Nest:
     """A reduction over no axis but those of one element: each element gives a result."""
-    assert n.kind is not None and n.finish is not None
-    body = replace_ref(n.finish, ops.of_one(n.kind, n.body))
-    return replace(n, kind=None, body=body, finish=None)
+    assert isinstance(n.result, Fold)
+    one = ops.of_one(n.result.kind, n.body)
+    return replace(n, body=replace_ref(n.result.finish, one), result=Each())
 
 
 def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:
@@ -142,7 +158,7 @@ def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:
 
 def _merged(n: Nest) -> Nest:
     axes, raxes = _by_stride(n.axes, [n.offset]), n.raxes
-    if n.kind not in ("argmax", "argmin") and n.update is None:
+    if not n.finds_place and not n.updates:
         raxes = _by_stride(raxes, [e.attrs[1][0] for e in loads_of(n.body)])
     syms = [n.offset] + [s for e in nodes_of(*n.exprs) for s in syms_of(e)]
     syms = list(dict.fromkeys(syms))
@@ -229,9 +245,8 @@ def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:
         axes=axes,
         raxes=raxes,
         body=reindex(n.body, at),
-        finish=None if n.finish is None else reindex(n.finish, at),
         offset=substitute(n.offset, at),
-        bound=tuple(reindex(e, at) for e in n.bound),
+        result=mapped(n.result, lambda e: reindex(e, at)),
     )
 
 
@@ -267,7 +282,7 @@ def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> 
     if n.is_reduction or n.raxes:
         if n.across or rows is not d.rows or length is not d.length:
             return []
-        if (n.scan is not None or n.sorts) and len(n.raxes) != len(d.raxes):
+        if (n.scans or n.sorts) and len(n.raxes) != len(d.raxes):
             return []
         if n.kept and [a.extent for a in n.kept] != [a.extent for a in d.kept]:
             return []
@@ -378,9 +393,10 @@ def crossing(rows: Domain, columns: Domain) -> tuple[Domain, dict[Var, Sym], Axe
 
 def turned(n: Nest, columns: Domain, d: Domain, at: Mapping[Var, Sym], inside: Axes) -> Nest | None:
     """A nest over columns in the domain of `crossing`; None if it does not fit there."""
-    if n.kind is not None and n.raxes == columns.raxes:
+    if isinstance(n.result, Fold) and n.raxes == columns.raxes:
         parts = d.axes[: len(d.axes) - len(inside)]
-        return replace(_substituted(n, (*parts, *d.raxes), inside, dict(at)), across=True)
+        fold = replace(n, result=replace(n.result, across=True))
+        return _substituted(fold, (*parts, *d.raxes), inside, dict(at))
     if not n.is_reduction and n.raxes == columns.raxes:
         return _substituted(n, d.axes, d.raxes, dict(at))
     return None

@@ -31,6 +31,7 @@ from lenz.ir.op import LOAD, REF
 from lenz.ops.rounding import settled, widen
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, position, replace_ref
+from lenz.schedule.result import Fold, Running, Sorted
 from lenz.sym import Int, Var, power_of_two
 
 # A value of this cost (about one exp) that two loops need is kept in a scratch row.
@@ -83,20 +84,21 @@ class _Staging:
             if n.target == n.name:
                 body = self.inlined(n.body)
                 k = self.stage(body)
-                if n.across:
-                    self.column(n, body, k)
-                elif n.scan is not None and n.raxes:
-                    self.scan(n, body, k)
-                elif n.sorts:
-                    self.sort(n, body, k)
-                elif n.is_reduction:
-                    self.reduction(n, body, k)
-                elif self.in_loop(n):
-                    self.element(n, body, k)
-                elif n.raxes:
-                    self.few(n, body)
-                else:
-                    self.row_value(n, body, k)
+                match n.result:
+                    case Fold(across=True):
+                        self.column(n, n.result, body, k)
+                    case Running() if n.raxes:
+                        self.scan(n, n.result, body, k)
+                    case Sorted():
+                        self.sort(n, body, k)
+                    case Fold() | Running():
+                        self.reduction(n, n.result, body, k)
+                    case _ if self.in_loop(n):
+                        self.element(n, body, k)
+                    case _ if n.raxes:
+                        self.few(n, body)
+                    case _:
+                        self.row_value(n, body, k)
         self.write_back([n for n in self.group.nests if n.target != n.name])
         return self.out
 
@@ -120,35 +122,30 @@ class _Staging:
             k = max(k, self.last_read([n.target for n in nests], part is between))
             place(k).extend(Store(n.target, n.offset, body) for n, body in values)
 
-    def reduction(self, n: Nest, body: Expr, k: int) -> None:
-        assert n.finish is not None
-        acc = f"v{len(self.ready)}"
-        dtype = body.dtype if n.kind is None else ops.reduce_dtype(n.kind, body.dtype)
+    def reduction(self, n: Nest, how: Fold | Running, body: Expr, k: int) -> None:
         result = body
-        if n.kind is not None:
-            over = tuple(a.var for a in n.raxes)
-            self.out.loop(k).append(Reduce(acc, n.kind, body, over))
+        if isinstance(how, Fold):
+            acc, over = f"v{len(self.ready)}", tuple(a.var for a in n.raxes)
+            self.out.loop(k).append(Reduce(acc, how.kind, body, over))
             self.ready[acc] = k = k + 1
-            result = ref(acc, dtype)
-        finish = self.settled(n, self.inlined(replace_ref(n.finish, result)))
+            result = ref(acc, ops.reduce_dtype(how.kind, body.dtype))
+        finish = self.settled(n, self.inlined(replace_ref(how.finish, result)))
         self.values[n.name] = value = self.keep(finish, k)
         if n.name in self.stored:
             self.out.row(k).append(Store(n.target, n.offset, value))
 
-    def column(self, n: Nest, body: Expr, k: int) -> None:
-        assert n.kind is not None and n.finish is not None
+    def column(self, n: Nest, how: Fold, body: Expr, k: int) -> None:
         acc = f"v{len(self.ready)}"
-        self.out.loop(k).append(Reduce(acc, n.kind, body, tuple(a.var for a in n.raxes)))
+        self.out.loop(k).append(Reduce(acc, how.kind, body, tuple(a.var for a in n.raxes)))
         self.ready[acc] = k + 1
-        result = ref(acc, ops.reduce_dtype(n.kind, body.dtype))
-        self.out.columns.append(Store(n.target, n.offset, replace_ref(n.finish, result)))
+        result = ref(acc, ops.reduce_dtype(how.kind, body.dtype))
+        self.out.columns.append(Store(n.target, n.offset, replace_ref(how.finish, result)))
 
-    def scan(self, n: Nest, body: Expr, k: int) -> None:
-        assert n.scan is not None and n.finish is not None
+    def scan(self, n: Nest, how: Running, body: Expr, k: int) -> None:
         name = f"v{len(self.ready)}"
-        self.out.loop(k).append(Scan(name, n.scan, body, n.raxes[0].var))
+        self.out.loop(k).append(Scan(name, how.kind, body, n.raxes[0].var))
         self.ready[name] = k
-        self.element(n, self.inlined(replace_ref(n.finish, ref(name, body.dtype))), k)
+        self.element(n, self.inlined(replace_ref(how.finish, ref(name, body.dtype))), k)
 
     def sort(self, n: Nest, body: Expr, k: int) -> None:
         (r,), keep = n.raxes, (n.kept or n.raxes)[0]

@@ -41,13 +41,13 @@ def forms(
     g: Group, stored: frozenset[str], env: SymEnv, cx: Context, space: Space | None
 ) -> list[Form]:
     """The form of a group's kernel; no other is timed."""
-    if g.nests[0].update is not None:
+    if g.nests[0].updates:
         body = vectors.scattered(g.nests[0], env)
         return [Form("scatter", body, _tile(body, env))]
     elide = not cx.options.emulate_rounding
     s = stages(g, stored, elide, named=True)
     choice = choose(g, s, env)
-    scans = any(n.scan is not None for n in g.nests)
+    scans = any(n.scans for n in g.nests)
     match choice.kind:
         case "reduction":
             body = (vectors.runs(g, s) if scans else None) or vectors.rows(g, s)

@@ -13,6 +13,7 @@ from lenz.schedule.borders import at, spans_of
 from lenz.schedule.cut import cut, joined, moved, nested
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT, Nest
+from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, product
 
@@ -146,8 +147,9 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
 
     If columns of P are contiguous, R runs once for each block of them, with the block inside.
     """
-    assert n.update is not None
-    store = Store(n.target, n.offset, n.body, n.bound, n.update)
+    assert isinstance(n.result, Update)
+    bound, mode = n.result.bound, n.result.mode
+    store = Store(n.target, n.offset, n.body, bound, mode)
     p = n.axes[-1] if n.axes else None
     if p is not None and coefficient(n.offset, p.var) is ONE and env.hint(p.extent) >= SHORT:
         block, lane = cut(p, SCATTER_PANEL)
@@ -159,9 +161,9 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
         # Vectors store their lanes in order, but each to its own place: they cannot add up.
         r = n.raxes[-1].var
         names = {v.name for v in n.offset.free_vars}
-        used = [e for k, e in enumerate(n.bound) if f"@{k}" in names]
+        used = [e for k, e in enumerate(bound) if f"@{k}" in names]
         parts = [n.offset, *(s for e in nodes_of(*used) for s in syms_of(e))]
-        moves = n.update == "set" and any(r in s.free_vars for s in parts)
+        moves = mode == "set" and any(r in s.free_vars for s in parts)
         last: LoopKind = "vector" if moves else "seq"
         body = nested(n.raxes[:-1], "seq", (For(n.raxes[-1], last, body),))
     return nested(n.axes, "parallel", body)

@@ -29,6 +29,7 @@ from lenz.schedule.accesses import coefficient, columns_win, offsets_of
 from lenz.schedule.cut import cut_all, moved, nested, over_parts
 from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.nest import Axes, Domain, Nest, position
+from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, maximum, minimum, product, substitute
 from lenz.sym.divide import power_of_two
@@ -75,7 +76,7 @@ def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     with 4. Longer rows in one warp would be faster too, but they compile slowly and spill.
     """
     sorts = any(n.sorts for n in g.nests)
-    if not sorts and all(n.scan is None for n in g.nests):
+    if not sorts and not any(n.scans for n in g.nests):
         return None
     if not g.domain.raxes:
         widths = _widths(g.domain.axes, shape.tile, env)
@@ -155,7 +156,7 @@ def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
 def _rows(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile:
     """All other reductions: of rows."""
     raxes, stages = g.domain.raxes, shape.stages
-    arg = any(n.kind in ("argmax", "argmin") for n in g.nests)
+    arg = any(n.finds_place for n in g.nests)
     if arg and shape.is_usual and len(raxes) == 1 and _length(raxes[0], env) > 16384:
         # Each value carries a position. 4096 rows of 32768 bf16 take 77 us in a loop of tiles with
         # prefetched loads, and 98 us if held.
@@ -168,12 +169,12 @@ def _rows(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile:
 
 def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
     """All updates of a scatter at once; updates of the same element are combined in memory."""
-    assert n.update is not None
+    assert isinstance(n.result, Update)
     axes = (*n.raxes, *n.axes)  # elements of P are contiguous
     widths = _widths(axes, shape.tile, env)
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all(axes, widths, at)
-    store = moved([Store(n.target, n.offset, n.body, n.bound, n.update)], at)
+    store = moved([Store(n.target, n.offset, n.body, n.result.bound, n.result.mode)], at)
     body = nested(grid, "grid", nested(lanes, "lane", store))
     return Form("scatter", body, TileConfig(warps=_warps(_area(widths), 8, shape)))
 
@@ -262,7 +263,7 @@ def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, in
     raxes = g.domain.raxes
     whole = {a: power_of_two(_length(a, env)) for a in raxes if a.extent is not ONE}
     bounded = all(a.extent.hi is not None for a in raxes)
-    numbered = len(raxes) > 1 and any(n.kind in ("argmax", "argmin") for n in g.nests)
+    numbered = len(raxes) > 1 and any(n.finds_place for n in g.nests)
     pays = bounded or (_reads_again(s) and not numbered)
     if pays and _area(whole) <= shape.row and len(raxes) < MOST_AXES:
         return whole

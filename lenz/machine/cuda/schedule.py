@@ -26,7 +26,7 @@ def forms(
     g: Group, stored: frozenset[str], env: SymEnv, cx: Context, space: Space | None
 ) -> list[Form]:
     """The cost model's form of a group's kernel; then those of `space`, or of max-autotune."""
-    if g.nests[0].update is not None:
+    if g.nests[0].updates:
         return [scattered(g.nests[0], env, Shape())]
     space = space or (usual_space if cx.options.autotune else None)
     elide = not cx.options.emulate_rounding

@@ -1,0 +1,78 @@
+"""What a nest makes of the values of its body: one of five kinds, each with what it alone has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from lenz.ir.expr import Expr
+from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode
+from lenz.ir.tensor import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """Every value is an element of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """The values along R give one element, which is finished.
+
+    A fold `across` runs over axes of P, the nest's `raxes`, for each element of its group's rows
+    (see `nest.crossing`).
+    """
+
+    kind: ReduceKind
+    finish: Expr
+    across: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Each value along R, which is one axis, gives that of all up to it, which is finished."""
+
+    kind: ScanKind
+    finish: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """The values along R are stored in order: the smallest ones over `kept`, or all of them."""
+
+    kept: tuple[Axis, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Each value is combined with the element at an offset in which `@k` is `bound[k]`.
+
+    No two elements of P go to the same place; those of R run in order.
+    """
+
+    mode: UpdateMode
+    bound: tuple[Expr, ...] = ()
+
+
+Result: TypeAlias = Each | Fold | Running | Sorted | Update
+
+
+def exprs_of(r: Result) -> tuple[Expr, ...]:
+    """Every expression of it."""
+    match r:
+        case Fold() | Running():
+            return (r.finish,)
+        case Update():
+            return r.bound
+    return ()
+
+
+def mapped(r: Result, change: Callable[[Expr], Expr]) -> Result:
+    """The same with changed expressions."""
+    match r:
+        case Fold() | Running():
+            return replace(r, finish=change(r.finish))
+        case Update():
+            return replace(r, bound=tuple(map(change, r.bound)))
+    return r
