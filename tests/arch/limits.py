@@ -22,10 +22,10 @@ CODE_LINES = {
     "opt": 1_600,
     "plan": 773,
     "runtime": 475,
-    "schedule": 1_599,
+    "schedule": 1_645,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_599
+TOTAL_CODE_LINES = 28_650
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
