@@ -176,6 +176,8 @@ class _Walk:
             if n.target is torch.ops.aten.copy_.default:
                 _settle(self)
             self.env[n] = call_eager(self.b, n, self.atom, val, self.p.sym, reason)
+            if n.target is torch.ops.aten.copy_.default and isinstance(n.args[0], FxNode):
+                self.env[n.args[0]] = self.env[n]  # later reads are of what the call gives
             made = self.env[n] if isinstance(self.env[n], (tuple, list)) else (self.env[n],)
             if isinstance(val, (torch.SymFloat, torch.SymBool)):
                 self.numbers.update(made)

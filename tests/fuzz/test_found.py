@@ -293,3 +293,13 @@ def test_what_two_kernels_read_is_one_number(way: str, columns: int) -> None:
 def test_polygamma_of_halves(dtype: torch.dtype, order: int) -> None:
     """It was computed in the halves themselves, which no op takes; so the gradient of digamma."""
     agrees(lambda a: torch.polygamma(order, a), torch.tensor([0.5, 1.5, 3.0, -1.5], dtype=dtype))
+
+
+def test_an_argument_of_symbolic_strides_is_read_after_it_is_written() -> None:
+    """The rule mutates-last broke: eager wrote it, as its elements may share memory."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        a.fill_(2)
+        return a.unsqueeze(-1)
+
+    agrees(f, torch.randn(3, 1, 3)[..., ::2], dynamic=True)
