@@ -130,6 +130,16 @@ def test_an_error_is_of_the_coarsest_type_on_the_way() -> None:
         same(y + 1e-6, y, y, False, f64)
 
 
+def test_a_sum_whose_terms_cancel_may_be_off_by_their_rounding() -> None:
+    """A layer norm of 10^5 numbers sums to zero: f32 is off by 1e-3 in the median, at most 5e-3."""
+    unit, zero = float(torch.finfo(torch.float32).eps), torch.zeros((), dtype=torch.float64)
+    same(torch.tensor(5e-3), torch.tensor(5e-4), zero, False, unit, 100_000)
+    with pytest.raises(AssertionError, match="bound"):
+        same(torch.tensor(7e-3), torch.tensor(5e-4), zero, False, unit, 100_000)
+    with pytest.raises(AssertionError, match="bound"):
+        same(torch.tensor(5e-3), torch.tensor(0.0), zero, False, unit, 100_000)
+
+
 def test_aliasing_is_part_of_an_outcome() -> None:
     p = whole("t0 = a0[1:]\nt1 = a0 + 1")
     got = outcome(p, p.function(), p.arguments())
