@@ -189,8 +189,11 @@ def slice_(
 
 
 def slice_start(start: Size | None, size: Sym) -> Sym:
-    """The first position of a slice, clamped at 0 as torch does."""
-    return maximum(at_least_zero(0 if start is None else start, size), ZERO)
+    """The first position of a slice, clamped to 0 .. size as torch does.
+
+    An empty slice has an offset too, which `as_strided` of it starts from.
+    """
+    return minimum(maximum(at_least_zero(0 if start is None else start, size), ZERO), size)
 
 
 @lowering("narrow", any_dtype=True)

@@ -121,6 +121,10 @@ def agree(
     for pair in sorted(got.shared ^ want.shared):
         who = "eager" if pair in want.shared else "ours"
         raise AssertionError(f"aliasing: {pair} share memory in {who} only")
+    for name in sorted({n for pair in want.shared for n in pair}):
+        x, y = got.values[name], want.values[name]
+        begin = x.storage_offset(), y.storage_offset()
+        assert begin[0] == begin[1], f"{name}: offset {begin[0]} instead of {begin[1]}"
 
 
 def _coarsest(p: Program, m: Machine, name: str) -> float:

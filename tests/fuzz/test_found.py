@@ -303,3 +303,12 @@ def test_an_argument_of_symbolic_strides_is_read_after_it_is_written() -> None:
         return a.unsqueeze(-1)
 
     agrees(f, torch.randn(3, 1, 3)[..., ::2], dynamic=True)
+
+
+def test_an_empty_slice_begins_at_most_at_the_end() -> None:
+    """A wrong number: the offset was 2 rows, where eager's is the end of the first."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return a[:, 2:].as_strided((3, 1), (1, 1))
+
+    agrees(f, torch.arange(9.0).view(3, 1, 3, 1))
