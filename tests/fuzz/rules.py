@@ -371,8 +371,8 @@ TABLES: dict[str, tuple[int, str]] = {
         . {w1}.cumsum({d})
         . {w1}.flip({d}).cumsum({d}).flip({d})
         . {w1}.clamp(0, 1).cumprod({d})
-        p {w1}.cummax({d}).values
-        p {w1}.cummin({d}).values
+        pk {w1}.cummax({d}).values
+        pk {w1}.cummin({d}).values
         e {w1}.cummax({d}).indices
         e {w1}.cummin({d}).indices
         r {f1}.logcumsumexp({d})
