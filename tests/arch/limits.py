@@ -13,19 +13,19 @@ CLASS_METHODS = 15
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
     ".": 1_374,
-    "debug": 540,
+    "debug": 541,
     "frontend": 2_967,
-    "ir": 4_036,
+    "ir": 4_059,
     "lower": 6_207,
-    "machine": 5_439,
+    "machine": 5_481,
     "ops": 2_335,
     "opt": 1_600,
     "plan": 773,
     "runtime": 475,
-    "schedule": 1_645,
+    "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_650
+TOTAL_CODE_LINES = 28_729
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
