@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
 from lenz.ir.expr import Expr, is_bound_var, loads_of, nodes_of, syms_of
-from lenz.ir.kernel import For, Kernel, Store, exprs_of, walk
+from lenz.ir.kernel import For, If, Kernel, Stmt, Store, exprs_of, map_bodies, walk
 from lenz.sym import Int, Sym, SymEnv, Var, affine_in, show, substitute
 
 
@@ -38,9 +38,10 @@ def touched(k: Kernel, env: SymEnv) -> Touched:
 
     An access counts the distinct values of its offset over the loops. Equal accesses of one
     parameter count once, however their loops are split; different ones add up, to at most the
-    parameter's size. A conditional access counts as if it always happened. A workspace counts as
-    written completely.
+    parameter's size. A conditional access counts as if it always happened. Of a branch the first
+    body counts: the second touches the same elements. A workspace counts as written completely.
     """
+    k = replace(k, body=_counted(k.body))
     loops = _loops(k, env)
     sizes = {p.name: env.hint(p.size) for p in k.params}
     loads = [(e.attrs[0], e.attrs[1][0], e.args) for e in loads_of(*exprs_of(k.body)) if e.attrs[1]]
@@ -63,6 +64,12 @@ def _sum(
             key, count = _distinct(offset, bound, loops, env)
             found.setdefault(name, {})[key] = count
     return {name: min(sizes[name], sum(found[name].values())) for name in sizes if name in found}
+
+
+def _counted(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The statements with the first body of each branch in its place."""
+    parts = [_counted(s.then) if isinstance(s, If) else (map_bodies(s, _counted),) for s in body]
+    return tuple([s for part in parts for s in part])
 
 
 def _loops(k: Kernel, env: SymEnv) -> Loops:

@@ -29,6 +29,7 @@ from lenz.ir.interp_expr import (
 )
 from lenz.ir.kernel import (
     For,
+    If,
     Kernel,
     Let,
     Mode,
@@ -37,6 +38,7 @@ from lenz.ir.kernel import (
     Sort,
     Stmt,
     Store,
+    bodies_of,
     exprs_of,
     position,
     walk,
@@ -156,9 +158,9 @@ def _accumulators(body: tuple[Stmt, ...]) -> dict[int, list[_Accumulator]]:
 
     def visit(stmts: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
         for s in stmts:
-            if isinstance(s, For):
-                visit(s.body, (*path, s))
-            elif isinstance(s, Reduce):
+            for inner in bodies_of(s):
+                visit(inner, (*path, s) if isinstance(s, For) else path)
+            if isinstance(s, Reduce):
                 inside = [f for f in path if f.axis.var in s.over]
                 if not inside or len(inside) != len(s.over):
                     raise InternalError(
@@ -194,6 +196,9 @@ class _Run:
             match s:
                 case For():
                     self.loop(s, env, refs, len(body) == 1)
+                case If():
+                    holds = sym_value(s.lower, env) < sym_value(s.upper, env)
+                    self.block(s.then if holds else s.orelse, env, dict(refs))
                 case Let(name, value):
                     refs[name] = _Lanes(self.value(value, env, refs), ())
                 case Reduce(_, _, value):
@@ -367,7 +372,7 @@ def _together(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 def _is_vector(f: For) -> bool:
     """True for an innermost loop whose iterations cannot see each other's stores."""
-    if any(isinstance(s, For) for s in f.body):
+    if any(bodies_of(s) for s in f.body):
         return False
     stored = {s.buffer for s in walk(f.body) if isinstance(s, Store)}
     return not any(e.attrs[0] in stored for e in loads_of(*exprs_of(f.body)))

@@ -16,6 +16,9 @@ Meaning of the statements:
 - `For(axis, kind, body)`: the extent may depend on variables of enclosing loops. kind says how the
   iterations run; it never changes the result, except that "parallel" and "grid" promise that no
   iteration reads what another one writes.
+- `If(lower, upper, then, orelse)`: runs `then` if lower < upper, and `orelse` if not. Both bounds
+  are the same for all lanes, so that all threads of a program run one body. What a body defines
+  ends with it: its reductions and scans run over loops inside it.
 - `Let(name, value)`: visible to the statements after it in the same and nested bodies.
 - `Reduce(name, kind, value, over)`: accumulates over the enclosing loops named in `over`; the
   result is `ref(name)` after the outermost of them has closed. Axes of enclosing loops inside that
@@ -93,6 +96,17 @@ class For:
     axis: Axis
     kind: LoopKind
     body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """One of two bodies, of which the first is not empty."""
+
+    SYNTAX: ClassVar = ("if {lower:sym} < {upper:sym} {then:stmts}", "? else {orelse:stmts}")
+    lower: Sym
+    upper: Sym
+    then: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +206,7 @@ class Store:
     mode: UpdateMode = "set"
 
 
-Stmt: TypeAlias = For | Let | Reduce | Scan | Sort | Store
+Stmt: TypeAlias = For | If | Let | Reduce | Scan | Sort | Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +247,23 @@ class Kernel:
     tile: TileConfig = TileConfig()
 
 
+def bodies_of(s: Stmt) -> tuple[tuple[Stmt, ...], ...]:
+    """The bodies of a statement: none of most, one of a loop, two of a branch."""
+    return tuple([slot.get(s) for slot in slots_in(s, _BODIES)])
+
+
+def map_bodies(s: Stmt, f: Callable[[tuple[Stmt, ...]], tuple[Stmt, ...]]) -> Stmt:
+    """The statement with each of its bodies replaced by f of it."""
+    new: dict[str, Any] = {x.field: f(x.get(s)) for x in slots_in(s, _BODIES)}
+    return replace(s, **new) if new else s
+
+
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
     """Every statement, outer before inner."""
     for s in body:
         yield s
-        if isinstance(s, For):
-            yield from walk(s.body)
+        for inner in bodies_of(s):
+            yield from walk(inner)
 
 
 def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
@@ -247,10 +272,9 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
 
 
 def map_leaves(body: tuple[Stmt, ...], f: Callable[[Stmt], Stmt]) -> tuple[Stmt, ...]:
-    """The statements with each that is no loop replaced by f of it."""
-    return tuple(
-        [replace(s, body=map_leaves(s.body, f)) if isinstance(s, For) else f(s) for s in body]
-    )
+    """The statements with each that has no body replaced by f of it."""
+    within = lambda inner: map_leaves(inner, f)
+    return tuple([map_bodies(s, within) if bodies_of(s) else f(s) for s in body])
 
 
 def moved(s: Stmt | LookBack, at: Mapping[Var, Sym], over: bool = False) -> Any:
@@ -292,6 +316,7 @@ def syms_in(s: Stmt | LookBack) -> Iterator[Sym]:
             yield from syms_in(value)
 
 
+_BODIES = frozenset({"stmts"})
 _WRITES = frozenset({"writes", "look_back"})
 _MOVED = frozenset({"sym", "place"})
 _LOOPS = frozenset({"loop_var", "loop_vars", "look_back"})
@@ -334,15 +359,13 @@ def programs(k: Kernel) -> Sym:
 
 
 def branches(k: Kernel) -> tuple[Kernel, ...]:
-    """The kernel with each of two branches of which every program takes one; () if it has none."""
+    """The kernel with each of the bodies of which every program runs one; () if it has no such."""
     match k.body:
         case (For(_, "grid", body) as f,):
             inner = branches(replace(k, body=body))
             return tuple([replace(x, body=(replace(f, body=x.body),)) for x in inner])
-        case (For(a, "seq", x), For(b, "seq", y)) if (
-            b.extent is ONE - a.extent and a.extent.hi == 1
-        ):
-            return replace(k, body=x), replace(k, body=y)
+        case (If(_, _, then, orelse),):
+            return replace(k, body=then), replace(k, body=orelse)
     return ()
 
 

@@ -123,7 +123,7 @@ class Cursor:
 
 
 # Where a size or index expression ends, when no bracket that it opened is open.
-_STOP = frozenset({",", ":", ";", "|", "=", "{", "}", "]", ")", "@", END})
+_STOP = frozenset({",", ":", ";", "|", "=", "<", "{", "}", "]", ")", "@", END})
 
 
 def sym_of(c: Cursor, scope: Mapping[str, Var], may_gather: bool = False) -> Sym:

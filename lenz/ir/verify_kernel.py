@@ -10,6 +10,7 @@ from lenz.ir.expr import Expr
 from lenz.ir.forms import FORMS
 from lenz.ir.kernel import (
     For,
+    If,
     Kernel,
     Let,
     Local,
@@ -19,6 +20,7 @@ from lenz.ir.kernel import (
     Sort,
     Stmt,
     Store,
+    bodies_of,
     slots,
     walk,
     words,
@@ -33,11 +35,15 @@ MOST_LANES = 1 << 20  # elements of Triton's largest tensor, whose sides are pow
 
 @dataclass(slots=True)
 class _Scope:
-    """What stands around a statement: loops, and the values that are visible."""
+    """What stands around a statement: loops, and the values that are visible.
+
+    `outside` is the number of loops that are around the innermost branch as well.
+    """
 
     loops: tuple[For, ...]
     sizes: frozenset[Var]
     visible: dict[str, DType]
+    outside: int = 0
 
     @property
     def vars(self) -> set[Var]:
@@ -87,6 +93,8 @@ class _Check:
                 continue
             self.walk(x, s)
             match x:
+                case If():
+                    self.branch(x, s)
                 case Let():
                     s.visible[x.name] = x.dtype
                 case Reduce():
@@ -122,14 +130,14 @@ class _Check:
         check_vars(f.axis.extent, s.vars, f)
         if any(v.name == f.axis.name for v in s.vars):
             broken("name-once", f"{f.axis.name} is a size or a loop around this one", f)
-        if f.kind == "vector" and any(isinstance(x, For) for x in f.body):
-            broken("vector-loop-innermost", f"a loop inside the vector loop {f.axis.name}", f)
+        if f.kind == "vector" and any(isinstance(x, (For, If)) for x in f.body):
+            broken("vector-loop-innermost", f"{f.axis.name} has a loop or a branch in it", f)
         if f.kind in SPREAD and any(o.kind not in SPREAD for o in s.loops):
             broken("parallel-outermost", f"{f.axis.name} is inside a loop that is not parallel", f)
         ends = [o.axis.extent.hi for o in (*s.loops, f) if o.kind == "lane"]
         if None in ends or prod(power_of_two(n or 0) for n in ends) > MOST_LANES:
             broken("lanes", f"{f.axis.name} is one of {len(ends)} axes of lanes", f)
-        inner = _Scope((*s.loops, f), s.sizes, dict(s.visible))
+        inner = _Scope((*s.loops, f), s.sizes, dict(s.visible), s.outside)
         pending = self.block(f.body, inner)
         later: dict[str, DType] = {}
         for name, dtype in pending.items():
@@ -140,9 +148,17 @@ class _Check:
                 later[name] = dtype
         return later
 
+    def branch(self, x: If, s: _Scope) -> None:
+        """Check a branch: nothing of its bodies is seen outside."""
+        used = {*x.lower.free_vars, *x.upper.free_vars}
+        if any(f.kind == "lane" and f.axis.var in used for f in s.loops) or not x.then:
+            broken("branch", "the lanes part ways, or the first body is empty", x)
+        for body in bodies_of(x):
+            self.block(body, _Scope(s.loops, s.sizes, dict(s.visible), len(s.loops)))
+
     def reduce(self, x: Reduce, s: _Scope) -> None:
         """Check the loops of a reduction."""
-        around = [f.axis.var for f in s.loops]
+        around = [f.axis.var for f in s.loops[s.outside :]]
         if not x.over or len(set(x.over)) != len(x.over) or any(v not in around for v in x.over):
             shown = ", ".join(v.name for v in x.over) or "nothing"
             broken("reduce-over-enclosing", f"{x.name} runs over {shown}", x)
@@ -162,7 +178,7 @@ class _Check:
 
     def scan(self, x: Scan, s: _Scope) -> None:
         """Check the loops of a scan, and the workspace that takes it from program to program."""
-        if not any(f.axis.var is x.over and f.kind not in SPREAD for f in s.loops):
+        if not any(f.axis.var is x.over and f.kind not in SPREAD for f in s.loops[s.outside :]):
             broken("scan-over-enclosing", f"{x.name} runs over {x.over.name}", x)
         if x.every < 0 or (x.every and x.back is not None):
             broken("scan-over-enclosing", f"{x.name} starts anew every {x.every}", x)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Kernel, Stmt, Store, branches, overwrites_safely
+from lenz.ir.kernel import For, Kernel, Stmt, Store, bodies_of, branches, overwrites_safely
 from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
@@ -70,7 +70,7 @@ def _leaves(
 ) -> Iterator[tuple[Stmt, tuple[Var, ...]]]:
     """All statements but loops, in order, with the variables of the loops around each."""
     for s in body:
-        if isinstance(s, For):
-            yield from _leaves(s.body, (*loops, s.axis.var))
-        else:
+        if not isinstance(s, For):
             yield s, loops
+        for inner in bodies_of(s):
+            yield from _leaves(inner, (*loops, s.axis.var) if isinstance(s, For) else loops)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from lenz.ir import kernel
 from lenz.ir.kernel import For, LoopKind, Reduce, Stmt
 from lenz.ir.tensor import Axis, axis
 from lenz.schedule.stages import Statement
-from lenz.sym import Int, Sym, Var, ceildiv, minimum, substitute
+from lenz.sym import ZERO, Int, Sym, Var, ceildiv, maximum, minimum, prove_le, prove_lt, substitute
 
 
 def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -66,6 +67,16 @@ def cut_all(
     return blocks, lanes
 
 
+def undecided(tests: Sequence[tuple[Sym, Sym]]) -> tuple[Sym, Sym] | None:
+    """One test a < b that holds if all of some do; None if it is known whether they do."""
+    if any(prove_le(b, a) for a, b in tests):
+        return None
+    left = [(a, b) for a, b in tests if not prove_lt(a, b)]
+    if len(left) < 2:
+        return left[0] if left else None
+    return reduce(maximum, [a - b for a, b in left]), ZERO
+
+
 def over_parts(x: Statement, over: dict[Var, tuple[Var, ...]]) -> Statement:
     """A reduction over the blocks and the lanes of its former axes."""
     if not isinstance(x, Reduce):
@@ -81,7 +92,8 @@ def bounded(body: tuple[Stmt, ...], ends: Mapping[Var, Var]) -> tuple[Stmt, ...]
             a = axis(s.axis.name, substitute(s.axis.extent, ends))
             made.append(replace(s, axis=a, body=bounded(s.body, {**ends, s.axis.var: a.var})))
         else:
-            made.append(kernel.moved(s, ends, over=True))
+            new = kernel.moved(s, ends, over=True)
+            made.append(kernel.map_bodies(new, lambda inner: bounded(inner, ends)))
     return tuple(made)
 
 

@@ -9,6 +9,8 @@ from lenz import ops
 from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from lenz.ir.expr import Expr, const, index, masked, ref
 from lenz.ir.kernel import For, Kernel, Let, Local, Param, Store, TileConfig
+from lenz.ir.printer import show
+from lenz.ir.reader import read
 from lenz.ir.tensor import axis
 from lenz.sym import Int, Sym, Var, ceildiv, sym
 from tests.codegen.codegen_kernels import at, pointwise
@@ -297,3 +299,33 @@ def test_updates_of_one_place_see_each_other(extent: Sym) -> None:
     k = Kernel("sum_0", "scatter", params, sizes, (For(r, "seq", (update,)),))
     got = check(k, {"a": torch.arange(1.0, 8.0)}, {"s0": 7} if sizes else {})
     assert got["out"].tolist() == [29.0]
+
+
+BRANCHES = """
+kernel @k reduction (%a: in f32[s0], %out: inout f32[s0]; s0: 0..) {
+  for i in (s0 + 15)//16 : parallel {
+    if 16*i + 15 < s0 {
+      for j in 16 : vector { m = reduce max { load(%a, [16*i + j]) } over j }
+      for j in 16 : vector { store(%out, [16*i + j], sub(load(%a, [16*i + j]), m)) }
+    } else {
+      if s0 < 40 {
+        for j in s0 - 16*i : vector {
+          m = reduce sum { load(%a, [16*i + j]) } over j
+        }
+        b = load(%out, [16*i])
+        store(%out, [16*i], add(b, m))
+        c = load(%out, [16*i])
+        store(%out, [16*i], mul(c, c))
+      }
+    }
+  }
+}
+"""
+
+
+def test_a_branch_runs_one_of_its_bodies() -> None:
+    """A loop that both branches have, values of one name, and what a branch has written."""
+    k = read(BRANCHES)
+    assert isinstance(k, Kernel) and read(show(k)) == k
+    for n in (0, 1, 16, 20, 32, 35, 48, 50):
+        check(k, {"a": values(n, F32), "out": torch.arange(float(n))}, {"s0": n})

@@ -250,6 +250,23 @@ def test_a_loop_that_does_not_run_reads_nothing() -> None:
         assert ran(k, {"n": n}, a0=torch.ones(n), a1=torch.zeros(4)).tolist() == [float(n)] * 4  # type: ignore[arg-type]
 
 
+def test_a_branch_runs_one_of_its_bodies() -> None:
+    """Both name a value alike, and the second may not use what only the first has computed."""
+    k = read("""kernel @k reduction (%a0: in f32[n], %a1: out f32[n]; n: 1..) tile(warps: 1) {
+      for b in (n + 7)//8 : grid {
+        if 8*b + 7 < n {
+          for r in 8 : lane { v0 = reduce max { load(%a0, [8*b + r]) } over r }
+          for r in 8 : lane { store(%a1, [8*b + r], sub(load(%a0, [8*b + r]), v0)) }
+        } else {
+          for r in min(8, n - 8*b) : lane { v0 = reduce sum { load(%a0, [8*b + r]) } over r }
+          for r in min(8, n - 8*b) : lane { store(%a1, [8*b + r], mul(load(%a0, [8*b + r]), v0)) }
+        }
+      }
+    }""")
+    for n in (1, 8, 13, 24):
+        ran(k, {"n": n}, a0=torch.rand(n), a1=torch.zeros(n))  # type: ignore[arg-type]
+
+
 def ran(k: Kernel, sizes: dict[str, int], **buffers: torch.Tensor) -> torch.Tensor:
     """Run a kernel, compare it with the oracle, and give its last buffer."""
     wanted = {name: t.clone() for name, t in buffers.items()}

@@ -28,12 +28,13 @@ for i in 8 : parallel {
 }"""
 BRANCHES = """
 for b in 8 : grid {
-  for w in min(1, b) : seq { for k in 8 : lane { store(%y, [8*b + k], load(%a, [8*b + k])) } }
-  for e in 1 - min(1, b) : seq {
+  if b < 1 {
+    for k in 8 : lane { store(%y, [8*b + k], load(%a, [8*b + k])) }
+  } else {
     for k in 8 : lane { store(%y, [8*b + k], add(load(%a, [8*b + k]), load(%b, [8*b]))) }
   }
 }"""
-ONE_AFTER_THE_OTHER = BRANCHES.replace("1 - min(1, b)", "min(1, b)")
+ONE_AFTER_THE_OTHER = BRANCHES.replace("} else {", "} if b < 2 {")
 REVISITED = "for s in 2 : seq { for i in 64 : vector { store(%y, [i], load(%a, [i])) } }"
 
 

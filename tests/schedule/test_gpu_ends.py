@@ -9,18 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from lenz.ir.kernel import For, Kernel, walk
+from lenz.ir.kernel import For, If, Kernel, walk
 from lenz.machine.cuda.triton import compile as compiler
 from tests.gpu_oracle import TINY, assert_function, cubins, kernels_of, on_gpu, scheduled
 from tests.lower.harness import lowered
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-FLAT = ["p0b grid", "whole seq", "p0 lane", "ends seq", "part seq", "p0 lane"]
+FLAT = ["p0b grid", "if", "p0 lane", "part seq", "p0 lane"]
 
 
 def loops(k: Kernel) -> list[str]:
-    """The loops of a kernel, outer ones first: `p0b in 25 grid`."""
-    return [f"{s.axis.name} {s.kind}" for s in walk(k.body) if isinstance(s, For)]
+    """The loops and branches of a kernel, outer ones first: `p0b grid`."""
+    return [
+        "if" if isinstance(s, If) else f"{s.axis.name} {s.kind}"
+        for s in walk(k.body)
+        if isinstance(s, (For, If))
+    ]
 
 
 def of_rows(x: Tensor, m: Tensor) -> Tensor:
@@ -89,12 +93,12 @@ def test_parts_of_long_rows(rows: int, n: int, dtype: torch.dtype) -> None:
     x = torch.randn(rows, n).to(dtype)
     x[0, 0], x[0, -1], x[1, :] = 30, 31, -float("inf")
     s = assert_function(lambda x: torch.log_softmax(x, -1), x)
-    assert loops(kernels_of(s)[0])[:4] == ["p0 grid", "p1 grid", "whole seq", "r0 lane"]
+    assert loops(kernels_of(s)[0])[:4] == ["p0 grid", "p1 grid", "if", "r0 lane"]
 
 
 def test_parts_that_end_with_their_rows_have_no_tests() -> None:
     s = scheduled(on_gpu(lowered(lambda x: torch.log_softmax(x, -1), [torch.empty(3, 40960)])))
-    assert "seq" not in " ".join(loops(kernels_of(s)[0]))
+    assert "if" not in loops(kernels_of(s)[0])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lenz.context import Context
 from lenz.ir.expr import Expr, cost_of, loads_of
-from lenz.ir.kernel import For, Reduce, Scan, Sort, Stmt, Store, TileConfig, exprs_of, walk
+from lenz.ir.kernel import For, If, Reduce, Scan, Sort, Stmt, Store, TileConfig, exprs_of, walk
 from lenz.machine.cpu import vectors
 from lenz.machine.cpu.loops import choose
 from lenz.machines import Form, Space
@@ -83,11 +83,13 @@ def _grain(body: tuple[Stmt, ...], env: SymEnv) -> int:
 
 
 def _time(body: tuple[Stmt, ...], env: SymEnv) -> float:
-    values = [s.value for s in body if not isinstance(s, (For, Sort))]
+    values = [s.value for s in body if not isinstance(s, (For, If, Sort))]
     total = _ns_per_element(values, sum(isinstance(s, Store) for s in body)) if values else 0.0
     for s in body:
         if isinstance(s, Sort):
             total += NS_PER_KEY * env.hint(s.size)
+        if isinstance(s, If):
+            total += max(_time(s.then, env), _time(s.orelse, env))
         if isinstance(s, For):
             n = s.axis.extent  # a data-dependent size counts as its lower bound
             total += max(env.hint(n) if n.hi is None else n.hi, 0) * _time(s.body, env)

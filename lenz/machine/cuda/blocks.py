@@ -19,19 +19,29 @@ import math
 from dataclasses import dataclass, replace
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, KernelKind, LookBack, Scan, Stmt, Store, TileConfig, slots, words
-from lenz.ir.tensor import Axis, axis
+from lenz.ir.kernel import (
+    If,
+    KernelKind,
+    LookBack,
+    Scan,
+    Stmt,
+    Store,
+    TileConfig,
+    slots,
+    words,
+)  # fmt: skip
+from lenz.ir.tensor import Axis
 from lenz.machine.cuda.flat import flattened
 from lenz.machine.cuda.shape import CARD, Shape
 from lenz.machine.cuda.whole import untested
 from lenz.machines import Form
 from lenz.schedule.accesses import coefficient, columns_win, offsets_of
-from lenz.schedule.cut import cut_all, moved, nested, over_parts
+from lenz.schedule.cut import cut_all, moved, nested, over_parts, undecided
 from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.nest import Axes, Domain, Nest, position
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, maximum, minimum, product, substitute
+from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, product, substitute
 from lenz.sym.divide import power_of_two
 
 # Lanes of one program run over at most this many axes. Triton's tensors may have more, but with
@@ -433,7 +443,6 @@ def _loops(
                 found.extend(nested(steps, "seq", nested(inner, "lane", body)))
         return (*found, *nested(d.kept, "lane", moved(s.kept, at))) if s.kept else tuple(found)
 
-    is_held: Sym = ONE
     body, most = row(None), dict[Axis, int]()
     for a in d.raxes:
         # A tighter bound tells the compiler which registers stay idle: 2050 is below 2560, not just
@@ -441,11 +450,10 @@ def _loops(
         width = widths.get(a, 1)
         unit = width // 8 if width >= 128 else width
         most[a] = -(-_length(a, env) // unit) * unit
-        is_held = minimum(is_held, maximum(ZERO, most[a] + 1 - a.extent))
     fits = all(n <= widths.get(a, 1) for a, n in most.items())
-    if fits and not isinstance(is_held, Int) and _reads_again(s):
-        body = (For(axis("whole", is_held), "seq", row(most)),
-                For(axis("ends", ONE - is_held), "seq", body))  # fmt: skip
+    held = undecided([(a.extent, Int(n + 1)) for a, n in most.items()])
+    if fits and held is not None and _reads_again(s):
+        body = (If(*held, row(most), body),)
     body = nested(turns, "seq", nested(rows, "lane", body))
     if s.columns:
         body += nested(cut_all(d.raxes, widths, at)[1], "lane", moved(s.columns, at))

@@ -2,10 +2,9 @@
 
     for i in R: for j in N { y[N*i + j] = f(x[N*i + j], m[i]) }
     ==>  for b in ceil(N*R / T) : grid {
-           for whole in (1 if the tile lies in one row i else 0) : seq {
+           if the tile lies in one row i {
              for k in T : lane { y[T*b + k] = f(x[T*b + k], m[i]) }
-           }
-           for ends in 1 - whole : seq {
+           } else {
              for part in rows of the tile : seq { for k in its elements : lane { .. } }
            }
          }
@@ -18,13 +17,13 @@ us, the same as a copy, and 477 us row by row; the gradient of cross-entropy 413
 from __future__ import annotations
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Stmt, Store
+from lenz.ir.kernel import For, If, Stmt, Store
 from lenz.ir.tensor import Axis, axis
 from lenz.schedule.cut import moved, nested
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import digits, position
 from lenz.schedule.stages import Stages
-from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, ceildiv, maximum, minimum, product
+from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, maximum, minimum, product
 
 # Bytes. Softmax over 8192 rows of 10001 bf16 takes 127 us, of 10002 or 10004 95, of 10008 96.
 WORD = 4
@@ -52,7 +51,7 @@ def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] 
     lane, first = Var("p0", 0, width - 1), block.var * width
     row, end = first // last.extent, minimum(first + width, total)
     # A partial last tile ends after all rows.
-    is_whole = maximum(ZERO, minimum(ONE, ONE + row - (first + (width - 1)) // last.extent))
+    last_row = (first + (width - 1)) // last.extent
 
     def lanes(row: Sym, start: Sym, count: Sym) -> tuple[Stmt, ...]:
         """The elements of one row that a tile holds, from position `start` of the flat row."""
@@ -63,8 +62,5 @@ def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] 
     own = row + part.var
     start = maximum(first, last.extent * own)
     count = minimum(Int(width), minimum(end, last.extent * (own + 1)) - start)
-    loops = (
-        For(axis("whole", is_whole), "seq", lanes(row, first, Int(width))),
-        For(axis("ends", ONE - is_whole), "seq", (For(part, "seq", lanes(own, start, count)),)),
-    )
-    return nested((block,), "grid", loops)
+    whole, ends = lanes(row, first, Int(width)), For(part, "seq", lanes(own, start, count))
+    return nested((block,), "grid", (If(last_row, row + 1, whole, (ends,)),))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, U8, DType
-from lenz.ir.kernel import For, Reduce, Scan, Stmt, position, walk
+from lenz.ir.kernel import For, Reduce, Scan, Stmt, bodies_of, position, walk
 from lenz.ir.tensor import Axis
 from lenz.machine.cpu.llvm.access import Place
 from lenz.machine.cpu.llvm.builder import Names
@@ -231,9 +231,9 @@ def reduces_of(loop: For) -> list[tuple[Reduce | Scan, tuple[For, ...]]]:
 
     def visit(body: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
         for s in body:
-            if isinstance(s, For):
-                visit(s.body, (*path, s))
-            elif isinstance(s, (Reduce, Scan)) and loop.axis.var in over(s):
+            for inner in bodies_of(s):
+                visit(inner, (*path, s) if isinstance(s, For) else path)
+            if isinstance(s, (Reduce, Scan)) and loop.axis.var in over(s):
                 found.append((s, path))
 
     visit(loop.body, (loop,))

@@ -8,7 +8,20 @@ from contextlib import contextmanager
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Let, Local, Reduce, Scan, Sort, Stmt, Store, TileConfig, walk
+from lenz.ir.kernel import (
+    For,
+    If,
+    Let,
+    Local,
+    Reduce,
+    Scan,
+    Sort,
+    Stmt,
+    Store,
+    TileConfig,
+    bodies_of,
+    walk,
+)  # fmt: skip
 from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
 from lenz.machine.cpu.llvm.access import Accesses, store_pairs
 from lenz.machine.cpu.llvm.accumulators import Accumulator, names_reduced, reduces_of, start
@@ -59,6 +72,8 @@ class Body:
                     done = None if s is done else body[k + 1]
                 case For():
                     self.loop(s)
+                case If():
+                    trips.branch(self, s)
                 case Let(name, value):
                     self.define(name, s)
                     self.values.refs[name] = self.values.value(value)
@@ -93,9 +108,9 @@ class Body:
         self.statements(body)
 
     @contextmanager
-    def writing(self, s: For) -> Iterator[None]:
-        """A loop that stores to buffers: earlier reads of them are repeated inside and after."""
-        buffers = _stored(s.body)
+    def writing(self, body: tuple[Stmt, ...]) -> Iterator[None]:
+        """A loop or branch that stores to buffers: reads of them are repeated inside and after."""
+        buffers = _stored(body)
         for name in buffers:
             self.values.forget(name)
         yield
@@ -105,7 +120,7 @@ class Body:
     def loop(self, s: For) -> None:
         """Emit a loop, then the results of the reductions that end with it."""
         ended = [start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs]
-        with self.writing(s):
+        with self.writing(s.body):
             if self.indices.lane is None and s.kind == "vector":
                 self.vector_loop(s)
             elif self.indices.lane is None and tiles.is_tile(s, self.scopes):
@@ -128,7 +143,7 @@ class Body:
         """A loop one iteration at a time, or `tile.rows` at a time over column accumulators."""
         step = self.row_copies(s)
         alone = self.indices.lane is None and self.scopes.copies == 1
-        if alone and step == 1 and s.kind == "seq" and not any(isinstance(x, For) for x in s.body):
+        if alone and step == 1 and s.kind == "seq" and not any(bodies_of(x) for x in s.body):
             trips.serial(self, s)
             return
         with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
@@ -184,10 +199,10 @@ class Body:
         rows = self.tile.rows if s.axis.extent.hi is None else min(self.tile.rows, s.axis.extent.hi)
         has_columns = False
         for x in s.body:
-            if isinstance(x, (Store, Scan)) or (isinstance(x, For) and x.kind != "vector"):
+            if isinstance(x, (If, Store, Scan)) or (isinstance(x, For) and x.kind != "vector"):
                 return 1
             for y in walk(x.body) if isinstance(x, For) else ():
-                if isinstance(y, (For, Store, Scan)):
+                if isinstance(y, (For, If, Store, Scan)):
                     return 1
                 if isinstance(y, Reduce):
                     acc = self.accs[y.name]

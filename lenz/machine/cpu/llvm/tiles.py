@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Reduce, exprs_of, walk
+from lenz.ir.kernel import For, If, Reduce, exprs_of, walk
 from lenz.machine.cpu.llvm.builder import Names
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import memory_type
@@ -38,7 +38,7 @@ def is_tile(s: For, scopes: Scopes) -> bool:
         return False
     if rows % scopes.width or columns % scopes.width:
         return False
-    if any(isinstance(x, (For, Reduce)) for x in walk(inner.body)):
+    if any(isinstance(x, (For, If, Reduce)) for x in walk(inner.body)):
         return False
     if s.axis.var in inner.axis.extent.free_vars:
         return False
@@ -97,7 +97,7 @@ def _tile(body: Body, s: For, inner: For) -> None:
             indices.vars[s.axis.var] = Value(tuple([str(k) for k in range(rows)]), level)
             indices.vars[inner.axis.var] = Value((str(start),), level)
             body.accesses.tile = s.axis.var
-            with body.writing(inner):
+            with body.writing(inner.body):
                 body.statements(inner.body)
             body.accesses.tile = None
             indices.lane = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lenz.ir.kernel import For
+from lenz.ir.kernel import For, If
 from lenz.machine.cpu.llvm.function import Function
 from lenz.machine.cpu.llvm.indices import Indices
 from lenz.machine.cpu.llvm.scopes import Cell, Scopes, Value
@@ -101,3 +101,18 @@ def serial(body: Body, s: For) -> None:
         repeat(scopes, "0", whole, step, body.cells(s), several)
         if not prove_divides(step, s.axis.extent):
             body.counted(s, whole, extent, 1, 1)
+
+
+def branch(body: Body, s: If) -> None:
+    """Each of the two bodies under its condition; the names that it defines end with it."""
+    fn = body.scopes.fn
+    sides = [body.indices.scalar(x).names[0] for x in (s.lower, s.upper)]
+    holds = fn.let(fn.level, f"icmp slt i64 {', '.join(sides)}")
+    fails = fn.let(fn.level, f"xor i1 {holds}, true") if s.orelse else ""
+    for condition, inner in ((holds, s.then), (fails, s.orelse)):
+        names, refs = {**body.names}, {**body.values.refs}
+        with body.writing(inner), body.scopes.when(condition, []):
+            body.statements(inner)
+        body.names, body.values.refs = names, refs
+        if not s.orelse:
+            break

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from lenz.ir.dtype import BOOL, I64
-from lenz.ir.kernel import For, Reduce, Stmt, position
+from lenz.ir.kernel import For, Reduce, Stmt, bodies_of, position
 from lenz.ir.tensor import Axis
 from lenz.machine.cuda.triton.reductions import combine_name, identity, is_arg, state_dtype
 from lenz.machine.cuda.triton.text import Dims, Term
@@ -183,8 +183,8 @@ def _reduces(
     """Every reduction with the axes of the loops around it, outermost first."""
     found: list[tuple[Reduce, tuple[Axis, ...]]] = []
     for s in body:
-        if isinstance(s, For):
-            found += _reduces(s.body, (*axes, s.axis))
-        elif isinstance(s, Reduce):
+        for inner in bodies_of(s):
+            found += _reduces(inner, (*axes, s.axis) if isinstance(s, For) else axes)
+        if isinstance(s, Reduce):
             found.append((s, axes))
     return found

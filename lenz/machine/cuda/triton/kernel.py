@@ -13,6 +13,7 @@ from lenz.ir.dtype import BOOL
 from lenz.ir.expr import loads_of, nodes_of, syms_of
 from lenz.ir.kernel import (
     For,
+    If,
     Kernel,
     Let,
     Reduce,
@@ -75,6 +76,8 @@ def _indices(k: Kernel) -> list[Sym]:
             found.append(s.offset)
         elif isinstance(s, For):
             found.append(s.axis.extent)
+        elif isinstance(s, If):
+            found += (s.lower, s.upper)
         elif isinstance(s, Scan) and s.back is not None:
             found.append(next(p.size for p in k.params if p.name == s.back.work))
     return found
@@ -163,13 +166,15 @@ class _Body:
     def statements(self, body: tuple[Stmt, ...]) -> None:
         """Write statements in order."""
         for s in body:
-            if not isinstance(s, (For, Sort)):
+            if not isinstance(s, (For, If, Sort)):
                 self.values.ahead(s.value)
             match s:
                 case For(_, "lane", _):
                     self.lane(s)
                 case For():
                     self.loop(s)
+                case If():
+                    self.branch(s)
                 case Let(name, value):
                     self.values.refs[name] = self.values.value(value)
                 case Reduce():
@@ -194,7 +199,7 @@ class _Body:
             self.accs.finish(acc)
 
     def loop(self, f: For) -> None:
-        """A loop of the text; a loop that runs at most once is an `if`."""
+        """A loop of the text."""
         if f.kind not in ("seq", "unroll"):
             raise InternalError(f"a {f.kind} loop inside a program", pass_name="codegen")
         ending = self.accs.ending(f, self.around)
@@ -202,23 +207,31 @@ class _Body:
             self.accs.start(acc)
         extent = self.indices.term(f.axis.extent, {}).text
         self.text.push()
-        is_branch = f.axis.extent.hi == 1
         # Triton counts in 32 bits.
         name = f"{f.axis.name}.to(tl.int64)" if self.indices.wide else f.axis.name
-        name = "0" if is_branch else name
         self.indices.vars[f.axis.var] = Term(name, NO_DIMS, self.text.level)
-        floor, least, fence = self.values.floor, self.text.least, self.fence
-        self.text.least = self.text.level if is_branch else least
+        floor = self.values.floor
         if f.axis.extent.lo is None or f.axis.extent.lo < 1:
             self.values.floor = self.text.level
         self.statements(f.body)
-        self.values.floor, self.text.least = floor, least
-        self.fence = fence if is_branch else self.fence
+        self.values.floor = floor
         stages = f", num_stages={self.k.tile.stages}" if self.k.tile.stages > 1 else ""
-        loop = f"for {f.axis.name} in tl.range(0, {extent}{stages}):"
-        self.text.pop(f"if {extent} > 0:" if is_branch else loop)
+        self.text.pop(f"for {f.axis.name} in tl.range(0, {extent}{stages}):")
         for acc in ending:
             self.accs.finish(acc)
+
+    def branch(self, s: If) -> None:
+        """The one body or the other; nothing of it is known outside."""
+        lower, upper = [self.indices.term(x, {}).text for x in (s.lower, s.upper)]
+        floor, least, fence = self.values.floor, self.text.least, self.fence
+        for head, body in ((f"if {lower} < {upper}:", s.then), ("else:", s.orelse)):
+            if not body:
+                continue
+            self.text.push()
+            self.values.floor = self.text.least = self.text.level
+            self.statements(body)
+            self.text.pop(head)
+            self.values.floor, self.text.least, self.fence = floor, least, fence
 
     def tail(self, a: Axis, width: int) -> Term | None:
         """The condition under which a lane has an element; None if all have one."""
