@@ -63,6 +63,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="a minute of tests, for work in between")
 
 
+def diagonal(item: pytest.Item, places: dict[tuple[str, str], dict[int, int]]) -> int:
+    """The sum of the places of a case's values; `places` has those of each test's parameters.
+
+    One in n by it has every value that stands beside n or more of another parameter: of 2 targets
+    and 80 ops, one in 2 is every op, on targets in turn. Names that are given values together
+    count once.
+    """
+    spec = item.callspec  # type: ignore[attr-defined]
+    alone = set(spec.params)
+    for marker in item.iter_markers("parametrize"):
+        names = marker.args[0]
+        alone -= {n.strip() for n in (names.split(",") if isinstance(names, str) else names)[1:]}
+    test, turn = item.nodeid.partition("[")[0], 0
+    for name in alone:
+        seen = places.setdefault((test, name), {})
+        turn += seen.setdefault(id(spec.params[name]), len(seen))
+    return turn
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what `make test` or `make test-fast` does not run; a test named by its id runs."""
     if config.getoption("--all") or any("::" in a for a in config.args):
@@ -70,14 +89,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []
     turns: Counter[str] = Counter()
+    places: dict[tuple[str, str], dict[int, int]] = {}
     for item in items:
         test = item.nodeid.partition("[")[0]
         sample = item.get_closest_marker("one_in")
         step, first = (*sample.args, 0)[:2] if sample else (1, 0)
+        turn = turns[test]
+        if crossed := item.get_closest_marker("diagonal"):
+            (step,), turn = crossed.args, diagonal(item, places)
         outside = {"rest"}
         if config.getoption("--fast"):
             step, outside = max(step, FAST), {"rest", "slow"}
-        out = turns[test] % step != first or any(m.name in outside for m in item.iter_markers())
+        out = turn % step != first or any(m.name in outside for m in item.iter_markers())
         turns[test] += 1
         (left if out else kept).append(item)
     if left:

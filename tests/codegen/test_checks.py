@@ -51,6 +51,7 @@ def failed(
     return bool(found), memory["out"].tensor()
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dtype", (F32, BF16))
 @pytest.mark.parametrize("where", ("rows", "elements"))
 @pytest.mark.parametrize("d", (1, 5, 16, 37))

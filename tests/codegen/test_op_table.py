@@ -42,6 +42,7 @@ def test_op_without_wide_vectors(name: str) -> None:
     run_op(name)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("name", OPS)
 def test_op(name: str) -> None:

@@ -33,6 +33,7 @@ def some(n: int, dtype: DType, nan: bool = False) -> torch.Tensor:
     return torch.randint(0, 100, (n,), generator=g).to(dtype.torch)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", VALUE_KINDS)
 @pytest.mark.parametrize("n", EXTENTS)
 def test_rows_of_floats(kind: ReduceKind, n: int) -> None:
@@ -40,6 +41,7 @@ def test_rows_of_floats(kind: ReduceKind, n: int) -> None:
     check(k, {"a": some(5 * n, F32) * 0.7}, rtol=1e-5, atol=1e-35)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", (*VALUE_KINDS, *ARG_KINDS))
 @pytest.mark.parametrize("dtype", (U8, I8, I32, I64, F64))
 def test_rows_of_other_types(kind: ReduceKind, dtype: DType) -> None:
@@ -61,6 +63,7 @@ def test_any_and_all(kind: ReduceKind) -> None:
         check(row_reduction(kind, 6, n, BOOL), {"a": a})
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", (*ARG_KINDS, "max", "min"))
 @pytest.mark.parametrize("n", EXTENTS)
 def test_nan_ties_and_infinities(kind: ReduceKind, n: int) -> None:
@@ -162,6 +165,7 @@ def panel(
                   tile=TileConfig(1, 2, rows))  # fmt: skip
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", ("sum", "max", "argmax", "argmin"))
 @pytest.mark.parametrize("shape", ((1, 5), (9, 64), (17, 100), (4, 33)))
 def test_column_panels(kind: ReduceKind, shape: tuple[int, int]) -> None:

@@ -41,12 +41,14 @@ def rows(
     )
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", SCAN_KINDS)
 @pytest.mark.parametrize("n", (1, 3, 8, 15, 16, 33, 64, 100))
 def test_along_vectors(kind: ScanKind, n: int) -> None:
     check(rows(kind, n, unroll=4), {"x": some(3 * n)}, rtol=1e-5)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", SCAN_KINDS)
 @pytest.mark.parametrize("unroll", (1, 4))
 def test_one_by_one(kind: ScanKind, unroll: int) -> None:
@@ -69,6 +71,7 @@ def test_nan_and_infinity() -> None:
         check(rows(kind, 20), {"x": x.reshape(-1)}, rtol=1e-6)  # type: ignore[arg-type]  # from the list
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", SCAN_KINDS)
 @pytest.mark.parametrize("width", (5, 16, 40))
 def test_down_columns(kind: ScanKind, width: int) -> None:
@@ -100,6 +103,7 @@ def test_a_scan_of_a_scan_and_their_sum_from_the_end() -> None:
 UPDATES = ("add", "mul", "max", "min", "set")
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("mode", UPDATES)
 @pytest.mark.parametrize("dtype", ("f32", "bf16", "i64", "i8"))
 def test_updates_in_order(mode: str, dtype: str) -> None:
@@ -130,6 +134,7 @@ def test_updates_of_rows_in_lanes(mode: str) -> None:
         check(k, {"v": some(37 * n), "k": at}, {"s0": n}, rtol=1e-5)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dtype", ("i8", "bf16", "bool", "i64"))
 @pytest.mark.parametrize("n", (1, 5, 17, 31))
 def test_a_known_tail_writes_only_its_own_lanes(dtype: str, n: int) -> None:

@@ -119,6 +119,7 @@ def test_rows_that_leave_one_element() -> None:
         check(k, {"a": torch.randn(3 * n).bfloat16()})
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("dtype", (BOOL, U8, BF16, F32, F64), ids=lambda d: d.name)
 @pytest.mark.parametrize("step", (2, 3, 4, 5))

@@ -14,6 +14,7 @@ from lenz.frontend.build import build
 from lenz.ir.graph import Extern
 from lenz.ir.interp import interp
 from lenz.lower import native_ops
+from lenz.machine.cuda.shape import Shape
 from tests.gpu_oracle import TINY, assert_function, lowered_there, texts_of
 from tests.lower.harness import trace
 
@@ -175,14 +176,14 @@ def test_samples_at_the_points_of_a_grid(mode: int, padding: int, align: bool) -
         as_eager(lambda dy, x, g: back(dy, x, g, *how, [True, True]), dy, x, grid)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("tiles", (None, TINY), ids=("usual", "tiny"))
 @pytest.mark.parametrize("name", CASES)
-def test_a_lowering_is_kernels_and_right(name: str) -> None:
+def test_a_lowering_is_kernels_and_right(name: str, tiles: Shape | None) -> None:
     fn, args = CASES[name]
-    s = assert_function(fn, *args)
+    s = assert_function(fn, *args, tiles=tiles)
     assert texts_of(s)
     assert not [x.op for x in s.steps if isinstance(x, Extern)]
-    assert_function(fn, *args, tiles=TINY)
 
 
 def test_complex_numbers_are_pairs_in_one_kernel() -> None:

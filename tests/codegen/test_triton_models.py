@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lenz.machine.cuda.shape import Shape
 from tests.gpu_oracle import TINY, assert_function, cubins, kinds_of
 
 pytest.importorskip("triton")
@@ -112,14 +113,15 @@ ONE_KERNEL = (
 )  # fmt: skip
 
 
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("tiles", (None, TINY), ids=("usual", "tiny"))
 @pytest.mark.parametrize("name", CASES)
-def test_parts_of_models(name: str, all_kernels: bool) -> None:
+def test_parts_of_models(name: str, tiles: Shape | None, all_kernels: bool) -> None:
     fn, inputs = CASES[name]
-    s = assert_function(fn, *inputs)
-    assert not all_kernels or all(b.code for b in cubins(s))
-    if name in ONE_KERNEL:
+    s = assert_function(fn, *inputs, tiles=tiles, split=tiles is None)
+    assert not all_kernels or tiles or all(b.code for b in cubins(s))
+    if name in ONE_KERNEL and not tiles:
         assert len(kinds_of(s)) == 1, "it reads its input more than once"
-    assert_function(fn, *inputs, tiles=TINY, split=False)
 
 
 @pytest.mark.parametrize("name", ["softmax", "residual, norm, gelu", "cross entropy", "swiglu"])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from lenz.machine.cuda.shape import Shape
 from tests.gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
 
 pytest.importorskip("triton")
@@ -99,6 +100,7 @@ SPECIAL: dict[str, Callable[[torch.Tensor, int], Any]] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("n,tiles", [(64, None), (11, TINY)], ids=["a tile", "a loop"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_special_values(dtype: torch.dtype, n: int, tiles: Any, all_kernels: bool) -> None:
@@ -193,15 +195,16 @@ def test_sums_of_halves_are_rounded_once() -> None:
             assert "tl.float32" in texts_of(s)[0]
 
 
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("tiles", (None, TINY), ids=("usual", "tiny"))
 @pytest.mark.parametrize("n", (1, 3, 16, 37))
-def test_no_sum_is_minus_zero(n: int) -> None:
+def test_no_sum_is_minus_zero(n: int, tiles: Shape | None) -> None:
     """A tile without a masked lane has no 0.0 that its sums begin with."""
 
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
         return [1 / x.sum(1), 1 / x.sum(0), 1 / x.sum(), 1 / x.prod(1), 1 / (x.mean(1) - 0.0)]
 
     for zero in (-0.0, 0.0):
-        assert_function(fn, torch.full((16, n), zero))
-        assert_function(fn, torch.full((16, n), zero), tiles=TINY)
+        assert_function(fn, torch.full((16, n), zero), tiles=tiles)
     scans = torch.full((4, n), -0.0)
     assert_function(lambda x: (1 / x.cumsum(0), 1 / x.cumsum(1), 1 / x[0].cumsum(0)), scans)
