@@ -12,20 +12,20 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_374,
+    ".": 1_443,
     "debug": 541,
     "frontend": 2_967,
     "ir": 4_059,
     "lower": 6_207,
-    "machine": 5_481,
+    "machine": 5_483,
     "ops": 2_335,
     "opt": 1_600,
-    "plan": 773,
-    "runtime": 475,
+    "plan": 1_562,
+    "runtime": 566,
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 28_729
+TOTAL_CODE_LINES = 29_680
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
@@ -113,6 +113,10 @@ TORCH_PRIVATE = {
         "torch._C._len_torch_dispatch_stack": "whether there is one: 40 ns in every call",
         "torch._C._TorchDispatchModeKey": "the name of that mode",
         "torch._C._storage_Use_Count": "how many tensors hold a memory, which nothing public tells",
+    },
+    "runtime/native.py": {
+        "torch._C._dispatch_keys": "finds out where a tensor keeps them, for one comparison",
+        "torch._neg_view": "makes a tensor that native code must not take for a plain one",
     },
 }
 
