@@ -1,7 +1,7 @@
 """LLVM IR text -> object code -> addresses, in the process. The only place that imports llvmlite.
 
 Objects hold symbol names and no addresses, so they can be stored on disk and linked in any process
-on the same target. Codegen level 0 is never used: it aborts the process on AVX512 masks.
+on the same target. Codegen level 0 aborts the process on AVX512 masks: kernels never use it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def host_target() -> Target:
 
 
 @cache
-def _machine(target: Target) -> Any:
+def _machine(target: Target, level: int = 2) -> Any:
     llvm = _binding()
     if not target.triple.startswith(llvm.get_process_triple().split("-")[0]):
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
-    return llvm.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True
-    )
+    how: dict[str, Any] = {"reloc": "pic", "codemodel": "small", "jit": True, "opt": level}
+    made = llvm.Target.from_triple(target.triple)
+    return made.create_target_machine(cpu=target.cpu, features=target.features, **how)
 
 
-def compile_module(text: str, target: Target | None = None) -> bytes:
+def compile_module(text: str, target: Target | None = None, level: int = 2) -> bytes:
     """Compile one module to an object file; raises InternalError for text that LLVM refuses."""
     llvm = _binding()
     context = llvm.create_context()
@@ -62,7 +62,7 @@ def compile_module(text: str, target: Target | None = None) -> bytes:
             # The parser does not check that definitions precede uses; LLVM would then abort the
             # process. This check takes 1% of the compile time.
             module.verify()
-            return bytes(_machine(target or host_target()).emit_object(module))
+            return bytes(_machine(target or host_target(), level).emit_object(module))
     except RuntimeError as e:
         raise InternalError(f"LLVM does not accept the text: {e}", pass_name="codegen") from e
 
