@@ -31,7 +31,8 @@ def load_program(
 ) -> Boxed:
     """The callable of a program; `again` compiles its fallbacks."""
     otherwise = Respecialised(program, cx, again)
-    return load(p, functions, alive, constants_of(p, program), program.modules, otherwise)
+    constants, fast = constants_of(p, program), cx.options.native
+    return load(p, functions, alive, constants, program.modules, otherwise, fast)
 
 
 def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:

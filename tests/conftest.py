@@ -26,6 +26,8 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("LENZ_CACHE_DIR", str(folder / "cache"))
         patch.setenv("LENZ_DEBUG_DIR", str(folder / "debug"))
         patch.setenv("LENZ_ON_ERROR", "raise")
+        if os.environ.get("TEST_NATIVE"):  # plans run by native code, where they allow it
+            patch.setenv("LENZ_NATIVE", "1")
         yield
 
 

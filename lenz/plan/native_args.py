@@ -1,0 +1,97 @@
+"""The native code of a plan takes its arguments: what it does not expect it leaves to Python.
+
+Nothing is changed before all arguments are checked, so that the Python function begins anew.
+"""
+
+from __future__ import annotations
+
+from lenz.ir.plan import BindSize, Input, Plan, SizeInput
+from lenz.plan.native_frame import Frame, Refused
+from lenz.plan.native_text import CODES
+from lenz.sym import Int, Var, as_multiple
+
+
+def arguments(f: Frame, p: Plan) -> None:
+    """Take the arguments from the list, empty it, and give each tensor a slot."""
+    out, n = f.out, len(p.inputs)
+    items = [out.let(f"call ptr @item(ptr %args, i64 {k}, i64 {n})") for k in range(n)]
+    if items:
+        expect(f, f"icmp ne ptr {items[0]}, null")  # null if the list has another length
+    modes = out.let("call i64 @_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv()")
+    expect(f, f"icmp eq i64 {modes}, 0")
+    tensors = {
+        i.name: (i, item) for i, item in zip(p.inputs, items, strict=True) if isinstance(i, Input)
+    }
+    handles = {name: _tensor(f, i, item) for name, (i, item) in tensors.items()}
+    wholes = [
+        found
+        for i, item in zip(p.inputs, items, strict=True)
+        if isinstance(i, SizeInput) and (found := _integer(f, i, item)) is not None
+    ]
+    for s in p.steps:
+        if isinstance(s, BindSize) and s.source in handles and s.var not in f.sizes:
+            which = "strides" if s.stride else "sizes"
+            text = f"call i64 @read_{which}(ptr {handles[s.source]}, i64 {s.dim})"
+            _divided(f, s.var, out.let(text), s.factor)
+    for var, whole, factor in wholes:
+        _divided(f, var, whole, factor)
+    for name, most in p.most:
+        for v, size in f.sizes.items():
+            if v.name == name:
+                expect(f, f"icmp sle i64 {size}, {most}")
+    for name, (i, _) in tensors.items():
+        told = f.layout_of(i.type.shape, i.type.layout.stride)
+        code = CODES[i.type.dtype.name]
+        test = out.let(f"call i1 @fits(ptr {handles[name]}, i32 {code}, {told})")
+        expect(f, f"icmp eq i1 {test}, true")
+    for name in p.aligned:
+        start = out.let(f"call ptr @data(ptr {handles[name]})")
+        rest = out.let(f"and i64 {out.let(f'ptrtoint ptr {start} to i64')}, 15")
+        expect(f, f"icmp eq i64 {rest}, 0")
+    for name, (_, item) in tensors.items():
+        out.put(f"call void @Py_IncRef(ptr {item})")
+        f.new(name, item)
+    out.put(f"call i32 @PyList_SetSlice(ptr %args, i64 0, i64 {n}, ptr null)")
+
+
+def expect(f: Frame, test: str) -> None:
+    """Leave the call to the Python function unless the test holds."""
+    f.out.unless(test, "slow")
+
+
+def _tensor(f: Frame, i: Input, item: str) -> str:
+    """Check that an argument is a plain tensor; its handle."""
+    x = f.layout
+    types = f"i64 {x.types[0]}, i64 {x.types[1]}"
+    expect(f, f"icmp eq i1 {f.out.let(f'call i1 @is_either(ptr {item}, {types})')}, true")
+    handle = f.inside(item)
+    mask, keys = (x.negative * i.signed, 0) if i.anywhere else (x.mask, x.plain)
+    test = f"call i1 @is_plain(ptr {handle}, i64 {x.keys}, i64 {mask}, i64 {keys})"
+    expect(f, f"icmp eq i1 {f.out.let(test)}, true")
+    return handle
+
+
+def _integer(f: Frame, i: SizeInput, item: str) -> tuple[Var, str, int] | None:
+    """Check an integer argument; the size of which it is a multiple, if it is not that size."""
+    test = f.out.let(f"call i1 @is_either(ptr {item}, i64 {f.layout.integer}, i64 0)")
+    expect(f, f"icmp eq i1 {test}, true")
+    if isinstance(i.value, Int):
+        return None  # as in the Python function, nobody looks at it
+    number = f.out.let(f"call i64 @PyLong_AsLongLong(ptr {item})")
+    if isinstance(i.value, Var):
+        f.sizes[i.value] = number
+        return None
+    multiple = as_multiple(i.value)
+    if multiple is None:
+        raise Refused("an integer argument of another form")
+    return multiple[0], number, multiple[1]
+
+
+def _divided(f: Frame, var: Var, whole: str, factor: int) -> None:
+    """The size of which a number is a multiple; the first number that tells it decides."""
+    if factor > 1:
+        part = f.out.let(f"sdiv i64 {whole}, {factor}")
+        again = f.out.let(f"mul i64 {part}, {factor}")
+        expect(f, f"icmp eq i64 {again}, {whole}")
+        whole = part
+    f.sizes.setdefault(var, whole)

@@ -1,0 +1,128 @@
+"""Runs native code of plans: where libtorch and CPython keep things, addresses, and callables."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+WORDS = 24  # of a tensor's implementation that are searched for its dispatch keys
+NOOP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+METH_O = 8
+
+
+@cache
+def places() -> tuple[int, int, int, int, int] | None:
+    """What `Layout` of plan/native_frame.py says of tensors, in its order.
+
+    It is found out by tensors of many kinds; None if this torch or Python keeps them otherwise.
+    """
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    behind = object.__basicsize__
+    kinds = _kinds()
+    found = set(range(0, 8 * WORDS, 8))
+    for t in kinds:
+        start = _word(id(t) + behind)
+        keys = torch._C._dispatch_keys(t).raw_repr()
+        if start == 0 or start % 8:
+            return None
+        found &= {at for at in found if _word(start + at) == keys}
+    if len(found) != 1:
+        return None
+    differ = 0
+    plain = [torch._C._dispatch_keys(t).raw_repr() for t in kinds[:PLAIN]]
+    for keys in plain:
+        differ |= keys ^ plain[0]
+    mask = ~differ & (1 << 64) - 1
+    others = [torch._C._dispatch_keys(t).raw_repr() & mask for t in kinds[PLAIN:]]
+    if any(keys == plain[0] & mask for keys in others):
+        return None
+    negative = torch._C._dispatch_keys(kinds[PLAIN]).raw_repr() & ~plain[0]
+    return behind, found.pop(), mask, plain[0] & mask, negative
+
+
+PLAIN = 5  # of the kinds are plain
+
+
+def _kinds() -> list[torch.Tensor]:
+    """Tensors on a CPU: plain ones, with and without a gradient, and others."""
+    x = torch.ones(2, 3)
+    with torch.inference_mode():
+        inferred = torch.ones(2)
+    return [
+        x, torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(1)), x[1:], inferred,
+        torch._neg_view(x), torch.ones(2, dtype=torch.complex64).conj(), x.to_sparse(),
+        x.to("meta"),
+    ]  # fmt: skip
+
+
+def _word(address: int) -> int:
+    return int(ctypes.c_uint64.from_address(address).value)
+
+
+@cache
+def addresses(names: tuple[str, ...]) -> Mapping[str, int] | None:
+    """The addresses of functions of libtorch, CPython and the C library; None if one is missing."""
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    paths = [os.path.join(folder, f"lib{n}.so") for n in ("torch_cpu", "torch_python", "c10")]
+    libraries: list[Any] = [ctypes.pythonapi, ctypes.CDLL(None)]
+    libraries += [ctypes.CDLL(path) for path in paths if os.path.exists(path)]
+    found: dict[str, int] = {}
+    for name in names:
+        for library in libraries:
+            if hasattr(library, name):
+                found[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+                break
+        else:
+            return None
+    return found
+
+
+def address_of(function: Any) -> int:
+    """The address of a kernel that ctypes calls."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def method(address: int, own: tuple[Any, ...], alive: object) -> Callable[[list[Any]], Any]:
+    """Code at an address as a function of CPython; `own` is its `self`."""
+    described = _MethodDef(b"call", address, METH_O, None)
+    own = (*own, described, alive)  # they live as long as the function
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype = ctypes.py_object
+    new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    # CPython's functions have no attributes of their own, and a call of a `partial` costs 20 ns.
+    return partial(new(ctypes.addressof(described), own, None))
+
+
+def raise_error() -> None:
+    """Raise what the last call of libtorch's C shim has failed with."""
+    raise RuntimeError(_what())
+
+
+def _what() -> str:
+    try:
+        what = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+        get = what.torch_exception_get_what_without_backtrace
+    except (OSError, AttributeError):
+        return "a call of libtorch failed"
+    get.restype = ctypes.c_char_p
+    return (get() or b"a call of libtorch failed").decode(errors="replace")

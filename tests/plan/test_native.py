@@ -1,0 +1,196 @@
+"""Plans that run by native code: the same results, errors and references as by Python."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, randn
+
+from lenz import loading
+from lenz.plan.native import native
+from lenz.plan.native_frame import Refused
+from lenz.runtime.native import places
+
+pytestmark = pytest.mark.skipif(places() is None, reason="this torch keeps its tensors otherwise")
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Plans by native code, whatever the switch of all tests says; how each of them was made."""
+    found: list[str] = []
+
+    def noted(*args: Any) -> Any:
+        try:
+            code = native(*args)
+        except Refused as e:
+            found.append(str(e))
+            raise
+        found.append("native")
+        return code
+
+    monkeypatch.setenv("LENZ_NATIVE", "1")
+    monkeypatch.setattr(loading, "native", noted)
+    return found
+
+
+def compiled(fn: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    return torch.compile(fn, backend="lenz", options={"cache": False}, **how)
+
+
+def numbers(x: Tensor, n: int) -> tuple[Any, ...]:
+    return x * n, x.shape[0] * 2, n, None
+
+
+def layers(x: Tensor, w: Tensor) -> Tensor:
+    h = torch.softmax(x @ w, -1)
+    return torch.cat([h, h.t() @ h]).cumsum(0)
+
+
+def views(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.exp()
+    return y, y[1:], y.t(), x.t(), x
+
+
+def written(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x[0] * 2
+
+
+def mixed(x: Tensor) -> Tensor:
+    top = (x.double() * 2).topk(2, dim=-1)
+    return top.values.float() + top.indices + torch.tensor([1.5, -0.0])
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "layers": (layers, (randn(6, 5), randn(5, 6))),
+    "mixed": (mixed, (randn(6, 5),)),
+    "numbers": (numbers, (randn(6, 5), 3)),
+    "views": (views, (randn(6, 5),)),
+    "written": (written, (randn(6, 5),)),
+    "large": (lambda x: x.cos() + 1, (randn(1100, 1000),)),
+    "nothing": (lambda x: x[:0] + 1, (randn(6, 5),)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_eagers(name: str, dynamic: bool, made: list[str]) -> None:
+    fn, args = CASES[name]
+    run = compiled(fn, dynamic=dynamic)
+    for _ in range(3):
+        mine, theirs = [[a.clone() if isinstance(a, Tensor) else a for a in args] for _ in "ab"]
+        got, want = run(*mine), fn(*theirs)
+        torch.testing.assert_close(got, want, equal_nan=True)
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+        for a, b in zip(_tensors(got), _tensors(want), strict=True):
+            assert a.stride() == b.stride() and (a._base is None) == (b._base is None)
+    assert "native" in made
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    return [t for t in (x if isinstance(x, tuple) else (x,)) if isinstance(t, Tensor)]
+
+
+def test_gradients(made: list[str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3))
+    x = randn(4, 5)
+    weight = next(model.parameters())
+    (want,) = torch.autograd.grad(model(x).square().sum(), weight)
+    (got,) = torch.autograd.grad(compiled(model)(x).square().sum(), weight)
+    torch.testing.assert_close(got, want)
+    assert made == ["native", "native"]
+
+
+def test_what_does_not_fit_is_left_to_python(made: list[str]) -> None:
+    """Gradients with other strides or a bit for the sign, and tensors of another class."""
+    x = randn(4, 6, requires_grad=True)
+    run = compiled(lambda x: x * x)
+    for g in (randn(6, 4).t(), torch._neg_view(randn(4, 6)), torch.ones(()).expand(4, 6)):
+        (got,) = torch.autograd.grad(run(x), x, g)
+        torch.testing.assert_close(got, 2 * x * g)
+
+    class Other(Tensor):
+        pass
+
+    torch.testing.assert_close(run(randn(4, 6).as_subclass(Other)).shape, torch.Size((4, 6)))
+
+
+def test_errors_are_eagers_and_leave_nothing_behind() -> None:
+    table, big = randn(1 << 16, 4), compiled(lambda x, n: x.expand(n, 3) + 1, dynamic=True)
+    run = compiled(lambda t, i: (t + 1)[i] * 2)
+    for _ in range(3):
+        run(table, torch.tensor([1, 2]))
+    with pytest.raises(IndexError) as mine:
+        run(table, torch.tensor([1, 1 << 20]))
+    with pytest.raises(IndexError) as theirs:
+        table[torch.tensor([1, 1 << 20])]
+    assert type(mine.value) is type(theirs.value)
+    big(randn(1, 3), 5)
+    with pytest.raises(RuntimeError, match="alloc"):
+        big(randn(1, 3), 1 << 50)
+    wrong = torch.tensor([1, 1 << 20])
+    before = _resident()
+    for _ in range(200):
+        with pytest.raises(IndexError):
+            run(table, wrong)
+    gc.collect()
+    assert _resident() - before < 64 << 20, "each call had 1 MiB"
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_references() -> None:
+    x, y = randn(4), randn(4)
+    run = compiled(lambda x, y: (x + y, x))
+    run(x, y)
+    before = sys.getrefcount(x), sys.getrefcount(y)
+    for _ in range(5):
+        kept = run(x, y)
+        assert kept[1] is x
+        del kept
+    assert (sys.getrefcount(x), sys.getrefcount(y)) == before
+
+
+@pytest.mark.slow
+def test_threads() -> None:
+    run = compiled(lambda x: torch.softmax(x @ x, -1).sum(0) + 1)
+    run(randn(8, 8))
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        x = randn(8, 8, generator=torch.Generator().manual_seed(seed))
+        want = torch.softmax(x @ x, -1).sum(0) + 1
+        wrong.extend(1 for _ in range(500) if not torch.allclose(run(x), want, atol=1e-5))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_a_plain_tensor_is_told_from_others() -> None:
+    found = places()
+    assert found is not None
+    _, _, mask, plain, negative = found
+    x = randn(2, 2)
+
+    def keys(t: Tensor) -> int:
+        return int(torch._C._dispatch_keys(t).raw_repr()) & mask
+
+    assert keys(x) == keys(x.t()) == keys(torch.nn.Parameter(x)) == plain
+    for other in (torch._neg_view(x), x.to("meta"), x.to_sparse(), x.to(torch.complex64).conj()):
+        assert keys(other) != plain
+    assert keys(torch._neg_view(x)) & negative
