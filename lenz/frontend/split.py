@@ -224,7 +224,7 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
     readers = readers_of(y)
     if is_small or backward.isdisjoint(readers) or graph.output_node() in readers:
         return
-    if mean.meta["val"].dtype != exact:
+    if mean.meta["val"].dtype != exact or not value.is_contiguous():
         return
     call = inserter(graph, n)
     first = next(u for u in graph.nodes if u in backward and u.op != "placeholder")
@@ -241,8 +241,19 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
             again = call(aten.add.Tensor, again, wide(bias))
         if value.dtype != exact:
             again = call(aten._to_copy.default, again, dtype=value.dtype)
+        again = dense_as(call, value, again)
         again.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         hand_on(graph, y, again, backward)
+
+
+def dense_as(call: Callable[..., Node], told: Any, made: Node) -> Node:
+    """Return what a dense result was made of anew, dense too: elementwise ops follow their inputs.
+
+    A view of the result may be none of a tensor with other strides.
+    """
+    if are_same(corrected(made, made.meta["val"]).stride(), told.stride()):
+        return made
+    return call(aten.clone.default, made, memory_format=torch.contiguous_format)
 
 
 def readers_of(n: Node) -> dict[Node, None]:
@@ -311,9 +322,7 @@ def in_parts(graph: Graph, n: Node) -> Node | None:
             y = call(aten.sub.Tensor, shifted, call(aten.log.default, s))
         if result.dtype != y.meta["val"].dtype:
             y = call(aten._to_copy.default, y, dtype=result.dtype)
-        if not are_same(corrected(y, y.meta["val"]).stride(), result.stride()):
-            # It is dense, and the parts follow x.
-            y = call(aten.clone.default, y, memory_format=torch.contiguous_format)
+        y = dense_as(call, result, y)
     n.replace_all_uses_with(y)
     graph.erase_node(n)
     return y

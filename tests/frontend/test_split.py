@@ -155,3 +155,16 @@ def test_a_norm_is_not_kept_beside_what_its_gradient_reads() -> None:
             lambda t=dtype: [randn(s, dtype=t, requires_grad=True) for s in shapes],  # type: ignore[misc]
             tol=tol,
         )
+
+
+def test_a_norm_of_a_transposed_tensor_is_computed_again_in_its_own_layout() -> None:
+    """Its result is contiguous, which the view of it needs; the formula's has the input's order."""
+    x, w = torch.randn(8, 96, 144), torch.randn(96, 8, requires_grad=True)
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        h = (x * w[:, :1]).transpose(1, 2)
+        return (h + F.layer_norm(h, (96,)).view(-1, 96).mm(w).sum(-1, True).view(8, 144, 1)).sum()
+
+    (want,) = torch.autograd.grad(fn(x.double(), w.double()), w)
+    (got,) = torch.autograd.grad(torch.compile(fn, backend="lenz")(x, w), w)
+    torch.testing.assert_close(got, want.float(), rtol=1e-3, atol=1e-2)
