@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lenz.api import backend, explain
+    from lenz.api import FxBackend, backend, explain
 
-__all__ = ["backend", "explain"]
+__all__ = ["FxBackend", "backend", "explain"]
 
 STARTED = time.time()  # before any other file of lenz is read
 

@@ -67,15 +67,22 @@ def backend(
 
     Raises UserError for an unknown mode or option.
     """
+    given, chosen = _chosen(mode, options)
+    run = compile_graph(gm, example_inputs, chosen)
+    return Saved((gm, given), run) if is_asked() else run
+
+
+def _chosen(
+    mode: str | None, options: Mapping[str, object] | None
+) -> tuple[dict[str, object], Options]:
+    """The options of a mode and those that are given, as text and read."""
     try:
         if mode is not None and mode not in MODES:
             raise UserError(f"unknown mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
         given = {**MODES.get(mode or "default", {}), **(options or {})}
-        chosen = Options.from_environment(given)
+        return given, Options.from_environment(given)
     except UserError as e:
         raise passing(e) from None
-    run = compile_graph(gm, example_inputs, chosen)
-    return Saved((gm, given), run) if is_asked() else run
 
 
 class Saved(Savable):
@@ -266,6 +273,62 @@ def _fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> Int
     # Without the graph's number, so that a repeated fault is written once.
     saved = write_repro(e, fault, recorder.offered, f"graph.{kind}", options)
     return fault.located(repro=saved)
+
+
+class FxBackend:
+    """A backend that hands each compiled graph on as a `torch.fx.GraphModule`.
+
+    Subclass it, override `compile_graph`, and give an instance to torch.compile:
+
+        class Mine(lenz.FxBackend):
+            def compile_graph(self, gm):
+                return gm
+
+        torch.compile(f, backend=Mine())
+    """
+
+    def compile_graph(self, gm: GraphModule) -> Callable[..., Sequence[Any]]:
+        """Return a function of the arguments of `gm` that returns its results.
+
+        The nodes of `gm` are kernels, eager calls and memory (`lenz/plan/fx.py`). They are aten ops
+        if lenz cannot compile the graph.
+        """
+        return gm
+
+    def __call__(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile one Dynamo graph, as `backend` does."""
+        # An FX graph has no branch to a fallback for calls that break an assumption.
+        given = {**(options or {}), "aligned": False, "size_facts": False}
+        return compile_graph(gm, example_inputs, _chosen(mode, given)[1], self)
+
+    def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
+        """Hand on a graph of kernels."""
+        with recorder.stage("plan"):
+            return self.boxed(made.fx())
+
+    def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
+        """Hand on a graph of aten ops."""
+        return self.boxed(program.gm)
+
+    def boxed(self, gm: GraphModule) -> Boxed:
+        """The user's function as one of a list, which it empties."""
+        kernels = [n.meta.get("kernel") for n in gm.graph.nodes]
+        run = self.compile_graph(gm)
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            given = tuple(args)
+            args.clear()
+            return run(*given)
+
+        call.__dict__["kernels"] = kernels  # `run` needs them, but a graph of the user may not
+        return call
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from lenz.context import Context
 from lenz.debug.report import TuneReport
@@ -20,14 +21,16 @@ from lenz.ir.verify import verify
 from lenz.keys import key_of
 from lenz.loading import Boxed, complete
 from lenz.lower import lower
-from lenz.machines import Code, Refused, assemble, machine_of
+from lenz.machines import Code, Refused, assemble, machine_of, runs_programs
 from lenz.opt import PASSES
 from lenz.plan.build import Given
 from lenz.plan.build import build as build_plan
+from lenz.plan.fx import graph_module
 from lenz.plan.python import source
 from lenz.recall import Entry, keep, recall
 from lenz.recall import context as context
 from lenz.respecialise import constants_of, load_program
+from lenz.runtime.graph import Kernel as Listed
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
 from lenz.sym import Int
@@ -73,6 +76,17 @@ class Compiled:
         """Everything that the plan as a script needs beside it."""
         constants = {f"{name}.constant": data for name, data in self.complete[1].items()}
         return {**self.code.files, **constants}
+
+    def fx(self) -> GraphModule:
+        """The plan as an FX graph, which runs."""
+        p, kernels = self.program, {}
+        for name, (k, device) in launched(self.schedule).items():
+            names = [x.name for x in k.params] + [x.name for x in k.sizes]
+            gpu = torch.device(device).index if runs_programs(device) else -1
+            kernels[name] = Listed(self.code.functions[name], names, gpu, self.code.alive)
+        values = {**{q.name: q.value for q in p.placeholders}, **dict(self.graph.env.hints)}
+        constants = constants_of(self.plan, p)
+        return graph_module(self.plan, kernels, constants, p.modules, values)
 
     @property
     def told(self) -> str:
