@@ -17,6 +17,7 @@ import lenz
 from lenz.errors import UserError
 from lenz.plan.build import build
 from lenz.plan.fx import graph_module
+from lenz.runtime import executor
 from lenz.runtime.graph import Kernel, delete
 from tests.cuda import Fake, cuda_program
 from tests.gpu_oracle import gpu_context as context
@@ -263,3 +264,19 @@ def test_kernels_of_gpus_are_triton_kernels() -> None:
     assert isinstance(grid, Node) and rest == [1, 1]
     assert list(node.kwargs["kwargs"]) == names  # type: ignore[arg-type]
     assert node.is_impure(), "its launches are no dead code"
+
+
+def test_a_kernel_of_a_gpu_is_launched_as_tritons_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "stream", lambda gpu: f"stream of {gpu}")
+    launched: list[Any] = []
+    kernel = Kernel(lambda *args: launched.append(args), ("a0", "a1", "s0"), 3)
+    x, y = randn(4), randn(4)
+    place, constants = kernel.places
+    TRITON(
+        kernel_idx=place,
+        constant_args_idx=constants,
+        grid=[(7, 1, 1)],
+        tma_descriptor_metadata={},
+        kwargs={"a0": x, "s0": 4, "a1": y},
+    )
+    assert launched == [("stream of 3", 7, x.data_ptr(), y.data_ptr(), 4)]
