@@ -126,10 +126,11 @@ class _Reader(_Sizes):
     def arguments(self, p: ir.Plan, values: Mapping[str, Any]) -> None:
         """Placeholders, constants, the sizes that arguments give, and what they must be."""
         for k, i in enumerate(p.inputs):
-            name = i.name if isinstance(i, ir.Input) else f"size{k}"
-            if isinstance(i, ir.SizeInput) and isinstance(i.value, Var):
-                name = i.value.name
-            node = self.graph.placeholder(name)
+            name = i.name if isinstance(i, ir.Input) else show(i.value)
+            is_new = name.isidentifier() and not self.graph.find_nodes(
+                op="placeholder", target=name
+            )
+            node = self.graph.placeholder(name if is_new else f"size{k}")
             node.meta["val"] = values.get(name)
             if isinstance(i, ir.Input):
                 self.nodes[i.name], self.dtypes[i.name] = node, i.type.dtype

@@ -15,10 +15,12 @@ from torch.fx import GraphModule, Node
 
 import lenz
 from lenz.errors import UserError
+from lenz.ir.plan import Plan, SizeInput
 from lenz.plan.build import build
 from lenz.plan.fx import graph_module
 from lenz.runtime import executor
 from lenz.runtime.graph import Kernel, delete
+from lenz.sym import Var
 from tests.cuda import Fake, cuda_program
 from tests.gpu_oracle import gpu_context as context
 from tests.gpu_oracle import kernels_of, lowered_there, scheduled
@@ -130,6 +132,17 @@ def test_sizes_are_placeholders_with_hints() -> None:
     for n in (1, 2, 77):
         y = randn(n)
         torch.testing.assert_close(gm(n, y)[0], torch.cat([y, y + 1])[1:])
+
+
+def test_sizes_that_are_given_twice_or_as_a_multiple() -> None:
+    n, m = Var("n", 0), Var("m", 0)
+    inputs = tuple(map(SizeInput, (n, n, m * 2)))
+    gm = graph_module(Plan("p", inputs, (), (), (n, m), ()), {}, values={"n": 3})
+    places = gm.graph.find_nodes(op="placeholder")
+    assert [(x.target, x.meta["val"]) for x in places] == [("n", 3), ("size1", 3), ("size2", None)]
+    assert gm(4, 4, 6) == (4, 3)
+    with pytest.raises(RuntimeError, match="m is no whole number"):
+        gm(4, 4, 7)
 
 
 @pytest.mark.parametrize("n", (0, 1, 2, 9, 33))
