@@ -20,12 +20,12 @@ CODE_LINES = {
     "machine": 5_483,
     "ops": 2_335,
     "opt": 1_600,
-    "plan": 1_805,
-    "runtime": 637,
+    "plan": 1_960,
+    "runtime": 650,
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 30_040
+TOTAL_CODE_LINES = 30_260
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
