@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from lenz.ir.dtype import dtype_named
-from lenz.ir.graph import Named
 from lenz.ir.plan import Plan
-from lenz.machine.cpu.llvm.compile import compile_module, link
 from lenz.machines import Counts, Functions, Loader, load_kernels
-from lenz.plan.native import native
+from lenz.plan.native import native, on_gpu
 from lenz.plan.native_frame import Layout, Refused
-from lenz.plan.native_text import IMPORTS
+from lenz.plan.native_link import Unavailable, linked
+from lenz.plan.native_objects import objects
 from lenz.plan.python import signatures, source
 from lenz.runtime import executor
 from lenz.runtime.constants import packed
-from lenz.runtime.native import address_of, addresses, method, places, raise_error
+from lenz.runtime.native import address_of, addresses, method, places, plain_keys
 from lenz.runtime.store import Store
-from lenz.sym import Int
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 NONE: Mapping[str, Any] = {}
@@ -64,11 +62,13 @@ def load(
     objects: Mapping[str, Any] = NONE,
     otherwise: Callable[..., Sequence[Any]] | None = None,
     fast: bool = False,
+    store: Store | None = None,
 ) -> Boxed:
     """Print a plan as a module, execute it, and put kernels, constants and objects into it.
 
     functions  the kernels; their code lives as long as `alive`
     otherwise  the fallback for calls that break an assumption of the plan
+    fast       run native code where it can be had; `store` keeps it
     """
     module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
     exec(compile(source(p), f"<lenz {p.name}>", "exec"), module)
@@ -79,74 +79,42 @@ def load(
         module["otherwise"] = otherwise
     module["_alive"] = alive
     call: Boxed = module["call"]
-    return _native(p, functions, module, call) or call if fast else call
+    return _native(p, functions, module, call, store) or call if fast else call
 
 
-def _native(p: Plan, functions: Functions, module: Mapping[str, Any], slow: Boxed) -> Boxed | None:
+def _native(
+    p: Plan, functions: Functions, module: Mapping[str, Any], slow: Boxed, store: Store | None
+) -> Boxed | None:
     """The native function of a plan; None where only the Python function runs it."""
-    found, imports = places(), addresses(tuple(IMPORTS))
-    if found is None or imports is None:
+    found = places()
+    if found is None:
         return None
-    known = found
+    handle, keys, mask, plain, negative, autograd = found
+    gpu = on_gpu(p)
+    if gpu and not torch.cuda.is_available():
+        return None
+    tensors = {"cpu": plain, **({"cuda": plain_keys("cuda", mask)} if gpu else {})}
     types = id(torch.Tensor), id(torch.nn.Parameter)
+    ops = _schema, partial(_has, gpu)
     try:
-        made = native(p, Layout(*known, types, id(int)), _mutates)
-    except Refused:
+        layout = Layout(handle, keys, mask, tensors, negative, autograd, types, id(int), *ops)
+        made = native(p, layout)
+        kernels = {name: address_of(f) for name, f in functions.items()}
+        library = linked(made.text, {**kernels, **addresses(made.shims, gpu)}, gpu, store)
+    except (Refused, Unavailable):
         return None
-    kernels = {name: address_of(f) for name, f in functions.items()}
-    library = link(compile_module(made.text, level=0), ["call"], {**imports, **kernels})
-    own = tuple([_object(x, module, slow) for x in made.objects])
+    own = objects(made, p, module, slow)
     return method(library.addresses["call"], own, (library, module))
 
 
-def _mutates(op: str) -> bool:
-    """True unless the schema of an op says that it writes nothing."""
-    schema = getattr(executor.resolve(op), "_schema", None)
-    return schema is None or bool(schema.is_mutable)
+def _schema(op: str) -> Any:
+    """The schema of an op; None for a function that has none."""
+    return getattr(executor.resolve(op, direct=False), "_schema", None)
 
 
-def _object(what: Any, module: Mapping[str, Any], slow: Boxed) -> Any:
-    """What the native function finds in its `self`."""
-    match what:
-        case "slow":
-            return slow
-        case "raise_error":
-            return raise_error
-        case "detach":
-            return torch.Tensor.detach
-        case str():
-            return getattr(executor, what)
-        case ("constant", name):
-            return module[name]
-        case ("op", name):
-            return executor.resolve(name)
-        case ("names", names):
-            return names
-        case ("value", atom, sequence, _):
-            return _value(atom, tuple if sequence == "tuple" else list)
-    raise TypeError(f"{what!r} is no object of a plan")
-
-
-def _value(a: Any, sequence: Any) -> Any:
-    """The Python value of an atom."""
-    match a:
-        case tuple():
-            return sequence([_value(x, sequence) for x in a])
-        case Int():
-            return a.value
-        case Named("device", value):
-            return torch.device(value)
-        case Named("op", value):
-            return executor.resolve(value)
-        case Named("dtype", value):
-            return getattr(torch, str(dtype_named(value).torch).removeprefix("torch."))
-        case Named(_, value):
-            found: Any = torch
-            for name in value.split("."):
-                found = getattr(found, name)
-            return found
-        case _:
-            return a
+def _has(gpu: bool, name: str) -> bool:
+    """Whether torch's library has a function."""
+    return bool(addresses((name,), gpu))
 
 
 def _aligned(t: torch.Tensor) -> torch.Tensor:

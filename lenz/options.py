@@ -58,7 +58,7 @@ class Options:
         -1, "Allow only this many optional rewrites, to bisect a bug; -1 allows all.", key=True
     )
     native: bool = option(
-        False, "Run plans by native code between kernels, where they allow it.", key=False
+        True, "Run plans by native code between kernels, where they allow it.", key=False
     )
     verify: bool = option(False, "Check the IR after every pass.", key=False)
     on_error: Literal["raise", "eager"] = option(

@@ -17,6 +17,7 @@ from lenz.ir.interned import using
 from lenz.ir.plan import Plan
 from lenz.loading import Boxed, load
 from lenz.machines import Functions
+from lenz.runtime.store import store_in
 
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 
@@ -31,8 +32,9 @@ def load_program(
 ) -> Boxed:
     """The callable of a program; `again` compiles its fallbacks."""
     otherwise = Respecialised(program, cx, again)
-    constants, fast = constants_of(p, program), cx.options.native
-    return load(p, functions, alive, constants, program.modules, otherwise, fast)
+    constants, options = constants_of(p, program), cx.options
+    how = options.native, store_in(options)
+    return load(p, functions, alive, constants, program.modules, otherwise, *how)
 
 
 def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:

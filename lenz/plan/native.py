@@ -1,18 +1,21 @@
 """A plan as native code: one function in LLVM's text, which CPython calls as a method.
 
 `call(self, args)` takes the list of arguments, as the function of `plan/python.py` does. It checks
-them, allocates, launches kernels and calls eager ops, with no Python in between but those ops. What
-it does not expect, such as an argument with other strides, it leaves to the Python function: that
-one copies, compiles a fallback or raises. `self` is a tuple of the Python objects that it needs.
+them, allocates, launches kernels and calls library ops, with no Python in between but for ops that
+have no C entry. What it does not expect, such as an argument with other strides, it leaves to the
+Python function: that one copies, compiles a fallback or raises. `self` is a tuple of the Python
+objects that it needs, the Python function and `fail` first.
 
 Tensors are handles of libtorch's C shim. That of a Python tensor lies inside of its object, at a
-place that `runtime/native.py` finds out. Kernels run without the GIL, and ops with it.
+place that `runtime/native.py` finds out. Kernels of the CPU and library calls run without the GIL.
+Where a step fails, all that was made goes to `fail`, which raises what eager would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import (
@@ -31,100 +34,168 @@ from lenz.ir.plan import (
     ViewStep,
 )  # fmt: skip
 from lenz.plan.native_args import arguments
-from lenz.plan.native_frame import Frame, Layout, Refused
-from lenz.plan.native_text import CODES, HELPERS
-from lenz.sym import Int, Sym
+from lenz.plan.native_frame import Buffer, Frame, Layout, place, tensor
+from lenz.plan.native_shim import names, names_in, shim
+from lenz.sym import Int, Sym, Var
 
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """The text, and what `self` holds, in order.
+    """The text without the helpers' part, and what a loader needs to know of it.
 
-    That is a name of the runtime (a str), or a kind ("constant", "op", "names", "value") with what
-    is of that kind.
+    objects  what `self` holds, in order: a name of the runtime (a str), or a kind ("constant",
+             "op", "names", "value") with what is of that kind
+    slots    the place of each tensor in the list that `fail` gets
+    sizes    the place of each size in the other list
+    shims    functions of torch's library that it calls
     """
 
     text: str
     objects: tuple[object, ...]
+    slots: Mapping[str, int]
+    sizes: Mapping[Var, int]
+    shims: tuple[str, ...]
 
 
-def native(p: Plan, layout: Layout, mutates: Callable[[str], bool]) -> Native:
-    """The code of a plan; `mutates` says whether an op may write. Raises Refused."""
-    if p.objects or any(i.type.device != "cpu" for i in p.inputs if isinstance(i, Input)):
-        raise Refused("objects, or tensors of another device")
+def native(p: Plan, layout: Layout) -> Native:
+    """The code of a plan. Raises Refused."""
     f = Frame(layout)
+    for s in (*p.inputs, *p.constants, *p.steps):
+        if isinstance(s, Input | Alloc | Reuse | ViewStep | Lay):
+            f.types[s.name] = s.type
     arguments(f, p)
+    gpus = tuple(dict.fromkeys(place(s.device)[1] for s in p.steps if isinstance(s, Current)))
+    leave = "call i32 @exchange(i32 %before)" if gpus else ""
+    if gpus:
+        f.out.put(f"%before = call i32 @exchange(i32 {gpus[0]})")
+    for number in gpus:
+        f.out.put(f"%stream{number} = call ptr @stream_of(i32 {number})")
     for c in p.constants:
         item = f.object(("constant", c.name))
         f.out.put(f"call void @Py_IncRef(ptr {item})")
-        f.new(c.name, item)
-    visible = seen(p, mutates) | _reused(p)
-    for s in p.steps:
-        _step(f, s, visible)
-    _results(f, p)
+        f.new(c.name, item).dtype = c.type.dtype
+    visible, taken = seen(p, layout), _taken(p)
+    for f.step, s in enumerate(p.steps):
+        _step(f, s, visible, taken)
+    _results(f, p, leave)
+    code = f.out.function(len(f.slots), len(f.sizes), f.values, leave)
     constants = "\n".join(f.out.globals)
-    return Native(f"{HELPERS}\n{constants}\n\n{f.out.function()}\n", tuple(f.objects))
+    numbers = {v: k for k, v in enumerate(f.sizes)}
+    text = f"{constants}\n\n{code}\n"
+    return Native(text, tuple(f.objects), f.slots, numbers, tuple(f.shims))
 
 
-def _step(f: Frame, s: Step, visible: frozenset[str]) -> None:
+def on_gpu(p: Plan) -> bool:
+    """Whether a tensor that the plan names is on a GPU."""
+    typed = (*p.inputs, *p.constants, *p.steps)
+    types = [s.type for s in typed if isinstance(s, Input | Alloc | Lay)]
+    return any(t.device.startswith("cuda") for t in types)
+
+
+def _step(f: Frame, s: Step, visible: frozenset[str], taken: frozenset[str]) -> None:
     match s:
         case BindSize():
             if s.var not in f.sizes:
                 which = "strides" if s.stride else "sizes"
                 read = f"call i64 @read_{which}(ptr {f.handle(s.source)}, i64 {s.dim})"
-                f.sizes[s.var] = f.out.let(read)
+                f.bind(s.var, f.out.let(read))
         case Alloc():
             _alloc(f, s)
         case Reuse() | ViewStep():
-            _view(f, s, s.name in visible)
+            _view(f, s, s.name in visible, s.name in taken)
         case LaunchStep():
             _launch(f, s)
         case CallStep():
-            _call(f, s)
+            if not shim(f, s):
+                _call(f, s)
         case Lay():
             _lay(f, s)
         case Free():
             f.drop(s.name)
         case Check():
-            failed = f.out.let("load i64, ptr %failed")
-            f.require(f"icmp eq i64 {failed}, 0", "check")
+            f.succeed(f.out.let("load i64, ptr %status"), 64)
         case Current():
-            raise Refused("a GPU")
+            f.out.put(f"call i32 @exchange(i32 {place(s.device)[1]})")
 
 
 def _alloc(f: Frame, s: Alloc) -> None:
-    """New memory."""
-    t = s.type
-    if t.device != "cpu" or s.over:
-        raise Refused("memory of another device, or of an argument")
-    told = f"{f.layout_of(t.shape, t.layout.stride)}, i32 {CODES[t.dtype.name]}"
-    b = f.new(s.name)
-    slot = f.slot(b)
-    b.data = f.out.let(f"call ptr @empty(ptr {slot}, {told}, i1 {int(s.huge)}, i1 {int(s.zero)})")
-    f.require(f"icmp ne ptr {f.out.let(f'load ptr, ptr {slot}')}, null", "error")
+    """New memory, or that of an argument that nothing else holds."""
+    kind, number = place(s.type.device)
+    told = f"{f.layout_of(s.type)}, {tensor(s.type)}, i32 {int(kind == 'cuda')}, i32 {number}"
+    done = _over(f, s) if s.over else ""
+    b = f.buffers[s.name] if done else f.new(s.name)
+    slot = f.slot(Buffer(b.slot))
+    data = f.out.let(f"call ptr @empty(ptr {slot}, {told})")
+    made = f.out.let(f"load ptr, ptr {slot}")
+    is_none = f.out.let(f"icmp eq ptr {made}, null")
+    f.succeed(f.out.let(f"zext i1 {is_none} to i32"))
+    if s.huge:
+        f.out.put(f"call void @advise(ptr {slot})")
+    if s.zero:
+        f.succeed(f.out.let(f"call i32 @aoti_torch_zero_(ptr {made})"))
+    if done:
+        f.out.put(f"call void @wrapped(ptr {slot}, ptr {f.slot(b)})")
+        f.out.join(done)
+    else:
+        b.data = data
+    b.whole, b.dtype = True, s.type.dtype
 
 
-def _view(f: Frame, s: Reuse | ViewStep, is_seen: bool) -> None:
+def _over(f: Frame, s: Alloc) -> str:
+    """Take the memory of an argument if it is free; go to the label that this gives if so."""
+    given = [_value(f, a, "tuple") for a in (s.type.shape, s.type.layout.stride)]
+    item = f.python(s.over)
+    found = _vectorcall(f, f.object("over"), [(item, False), *given], 3, "null")
+    b = f.new(s.name, found)
+    none, _ = _value(f, None)
+    done = f.out.label()
+    f.out.branch(f.out.let(f"icmp ne ptr {found}, {none}"), done)
+    f.out.put(f"call void @drop(ptr {f.slot(b)})")
+    return done
+
+
+def _view(f: Frame, s: Reuse | ViewStep, is_seen: bool, is_taken: bool) -> None:
     """The memory of another buffer, under another name; autograd knows of it if it `is_seen`."""
-    ends = isinstance(s, Reuse)
+    ends, source = isinstance(s, Reuse), f.buffers[s.source]
     if s.same and (not s.detached or not is_seen):
         if ends:
-            f.buffers[s.name] = f.buffers.pop(s.source)
+            _rename(f, s)
         else:
-            f.share(s.source, s.name)
-    elif is_seen:
+            _share(f, s)
+    elif is_seen or (is_taken and source.dtype is not s.type.dtype):
         _seen(f, s)
+    elif ends and source.whole and not is_taken:
+        _rename(f, s)  # only kernels use it, and these take the address
     else:
-        source, offset = f.handle(s.source), "0"
-        if not ends:
-            own = f.out.let(f"call i64 @offset_of(ptr {source})")
-            offset = f.out.let(f"add i64 {own}, {f.number(s.type.layout.offset)}")
-        told = f"{f.layout_of(s.type.shape, s.type.layout.stride)}, i64 {offset}"
-        slot = f.slot(f.new(s.name))
-        made = f"call i32 @aoti_torch__reinterpret_tensor(ptr {source}, {told}, ptr {slot})"
-        f.require(f"icmp eq i32 {f.out.let(made)}, 0", "error")
+        told = f"ptr {f.handle(s.source)}, {f.layout_of(s.type)}"
+        b = f.new(s.name)
+        b.dtype, b.whole = source.dtype, ends
+        if ends:
+            call = f"call i32 @reuse({told}, ptr {f.slot(b)})"
+        else:
+            offset = f.number(s.type.layout.offset)
+            call = f"call i32 @view({told}, i64 {offset}, ptr {f.slot(b)})"
+        f.succeed(f.out.let(call))
     if ends and s.source in f.buffers:
         f.drop(s.source)
+
+
+def _rename(f: Frame, s: Reuse | ViewStep) -> None:
+    f.buffers[s.name] = f.buffers.pop(s.source)
+    f.slots[s.name] = f.buffers[s.name].slot
+
+
+def _share(f: Frame, s: Reuse | ViewStep) -> None:
+    """One tensor under two names, each of which is dropped."""
+    b = f.buffers[s.source]
+    found = f.out.let(f"load ptr, ptr {f.slot(b)}")
+    if b.is_object:
+        f.hold()
+        f.out.put(f"call void @Py_IncRef(ptr {found})")
+    other = f.new(s.name, found if b.is_object else "")
+    other.data, other.dtype, other.whole = b.data, b.dtype, b.whole
+    if not b.is_object:
+        f.out.put(f"call i32 @aoti_torch_new_tensor_handle(ptr {found}, ptr {f.slot(other)})")
 
 
 def _seen(f: Frame, s: Reuse | ViewStep) -> None:
@@ -139,63 +210,81 @@ def _seen(f: Frame, s: Reuse | ViewStep) -> None:
         item = _vectorcall(f, f.object(name), [(item, False), *layout, last], 4, "null")
     if s.detached:
         item = _vectorcall(f, f.object("detach"), [(item, not s.same)], 1, "null")
-    f.new(s.name, item)
+    f.new(s.name, item).dtype = t.dtype
 
 
-def seen(p: Plan, mutates: Callable[[str], bool]) -> frozenset[str]:
+def seen(p: Plan, layout: Layout) -> frozenset[str]:
     """The buffers that leave the plan or are written by an op, and all that they are views of.
 
     Of these, autograd's relations and versions must be as the Python function makes them.
     """
-    found = {name for a in p.outputs for name in _names(a)}
+    found = {name for a in p.outputs for name in names_in(a)}
     for s in reversed(p.steps):
-        if isinstance(s, CallStep) and not s.into and mutates(s.op):
-            found |= {name for a in (*s.args, *(a for _, a in s.kwargs)) for name in _names(a)}
+        if isinstance(s, CallStep) and not s.into and _mutates(layout.schema(s.op)):
+            found |= set(names(s))
     for s in reversed(p.steps):
         if isinstance(s, (Reuse, ViewStep)) and s.name in found:
             found.add(s.source)
     return frozenset(found)
 
 
-def _reused(p: Plan) -> set[str]:
-    """Buffers in the memory of others, of another type perhaps, that ops take."""
-    calls = [s for s in p.steps if isinstance(s, CallStep)]
-    taken = {n for s in calls for a in (*s.args, *(a for _, a in s.kwargs)) for n in _names(a)}
-    return {s.name for s in p.steps if isinstance(s, Reuse) and s.name in taken}
+def _mutates(schema: Any) -> bool:
+    """True unless a schema says that its op writes nothing."""
+    return schema is None or bool(schema.is_mutable)
 
 
-def _names(a: Atom) -> list[str]:
-    if isinstance(a, tuple):
-        return [name for x in a for name in _names(x)]
-    return [a.name] if isinstance(a, Ref) else []
+def _taken(p: Plan) -> frozenset[str]:
+    """The buffers whose dtype and sizes something sees: all but those of kernels alone."""
+    found = {name for a in p.outputs for name in names_in(a)}
+    for s in reversed(p.steps):
+        match s:
+            case CallStep():
+                found |= set(names(s))
+            case Lay():
+                found.add(s.name)
+            case ViewStep():
+                found.add(s.source)  # its offset counts elements
+            case Reuse() if s.same and s.name in found:
+                found.add(s.source)
+    return frozenset(found)
 
 
 def _launch(f: Frame, s: LaunchStep) -> None:
-    """Run a kernel of the CPU."""
-    if s.grid is not None:
-        raise Refused("a GPU")
+    """Run a kernel."""
     args = [f"ptr {f.data(a)}" for a in s.args] + [f"i64 {f.number(v)}" for v in s.sizes]
-    f.release()
-    f.out.declare(s.kernel, len(s.args), len(s.sizes))
-    failed = f.out.let(f'call i64 @"{s.kernel}"({", ".join(args)})')
-    f.out.put(f"store i64 {failed}, ptr %failed")
+    if s.grid is None:
+        f.release()
+        kinds = ", ".join(a.split()[0] for a in args)
+        f.out.declare(s.kernel, f'declare i64 @"{s.kernel}"({kinds})')
+        status = f.out.let(f'call i64 @"{s.kernel}"({", ".join(args)})')
+        f.out.put(f"store i64 {status}, ptr %status")
+        return
+    f.out.declare(s.kernel, f'@"{s.kernel}" = external global i8')
+    f.values = max(f.values, len(args))
+    for k, a in enumerate(args):
+        at = f.out.let(f"getelementptr i64, ptr %values, i64 {k}")
+        f.out.put(f"store {a}, ptr {at}")
+    number = place(s.device)[1]
+    told = f'ptr @"{s.kernel}", ptr %stream{number}, i64 {f.number(s.grid)}, ptr %values'
+    f.succeed(f.out.let(f"call i32 @launch({told}, i64 {len(args)})"))
 
 
 def _call(f: Frame, s: CallStep) -> None:
     """Call an eager op by its Python function."""
-    if s.counted:
-        raise Refused("results that are counted")
-    names = tuple([k for k, _ in s.kwargs])
+    keywords = tuple([k for k, _ in s.kwargs])
     given = [_value(f, a) for a in (*s.args, *(a for _, a in s.kwargs))]
-    words = f.object(("names", names)) if names else "null"
+    words = f.object(("names", keywords)) if keywords else "null"
     result = _vectorcall(f, f.object(("op", s.op)), given, len(s.args), words)
     if s.single and not s.into:
         _bind(f, s.outs[0], result)
         return
+    if s.counted:
+        rest = [(result, True), _value(f, len(s.outs)), _value(f, s.op)]
+        result = _vectorcall(f, f.object("several"), rest, 3, "null")
     for k, o in enumerate(() if s.into else s.outs):
         if o is not None:
             part = f.out.let(f"call ptr @PySequence_GetItem(ptr {result}, i64 {k})")
-            f.require(f"icmp ne ptr {part}, null", "raised")
+            f.out.unless(f"icmp ne ptr {part}, null", "raised")
             _bind(f, o, part)
     f.out.put(f"call void @Py_DecRef(ptr {result})")
 
@@ -209,7 +298,7 @@ def _vectorcall(f: Frame, of: str, given: list[tuple[str, bool]], count: int, na
     for text, is_new in given:
         if is_new:
             f.out.put(f"call void @Py_DecRef(ptr {text})")
-    f.require(f"icmp ne ptr {result}, null", "raised")
+    f.out.unless(f"icmp ne ptr {result}, null", "raised")
     return result
 
 
@@ -217,39 +306,51 @@ def _bind(f: Frame, o: str | Sym | None, item: str) -> None:
     """Name a result, which is owned."""
     if isinstance(o, str):
         f.new(o, item)
-    elif o is None:
-        f.out.put(f"call void @Py_DecRef(ptr {item})")
+        return
+    if isinstance(o, Var):
+        f.bind(o, f.out.let(f"call i64 @whole(ptr {item})"))
+        f.new(f"%{o.name}", item)  # it may be a float, which calls take
     else:
-        raise Refused("a result that is a size")
+        f.out.put(f"call void @Py_DecRef(ptr {item})")
 
 
 def _lay(f: Frame, s: Lay) -> None:
     """Check a result, and have Python copy it if its strides are others."""
-    t, x, out = s.type, f.layout, f.out
-    if t.device != "cpu" or s.aligned:
-        raise Refused("a GPU")
-    item = f.python(s.name)
-    b = f.buffers[s.name]
-    b.data = ""
-    plain = f"i64 {x.keys}, i64 {x.mask}, i64 {x.plain}, i32 {CODES[t.dtype.name]}"
-    told = f"i64 {x.types[0]}, i64 {x.types[1]}, i64 {x.handle}, {plain}"
+    t, out, b = s.type, f.out, f.buffers[s.name]
+    kind, number = place(t.device)
+    was_released = f.released
+    b.data, b.dtype, b.whole = "", t.dtype, False
+    item, shown = out.let(f"load ptr, ptr {f.slot(b)}"), f.layout_of(t)
+    differs, done = out.label(), out.label()
+    if b.is_object:
+        x = f.layout
+        told = f"i64 {x.types[0]}, i64 {x.types[1]}, i64 {x.handle}, i64 {x.keys}, i64 {x.mask}"
+        plain = out.let(f"call i1 @is_plain_object(ptr {item}, {told}, i64 {x.plain[kind]})")
+        out.unless(f"icmp eq i1 {plain}, true", differs)
+    handle = f.inside(item) if b.is_object else item
+    tests = [f"call i1 @fits(ptr {handle}, {tensor(t)}, {shown})"]
+    tests += [f"call i1 @is_aligned(ptr {handle})"] * s.aligned
+    for test in map(out.let, tests):
+        out.unless(f"icmp eq i1 {test}, true", differs)
+    found = out.let(f"call i32 @index_of(ptr {handle})")
+    out.branch(out.let(f"icmp eq i32 {found}, {number}"), done)
+    out.join(differs)
     f.hold()
-    shown = f.layout_of(t.shape, t.layout.stride)
-    good = out.let(f"call i1 @is_laid(ptr {item}, {told}, {shown})")
-    fast, done = out.label(), out.label()
-    sizes = [_value(f, a, "tuple") for a in (t.shape, t.layout.stride)]
-    out.branch(good, fast)
-    rest: list[Atom] = [Named("dtype", t.dtype.name), -1, s.op]
-    given = [(item, False), *sizes, *(_value(f, a) for a in rest)]
-    new = _vectorcall(f, f.object("lay"), given, 6, "null")
+    if not b.is_object:
+        item = out.let(f"call ptr @_Z16THPVariable_WrapRKN2at10TensorBaseE(ptr {handle})")
+    rest: list[Atom] = [Named("dtype", t.dtype.name), number, s.op, s.aligned]
+    given = [_value(f, a, "tuple") for a in (t.shape, t.layout.stride, *rest)]
+    new = _vectorcall(f, f.object("lay"), [(item, not b.is_object), *given], 7, "null")
     slot = f.slot(b)
-    out.put(f"call void @drop(ptr {slot})")
-    out.put(f"store ptr {new}, ptr {slot}")
-    out.put(f"br label %{done}")
-    out.lines.append(f"{fast}:")
-    for text, is_new in sizes:
-        if is_new:
-            out.put(f"call void @Py_DecRef(ptr {text})")
+    if b.is_object:
+        out.put(f"call void @drop(ptr {slot})")
+        out.put(f"store ptr {new}, ptr {slot}")
+    else:
+        out.put(f"call void @delete(ptr {slot})")
+        out.put(f"call i32 @aoti_torch_new_tensor_handle(ptr {f.inside(new)}, ptr {slot})")
+        out.put(f"call void @Py_DecRef(ptr {new})")
+    if was_released:
+        f.release()
     out.join(done)
 
 
@@ -259,6 +360,8 @@ def _value(f: Frame, a: Atom, sequence: str = "list") -> tuple[str, bool]:
     match a:
         case Ref():
             return f.python(a.name), False
+        case Var(name=name) if f"%{name}" in f.buffers:
+            return f.python(f"%{name}"), False
         case Sym() if not isinstance(a, Int):
             return f.out.let(f"call ptr @PyLong_FromLongLong(i64 {f.number(a)})"), True
         case tuple() if not _is_known(a):
@@ -287,7 +390,7 @@ def _is_known(a: Atom) -> bool:
     return not isinstance(a, Ref) and (not isinstance(a, Sym) or isinstance(a, Int))
 
 
-def _results(f: Frame, p: Plan) -> None:
+def _results(f: Frame, p: Plan, leave: str) -> None:
     """Make the tuple of results, and drop what is left."""
     items = [_owned(f, *_value(f, a)) for a in p.outputs]
     f.hold()
@@ -296,4 +399,6 @@ def _results(f: Frame, p: Plan) -> None:
         f.out.put(f"call i32 @PyTuple_SetItem(ptr {made}, i64 {k}, ptr {item})")
     for name in [*f.buffers]:
         f.drop(name)
+    if leave:
+        f.out.put(leave)
     f.out.put(f"ret ptr {made}")

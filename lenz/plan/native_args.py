@@ -6,8 +6,7 @@ Nothing is changed before all arguments are checked, so that the Python function
 from __future__ import annotations
 
 from lenz.ir.plan import BindSize, Input, Plan, SizeInput
-from lenz.plan.native_frame import Frame, Refused
-from lenz.plan.native_text import CODES
+from lenz.plan.native_frame import Frame, Refused, place, tensor
 from lenz.sym import Int, Var, as_multiple
 
 
@@ -40,17 +39,15 @@ def arguments(f: Frame, p: Plan) -> None:
             if v.name == name:
                 expect(f, f"icmp sle i64 {size}, {most}")
     for name, (i, _) in tensors.items():
-        told = f.layout_of(i.type.shape, i.type.layout.stride)
-        code = CODES[i.type.dtype.name]
-        test = out.let(f"call i1 @fits(ptr {handles[name]}, i32 {code}, {told})")
+        told = f"{tensor(i.type)}, {f.layout_of(i.type)}"
+        test = out.let(f"call i1 @fits(ptr {handles[name]}, {told})")
         expect(f, f"icmp eq i1 {test}, true")
     for name in p.aligned:
-        start = out.let(f"call ptr @data(ptr {handles[name]})")
-        rest = out.let(f"and i64 {out.let(f'ptrtoint ptr {start} to i64')}, 15")
-        expect(f, f"icmp eq i64 {rest}, 0")
+        test = out.let(f"call i1 @is_aligned(ptr {handles[name]})")
+        expect(f, f"icmp eq i1 {test}, true")
     for name, (_, item) in tensors.items():
         out.put(f"call void @Py_IncRef(ptr {item})")
-        f.new(name, item)
+        f.new(name, item).dtype = tensors[name][0].type.dtype
     out.put(f"call i32 @PyList_SetSlice(ptr %args, i64 0, i64 {n}, ptr null)")
 
 
@@ -65,9 +62,13 @@ def _tensor(f: Frame, i: Input, item: str) -> str:
     types = f"i64 {x.types[0]}, i64 {x.types[1]}"
     expect(f, f"icmp eq i1 {f.out.let(f'call i1 @is_either(ptr {item}, {types})')}, true")
     handle = f.inside(item)
-    mask, keys = (x.negative * i.signed, 0) if i.anywhere else (x.mask, x.plain)
+    kind, number = ("", -1) if i.anywhere else place(i.type.device)
+    mask, keys = (x.mask, x.plain[kind]) if kind else (x.negative * i.signed, 0)
     test = f"call i1 @is_plain(ptr {handle}, i64 {x.keys}, i64 {mask}, i64 {keys})"
     expect(f, f"icmp eq i1 {f.out.let(test)}, true")
+    if number >= 0:
+        found = f.out.let(f"call i32 @index_of(ptr {handle})")
+        expect(f, f"icmp eq i32 {found}, {number}")
     return handle
 
 
@@ -79,7 +80,7 @@ def _integer(f: Frame, i: SizeInput, item: str) -> tuple[Var, str, int] | None:
         return None  # as in the Python function, nobody looks at it
     number = f.out.let(f"call i64 @PyLong_AsLongLong(ptr {item})")
     if isinstance(i.value, Var):
-        f.sizes[i.value] = number
+        f.bind(i.value, number)
         return None
     multiple = as_multiple(i.value)
     if multiple is None:
@@ -94,4 +95,5 @@ def _divided(f: Frame, var: Var, whole: str, factor: int) -> None:
         again = f.out.let(f"mul i64 {part}, {factor}")
         expect(f, f"icmp eq i64 {again}, {whole}")
         whole = part
-    f.sizes.setdefault(var, whole)
+    if var not in f.sizes:
+        f.bind(var, whole)

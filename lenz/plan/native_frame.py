@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from lenz.plan.native_text import Lines
+from lenz.ir.dtype import DType
+from lenz.ir.tensor import TensorType
+from lenz.plan.native_text import CODES, Lines
 from lenz.sym import Sym, Var
 
 
@@ -15,36 +18,54 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where torch and CPython keep what the code reads itself.
+    """Where torch and CPython keep what the code reads itself, and what torch's library has.
 
     handle    bytes from the start of a Python tensor to its handle
     keys      bytes from the start of a tensor's implementation to its set of dispatch keys
     mask      the keys that are looked at
-    plain     what they are in a tensor on a CPU whose memory is as its strides say
+    plain     what they are in a tensor whose memory is as its strides say, by type of device
     negative  the key of a tensor whose memory holds the negative
+    autograd  the keys by which autograd learns of a call
     types     the addresses of `torch.Tensor` and `torch.nn.Parameter`
     integer   the address of `int`
+    schema    the schema of an op, by its name in plans; None for a function without one
+    has       whether torch's library has a function of this name
     """
 
     handle: int
     keys: int
     mask: int
-    plain: int
+    plain: Mapping[str, int]
     negative: int
+    autograd: int
     types: tuple[int, int]
     integer: int
+    schema: Callable[[str], Any]
+    has: Callable[[str], bool]
 
 
 @dataclass(slots=True)
 class Buffer:
     """A tensor: the number of its slot, and the name of its address once it has one.
 
-    The slot holds a Python tensor (`is_object`) or a handle of libtorch's.
+    The slot holds a Python tensor (`is_object`) or a handle of libtorch's. The tensor is `whole` if
+    its first element is the first one of its memory. Its dtype may be another one than the plan's
+    where only kernels use it.
     """
 
     slot: int
     data: str = ""
     is_object: bool = False
+    whole: bool = False
+    dtype: DType | None = None
+
+
+def place(device: str) -> tuple[str, int]:
+    """The type and the number of a device; CPUs have the number -1. Raises Refused for others."""
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise Refused(f"tensors on {device}")
+    return kind, int(number or 0) if kind == "cuda" else -1
 
 
 class Frame:
@@ -53,15 +74,20 @@ class Frame:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.out = Lines()
-        self.objects: dict[object, int] = {"slow": 0, "raise_failed": 1, "raise_error": 2}
+        self.objects: dict[object, int] = {"slow": 0, "fail": 1}
         self.buffers: dict[str, Buffer] = {}
+        self.slots: dict[str, int] = {}  # of all buffers that there ever were
         self.sizes: dict[Var, str] = {}
+        self.types: dict[str, TensorType] = {}  # as far as the plan tells them
+        self.shims: list[str] = []
+        self.step = 0  # the number of the step that is written
+        self.values = 0  # the most that a kernel of a GPU takes
         self.released = False  # other threads may run Python here
 
     def new(self, name: str, item: str = "") -> Buffer:
         """A buffer of this name, with a slot of its own, which takes over the object `item`."""
-        b = self.buffers[name] = Buffer(self.out.slots, is_object=bool(item))
-        self.out.slots += 1
+        self.slots[name] = len(self.slots)
+        b = self.buffers[name] = Buffer(self.slots[name], is_object=bool(item))
         if item:
             self.out.put(f"store ptr {item}, ptr {self.slot(b)}")
         return b
@@ -72,8 +98,8 @@ class Frame:
 
     def object(self, what: object) -> str:
         """A Python object that `self` holds."""
-        place = self.objects.setdefault(what, len(self.objects))
-        return self.out.let(f"call ptr @PyTuple_GetItem(ptr %self, i64 {place})")
+        number = self.objects.setdefault(what, len(self.objects))
+        return self.out.let(f"call ptr @PyTuple_GetItem(ptr %self, i64 {number})")
 
     def inside(self, item: str) -> str:
         """The handle inside of a Python tensor."""
@@ -102,19 +128,6 @@ class Frame:
             self.out.put(f"call void @wrapped(ptr {handles}, ptr {self.slot(b)})")
         return self.out.let(f"load ptr, ptr {self.slot(b)}")
 
-    def share(self, source: str, name: str) -> None:
-        """One tensor under two names, each of which is dropped."""
-        b = self.buffers[source]
-        found = self.out.let(f"load ptr, ptr {self.slot(b)}")
-        if b.is_object:
-            self.hold()
-            self.out.put(f"call void @Py_IncRef(ptr {found})")
-            self.new(name, found).data = b.data
-        else:
-            slot = self.slot(self.new(name))
-            self.buffers[name].data = b.data
-            self.out.put(f"call i32 @aoti_torch_new_tensor_handle(ptr {found}, ptr {slot})")
-
     def drop(self, name: str) -> None:
         """Drop a buffer."""
         b = self.buffers.pop(name)
@@ -122,14 +135,21 @@ class Frame:
             self.hold()
         self.out.put(f"call void @{'drop' if b.is_object else 'delete'}(ptr {self.slot(b)})")
 
+    def bind(self, var: Var, number: str) -> None:
+        """Name the value of a size, and remember it for messages."""
+        at = self.out.let(f"getelementptr i64, ptr %n, i64 {len(self.sizes)}")
+        self.out.put(f"store i64 {number}, ptr {at}")
+        self.sizes[var] = number
+
     def number(self, s: Sym) -> str:
         """The value of a size."""
         return self.out.number(s, self.sizes)
 
-    def layout_of(self, shape: Sequence[Sym], stride: Sequence[Sym]) -> str:
+    def layout_of(self, t: TensorType) -> str:
         """The rank, sizes and strides as three arguments."""
-        sizes, strides = (self.out.array([self.number(x) for x in s]) for s in (shape, stride))
-        return f"i64 {len(shape)}, ptr {sizes}, ptr {strides}"
+        sides = ([self.number(x) for x in s] for s in (t.shape, t.layout.stride))
+        sizes, strides = map(self.out.array, sides)
+        return f"i64 {len(t.shape)}, ptr {sizes}, ptr {strides}"
 
     def hold(self) -> None:
         """Take the GIL back."""
@@ -144,6 +164,14 @@ class Frame:
             self.out.put(f"store ptr {self.out.let('call ptr @PyEval_SaveThread()')}, ptr %state")
             self.released = True
 
-    def require(self, test: str, failed: str) -> None:
-        """Leave with an error unless the test holds."""
-        self.out.unless(test, f"{failed}_free" if self.released else failed)
+    def succeed(self, status: str, bits: int = 32) -> None:
+        """Fail with a status unless it is 0."""
+        wide = self.out.let(f"sext i{bits} {status} to i64") if bits < 64 else status
+        self.out.put(f"store i64 {wide}, ptr %status")
+        self.out.put(f"store i64 {self.step}, ptr %where")
+        self.out.unless(f"icmp eq i64 {wide}, 0", "failed_free" if self.released else "failed")
+
+
+def tensor(t: TensorType) -> str:
+    """The dtype as an argument."""
+    return f"i32 {CODES[t.dtype.name]}"

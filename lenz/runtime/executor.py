@@ -167,8 +167,11 @@ def size(of: Any) -> Any:
     return getattr(torch if name.startswith("sym_") else operator, name)(*map(size, given))
 
 
-def resolve(op: str) -> Callable[..., Any]:
-    """The eager function that a plan names: "aten.mm.default", "py.operator.add", "lenz.seed"."""
+def resolve(op: str, direct: bool = True) -> Callable[..., Any]:
+    """The eager function that a plan names: "aten.mm.default", "py.operator.add", "lenz.seed".
+
+    Where torch has a faster function than the OpOverload, it is that one, if `direct`.
+    """
     if op in _OWN:
         return _OWN[op]
     if op.startswith("py."):
@@ -176,7 +179,7 @@ def resolve(op: str) -> Callable[..., Any]:
         root: Any = {"torch": torch, "operator": operator, "math": math}[module]
     else:
         root, names = torch.ops, op.split(".")
-    if op in _DIRECT:
+    if op in _DIRECT and direct:
         return _DIRECT[op]
     for name in names:
         root = getattr(root, name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -30,10 +31,11 @@ METH_O = 8
 
 
 @cache
-def places() -> tuple[int, int, int, int, int] | None:
-    """What `Layout` of plan/native_frame.py says of tensors, in its order.
+def places() -> tuple[int, int, int, int, int, int] | None:
+    """What `Layout` of plan/native_frame.py says of tensors: its first fields, in its order.
 
-    It is found out by tensors of many kinds; None if this torch or Python keeps them otherwise.
+    `plain` is that of CPUs. It is found out by tensors of many kinds; None if this torch or Python
+    keeps them otherwise.
     """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
@@ -42,22 +44,28 @@ def places() -> tuple[int, int, int, int, int] | None:
     found = set(range(0, 8 * WORDS, 8))
     for t in kinds:
         start = _word(id(t) + behind)
-        keys = torch._C._dispatch_keys(t).raw_repr()
         if start == 0 or start % 8:
             return None
-        found &= {at for at in found if _word(start + at) == keys}
+        found &= {at for at in found if _word(start + at) == _keys(t)}
     if len(found) != 1:
         return None
     differ = 0
-    plain = [torch._C._dispatch_keys(t).raw_repr() for t in kinds[:PLAIN]]
+    plain = [_keys(t) for t in kinds[:PLAIN]]
     for keys in plain:
         differ |= keys ^ plain[0]
     mask = ~differ & (1 << 64) - 1
-    others = [torch._C._dispatch_keys(t).raw_repr() & mask for t in kinds[PLAIN:]]
-    if any(keys == plain[0] & mask for keys in others):
+    if any(_keys(t) & mask == plain[0] & mask for t in kinds[PLAIN:]):
         return None
-    negative = torch._C._dispatch_keys(kinds[PLAIN]).raw_repr() & ~plain[0]
-    return behind, found.pop(), mask, plain[0] & mask, negative
+    negative = _keys(kinds[PLAIN]) & ~plain[0]
+    named = [getattr(torch._C.DispatchKey, k) for k in ("AutogradFunctionality", "ADInplaceOrView")]
+    autograd = reduce(or_, [torch._C.DispatchKeySet(k).raw_repr() for k in named])
+    return behind, found.pop(), mask, plain[0] & mask, negative, autograd
+
+
+@cache
+def plain_keys(kind: str, mask: int) -> int:
+    """The masked keys of a tensor on this type of device whose memory is as its strides say."""
+    return _keys(torch.empty(0, device=kind)) & mask
 
 
 PLAIN = 5  # of the kinds are plain
@@ -75,30 +83,41 @@ def _kinds() -> list[torch.Tensor]:
     ]  # fmt: skip
 
 
+def _keys(t: torch.Tensor) -> int:
+    return int(torch._C._dispatch_keys(t).raw_repr())
+
+
 def _word(address: int) -> int:
     return int(ctypes.c_uint64.from_address(address).value)
 
 
 @cache
-def addresses(names: tuple[str, ...]) -> Mapping[str, int] | None:
-    """The addresses of functions of libtorch, CPython and the C library; None if one is missing."""
+def _libraries(gpu: bool) -> Sequence[Any]:
+    """Where functions of CPython, the C library, libtorch and the CUDA driver are looked for."""
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-    paths = [os.path.join(folder, f"lib{n}.so") for n in ("torch_cpu", "torch_python", "c10")]
-    libraries: list[Any] = [ctypes.pythonapi, ctypes.CDLL(None)]
-    libraries += [ctypes.CDLL(path) for path in paths if os.path.exists(path)]
+    names = ["torch_cpu", "torch_python", "c10", *["torch_cuda", "c10_cuda"] * gpu]
+    paths = [os.path.join(folder, f"lib{n}.so") for n in names]
+    known = [ctypes.pythonapi, ctypes.CDLL(None)]
+    known += [ctypes.CDLL(path) for path in paths if os.path.exists(path)]
+    return [*known, ctypes.CDLL("libcuda.so.1")] if gpu else known
+
+
+def addresses(names: Sequence[str], gpu: bool) -> dict[str, int]:
+    """The addresses of these functions; those that no library has are left out."""
     found: dict[str, int] = {}
     for name in names:
-        for library in libraries:
+        for library in _libraries(gpu):
             if hasattr(library, name):
                 found[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
                 break
-        else:
-            return None
     return found
 
 
 def address_of(function: Any) -> int:
-    """The address of a kernel that ctypes calls."""
+    """The address of a kernel that ctypes calls, or of the record of one that the driver runs."""
+    record = getattr(function, "record", None)
+    if record is not None:
+        return ctypes.addressof(record)
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
@@ -113,16 +132,12 @@ def method(address: int, own: tuple[Any, ...], alive: object) -> Callable[[list[
     return partial(new(ctypes.addressof(described), own, None))
 
 
-def raise_error() -> None:
-    """Raise what the last call of libtorch's C shim has failed with."""
-    raise RuntimeError(_what())
-
-
-def _what() -> str:
+def said() -> str:
+    """What the last call of libtorch's C shim has failed with."""
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     try:
-        what = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
-        get = what.torch_exception_get_what_without_backtrace
-    except (OSError, AttributeError):
+        get = ctypes.CDLL(path).torch_exception_get_what_without_backtrace
+    except (OSError, AttributeError):  # before torch 2.12
         return "a call of libtorch failed"
     get.restype = ctypes.c_char_p
     return (get() or b"a call of libtorch failed").decode(errors="replace")

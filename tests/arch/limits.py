@@ -119,6 +119,8 @@ TORCH_PRIVATE = {
     },
     "runtime/native.py": {
         "torch._C._dispatch_keys": "finds out where a tensor keeps them, for one comparison",
+        "torch._C.DispatchKey": "the keys of autograd, below which library calls run",
+        "torch._C.DispatchKeySet": "the bits of these keys",
         "torch._neg_view": "makes a tensor that native code must not take for a plain one",
     },
 }

@@ -184,7 +184,7 @@ def test_threads() -> None:
 def test_a_plain_tensor_is_told_from_others() -> None:
     found = places()
     assert found is not None
-    _, _, mask, plain, negative = found
+    _, _, mask, plain, negative, _ = found
     x = randn(2, 2)
 
     def keys(t: Tensor) -> int:
@@ -194,3 +194,90 @@ def test_a_plain_tensor_is_told_from_others() -> None:
     for other in (torch._neg_view(x), x.to("meta"), x.to_sparse(), x.to(torch.complex64).conj()):
         assert keys(other) != plain
     assert keys(torch._neg_view(x)) & negative
+
+
+def called_from_python(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """For each plan that is made from here on: the ops that it calls by their Python functions."""
+    found: list[tuple[str, ...]] = []
+
+    def noted(*args: Any) -> Any:
+        code = native(*args)
+        found.append(tuple(o[1] for o in code.objects if isinstance(o, tuple) and o[0] == "op"))
+        return code
+
+    monkeypatch.setattr(loading, "native", noted)
+    return found
+
+
+def test_calls_of_libraries_need_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has a C entry is called by it; the results are those of the Python function."""
+    calls = called_from_python(monkeypatch)
+
+    def layers(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = torch.nn.functional.conv2d(x.relu(), w, b, padding=1).sin()
+        q = y.flatten(2).unsqueeze(1)
+        q = torch.nn.functional.scaled_dot_product_attention(q, q, q).squeeze(1)
+        return torch.addmm(q[0, :, :4], q[0] + 1, q[1].t()[:, :4] * 2, alpha=0.5).cos()
+
+    args = randn(2, 3, 4, 4), randn(4, 3, 3, 3), randn(4)
+    torch.testing.assert_close(compiled(layers)(*args), layers(*args))
+    torch.testing.assert_close(compiled(lambda x: torch.linalg.qr(x)[0])(args[0]),
+                               torch.linalg.qr(args[0])[0])  # fmt: skip
+    assert calls == [(), ("aten.linalg_qr.default",)]
+
+
+def test_an_error_of_a_library_is_eagers_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = called_from_python(monkeypatch)
+
+    def unpacked(x: Tensor, pivots: Tensor) -> Tensor:
+        return torch.lu_unpack(x * 2, pivots)[0] + 1
+
+    run, x = compiled(unpacked), randn(256, 256)
+    run(x, torch.arange(1, 257, dtype=torch.int32))
+    assert calls == [()]
+    wrong = torch.full((256,), 1000, dtype=torch.int32)
+    with pytest.raises(RuntimeError) as theirs:
+        unpacked(x, wrong)
+    before = _resident()
+    for _ in range(200):
+        with pytest.raises(RuntimeError) as mine:
+            run(x, wrong)
+        assert str(mine.value) == str(theirs.value)
+    (note,) = mine.value.__notes__
+    assert "aten.lu_unpack.default" in note and "test_native.py" in note
+    del mine
+    gc.collect()
+    assert _resident() - before < 16 << 20, "each call had 256 KiB"
+
+
+def test_library_calls_stay_below_autograd() -> None:
+    """Arguments that need gradients reach a forward that nobody differentiates twice."""
+    w = torch.nn.Parameter(randn(4, 4))
+    out = compiled(lambda x: (x @ w).sin())(randn(4, 4))
+    out.sum().backward()
+    assert w.grad is not None and out.grad_fn is not None
+    with torch.no_grad():
+        assert compiled(lambda x: torch.mm(x, w))(randn(4, 4)).grad_fn is None
+
+
+def test_a_float_among_the_results_of_an_op() -> None:
+    """Numbers that ops give are sizes, or anything else that other ops take."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return torch.ones(4).mul_(x.shape[0] ** 0.5) + torch.full((2,), x.shape[0] / 3).sum()
+
+    run = compiled(scaled, dynamic=True)
+    for n in (3, 5):
+        torch.testing.assert_close(run(randn(n)), scaled(randn(n)))
+
+
+def test_memory_under_another_dtype() -> None:
+    """A buffer takes the memory of one of another dtype, and an op sees its own dtype."""
+
+    def cast(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x.round() @ x.round()).to(torch.int32)
+        return y.topk(2)[0], (y.float() @ x.round()).round().to(torch.int32).cumsum(0)
+
+    x = randn(64, 64)
+    for got, want in zip(compiled(cast)(x), cast(x), strict=True):
+        torch.testing.assert_close(got, want)

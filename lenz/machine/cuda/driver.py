@@ -10,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -25,7 +24,16 @@ CONFIG_BYTES = struct.calcsize("=" + CONFIG)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 FREE_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 
-Launch = Callable[..., None]
+
+class Launch(Protocol):
+    """Launches one kernel: (stream, programs, pointers.., sizes..) -> None.
+
+    Native code launches by its `record`: the configuration, then the kernel's handle in 8 bytes.
+    """
+
+    record: Any
+
+    def __call__(self, stream: int, programs: int, *args: int) -> None: ...
 
 
 @cache
@@ -57,7 +65,7 @@ def capability(number: int) -> int:
 
 
 def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
-    """A callable for one kernel on GPU `number`: (stream, programs, pointers.., sizes..) -> None.
+    """A callable for one kernel on GPU `number`.
 
     Raises RuntimeError with the driver's message if the driver refuses the code or a launch. Errors
     inside a kernel surface later, as with every CUDA kernel.
@@ -114,4 +122,7 @@ def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) ->
         if status:
             _check(status, f"launching {b.name}")
 
-    return launch
+    record = ctypes.create_string_buffer(CONFIG_BYTES + 8)
+    struct.pack_into(f"={CONFIG}Q", record, 0, 0, 1, 1, threads, 1, 1, shared, 0, 0, 0, handle)
+    launch.record = record  # type: ignore[attr-defined]  # functions may have any
+    return cast("Launch", launch)

@@ -1,0 +1,84 @@
+"""Compiles and links the native code of plans. Objects are kept in the store by their text.
+
+The helpers of native.ll and native_cuda.ll are linked once in a process. A text calls them, torch's
+library, CPython and kernels by name and holds no address, so that other processes can use the
+object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from lenz.machine.cpu.llvm.compile import Library, compile_module, host_target, link
+from lenz.runtime.native import addresses
+from lenz.runtime.store import Store
+
+DEFINED = re.compile(r"^define (\S+) @(\w+)\(([^)]*)\)", re.MULTILINE)
+DECLARED = re.compile(r"^declare .* @(\w+)\(.*$", re.MULTILINE)
+USED = re.compile(r"[ (]@(\w+)")
+
+
+class Unavailable(Exception):
+    """This torch or system lacks a function that native code calls."""
+
+
+@cache
+def _helpers(gpu: bool) -> str:
+    """The text of the helpers."""
+    names = ["native.ll", "native_cuda.ll"][: 1 + gpu]
+    return "\n".join((files("lenz.plan") / name).read_text("utf-8") for name in names)
+
+
+@cache
+def _heads(gpu: bool) -> Mapping[str, str]:
+    """For each function that a plan may call: its declaration."""
+    text = _helpers(gpu)
+    heads = {m[1]: m[0] for m in DECLARED.finditer(text)}
+    for result, name, arguments in DEFINED.findall(text):
+        kinds = ", ".join(a.split()[0] for a in arguments.split(",") if a.strip())
+        heads[name] = f"declare {result} @{name}({kinds})"
+    return heads
+
+
+@cache
+def _linked(gpu: bool, store: Store | None) -> Library:
+    """The helpers, linked; raises Unavailable."""
+    text = _helpers(gpu)
+    wanted = {m[1]: m[0] for m in DECLARED.finditer(text) if not m[1].startswith("llvm")}
+    found = addresses(tuple(wanted), gpu)
+    missing = sorted(set(wanted) - set(found))
+    if missing:
+        raise Unavailable(f"this torch or system has no {', '.join(missing)}")
+    names = [name for _, name, _ in DEFINED.findall(text)]
+    library = link(_object(text, 2, store), names, found)
+    library.addresses.update(found)
+    return library
+
+
+def linked(text: str, own: Mapping[str, int], gpu: bool, store: Store | None) -> Library:
+    """The function `call` of a plan; `own` are the addresses of kernels and of torch's shims.
+
+    The result must live as long as its code. Raises Unavailable.
+    """
+    heads, helpers = _heads(gpu), _linked(gpu, store)
+    used = [n for n in dict.fromkeys(USED.findall(text)) if n in heads]
+    whole = "\n".join([*(heads[n] for n in used), text])
+    imports = {**{n: helpers.addresses[n] for n in used}, **own}
+    return link(_object(whole, 0, store), ["call"], imports)
+
+
+def _object(text: str, level: int, store: Store | None) -> bytes:
+    """The object of a text: kept, or compiled and kept."""
+    target = host_target()
+    parts = (target.triple, target.cpu, target.features, target.version, str(level), text)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    kept = store.get("plan", key) if store is not None else None
+    if kept is None:
+        kept = compile_module(text, level=level)
+        if store is not None:
+            store.put("plan", key, kept)
+    return kept

@@ -1,0 +1,132 @@
+"""What the native code of a plan finds in its `self`, and the errors that it raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+
+from lenz.errors import InternalError
+from lenz.ir.dtype import dtype_named
+from lenz.ir.graph import Atom, Named, Ref
+from lenz.ir.plan import Alloc, CallStep, Check, LaunchStep, Plan, Step
+from lenz.plan.native import Native
+from lenz.runtime import executor
+from lenz.runtime.native import said
+from lenz.sym import Int, Sym, Var, evaluate
+
+Look: TypeAlias = Callable[[Ref | Sym], Any]
+
+
+def objects(
+    made: Native, p: Plan, module: Mapping[str, Any], slow: Callable[..., Any]
+) -> tuple[Any, ...]:
+    """The objects, of a plan whose Python function is `slow`, in a `module`."""
+    own = {name: module[py] for py, name in module["OBJECTS"].items()}
+    fail = failure(made, p, module, own)
+    return tuple([_object(x, module, own, slow, fail) for x in made.objects])
+
+
+def _object(
+    what: Any, module: Mapping[str, Any], own: Mapping[str, Any], slow: Any, fail: Any
+) -> Any:
+    match what:
+        case "slow":
+            return slow
+        case "fail":
+            return fail
+        case "detach":
+            return torch.Tensor.detach
+        case str():
+            return getattr(executor, what)
+        case ("constant", name):
+            return module[name]
+        case ("op", name):
+            return executor.resolve(name)
+        case ("names", names):
+            return names
+        case ("value", atom, sequence, _):
+            return value(atom, own, _unknown, tuple if sequence == "tuple" else list)
+    raise TypeError(f"{what!r} is no object of a plan")
+
+
+def _unknown(a: Ref | Sym) -> NoReturn:
+    raise InternalError(f"{a} is not known before a call", pass_name="plan")
+
+
+def value(a: Atom, own: Mapping[str, Any], look: Look, sequence: Any = list) -> Any:
+    """The Python value of an atom; `look` tells tensors and sizes, `own` the plan's objects."""
+    match a:
+        case tuple():
+            return sequence([value(x, own, look, sequence) for x in a])
+        case Int():
+            return a.value
+        case Ref() | Sym():
+            return look(a)
+        case Named("obj", name):
+            return own[name]
+        case Named("device", name):
+            return torch.device(name)
+        case Named("op", name):
+            return executor.resolve(name)
+        case Named("dtype", name):
+            return dtype_named(name).torch
+        case Named(_, name):
+            found: Any = torch
+            for part in name.split("."):
+                found = getattr(found, part)
+            return found
+        case _:
+            return a
+
+
+def failure(
+    made: Native, p: Plan, module: Mapping[str, Any], own: Mapping[str, Any]
+) -> Callable[..., NoReturn]:
+    """The function fail(step, status, tensors, numbers), which raises for a step that failed.
+
+    `tensors` are in slots of the native code, `numbers` are sizes. The step is done again in
+    Python, which raises eager's error.
+    """
+    whys = dict(p.comments)
+
+    def fail(step: int, status: int, tensors: Sequence[Any], numbers: Sequence[int]) -> NoReturn:
+        sizes = {v: numbers[k] for v, k in made.sizes.items()}
+
+        def look(a: Ref | Sym) -> Any:
+            if isinstance(a, Ref):
+                return tensors[made.slots[a.name]]
+            slot = made.slots.get(f"%{a.name}") if isinstance(a, Var) else None
+            return evaluate(a, sizes) if slot is None else tensors[slot]
+
+        what, s = said(), p.steps[step]
+        try:
+            _again(s, status, module, own, look)
+            raise RuntimeError(f"{what} (status {status})")
+        except Exception as e:
+            name = s.op if isinstance(s, CallStep) else type(s).__name__
+            e.add_note(", ".join(filter(None, (f"{p.name}, step {step}: {name}", whys.get(step)))))
+            raise
+
+    return fail
+
+
+def _again(
+    s: Step, status: int, module: Mapping[str, Any], own: Mapping[str, Any], look: Look
+) -> None:
+    """Do a failed step again."""
+    match s:
+        case Check():
+            executor.raise_failed(status)
+        case Alloc():
+            t = s.type
+            shape, stride = [[look(x) for x in y] for y in (t.shape, t.layout.stride)]
+            torch.empty_strided(shape, stride, dtype=t.dtype.torch, device=t.device)
+        case CallStep():
+            named = {k: value(a, own, look) for k, a in s.kwargs}
+            executor.resolve(s.op)(*[value(a, own, look) for a in s.args], **named)
+        case LaunchStep() if s.grid is not None:
+            given = [look(Ref(a)).data_ptr() for a in s.args] + [look(x) for x in s.sizes]
+            stream = executor.stream(torch.device(s.device).index)
+            module[s.kernel](stream, look(s.grid), *given)

@@ -1,0 +1,187 @@
+"""Library calls by libtorch's C shims: aoti_torch_<device>_<op>, without Python and the GIL.
+
+A shim takes the tensors of `out=` first, then the arguments of the op's schema in C's types, then
+the places of the results. It gives 0, or another status where the op has raised. Only ops that
+write nothing but `out=` and give no aliases are called so; for all others `shim` says False.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lenz.ir.dtype import dtype_named
+from lenz.ir.graph import Atom, Named, Ref
+from lenz.ir.plan import CallStep
+from lenz.plan.native_frame import Frame, place
+from lenz.plan.native_text import CODES
+from lenz.sym import Int, Sym, Var
+
+RESULTS: Mapping[str, type] = {"Tensor": str, "int": Sym, "SymInt": Sym}
+NEWEST = 9  # the highest version of a shim that is looked for
+
+
+class _Unfit(Exception):
+    """This call has no shim."""
+
+
+def shim(f: Frame, s: CallStep) -> bool:
+    """Call an op by its shim, if it has one for these arguments."""
+    schema = f.layout.schema(s.op)
+    tensors = names(s)
+    kind = _kind(f, tensors)
+    if schema is None or not s.op.startswith("aten.") or not kind or s.counted:
+        return False
+    symbol = _symbol(f, s.op, kind)
+    try:
+        if not symbol or not _returns(s, schema):
+            return False
+        floats = all(n in f.types and f.types[n].dtype.is_float for n in tensors)
+        args = _arguments(f, s, schema, floats)
+    except _Unfit:
+        return False
+    rest = [] if s.into else [_result(f, o, r) for o, r in zip(s.outs, schema.returns, strict=True)]
+    f.release()
+    args += [f"ptr {at}" for at in rest]
+    f.shims.append(symbol)
+    f.out.declare(symbol, f"declare i32 @{symbol}({', '.join(x.split()[0] for x in args)})")
+    f.out.put(f"call void @below(ptr %guard, i64 {f.layout.autograd})")
+    status = f.out.let(f"call i32 @{symbol}({', '.join(args)})")
+    f.out.put("call void @above(ptr %guard)")
+    f.succeed(status)
+    for o, at in zip(s.outs, rest, strict=False):
+        if isinstance(o, Var):
+            f.bind(o, f.out.let(f"load i64, ptr {at}"))
+    return True
+
+
+def names(s: CallStep) -> list[str]:
+    """The tensors that a call takes."""
+    return [n for a in (*s.args, *(a for _, a in s.kwargs)) for n in names_in(a)]
+
+
+def names_in(a: Atom) -> list[str]:
+    """The tensors in a value."""
+    if isinstance(a, tuple):
+        return [name for x in a for name in names_in(x)]
+    return [a.name] if isinstance(a, Ref) else []
+
+
+def _kind(f: Frame, tensors: Sequence[str]) -> str:
+    """The type of device that the call runs on; "" if it is not known."""
+    kinds = {place(f.types[n].device)[0] if n in f.types else "" for n in tensors}
+    if "cuda" in kinds:
+        return "cuda"
+    return "cpu" if kinds == {"cpu"} else ""
+
+
+def _symbol(f: Frame, op: str, kind: str) -> str:
+    """The newest shim of an op; "" if there is none."""
+    _, name, overload = op.split(".")
+    plain = f"aoti_torch_{kind}_{name}" + f"_{overload}" * (overload != "default")
+    versions = [f"{plain}_v{n}" for n in range(NEWEST, 1, -1)]
+    # The first version of a shim with others has an older schema than this op.
+    return next((x for x in (*versions, plain) if f.layout.has(x)), "")
+
+
+def _returns(s: CallStep, schema: Any) -> bool:
+    """Whether the results are new tensors and integers, one for each name."""
+    if s.into:
+        return True
+    if len(schema.returns) != len(s.outs):
+        return False
+    for o, r in zip(s.outs, schema.returns, strict=True):
+        kind = RESULTS.get(str(r.real_type))
+        if kind is None or r.alias_info is not None or not isinstance(o, kind | None):
+            return False
+    return True
+
+
+def _result(f: Frame, o: object, returned: Any) -> str:
+    """The place of a result."""
+    if str(returned.real_type) != "Tensor":
+        return f.out.cell()
+    return f.slot(f.new(o if isinstance(o, str) else f"%{len(f.slots)}"))
+
+
+def _arguments(f: Frame, s: CallStep, schema: Any, floats: bool) -> list[str]:
+    """The arguments in C's types; raises _Unfit."""
+    given, named = list(s.args), dict(s.kwargs)
+    if len(given) > len(schema.arguments):
+        raise _Unfit
+    outs: list[str] = []
+    args: list[str] = []
+    for k, a in enumerate(schema.arguments):
+        if k < len(given):
+            value: Any = given[k]
+        elif a.name in named:
+            value = named[a.name]
+        elif a.has_default_value():
+            value = _atom(a.default_value)
+        else:
+            raise _Unfit
+        if a.alias_info is None:
+            args += _argument(f, str(a.real_type), value, floats)
+        elif s.into and a.is_out and isinstance(value, Ref):
+            outs.append(f"ptr {f.handle(value.name)}")
+        else:
+            raise _Unfit  # it writes, or gives an alias
+    return outs + args
+
+
+def _atom(default: Any) -> Any:
+    return tuple(default) if isinstance(default, list) else default
+
+
+def _argument(f: Frame, kind: str, value: Any, floats: bool) -> list[str]:
+    """One argument; an optional one is a pointer to its value, or null."""
+    inner = kind.removeprefix("Optional[").removesuffix("]") if kind[:9] == "Optional[" else ""
+    if inner:
+        if value is None:
+            extra = ["i64 0"] * inner.startswith("List[") + ["i32 0"] * (inner == "Device")
+            return ["ptr null", *extra]
+        first, *rest = _argument(f, inner, value, floats)
+        type, _, text = first.partition(" ")
+        return [f"ptr {f.out.array([text], type)}", *rest]
+    if kind.startswith("List["):
+        if not isinstance(value, tuple):
+            raise _Unfit
+        parts = [_single(f, kind[5:-1], v, floats).split(" ", 1) for v in value]
+        type = parts[0][0] if parts else "ptr"
+        return [f"ptr {f.out.array([text for _, text in parts], type)}", f"i64 {len(parts)}"]
+    return [_single(f, kind, value, floats)]
+
+
+def _single(f: Frame, kind: str, value: Any, floats: bool) -> str:
+    """One value as `type text`; raises _Unfit."""
+    match kind, value:
+        case "Tensor", Ref():
+            return f"ptr {f.handle(value.name)}"
+        case "Tensor", None:
+            slot = f.slot(f.new(f"%{len(f.slots)}"))
+            f.out.put(f"call void @undefined(ptr {slot})")
+            return f"ptr {f.out.let(f'load ptr, ptr {slot}')}"
+        case "bool", bool():
+            return f"i32 {int(value)}"
+        case (("int" | "SymInt"), Sym()):
+            return f"i64 {f.number(value)}"
+        case (("int" | "SymInt"), int()) if not isinstance(value, bool):
+            return f"i64 {value}"
+        case (("float" | "number"), float()):
+            return f"double {_double(value)}"
+        case "float", int() if not isinstance(value, bool):
+            return f"double {_double(float(value))}"
+        # The shim makes a number a float, which promotes integers.
+        case "number", int() if floats and not isinstance(value, bool):
+            return f"double {_double(float(value))}"
+        case (("float" | "number"), Int()) if floats or kind == "float":
+            return f"double {_double(float(value.value))}"
+        case "ScalarType", Named("dtype", name):
+            return f"i32 {CODES[dtype_named(name).name]}"
+    raise _Unfit
+
+
+def _double(value: float) -> str:
+    """LLVM reads the bits of a double in hexadecimal."""
+    return f"0x{struct.pack('>d', value).hex().upper()}"
