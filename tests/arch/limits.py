@@ -12,9 +12,9 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_485,
+    ".": 1_516,
     "debug": 541,
-    "frontend": 2_967,
+    "frontend": 3_030,
     "ir": 4_059,
     "lower": 6_207,
     "machine": 5_483,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 30_260
+TOTAL_CODE_LINES = 30_355
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
