@@ -80,7 +80,8 @@ def _chosen(
         if mode is not None and mode not in MODES:
             raise UserError(f"unknown mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
         given = {**MODES.get(mode or "default", {}), **(options or {})}
-        return given, Options.from_environment(given)
+        chosen = Options.from_environment(given)
+        return {**given, **({"passes": chosen.passes} if "passes" in given else {})}, chosen
     except UserError as e:
         raise passing(e) from None
 
@@ -315,6 +316,7 @@ class FxBackend:
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
         """Hand on a graph of aten ops."""
+        program.gm.recompile()  # the code is that of the graph before it was normalised
         return self.boxed(program.gm)
 
     def boxed(self, gm: GraphModule) -> Boxed:

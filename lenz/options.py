@@ -7,10 +7,11 @@ default below. `key=True` marks options that change generated code; `Options.key
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from lenz.errors import UserError, near_names
 
@@ -18,6 +19,10 @@ PREFIX = "LENZ_"
 LOGS = ("graph", "ir", "schedule", "code", "time")
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off", "")
+
+# A pass of the user: "module:function", and the keyword arguments that it is called with.
+Pass: TypeAlias = tuple[str, tuple[tuple[str, object], ...]]
+PLAIN = (bool, int, float, str, type(None))
 
 
 def option(default: Any, help: str, *, key: bool, choices: tuple[str, ...] = ()) -> Any:
@@ -56,6 +61,12 @@ class Options:
     )
     fuel: int = option(
         -1, "Allow only this many optional rewrites, to bisect a bug; -1 allows all.", key=True
+    )
+    passes: tuple[Pass, ...] = option(
+        (),
+        "Your functions that change each FX graph before it is lowered, in order: `module:name`, or"
+        " a pair of that and keyword arguments.",
+        key=True,
     )
     native: bool = option(
         True, "Run plans by native code between kernels, where they allow it.", key=False
@@ -159,6 +170,9 @@ def _checked(name: str, kind: object, choices: tuple[str, ...], value: object) -
             return value
         case "tuple[str, ...]", (str() | tuple() | list()):
             return _words(name, choices, value)
+        case "tuple[Pass, ...]", (str() | tuple() | list()):
+            given = [w for w in value.split(",") if w] if isinstance(value, str) else value
+            return tuple(map(_pass, given))
         case _, str() if value in choices:
             return value
     expected = f"one of {', '.join(choices)}" if choices else str(kind)
@@ -173,6 +187,27 @@ def _words(name: str, choices: tuple[str, ...], value: str | tuple[Any, ...] | l
         if word != "" and word not in choices:
             raise UserError(f"option {name}: unknown {word!r}", hint=near_names(str(word), choices))
     return tuple(c for c in choices if c in words)
+
+
+def _pass(given: Any) -> Pass:
+    """Return a pass as its name and plain arguments. A function stands for its name."""
+    run, arguments = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, ())
+    if callable(run):
+        run = f"{getattr(run, '__module__', '')}:{getattr(run, '__qualname__', '')}"
+    try:
+        told: dict[Any, object] = dict(arguments)
+    except (TypeError, ValueError):
+        told = {"?": arguments}
+    if not isinstance(run, str) or not re.fullmatch(r"[\w.]+:[\w.]+", run.strip()):
+        hint = "write module:function, or give a function that a module defines"
+        raise UserError(f"option passes: {given!r} names no function", hint=hint)
+    for name, value in told.items():
+        if not (isinstance(name, str) and name.isidentifier() and isinstance(value, PLAIN)):
+            what = f"option passes: {run} gets {name}={value!r}"
+            raise UserError(
+                what, hint="arguments are numbers, texts, truth values or None, by name"
+            )
+    return run.strip(), tuple(sorted(told.items()))
 
 
 def _user_folder(env: Mapping[str, str], variable: str, default: str, mac: str) -> str:

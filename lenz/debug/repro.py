@@ -120,13 +120,10 @@ def _size(v: Any) -> Any:
 
 
 def _changed(options: Options) -> dict[str, object]:
-    """The options that change code and differ from their defaults."""
+    """The options that change code and differ from their defaults; `passes` have run already."""
     plain = Options()
-    return {
-        f.name: getattr(options, f.name)
-        for f in fields(options)
-        if f.metadata["key"] and getattr(options, f.name) != getattr(plain, f.name)
-    }
+    names = [f.name for f in fields(options) if f.metadata["key"] and f.name != "passes"]
+    return {n: getattr(options, n) for n in names if getattr(options, n) != getattr(plain, n)}
 
 
 def write_repro(

@@ -33,6 +33,7 @@ from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.layout import channels_last, convolutions_of
+from lenz.frontend.passes import run_passes
 from lenz.frontend.program import CompileFX, GraphKind, boxed_eager
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
@@ -88,6 +89,7 @@ def capture(
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
             entered(kind)
             title, static, given = f"{name}.{kind}", frozenset(static_names), frozenset(donated)
+            gm = run_passes(gm, kind, options.passes)
             program = build(gm, example_inputs, kind, title, static, ended_by, native, given)
             program = assuming(program, facts_of(program) if options.size_facts else {})
             if options.verify:

@@ -18,6 +18,7 @@ OTHER: dict[str, Any] = {
     "cache_dir": "/elsewhere",
     "debug_dir": "elsewhere",
     "logs": ("ir", "time"),
+    "passes": (("a.b:c", ()), ("d:e.f", ())),
 }
 
 
@@ -47,7 +48,8 @@ def test_options_are_few_frozen_and_documented() -> None:
 def test_every_option_may_be_set_by_name_and_by_variable(name: str) -> None:
     value = other(name)
     assert getattr(read({name: value}), name) == value
-    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    words = [w if isinstance(w, str) else w[0] for w in value] if isinstance(value, tuple) else ()
+    text = ",".join(words) if words else str(value)
     assert getattr(read(**{f"LENZ_{name.upper()}": text}), name) == value  # type: ignore[arg-type]
 
 

@@ -1,0 +1,88 @@
+"""The user's passes: functions that change the graph of aten ops before lenz lowers it.
+
+A pass sees each graph as AOTAutograd leaves it.  What it makes is part of the program, and so of
+the key of the compiled graph: with another pass, or another version of one, that is another graph.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lenz.errors import UserError
+from lenz.frontend.program import GraphKind
+from lenz.options import Pass
+
+# Their results have sizes that only data give, under a new name whenever they are traced.
+UNTRACED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def run_passes(gm: GraphModule, kind: GraphKind, passes: Sequence[Pass]) -> GraphModule:
+    """Run the passes in their order; raises UserError with the name of one that fails."""
+    for name, given in passes:
+        run, gm.meta["kind"] = found(name), kind
+        before = [len(x) for x in ends_of(gm)]
+        try:
+            with _disable_current_modes():  # a constant of the pass is a real tensor
+                made = run(gm, **dict(given))
+            gm = made if isinstance(made, GraphModule) else gm
+            gm.graph.lint()
+            after = [len(x) for x in ends_of(gm)]
+            if after != before:
+                raise ValueError(f"arguments and results were {before}, and are {after}")
+            trace_new(gm)
+        except Exception as e:
+            why = f"{type(e).__name__}: {e}"
+            raise UserError(f"the pass {name} failed on the {kind} graph: {why}") from e
+    return gm
+
+
+def found(name: str) -> Callable[..., Any]:
+    """Return the function "module:name"; raises UserError if there is none."""
+    module, _, path = name.partition(":")
+    try:
+        run = reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as e:
+        raise UserError(f"option passes: there is no {name}: {e}") from e
+    if not callable(run):
+        raise UserError(f"option passes: {name} is a {type(run).__name__}, no function")
+    return run
+
+
+def ends_of(gm: GraphModule) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the arguments of a graph and its results."""
+    returned = gm.graph.output_node().args[0]
+    places = gm.graph.find_nodes(op="placeholder")
+    return places, returned if isinstance(returned, (tuple, list)) else (returned,)
+
+
+def trace_new(gm: GraphModule) -> None:
+    """Give each new node its fake value, and another to every node that depends on one."""
+    mode: Any = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+    new: set[Node] = set()
+    for n in gm.graph.nodes:
+        is_made = "val" not in n.meta
+        if n.op == "get_attr" and is_made:
+            if isinstance(value := value_of(n), torch.Tensor):
+                n.meta["val"] = mode.from_tensor(value, static_shapes=True)
+        elif n.op == "call_function" and (is_made or not new.isdisjoint(n.all_input_nodes)):
+            if not is_made and any(tag in getattr(n.target, "tags", ()) for tag in UNTRACED):
+                continue
+            args, kwargs = _pytree.tree_map_only(Node, value_of, (n.args, n.kwargs))
+            with mode:
+                n.meta["val"] = n.target(*args, **kwargs)
+            new.add(n)
+
+
+def value_of(n: Node) -> Any:
+    """Return the fake value of a node, or the body that it names."""
+    owner = n.graph.owning_module
+    return n.meta["val"] if "val" in n.meta else reduce(getattr, str(n.target).split("."), owner)
