@@ -142,15 +142,13 @@ class Current:
 class LaunchStep:
     """Run a kernel: pointers of `args`, then the sizes.
 
-    `grid` is the number of programs of a kernel on the GPU `device`; None and "" for CPU kernels.
+    `grid` is the number of programs, on a machine that runs programs. `device` is "" for the CPU.
     """
 
     SYNTAX: ClassVar = (
-        "launch @{kernel:name}({args:use*}",
-        "?; {sizes:sym*}",
-        ")",
-        "? on {device:word} grid [{grid:sym}]",
-    )
+        "launch @{kernel:name}({args:use*}", "?; {sizes:sym*}", ")", "? on {device:word}",
+        "? grid [{grid:sym}]",
+    )  # fmt: skip
     kernel: str
     args: tuple[str, ...]
     sizes: tuple[Sym, ...]

@@ -38,6 +38,7 @@ from lenz.ir.plan import (
     launched,
 )  # fmt: skip
 from lenz.ir.tensor import Buffer, TensorType, contiguous
+from lenz.machines import runs_programs
 from lenz.plan.forms import formed
 from lenz.plan.memory import Pool, key, may_overwrite
 from lenz.sym import Int, Sym, Var, as_multiple, substitute
@@ -235,13 +236,14 @@ class _Builder:
                     self.defined[name] = None
                     taken[dying] = dying
         symbol, device = step.kernel.name, step.device
-        if device not in (HOST, self.current):
+        if runs_programs(device) and device != self.current:
             self.steps.append(Current(device))
             self.current = device
         self.comment(step)
         args = tuple(taken.get(a, a) for a in step.args)
-        if device == HOST:
-            self.steps.append(LaunchStep(symbol, args, step.kernel.sizes))
+        if not runs_programs(device):
+            where = "" if device == HOST else device
+            self.steps.append(LaunchStep(symbol, args, step.kernel.sizes, device=where))
         else:
             sizes = tuple(self.scope.get(v.name, v) for v in step.kernel.sizes)
             plain = dict(zip(step.kernel.sizes, sizes, strict=True))

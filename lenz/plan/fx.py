@@ -20,6 +20,7 @@ from lenz.ir import plan as ir
 from lenz.ir.dtype import DType, dtype_named
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.tensor import TensorType
+from lenz.plan.python import place
 from lenz.runtime import executor, graph
 from lenz.runtime.graph import Kernel
 from lenz.sym import ZERO, Int, Sym, Var, as_multiple, children, expr, show
@@ -191,8 +192,7 @@ class _Reader(_Sizes):
                 self.exchange(s.device)
             case ir.Lay():
                 t = s.type
-                place = -1 if t.device == "cpu" else torch.device(t.device).index
-                told = (*self.form(t), t.dtype.torch, place, s.op, s.aligned)
+                told = (*self.form(t), t.dtype.torch, place(t.device), s.op, s.aligned)
                 self.nodes[s.name] = self.call(executor.lay, self.nodes[s.name], *told)
             case ir.LaunchStep():
                 self.launch(s)
@@ -211,8 +211,8 @@ class _Reader(_Sizes):
 
     def empty(self, t: TensorType) -> Any:
         """New memory."""
-        place = torch.device(t.device)
-        return self.call(torch.empty_strided, *self.form(t), dtype=t.dtype.torch, device=place)
+        where = torch.device(t.device)
+        return self.call(torch.empty_strided, *self.form(t), dtype=t.dtype.torch, device=where)
 
     def view(self, s: ir.ViewStep) -> Any:
         """Other sizes and strides, from the first element of the source on."""
@@ -242,10 +242,10 @@ class _Reader(_Sizes):
         if s.grid is None:
             self.call(torch.ops.lenz.launch.default, k.number, args, sizes)
         else:
-            place, constants = k.places
+            number, constants = k.places
             self.call(
                 torch.ops.higher_order.triton_kernel_wrapper_mutation,
-                kernel_idx=place,
+                kernel_idx=number,
                 constant_args_idx=constants,
                 grid=[(self.size(s.grid), 1, 1)],
                 tma_descriptor_metadata={},

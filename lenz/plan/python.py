@@ -254,8 +254,7 @@ class _Writer:
             case Lay():
                 name = self.var(s.name)
                 t = s.type
-                place = -1 if t.device == "cpu" else _gpu(t.device)
-                told = f"{_layout(t)}, {self.dtype(t.dtype)}, {place}, {s.op!r}"
+                told = f"{_layout(t)}, {self.dtype(t.dtype)}, {place(t.device)!r}, {s.op!r}"
                 return [f"{name} = rt.lay({name}, {told}{', True' * s.aligned})"]
             case LaunchStep():
                 return self.launch(s)
@@ -400,9 +399,17 @@ def _gpu(device: str) -> int:
     return int(device.removeprefix("cuda:"))
 
 
+def place(device: str) -> int | str:
+    """The number of a GPU, -1 for the CPU; other devices have their names."""
+    is_gpu = device.startswith("cuda:")
+    return _gpu(device) if is_gpu else -1 if device == "cpu" else device
+
+
 def _place(device: str) -> str:
     """The test of a tensor's device. `get_device` is -1 for tensors without a GPU."""
-    return "is_cpu" if device == "cpu" else f"get_device() == {_gpu(device)}"
+    at = place(device)
+    where = f"device == device({at!r})" if isinstance(at, str) else f"get_device() == {at}"
+    return "is_cpu" if at == -1 else where
 
 
 def _layout(t: TensorType) -> str:

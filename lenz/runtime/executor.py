@@ -223,23 +223,24 @@ def lay(
     size: Shape,
     stride: Shape,
     dtype: torch.dtype,
-    place: int,
+    place: int | str,
     op: str,
     aligned: bool = False,
 ) -> torch.Tensor:
     """The result of an eager call, copied if its strides are not the promised ones; 0.2 us.
 
     It is also copied if it must be `aligned` and does not start at a multiple of 16 bytes. `place`
-    is the number of its GPU, or -1. Raises UserError if anything else was promised wrongly.
+    is the number of its GPU, -1 for the CPU, or the name of another device. Raises UserError if
+    anything else was promised wrongly.
     """
     try:
         check(t, size, stride)
-        here = t.is_cpu if place < 0 else t.get_device() == place
+        here = t.is_cpu if place == -1 else t.get_device() == place or str(t.device) == place
         if t.dtype is dtype and here and not (aligned and t.data_ptr() & 15):
             return t  # type: ignore[no-any-return]  # an op's result is Any
     except (AssertionError, TypeError):
         pass  # other sizes, or no tensor
-    device = f"cuda:{place}" if place >= 0 else "cpu"
+    device = "cpu" if place == -1 else f"cuda:{place}" if isinstance(place, int) else place
     told = f"{dtype} of size {size} on {device}"
     given = type(t).__name__
     if isinstance(t, torch.Tensor):

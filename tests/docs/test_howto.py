@@ -36,5 +36,8 @@ def test_every_page_is_there() -> None:
         "add-a-lowering",
         "add-a-pass",
         "add-a-target",
+        "add-a-device-from-outside",
+        "receive-the-fx-graph",
+        "run-your-own-passes",
         "debug-a-miscompile",
     }
