@@ -312,16 +312,17 @@ class FxBackend:
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
         """Hand on a graph of kernels."""
         with recorder.stage("plan"):
-            return self.boxed(made.fx())
+            return self.boxed(made.fx(), made.program)
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
         """Hand on a graph of aten ops."""
         program.gm.recompile()  # the code is that of the graph before it was normalised
-        return self.boxed(program.gm)
+        return self.boxed(program.gm, program)
 
-    def boxed(self, gm: GraphModule) -> Boxed:
+    def boxed(self, gm: GraphModule, program: FxProgram) -> Boxed:
         """The user's function as one of a list, which it empties."""
         kernels = [n.meta.get("kernel") for n in gm.graph.nodes]
+        gm.meta.update(kind=program.kind, name=program.name)
         run = self.compile_graph(gm)
 
         def call(args: list[Any]) -> Sequence[Any]:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, rand, randn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import lenz
 from lenz.errors import UserError
@@ -169,7 +171,8 @@ def test_training_across_a_graph_break() -> None:
     for _ in range(2):
         loss = torch.compile(fn, backend=seen)(x)
         same(torch.autograd.grad(loss, [*model.parameters()]), wanted)
-    assert len(seen.graphs) == 4, "two forward and two backward halves"
+    kinds = [gm.meta["kind"] for gm in seen.graphs]
+    assert kinds == ["forward", "forward", "backward", "backward"]
 
 
 def test_arguments_are_written() -> None:
@@ -223,6 +226,20 @@ def test_failed_checks_of_kernels_raise() -> None:
     gm = checked(lambda x, i: x[i], randn(4), torch.tensor([1, 2]))
     with pytest.raises(IndexError):
         gm(randn(4), torch.tensor([1, 9]))
+
+
+def test_tools_of_fx_take_the_graph() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = (x @ w).softmax(-1)
+        return y.sum(0), y.t()[1:]
+
+    x, w = randn(6, 5), randn(5, 7)
+    gm = checked(fn, x, w)
+    same(Interpreter(gm).run(x, w), fn(x, w))
+    same(make_fx(gm)(x, w)(x, w), fn(x, w))
+    FakeTensorProp(gm).propagate(x, w)
+    (view,) = calls(gm, torch.as_strided)
+    assert view.meta["val"].shape == (6, 6)
 
 
 def test_a_copy_of_a_graph_keeps_its_kernels() -> None:
