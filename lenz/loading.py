@@ -73,7 +73,7 @@ def load(
     module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
     exec(compile(source(p), f"<lenz {p.name}>", "exec"), module)
     module.update(functions)
-    module.update((c.name, _aligned(constants[c.name])) for c in p.constants)
+    module.update((c.name, aligned(constants[c.name])) for c in p.constants)
     module.update((py, objects[o]) for py, o in module["OBJECTS"].items())
     if otherwise is not None:
         module["otherwise"] = otherwise
@@ -117,7 +117,7 @@ def _has(gpu: bool, name: str) -> bool:
     return bool(addresses((name,), gpu))
 
 
-def _aligned(t: torch.Tensor) -> torch.Tensor:
+def aligned(t: torch.Tensor) -> torch.Tensor:
     """The constant; on a GPU at a multiple of 16 bytes, as kernels assume."""
     if t.is_cpu or t.data_ptr() % 16 == 0:
         return t

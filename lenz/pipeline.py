@@ -19,7 +19,7 @@ from lenz.ir.printer import show
 from lenz.ir.tensor import Layout
 from lenz.ir.verify import verify
 from lenz.keys import key_of
-from lenz.loading import Boxed, complete
+from lenz.loading import Boxed, aligned, complete
 from lenz.lower import lower
 from lenz.machines import Code, Refused, assemble, machine_of, runs_programs
 from lenz.opt import PASSES
@@ -85,7 +85,7 @@ class Compiled:
             gpu = torch.device(device).index if runs_programs(device) else -1
             kernels[name] = Listed(self.code.functions[name], names, gpu, self.code.alive)
         values = {**{q.name: q.value for q in p.placeholders}, **dict(self.graph.env.hints)}
-        constants = constants_of(self.plan, p)
+        constants = {n: aligned(t) for n, t in constants_of(self.plan, p).items()}
         return graph_module(self.plan, kernels, constants, p.modules, values)
 
     @property

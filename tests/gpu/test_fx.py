@@ -88,6 +88,16 @@ def test_kernels_go_to_the_current_stream(cuda: str) -> None:
     torch.testing.assert_close(got, values.sin() + 1)
 
 
+def test_constants_that_are_not_aligned(device: str) -> None:
+    table = randn(1025, device=device)[1:]
+
+    def fn(x: Tensor) -> Tensor:
+        return x * table
+
+    x = randn(1024, device=device)
+    torch.testing.assert_close(torch.compile(fn, backend=Seen())(x), fn(x))
+
+
 def test_an_argument_that_is_not_aligned(device: str) -> None:
     run = torch.compile(lambda x: x.sin() + 1, backend=Seen())
     memory = randn(1025, device=device)

@@ -17,7 +17,10 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import lenz
 from lenz.errors import UserError
-from lenz.ir.plan import Plan, SizeInput
+from lenz.ir.dtype import F32
+from lenz.ir.graph import Ref
+from lenz.ir.plan import Input, LaunchStep, Plan, SizeInput
+from lenz.ir.tensor import TensorType, contiguous
 from lenz.plan.build import build
 from lenz.plan.fx import graph_module
 from lenz.runtime import executor
@@ -297,16 +300,15 @@ def test_kernels_of_gpus_are_triton_kernels() -> None:
 
 
 def test_a_kernel_of_a_gpu_is_launched_as_tritons_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors stay on the CPU: the graph launches, but no kernel runs."""
     monkeypatch.setattr(executor, "stream", lambda gpu: f"stream of {gpu}")
     launched: list[Any] = []
-    kernel = Kernel(lambda *args: launched.append(args), ("a0", "a1", "s0"), 3)
-    x, y = randn(4), randn(4)
-    place, constants = kernel.places
-    TRITON(
-        kernel_idx=place,
-        constant_args_idx=constants,
-        grid=[(7, 1, 1)],
-        tma_descriptor_metadata={},
-        kwargs={"a0": x, "s0": 4, "a1": y},
-    )
-    assert launched == [("stream of 3", 7, x.data_ptr(), y.data_ptr(), 4)]
+    kernel = Kernel(lambda *args: launched.append(args), ("a0", "a1", "n"), 3)
+    n = Var("n", 0)
+    t = TensorType(F32, "cpu", contiguous((n,)))
+    step = LaunchStep("k", ("y", "x"), (n,), (n + 3) // 4, "cuda:3")
+    p = Plan("p", (SizeInput(n), Input("x", t), Input("y", t)), (), (step,), (Ref("y"),), ("k",))
+    x, y = randn(9), randn(9)
+    (got,) = graph_module(p, {"k": kernel})(9, x, y)
+    assert launched == [("stream of 3", 3, y.data_ptr(), x.data_ptr(), 9)]
+    assert got is y
