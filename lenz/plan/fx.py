@@ -126,12 +126,12 @@ class _Reader(_Sizes):
 
     def arguments(self, p: ir.Plan, values: Mapping[str, Any]) -> None:
         """Placeholders, constants, the sizes that arguments give, and what they must be."""
+        taken: set[str] = set()
         for k, i in enumerate(p.inputs):
             name = i.name if isinstance(i, ir.Input) else show(i.value)
-            is_new = name.isidentifier() and not self.graph.find_nodes(
-                op="placeholder", target=name
-            )
-            node = self.graph.placeholder(name if is_new else f"size{k}")
+            called = name if name.isidentifier() and name not in taken else f"size{k}"
+            taken.add(called)
+            node = self.graph.placeholder(called)
             node.meta["val"] = values.get(name)
             if isinstance(i, ir.Input):
                 self.nodes[i.name], self.dtypes[i.name] = node, i.type.dtype
