@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -252,6 +253,19 @@ def test_a_copy_of_a_graph_keeps_its_kernels() -> None:
     torch._dynamo.reset()
     gc.collect()
     same(copied(x), (x.sin() * 3,))
+
+
+def test_kernels_go_with_their_graphs() -> None:
+    seen = Seen()
+    run = torch.compile(lambda x: x.sin() * 3, backend=seen)
+    run(randn(9))
+    (node,) = calls(seen.graphs[0], LAUNCH)
+    kernel = weakref.ref(node.meta["kernel"])
+    assert kernel() is not None
+    del run, seen, node
+    torch._dynamo.reset()
+    gc.collect()
+    assert kernel() is None
 
 
 def test_the_callable_keeps_the_kernels_that_its_graph_lost() -> None:
