@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn, rand, randn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,12 +23,15 @@ from lenz.ir.dtype import F32
 from lenz.ir.graph import Ref
 from lenz.ir.plan import Input, LaunchStep, Plan, SizeInput
 from lenz.ir.tensor import TensorType, contiguous
+from lenz.lower import lower
+from lenz.pipeline import named, optimise
 from lenz.plan.build import build
 from lenz.plan.fx import graph_module
 from lenz.runtime import executor
 from lenz.runtime.graph import Kernel, delete
+from lenz.schedule import schedule
 from lenz.sym import Var
-from tests.cuda import Fake, cuda_program
+from tests.cuda import Fake, cuda_program, cuda_programs
 from tests.gpu_oracle import gpu_context as context
 from tests.gpu_oracle import kernels_of, lowered_there, scheduled
 
@@ -311,6 +315,31 @@ def test_kernels_of_gpus_are_triton_kernels() -> None:
     assert isinstance(grid, Node) and rest == [1, 1]
     assert list(node.kwargs["kwargs"]) == names  # type: ignore[arg-type]
     assert node.is_impure(), "its launches are no dead code"
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_plans_of_training_steps_on_gpus(dynamic: bool) -> None:
+    """Calls, views, memory that is used again, random numbers and checks, on both halves."""
+
+    def step(x: Tensor, w: Tensor) -> Tensor:
+        h = F.dropout(F.gelu(x @ w).softmax(-1), 0.5)
+        return F.scaled_dot_product_attention(h, h, h).transpose(1, 2)[:, 1:]
+
+    programs = cuda_programs(step, (2, 4, 64, 32), (32, 32), grad=True, dynamic=dynamic)
+    for p in programs:
+        cx = context()
+        plan = build(named(schedule(optimise(lower(p, cx), cx), cx)), cx)
+        signatures = {s.kernel: s for s in plan.steps if isinstance(s, LaunchStep)}
+        kernels = {
+            name: Kernel(print, [f"p{n}" for n in range(len(s.args) + len(s.sizes))], 0)
+            for name, s in signatures.items()
+        }
+        constants = {c.name: torch.empty(0) for c in plan.constants}
+        gm = graph_module(plan, kernels, constants, p.modules)
+        launches = [s for s in plan.steps if isinstance(s, LaunchStep)]
+        assert len(calls(gm, TRITON)) == len(launches) > 0
+        assert len(gm.graph.output_node().args[0]) == len(plan.outputs)  # type: ignore[arg-type]
+    assert [p.kind for p in programs] == ["forward", "backward"]
 
 
 def test_a_kernel_of_a_gpu_is_launched_as_tritons_are(monkeypatch: pytest.MonkeyPatch) -> None:
