@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from lenz.errors import InternalError
 from lenz.ir import plan as ir
 from lenz.ir.dtype import DType, dtype_named
 from lenz.ir.graph import Atom, Named, Ref
@@ -204,6 +205,8 @@ class _Reader(_Sizes):
                 node = self.nodes.pop(s.name)
                 if node not in self.nodes.values():
                     self.call(graph.delete, node)
+            case _:
+                raise InternalError(f"an FX graph has no form of {s}")
         if isinstance(s, (ir.Alloc, ir.Reuse)):
             self.own.add(s.name)
         if isinstance(s, (ir.Alloc, ir.Reuse, ir.ViewStep, ir.Lay)):
