@@ -86,7 +86,9 @@ class Compiled:
             kernels[name] = Listed(self.code.functions[name], names, gpu, self.code.alive)
         values = {**{q.name: q.value for q in p.placeholders}, **dict(self.graph.env.hints)}
         constants = {n: aligned(t) for n, t in constants_of(self.plan, p).items()}
-        return graph_module(self.plan, kernels, constants, p.modules, values)
+        gm = graph_module(self.plan, kernels, constants, p.modules, values)
+        gm.meta["text"] = self.code.text
+        return gm
 
     @property
     def told(self) -> str:

@@ -89,6 +89,7 @@ def test_a_kernel_between_memory_and_result() -> None:
     assert gm.graph.output_node().args[0] == (made,)
     assert made.args == ((8,), (1,)) and made.kwargs["dtype"] is torch.float32
     assert x.meta["val"].shape == (8,)
+    assert "fadd" in gm.meta["text"]
     assert isinstance(launch.meta["kernel"], Kernel) and "test_fx.py" in launch.meta["origin"]
     (got,) = gm(torch.ones(8), torch.ones(8))
     assert got.tolist() == [2] * 8
