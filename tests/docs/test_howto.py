@@ -5,29 +5,44 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
+import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.docs.blocks import REPOSITORY, blocks_of
+from tests.docs.blocks import REPOSITORY, blocks_of, wrong_outputs
 
 PAGES = sorted((REPOSITORY / "docs" / "howto").glob("*.md"))
+# Processes are forked from one that has imported torch, which takes 3 s.
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()
+
+
+def faults(page: Path, said: Connection) -> None:
+    """Send what is wrong with a page."""
+    try:
+        said.send("\n".join(wrong_outputs(page, "page")))
+    except BaseException:
+        said.send(traceback.format_exc())
+        raise
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[p.stem for p in PAGES])
 def test_a_howto_runs(page: Path) -> None:
     assert blocks_of(page), "a page has a worked example"
-    runner = REPOSITORY / "tests" / "docs" / "blocks.py"
-    done = subprocess.run(
-        [sys.executable, str(runner), str(page)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    context: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
+    if FORKS:
+        context.set_forkserver_preload(["torch._dynamo", "lenz.api"])
+    found, said = context.Pipe(duplex=False)
+    process = context.Process(target=faults, args=(page, said))
+    process.start()
+    said.close()
+    wrong = found.recv()  # raises EOFError if the process dies
+    process.join()
+    assert not wrong, wrong
+    assert process.exitcode == 0
 
 
 def test_every_page_is_there() -> None:
