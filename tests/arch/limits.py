@@ -12,20 +12,20 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_516,
+    ".": 1_760,
     "debug": 541,
     "frontend": 3_030,
-    "ir": 4_059,
+    "ir": 4_080,
     "lower": 6_207,
-    "machine": 5_483,
+    "machine": 5_790,
     "ops": 2_335,
     "opt": 1_600,
-    "plan": 1_960,
+    "plan": 2_150,
     "runtime": 650,
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 30_355
+TOTAL_CODE_LINES = 31_110
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
