@@ -27,6 +27,7 @@ from lenz.loading import Boxed
 from lenz.machines import is_known, loader_of
 from lenz.options import Options
 from lenz.recall import context, recall
+from lenz.replay import Replayed
 from lenz.runtime.store import store_in
 
 if TYPE_CHECKING:  # a cached graph needs no compiler, which takes 0.3 s to import
@@ -34,12 +35,12 @@ if TYPE_CHECKING:  # a cached graph needs no compiler, which takes 0.3 s to impo
     from lenz.debug.report import ExternReport, GraphReport, KernelReport, Report
     from lenz.pipeline import Compiled
 
-# Modes of torch.compile. On CPUs all of them mean the default, because only GPU kernels have tiles
-# to choose from. There are no CUDA graphs yet.
+# Modes of torch.compile. On CPUs all of them mean the default: only kernels of GPUs have tiles to
+# choose from, and only GPUs have graphs.
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
-    "reduce-overhead": {},
-    "max-autotune": {"autotune": True},
+    "reduce-overhead": {"cuda_graphs": "auto"},
+    "max-autotune": {"autotune": True, "cuda_graphs": "auto"},
     "max-autotune-no-cudagraphs": {"autotune": True},
 }
 
@@ -381,6 +382,7 @@ class Explainer:
                 ended_by=p.ended_by,
                 facts=tuple(text for name, f in p.facts.items() for text in f.told(name)),
                 autotune=made.tuned,
+                cuda_graph=made.call.told if isinstance(made.call, Replayed) else "",
                 calls=p.calls,
             )
         )

@@ -6,7 +6,7 @@ Loading imports neither Dynamo, nor AOTAutograd, nor a pass of lenz.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from lenz.runtime import executor
 from lenz.runtime.constants import packed
 from lenz.runtime.native import address_of, addresses, method, places, plain_keys
 from lenz.runtime.store import Store
+from lenz.sym import Var
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 NONE: Mapping[str, Any] = {}
@@ -79,13 +80,28 @@ def load(
         module["otherwise"] = otherwise
     module["_alive"] = alive
     call: Boxed = module["call"]
-    return _native(p, functions, module, call, store) or call if fast else call
+    quick = fast_call(p, functions, module, call, store) if fast else None
+    return call if quick is None else quick.call
 
 
-def _native(
-    p: Plan, functions: Functions, module: Mapping[str, Any], slow: Boxed, store: Store | None
-) -> Boxed | None:
-    """The native function of a plan; None where only the Python function runs it."""
+@dataclass(frozen=True, slots=True)
+class Fast:
+    """The native function of a plan, and the order in which it finds sizes out."""
+
+    call: Boxed
+    sizes: Sequence[Var]
+
+
+def fast_call(
+    p: Plan, functions: Mapping[str, Any], module: Mapping[str, Any], slow: Boxed,
+    store: Store | None,
+) -> Fast | None:  # fmt: skip
+    """The native function of a plan; None where only the Python function runs it.
+
+    functions  the kernels: their callables, or what has their record
+    module     where constants and objects are found
+    slow       runs the calls that the native function does not expect
+    """
     found = places()
     if found is None:
         return None
@@ -95,7 +111,7 @@ def _native(
         return None
     tensors = {"cpu": plain, **({"cuda": plain_keys("cuda", mask)} if gpu else {})}
     types = id(torch.Tensor), id(torch.nn.Parameter)
-    ops = _schema, partial(_has, gpu)
+    ops = lambda op: getattr(op_of(op), "_schema", None), partial(_has, gpu)
     try:
         layout = Layout(handle, keys, mask, tensors, negative, autograd, types, id(int), *ops)
         made = native(p, layout)
@@ -104,12 +120,14 @@ def _native(
     except (Refused, Unavailable):
         return None
     own = objects(made, p, module, slow)
-    return method(library.addresses["call"], own, (library, module))
+    call = method(library.addresses["call"], own, (library, functions, module))
+    return Fast(call, tuple(made.sizes))
 
 
-def _schema(op: str) -> Any:
-    """The schema of an op; None for a function that has none."""
-    return getattr(executor.resolve(op, direct=False), "_schema", None)
+def op_of(op: str) -> Any:
+    """The OpOverload of an op; None for a function of another kind."""
+    found = executor.resolve(op, direct=False)
+    return found if hasattr(found, "_schema") else None
 
 
 def _has(gpu: bool, name: str) -> bool:

@@ -71,6 +71,13 @@ class Options:
     native: bool = option(
         True, "Run plans by native code between kernels, where they allow it.", key=False
     )
+    cuda_graphs: Literal["off", "on", "auto"] = option(
+        "off",
+        "Replay plans of GPUs as CUDA graphs: `on` wherever a graph can hold them, `auto` where"
+        " that is faster.",
+        key=False,
+        choices=("off", "on", "auto"),
+    )
     verify: bool = option(False, "Check the IR after every pass.", key=False)
     on_error: Literal["raise", "eager"] = option(
         "eager",

@@ -13,10 +13,13 @@ from lenz.context import Context
 from lenz.errors import InternalError
 from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.program import Facts
+from lenz.ir.dtype import dtype_of
 from lenz.ir.interned import using
 from lenz.ir.plan import Plan
-from lenz.loading import Boxed, load
+from lenz.ir.tensor import Layout, TensorType
+from lenz.loading import Boxed, aligned, load
 from lenz.machines import Functions
+from lenz.replay import Given, Replayed
 from lenz.runtime.store import store_in
 
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
@@ -33,8 +36,43 @@ def load_program(
     """The callable of a program; `again` compiles its fallbacks."""
     otherwise = Respecialised(program, cx, again)
     constants, options = constants_of(p, program), cx.options
-    how = options.native, store_in(options)
-    return load(p, functions, alive, constants, program.modules, otherwise, *how)
+    store = store_in(options)
+    how = options.native, store
+    run = load(p, functions, alive, constants, program.modules, otherwise, *how)
+    if options.cuda_graphs == "off" or program.kind == "body" or not options.native:
+        return run
+    fixed = {name: aligned(t) for name, t in constants.items()}
+    saved, types = program.saved, results_of(program)
+    mutated = frozenset(program.placeholders[k].name for k in program.mutated)
+    given = Given(p, functions, fixed, pinned_of(program), mutated, types, saved, store)
+    return Replayed(given, run, options.cuda_graphs == "auto")
+
+
+def pinned_of(program: FxProgram) -> frozenset[str]:
+    """The arguments that keep their addresses: parameters, and what the forward half has kept.
+
+    AOTAutograd calls arguments of the forward half primals, and the given gradients tangents.
+    """
+    moving = ("primals_", "tangents_")
+    return frozenset(
+        x.name
+        for x in program.placeholders
+        if x.is_static or (program.kind == "backward" and not x.name.startswith(moving))
+    )
+
+
+def results_of(program: FxProgram) -> list[TensorType | None]:
+    """The types of the results, as far as they are tensors."""
+    syms, found = program.symbols.syms, list[TensorType | None]()
+    for o in program.outputs:
+        t = o.value if o.node is not None and isinstance(o.value, torch.Tensor) else None
+        dtype = dtype_of(t.dtype) if t is not None else None
+        if t is None or dtype is None:
+            found.append(None)
+        else:
+            layout = Layout(syms(t.shape), syms(t.stride()))
+            found.append(TensorType(dtype, str(t.device), layout))
+    return found
 
 
 def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:

@@ -112,7 +112,7 @@ class GraphReport:
     ended_by    reason and line of the graph break after it, if there is one
     facts       assumptions about sizes beyond those guards, until a call breaks one
     autotune    measurements that chose the tiles of GPU kernels, with option `autotune`
-    partitions  for targets that have them; empty on CPUs
+    cuda_graph  whether a CUDA graph replays it, or why not; empty without option `cuda_graphs`
     calls       how often the graph calls each op, before anything is fused or dropped
     """
 
@@ -126,7 +126,7 @@ class GraphReport:
     ir: str = field(default="", repr=False)
     source: str = field(default="", repr=False)
     skips: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
+    cuda_graph: str = ""
     autotune: tuple[TuneReport, ...] = ()
     guards: int = 0
     ended_by: str = ""
@@ -150,6 +150,7 @@ class GraphReport:
         lines += [f"  {text}" for text in _counted(whys)]
         lines += [f"  tuned {t}" for t in self.autotune]
         lines += [f"  assumes {', '.join(self.facts)}"] * bool(self.facts)
+        lines += [f"  CUDA graph: {self.cuda_graph}"] * bool(self.cuda_graph)
         lines += [f"  graph break: {self.ended_by}"] * bool(self.ended_by)
         return "\n".join(lines)
 

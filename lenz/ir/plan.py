@@ -88,6 +88,14 @@ class Alloc:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """A tensor that the last CUDA graph has made and keeps, as a new tensor in the same memory."""
+
+    SYNTAX: ClassVar = ("keep {name:def}",)
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reuse:
     """The memory of `source`, which is dead, under another name.
 
@@ -143,17 +151,19 @@ class LaunchStep:
     """Run a kernel: pointers of `args`, then the sizes.
 
     `grid` is the number of programs, on a machine that runs programs. `device` is "" for the CPU.
+    A CUDA `graph` is launched by the addresses that may change.
     """
 
     SYNTAX: ClassVar = (
         "launch @{kernel:name}({args:use*}", "?; {sizes:sym*}", ")", "? on {device:word}",
-        "? grid [{grid:sym}]",
+        "? grid [{grid:sym}]", "? graph",
     )  # fmt: skip
     kernel: str
     args: tuple[str, ...]
     sizes: tuple[Sym, ...]
     grid: Sym | None = None
     device: str = ""
+    graph: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +222,17 @@ class Check:
 
 
 Step: TypeAlias = (
-    BindSize | Alloc | Reuse | ViewStep | Current | LaunchStep | CallStep | Lay | Free | Check
+    BindSize
+    | Alloc
+    | Keep
+    | Reuse
+    | ViewStep
+    | Current
+    | LaunchStep
+    | CallStep
+    | Lay
+    | Free
+    | Check
 )
 
 

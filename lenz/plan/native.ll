@@ -322,6 +322,15 @@ define i32 @view(ptr %handle, i64 %rank, ptr %sizes, ptr %strides, i64 %offset, 
   ret i32 %status
 }
 
+; A tensor of the same layout in the same memory, in a slot.
+define i32 @alias(ptr %handle, ptr %slot) {
+  %rank = call i64 @dim_of(ptr %handle)
+  %sizes = call ptr @sizes_of(ptr %handle)
+  %strides = call ptr @strides_of(ptr %handle)
+  %status = call i32 @view(ptr %handle, i64 %rank, ptr %sizes, ptr %strides, i64 0, ptr %slot)
+  ret i32 %status
+}
+
 ; Another tensor in the memory of a dead one, from its first byte on, in a slot.
 define i32 @reuse(ptr %handle, i64 %rank, ptr %sizes, ptr %strides, ptr %slot) {
   %own = call i64 @offset_of(ptr %handle)

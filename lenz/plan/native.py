@@ -26,6 +26,7 @@ from lenz.ir.plan import (
     Current,
     Free,
     Input,
+    Keep,
     LaunchStep,
     Lay,
     Plan,
@@ -34,7 +35,7 @@ from lenz.ir.plan import (
     ViewStep,
 )  # fmt: skip
 from lenz.plan.native_args import arguments
-from lenz.plan.native_frame import Buffer, Frame, Layout, place, tensor
+from lenz.plan.native_frame import Buffer, Frame, Layout, Refused, place, tensor
 from lenz.plan.native_shim import names, names_in, shim
 from lenz.sym import Int, Sym, Var
 
@@ -101,6 +102,9 @@ def _step(f: Frame, s: Step, visible: frozenset[str], taken: frozenset[str]) -> 
                 f.bind(s.var, f.out.let(read))
         case Alloc():
             _alloc(f, s)
+        case Keep():
+            kept = f.inside(f.object(("constant", s.name)))
+            f.succeed(f.out.let(f"call i32 @alias(ptr {kept}, ptr {f.slot(f.new(s.name))})"))
         case Reuse() | ViewStep():
             _view(f, s, s.name in visible, s.name in taken)
         case LaunchStep():
@@ -252,6 +256,8 @@ def _taken(p: Plan) -> frozenset[str]:
 def _launch(f: Frame, s: LaunchStep) -> None:
     """Run a kernel."""
     args = [f"ptr {f.data(a)}" for a in s.args] + [f"i64 {f.number(v)}" for v in s.sizes]
+    if s.grid is None and s.device:
+        raise Refused(f"kernels on {s.device}")
     if s.grid is None:
         f.release()
         kinds = ", ".join(a.split()[0] for a in args)
@@ -266,7 +272,8 @@ def _launch(f: Frame, s: LaunchStep) -> None:
         f.out.put(f"store {a}, ptr {at}")
     number = place(s.device)[1]
     told = f'ptr @"{s.kernel}", ptr %stream{number}, i64 {f.number(s.grid)}, ptr %values'
-    f.succeed(f.out.let(f"call i32 @launch({told}, i64 {len(args)})"))
+    name = "replay" if s.graph else "launch"
+    f.succeed(f.out.let(f"call i32 @{name}({told}, i64 {len(args)})"))
 
 
 def _call(f: Frame, s: CallStep) -> None:

@@ -5,7 +5,7 @@ Nothing is changed before all arguments are checked, so that the Python function
 
 from __future__ import annotations
 
-from lenz.ir.plan import BindSize, Input, Plan, SizeInput
+from lenz.ir.plan import BindSize, Input, LaunchStep, Plan, SizeInput
 from lenz.plan.native_frame import Frame, Refused, place, tensor
 from lenz.sym import Int, Var, as_multiple
 
@@ -45,6 +45,9 @@ def arguments(f: Frame, p: Plan) -> None:
     for name in p.aligned:
         test = out.let(f"call i1 @is_aligned(ptr {handles[name]})")
         expect(f, f"icmp eq i1 {test}, true")
+    for s in p.steps:
+        if isinstance(s, LaunchStep) and s.graph:
+            _ready(f, s, list(handles.values()))
     for name, (_, item) in tensors.items():
         out.put(f"call void @Py_IncRef(ptr {item})")
         f.new(name, item).dtype = tensors[name][0].type.dtype
@@ -70,6 +73,17 @@ def _tensor(f: Frame, i: Input, item: str) -> str:
         found = f.out.let(f"call i32 @index_of(ptr {handle})")
         expect(f, f"icmp eq i32 {found}, {number}")
     return handle
+
+
+def _ready(f: Frame, s: LaunchStep, handles: list[str]) -> None:
+    """Check that a CUDA graph may be replayed for these arguments, in the current stream."""
+    out = f.out
+    f.out.declare(s.kernel, f'@"{s.kernel}" = external global i8')
+    stream = out.let(f"call ptr @stream_of(i32 {place(s.device)[1]})")
+    starts = out.array([out.let(f"call ptr @data(ptr {h})") for h in handles], "ptr")
+    sizes = out.array(list(f.sizes.values()))
+    test = f'call i1 @ready(ptr @"{s.kernel}", ptr {stream}, ptr {starts}, ptr {sizes})'
+    expect(f, f"icmp eq i1 {out.let(test)}, true")
 
 
 def _integer(f: Frame, i: SizeInput, item: str) -> tuple[Var, str, int] | None:

@@ -64,11 +64,19 @@ def linked(text: str, own: Mapping[str, int], gpu: bool, store: Store | None) ->
 
     The result must live as long as its code. Raises Unavailable.
     """
-    heads, helpers = _heads(gpu), _linked(gpu, store)
-    used = [n for n in dict.fromkeys(USED.findall(text)) if n in heads]
-    whole = "\n".join([*(heads[n] for n in used), text])
-    imports = {**{n: helpers.addresses[n] for n in used}, **own}
-    return link(_object(whole, 0, store), ["call"], imports)
+    helpers = _linked(gpu, store)
+    imports = {**{n: helpers.addresses[n] for n in _used(text, gpu)}, **own}
+    return link(_object(declared(text, gpu), 0, store), ["call"], imports)
+
+
+def declared(text: str, gpu: bool) -> str:
+    """The text of a plan with the declarations of what it calls."""
+    return "\n".join([*(_heads(gpu)[n] for n in _used(text, gpu)), text])
+
+
+def _used(text: str, gpu: bool) -> list[str]:
+    """The helpers and functions of libraries that a plan calls."""
+    return [n for n in dict.fromkeys(USED.findall(text)) if n in _heads(gpu)]
 
 
 def _object(text: str, level: int, store: Store | None) -> bytes:

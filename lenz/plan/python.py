@@ -10,6 +10,7 @@ import builtins
 import keyword
 from collections.abc import Sequence
 
+from lenz.errors import InternalError
 from lenz.ir.dtype import DTYPES, DType, dtype_named
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import (
@@ -20,6 +21,7 @@ from lenz.ir.plan import (
     Current,
     Free,
     Input,
+    Keep,
     LaunchStep,
     Lay,
     Plan,
@@ -240,6 +242,8 @@ class _Writer:
                     test = f"if {self.var(s.name)} is None:"
                     return [f"{self.var(s.name)} = {taken}", test, f"    {made[0]}"]
                 return [*made, f"{self.var(s.name)}.zero_()"] if s.zero else made
+            case Keep():
+                raise InternalError("native code alone replays graphs", pass_name="plan")
             case Reuse():
                 old, new, t = self.var(s.source), self.var(s.name), s.type
                 form = f"rt.reuse({old}, {_layout(t)}, {self.dtype(t.dtype)})"

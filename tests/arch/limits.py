@@ -50,13 +50,14 @@ RANKS = {
     "plan": 10,
     "keys": 10,
     "loading": 11,
-    "respecialise": 12,
-    "recall": 13,
-    "pipeline": 14,
-    "api": 15,
-    "cli": 16,
-    "__main__": 17,
-    "__init__": 17,
+    "replay": 12,
+    "respecialise": 13,
+    "recall": 14,
+    "pipeline": 15,
+    "api": 16,
+    "cli": 17,
+    "__main__": 18,
+    "__init__": 18,
 }
 
 # The runtime runs with the compiler absent.

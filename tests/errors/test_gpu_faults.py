@@ -68,7 +68,7 @@ def test_a_kernel_that_does_not_compile_is_named_and_its_ops_run_in_eager(
     assert called == ["aten._softmax.default its kernel does not compile"]
 
 
-def test_a_kernel_that_the_driver_does_not_load_runs_in_eager(
+def test_a_kernel_that_thelibrary_does_not_load_runs_in_eager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def function(b: Binary, *_: Any) -> Callable[..., None]:
@@ -116,9 +116,9 @@ def test_a_driver_that_is_missing_or_old_is_named(
             raise library
         return library
 
-    driver._driver.cache_clear()
+    driver.library.cache_clear()
     monkeypatch.setattr(ctypes, "PyDLL", load)
     with pytest.raises(Missing, match=said) as e:
         driver.function(binary("k"), 0, 1, 0)
     assert "install" in str(e.value)
-    driver._driver.cache_clear()
+    driver.library.cache_clear()

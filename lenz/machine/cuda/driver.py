@@ -37,7 +37,7 @@ class Launch(Protocol):
 
 
 @cache
-def _driver() -> Any:
+def library() -> Any:
     """The driver's library. Its calls keep the GIL, because they only queue work."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
@@ -50,10 +50,10 @@ def _driver() -> Any:
     return library
 
 
-def _check(status: int, what: str) -> None:
+def check(status: int, what: str) -> None:
     if status:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(text))
+        library().cuGetErrorString(status, ctypes.byref(text))
         said = text.value.decode() if text.value else f"CUDA error {status}"
         raise RuntimeError(f"{what}: {said}")
 
@@ -70,17 +70,25 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
     Raises RuntimeError with the driver's message if the driver refuses the code or a launch. Errors
     inside a kernel surface later, as with every CUDA kernel.
     """
-    driver = _driver()
-    module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+    driver = library()
     with torch.cuda.device(number):
         torch.cuda.current_stream(number).query()  # creates the device's context
-        _check(driver.cuModuleLoadData(ctypes.byref(module), b.code), f"loading {b.name}")
-        found = driver.cuModuleGetFunction(ctypes.byref(handle), module, b.name.encode())
-        _check(found, f"finding {b.name}")
+        handle = loaded(b.code, b.name)
         if b.shared > FREE_SHARED:
-            asked = driver.cuFuncSetAttribute(handle, MAX_DYNAMIC_SHARED, b.shared)
-            _check(asked, f"{b.shared} bytes of shared memory for {b.name}")
-    return _launcher(driver, handle.value or 0, b, pointers, sizes)
+            value = ctypes.c_void_p(handle), MAX_DYNAMIC_SHARED, b.shared
+            check(
+                driver.cuFuncSetAttribute(*value), f"{b.shared} bytes of shared memory for {b.name}"
+            )
+    return _launcher(driver, handle, b, pointers, sizes)
+
+
+def loaded(code: bytes, name: str) -> int:
+    """The handle of one kernel of a cubin or of PTX text, on the current GPU."""
+    module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+    check(library().cuModuleLoadData(ctypes.byref(module), code), f"loading {name}")
+    found = library().cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
+    check(found, f"finding {name}")
+    return handle.value or 0
 
 
 def _block(values: int) -> tuple[Any, int, int]:
@@ -120,7 +128,7 @@ def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) ->
         status = call(start, handle, table, 0)
         give(mine)
         if status:
-            _check(status, f"launching {b.name}")
+            check(status, f"launching {b.name}")
 
     record = ctypes.create_string_buffer(CONFIG_BYTES + 8)
     struct.pack_into(f"={CONFIG}Q", record, 0, 0, 1, 1, threads, 1, 1, shared, 0, 0, 0, handle)

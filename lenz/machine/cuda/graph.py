@@ -1,0 +1,396 @@
+"""Capture steps of a plan as a CUDA graph, and describe it for `replay` in plan/native_cuda.ll.
+
+The steps run once while the driver records what they launch. Kernels of lenz become nodes whose
+arguments are known, so that addresses in them can be set before a replay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from lenz.ir.plan import Alloc, CallStep, Current, Free, LaunchStep, Lay, Reuse, Step, ViewStep
+from lenz.machine.cuda import driver
+from lenz.runtime import executor
+from lenz.sym import Sym, Var, evaluate
+
+HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
+# CUDA_KERNEL_NODE_PARAMS: function, grid x y z, block x y z, shared memory, arguments, and three
+# fields that are null.
+NODE = "=Q7I4xQQQQ"
+# One launch of copy.ptx: pieces, bytes of a piece (8 rounds of its 32 blocks), blocks, threads.
+PIECES, PIECE, BLOCKS, THREADS = 160, 1 << 20, 32, 256
+
+
+@cache
+def side_stream(gpu: int, stream: int) -> torch.cuda.Stream:
+    """The stream on which graphs for a stream are captured. Libraries keep workspaces for it."""
+    return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch's
+
+
+class Pool:
+    """The memory of graphs, which torch gives back when the last of them is dropped."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+
+
+@cache
+def _pools() -> WeakValueDictionary[tuple[int, int], Pool]:
+    return WeakValueDictionary()
+
+
+def pool(gpu: int, stream: int) -> Pool:
+    """The memory of what graphs for a stream need only while they run: they run one by one."""
+    return _pools().setdefault((gpu, stream), Pool())
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What is captured.
+
+    steps   the steps of the graph
+    reads   tensors whose addresses may change, by name
+    writes  memory of results, by name
+    fixed   tensors whose addresses do not change: pinned arguments and constants
+    kept    results that stay in the graph's memory
+    copied  reads and writes that are copied, in the graph, since libraries use them
+    mutated reads that the steps write into
+    sizes   the values of sizes
+    value   the Python value of an atom, by what tells its tensors and sizes
+    """
+
+    steps: Sequence[Step]
+    reads: Mapping[str, Tensor]
+    writes: Mapping[str, Tensor]
+    fixed: Mapping[str, Tensor]
+    kept: Sequence[str]
+    copied: Collection[str]
+    mutated: Collection[str]
+    sizes: Mapping[Var, int]
+    value: Callable[[Any, Callable[[Any], Any]], Any]
+
+
+@dataclass(slots=True)
+class Node:
+    """A launch of a kernel that knows addresses that may change."""
+
+    handle: int
+    parameters: Any  # CUDA_KERNEL_NODE_PARAMS
+    values: Any  # its arguments, 8 bytes each
+
+
+@dataclass(slots=True)
+class Captured:
+    """A graph that can be launched; `alive` holds the memory that it uses."""
+
+    exec: int
+    kept: Mapping[str, Tensor]
+    nodes: list[Node]
+    uses: Mapping[str, list[tuple[int, int, int]]]  # node, argument, what is added to the address
+    alive: Sequence[object]
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the process ends, and the driver is gone
+            driver.library().cuGraphExecDestroy(ctypes.c_void_p(self.exec))
+
+
+def capture(w: Wanted, functions: Mapping[str, Any], gpu: int, memory: Pool) -> Captured:
+    """Capture a graph on the current device; raises RuntimeError if the driver or torch refuses."""
+    stream = executor.stream(gpu)
+    side = side_stream(gpu, stream)
+    copier(gpu)  # nothing may be loaded while a stream is captured
+    side.wait_stream(torch.cuda.current_stream(gpu))
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    run = _Run(w, functions, gpu, side.cuda_stream)
+    for name in w.kept:
+        run.prepare(name)
+    with torch.cuda.stream(side), torch.no_grad():
+        generator = torch.cuda.default_generators[gpu]
+        before = generator.clone_state()
+        graph.capture_begin(pool=memory.handle, capture_error_mode="thread_local")
+        try:
+            try:
+                run.all()
+            finally:
+                graph.capture_end()
+        except RuntimeError:
+            generator.graphsafe_set_state(before)  # else it believes to be captured for good
+            raise
+    torch.cuda.current_stream(gpu).wait_stream(side)
+    exec, raw = ctypes.c_void_p(), ctypes.c_void_p(graph.raw_cuda_graph())
+    made = driver.library().cuGraphInstantiateWithFlags(ctypes.byref(exec), raw, 0)
+    driver.check(made, "instantiating a CUDA graph")
+    kept = {name: run.env[name] for name in w.kept}
+    alive = graph, memory, functions  # constants live with the plan, and arguments are the caller's
+    return Captured(exec.value or 0, kept, run.nodes, run.uses, alive)
+
+
+class _Run:
+    """The steps while they are captured."""
+
+    def __init__(self, w: Wanted, functions: Mapping[str, Any], gpu: int, stream: int) -> None:
+        self.w, self.functions, self.gpu, self.stream = w, functions, gpu, stream
+        self.env: dict[str, Tensor] = {**w.fixed, **w.reads}
+        self.origins: dict[str, str] = {name: name for name in w.reads if name not in w.copied}
+        self.nodes: list[Node] = []
+        self.uses: dict[str, list[tuple[int, int, int]]] = {}
+        self.results = dict[str, Tensor]()
+        self.before = dict[str, Tensor]()
+
+    def prepare(self, name: str) -> None:
+        """Give a result that is kept memory outside of the pool, which other graphs use too."""
+        found = [s for s in self.w.steps if isinstance(s, Alloc) and s.name == name]
+        if found:
+            self.before[name] = self.empty(found[0])
+
+    def all(self) -> None:
+        """Run all steps."""
+        inside = {name: beside(t) for name, t in self.taken.items()}
+        self.copy([(name, inside[name], t, True) for name, t in self.taken.items()])
+        self.env |= inside
+        inside = {name: t for name, t in inside.items() if name in self.w.mutated}
+        for s in self.w.steps:
+            self.step(s)
+        given = {name: t for name, t in self.w.writes.items() if name in self.w.copied}
+        for name, t in given.items():
+            if not same_layout(self.results[name], t):
+                raise RuntimeError(f"{name} is not laid as promised")
+        self.copy([(name, t, self.results[name], False) for name, t in given.items()])
+        self.copy([(name, self.taken[name], t, False) for name, t in inside.items()])
+        self.env = {name: self.results[name] for name in self.w.kept}
+        self.results.clear()
+
+    @property
+    def taken(self) -> dict[str, Tensor]:
+        """The reads that are copied into the graph."""
+        return {name: t for name, t in self.w.reads.items() if name in self.w.copied}
+
+    def copy(self, jobs: Sequence[tuple[str, Tensor, Tensor, bool]]) -> None:
+        """Copy memory: the name of what moves, to, from, and whether `from` is what moves."""
+        pieces = [
+            (name, to.data_ptr() + at, start.data_ptr() + at, min(PIECE, extent(to) - at), moves)
+            for name, to, start, moves in jobs
+            for at in range(0, extent(to), PIECE)
+        ]
+        for k in range(0, len(pieces), PIECES):
+            rows = pieces[k : k + PIECES]
+            table = (ctypes.c_uint64 * (3 * PIECES))(*[x for p in rows for x in p[1:4]])
+            node = Node(0, None, table)
+            node.parameters = packed(copier(self.gpu), (BLOCKS, len(rows)), THREADS, 0, [table])
+            launch(node.parameters, self.stream)
+            node.handle = self.last()
+            for row, (name, to, start, _, moves) in enumerate(rows):
+                origin = {**self.w.reads, **self.w.writes}[name].data_ptr()
+                place, address = (3 * row + 1, start) if moves else (3 * row, to)
+                self.uses.setdefault(name, []).append((len(self.nodes), place, address - origin))
+            self.nodes.append(node)
+
+    def empty(self, s: Alloc) -> Tensor:
+        t = s.type
+        shape, stride = ([self.size(x) for x in y] for y in (t.shape, t.layout.stride))
+        return torch.empty_strided(shape, stride, dtype=t.dtype.torch, device=t.device)
+
+    def size(self, s: Sym) -> int:
+        return evaluate(s, self.w.sizes)
+
+    def look(self, a: Any) -> Any:
+        """The tensor or the number that an atom names."""
+        return self.size(a) if isinstance(a, Sym) else self.env[a.name]
+
+    def step(self, s: Step) -> None:
+        """Run one step."""
+        match s:
+            case Alloc():
+                self.allocate(s)
+            case Reuse() | ViewStep():
+                self.view(s)
+            case LaunchStep():
+                self.launch(s)
+            case CallStep():
+                self.call(s)
+            case Lay():
+                t = s.type
+                shape, stride = (tuple(map(self.size, y)) for y in (t.shape, t.layout.stride))
+                told = shape, stride, t.dtype.torch, torch.device(t.device).index, s.op, s.aligned
+                self.name(s.name, executor.lay(self.env[s.name], *told))
+            case Free():
+                del self.env[s.name]
+            case Current():
+                pass
+            case _:
+                raise RuntimeError(f"a graph holds no {type(s).__name__}")
+
+    def name(self, name: str, t: Tensor, origin: str = "") -> None:
+        """Name a tensor; `origin` is the buffer whose memory it has, if that may change."""
+        self.env[name] = t
+        if origin:
+            self.origins[name] = origin
+        if name in self.w.kept or name in self.w.writes:
+            self.results[name] = t
+
+    def allocate(self, s: Alloc) -> None:
+        if s.name in self.w.writes and s.name not in self.w.copied:
+            self.name(s.name, self.w.writes[s.name], s.name)
+        else:
+            self.name(s.name, self.before[s.name] if s.name in self.before else self.empty(s))
+        if s.zero:
+            self.env[s.name].zero_()
+
+    def view(self, s: Reuse | ViewStep) -> None:
+        t, source = s.type, self.env[s.source]
+        shape, stride = ([self.size(x) for x in y] for y in (t.shape, t.layout.stride))
+        if s.same:
+            made = source
+        elif isinstance(s, Reuse):
+            made = executor.reuse(source, shape, stride, t.dtype.torch)
+        else:
+            made = executor.view(source, shape, stride, self.size(t.layout.offset))
+        self.name(s.name, made, self.origins.get(s.source, ""))
+        if isinstance(s, Reuse):
+            del self.env[s.source]
+
+    def call(self, s: CallStep) -> None:
+        args = [self.w.value(a, self.look) for a in s.args]
+        got = executor.resolve(s.op)(*args, **{k: self.w.value(a, self.look) for k, a in s.kwargs})
+        if not s.into:
+            parts = (got,) if s.single else got
+            for o, part in zip(s.outs, parts, strict=True):
+                if isinstance(o, str):
+                    self.name(o, part)
+
+    def launch(self, s: LaunchStep) -> None:
+        assert s.grid is not None
+        function, programs = self.functions[s.kernel], self.size(s.grid)
+        given = [self.env[a].data_ptr() for a in s.args] + [self.size(v) for v in s.sizes]
+        function(self.stream, programs, *given)
+        if programs == 0 or not any(a in self.origins for a in s.args):
+            return
+        (_, _, _, threads, _, _, shared), handle = unpacked(function.record)
+        values = (ctypes.c_int64 * len(given))(*[v - (1 << 64) if v >> 63 else v for v in given])
+        each = [ctypes.c_int64.from_buffer(values, 8 * k) for k in range(len(given))]
+        node = Node(self.last(), packed(handle, (programs, 1), threads, shared, each), values)
+        for k, a in enumerate(s.args):
+            if origin := self.origins.get(a):
+                base = {**self.w.reads, **self.w.writes}[origin].data_ptr()
+                use = len(self.nodes), k, given[k] - base
+                self.uses.setdefault(origin, []).append(use)
+        self.nodes.append(node)
+
+    def last(self) -> int:
+        """The node of the last launch."""
+        status, ident, count = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_size_t()
+        graph, last = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)()
+        refs = map(ctypes.byref, (status, ident, graph, last, count))
+        asked = driver.library().cuStreamGetCaptureInfo_v2(ctypes.c_void_p(self.stream), *refs)
+        driver.check(asked, "capturing a CUDA graph")
+        if count.value != 1:
+            raise RuntimeError("the last launch is no single node")
+        return last[0] or 0
+
+
+@cache
+def copier(gpu: int) -> int:
+    """The handle of the kernel in copy.ptx, which the driver compiles."""
+    text = (files("lenz.machine.cuda") / "copy.ptx").read_bytes() + b"\0"
+    with torch.cuda.device(gpu):
+        return driver.loaded(text, "copy_pieces")
+
+
+def unpacked(record: Any) -> tuple[tuple[int, ...], int]:
+    """The grid, block and shared memory of a launch's record, and the kernel's handle."""
+    fields = struct.unpack_from(f"={driver.CONFIG}Q", record)
+    return fields[:7], fields[-1]
+
+
+def packed(
+    handle: int, grid: tuple[int, int], threads: int, shared: int, arguments: Sequence[Any]
+) -> Any:
+    """CUDA_KERNEL_NODE_PARAMS of a launch; it keeps the arguments alive."""
+    zero = ctypes.c_uint64(0)
+    starts = [ctypes.addressof(a) for a in arguments] + [ctypes.addressof(zero)] * HIDDEN
+    table = (ctypes.c_uint64 * len(starts))(*starts)
+    made = ctypes.create_string_buffer(struct.calcsize(NODE))
+    told = handle, *grid, 1, threads, 1, 1, shared, ctypes.addressof(table), 0, 0, 0
+    struct.pack_into(NODE, made, 0, *told)
+    made.alive = (*arguments, zero, table)  # type: ignore[attr-defined]  # of whose addresses it knows
+    return made
+
+
+def launch(parameters: Any, stream: int) -> None:
+    """Launch a kernel by the parameters of its node."""
+    handle, gx, gy, gz, bx, by, bz, shared, table, *_ = struct.unpack_from(NODE, parameters)
+    where = ctypes.c_void_p(stream), ctypes.c_void_p(table), None
+    told = ctypes.c_void_p(handle), gx, gy, gz, bx, by, bz, shared
+    driver.check(driver.library().cuLaunchKernel(*told, *where), "copying memory")
+
+
+def beside(t: Tensor) -> Tensor:
+    """New memory for a tensor of the same sizes and strides."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+
+
+def same_layout(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same sizes, strides and dtype."""
+    return (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+
+
+def extent(t: Tensor) -> int:
+    """Bytes from the first element of a tensor to behind its last one."""
+    if t.numel() == 0:
+        return 0
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.itemsize
+
+
+class Record:
+    """The words that `replay` reads; their meaning stands in plan/native_cuda.ll."""
+
+    def __init__(
+        self,
+        c: Captured,
+        stream: int,
+        order: Sequence[str],
+        pinned: Sequence[tuple[int, int]],
+    ) -> None:
+        self.alive: list[Any] = [c]
+        places = list[int]()
+        for name in order:
+            uses = c.uses.get(name, [])
+            rows = [(ctypes.addressof(c.nodes[n].values) + 8 * k, d, n) for n, k, d in uses]
+            places += [0, self.row([x for row in rows for x in row]), len(rows)]
+        nodes = [x for n in c.nodes for x in (n.handle, ctypes.addressof(n.parameters), 0)]
+        counts = [t.untyped_storage()._cdata + 8 for t in c.kept.values()]
+        kept = [x for at in counts for x in (at, ctypes.c_uint32.from_address(at).value)]
+        pairs = [x for pair in pinned for x in pair]
+        words = [
+            c.exec, stream, self.row(pairs), len(pinned), 0, 0, 0,
+            self.row(kept), len(counts), 0, self.row(places), len(order),
+            self.row(nodes), len(c.nodes), 0,
+        ]  # fmt: skip
+        self.record = (ctypes.c_uint64 * len(words))(*words)
+
+    @property
+    def replays(self) -> int:
+        """How often the graph was replayed."""
+        return int(self.record[14])
+
+    def expect(self, sizes: Sequence[int]) -> None:
+        """Say which sizes the graph was made for, in the order of the code that replays it."""
+        self.record[5], self.record[6] = self.row(sizes), len(sizes)
+
+    def row(self, words: Sequence[int]) -> int:
+        """The address of words in a row."""
+        made = (ctypes.c_uint64 * max(len(words), 1))(*[w & (1 << 64) - 1 for w in words])
+        self.alive.append(made)
+        return ctypes.addressof(made)

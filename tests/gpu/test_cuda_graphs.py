@@ -1,0 +1,280 @@
+"""Plans that CUDA graphs replay: values, lives of results, moving arguments, sizes, threads."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, randn
+
+from lenz import replay, respecialise
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, cuda: str) -> Iterator[list[replay.Replayed]]:
+    """The plans that graphs may replay, in the order in which they are compiled."""
+    found: list[replay.Replayed] = []
+
+    class Noted(replay.Replayed):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            found.append(self)
+
+    monkeypatch.setattr(respecialise, "Replayed", Noted)
+    yield found
+    found.clear()
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def graphed(fn: Callable[..., Any], how: str = "on", **more: Any) -> Callable[..., Any]:
+    return torch.compile(fn, backend="lenz", options={"cuda_graphs": how, "cache": False}, **more)
+
+
+def replays(made: list[replay.Replayed]) -> list[int]:
+    """How often each plan was replayed."""
+    return [sum(m.record.replays for twins in r.made.values() for m in twins) for r in made]
+
+
+def layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.softmax((x @ w).sin() + x, -1) @ w
+
+
+def net() -> Any:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Flatten(), nn.Linear(288, 10)
+    ).cuda()
+
+
+def close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
+
+
+def test_results_are_the_callers_own(made: list[replay.Replayed]) -> None:
+    """All results of 100 calls of two functions, one with a graph break, stay what they were."""
+
+    def broken(x: Tensor, w: Tensor) -> Tensor:
+        y = layer(x, w)
+        torch._dynamo.graph_break()
+        return y.cos() @ w + 1
+
+    first, second, w = graphed(layer), graphed(broken), randn(64, 64, device="cuda")
+    kept = []
+    for _ in range(50):
+        x = randn(64, 64, device="cuda")
+        y = first(x, w)
+        kept += [(y, layer(x, w)), (second(y, w), broken(y, w)), (first(y, w), layer(y, w))]
+    for got, want in kept:
+        close(got, want)
+    assert len(made) == 3 and min(replays(made)) >= 48
+
+
+def test_results_of_kernels_of_libraries_and_views(made: list[replay.Replayed]) -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = x @ w
+        z = (y + 1).exp()
+        return y, z.t(), x.t() + 1, z[1:], x, (z @ w).sum(0)
+
+    run, w = graphed(fn), randn(33, 33, device="cuda")
+    for k in range(6):
+        base = randn(34, 70, device="cuda")
+        x = base[1:, k : k + 33]  # of other strides, and not at a multiple of 16 bytes
+        got, want = run(x, w), fn(x, w)
+        close(got, want)
+        assert [t.stride() for t in got] == [t.stride() for t in want] and got[4] is x
+
+
+def same_steps(model: Any, other: Any, run: Callable[..., Any], xs: list[Tensor],
+               at_once: int = 1) -> None:  # fmt: skip
+    """Train a model by `run` and another one by eager: gradients and buffers are the same."""
+    for k in range(0, len(xs), at_once):
+        for m, f in ((model, run), (other, lambda x: other(x).square().mean())):
+            m.zero_grad()
+            losses = [f(x) for x in xs[k : k + at_once]]
+            for loss in losses:
+                loss.backward()
+        for a, b in zip(model.parameters(), other.parameters(), strict=True):
+            close(a.grad, b.grad)
+        for a, b in zip(model.buffers(), other.buffers(), strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_training(at_once: int, made: list[replay.Replayed]) -> None:
+    """Also with two forwards before two backwards, whose gradients add up."""
+    model = net()
+    other = copy.deepcopy(model)
+    run = graphed(lambda x: model(x).square().mean())
+    xs = [randn(4, 3, 8, 8, device="cuda") for _ in range(16)]
+    same_steps(model, other, run, xs, at_once)
+    assert len(made) == 2 and min(replays(made)) >= 6
+
+
+def test_gradients_that_stay(made: list[replay.Replayed]) -> None:
+    """Gradients that the user keeps are not overwritten by the next step."""
+    model = net()
+    run = graphed(lambda x: model(x).square().mean())
+    kept = []
+    for _ in range(8):
+        x = randn(4, 3, 8, 8, device="cuda")
+        parameters = [*model.parameters()]
+        got = torch.autograd.grad(run(x), parameters)
+        want = torch.autograd.grad(model(x).square().mean(), parameters)
+        kept.append((got, want))
+    for got, want in kept:
+        close(got, want)
+    assert min(replays(made)) >= 6
+
+
+def test_a_graph_of_autograd_that_is_used_twice(made: list[replay.Replayed]) -> None:
+    model = net()
+    run = graphed(lambda x: model(x).square().mean())
+    for _ in range(6):
+        x = randn(4, 3, 8, 8, device="cuda")
+        model.zero_grad()
+        loss = run(x)
+        loss.backward(retain_graph=True)
+        once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        loss.backward()
+        for a, p in zip(once, model.parameters(), strict=True):
+            close(2 * a, p.grad)
+
+
+def test_random_numbers_are_those_without_graphs(made: list[replay.Replayed]) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.dropout(torch.dropout(x @ w, 0.5, True).exp() @ w, 0.3, True)
+
+    x, w = randn(64, 64, device="cuda"), randn(64, 64, device="cuda")
+    runs = [graphed(fn), graphed(fn, "off")]
+    results = []
+    for run in runs:
+        torch._dynamo.reset()
+        for _ in range(3):
+            run(x, w)
+        torch.manual_seed(3)
+        results.append([run(x, w) for _ in range(5)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+    assert not torch.equal(results[0][0], results[0][1])
+    assert replays(made) == [7]
+
+
+def test_sizes_have_graphs_of_their_own(made: list[replay.Replayed]) -> None:
+    run, w = graphed(layer, dynamic=True), randn(64, 64, device="cuda")
+    lengths = torch.randint(2, 40, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    for n in lengths:
+        x = randn(n, 64, device="cuda")
+        close(run(x, w), layer(x, w))
+    assert all(len(r.made) <= replay.MOST for r in made) and sum(replays(made)) > 12
+
+
+def test_parameters_that_move(made: list[replay.Replayed]) -> None:
+    model: Any = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda()
+    run, x = graphed(lambda x: model(x).sin()), randn(8, 64, device="cuda")
+    with torch.no_grad():
+        for k in range(12):
+            if k == 4:
+                model[0].weight.data = randn(64, 64, device="cuda")
+            if k == 8:
+                new = {n: t * 0.5 for n, t in model.state_dict().items()}
+                model.load_state_dict(new, assign=True)
+            if k == 10:
+                model[2].bias.add_(1)
+            close(run(x), model(x).sin())
+    assert sum(replays(made)) >= 4 and not any(r.moving for r in made)
+
+
+def test_a_graph_of_the_user(made: list[replay.Replayed]) -> None:
+    run = graphed(layer)
+    x, w = randn(64, 64, device="cuda"), randn(64, 64, device="cuda")
+    for _ in range(4):
+        run(x, w)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(x, w)
+    for _ in range(3):
+        x.copy_(randn(64, 64, device="cuda"))
+        graph.replay()
+        close(y, layer(x, w))
+
+
+def test_streams_and_threads(made: list[replay.Replayed]) -> None:
+    """Each stream has graphs of its own; threads get their own results."""
+    run, w = graphed(layer), randn(64, 64, device="cuda")
+    for _ in range(3):
+        run(randn(64, 64, device="cuda"), w)
+    torch.cuda.synchronize()
+    wrong: list[float] = []
+
+    def work(seed: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            g = torch.Generator("cuda").manual_seed(seed)
+            for _ in range(200):
+                x = randn(64, 64, device="cuda", generator=g)
+                off = (run(x, w) - layer(x, w)).abs().max().item()
+                wrong.extend([off] * (off > 2e-3))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_arguments_that_are_written(made: list[replay.Replayed]) -> None:
+    def fn(cache: Tensor, x: Tensor, at: Tensor) -> Tensor:
+        cache.index_copy_(0, at, x)
+        return (cache @ cache.t()).softmax(-1) @ cache
+
+    run = graphed(fn)
+    mine, theirs = (torch.zeros(16, 64, device="cuda") for _ in "ab")
+    for k in range(8):
+        x, at = randn(1, 64, device="cuda"), torch.tensor([k], device="cuda")
+        close(run(mine, x, at), fn(theirs, x, at))
+        close(mine, theirs)
+
+
+def test_why_there_is_no_graph(made: list[replay.Replayed]) -> None:
+    x, w = randn(64, 64, device="cuda"), randn(64, 64, device="cuda")
+    cases: dict[str, Callable[..., Tensor]] = {
+        "one kernel alone": lambda x, w: x.sin() + 1,
+        "draws random numbers": lambda x, w: torch.poisson((x @ w).exp()) + 1,
+    }
+    for why, fn in cases.items():
+        made.clear()
+        run = graphed(fn)
+        for _ in range(3):
+            run(x, w)
+        assert any(why in r.why for r in made), (why, [r.why for r in made])
+
+
+def test_auto_measures(made: list[replay.Replayed]) -> None:
+    run = torch.compile(layer, backend="lenz", mode="reduce-overhead")
+    x, w = randn(64, 64, device="cuda"), randn(64, 64, device="cuda")
+    for _ in range(5):
+        close(run(x, w), layer(x, w))
+    (r,) = made
+    assert r.made or "takes" in r.why
+
+
+def test_memory_stays_flat(made: list[replay.Replayed]) -> None:
+    w = randn(256, 256, device="cuda")
+    levels = []
+    for _ in range(4):
+        run = graphed(layer)
+        for _ in range(100):
+            run(randn(256, 256, device="cuda"), w)
+        del run
+        made.clear()
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        levels.append(torch.cuda.memory_reserved())
+    assert levels[3] <= levels[1], levels

@@ -1,0 +1,113 @@
+"""What a CUDA graph replays of a plan, checked without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lenz.frontend import FxProgram
+from lenz.ir.plan import Alloc, CallStep, Keep, LaunchStep, Plan
+from lenz.ir.printer import show
+from lenz.ir.reader import read
+from lenz.loading import op_of
+from lenz.lower import lower
+from lenz.machine.cpu.llvm.compile import compile_module
+from lenz.pipeline import named, optimise
+from lenz.plan.build import build
+from lenz.plan.graphs import GRAPH, Graphed, Uncaptured, graphed
+from lenz.plan.native import native
+from lenz.plan.native_frame import Layout
+from lenz.plan.native_link import declared
+from lenz.respecialise import pinned_of, results_of
+from lenz.schedule import schedule
+from tests.cuda import cuda_programs
+from tests.gpu_oracle import gpu_context as context
+
+
+def plan_of(p: FxProgram) -> Plan:
+    cx = context()
+    return build(named(schedule(optimise(lower(p, cx), cx), cx)), cx)
+
+
+def split(p: FxProgram) -> Graphed:
+    return graphed(plan_of(p), op_of, pinned_of(p), results_of(p), p.saved)
+
+
+def step(x: Tensor, w: Tensor) -> Tensor:
+    h = F.dropout(F.gelu(x @ w).softmax(-1), 0.5)
+    return F.scaled_dot_product_attention(h, h, h).transpose(1, 2)[:, 1:]
+
+
+def programs(fn: Callable[..., Any] = step, **how: Any) -> list[FxProgram]:
+    return cuda_programs(fn, (2, 4, 64, 32), (32, 32), grad=True, **how)
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_both_halves_of_a_training_step(dynamic: bool) -> None:
+    """One launch replaces all of it; keys of random numbers are drawn before it."""
+    for p in programs(dynamic=dynamic):
+        g = split(p)
+        launches = [s for s in g.plan.steps if isinstance(s, LaunchStep)]
+        assert [s.kernel for s in launches] == [GRAPH] and launches[0].graph
+        drawn = [s for s in g.plan.steps if isinstance(s, CallStep)]
+        assert {s.op for s in drawn} <= {"lenz.seed"}
+        assert g.plan.outputs == plan_of(p).outputs
+        if p.kind == "forward":
+            assert drawn and len(g.kept) >= 3 and len(g.writes) == 1
+            assert {s.name for s in g.plan.steps if isinstance(s, Keep)} == set(g.kept)
+        else:
+            assert not g.kept and len(g.writes) == 2 and g.pinned
+
+
+def test_what_libraries_use_is_copied_or_pinned() -> None:
+    forward, backward = map(split, programs())
+    assert {"primals_1"} <= forward.copied, "a product takes it, and it is no parameter"
+    assert not {*forward.copied, *backward.copied} & {*forward.pinned, *backward.pinned}
+    (result,) = forward.writes
+    assert result in forward.copied, "attention makes it"
+    (g,) = [split(p) for p in cuda_programs(lambda x, w: (x.sin() @ w).sum(-1), (8, 8), (8, 8))]
+    (result,) = g.writes
+    assert result not in g.copied, "a kernel of lenz makes it"
+    assert g.copied == {n for n in g.reads if n != g.reads[0]}, "the kernel takes x"
+
+
+def test_the_plan_around_a_graph_is_text_and_native_code() -> None:
+    """It reads as it prints, and LLVM takes its code."""
+    layout = Layout(
+        16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0, (1, 2), 3,
+        lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
+    )  # fmt: skip
+    moving = cuda_programs(lambda x, w: (x @ w).softmax(-1) @ w, (8, 8), (8, 8), dynamic=True)
+    for p in [*programs(), *moving]:
+        g = split(p)
+        assert read(show(g.plan)) == g.plan
+        text = native(g.plan, layout).text
+        assert "@ready" in text and "@replay" in text
+        assert compile_module(declared(text, True))
+
+
+def test_memory_of_results_is_not_that_of_the_graph() -> None:
+    """A result in memory that other buffers had before it is new memory for all of them."""
+    (p,) = cuda_programs(lambda x, w: (x @ w).softmax(-1).cumsum(0) @ w, (32, 32), (32, 32))
+    g = split(p)
+    new = [s.name for s in g.plan.steps if isinstance(s, Alloc)]
+    assert new == [*g.writes] and len(new) == 1
+
+
+def refused(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> str:
+    with pytest.raises(Uncaptured) as e:
+        for p in cuda_programs(fn, *shapes):
+            split(p)
+    return str(e.value)
+
+
+def test_why_a_plan_has_no_graph() -> None:
+    square = (8, 8)
+    assert "one kernel alone" in refused(lambda x: x.sin() + 1, square)
+    assert "draws random numbers" in refused(lambda x: torch.poisson(x @ x) + 1, square)
+    assert "CPU" in refused(lambda x: (x @ x).cpu() + 1, square)
