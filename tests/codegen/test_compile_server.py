@@ -125,7 +125,7 @@ def test_what_a_lost_server_left_is_compiled_by_a_new_one(
 ) -> None:
     end = f"if first: os.kill(os.getppid(), signal.{ENDS[what]}); time.sleep(600)"
     k = kernel("k", text(end, tmp_path / "log"))
-    assert pools(patience=5).compile([k, *GOOD], 90) == [binary(x) for x in (k, *GOOD)]
+    assert pools(patience=2).compile([k, *GOOD], 90) == [binary(x) for x in (k, *GOOD)]
     first, second = pids(tmp_path / "log")
     await_death([first])
     assert os.getpid() not in (first, second)
@@ -137,7 +137,7 @@ def test_a_kernel_that_ends_every_server_is_never_compiled_here(
 ) -> None:
     end = f"os.kill(os.getppid(), signal.{ENDS[what]}); time.sleep(600)"
     k = kernel("k", text(end, tmp_path / "log"))
-    (failed,) = pools(patience=5).compile([k], 90)
+    (failed,) = pools(patience=2).compile([k], 90)
     assert isinstance(failed, Failed) and "no compile server was left" in failed.message
     assert len(pids(tmp_path / "log")) == 2 and os.getpid() not in pids(tmp_path / "log")
     await_death(pids(tmp_path / "log"))
@@ -146,8 +146,8 @@ def test_a_kernel_that_ends_every_server_is_never_compiled_here(
 def test_a_server_that_works_for_long_is_not_silent(
     pools: Callable[..., Pool], tmp_path: Path
 ) -> None:
-    k = kernel("k", text("time.sleep(6)", tmp_path / "log"))
-    assert pools(patience=5).compile([k], 90) == [binary(k)]
+    k = kernel("k", text("time.sleep(3)", tmp_path / "log"))
+    assert pools(patience=2).compile([k], 90) == [binary(k)]
     assert len(pids(tmp_path / "log")) == 1
 
 
