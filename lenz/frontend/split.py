@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
+from lenz.frontend.again import in_parts, moves_nothing, norm_again
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
-from lenz.frontend.restride import corrected, mistold_by, restride
-from lenz.frontend.values import HALVES, are_same, unguarded
-from lenz.traits import has, trait
+from lenz.frontend.places import places_below, shorten
+from lenz.frontend.restride import mistold_by, restride
+from lenz.traits import has
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
-NORMED = 1 << 18  # bytes; less is not worth a kernel
-SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 
 
 def split(
@@ -130,47 +125,6 @@ def made_of_nothing(indices: Any) -> dict[Node, None]:
     return found
 
 
-def places_below(n: Node) -> int | None:
-    """Return what the numbers of a large i64 tensor of places are below, where that is known."""
-    if n.target is not operator.getitem or n.args[1] != 1:
-        return None
-    source: Any = n.args[0]
-    last, choice = (trait(source.target, t) for t in ("places", "choice"))
-    if last is None and choice is None:
-        return None
-    x: Any = source.args[0].meta["val"]
-    value: Any = n.meta["val"]
-    if last is not None:
-        sizes = x.shape[-int(last) :]
-    elif choice is not None and x.dim():
-        dim = source.args[int(choice) :][:1] or (source.kwargs.get("dim", -1),)
-        sizes = (x.shape[dim[0]],)
-    else:
-        return None
-    if not all(isinstance(s, int) for s in (*sizes, value.numel())):
-        return None
-    return prod(sizes) if value.numel() * value.element_size() >= SHORTENED else None
-
-
-def shorten(graph: Graph, n: Node, limit: int, backward: set[Node]) -> None:
-    """Let the backward half read i64 places in 0 .. limit - 1 from a copy in 16 or 32 bits."""
-    readers = [u for u in n.users if u in backward]
-    if not readers or limit > 2**31:
-        return
-
-    def copy(x: Node, dtype: torch.dtype) -> Node:
-        made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
-        made.meta = {**n.meta, "val": x.meta["val"].to(dtype)}
-        return made
-
-    with graph.inserting_after(n), n.meta["val"].fake_mode:
-        short = copy(n, torch.int16 if limit <= 2**15 else torch.int32)
-    with graph.inserting_after(short), n.meta["val"].fake_mode:
-        again = copy(short, torch.int64)
-    for u in readers:
-        u.replace_input_with(n, again)
-
-
 def behind_tangents(graph: Graph) -> set[Node]:
     """Return what is computed from a gradient: it can only be in the backward half."""
     found: set[Node] = set()
@@ -203,126 +157,3 @@ def as_permute(n: Node) -> None:
         a, b = (int(d) % len(order) for d in dims)  # type: ignore[arg-type]  # the schema says int
         order[a], order[b] = order[b], order[a]
     n.target, n.args = aten.permute.default, (x, order)
-
-
-def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
-    """Let the backward half compute the result of a norm again, in place of having it saved.
-
-        y = (x - mean) * rstd * weight + bias
-
-    The gradient of the norm reads x and its statistics.  Those in half types are rounded, and give
-    another y.
-    """
-    x, _, weight, bias, _ = n.args
-    parts = {u.args[1]: u for u in n.users}
-    if len(parts) < 3 or backward.isdisjoint(x.users):  # type: ignore[union-attr]  # it is a node
-        return
-    y, mean, rstd = (parts[k] for k in range(3))
-    value, exact = y.meta["val"], torch.promote_types(y.meta["val"].dtype, torch.float32)
-    sizes = [s for s in value.shape if isinstance(s, int)]
-    is_small = len(sizes) == value.dim() and prod(sizes) * value.element_size() < NORMED
-    readers = readers_of(y)
-    if is_small or backward.isdisjoint(readers) or graph.output_node() in readers:
-        return
-    if mean.meta["val"].dtype != exact or not value.is_contiguous():
-        return
-    call = inserter(graph, n)
-    first = next(u for u in graph.nodes if u in backward and u.op != "placeholder")
-    with graph.inserting_before(first), value.fake_mode:
-
-        def wide(a: Any) -> Any:
-            is_half = a.meta["val"].dtype != exact
-            return call(aten._to_copy.default, a, dtype=exact) if is_half else a
-
-        again = call(aten.mul.Tensor, call(aten.sub.Tensor, wide(x), mean), rstd)
-        if weight is not None:
-            again = call(aten.mul.Tensor, again, wide(weight))
-        if bias is not None:
-            again = call(aten.add.Tensor, again, wide(bias))
-        if value.dtype != exact:
-            again = call(aten._to_copy.default, again, dtype=value.dtype)
-        again = dense_as(call, value, again)
-        again.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        hand_on(graph, y, again, backward)
-
-
-def dense_as(call: Callable[..., Node], told: Any, made: Node) -> Node:
-    """Return what a dense result was made of anew, dense too: elementwise ops follow their inputs.
-
-    A view of the result may be none of a tensor with other strides.
-    """
-    if are_same(corrected(made, made.meta["val"]).stride(), told.stride()):
-        return made
-    return call(aten.clone.default, made, memory_format=torch.contiguous_format)
-
-
-def readers_of(n: Node) -> dict[Node, None]:
-    """Return who reads a value, itself or through views."""
-    found: dict[Node, None] = {}
-    for u in n.users:
-        found.update(readers_of(u) if moves_nothing(u) else {u: None})
-    return found
-
-
-def moves_nothing(n: Node) -> bool:
-    """Say whether a call moves no element."""
-    return has(n.target, "view")
-
-
-def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
-    """Let the backward half read `new` for `old`, also where it reads views of it."""
-    for u in tuple(old.users):
-        if u in backward:
-            u.replace_input_with(old, new)
-        elif moves_nothing(u) and not backward.isdisjoint(readers_of(u)):
-            view = graph.node_copy(u, lambda a: new if a is old else a)
-            hand_on(graph, u, view, backward)
-
-
-def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
-    """Return what inserts a call in the place of `n`, with its origin and a value of its own."""
-
-    def call(op: Any, *args: Any, **kwargs: Any) -> Node:
-        name = op.overloadpacket.__name__.strip("_")
-        made = graph.create_node("call_function", op, args, kwargs, name)
-        made.meta = {k: v for k, v in n.meta.items() if k != "tensor_meta"}
-        real = [a.meta["val"] if isinstance(a, Node) else a for a in args]
-        made.meta["val"] = op(*real, **kwargs)
-        return made
-
-    return call
-
-
-def in_parts(graph: Graph, n: Node) -> Node | None:
-    """Replace (log-)softmax of x by what it is, in f32 for half types; return the new result.
-
-        m = max(x); e = exp(x - m); s = sum(e);   e / s   or   x - m - log(s)
-
-    Then the backward half can have x, which is there anyway, m and s, and compute the rest again;
-    as one op its whole result would be saved, for a loss over a vocabulary in f32.
-    """
-    x: Any = n.args[0]
-    dim, value, result = n.args[1], x.meta["val"], n.meta["val"]
-    known = [s for s in value.shape if isinstance(s, int)]
-    if not isinstance(value, FakeTensor) or not value.dim() or 0 in known:
-        return None
-    if free_unbacked_symbols(value.shape[dim]):  # type: ignore[index]  # the schema says int
-        return None  # there may be no element, for which softmax has no maximum to ask for
-
-    call = inserter(graph, n)
-    with graph.inserting_before(n), unguarded(value.fake_mode):
-        if value.dtype in HALVES:
-            x = call(aten._to_copy.default, x, dtype=torch.float32)
-        shifted = call(aten.sub.Tensor, x, call(aten.amax.default, x, [dim], True))
-        e = call(aten.exp.default, shifted)
-        s = call(aten.sum.dim_IntList, e, [dim], True)
-        if n.target is aten._softmax.default:
-            y = call(aten.div.Tensor, e, s)
-        else:
-            y = call(aten.sub.Tensor, shifted, call(aten.log.default, s))
-        if result.dtype != y.meta["val"].dtype:
-            y = call(aten._to_copy.default, y, dtype=result.dtype)
-        y = dense_as(call, result, y)
-    n.replace_all_uses_with(y)
-    graph.erase_node(n)
-    return y
