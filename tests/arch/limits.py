@@ -14,7 +14,7 @@ CLASS_METHODS = 15
 CODE_LINES = {
     ".": 1_760,
     "debug": 541,
-    "frontend": 3_030,
+    "frontend": 3_310,
     "ir": 4_080,
     "lower": 6_207,
     "machine": 5_790,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 31_110
+TOTAL_CODE_LINES = 31_390
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
