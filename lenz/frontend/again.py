@@ -18,6 +18,15 @@ from lenz.traits import has
 
 aten = torch.ops.aten
 NORMED = 1 << 18  # bytes; less is not worth a kernel
+GROUPED = aten.native_group_norm.default
+USUAL = aten._native_batch_norm_legit_no_training.default  # by the running statistics
+NORMS = (
+    GROUPED,
+    USUAL,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._batch_norm_with_update_functional.default,
+)
 
 
 def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
@@ -34,10 +43,8 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         return
     y, mean, rstd = (parts[k] for k in range(3))
     value, exact = y.meta["val"], torch.promote_types(y.meta["val"].dtype, torch.float32)
-    sizes = [s for s in value.shape if isinstance(s, int)]
-    is_small = len(sizes) == value.dim() and prod(sizes) * value.element_size() < NORMED
     readers = readers_of(y)
-    if is_small or backward.isdisjoint(readers) or graph.output_node() in readers:
+    if is_small(value) or backward.isdisjoint(readers) or graph.output_node() in readers:
         return
     if mean.meta["val"].dtype != exact or not value.is_contiguous():
         return
@@ -59,6 +66,71 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         again = dense_as(call, value, again)
         again.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         hand_on(graph, y, again, backward)
+
+
+def is_small(value: torch.Tensor) -> bool:
+    """Say whether a norm of known sizes has too few elements to be told in parts."""
+    sizes = [s for s in value.shape if isinstance(s, int)]
+    return len(sizes) == value.dim() and prod(sizes) * value.element_size() < NORMED
+
+
+def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
+    """Tell the result of a batch or group norm by its statistics, which stay with the op.
+
+        y = (x - mean) * (rstd * weight) + bias
+
+    The gradient of the norm reads x and the statistics.  So the backward half can compute again
+    what is made of them, such as the argument of an activation, and y need not be saved.
+    """
+    given: dict[str, Any] = {
+        a.name: v
+        for a, v in zip(n.target._schema.arguments, n.args, strict=False)  # type: ignore[union-attr]  # an op
+    }
+    x, parts = given["input"], {u.args[1]: u for u in n.users}
+    y, mean, rstd = (parts.get(k) for k in range(3))
+    if y is None or graph.output_node() in y.users or backward.isdisjoint(x.users):
+        return
+    value, exact = y.meta["val"], torch.promote_types(y.meta["val"].dtype, torch.float32)
+    is_usual = not given.get("training", n.target is not USUAL)
+    if is_usual:
+        mean, rstd = given["running_mean"], given["running_var"]
+    if is_small(value) or any(s is None or s.meta["val"].dtype != exact for s in (mean, rstd)):
+        return
+    if not are_same(value.stride(), x.meta["val"].stride()):
+        return
+    for u in parts.values():
+        n.append(u)  # right behind the op
+    last = n.next
+    while last in parts.values():
+        last = last.next
+    call, ones = inserter(graph, n), [1] * (value.dim() - 2)
+    with graph.inserting_before(last), unguarded(value.fake_mode):
+
+        def wide(a: Any) -> Any:
+            is_half = a.meta["val"].dtype != exact
+            return call(aten._to_copy.default, a, dtype=exact) if is_half else a
+
+        def along(a: Any) -> Node:
+            """Return numbers of channels, or of groups of them, for the elements of x."""
+            if a.meta["val"].dim() == 1:
+                return call(aten.view.default, wide(a), [-1, *ones])
+            each = given["C"] // given["group"]
+            a = call(aten.expand.default, call(aten.unsqueeze.default, a, -1), [-1, -1, each])
+            a = call(aten.clone.default, a, memory_format=torch.contiguous_format)
+            return call(aten.view.default, a, [-1, given["C"], *ones])
+
+        if is_usual:
+            rstd = call(aten.rsqrt.default, call(aten.add.Tensor, rstd, given["eps"]))
+        made = call(aten.sub.Tensor, wide(x), along(mean))
+        factor = along(rstd)
+        if given["weight"] is not None:
+            factor = call(aten.mul.Tensor, factor, along(given["weight"]))
+        made = call(aten.mul.Tensor, made, factor)
+        if given["bias"] is not None:
+            made = call(aten.add.Tensor, made, along(given["bias"]))
+        if value.dtype != exact:
+            made = call(aten._to_copy.default, made, dtype=value.dtype)
+    y.replace_all_uses_with(made)
 
 
 def dense_as(call: Callable[..., Node], told: Any, made: Node) -> Node:

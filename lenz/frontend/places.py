@@ -1,17 +1,31 @@
-"""Places of maxima, which the backward half reads from copies in few bits."""
+"""What pooling and relu keep for their gradients: places and signs, in as few bits as hold them."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
+from lenz.frontend.again import inserter
+from lenz.frontend.values import are_same, unguarded
 from lenz.traits import trait
 
 aten = torch.ops.aten
+# Gradients that ask their second argument for its sizes and strides alone.
+SIZED = (
+    aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool3d_with_indices_backward.default,
+    aten.adaptive_max_pool2d_backward.default,
+    aten.adaptive_max_pool3d_backward.default,
+    aten.avg_pool2d_backward.default,
+    aten.avg_pool3d_backward.default,
+    aten._adaptive_avg_pool2d_backward.default,
+    aten._adaptive_avg_pool3d_backward.default,
+)
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 
 
@@ -38,19 +52,83 @@ def places_below(n: Node) -> int | None:
 
 
 def shorten(graph: Graph, n: Node, limit: int, backward: set[Node]) -> None:
-    """Let the backward half read i64 places in 0 .. limit - 1 from a copy in 16 or 32 bits."""
+    """Let the backward half read i64 places in 0 .. limit - 1 from a copy in fewer bits.
+
+    The place in a window of known size needs 8 of them, others 16 or 32.
+    """
     readers = [u for u in n.users if u in backward]
     if not readers or limit > 2**31:
         return
-
-    def copy(x: Node, dtype: torch.dtype) -> Node:
-        made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
-        made.meta = {**n.meta, "val": x.meta["val"].to(dtype)}
-        return made
-
-    with graph.inserting_after(n), n.meta["val"].fake_mode:
-        short = copy(n, torch.int16 if limit <= 2**15 else torch.int32)
-    with graph.inserting_after(short), n.meta["val"].fake_mode:
-        again = copy(short, torch.int64)
+    call = inserter(graph, n)
+    with graph.inserting_before(n.next), unguarded(n.meta["val"].fake_mode):
+        windows = windows_of(call, n)
+        if windows is not None:
+            base, width, span = windows
+            rest = call(aten.sub.Tensor, n, base)
+            row = call(aten.div.Tensor_mode, rest, width, rounding_mode="floor")
+            code = call(aten.sub.Tensor, rest, call(aten.mul.Tensor, row, width - span))
+            code = call(aten._to_copy.default, code, dtype=torch.uint8)
+            again = call(aten._to_copy.default, code, dtype=torch.int64)
+            row = call(aten.div.Tensor_mode, again, span, rounding_mode="floor")
+            again = call(aten.add.Tensor, again, call(aten.mul.Tensor, row, width - span))
+            again = call(aten.add.Tensor, again, base)
+        else:
+            dtype = torch.int16 if limit <= 2**15 else torch.int32
+            again = call(aten._to_copy.default, n, dtype=dtype)
+            again = call(aten._to_copy.default, again, dtype=torch.int64)
     for u in readers:
         u.replace_input_with(n, again)
+
+
+def windows_of(call: Callable[..., Node], n: Node) -> tuple[Node, int, int] | None:
+    """Return where windows of a pool begin, the width of its input, and of a window.
+
+    A place is begin + row * width + column with row * span + column < 256; None for other ops.
+    """
+    source: Any = n.args[0]
+    if source.target is not aten.max_pool2d_with_indices.default:
+        return None
+    given = [*source.args[1:], *[()] * 4][:4]  # kernel, stride, padding, dilation
+    usual: list[Any] = [None, given[0], (0, 0), (1, 1)]
+    pairs = [g or u for g, u in zip(given, usual, strict=True)]
+    kernel, stride, padding, dilation = ([*p] * 2 if len(p) == 1 else p for p in pairs)
+    width = source.args[0].meta["val"].shape[-1]
+    high, span = ((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    if span > width or high * span > 256:
+        return None
+    where = {"dtype": torch.int64, "device": n.meta["val"].device}
+    rows, columns = (call(aten.arange.default, s, **where) for s in n.meta["val"].shape[-2:])
+    rows = call(aten.mul.Tensor, rows, stride[0] * width)
+    rows = call(aten.unsqueeze.default, rows, -1)
+    columns = call(aten.mul.Tensor, columns, stride[1])
+    columns = call(aten.sub.Tensor, columns, padding[0] * width + padding[1])
+    return call(aten.add.Tensor, rows, columns), width, span
+
+
+def without_elements(graph: Graph, n: Node) -> None:
+    """Give the gradient of a pool memory of the right form, so that its input is not saved."""
+    x: Any = n.args[1]
+    value = x.meta["val"]
+    numbers = (*value.shape, *value.stride())
+    if value.layout != torch.strided or not all(isinstance(k, int) for k in numbers):
+        return
+    call = inserter(graph, n)
+    with graph.inserting_before(n), unguarded(value.fake_mode):
+        where = {"dtype": value.dtype, "device": value.device}
+        form = call(aten.empty_strided.default, list(value.shape), list(value.stride()), **where)
+    n.args = (n.args[0], form, *n.args[2:])
+
+
+def by_sign(graph: Graph, n: Node) -> None:
+    """Let the gradient of relu ask for signs, which take a byte each where the result is not kept.
+
+    threshold_backward(g, y, t) -> where(y <= t, 0, g)
+    """
+    g, y, limit = n.args
+    if not are_same(g.meta["val"].stride(), y.meta["val"].stride()):  # type: ignore[union-attr]  # tensors
+        return
+    call = inserter(graph, n)
+    with graph.inserting_before(n), unguarded(n.meta["val"].fake_mode):
+        made = call(aten.where.ScalarSelf, call(aten.le.Scalar, y, limit), 0, g)
+    n.replace_all_uses_with(made)
+    graph.erase_node(n)

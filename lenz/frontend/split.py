@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch import partitioners
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
-from lenz.frontend.again import in_parts, moves_nothing, norm_again
+from lenz.frontend.again import NORMS, in_parts, moves_nothing, norm_again, norm_in_parts
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
-from lenz.frontend.places import places_below, shorten
+from lenz.frontend.places import SIZED, by_sign, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
 from lenz.traits import has
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+LOOPS = (
+    aten.hardswish,
+    aten.hardswish_backward,
+    aten.hardtanh_backward,
+    aten.hardshrink_backward,
+    aten.softshrink_backward,
+    aten.leaky_relu_backward,
+    aten.log_sigmoid_backward,
+    aten.mish_backward,
+    aten.glu_backward,
+)
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 
 
@@ -58,10 +72,46 @@ def split(
                 y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif n.target is aten.native_layer_norm.default:
             norm_again(joint.graph, n, backward)
+        elif n.target in NORMS:
+            norm_in_parts(joint.graph, n, backward)
+        elif n.target is aten.native_batch_norm_backward.default and n.args[7]:
+            n.args = (*n.args[:3], None, None, *n.args[5:])  # running statistics, of no use
+        elif n.target in SIZED:
+            without_elements(joint.graph, n)
+        elif n.target is aten.threshold_backward.default:
+            by_sign(joint.graph, n)
         elif (limit := places_below(n)) is not None:
             shorten(joint.graph, n, limit, backward)
     dedup(joint)
-    for n in joint.graph.nodes:
+    mark(joint.graph, backward)
+    with fusing():
+        return partitioners.min_cut_rematerialization_partition(
+            joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
+        )
+
+
+@contextmanager
+def fusing() -> Iterator[None]:
+    """Let torch's partitioner know meanwhile which ops are loops that fuse, beyond its own list.
+
+    It saves what any other op of the backward half reads.
+    """
+    listed = partitioners.get_default_op_list
+
+    def known() -> partitioners.OpTypes:
+        found = listed()
+        return replace(found, fusible_ops=found.fusible_ops | set(LOOPS))
+
+    partitioners.get_default_op_list = known
+    try:
+        yield
+    finally:
+        partitioners.get_default_op_list = listed
+
+
+def mark(graph: Graph, backward: set[Node]) -> None:
+    """Say of what has to be saved, and of what may not be, that it is so."""
+    for n in graph.nodes:
         if is_random(n) and n.meta.get("recompute") in AGAIN:
             for made in (n, *(u for u in n.users if u.target is operator.getitem)):
                 made.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -71,9 +121,6 @@ def split(
         elif has(n.target, "compare"):
             for x in compared_with_own(n) - backward:  # any order: all get one mark
                 x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return min_cut_rematerialization_partition(
-        joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
-    )
 
 
 def compared_with_own(n: Node) -> set[Node]:

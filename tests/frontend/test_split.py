@@ -122,17 +122,26 @@ def test_gradients_of_taken_apart_softmax(dtype: torch.dtype, dynamic: bool) -> 
         )
 
 
-def test_places_of_maxima_are_kept_in_few_bits() -> None:
+@pytest.mark.parametrize("pool", [(3, 2, 1), ((2, 3), (3, 1), (1, 0), (2, 1)), (7, 3), (20, 4)])
+def test_places_of_maxima_are_kept_in_few_bits(pool: tuple[Any, ...]) -> None:
     def f(x: Tensor) -> Tensor:
-        return F.max_pool2d(x, 3, 2, 1) + x.topk(32).values[:, :, ::2]
+        return F.max_pool2d(x, *pool).square().mean((2, 3)) + x.topk(32).values.mean((2, 3))
 
-    shape = (2, 128, 64, 64)
-    found = {(op, t) for op, t, s in kept_of(f, shape) if not t.is_floating_point}
-    assert found == {("_to_copy.default", torch.int16)}
+    shape, in_window = (4, 256, 64, 64), pool[0] != 20
+    found = {t for _, t, _ in kept_of(f, shape) if not t.is_floating_point}
+    assert found == {torch.int16, torch.uint8 if in_window else torch.int16}
     # 1 MiB of places is worth it, less is not.
     small = {(op, t) for op, t, _ in kept_of(f, (1, 1, 64, 64)) if not t.is_floating_point}
     assert all(t is torch.int64 for _, t in small)
     gradients_agree(f, lambda: [randn(*shape, requires_grad=True)])
+
+
+def test_places_in_windows_of_tensors_in_channels_last_order() -> None:
+    def make() -> list[Tensor]:
+        x = randn(2, 128, 64, 64).to(memory_format=torch.channels_last)
+        return [x.requires_grad_()]
+
+    gradients_agree(lambda x: F.max_pool2d(x, 3, 2, 1, 1, True).square(), make)
 
 
 def normed(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
@@ -168,3 +177,78 @@ def test_a_norm_of_a_transposed_tensor_is_computed_again_in_its_own_layout() -> 
     (want,) = torch.autograd.grad(fn(x.double(), w.double()), w)
     (got,) = torch.autograd.grad(torch.compile(fn, backend="lenz")(x, w), w)
     torch.testing.assert_close(got, want.float(), rtol=1e-3, atol=1e-2)
+
+
+def batch(x: Tensor, *args: Tensor) -> Tensor:
+    return F.batch_norm(x, args[2], args[3], args[0], args[1], training=True)
+
+
+def batch_in_use(x: Tensor, *args: Tensor) -> Tensor:
+    return F.batch_norm(x, args[2], args[3].abs(), args[0], args[1], training=False)
+
+
+def batch_alone(x: Tensor, *args: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, training=True)
+
+
+def groups(x: Tensor, *args: Tensor) -> Tensor:
+    return F.group_norm(x, 4, args[0], args[1])
+
+
+NORM_ARGS = [Fake((64,), torch.float32, grad=g) for g in (True, True, False, False)]
+
+
+@pytest.mark.parametrize("norm", [batch, batch_in_use, batch_alone, groups])
+@pytest.mark.parametrize("act", [F.silu, F.gelu, F.hardswish, F.leaky_relu, F.mish])
+def test_convolutions_are_kept_and_not_their_norms(
+    norm: Callable[..., Tensor], act: Callable[..., Tensor]
+) -> None:
+    def f(x: Tensor, w: Tensor, deep: Tensor, *args: Tensor) -> Tensor:
+        h = act(norm(F.conv2d(x, w), *args[:4]))
+        return act(norm(F.conv2d(h, deep, groups=64), *args[4:])).mean((2, 3))
+
+    # On GPUs group norms have statistics in half types, of which nothing exact can be made.
+    for dtype in (torch.float32, torch.bfloat16)[: 1 if norm is groups else 2]:
+        shapes = (8, 64, 64, 64), (64, 64, 1, 1), (64, 1, 3, 3)
+        saved = kept_of(f, *shapes, *NORM_ARGS, *NORM_ARGS, dtype=dtype)
+        large = [op for op, t, s in saved if len(s) == 4 and s[1] == 64 and t is dtype]
+        # The second convolution has to read what the first one's activation gave; cuDNN's layout
+        # of the input is a copy.
+        convolutions = [op for op in large if op == "convolution.default"]
+        rest = [op for op in large if op not in ("convolution.default", "clone.default")]
+        assert len(convolutions) == 2 and len(rest) == 1, saved
+
+
+@pytest.mark.parametrize("norm", [batch, batch_in_use, batch_alone, groups])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_through_norms_in_parts(norm: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    def f(x: Tensor, w: Tensor, *args: Tensor) -> Tensor:
+        h = norm(F.conv2d(x, w), *args)
+        return F.conv2d(F.silu(h) * torch.tanh(h), w).square()
+
+    def gradients(run: Callable[..., Tensor], exact: bool) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        stats = torch.float32 if dtype is torch.bfloat16 else dtype
+        x, w = randn(4, 64, 20, 20).to(dtype), (randn(64, 64, 1, 1) / 8).to(dtype)
+        weight, bias, mean, var = (randn(64).to(stats) for _ in range(4))
+        args = [t.double() if exact else t for t in (x, w, weight, bias, mean, var)]
+        leaves = [t.requires_grad_() for t in args[:4]]
+        return torch.autograd.grad(run(*args).sum(), leaves, allow_unused=True)
+
+    want, eager = gradients(f, True), gradients(f, False)
+    got = gradients(torch.compile(f, backend="lenz", options={"verify": True}), False)
+    assert [g is None for g in got] == [w is None for w in want]
+    for g, e, w in zip(got, eager, want, strict=True):
+        if w is not None:
+            off, usual = ((t.double() - w).norm() / w.norm() for t in (g, e))
+            assert off <= 1.1 * usual + 16 * torch.finfo(torch.promote_types(dtype, e.dtype)).eps
+
+
+def test_masks_are_kept_in_bytes_and_inputs_of_means_not_at_all() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        h = F.relu(F.conv2d(x, w))
+        y = F.adaptive_avg_pool2d(h * (torch.rand_like(h) > 0.1) / 0.9, (16, 16)).relu()
+        return F.avg_pool2d(F.dropout(y, 0.5), 2)
+
+    saved = kept_of(f, (8, 64, 64, 64), (64, 64, 1, 1))[1:]  # without the result
+    assert {t for op, t, s in saved if op != "clone.default"} == {torch.bool}, saved
