@@ -12,20 +12,20 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_760,
+    ".": 1_830,
     "debug": 541,
     "frontend": 3_310,
     "ir": 4_080,
     "lower": 6_207,
-    "machine": 5_790,
+    "machine": 5_830,
     "ops": 2_335,
     "opt": 1_600,
-    "plan": 2_150,
+    "plan": 2_260,
     "runtime": 650,
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 31_390
+TOTAL_CODE_LINES = 31_620
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
