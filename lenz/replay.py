@@ -18,15 +18,25 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lenz.ir.plan import Alloc, BindSize, Input, Plan
+from lenz.ir.plan import BindSize, CallStep, Input, Keep, LaunchStep, Plan, Step
 from lenz.loading import Boxed, fast_call, op_of
-from lenz.machine.cuda.graph import Pool, Record, Wanted, capture, pool
+from lenz.machine.cuda.graph import (
+    Captured,
+    Pool,
+    Record,
+    Runner,
+    Wanted,
+    capture,
+    keeps_its_own,
+    pool,
+    start,
+)  # fmt: skip
 from lenz.machines import Functions
-from lenz.plan.graphs import GRAPH, Graphed, Uncaptured, graphed
+from lenz.plan.graphs import Graphed, Terms, Uncaptured, graphed
 from lenz.plan.native_objects import value
 from lenz.runtime import executor
 from lenz.runtime.store import Store
-from lenz.sym import Int, Var, as_multiple, evaluate
+from lenz.sym import Int, Var, as_multiple
 
 WARM = 1  # calls without a graph before one is made for their sizes; one more to measure it
 SLOWER = 1.02  # a graph that takes so much longer than launches is not used
@@ -49,7 +59,12 @@ class Made:
 
     call: Boxed
     tried: Callable[[list[Any]], Sequence[Any] | None]
-    record: Record
+    records: tuple[Record, ...]
+
+    @property
+    def replays(self) -> int:
+        """How often it was replayed."""
+        return self.records[0].replays
 
 
 @dataclass(slots=True)
@@ -68,7 +83,13 @@ class Given:
     mutated: frozenset[str]
     results: Sequence[Any]
     saved: Sequence[int]
+    objects: Mapping[str, Any]
     store: Store | None = None
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The plan's objects by the names that code finds them by."""
+        return {f"obj_{k}": name for k, name in enumerate(self.plan.objects)}
 
 
 class Replayed:
@@ -100,14 +121,15 @@ class Replayed:
         """Whether a graph replays the plan, or why not, for the report."""
         if self.graphed is None:
             return f"none, since {self.why}" if self.why else "none"
-        copied = len(self.graphed.copied)
-        return f"all of it, with {copied} tensors copied" if copied else "all of it"
+        count, outside = len(self.graphed.regions), "; ".join(self.graphed.outside)
+        return f"{count}, around what none can hold: {outside}" if outside else "all of it"
 
     def split(self) -> Graphed | None:
         """The graph and the plan around it; None, and the reason in `why`, if there is none."""
         g = self.given
         try:
-            return graphed(g.plan, op_of, g.pinned - self.moving, g.results, g.saved)
+            terms = Terms(op_of, g.pinned - self.moving, g.mutated, g.results, g.saved)
+            return graphed(g.plan, terms)
         except Uncaptured as e:
             self.stop(str(e))
             return None
@@ -128,10 +150,14 @@ class Replayed:
                 return self.plain(args)
             self.misses += 1
             for made in self.made.get(key, ()):
-                results = made.tried(args)
+                if key in self.took:
+                    took, results = _timed(made.tried, args)
+                else:
+                    took, results = 0.0, made.tried(args)
                 if results is not None:
                     self.choose(key, made)
-                    return results
+                    self.compare(key, took)
+                    return results  # type: ignore[no-any-return]  # what the plan gives
             return self.without(key, args)
 
     def without(self, key: Key, args: list[Any]) -> Sequence[Any]:
@@ -146,14 +172,16 @@ class Replayed:
         if self.is_measured and self.seen[key] == WARM + 1:
             self.took[key], given = _timed(self.plain, args)
             return list(given)
-        made = self.make(key, args) if self.has_room(key) else None
-        if made is None:
+        if not self.has_room(key):
             return self.plain(args)
-        took, results = _timed(made.tried, args) if key in self.took else (0.0, made.tried(args))
+        made = self.make(key, args)
+        return self.plain(args) if made is None else made
+
+    def compare(self, key: Key, took: float) -> None:
+        """Make no graphs any more if launches have taken less time than a replay."""
         plain = self.took.pop(key, took)
         if took > SLOWER * plain:
             self.stop(f"a replay takes {1e3 * took:.2f} ms, launches {1e3 * plain:.2f} ms")
-        return self.plain(args) if results is None else results
 
     def choose(self, key: Key, made: Made) -> None:
         """Have the next call try this graph first."""
@@ -175,7 +203,7 @@ class Replayed:
     def moves(self, key: Key) -> bool:
         """Whether addresses have just been found to move: then other graphs are made."""
         sizes, starts = key
-        replays = sum(m.record.replays for twins in self.made.values() for m in twins)
+        replays = sum(m.replays for twins in self.made.values() for m in twins)
         if replays != self.replays:
             self.addresses.clear()
         self.replays = replays
@@ -206,47 +234,102 @@ class Replayed:
         assert self.graphed is not None
         return int(torch.device(self.graphed.device).index)
 
-    def make(self, key: Key, args: list[Any]) -> Made | None:
-        """A graph for calls like this one; None, and the reason in `why`, if there is none."""
+    def make(self, key: Key, args: list[Any]) -> Sequence[Any] | None:
+        """Make a graph for calls like this one, and run this one.
+
+        None, and the reason in `why`, if that fails before anything has run.
+        """
         assert self.graphed is not None
+        g, given = self.graphed, self.given
+        names = [i.name if isinstance(i, Input) else "" for i in given.plan.inputs]
+        env = {**dict(zip(names, args, strict=True)), **given.constants}
+        value: Any = partial(_value, given.objects)
+        run = Recorded(self, env, sizes_of(given.plan, args), value, key[0][0])
         try:
-            with torch.cuda.device(self.graphed.device), torch.no_grad():
-                made = self.captured(self.graphed, key, args)
+            with torch.cuda.device(g.device), torch.no_grad():
+                for s in g.plan.steps:
+                    run.step(s)
+                made = self.linked(g, key, [n for n in names if n], run)
         except (RuntimeError, torch.AcceleratorError) as e:
+            if run.has_run:
+                raise
             self.stop(f"capturing it failed: {e}".splitlines()[0])
             return None
         if made is None:
             self.stop("native code does not run it")
-            return None
-        self.made.setdefault(key, []).append(made)
-        self.choose(key, made)
-        return made
+        else:
+            self.made.setdefault(key, []).append(made)
+            self.used[key] = self.misses
+            if key not in self.took:  # else the next call is timed
+                self.choose(key, made)
+        results = [value(a, run.look) for a in g.plan.outputs]
+        args.clear()
+        return results
 
-    def captured(self, g: Graphed, key: Key, args: Sequence[Any]) -> Made | None:
-        """The graph for these arguments, and the code that replays it."""
-        p, given = self.given.plan, self.given
-        sizes = sizes_of(p, args)
-        tensors = {i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, Input)}
-        names = list(tensors)
-        seeds = {n: torch.zeros(2, dtype=torch.int64, device=g.device) for n in g.reads}
-        reads = {n: tensors.get(n, seeds[n]) for n in g.reads}
-        writes = {n: _empty(t, sizes) for n, t in g.writes.items()}
-        fixed = {**given.constants, **{n: tensors[n] for n in g.pinned}}
-        read = partial(_value, {})
-        how = g.kept, g.copied, given.mutated, sizes, read
-        wanted = Wanted(g.inner, reads, writes, fixed, *how)
-        gpu, own = torch.device(g.device).index, {s.name for s in g.inner if isinstance(s, Alloc)}
-        memory = pool(gpu, key[0][0]) if own >= {*g.kept} else Pool()
-        c = capture(wanted, given.functions, gpu, memory)
-        pairs = [(names.index(n), start) for n, start in zip(g.pinned, key[1], strict=True)]
-        record = Record(c, key[0][0], [*g.reads, *g.writes], pairs)
-        module = {"OBJECTS": {}, **given.constants, **c.kept, GRAPH: record}
+    def linked(self, g: Graphed, key: Key, names: list[str], run: Recorded) -> Made | None:
+        """The code that replays the graphs of a run."""
+        starts = dict(zip(g.pinned, key[1], strict=True))
+        records = {
+            r.name: Record(
+                run.captured[r.name],
+                key[0][0],
+                [*r.reads, *r.writes],
+                [(names.index(n), starts[n]) for n in r.pinned],
+            )
+            for r in g.regions
+        }
+        kept = {n: t for c in run.captured.values() for n, t in c.kept.items()}
+        given = self.given
+        own = {py: given.objects[o] for py, o in given.places.items()}
+        module = {"OBJECTS": given.places, **own, **given.functions, **given.constants, **kept}
+        functions = {**given.functions, **records}
         ways: tuple[Boxed, Any] = self.decide, lambda args: None
-        made = [fast_call(g.plan, {GRAPH: record}, module, w, given.store) for w in ways]
-        if made[0] is None or made[1] is None:
+        found = [fast_call(g.plan, functions, module, w, given.store) for w in ways]
+        if found[0] is None or found[1] is None:
             return None
-        record.expect([sizes[v] for v in made[0].sizes if v in sizes])
-        return Made(made[0].call, made[1].call, record)
+        for record in records.values():
+            record.expect([run.sizes[v] for v in found[0].sizes if v in run.known])
+        return Made(found[0].call, found[1].call, tuple(records.values()))
+
+
+class Recorded(Runner):
+    """The run of a plan in which its graphs are captured; `known` are the sizes of arguments."""
+
+    def __init__(
+        self, of: Replayed, env: Mapping[str, Any], sizes: Mapping[Var, int], value: Any,
+        stream: int,
+    ) -> None:  # fmt: skip
+        super().__init__(of.given.functions, env, sizes, value, stream)
+        assert of.graphed is not None
+        self.gpu, self.known = of.gpu, frozenset(sizes)
+        self.regions = {r.name: r for r in of.graphed.regions}
+        self.captured: dict[str, Captured] = {}
+        self.has_run = False
+
+    def step(self, s: Step) -> None:
+        """Run one step."""
+        if isinstance(s, Keep):
+            found = next(c.kept[s.name] for c in self.captured.values() if s.name in c.kept)
+            self.name(s.name, torch.as_strided(found, found.shape, found.stride()).detach())
+            return
+        is_graph = isinstance(s, LaunchStep) and s.graph
+        self.has_run |= isinstance(s, CallStep | LaunchStep) and not is_graph
+        super().step(s)
+
+    def launch(self, s: LaunchStep) -> list[int]:
+        """Capture a graph and launch it, or launch a kernel."""
+        if not s.graph:
+            return super().launch(s)
+        r = self.regions[s.kernel]
+        others = {n: t for c in self.captured.values() for n, t in c.kept.items()}
+        reads, writes, pins = ({n: self.env[n] for n in x} for x in (r.reads, r.writes, r.pinned))
+        fixed = {**pins, **{n: others[n] if n in others else self.env[n] for n in r.fixed}}
+        w = Wanted(r.steps, reads, writes, fixed, r.kept, r.copied, r.mutated)
+        memory = Pool() if keeps_its_own(w) else pool(self.gpu, self.stream)
+        self.captured[r.name] = capture(w, self, self.gpu, memory)
+        self.has_run = True
+        start(self.captured[r.name], self.stream)
+        return []
 
 
 def _timed(run: Callable[[list[Any]], Any], args: list[Any]) -> tuple[float, Any]:
@@ -260,11 +343,6 @@ def _timed(run: Callable[[list[Any]], Any], args: list[Any]) -> tuple[float, Any
 
 def _value(own: Mapping[str, Any], a: Any, look: Callable[[Any], Any]) -> Any:
     return value(a, own, look)
-
-
-def _empty(t: Any, sizes: Mapping[Var, int]) -> torch.Tensor:
-    shape, stride = ([evaluate(x, sizes) for x in y] for y in (t.shape, t.layout.stride))
-    return torch.empty_strided(shape, stride, dtype=t.dtype.torch, device=t.device)
 
 
 def sizes_of(p: Plan, args: Sequence[Any]) -> dict[Var, int]:

@@ -44,7 +44,8 @@ def load_program(
     fixed = {name: aligned(t) for name, t in constants.items()}
     saved, types = program.saved, results_of(program)
     mutated = frozenset(program.placeholders[k].name for k in program.mutated)
-    given = Given(p, functions, fixed, pinned_of(program), mutated, types, saved, store)
+    facts = pinned_of(program), mutated, types, saved, program.modules
+    given = Given(p, functions, fixed, *facts, store)
     return Replayed(given, run, options.cuda_graphs == "auto")
 
 

@@ -1,20 +1,21 @@
 """Which steps of a plan a CUDA graph replays, and the plan that replays them.
 
-All steps of a plan that run on one GPU become one graph. The plan around it draws the keys of
-random numbers, allocates the results, replays, and makes the views that leave.
+A plan is cut where a step cannot be captured; what is between two cuts becomes a graph. The plan
+around the graphs runs those steps, draws the keys of random numbers, allocates the results,
+replays, and makes the views that leave a graph.
 
 A graph has fixed addresses. Those of arguments and results are set before each replay, if only
 kernels of lenz use them: their launches are nodes of the graph whose arguments may change. What a
 library takes or writes is different: nobody knows where its kernels keep addresses. A `pinned`
 argument (a parameter, or what the forward half has kept) is expected at its address; any other one
 is copied to the graph's memory before the replay, or from there after it. Results that only the
-backward half reads stay in the graph's memory (`kept`).
+backward half reads stay in the graph's memory (`kept`), and so do those of one graph for another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from lenz.ir.plan import (
     CallStep,
     Check,
     Current,
+    Free,
     Input,
     Keep,
     LaunchStep,
@@ -35,12 +37,13 @@ from lenz.ir.plan import (
     SizeInput,
     Step,
     ViewStep,
+    launched,
 )  # fmt: skip
 from lenz.ir.tensor import TensorType
 from lenz.plan.native_shim import names
 from lenz.sym import ONE, Var
 
-GRAPH = "cuda_graph"  # the name of the graph among the kernels of its plan
+GRAPH = "cuda_graph"  # begins the names of graphs among the kernels of a plan
 
 
 class Uncaptured(Exception):
@@ -48,97 +51,238 @@ class Uncaptured(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Graphed:
-    """What a CUDA graph replays, and how.
+class Region:
+    """What one CUDA graph replays.
 
-    plan    what runs around it: it launches `GRAPH` with the addresses of `reads` and `writes`
-    device  the GPU
-    inner   the steps of the graph
-    reads   arguments, and results of steps before the graph, whose addresses may change
-    writes  memory that results get, by the name of its first buffer, with its type
-    kept    the first buffers of results that stay in the graph's memory
+    name    among the kernels of the plan around it, which gives it the addresses of `reads` and
+            `writes`
+    reads   arguments and buffers of other steps, whose addresses may change
+    writes  memory that the plan around it allocates, or results that are copied into such memory
+    kept    what stays in the graph's memory
     pinned  arguments that are expected at their addresses
+    fixed   constants, and what other graphs keep
     copied  reads that are copied into the graph, and writes that are copied out of it
+    mutated copied reads that are copied back
     """
+
+    name: str
+    steps: tuple[Step, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    kept: tuple[str, ...]
+    pinned: tuple[str, ...]
+    fixed: tuple[str, ...]
+    copied: frozenset[str]
+    mutated: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Graphed:
+    """The graphs of a plan on a GPU, and the plan around them; `outside` says why steps are not."""
 
     plan: Plan
     device: str
-    inner: tuple[Step, ...]
-    reads: tuple[str, ...]
-    writes: Mapping[str, TensorType]
-    kept: tuple[str, ...]
-    pinned: tuple[str, ...]
-    copied: frozenset[str]
+    regions: tuple[Region, ...]
+    outside: tuple[str, ...]
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """The arguments that graphs expect at their addresses."""
+        return tuple(dict.fromkeys(n for r in self.regions for n in r.pinned))
 
 
-def graphed(
-    p: Plan,
-    find: Callable[[str], Any],
-    pinned: Collection[str],
-    results: Sequence[TensorType | None],
-    saved: Collection[int] = (),
-) -> Graphed:
-    """Split a plan into a graph and the plan around it.
+@dataclass(slots=True)
+class _Part:
+    """Steps in a row: of one graph, with the keys that it takes, or outside of graphs."""
 
-    `find` gives an op by its name, `pinned` names arguments that keep their addresses, `results`
-    are the types of results, and `saved` the places of those that only the backward half reads.
-    Raises Uncaptured.
+    is_graph: bool
+    steps: list[Step]
+    drawn: list[Step] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is known of a plan's surroundings.
+
+    find     gives an op by its name; None for a function of another kind
+    pinned   arguments that keep their addresses
+    mutated  arguments that the plan writes into
+    results  the types of results
+    saved    the places of results that only the backward half reads
     """
+
+    find: Callable[[str], Any]
+    pinned: Collection[str]
+    mutated: Collection[str]
+    results: Sequence[TensorType | None]
+    saved: Collection[int] = ()
+
+
+def graphed(p: Plan, t: Terms) -> Graphed:
+    """Split a plan into graphs and the plan around them. Raises Uncaptured."""
     arguments = {i.name for i in p.inputs if isinstance(i, Input)}
-    early = [(isinstance(s, BindSize) and s.source in arguments) or _draws(s) for s in p.steps]
-    before = tuple(s for s, is_early in zip(p.steps, early, strict=True) if is_early)
-    inner = tuple(s for s, is_early in zip(p.steps, early, strict=True) if not is_early)
-    device = _device(inner)
-    if sum(isinstance(s, LaunchStep | CallStep) for s in inner) < 2:
-        raise Uncaptured("one kernel alone gains nothing")
+    binds = [s for s in p.steps if isinstance(s, BindSize) and s.source in arguments]
+    device = _device(p.steps)
     known = {v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars}
-    known |= {s.var for s in before if isinstance(s, BindSize)}
-    for s in inner:
-        if why := _refusal(s, find, known):
-            raise Uncaptured(why)
-    roots = _roots(inner)
-    types = {s.name: s.type for s in (*p.inputs, *p.constants) if isinstance(s, Input)}
-    given = {*types, *(o for s in before if isinstance(s, CallStep) for o in s.outs)}
-    touched = {roots.get(n, n) for s in inner for n in _handled(s)}
-    made = {s.name: s for s in inner if isinstance(s, Alloc)}
-    kept, writes = _results(p, roots, given, {n: a.type for n, a in made.items()}, results, saved)
-    used = dict.fromkeys(n for s in inner for n in _named(s))
-    fixed = {*pinned, *(c.name for c in p.constants)}
-    reads = tuple(n for n in used if n in given and n not in fixed)
-    copied = frozenset(n for n in (*reads, *writes) if n in touched)
-    copied |= {n for n in writes if n not in made or made[n].zero}
-    pins = tuple(n for n in used if n in pinned)
-    g = Graphed(p, device, inner, reads, writes, kept, pins, copied)
-    return replace(g, plan=_around(p, g, before, roots))
-
-
-def _results(
-    p: Plan,
-    roots: Mapping[str, str],
-    given: Collection[object],
-    made: Mapping[str, TensorType],
-    types: Sequence[TensorType | None],
-    saved: Collection[int],
-) -> tuple[tuple[str, ...], dict[str, TensorType]]:
-    """What the graph keeps, and what it writes into memory of the caller's.
-
-    That is the first buffer of the memory where the plan has allocated it. What a library has
-    allocated, or a view of it, is copied by its own type.
-    """
-    kept, writes, taken = list[str](), dict[str, TensorType](), list[str]()
-    for k, (a, t) in enumerate(zip(p.outputs, types, strict=True)):
-        if not isinstance(a, Ref) or (root := roots.get(a.name, a.name)) in given:
+    known |= {s.var for s in binds}
+    steps = [s for s in p.steps if s not in binds and not isinstance(s, Current)]
+    parts, outside = _parts(steps, t.find, known)
+    if not any(x.is_graph for x in parts):
+        raise Uncaptured(outside[0] if outside else "one kernel alone gains nothing")
+    roots = _roots(steps)
+    writes = _writes(p, t, parts, roots)
+    used = {a.name for a in p.outputs if isinstance(a, Ref)}
+    regions, around = list[Region](), list[list[Step]]()
+    for k in reversed(range(len(parts))):
+        x = parts[k]
+        if not x.is_graph:
+            used |= {n for s in x.steps for n in _named(s)}
+            around.append(x.steps)
             continue
-        if k in saved:
-            kept.append(root)
-        elif root in made:
-            writes[root] = made[root]
-        elif t is not None:
-            writes[a.name] = t
+        chain = _chain(x, used, roots, writes)
+        r = _region(f"{GRAPH}{k}", x, used, roots, writes, {s.name for s in chain})
+        used |= {*r.reads, *(s.source for s in chain)}
+        regions.append(r)
+        allocs = [Alloc(n, writes[n]) for n in r.writes]
+        launch = LaunchStep(r.name, (), (), ONE, device, graph=True)
+        around.append([*x.drawn, *allocs, launch, *map(Keep, r.kept), *chain])
+    found = _settled(p, t, regions[::-1], roots, writes)
+    calls = {r.name: (*r.reads, *r.writes) for r in found}
+    told = [
+        replace(s, args=calls[s.kernel]) if isinstance(s, LaunchStep) and s.graph else s
+        for part in reversed(around)
+        for s in part
+    ]
+    names = {*arguments, *(c.name for c in p.constants), *(n for s in told for n in _defined(s))}
+    told = [s for s in told if not isinstance(s, Free) or s.name in names]
+    whole = (*binds, Current(device), *told)
+    plan = replace(p, steps=whole, kernels=launched(whole), comments=())
+    return Graphed(plan, device, tuple(found), tuple(dict.fromkeys(outside)))
+
+
+def _parts(
+    steps: Sequence[Step], find: Callable[[str], Any], known: Collection[Var]
+) -> tuple[list[_Part], list[str]]:
+    """Cut the steps where one cannot be captured; why, for each of these."""
+    parts, outside, own = [_Part(True, [])], list[str](), set[str]()
+    drawn = {n for s in steps if _draws(s) for n in _defined(s)}
+    for s in steps:
+        if _draws(s) or (isinstance(s, Lay) and s.name in drawn):
+            parts[-1].drawn.append(s)
+        elif isinstance(s, Lay) and s.name not in own:
+            parts += [_Part(False, [s]), _Part(True, [])]  # it looks at what another step gives
+            own = set()
+        elif why := _refusal(s, find, known):
+            parts += [_Part(False, [s]), _Part(True, [])]
+            outside.append(why)
+            own = set()
+        else:
+            parts[-1].steps.append(s)
+            own |= {*_defined(s)}
+    for x in parts:
+        x.is_graph = sum(isinstance(s, LaunchStep | CallStep) for s in x.steps) > 1
+        if not x.is_graph:
+            x.steps, x.drawn = [*x.drawn, *x.steps], []
+    return [x for x in parts if x.steps], outside
+
+
+def _writes(
+    p: Plan, t: Terms, parts: Sequence[_Part], roots: Mapping[str, str]
+) -> dict[str, TensorType]:
+    """What graphs write into memory of the caller's, with its type.
+
+    That is the first buffer of a result's memory where the plan has allocated it. What a library
+    has allocated, or a view of it, is copied by its own type.
+    """
+    inside = [s for x in parts if x.is_graph for s in x.steps]
+    made = {s.name: s.type for s in inside if isinstance(s, Alloc)}
+    own = {n for s in inside for n in _defined(s)}
+    found, taken = dict[str, TensorType](), list[str]()
+    for k, (a, type) in enumerate(zip(p.outputs, t.results, strict=True)):
+        if not isinstance(a, Ref) or k in t.saved or a.name not in own:
+            continue
+        root = roots.get(a.name, a.name)
+        if root in made:
+            found[root] = made[root]
+        elif root in own and type is not None:
+            found[a.name] = type
             taken.append(root)
     if len({*taken}) < len(taken):
         raise Uncaptured("two results are views of what a library has made")
-    return tuple(dict.fromkeys(n for n in kept if n not in writes)), writes
+    return found
+
+
+def _chain(
+    x: _Part, used: Collection[str], roots: Mapping[str, str], writes: Collection[str]
+) -> list[Reuse | ViewStep]:
+    """The views that the plan around a graph makes again: of memory that is not the graph's."""
+    own = {n for s in x.steps for n in _defined(s)}
+    wanted, found = {*used}, list[Reuse | ViewStep]()
+    for s in reversed(x.steps):
+        if isinstance(s, Reuse | ViewStep) and s.name in wanted and s.name not in writes:
+            root = roots[s.name]
+            if root in writes or root not in own:
+                found.append(s)
+                wanted.add(s.source)
+    return found[::-1]
+
+
+def _region(
+    name: str,
+    x: _Part,
+    used: Collection[str],
+    roots: Mapping[str, str],
+    writes: Collection[str],
+    chain: Collection[str],
+) -> Region:
+    """A graph, whose `reads` are all that it takes from elsewhere."""
+    own = dict.fromkeys(n for s in x.steps for n in _defined(s))
+    taken = tuple(dict.fromkeys(n for s in x.steps for n in _named(s) if n not in own))
+    fresh = tuple(n for n in own if n in writes)
+    kept = tuple(
+        n
+        for n in own
+        if n in used and n not in chain and n not in writes and roots.get(n, n) not in writes
+    )
+    return Region(name, tuple(x.steps), taken, fresh, kept, (), (), frozenset(), frozenset())
+
+
+def _settled(
+    p: Plan,
+    t: Terms,
+    regions: Sequence[Region],
+    roots: Mapping[str, str],
+    writes: Collection[str],
+) -> list[Region]:
+    """The graphs with what each takes by kind, and with what is copied."""
+    arguments = {i.name for i in p.inputs if isinstance(i, Input)}
+    fixed = {c.name for c in p.constants} | {n for r in regions for n in r.kept}
+    found = []
+    for r in regions:
+        made = {s.name for s in r.steps if isinstance(s, Alloc) and not s.zero}
+        reads = tuple(n for n in r.reads if n not in fixed and n not in t.pinned)
+        touched = {roots.get(n, n) for s in r.steps for n in _handled(s)}
+        moving = [roots.get(n, n) for n in (*reads, *r.writes)]
+        copied = frozenset(n for n in (*reads, *r.writes) if roots.get(n, n) in touched)
+        copied |= {n for n in r.writes if n not in made}
+        if any(moving.count(roots.get(n, n)) > 1 for n in copied):
+            raise Uncaptured("what is copied into a graph has two names")
+        back = frozenset(n for n in copied if n in reads and (n in t.mutated or n not in arguments))
+        pins = tuple(n for n in r.reads if n in t.pinned)
+        rest = tuple(n for n in r.reads if n in fixed)
+        found.append(replace(r, reads=reads, pinned=pins, fixed=rest, copied=copied, mutated=back))
+    return found
+
+
+def _defined(s: Step) -> tuple[str, ...]:
+    """The buffers that a step makes."""
+    match s:
+        case Alloc() | Keep() | Reuse() | ViewStep():
+            return (s.name,)
+        case CallStep() if not s.into:
+            return tuple(o for o in s.outs if isinstance(o, str))
+        case _:
+            return ()
 
 
 def _draws(s: Step) -> bool:
@@ -146,7 +290,7 @@ def _draws(s: Step) -> bool:
     return isinstance(s, CallStep) and s.op == "lenz.seed"
 
 
-def _device(steps: tuple[Step, ...]) -> str:
+def _device(steps: Sequence[Step]) -> str:
     named = [s.device for s in steps if isinstance(s, Current)]
     named += [s.type.device for s in steps if isinstance(s, Alloc | Lay)]
     found = list(dict.fromkeys(d for d in named if d.startswith("cuda")))
@@ -157,6 +301,8 @@ def _device(steps: tuple[Step, ...]) -> str:
 
 def _refusal(s: Step, find: Callable[[str], Any], known: Collection[Var]) -> str:
     """Why a graph cannot hold this step; "" if it can."""
+    if not _sizes(s) <= {*known}:
+        return "its sizes depend on values"
     match s:
         case LaunchStep(grid=None) | Check():
             return "a kernel runs on the CPU"
@@ -196,13 +342,25 @@ def _chance(s: CallStep, schema: Any) -> object:
     return {**usual, **given}.get("dropout_p")
 
 
-def _roots(steps: tuple[Step, ...]) -> dict[str, str]:
+def _roots(steps: Sequence[Step]) -> dict[str, str]:
     """For each buffer in the memory of another one: the first buffer of that memory."""
     roots: dict[str, str] = {}
     for s in steps:
         if isinstance(s, Reuse | ViewStep):
             roots[s.name] = roots.get(s.source, s.source)
     return roots
+
+
+def _sizes(s: Step) -> set[Var]:
+    """The variables in the sizes of a step."""
+    match s:
+        case Alloc() | Reuse() | ViewStep() | Lay():
+            told = (*s.type.shape, *s.type.layout.stride, s.type.layout.offset)
+        case LaunchStep():
+            told = (*s.sizes, *(() if s.grid is None else (s.grid,)))
+        case _:
+            told = ()
+    return {v for x in told for v in x.free_vars}
 
 
 def _named(s: Step) -> tuple[str, ...]:
@@ -221,22 +379,3 @@ def _named(s: Step) -> tuple[str, ...]:
 def _handled(s: Step) -> tuple[str, ...]:
     """The buffers whose addresses a library may keep."""
     return tuple(names(s)) if isinstance(s, CallStep) else ()
-
-
-def _around(p: Plan, g: Graphed, before: tuple[Step, ...], roots: Mapping[str, str]) -> Plan:
-    """The plan that replays a graph."""
-    results = {a.name for a in p.outputs if isinstance(a, Ref)}
-    after: list[Step] = []
-    for s in reversed(g.inner):
-        if isinstance(s, Reuse | ViewStep) and s.name in results and s.name not in g.writes:
-            after.append(s)
-            results.add(s.source)
-    steps = [
-        *before,
-        Current(g.device),
-        *(Alloc(name, t) for name, t in g.writes.items()),
-        LaunchStep(GRAPH, (*g.reads, *g.writes), (), ONE, g.device, graph=True),
-        *(Keep(name) for name in g.kept),
-        *reversed(after),
-    ]
-    return replace(p, steps=tuple(steps), kernels=(GRAPH,), comments=())

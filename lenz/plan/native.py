@@ -149,7 +149,7 @@ def _over(f: Frame, s: Alloc) -> str:
     """Take the memory of an argument if it is free; go to the label that this gives if so."""
     given = [_value(f, a, "tuple") for a in (s.type.shape, s.type.layout.stride)]
     item = f.python(s.over)
-    found = _vectorcall(f, f.object("over"), [(item, False), *given], 3, "null")
+    found = _vectorcall(f, f.object("over_called"), [(item, False), *given], 3, "null")
     b = f.new(s.name, found)
     none, _ = _value(f, None)
     done = f.out.label()

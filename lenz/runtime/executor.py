@@ -115,6 +115,13 @@ def _alone() -> int:
     return _as_over(x)
 
 
+def over_called(t: torch.Tensor, size: Sizes, stride: Sizes) -> torch.Tensor | None:
+    """`over` for native code, which holds the tensor in a slot and lends it to the call."""
+    x = object()
+    alone = next(map(_as_over, [x])) - 2  # the list and `map` hold it besides
+    return torch.as_strided(t, size, stride, 0) if held(t) == (alone, 1, 2, 0) else None
+
+
 def _as_over(x: object) -> int:
     return _as_held(x)
 

@@ -13,6 +13,7 @@ from lenz.errors import UserError
 from lenz.options import LOGS, Options, options_table
 
 OTHER: dict[str, Any] = {
+    "cuda_graphs": "on",
     "fuel": 3,
     "on_error": "eager",
     "cache_dir": "/elsewhere",

@@ -38,7 +38,7 @@ def graphed(fn: Callable[..., Any], how: str = "on", **more: Any) -> Callable[..
 
 def replays(made: list[replay.Replayed]) -> list[int]:
     """How often each plan was replayed."""
-    return [sum(m.record.replays for twins in r.made.values() for m in twins) for r in made]
+    return [sum(m.replays for twins in r.made.values() for m in twins) for r in made]
 
 
 def layer(x: Tensor, w: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def test_training(at_once: int, made: list[replay.Replayed]) -> None:
     run = graphed(lambda x: model(x).square().mean())
     xs = [randn(4, 3, 8, 8, device="cuda") for _ in range(16)]
     same_steps(model, other, run, xs, at_once)
-    assert len(made) == 2 and min(replays(made)) >= 6
+    assert len(made) == 2 and min(replays(made)) >= 3
 
 
 def test_gradients_that_stay(made: list[replay.Replayed]) -> None:
@@ -128,7 +128,7 @@ def test_gradients_that_stay(made: list[replay.Replayed]) -> None:
         kept.append((got, want))
     for got, want in kept:
         close(got, want)
-    assert min(replays(made)) >= 6
+    assert min(replays(made)) >= 5
 
 
 def test_a_graph_of_autograd_that_is_used_twice(made: list[replay.Replayed]) -> None:
@@ -161,7 +161,7 @@ def test_random_numbers_are_those_without_graphs(made: list[replay.Replayed]) ->
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want)
     assert not torch.equal(results[0][0], results[0][1])
-    assert replays(made) == [7]
+    assert replays(made) == [6]
 
 
 def test_sizes_have_graphs_of_their_own(made: list[replay.Replayed]) -> None:
@@ -240,11 +240,57 @@ def test_arguments_that_are_written(made: list[replay.Replayed]) -> None:
         close(mine, theirs)
 
 
+def test_graphs_around_steps_that_none_can_hold(made: list[replay.Replayed]) -> None:
+    """Random numbers of torch's own, a custom op, and a number that a condition needs."""
+
+    @torch.library.custom_op("lenz_graphs::scaled", mutates_args=())
+    def scaled(x: Tensor) -> Tensor:
+        return x * 2
+
+    scaled.register_fake(torch.empty_like)
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ w).exp()
+        z = scaled((y @ w).tanh() + 1).sin() @ w
+        n = torch.poisson((z @ w).abs().clamp(max=4) * 0 + 3)
+        return (z + y.tanh()).softmax(-1) @ w, ((n > -1) * z).sin() @ w
+
+    run, w = graphed(fn), randn(64, 64, device="cuda") * 0.1
+    kept = []
+    for _ in range(20):
+        x = randn(64, 64, device="cuda")
+        kept.append((run(x, w), fn(x, w)))
+    for got, want in kept:
+        close(got, want)
+    (r,) = made
+    assert r.graphed is not None and len(r.graphed.regions) >= 2 and replays(made)[0] >= 17
+
+
+def test_attention_with_dropout_in_training(made: list[replay.Replayed]) -> None:
+    """Dropout of attention draws torch's own numbers: the seed decides them as without graphs."""
+    layers = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.2, batch_first=True).cuda()
+    x, results = randn(4, 16, 64, device="cuda"), []
+    for how in ("off", "on"):
+        torch._dynamo.reset()
+        model = copy.deepcopy(layers)
+        run = graphed(lambda x, model=model: model(x).square().mean(), how)
+        for _ in range(4):
+            run(x).backward()
+        torch.manual_seed(5)
+        model.zero_grad()
+        losses = [run(x) for _ in range(1)]
+        losses[0].backward()
+        results.append([losses[0].detach(), *[p.grad for p in model.parameters()]])
+    for a, b in zip(*results, strict=True):
+        close(a, b)
+    assert sum(replays(made)) >= 2
+
+
 def test_why_there_is_no_graph(made: list[replay.Replayed]) -> None:
     x, w = randn(64, 64, device="cuda"), randn(64, 64, device="cuda")
     cases: dict[str, Callable[..., Tensor]] = {
         "one kernel alone": lambda x, w: x.sin() + 1,
-        "draws random numbers": lambda x, w: torch.poisson((x @ w).exp()) + 1,
+        "draws random numbers": lambda x, w: torch.poisson(x.abs()) + 1,
     }
     for why, fn in cases.items():
         made.clear()

@@ -13,13 +13,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from lenz.ir.plan import Alloc, CallStep, Current, Free, LaunchStep, Lay, Reuse, Step, ViewStep
+from lenz.ir.plan import (
+    Alloc,
+    BindSize,
+    CallStep,
+    Check,
+    Current,
+    Free,
+    LaunchStep,
+    Lay,
+    Reuse,
+    Step,
+    ViewStep,
+)  # fmt: skip
+from lenz.ir.tensor import TensorType
 from lenz.machine.cuda import driver
 from lenz.runtime import executor
 from lenz.sym import Sym, Var, evaluate
@@ -30,6 +43,9 @@ HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
 NODE = "=Q7I4xQQQQ"
 # One launch of copy.ptx: pieces, bytes of a piece (8 rounds of its 32 blocks), blocks, threads.
 PIECES, PIECE, BLOCKS, THREADS = 160, 1 << 20, 32, 256
+
+
+Value: TypeAlias = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 @cache
@@ -62,23 +78,19 @@ class Wanted:
     steps   the steps of the graph
     reads   tensors whose addresses may change, by name
     writes  memory of results, by name
-    fixed   tensors whose addresses do not change: pinned arguments and constants
+    fixed   tensors whose addresses do not change: pinned arguments, constants, other graphs'
     kept    results that stay in the graph's memory
     copied  reads and writes that are copied, in the graph, since libraries use them
-    mutated reads that the steps write into
-    sizes   the values of sizes
-    value   the Python value of an atom, by what tells its tensors and sizes
+    mutated copied reads that are copied back
     """
 
     steps: Sequence[Step]
     reads: Mapping[str, Tensor]
     writes: Mapping[str, Tensor]
     fixed: Mapping[str, Tensor]
-    kept: Sequence[str]
+    kept: Collection[str]
     copied: Collection[str]
     mutated: Collection[str]
-    sizes: Mapping[Var, int]
-    value: Callable[[Any, Callable[[Any], Any]], Any]
 
 
 @dataclass(slots=True)
@@ -96,6 +108,7 @@ class Captured:
 
     exec: int
     kept: Mapping[str, Tensor]
+    owners: list[tuple[int, int]]  # of kept memory: where they are counted, and how many it has
     nodes: list[Node]
     uses: Mapping[str, list[tuple[int, int, int]]]  # node, argument, what is added to the address
     alive: Sequence[object]
@@ -105,16 +118,124 @@ class Captured:
             driver.library().cuGraphExecDestroy(ctypes.c_void_p(self.exec))
 
 
-def capture(w: Wanted, functions: Mapping[str, Any], gpu: int, memory: Pool) -> Captured:
-    """Capture a graph on the current device; raises RuntimeError if the driver or torch refuses."""
-    stream = executor.stream(gpu)
-    side = side_stream(gpu, stream)
+class Runner:
+    """Runs steps of a plan one by one.
+
+    functions  the kernels
+    env        tensors, and numbers that ops give, by name
+    sizes      the values of sizes
+    value      the Python value of an atom, by what tells its tensors and sizes
+    """
+
+    def __init__(
+        self, functions: Mapping[str, Any], env: Mapping[str, Any], sizes: Mapping[Var, int],
+        value: Value, stream: int,
+    ) -> None:  # fmt: skip
+        self.functions, self.stream, self.value = functions, stream, value
+        self.env, self.sizes = dict(env), dict(sizes)
+        self.failed = 0
+
+    def size(self, s: Sym) -> int:
+        """The value of a size."""
+        return evaluate(s, self.sizes)
+
+    def layout(self, t: TensorType) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sizes and strides of a type."""
+        return tuple(map(self.size, t.shape)), tuple(map(self.size, t.layout.stride))
+
+    def look(self, a: Any) -> Any:
+        """The tensor or the number that an atom names."""
+        if isinstance(a, Sym):
+            return self.env[f"%{a}"] if f"%{a}" in self.env else self.size(a)
+        return self.env[a.name]
+
+    def name(self, name: str, t: Tensor, source: str = "") -> None:
+        """Name a tensor, in the memory of `source` perhaps."""
+        self.env[name] = t
+
+    def step(self, s: Step) -> None:
+        """Run one step."""
+        match s:
+            case BindSize():
+                t = self.env[s.source]
+                self.sizes[s.var] = (t.stride(s.dim) if s.stride else t.size(s.dim)) // s.factor
+            case Alloc():
+                self.name(s.name, self.memory(s))
+                if s.zero:
+                    self.env[s.name].zero_()
+            case Reuse() | ViewStep():
+                self.view(s)
+            case LaunchStep():
+                self.launch(s)
+            case CallStep():
+                self.call(s)
+            case Lay():
+                place = -1 if s.type.device == "cpu" else torch.device(s.type.device).index
+                told = *self.layout(s.type), s.type.dtype.torch, place, s.op, s.aligned
+                self.name(s.name, executor.lay(self.env[s.name], *told))
+            case Free():
+                self.env.pop(s.name, None)
+            case Check():
+                if self.failed:
+                    executor.raise_failed(self.failed)
+            case Current():
+                pass
+            case _:
+                raise RuntimeError(f"nobody runs a {type(s).__name__}")
+
+    def memory(self, s: Alloc) -> Tensor:
+        """New memory."""
+        shape, stride = self.layout(s.type)
+        return torch.empty_strided(shape, stride, dtype=s.type.dtype.torch, device=s.type.device)
+
+    def view(self, s: Reuse | ViewStep) -> None:
+        """The memory of another buffer."""
+        t, source = s.type, self.env[s.source]
+        if s.same:
+            made = source
+        elif isinstance(s, Reuse):
+            made = executor.reuse(source, *self.layout(t), t.dtype.torch)
+        else:
+            made = executor.view(source, *self.layout(t), self.size(t.layout.offset))
+        self.name(s.name, made.detach() if s.detached else made, s.source)
+        if isinstance(s, Reuse):
+            del self.env[s.source]
+
+    def call(self, s: CallStep) -> None:
+        """Call an eager op."""
+        args = [self.value(a, self.look) for a in s.args]
+        got = executor.resolve(s.op)(*args, **{k: self.value(a, self.look) for k, a in s.kwargs})
+        if s.into:
+            return
+        if s.counted:
+            executor.several(got, len(s.outs), s.op)
+        for o, part in zip(s.outs, (got,) if s.single else got, strict=True):
+            if isinstance(o, Var):
+                self.env[f"%{o}"] = part
+                self.sizes |= {o: part} if isinstance(part, int) else {}
+            elif isinstance(o, str):
+                self.name(o, part)
+
+    def launch(self, s: LaunchStep) -> list[int]:
+        """Launch a kernel; its addresses and sizes."""
+        given = [self.env[a].data_ptr() for a in s.args] + [self.size(v) for v in s.sizes]
+        if s.grid is None:
+            self.failed = self.functions[s.kernel](*given)
+        else:
+            self.functions[s.kernel](self.stream, self.size(s.grid), *given)
+        return given
+
+
+def capture(w: Wanted, like: Runner, gpu: int, memory: Pool) -> Captured:
+    """Capture a graph on the current device; raises RuntimeError if the driver or torch refuses.
+
+    `like` has the kernels and sizes.
+    """
+    side = side_stream(gpu, like.stream)
     copier(gpu)  # nothing may be loaded while a stream is captured
     side.wait_stream(torch.cuda.current_stream(gpu))
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    run = _Run(w, functions, gpu, side.cuda_stream)
-    for name in w.kept:
-        run.prepare(name)
+    run = _Capture(w, like, gpu, side.cuda_stream)
     with torch.cuda.stream(side), torch.no_grad():
         generator = torch.cuda.default_generators[gpu]
         before = generator.clone_state()
@@ -131,33 +252,34 @@ def capture(w: Wanted, functions: Mapping[str, Any], gpu: int, memory: Pool) -> 
     exec, raw = ctypes.c_void_p(), ctypes.c_void_p(graph.raw_cuda_graph())
     made = driver.library().cuGraphInstantiateWithFlags(ctypes.byref(exec), raw, 0)
     driver.check(made, "instantiating a CUDA graph")
-    kept = {name: run.env[name] for name in w.kept}
-    alive = graph, memory, functions  # constants live with the plan, and arguments are the caller's
-    return Captured(exec.value or 0, kept, run.nodes, run.uses, alive)
+    alive = graph, memory, like.functions  # constants live with the plan; arguments are not ours
+    # Nobody else holds what is kept yet, so that this is how many owners its memory has alone.
+    counts = [t.untyped_storage()._cdata + 8 for t in run.results.values()]
+    owners = [(at, ctypes.c_uint32.from_address(at).value) for at in counts]
+    return Captured(exec.value or 0, run.results, owners, run.nodes, run.uses, alive)
 
 
-class _Run:
-    """The steps while they are captured."""
+class _Capture(Runner):
+    """Steps that are captured."""
 
-    def __init__(self, w: Wanted, functions: Mapping[str, Any], gpu: int, stream: int) -> None:
-        self.w, self.functions, self.gpu, self.stream = w, functions, gpu, stream
-        self.env: dict[str, Tensor] = {**w.fixed, **w.reads}
-        self.origins: dict[str, str] = {name: name for name in w.reads if name not in w.copied}
+    def __init__(self, w: Wanted, like: Runner, gpu: int, stream: int) -> None:
+        super().__init__(like.functions, {**w.fixed, **w.reads}, like.sizes, like.value, stream)
+        self.w, self.gpu = w, gpu
+        self.given = {**w.reads, **w.writes}
+        self.origins = {name: name for name in w.reads if name not in w.copied}
         self.nodes: list[Node] = []
         self.uses: dict[str, list[tuple[int, int, int]]] = {}
-        self.results = dict[str, Tensor]()
-        self.before = dict[str, Tensor]()
-
-    def prepare(self, name: str) -> None:
-        """Give a result that is kept memory outside of the pool, which other graphs use too."""
-        found = [s for s in self.w.steps if isinstance(s, Alloc) and s.name == name]
-        if found:
-            self.before[name] = self.empty(found[0])
+        self.results: dict[str, Tensor] = {}
+        # What is kept must not lie in the pool, which other graphs use too.
+        owners, known = kept_memory(w), {*w.writes}
+        found = [s for s in w.steps if isinstance(s, Alloc) and s.name in owners - known]
+        self.before = {s.name: super(_Capture, self).memory(s) for s in found}
 
     def all(self) -> None:
         """Run all steps."""
-        inside = {name: beside(t) for name, t in self.taken.items()}
-        self.copy([(name, inside[name], t, True) for name, t in self.taken.items()])
+        taken = {name: t for name, t in self.w.reads.items() if name in self.w.copied}
+        inside = {name: beside(t) for name, t in taken.items()}
+        self.copy([(name, inside[name], t, True) for name, t in taken.items()])
         self.env |= inside
         inside = {name: t for name, t in inside.items() if name in self.w.mutated}
         for s in self.w.steps:
@@ -167,14 +289,9 @@ class _Run:
             if not same_layout(self.results[name], t):
                 raise RuntimeError(f"{name} is not laid as promised")
         self.copy([(name, t, self.results[name], False) for name, t in given.items()])
-        self.copy([(name, self.taken[name], t, False) for name, t in inside.items()])
-        self.env = {name: self.results[name] for name in self.w.kept}
-        self.results.clear()
-
-    @property
-    def taken(self) -> dict[str, Tensor]:
-        """The reads that are copied into the graph."""
-        return {name: t for name, t in self.w.reads.items() if name in self.w.copied}
+        self.copy([(name, taken[name], t, False) for name, t in inside.items()])
+        self.results = {name: self.results[name] for name in self.w.kept}
+        self.env.clear()
 
     def copy(self, jobs: Sequence[tuple[str, Tensor, Tensor, bool]]) -> None:
         """Copy memory: the name of what moves, to, from, and whether `from` is what moves."""
@@ -191,101 +308,42 @@ class _Run:
             launch(node.parameters, self.stream)
             node.handle = self.last()
             for row, (name, to, start, _, moves) in enumerate(rows):
-                origin = {**self.w.reads, **self.w.writes}[name].data_ptr()
+                origin = self.given[name].data_ptr()
                 place, address = (3 * row + 1, start) if moves else (3 * row, to)
                 self.uses.setdefault(name, []).append((len(self.nodes), place, address - origin))
             self.nodes.append(node)
 
-    def empty(self, s: Alloc) -> Tensor:
-        t = s.type
-        shape, stride = ([self.size(x) for x in y] for y in (t.shape, t.layout.stride))
-        return torch.empty_strided(shape, stride, dtype=t.dtype.torch, device=t.device)
-
-    def size(self, s: Sym) -> int:
-        return evaluate(s, self.w.sizes)
-
-    def look(self, a: Any) -> Any:
-        """The tensor or the number that an atom names."""
-        return self.size(a) if isinstance(a, Sym) else self.env[a.name]
-
-    def step(self, s: Step) -> None:
-        """Run one step."""
-        match s:
-            case Alloc():
-                self.allocate(s)
-            case Reuse() | ViewStep():
-                self.view(s)
-            case LaunchStep():
-                self.launch(s)
-            case CallStep():
-                self.call(s)
-            case Lay():
-                t = s.type
-                shape, stride = (tuple(map(self.size, y)) for y in (t.shape, t.layout.stride))
-                told = shape, stride, t.dtype.torch, torch.device(t.device).index, s.op, s.aligned
-                self.name(s.name, executor.lay(self.env[s.name], *told))
-            case Free():
-                del self.env[s.name]
-            case Current():
-                pass
-            case _:
-                raise RuntimeError(f"a graph holds no {type(s).__name__}")
-
-    def name(self, name: str, t: Tensor, origin: str = "") -> None:
-        """Name a tensor; `origin` is the buffer whose memory it has, if that may change."""
+    def name(self, name: str, t: Tensor, source: str = "") -> None:
+        """Name a tensor, and remember it if it leaves the graph."""
         self.env[name] = t
-        if origin:
-            self.origins[name] = origin
+        if source in self.origins:
+            self.origins[name] = self.origins[source]
         if name in self.w.kept or name in self.w.writes:
             self.results[name] = t
 
-    def allocate(self, s: Alloc) -> None:
+    def memory(self, s: Alloc) -> Tensor:
+        """New memory of the graph's, or that of a result."""
         if s.name in self.w.writes and s.name not in self.w.copied:
-            self.name(s.name, self.w.writes[s.name], s.name)
-        else:
-            self.name(s.name, self.before[s.name] if s.name in self.before else self.empty(s))
-        if s.zero:
-            self.env[s.name].zero_()
+            self.origins[s.name] = s.name
+            return self.w.writes[s.name]
+        return self.before[s.name] if s.name in self.before else super().memory(s)
 
-    def view(self, s: Reuse | ViewStep) -> None:
-        t, source = s.type, self.env[s.source]
-        shape, stride = ([self.size(x) for x in y] for y in (t.shape, t.layout.stride))
-        if s.same:
-            made = source
-        elif isinstance(s, Reuse):
-            made = executor.reuse(source, shape, stride, t.dtype.torch)
-        else:
-            made = executor.view(source, shape, stride, self.size(t.layout.offset))
-        self.name(s.name, made, self.origins.get(s.source, ""))
-        if isinstance(s, Reuse):
-            del self.env[s.source]
-
-    def call(self, s: CallStep) -> None:
-        args = [self.w.value(a, self.look) for a in s.args]
-        got = executor.resolve(s.op)(*args, **{k: self.w.value(a, self.look) for k, a in s.kwargs})
-        if not s.into:
-            parts = (got,) if s.single else got
-            for o, part in zip(s.outs, parts, strict=True):
-                if isinstance(o, str):
-                    self.name(o, part)
-
-    def launch(self, s: LaunchStep) -> None:
+    def launch(self, s: LaunchStep) -> list[int]:
+        """Launch a kernel, and describe its node if it knows an address that may change."""
+        given = super().launch(s)
         assert s.grid is not None
-        function, programs = self.functions[s.kernel], self.size(s.grid)
-        given = [self.env[a].data_ptr() for a in s.args] + [self.size(v) for v in s.sizes]
-        function(self.stream, programs, *given)
-        if programs == 0 or not any(a in self.origins for a in s.args):
-            return
-        (_, _, _, threads, _, _, shared), handle = unpacked(function.record)
+        if (programs := self.size(s.grid)) == 0 or not any(a in self.origins for a in s.args):
+            return given
+        (_, _, _, threads, _, _, shared), handle = unpacked(self.functions[s.kernel].record)
         values = (ctypes.c_int64 * len(given))(*[v - (1 << 64) if v >> 63 else v for v in given])
         each = [ctypes.c_int64.from_buffer(values, 8 * k) for k in range(len(given))]
         node = Node(self.last(), packed(handle, (programs, 1), threads, shared, each), values)
         for k, a in enumerate(s.args):
             if origin := self.origins.get(a):
-                base = {**self.w.reads, **self.w.writes}[origin].data_ptr()
-                use = len(self.nodes), k, given[k] - base
+                use = len(self.nodes), k, given[k] - self.given[origin].data_ptr()
                 self.uses.setdefault(origin, []).append(use)
         self.nodes.append(node)
+        return given
 
     def last(self) -> int:
         """The node of the last launch."""
@@ -297,6 +355,27 @@ class _Run:
         if count.value != 1:
             raise RuntimeError("the last launch is no single node")
         return last[0] or 0
+
+
+def kept_memory(w: Wanted) -> set[str]:
+    """The first buffers of the memory that is kept."""
+    roots: dict[str, str] = {}
+    for s in w.steps:
+        if isinstance(s, Reuse | ViewStep):
+            roots[s.name] = roots.get(s.source, s.source)
+    return {roots.get(n, n) for n in w.kept}
+
+
+def keeps_its_own(w: Wanted) -> bool:
+    """Whether libraries make some of what is kept, so that the graph needs a pool of its own."""
+    known = {s.name for s in w.steps if isinstance(s, Alloc)} | {*w.fixed, *w.reads}
+    return not kept_memory(w) <= known
+
+
+def start(c: Captured, stream: int) -> None:
+    """Launch a graph for the addresses of its capture."""
+    launched = driver.library().cuGraphLaunch(ctypes.c_void_p(c.exec), ctypes.c_void_p(stream))
+    driver.check(launched, "launching a CUDA graph")
 
 
 @cache
@@ -370,12 +449,11 @@ class Record:
             rows = [(ctypes.addressof(c.nodes[n].values) + 8 * k, d, n) for n, k, d in uses]
             places += [0, self.row([x for row in rows for x in row]), len(rows)]
         nodes = [x for n in c.nodes for x in (n.handle, ctypes.addressof(n.parameters), 0)]
-        counts = [t.untyped_storage()._cdata + 8 for t in c.kept.values()]
-        kept = [x for at in counts for x in (at, ctypes.c_uint32.from_address(at).value)]
+        kept = [x for pair in c.owners for x in pair]
         pairs = [x for pair in pinned for x in pair]
         words = [
             c.exec, stream, self.row(pairs), len(pinned), 0, 0, 0,
-            self.row(kept), len(counts), 0, self.row(places), len(order),
+            self.row(kept), len(c.owners), 0, self.row(places), len(order),
             self.row(nodes), len(c.nodes), 0,
         ]  # fmt: skip
         self.record = (ctypes.c_uint64 * len(words))(*words)
