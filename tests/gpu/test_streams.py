@@ -220,3 +220,26 @@ def test_launches_from_threads_keep_their_arguments(cuda: str) -> None:
             assert all(pool.map(work, range(8))), "a launch had the pointers of another thread"
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.slow
+def test_many_calls_by_threads_on_two_streams(cuda: str) -> None:
+    """100,000 calls of one graph by 8 threads: each gets its own results, to the bit."""
+    run, w = torch.compile(chain, backend="lenz"), randn(64, 64, device=cuda)
+    run(randn(64, 64, device=cuda), w)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+
+    def work(k: int) -> int:
+        with torch.cuda.stream(streams[k % 2]):
+            x = randn(64, 64, device=cuda, generator=torch.Generator(cuda).manual_seed(k))
+            want = run(x, w)
+            torch.testing.assert_close(want, chain(x, w), rtol=1e-4, atol=1e-4)
+            off = torch.zeros((), device=cuda)
+            for _ in range(125):
+                results = [run(x, w) for _ in range(100)]
+                off += sum((r != want).sum() for r in results)
+            return int(off)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == [0] * 8
