@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_830,
+    ".": 1_845,
     "debug": 541,
     "frontend": 3_310,
     "ir": 4_080,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 31_620
+TOTAL_CODE_LINES = 31_635
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
