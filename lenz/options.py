@@ -62,6 +62,12 @@ class Options:
     fuel: int = option(
         -1, "Allow only this many optional rewrites, to bisect a bug; -1 allows all.", key=True
     )
+    memory_budget: float | None = option(
+        None,
+        "How much a training step saves for its backward pass: a part of the usual up to 1, or"
+        " bytes. The cheapest results are computed again.",
+        key=True,
+    )
     passes: tuple[Pass, ...] = option(
         (),
         "Your functions that change each FX graph before it is lowered, in order: `module:name`, or"
@@ -156,6 +162,11 @@ def _parse(variable: str, kind: str, text: str) -> object:
                 return int(text)
             except ValueError:
                 raise UserError(f"{variable}={text}: expected a whole number") from None
+        case "float | None":
+            try:
+                return float(text) if text and text != "None" else None
+            except ValueError:
+                raise UserError(f"{variable}={text}: expected a number") from None
         case "str | None":
             return text or None
         case _:
@@ -171,6 +182,13 @@ def _checked(name: str, kind: object, choices: tuple[str, ...], value: object) -
             if value < -1:
                 raise UserError(f"option {name}: {value} is below -1")
             return value
+        case "float | None", int() | float() if not isinstance(value, bool):
+            if not (0 < value <= 1 or (1 < value < 2**63 and value == int(value))):
+                hint = "give a part of the usual, such as 0.5, or a whole number of bytes"
+                raise UserError(f"option {name}: {value} is no budget", hint=hint)
+            return float(value)
+        case "float | None", None:
+            return None
         case (("str" | "str | None"), (str() | os.PathLike())):
             return os.fspath(value)
         case "str | None", None:

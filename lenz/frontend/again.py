@@ -133,6 +133,33 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
     y.replace_all_uses_with(made)
 
 
+def dropout_in_parts(graph: Graph, n: Node) -> None:
+    """Tell the result of dropout by its mask, so that it can be computed again.
+
+    y = x * where(mask, 1 / (1 - p), 0)
+    """
+    x, p, train = n.args
+    parts = {u.args[1]: u for u in n.users}
+    y, mask = (parts.get(k) for k in range(2))
+    if train is False or y is None or mask is None:
+        return
+    for u in parts.values():
+        n.append(u)
+    value, call = y.meta["val"], inserter(graph, n)
+    exact = torch.promote_types(value.dtype, torch.float32)
+    keep = 1.0 - float(p)  # type: ignore[arg-type]  # the schema says float
+    last = n.next.next.next
+    with graph.inserting_before(last), unguarded(value.fake_mode):
+        wide = call(aten._to_copy.default, x, dtype=exact) if value.dtype != exact else x
+        factor = call(aten._to_copy.default, mask, dtype=exact)
+        factor = call(aten.mul.Tensor, factor, 1.0 / keep if keep else 0.0)
+        made = call(aten.mul.Tensor, wide, factor)
+        if value.dtype != exact:
+            made = call(aten._to_copy.default, made, dtype=value.dtype)
+        made = dense_as(call, value, made)
+    y.replace_all_uses_with(made)
+
+
 def dense_as(call: Callable[..., Node], told: Any, made: Node) -> Node:
     """Return what a dense result was made of anew, dense too: elementwise ops follow their inputs.
 

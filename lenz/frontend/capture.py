@@ -110,7 +110,7 @@ def capture(
             fw_compiler=compiler("forward"),
             bw_compiler=undynamic(compiler("backward")),
             inference_compiler=compiler("inference"),
-            partition_fn=partial(split, native=native),
+            partition_fn=partial(split, native=native, budget=options.memory_budget),
             decompositions=decompositions(native),
             keep_inference_input_mutations=True,
         )

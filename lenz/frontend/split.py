@@ -14,7 +14,15 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
-from lenz.frontend.again import NORMS, in_parts, moves_nothing, norm_again, norm_in_parts
+from lenz.frontend.again import (
+    NORMS,
+    dropout_in_parts,
+    in_parts,
+    moves_nothing,
+    norm_again,
+    norm_in_parts,
+)
+from lenz.frontend.budget import choose, is_random
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
 from lenz.frontend.places import SIZED, by_sign, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
@@ -42,6 +50,7 @@ def split(
     *,
     num_fwd_outputs: int,
     native: frozenset[str] = frozenset(),
+    budget: float | None = None,
     **rest: Any,
 ) -> tuple[GraphModule, GraphModule]:
     """Return the forward and the backward half of `joint`, by torch's min-cut partitioner.
@@ -53,7 +62,7 @@ def split(
     So is what is compared with a result of its own, as the gradient of a maximum does.
     Large tensors of places, such as those of maxima, are saved in the shortest type that holds
     them.  Norms are computed again from what their gradients read anyway.  `native` names the ops
-    that the lowering takes, and may fuse.
+    that the lowering takes, and may fuse.  `budget` is the option `memory_budget`.
     """
     calls = [n for n in joint.graph.nodes if n.op == "call_function"]
     wrong = {k for n in calls for k in mistold_by(n, n.meta.get("val"))}
@@ -76,6 +85,8 @@ def split(
             norm_in_parts(joint.graph, n, backward)
         elif n.target is aten.native_batch_norm_backward.default and n.args[7]:
             n.args = (*n.args[:3], None, None, *n.args[5:])  # running statistics, of no use
+        elif budget is not None and n.target is aten.native_dropout.default:
+            dropout_in_parts(joint.graph, n)
         elif n.target in SIZED:
             without_elements(joint.graph, n)
         elif n.target is aten.threshold_backward.default:
@@ -84,29 +95,32 @@ def split(
             shorten(joint.graph, n, limit, backward)
     dedup(joint)
     mark(joint.graph, backward)
-    with fusing():
+    with fusing(budget):
         return partitioners.min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
         )
 
 
 @contextmanager
-def fusing() -> Iterator[None]:
+def fusing(budget: float | None) -> Iterator[None]:
     """Let torch's partitioner know meanwhile which ops are loops that fuse, beyond its own list.
 
-    It saves what any other op of the backward half reads.
+    It saves what any other op of the backward half reads.  A `budget` limits that by lenz's costs.
     """
-    listed = partitioners.get_default_op_list
+    listed, chosen = partitioners.get_default_op_list, partitioners.choose_saved_values_set
 
     def known() -> partitioners.OpTypes:
         found = listed()
         return replace(found, fusible_ops=found.fusible_ops | set(LOOPS))
 
-    partitioners.get_default_op_list = known
+    def within(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
+        return choose(joint_graph, node_info, memory_budget if budget is None else budget)
+
+    partitioners.get_default_op_list, partitioners.choose_saved_values_set = known, within
     try:
         yield
     finally:
-        partitioners.get_default_op_list = listed
+        partitioners.get_default_op_list, partitioners.choose_saved_values_set = listed, chosen
 
 
 def mark(graph: Graph, backward: set[Node]) -> None:
@@ -147,11 +161,6 @@ def compared_with_own(n: Node) -> set[Node]:
             stack += new
         found |= {x} & seen if x.op == "call_function" else set()
     return found
-
-
-def is_random(n: Node) -> bool:
-    """Say whether a call draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
 
 
 def made_of_nothing(indices: Any) -> dict[Node, None]:

@@ -19,6 +19,7 @@ OTHER: dict[str, Any] = {
     "cache_dir": "/elsewhere",
     "debug_dir": "elsewhere",
     "logs": ("ir", "time"),
+    "memory_budget": 0.5,
     "passes": (("a.b:c", ()), ("d:e.f", ())),
 }
 
@@ -99,6 +100,10 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"fuel": True}, "option fuel: expected int, got True"),
     ({"fuel": 1.5}, "option fuel: expected int, got 1.5"),
     ({"fuel": -2}, "option fuel: -2 is below -1"),
+    ({"memory_budget": 0}, "option memory_budget: 0 is no budget\n  try: give a part"),
+    ({"memory_budget": 1.5}, "option memory_budget: 1.5 is no budget"),
+    ({"memory_budget": float("inf")}, "option memory_budget: inf is no budget"),
+    ({"memory_budget": True}, "option memory_budget: expected float | None, got True"),
     ({"on_error": "ignore"}, "option on_error: expected one of raise, eager, got 'ignore'"),
     ({"logs": ["ir", "cod"]}, "option logs: unknown 'cod'\n  try: did you mean code"),
     ({"logs": 3}, "option logs: expected one of graph, ir"),
@@ -118,7 +123,13 @@ def test_a_wrong_value_names_option_expectation_and_value(
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("LENZ_FUSE", "maybe"), ("LENZ_FUEL", "many"), ("LENZ_LOGS", "irr"), ("LENZ_ON_ERROR", "x")],
+    [
+        ("LENZ_FUSE", "maybe"),
+        ("LENZ_FUEL", "many"),
+        ("LENZ_MEMORY_BUDGET", "half"),
+        ("LENZ_LOGS", "irr"),
+        ("LENZ_ON_ERROR", "x"),
+    ],
 )
 def test_a_wrong_variable_is_the_users_error(variable: str, text: str) -> None:
     with pytest.raises(UserError, match=text):
