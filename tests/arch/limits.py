@@ -13,7 +13,7 @@ CLASS_METHODS = 15
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
     ".": 1_845,
-    "debug": 541,
+    "debug": 621,
     "frontend": 3_310,
     "ir": 4_080,
     "lower": 6_207,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 31_635
+TOTAL_CODE_LINES = 31_715
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
