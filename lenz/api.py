@@ -363,6 +363,7 @@ class Explainer:
         from lenz.debug.report import ExternReport, GraphReport, KernelReport
         from lenz.debug.report import allocs_report as allocs
         from lenz.debug.report import launches_report as launches
+        from lenz.debug.timeline import timeline
         from lenz.ir.printer import show
 
         p = made.program
@@ -384,6 +385,7 @@ class Explainer:
                 autotune=made.tuned,
                 cuda_graph=made.call.told if isinstance(made.call, Replayed) else "",
                 calls=p.calls,
+                timeline=timeline(made.plan, made.schedule, made.graph.env),
             )
         )
         return self.counted(made.call, steps)

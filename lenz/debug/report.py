@@ -71,6 +71,14 @@ class AllocReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """The bytes that a graph holds, beside its arguments, while it launches or calls `what`."""
+
+    what: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tried:
     """One configuration of a kernel: microseconds per launch, or None and the reason."""
 
@@ -112,6 +120,7 @@ class GraphReport:
     ended_by    reason and line of the graph break after it, if there is one
     facts       assumptions about sizes beyond those guards, until a call breaks one
     autotune    measurements that chose the tiles of GPU kernels, with option `autotune`
+    timeline    bytes alive at each launch and call of the plan, at the example sizes
     cuda_graph  whether a CUDA graph replays it, or why not; empty without option `cuda_graphs`
     calls       how often the graph calls each op, before anything is fused or dropped
     """
@@ -132,6 +141,12 @@ class GraphReport:
     ended_by: str = ""
     facts: tuple[str, ...] = ()
     calls: Mapping[str, int] = field(default_factory=dict)
+    timeline: tuple[MemoryReport, ...] = field(default=(), repr=False)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes alive at once, beside arguments and what libraries allocate."""
+        return max((m.nbytes for m in self.timeline), default=0)
 
     @property
     def fallbacks(self) -> tuple[ExternReport, ...]:
@@ -146,6 +161,7 @@ class GraphReport:
         calls = [f"call {e.op}: {e.reason}{_at(e.origins)}" for e in self.externs]
         lines += [f"  runs in eager: {why}" for why in self.skips]
         lines += [f"  {text}" for text in _counted([] if self.skips else calls)]
+        lines += [f"  {text}" for text in self._memory()]
         whys = [f"not fused, because {r.why}" for r in self.rejected]
         lines += [f"  {text}" for text in _counted(whys)]
         lines += [f"  tuned {t}" for t in self.autotune]
@@ -153,6 +169,13 @@ class GraphReport:
         lines += [f"  CUDA graph: {self.cuda_graph}"] * bool(self.cuda_graph)
         lines += [f"  graph break: {self.ended_by}"] * bool(self.ended_by)
         return "\n".join(lines)
+
+    def _memory(self) -> list[str]:
+        if not self.peak:
+            return []
+        at, most = max(enumerate(self.timeline), key=lambda m: m[1].nbytes)
+        where = f"step {at + 1} of {len(self.timeline)}, {most.what}"
+        return [f"memory: at most {self.peak / 1e6:.3f} MB beside the arguments, at {where}"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

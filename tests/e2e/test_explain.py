@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import lenz
+from benchmarks.memory import allocated
 from lenz.api import Explainer
 from lenz.debug.report import ExternReport, KernelReport, Report
 from lenz.options import Options
@@ -293,6 +294,56 @@ def test_dead_buffers_are_reused() -> None:
         options={"reuse_buffers": False},
     )
     assert all(a.reused_from is None for a in without.allocs)
+
+
+def test_the_timeline_has_the_bytes_at_each_step() -> None:
+    def chain(x: torch.Tensor, *ws: torch.Tensor) -> torch.Tensor:
+        for w in ws:
+            x = torch.sin(x @ w)
+        return x.sum(0)
+
+    size = 4 * 64 * 64
+    for dynamic in (False, True):
+        args = [torch.randn(64, 64), *(torch.randn(64, 64) / 8 for _ in range(10))]
+        report = explained(chain, args, dynamic=dynamic)
+        (graph,) = report.graphs
+        assert graph.fallbacks == ()
+        assert [m.what for m in graph.timeline if "mm" in m.what], graph.timeline
+        assert len(graph.timeline) == len(report.launches) >= 20
+        # One product, and what is read to make it or made of it.
+        assert all(size <= m.nbytes <= 2 * size for m in graph.timeline[1:-1]), graph.timeline
+        assert graph.timeline[0].nbytes == size and graph.peak == 2 * size
+        assert f"memory: at most {2 * size / 1e6:.3f} MB beside the arguments" in repr(graph)
+
+
+def test_the_peak_is_what_the_allocator_counts() -> None:
+    """Libraries allocate nothing for themselves here: these products need no other layout."""
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 16, 1),
+        torch.nn.BatchNorm2d(16),
+        torch.nn.SiLU(),
+        torch.nn.Conv2d(16, 16, 1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * 32 * 32, 10),
+    )
+    x = torch.randn(4, 8, 32, 32)
+    graph = lenz.explain(net)(x).graphs[0]
+    run = torch.compile(net, backend="lenz")
+    run(x).sum().backward()
+    assert graph.kind == "forward" and graph.peak == allocated(lambda: run(x))
+
+
+def test_views_and_results_of_calls_hold_memory_in_the_timeline() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = torch.linalg.eigh(x)  # an eager call with two results
+        return values.view(8, 8) + 1, places.sum()
+
+    a = torch.randn(64, 64)
+    (graph,) = explained(f, [a + a.T]).graphs
+    assert max(m.nbytes for m in graph.timeline) >= 4 * (64 * 64 + 64), "the results of the call"
+    assert graph.timeline[-1].nbytes < graph.peak + 4 * 64, "nothing is counted twice"
+    (graph,) = explained(lambda x: x.view(-1)[3:], [torch.randn(4, 4)]).graphs
+    assert graph.timeline == () and graph.peak == 0 and "memory" not in repr(graph)
 
 
 def test_a_fallback_has_its_reason() -> None:
