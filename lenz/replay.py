@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lenz.ir.plan import BindSize, CallStep, Input, Keep, LaunchStep, Plan, Step
+from lenz.ir.plan import BindSize, Input, Keep, LaunchStep, Plan, Reuse, Step, ViewStep
 from lenz.loading import Boxed, fast_call, op_of
 from lenz.machine.cuda.graph import (
     Captured,
@@ -32,11 +32,11 @@ from lenz.machine.cuda.graph import (
     start,
 )  # fmt: skip
 from lenz.machines import Functions
-from lenz.plan.graphs import Graphed, Terms, Uncaptured, graphed
+from lenz.plan.graphs import Graphed, Region, Terms, Uncaptured, graphed
 from lenz.plan.native_objects import value
 from lenz.runtime import executor
 from lenz.runtime.store import Store
-from lenz.sym import Int, Var, as_multiple
+from lenz.sym import Int, Var, as_multiple, evaluate
 
 WARM = 1  # calls without a graph before one is made for their sizes; one more to measure it
 SLOWER = 1.02  # a graph that takes so much longer than launches is not used
@@ -143,39 +143,38 @@ class Replayed:
         """Run a call that the graph of the last one does not fit."""
         if self.graphed is None or executor.modes() or torch.cuda.is_current_stream_capturing():
             return self.plain(args)
+        try:
+            key = self.key(args)
+        except (AssertionError, AttributeError, TypeError, ValueError):
+            return self.plain(args)  # not what the plan takes: it says so, or runs a fallback
         with self.lock:
-            try:
-                key = self.key(args)
-            except (AttributeError, TypeError, ValueError):  # not what the plan takes: it says so
-                return self.plain(args)
             self.misses += 1
-            for made in self.made.get(key, ()):
-                if key in self.took:
-                    took, results = _timed(made.tried, args)
-                else:
-                    took, results = 0.0, made.tried(args)
-                if results is not None:
-                    self.choose(key, made)
-                    self.compare(key, took)
-                    return results  # type: ignore[no-any-return]  # what the plan gives
-            return self.without(key, args)
+            known = tuple(self.made.get(key, ()))
+        for made in known:
+            is_timed = key in self.took
+            took, results = _timed(made.tried, args) if is_timed else (0.0, made.tried(args))
+            if results is not None:
+                self.choose(key, made)
+                self.compare(key, took)
+                return results
+        return self.without(key, args)
 
     def without(self, key: Key, args: list[Any]) -> Sequence[Any]:
         """Run a call that no graph fits, by a new one if such calls come again."""
-        if self.moves(key):
+        with self.lock:  # others may run calls meanwhile
+            if self.graphed is None or self.moves(key):
+                return self.plain(args)
+            if len(self.seen) > 64 * MOST:
+                self.seen.clear()
+            self.seen[key] += 1
+            is_timed = self.is_measured and self.seen[key] == WARM + 1
+            makes = self.seen[key] > WARM + is_timed and self.has_room(key)
+            if makes and takes(self.given.plan, args):
+                return self.make(key, args)
+        if not is_timed:
             return self.plain(args)
-        if len(self.seen) > 64 * MOST:
-            self.seen.clear()
-        self.seen[key] += 1
-        if self.seen[key] <= WARM:
-            return self.plain(args)
-        if self.is_measured and self.seen[key] == WARM + 1:
-            self.took[key], given = _timed(self.plain, args)
-            return list(given)
-        if not self.has_room(key):
-            return self.plain(args)
-        made = self.make(key, args)
-        return self.plain(args) if made is None else made
+        self.took[key], given = _timed(self.plain, args)
+        return list(given)
 
     def compare(self, key: Key, took: float) -> None:
         """Make no graphs any more if launches have taken less time than a replay."""
@@ -185,8 +184,10 @@ class Replayed:
 
     def choose(self, key: Key, made: Made) -> None:
         """Have the next call try this graph first."""
-        self.now, self.used[key] = made.call, self.misses
-        self.made.move_to_end(key)
+        with self.lock:
+            if key in self.made:
+                self.now, self.used[key] = made.call, self.misses
+                self.made.move_to_end(key)
 
     def has_room(self, key: Key) -> bool:
         """Whether a graph may be made, perhaps in place of one that is not used."""
@@ -234,29 +235,20 @@ class Replayed:
         assert self.graphed is not None
         return int(torch.device(self.graphed.device).index)
 
-    def make(self, key: Key, args: list[Any]) -> Sequence[Any] | None:
-        """Make a graph for calls like this one, and run this one.
-
-        None, and the reason in `why`, if that fails before anything has run.
-        """
+    def make(self, key: Key, args: list[Any]) -> Sequence[Any]:
+        """Make graphs for calls like this one, and run this one."""
         assert self.graphed is not None
         g, given = self.graphed, self.given
         names = [i.name if isinstance(i, Input) else "" for i in given.plan.inputs]
         env = {**dict(zip(names, args, strict=True)), **given.constants}
         value: Any = partial(_value, given.objects)
         run = Recorded(self, env, sizes_of(given.plan, args), value, key[0][0])
-        try:
-            with torch.cuda.device(g.device), torch.no_grad():
-                for s in g.plan.steps:
-                    run.step(s)
-                made = self.linked(g, key, [n for n in names if n], run)
-        except (RuntimeError, torch.AcceleratorError) as e:
-            if run.has_run:
-                raise
-            self.stop(f"capturing it failed: {e}".splitlines()[0])
-            return None
+        with torch.cuda.device(g.device), torch.no_grad():
+            for s in g.plan.steps:
+                run.step(s)
+        made = None if run.why else self.linked(g, key, [n for n in names if n], run)
         if made is None:
-            self.stop("native code does not run it")
+            self.stop(run.why or "native code does not run it")
         else:
             self.made.setdefault(key, []).append(made)
             self.used[key] = self.misses
@@ -293,7 +285,10 @@ class Replayed:
 
 
 class Recorded(Runner):
-    """The run of a plan in which its graphs are captured; `known` are the sizes of arguments."""
+    """The run of a plan in which its graphs are captured; `known` are the sizes of arguments.
+
+    If capturing fails, `why` says so, and the steps of this and of later graphs are run one by one.
+    """
 
     def __init__(
         self, of: Replayed, env: Mapping[str, Any], sizes: Mapping[Var, int], value: Any,
@@ -304,16 +299,16 @@ class Recorded(Runner):
         self.gpu, self.known = of.gpu, frozenset(sizes)
         self.regions = {r.name: r for r in of.graphed.regions}
         self.captured: dict[str, Captured] = {}
-        self.has_run = False
+        self.why = ""
 
     def step(self, s: Step) -> None:
         """Run one step."""
+        if self.why and isinstance(s, Keep | Reuse | ViewStep) and s.name in self.env:
+            return  # the steps of a graph have made it
         if isinstance(s, Keep):
             found = next(c.kept[s.name] for c in self.captured.values() if s.name in c.kept)
             self.name(s.name, torch.as_strided(found, found.shape, found.stride()).detach())
             return
-        is_graph = isinstance(s, LaunchStep) and s.graph
-        self.has_run |= isinstance(s, CallStep | LaunchStep) and not is_graph
         super().step(s)
 
     def launch(self, s: LaunchStep) -> list[int]:
@@ -321,15 +316,27 @@ class Recorded(Runner):
         if not s.graph:
             return super().launch(s)
         r = self.regions[s.kernel]
+        try:
+            if not self.why:
+                self.captured[r.name] = self.capture(r)
+                start(self.captured[r.name], self.stream)
+                return []
+        except (RuntimeError, torch.AcceleratorError) as e:
+            self.why = f"capturing it failed: {e}".splitlines()[0]
+        for name in r.writes:
+            del self.env[name]  # memory that the steps allocate themselves
+        for x in r.steps:
+            self.step(x)
+        return []
+
+    def capture(self, r: Region) -> Captured:
+        """Capture a graph."""
         others = {n: t for c in self.captured.values() for n, t in c.kept.items()}
         reads, writes, pins = ({n: self.env[n] for n in x} for x in (r.reads, r.writes, r.pinned))
         fixed = {**pins, **{n: others[n] if n in others else self.env[n] for n in r.fixed}}
         w = Wanted(r.steps, reads, writes, fixed, r.kept, r.copied, r.mutated)
         memory = Pool() if keeps_its_own(w) else pool(self.gpu, self.stream)
-        self.captured[r.name] = capture(w, self, self.gpu, memory)
-        self.has_run = True
-        start(self.captured[r.name], self.stream)
-        return []
+        return capture(w, self, self.gpu, memory)
 
 
 def _timed(run: Callable[[list[Any]], Any], args: list[Any]) -> tuple[float, Any]:
@@ -345,6 +352,28 @@ def _value(own: Mapping[str, Any], a: Any, look: Callable[[Any], Any]) -> Any:
     return value(a, own, look)
 
 
+def takes(p: Plan, args: Sequence[Any]) -> bool:
+    """Whether the plan takes these arguments as they are, without a copy or a fallback."""
+    sizes = sizes_of(p, args)
+    if any(v.name == name and size > most for v, size in sizes.items() for name, most in p.most):
+        return False
+    for i, a in zip(p.inputs, args, strict=True):
+        if not isinstance(i, Input):
+            continue
+        t = i.type
+        shape, stride = (tuple([evaluate(x, sizes) for x in y]) for y in (t.shape, t.layout.stride))
+        try:
+            executor.check(a, shape, stride)
+        except (AssertionError, TypeError):
+            return False
+        is_plain = type(a) in (torch.Tensor, torch.nn.Parameter) and not (a.is_neg() or a.is_conj())
+        here = i.anywhere or a.device == torch.device(t.device)
+        far = i.name in p.aligned and a.data_ptr() & 15
+        if not is_plain or not here or far or a.dtype is not t.dtype.torch:
+            return False
+    return True
+
+
 def sizes_of(p: Plan, args: Sequence[Any]) -> dict[Var, int]:
     """The sizes that the arguments of a call give."""
     places, found = {}, dict[Var, int]()
@@ -352,9 +381,15 @@ def sizes_of(p: Plan, args: Sequence[Any]) -> dict[Var, int]:
         if isinstance(i, Input):
             places[i.name] = a
         elif not isinstance(i.value, Int) and (whole := as_multiple(i.value)):
-            found.setdefault(whole[0], a // whole[1])
+            found.setdefault(whole[0], _divided(a, whole[1]))
     for s in p.steps:
         if isinstance(s, BindSize) and s.source in places and s.var not in found:
             t = places[s.source]
-            found[s.var] = (t.stride(s.dim) if s.stride else t.size(s.dim)) // s.factor
+            found[s.var] = _divided(t.stride(s.dim) if s.stride else t.size(s.dim), s.factor)
     return found
+
+
+def _divided(whole: int, by: int) -> int:
+    if whole % by:
+        raise ValueError(f"{whole} is no multiple of {by}")
+    return whole // by
