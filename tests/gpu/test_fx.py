@@ -16,6 +16,10 @@ import lenz
 KINDS = {"cuda": "triton_kernel_wrapper_mutation", "cpu": "lenz.launch.default"}
 
 
+# FX of torch 2.11 takes every higher-order operator for dead code whose result nobody uses.
+KNOWS_LAUNCHES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+
+
 class Seen(lenz.FxBackend):
     """A backend that keeps the graphs, without what FX takes for dead code."""
 
@@ -23,7 +27,8 @@ class Seen(lenz.FxBackend):
         self.graphs: list[GraphModule] = []
 
     def compile_graph(self, gm: GraphModule) -> Callable[..., Sequence[Any]]:
-        gm.graph.eliminate_dead_code()
+        if KNOWS_LAUNCHES:
+            gm.graph.eliminate_dead_code()
         gm.recompile()
         self.graphs.append(gm)
         return gm
