@@ -359,6 +359,8 @@ def takes(p: Plan, args: Sequence[Any]) -> bool:
         return False
     for i, a in zip(p.inputs, args, strict=True):
         if not isinstance(i, Input):
+            if type(a) is not int:
+                return False
             continue
         t = i.type
         shape, stride = (tuple([evaluate(x, sizes) for x in y]) for y in (t.shape, t.layout.stride))

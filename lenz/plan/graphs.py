@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from lenz.ir.graph import Named, Ref
+from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import (
     Alloc,
     BindSize,
@@ -41,7 +41,7 @@ from lenz.ir.plan import (
 )  # fmt: skip
 from lenz.ir.tensor import TensorType
 from lenz.plan.native_shim import names
-from lenz.sym import ONE, Var
+from lenz.sym import ONE, Sym, Var
 
 GRAPH = "cuda_graph"  # begins the names of graphs among the kernels of a plan
 
@@ -358,9 +358,18 @@ def _sizes(s: Step) -> set[Var]:
             told = (*s.type.shape, *s.type.layout.stride, s.type.layout.offset)
         case LaunchStep():
             told = (*s.sizes, *(() if s.grid is None else (s.grid,)))
+        case CallStep():
+            told = tuple(x for a in (*s.args, *(a for _, a in s.kwargs)) for x in _numbers(a))
         case _:
             told = ()
     return {v for x in told for v in x.free_vars}
+
+
+def _numbers(a: Atom) -> list[Sym]:
+    """The sizes in an argument."""
+    if isinstance(a, tuple):
+        return [x for part in a for x in _numbers(part)]
+    return [a] if isinstance(a, Sym) else []
 
 
 def _named(s: Step) -> tuple[str, ...]:

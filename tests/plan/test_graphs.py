@@ -19,6 +19,7 @@ from lenz.loading import op_of
 from lenz.lower import lower
 from lenz.machine.cpu.llvm.compile import compile_module
 from lenz.pipeline import named, optimise
+from lenz.plan import graphs
 from lenz.plan.build import build
 from lenz.plan.graphs import GRAPH, Graphed, Region, Terms, Uncaptured, graphed
 from lenz.plan.native import native
@@ -26,6 +27,7 @@ from lenz.plan.native_frame import Layout
 from lenz.plan.native_link import declared
 from lenz.respecialise import pinned_of, results_of
 from lenz.schedule import schedule
+from lenz.sym import Var, sym
 from tests.cuda import cuda_programs
 from tests.gpu_oracle import gpu_context as context
 
@@ -113,6 +115,17 @@ def cut(x: Tensor, w: Tensor) -> Tensor:
     y = (x @ w).exp()
     z = torch.poisson((y @ w).abs()).sin() @ w
     return (z + y).softmax(-1) @ w
+
+
+def test_numbers_that_a_call_decides_are_in_no_graph() -> None:
+    """Neither the op that gives one, nor what takes it: a graph would have that of its capture."""
+    n, x = Var("u0"), Ref("x")
+    gives = CallStep("aten._local_scalar_dense.default", (x,), (), (n,), True)
+    takes = CallStep("aten.full.default", ((sym(2), n), 0.5), (), ("y",), True)
+    launch = LaunchStep("k", ("x",), (n * 2,), sym(1), "cuda:0")
+    for s in (gives, takes, launch):
+        assert graphs._refusal(s, op_of, ())
+    assert not graphs._refusal(takes, op_of, {n}) and not graphs._refusal(launch, op_of, {n})
 
 
 def test_a_plan_is_cut_where_a_step_is_outside() -> None:
