@@ -20,7 +20,7 @@ CODE_LINES = {
     "machine": 5_830,
     "ops": 2_335,
     "opt": 1_600,
-    "plan": 2_260,
+    "plan": 2_285,
     "runtime": 650,
     "schedule": 1_650,
     "sym": 1_290,
