@@ -66,7 +66,9 @@ def native(p: Plan, layout: Layout) -> Native:
             f.types[s.name] = s.type
     arguments(f, p)
     gpus = tuple(dict.fromkeys(place(s.device)[1] for s in p.steps if isinstance(s, Current)))
-    leave = "call i32 @exchange(i32 %before)" if gpus else ""
+    graphs = [s.kernel for s in p.steps if isinstance(s, LaunchStep) and s.graph]
+    leaves = [f'call void @leave(ptr @"{name}")' for name in graphs[:1]]
+    leave = "\n  ".join([*leaves, *["call i32 @exchange(i32 %before)"] * bool(gpus)])
     if gpus:
         f.out.put(f"%before = call i32 @exchange(i32 {gpus[0]})")
     for number in gpus:
@@ -272,6 +274,8 @@ def _launch(f: Frame, s: LaunchStep) -> None:
         f.out.put(f"store {a}, ptr {at}")
     number = place(s.device)[1]
     told = f'ptr @"{s.kernel}", ptr %stream{number}, i64 {f.number(s.grid)}, ptr %values'
+    if s.graph:
+        f.hold()  # a replay changes the graph's record
     name = "replay" if s.graph else "launch"
     f.succeed(f.out.let(f"call i32 @{name}({told}, i64 {len(args)})"))
 

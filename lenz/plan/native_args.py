@@ -45,9 +45,12 @@ def arguments(f: Frame, p: Plan) -> None:
     for name in p.aligned:
         test = out.let(f"call i1 @is_aligned(ptr {handles[name]})")
         expect(f, f"icmp eq i1 {test}, true")
-    for s in p.steps:
-        if isinstance(s, LaunchStep) and s.graph:
-            _ready(f, s, list(handles.values()))
+    graphs = [s for s in p.steps if isinstance(s, LaunchStep) and s.graph]
+    for s in graphs:
+        _ready(f, s, list(handles.values()))
+    for s in graphs[:1]:  # nothing after this leaves the call to Python
+        test = out.let(f'call i1 @enter(ptr @"{s.kernel}")')
+        expect(f, f"icmp eq i1 {test}, true")
     for name, (_, item) in tensors.items():
         out.put(f"call void @Py_IncRef(ptr {item})")
         f.new(name, item).dtype = tensors[name][0].type.dtype

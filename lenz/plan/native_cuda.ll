@@ -73,6 +73,7 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 ;   2 pinned arguments: pairs of    7 kept memory: pairs of the       12 nodes to be told of them
 ;     an argument's number and        address of its count of owners  13 their number
 ;     its address                     and that count without others   14 how often it was replayed
+;                                                                     15 whether a call is under way
 ;   3 their number                  8 their number
 
 define i64 @word(ptr %record, i64 %k) {
@@ -159,6 +160,26 @@ yes:
   ret i1 true
 no:
   ret i1 false
+}
+
+; Begin a call of a plan with graphs, of which this is the first; false if another call is under way,
+; in another thread or around this one, since graphs leave things to one another in their memory.
+define i1 @enter(ptr %record) {
+  %at = getelementptr i64, ptr %record, i64 15
+  %busy = load i64, ptr %at
+  %is_free = icmp eq i64 %busy, 0
+  br i1 %is_free, label %take, label %no
+take:
+  store i64 1, ptr %at
+  ret i1 true
+no:
+  ret i1 false
+}
+
+define void @leave(ptr %record) {
+  %at = getelementptr i64, ptr %record, i64 15
+  store i64 0, ptr %at
+  ret void
 }
 
 ; Replay a graph with these addresses; the driver's status.

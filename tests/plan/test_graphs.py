@@ -155,3 +155,20 @@ def test_why_a_plan_has_no_graph() -> None:
     assert "one kernel alone" in refused(lambda x: x.sin() + 1, square)
     assert "draws random numbers" in refused(lambda x: torch.poisson(x) + 1, square)
     assert "CPU" in refused(lambda x: (x @ x).cpu() + 1, square)
+
+
+def test_a_plan_with_graphs_is_left_on_every_way_out() -> None:
+    """A flag says that a call is under way: it is set once and cleared before each return."""
+    layout = Layout(
+        16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0, (1, 2), 3,
+        lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
+    )  # fmt: skip
+    (p,) = cuda_programs(cut, (32, 32), (32, 32))
+    blocks = native(split(p).plan, layout).text.split("\n")
+    entered = next(k for k, line in enumerate(blocks) if "@enter" in line)
+    ends = [k for k, line in enumerate(blocks) if line.strip().startswith("ret ")]
+    assert len(ends) == 4
+    for k in ends:
+        slow = any("%slow_result" in line for line in blocks[k - 2 : k])
+        left = any("@leave" in line for line in blocks[max(k - 3, entered) : k])
+        assert left != slow, blocks[k - 4 : k + 1]

@@ -454,7 +454,7 @@ class Record:
         words = [
             c.exec, stream, self.row(pairs), len(pinned), 0, 0, 0,
             self.row(kept), len(c.owners), 0, self.row(places), len(order),
-            self.row(nodes), len(c.nodes), 0,
+            self.row(nodes), len(c.nodes), 0, 0,
         ]  # fmt: skip
         self.record = (ctypes.c_uint64 * len(words))(*words)
 
