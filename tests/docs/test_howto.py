@@ -54,5 +54,6 @@ def test_every_page_is_there() -> None:
         "add-a-device-from-outside",
         "receive-the-fx-graph",
         "run-your-own-passes",
+        "use-cuda-graphs",
         "debug-a-miscompile",
     }
