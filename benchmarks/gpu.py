@@ -1,6 +1,6 @@
 """Benchmarks on a GPU: eager, lenz and the peer (torch's default backend), interleaved.
 
-python -m benchmarks.gpu [kernels] [models] [first_call] [--only TEXT] [--sides eager,lenz]
+python -m benchmarks.gpu [kernels] [models] [graphs] [first_call] [--only TEXT] [--sides eager,lenz]
                          [--quick] [--device cpu] [--limit SECONDS] [--json FILE]
 
 Prints tables and writes benchmarks/results/gpu.json; rows of an earlier run on the same machine
@@ -29,12 +29,12 @@ from typing import IO
 
 from benchmarks import gpu_first_call, gpu_report
 from benchmarks.gpu_kernels import CASES
-from benchmarks.gpu_measure import SIDES, copy_rates, gpu_machine
+from benchmarks.gpu_measure import GRAPH_SIDES, SIDES, copy_rates, gpu_machine
 from benchmarks.gpu_models import MODELS
 from benchmarks.gpu_worker import Job
 from benchmarks.measure import MARK, PEER, Row, caches, note
 
-SECTIONS = ("kernels", "models", "first_call")
+SECTIONS = ("kernels", "models", "graphs", "first_call")
 # The peer compiles in processes of its own; many workers of ours have few of them each.
 PEER_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
 
@@ -108,14 +108,18 @@ class Run:
         names = {
             "kernels": [c.name for c in CASES],
             "models": list(MODELS),
+            "graphs": list(MODELS),
             "first_call": list(gpu_first_call.CASES),
         }[section]
         return [n for n in names if self.only.lower() in n.lower()]
 
     def job(self, section: str, names: Sequence[str]) -> Job:
         """The job of a worker; a model needs more seconds for as many rounds."""
-        seconds = 0.1 if self.quick else {"kernels": 0.8, "models": 3.0}[section]
-        return Job(section, tuple(names), self.sides, self.device, self.quick, seconds)
+        seconds = 0.1 if self.quick else {"kernels": 0.8, "models": 3.0, "graphs": 4.0}[section]
+        sides = self.sides if section != "graphs" else GRAPH_SIDES
+        if section == "graphs" and PEER not in self.sides:
+            sides = tuple(s for s in sides if PEER not in s)
+        return Job(section, tuple(names), sides, self.device, self.quick, seconds)
 
     def add(self, section: str, row: Row) -> None:
         """Keep a row, write it and show it."""
@@ -222,7 +226,11 @@ def everything(run: Run, sections: Sequence[str]) -> None:
     """Run the sections in their order; each has its rows and seconds in `run.groups`."""
     with ExitStack() as stack:
         env = {**stack.enter_context(caches()), **PEER_THREADS}
-        if PEER in run.sides and run.device == "cuda" and {"kernels", "models"} & {*sections}:
+        if (
+            PEER in run.sides
+            and run.device == "cuda"
+            and {"kernels", "models", "graphs"} & {*sections}
+        ):
             warm(run, sections, env)
         for section in sections:
             start = time.monotonic()

@@ -25,7 +25,15 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from benchmarks.measure import PEER, Call, Row, compiled, fresh
+from benchmarks.measure import (
+    LENZ_GRAPHS,
+    PEER,
+    PEER_GRAPHS,
+    Call,
+    Row,
+    compiled,
+    fresh,
+)
 from lenz.api import compile_graph
 from lenz.debug.trace import Recorder
 from lenz.frontend import FxProgram
@@ -36,6 +44,7 @@ from lenz.options import Options
 from lenz.pipeline import Compiled
 
 SIDES = ("eager", "lenz", PEER)
+GRAPH_SIDES = ("lenz", LENZ_GRAPHS, PEER, PEER_GRAPHS)
 FLUSH = 512 << 20  # bytes; ten times the largest L2 cache of today
 CYCLES = 2.0e9  # of a GPU's clock per second, from above: a wait may be too long, not too short
 BATCH = 0.02  # seconds of one sample of a model
@@ -145,15 +154,18 @@ def side(fn: Any, name: str, watch: Watch, fullgraph: bool) -> Any:
     """Return `fn` through the side called `name`, sizes static; `watch` counts what lenz makes."""
     if name == "eager":
         return fn
-    if name != "lenz":
+    if name == PEER_GRAPHS:
+        return torch.compile(fresh(fn), backend=PEER, dynamic=False, mode="reduce-overhead")
+    if name == PEER:
         if fullgraph:
             return compiled(fn, name)
         return torch.compile(fresh(fn), backend=name, dynamic=False)
+    graphs = "auto" if name == LENZ_GRAPHS else "off"
+    counts = watch if name == "lenz" else Watch()
 
     def lenz(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph(
-            gm, inputs, Options.from_environment({"on_error": "raise"}), _Watcher(watch)
-        )
+        options = Options.from_environment({"on_error": "raise", "cuda_graphs": graphs})
+        return compile_graph(gm, inputs, options, _Watcher(counts))
 
     return torch.compile(fresh(fn), backend=lenz, dynamic=False, fullgraph=fullgraph)
 
@@ -244,7 +256,28 @@ def summary(took: Mapping[str, Sequence[float]]) -> Row:
         if base != "lenz" and "lenz" in took:
             pairs = zip(took["lenz"], took[base], strict=True)
             made[f"lenz/{base}"] = statistics.median(a / b for a, b in pairs if b)
+    for base in ({"lenz", PEER_GRAPHS} & {*took}) if LENZ_GRAPHS in took else ():
+        pairs = zip(took[LENZ_GRAPHS], took[base], strict=True)
+        made[f"{LENZ_GRAPHS}/{base}"] = statistics.median(a / b for a, b in pairs if b)
     return made
+
+
+def host_and_busy(call: Call, clock: Clock, count: int = 5) -> tuple[float, float]:
+    """Milliseconds of a call until its last launch is queued, and in which a kernel runs."""
+    clock.sync()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    host = (time.perf_counter() - start) * 1e3 / count
+    clock.sync()
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    if not torch.cuda.is_available():
+        return host, 0.0
+    with torch.profiler.profile(activities=kinds) as profile:
+        for _ in range(count):
+            call()
+        clock.sync()
+    return host, sum(e.device_time_total for e in profile.key_averages()) / 1e3 / count
 
 
 def error(got: Any, want: Any) -> float:

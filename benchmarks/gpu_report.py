@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import PEER, Row, geomean
+from benchmarks.measure import LENZ_GRAPHS, PEER, PEER_GRAPHS, Row, geomean
 from benchmarks.report import HERE, Figure, figure_table, table
 
 RESULTS = HERE / "results" / "gpu.json"
 SIDES = ("eager", "lenz", PEER)
+GRAPH_SIDES = ("lenz", LENZ_GRAPHS, PEER, PEER_GRAPHS)
+ALL_SIDES = ("eager", *GRAPH_SIDES)
 # A model may be this many times as far from float32 as eager is, plus a rounding of bf16.
 MODEL_ERROR, ROUNDING = 2.0, 2.0**-8
 
@@ -30,7 +32,7 @@ def rows_of(made: Row, section: str) -> list[Row]:
 
 def measured(row: Row) -> set[str]:
     """The sides of a row that have a time."""
-    return {s for s in (*SIDES, "dynamo") if f"{s}_ms" in row or f"{s}_cold_s" in row}
+    return {s for s in (*ALL_SIDES, "dynamo") if f"{s}_ms" in row or f"{s}_cold_s" in row}
 
 
 def merged(old: Row | None, new: Row) -> Row:
@@ -54,7 +56,7 @@ def merged(old: Row | None, new: Row) -> Row:
 def faults(section: str, row: Row) -> list[str]:
     """What is wrong with a row: sides that failed, wrong results of lenz, graphs left to eager."""
     made = [row["failed"]] if "failed" in row else []
-    made += [f"{s}: {row[f'{s}_failed']}" for s in SIDES if f"{s}_failed" in row]
+    made += [f"{s}: {row[f'{s}_failed']}" for s in ALL_SIDES if f"{s}_failed" in row]
     limit = row.get("tol", math.inf)
     if section == "models" and "eager_error" in row:
         limit = MODEL_ERROR * row["eager_error"] + ROUNDING
@@ -103,11 +105,36 @@ def figures(made: Row) -> list[Figure]:
                 _figure(section, "each <= 1.0x the peer", ratios, 1.0, False),
                 Figure(f"{section}, geometric mean", "<= 1.0x the peer", f"{mean:.2f}", mean <= 1),
             ]
+    found += _graph_figures([r for r in rows_of(made, "graphs") if f"{LENZ_GRAPHS}_ms" in r])
     rows = [r for r in rows_of(made, "models") if "lenz_peak" in r and f"{PEER}_peak" in r]
     if rows:
         ratios = {r["case"]: r["lenz_peak"] / r[f"{PEER}_peak"] for r in rows}
         found.append(_figure("peak memory of models", "<= 1.0x the peer", ratios, 1.0, False))
     return found
+
+
+def _graph_figures(rows: Sequence[Row]) -> list[Figure]:
+    """What is to be reached with CUDA graphs, and what they may cost."""
+    mine: dict[str, dict[str, float]] = {}
+    for r in rows:
+        wall, plain = r[f"{LENZ_GRAPHS}_ms"], r["lenz_ms"]
+        told = {
+            "graphs, wall over busy time": 1 / max(r[f"{LENZ_GRAPHS}_busy"], 1e-9),
+            "graphs by choice, over the better of both": wall / min(wall, plain),
+        }
+        if f"{LENZ_GRAPHS}_peak" in r and r.get("lenz_peak"):
+            told["peak memory, graphs over none"] = r[f"{LENZ_GRAPHS}_peak"] / r["lenz_peak"]
+        if f"{LENZ_GRAPHS}/{PEER_GRAPHS}" in r:
+            told["graphs over the peer's graphs"] = r[f"{LENZ_GRAPHS}/{PEER_GRAPHS}"]
+        for name, value in told.items():
+            mine.setdefault(name, {})[r["case"]] = value
+    limits = {
+        "graphs, wall over busy time": 1.12,
+        "graphs by choice, over the better of both": 1.03,
+        "peak memory, graphs over none": 1.1,
+        "graphs over the peer's graphs": 1.0,
+    }
+    return [_figure(n, f"<= {limits[n]}x", ratios, limits[n], False) for n, ratios in mine.items()]
 
 
 def number(row: Row, key: str, form: str, scale: float = 1.0) -> str:
@@ -144,6 +171,17 @@ def _model_cells(r: Row) -> list[str]:
     ]
 
 
+def _graph_cells(r: Row) -> list[str]:
+    return [
+        r["case"],
+        *(number(r, f"{s}_ms", ".3f") for s in GRAPH_SIDES),
+        *(number(r, k, ".2f") for k in (f"{LENZ_GRAPHS}/lenz", f"{LENZ_GRAPHS}/{PEER_GRAPHS}")),
+        *(number(r, f"{s}_host_ms", ".3f") for s in GRAPH_SIDES),
+        *(number(r, f"{s}_busy", ".0f", 100) for s in GRAPH_SIDES),
+        *(number(r, f"{s}_peak", ".0f", 2.0**-20) for s in GRAPH_SIDES),
+    ]
+
+
 def _launches(r: Row) -> str:
     if "kernels" not in r:
         return "-"
@@ -174,6 +212,14 @@ TABLES: dict[str, tuple[str, list[str], Callable[[Row], list[str]]]] = {
          "peer MiB", "eager error", "lenz error", "peer error", "eager grad", "lenz grad",
          "peer grad", "launches"],
         _model_cells,
+    ),
+    "graphs": (
+        "CUDA graphs: ms per call, ms of the host, busy share of the GPU in %, peak memory in MiB",
+        ["model", "lenz", "lenz graphs", "peer", "peer graphs", "graphs / lenz",
+         "graphs / peer's graphs",
+         *(f"{s} {what}" for what in ("host", "busy", "MiB")
+           for s in ("lenz", "lenz graphs", "peer", "peer graphs"))],
+        _graph_cells,
     ),
 }  # fmt: skip
 

@@ -24,6 +24,8 @@ from types import FunctionType
 from typing import Any
 
 PEER = "inductor"
+# The same two as CUDA graphs, where a mode asks for them.
+LENZ_GRAPHS, PEER_GRAPHS = "lenz_graphs", f"{PEER}_graphs"
 CONTESTANTS = ("eager", "lenz", PEER)
 # A sample shorter than this (seconds) is mostly the clock's own cost and scheduling jitter.
 SAMPLE = 2e-3

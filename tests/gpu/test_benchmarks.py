@@ -61,3 +61,19 @@ def test_a_model_may_be_twice_as_far_from_float32_as_eager() -> None:
     assert not gpu_report.faults("models", row | {"lenz_gradient_error": 0.02})
     assert gpu_report.faults("models", row | {"lenz_gradient_error": 0.05})
     assert gpu_report.faults("models", row | {"refused": ["a tensor on cuda"]})
+
+
+def test_figures_of_graphs() -> None:
+    """The worst model counts; a graph is to be near its busy time, and chosen where it is faster."""
+    row: dict[str, Any] = {
+        "case": "m", "lenz_ms": 2.0, "lenz_graphs_ms": 1.0, "lenz_graphs_busy": 0.95,
+        "lenz_graphs/inductor_graphs": 0.9, "lenz_peak": 100, "lenz_graphs_peak": 120,
+    }  # fmt: skip
+    made = {"groups": {"graphs": {"rows": [row, {**row, "case": "n", "lenz_graphs_ms": 2.1}]}}}
+    told = {f.name: (f.measured.split()[0], f.reached) for f in gpu_report.figures(made)}
+    assert told == {
+        "graphs, wall over busy time": ("1.05", True),
+        "graphs by choice, over the better of both": ("1.05", False),
+        "peak memory, graphs over none": ("1.20", False),
+        "graphs over the peer's graphs": ("0.90", True),
+    }
