@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import gpu_nets
+
 BF16 = torch.bfloat16
 Result = tuple[Tensor, list[Tensor]]
 
@@ -244,6 +246,41 @@ def _classes_loss(model: nn.Module, images: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), target)
 
 
+def _images(name: str, tiny: bool, **small: Any) -> Example:
+    """A training step of a network of timm on 64 images in channels last."""
+    size, batch = (56, 4) if tiny else (224, 64)
+    images = torch.randn(batch, 3, size, size).to(BF16).to(memory_format=torch.channels_last)
+    model = gpu_nets.timm_net(name, tiny, small)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Example(model, (images, _targets(batch, tiny)), _classes_loss, training=True)
+
+
+def swin(tiny: bool) -> Example:
+    """Attention in windows, Swin-T."""
+    small = {"img_size": 56, "depths": (1, 1, 2, 1)}
+    return _images("swin_tiny_patch4_window7_224", tiny, **small)
+
+
+def mobilenet(tiny: bool) -> Example:
+    """Depthwise convolutions, MobileNetV3-L."""
+    return _images("mobilenetv3_large_100", tiny)
+
+
+def efficientnet(tiny: bool) -> Example:
+    """Depthwise convolutions, EfficientNet-B0."""
+    return _images("efficientnet_b0", tiny)
+
+
+def encoder_decoder(tiny: bool) -> Example:
+    """An encoder and a decoder with relative positions, T5-small."""
+    return Example(*gpu_nets.t5(tiny), gpu_nets.t5_loss, training=True)
+
+
+def cached(tiny: bool) -> Example:
+    """One token over a cache of keys and values."""
+    return Example(*gpu_nets.cached(tiny), gpu_nets.cached_logits)
+
+
 MODELS: dict[str, Callable[[bool], Example]] = {
     "BERT-base forward 16x512": bert,
     "GPT-2 124M training 4x1024": gpt2,
@@ -251,6 +288,11 @@ MODELS: dict[str, Callable[[bool], Example]] = {
     "Llama-like decode 1x8": decode,
     "ResNet-50 training 64": resnet,
     "ViT-B training 64": vit,
+    "Swin-T training 64": swin,
+    "MobileNetV3-L training 64": mobilenet,
+    "EfficientNet-B0 training 64": efficientnet,
+    "T5-small training 8x512": encoder_decoder,
+    "Llama-like decode, cache of 128": cached,
 }
 
 

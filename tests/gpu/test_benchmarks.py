@@ -64,7 +64,7 @@ def test_a_model_may_be_twice_as_far_from_float32_as_eager() -> None:
 
 
 def test_figures_of_graphs() -> None:
-    """The worst model counts; a graph is to be near its busy time, and chosen where it is faster."""
+    """The worst model counts: near its busy time, and chosen where it is faster."""
     row: dict[str, Any] = {
         "case": "m", "lenz_ms": 2.0, "lenz_graphs_ms": 1.0, "lenz_graphs_busy": 0.95,
         "lenz_graphs/inductor_graphs": 0.9, "lenz_peak": 100, "lenz_graphs_peak": 120,
