@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch._functorch.partitioners import MinCutOptions, NodeInfo, solve_min_cut
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, optimization_hint
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
 from lenz.frontend.again import moves_nothing
+from lenz.frontend.symbols import hints_of
 
 # Operations in the time of moving one byte: 400 TFLOP/s at 4 TB/s. CPUs have 10 to 40, with the
 # same order of ops.
@@ -103,4 +104,8 @@ def bytes_of(n: Node) -> int:
 
 
 def size(s: Any) -> int:
-    return int(optimization_hint(s, fallback=4096))
+    """Return a size of the example; 4096 where data decides it."""
+    if isinstance(s, int):
+        return s
+    value = s.node.expr.xreplace(hints_of(s.node.shape_env))
+    return int(value) if value.is_Integer else 4096
