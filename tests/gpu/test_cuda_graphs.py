@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -112,6 +113,18 @@ def test_training(at_once: int, made: list[replay.Replayed]) -> None:
     run = graphed(lambda x: model(x).square().mean())
     xs = [randn(4, 3, 8, 8, device="cuda") for _ in range(16)]
     same_steps(model, other, run, xs, at_once)
+    assert len(made) == 2 and min(replays(made)) >= 3
+
+
+def test_depthwise_convolutions_in_channels_last(made: list[replay.Replayed]) -> None:
+    """Their weights have a dimension of size 1, whose stride cuDNN chooses."""
+    conv = functools.partial(nn.Conv2d, padding=1, groups=16, bias=False)
+    model = nn.Sequential(conv(16, 16, 3), nn.SiLU(), conv(16, 16, 3))
+    model = model.to("cuda", torch.bfloat16, memory_format=torch.channels_last)
+    other = copy.deepcopy(model)
+    run = graphed(lambda x: model(x).square().mean())
+    x = randn(12, 2, 16, 8, 8, device="cuda", dtype=torch.bfloat16)
+    same_steps(model, other, run, [y.to(memory_format=torch.channels_last) for y in x], 1)
     assert len(made) == 2 and min(replays(made)) >= 3
 
 
