@@ -175,7 +175,8 @@ def warm(run: Run, sections: Sequence[str], env: Mapping[str, str]) -> None:
 
     What fails here fails again, and is noted, where it is measured.
     """
-    names = [(s, n) for s in ("models", "kernels") if s in sections for n in run.chosen(s)]
+    asked = {"models" if s == "graphs" else s for s in sections} & {"models", "kernels"}
+    names = [(s, n) for s in sorted(asked, reverse=True) for n in run.chosen(s)]
     count = min(os.cpu_count() or 1, 16, len(names))
     start = time.monotonic()
     until = min(run.end, start + 2 * run.budget)
