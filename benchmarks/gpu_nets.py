@@ -16,11 +16,14 @@ BF16 = torch.bfloat16
 
 
 def timm_net(name: str, tiny: bool, small: dict[str, Any]) -> nn.Module:
-    """A network of timm with 1000 classes, or 10 if `tiny`, with the arguments `small`."""
+    """A network of timm with 1000 classes, or 10 if `tiny`, with the arguments `small`.
+
+    No layer is dropped at random, so that results can be compared.
+    """
     import timm  # type: ignore[import-not-found]
 
     made: nn.Module = timm.create_model(
-        name, num_classes=10 if tiny else 1000, **(small if tiny else {})
+        name, num_classes=10 if tiny else 1000, drop_path_rate=0.0, **(small if tiny else {})
     )
     return made.to(BF16)
 
