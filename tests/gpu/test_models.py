@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -57,24 +58,32 @@ def test_four_steps_in_float32(kind: str, device: str) -> None:
     assert distance(got[4:], want[4:]) < 2e-2
 
 
-@pytest.mark.parametrize("name", tuple(gpu_models.MODELS))
-def test_a_bf16_model_is_as_close_to_float32_as_eager_is(name: str, device: str) -> None:
-    pytest.importorskip("transformers")
-    if any(net in name for net in ("Swin", "MobileNet", "EfficientNet")):
-        pytest.importorskip("timm")
+def errors(name: str, device: str, seed: int) -> list[tuple[float, float]]:
+    """Errors of the result and the gradients of a small bf16 model: of eager, then of lenz."""
     with torch.device(device):
-        example = gpu_models.example(name, tiny=True)
+        example = gpu_models.example(name, tiny=True, seed=seed)
     wanted, wanted_grads = gpu_models.Runner(example.reference(), lambda fn: fn).result()
-    errors = {}
-    watch = Watch()
+    found, watch = [], Watch()
     for who in ("eager", "lenz"):
         runner = gpu_models.Runner(example, lambda fn: side(fn, who, watch, fullgraph=False))
         got, grads = runner.result()
-        errors[who] = (distance([got], [wanted]), distance(grads, wanted_grads))
+        found.append((distance([got], [wanted]), distance(grads, wanted_grads)))
         runner.step()
     assert not watch.refused and watch.kernels > 0
-    for ours, theirs in zip(errors["lenz"], errors["eager"], strict=True):
-        assert ours <= MODEL_ERROR * theirs + ROUNDING, errors
+    return found
+
+
+@pytest.mark.parametrize("name", tuple(gpu_models.MODELS))
+def test_a_bf16_model_is_as_close_to_float32_as_eager_is(name: str, device: str) -> None:
+    pytest.importorskip("transformers")
+    seeds = 1
+    if any(net in name for net in ("Swin", "MobileNet", "EfficientNet")):
+        pytest.importorskip("timm")
+        seeds = 4  # many batch norms in a row: one seed's errors are chance, 0.002 to 0.04
+    found = [errors(name, device, seed) for seed in range(seeds)]
+    for kind in (0, 1):  # the result, the gradients
+        theirs, ours = [fmean(e[who][kind] for e in found) for who in (0, 1)]
+        assert ours <= MODEL_ERROR * theirs + ROUNDING, found
 
 
 def test_autocast_gives_what_eager_gives(device: str) -> None:
