@@ -120,7 +120,7 @@ def test_depthwise_convolutions_in_channels_last(made: list[replay.Replayed]) ->
     """Their weights have a dimension of size 1, whose stride cuDNN chooses."""
     conv = functools.partial(nn.Conv2d, padding=1, groups=16, bias=False)
     model = nn.Sequential(conv(16, 16, 3), nn.SiLU(), conv(16, 16, 3))
-    model = model.to("cuda", torch.bfloat16, memory_format=torch.channels_last)
+    model = model.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     other = copy.deepcopy(model)
     run = graphed(lambda x: model(x).square().mean())
     x = randn(12, 2, 16, 8, 8, device="cuda", dtype=torch.bfloat16)
