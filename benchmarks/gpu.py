@@ -32,7 +32,7 @@ from benchmarks.gpu_kernels import CASES
 from benchmarks.gpu_measure import GRAPH_SIDES, SIDES, copy_rates, gpu_machine
 from benchmarks.gpu_models import MODELS
 from benchmarks.gpu_worker import Job
-from benchmarks.measure import MARK, PEER, Row, caches, note
+from benchmarks.measure import MARK, PEER, PEER_GRAPHS, Row, caches, note
 
 SECTIONS = ("kernels", "models", "graphs", "first_call")
 # The peer compiles in processes of its own; many workers of ours have few of them each.
@@ -116,9 +116,8 @@ class Run:
     def job(self, section: str, names: Sequence[str]) -> Job:
         """The job of a worker; a model needs more seconds for as many rounds."""
         seconds = 0.1 if self.quick else {"kernels": 0.8, "models": 3.0, "graphs": 4.0}[section]
-        sides = self.sides if section != "graphs" else GRAPH_SIDES
-        if section == "graphs" and PEER not in self.sides:
-            sides = tuple(s for s in sides if PEER not in s)
+        known = GRAPH_SIDES if section == "graphs" else SIDES
+        sides = tuple(s for s in known if s in self.sides)
         return Job(section, tuple(names), sides, self.device, self.quick, seconds)
 
     def add(self, section: str, row: Row) -> None:
@@ -228,7 +227,7 @@ def everything(run: Run, sections: Sequence[str]) -> None:
     with ExitStack() as stack:
         env = {**stack.enter_context(caches()), **PEER_THREADS}
         if (
-            PEER in run.sides
+            {PEER, PEER_GRAPHS} & {*run.sides}
             and run.device == "cuda"
             and {"kernels", "models", "graphs"} & {*sections}
         ):
@@ -250,7 +249,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--only", default="", help="cases whose name contains this text")
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--sides", default=",".join(GRAPH_SIDES), help="some of %(default)s")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of one side of a case")
@@ -261,7 +260,7 @@ def parsed() -> argparse.Namespace:
         if name not in SECTIONS:
             parser.error(f"unknown section {name!r}: choose from {', '.join(SECTIONS)}")
     for name in options.sides.split(","):
-        if name not in SIDES:
+        if name not in GRAPH_SIDES:
             parser.error(f"unknown side {name!r}: choose from {', '.join(SIDES)}")
     return options
 
@@ -284,7 +283,7 @@ def main() -> int:
         log_path = path.with_suffix(".log") if path else Path(os.devnull)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context(log_path.open("w"))
-        sides = tuple(s for s in SIDES if s in o.sides.split(","))
+        sides = tuple(s for s in GRAPH_SIDES if s in o.sides.split(","))
         run = Run(o.device, o.quick, sides, o.budget, end, o.only, log, save, made["groups"])
         everything(run, [s for s in SECTIONS if not o.sections or s in o.sections])
     save()

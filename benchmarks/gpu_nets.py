@@ -1,7 +1,7 @@
 """More models of the GPU benchmarks, which the host holds up: many small kernels in a row.
 
 They are of `timm` and `transformers`, from their configurations, with random weights; `timm` may be
-missing, and then a model fails with a note.
+missing, and then a model is skipped with a note.
 """
 
 from __future__ import annotations

@@ -180,8 +180,14 @@ def measure_model(name: str, job: Job, clock: Clock) -> Row:
         tell(at=[name, "timing"])
         row |= steady({who: r.step for who, r in runners.items()}, clock, job.seconds)
     for who, runner in runners.items() if job.section == "graphs" else ():
-        host, busy = host_and_busy(runner.step, clock)
-        row |= {f"{who}_host_ms": host, f"{who}_busy": busy / row[f"{who}_ms"]}
+
+        def look(who: str = who, runner: gpu_models.Runner = runner) -> None:
+            host, busy = host_and_busy(runner.step, clock)
+            row[f"{who}_host_ms"] = host
+            if busy:
+                row[f"{who}_busy"] = busy / row[f"{who}_ms"]
+
+        attempt(row, name, who, clock, look)
     return row
 
 
@@ -222,7 +228,10 @@ def warm_model(name: str, job: Job) -> None:
 
 
 def work(job: Job) -> None:
-    """Do the job; a failed reference or timing becomes a row with `failed`."""
+    """Do the job; a failed reference or timing becomes a row with `failed`.
+
+    A model whose package is missing becomes a row with `skipped`.
+    """
     clock = None if job.warm else clock_for(job.device)
     cases = {c.name: c for c in gpu_kernels.CASES}
     for name in job.cases:
@@ -239,6 +248,8 @@ def work(job: Job) -> None:
                 tell(row=measure_model(name, job, clock))
         except Fatal:
             raise
+        except ModuleNotFoundError as e:
+            tell(row={"case": name, "skipped": f"{e.name} is not installed"})
         except Exception as e:  # noqa: BLE001 - one bad case must not hide the others
             traceback.print_exc()
             tell(row={"case": name, "failed": said(e)})

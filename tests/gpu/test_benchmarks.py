@@ -63,16 +63,42 @@ def test_a_model_may_be_twice_as_far_from_float32_as_eager() -> None:
     assert gpu_report.faults("models", row | {"refused": ["a tensor on cuda"]})
 
 
+def test_wrong_results_of_graphs_are_faults() -> None:
+    row = {"case": "m", "eager_error": 0.1, "lenz_error": 0.1, "lenz_graphs_error": 0.3}
+    assert "lenz with graphs is wrong" in gpu_report.faults("graphs", row)[0]
+    assert not gpu_report.faults("graphs", row | {"lenz_graphs_error": 0.2})
+    assert not gpu_report.faults("graphs", {"case": "m", "skipped": "timm is not installed"})
+
+
+def test_a_gpu_may_wait_where_lenz_is_far_ahead_of_the_peer() -> None:
+    row = {"case": "m", "lenz_ms": 1.0, "lenz_busy": 0.5, "lenz/inductor": 0.7}
+    made = {"groups": {"graphs": {"rows": [row]}}}
+    assert not [f for f in gpu_report.figures(made) if "busy" in f.name]
+    row["lenz/inductor"] = 0.8
+    assert [f.reached for f in gpu_report.figures(made) if "busy" in f.name] == [False]
+
+
 def test_figures_of_graphs() -> None:
     """The worst model counts: near its busy time, and chosen where it is faster."""
     row: dict[str, Any] = {
         "case": "m", "lenz_ms": 2.0, "lenz_graphs_ms": 1.0, "lenz_graphs_busy": 0.95,
         "lenz_graphs/inductor_graphs": 0.9, "lenz_peak": 100, "lenz_graphs_peak": 120,
     }  # fmt: skip
-    made = {"groups": {"graphs": {"rows": [row, {**row, "case": "n", "lenz_graphs_ms": 2.1}]}}}
+    made = {
+        "groups": {
+            "graphs": {
+                "rows": [
+                    row,
+                    {**row, "case": "n", "lenz_graphs_ms": 2.1},
+                    {"case": "decode", "lenz_graphs_ms": 1.0, "lenz_graphs_busy": 0.8},
+                ]
+            }
+        }
+    }
     told = {f.name: (f.measured.split()[0], f.reached) for f in gpu_report.figures(made)}
     assert told == {
         "graphs, wall over busy time": ("1.05", True),
+        "graphs of decode, wall over busy time": ("1.25", True),
         "graphs by choice, over the better of both": ("1.05", False),
         "peak memory, graphs over none": ("1.20", False),
         "graphs over the peer's graphs": ("0.90", True),
