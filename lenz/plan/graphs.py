@@ -126,7 +126,7 @@ def graphed(p: Plan, t: Terms) -> Graphed:
     known = {v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars}
     known |= {s.var for s in binds}
     steps = [s for s in p.steps if s not in binds and not isinstance(s, Current)]
-    parts, outside = _parts(steps, t.find, known)
+    parts, outside = _parts(steps, t.find, known, _places(p))
     if not any(x.is_graph for x in parts):
         raise Uncaptured(outside[0] if outside else "one kernel alone gains nothing")
     roots = _roots(steps)
@@ -160,10 +160,24 @@ def graphed(p: Plan, t: Terms) -> Graphed:
     return Graphed(plan, device, tuple(found), tuple(dict.fromkeys(outside)))
 
 
+def _places(p: Plan) -> dict[int, str]:
+    """Where launches and calls come from, by the identity of the step: the user's line."""
+    found: dict[int, str] = {}
+    for k, text in p.comments:
+        step = next(s for s in p.steps[k:] if isinstance(s, LaunchStep | CallStep))
+        line = text.partition(", ")[0]
+        if ":" in line:
+            found[id(step)] = f" ({line})"
+    return found
+
+
 def _parts(
-    steps: Sequence[Step], find: Callable[[str], Any], known: Collection[Var]
+    steps: Sequence[Step],
+    find: Callable[[str], Any],
+    known: Collection[Var],
+    places: Mapping[int, str],
 ) -> tuple[list[_Part], list[str]]:
-    """Cut the steps where one cannot be captured; why, for each of these."""
+    """Cut the steps where one cannot be captured; why and where, for each of these."""
     parts, outside, own = [_Part(True, [])], list[str](), set[str]()
     drawn = {n for s in steps if _draws(s) for n in _defined(s)}
     for s in steps:
@@ -174,7 +188,7 @@ def _parts(
             own = set()
         elif why := _refusal(s, find, known):
             parts += [_Part(False, [s]), _Part(True, [])]
-            outside.append(why)
+            outside.append(why + places.get(id(s), ""))
             own = set()
         else:
             parts[-1].steps.append(s)

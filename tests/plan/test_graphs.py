@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -133,7 +134,9 @@ def test_a_plan_is_cut_where_a_step_is_outside() -> None:
     (p,) = cuda_programs(cut, (32, 32), (32, 32))
     g = split(p)
     first, second = g.regions
-    assert g.outside == ("aten.poisson.default draws random numbers",)
+    (why,) = g.outside
+    line = inspect.getsourcelines(cut)[1] + 3
+    assert why == f"aten.poisson.default draws random numbers ({__file__}:{line})"
     steps = [s for s in g.plan.steps if isinstance(s, LaunchStep | CallStep)]
     assert [isinstance(s, LaunchStep) for s in steps] == [True, False, True]
     (drawn,) = [s for s in steps if isinstance(s, CallStep)]
