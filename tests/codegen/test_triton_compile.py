@@ -284,7 +284,7 @@ def test_a_kernel_that_takes_too_long_fails_alone(stuck: Path) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_a_dead_or_silent_server_left_is_compiled_by_a_new_one(end: int, stuck: Path) -> None:
-    p = Pool(workers=2, patience=10)
+    p = Pool(workers=2, patience=5)
     request = Request(p, stuck)
     children = [server_of(p), parent_of(request.assembler), request.assembler]
     stuck.unlink()

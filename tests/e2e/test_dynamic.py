@@ -75,7 +75,7 @@ STATIC: dict[str, tuple[Callable[..., Any], Sized, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", STATIC)
 def test_sizes_of_arguments(name: str) -> None:
     fn, make, sizes = STATIC[name]
@@ -136,6 +136,7 @@ BY_DATA: dict[str, tuple[Callable[..., Any], bool]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:.*in eager.*")
 @pytest.mark.parametrize("name", BY_DATA)
 def test_sizes_that_data_decides(name: str) -> None:

@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_no_condition_on_sizes_is_added(name: str) -> None:
     fn, make = CASES[name]

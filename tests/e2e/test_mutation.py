@@ -88,6 +88,7 @@ TWO: list[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("fn", "a", "b"), TWO)
 def test_two_arguments(fn: Callable[..., Any], a: tuple[int, ...], b: tuple[int, ...]) -> None:
     agree(fn, lambda: (randn(a), randn(b)), tol=1e-4, calls=2)

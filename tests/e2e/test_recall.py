@@ -126,6 +126,7 @@ def entries(folder: str) -> dict[str, list[Path]]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", ["graph", "object"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_a_damaged_entry_is_compiled_again(
@@ -166,6 +167,7 @@ BYPASSED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("why", BYPASSED)
 def test_what_watches_the_compiler_compiles(
     folder: str, compiled: list[str], why: str, tmp_path: Path

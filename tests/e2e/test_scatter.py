@@ -155,6 +155,7 @@ EMPTY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("shape", ((0,), (16, 0, 16)), ids=str)
 def test_an_index_without_elements(shape: tuple[int, ...], dynamic: bool) -> None:

@@ -101,6 +101,7 @@ SAME: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SAME)
 def test_bits_depend_on_no_number_of_threads(name: str) -> None:
     run = torch.compile(SAME[name], backend="lenz")

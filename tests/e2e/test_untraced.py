@@ -52,6 +52,7 @@ def network() -> nn.Module:
 SIZES = (4, 16, 16), (4, 16, 16), (4, 20, 16), (6, 24, 24)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_training_step_in_one_function(dynamic: bool | None) -> None:
     """The backward is compiled and run inside of the step, also anew for other sizes."""

@@ -49,6 +49,7 @@ def test_tensors_without_dimensions() -> None:
     agree(lambda x, y: (x.add_(1), y * x)[1], lambda: (torch.tensor(3.0), randn(4)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", REAL)
 def test_types(dtype: torch.dtype) -> None:
     def fn(x: Tensor, y: Tensor) -> Any:

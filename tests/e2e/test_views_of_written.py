@@ -43,6 +43,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("f", [sliced, flat, moved, filled])

@@ -92,6 +92,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_eager_refuses_raises_its_error(name: str) -> None:
     fn, wrong, right = CALLS[name]

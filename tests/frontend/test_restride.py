@@ -67,6 +67,7 @@ def last(*shape: int) -> Tensor:
     return torch.randn(*shape).to(memory_format=torch.channels_last)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fn", "x", "is_graded"),
     [

@@ -122,6 +122,7 @@ def test_gradients_of_taken_apart_softmax(dtype: torch.dtype, dynamic: bool) -> 
         )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pool", [(3, 2, 1), ((2, 3), (3, 1), (1, 0), (2, 1)), (7, 3), (20, 4)])
 def test_places_of_maxima_are_kept_in_few_bits(pool: tuple[Any, ...]) -> None:
     def f(x: Tensor) -> Tensor:
@@ -198,6 +199,7 @@ def groups(x: Tensor, *args: Tensor) -> Tensor:
 NORM_ARGS = [Fake((64,), torch.float32, grad=g) for g in (True, True, False, False)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("norm", [batch, batch_in_use, batch_alone, groups])
 @pytest.mark.parametrize("act", [F.silu, F.gelu, F.hardswish, F.leaky_relu, F.mish])
 def test_convolutions_are_kept_and_not_their_norms(
@@ -219,6 +221,7 @@ def test_convolutions_are_kept_and_not_their_norms(
         assert len(convolutions) == 2 and len(rest) == 1, saved
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("norm", [batch, batch_in_use, batch_alone, groups])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gradients_through_norms_in_parts(norm: Callable[..., Tensor], dtype: torch.dtype) -> None:

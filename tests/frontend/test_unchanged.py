@@ -85,6 +85,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -110,6 +110,7 @@ def calls(g: Graph) -> list[str]:
     return [n.op for n in g.nodes if isinstance(n, Extern) and n.op not in METADATA]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str, dynamic: bool) -> None:

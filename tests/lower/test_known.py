@@ -51,6 +51,7 @@ def test_upsampling_on_gpus_has_no_scatter(kind: str) -> None:
         torch.testing.assert_close(interp(g, inputs).outputs[0], want)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_upsampling_on_cpus(kind: str, layout: torch.memory_format) -> None:

@@ -18,6 +18,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SHAPES = ((3, 5), (7,), (), (0,))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_differences(reduction: int, dtype: torch.dtype) -> None:

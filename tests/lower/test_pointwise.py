@@ -257,7 +257,7 @@ def test_addcmul_addcdiv_lerp(dtype: torch.dtype) -> None:
 NATIVE = (*FLOATS, *INTS, torch.bool, torch.uint16, torch.uint32, torch.uint64)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("to", NATIVE, ids=str)
 @pytest.mark.parametrize("frm", NATIVE, ids=str)
 def test_conversions(frm: torch.dtype, to: torch.dtype) -> None:

@@ -35,6 +35,7 @@ def pair(v: Any) -> list[int]:
     return [v, v] if isinstance(v, int) else list(v)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("include_pad", [True, False])
 def test_avg_pool(form: tuple[Any, Any, Any, bool], include_pad: bool) -> None:

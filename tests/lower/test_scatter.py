@@ -85,6 +85,7 @@ SCATTERS: dict[str, Fn] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize("name", SCATTERS)

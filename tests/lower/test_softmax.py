@@ -22,6 +22,7 @@ ROWS = torch.tensor(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_forward(name: str, dtype: torch.dtype) -> None:

@@ -75,6 +75,7 @@ def on_cpu(n: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return user_kernel((InterpretedFunction(kernel.fn), constants), grids[:1], *rest)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize("p", PROGRAMS, ids=str)
 def test_programs(p: Program, dynamic: bool) -> None:

@@ -73,6 +73,7 @@ COPIES: dict[str, Fn] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize("name", VIEWS)
 def test_view(name: str, dynamic: bool) -> None:

@@ -13,7 +13,7 @@ from tests.models.example import Example
 from tests.models.families import MODELS, example, kinds
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 def test_a_model_is_as_close_to_float64_as_eager_is(model: str) -> None:
     for kind in kinds(example(model)):
         sides, faults = judge(model, kind)

@@ -33,6 +33,7 @@ def installed(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.rest
 def test_programs_run_on_it(tmp_path: Path) -> None:
     """An Adam step, sorts, dynamic shapes, training, the disk cache, FX graphs, a failed check."""
     path = os.pathsep.join([str(ROOT), installed(tmp_path)])

@@ -110,6 +110,7 @@ def written(x: Tensor, w: Tensor) -> Tensor:
 CASES = {"layers": layers, "embedded": embedded, "written": written}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("calls", [False, True])
 @pytest.mark.parametrize("every", [0, 2, 3])
 @pytest.mark.parametrize("name", CASES)

@@ -39,6 +39,7 @@ def of_halves(x: Tensor, m: Tensor) -> Tensor:
     return (x.float() * torch.exp(m)).to(x.dtype)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fn", [of_rows, of_columns, of_halves])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
@@ -85,6 +86,7 @@ def test_odd_rows_of_dynamic_sizes() -> None:
     assert_function(of_rows, x, m, tiles=TINY, dynamic=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "n", "dtype"), [(9, 32777, BF16), (3, 40962, BF16), (2, 45057, F32), (2, 36861, F32)]

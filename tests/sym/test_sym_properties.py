@@ -178,6 +178,7 @@ def points(t: Tree, rng: Random, n: int = 4) -> list[tuple[dict[Var, int], int]]
     return out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_value_bounds_and_text(batch: int) -> None:
     for t, e, rng in trees(batch):
