@@ -130,7 +130,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_cases(name: str, all_kernels: bool) -> None:
     fn, inputs = CASES[name]

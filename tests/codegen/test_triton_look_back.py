@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_of_unknown_length_is_scanned_in_parts_and_right(name: str) -> None:
     fn, args = CASES[name]
@@ -87,7 +87,6 @@ def test_a_row_of_unknown_length_is_scanned_in_parts_and_right(name: str) -> Non
         roundtrip(k)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["sums", "columns", "i64", "a scan of a scan"])
 def test_the_interpreter_of_kernels_knows_parts(name: str) -> None:
     fn, args = CASES[name]

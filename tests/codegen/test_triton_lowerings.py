@@ -162,7 +162,6 @@ def as_eager(fn: Callable[..., Any], *inputs: Tensor) -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("mode", "padding", "align"), SAMPLINGS)
 def test_samples_at_the_points_of_a_grid(mode: int, padding: int, align: bool) -> None:
     """Forward, both gradients; volumes as well, but for bicubic sampling."""

@@ -226,7 +226,6 @@ ALL_READ: dict[str, Fn] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", ALL_READ)
 def test_a_check_is_done_once_where_all_is_read(name: str, dynamic: bool) -> None:

@@ -102,7 +102,6 @@ CASES: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:.*in eager.*")
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("number", range(len(CASES)))

@@ -136,7 +136,6 @@ BY_DATA: dict[str, tuple[Callable[..., Any], bool]] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:.*in eager.*")
 @pytest.mark.parametrize("name", BY_DATA)
 def test_sizes_that_data_decides(name: str) -> None:

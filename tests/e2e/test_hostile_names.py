@@ -89,7 +89,6 @@ def check_files(folder: Path) -> None:
             assert read(text) is not None
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", NAMES)
 def test_a_name_is_data(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     name, x = NAMES[case], torch.randn(3, 4)

@@ -142,7 +142,6 @@ def test_dimensions_of_one_have_eagers_strides(f: Callable[[Tensor], Tensor]) ->
     agree(f, lambda: [torch.arange(8.0)])
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "f",
     [

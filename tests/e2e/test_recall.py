@@ -126,7 +126,6 @@ def entries(folder: str) -> dict[str, list[Path]]:
     return found
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", ["graph", "object"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_a_damaged_entry_is_compiled_again(

@@ -119,7 +119,7 @@ def refusal(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> Exception | Non
     return None
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", CASES)

@@ -165,7 +165,6 @@ def positions(n: Any) -> tuple[Tensor, Tensor]:
     return torch.arange(n)[:, None], torch.arange(n) + 0
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mask", "want"),
     [

@@ -122,7 +122,6 @@ def test_gradients_of_taken_apart_softmax(dtype: torch.dtype, dynamic: bool) -> 
         )
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pool", [(3, 2, 1), ((2, 3), (3, 1), (1, 0), (2, 1)), (7, 3), (20, 4)])
 def test_places_of_maxima_are_kept_in_few_bits(pool: tuple[Any, ...]) -> None:
     def f(x: Tensor) -> Tensor:
