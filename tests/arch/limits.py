@@ -12,9 +12,10 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 1_880,
+    ".": 2_500,
+    "artifact": 600,
     "debug": 621,
-    "frontend": 3_310,
+    "frontend": 3_720,
     "ir": 4_080,
     "lower": 6_207,
     "machine": 5_830,
@@ -25,7 +26,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 31_715
+TOTAL_CODE_LINES = 33_300
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
