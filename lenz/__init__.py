@@ -10,15 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lenz.api import FxBackend, backend, explain
+    from lenz.artifact.export import export, standalone_compile
+    from lenz.artifact.loaded import CompiledArtifact, load
 
-__all__ = ["FxBackend", "backend", "explain"]
+__all__ = [
+    "CompiledArtifact",
+    "FxBackend",
+    "backend",
+    "explain",
+    "export",
+    "load",
+    "standalone_compile",
+]
 
 STARTED = time.time()  # before any other file of lenz is read
 
 
+# The module of each public name, so that a process imports only what it asks for.
+PLACES = {
+    "CompiledArtifact": "lenz.artifact.loaded",
+    "load": "lenz.artifact.loaded",
+    "export": "lenz.artifact.export",
+    "standalone_compile": "lenz.artifact.export",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        import lenz.api
+        import importlib
 
-        return getattr(lenz.api, name)
+        return getattr(importlib.import_module(PLACES.get(name, "lenz.api")), name)
     raise AttributeError(f"module 'lenz' has no attribute {name!r}")

@@ -56,6 +56,7 @@ RANKS = {
     "recall": 14,
     "pipeline": 15,
     "api": 16,
+    "artifact": 16,
     "cli": 17,
     "__main__": 18,
     "__init__": 18,
@@ -100,6 +101,12 @@ BANNED_IMPORTS = ("torch._inductor", "pickle", "marshal", "shelve", "dill", "clo
 
 # Private modules and functions of torch outside of frontend/, each with its reason.
 TORCH_PRIVATE = {
+    "artifact/export.py": {
+        "torch.utils._pytree": "torch.export describes arguments and results in its terms",
+    },
+    "artifact/loaded.py": {
+        "torch.utils._pytree": "takes arguments apart as torch.export did",
+    },
     "lower/fallback.py": {
         "torch._ops": "the classes of operators have no public name",
     },
@@ -134,6 +141,8 @@ WRITING_FILES = {
     "runtime/store.py": "deletes old entries of the disk cache",
     "debug/trace.py": "makes debug folders",
     "debug/report.py": "reports that the user asks for",
+    "artifact/container.py": "artifacts, where the user asks for them",
+    "artifact/export.py": "a store for machine code, deleted when the artifact is made",
 }
 
 # Files that run text as code, and where they have it from.

@@ -41,6 +41,11 @@ def host_target() -> Target:
     )
 
 
+def features() -> frozenset[str]:
+    """What this process's CPU can do, by LLVM's names."""
+    return frozenset(name for name, has in _binding().get_host_cpu_features().items() if has)
+
+
 @cache
 def _machine(target: Target, level: int = 2) -> Any:
     llvm = _binding()

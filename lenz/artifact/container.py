@@ -1,0 +1,151 @@
+"""The file of an artifact: a manifest and tensors, in the layout of safetensors.
+
+There is one file, of data only. Its tensors are the weights, constants and machine code. The text
+of its header holds the manifest, as JSON, and the manifest has the SHA-256 of every tensor, so that
+a damaged file is refused before anything of it runs. Who writes the file decides what it computes,
+though: load an artifact only from a source whose programs you would run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from lenz.errors import UserError
+
+FORMAT = 1
+WHOLE = "artifact.lenz"  # in a folder
+Manifest: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an artifact holds. On a CPU the tensors are pages of the file, shared by processes."""
+
+    manifest: Manifest
+    tensors: Mapping[str, Tensor]
+
+
+def of_bytes(data: bytes) -> Tensor:
+    """Bytes as a tensor."""
+    flat = torch.empty(len(data), dtype=torch.uint8)
+    if data:
+        flat.numpy()[:] = memoryview(data)
+    return flat
+
+
+def to_bytes(t: Tensor) -> bytes:
+    """The bytes of such a tensor."""
+    return t.numpy().tobytes()
+
+
+def digest(t: Tensor) -> str:
+    """The SHA-256 of a tensor's dtype, sizes and elements, which lie without gaps."""
+    found = hashlib.sha256(f"{t.dtype} {list(t.shape)}\n".encode())
+    if t.numel():
+        found.update(t.detach().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def written(contents: Contents) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of the file, on the CPU and without gaps, and the text of its header."""
+    tensors = {name: t.detach().contiguous() for name, t in contents.tensors.items()}
+    sums = {name: digest(t) for name, t in tensors.items()}
+    text = json.dumps({"format": FORMAT, **contents.manifest, "sums": sums}, sort_keys=True)
+    return tensors, {"lenz": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def write(path: str | os.PathLike[str], contents: Contents) -> None:
+    """Write the file: complete, or not at all."""
+    import tempfile
+
+    from safetensors.torch import save
+
+    data, path = save(*written(contents)), Path(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def write_folder(path: str | os.PathLike[str], contents: Contents) -> None:
+    """Write a folder for people: the file itself, and its texts and machine code beside it."""
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = {k: v for k, v in contents.manifest.items() if k != "variants"}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    for k, v in enumerate(contents.manifest["variants"]):
+        (folder / f"plan{k}.ir").write_text(v["plan"], encoding="utf-8")
+        for device, pieces in v["kernels"].items():
+            for piece, name in pieces.items():
+                file = folder / f"{quoted(device)}.{k}.{quoted(piece)}.code"
+                file.write_bytes(to_bytes(contents.tensors[name]))
+    write(folder / WHOLE, contents)
+
+
+def quoted(name: str) -> str:
+    """A name as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def _umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
+def read(source: str | os.PathLike[str] | bytes) -> Contents:
+    """Read an artifact. Raises UserError if it is none, damaged, or of another format."""
+    from safetensors import SafetensorError
+
+    if not isinstance(source, bytes) and Path(source).is_dir():
+        source = Path(source) / WHOLE
+    try:
+        head, tensors = _from_bytes(source) if isinstance(source, bytes) else _from_file(source)
+        text = head["lenz"]
+        if hashlib.sha256(text.encode()).hexdigest() != head["sha256"]:
+            raise UserError("this artifact is damaged: the manifest is not what was written")
+        manifest = json.loads(text)
+    except (SafetensorError, KeyError, ValueError, TypeError) as e:
+        raise UserError(f"this is no artifact of lenz, or a damaged one: {e}") from e
+    if manifest["format"] != FORMAT:
+        raise UserError(f"this artifact has format {manifest['format']}; this lenz reads {FORMAT}")
+    if manifest["sums"].keys() != tensors.keys():
+        raise UserError("this artifact is damaged: tensors are missing")
+    for name, t in tensors.items():
+        if digest(t) != manifest["sums"][name]:
+            raise UserError(f"this artifact is damaged: {name!r} is not what was written")
+    return Contents(manifest, tensors)
+
+
+def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    from safetensors import safe_open
+
+    if not Path(path).is_file():  # a pipe would wait for someone
+        raise UserError(f"there is no file {os.fspath(path)!r}")
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def _from_bytes(data: bytes) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    from safetensors.torch import load
+
+    tensors = load(data)
+    head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return head.get("__metadata__", {}), tensors

@@ -1,0 +1,269 @@
+"""Programs as artifacts: from `torch.export`, or from the graph of another compiler."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from lenz.artifact.container import Contents, of_bytes
+from lenz.artifact.levels import targets, usual
+from lenz.artifact.loaded import CompiledArtifact, foreign
+from lenz.context import Context, Silent
+from lenz.errors import UserError
+from lenz.frontend import FxProgram, capture
+from lenz.frontend.alone import ends_of, listed, seen, traced
+from lenz.ir.printer import show
+from lenz.keys import native_names
+from lenz.loading import Boxed
+from lenz.machines import loader_of
+from lenz.options import Options
+from lenz.pipeline import Compiled, compile_program
+from lenz.runtime.store import Store, store_at
+from lenz.target import HOST
+
+# An artifact holds one plan, without a fallback for calls that break an assumption.
+FIXED: Mapping[str, object] = {"aligned": False, "size_facts": False, "on_error": "raise"}
+
+
+def export(
+    program: nn.Module | ExportedProgram,
+    path: str | os.PathLike[str],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    options: Mapping[str, object] | None = None,
+    levels: Sequence[str] = (),
+) -> CompiledArtifact:
+    """Compile a program for inference and write it to a file, with its weights.
+
+    program         a module, exported by `torch.export.export` with `args`, `kwargs` and
+                    `dynamic_shapes`; or what that function returned
+    options         as of `torch.compile(..., backend="lenz")`
+    levels          the kinds of CPUs to have code for: "v2", "v3", "v4" of x86-64, "generic"
+                    elsewhere, or "host" for this very machine; usually all but "host"
+
+    Raises UserError if lenz cannot compile all of it, or if it calls what no file can hold.
+    """
+    if isinstance(program, ExportedProgram):
+        exported = program
+    else:
+        given = dict(kwargs or {})
+        exported = torch.export.export(program, args, given, dynamic_shapes=dynamic_shapes)
+    made = CompiledArtifact(_contents_of(exported, options or {}, levels or usual()))
+    made.save(path)
+    return made
+
+
+def standalone_compile(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
+    levels: Sequence[str] = ("host",),
+) -> CompiledArtifact:
+    """Compile a graph for inference on its own, also inside of another backend of torch.compile.
+
+    gm              a graph of aten or torch calls; it is not changed
+    example_inputs  its arguments, tensors (fake ones too) and sizes: symbolic sizes stay symbolic
+
+    The artifact takes the arguments of `gm` and returns its results as a list.
+    """
+    job = _Job(Options.from_environment({**(options or {}), **FIXED}), levels)
+    with job.folder:
+        gm, own = listed(gm), dict[str, Tensor]()
+        own |= gm.named_parameters(remove_duplicate=False)
+        own |= gm.named_buffers(remove_duplicate=False)
+        job.compile(gm, example_inputs)
+        names, tensors = _weights(own)
+        call = {"in": None, "out": None, "weights": names, "written": [],
+                "given": [_described(x) for x in seen(gm, example_inputs)]}  # fmt: skip
+        return CompiledArtifact(job.contents(call, tensors))
+
+
+@dataclass(slots=True)
+class _Job:
+    """One compilation for several kinds of CPUs, with a store of its own for the machine code."""
+
+    options: Options
+    levels: Sequence[str]
+    folder: tempfile.TemporaryDirectory[str] = field(
+        default_factory=lambda: tempfile.TemporaryDirectory(prefix="lenz-")
+    )
+    variants: list[dict[str, Any]] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    devices: dict[str, str] = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def store(self) -> Store:
+        """Where the compiler leaves machine code."""
+        return store_at(self.folder.name)
+
+    def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> None:
+        """Compile a graph for all levels."""
+        native = native_names(None)
+        with torch.no_grad(), traced(inputs):
+            capture(gm, inputs, self.program, self.options, native, "artifact")
+        if not self.variants:
+            raise UserError("this graph computes nothing that can be kept")
+
+    def program(self, p: FxProgram) -> Boxed:
+        """Compile a program of AOTAutograd for all levels."""
+        if p.kind != "inference":
+            raise UserError(f"an artifact is for inference, and this is a {p.kind}")
+        options = replace(self.options, cache_dir=self.folder.name)
+        for k, (target, needs) in enumerate(targets(self.levels)):
+            made = compile_program(p, Context(options, target, Silent()))
+            self.add(made, k, needs)
+        return p.eager()
+
+    def add(self, made: Compiled, k: int, needs: Sequence[str]) -> None:
+        """Keep the plan, constants and code of a compilation."""
+        plan, constants = made.complete
+        self.name = plan.name
+        if others := foreign(plan):
+            raise UserError(f"an artifact cannot call {others[0]}, which is not torch's own")
+        self.tensors |= {f"constant.{c}": of_bytes(data) for c, data in constants.items()}
+        kernels: dict[str, dict[str, str]] = {}
+        for device, keys in made.entry.keys.items():
+            loader = loader_of(device)
+            if device != HOST:
+                self.devices[device] = loader.key(device)
+            for piece, key in keys.items():
+                data = self.store.get(loader.kind, key)
+                if data is None:
+                    raise UserError("the machine code could not be kept: is the disk full?")
+                name = f"code.{key}" if device != HOST else f"code.{k}.{key}"
+                self.tensors[name] = of_bytes(data)
+                kernels.setdefault(device, {})[piece] = name
+        self.variants.append({"features": list(needs), "plan": show(plan), "kernels": kernels})
+
+    def contents(self, call: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Contents:
+        """Everything as one artifact."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            lenz = version("lenz")
+        except PackageNotFoundError:
+            lenz = "unknown"
+        manifest = {
+            "lenz": lenz, "torch": torch.__version__, "machine": platform.machine(),
+            "name": self.name, "call": call, "devices": self.devices, "variants": self.variants,
+        }  # fmt: skip
+        return Contents(manifest, {**self.tensors, **weights})
+
+
+def _contents_of(
+    exported: ExportedProgram, options: Mapping[str, object], levels: Sequence[str]
+) -> Contents:
+    """Compile what torch has exported."""
+    with warnings.catch_warnings():  # torch copies specs of a kind that it deprecates itself
+        warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
+        exported = exported.run_decompositions({})
+    job = _Job(Options.from_environment({**options, **FIXED}), levels)
+    with job.folder:
+        gm, kept, given = _flat(exported)
+        inputs = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
+        job.compile(gm, inputs)
+        names, tensors = _weights(
+            {n: {**exported.constants, **exported.state_dict}[n] for n in kept}
+        )
+        call = {
+            "in": pytree.treespec_dumps(exported.call_spec.in_spec),
+            "out": pytree.treespec_dumps(exported.call_spec.out_spec),
+            "weights": names, "given": given, "written": _written(exported, kept),
+        }  # fmt: skip
+        return job.contents(call, tensors)
+
+
+def _flat(exported: ExportedProgram) -> tuple[GraphModule, list[str], list[dict[str, Any]]]:
+    """The graph with weights and tensors for arguments, the weights' names, what is given."""
+    graph, kept, given = torch.fx.Graph(), list[str](), list[dict[str, Any]]()
+    result = graph.graph_copy(exported.graph, {})
+    graph.output(result)
+    for node, spec in zip(
+        graph.find_nodes(op="placeholder"), exported.graph_signature.input_specs, strict=True
+    ):
+        value = node.meta.get("val")
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            kept.append(spec.target or "")
+        elif spec.kind is not InputKind.USER_INPUT:
+            raise UserError(f"an artifact cannot hold {spec.target}, a {spec.kind.name.lower()}")
+        elif isinstance(value, (Tensor, torch.SymInt)):
+            given.append(_described(value, exported.range_constraints))
+        else:
+            given.append({"is": _plain(spec.arg.value)})
+            _drop(node, spec.arg.value)
+    return GraphModule(exported.graph_module, graph), kept, given
+
+
+def _drop(node: Node, value: Any) -> None:
+    """Put a constant in place of an argument."""
+    for user in tuple(node.users):
+        same: Callable[[Node], Any] = lambda n: value if n is node else n
+        user.args = torch.fx.map_arg(user.args, same)
+        user.kwargs = torch.fx.map_arg(user.kwargs, same)
+    node.graph.erase_node(node)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UserError(f"an artifact cannot hold an argument that is a {type(value).__name__}")
+
+
+def _described(value: Any, ranges: Mapping[Any, Any] | None = None) -> dict[str, Any]:
+    """What an argument has to be: a tensor's type, and the least and greatest of its sizes."""
+    if not isinstance(value, Tensor):
+        return {"kind": "number"}
+    return {
+        "kind": "tensor",
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "device": value.device.type,
+        "size": [ends_of(n, ranges or {}) for n in value.shape],
+    }
+
+
+def _weights(
+    weights: Mapping[str, Tensor],
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """How each weight lies in the file, and what lies there; equal memory lies there once."""
+    tensors: dict[str, Tensor] = {}
+    seen: dict[Any, str] = {}
+    found = []
+    for name, given in weights.items():
+        t = given.detach()
+        place = t.untyped_storage().data_ptr(), t.storage_offset(), t.shape, t.stride(), t.dtype
+        own = seen.setdefault(place, f"weight.{name}")
+        if own not in tensors:
+            steps = zip(t.shape, t.stride(), strict=True)
+            span = 1 + sum((n - 1) * s for n, s in steps) if t.numel() else 0
+            flat = t if t.is_contiguous() else torch.as_strided(t, (span,), (1,))
+            tensors[own] = flat.cpu().clone() if flat.is_cpu else flat.cpu()
+        found.append({"name": name, "tensor": own, "size": [*t.shape], "stride": [*t.stride()],
+                      "device": t.device.type})  # fmt: skip
+    return found, tensors
+
+
+def _written(exported: ExportedProgram, weights: Sequence[str]) -> list[tuple[int, int]]:
+    """Which results are written into which weights."""
+    found = []
+    for k, spec in enumerate(exported.graph_signature.output_specs):
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            found.append((k, weights.index(spec.target or "")))
+        elif spec.kind is not OutputKind.USER_OUTPUT:
+            raise UserError(f"an artifact cannot return a {spec.kind.name.lower()}")
+    return found

@@ -1,0 +1,55 @@
+"""Kinds of CPUs that an artifact has code for: the levels of x86-64, or a generic one."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lenz.errors import UserError
+from lenz.machine.cpu.llvm.compile import host_target
+from lenz.target import Target
+
+# The psABI of x86-64 defines the levels; the names of features are LLVM's. Each level has the
+# features of those before it.
+X86 = {
+    "v2": ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"),
+    "v3": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"),
+    "v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+}
+LANES = {"v2": 4, "v3": 8, "v4": 16}
+
+
+def known() -> tuple[str, ...]:
+    """The levels of this machine's architecture, from the least to the greatest."""
+    return (*X86, "host") if platform.machine() in ("x86_64", "AMD64") else ("generic", "host")
+
+
+def usual() -> tuple[str, ...]:
+    """The levels that an artifact has if nobody asks: not those of this machine alone."""
+    return known()[:-1]
+
+
+def targets(levels: Sequence[str]) -> list[tuple[Target, tuple[str, ...]]]:
+    """Each level's target and the features that it needs, the greatest level first.
+
+    Raises UserError for a level that this architecture does not have.
+    """
+    host = host_target()
+    made = []
+    for level in levels:
+        if level not in known():
+            raise UserError(f"unknown level {level!r}", hint=f"levels are {', '.join(known())}")
+        made.append((known().index(level), *_target(level, host)))
+    return [(t, needs) for _, t, needs in sorted(made, key=lambda m: -m[0])]
+
+
+def _target(level: str, host: Target) -> tuple[Target, tuple[str, ...]]:
+    if level == "host":
+        needs = tuple(f[1:] for f in host.features.split(",") if f.startswith("+"))
+        return host, needs
+    if level == "generic":
+        return replace(host, cpu="generic", features="", lanes=4), ()
+    needs = tuple(f for name in known()[: known().index(level) + 1] for f in X86[name])
+    features = ",".join(f"+{f}" for f in needs)
+    return replace(host, cpu=f"x86-64-{level}", features=features, lanes=LANES[level]), needs

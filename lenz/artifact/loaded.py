@@ -1,0 +1,201 @@
+"""An artifact as a callable, in a process that imports neither Dynamo nor the compiler."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lenz.artifact.container import Contents, Manifest, read, to_bytes, write, write_folder
+from lenz.errors import UserError
+from lenz.ir.lexer import ReadError
+from lenz.ir.plan import CallStep, Plan
+from lenz.ir.reader import read as read_text
+from lenz.loading import Boxed
+from lenz.loading import load as load_plan
+from lenz.machine.cpu.llvm.compile import features
+from lenz.machines import Counts, Loader, load_kernels
+from lenz.options import Options
+from lenz.plan.python import signatures
+from lenz.runtime.constants import unpacked
+from lenz.runtime.store import store_in
+from lenz.target import HOST
+
+# Whose functions an artifact may call: torch's ops, arithmetic of sizes, and what lenz draws.
+OWN = ("aten.", "prims.", "lenz.", "py.operator.", "py.math.", "py.torch.sym_")
+
+
+def release_of(version: str) -> str:
+    """The release of a version of torch, without its patch: between these, ops may change."""
+    return ".".join(version.split(".")[:2])
+
+
+def load(source: str | os.PathLike[str] | bytes) -> CompiledArtifact:
+    """Load what `export` or `CompiledArtifact.save` has written, from a path or from bytes.
+
+    Weights of CPUs stay in the file, whose memory all processes share. Nothing is compiled or
+    traced. Raises UserError, with the reason, if the artifact is damaged or if this machine or this
+    torch cannot run it.
+    """
+    return CompiledArtifact(read(source))
+
+
+class CompiledArtifact:
+    """A compiled program that can be called and saved.
+
+    It takes and returns what the exported program did. It runs without gradients.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        call = contents.manifest["call"]
+        self._in = None if call["in"] is None else pytree.treespec_loads(call["in"])
+        self._out = None if call["out"] is None else pytree.treespec_loads(call["out"])
+        self._weights = [_weight(w, contents.tensors) for w in call["weights"]]
+        self._given, self._written = call["given"], call["written"]
+        self._run = _loaded(contents)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the artifact says of itself."""
+        return self._contents.manifest
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The parameters and buffers by name; a call reads them, and may write buffers."""
+        names = [w["name"] for w in self._contents.manifest["call"]["weights"]]
+        return dict(zip(names, self._weights, strict=True))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        format: Literal["binary", "unpacked"] = "binary",
+    ) -> None:
+        """Write the artifact for `lenz.load`: one file, or a folder with its texts for people."""
+        if format not in ("binary", "unpacked"):
+            raise UserError(f"unknown format {format!r}", hint="formats are binary, unpacked")
+        (write if format == "binary" else write_folder)(path, self._contents)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program. Raises UserError for arguments that it was not exported for."""
+        flat = self._flat(args, kwargs)
+        with torch.no_grad():
+            results = list(self._run([*self._weights, *flat]))
+            for place, k in self._written:
+                self._weights[k].copy_(results[place])
+        kept = results[len(self._written) :]
+        return kept if self._out is None else pytree.tree_unflatten(kept, self._out)
+
+    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        if self._in is None:
+            flat: list[Any] = list(args)
+        else:
+            flat, spec = pytree.tree_flatten((args, dict(kwargs)))
+            if spec != self._in:
+                raise UserError(f"the program takes {_told(self._in)}, not {_told(spec)}")
+        if len(flat) != len(self._given):
+            raise UserError(f"the program takes {len(self._given)} arguments, not {len(flat)}")
+        tensors = []
+        for k, (value, g) in enumerate(zip(flat, self._given, strict=True)):
+            if "is" in g:
+                if type(value) is not type(g["is"]) or value != g["is"]:
+                    told = f"argument {k} is {value!r}, and was {g['is']!r}"
+                    raise UserError(f"{told} when the program was exported")
+                continue
+            _check(k, value, g)
+            tensors.append(value)
+        return tensors
+
+
+def _check(k: int, value: Any, g: Mapping[str, Any]) -> None:
+    """Check what a plan does not: the type of an argument, and the ends of its sizes."""
+    if g["kind"] == "number":
+        if type(value) is not int:
+            raise UserError(f"argument {k} is a {type(value).__name__}, and was an int")
+        return
+    if not isinstance(value, Tensor):
+        raise UserError(f"argument {k} is a {type(value).__name__}, and was a tensor")
+    told = f"{g['dtype']} with {len(g['size'])} dimensions on {g['device']}"
+    dtype = str(value.dtype).removeprefix("torch.")
+    if (dtype, value.dim(), value.device.type) != (g["dtype"], len(g["size"]), g["device"]):
+        found = f"{dtype} with {value.dim()} dimensions on {value.device.type}"
+        raise UserError(f"argument {k} is {found}, and the program takes {told}")
+    for d, (n, want) in enumerate(zip(value.shape, g["size"], strict=True)):
+        low, high = want
+        if n < low or (high is not None and n > high):
+            ends = f"{low}" if low == high else f"{low} to {'any' if high is None else high}"
+            raise UserError(f"size {d} of argument {k} is {n}, and the program takes {ends}")
+
+
+def _told(spec: Any) -> str:
+    return f"{spec.num_leaves} values as {spec}"
+
+
+def _weight(w: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    t = torch.as_strided(tensors[w["tensor"]], w["size"], w["stride"])
+    return t if w["device"] == HOST else t.to(w["device"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """The plan for one kind of CPU, and its kernels: pieces of code by device."""
+
+    plan: Plan
+    kernels: Mapping[str, Mapping[str, str]]
+
+
+def _loaded(contents: Contents) -> Boxed:
+    """The plan that fits this machine as a callable."""
+    m = contents.manifest
+    if (want := release_of(m["torch"])) != (here := release_of(torch.__version__)):
+        raise UserError(f"this artifact is for torch {want}, and this is torch {here}")
+    v = _fitting(m)
+
+    def code(device: str, loader: Loader, counts: Counts) -> Mapping[str, bytes]:
+        if (key := m["devices"].get(device)) is not None and loader.key(device) != key:
+            raise UserError(f"this artifact is for {key}, and {device} is {loader.key(device)}")
+        return {piece: to_bytes(contents.tensors[t]) for piece, t in v.kernels[device].items()}
+
+    constants = {
+        c.name: unpacked(to_bytes(contents.tensors[f"constant.{c.content}"]), c.type.device)
+        for c in v.plan.constants
+    }
+    functions, alive = load_kernels(signatures(v.plan), code)
+    store = store_in(Options.from_environment({}))
+    return load_plan(v.plan, functions, alive, constants, {}, _refuse, True, store)
+
+
+def foreign(p: Plan) -> list[str]:
+    """What a plan calls beyond torch's own ops and the numbers that lenz draws."""
+    calls = [s.op for s in p.steps if isinstance(s, CallStep)]
+    return [*p.objects, *(op for op in calls if not op.startswith(OWN))]
+
+
+def _refuse(*args: Any) -> NoReturn:
+    raise UserError("the program was not exported for arguments of these sizes")
+
+
+def _fitting(m: Manifest) -> _Variant:
+    """The best variant that this CPU can run; they stand in the order of their speed."""
+    if platform.machine() != m["machine"]:
+        raise UserError(f"this artifact is for {m['machine']}, and this is {platform.machine()}")
+    has = features()
+    for v in m["variants"]:
+        if has.issuperset(v["features"]):
+            try:
+                plan = read_text(v["plan"])
+            except ReadError as e:
+                raise UserError(f"this artifact is of another lenz, {m['lenz']}: {e}") from e
+            if not isinstance(plan, Plan) or foreign(plan):
+                raise UserError(
+                    "this artifact has no plan, or one that calls more than torch's ops"
+                )
+            return _Variant(plan, v["kernels"])
+    lacks = sorted({*m["variants"][-1]["features"]} - has)
+    raise UserError(f"this CPU lacks {', '.join(lacks)}, which the artifact needs")

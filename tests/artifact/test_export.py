@@ -1,0 +1,259 @@
+"""`lenz.export` and `lenz.load`: another process computes what the module does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+import lenz
+from lenz.artifact import levels, loaded
+from lenz.errors import UserError
+from lenz.machine.cpu.llvm import compile
+from tests.arch.source import REPOSITORY
+
+BATCH = Dim("batch", min=3, max=100)
+
+
+class Tied(nn.Module):
+    """An embedding whose table is also the last layer's, in a layout with gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 22).t())
+        self.head = nn.Linear(8, 22, bias=False)
+        self.head.weight = self.table
+        self.register_buffer("scale", torch.full((), 2.0))
+        self.scale: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:
+        made: Tensor = self.head(F.embedding(ids, self.table) * self.scale).softmax(-1)
+        return made
+
+
+class Counted(nn.Module):
+    """A buffer that each call changes, and results of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor, how: dict[str, Any], *, flip: bool = False) -> dict[str, Any]:
+        self.get_buffer("calls").add_(1)
+        y = self.norm(x) * how["by"] + how["bias"]
+        y = y.flip(0) if flip else y
+        return {
+            "y": y,
+            "rows": x.shape[0],
+            "none": None,
+            "all": (self.get_buffer("calls") * 1, x[0]),
+        }
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+def images() -> nn.Module:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    return net.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+class Sizes(nn.Module):
+    """A constant, a size as a number, a view of an argument, and the argument."""
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        return x + torch.tensor([1.0, 2.0]), torch.arange(x.shape[0]) * 2, x.shape[0] * 3, x[1:], x
+
+
+class Drawn(nn.Module):
+    """Random numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5) + 1
+
+
+# Of each program its arguments for a size, and which sizes change.
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]], Any]] = {
+    "perceptron": (perceptron, lambda n: (torch.randn(n, 6),), ({0: BATCH},)),
+    "static": (perceptron, lambda n: (torch.randn(5, 6),), None),
+    "tied": (Tied, lambda n: (torch.arange(n * 2).reshape(n, 2) % 22,), ({0: BATCH},)),
+    "images": (images, lambda n: (torch.randn(n, 3, 9, 9),), ({0: BATCH},)),
+    "sizes": (Sizes, lambda n: (torch.randn(n, 2),), ({0: BATCH},)),
+    "counted": (
+        lambda: Counted().eval(),
+        lambda n: (torch.randn(n, 3), {"by": 3, "bias": torch.randn(3)}),
+        ({0: BATCH}, {"by": None, "bias": None}),
+    ),
+}
+
+
+def made(name: str, path: Path, **how: Any) -> tuple[nn.Module, Callable[[int], tuple[Any, ...]]]:
+    """Export a case; its module and its arguments."""
+    torch.manual_seed(0)
+    make, args, dynamic = CASES[name]
+    module = make()
+    lenz.export(module, path, args(7), dynamic_shapes=dynamic, **how)
+    return module, args
+
+
+def same(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want)
+    flat = torch.utils._pytree.tree_leaves
+    for a, b in zip(flat(got), flat(want), strict=True):
+        assert not isinstance(a, Tensor) or a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_the_modules(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.lenz"
+    module, args = made(name, path)
+    run = lenz.load(path)
+    for n in (7, 4, 100):
+        given = args(n)
+        with torch.no_grad():
+            same(run(*given), module(*given))
+    for name, buffer in module.named_buffers():
+        same(run.weights[name], buffer)
+
+
+def test_views_of_arguments_are_views(tmp_path: Path) -> None:
+    made("sizes", tmp_path / "m.lenz")
+    x = torch.randn(5, 2)
+    got = lenz.load(tmp_path / "m.lenz")(x)
+    assert got[4] is x and got[3]._base is x
+
+
+def test_random_numbers_are_of_the_seed(tmp_path: Path) -> None:
+    lenz.export(Drawn(), tmp_path / "m.lenz", (torch.ones(1000),))
+    run, found = lenz.load(tmp_path / "m.lenz"), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(run(torch.ones(1000)))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    assert set(found[0].tolist()) == {1.0, 3.0} and 400 < int((found[0] == 1).sum()) < 600
+
+
+CHILD = """
+import sys, torch, lenz
+run = lenz.load(sys.argv[1])
+given, want = torch.load(sys.argv[2])
+torch.testing.assert_close(run(given), want)
+folder = sys.argv[1].rpartition("/")[0]
+run.save(folder + "/again.lenz")
+torch.testing.assert_close(lenz.load(open(folder + "/again.lenz", "rb").read())(given), want)
+"""
+ABSENT = """
+import sys, torch, lenz
+lenz.load(sys.argv[1])(torch.load(sys.argv[2])[0])
+names = ["torch._dynamo", "torch._functorch.aot_autograd", "sympy", "lenz.api", "lenz.pipeline",
+         "lenz.frontend", "lenz.lower", "lenz.opt", "lenz.schedule", "lenz.ops"]
+print([n for n in names if n in sys.modules])
+"""
+
+
+def child(text: str, *args: object) -> str:
+    command = [sys.executable, "-c", text, *map(str, args)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_another_process_runs_it_and_imports_no_compiler(tmp_path: Path) -> None:
+    path, case = tmp_path / "m.lenz", tmp_path / "case"
+    module, args = made("perceptron", path)
+    (x,) = args(9)
+    torch.save((x, module(x).detach()), case)
+    child(CHILD, path, case)
+    assert child(ABSENT, path, case).strip() == "[]"
+
+
+def test_weights_lie_in_the_file_once(tmp_path: Path) -> None:
+    made("tied", tmp_path / "m.lenz")
+    run = lenz.load(tmp_path / "m.lenz")
+    names = [w["tensor"] for w in run.manifest["call"]["weights"]]
+    assert len(names) == 3 and len(set(names)) == 2
+    assert run.weights["table"].data_ptr() == run.weights["head.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("level", ["v2", "v3", "v4"])
+def test_a_cpu_runs_the_best_level_that_it_has(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if level not in levels.known() or not compile.features().issuperset(_needs(level)):
+        pytest.skip("this CPU has other levels")
+    path = tmp_path / "m.lenz"
+    module, args = made("perceptron", path)
+    monkeypatch.setattr(loaded, "features", lambda: frozenset(_needs(level)))
+    run, (x,) = lenz.load(path), args(8)
+    found = loaded._fitting(run.manifest)
+    (piece,) = found.kernels["cpu"].values()
+    assert piece.startswith(f"code.{['v4', 'v3', 'v2'].index(level)}.")
+    same(run(x), module(x).detach())
+    monkeypatch.setattr(loaded, "features", frozenset)
+    with pytest.raises(UserError, match="this CPU lacks cx16"):
+        lenz.load(path)
+
+
+def _needs(level: str) -> tuple[str, ...]:
+    return levels.targets([level])[0][1]
+
+
+def test_other_arguments_are_refused(tmp_path: Path) -> None:
+    made("counted", tmp_path / "m.lenz")
+    run = lenz.load(tmp_path / "m.lenz")
+    x, how = torch.randn(4, 3), {"by": 3, "bias": torch.randn(3)}
+    run(x, how)
+    for args, why in [
+        ((x, how, x), "the program takes"),
+        ((x[:, :2], how), "size 1 of argument 0 is 2, and the program takes 3"),
+        ((torch.randn(101, 3), how), "size 0 of argument 0 is 101, and the program takes 3 to 100"),
+        ((x.double(), how), "argument 0 is float64 with 2 dimensions on cpu"),
+        ((x[0], how), "argument 0 is float32 with 1 dimensions"),
+        ((x, {**how, "by": 4}), "argument 1 is 4, and was 3"),
+        ((x, {**how, "bias": 1.0}), "argument 2 is a float, and was a tensor"),
+    ]:
+        with pytest.raises(UserError, match=why):
+            run(*args)
+
+
+def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
+    class Custom(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = torch.ops.lenz_test_export.own(x) + 1
+            return made
+
+    @torch.library.custom_op("lenz_test_export::own", mutates_args=())
+    def own(x: Tensor) -> Tensor:
+        return x.clone()
+
+    own.register_fake(torch.empty_like)
+    with pytest.raises(UserError, match=r"cannot call lenz_test_export\.own"):
+        lenz.export(Custom(), tmp_path / "m.lenz", (torch.randn(3),))
+    assert not (tmp_path / "m.lenz").exists()
+    with pytest.raises(UserError, match="unknown level 'v9'"):
+        lenz.export(perceptron(), tmp_path / "m.lenz", (torch.randn(3, 6),), levels=("v9",))
+
+
+def test_a_folder_for_people(tmp_path: Path) -> None:
+    made("perceptron", tmp_path / "m.lenz", levels=("host",))
+    run = lenz.load(tmp_path / "m.lenz")
+    run.save(tmp_path / "m", format="unpacked")
+    assert (
+        json.loads((tmp_path / "m" / "manifest.json").read_text())["name"] == run.manifest["name"]
+    )
+    assert "launch" in (tmp_path / "m" / "plan0.ir").read_text()
+    x = torch.randn(3, 6)
+    same(lenz.load(tmp_path / "m")(x), run(x))
+    with pytest.raises(UserError, match="unknown format"):
+        run.save(tmp_path / "m", format="zip")  # type: ignore[arg-type]

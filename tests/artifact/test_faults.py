@@ -1,0 +1,128 @@
+"""Artifacts that are damaged, foreign, or of other versions: refused, and nothing of them runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+import lenz
+from lenz.errors import UserError
+from tests.arch.source import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of an artifact."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("artifact") / "m.lenz"
+    lenz.export(nn.Linear(3, 4), path, (torch.ones(2, 3),), levels=("host",))
+    return path.read_bytes()
+
+
+def changed(data: bytes, **how: Any) -> bytes:
+    """The artifact with another manifest, whose checksum is right."""
+    head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    text = json.dumps({**json.loads(head["lenz"]), **how}, sort_keys=True)
+    told = {"lenz": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return save(load(data), told)
+
+
+@pytest.mark.parametrize(
+    "how, why",
+    [
+        ({"torch": "1.0.0"}, r"for torch 1\.0, and this is torch 2"),
+        ({"format": 99}, "has format 99; this lenz reads 1"),
+        ({"machine": "vax"}, "for vax, and this is"),
+        ({"sums": {}}, "tensors are missing"),
+    ],
+)
+def test_another_version_is_refused(good: bytes, how: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        lenz.load(changed(good, **how))
+
+
+def test_a_plan_that_this_lenz_cannot_read_is_refused(good: bytes) -> None:
+    head = json.loads(good[8 : 8 + int.from_bytes(good[:8], "little")])["__metadata__"]
+    variants = json.loads(head["lenz"])["variants"]
+    variants[0]["plan"] = "plan graph { nonsense }"
+    with pytest.raises(UserError, match="of another lenz"):
+        lenz.load(changed(good, variants=variants))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_bytes_are_refused_or_right(good: bytes, seed: int) -> None:
+    """Flips, cuts, insertions and copies within the file; FLAGS of `make` raise the number."""
+    random.seed(seed)
+    x = torch.ones(2, 3)
+    want = lenz.load(good)(x)
+    refused = 0
+    for _ in range(int(os.environ.get("MUTATIONS", "250"))):
+        data = bytearray(good)
+        for _ in range(random.choice((1, 1, 1, 2, 8))):
+            at = random.randrange(len(data))
+            match random.randrange(5):
+                case 0:
+                    data[at] ^= 1 << random.randrange(8)
+                case 1:
+                    data[at] = random.randrange(256)
+                case 2:
+                    del data[at : at + random.randrange(1, 64)]
+                case 3:
+                    data[at:at] = random.randbytes(random.randrange(1, 64))
+                case 4:
+                    start = random.randrange(len(data))
+                    data[at : at + 16] = data[start : start + 16]
+            if not data:
+                break
+        try:
+            run = lenz.load(bytes(data))
+        except UserError:
+            refused += 1
+            continue
+        assert torch.equal(run(x), want)
+    assert refused > 200
+
+
+def test_other_files_are_refused(good: bytes, tmp_path: Path) -> None:
+    for name, data in {"empty": b"", "text": b"import os\n" * 50, "weights": save({})}.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match="no artifact"):
+            lenz.load(tmp_path / name)
+    with pytest.raises(UserError, match="no file"):
+        lenz.load(tmp_path / "absent")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="no file"):
+        lenz.load(tmp_path / "pipe")
+
+
+MANY = """
+import sys, torch, lenz
+run = lenz.load(sys.argv[1])
+x = torch.ones(2, 3)
+want = run(x)
+for k in range(20):
+    run.save(sys.argv[1])
+    run = lenz.load(sys.argv[1])
+    assert torch.equal(run(x), want)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_save_and_load_at_once(good: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m.lenz").write_bytes(good)
+    command = [sys.executable, "-c", MANY, str(tmp_path / "m.lenz")]
+    running = [subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) for _ in range(8)]
+    for p in running:
+        assert p.wait(120) == 0, p.stderr and p.stderr.read().decode()
+    assert [p.name for p in tmp_path.iterdir()] == ["m.lenz"]
