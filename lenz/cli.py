@@ -1,4 +1,4 @@
-"""`python -m lenz`: information about this installation."""
+"""`python -m lenz`: this installation, programs and artifacts, for people."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def _parser() -> argparse.ArgumentParser:
     told = command(explain, "The report of a function without arguments in a file.")
     told.add_argument("file", help="a Python file; it is run")
     told.add_argument("--function", default="main", help="the function to compile (main)")
+    made = command(inspect, "What an artifact holds: arguments, weights, code, plan.")
+    made.add_argument("artifact", help="a file or folder that lenz.export wrote; nothing is run")
+    made.add_argument("--plan", action="store_true", help="also print the plan")
+    made = command(run, "Run an artifact on arrays from files.")
+    made.add_argument("artifact", help="a file or folder that lenz.export wrote")
+    given = "a .npy file, or an integer; once for each argument, in order"
+    made.add_argument("--input", action="append", default=[], metavar="FILE", help=given)
+    made.add_argument("--output", metavar="FOLDER", help="where to write the results, as .npy")
     command(bench, "lenz beside eager and torch's default backend; needs the repository.")
     return parser
 
@@ -116,6 +124,29 @@ def explain(parsed: argparse.Namespace) -> int:
     report = explained(fn)()
     # If the function itself returns a report, that report is printed.
     print(report.result if isinstance(report.result, type(report)) else report)
+    return 0
+
+
+def inspect(parsed: argparse.Namespace) -> int:
+    """Print what an artifact says of itself; nothing of it is run."""
+    from lenz.artifact.container import read
+    from lenz.artifact.show import summary
+
+    print(summary(read(parsed.artifact), plan=parsed.plan), end="")
+    return 0
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run an artifact on arrays from files, and print or write its results."""
+    from lenz.artifact.loaded import load
+    from lenz.artifact.show import array_of, result_line, write_arrays
+
+    program = load(parsed.artifact)
+    results = program.flat_call([array_of(text) for text in parsed.input])
+    for k, value in enumerate(results):
+        print(result_line(k, value))
+    if parsed.output is not None:
+        write_arrays(Path(parsed.output), results)
     return 0
 
 

@@ -84,15 +84,27 @@ class CompiledArtifact:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program. Raises UserError for arguments that it was not exported for."""
-        flat = self._flat(args, kwargs)
-        with torch.no_grad():
-            results = list(self._run([*self._weights, *flat]))
-            for place, k in self._written:
-                self._weights[k].copy_(results[place])
-        kept = results[len(self._written) :]
+        kept = self.flat_call(self._varying(args, kwargs))
         return kept if self._out is None else pytree.tree_unflatten(kept, self._out)
 
-    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def flat_call(self, values: Sequence[Any]) -> list[Any]:
+        """Run the program on the arguments that are no constants; return the leaves of its results.
+
+        Both stand in the order in which `torch.utils._pytree` lists leaves. Raises UserError for
+        arguments that the program was not exported for.
+        """
+        given = [(k, g) for k, g in enumerate(self._given) if "is" not in g]
+        if len(values) != len(given):
+            raise UserError(f"the program takes {len(given)} tensors and sizes, not {len(values)}")
+        for value, (k, g) in zip(values, given, strict=True):
+            _check(k, value, g)
+        with torch.no_grad():
+            results = list(self._run([*self._weights, *values]))
+            for place, k in self._written:
+                self._weights[k].copy_(results[place])
+        return results[len(self._written) :]
+
+    def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         if self._in is None:
             flat: list[Any] = list(args)
         else:
@@ -101,26 +113,25 @@ class CompiledArtifact:
                 raise UserError(f"the program takes {_told(self._in)}, not {_told(spec)}")
         if len(flat) != len(self._given):
             raise UserError(f"the program takes {len(self._given)} arguments, not {len(flat)}")
-        tensors = []
+        found = []
         for k, (value, g) in enumerate(zip(flat, self._given, strict=True)):
             if "is" in g:
                 if type(value) is not type(g["is"]) or value != g["is"]:
                     told = f"argument {k} is {value!r}, and was {g['is']!r}"
                     raise UserError(f"{told} when the program was exported")
-                continue
-            _check(k, value, g)
-            tensors.append(value)
-        return tensors
+            else:
+                found.append(value)
+        return found
 
 
 def _check(k: int, value: Any, g: Mapping[str, Any]) -> None:
     """Check what a plan does not: the type of an argument, and the ends of its sizes."""
     if g["kind"] == "number":
         if type(value) is not int:
-            raise UserError(f"argument {k} is a {type(value).__name__}, and was an int")
+            raise UserError(f"argument {k} is of type {type(value).__name__}, and was an int")
         return
     if not isinstance(value, Tensor):
-        raise UserError(f"argument {k} is a {type(value).__name__}, and was a tensor")
+        raise UserError(f"argument {k} is of type {type(value).__name__}, and was a tensor")
     told = f"{g['dtype']} with {len(g['size'])} dimensions on {g['device']}"
     dtype = str(value.dtype).removeprefix("torch.")
     if (dtype, value.dim(), value.device.type) != (g["dtype"], len(g["size"]), g["device"]):

@@ -142,6 +142,7 @@ WRITING_FILES = {
     "debug/trace.py": "makes debug folders",
     "debug/report.py": "reports that the user asks for",
     "artifact/container.py": "artifacts, where the user asks for them",
+    "artifact/show.py": "the results of an artifact, in a folder that the user names",
     "artifact/export.py": "a store for machine code, deleted when the artifact is made",
 }
 

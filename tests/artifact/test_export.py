@@ -221,7 +221,7 @@ def test_other_arguments_are_refused(tmp_path: Path) -> None:
         ((x.double(), how), "argument 0 is float64 with 2 dimensions on cpu"),
         ((x[0], how), "argument 0 is float32 with 1 dimensions"),
         ((x, {**how, "by": 4}), "argument 1 is 4, and was 3"),
-        ((x, {**how, "bias": 1.0}), "argument 2 is a float, and was a tensor"),
+        ((x, {**how, "bias": 1.0}), "argument 2 is of type float, and was a tensor"),
     ]:
         with pytest.raises(UserError, match=why):
             run(*args)

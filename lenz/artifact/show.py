@@ -1,0 +1,101 @@
+"""Artifacts for people: a summary in words, and arrays from and to files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lenz.artifact.container import Contents
+from lenz.errors import UserError
+
+MIB = 2**20
+SHOWN = 6  # first elements of a result
+
+
+def summary(contents: Contents, *, plan: bool) -> str:
+    """What an artifact holds, a line each; `plan` adds the text of the plan for the best CPU.
+
+    Names come from the file, so that they are printed as literals.
+    """
+    return "".join(f"{line}\n" for line in _lines(contents, plan))
+
+
+def _lines(contents: Contents, plan: bool) -> Iterator[str]:
+    m, call = contents.manifest, contents.manifest["call"]
+    yield f"program   {m['name']!a}, by lenz {m['lenz']!a} for torch {m['torch']!a}"
+    yield f"machine   {m['machine']!a}"
+    for device, key in m["devices"].items():
+        yield f"device    {device!a}: {key!a}"
+    for k, g in enumerate(call["given"]):
+        yield f"argument  {k}: {_argument(g)}"
+    for place, k in call["written"]:
+        yield f"writes    {call['weights'][k]['name']!a}, by result {place}"
+    for w in call["weights"]:
+        yield f"weight    {w['name']!a}: {_weight(w, contents.tensors)}"
+    for v in m["variants"]:
+        names = [name for pieces in v["kernels"].values() for name in pieces.values()]
+        size = sum(contents.tensors[n].numel() for n in names)
+        needs = ", ".join(map(ascii, v["features"])) or "no special features"
+        yield f"code      {len(names)} pieces, {_size(size)}; needs {needs}"
+    if plan and m["variants"]:
+        yield ""
+        yield from (ascii(line)[1:-1] for line in m["variants"][0]["plan"].splitlines())
+
+
+def _argument(g: Mapping[str, Any]) -> str:
+    if "is" in g:
+        return f"always {g['is']!a}"
+    if g["kind"] == "number":
+        return "an integer"
+    ends = [f"{low}" if low == high else f"{low} to {'any' if high is None else high}"
+            for low, high in g["size"]]  # fmt: skip
+    return f"{g['dtype']!a} of size [{', '.join(ends)}] on {g['device']!a}"
+
+
+def _weight(w: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    t = tensors[w["tensor"]]
+    dtype = str(t.dtype).removeprefix("torch.")
+    return f"{dtype} {list(w['size'])} on {w['device']!a}, {_size(t.numel() * t.element_size())}"
+
+
+def _size(n: int) -> str:
+    return f"{n / MIB:.1f} MiB" if n >= MIB else f"{n / 1024:.1f} KiB"
+
+
+def array_of(text: str) -> Tensor | int:
+    """An argument as a person writes it: the path of a .npy file, or an integer."""
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    if not Path(text).is_file():
+        raise UserError(f"there is no file {text!r}", hint="inputs are .npy files or integers")
+    try:
+        with Path(text).open("rb") as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+        return torch.from_numpy(array)
+    except (ValueError, TypeError, EOFError, MemoryError, OverflowError) as e:
+        raise UserError(f"{text!r} is no array that torch takes: {e}") from e
+
+
+def result_line(k: int, value: Any) -> str:
+    """One result: type, sizes, first elements."""
+    if not isinstance(value, Tensor):
+        return f"result {k}: {value!r}"
+    first = ", ".join(f"{x:.6g}" if isinstance(x, float) else str(x)
+                      for x in value.reshape(-1)[:SHOWN].tolist())  # fmt: skip
+    more = ", ..." if value.numel() > SHOWN else ""
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"result {k}: {dtype} {list(value.shape)} [{first}{more}]"
+
+
+def write_arrays(folder: Path, results: Sequence[Any]) -> None:
+    """Write tensors as 0.npy, 1.npy ...; bfloat16, which NumPy lacks, as float32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for k, value in enumerate(results):
+        if isinstance(value, Tensor):
+            t = value.float() if value.dtype == torch.bfloat16 else value
+            np.save(folder / f"{k}.npy", t.detach().cpu().numpy(), allow_pickle=False)

@@ -1,0 +1,84 @@
+"""`python -m lenz inspect` and `python -m lenz run`: artifacts for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import lenz
+from lenz.cli import main
+
+
+class Two(nn.Module):
+    """A weight, an argument of any length, a constant argument, and two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x: Tensor, by: int, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * self.scale * by, (y.exp() + 1).bfloat16()
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    path = tmp_path / "m.lenz"
+    args = (torch.randn(4, 3), 2, torch.randn(8))
+    sizes = ({0: Dim("n", min=2, max=9)}, None, None)
+    lenz.export(Two(), path, args, dynamic_shapes=sizes, levels=("host",))
+    return path
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    def run(*argv: object, status: int = 0) -> tuple[str, str]:
+        assert main([str(a) for a in argv]) == status
+        return capsys.readouterr()
+
+    return run
+
+
+def test_inspect_says_what_is_inside(artifact: Path, told: Any) -> None:
+    out, _ = told("inspect", artifact)
+    for line in ("argument  0: 'float32' of size [2 to 9, 3] on 'cpu'", "argument  1: always 2",
+                 "weight    'scale': float32 [3] on 'cpu', 0.0 KiB", "code      "):  # fmt: skip
+        assert line in out
+    assert "launch" not in out
+    assert "launch" in told("inspect", artifact, "--plan")[0]
+
+
+def test_run_reads_and_writes_arrays(artifact: Path, tmp_path: Path, told: Any) -> None:
+    x, y = np.ones((2, 3), dtype=np.float32), np.zeros(8, dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    given = ("--input", tmp_path / "x.npy", "--input", tmp_path / "y.npy")
+    out, _ = told("run", artifact, *given, "--output", tmp_path / "results")
+    assert out.splitlines() == [
+        "result 0: float32 [2, 3] [2, 4, 6, 2, 4, 6]",
+        "result 1: bfloat16 [8] [2, 2, 2, 2, 2, 2, ...]",
+    ]
+    assert np.array_equal(np.load(tmp_path / "results" / "0.npy"), [[2, 4, 6]] * 2)
+    assert np.array_equal(np.load(tmp_path / "results" / "1.npy"), np.full(8, 2))
+
+
+def test_what_cannot_be_run_is_said(artifact: Path, tmp_path: Path, told: Any) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "short.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    cases: list[tuple[list[Any], str]] = [
+        ([], "the program takes 2 tensors and sizes, not 0"),
+        ([tmp_path / "none.npy"], "there is no file"),
+        ([tmp_path / "objects.npy"], "is no array that torch takes"),
+        ([tmp_path / "short.npy"], "is no array that torch takes"),
+        ([3, 4], "argument 0 is of type int, and was a tensor"),
+    ]
+    for given, why in cases:
+        _, err = told("run", artifact, *(s for g in given for s in ("--input", g)), status=1)
+        assert why in err and "Traceback" not in err
+    assert "there is no file" in told("inspect", tmp_path / "none.lenz", status=1)[1]
