@@ -29,6 +29,7 @@ from lenz.options import Options
 from lenz.recall import context, recall
 from lenz.replay import Replayed
 from lenz.runtime.store import store_in
+from lenz.warm import Trace, trace_of
 
 if TYPE_CHECKING:  # a cached graph needs no compiler, which takes 0.3 s to import
     from lenz.context import Context
@@ -128,13 +129,19 @@ def compile_graph(
     types = dict.fromkeys(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))
     for type in filter(is_known, types):
         loader_of(type).start()  # the kernel compiler, so that it is ready when needed
-    unit = _Unit(gm, options, watcher, caller())
+    unit = _Unit(gm, options, watcher, caller(), _arguments(gm))
     title, told = name or numbered(), (unit.entered, unit.failed)
     try:
         if has_fakes(example_inputs):
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
+        unit.trace = None if unit.is_watched else trace_of(gm, example_inputs, options, unit.named)
+        if unit.trace is not None and (run := unit.trace.load(_run_of)) is not None:
+            return run
         native = native_names(store_in(options))
-        return capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
+        run = capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
+        if unit.trace is not None:
+            unit.trace.traced()
+        return run
     except Exception as e:  # a fault of lenz, torch or the program: eager shows which
         if is_message(e):
             raise
@@ -153,7 +160,15 @@ class _Unit:
     options: Options
     watcher: Watcher | None
     called: str
+    arguments: Sequence[str]  # asked for at once: Dynamo forgets their names
     since: float = field(default_factory=time.perf_counter)
+    trace: Trace | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody wants to see each stage, so that all of them have to run."""
+        shown = bool(set(self.options.logs) - {"time"}) or self.options.debug
+        return shown or self.watcher is not None
 
     def entered(self, kind: str) -> None:
         """Time before a backward graph belongs to the user or to the forward graph."""
@@ -177,9 +192,10 @@ class _Unit:
                     cx = context(options, recorder)
                 with recorder.stage("recall"):
                     key = key_of(program, cx)
-                    is_told = self.watcher is not None or folder or set(options.logs) - {"time"}
-                    run: Any = None if is_told else recall(program, cx, key, _run_of)
+                    run: Any = None if self.is_watched else recall(program, cx, key, _run_of)
                 made = None if run else self.compiled(program, cx, recorder, key)
+                if self.trace is not None:
+                    self.trace.note(program, key, made.plan if made is not None else None)
             recorder.finish()
         except Exception as e:  # noqa: BLE001  # any other error is a bug too
             return self.eager(program, self.why(e, recorder, program.kind))
@@ -233,9 +249,8 @@ class _Unit:
 
     def named(self, program: FxProgram) -> FxProgram:
         """The program with the user's names for its arguments, and the user's call."""
-        arguments = _arguments(self.gm)
         places = tuple(
-            replace(p, source=readable(p.source, arguments)) for p in program.placeholders
+            replace(p, source=readable(p.source, self.arguments)) for p in program.placeholders
         )
         return replace(program, placeholders=places, called=self.called)
 

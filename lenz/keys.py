@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from lenz.context import Context
 from lenz.frontend import FxProgram
 from lenz.frontend.identity import identity
 from lenz.machines import is_known, loader_of
+from lenz.options import Options
 from lenz.runtime.store import Store
 
 State: TypeAlias = tuple[int, ...]
@@ -120,20 +121,26 @@ def native_names(store: Store | None) -> frozenset[str]:
 
 def key_of(program: FxProgram, cx: Context) -> str | None:
     """The key of a program's compilation; None if it has no key or must be compiled anyway."""
-    options = cx.options
-    if options.verify or options.fuel >= 0 or not options.cache or is_extended():
-        return None
-    if not sources():
-        return None
-    text = identity(program)
-    if text is None:
+    if not has_key(cx.options) or (text := identity(program)) is None:
         return None
     values = (n.meta.get("val") for n in program.gm.graph.nodes)
-    devices = {v.device for v in values if isinstance(v, torch.Tensor) and is_known(v.device.type)}
+    return key_with(text, cx, {v.device for v in values if isinstance(v, torch.Tensor)})
+
+
+def has_key(options: Options) -> bool:
+    """Whether what is compiled with these options, in this process, may be kept."""
+    if options.verify or options.fuel >= 0 or not options.cache or is_extended():
+        return False
+    return bool(sources())
+
+
+def key_with(text: str, cx: Context, devices: Iterable[torch.device]) -> str:
+    """The key of a text that is compiled for these devices."""
+    known = sorted(str(d) for d in devices if is_known(d.type))
     head = [
         sources(),
         f"torch {torch.__version__} {torch.version.git_version}",
-        f"{torch.get_default_dtype()} {options.key()} {cx.target.key()}",
-        *(f"{d} {loader_of(d).key(d)}" for d in sorted(map(str, devices))),
+        f"{torch.get_default_dtype()} {cx.options.key()} {cx.target.key()}",
+        *(f"{d} {loader_of(d).key(d)}" for d in known),
     ]
     return hashlib.sha256("\n".join([*head, text]).encode()).hexdigest()

@@ -8,7 +8,7 @@ as Python. Machine code is trusted: the store reads only files that no other use
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,17 +56,29 @@ def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> 
     `again` compiles the fallback for calls that break an assumption of the plan.
     """
     store = store_in(cx.options)
-    data = store.get("graph", key) if store is not None and key is not None else None
-    if store is None or data is None:
+    if store is None or key is None:
+        return None
+    return loaded(store, key, lambda p, f, alive: load_program(p, f, alive, program, cx, again))
+
+
+def loaded(store: Store, key: str, load: Callable[..., Boxed]) -> Boxed | None:
+    """What `load` makes of the plan, the kernels and their owner in an entry; None without one."""
+    data = store.get("graph", key)
+    if data is None:
         return None
     try:
-        entry = Entry(**json.loads(data))
-        plan = read(entry.plan)
-        assert isinstance(plan, Plan)
-        run: Any = load_program(plan, *kernels(plan, entry.keys, store), program, cx, again)
+        entry, plan = Entry(**json.loads(data)), plan_in(data)
+        run: Any = load(plan, *kernels(plan, entry.keys, store))
     except (AssertionError, LookupError, ReadError, TypeError, ValueError):
         return None  # damaged, of another version, or without its kernels
     except RuntimeError:  # the driver refuses a kernel: a new compilation decides what to do
         return None
     run.strides = [None if s is None else tuple(s) for s in entry.strides]
     return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
+
+
+def plan_in(data: bytes) -> Plan:
+    """The plan of an entry."""
+    plan = read(json.loads(data)["plan"])
+    assert isinstance(plan, Plan)
+    return plan

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -12,17 +12,50 @@ import torch
 from lenz.context import Context
 from lenz.errors import InternalError
 from lenz.frontend import FxProgram, assuming, kept
-from lenz.frontend.program import Facts
+from lenz.frontend.program import Facts, GraphKind
 from lenz.ir.dtype import dtype_of
 from lenz.ir.interned import using
 from lenz.ir.plan import Plan
 from lenz.ir.tensor import Layout, TensorType
 from lenz.loading import Boxed, aligned, load
 from lenz.machines import Functions
+from lenz.options import Options
 from lenz.replay import Given, Replayed
 from lenz.runtime.store import store_in
 
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a plan needs of its program while it runs.
+
+    pinned   the arguments that keep their addresses
+    mutated  the arguments that it writes into
+    types    of the results, as far as they are tensors; None where nobody asks
+    saved    the results that only the backward half reads
+    """
+
+    kind: GraphKind
+    constants: Mapping[str, torch.Tensor]
+    modules: Mapping[str, Any]
+    pinned: frozenset[str]
+    mutated: frozenset[str]
+    types: Sequence[TensorType | None]
+    saved: Sequence[int]
+
+
+def needs_of(p: Plan, program: FxProgram) -> Needs:
+    """What the plan needs of the program that it is of."""
+    return Needs(
+        program.kind,
+        constants_of(p, program),
+        program.modules,
+        pinned_of(program),
+        frozenset(program.placeholders[k].name for k in program.mutated),
+        results_of(program),
+        program.saved,
+    )
 
 
 def load_program(
@@ -35,16 +68,25 @@ def load_program(
 ) -> Boxed:
     """The callable of a program; `again` compiles its fallbacks."""
     otherwise = Respecialised(program, cx, again)
-    constants, options = constants_of(p, program), cx.options
+    return load_plan(p, functions, alive, needs_of(p, program), cx.options, otherwise)
+
+
+def load_plan(
+    p: Plan,
+    functions: Functions,
+    alive: object,
+    needs: Needs,
+    options: Options,
+    otherwise: Callable[..., Sequence[Any]],
+) -> Boxed:
+    """The callable of a plan, which replays CUDA graphs where the options ask for it."""
     store = store_in(options)
     how = options.native, store
-    run = load(p, functions, alive, constants, program.modules, otherwise, *how)
-    if options.cuda_graphs == "off" or program.kind == "body" or not options.native:
+    run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
+    if options.cuda_graphs == "off" or needs.kind == "body" or not options.native:
         return run
-    fixed = {name: aligned(t) for name, t in constants.items()}
-    saved, types = program.saved, results_of(program)
-    mutated = frozenset(program.placeholders[k].name for k in program.mutated)
-    facts = pinned_of(program), mutated, types, saved, program.modules
+    fixed = {name: aligned(t) for name, t in needs.constants.items()}
+    facts = needs.pinned, needs.mutated, needs.types, needs.saved, needs.modules
     given = Given(p, functions, fixed, *facts, store)
     return Replayed(given, run, options.cuda_graphs == "auto")
 

@@ -23,7 +23,8 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for variable in [name for name in os.environ if name.startswith("LENZ_")]:
             patch.delenv(variable)
         folder: Path = tmp_path_factory.mktemp("lenz")
-        patch.setenv("LENZ_CACHE_DIR", str(folder / "cache"))
+        # A run with the cache of an earlier one takes all graphs from there, untraced.
+        patch.setenv("LENZ_CACHE_DIR", os.environ.get("TEST_CACHE") or str(folder / "cache"))
         patch.setenv("LENZ_DEBUG_DIR", str(folder / "debug"))
         patch.setenv("LENZ_ON_ERROR", "raise")
         if os.environ.get("TEST_NATIVE") == "0":  # plans run by their Python functions

@@ -21,7 +21,10 @@ from lenz.frontend.symbols import about
 from lenz.frontend.values import storage_of
 
 PLAIN = (FakeTensor, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, bool, int, str, type(None))
+NAMED = (
+    torch.dtype, torch.device, torch.layout, torch.memory_format, bool, int, str, type(None),
+    type(...),
+)  # fmt: skip
 
 
 class Untold(Exception):
@@ -33,22 +36,20 @@ def identity(program: FxProgram) -> str | None:
     if program.modules:
         return None
     try:
-        return _Text(program).whole()
+        return Text().whole(program)
     except Untold:
         return None
 
 
-class _Text:
+class Text:
     """Numbers storages, and collects symbols, as they are met."""
 
-    def __init__(self, program: FxProgram) -> None:
-        self.program = program
+    def __init__(self) -> None:
         self.storages: dict[int, int] = {}
         self.symbols: dict[str, Any] = {}
         self.known: dict[Any, str] = {}
 
-    def whole(self) -> str:
-        p = self.program
+    def whole(self, p: FxProgram) -> str:
         lines = [f"{p.kind} {p.mutated} {tuple(p.saved)} {p.deterministic:d}"]
         lines += [
             f"{i.kind} {i.name} {i.is_static:d}{i.is_donated:d} {i.source!r} {self.value(i.value)}"

@@ -54,6 +54,7 @@ RANKS = {
     "replay": 12,
     "respecialise": 13,
     "recall": 14,
+    "warm": 15,
     "pipeline": 15,
     "api": 16,
     "artifact": 16,

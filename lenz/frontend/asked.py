@@ -1,0 +1,156 @@
+"""A graph of Dynamo as text: two graphs with one text give the same halves of AOTAutograd.
+
+The text holds everything that AOTAutograd and lenz read: calls and arguments, the types of the
+graph's arguments, what is known of their sizes, and the state of torch in which it is traced.  A
+graph that asks for more has no text: sizes that depend on values, arguments that share memory,
+custom and higher-order ops, stored tensors, active modes and hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._functorch.config as functorch_config
+from torch._C._dynamo.guards import GlobalStateGuard
+from torch._guards import TracingContext, tracing
+from torch.fx import GraphModule, Node
+from torch.fx.node import _get_qualified_name
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from lenz.frontend.guards import ask_again, is_backed, texts_of, told_since
+from lenz.frontend.identity import PLAIN, Text, Untold
+from lenz.frontend.symbols import SymbolMap, about
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+OWN = ("torch.", "_operator.", "math.", "getattr")
+# What composite ops ask when they choose the op that does the work.
+CHOICES = (
+    "_get_cudnn_enabled", "_get_cudnn_benchmark", "_get_cudnn_deterministic",
+    "_get_cudnn_sdp_enabled", "_get_flash_sdp_enabled", "_get_math_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled", "_get_overrideable_sdp_enabled", "_get_sdp_priority_order",
+    "_get_mkldnn_enabled",
+    "_get_math_sdp_allow_fp16_bf16_reduction", "_get_linalg_preferred_backend",
+)  # fmt: skip
+AUTOCAST = ("cpu", "cuda")
+
+
+def asked(gm: Any, inputs: Sequence[Any]) -> str | None:
+    """Return the text of a graph and of its real arguments; None if it has none."""
+    context = TracingContext.try_get()
+    if not isinstance(gm, GraphModule) or context is None:
+        return None
+    if getattr(context, "ddp_optimizer_ctx", None) is not None:
+        return None
+    try:
+        env = context.fake_mode.shape_env if context.fake_mode is not None else None
+        return "\n".join([*_state(), *_arguments(gm, inputs, env), *_calls(gm)])
+    except (Untold, RuntimeError):  # torch's own word for a function without a name
+        return None
+
+
+def _state() -> Iterator[str]:
+    functions: Any = _get_current_function_mode_stack  # it has no annotations
+    if _get_current_dispatch_mode_stack() or functions():
+        raise Untold
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise Untold
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Untold
+    table = torch._decomp.decomposition_table.values()
+    if any(not (f.__module__ or "").startswith("torch.") for f in table):
+        raise Untold
+    guard: Any = GlobalStateGuard()
+    yield str(guard.__getstate__())
+    yield f"{torch.is_inference_mode_enabled()} {torch.backends.mha.get_fastpath_enabled()}"
+    yield functorch_config.get_hash().hex()
+    for name in CHOICES:
+        found = getattr(torch._C, name, None)
+        yield f"{name} {found() if found is not None else None}"
+    impls = (k for k in torch.library._impls if k.startswith("aten/") and not k.endswith("Meta"))
+    yield " ".join(sorted(impls))
+
+
+def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> Iterator[str]:
+    holes, text = gm.graph.find_nodes(op="placeholder"), Text()
+    seen: set[int] = set()
+    for n, real in zip(holes, inputs, strict=True):
+        kind = type(real).__name__
+        if isinstance(real, torch.Tensor):
+            if type(real) not in PLAIN or real.layout is not torch.strided:
+                raise Untold
+            key = real.untyped_storage()._cdata
+            if key in seen:
+                raise Untold
+            seen.add(key)
+            kind += f" {real.is_leaf:d}{real.is_inference():d}"
+        fake, source = n.meta.get("example_value"), getattr(n, "_dynamo_source", None)
+        static = n.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+        yield f"{n.name} {getattr(source, 'name', source)!r} {static} {kind} {text.value(fake)}"
+    if env is not None:
+        if not is_backed(env):
+            raise Untold
+        yield from texts_of(env.guards)
+        yield from about(SymbolMap(env), [text.symbols[name] for name in sorted(text.symbols)])
+
+
+def _calls(gm: GraphModule) -> Iterator[str]:
+    text = Text()
+    for n in gm.graph.nodes:
+        if n.op not in ("placeholder", "call_function", "call_method", "output"):
+            raise Untold
+        yield f"{n.op} {n.name} {_target(n)} {text.value(n.args)} {text.value(n.kwargs)}"
+
+
+def _target(n: Node) -> str:
+    t = n.target
+    if isinstance(t, str):
+        return t
+    if isinstance(t, torch._ops.HigherOrderOperator):
+        raise Untold
+    if isinstance(t, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        name = str(t)
+        if not name.startswith(("aten.", "prims.")):
+            raise Untold
+        return name
+    name = _get_qualified_name(t)
+    if not name.startswith(OWN):
+        raise Untold
+    return name
+
+
+class Moment:
+    """The state in which a graph is traced: what is added to it, and how to trace it again."""
+
+    def __init__(self) -> None:
+        self.context = TracingContext.get()
+        mode = self.context.fake_mode
+        self.env = mode.shape_env if mode is not None else None
+        self.guards = len(self.env.guards) if self.env is not None else 0
+        self.grad = torch.is_grad_enabled()
+        self.cast = [
+            (d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in AUTOCAST
+        ]
+
+    def told(self) -> list[str]:
+        """Return the guards that have come since.  Raises Untold for one without text."""
+        return told_since(self.env, self.guards) if self.env is not None else []
+
+    def ask(self, guards: Sequence[str]) -> None:
+        """Add such guards.  Raises ValueError if one is none, or does not hold."""
+        if self.env is not None:
+            ask_again(self.env, guards)
+
+    def again(self) -> ExitStack:
+        """Return a context manager with the state."""
+        stack = ExitStack()
+        stack.enter_context(tracing(self.context))
+        stack.enter_context(torch.set_grad_enabled(self.grad))
+        for device, dtype, is_on in self.cast:
+            stack.enter_context(torch.autocast(device, dtype, enabled=is_on))
+        return stack

@@ -1,0 +1,80 @@
+"""Guards on sizes as text, and asked again: what tracing a graph would have added.
+
+The text is sympy's own.  It is read node by node, by a list of what may occur; nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch.utils._sympy.functions as of_torch
+
+from lenz.frontend.identity import Untold
+from lenz.frontend.symbols import hints_of
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+functions: Any = of_torch  # it holds sympy, a package without annotations
+OF_SYMPY = (
+    "Equality", "Unequality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan",
+    "And", "Or", "Not", "Add", "Mul", "Pow", "Integer", "true", "false",
+)  # fmt: skip
+OF_TORCH = ("FloorDiv", "Mod", "PythonMod", "CleanDiv", "CeilDiv", "Max", "Min", "ModularIndexing")
+
+
+def is_backed(env: ShapeEnv) -> bool:
+    """Say whether the arguments give all symbols."""
+    return set(env.var_to_range) <= set(hints_of(env)) and not env.deferred_runtime_asserts
+
+
+def texts_of(guards: Iterable[Any]) -> list[str]:
+    """Return conditions as text."""
+    return [functions.sympy.srepr(g.expr) for g in guards]
+
+
+def told_since(env: ShapeEnv, count: int) -> list[str]:
+    """Return the guards that came after the first `count`.  Raises Untold for one without text."""
+    new = env.guards[count:]
+    texts = texts_of(new)
+    try:
+        if is_backed(env) and [_read(t, env) for t in texts] == [g.expr for g in new]:
+            return texts
+    except ValueError:
+        pass  # an expression of another kind
+    raise Untold
+
+
+def ask_again(env: ShapeEnv, texts: Sequence[str]) -> None:
+    """Add such guards.  Raises ValueError if one is no guard, or does not hold."""
+    for text in texts:
+        if not bool(env.evaluate_expr(_read(text, env))):
+            raise ValueError(f"does not hold: {text}")
+
+
+def _read(text: str, env: ShapeEnv) -> Any:
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as e:
+        raise ValueError(text) from e
+    return _expr(tree, {str(s): s for s in hints_of(env)})
+
+
+def _expr(e: ast.expr, symbols: Mapping[str, Any]) -> Any:
+    match e:
+        case ast.Constant(value=int()):
+            return e.value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(n))):
+            return -n
+        case ast.Name(id="true" | "false"):
+            return getattr(functions.sympy, e.id)
+        case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str(name))]):
+            if name in symbols:
+                return symbols[name]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            home = functions.sympy if name in OF_SYMPY else functions if name in OF_TORCH else None
+            if home is not None:
+                return getattr(home, name)(*(_expr(a, symbols) for a in args))
+    raise ValueError(ast.dump(e))

@@ -1,0 +1,262 @@
+"""The warm start: a graph of Dynamo that another process has compiled is not traced again.
+
+A graph of Dynamo becomes one or two programs, each with an entry in the cache (`recall.py`). A
+trace says which they are, and what AOTAutograd knew of the graph; with it, neither AOTAutograd nor
+a pass of lenz runs. It is found by the text of the graph (`frontend/asked.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import GraphModule
+
+from lenz import keys
+from lenz.context import Context
+from lenz.errors import InternalError
+from lenz.frontend import FxProgram, capture
+from lenz.frontend.asked import Moment, asked
+from lenz.frontend.capture import boxed, interning, prepared
+from lenz.frontend.identity import Untold
+from lenz.frontend.untraced import outside
+from lenz.frontend.wrapping import (
+    CAN_FORCE,
+    are_leaves,
+    described,
+    detached,
+    now,
+    plain,
+    restored,
+    wrapped,
+)  # fmt: skip
+from lenz.ir.dtype import dtype_named
+from lenz.ir.plan import Plan
+from lenz.ir.tensor import Layout, TensorType
+from lenz.loading import Boxed, complete
+from lenz.options import Options
+from lenz.recall import context, loaded, plan_in
+from lenz.respecialise import Compile, Needs, Respecialised, load_plan, needs_of
+from lenz.runtime.constants import unpacked
+from lenz.runtime.store import Store, store_in
+from lenz.sym import Int
+
+Half = dict[str, Any]
+Named: TypeAlias = Callable[[FxProgram], FxProgram]
+KINDS: Sequence[set[str]] = ({"inference"}, {"forward"}, {"forward", "backward"})
+
+
+class Trace:
+    """One graph of Dynamo: its key, and the halves that its compilation gives."""
+
+    def __init__(
+        self, gm: GraphModule, text: str, options: Options, store: Store, named: Named
+    ) -> None:
+        self.gm, self.options, self.store, self.named = gm, options, store, named
+        self.cx: Context = context(options)
+        devices = {v.device for v in self.inputs if isinstance(v, torch.Tensor)}
+        self.key = keys.key_with(text, self.cx, devices)
+        self.moment = Moment()
+        self.halves: dict[str, Half] = {}
+        self.metadata: Any = None
+        self.guards: list[str] | None = None
+        self.strides: Any = None  # of the results of a loaded forward half
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The arguments as Dynamo has traced them."""
+        return [n.meta["example_value"] for n in self.gm.graph.find_nodes(op="placeholder")]
+
+    # -- a graph that is compiled: what is kept of it
+
+    def note(self, program: FxProgram, key: str | None, plan: Plan | None) -> None:
+        """Take down a program, and its plan if it was compiled now, that is kept under `key`."""
+        data = self.store.get("graph", key) if key is not None else None
+        if data is None:
+            return
+        p = plan or plan_in(data)
+        half = _told(p, needs_of(p, program), self.options, self.store)
+        if half is not None:
+            gives = [o.node is not None for o in program.outputs]
+            self.halves[program.kind] = {**half, "key": key, "gives": gives}
+            self.keep()
+
+    def traced(self) -> None:
+        """AOTAutograd is done with the graph; its backward half may be compiled later."""
+        try:
+            self.metadata, self.guards = described(), self.moment.told()
+        except Untold:
+            return
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the trace, once all of it is known; again, when there is a backward half."""
+        kinds = set(self.halves)
+        if self.metadata is None or kinds not in KINDS:
+            return
+        try:
+            known, detach = plain(self.metadata), []
+            if "backward" in kinds:
+                detach = detached(self.metadata, self.halves["backward"]["gives"])
+            elif "forward" in kinds and not (CAN_FORCE and are_leaves(self.metadata)):
+                return
+        except Untold:
+            return
+        entry = {
+            "metadata": known, "detach": detach, "halves": self.halves, "guards": self.guards,
+        }  # fmt: skip
+        if keys.sources(again=True):
+            self.store.put("trace", self.key, json.dumps(entry).encode())
+
+    # -- a graph that was compiled before
+
+    def load(self, again: Compile) -> Callable[..., Any] | None:
+        """The callable of the graph; None if the cache does not have all of it."""
+        data = self.store.get("trace", self.key)
+        if data is None:
+            return None
+        try:
+            entry = json.loads(data)
+            metadata, halves = restored(entry["metadata"]), entry["halves"]
+            with interning():
+                made = {kind: self._half(kind, halves[kind], again) for kind in halves}
+            if None in made.values():
+                return None
+            first, second = made.get("inference") or made["forward"], made.get("backward")
+            self.strides = first.strides
+            if "forward" in made:
+                second = outside(second or Late(self, again), "a backward pass compiled by lenz")
+            run = wrapped(metadata, entry["detach"], boxed(first), second and boxed(second))
+            self.moment.ask(entry["guards"])
+            self.metadata, self.halves, self.guards = metadata, halves, entry["guards"]
+            return run
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return None  # damaged, or of another version
+
+    def _half(self, kind: str, half: Mapping[str, Any], again: Compile) -> Any:
+        constants = {}
+        for name, (content, device) in half["constants"].items():
+            data = self.store.get("constant", content)
+            if data is None:
+                return None
+            constants[name] = unpacked(data, device)
+        types = [None if t is None else _type(t) for t in half["types"]]
+        pinned, mutated = frozenset(half["pinned"]), frozenset(half["mutated"])
+        needs = Needs(half["kind"], constants, {}, pinned, mutated, types, half["saved"])
+        otherwise = Retraced(self, kind, again)
+        load = lambda p, f, alive: load_plan(p, f, alive, needs, self.options, otherwise)
+        return loaded(self.store, half["key"], load)
+
+    def programs(self) -> dict[str, FxProgram]:
+        """The programs of a loaded graph: AOTAutograd traces it now."""
+        found: dict[str, FxProgram] = {}
+
+        def collect(program: FxProgram) -> Boxed:
+            found[program.kind] = self.named(program)
+
+            def run(args: list[Any]) -> Sequence[Any]:
+                raise InternalError("a graph that is traced again does not run")
+
+            if program.kind == "forward":  # the backward half reads what the loaded half saves
+                run.__dict__["strides"] = self.strides
+            return run
+
+        with self.moment.again(), now():
+            capture(self.gm, self.inputs, collect, self.options, keys.native_names(self.store))
+        return found
+
+
+def trace_of(gm: Any, inputs: Sequence[Any], options: Options, named: Named) -> Trace | None:
+    """The trace of a graph of Dynamo; None if it has no text, or must be compiled anyway.
+
+    `named` gives programs the user's names.
+    """
+    store = store_in(options)
+    if store is None or not keys.has_key(options) or options.passes:
+        return None
+    gm = prepared(gm)
+    text = asked(gm, inputs)
+    return None if text is None else Trace(gm, text, options, store, named)
+
+
+class Retraced:
+    """The fallback of a half that was not traced: its graph is traced at the first call of it."""
+
+    __slots__ = ("_again", "_kind", "_lock", "_made", "_trace")
+
+    def __init__(self, trace: Trace, kind: str, again: Compile) -> None:
+        self._trace, self._kind, self._again = trace, kind, again
+        self._lock = threading.RLock()
+        self._made: Respecialised | None = None
+
+    def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
+        """Run on boxed arguments; not `aligned` if one is not at a multiple of 16 bytes."""
+        with self._lock:
+            if self._made is None:
+                program = self._trace.programs()[self._kind]
+                self._made = Respecialised(program, self._trace.cx, self._again)
+        return self._made(args, aligned)
+
+
+class Late:
+    """A backward half that no process has needed so far: it is traced and compiled at first call.
+
+    As with a new graph, whose backward half torch compiles at the first backward pass.
+    """
+
+    __slots__ = ("_again", "_lock", "_made", "_trace")
+
+    def __init__(self, trace: Trace, again: Compile) -> None:
+        self._trace, self._again = trace, again
+        self._lock = threading.RLock()
+        self._made: Boxed | None = None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run on boxed arguments."""
+        with self._lock:
+            if self._made is None:
+                trace = self._trace
+                program = trace.programs()["backward"]
+                with interning():
+                    self._made = self._again(program, trace.cx)
+                trace.note(program, keys.key_of(program, trace.cx), None)
+        return self._made(args)
+
+
+def _told(p: Plan, needs: Needs, options: Options, store: Store) -> Half | None:
+    """What a plan needs of its program as JSON; None if it needs more than data."""
+    asked = () if options.cuda_graphs == "off" else needs.types  # only graphs read them
+    try:
+        types = [None if t is None else _type_told(t) for t in asked]
+    except Untold:
+        return None
+    if needs.modules or p.objects:
+        return None
+    named, data = complete(p, needs.constants)
+    for content, packed in data.items():
+        store.put("constant", content, packed)
+    return {
+        "kind": needs.kind,
+        "constants": {c.name: [c.content, c.type.device] for c in named.constants},
+        "pinned": sorted(needs.pinned),
+        "mutated": sorted(needs.mutated),
+        "saved": list(needs.saved),
+        "types": types,
+    }
+
+
+def _type_told(t: TensorType) -> list[Any]:
+    sizes = [[s.value for s in part if isinstance(s, Int)] for part in (t.shape, t.layout.stride)]
+    if any(len(known) != t.rank for known in sizes):
+        raise Untold
+    return [t.dtype.name, t.device, *sizes]
+
+
+def _type(told: Sequence[Any]) -> TensorType:
+    dtype, device, shape, stride = told
+    return TensorType(
+        dtype_named(dtype), device, Layout(tuple(map(Int, shape)), tuple(map(Int, stride)))
+    )

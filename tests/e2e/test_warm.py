@@ -1,0 +1,339 @@
+"""The warm start: what another process has compiled is not traced again, and is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, randn
+
+from lenz import api, keys, warm
+from lenz.frontend import capture
+from lenz.runtime.store import Store
+from tests.arch.source import REPOSITORY
+
+Compiled = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A cache of its own.  The sources count as unchanged, though somebody may be at work there."""
+    monkeypatch.setattr(keys, "sources", lambda again=False: "one version")
+    yield str(tmp_path / "cache")
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An item for each graph that AOTAutograd traces."""
+    found: list[int] = []
+
+    def counted(*args: Any, **how: Any) -> Any:
+        found.append(1)
+        return capture(*args, **how)
+
+    monkeypatch.setattr(api, "capture", counted)
+    return found
+
+
+def fresh(fn: Compiled, folder: str, dynamic: bool | None = None, **options: Any) -> Compiled:
+    """The function as another process would compile it."""
+    torch._dynamo.reset()
+    given = {"cache_dir": folder, **options}
+    return torch.compile(fn, backend="lenz", dynamic=dynamic, options=given)
+
+
+class Trained(nn.Module):
+    """Batch statistics, a tied weight, a residual, a result that needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.mix, self.head = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.head.weight = self.mix.weight
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.gelu(self.norm(self.conv(x))).mean((2, 3))
+        y = y + self.head(torch.relu(self.mix(y)))
+        return y, y.argmax(-1)
+
+
+def step(run: Compiled, model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    y, k = run(x)
+    y.square().mean().backward()
+    return [y, k, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def same(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_training_step_is_not_traced_again(folder: str, traced: list[int]) -> None:
+    torch.manual_seed(0)
+    model, x = Trained(), randn(4, 3, 8, 8)
+    want = None
+    for k in range(3):
+        twin = Trained()
+        twin.load_state_dict(model.state_dict())
+        run = twin if k == 0 else fresh(twin, folder)
+        got = [step(run, twin, x * n) for n in (1, 2)]
+        buffers = [b.clone() for b in twin.buffers()]
+        want = want or (got, buffers)
+        same((got, buffers), want)
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_sizes_that_change_are_not_traced_again(folder: str, traced: list[int], grad: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+    counts = []
+    for _ in range(2):
+        run = fresh(model, folder)
+        for n in (5, 6, 7, 300):
+            x = randn(n, 8)
+            with nullcontext() if grad else torch.no_grad():
+                y = run(x)
+            same(y, model(x))
+            if grad:
+                y.sum().backward()
+        counts.append(len(traced))
+    assert counts[1] == counts[0] == 2  # one size, then all
+
+
+def test_a_backward_half_that_nobody_has_run_yet(folder: str, traced: list[int]) -> None:
+    w = randn(4, 4, requires_grad=True)
+    fn = lambda x: (x @ w).softmax(-1)
+    x, counts = randn(3, 4), []
+    for back in (False, True, True):
+        w.grad = None
+        y = fresh(fn, folder)(x)
+        if back:
+            y[0, 0].backward()
+            want = torch.autograd.grad(fn(x)[0, 0], w)[0]
+            same(w.grad, want)
+        counts.append(len(traced))
+    assert counts == [1, 1, 1]  # the second traces by itself, when the gradient is asked for
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_fallback_is_of_the_same_program(
+    folder: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is traced again, for a call that breaks an assumption, has the keys of the first."""
+    torch.manual_seed(0)
+    model, found = Trained(), list[warm.Trace]()
+    real = warm.Trace.load
+
+    def load(self: warm.Trace, again: Any) -> Any:
+        found.append(self)
+        return real(self, again)
+
+    monkeypatch.setattr(warm.Trace, "load", load)
+    for _ in range(2):
+        step(fresh(model, folder, dynamic=dynamic), model, randn(4, 3, 8, 8))
+    first, second = found
+    made = second.programs()
+    assert {k: keys.key_of(p, second.cx) for k, p in made.items()} == {
+        k: half["key"] for k, half in first.halves.items()
+    }
+
+
+def test_guards_of_the_trace_hold_again(folder: str, traced: list[int]) -> None:
+    """A size that tracing specialises is one that the warm graph is for as well."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x.view(-1, 4).softmax(0) + x.shape[0]
+
+    for _ in range(2):
+        run = fresh(fn, folder, dynamic=True)
+        for n in (8, 12, 24):
+            same(run(torch.arange(float(n))), fn(torch.arange(float(n))))
+        with pytest.raises((RuntimeError, torch._dynamo.exc.TorchRuntimeError)):
+            run(torch.arange(9.0))
+
+
+def test_what_the_trace_depends_on_is_traced_again(folder: str, traced: list[int]) -> None:
+    linear = nn.Linear(4, 4)
+
+    def fn(x: Tensor) -> Tensor:
+        return F.dropout(linear(x), 0.5, training=linear.training).relu()
+
+    x = randn(3, 4)
+    ways: list[Callable[[], Any]] = [
+        lambda: fresh(fn, folder)(x),
+        lambda: fresh(fn, folder)(x.double().float()),  # the same
+        lambda: fresh(fn, folder)(randn(5, 4)),
+        lambda: fresh(fn, folder)(randn(4, 3).t()),
+        lambda: fresh(fn, folder)(x.clone().requires_grad_()),
+        lambda: fresh(fn, folder)(x.clone().requires_grad_() * 1),  # no leaf
+        lambda: torch.no_grad()(lambda: fresh(fn, folder)(x))(),
+        lambda: torch.inference_mode()(lambda: fresh(fn, folder)(x))(),
+        lambda: torch.autocast("cpu", torch.bfloat16)(lambda: fresh(fn, folder)(x))(),
+        lambda: (linear.eval(), fresh(fn, folder)(x)),
+        lambda: (linear.requires_grad_(False), fresh(fn, folder)(x)),
+        lambda: fresh(fn, folder, emulate_rounding=True)(x),
+    ]
+    new = []
+    for way in ways:
+        before = len(traced)
+        way()
+        new.append(len(traced) - before)
+    # The second is the first again; Dynamo leaves inference mode before it calls a backend.
+    assert new == [1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1]
+
+
+def test_models_that_share_a_frame_get_their_own_graphs(folder: str) -> None:
+    """Two modules of one class differ in what a trace reads of them: activation and width."""
+
+    class Layer(nn.Module):
+        def __init__(self, act: Compiled, n: int) -> None:
+            super().__init__()
+            self.act, self.linear = act, nn.Linear(4, n)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.linear(x)) * self.linear.out_features
+
+    x = randn(3, 4)
+    for _ in range(2):
+        for act, n in ((torch.relu, 4), (torch.tanh, 4), (torch.relu, 8)):
+            layer = Layer(act, n)
+            same(fresh(layer, folder)(x), layer(x))
+
+
+def test_aliases_and_writes_are_eagers(folder: str) -> None:
+    def views(x: Tensor, y: Tensor) -> Any:
+        y.mul_(2)
+        z = x.exp()
+        return x[1:], x, z, z.t(), y + 1
+
+    def resized(x: Tensor, y: Tensor) -> Any:
+        return x.unsqueeze_(0) + y
+
+    def shared(x: Tensor, y: Tensor) -> Any:
+        y.add_(1)
+        return x * 2
+
+    for fn in (views, resized, shared):
+        for _ in range(3):
+            told = []
+            for run in (fn, fresh(fn, folder)):
+                base = torch.arange(12.0).view(3, 4)
+                x, y = (base[:2], base[1:]) if fn is shared else (base + 0, base * 1)
+                out = run(x, y)
+                leaves = out if isinstance(out, tuple) else (out,)
+                told.append(
+                    (leaves, x, y, [t._base is x for t in leaves], [t is x for t in leaves])
+                )
+            same(told[1][:3], told[0][:3])
+            assert told[1][3:] == told[0][3:]
+            assert [t.stride() for t in told[1][0]] == [t.stride() for t in told[0][0]]
+
+
+def test_saved_tensors_are_checked_and_freed(folder: str) -> None:
+    w = randn(4, 4, requires_grad=True)
+    for _ in range(2):
+        run = fresh(lambda x: (x @ w).sigmoid(), folder)
+        x = randn(3, 4)
+        y = run(x)
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        y = run(randn(3, 4))
+        y.sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            y.sum().backward()
+        y = run(randn(3, 4))
+        y.sum().backward(retain_graph=True)
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "halves", "guards", "classes"])
+def test_a_damaged_trace_is_traced_again(
+    folder: str, traced: list[int], damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.softmax(0) + 1
+
+    fresh(fn, folder, dynamic=True)(randn(5))
+    real = Store.get
+
+    def damaged(self: Store, kind: str, key: str) -> bytes | None:
+        data = real(self, kind, key)
+        if kind != "trace" or data is None:
+            return data
+        entry = json.loads(data)
+        if damage == "cut":
+            return data[: len(data) // 2]
+        if damage == "other":
+            return b"[1, 2]"
+        if damage == "halves":
+            entry["halves"]["inference"]["key"] = "0" * 64
+        if damage == "guards":
+            entry["guards"] = ["__import__('os').abort()"]
+        if damage == "classes":
+            entry["metadata"] = {"class": "Namespace", "state": {}}
+        return json.dumps(entry).encode()
+
+    monkeypatch.setattr(Store, "get", damaged)
+    x = randn(5)
+    same(fresh(fn, folder, dynamic=True)(x), fn(x))
+    assert len(traced) == 2
+
+
+def test_what_has_no_text_is_traced(folder: str, traced: list[int]) -> None:
+    @torch.library.custom_op("lenz_test_warm::own", mutates_args=())
+    def own(x: Tensor) -> Tensor:
+        return x + 1
+
+    own.register_fake(torch.empty_like)
+    held = torch.arange(3.0)
+    counts = []
+    for fn in (
+        lambda x: torch.ops.lenz_test_warm.own(x) * 2,
+        lambda x: x[x > 0] * 2,
+        lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+    ):
+        for _ in range(2):
+            with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+                same(fresh(fn, folder)(held), fn(held))
+            counts.append(len(traced))
+    assert counts == [1, 2, 3, 4, 5, 6]
+
+
+CHILD = """
+import sys, torch, lenz
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+x = torch.randn(5, 6)
+run = torch.compile(model, backend="lenz")
+run(x).sum().backward()
+got = [p.grad.clone() for p in model.parameters()]
+model.zero_grad()
+model(x).sum().backward()
+for a, p in zip(got, model.parameters()):
+    torch.testing.assert_close(a, p.grad)
+names = ["lenz.pipeline", "lenz.lower", "lenz.opt", "lenz.schedule", "lenz.ops"]
+print([n for n in names if n in sys.modules])
+"""
+
+
+@pytest.mark.slow
+def test_another_process_imports_no_compiler(tmp_path: Path) -> None:
+    environment = {**os.environ, "LENZ_CACHE_DIR": str(tmp_path)}
+    for imported in (True, False):
+        command = [sys.executable, "-c", CHILD]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert (done.stdout.strip() != "[]") == imported, done.stdout
