@@ -14,12 +14,12 @@ import torch
 from torch.fx import GraphModule
 
 from lenz.debug.names import plain, readable
-from lenz.debug.repro import runnable, write_repro
 from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import REPORT, InternalError, LenzError, Missing, Unsupported, UserError
-from lenz.frontend import FxProgram, caller, capture, numbered, origin
+from lenz.frontend import FxProgram, caller, origin
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import Savable, dumped, is_asked, loaded
+from lenz.frontend.session import numbered
 from lenz.frontend.untraced import calling, outside
 from lenz.frontend.values import has_fakes
 from lenz.keys import key_of, native_names
@@ -27,7 +27,6 @@ from lenz.loading import Boxed
 from lenz.machines import is_known, loader_of
 from lenz.options import Options
 from lenz.recall import context, recall
-from lenz.replay import Replayed
 from lenz.runtime.store import store_in
 from lenz.warm import Trace, trace_of
 
@@ -137,6 +136,8 @@ def compile_graph(
         unit.trace = None if unit.is_watched else trace_of(gm, example_inputs, options, unit.named)
         if unit.trace is not None and (run := unit.trace.load(_run_of)) is not None:
             return run
+        from lenz.frontend.capture import capture  # and AOTAutograd, which takes 0.2 s
+
         native = native_names(store_in(options))
         run = capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
         if unit.trace is not None:
@@ -187,7 +188,7 @@ class _Unit:
         try:
             with recorder.stage("other"):
                 recorder.text("dynamo", lambda: self.gm.print_readable(print_output=False))
-                recorder.text("runnable", lambda: runnable(program.gm, options))
+                recorder.text("runnable", lambda: _script(program.gm, options))
                 with recorder.stage("target"):
                     cx = context(options, recorder)
                 with recorder.stage("recall"):
@@ -226,7 +227,7 @@ class _Unit:
             return _say(why)
         recorder = Recorder(kind, self.options.logs)
         recorder.offered["dynamo"] = lambda: self.gm.print_readable(print_output=False)
-        recorder.offered["runnable"] = lambda: runnable(self.gm, self.options)
+        recorder.offered["runnable"] = lambda: _script(self.gm, self.options)
         return _say(self.why(e, recorder, kind))
 
     def why(self, e: Exception, recorder: Recorder, kind: str) -> str:
@@ -262,6 +263,13 @@ def _run_of(program: FxProgram, cx: Context) -> Boxed:
     return run_of(program, cx)
 
 
+def _script(gm: GraphModule, options: Options) -> str:
+    """A script that compiles a graph again."""
+    from lenz.debug.repro import runnable
+
+    return runnable(gm, options)
+
+
 @cache
 def _say(why: str) -> None:
     """Warn once per text; torch resets the filters of `warnings`, which would repeat it."""
@@ -281,6 +289,7 @@ def _arguments(gm: Any) -> tuple[str, ...]:
 def _fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> InternalError:
     """The error that names the pass, the line and the saved repro."""
     from lenz.debug.blame import blame
+    from lenz.debug.repro import write_repro
 
     (line, where), what = blame(e), f"{type(e).__name__}: {e}"
     fault = e if isinstance(e, InternalError) else InternalError(what, where=where)
@@ -380,6 +389,7 @@ class Explainer:
         from lenz.debug.report import launches_report as launches
         from lenz.debug.timeline import timeline
         from lenz.ir.printer import show
+        from lenz.replay import Replayed
 
         p = made.program
         steps = launches(made.schedule, {q.name: q.source for q in p.placeholders})

@@ -20,7 +20,6 @@ from lenz.ir.tensor import Layout, TensorType
 from lenz.loading import Boxed, aligned, load
 from lenz.machines import Functions
 from lenz.options import Options
-from lenz.replay import Given, Replayed
 from lenz.runtime.store import store_in
 
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
@@ -85,6 +84,8 @@ def load_plan(
     run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
     if options.cuda_graphs == "off" or needs.kind == "body" or not options.native:
         return run
+    from lenz.replay import Given, Replayed
+
     fixed = {name: aligned(t) for name, t in needs.constants.items()}
     facts = needs.pinned, needs.mutated, needs.types, needs.saved, needs.modules
     given = Given(p, functions, fixed, *facts, store)

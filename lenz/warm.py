@@ -18,10 +18,12 @@ from torch.fx import GraphModule
 from lenz import keys
 from lenz.context import Context
 from lenz.errors import InternalError
-from lenz.frontend import FxProgram, capture
+from lenz.frontend import FxProgram
 from lenz.frontend.asked import Moment, asked
-from lenz.frontend.capture import boxed, interning, prepared
+from lenz.frontend.floats import fix_floats
 from lenz.frontend.identity import Untold
+from lenz.frontend.program import boxed
+from lenz.frontend.session import interning
 from lenz.frontend.untraced import outside
 from lenz.frontend.wrapping import (
     CAN_FORCE,
@@ -152,6 +154,8 @@ class Trace:
 
     def programs(self) -> dict[str, FxProgram]:
         """The programs of a loaded graph: AOTAutograd traces it now."""
+        from lenz.frontend.capture import capture
+
         found: dict[str, FxProgram] = {}
 
         def collect(program: FxProgram) -> Boxed:
@@ -177,7 +181,8 @@ def trace_of(gm: Any, inputs: Sequence[Any], options: Options, named: Named) -> 
     store = store_in(options)
     if store is None or not keys.has_key(options) or options.passes:
         return None
-    gm = prepared(gm)
+    if isinstance(gm, GraphModule):
+        fix_floats(gm)  # may have Dynamo begin again
     text = asked(gm, inputs)
     return None if text is None else Trace(gm, text, options, store, named)
 

@@ -32,7 +32,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from lenz.context import Context
-from lenz.frontend import FxProgram, capture
+from lenz.frontend import FxProgram
+from lenz.frontend.capture import capture
 from lenz.lower import native_ops
 from lenz.options import Options
 from lenz.target import Target

@@ -22,8 +22,9 @@ from lenz.artifact.levels import targets, usual
 from lenz.artifact.loaded import CompiledArtifact, foreign
 from lenz.context import Context, Silent
 from lenz.errors import UserError
-from lenz.frontend import FxProgram, capture
+from lenz.frontend import FxProgram
 from lenz.frontend.alone import ends_of, listed, seen, traced
+from lenz.frontend.capture import capture
 from lenz.ir.printer import show
 from lenz.keys import native_names
 from lenz.loading import Boxed

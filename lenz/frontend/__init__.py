@@ -4,9 +4,6 @@ The only room that touches private modules of torch.  What leaves it is an FX gr
 with fake tensors, and `Sym` in the place of every SymInt that a reader asks about.
 """
 
-from lenz.frontend.capture import capture
-from lenz.frontend.capture import numbered as numbered
-from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming as assuming
 from lenz.frontend.facts import kept as kept
 from lenz.frontend.program import CompileFX, FxProgram, Output, Placeholder, origin

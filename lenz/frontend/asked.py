@@ -80,6 +80,8 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
     holes, text = gm.graph.find_nodes(op="placeholder"), Text()
     seen: set[int] = set()
     for n, real in zip(holes, inputs, strict=True):
+        if "example_value" not in n.meta:  # no graph of this process's Dynamo
+            raise Untold
         kind = type(real).__name__
         if isinstance(real, torch.Tensor):
             if type(real) not in PLAIN or real.layout is not torch.strided:
@@ -89,7 +91,7 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
                 raise Untold
             seen.add(key)
             kind += f" {real.is_leaf:d}{real.is_inference():d}"
-        fake, source = n.meta.get("example_value"), getattr(n, "_dynamo_source", None)
+        fake, source = n.meta["example_value"], getattr(n, "_dynamo_source", None)
         static = n.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
         yield f"{n.name} {getattr(source, 'name', source)!r} {static} {kind} {text.value(fake)}"
     if env is not None:

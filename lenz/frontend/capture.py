@@ -7,19 +7,15 @@ that an argument can die before the last kernel runs.
 
 from __future__ import annotations
 
-import gc
-import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch._functorch.config as functorch_config
-from torch._dynamo.eval_frame import cached_backends
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._guards import CompileContext, TracingContext
+from torch._guards import TracingContext
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -28,17 +24,16 @@ from lenz.frontend.attention import fuse_attention, has_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
 from lenz.frontend.calls import copied, value_of
-from lenz.frontend.collectives import none_dropped
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.layout import channels_last, convolutions_of
 from lenz.frontend.passes import run_passes
-from lenz.frontend.program import CompileFX, GraphKind, boxed_eager
+from lenz.frontend.program import CompileFX, GraphKind, boxed, boxed_eager
+from lenz.frontend.session import compiling, interning, uncollected
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
 from lenz.frontend.values import is_same_size
-from lenz.ir.interned import release, using
 from lenz.options import Options
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -118,15 +113,6 @@ def capture(
     return compiled
 
 
-def numbered() -> str:
-    """Return the name of the graph that is compiled, by torch's number: `graph3`.
-
-    The second graph of one piece of code, for other sizes say, is `graph3_1`.
-    """
-    first, *rest = re.findall(r"\d+", str(CompileContext.current_compile_id())) or [""]
-    return "_".join(["graph" + first, *(n for n in rest if n != "0")])
-
-
 def rescued(compiler: Compiler, failed: Callable[[Exception, GraphKind], None] | None) -> Compiler:
     """Let a backward half of which `compiler` makes nothing run in eager, if `failed` returns."""
 
@@ -199,53 +185,6 @@ def break_reason(gm: GraphModule) -> str:
     return shown(f"{str(reason.reason).strip().partition(chr(10))[0]}{where}")
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Put off Python's cyclic collector while a graph is traced and compiled.
-
-    Tracing makes millions of objects that live to its end, and the collector walks them over and
-    over: first step of a 12-layer BERT 4.1 s with it, 3.4 s without (torch 2.13, two runs each).
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-class OnReset:
-    """Stands among Dynamo's backends, of which it resets those that have something to reset."""
-
-    reset = staticmethod(release)
-
-
-@contextmanager
-def interning() -> Iterator[None]:
-    """Build expressions in here, which are forgotten when their graph is, and Dynamo is reset."""
-    backends: dict[int, Any] = cached_backends
-    backends.setdefault(id(OnReset), OnReset)
-    with using():
-        yield
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Let torch know that it compiles, as torch 2.13 tells itself, and what it may not drop.
-
-    Else a compiled function that another thread calls meanwhile takes this thread's trace for one
-    by the user, of that function, and refuses.  Dynamo compiles in one thread at a time.
-    """
-    was = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        with none_dropped():
-            yield
-    finally:
-        torch.compiler._is_compiling_flag = was
-
-
 def given_up() -> tuple[int, ...]:
     """Take over AOTAutograd's list of arguments of the backward half that share memory with none.
 
@@ -269,25 +208,6 @@ def reported(run: Boxed) -> Boxed:
     if context is not None and context.output_strides == []:
         context.output_strides += getattr(run, "strides", ())
     return run
-
-
-def boxed(run: Boxed) -> Boxed:
-    """Mark `run` as taking one list of arguments, which it empties.
-
-    AOTAutograd asks for the mark; a callable that takes no attributes is wrapped.
-    """
-    if getattr(run, "_boxed_call", False):
-        return run
-    try:
-        run._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
-        return run
-    except AttributeError:
-
-        def call(args: list[Any]) -> Sequence[Any]:
-            return run(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
-        return call
 
 
 def undynamic(compiler: Compiler) -> Compiler:

@@ -23,6 +23,7 @@ from lenz.debug.names import shown
 from lenz.frontend.symbols import SymbolMap
 from lenz.sym import Sym, SymEnv
 
+Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 GraphKind: TypeAlias = Literal["inference", "forward", "backward", "body"]
 ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none", "object"]
 
@@ -170,6 +171,25 @@ def boxed_eager(gm: GraphModule, graph: Graph) -> Callable[[list[Any]], Sequence
     own.set_codegen(_BoxedCodeGen())
     run: Callable[[list[Any]], Sequence[Any]] = GraphModule(gm, own).forward
     return run
+
+
+def boxed(run: Boxed) -> Boxed:
+    """Mark `run` as taking one list of arguments, which it empties.
+
+    AOTAutograd asks for the mark; a callable that takes no attributes is wrapped.
+    """
+    if getattr(run, "_boxed_call", False):
+        return run
+    try:
+        run._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
+        return run
+    except AttributeError:
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            return run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
+        return call
 
 
 # What it gives may have an attribute `strides`: for each result None, or the strides it really has.

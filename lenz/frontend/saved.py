@@ -20,7 +20,6 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lenz.errors import UserError
-from lenz.frontend.capture import prepared
 from lenz.frontend.values import storage_of
 
 try:
@@ -47,6 +46,8 @@ def dumped(gm: GraphModule, given: Mapping[str, object]) -> bytes:
     the graph calls what torch cannot name: a kernel of the user, say.
     """
     from torch.fx._graph_pickler import GraphPickler, Options
+
+    from lenz.frontend.capture import prepared
 
     made, how = prepared(gm), Options(ops_filter=None, node_metadata_key_filter=KEPT.__contains__)
     own = GraphModule(made, copy.deepcopy(made.graph))  # without what Dynamo keeps beside a graph

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lenz.frontend import FxProgram, capture
-from lenz.frontend.capture import prepared
+from lenz.frontend import FxProgram
+from lenz.frontend.capture import capture, prepared
 from lenz.options import Options
 
 OPTIONS = Options(cache=False, verify=True)

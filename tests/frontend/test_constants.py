@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lenz.frontend import FxProgram, capture
+from lenz.frontend import FxProgram
+from lenz.frontend.capture import capture
 from lenz.lower import native_ops
 from lenz.options import Options
 from tests.cuda import cuda_program

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lenz.frontend import Binding, FxProgram, Output, Placeholder, capture
+from lenz.frontend import Binding, FxProgram, Output, Placeholder
+from lenz.frontend.capture import capture
 from lenz.frontend.identity import Text, identity
 from lenz.lower import native_ops
 from lenz.options import Options

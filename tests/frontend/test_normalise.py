@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lenz.frontend import decompositions, origin
+from lenz.frontend import origin
+from lenz.frontend.decompose import decompositions
 from lenz.frontend.normalise import multiply_in_pairs, normalise, written
 from lenz.traits import has
 

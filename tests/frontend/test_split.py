@@ -13,7 +13,8 @@ from torch import Tensor, randn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
-from lenz.frontend import FxProgram, capture
+from lenz.frontend import FxProgram
+from lenz.frontend.capture import capture
 from lenz.lower import native_ops
 from lenz.options import Options
 from tests.cuda import Fake, cuda_programs

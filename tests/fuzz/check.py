@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from lenz.errors import Unsupported
-from lenz.frontend import FxProgram, capture
+from lenz.frontend import FxProgram
+from lenz.frontend.capture import capture
 from lenz.ir.graph import Graph
 from lenz.ir.interp import interp
 from lenz.ir.interp_schedule import RunKernel, interp_schedule

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lenz import pipeline, recall
 from lenz.errors import Unsupported
-from lenz.frontend import FxProgram, capture
+from lenz.frontend import FxProgram
+from lenz.frontend.capture import capture
 from lenz.ir.plan import CallStep, Plan
 from lenz.ir.printer import show
 from lenz.loading import Boxed

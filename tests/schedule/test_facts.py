@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lenz.api import _run_of as run_of
-from lenz.frontend import FxProgram, assuming, capture, kept
+from lenz.frontend import FxProgram, assuming, kept
+from lenz.frontend.capture import capture
 from lenz.frontend.program import Fact
 from lenz.ir.kernel import Launch
 from lenz.ir.printer import show
