@@ -16,7 +16,7 @@ STAMP := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast check pytest lint typecheck format demo bench options clean \
+.PHONY: help setup test test-all test-fast test-warm check pytest lint typecheck format demo bench options clean \
 	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "              ISA=avx2 runs the tests as on a machine without AVX-512"
 	@echo "make test-all  the same with all cases, as .ci/run does"
 	@echo "make test-fast  tests for a minute, without lint and types"
+	@echo "make test-warm  whole programs twice: the second run takes its graphs from the first one's cache"
 	@echo "make demo     run real models with eager and lenz; compare results and times"
 	@echo "make bench    time lenz, eager and torch's default backend (which needs g++)"
 	@echo "make models   compare about 60 models with eager and float64; writes docs/models.md"
@@ -57,6 +58,12 @@ test-all: check
 
 test-fast:
 	@$(MAKE) --no-print-directory pytest CASES="--fast $(FAST:%=tests/%)"
+
+# A graph that is taken for another one gives a wrong number in the second run.
+test-warm: $(STAMP)
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && for run in cold warm; do \
+		TEST_CACHE="$$folder" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/e2e tests/models \
+		|| exit; done
 
 check: lint typecheck
 

@@ -171,7 +171,7 @@ class _Unit:
         shown = bool(set(self.options.logs) - {"time"}) or self.options.debug
         return shown or self.watcher is not None
 
-    def entered(self, kind: str) -> None:
+    def entered(self, kind: str, gm: GraphModule) -> None:
         """Time before a backward graph belongs to the user or to the forward graph."""
         if kind == "backward":
             self.since = time.perf_counter()

@@ -22,7 +22,7 @@ from lenz.frontend import FxProgram
 from lenz.frontend.asked import Moment, asked
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.identity import Untold
-from lenz.frontend.program import boxed
+from lenz.frontend.program import GraphKind, boxed
 from lenz.frontend.session import interning
 from lenz.frontend.untraced import outside
 from lenz.frontend.wrapping import (
@@ -131,7 +131,9 @@ class Trace:
             self.strides = first.strides
             if "forward" in made:
                 second = outside(second or Late(self, again), "a backward pass compiled by lenz")
-            run = wrapped(metadata, entry["detach"], boxed(first), second and boxed(second))
+            run = wrapped(
+                metadata, entry["detach"], boxed(first), second and boxed(second), self.backward
+            )
             self.moment.ask(entry["guards"])
             self.metadata, self.halves, self.guards = metadata, halves, entry["guards"]
             return run
@@ -153,13 +155,25 @@ class Trace:
         return loaded(self.store, half["key"], load)
 
     def programs(self) -> dict[str, FxProgram]:
-        """The programs of a loaded graph: AOTAutograd traces it now."""
+        """The programs of a loaded graph."""
+        return self._again()[0]
+
+    def backward(self) -> GraphModule:
+        """The backward half as AOTAutograd makes it, for compiled autograd."""
+        return self._again()[1]["backward"]
+
+    def _again(self) -> tuple[dict[str, FxProgram], dict[str, GraphModule]]:
+        """Have AOTAutograd trace the graph."""
+        from lenz.frontend.calls import copied
         from lenz.frontend.capture import capture
 
-        found: dict[str, FxProgram] = {}
+        programs, graphs = dict[str, FxProgram](), dict[str, GraphModule]()
+
+        def entered(kind: GraphKind, gm: GraphModule) -> None:
+            graphs[kind] = copied(gm)
 
         def collect(program: FxProgram) -> Boxed:
-            found[program.kind] = self.named(program)
+            programs[program.kind] = self.named(program)
 
             def run(args: list[Any]) -> Sequence[Any]:
                 raise InternalError("a graph that is traced again does not run")
@@ -168,9 +182,10 @@ class Trace:
                 run.__dict__["strides"] = self.strides
             return run
 
+        native = keys.native_names(self.store)
         with self.moment.again(), now():
-            capture(self.gm, self.inputs, collect, self.options, keys.native_names(self.store))
-        return found
+            capture(self.gm, self.inputs, collect, self.options, native, entered=entered)
+        return programs, graphs
 
 
 def trace_of(gm: Any, inputs: Sequence[Any], options: Options, named: Named) -> Trace | None:

@@ -19,7 +19,10 @@ from torch._guards import TracingContext, tracing
 from torch.fx import GraphModule, Node
 from torch.fx.node import _get_qualified_name
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)  # fmt: skip
 
 from lenz.frontend.guards import ask_again, is_backed, texts_of, told_since
 from lenz.frontend.identity import PLAIN, Text, Untold
@@ -151,6 +154,7 @@ class Moment:
     def again(self) -> ExitStack:
         """Return a context manager with the state."""
         stack = ExitStack()
+        stack.enter_context(_disable_current_modes())  # compiled autograd's
         stack.enter_context(tracing(self.context))
         stack.enter_context(torch.set_grad_enabled(self.grad))
         for device, dtype, is_on in self.cast:

@@ -59,17 +59,17 @@ def capture(
     options: Options,
     native: frozenset[str] = frozenset(),
     name: str = "graph",
-    entered: Callable[[GraphKind], None] = lambda kind: None,
+    entered: Callable[[GraphKind, GraphModule], None] = lambda kind, gm: None,
     failed: Callable[[Exception, GraphKind], None] | None = None,
 ) -> Callable[..., Any]:
     """Compile one graph of Dynamo with `compile_fx`; return a callable with the graph's signature.
 
     `native` names the aten ops that the lowering takes whole; `name` is for logs, each program gets
-    it with its kind appended; `entered` hears that lenz begins with a part of the graph.  With grad
-    off, or nothing to differentiate, `compile_fx` is called once, with kind "inference".  Otherwise
-    it is called with "forward" now, and with "backward" now or, where torch defers it, at the first
-    backward pass.  Errors leave unchanged.  A fault in the backward half, which no caller sees, is
-    told to `failed`: where that returns, the half runs in eager.
+    it with its kind appended; `entered` hears that lenz begins with a part, as AOTAutograd made it.
+    With grad off, or nothing to differentiate, `compile_fx` is called once, with kind "inference".
+    Otherwise it is called with "forward" now, and with "backward" now or, where torch defers it, at
+    the first backward pass.  Errors leave unchanged.  A fault in the backward half, which no caller
+    sees, is told to `failed`: where that returns, the half runs in eager.
     """
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
         # Compiled autograd passes its inputs as one list.
@@ -82,7 +82,7 @@ def capture(
     def compiler(kind: GraphKind) -> Compiler:
         @interning()
         def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-            entered(kind)
+            entered(kind, gm)
             title, static, given = f"{name}.{kind}", frozenset(static_names), frozenset(donated)
             gm = run_passes(gm, kind, options.passes)
             program = build(gm, example_inputs, kind, title, static, ended_by, native, given)

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import torch
 import torch._functorch.config as functorch_config
 from torch._functorch._aot_autograd import descriptors, runtime_wrappers, schemas
-from torch._functorch.aot_autograd import AOT_COUNTER
 from torch._guards import TracingContext
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx import GraphModule
 
 from lenz.frontend.identity import Untold
 
@@ -151,13 +151,19 @@ def now() -> AbstractContextManager[Any]:
 
 
 def wrapped(
-    metadata: Any, detach: Sequence[int], forward: Boxed, backward: Boxed | None
+    metadata: Any,
+    detach: Sequence[int],
+    forward: Boxed,
+    backward: Boxed | None,
+    traced: Callable[[], GraphModule],
 ) -> Callable[..., Any]:
     """Return the callable that AOTAutograd makes of compiled halves.
 
-    `forward` is the whole graph where there is no backward half.
+    `forward` is the whole graph where there is no backward half; `traced` gives the backward half
+    as a graph, for compiled autograd.
     """
-    config = SimpleNamespace(keep_inference_input_mutations=True, aot_id=next(AOT_COUNTER))
+    # AOTAutograd counts its graphs from 0.
+    config = SimpleNamespace(keep_inference_input_mutations=True, aot_id=id(metadata))
     casts = torch._C._is_any_autocast_enabled()
     if backward is None:
         around = runtime_wrappers.RuntimeWrapper(
@@ -174,7 +180,7 @@ def wrapped(
             "backward_state_indices": [],
             "disable_amp": casts,
             "indices_of_inps_to_detach": list(detach),
-            "lazy_backward_info": None,
+            "lazy_backward_info": runtime_wrappers.CachedAutogradLazyBackwardCompileInfo(traced),
             "bw_compiler": None,
             "aot_config": config,
             "fw_metadata": metadata,

@@ -147,6 +147,18 @@ def test_a_fallback_is_of_the_same_program(
     }
 
 
+def test_compiled_autograd_gets_the_backward_graph(folder: str) -> None:
+    linear = nn.Linear(4, 4)
+    x = randn(3, 4)
+    want = torch.autograd.grad(linear(x).tanh().sum(), linear.weight)[0]
+    for _ in range(2):
+        linear.zero_grad()
+        run = fresh(lambda x: linear(x).tanh(), folder)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            run(x).sum().backward()
+        same(linear.weight.grad, want)
+
+
 def test_guards_of_the_trace_hold_again(folder: str, traced: list[int]) -> None:
     """A size that tracing specialises is one that the warm graph is for as well."""
 
