@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +13,8 @@ from torch.fx import GraphModule
 
 from lenz.debug.names import plain, readable
 from lenz.debug.trace import Recorder, new_folder
-from lenz.errors import REPORT, InternalError, LenzError, Missing, Unsupported, UserError
+from lenz.errors import LenzError, Unsupported, UserError
+from lenz.failing import recorder_of, say, script, why
 from lenz.frontend import FxProgram, caller, origin
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import Savable, dumped, is_asked, loaded
@@ -188,7 +187,7 @@ class _Unit:
         try:
             with recorder.stage("other"):
                 recorder.text("dynamo", lambda: self.gm.print_readable(print_output=False))
-                recorder.text("runnable", lambda: _script(program.gm, options))
+                recorder.text("runnable", lambda: script(program.gm, options))
                 with recorder.stage("target"):
                     cx = context(options, recorder)
                 with recorder.stage("recall"):
@@ -199,7 +198,7 @@ class _Unit:
                     self.trace.note(program, key, made.plan if made is not None else None)
             recorder.finish()
         except Exception as e:  # noqa: BLE001  # any other error is a bug too
-            return self.eager(program, self.why(e, recorder, program.kind))
+            return self.eager(program, why(e, recorder, program.kind, options))
         finally:
             self.since = time.perf_counter()
         if made is not None:
@@ -223,28 +222,14 @@ class _Unit:
         if not isinstance(e, LenzError) and not is_of_lenz(e):
             if self.options.on_error == "raise":
                 raise e
-            why = f"torch could not trace a graph, which runs in eager: {type(e).__name__}: {e}"
-            return _say(why)
-        recorder = Recorder(kind, self.options.logs)
-        recorder.offered["dynamo"] = lambda: self.gm.print_readable(print_output=False)
-        recorder.offered["runnable"] = lambda: _script(self.gm, self.options)
-        return _say(self.why(e, recorder, kind))
-
-    def why(self, e: Exception, recorder: Recorder, kind: str) -> str:
-        """The reason to run a graph in eager; raises errors that the user can fix, or asked for."""
-        stops = self.options.on_error == "raise"
-        if isinstance(e, UserError) and (stops or not isinstance(e, Missing)):
-            raise e
-        if isinstance(e, (Unsupported, Missing)):
-            return f"lenz runs a graph in eager: {e}"
-        fault = _fault(e, recorder, kind, self.options)
-        if stops:
-            raise fault.with_traceback(e.__traceback__) from e
-        return f"lenz failed on a graph and runs it in eager: {fault.located(hint=REPORT)}"
+            what = f"{type(e).__name__}: {e}"
+            return say(f"torch could not trace a graph, which runs in eager: {what}")
+        recorder = recorder_of(self.gm, kind, self.options)
+        return say(why(e, recorder, kind, self.options))
 
     def eager(self, program: FxProgram, why: str) -> Boxed:
         """Run the program op by op; warns once."""
-        _say(why)
+        say(why)
         run: Boxed = program.eager()
         return run if self.watcher is None else self.watcher.refused(program, why, run)
 
@@ -263,19 +248,6 @@ def _run_of(program: FxProgram, cx: Context) -> Boxed:
     return run_of(program, cx)
 
 
-def _script(gm: GraphModule, options: Options) -> str:
-    """A script that compiles a graph again."""
-    from lenz.debug.repro import runnable
-
-    return runnable(gm, options)
-
-
-@cache
-def _say(why: str) -> None:
-    """Warn once per text; torch resets the filters of `warnings`, which would repeat it."""
-    warnings.warn(why, stacklevel=2)
-
-
 def _arguments(gm: Any) -> tuple[str, ...]:
     """The user's name of each argument of Dynamo's graph; empty if it has none."""
     names = []
@@ -284,21 +256,6 @@ def _arguments(gm: Any) -> tuple[str, ...]:
             source = getattr(node.meta.get("grapharg"), "source", None)
             names.append(plain(str(source.name)) if source is not None else "")
     return tuple(names)
-
-
-def _fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> InternalError:
-    """The error that names the pass, the line and the saved repro."""
-    from lenz.debug.blame import blame
-    from lenz.debug.repro import write_repro
-
-    (line, where), what = blame(e), f"{type(e).__name__}: {e}"
-    fault = e if isinstance(e, InternalError) else InternalError(what, where=where)
-    if fault.repro:
-        return fault
-    fault = fault.located(pass_name=recorder.failed, line=line)
-    # Without the graph's number, so that a repeated fault is written once.
-    saved = write_repro(e, fault, recorder.offered, f"graph.{kind}", options)
-    return fault.located(repro=saved)
 
 
 class FxBackend:

@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 import torch
 
 from lenz.context import Context
+from lenz.debug.trace import Recorder
 from lenz.errors import InternalError
+from lenz.failing import in_eager, script
 from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.program import Facts, GraphKind
 from lenz.ir.dtype import dtype_of
@@ -129,7 +131,8 @@ class Respecialised:
     """The fallbacks of a graph. Each is compiled at the first call that needs it.
 
     A fallback keeps the assumptions that hold in that call. A later call may break these too, and
-    then runs a fallback of the fallback.
+    then runs a fallback of the fallback. One that cannot be compiled runs in eager, or raises an
+    InternalError if the options ask for that.
     """
 
     __slots__ = ("_again", "_lock", "_made", "_options", "_program", "_target")
@@ -152,7 +155,13 @@ class Respecialised:
         if aligned and facts == self._program.facts:
             raise InternalError("no assumption is broken", pass_name="plan")
         options = replace(self._options, aligned=self._options.aligned and aligned)
-        cx = Context(options, self._target)
-        with using():
-            self._made[key] = self._again(assuming(self._program, facts), cx)
-        return self._made[key]
+        program = assuming(self._program, facts)
+        recorder = Recorder(program.name)
+        recorder.offered["runnable"] = lambda: script(program.gm, options)
+        try:
+            with using():
+                run = self._again(program, Context(options, self._target, recorder))
+        except Exception as e:  # noqa: BLE001  # the call does not know that there is a compiler
+            run = in_eager(e, recorder, program.kind, options, program.eager())
+        self._made[key] = run
+        return run

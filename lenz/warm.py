@@ -18,11 +18,12 @@ from torch.fx import GraphModule
 from lenz import keys
 from lenz.context import Context
 from lenz.errors import InternalError
+from lenz.failing import fault, in_eager, recorder_of
 from lenz.frontend import FxProgram
 from lenz.frontend.asked import Moment, asked
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.identity import Untold
-from lenz.frontend.program import GraphKind, boxed
+from lenz.frontend.program import GraphKind, boxed, boxed_eager
 from lenz.frontend.session import interning
 from lenz.frontend.untraced import outside
 from lenz.frontend.wrapping import (
@@ -66,6 +67,8 @@ class Trace:
         self.metadata: Any = None
         self.guards: list[str] | None = None
         self.strides: Any = None  # of the results of a loaded forward half
+        self._programs = dict[str, FxProgram]()
+        self._graphs = dict[str, GraphModule]()
 
     @property
     def inputs(self) -> list[Any]:
@@ -154,26 +157,43 @@ class Trace:
         load = lambda p, f, alive: load_plan(p, f, alive, needs, self.options, otherwise)
         return loaded(self.store, half["key"], load)
 
-    def programs(self) -> dict[str, FxProgram]:
-        """The programs of a loaded graph."""
-        return self._again()[0]
+    def half(self, kind: str, make: Callable[[FxProgram, Context], Boxed]) -> Boxed:
+        """What `make` makes of a half of the loaded graph, which is traced for it.
+
+        A half that cannot be traced or made runs in eager, as far as AOTAutograd gave it; raises an
+        InternalError if it did not, or if the options ask for that.
+        """
+        recorder = recorder_of(self.gm, kind, self.options)
+        try:
+            if kind not in self._programs:  # the halves share one trace
+                self._again()
+            cx = context(self.options, recorder)
+            return make(self._programs[kind], cx)
+        except Exception as e:  # the call does not know that there is a compiler
+            if kind not in self._graphs:
+                raise fault(e, recorder, kind, self.options) from e
+            gm = self._graphs[kind]
+            return in_eager(e, recorder, kind, self.options, boxed_eager(gm, gm.graph))
 
     def backward(self) -> GraphModule:
         """The backward half as AOTAutograd makes it, for compiled autograd."""
-        return self._again()[1]["backward"]
+        if "backward" not in self._graphs:
+            self._again()
+        return self._graphs["backward"]
 
-    def _again(self) -> tuple[dict[str, FxProgram], dict[str, GraphModule]]:
-        """Have AOTAutograd trace the graph."""
+    def _again(self) -> None:
+        """Have AOTAutograd trace the graph: take its halves, and the programs of them.
+
+        Raises what a half of it raises, after AOTAutograd is done.
+        """
         from lenz.frontend.calls import copied
         from lenz.frontend.capture import capture
 
-        programs, graphs = dict[str, FxProgram](), dict[str, GraphModule]()
-
         def entered(kind: GraphKind, gm: GraphModule) -> None:
-            graphs[kind] = copied(gm)
+            self._graphs[kind] = copied(gm)
 
         def collect(program: FxProgram) -> Boxed:
-            programs[program.kind] = self.named(program)
+            self._programs[program.kind] = self.named(program)
 
             def run(args: list[Any]) -> Sequence[Any]:
                 raise InternalError("a graph that is traced again does not run")
@@ -182,10 +202,15 @@ class Trace:
                 run.__dict__["strides"] = self.strides
             return run
 
-        native = keys.native_names(self.store)
+        def failed(e: Exception, kind: GraphKind) -> None:  # torch may drop what is raised here
+            faults.append(e)
+
+        faults, native, name = list[Exception](), keys.native_names(self.store), "graph"
+        told = native, name, entered, failed
         with self.moment.again(), now():
-            capture(self.gm, self.inputs, collect, self.options, native, entered=entered)
-        return programs, graphs
+            capture(self.gm, self.inputs, collect, self.options, *told)
+        if faults:
+            raise faults[0]
 
 
 def trace_of(gm: Any, inputs: Sequence[Any], options: Options, named: Named) -> Trace | None:
@@ -210,15 +235,18 @@ class Retraced:
     def __init__(self, trace: Trace, kind: str, again: Compile) -> None:
         self._trace, self._kind, self._again = trace, kind, again
         self._lock = threading.RLock()
-        self._made: Respecialised | None = None
+        self._made: Respecialised | Boxed | None = None
 
     def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
         """Run on boxed arguments; not `aligned` if one is not at a multiple of 16 bytes."""
         with self._lock:
             if self._made is None:
-                program = self._trace.programs()[self._kind]
-                self._made = Respecialised(program, self._trace.cx, self._again)
-        return self._made(args, aligned)
+                self._made = self._trace.half(self._kind, self._fallbacks)
+            made = self._made
+        return made(args, aligned) if isinstance(made, Respecialised) else made(args)
+
+    def _fallbacks(self, program: FxProgram, cx: Context) -> Respecialised:
+        return Respecialised(program, cx, self._again)
 
 
 class Late:
@@ -238,12 +266,14 @@ class Late:
         """Run on boxed arguments."""
         with self._lock:
             if self._made is None:
-                trace = self._trace
-                program = trace.programs()["backward"]
-                with interning():
-                    self._made = self._again(program, trace.cx)
-                trace.note(program, keys.key_of(program, trace.cx), None)
+                self._made = self._trace.half("backward", self._compiled)
         return self._made(args)
+
+    def _compiled(self, program: FxProgram, cx: Context) -> Boxed:
+        with interning():
+            run = self._again(program, cx)
+        self._trace.note(program, keys.key_of(program, cx), None)
+        return run
 
 
 def _told(p: Plan, needs: Needs, options: Options, store: Store) -> Half | None:

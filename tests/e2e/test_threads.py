@@ -153,7 +153,8 @@ def test_threads_that_break_what_was_taken_to_be_so_compile_once(
     monkeypatch.setattr(respecialise, "kept", lambda program, args: {})
     monkeypatch.setattr(respecialise, "assuming", lambda program, facts: program)
     cx = recall.context(Options())
-    otherwise = respecialise.Respecialised(SimpleNamespace(facts={}), cx, compiled)  # type: ignore[arg-type]
+    program = SimpleNamespace(facts={}, name="p", kind="inference", eager=lambda: None)
+    otherwise = respecialise.Respecialised(program, cx, compiled)  # type: ignore[arg-type]
 
     def call(k: int) -> Any:
         meet.wait(60)

@@ -19,6 +19,8 @@ import lenz
 from lenz import api, keys, pipeline
 from lenz.context import Context
 from lenz.errors import InternalError, Unsupported, UserError
+from lenz.frontend import FxProgram
+from lenz.frontend.program import Fact
 from lenz.ir.graph import Graph
 from lenz.loading import Boxed
 from lenz.options import Options
@@ -136,11 +138,8 @@ FRONTEND = {
 }
 
 
-@pytest.mark.parametrize("where", FRONTEND)
-@pytest.mark.parametrize("how", ("raise", "eager"))
-def test_a_fault_of_the_frontend_is_one_of_lenz(
-    where: str, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def break_frontend(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Let a function of the frontend fail."""
     name = FRONTEND[where]
     right = getattr(frontend_capture, name)
 
@@ -154,6 +153,15 @@ def test_a_fault_of_the_frontend_is_one_of_lenz(
         broken.__code__, {"__name__": "lenz.frontend.test"}, closure=broken.__closure__
     )
     monkeypatch.setattr(frontend_capture, name, here)
+
+
+@pytest.mark.parametrize("where", FRONTEND)
+@pytest.mark.parametrize("how", ("raise", "eager"))
+def test_a_fault_of_the_frontend_is_one_of_lenz(
+    where: str, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(keys, "sources", lambda again=False: "")  # as if the disk held nothing
+    break_frontend(monkeypatch, where)
     x, y = (a.requires_grad_() for a in inputs())
     run = compiled(on_error=how, debug_dir=str(tmp_path))
     if how == "raise":
@@ -165,6 +173,57 @@ def test_a_fault_of_the_frontend_is_one_of_lenz(
         torch.testing.assert_close(x.grad, 2.0 * (x.detach() > 0))
     (repro,) = tmp_path.iterdir()
     assert (repro / "fx_runnable.py").exists() and (repro / "error.txt").exists()
+
+
+@pytest.mark.parametrize("where", FRONTEND)
+@pytest.mark.parametrize("how", ("raise", "eager"))
+def test_a_fault_in_a_half_that_is_traced_late(
+    where: str, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The forward half comes from the disk; the backward half is traced when it is first called."""
+    monkeypatch.setattr(keys, "sources", lambda again=False: "one version")
+    x, y = (a.requires_grad_() for a in inputs())
+    folders = {"cache_dir": str(tmp_path / "cache"), "debug_dir": str(tmp_path / "saved")}
+    run = compiled(on_error=how, **folders)
+
+    def key_of(program: FxProgram, cx: Context) -> str | None:
+        return None if program.kind == "backward" else keys.key_of(program, cx)
+
+    with monkeypatch.context() as first:  # a process that keeps the forward half alone
+        first.setattr(api, "key_of", key_of)
+        run(x, y)
+    torch.compiler.reset()
+    loss = run(x, y).sum()
+    break_frontend(monkeypatch, where)
+    if how == "eager" and where == "building the backward half":
+        with pytest.warns(UserWarning, match="lenz failed on a graph and runs it in eager"):
+            loss.backward()
+        torch.testing.assert_close(x.grad, 2.0 * (x.detach() > 0))
+    else:  # AOTAutograd has given no backward half that eager could run
+        with pytest.raises(InternalError, match="KeyError: 'no such key'"):
+            loss.backward()
+    (repro,) = (tmp_path / "saved").iterdir()
+    assert (repro / "fx_runnable.py").exists() and (repro / "error.txt").exists()
+
+
+@pytest.mark.parametrize("how", ("raise", "eager"))
+def test_a_fault_in_a_fallback(how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A call that breaks an assumption on sizes, as GPUs make them, is compiled for."""
+    eighths = lambda p: {b.var.name: Fact(8) for b in p.symbols.bindings}
+    monkeypatch.setattr(frontend_capture, "facts_of", eighths)
+    options: dict[str, Any] = {"on_error": how, "debug_dir": str(tmp_path)}
+    run = torch.compile(double, backend="lenz", dynamic=True, options=options)
+    run(torch.randn(64, 32), torch.randn(32))
+    x, y = torch.randn(63, 31), torch.randn(31)
+    break_pass(monkeypatch, RuntimeError("no such thing"))
+    if how == "eager":
+        with pytest.warns(UserWarning, match="a bug in lenz after inline"):
+            torch.testing.assert_close(run(x, y), double(x, y))
+    else:
+        with pytest.raises(InternalError, match="a bug in lenz after inline"):
+            run(x, y)
+    (repro,) = tmp_path.iterdir()
+    assert (repro / "fx_runnable.py").exists() and (repro / "graph.ir").exists()
 
 
 def test_errors_leave_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -189,6 +248,7 @@ def test_what_torch_cannot_trace_runs_in_eager(monkeypatch: pytest.MonkeyPatch) 
         raise ValueError("cannot trace")
 
     monkeypatch.setattr(frontend_capture, "aot_module_simplified", untraceable)
+    monkeypatch.setattr(keys, "sources", lambda again=False: "")  # as if the disk held nothing
     args = inputs()
     with pytest.warns(UserWarning, match="torch could not trace .* ValueError: cannot trace"):
         torch.testing.assert_close(compiled(on_error="eager")(*args), double(*args))

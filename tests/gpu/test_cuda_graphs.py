@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn, randn
 
-from lenz import replay, respecialise
+from lenz import replay
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def made(monkeypatch: pytest.MonkeyPatch, cuda: str) -> Iterator[list[replay.Rep
             super().__init__(*args)
             found.append(self)
 
-    monkeypatch.setattr(respecialise, "Replayed", Noted)
+    monkeypatch.setattr(replay, "Replayed", Noted)
     yield found
     found.clear()
     torch._dynamo.reset()

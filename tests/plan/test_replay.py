@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, randn
 
-from lenz import replay, respecialise
+from lenz import replay
 from lenz.ir.plan import CallStep, Check, LaunchStep, Step
 from lenz.machine.cuda import graph
 from lenz.plan import graphs
@@ -57,7 +57,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[replay.Replayed]:
             run.all()
         return SimpleNamespace(kept=run.results)
 
-    monkeypatch.setattr(respecialise, "Replayed", Noted)
+    monkeypatch.setattr(replay, "Replayed", Noted)
     monkeypatch.setattr(replay, "WARM", 0)
     monkeypatch.setattr(replay, "capture", capture)
     monkeypatch.setattr(replay, "start", lambda *args: None)
