@@ -14,7 +14,7 @@ Invariants: `dtype` follows from the op's rule; operand tuples never change; no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -131,13 +131,40 @@ def load(buffer: str, index: Iterable[Sym], dtype: DType, bound: tuple[Expr, ...
 
 
 def keep_checks(e: Expr, among: tuple[Expr, ...]) -> Expr:
-    """`e`, and the checks among operands that have no part in it: of a row that repeats, say."""
+    """`e`, and the checks among operands that have no part in it: of a row that repeats, say.
+
+    A check of a masked value counts where the mask holds, as before.
+    """
     if any(a.checks for a in among):
-        found = nodes_of(e)
-        for c in nodes_of(*among):
-            if c.op.guarded and c not in found:
-                e = expr(_op.CHECKED, e, c)
+        e = _keep(e, among, set(_outside_masks((e,))))
     return e
+
+
+def _keep(e: Expr, among: Iterable[Expr], found: Set[Expr]) -> Expr:
+    """`e` and the checks of `among` that are not `found` already."""
+    nodes = _outside_masks(among)
+    for c in reversed(nodes):
+        if c.op.guarded and c not in found:
+            e = expr(_op.CHECKED, e, c)
+    for m in nodes:
+        if m.op is _op.MASKED and m not in found:
+            kept = _keep(e, (m.args[1],), found | nodes.keys())
+            e = e if kept is e else masked(m.args[0], kept, e)
+    return e
+
+
+def _outside_masks(roots: Iterable[Expr]) -> dict[Expr, None]:
+    """The nodes with checks among the roots and below, except for what masks guard.
+
+    Users come before operands.
+    """
+    nodes, stack = dict[Expr, None](), [*roots]
+    while stack:
+        x = stack.pop()
+        if x.checks and x not in nodes:
+            nodes[x] = None
+            stack += (x.args[0], x.args[2]) if x.op is _op.MASKED else x.args
+    return nodes
 
 
 def index(value: Sym, dtype: DType = I64, bound: tuple[Expr, ...] = ()) -> Expr:

@@ -312,3 +312,14 @@ def test_an_empty_slice_begins_at_most_at_the_end() -> None:
         return a[:, 2:].as_strided((3, 1), (1, 1))
 
     agrees(f, torch.arange(9.0).view(3, 1, 3, 1))
+
+
+@pytest.mark.parametrize("way", ("oracle", "triton"))
+@pytest.mark.parametrize("value", (3.0, float("nan")))
+def test_a_check_of_a_masked_value_counts_where_the_mask_holds(way: str, value: float) -> None:
+    """A rule took the check out of a value that had no part in the result, but not its mask."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return (a.masked_scatter(a.isnan(), a) + 1).pow(-1.5)
+
+    agrees(f, torch.tensor(value), way=way)
