@@ -39,12 +39,8 @@ def _unary(name: str) -> Callable[[Expr], Expr]:
     return lambda x: _BUILDERS[name](x)
 
 
-def _binary(name: str) -> Callable[[Expr, Expr | Number], Expr]:
-    return lambda x, y: _BUILDERS[name](x, y)
-
-
-def _swapped(name: str) -> Callable[[Expr, Expr | Number], Expr]:
-    return lambda x, y: _BUILDERS[name](y, x)
+def _binary(name: str, swapped: bool = False) -> Callable[[Expr, Expr | Number], Expr]:
+    return lambda *xs: _BUILDERS[name](*(reversed(xs) if swapped else xs))
 
 
 class Expr:
@@ -76,10 +72,10 @@ class Expr:
         raise TypeError("an Expr has no truth value: a chain or `and` of comparisons needs `&`")
 
     __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("not")
-    __add__, __radd__ = _binary("add"), _swapped("add")
-    __sub__, __rsub__ = _binary("sub"), _swapped("sub")
-    __mul__, __rmul__ = _binary("mul"), _swapped("mul")
-    __truediv__, __rtruediv__ = _binary("div"), _swapped("div")
+    __add__, __radd__ = _binary("add"), _binary("add", swapped=True)
+    __sub__, __rsub__ = _binary("sub"), _binary("sub", swapped=True)
+    __mul__, __rmul__ = _binary("mul"), _binary("mul", swapped=True)
+    __truediv__, __rtruediv__ = _binary("div"), _binary("div", swapped=True)
     __and__, __or__, __xor__ = _binary("and"), _binary("or"), _binary("xor")
     __lshift__, __rshift__ = _binary("shl"), _binary("shr")
     __lt__, __le__, __gt__, __ge__ = map(_binary, ("lt", "le", "gt", "ge"))
@@ -135,21 +131,18 @@ def keep_checks(e: Expr, among: tuple[Expr, ...]) -> Expr:
 
     A check of a masked value counts where the mask holds, as before.
     """
-    if any(a.checks for a in among):
-        e = _keep(e, among, set(_outside_masks((e,))))
-    return e
+    return _keep(e, among, _outside_masks((e,)).keys()) if any(a.checks for a in among) else e
 
 
 def _keep(e: Expr, among: Iterable[Expr], found: Set[Expr]) -> Expr:
     """`e` and the checks of `among` that are not `found` already."""
     nodes = _outside_masks(among)
-    for c in reversed(nodes):
-        if c.op.guarded and c not in found:
+    for c in (c for c in reversed(nodes) if c not in found):
+        if c.op.guarded:
             e = expr(_op.CHECKED, e, c)
-    for m in nodes:
-        if m.op is _op.MASKED and m not in found:
-            kept = _keep(e, (m.args[1],), found | nodes.keys())
-            e = e if kept is e else masked(m.args[0], kept, e)
+        elif c.op is _op.MASKED:
+            kept = _keep(e, (c.args[1],), found | nodes.keys())
+            e = e if kept is e else masked(c.args[0], kept, e)
     return e
 
 
@@ -223,16 +216,14 @@ def interpret(
     memo = {} if memo is None else memo
     stack: list[Expr] = [body]
     while stack:
-        e = stack[-1]
+        e = stack.pop()
         if e in memo:
-            stack.pop()
             continue
         todo = [a for a in e.args if a not in memo]
         if todo:
-            stack.extend(reversed(todo))
-            continue
-        stack.pop()
-        memo[e] = visit(e, [memo[a] for a in e.args])
+            stack += (e, *reversed(todo))
+        else:
+            memo[e] = visit(e, [memo[a] for a in e.args])
     return memo[body]
 
 
@@ -304,10 +295,8 @@ def replace_loads(body: Expr, replacement: Callable[[Expr], Expr | None]) -> Exp
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))
-        if new.op is _op.LOAD:
-            other = replacement(new)
-            return new if other is None else other
-        return new
+        other = replacement(new) if new.op is _op.LOAD else None
+        return new if other is None else other
 
     return interpret(body, visit)
 
