@@ -159,8 +159,12 @@ def _host_figures(rows: Sequence[Row]) -> list[Figure]:
 
 
 def number(row: Row, key: str, form: str, scale: float = 1.0) -> str:
-    """A figure of a row as text; "-" where the row has none."""
-    return format(row[key] * scale, form) if key in row else "-"
+    """A figure of a row as text; "-" where the row has none.
+
+    No figure is below 0: a side that gives back memory that it held before has no peak of its own,
+    as the peer's graphs, which keep a pool from their first call on.
+    """
+    return format(row[key] * scale, form) if row.get(key, -1) >= 0 else "-"
 
 
 def _ratios(r: Row) -> list[str]:
