@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, randn
 
 from lenz import replay
@@ -337,3 +338,36 @@ def test_memory_stays_flat(made: list[replay.Replayed]) -> None:
         torch.cuda.empty_cache()
         levels.append(torch.cuda.memory_reserved())
     assert levels[3] <= levels[1], levels
+
+
+class Chain(nn.Module):
+    """Layers in a class of its own: Dynamo does not trace the containers of torch inside of DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(512, 512) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def test_distributed_data_parallel_with_graphs(made: list[replay.Replayed]) -> None:
+    """DDP's hooks and its reducer see the gradients of every step, replayed or not."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        own = Chain().cuda()
+        other = copy.deepcopy(own)
+        run = graphed(nn.parallel.DistributedDataParallel(own, bucket_cap_mb=1))
+        for _ in range(8):
+            x = randn(4, 512, device="cuda")
+            for model, call in ((own, run), (other, other)):
+                model.zero_grad()
+                call(x).square().sum().backward()
+            for p, q in zip(own.parameters(), other.parameters(), strict=True):
+                close(p.grad, q.grad)
+        assert len(made) > 2 and any(replays(made))  # several graphs: one per bucket
+    finally:
+        dist.destroy_process_group()
