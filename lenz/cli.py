@@ -15,6 +15,14 @@ from typing import Any
 from lenz.errors import LenzError, UserError, near_names
 
 Command = Callable[[argparse.Namespace], int]
+CACHE = {
+    "path": "print its folder",
+    "stats": "entries, sizes and last use",
+    "verify": "read every entry, delete damaged ones",
+    "clear": "delete every entry",
+    "export": "write all entries to FILE",
+    "import": "add the entries of FILE, which are code: only from those you trust",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     given = "a .npy file, or an integer; once for each argument, in order"
     made.add_argument("--input", action="append", default=[], metavar="FILE", help=given)
     made.add_argument("--output", metavar="FOLDER", help="where to write the results, as .npy")
+    kept = command(cache, "The disk cache: where it is, what is in it; check, clear or carry it.")
+    kept.add_argument("what", choices=CACHE, help="; ".join(f"{k}: {v}" for k, v in CACHE.items()))
+    kept.add_argument("file", nargs="?", help="the bundle of export and import")
     command(bench, "lenz beside eager and torch's default backend; needs the repository.")
     return parser
 
@@ -147,6 +158,35 @@ def run(parsed: argparse.Namespace) -> int:
         print(result_line(k, value))
     if parsed.output is not None:
         write_arrays(Path(parsed.output), results)
+    return 0
+
+
+def cache(parsed: argparse.Namespace) -> int:
+    """Show, check, clear or carry the disk cache."""
+    from lenz import upkeep
+    from lenz.options import Options
+    from lenz.runtime.store import store_in
+
+    options = Options.from_environment({"cache": True})
+    store, bundle = store_in(options), Path(parsed.file or "")
+    assert store is not None
+    if (parsed.file is None) == (parsed.what in ("export", "import")):
+        raise UserError(f"`cache {parsed.what}` takes {'a' if parsed.file is None else 'no'} file")
+    match parsed.what:
+        case "path":
+            print(options.cache_dir)
+        case "stats":
+            print(upkeep.table(store))
+        case "verify":
+            whole, damaged = upkeep.verify(store)
+            print(f"{whole} entries are whole, {len(damaged)} were damaged and are deleted")
+            return int(bool(damaged))
+        case "clear":
+            print(f"{upkeep.clear(store)} entries deleted")
+        case "export":
+            print(f"{upkeep.export(store, bundle)} entries written to {bundle}")
+        case "import":
+            print(f"{upkeep.include(store, bundle)} entries added")
     return 0
 
 

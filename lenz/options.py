@@ -95,6 +95,11 @@ class Options:
     cache_dir: str | None = option(
         None, "Folder of the disk cache; by default lenz in the user's cache folder.", key=False
     )
+    cache_mb: int = option(
+        1024,
+        "Size of the disk cache in MiB; the entries that were not used for longest go first.",
+        key=False,
+    )
     debug: bool = option(False, "Write every stage of each graph to a folder.", key=False)
     debug_dir: str | None = option(
         None,

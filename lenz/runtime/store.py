@@ -8,35 +8,23 @@ Invariants at every moment, whatever crashes or runs at the same time:
   because entries are code. This is checked each time, from the root down, by descriptors.
 - Nothing blocks: a pipe, a device or a folder in place of an entry is a miss.
 - After a failed write (full disk, read-only folder) this process stops writing, with one warning.
-
-An entry is a header (magic, format version, length), the SHA-256 of name and data, the data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import stat
-import struct
 import threading
 import time
 import warnings
 from contextlib import AbstractContextManager, suppress
 from functools import cache
 
-from lenz.errors import InternalError
+from lenz.entry import FILE, FORMAT, HEADER, SHARDS, file_of, pack, shard_of, unpack
 from lenz.options import Options
 from lenz.private import Folder, folder, is_private, opened, unlink, write
 
-MAGIC = b"lenz\x89\r\n\x1a"
-FORMAT = 2
-HEADER = struct.Struct("<8sIQ32s")
-KIND = re.compile(r"[a-z][a-z0-9_]*")
-
-# Entries are spread over 16 folders. Each folder has its own limit, so that a write scans only a
-# sixteenth of the cache. A compiled graph takes 10 to 200 KiB.
-SHARDS = 16
+# Each of the folders has its own limit. A compiled graph takes 10 to 200 KiB.
 LIMIT_BYTES = 1 << 30
 STALE_SECONDS = 3600
 DAY_SECONDS = 86400
@@ -59,15 +47,25 @@ class Store:
 
     def get(self, kind: str, key: str) -> bytes | None:
         """Return the data last put under `kind` and `key`, or None without a complete entry."""
-        shard, file, name = _place(kind, key)
+        return self.read(file_of(kind, key))
+
+    def put(self, kind: str, key: str, data: bytes) -> None:
+        """Store `data` under `kind` and `key`, replacing any earlier entry.
+
+        A failure to write is not an error: it warns once, and later calls do nothing.
+        """
+        self.write(file_of(kind, key), data)
+
+    def read(self, file: str) -> bytes | None:
+        """Return the data in a file of the cache, or None without a complete entry."""
         try:
-            with self._folder(shard) as at, opened(at, file, os.O_RDONLY) as entry:
+            with self._folder(file) as at, opened(at, file, os.O_RDONLY) as entry:
                 info = os.fstat(entry)
                 # A file larger than the whole cache is not an entry, and would fill the memory.
                 is_entry = stat.S_ISREG(info.st_mode) and is_private(info)
                 if not is_entry or info.st_size > LIMIT_BYTES:
                     return None
-                data = _unpack(_read(entry, info.st_size), name)
+                data = unpack(_read(entry, info.st_size), file)
                 if data is not None and time.time() - info.st_mtime > DAY_SECONDS:
                     with suppress(OSError):  # a read-only folder: the age stays as it is
                         os.utime(at.prefix + file, dir_fd=at.fd)
@@ -75,24 +73,36 @@ class Store:
         except OSError:
             return None
 
-    def put(self, kind: str, key: str, data: bytes) -> None:
-        """Store `data` under `kind` and `key`, replacing any earlier entry.
-
-        A failure to write is not an error: it warns once, and later calls do nothing.
-        """
-        shard, file, name = _place(kind, key)
+    def write(self, file: str, data: bytes) -> None:
+        """Store `data` in a file of the cache, as `put` does."""
         if not self._writes or HEADER.size + len(data) > LIMIT_BYTES:
             return
         try:
-            with self._folder(shard, make=True) as at:
+            with self._folder(file, make=True) as at:
                 with suppress(IsADirectoryError):  # a folder in place of the entry: it stays a miss
-                    write(at, file, _pack(data, name), sync=True)
+                    write(at, file, pack(data, file), sync=True)
                 self._evict(at, file)
         except OSError as error:
             self._stop(error.strerror or type(error).__name__)
 
-    def _folder(self, shard: str, make: bool = False) -> AbstractContextManager[Folder]:
-        return folder(self._root, f"v{FORMAT}", shard, make=make)
+    def files(self) -> list[tuple[str, int, float]]:
+        """The name of each file of the cache, with its size in bytes and the time of its use."""
+        found = []
+        for shard in range(SHARDS):
+            with suppress(OSError), self._folder(f"{shard:x}{shard:x}") as at:
+                for entry in os.scandir(at.prefix if at.fd is None else at.fd):
+                    info = entry.stat(follow_symlinks=False)
+                    if FILE.fullmatch(entry.name) and not stat.S_ISDIR(info.st_mode):
+                        found.append((entry.name, info.st_size, info.st_mtime))
+        return sorted(found)
+
+    def remove(self, file: str) -> None:
+        """Delete a file of the cache, if it is there."""
+        with suppress(OSError), self._folder(file) as at:
+            unlink(at, file)
+
+    def _folder(self, file: str, make: bool = False) -> AbstractContextManager[Folder]:
+        return folder(self._root, f"v{FORMAT}", shard_of(file), make=make)
 
     def _stop(self, why: str) -> None:
         """Stop writing, and warn the first time."""
@@ -135,45 +145,16 @@ class Store:
 
 
 @cache
-def store_at(root: str) -> Store:
+def store_at(root: str, limit: int = LIMIT_BYTES) -> Store:
     """Return this process's only store for `root`, so that each folder warns at most once."""
-    return Store(root)
+    return Store(root, limit=limit)
 
 
 def store_in(options: Options) -> Store | None:
     """The disk cache; None without one."""
     folder = options.cache_dir
-    return store_at(folder) if options.cache and folder is not None else None
-
-
-def _place(kind: str, key: str) -> tuple[str, str, bytes]:
-    """Return the folder and file of an entry, and the name that its checksum covers."""
-    if not KIND.fullmatch(kind):
-        raise InternalError(f"{kind!r} is not a kind of cache entry", rule="store-kind")
-    name = f"{kind}\0{key}".encode(errors="surrogatepass")
-    digest = hashlib.sha256(name).hexdigest()
-    return f"{int(digest[:2], 16) % SHARDS:x}", f"{digest}.{kind}", name
-
-
-def _pack(data: bytes, name: bytes) -> bytes:
-    return HEADER.pack(MAGIC, FORMAT, len(data), _checksum(data, name)) + data
-
-
-def _unpack(raw: bytes, name: bytes) -> bytes | None:
-    """Return the data of an entry, or None if any byte differs from what `_pack` wrote."""
-    if len(raw) < HEADER.size:
-        return None
-    magic, version, length, checksum = HEADER.unpack_from(raw)
-    data = raw[HEADER.size :]
-    if magic != MAGIC or version != FORMAT or length != len(data):
-        return None
-    return data if checksum == _checksum(data, name) else None
-
-
-def _checksum(data: bytes, name: bytes) -> bytes:
-    digest = hashlib.sha256(hashlib.sha256(name).digest())
-    digest.update(data)
-    return digest.digest()
+    limit = options.cache_mb << 20
+    return store_at(folder, limit) if options.cache and folder is not None else None
 
 
 def _read(file: int, size: int) -> bytes:

@@ -31,6 +31,7 @@ TOTAL_CODE_LINES = 33_300
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
     "errors": 0,
+    "entry": 1,
     "options": 1,
     "target": 1,
     "private": 1,
@@ -59,6 +60,7 @@ RANKS = {
     "pipeline": 15,
     "api": 16,
     "artifact": 16,
+    "upkeep": 16,
     "cli": 17,
     "__main__": 18,
     "__init__": 18,
@@ -66,6 +68,7 @@ RANKS = {
 
 # The runtime runs with the compiler absent.
 RUNTIME_IMPORTS = (
+    "lenz.entry",
     "lenz.errors",
     "lenz.options",
     "lenz.private",
@@ -143,6 +146,7 @@ WRITING_FILES = {
     "runtime/store.py": "deletes old entries of the disk cache",
     "debug/trace.py": "makes debug folders",
     "debug/report.py": "reports that the user asks for",
+    "upkeep.py": "bundles of the cache, where the user asks for them",
     "artifact/container.py": "artifacts, where the user asks for them",
     "artifact/show.py": "the results of an artifact, in a folder that the user names",
     "artifact/export.py": "a store for machine code, deleted when the artifact is made",

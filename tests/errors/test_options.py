@@ -14,6 +14,7 @@ from lenz.options import LOGS, Options, options_table
 
 OTHER: dict[str, Any] = {
     "cuda_graphs": "on",
+    "cache_mb": 64,
     "fuel": 3,
     "on_error": "eager",
     "cache_dir": "/elsewhere",

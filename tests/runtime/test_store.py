@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from lenz.entry import FORMAT, HEADER, MAGIC
 from lenz.errors import InternalError
-from lenz.runtime.store import FORMAT, HEADER, MAGIC, Store, store_at
+from lenz.runtime.store import Store, store_at
 
 
 def child(code: str, *args: object) -> subprocess.Popen[str]:

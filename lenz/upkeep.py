@@ -1,0 +1,100 @@
+"""The cache for people: what is in it, is it whole, and how it gets to another machine.
+
+A bundle is a zip file of entries, as they lie on the disk. Entries are machine code, which runs:
+import a bundle only from those whose programs you would run. Checksums find damage, not malice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+from zlib import error as DamagedError
+
+from lenz.entry import FILE, pack, unpack
+from lenz.errors import UserError
+from lenz.runtime.store import LIMIT_BYTES, Store
+
+KINDS = {
+    "constant": "constants of graphs",
+    "cubin": "kernels for GPUs",
+    "graph": "plans of graphs",
+    "native": "names of native ops",
+    "object": "kernels for CPUs",
+    "plan": "code that runs plans",
+    "trace": "graphs that need no tracing",
+    "tuned": "tiles that max-autotune chose",
+}
+
+
+def table(store: Store) -> str:
+    """The number, size and age of the entries of each kind."""
+    rows: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for file, size, used in store.files():
+        rows[file.partition(".")[2]].append((size, used))
+    lines = [f"{'kind':<10}{'entries':>8}{'MiB':>10}  last used"]
+    for kind in sorted(rows):
+        sizes, times = zip(*rows[kind], strict=True)
+        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(times)))
+        told = f"  {KINDS[kind]}" if kind in KINDS else ""
+        lines.append(f"{kind:<10}{len(sizes):>8}{sum(sizes) / 2**20:>10.2f}  {last}{told}")
+    every = [size for found in rows.values() for size, _ in found]
+    lines.append(f"{'all':<10}{len(every):>8}{sum(every) / 2**20:>10.2f}")
+    return "\n".join(lines)
+
+
+def verify(store: Store) -> tuple[int, list[str]]:
+    """Read every entry; how many are whole, and the names of the others, which are deleted."""
+    names = [file for file, *_ in store.files()]
+    damaged = [file for file in names if store.read(file) is None]
+    for file in damaged:
+        store.remove(file)
+    return len(names) - len(damaged), damaged
+
+
+def clear(store: Store) -> int:
+    """Delete every entry; how many there were."""
+    names = [file for file, *_ in store.files()]
+    for file in names:
+        store.remove(file)
+    return len(names)
+
+
+def export(store: Store, bundle: Path) -> int:
+    """Write all whole entries to a new or replaced file; how many."""
+    number, temporary = 0, bundle.with_name(f".{bundle.name}-{os.getpid()}")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as made:
+            for file, *_ in store.files():
+                data = store.read(file)
+                if data is not None:
+                    made.writestr(file, pack(data, file))
+                    number += 1
+        temporary.replace(bundle)
+    except OSError as e:
+        raise UserError(f"cannot write {bundle}: {e.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return number
+
+
+def include(store: Store, bundle: Path) -> int:
+    """Add the entries of a bundle; how many. Raises UserError at the first that is damaged."""
+    number = 0
+    try:
+        with zipfile.ZipFile(bundle) as given:
+            for entry in given.infolist():
+                if not FILE.fullmatch(entry.filename) or entry.file_size > LIMIT_BYTES:
+                    raise UserError(f"{bundle} is no bundle of lenz: it holds {entry.filename!r}")
+                data = unpack(given.read(entry), entry.filename)
+                if data is None:
+                    raise UserError(f"{bundle} is damaged at {entry.filename}")
+                store.write(entry.filename, data)
+                number += 1
+    except OSError as e:
+        raise UserError(f"cannot read {bundle}: {e.strerror or e}") from None
+    except (zipfile.BadZipFile, DamagedError, EOFError, NotImplementedError, RuntimeError) as e:
+        raise UserError(f"{bundle} is damaged or no bundle of lenz: {e}") from None
+    return number
