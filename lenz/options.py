@@ -100,6 +100,12 @@ class Options:
         "Size of the disk cache in MiB; the entries that were not used for longest go first.",
         key=False,
     )
+    remote_cache: str | None = option(
+        None, "A Redis server behind the disk cache: redis://host:port/number.", key=False
+    )
+    remote_secret: str | None = option(
+        None, "File with the secret that signs the entries of the remote cache.", key=False
+    )
     debug: bool = option(False, "Write every stage of each graph to a folder.", key=False)
     debug_dir: str | None = option(
         None,

@@ -23,6 +23,7 @@ from functools import cache
 from lenz.entry import FILE, FORMAT, HEADER, SHARDS, file_of, pack, shard_of, unpack
 from lenz.options import Options
 from lenz.private import Folder, folder, is_private, opened, unlink, write
+from lenz.remote import Remote, remote_at
 
 # Each of the folders has its own limit. A compiled graph takes 10 to 200 KiB.
 LIMIT_BYTES = 1 << 30
@@ -34,27 +35,37 @@ class Store:
     """A cache of bytes in the folder `root`, safe to share between threads and processes.
 
     `limit` bounds its size in bytes. When one of the 16 folders exceeds its sixteenth, its least
-    recently used entries are deleted first.
+    recently used entries are deleted first. What is not on the disk is asked of `remote`.
     """
 
-    __slots__ = ("_limit", "_lock", "_root", "_writes")
+    __slots__ = ("_limit", "_lock", "_remote", "_root", "_writes")
 
-    def __init__(self, root: str | os.PathLike[str], *, limit: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], limit: int = LIMIT_BYTES, remote: Remote | None = None
+    ) -> None:
         self._root = os.path.realpath(root)  # the root may be a link, folders below it may not
-        self._limit = limit
+        self._limit, self._remote = limit, remote
         self._lock = threading.Lock()
         self._writes = True
 
     def get(self, kind: str, key: str) -> bytes | None:
         """Return the data last put under `kind` and `key`, or None without a complete entry."""
-        return self.read(file_of(kind, key))
+        file = file_of(kind, key)
+        data = self.read(file)
+        raw = self._remote.get(file) if data is None and self._remote is not None else None
+        if raw is not None and (data := unpack(raw, file)) is not None:
+            self.write(file, data)
+        return data
 
     def put(self, kind: str, key: str, data: bytes) -> None:
         """Store `data` under `kind` and `key`, replacing any earlier entry.
 
         A failure to write is not an error: it warns once, and later calls do nothing.
         """
-        self.write(file_of(kind, key), data)
+        file = file_of(kind, key)
+        self.write(file, data)
+        if self._remote is not None:
+            self._remote.put(file, pack(data, file))
 
     def read(self, file: str) -> bytes | None:
         """Return the data in a file of the cache, or None without a complete entry."""
@@ -145,16 +156,19 @@ class Store:
 
 
 @cache
-def store_at(root: str, limit: int = LIMIT_BYTES) -> Store:
+def store_at(
+    root: str, limit: int = LIMIT_BYTES, url: str | None = None, secret: str | None = None
+) -> Store:
     """Return this process's only store for `root`, so that each folder warns at most once."""
-    return Store(root, limit=limit)
+    return Store(root, limit=limit, remote=None if url is None else remote_at(url, secret))
 
 
 def store_in(options: Options) -> Store | None:
     """The disk cache; None without one."""
-    folder = options.cache_dir
-    limit = options.cache_mb << 20
-    return store_at(folder, limit) if options.cache and folder is not None else None
+    folder, limit = options.cache_dir, options.cache_mb << 20
+    if not options.cache or folder is None:
+        return None
+    return store_at(folder, limit, options.remote_cache, options.remote_secret)
 
 
 def _read(file: int, size: int) -> bytes:

@@ -19,6 +19,8 @@ OTHER: dict[str, Any] = {
     "on_error": "eager",
     "cache_dir": "/elsewhere",
     "debug_dir": "elsewhere",
+    "remote_cache": "redis://localhost",
+    "remote_secret": "elsewhere",
     "logs": ("ir", "time"),
     "memory_budget": 0.5,
     "passes": (("a.b:c", ()), ("d:e.f", ())),
