@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_500,
+    ".": 2_740,
     "artifact": 600,
     "debug": 621,
     "frontend": 3_720,
@@ -26,7 +26,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_300
+TOTAL_CODE_LINES = 33_500
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
@@ -59,12 +59,14 @@ RANKS = {
     "recall": 14,
     "warm": 15,
     "pipeline": 15,
-    "api": 16,
+    "background": 16,
     "artifact": 16,
     "upkeep": 16,
-    "cli": 17,
-    "__main__": 18,
-    "__init__": 18,
+    "api": 17,
+    "worker": 18,
+    "cli": 18,
+    "__main__": 19,
+    "__init__": 19,
 }
 
 # The runtime runs with the compiler absent.
