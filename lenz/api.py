@@ -21,6 +21,7 @@ from lenz.frontend.saved import Savable, dumped, is_asked, loaded
 from lenz.frontend.session import numbered
 from lenz.frontend.untraced import calling, outside
 from lenz.frontend.values import has_fakes
+from lenz.frontend.wrapping import now
 from lenz.keys import key_of, native_names
 from lenz.loading import Boxed
 from lenz.machines import is_known, loader_of
@@ -135,6 +136,11 @@ def compile_graph(
         unit.trace = None if unit.is_watched else trace_of(gm, example_inputs, options, unit.named)
         if unit.trace is not None and (run := unit.trace.load(_run_of)) is not None:
             return run
+        if options.background and not unit.is_watched:
+            from lenz.background import in_background
+
+            if (later := in_background(unit.trace, options, title, _run_of)) is not None:
+                return later
         from lenz.frontend.capture import capture  # and AOTAutograd, which takes 0.2 s
 
         native = native_names(store_in(options))
@@ -150,6 +156,24 @@ def compile_graph(
         except LenzError as fault:
             raise passing(fault) from fault.__cause__
         return gm.forward
+
+
+def compile_for(
+    gm: GraphModule, inputs: Sequence[Any], options: Options, key: str, name: str
+) -> None:
+    """Compile a loaded graph of another process into the cache, where its trace has the given key.
+
+    Both halves are compiled now. Raises what stops the compilation.
+    """
+    from lenz.frontend.capture import capture
+
+    unit, store = _Unit(gm, options, None, "", ()), store_in(options)
+    assert store is not None
+    unit.trace = Trace(gm, "", options, store, unit.named)
+    unit.trace.key = key
+    with now():
+        capture(gm, inputs, unit.compile_fx, options, native_names(store), name, unit.entered)
+    unit.trace.traced()
 
 
 @dataclass(slots=True)

@@ -84,6 +84,11 @@ class Options:
         key=False,
         choices=("off", "on", "auto"),
     )
+    background: bool = option(
+        False,
+        "Run graphs in eager at first, while another process compiles them into the disk cache.",
+        key=False,
+    )
     verify: bool = option(False, "Check the IR after every pass.", key=False)
     on_error: Literal["raise", "eager"] = option(
         "eager",

@@ -9,7 +9,7 @@ custom and higher-order ops, stored tensors, active modes and hooks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +55,25 @@ def asked(gm: Any, inputs: Sequence[Any]) -> str | None:
         return "\n".join([*_state(), *_arguments(gm, inputs, env), *_calls(gm)])
     except (Untold, RuntimeError):  # torch's own word for a function without a name
         return None
+
+
+def state() -> str:
+    """Return the state of torch that tracing reads.  Raises Untold for one without text."""
+    return "\n".join(_state())
+
+
+def configured() -> dict[str, Any]:
+    """Return AOTAutograd's settings, as far as they are plain values."""
+    kept = (bool, int, float, str, type(None))
+    found: Any = functorch_config.save_config_portable()  # it has no annotations
+    return {k: v for k, v in found.items() if type(v) in kept}
+
+
+def configuring(values: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Return a context manager with such settings."""
+    made: Any = functorch_config.patch
+    how: AbstractContextManager[Any] = made(values)
+    return how
 
 
 def _state() -> Iterator[str]:

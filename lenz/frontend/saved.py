@@ -31,6 +31,7 @@ except ImportError:  # before 2.13
 
 
 Savable = SerializableCallable
+STATIC = "_dynamo_static_input_type"
 KEPT = ("stack_trace", "custom")  # of what Dynamo notes about a node
 
 
@@ -74,6 +75,19 @@ def loaded(data: bytes) -> Iterator[tuple[GraphModule, list[Any], dict[str, obje
         inputs = [_made(*d) if isinstance(d, tuple) else d for d in described]
     with tracing(TracingContext(mode)):
         yield gm, inputs, given
+
+
+def statics(gm: GraphModule) -> list[Any]:
+    """Return for each argument of a graph of Dynamo torch's word for an address that stays."""
+    holes = gm.graph.find_nodes(op="placeholder")
+    return [n.meta.get("tensor_dict", {}).get(STATIC) for n in holes]
+
+
+def as_traced(gm: GraphModule, inputs: Sequence[Any], static: Sequence[Any]) -> None:
+    """Note about the arguments of a loaded graph, in place, what Dynamo notes about them."""
+    for n, x, how in zip(gm.graph.find_nodes(op="placeholder"), inputs, static, strict=True):
+        n.meta["example_value"] = x
+        n.meta["tensor_dict"] = {} if how is None else {STATIC: how}
 
 
 def _described(v: Any) -> Any:

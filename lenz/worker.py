@@ -1,0 +1,79 @@
+"""The process that compiles graphs in the background (`background.py`), one after the other.
+
+It writes to the disk cache alone. What it prints goes to standard error, as that of its client.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import torch
+
+from lenz import keys
+from lenz.api import compile_for
+from lenz.background import Request, requests
+from lenz.frontend.asked import configuring, state
+from lenz.frontend.saved import as_traced, loaded
+from lenz.options import Options
+
+SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent dies
+NICE = 10
+
+
+def serve() -> None:
+    """Answer requests until the client is gone."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
+    with suppress(AttributeError, OSError):
+        os.nice(NICE)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    for request in requests(sys.stdin.buffer):
+        answers.write(json.dumps(compiled(request)).encode() + b"\n")
+        answers.flush()
+
+
+def compiled(request: Request) -> str:
+    """Compile a graph into the cache; empty, or why that was not possible."""
+    if keys.sources() != request.sources:
+        return "lenz has changed since the program began"
+    given = {**request.options, "background": False, "on_error": "raise"}
+    try:
+        options = Options.from_environment({**given, "logs": tuple(given["logs"]), "passes": ()})
+        with ExitStack() as stack:
+            apply(request.settings, stack)
+            gm, inputs, _ = stack.enter_context(loaded(request.graph))
+            pairs = zip(request.state.splitlines(), state().splitlines(), strict=False)
+            for there, here in pairs:
+                if there != here:
+                    return f"torch is in another state there: {here} for {there}"
+            as_traced(gm, inputs, request.statics)
+            compile_for(gm, inputs, options, request.key, request.name)
+    except Exception as e:  # noqa: BLE001  # the client warns with it
+        return f"{type(e).__name__}: {e}"
+    return ""
+
+
+def apply(settings: dict[str, Any], stack: ExitStack) -> None:
+    """Set what `background.settings` tells; the state of autograd only until the stack ends."""
+    torch.set_num_threads(settings["threads"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.set_default_dtype(_dtype(settings["dtype"]))
+    is_on, warns = settings["deterministic"]
+    torch.use_deterministic_algorithms(is_on, warn_only=warns)
+    stack.enter_context(configuring(settings["aot"]))
+    stack.enter_context(torch.set_grad_enabled(settings["grad"]))
+    for device, dtype, enabled in settings["autocast"]:
+        stack.enter_context(torch.autocast(device, _dtype(dtype), enabled=enabled))
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(found, torch.dtype)
+    return found
