@@ -119,3 +119,11 @@ def near_names(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {', '.join(near)}?" if near else f"known names: {', '.join(names)}"
+
+
+def annotate(e: BaseException, text: str) -> None:
+    """Add a note to an exception. Tracebacks show it from Python 3.11 on; 3.10 only keeps it."""
+    if add := getattr(e, "add_note", None):
+        add(text)
+    else:
+        vars(e)["__notes__"] = [*getattr(e, "__notes__", ()), text]

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 
-from lenz.errors import InternalError
+from lenz.errors import InternalError, annotate
 from lenz.ir.dtype import dtype_named
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import Alloc, CallStep, Check, LaunchStep, Plan, Step
@@ -106,7 +106,8 @@ def failure(
             raise RuntimeError(f"{what} (status {status})")
         except Exception as e:
             name = s.op if isinstance(s, CallStep) else type(s).__name__
-            e.add_note(", ".join(filter(None, (f"{p.name}, step {step}: {name}", whys.get(step)))))
+            said_by = f"{p.name}, step {step}: {name}", whys.get(step)
+            annotate(e, ", ".join(filter(None, said_by)))
             raise
 
     return fail

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lenz.sym import bounds
 
 if TYPE_CHECKING:
-    from typing import Self  # in typing from Python 3.11
+    from typing_extensions import Self  # in typing from Python 3.11
 
 MOD, DIV = 1, 2  # bits of `mark`: the node is, or has as a factor or term, a Mod / a FloorDiv
 KEY_LIMIT = 160  # characters after which a key becomes a digest

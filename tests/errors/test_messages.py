@@ -8,7 +8,7 @@ import pickle  # noqa: TID251 - errors of workers come back in this way
 import pytest
 
 from lenz.context import Context
-from lenz.errors import InternalError, LenzError, Unsupported, UserError, near_names
+from lenz.errors import InternalError, LenzError, Unsupported, UserError, annotate, near_names
 from lenz.options import Options
 from lenz.target import Target
 
@@ -98,3 +98,18 @@ def test_targets_differ_in_their_key() -> None:
     assert Target("cpu", features="+avx2,-avx512f").has("avx2")
     assert not Target("cpu", features="+avx2,-avx512f").has("avx512f")
     assert not Target("cpu", features="+avx512fp16").has("avx512f")
+
+
+class Older(RuntimeError):
+    """An exception as Python 3.10 has it."""
+
+    add_note = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", (RuntimeError, Older))
+def test_notes_need_no_method_of_a_later_python(kind: type[Exception]) -> None:
+    error = kind("eager's own words")
+    annotate(error, "plan 0, step 3")
+    annotate(error, "model.py:3")
+    assert vars(error)["__notes__"] == ["plan 0, step 3", "model.py:3"]
+    assert str(error) == "eager's own words"
