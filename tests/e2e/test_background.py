@@ -167,7 +167,8 @@ def test_a_state_that_the_process_cannot_have(
     run(x)
     ready(made, is_right=False)
     with pytest.warns(
-        UserWarning, match="stays in eager, .* failed: torch is in another state there: .* for another"
+        UserWarning,
+        match="stays in eager, .* failed: torch is in another state there: .* for another",
     ):
         assert torch.equal(run(x), x.cos() * 2)
     assert switched(made) == [False]
