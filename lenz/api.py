@@ -137,7 +137,7 @@ def compile_graph(
         if unit.trace is not None and (run := unit.trace.load(_run_of)) is not None:
             return run
         if options.background and not unit.is_watched:
-            from lenz.background import in_background
+            from lenz.first_calls.background import in_background
 
             if (later := in_background(unit.trace, options, title, _run_of)) is not None:
                 return later

@@ -12,9 +12,10 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_740,
+    ".": 2_510,
     "artifact": 600,
     "debug": 621,
+    "first_calls": 240,
     "frontend": 3_720,
     "ir": 4_080,
     "lower": 6_207,
@@ -59,11 +60,10 @@ RANKS = {
     "recall": 14,
     "warm": 15,
     "pipeline": 15,
-    "background": 16,
+    "first_calls": 16,
     "artifact": 16,
     "upkeep": 16,
     "api": 17,
-    "worker": 18,
     "cli": 18,
     "__main__": 19,
     "__init__": 19,

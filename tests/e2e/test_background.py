@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn, randn
 
-from lenz import background, keys
-from lenz.background import Background, Process, Request
+from lenz import keys
 from lenz.failing import say
+from lenz.first_calls import background
+from lenz.first_calls.background import Background, Process, Request
 from lenz.respecialise import Compile
 from lenz.warm import Trace
 

@@ -35,7 +35,12 @@ from lenz.respecialise import Compile
 from lenz.warm import Trace
 
 FRAME = struct.Struct("<QQ")  # bytes of JSON, and bytes of a graph
-CODE = "import sys; sys.path[:] = sys.argv[1:]; from lenz.worker import serve; serve()"
+CODE = (
+    "import sys; sys.path[:] = sys.argv[1:]\n"
+    "from lenz.api import compile_for\n"
+    "from lenz.first_calls.worker import serve\n"
+    "serve(compile_for)"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,33 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch.fx import GraphModule
 
 from lenz import keys
-from lenz.api import compile_for
-from lenz.background import Request, requests
+from lenz.first_calls.background import Request, requests
 from lenz.frontend.asked import configuring, state
 from lenz.frontend.saved import as_traced, loaded
 from lenz.options import Options
+
+
+class CompileFor(Protocol):
+    """Compiles a graph into the cache, under the given key; `api.compile_for`."""
+
+    def __call__(
+        self, gm: GraphModule, inputs: Sequence[Any], options: Options, key: str, name: str
+    ) -> None: ...
+
 
 SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent dies
 NICE = 10
 
 
-def serve() -> None:
+def serve(compile_for: CompileFor) -> None:
     """Answer requests until the client is gone."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
@@ -35,11 +45,11 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     for request in requests(sys.stdin.buffer):
-        answers.write(json.dumps(compiled(request)).encode() + b"\n")
+        answers.write(json.dumps(compiled(request, compile_for)).encode() + b"\n")
         answers.flush()
 
 
-def compiled(request: Request) -> str:
+def compiled(request: Request, compile_for: CompileFor) -> str:
     """Compile a graph into the cache; empty, or why that was not possible."""
     if keys.sources() != request.sources:
         return "lenz has changed since the program began"

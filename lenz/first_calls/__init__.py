@@ -1,0 +1,1 @@
+"""What the first calls of a graph run: eager while kernels are compiled."""
