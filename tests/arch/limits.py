@@ -12,10 +12,10 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_510,
+    ".": 2_520,
     "artifact": 600,
     "debug": 621,
-    "first_calls": 240,
+    "first_calls": 340,
     "frontend": 3_720,
     "ir": 4_080,
     "lower": 6_207,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_500
+TOTAL_CODE_LINES = 33_610
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
