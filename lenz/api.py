@@ -70,6 +70,10 @@ def backend(
     """
     given, chosen = _chosen(mode, options)
     run = compile_graph(gm, example_inputs, chosen)
+    if chosen.compare_eager:
+        from lenz.first_calls.compare import compared
+
+        run = compared(run, gm, example_inputs, numbered())
     return Saved((gm, given), run) if is_asked() else run
 
 

@@ -89,6 +89,12 @@ class Options:
         "Run graphs in eager at first, while another process compiles them into the disk cache.",
         key=False,
     )
+    compare_eager: bool = option(
+        False,
+        "Time each graph against eager in its first call, on copies of the arguments; the faster"
+        " one runs from then on.",
+        key=False,
+    )
     verify: bool = option(False, "Check the IR after every pass.", key=False)
     on_error: Literal["raise", "eager"] = option(
         "eager",

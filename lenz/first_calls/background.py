@@ -67,8 +67,8 @@ class Request:
 class Background:
     """The callable of a graph: eager's, and from some call on the compiled one."""
 
-    def __init__(self, trace: Trace, again: Compile, job: Future[str]) -> None:
-        self._trace, self._again = trace, again
+    def __init__(self, trace: Trace, again: Compile, job: Future[str], name: str) -> None:
+        self._trace, self._again, self._name = trace, again, name
         self._lock = threading.Lock()
         self._job: Future[str] | None = job
         self._made: Callable[..., Any] | None = None
@@ -100,6 +100,10 @@ class Background:
             return f"{type(e).__name__}: {e}"
         if made is None:
             return "the cache does not have all of it"
+        if self._trace.options.compare_eager:
+            from lenz.first_calls.compare import Compared
+
+            made = Compared(made, self._trace.gm.forward, self._name)
         self._made = outside(made, "a graph compiled by lenz")
         return ""
 
@@ -121,7 +125,7 @@ def in_background(
     kept = keys.sources()
     how = (state(), settings(), statics(trace.gm))
     request = Request(graph, trace.key, name, given, kept, *how)
-    return Background(trace, again, _process(os.getpid()).ask(request))
+    return Background(trace, again, _process(os.getpid()).ask(request), name)
 
 
 def _sizes(x: Any) -> tuple[Any, ...]:

@@ -30,8 +30,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Background]:
     found: list[Background] = []
     real = Background.__init__
 
-    def noted(self: Background, trace: Trace, again: Compile, job: Future[str]) -> None:
-        real(self, trace, again, job)
+    def noted(self: Background, trace: Trace, again: Compile, job: Future[str], name: str) -> None:
+        real(self, trace, again, job, name)
         found.append(self)
 
     monkeypatch.setattr(Background, "__init__", noted)

@@ -1,0 +1,130 @@
+"""The option `compare_eager`: a graph is timed against eager at its first call; the faster stays.
+
+Both run in turns on copies of the arguments, and random generators are put back, so that the caller
+sees one call.  A graph in training is timed with its backward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from lenz.first_calls.background import Background
+from lenz.frontend.asked import asked
+from lenz.frontend.untraced import outside
+
+WARM = 3  # a plan is captured as a CUDA graph in its second call
+ROUNDS = 15
+SECONDS = 1.0  # no new round begins after these
+
+Run: TypeAlias = Callable[..., Any]
+
+
+def compared(run: Run, gm: GraphModule, inputs: Sequence[Any], name: str) -> Run:
+    """Return a callable that runs the faster of a compiled graph and its eager form.
+
+    A graph in the background is compared when it is there. What cannot run twice unseen is not
+    compared: custom and higher-order ops, and arguments that share memory.
+    """
+    if isinstance(run, Background):
+        return run
+    if asked(gm, inputs) is None:
+        _print(f"{name} is not compared with eager: running it twice might be seen")
+        return run
+    return outside(Compared(run, gm.forward, name), "a graph compiled by lenz")
+
+
+class Compared:
+    """A compiled graph and its eager form, of which the faster one runs."""
+
+    def __init__(self, run: Run, eager: Run, name: str) -> None:
+        self._run, self._eager, self._name = run, eager, name
+        self._lock = threading.Lock()
+        self._faster: Run | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on the arguments of Dynamo's graph; the first call compares."""
+        if self._faster is None:
+            with self._lock:  # one thread compares, and others wait for its choice
+                if self._faster is None:
+                    self._faster = self._choice(args)
+        return self._faster(*args)
+
+    def _choice(self, args: Sequence[Any]) -> Run:
+        try:
+            ours, eagers = times((self._run, self._eager), args)
+        except Exception as e:  # noqa: BLE001  # memory for the copies, say; the call itself goes on
+            _print(f"{self._name} is not compared with eager: {type(e).__name__}: {e}")
+            return self._run
+        is_faster = ours <= eagers
+        told = f"{ours * 1e3:.3g} ms a call in lenz, {eagers * 1e3:.3g} ms in eager"
+        _print(f"{self._name}: {told}; {'lenz' if is_faster else 'eager'} runs it")
+        return self._run if is_faster else self._eager
+
+
+def times(runs: Sequence[Run], args: Sequence[Any]) -> list[float]:
+    """Return the median seconds of a call of each function, timed in turns on copies of `args`."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    gpus = sorted({a.device.index for a in tensors if a.device.type == "cuda"})
+    found: list[list[float]] = [[] for _ in runs]
+    with torch.random.fork_rng(gpus):
+        since = time.perf_counter()
+        for n in range(WARM + ROUNDS):
+            for run, seconds in zip(runs, found, strict=True):
+                took = _step(run, [_copy(a) for a in args], gpus)
+                if n >= WARM:
+                    seconds.append(took)
+            if n == WARM - 1:
+                since = time.perf_counter()
+            elif n >= WARM and time.perf_counter() - since > SECONDS:
+                break
+    return [median(seconds) for seconds in found]
+
+
+def _step(run: Run, args: Sequence[Any], gpus: Sequence[int]) -> float:
+    """Return the seconds of a call, and of its backward pass if there is one."""
+    _wait(gpus)
+    since = time.perf_counter()
+    out = run(*args)
+    results = [o for o in out if isinstance(o, Tensor) and o.requires_grad]
+    if results and torch.is_grad_enabled():
+        leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+        given = [torch.ones_like(o) for o in results]
+        torch.autograd.grad(results, leaves, given, allow_unused=True)
+    _wait(gpus)
+    return time.perf_counter() - since
+
+
+def _wait(gpus: Sequence[int]) -> None:
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
+
+
+def _copy(x: Any) -> Any:
+    """Return a tensor of the same values and strides in memory of its own; others as they are."""
+    if not isinstance(x, Tensor):
+        return x
+    with torch.no_grad():
+        extent = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) + 1
+        flat = x.as_strided((extent if x.numel() else 0,), (1,)).clone()
+        made = flat.as_strided(x.shape, x.stride(), 0).detach()
+    made.requires_grad_(x.requires_grad)
+    if x.is_leaf or not x.requires_grad:
+        return made
+    with torch.enable_grad():
+        inner = made.clone()  # a graph may write into it, which a leaf forbids
+    if inner.stride() != x.stride():
+        raise ValueError(f"no copy has the strides {x.stride()} of an argument")
+    return inner
+
+
+def _print(text: str) -> None:
+    print(f"lenz: {text}", file=sys.stderr)
