@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64, DType
 from lenz.machine.cpu.llvm import tiles
-from lenz.machine.cpu.llvm.builder import Builder, Names
+from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.indices import Indices, index_type
+from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.masks import store_tail
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import memory_type, splat, suffix, value_type, vector

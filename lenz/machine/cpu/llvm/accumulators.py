@@ -16,8 +16,8 @@ from lenz.ir.dtype import BOOL, F32, I64, U8, DType
 from lenz.ir.kernel import For, Reduce, Scan, Stmt, bodies_of, position, walk
 from lenz.ir.tensor import Axis
 from lenz.machine.cpu.llvm.access import Place
-from lenz.machine.cpu.llvm.builder import Names
 from lenz.machine.cpu.llvm.indices import index_type
+from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.reductions import Monoid, Parts
 from lenz.machine.cpu.llvm.scopes import Cell, Value
 from lenz.machine.cpu.llvm.types import iota, memory_type, value_type

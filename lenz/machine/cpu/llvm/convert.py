@@ -6,21 +6,17 @@ without the instruction LLVM calls a library function per lane.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lenz.ir.dtype import F32, I32, U32, DType
+from lenz.machine.cpu.llvm.instructions import Instructions, Names
 from lenz.machine.cpu.llvm.types import vector
 
-if TYPE_CHECKING:
-    from lenz.machine.cpu.llvm.builder import Builder, Names
 
-
-def has_half(b: Builder) -> bool:
+def has_half(b: Instructions) -> bool:
     """True when the processor converts fp16 itself (all of AArch64; F16C on x86)."""
     return b.has("f16c") or b.has("avx512fp16") or not b.fn.module.target.triple.startswith("x86")
 
 
-def half_to_f32(b: Builder, dtype: DType, x: Names) -> Names:
+def half_to_f32(b: Instructions, dtype: DType, x: Names) -> Names:
     """The f32 value of 16-bit floats (exact)."""
     i16, i32, f32 = (vector(t, b.lanes) for t in ("i16", "i32", "float"))
     if dtype.name == "bf16":
@@ -48,7 +44,7 @@ def half_to_f32(b: Builder, dtype: DType, x: Names) -> Names:
     return b.cast("bitcast", i32, f32, b.binary("or", U32, bits, sign))
 
 
-def f32_to_half(b: Builder, dtype: DType, x: Names) -> Names:
+def f32_to_half(b: Instructions, dtype: DType, x: Names) -> Names:
     """f32 rounded to the nearest 16-bit float, ties to even; NaN stays NaN."""
     i16, i32, f32 = (vector(t, b.lanes) for t in ("i16", "i32", "float"))
     if dtype.name == "bf16":
@@ -66,7 +62,7 @@ def f32_to_half(b: Builder, dtype: DType, x: Names) -> Names:
     return _f32_to_f16(b, x)
 
 
-def _f32_to_f16(b: Builder, x: Names) -> Names:
+def _f32_to_f16(b: Instructions, x: Names) -> Names:
     i16, i32, f32 = (vector(t, b.lanes) for t in ("i16", "i32", "float"))
     bits = b.cast("bitcast", f32, i32, x)
     magnitude = b.binary("and", U32, bits, b.constant(U32, 0x7FFFFFFF))

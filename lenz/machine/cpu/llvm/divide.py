@@ -6,16 +6,12 @@ that would fault is replaced: a quotient by zero is then some value, and MIN / -
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lenz.ir.dtype import BOOL, DType
+from lenz.machine.cpu.llvm.instructions import Instructions, Names
 from lenz.machine.cpu.llvm.types import vector
 
-if TYPE_CHECKING:
-    from lenz.machine.cpu.llvm.builder import Builder, Names
 
-
-def divide(b: Builder, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
+def divide(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
     """sdiv, udiv, srem or urem; vectors of up to 32 bits go through f64, which is exact there."""
     signed = opcode[0] == "s"
     constant = not any(n.startswith("%") for n in y)
@@ -41,7 +37,7 @@ def _nonzero(text: str) -> bool:
     return digits not in ("0", "zeroinitializer")
 
 
-def _by_double(b: Builder, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
+def _by_double(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
     # |a| < 2^32 and b are exact in f64. The rounding error of a/b is at most a/b * 2^-53, less than
     # 1/b, the distance of a non-integer quotient from the next integer.
     signed = opcode[0] == "s"

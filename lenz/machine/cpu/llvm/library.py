@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lenz.ir.dtype import F32, U32, U64, DType
 from lenz.machine.cpu.llvm.function import Module
+from lenz.machine.cpu.llvm.instructions import Instructions, Names
 from lenz.machine.cpu.llvm.types import suffix, value_type, vector
-
-if TYPE_CHECKING:
-    from lenz.machine.cpu.llvm.builder import Builder, Names
 
 
 def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) -> str:
@@ -39,7 +35,7 @@ def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) 
     return f"@{name}"
 
 
-def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
+def ldexp(b: Instructions, dtype: DType, x: Names, k: Names) -> Names:
     """x * 2^k for i32 exponents by vscalef of AVX512, which LLVM has only for vectors."""
     fn, level, element = b.fn, b.level, value_type(dtype)
     lanes = b.lanes if b.lanes > 1 else 16 // dtype.bytes
@@ -58,7 +54,7 @@ def ldexp(b: Builder, dtype: DType, x: Names, k: Names) -> Names:
     return tuple(out)
 
 
-def copysign(b: Builder, dtype: DType, x: Names, y: Names) -> Names:
+def copysign(b: Instructions, dtype: DType, x: Names, y: Names) -> Names:
     """x with the sign of y, by their bits.
 
     LLVM's own may take the sign from a double, round that to half, and call a function that no JIT
@@ -74,7 +70,7 @@ def copysign(b: Builder, dtype: DType, x: Names, y: Names) -> Names:
     return b.cast("bitcast", to, own, b.binary("or", bits, part(x, top - 1), part(y, top)))
 
 
-def scalef(b: Builder, _: DType, x: Names, k: Names) -> Names:
+def scalef(b: Instructions, _: DType, x: Names, k: Names) -> Names:
     """x * 2^k for f32 x and k by vscalefps of AVX-512, always in vectors of 16."""
     fn, level = b.fn, b.level
     args = ("<16 x float>", "<16 x float>", "<16 x float>", "i16", "i32")
@@ -91,7 +87,7 @@ def scalef(b: Builder, _: DType, x: Names, k: Names) -> Names:
     return tuple(out)
 
 
-def _sixteen(b: Builder, name: str) -> str:
+def _sixteen(b: Instructions, name: str) -> str:
     if b.lanes == 16:
         return name
     if b.lanes == 1:
@@ -103,7 +99,7 @@ def _sixteen(b: Builder, name: str) -> str:
     return b.fn.let(b.level, text)
 
 
-def _first(b: Builder, name: str) -> str:
+def _first(b: Instructions, name: str) -> str:
     if b.lanes == 16:
         return name
     if b.lanes == 1:
@@ -113,17 +109,17 @@ def _first(b: Builder, name: str) -> str:
     return b.fn.let(b.level, text)
 
 
-def mul_high(b: Builder, _: DType, x: Names, y: Names) -> Names:
+def mul_high(b: Instructions, _: DType, x: Names, y: Names) -> Names:
     """The upper word of the product of two u32."""
     return _product_part(b, x, y, 1)
 
 
-def mul_low(b: Builder, _: DType, x: Names, y: Names) -> Names:
+def mul_low(b: Instructions, _: DType, x: Names, y: Names) -> Names:
     """The lower word of the product of two u32."""
     return _product_part(b, x, y, 0)
 
 
-def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
+def _product_part(b: Instructions, x: Names, y: Names, part: int) -> Names:
     """One half (upper or lower) of the double-width products of two vectors.
 
     A vector is treated as half as many u64: even lanes by a mask, odd lanes by a shift, as vpmuludq
@@ -147,7 +143,7 @@ def _product_part(b: Builder, x: Names, y: Names, part: int) -> Names:
     return b.fn.lets(b.level, texts)
 
 
-def _products(b: Builder, x: Names, y: Names) -> tuple[Names, Names]:
+def _products(b: Instructions, x: Names, y: Names) -> tuple[Names, Names]:
     """The products of the even and of the odd lanes, each as a vector of the lane type."""
     t, d = vector("i32", b.lanes), f"<{b.lanes // 2} x i64>"
     low = ("splat (i64 4294967295)",) * b.copies

@@ -10,8 +10,8 @@ are known, elements that a truncation can produce use plain stores.
 from __future__ import annotations
 
 from lenz.ir.dtype import F32, F64, I32, DType
-from lenz.machine.cpu.llvm.builder import Names
 from lenz.machine.cpu.llvm.function import Function
+from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import memory_type, vector
 

@@ -20,7 +20,7 @@ from lenz.ir.expr import Expr, interpret, rebuild, ref
 from lenz.ir.kernel import Scan
 from lenz.ir.op import REF
 from lenz.machine.cpu.llvm.accumulators import Accumulator
-from lenz.machine.cpu.llvm.builder import Names
+from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.legalise import legal_expr
 from lenz.machine.cpu.llvm.scopes import Value
 from lenz.machine.cpu.llvm.types import iota, value_type

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from lenz import ops
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.graph import ReduceKind, ScanKind
-from lenz.machine.cpu.llvm.builder import Builder, Names
+from lenz.machine.cpu.llvm.builder import Builder
+from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.types import constant, splat, suffix, value_type, vector
 
 Parts = tuple[Names, ...]

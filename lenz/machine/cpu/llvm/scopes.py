@@ -11,8 +11,9 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from lenz.ir.dtype import DType
-from lenz.machine.cpu.llvm.builder import Builder, Names
+from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.function import Function, Module, Scope
+from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.types import iota, splat, value_type, vector
 
 

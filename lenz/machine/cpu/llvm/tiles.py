@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lenz.ir.dtype import DType
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, If, Reduce, exprs_of, walk
-from lenz.machine.cpu.llvm.builder import Names
+from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import memory_type
 from lenz.sym import Int, Sym, Var, affine_in, substitute
