@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64, DType
-from lenz.machine.cpu.llvm import tiles
+from lenz.machine.cpu.llvm import transpose
 from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.indices import Indices, index_type
 from lenz.machine.cpu.llvm.instructions import Names
@@ -118,14 +118,14 @@ class Accesses:
         lane = self.indices.lane
         if self.tile is None or lane is None or any(v.lanes for v in bound.values()):
             return False
-        return tiles.is_transposed(offset, self.tile, lane)
+        return transpose.is_transposed(offset, self.tile, lane)
 
     def load_tile(self, buffer: str, dtype: DType, offset: Sym, bound: Bound) -> Value:
         """Read a tile along its rows and transpose it."""
         scopes, lane, row = self.scopes, self.indices.lane, self.tile
         assert lane is not None and row is not None
         level = scopes.fn.level
-        start, step = tiles.at_row(offset, row, lane)
+        start, step = transpose.at_row(offset, row, lane)
         pointers = [
             [
                 self._tile_pointer(buffer, dtype, start + step * i + block, bound)
@@ -133,7 +133,7 @@ class Accesses:
             ]
             for block in range(0, scopes.copies, scopes.width)
         ]
-        names = tiles.load_transposed(scopes, pointers, dtype, level)
+        names = transpose.load_transposed(scopes, pointers, dtype, level)
         value = Value(names, level, True)
         return self._to_bool(value) if dtype is BOOL else value
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lenz.ir.dtype import DType
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, If, Reduce, exprs_of, walk
-from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
-from lenz.machine.cpu.llvm.types import memory_type
-from lenz.sym import Int, Sym, Var, affine_in, substitute
+from lenz.machine.cpu.llvm.transpose import is_transposed
+from lenz.sym import Int
 
 if TYPE_CHECKING:
     from lenz.machine.cpu.llvm.body import Body
@@ -44,18 +42,6 @@ def is_tile(s: For, scopes: Scopes) -> bool:
         return False
     loads = loads_of(*exprs_of(inner.body))
     return any(is_transposed(e.attrs[1][0], s.axis.var, inner.axis.var) for e in loads)
-
-
-def is_transposed(offset: Sym, row: Var, lane: Var) -> bool:
-    """True for offsets that are contiguous in the rows and strided in the lanes."""
-    along = affine_in(offset, row)
-    if along is None or along[0] is not Int(1):
-        return False
-    across = affine_in(offset, lane)
-    if across is None or row in across[0].free_vars or lane in across[0].free_vars:
-        return False
-    step = across[0]
-    return not (isinstance(step, Int) and step.value in (-1, 0, 1))
 
 
 def emit(body: Body, s: For) -> None:
@@ -102,45 +88,3 @@ def _tile(body: Body, s: For, inner: For) -> None:
             body.accesses.tile = None
             indices.lane = None
             scopes.copies = 1
-
-
-def load_transposed(
-    body_scopes: Scopes, pointers: list[list[str]], dtype: DType, level: int
-) -> Names:
-    """Vectors along the lanes, one per row; a vector of rows starts at pointers[block][lane]."""
-    fn, width = body_scopes.fn, body_scopes.width
-    t = memory_type(dtype, width)
-    rows: list[str] = []
-    for block in pointers:
-        vectors = [fn.let(level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in block]
-        rows += transpose(body_scopes, vectors, t, level)
-    return tuple(rows)
-
-
-def transpose(scopes: Scopes, vectors: list[str], t: str, level: int) -> list[str]:
-    """Transpose a square of `width` vectors: swap blocks of half the size, and so on down to 1."""
-    fn, width = scopes.fn, scopes.width
-    half = width // 2
-    while half:
-        low = [i if not i & half else width + i - half for i in range(width)]
-        high = [i + half if not i & half else width + i for i in range(width)]
-        masks = [
-            f"<{width} x i32> <{', '.join(f'i32 {i}' for i in order)}>" for order in (low, high)
-        ]
-        new = list(vectors)
-        for i in range(width):
-            if not i & half:
-                x, y = vectors[i], vectors[i + half]
-                new[i], new[i + half] = (
-                    fn.let(level, f"shufflevector {t} {x}, {t} {y}, {mask}") for mask in masks
-                )
-        vectors = new
-        half //= 2
-    return vectors
-
-
-def at_row(offset: Sym, row: Var, lane: Var) -> tuple[Sym, Sym]:
-    """(offset of row 0, where the variable of the lanes stands for lane 0; step between lanes)."""
-    affine = affine_in(offset, lane)
-    assert affine is not None
-    return substitute(offset, {row: Int(0)}), affine[0]
