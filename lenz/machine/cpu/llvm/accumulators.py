@@ -9,7 +9,6 @@ registers that the loops carry, one per copy of the body. An accumulator is made
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, U8, DType
@@ -20,11 +19,10 @@ from lenz.machine.cpu.llvm.indices import index_type
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.reductions import Monoid, Parts
 from lenz.machine.cpu.llvm.scopes import Cell, Value
+from lenz.machine.cpu.llvm.trips import vector_copies
 from lenz.machine.cpu.llvm.types import iota, memory_type, value_type
+from lenz.machine.cpu.llvm.writer import Writer
 from lenz.sym import ZERO, Sym, Var
-
-if TYPE_CHECKING:
-    from lenz.machine.cpu.llvm.body import Body
 
 
 @dataclass(slots=True)
@@ -62,16 +60,16 @@ class Accumulator:
             flat = flat * _extent(a) + a.var
         return flat
 
-    def take(self, body: Body) -> None:
+    def take(self, w: Writer) -> None:
         """Accumulate one value of the body."""
-        scopes, copies = body.scopes, body.scopes.copies
+        scopes, copies = w.scopes, w.scopes.copies
         b = scopes.builder(scopes.fn.level, self.lanes, copies)
-        parts: Parts = (self.operand(body),)
+        parts: Parts = (self.operand(w),)
         for index in self.dtypes[1:]:
-            where = body.indices.vector(self.position, index)
+            where = w.indices.vector(self.position, index)
             parts = (*parts, scopes.spread(where, index, self.lanes, copies))
         if self.axes:
-            self._take_in_arrays(body, parts)
+            self._take_in_arrays(w, parts)
             return
         states = tuple([tuple([c.name for c in part[:copies]]) for part in self.cells])
         new = self.monoid.combine(b, states, parts, later=True)
@@ -83,25 +81,25 @@ class Accumulator:
             for cell, name in zip(part, names, strict=False):
                 cell.name = name
 
-    def _take_in_arrays(self, body: Body, parts: Parts) -> None:
-        scopes, copies, level = body.scopes, body.scopes.copies, body.scopes.fn.level
-        if body.row_pass:  # the copies are rows: add them before the single access to the array
+    def _take_in_arrays(self, w: Writer, parts: Parts) -> None:
+        scopes, copies, level = w.scopes, w.scopes.copies, w.scopes.fn.level
+        if w.row_pass:  # the copies are rows: add them before the single access to the array
             parts, copies = self.monoid.tree(scopes.builder(level, self.lanes, 1), parts), 1
         places: list[Place] = []
         olds: list[Names] = []
         for name, dtype in zip(self.arrays, self.dtypes, strict=True):
-            place = body.accesses.place(name, dtype, self.offset, {})
-            old = body.accesses.load(place, dtype, None, level)
+            place = w.accesses.place(name, dtype, self.offset, {})
+            old = w.accesses.load(place, dtype, None, level)
             olds.append(scopes.spread(old, dtype, self.lanes, copies))
             places.append(place)
         new = self.monoid.combine(scopes.builder(level, self.lanes, copies), tuple(olds), parts)
         for place, dtype, names in zip(places, self.dtypes, new, strict=True):
-            body.accesses.store(place, dtype, Value(names, level, self.lanes), None)
+            w.accesses.store(place, dtype, Value(names, level, self.lanes), None)
 
-    def operand(self, body: Body) -> Names:
+    def operand(self, w: Writer) -> Names:
         """The value to accumulate, in the type of the state."""
-        scopes, source, dtype = body.scopes, self.stmt.value.dtype, self.dtypes[0]
-        value = body.values.value(self.stmt.value)
+        scopes, source, dtype = w.scopes, self.stmt.value.dtype, self.dtypes[0]
+        value = w.values.value(self.stmt.value)
         if source is not dtype:
             b = scopes.builder(value.level, value.lanes, len(value.names))
             opcode = "half_to_f32" if source.is_half else "zext"
@@ -109,48 +107,47 @@ class Accumulator:
             value = Value(names, value.level, value.lanes)
         return scopes.spread(value, dtype, self.lanes, scopes.copies)
 
-    def finish(self, body: Body) -> None:
+    def finish(self, w: Writer) -> None:
         """Reduce the copies and the lanes to the result, and give it its name."""
-        del body.accs[self.stmt.name]
         if isinstance(self.stmt, Scan):  # its value is not visible outside of the loop
             return
         if self.axes:
-            body.values.columns[self.stmt.name] = self
+            w.values.columns[self.stmt.name] = lambda: self.element(w)
             return
-        scopes, level = body.scopes, body.scopes.fn.level
+        scopes, level = w.scopes, w.scopes.fn.level
         state: Parts = tuple([tuple([c.name for c in part]) for part in self.cells])
         if self.across:
             state = self.monoid.tree(scopes.builder(level, self.lanes, 1), state)
             scalar = scopes.builder(level, False, 1)
             state = self.monoid.across_lanes(scalar, state, scopes.width)
         result = Value(state[-1], level, self.lanes and not self.across)
-        body.values.refs[self.stmt.name] = self.converted(body, result)
+        w.values.refs[self.stmt.name] = self.converted(w, result)
 
-    def converted(self, body: Body, value: Value) -> Value:
+    def converted(self, w: Writer, value: Value) -> Value:
         """The result in the reduction's type."""
         have = self.dtypes[-1]
         want = I64 if len(self.dtypes) > 1 else self.stmt.value.dtype
         if have is want:
             return value
-        b = body.scopes.builder(value.level, value.lanes, len(value.names))
+        b = w.scopes.builder(value.level, value.lanes, len(value.names))
         if want.is_half:
             names = b.convert("f32_to_half", want, F32, value.names)
         else:
             names = b.convert("sext" if have.bits < want.bits else "trunc", want, have, value.names)
         return Value(names, value.level, value.lanes)
 
-    def element(self, body: Body) -> Value:
+    def element(self, w: Writer) -> Value:
         """The result at this point of the loops, if the accumulators are in an array."""
-        place = body.accesses.place(self.arrays[-1], self.dtypes[-1], self.offset, {})
-        value = body.accesses.load(place, self.dtypes[-1], None, 0)
-        return self.converted(body, value)
+        place = w.accesses.place(self.arrays[-1], self.dtypes[-1], self.offset, {})
+        value = w.accesses.load(place, self.dtypes[-1], None, 0)
+        return self.converted(w, value)
 
 
-def start(body: Body, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
+def start(w: Writer, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
     """Create a reduction's accumulators; `path` are the loops from its outermost one inwards."""
-    body.define(s.name, s)
+    w.define(s.name, s)
     lane = next((f for f in path if f.kind == "vector"), None)
-    if body.indices.lane is not None:
+    if w.indices.lane is not None:
         lane = None  # already in a vector loop: every lane has its own accumulators
     across = lane is not None and lane.axis.var in over(s)
     axes = {f.axis.var: f.axis for f in path}
@@ -161,16 +158,15 @@ def start(body: Body, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
         stmt=s,
         monoid=Monoid(s.kind, _state_dtypes(s, place)),
         position=place,
-        lanes=lane is not None or body.indices.lane is not None,
+        lanes=lane is not None or w.indices.lane is not None,
         across=across,
-        copies=body.vector_copies(in_copies) if in_copies else body.scopes.copies,
+        copies=vector_copies(w, in_copies) if in_copies else w.scopes.copies,
         axes=tuple([a for v, a in axes.items() if v not in over(s)]),
     )
-    body.accs[s.name] = acc
     if acc.axes:
-        _start_arrays(body, acc)
+        _start_arrays(w, acc)
         return acc
-    width = body.scopes.width if acc.lanes else 1
+    width = w.scopes.width if acc.lanes else 1
     texts = [acc.monoid.identity(width, isinstance(s, Scan))] * acc.copies
     acc.cells.append([Cell(value_type(acc.dtypes[0], width), text) for text in texts])
     for dtype in acc.dtypes[1:]:
@@ -182,8 +178,8 @@ def start(body: Body, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
     return acc
 
 
-def _start_arrays(body: Body, acc: Accumulator) -> None:
-    scopes, fn = body.scopes, body.scopes.fn
+def _start_arrays(w: Writer, acc: Accumulator) -> None:
+    scopes, fn = w.scopes, w.scopes.fn
     width = scopes.width
     size = 1
     for a in acc.axes:
@@ -191,7 +187,7 @@ def _start_arrays(body: Body, acc: Accumulator) -> None:
     size = -(-size // width) * width + width  # a partial last vector stays in bounds
     acc.arrays = tuple([f"{acc.stmt.name}.{part}" for part in range(len(acc.dtypes))])
     for name, dtype in zip(acc.arrays, acc.dtypes, strict=True):
-        base = body.accesses.bases[name] = fn.alloca(memory_type(dtype), size)
+        base = w.accesses.bases[name] = fn.alloca(memory_type(dtype), size)
         text = acc.monoid.identity(width, isinstance(acc.stmt, Scan))
         if name != acc.arrays[0]:
             text = "zeroinitializer"

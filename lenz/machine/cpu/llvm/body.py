@@ -2,69 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import (
     For,
     If,
     Let,
-    Local,
     Reduce,
     Scan,
     Sort,
     Stmt,
     Store,
-    TileConfig,
     bodies_of,
     walk,
 )  # fmt: skip
 from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
-from lenz.machine.cpu.llvm.access import Accesses, store_pairs
+from lenz.machine.cpu.llvm.access import store_pairs
 from lenz.machine.cpu.llvm.accumulators import Accumulator, names_reduced, reduces_of, start
-from lenz.machine.cpu.llvm.indices import Indices
 from lenz.machine.cpu.llvm.masks import stores_plainly, tail_mask
-from lenz.machine.cpu.llvm.scopes import Cell, Scopes, Value
-from lenz.machine.cpu.llvm.values import Values
+from lenz.machine.cpu.llvm.scopes import Cell, Value
+from lenz.machine.cpu.llvm.writer import Writer, stored
 from lenz.sym import Int, prove_divides
 
 
-class Body:
-    """Emits the statements of one function."""
+@dataclass(slots=True, eq=False)
+class Body(Writer):
+    """Emits the statements of one function.
 
-    __slots__ = (
-        "accesses", "accs", "indices", "locals", "names", "row_pass", "scopes", "tile", "values",
-    )  # fmt: skip
+    accs  the accumulators of the open reductions and scans
+    """
 
-    def __init__(
-        self,
-        scopes: Scopes,
-        indices: Indices,
-        accesses: Accesses,
-        values: Values,
-        tile: TileConfig,
-        locals: Mapping[str, Local],
-    ) -> None:
-        self.scopes = scopes
-        self.indices = indices
-        self.accesses = accesses
-        self.values = values
-        self.tile = tile
-        self.locals = locals
-        self.accs: dict[str, Accumulator] = {}
-        self.names: dict[str, Stmt] = {}
-        self.row_pass = False  # the copies of the body are rows that share accumulators
-        values.column = lambda acc: acc.element(self)
+    accs: dict[str, Accumulator] = field(default_factory=dict)
 
     def statements(self, body: tuple[Stmt, ...]) -> None:
         """Emit statements in order; loads of buffers that they store to stay on their level."""
         floor = self.values.floor
         # A loop may open scopes around its own, and its body one more, so the level is only known
         # here.
-        self.values.floor = {**floor, **dict.fromkeys(_stored(body), self.scopes.fn.level)}
+        self.values.floor = {**floor, **dict.fromkeys(stored(body), self.scopes.fn.level)}
         done: Stmt | None = None
         for k, s in enumerate(body):
             match s:
@@ -87,11 +64,6 @@ class Body:
                     self.store(s)
         self.values.floor = floor
 
-    def define(self, name: str, s: Stmt) -> None:
-        """Names are unique in a phase, so that the memo cannot confuse them."""
-        if self.names.setdefault(name, s) is not s:
-            raise InternalError(f"{name} is defined twice", pass_name="codegen")
-
     def store(self, s: Store) -> None:
         """Emit one store."""
         value = self.values.value(s.value)
@@ -104,22 +76,13 @@ class Body:
 
     def parallel(self, body: tuple[Stmt, ...], scratch: tuple[str, ...]) -> None:
         """The body of one parallel iteration; only the same iteration reads what it stores."""
-        self.values.floor.update(dict.fromkeys((*_stored(body), *scratch), self.scopes.fn.level))
+        self.values.floor.update(dict.fromkeys((*stored(body), *scratch), self.scopes.fn.level))
         self.statements(body)
-
-    @contextmanager
-    def writing(self, body: tuple[Stmt, ...]) -> Iterator[None]:
-        """A loop or branch that stores to buffers: reads of them are repeated inside and after."""
-        buffers = _stored(body)
-        for name in buffers:
-            self.values.forget(name)
-        yield
-        for name in buffers:
-            self.values.forget(name)
 
     def loop(self, s: For) -> None:
         """Emit a loop, then the results of the reductions that end with it."""
         ended = [start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs]
+        self.accs |= {acc.stmt.name: acc for acc in ended}
         with self.writing(s.body):
             if self.indices.lane is None and s.kind == "vector":
                 self.vector_loop(s)
@@ -130,6 +93,7 @@ class Body:
             else:
                 self.plain_loop(s)
         for acc in ended:
+            del self.accs[acc.stmt.name]
             acc.finish(self)
 
     def unrolled(self, s: For) -> None:
@@ -182,16 +146,6 @@ class Body:
             for cell in part[:copies]
         ]
 
-    def vector_copies(self, s: For) -> int:
-        """Copies of the body of a vector loop: `tile.unroll`, or fewer if it is short."""
-        if self.scopes.copies > 1:
-            return 1
-        extent = s.axis.extent
-        most = self.tile.unroll
-        if extent.hi is not None:
-            most = min(most, extent.hi // self.scopes.width)
-        return max(most, 1)
-
     def row_copies(self, s: For) -> int:
         """Rows per pass over column accumulators; 1 for any other loop."""
         if s.kind != "seq" or self.indices.lane is not None or self.scopes.copies > 1:
@@ -213,7 +167,7 @@ class Body:
 
     def vector_loop(self, s: For) -> None:
         """Full vectors in copies, then single vectors, the last one under a mask."""
-        copies, width = self.vector_copies(s), self.scopes.width
+        copies, width = trips.vector_copies(self, s), self.scopes.width
         extent = s.axis.extent
         self.indices.lane = s.axis.var
         with trips.nonempty(self.indices, extent, self.cells(s)) as text:
@@ -240,11 +194,6 @@ class Body:
 
         cells = self.cells(s) if copies > 1 or inside > 1 else self.cells(s, 1)
         trips.repeat(self.scopes, start, stop, width * copies, cells, once)
-
-
-def _stored(body: tuple[Stmt, ...]) -> list[str]:
-    """The buffers that the statements store to."""
-    return list(dict.fromkeys([x.buffer for x in walk(body) if isinstance(x, Store)]))
 
 
 def _store_pair(body: Body, s: Store, after: Stmt | None = None) -> bool:

@@ -12,8 +12,6 @@ vector. If whole rows fill a vector, both are known here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lenz import ops
 from lenz.ir.dtype import I32
 from lenz.ir.expr import Expr, interpret, rebuild, ref
@@ -24,35 +22,33 @@ from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.legalise import legal_expr
 from lenz.machine.cpu.llvm.scopes import Value
 from lenz.machine.cpu.llvm.types import iota, value_type
-
-if TYPE_CHECKING:
-    from lenz.machine.cpu.llvm.body import Body
+from lenz.machine.cpu.llvm.writer import Writer
 
 
-def take(body: Body, acc: Accumulator) -> None:
+def take(w: Writer, acc: Accumulator) -> None:
     """Accumulate one value and name the running value."""
-    scopes, (dtype,) = body.scopes, acc.dtypes
-    value = acc.operand(body)
+    scopes, (dtype,) = w.scopes, acc.dtypes
+    value = acc.operand(w)
     level = scopes.fn.level
     if acc.axes:
-        place = body.accesses.place(acc.arrays[0], dtype, acc.offset, {})
-        old = body.accesses.load(place, dtype, None, level)
-        new = combine(body, acc, scopes.spread(old, dtype, acc.lanes, scopes.copies), value)
-        body.accesses.store(place, dtype, Value(new, level, acc.lanes), None)
+        place = w.accesses.place(acc.arrays[0], dtype, acc.offset, {})
+        old = w.accesses.load(place, dtype, None, level)
+        new = combine(w, acc, scopes.spread(old, dtype, acc.lanes, scopes.copies), value)
+        w.accesses.store(place, dtype, Value(new, level, acc.lanes), None)
     elif acc.across:
-        new = _along(body, acc, value)
+        new = _along(w, acc, value)
     else:
         (cells,) = acc.cells
-        new = combine(body, acc, tuple([c.name for c in cells[: scopes.copies]]), value)
+        new = combine(w, acc, tuple([c.name for c in cells[: scopes.copies]]), value)
         for cell, name in zip(cells, new, strict=False):
             cell.name = name
-    running = acc.converted(body, Value(new, level, acc.lanes))
-    body.values.refs[acc.stmt.name] = running
+    running = acc.converted(w, Value(new, level, acc.lanes))
+    w.values.refs[acc.stmt.name] = running
 
 
-def _along(body: Body, acc: Accumulator, value: Names) -> Names:
+def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
     """The running values if the lanes are neighbours in the loop."""
-    scopes, (dtype,) = body.scopes, acc.dtypes
+    scopes, (dtype,) = w.scopes, acc.dtypes
     fn, level, width = scopes.fn, scopes.fn.level, scopes.width
     t = value_type(dtype, width)
     start = acc.monoid.identity(width, scan=True)
@@ -61,18 +57,18 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
         order = ", ".join(f"i32 {i}" for i in lanes)
         return fn.let(level, f"shufflevector {t} {name}, {t} {start}, <{width} x i32> <{order}>")
 
-    lane = body.indices.lane
+    lane = w.indices.lane
     # A row shorter than a vector needs fewer steps.
     count = width if lane is None or lane.hi is None else min(width, lane.hi + 1)
     every = acc.stmt.every if isinstance(acc.stmt, Scan) else 0
     whole = bool(every) and width % every == 0
-    places = _places(body, every, len(value)) if every and not whole else ()
+    places = _places(w, every, len(value)) if every and not whole else ()
     b = scopes.builder(level, True, len(value))
     step = 1
     while step < min(count, every or count):
         inside = [i >= step and not (whole and i % every < step) for i in range(width)]
         lanes = [i - step if inside[i] else width for i in range(width)]
-        new = combine(body, acc, tuple([shuffle(v, lanes) for v in value]), value)
+        new = combine(w, acc, tuple([shuffle(v, lanes) for v in value]), value)
         if places and every % width:
             within = b.compare("icmp uge", I32, places, (f"splat (i32 {step})",) * len(value))
             new = b.select(within, dtype, new, value)
@@ -87,7 +83,7 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
     one = scopes.builder(level, True, 1)
     for k, last in enumerate(lasts):
         carries.append(carry.name)
-        (carry.name,) = combine(body, acc, (carry.name,), (last,))
+        (carry.name,) = combine(w, acc, (carry.name,), (last,))
         if began:
             order = ", ".join([f"i32 {width - 1}"] * width)
             all_began = fn.let(
@@ -96,28 +92,28 @@ def _along(body: Body, acc: Accumulator, value: Names) -> Names:
                 f" <{width} x i32> <{order}>",
             )
             (carry.name,) = one.select((all_began,), dtype, (carry.name,), (last,))
-    new = combine(body, acc, tuple(carries), value)
+    new = combine(w, acc, tuple(carries), value)
     return b.select(began, dtype, new, value) if began else new
 
 
-def _places(body: Body, every: int, copies: int) -> Names:
+def _places(w: Writer, every: int, copies: int) -> Names:
     """The position of each lane in its row."""
-    assert body.indices.lane is not None
-    place = body.indices.vector(body.indices.lane % every, I32)
-    return body.scopes.spread(place, I32, True, copies)
+    assert w.indices.lane is not None
+    place = w.indices.vector(w.indices.lane % every, I32)
+    return w.scopes.spread(place, I32, True, copies)
 
 
-def combine(body: Body, acc: Accumulator, x: Names, y: Names) -> Names:
+def combine(w: Writer, acc: Accumulator, x: Names, y: Names) -> Names:
     """The op table's combination of two values, x being the earlier."""
     (dtype,) = acc.dtypes
-    fn, level = body.scopes.fn, body.scopes.fn.level
+    fn, level = w.scopes.fn, w.scopes.fn.level
     # Distinct names, so that the memo of values cannot confuse two uses.
     number = fn.label()
     for name, names in (("x", x), ("y", y)):
-        body.values.refs[f"{name}.{number}"] = Value(names, level, acc.lanes)
+        w.values.refs[f"{name}.{number}"] = Value(names, level, acc.lanes)
     e = _renamed(legal_expr(ops.combine(acc.stmt.kind, ref("x", dtype), ref("y", dtype))), number)
-    made = body.values.value(e)
-    return body.scopes.spread(made, dtype, acc.lanes, len(x))
+    made = w.values.value(e)
+    return w.scopes.spread(made, dtype, acc.lanes, len(x))
 
 
 def _renamed(e: Expr, number: str) -> Expr:

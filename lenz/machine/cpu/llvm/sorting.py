@@ -14,27 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from lenz.ir.kernel import Sort
+from lenz.machine.cpu.llvm.function import Module
 from lenz.machine.cpu.llvm.types import suffix, vector
-
-if TYPE_CHECKING:
-    from lenz.machine.cpu.llvm.body import Body
-    from lenz.machine.cpu.llvm.function import Module
+from lenz.machine.cpu.llvm.writer import Writer
 
 # Vectors per block; 8 run 10% faster but take twice as long to compile, 0.2 s.
 HELD = 4
 
 
-def take(body: Body, s: Sort) -> None:
+def take(w: Writer, s: Sort) -> None:
     """Sort a local."""
-    fn, local = body.scopes.fn, body.locals[s.buffer]
-    count = body.indices.scalar(s.size).names[0]
+    fn, local = w.scopes.fn, w.locals[s.buffer]
+    count = w.indices.scalar(s.size).names[0]
     callee = sorter(fn.module, local.dtype.bits, local.size)
-    row = body.accesses.bases[s.buffer]
+    row = w.accesses.bases[s.buffer]
     fn.put(fn.level, f"  call void {callee}(ptr {row}, i64 {count}, i64 {local.size})")
-    body.values.forget(s.buffer)
+    w.values.forget(s.buffer)
 
 
 def sorter(module: Module, bits: int, size: int) -> str:

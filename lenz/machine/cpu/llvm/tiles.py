@@ -9,16 +9,12 @@ may be smaller than the tile, a test selects between this and the plain loops.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, If, Reduce, exprs_of, walk
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.transpose import is_transposed
+from lenz.machine.cpu.llvm.writer import Writer
 from lenz.sym import Int
-
-if TYPE_CHECKING:
-    from lenz.machine.cpu.llvm.body import Body
 
 # Vectors of the largest tile, limited by registers.
 MOST = 16
@@ -44,36 +40,36 @@ def is_tile(s: For, scopes: Scopes) -> bool:
     return any(is_transposed(e.attrs[1][0], s.axis.var, inner.axis.var) for e in loads)
 
 
-def emit(body: Body, s: For) -> None:
+def emit(w: Writer, s: For) -> None:
     """Emit the tile, and plain loops for smaller extents."""
     inner = s.body[0]
     assert isinstance(inner, For)
-    full = _is_full(body, (s, inner))
+    full = _is_full(w, (s, inner))
     if full == "true":
-        _tile(body, s, inner)
+        _tile(w, s, inner)
         return
-    fn = body.scopes.fn
-    with body.scopes.when(full, []):
-        _tile(body, s, inner)
+    fn = w.scopes.fn
+    with w.scopes.when(full, []):
+        _tile(w, s, inner)
     other = fn.let(fn.level, f"xor i1 {full}, true")
-    with body.scopes.when(other, [], cold=True):
-        body.plain_loop(s)
+    with w.scopes.when(other, [], cold=True):
+        w.plain_loop(s)
 
 
-def _is_full(body: Body, loops: tuple[For, For]) -> str:
-    fn, full = body.scopes.fn, "true"
+def _is_full(w: Writer, loops: tuple[For, For]) -> str:
+    fn, full = w.scopes.fn, "true"
     for f in loops:
         extent = f.axis.extent
         if isinstance(extent, Int):
             continue
-        text = body.indices.scalar(extent).names[0]
+        text = w.indices.scalar(extent).names[0]
         cond = fn.let(fn.level, f"icmp eq i64 {text}, {extent.hi}")
         full = cond if full == "true" else fn.let(fn.level, f"and i1 {full}, {cond}")
     return full
 
 
-def _tile(body: Body, s: For, inner: For) -> None:
-    scopes, indices, width = body.scopes, body.indices, body.scopes.width
+def _tile(w: Writer, s: For, inner: For) -> None:
+    scopes, indices, width = w.scopes, w.indices, w.scopes.width
     rows, columns = s.axis.extent.hi or 0, inner.axis.extent.hi or 0
     for start in range(0, columns, width):
         with scopes.block():
@@ -82,9 +78,9 @@ def _tile(body: Body, s: For, inner: For) -> None:
             indices.lane = inner.axis.var
             indices.vars[s.axis.var] = Value(tuple([str(k) for k in range(rows)]), level)
             indices.vars[inner.axis.var] = Value((str(start),), level)
-            body.accesses.tile = s.axis.var
-            with body.writing(inner.body):
-                body.statements(inner.body)
-            body.accesses.tile = None
+            w.accesses.tile = s.axis.var
+            with w.writing(inner.body):
+                w.statements(inner.body)
+            w.accesses.tile = None
             indices.lane = None
             scopes.copies = 1

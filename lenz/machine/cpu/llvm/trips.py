@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from lenz.ir.kernel import For, If
 from lenz.machine.cpu.llvm.function import Function
 from lenz.machine.cpu.llvm.indices import Indices
 from lenz.machine.cpu.llvm.scopes import Cell, Scopes, Value
+from lenz.machine.cpu.llvm.writer import Writer
 from lenz.sym import Sym, prove_divides
-
-if TYPE_CHECKING:
-    from lenz.machine.cpu.llvm.body import Body
 
 
 def repeat(
@@ -83,36 +80,46 @@ def left(fn: Function, counter: str, stop: str) -> Value:
     return Value((fn.let(fn.level, f"sub nsw i64 {stop}, {counter}"),), fn.level)
 
 
-def serial(body: Body, s: For) -> None:
+def serial(w: Writer, s: For) -> None:
     """An innermost sequential loop, unrolled `tile.unroll` times.
 
     LLVM's back end does not unroll: sums at 10^6 computed positions took 1.5 ms, 0.9 with 4 copies.
     """
-    scopes, fn, step = body.scopes, body.scopes.fn, body.tile.unroll
+    scopes, fn, step = w.scopes, w.scopes.fn, w.tile.unroll
 
     def several(counter: str) -> None:
         for name in positions(fn, counter, step, 1):
             with scopes.block():
-                body.indices.vars[s.axis.var] = Value((name,), fn.level)
-                body.statements(s.body)
+                w.indices.vars[s.axis.var] = Value((name,), fn.level)
+                w.statements(s.body)
 
-    with nonempty(body.indices, s.axis.extent, body.cells(s)) as extent:
+    with nonempty(w.indices, s.axis.extent, w.cells(s)) as extent:
         whole = rounded(fn, s.axis.extent, extent, step)
-        repeat(scopes, "0", whole, step, body.cells(s), several)
+        repeat(scopes, "0", whole, step, w.cells(s), several)
         if not prove_divides(step, s.axis.extent):
-            body.counted(s, whole, extent, 1, 1)
+            w.counted(s, whole, extent, 1, 1)
 
 
-def branch(body: Body, s: If) -> None:
+def branch(w: Writer, s: If) -> None:
     """Each of the two bodies under its condition; the names that it defines end with it."""
-    fn = body.scopes.fn
-    sides = [body.indices.scalar(x).names[0] for x in (s.lower, s.upper)]
+    fn = w.scopes.fn
+    sides = [w.indices.scalar(x).names[0] for x in (s.lower, s.upper)]
     holds = fn.let(fn.level, f"icmp slt i64 {', '.join(sides)}")
     fails = fn.let(fn.level, f"xor i1 {holds}, true") if s.orelse else ""
     for condition, inner in ((holds, s.then), (fails, s.orelse)):
-        names, refs = {**body.names}, {**body.values.refs}
-        with body.writing(inner), body.scopes.when(condition, []):
-            body.statements(inner)
-        body.names, body.values.refs = names, refs
+        names, refs = {**w.names}, {**w.values.refs}
+        with w.writing(inner), w.scopes.when(condition, []):
+            w.statements(inner)
+        w.names, w.values.refs = names, refs
         if not s.orelse:
             break
+
+
+def vector_copies(w: Writer, s: For) -> int:
+    """Copies of the body of a vector loop: `tile.unroll`, or fewer if it is short."""
+    if w.scopes.copies > 1:
+        return 1
+    most = w.tile.unroll
+    if s.axis.extent.hi is not None:
+        most = min(most, s.axis.extent.hi // w.scopes.width)
+    return max(most, 1)

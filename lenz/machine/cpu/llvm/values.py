@@ -10,7 +10,6 @@ from lenz.ir.dtype import BOOL, F32, I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.machine.cpu.llvm.access import Accesses
-from lenz.machine.cpu.llvm.accumulators import Accumulator
 from lenz.machine.cpu.llvm.indices import Indices, index_type
 from lenz.machine.cpu.llvm.legalise import MACHINE
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
@@ -23,10 +22,11 @@ class Values(Walk[Value]):
     """The values of expressions in the current function.
 
     refs     values of Let and Reduce by name
+    columns  reductions with one accumulator per point of a loop: how to read the current point
     floor    per written buffer, the level above which its loads may not be moved
     """
 
-    __slots__ = ("accesses", "column", "columns", "floor", "indices", "refs", "scopes")
+    __slots__ = ("accesses", "columns", "floor", "indices", "refs", "scopes")
 
     def __init__(
         self, scopes: Scopes, indices: Indices, accesses: Accesses, written: frozenset[str]
@@ -36,9 +36,7 @@ class Values(Walk[Value]):
         self.indices = indices
         self.accesses = accesses
         self.refs: dict[str, Value] = {}
-        # Reductions with one accumulator per point of a loop, and how to read the current point.
-        self.columns: dict[str, Accumulator] = {}
-        self.column: Callable[[Accumulator], Value] | None = None
+        self.columns: dict[str, Callable[[], Value]] = {}
         self.floor: dict[str, int] = {}
 
     def visit(self, e: Expr, mask: Mask) -> Value:
@@ -46,9 +44,9 @@ class Values(Walk[Value]):
         if e.op is CONST:
             return Value((constant(e.dtype, e.attrs[0]),), 0)
         if e.op is REF:
-            acc = self.columns.get(e.attrs[0])
-            if acc is not None and self.column is not None:
-                return self.column(acc)
+            column = self.columns.get(e.attrs[0])
+            if column is not None:
+                return column()
             if e.attrs[0] not in self.refs:
                 raise InternalError(f"{e.attrs[0]} is not in scope", pass_name="codegen")
             return self.refs[e.attrs[0]]
