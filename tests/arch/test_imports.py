@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,47 @@ def private_names(source: Source) -> list[tuple[str, int]]:
     private = re.compile(r"torch(\.\w+)*\._(?!_)")
     longest = sorted({(name, line) for name, line in named if private.match(name)})
     return [x for x in longest if not any(y[0].startswith(x[0] + ".") for y in longest)]
+
+
+def circles(found: Iterable[Source]) -> list[str]:
+    """Files of one room that import each other in a circle, at load or for types only."""
+    modules = {s.module: s for s in found}
+    after: dict[str, set[str]] = {}
+    for source in modules.values():
+        names = [i.module for i in imports_of(source) if not i.lazy]
+        names = [n if n in modules else n.rpartition(".")[0] for n in names]
+        mine = {n for n in names if n in modules and modules[n].room == source.room}
+        after[source.module] = mine - {source.module}
+    while free := [m for m, names in after.items() if not names & {*after}]:
+        for m in free:
+            del after[m]
+    while free := [m for m in after if not any(m in names for names in after.values())]:
+        for m in free:
+            del after[m]
+    return sorted(modules[m].name for m in after)
+
+
+def test_no_files_of_a_room_import_each_other_in_a_circle() -> None:
+    """What several files need of each other's types stands in a file below all of them."""
+    assert circles(sources()) == sorted(limits.CIRCLE)
+
+
+def test_circles_are_found(tmp_path: Path) -> None:
+    """By a type, through a package's name; what leads to a circle, or away, is not in it."""
+    texts = {
+        "above": "import lenz.ir.a",
+        "a": "from lenz.ir.b import B",
+        "b": "if TYPE_CHECKING:\n    from lenz.ir import a",
+        "late": "def f():\n    import lenz.ir.above\nimport lenz.ir.below",
+        "below": "import lenz.sym",
+    }
+    (tmp_path / "ir").mkdir()
+    found = []
+    for name, text in texts.items():
+        path = tmp_path / "ir" / f"{name}.py"
+        path.write_text(text + "\n")
+        found.append(parse(path, tmp_path))
+    assert circles(found) == ["ir/a.py", "ir/b.py"]
 
 
 RUN_WITHOUT_COMPILER = """
