@@ -17,17 +17,17 @@ CODE_LINES = {
     "debug": 621,
     "first_calls": 340,
     "frontend": 3_720,
-    "ir": 4_080,
-    "lower": 6_207,
+    "ir": 4_140,
+    "lower": 6_212,
     "machine": 5_830,
     "ops": 2_335,
     "opt": 1_600,
-    "plan": 2_285,
+    "plan": 2_310,
     "runtime": 650,
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_610
+TOTAL_CODE_LINES = 33_700
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
