@@ -63,6 +63,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
+
 # An op stands without "aten." and ".default".  A name without an overload is of all overloads that
 # do not stand by themselves.  An encoder layer in evaluation is as fast as its parts in kernels of
 # ours between matrix products.  Tokens and `with_effects` keep calls in order that have effects,
@@ -191,6 +193,11 @@ def trait(op: object, name: str) -> str | None:
     `op` is an op of torch, or its name: "aten.mm.default", or "aten.mm" for most overloads.
     """
     return _facts(op if isinstance(op, str) else str(op)).get(name)
+
+
+def is_random(op: object) -> bool:
+    """Say whether an op of torch may draw random numbers, by torch's tag."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
 def has(op: object, name: str) -> bool:

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from lenz.frontend.again import moves_nothing
 from lenz.frontend.symbols import hints_of
+from lenz.traits import is_random
 
 # Operations in the time of moving one byte: 400 TFLOP/s at 4 TB/s. CPUs have 10 to 40, with the
 # same order of ops.
@@ -68,17 +69,12 @@ def may_repeat(n: Node) -> bool:
     op, value = n.target, n.meta.get("val")
     if not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("aten", "prims"):
         return False
-    if op._schema.is_mutable or is_random(n):
+    if op._schema.is_mutable or is_random(op):
         return False
     if n.meta.get("recompute") is CheckpointPolicy.MUST_SAVE:
         return False
     results = value if isinstance(value, (tuple, list)) else [value]
     return all(isinstance(t, torch.Tensor) and not free_unbacked_symbols(t) for t in results)
-
-
-def is_random(n: Node) -> bool:
-    """Say whether a call draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
 
 
 def cost(n: Node) -> float:

@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from lenz.frontend.calls import storages
 from lenz.frontend.collectives import is_collective
 from lenz.frontend.values import is_same_layout
-from lenz.traits import has
+from lenz.traits import has, is_random
 
 aten = torch.ops.aten
 
@@ -247,7 +247,7 @@ def is_pure(node: Node) -> bool:
     """Say whether equal arguments give equal results, with no other effect."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        if has(target, "unset") or torch.Tag.nondeterministic_seeded in target.tags:
+        if has(target, "unset") or is_random(target):
             return False
         return target.namespace in ("aten", "prims") and not node.is_impure()
     if target is operator.getitem:

@@ -22,11 +22,11 @@ from lenz.frontend.again import (
     norm_again,
     norm_in_parts,
 )
-from lenz.frontend.budget import choose, is_random
+from lenz.frontend.budget import choose
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
 from lenz.frontend.places import SIZED, by_sign, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
-from lenz.traits import has
+from lenz.traits import has, is_random
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
@@ -126,7 +126,7 @@ def fusing(budget: float | None) -> Iterator[None]:
 def mark(graph: Graph, backward: set[Node]) -> None:
     """Say of what has to be saved, and of what may not be, that it is so."""
     for n in graph.nodes:
-        if is_random(n) and n.meta.get("recompute") in AGAIN:
+        if is_random(n.target) and n.meta.get("recompute") in AGAIN:
             for made in (n, *(u for u in n.users if u.target is operator.getitem)):
                 made.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif has(n.target, "put") and n in backward:
@@ -176,7 +176,7 @@ def made_of_nothing(indices: Any) -> dict[Node, None]:
             new = [m for m in stack.pop().all_input_nodes if m not in seen]
             seen.update(dict.fromkeys(new))
             stack += new
-        if all(n.op == "call_function" and not is_random(n) for n in seen):
+        if all(n.op == "call_function" and not is_random(n.target) for n in seen):
             found.update(seen)
     return found
 

@@ -27,6 +27,7 @@ ScanKind = Literal["sum", "prod", "max", "min", "logaddexp"]
 SCAN_KINDS: tuple[ScanKind, ...] = ("sum", "prod", "max", "min", "logaddexp")
 UpdateMode = Literal["set", "add", "mul", "max", "min"]
 UPDATE_MODES: tuple[UpdateMode, ...] = ("set", "add", "mul", "max", "min")
+Draws = Literal["", "key", "numbers"]
 
 
 def acc_dtype(kind: str, body: DType) -> DType:
@@ -188,8 +189,9 @@ class Extern:
     holds    True where the op may use the memory of its arguments and results when it has returned,
              until a call that waits for it has run: a collective, or an op that lenz does not know
     waits    what the calls hold that this one waits for
-    ordered  True where others may see that it runs: it draws random numbers, or eager may refuse
-             it. A collective, which `holds`, is met by that of other processes
+    draws    what it takes from torch's generator: nothing, the `key` of numbers that kernels make,
+             which depends on no buffer, or its own random `numbers`
+    refuses  True where it may raise for these arguments, as eager does
     origin   as that of a buffer; a call may have no buffer that could tell it
     """
 
@@ -199,7 +201,8 @@ class Extern:
         "? aliases ({aliases:alias*})",
         "? holds",
         "? waits ({waits:use*})",
-        "? ordered",
+        "? draws {draws:draws}",
+        "? refuses",
         "? because {reason:string}",
     )
     outs: tuple[Buffer | Sym | None, ...]
@@ -212,13 +215,19 @@ class Extern:
     reason: str = ""
     holds: bool = False
     waits: tuple[str, ...] = ()
-    ordered: bool = False
+    draws: Draws = ""
+    refuses: bool = False
     origin: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_seen(self) -> bool:
-        """True for a call that keeps its order, and is not dropped."""
-        return self.ordered or self.holds or bool(self.waits) or not outs_of(self)
+        """True for a call that keeps its order, and is not dropped.
+
+        A collective, which `holds`, is met by that of other processes. A key is drawn in the order
+        in which it stands anyway, since it waits for nothing.
+        """
+        is_met = self.holds or bool(self.waits)
+        return self.draws == "numbers" or self.refuses or is_met or not outs_of(self)
 
 
 Loop: TypeAlias = Pointwise | Reduction | Scan | Sort | Scatter

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
-from lenz.ir.graph import Atom
+from lenz.ir.graph import Atom, Draws
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
 
@@ -173,12 +173,12 @@ class CallStep:
     The number of results is checked (`counted`) if the op is not torch's own.
     An op that `holds` may use the memory of its arguments and results until a call has run that
     `waits` for its results, or for good. Until then no other buffer gets that memory, and nothing
-    writes into it.
+    writes into it. `draws` is as of an Extern.
     """
 
     SYNTAX: ClassVar = (
         "call {outs:outs} = {op:word}({args:args}){single:single}", "? into", "? holds",
-        "? waits ({waits:use*})", "? counted",
+        "? waits ({waits:use*})", "? counted", "? draws {draws:draws}",
     )  # fmt: skip
     op: str
     args: tuple[Atom, ...]
@@ -189,6 +189,7 @@ class CallStep:
     holds: bool = False
     waits: tuple[str, ...] = ()
     counted: bool = False
+    draws: Draws = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,6 +253,8 @@ def _extern(n: Extern, d: Known) -> None:
         d.use(name, n)
         if not 0 <= k < len(n.outs):
             broken("extern", f"alias of result {k}, there are {len(n.outs)}", n)
+    if n.draws == "key" and (given := reads_of(n)):
+        broken("key-first", f"a key depends on %{given[0]}", n)
 
 
 def _check_steps(s: Schedule) -> None:

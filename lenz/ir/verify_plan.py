@@ -41,6 +41,8 @@ def _step(s: Step, m: Known, p: Plan) -> None:
 def _call(s: CallStep, m: Known) -> None:
     outs = [o for o in s.outs if isinstance(o, str)]
     given = [name for a in (*s.args, *(a for _, a in s.kwargs)) for name in atom_refs(a)]
+    if s.draws == "key" and given:
+        broken("key-first", f"a key depends on %{given[0]}", s)
     m.held.call(s.holds, map(m.root, (*given, *outs)), outs, s.waits)
     for o in s.outs:
         if isinstance(o, Sym):

@@ -36,6 +36,7 @@ RULES: dict[str, str] = {
     "view-layout": "a view's index and its strides name the same elements",
     "sort": "a sort is of i32 or i64, and gives no more elements than there are along its axis",
     "extern": "aliases and mutated buffers of a call exist; a single result is one",
+    "key-first": "the key of random numbers depends on no buffer, so that it may be drawn early",
     "mutates-last": "a buffer that a call writes is not read by a later node",
     "held": "memory that a call holds is neither written nor reused before a call waits for it",
     "mutation": "a mutation writes an input, once, with a value of its shape and type",

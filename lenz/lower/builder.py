@@ -17,6 +17,7 @@ from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, canonical_bound, load, loads_of, ref
 from lenz.ir.graph import (
     Atom,
+    Draws,
     Extern,
     Mutation,
     Node,
@@ -273,15 +274,16 @@ class GraphBuilder:
         reason: str = "library",
         holds: bool = False,
         waits: tuple[str, ...] = (),
-        ordered: bool = False,
+        draws: Draws = "",
+        refuses: bool = False,
     ) -> tuple[Value | Sym | None, ...]:
         """Call the eager op; gives one Value (or Sym, or None) per result."""
         declared: tuple[TensorType | Sym | None, ...] = self.results if outs is None else outs
         made = tuple(
             self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
         )
-        held = holds, waits, ordered, self._origin
-        self.nodes.append(Extern(made, op, args, kwargs, single, mutates, aliases, reason, *held))
+        seen = holds, waits, draws, refuses, self._origin
+        self.nodes.append(Extern(made, op, args, kwargs, single, mutates, aliases, reason, *seen))
         return tuple(Value(o) if isinstance(o, Buffer) else o for o in made)
 
     def mutate(self, target: Value, value: Value) -> None:

@@ -9,11 +9,11 @@ import torch
 from torch.fx import Node as FxNode
 
 from lenz.errors import Unsupported
-from lenz.ir.graph import Atom, Extern, Named, Ref, View, atom_refs, held_by
+from lenz.ir.graph import Atom, Draws, Extern, Named, Ref, View, atom_refs, held_by
 from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import GraphBuilder, Value, maker
 from lenz.sym import Sym, Var
-from lenz.traits import has
+from lenz.traits import has, is_random
 
 # Calls that the runtime makes by itself, since conditions on sizes are data here.
 OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
@@ -73,20 +73,25 @@ def call_eager(
         reason=reason,
         holds=name.partition(".")[0] not in KNOWN and name not in WAIT,
         waits=waited(b, given[0]) if name in WAIT else (),
-        ordered=draws(n.target, name) or bool(n.meta.get("refused")),
+        draws=drawn(n),
+        refuses=bool(n.meta.get("refused")),
     )
     return made[0] if single else made
 
 
-def draws(target: Any, name: str) -> bool:
-    """Say whether a call draws random numbers, or may: nothing is known of ops that have no tags.
+def drawn(n: FxNode) -> Draws:
+    """Say what a call draws. Nothing is known of higher-order ops, which may draw.
 
-    Seeds of lenz's own are drawn in the order in which they stand, since they wait for nothing.
+    Attention without dropout draws nothing.
     """
-    if name.startswith(("lenz.", "py.")):
-        return False
-    tag = torch.Tag.nondeterministic_seeded
-    return tag in getattr(target, "tags", (tag,))
+    op: Any = n.target
+    if not is_random(op):
+        return "numbers" if isinstance(op, torch._ops.HigherOrderOperator) else ""
+    for k, a in enumerate(op._schema.arguments):
+        if a.name == "dropout_p":
+            given = n.args[k] if k < len(n.args) else n.kwargs.get(a.name, a.default_value)
+            return "" if given == 0 else "numbers"
+    return "numbers"
 
 
 def is_object(val: Any) -> bool:

@@ -38,7 +38,7 @@ def seeded(b: GraphBuilder, type: TensorType) -> Source:
     """The seed, the first counter and the number of each element of a result; draws one seed."""
     drawn = TensorType(I64, type.device, contiguous((sym(2),)))
     where = () if type.device == "cpu" else (Named("device", type.device),)
-    (seed,) = b.extern(SEED, where, outs=(drawn,), reason="library")
+    (seed,) = b.extern(SEED, where, outs=(drawn,), draws="key")
     assert isinstance(seed, Value)
 
     def source(i: Index) -> Drawn:

@@ -319,11 +319,9 @@ class _Builder:
         self.known.update(dict.fromkeys(o for o in outs if isinstance(o, Var)))
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.comment(step)
-        held = step.holds, step.waits
         counted = not (step.single or step.op.startswith(TRUSTED)) and any(outs)
-        self.steps.append(
-            CallStep(step.op, step.args, step.kwargs, outs, step.single, False, *held, counted)
-        )
+        told = False, step.holds, step.waits, counted, step.draws
+        self.steps.append(CallStep(step.op, step.args, step.kwargs, outs, step.single, *told))
         # `getitem` takes a result out of a tuple; its maker is the op that returned the tuple.
         of = step.args[0] if step.op == "py.operator.getitem" else None
         maker = self.makers.get(of.name, step.op) if isinstance(of, Ref) else step.op

@@ -301,7 +301,7 @@ def _defined(s: Step) -> tuple[str, ...]:
 
 def _draws(s: Step) -> bool:
     """Whether a step makes the key of random numbers, which depends on nothing."""
-    return isinstance(s, CallStep) and s.op == "lenz.seed"
+    return isinstance(s, CallStep) and s.draws == "key"
 
 
 def _device(steps: Sequence[Step]) -> str:
@@ -344,16 +344,7 @@ def _refused_call(s: CallStep, find: Callable[[str], Any], known: Collection[Var
         return f"{s.op} works on the CPU"
     if torch.Tag.cudagraph_unsafe in op.tags:
         return f"{s.op} is tagged as unsafe for CUDA graphs"
-    if torch.Tag.nondeterministic_seeded in op.tags and _chance(s, op._schema) != 0:
-        return f"{s.op} draws random numbers"
-    return ""
-
-
-def _chance(s: CallStep, schema: Any) -> object:
-    """The probability of an attention's dropout, which draws nothing if it is 0."""
-    given = dict(zip((a.name for a in schema.arguments), s.args, strict=False)) | dict(s.kwargs)
-    usual = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    return {**usual, **given}.get("dropout_p")
+    return f"{s.op} draws random numbers" if s.draws else ""
 
 
 def _roots(steps: Sequence[Step]) -> dict[str, str]:

@@ -132,6 +132,8 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("use-after-free", PLAN, "reuse %a : f32[s0] of %x\nview %b : f32[s0] of %x", "5: view"),
     ("use-after-free", PLAN, "free %x\nfree %x", "5: free"),
     ("held", PLAN, "call %a = a.b.c(%x) holds\nreuse %b : f32[s0] of %x", "5: reuse"),
+    ("key-first", GRAPH, "%k = i64[2] : call a.b.c(%x) draws key", "4: %k"),
+    ("key-first", PLAN, "call %k = a.b.c(%x) draws key", "4: call"),
     ("held", PLAN, "view %v : f32[s0] of %x\ncall %a = a.b.c(%v) holds\nalloc %b : f32[s0] over %x", "6: alloc"),
     ("held", PLAN, "call (%a, %b) = a.b.c(%x) holds\ncall %c = a.w.d(%a) waits (%x, %a)\nreuse %d : f32[s0] of %x", "6: reuse"),
     ("held", PLAN, "call none = a.b.c(%x) holds\ncall %c = a.w.d(%x) waits (%x)\nreuse %d : f32[s0] of %x", "6: reuse"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -131,6 +132,21 @@ def test_dropout_draws_its_seed_on_the_device() -> None:
     (call,) = calls(g, "lenz.seed")
     assert [o.type.device for o in call.outs] == ["cuda:0"]  # type: ignore[union-attr]
     assert len(call.args) == 1
+
+
+def test_what_a_call_draws() -> None:
+    """A key is drawn early; torch's own numbers keep their order. Attention may draw nothing."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+        return torch.poisson(torch.nn.functional.dropout(y.abs(), 0.5))
+
+    for dropout in (0.0, 0.5):
+        g = graph(partial(f, dropout=dropout), *[(2, 4, 128, 64)] * 3)
+        drawn = [(n.op.split(".")[1], n.draws, n.is_seen) for n in g.nodes if isinstance(n, Extern)]
+        assert ("seed", "key", False) in drawn and ("poisson", "numbers", True) in drawn
+        ((_, draws, is_seen),) = [x for x in drawn if "attention" in x[0]]
+        assert (draws, is_seen) == (("numbers", True) if dropout else ("", False))
 
 
 def test_attention_is_a_library_call_in_both_halves() -> None:
