@@ -14,20 +14,20 @@ CLASS_METHODS = 15
 CODE_LINES = {
     ".": 2_520,
     "artifact": 600,
-    "debug": 621,
+    "debug": 615,
     "first_calls": 340,
-    "frontend": 3_720,
+    "frontend": 3_686,
     "ir": 4_140,
-    "lower": 6_212,
+    "lower": 6_161,
     "machine": 5_830,
-    "ops": 2_335,
-    "opt": 1_600,
+    "ops": 2_332,
+    "opt": 1_597,
     "plan": 2_310,
     "runtime": 650,
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_700
+TOTAL_CODE_LINES = 33_603
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
