@@ -19,6 +19,7 @@ import torch
 from lenz.context import Context
 from lenz.frontend import FxProgram
 from lenz.frontend.identity import identity
+from lenz.ir.op import STRUCTURAL, all_ops
 from lenz.machines import is_known, loader_of
 from lenz.options import Options
 from lenz.runtime.store import Store
@@ -102,12 +103,16 @@ def _say_changed() -> None:
 def is_extended() -> bool:
     """True if the user has registered ops or lowerings in this process: no key covers them."""
     registry = sys.modules.get("lenz.lower.registry")
-    return registry is not None and not registry.is_unextended()
+    if registry is not None:
+        return not registry.is_unextended()
+    ops = sys.modules.get("lenz.ops")
+    return len(all_ops()) != (STRUCTURAL if ops is None else ops.OWN)
 
 
 def native_names(store: Store | None) -> frozenset[str]:
-    """The ops that have a lowering. They come from the store while `lenz.ir.op` is not imported."""
-    store = store if store and "lenz.ir.op" not in sys.modules and sources() else None
+    """The ops that have a lowering. They come from the store while `lenz.lower` is not imported."""
+    is_known = "lenz.lower" not in sys.modules and not is_extended() and sources()
+    store = store if is_known else None
     data = None if store is None else store.get("native", sources())
     if data is not None:
         return frozenset(data.decode().split())

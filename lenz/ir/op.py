@@ -164,3 +164,4 @@ CHECKED = Op(
     forms=on(cpu=lambda b, dtype, types, xs, attrs: xs[0], cuda="tl.where({1} < 0, {0}, {0})"),
     cost=0.0,
 )
+STRUCTURAL = len(_OPS)

@@ -8,7 +8,7 @@ Every builder takes expressions of one type and gives the simplest equal express
 
 from __future__ import annotations
 
-from lenz.ir.op import all_ops
+from lenz.ir.op import STRUCTURAL, all_ops
 from lenz.ops.arith import (
     abs,
     add,
@@ -81,6 +81,7 @@ from lenz.ops.power import hypot, pow
 from lenz.ops.random import below as random_below
 from lenz.ops.random import normal, rand_bits, shared_bits, uniform
 from lenz.ops.reduce import combine, neutral, of_one, reduce_dtype, total
+from lenz.ops.rules import BEFORE
 from lenz.ops.special import or_libm, scale
 
-OWN = len(all_ops())  # ops of lenz; those that a user adds come behind them
+OWN = STRUCTURAL + len(all_ops()) - BEFORE  # ops of lenz, without those that a user has added

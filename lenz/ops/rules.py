@@ -7,8 +7,9 @@ types (the lowering computes in f32 and rounds with `narrow`). Promotion happens
 from __future__ import annotations
 
 from lenz.ir.dtype import BOOL, F32, F64, I8, I16, I32, I64, MOVED, U8, U16, U32, U64, DType
-from lenz.ir.op import Attrs, DTypeRule, Types
+from lenz.ir.op import Attrs, DTypeRule, Types, all_ops
 
+BEFORE = len(all_ops())  # structural ops, and what a user added before lenz defines its own
 FLOATS: Types = (F32, F64)
 SIGNED: Types = (I8, I16, I32, I64)
 UNSIGNED: Types = (U8, U16, U32, U64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from lenz.lower import registry
 from lenz.machine.cuda import driver
 from lenz.options import Options
 from lenz.runtime.store import store_at
+from tests.arch.source import REPOSITORY
 from tests.cuda import cuda_program
 from tests.frontend.test_identity import programs, scaled
 
@@ -323,18 +325,38 @@ def test_lowerings_of_others_are_no_part_of_a_key(
     assert keys.key_of(p, cx) is None
 
 
-def test_names_of_ops_come_from_the_store_where_nothing_is_imported(
+def test_names_of_ops_come_from_the_store_where_no_lowering_is_imported(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_at(folder)
     real = keys.native_names(store)
     assert "aten.gelu" in real and store.get("native", "one version") is None, "ops may be added"
-    monkeypatch.delitem(sys.modules, "lenz.ir.op")
+    monkeypatch.delitem(sys.modules, "lenz.lower")
     assert keys.native_names(store) == real
     store.put("native", "one version", b"aten.mine")
+    monkeypatch.delitem(sys.modules, "lenz.lower")  # it was imported to fill the store
     assert keys.native_names(store) == {"aten.mine"}
+    with monkeypatch.context() as patch:
+        patch.setitem(op._OPS, "mine", op.CONST)
+        assert keys.native_names(store) == real, "it may be an op of aten"
     monkeypatch.undo()
     assert keys.native_names(store) == real, "an op of the user's would be missed"
+
+
+@pytest.mark.parametrize("first", ["", "import lenz.ops", "import lenz.lower"])
+def test_ops_of_others_are_no_part_of_a_key_whenever_they_come(first: str) -> None:
+    code = f"""
+{first}
+from lenz import keys
+from lenz.ir.op import Op
+assert not keys.is_extended()
+Op("mine", 1, lambda types, attrs: types[0])
+assert keys.is_extended()
+import lenz.lower
+assert keys.is_extended()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 class OneGpu:
