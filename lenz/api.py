@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -129,9 +129,6 @@ def compile_graph(
     name: str = "",
 ) -> Callable[..., Any]:
     """The backend with parsed options. `name` names the graph in logs, reports and folders."""
-    types = dict.fromkeys(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))
-    for type in filter(is_known, types):
-        loader_of(type).start()  # the kernel compiler, so that it is ready when needed
     unit = _Unit(gm, options, watcher, caller(), _arguments(gm))
     title, told = name or numbered(), (unit.entered, unit.failed)
     try:
@@ -145,6 +142,8 @@ def compile_graph(
 
             if (later := in_background(unit.trace, options, title, _run_of)) is not None:
                 return later
+        if unit.trace is not None or store_in(options) is None or unit.is_watched:
+            start(example_inputs)  # else the halves may be in the cache
         from lenz.frontend.capture import capture  # and AOTAutograd, which takes 0.2 s
 
         native = native_names(store_in(options))
@@ -175,9 +174,17 @@ def compile_for(
     assert store is not None
     unit.trace = Trace(gm, "", options, store, unit.named)
     unit.trace.key = key
+    start(inputs)
     with now():
         capture(gm, inputs, unit.compile_fx, options, native_names(store), name, unit.entered)
     unit.trace.traced()
+
+
+def start(values: Iterable[object]) -> None:
+    """Start the kernel compilers for the devices of tensors, so that they are ready when needed."""
+    types = dict.fromkeys(x.device.type for x in values if isinstance(x, torch.Tensor))
+    for type in filter(is_known, types):
+        loader_of(type).start()
 
 
 @dataclass(slots=True)
@@ -238,6 +245,7 @@ class _Unit:
         self, program: FxProgram, cx: Context, recorder: Recorder, key: str | None
     ) -> Compiled:
         """Compile the program and cache it under `key`."""
+        start(p.value for p in program.placeholders)
         with recorder.stage("import"):
             from lenz.pipeline import compile_program
         made = compile_program(program, cx, key)

@@ -6,6 +6,7 @@ import copy
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn, randn
 
-from lenz import keys
+from lenz import keys, machines
 from lenz.failing import say
 from lenz.first_calls import background
 from lenz.first_calls.background import Background, Process, Request
@@ -60,7 +61,13 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-def test_inference_begins_in_eager(made: list[Background], tmp_path: Path) -> None:
+def test_inference_begins_in_eager(
+    made: list[Background], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    loader = replace(machines.loader_of("cpu"), start=lambda: started.append(1))
+    monkeypatch.setitem(machines._HALVES, ("cpu", "loader"), loader)
+
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return torch.softmax((x @ w).sin(), -1)
 
@@ -71,6 +78,7 @@ def test_inference_begins_in_eager(made: list[Background], tmp_path: Path) -> No
     for _ in range(3):
         close(run(x, w), fn(x, w))
         assert switched(made) == [True]
+    assert not started, "the compiler of kernels is the other process's"
 
 
 class Net(nn.Module):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, randn
 
-from lenz import keys, warm
+from lenz import keys, machines, pipeline, warm
 from lenz.frontend.capture import capture
 from lenz.runtime.store import Store
 from tests.arch.source import REPOSITORY
@@ -320,6 +321,41 @@ def test_what_has_no_text_is_traced(folder: str, traced: list[int]) -> None:
                 same(fresh(fn, folder)(held), fn(held))
             counts.append(len(traced))
     assert counts == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Starts of the CPU's compiler, which stands in for the compile server of GPUs."""
+    found: list[int] = []
+    loader = replace(machines.loader_of("cpu"), start=lambda: found.append(1))
+    monkeypatch.setitem(machines._HALVES, ("cpu", "loader"), loader)
+    return found
+
+
+def test_a_compile_server_starts_where_something_is_compiled(
+    folder: str, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @torch.library.custom_op("lenz_test_warm::started", mutates_args=())
+    def started_op(x: Tensor) -> Tensor:
+        return x + 1
+
+    started_op.register_fake(torch.empty_like)
+    order: list[int] = []
+    real = pipeline.compile_program
+    monkeypatch.setattr(
+        pipeline, "compile_program", lambda *a: (order.append(len(started)), real(*a))[1]
+    )
+    w = randn(5, 5, requires_grad=True)
+    for fn in (lambda x: (x @ w).sin().sum(), lambda x: torch.ops.lenz_test_warm.started(x) * 2):
+        for way in ("compiled", "found"):
+            result = fresh(fn, folder)(randn(5))
+            if result.requires_grad:
+                result.backward()
+            assert bool(started) == bool(order) == (way == "compiled")
+            assert order[:1] != [0], "it starts first"
+            started.clear(), order.clear()
+    fresh(fn, folder, cache=False)(randn(5))
+    assert order == [2], "before the graph is traced, and before it is lowered"
 
 
 CHILD = """
