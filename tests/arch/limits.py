@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_520,
+    ".": 2_540,
     "artifact": 600,
     "debug": 615,
     "first_calls": 340,
