@@ -1,13 +1,15 @@
 """Benchmarks on a GPU: eager, lenz and the peer (torch's default backend), interleaved.
 
-python -m benchmarks.gpu [kernels] [models] [graphs] [first_call] [--only TEXT] [--sides eager,lenz]
-                         [--quick] [--device cpu] [--limit SECONDS] [--json FILE]
+python -m benchmarks.gpu [kernels] [models] [graphs] [lengths] [host] [first_call] [--only TEXT]
+                         [--sides eager,lenz] [--quick] [--device cpu] [--limit SECONDS]
+                         [--json FILE] [--commit TEXT]
 
-Prints tables and writes benchmarks/results/gpu.json; rows of an earlier run on the same machine
-stay where this run has none.  A side that fails, hangs or breaks the device is noted in its row,
-and the run goes on without it.  `--quick` (tiny sizes) checks the harness, also with
-`--device cpu`, and writes only where `--json` says.  `python -m benchmarks.gpu_report` merges
-results from elsewhere.  The output of what fails goes to a .log file beside the JSON.
+Prints tables and writes benchmarks/results/gpu.json after each row, with the machine and the
+commit; rows of an earlier run on the same machine stay where this run has none.  A side that
+fails, hangs or breaks the device is noted in its row, and the run goes on without it.  `--quick`
+(tiny sizes) checks the harness, also with `--device cpu`, and writes only where `--json` says.
+`python -m benchmarks.gpu_report` merges results from elsewhere.  The output of what fails goes to a
+.log file beside the JSON.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from benchmarks import gpu_first_call, gpu_report
+from benchmarks import gpu_first_call, gpu_lengths, gpu_report, host
 from benchmarks.gpu_kernels import CASES
 from benchmarks.gpu_measure import GRAPH_SIDES, SIDES, copy_rates, gpu_machine
 from benchmarks.gpu_models import MODELS
 from benchmarks.gpu_worker import Job
-from benchmarks.measure import MARK, PEER, PEER_GRAPHS, Row, caches, note
+from benchmarks.measure import MARK, PEER, PEER_GRAPHS, Row, caches, commit, note
 
-SECTIONS = ("kernels", "models", "graphs", "first_call")
+SECTIONS = ("kernels", "models", "graphs", "lengths", "host", "first_call")
+SECONDS = {"kernels": 0.8, "models": 3.0, "graphs": 4.0}  # for which a case is timed
 # The peer compiles in processes of its own; many workers of ours have few of them each.
 PEER_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
 
@@ -101,6 +104,7 @@ class Run:
     only: str
     log: IO[str]
     save: Callable[[], None]
+    origin: Row = field(default_factory=dict)
     groups: dict[str, Row] = field(default_factory=dict)
 
     def chosen(self, section: str) -> list[str]:
@@ -109,26 +113,28 @@ class Run:
             "kernels": [c.name for c in CASES],
             "models": list(MODELS),
             "graphs": list(MODELS),
+            "lengths": list(gpu_lengths.CASES),
+            "host": [f.__name__ for f in host.FUNCTIONS],
             "first_call": list(gpu_first_call.CASES),
         }[section]
         return [n for n in names if self.only.lower() in n.lower()]
 
     def job(self, section: str, names: Sequence[str]) -> Job:
         """The job of a worker; a model needs more seconds for as many rounds."""
-        seconds = 0.1 if self.quick else {"kernels": 0.8, "models": 3.0, "graphs": 4.0}[section]
+        seconds = 0.1 if self.quick else SECONDS.get(section, 0.0)
         known = GRAPH_SIDES if section == "graphs" else SIDES
         sides = tuple(s for s in known if s in self.sides)
         return Job(section, tuple(names), sides, self.device, self.quick, seconds)
 
     def add(self, section: str, row: Row) -> None:
         """Keep a row, write it and show it."""
-        self.groups[section]["rows"].append(row)
+        self.groups[section]["rows"].append({**row, "commit": self.origin["commit"]})
         self.save()
         note(gpu_report.line(section, row))
 
 
 def measure(run: Run, section: str, env: Mapping[str, str]) -> None:
-    """Measure kernels or models in a worker, and in a new one after each that fails."""
+    """Measure a section in a worker, and in a new one after each that fails."""
     left = run.chosen(section)
     job = run.job(section, left)
     while left:
@@ -234,13 +240,17 @@ def everything(run: Run, sections: Sequence[str]) -> None:
             warm(run, sections, env)
         for section in sections:
             start = time.monotonic()
-            run.groups[section] = {"rows": [], "quick": run.quick}
+            run.groups[section] = {"rows": [], "quick": run.quick, "machine": run.origin["machine"]}
+            if section == "kernels":
+                largest = 64 << 10 if run.quick else 1 << 30
+                run.groups[section]["copy_gbps"] = copy_rates(run.device, largest)
             note(f"== {section}")
             if section == "first_call":
                 first_calls(run)
             else:
                 measure(run, section, env)
             run.groups[section]["seconds"] = round(time.monotonic() - start, 1)
+            run.save()
 
 
 def parsed() -> argparse.Namespace:
@@ -255,13 +265,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of one side of a case")
     parser.add_argument("--limit", type=float, default=530.0, help="seconds of the whole run")
     parser.add_argument("--json", type=Path, help="where to write; else nothing if --quick")
+    parser.add_argument("--commit", default=commit(), help="of the code, where git is not there")
     options = parser.parse_args()
     for name in options.sections:
         if name not in SECTIONS:
             parser.error(f"unknown section {name!r}: choose from {', '.join(SECTIONS)}")
     for name in options.sides.split(","):
         if name not in GRAPH_SIDES:
-            parser.error(f"unknown side {name!r}: choose from {', '.join(SIDES)}")
+            parser.error(f"unknown side {name!r}: choose from {', '.join(GRAPH_SIDES)}")
     return options
 
 
@@ -278,13 +289,13 @@ def main() -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(gpu_report.merged(former, made), indent=1) + "\n")
 
-    made["copy_gbps"] = copy_rates(o.device, 64 << 10 if o.quick else 1 << 30)
     with ExitStack() as stack:
         log_path = path.with_suffix(".log") if path else Path(os.devnull)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context(log_path.open("w"))
         sides = tuple(s for s in GRAPH_SIDES if s in o.sides.split(","))
-        run = Run(o.device, o.quick, sides, o.budget, end, o.only, log, save, made["groups"])
+        run = Run(o.device, o.quick, sides, o.budget, end, o.only, log, save)
+        run.origin, run.groups = {"machine": made["machine"], "commit": o.commit}, made["groups"]
         everything(run, [s for s in SECTIONS if not o.sections or s in o.sections])
     save()
     print(gpu_report.document(made))

@@ -1,9 +1,7 @@
 """CUDA graphs where sizes change: a layer of an encoder on 200 random lengths.
 
-python -m benchmarks.gpu_lengths
-
-Prints a table: milliseconds for all lengths, each in turn, without graphs, with graphs, and with
-graphs where they pay; medians of rounds that are interleaved.
+The section `lengths` of `python -m benchmarks.gpu`: milliseconds for all lengths, each in turn,
+without graphs, with graphs, and with graphs where they pay; medians of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -18,63 +16,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_measure import gpu_machine
+from benchmarks.measure import Row
 
 SIDES = ("off", "on", "auto")
 WIDTH, LENGTHS, ROUNDS = 256, 200, 7
+CASES = {"200 random": True, "200 of 8 buckets": False}
 
 
-def layer() -> nn.Module:
+def layer(device: str) -> nn.Module:
     """A layer whose kernels take less than their launches, so that graphs could help."""
     made = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
-    return made.cuda().eval()
+    return made.to(device).eval()
 
 
-def lengths(all_new: bool) -> list[int]:
+def lengths(all_new: bool, tiny: bool) -> list[int]:
     """Random lengths: nearly all of them new, or of eight buckets."""
-    chosen = random.Random(0)
+    chosen, count = random.Random(0), 20 if tiny else LENGTHS
     if all_new:
-        return [chosen.randrange(16, 2048) for _ in range(LENGTHS)]
-    return [128 * chosen.randrange(1, 9) for _ in range(LENGTHS)]
+        return [chosen.randrange(16, 64 if tiny else 2048) for _ in range(count)]
+    return [(8 if tiny else 128) * chosen.randrange(1, 9) for _ in range(count)]
 
 
 def milliseconds(run: Callable[[Tensor], Any], inputs: list[Tensor]) -> float:
     """Wall time of a call on each input."""
-    torch.cuda.synchronize()
+    sync = torch.cuda.synchronize if inputs[0].is_cuda else lambda: None
+    sync()
     start = time.perf_counter()
     for x in inputs:
         run(x)
-    torch.cuda.synchronize()
+    sync()
     return (time.perf_counter() - start) * 1e3
 
 
-def measured(model: nn.Module, all_new: bool) -> dict[str, float]:
-    """Medians by the option `cuda_graphs`. The first round, which compiles, is dropped."""
-    runs: dict[str, Callable[[Tensor], Any]] = {}
+def measure(case: str, tiny: bool, device: str) -> Row:
+    """The row of a kind of lengths: medians by the option `cuda_graphs`.
+
+    The first round, which compiles, is dropped.
+    """
+    model, runs = layer(device), dict[str, Callable[[Tensor], Any]]()
     for how in SIDES:
         options: dict[str, Any] = {"cuda_graphs": how}
         own = copy.deepcopy(model)  # Dynamo keeps one compilation per module
         runs[how] = torch.compile(own, backend="lenz", dynamic=True, options=options)
-    inputs = [torch.randn(1, n, WIDTH, device="cuda") for n in lengths(all_new)]
+    inputs = [torch.randn(1, n, WIDTH, device=device) for n in lengths(CASES[case], tiny)]
     seen: dict[str, list[float]] = {how: [] for how in SIDES}
-    for _ in range(ROUNDS + 1):
-        for how, run in runs.items():
-            seen[how].append(milliseconds(run, inputs))
-    return {how: statistics.median(times[1:]) for how, times in seen.items()}
-
-
-def main() -> None:
-    """Print the table."""
-    model = layer()
-    print(f"Measured on {gpu_machine('cuda')}")
-    print("\n| lengths | off, ms | on, ms | auto, ms | on / off | auto / off |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     with torch.no_grad():
-        for name, all_new in (("200 random", True), ("200 of 8 buckets", False)):
-            ms = measured(model, all_new)
-            ratios = [f"{ms[how] / ms['off']:.3f}" for how in SIDES[1:]]
-            print("|", " | ".join([name, *(f"{ms[h]:.2f}" for h in SIDES), *ratios]), "|")
-
-
-if __name__ == "__main__":
-    main()
+        for _ in range(ROUNDS + 1):
+            for how, run in runs.items():
+                seen[how].append(milliseconds(run, inputs))
+    return {"case": case, **{f"{how}_ms": statistics.median(t[1:]) for how, t in seen.items()}}

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from benchmarks.measure import (
     LENZ_GRAPHS,
+    LENZ_ON,
     PEER,
     PEER_GRAPHS,
     Call,
@@ -44,7 +45,7 @@ from lenz.options import Options
 from lenz.pipeline import Compiled
 
 SIDES = ("eager", "lenz", PEER)
-GRAPH_SIDES = ("eager", "lenz", LENZ_GRAPHS, PEER, PEER_GRAPHS)
+GRAPH_SIDES = ("eager", "lenz", LENZ_GRAPHS, LENZ_ON, PEER, PEER_GRAPHS)
 FLUSH = 512 << 20  # bytes; ten times the largest L2 cache of today
 CYCLES = 2.0e9  # of a GPU's clock per second, from above: a wait may be too long, not too short
 BATCH = 0.02  # seconds of one sample of a model
@@ -160,7 +161,7 @@ def side(fn: Any, name: str, watch: Watch, fullgraph: bool) -> Any:
         if fullgraph:
             return compiled(fn, name)
         return torch.compile(fresh(fn), backend=name, dynamic=False)
-    graphs = "auto" if name == LENZ_GRAPHS else "off"
+    graphs = {LENZ_GRAPHS: "auto", LENZ_ON: "on"}.get(name, "off")
     counts = watch if name == "lenz" else Watch()
 
     def lenz(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Turn GPU results into Markdown: benchmarks/results/gpu.md.
 
 Run: python -m benchmarks.gpu_report [FILE ...]; FILEs, results of other runs on the same machine,
-are first merged into benchmarks/results/gpu.json, row by row.
+are first merged into benchmarks/results/gpu.json: row by row for the same machine, section by
+section for another one. Each section keeps the machine, and each row the commit, that it is of.
 """
 
 from __future__ import annotations
@@ -13,56 +14,66 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import LENZ_GRAPHS, PEER, PEER_GRAPHS, Row, geomean
-from benchmarks.report import HERE, Figure, figure_table, table
+from benchmarks.gpu_figures import figures, rows_of
+from benchmarks.host import GPU_BACKENDS as HOSTS
+from benchmarks.measure import LENZ_GRAPHS, LENZ_ON, PEER, PEER_GRAPHS, Row
+from benchmarks.report import HERE, figure_table, table
 
 RESULTS = HERE / "results" / "gpu.json"
 SIDES = ("eager", "lenz", PEER)
-GRAPH_SIDES = ("eager", "lenz", LENZ_GRAPHS, PEER, PEER_GRAPHS)
-NAMES = {"lenz": "lenz", LENZ_GRAPHS: "lenz with graphs"}
-HOST_BOUND = 0.75  # of the peer's time: then the GPU may wait
+GRAPH_SIDES = ("eager", "lenz", LENZ_GRAPHS, LENZ_ON, PEER, PEER_GRAPHS)
+NAMES = {"lenz": "lenz", LENZ_GRAPHS: "lenz with graphs", LENZ_ON: "lenz with graphs on"}
 # A model may be this many times as far from float32 as eager is, plus a rounding of bf16.
 MODEL_ERROR, ROUNDING = 2.0, 2.0**-8
 
 
-def rows_of(made: Row, section: str) -> list[Row]:
-    """The rows of a section."""
-    rows: list[Row] = made["groups"].get(section, {"rows": []})["rows"]
-    return rows
-
-
 def measured(row: Row) -> set[str]:
-    """The sides of a row that have a time."""
-    return {s for s in (*GRAPH_SIDES, "dynamo") if f"{s}_ms" in row or f"{s}_cold_s" in row}
+    """The figures of a row that are times."""
+    return {k for k in row if k.endswith(("_ms", "_us", "_cold_s", "_warm_s"))}
+
+
+def lifted(made: Row) -> Row:
+    """Results in which each section has its machine, as older files have it only once."""
+    groups = {s: {"machine": made["machine"], **g} for s, g in made["groups"].items()}
+    if "kernels" in groups and "copy_gbps" in made:
+        groups["kernels"].setdefault("copy_gbps", made["copy_gbps"])
+    return {"machine": made["machine"], "groups": groups}
 
 
 def merged(old: Row | None, new: Row) -> Row:
-    """`new` with those rows of `old` that it lacks, or has for fewer sides; same machine only."""
-    if old is None or old["machine"] != new["machine"]:
+    """`new` with the sections of `old` that it lacks, and those rows that it has not as fully.
+
+    Rows are of one machine in each section: where that is another one, the section is replaced.
+    """
+    new = lifted(new)
+    if old is None:
         return new
-    groups: dict[str, Any] = {}
+    old, groups = lifted(old), dict[str, Any]()
     for section in TABLES:
-        if section not in old["groups"] and section not in new["groups"]:
+        was, now = (x["groups"].get(section) for x in (old, new))
+        if was is None or now is None or was["machine"] != now["machine"] or not now["rows"]:
+            if found := now if was is None or (now is not None and now["rows"]) else was:
+                groups[section] = found
             continue
-        rows = {r["case"]: r for r in rows_of(old, section)}
-        for r in rows_of(new, section):
+        rows = {r["case"]: r for r in was["rows"]}
+        for r in now["rows"]:
             before = rows.get(r["case"])
             if before is None or measured(r) >= measured(before):
                 rows[r["case"]] = r
-        last = new["groups"].get(section) or old["groups"][section]
-        groups[section] = {**last, "rows": list(rows.values())}
-    return {**old, **new, "groups": groups}
+        groups[section] = {**was, **now, "rows": list(rows.values())}
+    return {"machine": new["machine"], "groups": groups}
 
 
 def faults(section: str, row: Row) -> list[str]:
     """What is wrong with a row: sides that failed, wrong results of lenz, graphs left to eager."""
     made = [row["failed"]] if "failed" in row else []
-    made += [f"{s}: {row[f'{s}_failed']}" for s in GRAPH_SIDES if f"{s}_failed" in row]
+    sides = dict.fromkeys((*GRAPH_SIDES, *HOSTS))
+    made += [f"{s}: {row[f'{s}_failed']}" for s in sides if f"{s}_failed" in row]
     for kind in ("error", "gradient_error"):
         limit = row.get("tol", math.inf)
         if section in ("models", "graphs") and f"eager_{kind}" in row:
             limit = MODEL_ERROR * row[f"eager_{kind}"] + ROUNDING
-        for who in ("lenz", LENZ_GRAPHS):
+        for who in NAMES:
             if not (off := row.get(f"{who}_{kind}", 0.0)) <= limit:
                 made.append(f"{NAMES[who]} is wrong: {kind} {off:.2g}, allowed {limit:.2g}")
     made += [f"lenz left a graph to eager: {why}" for why in row.get("refused", [])]
@@ -77,85 +88,6 @@ def skips(row: Row) -> list[str]:
 def fallbacks(row: Row) -> list[str]:
     """The ops that lenz leaves to eager although it is no library's work, with the reason."""
     return [f"lenz calls eager's {op}: {why}" for op, why in row.get("fallbacks", {}).items()]
-
-
-def _figure(name: str, target: str, ratios: dict[str, float], limit: float, is_up: bool) -> Figure:
-    """The worst of some figures against a limit, with the number of those that miss it."""
-    missed = sum((r < limit) if is_up else (r > limit) for r in ratios.values())
-    worst = (min if is_up else max)(ratios, key=lambda n: ratios[n])
-    text = f"{ratios[worst]:.2f} ({worst}); {missed} of {len(ratios)} miss it"
-    return Figure(name, target, text, missed == 0)
-
-
-def figures(made: Row) -> list[Figure]:
-    """Every figure to reach for which there are results."""
-    found: list[Figure] = []
-    calls = [r for r in rows_of(made, "first_call") if f"{PEER}_cold_s" in r and "lenz_cold_s" in r]
-    if calls:
-        ratios = {r["case"]: r["lenz_cold_s"] / r[f"{PEER}_cold_s"] for r in calls}
-        found.append(_figure("first call, cold", "<= 0.33x the peer", ratios, 1 / 3, False))
-    calls = [r for r in calls if "lenz_warm_s" in r and "dynamo_cold_s" in r]
-    if calls:
-        above = {r["case"]: r["lenz_warm_s"] - r["dynamo_cold_s"] for r in calls}
-        found.append(_figure("first call, warm", "<= 0.1 s above Dynamo alone", above, 0.1, False))
-    if kernels := [r for r in rows_of(made, "kernels") if "lenz_ms" in r]:
-        rates = {r["case"]: r["lenz_of_copy"] for r in kernels}
-        found.append(_figure("kernels", ">= 0.9 of the copy bandwidth", rates, 0.9, True))
-    for section in ("kernels", "models"):
-        rows = [r for r in rows_of(made, section) if f"lenz/{PEER}" in r]
-        if rows:
-            ratios = {r["case"]: r[f"lenz/{PEER}"] for r in rows}
-            mean = geomean(list(ratios.values()))
-            found += [
-                _figure(section, "each <= 1.0x the peer", ratios, 1.0, False),
-                Figure(f"{section}, geometric mean", "<= 1.0x the peer", f"{mean:.2f}", mean <= 1),
-            ]
-    found += _graph_figures([r for r in rows_of(made, "graphs") if f"{LENZ_GRAPHS}_ms" in r])
-    found += _host_figures([r for r in rows_of(made, "graphs") if "lenz_busy" in r])
-    rows = [r for r in rows_of(made, "models") if "lenz_peak" in r and f"{PEER}_peak" in r]
-    if rows:
-        ratios = {r["case"]: r["lenz_peak"] / r[f"{PEER}_peak"] for r in rows}
-        found.append(_figure("peak memory of models", "<= 1.0x the peer", ratios, 1.0, False))
-    return found
-
-
-def _graph_figures(rows: Sequence[Row]) -> list[Figure]:
-    """What is to be reached with CUDA graphs, and what they may cost."""
-    mine: dict[str, dict[str, float]] = {}
-    for r in rows:
-        wall = r[f"{LENZ_GRAPHS}_ms"]
-        told: dict[str, float] = {}
-        if f"{LENZ_GRAPHS}_busy" in r:
-            is_decode = "decode" in r["case"]  # kernels of few us: the gaps between them count
-            kind = "graphs of decode" if is_decode else "graphs"
-            told[f"{kind}, wall over busy time"] = 1 / r[f"{LENZ_GRAPHS}_busy"]
-        if "lenz_ms" in r:
-            told["graphs by choice, over the better of both"] = wall / min(wall, r["lenz_ms"])
-        if f"{LENZ_GRAPHS}_peak" in r and r.get("lenz_peak"):
-            told["peak memory, graphs over none"] = r[f"{LENZ_GRAPHS}_peak"] / r["lenz_peak"]
-        if f"{LENZ_GRAPHS}/{PEER_GRAPHS}" in r:
-            told["graphs over the peer's graphs"] = r[f"{LENZ_GRAPHS}/{PEER_GRAPHS}"]
-        for name, value in told.items():
-            mine.setdefault(name, {})[r["case"]] = value
-    limits = {
-        "graphs, wall over busy time": 1.12,
-        "graphs of decode, wall over busy time": 1.3,
-        "graphs by choice, over the better of both": 1.03,
-        "peak memory, graphs over none": 1.1,
-        "graphs over the peer's graphs": 1.0,
-    }
-    return [_figure(n, f"<= {limits[n]}x", ratios, limits[n], False) for n, ratios in mine.items()]
-
-
-def _host_figures(rows: Sequence[Row]) -> list[Figure]:
-    """Whether the host holds up the GPU without CUDA graphs, where it need not."""
-    held = {
-        r["case"]: r["lenz_busy"] for r in rows if not r.get(f"lenz/{PEER}", math.inf) <= HOST_BOUND
-    }
-    if not held:
-        return []
-    title = f"busy share without graphs, where lenz takes more than {HOST_BOUND}x the peer's time"
-    return [_figure(title, ">= 0.8", held, 0.8, True)]
 
 
 def number(row: Row, key: str, form: str, scale: float = 1.0) -> str:
@@ -210,7 +142,17 @@ def _graph_cells(r: Row) -> list[str]:
 def _launches(r: Row) -> str:
     if "kernels" not in r:
         return "-"
-    return f"{r['kernels']}+{sum(r['externs'].values())}"
+    return f"{r['kernels']}+{r['calls'] if 'calls' in r else sum(r['externs'].values())}"
+
+
+def _host_cells(r: Row) -> list[str]:
+    return [r["case"], _launches(r), *(number(r, f"{s}_us", ".1f") for s in HOSTS)]
+
+
+def _lengths_cells(r: Row) -> list[str]:
+    ratio = lambda how: f"{r[f'{how}_ms'] / r['off_ms']:.3f}" if f"{how}_ms" in r else "-"
+    times = [number(r, f"{how}_ms", ".2f") for how in ("off", "on", "auto")]
+    return [r["case"], *times, ratio("on"), ratio("auto")]
 
 
 def _first_call_cells(r: Row) -> list[str]:
@@ -218,6 +160,7 @@ def _first_call_cells(r: Row) -> list[str]:
     return [r["case"], *(number(r, f"{k}_s", ".2f") for k in keys)]
 
 
+SHOWN = ("eager", "lenz", "lenz graphs", "lenz on", "peer", "peer graphs")
 TABLES: dict[str, tuple[str, list[str], Callable[[Row], list[str]]]] = {
     "first_call": (
         "First call, new process, seconds",
@@ -240,11 +183,19 @@ TABLES: dict[str, tuple[str, list[str], Callable[[Row], list[str]]]] = {
     ),
     "graphs": (
         "CUDA graphs: ms per call, ms of the host, busy share of the GPU in %, peak memory in MiB",
-        ["model", "eager", "lenz", "lenz graphs", "peer", "peer graphs", "graphs / lenz",
-         "graphs / peer's graphs",
-         *(f"{s} {what}" for what in ("host", "busy", "MiB")
-           for s in ("eager", "lenz", "lenz graphs", "peer", "peer graphs"))],
+        ["model", *SHOWN, "graphs / lenz", "graphs / peer's graphs",
+         *(f"{s} {what}" for what in ("host", "busy", "MiB") for s in SHOWN)],
         _graph_cells,
+    ),
+    "lengths": (
+        "CUDA graphs where sizes change: ms for 200 calls of a layer of an encoder",
+        ["lengths", "off", "on", "auto", "on / off", "auto / off"],
+        _lengths_cells,
+    ),
+    "host": (
+        "Host cost of a call on 64 elements, us, least batch of 200",
+        ["function", "launches", *(n.replace("_", " ").replace(PEER, "peer") for n in HOSTS)],
+        _host_cells,
     ),
 }  # fmt: skip
 
@@ -258,16 +209,24 @@ def line(section: str, row: Row) -> str:
     )
 
 
-def summary(made: Row) -> str:
-    """The machine, the table of targets, and what went wrong."""
-    m = made["machine"]
-    copies = ", ".join(f"{rate:.0f} at {size}" for size, rate in made["copy_gbps"].items())
+def origin(group: Row) -> str:
+    """Where and of which commits the rows of a section are."""
+    m = group["machine"]
     named = ", ".join(f"{k} {v}" for k, v in m.items() if k != "gpu" and v is not None)
+    commits = dict.fromkeys(str(r.get("commit") or "not noted") for r in group["rows"])
+    found = f"Measured on {m['gpu']} ({named}); commit {', '.join(commits)}."
+    if copies := group.get("copy_gbps"):
+        rates = ", ".join(f"{rate:.0f} at {size}" for size, rate in copies.items())
+        found += f" Copy bandwidth in GB/s, by the size of each buffer: {rates}."
+    return found
+
+
+def summary(made: Row) -> str:
+    """The table of targets, and what went wrong."""
     head = (
-        f"Measured on {m['gpu']} ({named}). Copy bandwidth in GB/s, by the size of each buffer: "
-        f"{copies}. The peer is torch's default backend; medians of interleaved rounds; a ratio "
-        "below 1 means that lenz is faster. `copy` is a plain copy that moves the bytes that the "
-        "kernel has to move."
+        "The peer is torch's default backend; medians of interleaved rounds; a ratio below 1 means "
+        "that lenz is faster. `copy` is a plain copy that moves the bytes that the kernel has to "
+        "move. The tables say on which machine and at which commit they were measured."
     )
     wrong = [
         f"- {row['case']}: {fault}"
@@ -295,12 +254,14 @@ def details(made: Row) -> str:
     for section, (title, head, cells) in TABLES.items():
         rows = [r for r in rows_of(made, section) if not {"failed", "skipped"} & {*r}]
         if rows:
-            parts.append(f"## {title}\n\n{padded(head, [cells(r) for r in rows])}")
+            told = padded(head, [cells(r) for r in rows])
+            parts.append(f"## {title}\n\n{origin(made['groups'][section])}\n\n{told}")
     return "\n\n".join(parts)
 
 
 def document(made: Row) -> str:
     """The whole document."""
+    made = lifted(made)
     quick = any(g.get("quick") for g in made["groups"].values())
     note = "**Tiny sizes: this checks the harness and measures nothing.**\n\n" if quick else ""
     return f"# lenz on a GPU, measured\n\n{note}{summary(made)}\n\n{details(made)}\n"
@@ -313,7 +274,7 @@ def write(made: Row) -> None:
 
 def main(files: Sequence[str]) -> int:
     """Merge the files into the results, and make the documents of them."""
-    made: Row | None = json.loads(RESULTS.read_text()) if RESULTS.exists() else None
+    made: Row | None = lifted(json.loads(RESULTS.read_text())) if RESULTS.exists() else None
     for name in files:
         new: Row = json.loads(Path(name).read_text())
         if any(g.get("quick") for g in new["groups"].values()):

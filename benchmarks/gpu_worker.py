@@ -1,4 +1,4 @@
-"""Measure kernels or models in this process, one after the other, and tell the parent each step.
+"""Measure the cases of a section in this process, in turn, and tell the parent each step.
 
 A worker of `benchmarks.gpu`: `python -m benchmarks.gpu_worker JOB`, where JOB is JSON.  It prints
 lines that begin with MARK: {"at": [case, stage]} before each stage, {"row": {...}} after each case,
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_kernels, gpu_models
+from benchmarks import gpu_kernels, gpu_lengths, gpu_models, host
 from benchmarks.gpu_kernels import Case, Inputs
 from benchmarks.gpu_measure import (
     Clock,
@@ -38,7 +38,10 @@ from benchmarks.gpu_measure import (
     steady,
     timed,
 )
-from benchmarks.measure import MARK, PEER, PEER_GRAPHS, Call, Row
+from benchmarks.measure import LENZ_GRAPHS, LENZ_ON, MARK, PEER, PEER_GRAPHS, Call, Row, said
+
+# Steps before a side is timed: graphs are recorded, and `auto` times both ways.
+STEPS = {LENZ_GRAPHS: 16, LENZ_ON: 6, PEER_GRAPHS: 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,6 @@ class Fatal(Exception):
 
 def tell(**message: Any) -> None:
     print(MARK + json.dumps(message), flush=True)
-
-
-def said(e: BaseException) -> str:
-    """The first line of an error that says something, with its type."""
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {lines[0] if lines else ''}"[:300]
 
 
 def attempt(row: Row, case: str, name: str, clock: Clock, run: Callable[[], None]) -> bool:
@@ -167,7 +164,7 @@ def measure_model(name: str, job: Job, clock: Clock) -> Row:
             if who == PEER_GRAPHS:  # its results last until the next step
                 step = runner.step
                 runner.step = lambda: _marked(step)  # type: ignore[method-assign]
-            for _ in range(6 if "graphs" in who else 3):
+            for _ in range(STEPS.get(who, 3)):
                 runner.step()
             if job.device == "cuda":
                 row[f"{who}_peak"] = peak(runner.step, clock, before)
@@ -213,6 +210,20 @@ def _sides(job: Job, case: str, row: Row) -> list[str]:
     return [name for name in job.sides if name not in skip]
 
 
+def measure_host(name: str, job: Job) -> Row:
+    """The row of a function's host cost; one thread, as more add nothing to a tiny kernel."""
+    tell(at=[name, "timing"])
+    torch.set_num_threads(1)
+    fn = next(f for f in host.FUNCTIONS if f.__name__ == name)
+    return {"case": name, **host.measure(fn, 3 if job.tiny else 50, job.device)}
+
+
+def measure_lengths(name: str, job: Job) -> Row:
+    """The row of a layer on many lengths."""
+    tell(at=[name, "timing"])
+    return gpu_lengths.measure(name, job.tiny, job.device)
+
+
 def warm_kernel(case: Case, job: Job) -> None:
     """Compile and call the peer once."""
     with torch.device(job.device):
@@ -242,6 +253,10 @@ def work(job: Job) -> None:
         try:
             if clock is None:
                 warm_kernel(cases[name], job) if name in cases else warm_model(name, job)
+            elif job.section == "host":
+                tell(row=measure_host(name, job))
+            elif job.section == "lengths":
+                tell(row=measure_lengths(name, job))
             elif name in cases:
                 tell(row=measure_kernel(cases[name], job, clock))
             else:

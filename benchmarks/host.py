@@ -6,7 +6,8 @@ batches are interleaved.  `aot_eager` costs Dynamo's guards, AOTAutograd's wrapp
 what a compiler adds or saves stands against that.  `lenz_python` is lenz without native plans.
 
 A worker: `python -m benchmarks.host --threads N [--device cuda]` prints its rows as one line of
-JSON.  On a GPU a batch ends when its last launch is queued.
+JSON.  On a GPU a batch ends when its last launch is queued; two more contestants are lenz with CUDA
+graphs, and a backend whose function does nothing, which leaves Dynamo's guards.
 """
 
 from __future__ import annotations
@@ -14,19 +15,33 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 import lenz
-from benchmarks.measure import PEER, Call, Row, agree, compiled, fresh, note
+from benchmarks.measure import (
+    GUARDS,
+    LENZ_GRAPHS,
+    PEER,
+    Call,
+    Row,
+    agree,
+    compiled,
+    fresh,
+    note,
+    said,
+)
 
 PYTHON = "lenz_python"
 BACKENDS = ("eager", "aot_eager", "lenz", PYTHON, PEER)
+GPU_BACKENDS = (*BACKENDS[:3], LENZ_GRAPHS, PYTHON, PEER, GUARDS)
 BATCH = 200
 
 
@@ -76,10 +91,13 @@ FUNCTIONS = (one_op, five_ops, ten_kernels, ten_products, ten_convolutions, ten_
 
 def behind(fn: Callable[[Tensor], Tensor], name: str) -> Callable[[Tensor], Tensor]:
     """`fn` compiled by a contestant."""
-    if name != PYTHON:
+    if name == GUARDS:
+        nothing = lambda gm, inputs: lambda *args: args[:1]
+        return torch.compile(fresh(fn), backend=nothing, dynamic=False, fullgraph=True)  # type: ignore[no-any-return]
+    if name not in (PYTHON, LENZ_GRAPHS):
         return compiled(fn, name)  # type: ignore[no-any-return]
-    off = {"native": False}
-    return torch.compile(fresh(fn), backend="lenz", dynamic=False, fullgraph=True, options=off)  # type: ignore[no-any-return]
+    how: dict[str, Any] = {"native": False} if name == PYTHON else {"cuda_graphs": "on"}
+    return torch.compile(fresh(fn), backend="lenz", dynamic=False, fullgraph=True, options=how)  # type: ignore[no-any-return]
 
 
 def batch(call: Call) -> float:
@@ -93,22 +111,27 @@ def batch(call: Call) -> float:
 
 
 def measure(fn: Callable[[Tensor], Tensor], batches: int, device: str = "cpu") -> Row:
-    """Return the row of one function."""
+    """Return the row of one function; a contestant that fails leaves its error in it."""
     torch._dynamo.reset()
     x = torch.randn(8, 8, device=device)
     graph = lenz.explain(fn)(x).graphs[0]
     made: Row = {"fn": fn.__name__, "threads": torch.get_num_threads(), "rounds": batches}
     made |= {"device": device, "kernels": len(graph.kernels), "calls": len(graph.externs)}
     calls: dict[str, Call] = {}
-    took: dict[str, list[float]] = {n: [] for n in BACKENDS}
     # Compiled inside as well: Dynamo guards on the mode and would keep two entries to look through.
     with torch.no_grad():
-        for name in BACKENDS:
+        for name in BACKENDS if device == "cpu" else GPU_BACKENDS:
             f = behind(fn, name)
-            agree(fn(x), f(x), 1e-5, 1e-5)
+            try:
+                if name != GUARDS:
+                    agree(fn(x), f(x), 1e-5, 1e-5)
+                for _ in range(BATCH):
+                    f(x)
+            except Exception as e:  # noqa: BLE001 - one that fails must not hide the others
+                made[f"{name}_failed"] = said(e)
+                continue
             calls[name] = lambda f=f: f(x)  # type: ignore[misc]
-        for call in calls.values():
-            batch(call)
+        took: dict[str, list[float]] = {n: [] for n in calls}
         gc.collect()
         gc.disable()
         for _ in range(batches):
@@ -118,13 +141,13 @@ def measure(fn: Callable[[Tensor], Tensor], batches: int, device: str = "cpu") -
     for name, t in took.items():
         made[f"{name}_us"] = min(t)
         made[f"{name}_median_us"] = statistics.median(t)
-    made["lenz above aot_eager"] = made["lenz_us"] - made["aot_eager_us"]
-    made["peer above aot_eager"] = made[f"{PEER}_us"] - made["aot_eager_us"]
-    note(
-        f"{fn.__name__:16} {made['kernels']}+{made['calls']}  "
-        + "  ".join(f"{n} {made[f'{n}_us']:.2f}" for n in BACKENDS)
-        + f" us   lenz above aot_eager {made['lenz above aot_eager']:+.2f}"
-    )
+    for name, who in (("lenz", "lenz"), ("peer", PEER)):
+        if {who, "aot_eager"} <= took.keys():
+            made[f"{name} above aot_eager"] = made[f"{who}_us"] - made["aot_eager_us"]
+    shown = "  ".join(f"{n} {made[f'{n}_us']:.2f}" for n in took)
+    above = made.get("lenz above aot_eager", math.nan)
+    launches = f"{made['kernels']}+{made['calls']}"
+    note(f"{fn.__name__:16} {launches}  {shown} us   lenz above aot_eager {above:+.2f}")
     return made
 
 

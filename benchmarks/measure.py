@@ -24,8 +24,9 @@ from types import FunctionType
 from typing import Any
 
 PEER = "inductor"
-# The same two as CUDA graphs, where a mode asks for them.
-LENZ_GRAPHS, PEER_GRAPHS = "lenz_graphs", f"{PEER}_graphs"
+# The same two as CUDA graphs, where a mode asks for them; lenz's wherever one can be made; and
+# Dynamo's guards alone.
+LENZ_GRAPHS, PEER_GRAPHS, LENZ_ON, GUARDS = "lenz_graphs", f"{PEER}_graphs", "lenz_on", "guards"
 CONTESTANTS = ("eager", "lenz", PEER)
 # A sample shorter than this (seconds) is mostly the clock's own cost and scheduling jitter.
 SAMPLE = 2e-3
@@ -164,6 +165,30 @@ def child(module: str, args: Sequence[str], env: Mapping[str, str], threads: int
     if done.returncode:
         raise RuntimeError(f"benchmarks.{module} {' '.join(args)}: exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def said(e: BaseException) -> str:
+    """The first line of an error that says something, with its type."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return f"{type(e).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def commit() -> str | None:
+    """The commit of the code that runs, marked where code differs from it; None without git."""
+    root = Path(__file__).parent.parent
+    texts = []
+    for named in (
+        ["rev-parse", "--short", "HEAD"],
+        ["status", "--porcelain", "-uno", "--", "*.py"],
+    ):
+        try:
+            done = subprocess.run(
+                ["git", *named], cwd=root, capture_output=True, text=True, check=True
+            )
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        texts.append(done.stdout.strip())
+    return f"{texts[0]} with changes" if texts[1] else texts[0]
 
 
 def note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Results of benchmarks on CPUs are kept group by group; nothing starts without its packages."""
+"""Results of benchmarks are kept group by group, and their pages are what the reports make."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as benchmarks
+from benchmarks import gpu_report, report
 
 ROW = {"case": "c", "threads": 1, "failed": "eager: ValueError: not measured here"}
 
@@ -57,3 +58,21 @@ def test_missing_packages_are_named_before_anything_runs(
     assert "json missing" not in said and "==" not in said
     assert not benchmarks.missing(["host", "kernels"], False)
     assert not benchmarks.missing(["models"], True), "the quick model needs none"
+
+
+@pytest.mark.parametrize("made", (report, gpu_report), ids=("cpu", "gpu"))
+def test_the_pages_are_made_of_the_results(made: Any) -> None:
+    page = made.RESULTS.with_suffix(".md").read_text()
+    again = made.document(json.loads(made.RESULTS.read_text()))
+    assert page == again, f"run python -m {made.__name__}"
+
+
+def test_every_figure_on_a_cpu_is_a_line_before_anything_is_measured() -> None:
+    lines = report.figures({})
+    assert {f.verdict for f in lines} == {"not measured"}
+    assert {f.name for f in lines} == {f.name for f in report.figures(results())}
+
+
+def results() -> dict[str, Any]:
+    groups: dict[str, Any] = json.loads(report.RESULTS.read_text())["groups"]
+    return groups
