@@ -417,6 +417,7 @@ KINDS: Mapping[str, Kind] = {
     "reduction": _choice(graph.REDUCE_KINDS, "a kind of reduction", "RKIND"),
     "scan": _choice(graph.SCAN_KINDS, "a kind of scan", "SKIND"),
     "draws": _choice(get_args(graph.Draws)[1:], "what is drawn", '("key" | "numbers")'),
+    "taker": _choice(get_args(plan.Taker), "who takes it", '("kernels" | "calls" | "autograd")'),
     "update": _choice(graph.UPDATE_MODES, "a mode of update", "MODE"),
     "loop_kind": _choice(kernel.LOOP_KINDS, "a kind of loop", "LKIND"),
     "kernel_kind": _choice(get_args(kernel.KernelKind), "a kind of kernel", "KKIND"),

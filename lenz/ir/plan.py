@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from lenz.ir.graph import Atom, Draws
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
+
+# Who takes a new name of old memory: kernels need its address alone, calls also see its dtype and
+# sizes, and to autograd it must be a view as Python makes it.
+Taker = Literal["kernels", "calls", "autograd"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +108,15 @@ class Reuse:
     """
 
     SYNTAX: ClassVar = (
-        "reuse {name:def} : {type:type} of {source:take}",
-        "? same",
-        "? detached",
-    )
+        "reuse {name:def} : {type:type} of {source:take}", "? same", "? detached",
+        "? for {taker:taker}",
+    )  # fmt: skip
     name: str
     source: str
     type: TensorType
     same: bool = False
     detached: bool = False
+    taker: Taker = "calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +128,15 @@ class ViewStep:
     """
 
     SYNTAX: ClassVar = (
-        "view {name:def} : {type:type} of {source:share}",
-        "? same",
-        "? detached",
-    )
+        "view {name:def} : {type:type} of {source:share}", "? same", "? detached",
+        "? for {taker:taker}",
+    )  # fmt: skip
     name: str
     source: str
     type: TensorType
     same: bool = False
     detached: bool = False
+    taker: Taker = "calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +177,14 @@ class CallStep:
     The number of results is checked (`counted`) if the op is not torch's own.
     An op that `holds` may use the memory of its arguments and results until a call has run that
     `waits` for its results, or for good. Until then no other buffer gets that memory, and nothing
-    writes into it. `draws` is as of an Extern.
+    writes into it. `draws` is as of an Extern. An op that `writes` changes its arguments, or may:
+    then these must be to autograd the views that they are.
     """
 
     SYNTAX: ClassVar = (
         "call {outs:outs} = {op:word}({args:args}){single:single}", "? into", "? holds",
         "? waits ({waits:use*})", "? counted", "? draws {draws:draws}",
+        "? writes",
     )  # fmt: skip
     op: str
     args: tuple[Atom, ...]
@@ -190,6 +196,7 @@ class CallStep:
     waits: tuple[str, ...] = ()
     counted: bool = False
     draws: Draws = ""
+    writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

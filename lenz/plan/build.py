@@ -49,6 +49,8 @@ LARGE = 1 << 20  # bytes of an argument that are worth the 1 us of asking who ho
 HUGE = 1 << 22  # bytes of new CPU memory for which huge pages are asked: two of them
 # Ops of these give as many results as their fake kernels.
 TRUSTED = ("aten.", "prims.", "py.", "lenz.", "higher_order.")
+# No schema says what functions of these do to their arguments.
+UNTOLD = ("py.", "lenz.", "higher_order.", "obj:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +322,9 @@ class _Builder:
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.comment(step)
         counted = not (step.single or step.op.startswith(TRUSTED)) and any(outs)
-        told = False, step.holds, step.waits, counted, step.draws
+        is_untold = step.op.startswith(UNTOLD) and any(reads_of(step))
+        writes = bool(step.mutates) or is_untold
+        told = False, step.holds, step.waits, counted, step.draws, writes
         self.steps.append(CallStep(step.op, step.args, step.kwargs, outs, step.single, *told))
         # `getitem` takes a result out of a tuple; its maker is the op that returned the tuple.
         of = step.args[0] if step.op == "py.operator.getitem" else None

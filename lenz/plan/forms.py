@@ -1,16 +1,17 @@
-"""The sizes and strides in which Python holds each buffer of a plan, so that few tensors are made.
+"""The sizes and strides in which a plan holds each buffer, so that few tensors are made.
 
 A kernel takes an address; only calls, views and results need sizes and strides. A buffer that only
 kernels use keeps the tensor whose memory it reuses. A buffer that is only used through views is
-allocated in the form of its first view. A tensor costs 1 to 2 us of host time.
+allocated in the form of its first view. A tensor costs 1 to 2 us of host time. A view that only
+calls take costs less than one that autograd knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lenz.ir.graph import Ref, atom_refs
+from lenz.ir.graph import Atom, Ref, atom_refs
 from lenz.ir.plan import Alloc, CallStep, Lay, Plan, Reuse, Step, ViewStep
 from lenz.ir.tensor import TensorType
 from lenz.sym import ZERO
@@ -32,7 +33,31 @@ def formed(p: Plan) -> Plan:
                 same = same_form(s.type, found[source])
                 s = replace(s, same=same and (s.detached or name not in returned))
         steps.append(s)
-    return replace(p, steps=tuple(steps))
+    return replace(p, steps=tuple(taken(p.outputs, steps)))
+
+
+def taken(outputs: Iterable[Atom], steps: Sequence[Step]) -> Iterable[Step]:
+    """The steps, of which each new name of old memory says who takes it.
+
+    Autograd sees what leaves the plan, what an op writes, and all that these are views of.
+    """
+    seen = {r for a in outputs for r in atom_refs(a)}
+    named, found = set(seen), list[Step]()
+    for s in reversed(steps):
+        match s:
+            case CallStep():
+                named.update(_named(s))
+                seen.update(_named(s) if s.writes else ())
+            case Lay():
+                named.add(s.name)
+            case Reuse() | ViewStep():
+                is_seen, is_named = s.name in seen, s.name in named
+                s = replace(s, taker="autograd" if is_seen else "calls" if is_named else "kernels")
+                seen.update([s.source] * is_seen)
+                # The offset of a view counts elements.
+                named.update([s.source] * (isinstance(s, ViewStep) or (s.same and is_named)))
+        found.append(s)
+    return reversed(found)
 
 
 def forms(p: Plan) -> dict[str, TensorType]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import (
@@ -36,7 +35,7 @@ from lenz.ir.plan import (
 )  # fmt: skip
 from lenz.plan.native_args import arguments
 from lenz.plan.native_frame import Buffer, Frame, Layout, Refused, place, tensor
-from lenz.plan.native_shim import names, names_in, shim
+from lenz.plan.native_shim import shim
 from lenz.sym import Int, Sym, Var
 
 
@@ -77,9 +76,8 @@ def native(p: Plan, layout: Layout) -> Native:
         item = f.object(("constant", c.name))
         f.out.put(f"call void @Py_IncRef(ptr {item})")
         f.new(c.name, item).dtype = c.type.dtype
-    visible, taken = seen(p, layout), _taken(p)
     for f.step, s in enumerate(p.steps):
-        _step(f, s, visible, taken)
+        _step(f, s)
     _results(f, p, leave)
     code = f.out.function(len(f.slots), len(f.sizes), f.values, leave)
     constants = "\n".join(f.out.globals)
@@ -95,7 +93,7 @@ def on_gpu(p: Plan) -> bool:
     return any(t.device.startswith("cuda") for t in types)
 
 
-def _step(f: Frame, s: Step, visible: frozenset[str], taken: frozenset[str]) -> None:
+def _step(f: Frame, s: Step) -> None:
     match s:
         case BindSize():
             if s.var not in f.sizes:
@@ -108,7 +106,7 @@ def _step(f: Frame, s: Step, visible: frozenset[str], taken: frozenset[str]) -> 
             kept = f.inside(f.object(("constant", s.name)))
             f.succeed(f.out.let(f"call i32 @alias(ptr {kept}, ptr {f.slot(f.new(s.name))})"))
         case Reuse() | ViewStep():
-            _view(f, s, s.name in visible, s.name in taken)
+            _view(f, s)
         case LaunchStep():
             _launch(f, s)
         case CallStep():
@@ -160,9 +158,10 @@ def _over(f: Frame, s: Alloc) -> str:
     return done
 
 
-def _view(f: Frame, s: Reuse | ViewStep, is_seen: bool, is_taken: bool) -> None:
-    """The memory of another buffer, under another name; autograd knows of it if it `is_seen`."""
+def _view(f: Frame, s: Reuse | ViewStep) -> None:
+    """The memory of another buffer, under another name."""
     ends, source = isinstance(s, Reuse), f.buffers[s.source]
+    is_seen, is_taken = s.taker == "autograd", s.taker != "kernels"
     if s.same and (not s.detached or not is_seen):
         if ends:
             _rename(f, s)
@@ -217,42 +216,6 @@ def _seen(f: Frame, s: Reuse | ViewStep) -> None:
     if s.detached:
         item = _vectorcall(f, f.object("detach"), [(item, not s.same)], 1, "null")
     f.new(s.name, item).dtype = t.dtype
-
-
-def seen(p: Plan, layout: Layout) -> frozenset[str]:
-    """The buffers that leave the plan or are written by an op, and all that they are views of.
-
-    Of these, autograd's relations and versions must be as the Python function makes them.
-    """
-    found = {name for a in p.outputs for name in names_in(a)}
-    for s in reversed(p.steps):
-        if isinstance(s, CallStep) and not s.into and _mutates(layout.schema(s.op)):
-            found |= set(names(s))
-    for s in reversed(p.steps):
-        if isinstance(s, (Reuse, ViewStep)) and s.name in found:
-            found.add(s.source)
-    return frozenset(found)
-
-
-def _mutates(schema: Any) -> bool:
-    """True unless a schema says that its op writes nothing."""
-    return schema is None or bool(schema.is_mutable)
-
-
-def _taken(p: Plan) -> frozenset[str]:
-    """The buffers whose dtype and sizes something sees: all but those of kernels alone."""
-    found = {name for a in p.outputs for name in names_in(a)}
-    for s in reversed(p.steps):
-        match s:
-            case CallStep():
-                found |= set(names(s))
-            case Lay():
-                found.add(s.name)
-            case ViewStep():
-                found.add(s.source)  # its offset counts elements
-            case Reuse() if s.same and s.name in found:
-                found.add(s.source)
-    return frozenset(found)
 
 
 def _launch(f: Frame, s: LaunchStep) -> None:

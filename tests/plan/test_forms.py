@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from lenz.ir.dtype import F32, I32
 from lenz.ir.graph import Ref
 from lenz.ir.plan import Alloc, CallStep, LaunchStep, Plan, Reuse, ViewStep
 from lenz.ir.tensor import Layout, TensorType, contiguous
-from lenz.plan.forms import forms
+from lenz.plan.forms import formed, forms
 from lenz.plan.python import source
 from lenz.sym import Int, Sym, Var, maximum
 
@@ -50,6 +52,23 @@ def test_a_buffer_for_kernels_keeps_the_tensor_that_it_reuses() -> None:
     assert found["b"] is FLAT
     found = forms(plan(Alloc("a", FLAT), call("a"), Reuse("b", "a", BITS), launch, call("b")))
     assert found["b"] is BITS
+
+
+def takers(*steps: object, out: str = "out") -> dict[str, str]:
+    found = formed(plan(*steps, out=out)).steps
+    return {s.name: s.taker for s in found if isinstance(s, Reuse | ViewStep)}
+
+
+def test_who_takes_a_view() -> None:
+    """Autograd knows what leaves the plan, what an op writes, and all that these are views of."""
+    a, rows, late = Alloc("a", FLAT), ViewStep("rows", "a", ROWS), ViewStep("late", "rows", LATE)
+    launch, read = LaunchStep("k", ("late",), ()), call("late")
+    writes = replace(read, writes=True)
+    assert takers(a, rows, late, launch) == {"rows": "calls", "late": "kernels"}
+    assert takers(a, rows, late, read) == {"rows": "calls", "late": "calls"}
+    assert takers(a, rows, late, writes) == {"rows": "autograd", "late": "autograd"}
+    assert takers(a, rows, late, read, out="late") == {"rows": "autograd", "late": "autograd"}
+    assert takers(a, rows, late, read, out="rows") == {"rows": "autograd", "late": "calls"}
 
 
 def test_a_buffer_of_the_name_of_a_builtin_has_another_name() -> None:

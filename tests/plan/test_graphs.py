@@ -111,6 +111,18 @@ def test_memory_of_results_is_not_that_of_the_graph() -> None:
     assert new == [*only(p).writes] and len(new) == 1
 
 
+def test_a_call_says_that_it_writes() -> None:
+    """A function without a schema may write its arguments."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.view_as_real(torch.complex(x, x) @ torch.complex(w, x)).sum()
+
+    (p,) = cuda_programs(fn, (8, 8), (8, 8))
+    calls = {s.op: s.writes for s in plan_of(p).steps if isinstance(s, CallStep)}
+    assert calls.pop("lenz.view_as_real") and "aten.mm.default" in calls
+    assert not any(calls.values())
+
+
 def cut(x: Tensor, w: Tensor) -> Tensor:
     """An op that draws torch's own random numbers between products and kernels."""
     y = (x @ w).exp()
