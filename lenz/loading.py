@@ -15,7 +15,7 @@ import torch
 from lenz.ir.plan import Plan
 from lenz.machines import Counts, Functions, Loader, load_kernels
 from lenz.plan.native import native, on_gpu
-from lenz.plan.native_frame import Layout, Refused
+from lenz.plan.native_frame import TYPES, Layout, Refused
 from lenz.plan.native_link import Unavailable, linked
 from lenz.plan.native_objects import objects
 from lenz.plan.python import signatures, source
@@ -110,13 +110,13 @@ def fast_call(
     if gpu and not torch.cuda.is_available():
         return None
     tensors = {"cpu": plain, **({"cuda": plain_keys("cuda", mask)} if gpu else {})}
-    types = id(torch.Tensor), id(torch.nn.Parameter)
     ops = lambda op: getattr(op_of(op), "_schema", None), partial(_has, gpu)
     try:
-        layout = Layout(handle, keys, mask, tensors, negative, autograd, types, id(int), *ops)
+        layout = Layout(handle, keys, mask, tensors, negative, autograd, *ops)
         made = native(p, layout)
-        kernels = {name: address_of(f) for name, f in functions.items()}
-        library = linked(made.text, {**kernels, **addresses(made.shims, gpu)}, gpu, store)
+        imports = {name: address_of(f) for name, f in functions.items()}
+        imports |= {name: id(type) for name, type in TYPES.items()} | addresses(made.shims, gpu)
+        library = linked(made.text, imports, gpu, store)
     except (Refused, Unavailable):
         return None
     own = objects(made, p, module, slow)

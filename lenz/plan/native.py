@@ -34,7 +34,7 @@ from lenz.ir.plan import (
     ViewStep,
 )  # fmt: skip
 from lenz.plan.native_args import arguments
-from lenz.plan.native_frame import Buffer, Frame, Layout, Refused, place, tensor
+from lenz.plan.native_frame import Buffer, Frame, Layout, Refused, place, tensor, types
 from lenz.plan.native_shim import shim
 from lenz.sym import Int, Sym, Var
 
@@ -298,7 +298,8 @@ def _lay(f: Frame, s: Lay) -> None:
     differs, done = out.label(), out.label()
     if b.is_object:
         x = f.layout
-        told = f"i64 {x.types[0]}, i64 {x.types[1]}, i64 {x.handle}, i64 {x.keys}, i64 {x.mask}"
+        told = types(f, "type_tensor", "type_parameter")
+        told += f", i64 {x.handle}, i64 {x.keys}, i64 {x.mask}"
         plain = out.let(f"call i1 @is_plain_object(ptr {item}, {told}, i64 {x.plain[kind]})")
         out.unless(f"icmp eq i1 {plain}, true", differs)
     handle = f.inside(item) if b.is_object else item

@@ -6,7 +6,7 @@ Nothing is changed before all arguments are checked, so that the Python function
 from __future__ import annotations
 
 from lenz.ir.plan import BindSize, Input, LaunchStep, Plan, SizeInput
-from lenz.plan.native_frame import Frame, Refused, place, tensor
+from lenz.plan.native_frame import Frame, Refused, place, tensor, types
 from lenz.sym import Int, Var, as_multiple
 
 
@@ -65,8 +65,8 @@ def expect(f: Frame, test: str) -> None:
 def _tensor(f: Frame, i: Input, item: str) -> str:
     """Check that an argument is a plain tensor; its handle."""
     x = f.layout
-    types = f"i64 {x.types[0]}, i64 {x.types[1]}"
-    expect(f, f"icmp eq i1 {f.out.let(f'call i1 @is_either(ptr {item}, {types})')}, true")
+    told = types(f, "type_tensor", "type_parameter")
+    expect(f, f"icmp eq i1 {f.out.let(f'call i1 @is_either(ptr {item}, {told})')}, true")
     handle = f.inside(item)
     kind, number = ("", -1) if i.anywhere else place(i.type.device)
     mask, keys = (x.mask, x.plain[kind]) if kind else (x.negative * i.signed, 0)
@@ -91,7 +91,7 @@ def _ready(f: Frame, s: LaunchStep, handles: list[str]) -> None:
 
 def _integer(f: Frame, i: SizeInput, item: str) -> tuple[Var, str, int] | None:
     """Check an integer argument; the size of which it is a multiple, if it is not that size."""
-    test = f.out.let(f"call i1 @is_either(ptr {item}, i64 {f.layout.integer}, i64 0)")
+    test = f.out.let(f"call i1 @is_either(ptr {item}, {types(f, 'type_int')}, i64 0)")
     expect(f, f"icmp eq i1 {test}, true")
     if isinstance(i.value, Int):
         return None  # as in the Python function, nobody looks at it

@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from lenz.ir.dtype import DType
 from lenz.ir.tensor import TensorType
 from lenz.plan.native_text import CODES, Lines
 from lenz.sym import Sym, Var
+
+# The types of arguments, by what the code calls them.
+TYPES = {"type_tensor": torch.Tensor, "type_parameter": torch.nn.Parameter, "type_int": int}
 
 
 class Refused(Exception):
@@ -26,8 +31,6 @@ class Layout:
     plain     what they are in a tensor whose memory is as its strides say, by type of device
     negative  the key of a tensor whose memory holds the negative
     autograd  the keys by which autograd learns of a call
-    types     the addresses of `torch.Tensor` and `torch.nn.Parameter`
-    integer   the address of `int`
     schema    the schema of an op, by its name in plans; None for a function without one
     has       whether torch's library has a function of this name
     """
@@ -38,8 +41,6 @@ class Layout:
     plain: Mapping[str, int]
     negative: int
     autograd: int
-    types: tuple[int, int]
-    integer: int
     schema: Callable[[str], Any]
     has: Callable[[str], bool]
 
@@ -170,6 +171,13 @@ class Frame:
         self.out.put(f"store i64 {wide}, ptr %status")
         self.out.put(f"store i64 {self.step}, ptr %where")
         self.out.unless(f"icmp eq i64 {wide}, 0", "failed_free" if self.released else "failed")
+
+
+def types(f: Frame, *names: str) -> str:
+    """The addresses of Python types of `TYPES`, which differ between processes, as numbers."""
+    for name in names:
+        f.out.declare(name, f"@{name} = external global i8")
+    return ", ".join([f"i64 ptrtoint (ptr @{name} to i64)" for name in names])
 
 
 def tensor(t: TensorType) -> str:

@@ -380,6 +380,7 @@ print([n for n in names if n in sys.modules])
 def test_another_process_imports_no_compiler(tmp_path: Path) -> None:
     """Neither where all is found, nor where a graph is traced and its halves are found."""
     environment = {**os.environ, "LENZ_CACHE_DIR": str(tmp_path)}
+    before: list[str] = []
     for way in ("compiled", "found", "traced"):
         for entry in tmp_path.rglob("*.trace") if way == "traced" else ():
             entry.unlink()
@@ -388,4 +389,7 @@ def test_another_process_imports_no_compiler(tmp_path: Path) -> None:
             command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
+        plans = sorted(path.name for path in tmp_path.rglob("*.plan"))
+        assert plans and plans == (before or plans), "native code is compiled once"
+        before = plans
         assert (done.stdout.strip() != "[]") == (way == "compiled"), f"{way}: {done.stdout}"

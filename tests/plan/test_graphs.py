@@ -92,7 +92,7 @@ def test_what_libraries_use_is_copied_or_pinned() -> None:
 def test_the_plan_around_a_graph_is_text_and_native_code() -> None:
     """It reads as it prints, and LLVM takes its code."""
     layout = Layout(
-        16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0, (1, 2), 3,
+        16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0,
         lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
     )  # fmt: skip
     moving = cuda_programs(lambda x, w: (x @ w).softmax(-1) @ w, (8, 8), (8, 8), dynamic=True)
@@ -175,7 +175,7 @@ def test_why_a_plan_has_no_graph() -> None:
 def test_a_plan_with_graphs_is_left_on_every_way_out() -> None:
     """A flag says that a call is under way: it is set once and cleared before each return."""
     layout = Layout(
-        16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0, (1, 2), 3,
+        16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0,
         lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
     )  # fmt: skip
     (p,) = cuda_programs(cut, (32, 32), (32, 32))
