@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # a cached graph needs no compiler, which takes 0.3 s to impo
     from lenz.context import Context
     from lenz.debug.report import ExternReport, GraphReport, KernelReport, Report
     from lenz.pipeline import Compiled
+    from lenz.replay import Replayed
 
 # Modes of torch.compile. On CPUs all of them mean the default: only kernels of GPUs have tiles to
 # choose from, and only GPUs have graphs.
@@ -358,6 +359,7 @@ class Explainer:
 
     graphs: list[GraphReport] = field(default_factory=list)
     launches: list[KernelReport | ExternReport] = field(default_factory=list)
+    replayed: dict[int, Replayed] = field(default_factory=dict)  # by the place in `graphs`
     count: int = 0
 
     def backend(self, options: Options) -> Callable[..., Any]:
@@ -373,6 +375,8 @@ class Explainer:
         """The report so far."""
         from lenz.debug.report import Report
 
+        for k, plan in self.replayed.items():
+            self.graphs[k] = replace(self.graphs[k], cuda_graph=plan.told)
         return Report(tuple(self.graphs), tuple(self.launches), result)
 
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
@@ -385,6 +389,8 @@ class Explainer:
         from lenz.replay import Replayed
 
         p = made.program
+        if isinstance(made.call, Replayed):
+            self.replayed[len(self.graphs)] = made.call
         steps = launches(made.schedule, {q.name: q.source for q in p.placeholders})
         self.graphs.append(
             GraphReport(
@@ -401,7 +407,6 @@ class Explainer:
                 ended_by=p.ended_by,
                 facts=tuple(text for name, f in p.facts.items() for text in f.told(name)),
                 autotune=made.tuned,
-                cuda_graph=made.call.told if isinstance(made.call, Replayed) else "",
                 calls=p.calls,
                 timeline=timeline(made.plan, made.schedule, made.graph.env),
             )
@@ -456,21 +461,28 @@ def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def explain(
-    fn: Callable[..., Any], dynamic: bool | None = None, options: Mapping[str, object] | None = None
+    fn: Callable[..., Any],
+    dynamic: bool | None = None,
+    options: Mapping[str, object] | None = None,
+    calls: int = 1,
 ) -> Callable[..., Report]:
-    """Return a function that compiles `fn`, runs it once on its arguments, and returns a report.
+    """Return a function that compiles `fn`, runs it on its arguments, and returns a report.
 
         report = lenz.explain(f)(x, y)
         len(report.launches), report.graphs[0].kernels[0].bytes_read
 
     `dynamic` and `options` are those of torch.compile. The report includes a backward pass if `fn`
-    runs it. Raises any error of `fn` and of the compiler.
+    runs it. It is of the last of `calls` calls, and says what CUDA graphs did in all of them.
+    Raises any error of `fn` and of the compiler.
     """
     chosen = Options.from_environment(options)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
         seen = Explainer()
         run = torch.compile(_fresh(fn), backend=seen.backend(chosen), dynamic=dynamic)
+        for _ in range(calls - 1):
+            run(*args, **kwargs)
+            seen.launches.clear()
         return seen.report(run(*args, **kwargs))
 
     return explained

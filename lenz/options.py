@@ -84,6 +84,9 @@ class Options:
         key=False,
         choices=("off", "on", "auto"),
     )
+    cuda_graph_sizes: int = option(
+        8, "How many sets of sizes of a plan have CUDA graphs at once; at least 1.", key=False
+    )
     background: bool = option(
         False,
         "Run graphs in eager at first, while another process compiles them into the disk cache.",
@@ -201,8 +204,8 @@ def _checked(name: str, kind: object, choices: tuple[str, ...], value: object) -
         case "bool", bool():
             return value
         case "int", int() if not isinstance(value, bool):
-            if value < -1:
-                raise UserError(f"option {name}: {value} is below -1")
+            if value < (least := 1 if name == "cuda_graph_sizes" else -1):
+                raise UserError(f"option {name}: {value} is below {least}")
             return value
         case "float | None", int() | float() if not isinstance(value, bool):
             if not (0 < value <= 1 or (1 < value < 2**63 and value == int(value))):

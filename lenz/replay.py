@@ -3,7 +3,9 @@
 A graph is made for the sizes of a call in one stream. The first call with these sizes runs without
 one, so that sizes that come once cost nothing; the second one makes it. A call that its graph does
 not fit runs without one: the memory that the graph keeps for the backward half is still in use, an
-argument has moved, or the user captures a graph of their own.
+argument has moved, or the user captures a graph of their own. The report counts all of these.
+
+With `auto`, launches and replays of the same sizes take turns until each was timed three times.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Any, TypeAlias
 
 import torch
@@ -39,14 +42,65 @@ from lenz.runtime.store import Store
 from lenz.sym import Int, Var, as_multiple, evaluate
 
 WARM = 1  # calls without a graph before one is made for their sizes; one more to measure it
+TURNS = 3  # calls that are timed each way: the host's and the GPU's clocks make one call noisy
 SLOWER = 1.02  # a graph that takes so much longer than launches is not used
-MOST = 8  # sets of sizes and addresses of a plan that have graphs
 TWINS = 2  # graphs for one such set, where the memory that one keeps is in use
 REST = 64  # calls that no graph fits, until one that is not used makes room for others
 MOVES = 8  # calls in a row, each with new addresses, after which these are expected anywhere
 
+# What becomes of calls, in the words of the report.
+WARM_UP, RECORD, REPLAY, TIMED = "warm-up", "record", "replay", "by launches to time them"
+ALIVE = "without a graph because the last forward is alive"
+BUSY = "without a graph because another call is under way"
+CAPTURED = "into a graph that the user captures"
+FULL = "without a graph because other sizes have them"
+UNFIT = "without a graph because an argument is not as the plan takes it"
+MOVED = "without a graph because arguments move"
+
 Sizes: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[Sizes, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options ask for: to choose by time, sets of sizes with graphs, native code."""
+
+    is_measured: bool = False
+    sizes: int = 8
+    is_native: bool = True
+
+
+@dataclass(slots=True)
+class Trial:
+    """The seconds of calls with and without a graph, in turns."""
+
+    plain: list[float] = field(default_factory=list)
+    replayed: list[float] = field(default_factory=list)
+
+    def launches(self, plain: Boxed, args: list[Any]) -> Sequence[Any]:
+        """Run a call without a graph, and time it."""
+        took, results = _timed(plain, args)
+        self.plain.append(took)
+        return list(results)
+
+    @property
+    def is_plains_turn(self) -> bool:
+        """Whether the next call is timed without a graph."""
+        return len(self.plain) <= len(self.replayed)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether both ways were timed often enough."""
+        return min(len(self.plain), len(self.replayed)) >= TURNS
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a replay takes longer than launches."""
+        return median(self.replayed) > SLOWER * median(self.plain)
+
+    def __str__(self) -> str:
+        ways = (1e3 * median(x) for x in (self.replayed, self.plain))
+        return "a replay takes {:.3f} ms, launches {:.3f} ms".format(*ways)
 
 
 @dataclass(slots=True)
@@ -65,6 +119,11 @@ class Made:
     def replays(self) -> int:
         """How often it was replayed."""
         return self.records[0].replays
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody holds memory that it keeps."""
+        return any(r.is_held for r in self.records)
 
 
 @dataclass(slots=True)
@@ -95,20 +154,22 @@ class Given:
 class Replayed:
     """A plan as a callable that takes a list of arguments and empties it.
 
-    `why` says why no graph is made; it is empty while graphs may be made.
+    `why` says why no graph is made; it is empty while graphs may be made. `did` counts calls.
     """
 
-    def __init__(self, given: Given, plain: Boxed, is_measured: bool) -> None:
-        self.given, self.plain, self.is_measured = given, plain, is_measured
+    def __init__(self, given: Given, plain: Boxed, asked: Asked) -> None:
+        self.given, self.plain, self.asked = given, plain, asked
         self.made: OrderedDict[Key, list[Made]] = OrderedDict()
         self.used: dict[Key, int] = {}  # the miss at which its graph was chosen last
         self.seen: Counter[Key] = Counter()
-        self.took: dict[Key, float] = {}
+        self.trials: dict[Key, Trial] = {}
+        self.slow: set[Sizes] = set()
+        self.did: Counter[str] = Counter()
         self.misses = self.replays = 0
         self.moving: set[str] = set()
         self.addresses: dict[Sizes, list[tuple[int, ...]]] = {}
         self.lock = threading.RLock()
-        self.why = ""
+        self.why = self.choice = ""
         self.now: Boxed = self.decide
         self.graphed = self.split()
 
@@ -118,16 +179,24 @@ class Replayed:
 
     @property
     def told(self) -> str:
-        """Whether a graph replays the plan, or why not, for the report."""
-        if self.graphed is None:
-            return f"none, since {self.why}" if self.why else "none"
-        count, outside = len(self.graphed.regions), "; ".join(self.graphed.outside)
-        return f"{count}, around what none can hold: {outside}" if outside else "all of it"
+        """Whether a graph replays the plan, or why not, and what calls did, for the report."""
+        head = f"none, since {self.why}"
+        if self.graphed is not None:
+            count, outside = len(self.graphed.regions), "; ".join(self.graphed.outside)
+            head = f"{count}, around what none can hold: {outside}" if outside else "all of it"
+        with self.lock:
+            did = self.did + Counter({REPLAY: replays(self.made.values())})
+        order = dict.fromkeys((WARM_UP, TIMED, RECORD, REPLAY, *sorted(did)))
+        calls = ", ".join(f"{did[what]} {what}" for what in order if did[what])
+        chosen = f"auto: {self.choice}" if self.choice and self.graphed is not None else ""
+        return "; ".join(filter(None, (head, chosen, f"calls: {calls}" if calls else "")))
 
     def split(self) -> Graphed | None:
         """The graph and the plan around it; None, and the reason in `why`, if there is none."""
         g = self.given
         try:
+            if not self.asked.is_native:
+                raise Uncaptured("only native code replays graphs, and the option `native` is off")
             terms = Terms(op_of, g.pinned - self.moving, g.mutated, g.results, g.saved)
             return graphed(g.plan, terms)
         except Uncaptured as e:
@@ -137,55 +206,87 @@ class Replayed:
     def stop(self, why: str) -> None:
         """Make no graph any more."""
         self.why, self.now, self.graphed = why, self.plain, None
-        self.made.clear()
+        self.drop(*self.made)
+
+    def drop(self, *keys: Key) -> None:
+        """Drop graphs."""
+        for key in keys:
+            self.did[REPLAY] += replays([self.made.pop(key)])
+            self.used.pop(key, None)
+            self.trials.pop(key, None)
 
     def decide(self, args: list[Any]) -> Sequence[Any]:
         """Run a call that the graph of the last one does not fit."""
-        if self.graphed is None or executor.modes() or torch.cuda.is_current_stream_capturing():
+        if self.graphed is None or executor.modes():
+            return self.plain(args)
+        if torch.cuda.is_current_stream_capturing():
+            self.did[CAPTURED] += 1
             return self.plain(args)
         try:
             key = self.key(args)
         except (AssertionError, AttributeError, TypeError, ValueError):
             return self.plain(args)  # not what the plan takes: it says so, or runs a fallback
+        if key[0] in self.slow:
+            return self.plain(args)
         with self.lock:
             self.misses += 1
-            known = tuple(self.made.get(key, ()))
+            known, trial = tuple(self.made.get(key, ())), self.trials.get(key)
+        if known and trial is not None and trial.is_plains_turn:
+            self.did[TIMED] += 1
+            return trial.launches(self.plain, args)
         for made in known:
-            is_timed = key in self.took
-            took, results = _timed(made.tried, args) if is_timed else (0.0, made.tried(args))
+            took, results = (0.0, made.tried(args)) if trial is None else _timed(made.tried, args)
             if results is not None:
+                if trial is not None:
+                    trial.replayed.append(took)
+                    self.judge(key, trial)
                 self.choose(key, made)
-                self.compare(key, took)
                 return results
-        return self.without(key, args)
+        return self.without(key, args, known)
 
-    def without(self, key: Key, args: list[Any]) -> Sequence[Any]:
+    def without(self, key: Key, args: list[Any], known: Sequence[Made]) -> Sequence[Any]:
         """Run a call that no graph fits, by a new one if such calls come again."""
         with self.lock:  # others may run calls meanwhile
             if self.graphed is None or self.moves(key):
+                self.did[MOVED] += self.graphed is not None
                 return self.plain(args)
-            if len(self.seen) > 64 * MOST:
+            if len(self.seen) > 64 * self.asked.sizes:
                 self.seen.clear()
+                self.trials = {k: t for k, t in self.trials.items() if k in self.made}
             self.seen[key] += 1
-            is_timed = self.is_measured and self.seen[key] == WARM + 1
-            makes = self.seen[key] > WARM + is_timed and self.has_room(key)
-            if makes and takes(self.given.plan, args):
+            is_timed = self.asked.is_measured and self.seen[key] == WARM + 1
+            may_be = self.seen[key] > WARM and not is_timed
+            if not may_be:
+                what = TIMED if is_timed else WARM_UP
+            elif not self.has_room(key):
+                held = any(m.is_held for m in known)
+                what = FULL if not known else ALIVE if held else BUSY
+            elif takes(self.given.plan, args):
+                self.did[RECORD] += 1
                 return self.make(key, args)
-        if not is_timed:
-            return self.plain(args)
-        self.took[key], given = _timed(self.plain, args)
-        return list(given)
+            else:
+                what = UNFIT
+            self.did[what] += 1
+            trial = self.trials.setdefault(key, Trial()) if is_timed else None
+        return self.plain(args) if trial is None else trial.launches(self.plain, args)
 
-    def compare(self, key: Key, took: float) -> None:
-        """Make no graphs any more if launches have taken less time than a replay."""
-        plain = self.took.pop(key, took)
-        if took > SLOWER * plain:
-            self.stop(f"a replay takes {1e3 * took:.2f} ms, launches {1e3 * plain:.2f} ms")
+    def judge(self, key: Key, trial: Trial) -> None:
+        """Make no graph of these sizes any more, or none at all, if launches take less time."""
+        with self.lock:
+            if not trial.is_over or self.trials.pop(key, None) is None:
+                return
+            self.choice = str(trial)
+            if trial.is_slow:
+                self.slow.add(key[0])
+                self.drop(key)
+                is_only = len(key[0]) == 1 or len(self.slow) >= self.asked.sizes
+                if is_only and not self.made:
+                    self.stop(self.choice)
 
     def choose(self, key: Key, made: Made) -> None:
         """Have the next call try this graph first."""
         with self.lock:
-            if key in self.made:
+            if key in self.made and key not in self.trials:
                 self.now, self.used[key] = made.call, self.misses
                 self.made.move_to_end(key)
 
@@ -193,21 +294,20 @@ class Replayed:
         """Whether a graph may be made, perhaps in place of one that is not used."""
         if key in self.made:
             return len(self.made[key]) < TWINS
-        if len(self.made) < MOST:
+        if len(self.made) < self.asked.sizes:
             return True
         oldest = next(iter(self.made))
         if self.misses - self.used[oldest] <= REST:
             return False
-        del self.made[oldest], self.used[oldest]
+        self.drop(oldest)
         return True
 
     def moves(self, key: Key) -> bool:
         """Whether addresses have just been found to move: then other graphs are made."""
         sizes, starts = key
-        replays = sum(m.replays for twins in self.made.values() for m in twins)
-        if replays != self.replays:
+        before, self.replays = self.replays, replays(self.made.values())
+        if self.replays != before:
             self.addresses.clear()
-        self.replays = replays
         known = self.addresses.setdefault(sizes, [])
         if starts in known or key in self.made:
             return False
@@ -216,7 +316,7 @@ class Replayed:
             return False
         pairs = zip(self.graphed.pinned, known[-2], starts, strict=True)
         self.moving |= {name for name, a, b in pairs if a != b}
-        self.made.clear()
+        self.drop(*self.made)
         self.addresses.clear()
         self.now, self.graphed = self.decide, self.split()
         return True
@@ -226,14 +326,8 @@ class Replayed:
         assert self.graphed is not None
         p = self.given.plan
         tensors = {i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, Input)}
-        sizes = executor.stream(self.gpu), *sizes_of(p, args).values()
+        sizes = executor.stream(gpu_of(self.graphed)), *sizes_of(p, args).values()
         return sizes, tuple([tensors[n].data_ptr() for n in self.graphed.pinned])
-
-    @property
-    def gpu(self) -> int:
-        """The number of the GPU."""
-        assert self.graphed is not None
-        return int(torch.device(self.graphed.device).index)
 
     def make(self, key: Key, args: list[Any]) -> Sequence[Any]:
         """Make graphs for calls like this one, and run this one."""
@@ -252,8 +346,7 @@ class Replayed:
         else:
             self.made.setdefault(key, []).append(made)
             self.used[key] = self.misses
-            if key not in self.took:  # else the next call is timed
-                self.choose(key, made)
+            self.choose(key, made)
         results = [value(a, run.look) for a in g.plan.outputs]
         args.clear()
         return results
@@ -296,7 +389,7 @@ class Recorded(Runner):
     ) -> None:  # fmt: skip
         super().__init__(of.given.functions, env, sizes, value, stream)
         assert of.graphed is not None
-        self.gpu, self.known = of.gpu, frozenset(sizes)
+        self.gpu, self.known = gpu_of(of.graphed), frozenset(sizes)
         self.regions = {r.name: r for r in of.graphed.regions}
         self.captured: dict[str, Captured] = {}
         self.why = ""
@@ -337,6 +430,16 @@ class Recorded(Runner):
         w = Wanted(r.steps, reads, writes, fixed, r.kept, r.copied, r.mutated)
         memory = Pool() if keeps_its_own(w) else pool(self.gpu, self.stream)
         return capture(w, self, self.gpu, memory)
+
+
+def gpu_of(g: Graphed) -> int:
+    """The number of the GPU."""
+    return int(torch.device(g.device).index)
+
+
+def replays(made: Iterable[Sequence[Made]]) -> int:
+    """How often graphs were replayed."""
+    return sum(m.replays for twins in made for m in twins)
 
 
 def _timed(run: Callable[[list[Any]], Any], args: list[Any]) -> tuple[float, Any]:

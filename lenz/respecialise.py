@@ -84,14 +84,15 @@ def load_plan(
     store = store_in(options)
     how = options.native, store
     run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
-    if options.cuda_graphs == "off" or needs.kind == "body" or not options.native:
+    if options.cuda_graphs == "off" or needs.kind == "body":
         return run
-    from lenz.replay import Given, Replayed
+    from lenz.replay import Asked, Given, Replayed
 
     fixed = {name: aligned(t) for name, t in needs.constants.items()}
     facts = needs.pinned, needs.mutated, needs.types, needs.saved, needs.modules
     given = Given(p, functions, fixed, *facts, store)
-    return Replayed(given, run, options.cuda_graphs == "auto")
+    asked = Asked(options.cuda_graphs == "auto", options.cuda_graph_sizes, options.native)
+    return Replayed(given, run, asked)
 
 
 def pinned_of(program: FxProgram) -> frozenset[str]:

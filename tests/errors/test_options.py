@@ -14,6 +14,7 @@ from lenz.options import LOGS, Options, options_table
 
 OTHER: dict[str, Any] = {
     "cuda_graphs": "on",
+    "cuda_graph_sizes": 3,
     "cache_mb": 64,
     "fuel": 3,
     "on_error": "eager",
@@ -93,7 +94,7 @@ def test_an_unknown_variable_lists_near_names() -> None:
 
 
 def test_a_name_near_to_none_lists_all() -> None:
-    with pytest.raises(UserError, match="known names: aligned, autotune, cache, cache_dir"):
+    with pytest.raises(UserError, match="known names: aligned, autotune, background, cache"):
         read({"zzzzzzzz": 1})
 
 

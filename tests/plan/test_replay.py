@@ -6,6 +6,7 @@ memory that is not the caller's is found here. Which steps are outside is chosen
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, randn
 
+import lenz
 from lenz import replay
+from lenz.errors import UserError
 from lenz.ir.plan import CallStep, Check, LaunchStep, Step
 from lenz.machine.cuda import graph
 from lenz.plan import graphs
@@ -42,8 +45,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[replay.Replayed]:
     found: list[replay.Replayed] = []
 
     class Noted(replay.Replayed):
-        gpu = 0
-
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             found.append(self)
@@ -67,6 +68,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[replay.Replayed]:
     monkeypatch.setattr(torch.cuda, "device", lambda d: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(graphs, "_device", lambda steps: "cpu")
+    monkeypatch.setattr(replay, "gpu_of", lambda g: 0)
     return found
 
 
@@ -84,9 +86,9 @@ def cut(monkeypatch: pytest.MonkeyPatch, every: int, calls: bool) -> None:
     monkeypatch.setattr(graphs, "_refusal", refusal)
 
 
-def compiled(fn: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+def compiled(fn: Callable[..., Any], dynamic: bool | None = None, **how: Any) -> Callable[..., Any]:
     options = {"cuda_graphs": "on", "cache": False, **how}
-    return torch.compile(fn, backend="lenz", options=options)
+    return torch.compile(fn, backend="lenz", options=options, dynamic=dynamic)
 
 
 def layers(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
@@ -185,3 +187,172 @@ def test_arguments_that_the_plan_does_not_take(
         None,
     ):
         assert not replay.takes(r.given.plan, [other, w])
+
+
+class Graph:
+    """A graph that runs the plan for its sizes, unless it is held or a call is under way."""
+
+    def __init__(self, of: replay.Replayed, key: replay.Key) -> None:
+        self.of, self.key = of, key
+        self.replays, self.is_held, self.is_busy = 0, False, False
+
+    def made(self) -> replay.Made:
+        return replay.Made(self.call, self.tried, (self,))  # type: ignore[arg-type]
+
+    def call(self, args: list[Any]) -> Any:
+        results = self.tried(args)
+        return self.of.decide(args) if results is None else results
+
+    def tried(self, args: list[Any]) -> Any:
+        if self.is_held or self.is_busy or self.of.key(args) != self.key:
+            return None
+        self.replays += 1
+        return self.of.plain(args)
+
+
+@pytest.fixture
+def simulated(made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graphs of all plans, which run; made by the second calls of their sizes."""
+    cut(monkeypatch, 0, calls=False)
+    found: list[Graph] = []
+
+    def linked(self: Any, graphed: Any, key: replay.Key, *args: Any) -> replay.Made:
+        found.append(Graph(self, key))
+        return found[-1].made()
+
+    monkeypatch.setattr(getattr(replay, "Replayed"), "linked", linked)  # noqa: B009 - of the fixture
+    monkeypatch.setattr(replay, "WARM", 1)
+    return found
+
+
+def soft(x: Tensor, w: Tensor) -> Tensor:
+    return torch.softmax(x @ w, -1) @ w
+
+
+def told(report: Any) -> str:
+    (graph,) = report.graphs
+    return str(graph.cuda_graph)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 5])
+def test_the_report_says_what_calls_do(calls: int, simulated: list[Graph]) -> None:
+    options = {"cuda_graphs": "on", "cache": False}
+    x, w = randn(8, 8), randn(8, 8)
+    report = lenz.explain(soft, options=options, calls=calls)(x, w)
+    did = ["1 warm-up", "1 record", f"{calls - 2} replay"][: min(calls, 3)]
+    assert told(report) == f"all of it; calls: {', '.join(did)}"
+    torch.testing.assert_close(report.result, soft(x, w))
+    assert len(report.launches) == len(lenz.explain(soft)(x, w).launches), "of the last call alone"
+
+
+def test_the_report_says_that_native_code_is_off(made: list[replay.Replayed]) -> None:
+    options = {"cuda_graphs": "on", "cache": False, "native": False}
+    report = lenz.explain(soft, options=options, calls=3)(randn(8, 8), randn(8, 8))
+    assert (
+        told(report)
+        == "none, since only native code replays graphs, and the option `native` is off"
+    )
+
+
+def test_a_forward_before_the_backward_of_the_last_one_is_reported(
+    made: list[replay.Replayed], simulated: list[Graph]
+) -> None:
+    run, x, w = compiled(soft), randn(8, 8), randn(8, 8)
+    for _ in range(3):
+        run(x, w)
+    (r,) = made
+    simulated[0].is_held = True
+    run(x, w)
+    assert len(simulated) == 2 and "2 record" in r.told, "a second graph takes turns"
+    simulated[1].is_held = True
+    torch.testing.assert_close(run(x, w), soft(x, w))
+    assert "1 without a graph because the last forward is alive" in r.told
+    simulated[0].is_held = simulated[1].is_held = False
+    simulated[0].is_busy = simulated[1].is_busy = True
+    run(x, w)
+    assert "1 without a graph because another call is under way" in r.told
+
+
+def clocked(
+    made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch, plain: list[float],
+    replayed: list[float],
+) -> None:  # fmt: skip
+    """Calls take these milliseconds, in turn."""
+
+    def timed(run: Any, args: list[Any]) -> tuple[float, Any]:
+        is_plain = any(run is r.plain for r in made)
+        return (plain if is_plain else replayed).pop(0) / 1e3, run(args)
+
+    monkeypatch.setattr(replay, "_timed", timed)
+
+
+@pytest.mark.parametrize(
+    ("plain", "replayed", "is_chosen"),
+    [
+        ([9.0, 2.0, 2.2], [1.0, 7.0, 1.1], True),
+        ([0.1, 2.0, 2.0], [1.0, 1.0, 1.0], True),  # one call each way would have decided wrongly
+        ([1.0, 1.0, 9.0], [0.1, 2.0, 2.0], False),
+        ([1.0, 1.0, 1.0], [1.01, 1.01, 1.01], True),
+    ],
+)
+def test_auto_takes_the_median_of_three_calls_each_way(
+    plain: list[float], replayed: list[float], is_chosen: bool,
+    made: list[replay.Replayed], simulated: list[Graph], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    clocked(made, monkeypatch, plain, replayed)
+    ways = [sorted(plain)[1], sorted(replayed)[1]]
+    run, x, w = compiled(soft, cuda_graphs="auto"), randn(8, 8), randn(8, 8)
+    for _ in range(12):
+        torch.testing.assert_close(run(x, w), soft(x, w))
+    (r,) = made
+    assert not plain and not replayed, "three of each"
+    times = f"a replay takes {ways[1]:.3f} ms, launches {ways[0]:.3f} ms"
+    if is_chosen:
+        did = "calls: 1 warm-up, 3 by launches to time them, 1 record, 7 replay"
+        assert r.told == f"all of it; auto: {times}; {did}"
+    else:
+        did = "calls: 1 warm-up, 3 by launches to time them, 1 record, 3 replay"
+        assert r.told == f"none, since {times}; {did}"
+        assert r.now is r.plain, "calls pay nothing for what is not used"
+
+
+def test_auto_decides_for_each_set_of_sizes(
+    made: list[replay.Replayed], simulated: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large sizes keep the GPU busy, and a graph of small ones pays all the same."""
+    clocked(made, monkeypatch, [1.0] * 6, [2.0] * 3 + [0.5] * 3)
+    run = compiled(soft, cuda_graphs="auto", dynamic=True)
+    w = randn(8, 8)
+    for n in [30] * 8 + [20] * 8 + [30] * 2:
+        x = randn(n, 8)
+        torch.testing.assert_close(run(x, w), soft(x, w))
+    (r,) = made
+    assert [k[0][1:] for k in r.made] == [(20, 8)] and len(r.slow) == 1
+    assert "replay takes 0.500 ms" in r.told
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_so_many_sets_of_sizes_have_graphs(
+    most: int, made: list[replay.Replayed], simulated: list[Graph]
+) -> None:
+    run = compiled(soft, cuda_graph_sizes=most, dynamic=True)
+    w = randn(8, 8)
+    for n in range(2, 7):
+        for _ in range(3):
+            x = randn(n, 8)
+            torch.testing.assert_close(run(x, w), soft(x, w))
+    (r,) = made
+    assert len(r.made) == most == len(simulated)
+    assert f"{2 * (5 - most)} without a graph because other sizes have them" in r.told
+    with pytest.raises(UserError, match="cuda_graph_sizes: 0 is below 1"):
+        lenz.explain(soft, options={"cuda_graph_sizes": 0})
+
+
+def test_memory_that_somebody_holds() -> None:
+    """The counts of owners are those that native code compares."""
+    count = ctypes.c_uint32(2)
+    found = SimpleNamespace(exec=0, owners=[(ctypes.addressof(count), 1)], nodes=[], uses={})
+    record = graph.Record(found, 0, [], [])  # type: ignore[arg-type]
+    assert record.is_held
+    count.value = 1
+    assert not record.is_held

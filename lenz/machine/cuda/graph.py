@@ -467,6 +467,13 @@ class Record:
         """How often the graph was replayed."""
         return int(self.record[14])
 
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody holds memory that the graph keeps; see `ready` in native_cuda.ll."""
+        pairs = (ctypes.c_uint64 * (2 * self.record[8])).from_address(self.record[7])
+        counts = [ctypes.c_uint32.from_address(at).value for at in pairs[::2]]
+        return any(now > alone for now, alone in zip(counts, pairs[1::2], strict=True))
+
     def expect(self, sizes: Sequence[int]) -> None:
         """Say which sizes the graph was made for, in the order of the code that replays it."""
         self.record[5], self.record[6] = self.row(sizes), len(sizes)
