@@ -151,12 +151,25 @@ def machine_of(device: str) -> Machine:
     return _half(device, "machine")  # type: ignore[no-any-return]  # a Machine, by `register`
 
 
+def capabilities_of(device: str) -> Capabilities:
+    """What the machine of a device can do, without importing its compiler; nothing if it has none.
+
+    A machine of lenz keeps its numbers in `lenz.machine.<type>.capabilities`.
+    """
+    type = device.partition(":")[0]
+    known = (type, "machine") in _HALVES
+    if not known and (FOLDER / type).is_dir():
+        found: Capabilities = importlib.import_module(f"lenz.machine.{type}.capabilities").CAN
+        return found
+    return machine_of(device).capabilities if known or is_known(type) else Capabilities(0)
+
+
 def runs_programs(device: str) -> bool:
     """True if many programs of many lanes run the loops of a device, as on GPUs.
 
     Such a machine computes faster than it loads, and its updates of one element meet in any order.
     """
-    return machine_of(device).capabilities.units > 0
+    return capabilities_of(device).units > 0
 
 
 def loader_of(device: str) -> Loader:

@@ -68,7 +68,7 @@ def fuse_attention(
             n.args, n.kwargs = (), arguments
             simplify_mask(n, known, kinds)
             q = value_of(n.kwargs["query"])
-            if q is not None and q.device.type == "cuda":
+            if q is not None and q.device.type == "cuda":  # torch's kernels, whatever lenz knows
                 fit(gm, n)
     gm.recompile()
 

@@ -16,11 +16,9 @@ from torch.utils.flop_counter import flop_registry
 
 from lenz.frontend.again import moves_nothing
 from lenz.frontend.symbols import hints_of
+from lenz.machines import capabilities_of
 from lenz.traits import is_random
 
-# Operations in the time of moving one byte: 400 TFLOP/s at 4 TB/s. CPUs have 10 to 40, with the
-# same order of ops.
-BALANCE = 100
 USUAL = MinCutOptions(True, True, True, True, True)
 # Loops are computed again wherever that saves memory, in front of products and far away too.
 ALL_LOOPS = MinCutOptions(False, False, False, True, True)
@@ -84,7 +82,8 @@ def cost(n: Node) -> float:
     if count is None:
         return moved
     args, out = tree_map(shape_of, (n.args, n.meta["val"]))
-    return moved + float(count(*args, out_val=out)) / BALANCE
+    (device, *_) = (t.device.type for t in tree_leaves(n.meta["val"]))
+    return moved + float(count(*args, out_val=out)) / capabilities_of(device).balance
 
 
 def shape_of(x: Any) -> Any:

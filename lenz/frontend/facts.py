@@ -20,6 +20,7 @@ from lenz.errors import Unsupported
 from lenz.frontend.program import Fact, Facts, FxProgram
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
+from lenz.machines import capabilities_of
 from lenz.sym import Sym, evaluate, power_of_two
 
 UNIT = 8  # elements of a half type in 16 bytes
@@ -30,11 +31,11 @@ SLACK = 8  # a size may grow to 2**8 times the first call's, if indices still fi
 
 
 def facts_of(p: FxProgram) -> Facts:
-    """Facts about the sizes that the arguments of a graph give; none for one without a GPU."""
+    """Facts about the sizes that arguments give; none if no machine relies on them."""
     values = [n.meta.get("val") for n in p.gm.graph.nodes]
     tensors = [v for v in values if isinstance(v, torch.Tensor) and storage_of(v) is not None]
     names = [b.var.name for b in p.symbols.bindings if p.symbols.hints.get(b.var.name, 0) > 0]
-    if not names or not any(t.is_cuda for t in tensors):
+    if not names or not any(capabilities_of(t.device.type).relies for t in tensors):
         return {}
     hints = {name: p.symbols.hints[name] for name in names}
     most = _most(p, tensors, hints)

@@ -24,6 +24,7 @@ from torch.fx.node import map_arg
 
 from lenz.frontend.calls import CALLS, called, is_torch, name_of, seen, storages, value_of, writes
 from lenz.frontend.values import HALVES, dense_order, is_same_size, unguarded
+from lenz.machines import capabilities_of
 
 LOOKS = ("stride", "is_contiguous", "storage_offset", "set_", "resize_", "resize_as_", "data_ptr")
 WIDTH = 8  # channels that a tensor core takes at once, in half types
@@ -119,12 +120,12 @@ def pays(n: Node) -> bool:
         return False
     groups = n.args[6] if len(n.args) > 6 else n.kwargs.get("groups", 1)
     return bool(
-        image.device.type == "cuda"
-        and made.dtype in HALVES  # under autocast the operands need not be
+        made.dtype in HALVES  # under autocast the operands need not be
         and groups == 1
         and all(isinstance(s, int) for s in image.shape)
         and kernel.shape[0] % WIDTH == 0
         and not image.is_contiguous(memory_format=torch.channels_last)
+        and capabilities_of(image.device.type).products
     )
 
 

@@ -28,18 +28,14 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.tensor import TensorType, axes_for
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import count
-from lenz.machines import machine_of, runs_programs
+from lenz.machines import capabilities_of
 from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum, power_of_two
 
-# Fewer elements are read twice from cache in less time than a second kernel takes to start.
-SMALL = 1 << 18
-TILE = 16384  # elements of a tile of columns
-# Lanes of the chunk of a row, or of a tile of chunks of columns: the most that leave PROGRAMS to
-# run at once. Sums of rows are written and read in at most 2% of the bytes of a bf16 x, those of
-# columns in 4% where there are programs enough, else 16%. opt/split_reduce cuts none of them again.
-ROWS = (8192, 4096, 2048, 1024)
-COLUMNS = (TILE, TILE // 2, TILE // 4)
-PANEL, PROGRAMS = 64, 512
+# Parts of the elements of a tile that the chunk of a row has, or a tile of chunks of columns: the
+# most that leave half of a machine's `programs` to run at once. Sums of rows are written and read
+# in at most 2% of the bytes of a bf16 x, those of columns in 4% where there are programs enough,
+# else 16%. opt/split_reduce cuts none of them again.
+ROWS, COLUMNS = (1, 2, 4, 8), (1, 2, 4)
 # Runs of fewer elements, beside those of another set, are columns where that gives chunks of TALL.
 # Programs for sets that they hold do not mind runs of RUN: the rest of a cache line is in L2.
 SHORT, TALL, RUN = 64, 256, 8
@@ -274,25 +270,28 @@ def chunks_of(b: GraphBuilder, s: Sets) -> Chunks | None:
 
     Only for known sizes, since the elements of a chunk are lanes.
     """
-    m = _memory(b, s) if s.is_static and runs_programs(s.x.device) else None
-    if m is None or m.volume(m.dims) < SMALL:
+    can = capabilities_of(s.x.device)
+    m = _memory(b, s) if s.is_static and can.units else None
+    # Fewer elements are read twice from cache in less time than a second kernel takes to start.
+    if m is None or m.volume(m.dims) < can.launch:
         return None
     columns = m.columns()
-    panel = min(PANEL, power_of_two(m.volume(columns)))
+    panel, tile = min(can.panel, power_of_two(m.volume(columns))), can.held // 2
     wide = s.dtype is F64  # an element takes two registers
     reduced = [d for d in m.dims if not d[0]]
     of_rows = not columns or not columns[0][0]
-    most = machine_of(s.x.device).capabilities.held if of_rows else TILE // panel
+    most = can.held if of_rows else tile // panel
     held = m.sizes(reduced, most >> wide)
     if all(n == m.extent[d] for d, n in held.items()) and not (
         columns and of_rows and m.extent[columns[0]] < RUN
     ):
         return None
     size: dict[Dim, int] = {}
-    for limit in COLUMNS if columns else ROWS:
+    for part in COLUMNS if columns else ROWS:
+        limit = (tile if columns else can.chunk) // part
         size = m.sizes([d for d in reduced if d not in columns], limit // panel >> wide)
         chunks = m.volume(m.dims) // math.prod(size.values())
-        if chunks // (PANEL if columns else 1) >= PROGRAMS:
+        if chunks // (can.panel if columns else 1) >= can.programs // 2:
             break
     cut = [d for d in m.dims if d[0] or m.extent[d] > size.get(d, 1)]
     cut.sort(key=lambda d: -m.stride[d] * size.get(d, 1))

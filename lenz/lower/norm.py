@@ -26,6 +26,7 @@ from lenz.lower.dims import count, reduce_over, split
 from lenz.lower.moments import Sets, moments
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
+from lenz.machines import runs_programs
 from lenz.sym import ZERO, Sym, product, prove_divides, sym
 
 
@@ -174,7 +175,7 @@ def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
     acc = compute_dtype(x.dtype)
     mean_type = b.temp(s.rows, acc)
     sets = Sets(x, s.rows, s.over, s.join)
-    if acc is F64 or (x.device != "cpu" and sets.is_static):
+    if acc is F64 or (runs_programs(x.device) and sets.is_static):
         types = mean_type, mean_type
         mean, squares = moments(b, sets, types, lambda a: a, "squares")
         return ChannelStatistics(mean, squares.at, s.over)

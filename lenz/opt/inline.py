@@ -50,7 +50,7 @@ from lenz.ir.graph import (
 )
 from lenz.ir.op import LOAD, MASKED
 from lenz.ir.tensor import Axis, Buffer
-from lenz.machines import runs_programs
+from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.drop import drop, only_checks
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
@@ -60,13 +60,10 @@ from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove
 CHEAP = 4.0
 # Limit on the size of bodies, so that registers suffice and emission stays linear.
 MAX_NODES = 400
-# For a GPU that moves 4 TB/s and adds 33 T/s: additions per byte of memory traffic; additions per
-# load (address, conversion); speed of the second-level cache relative to memory; bytes moved while
-# a small kernel starts and ends (2 us).
-GPU_PER_BYTE, GPU_LOAD, GPU_CACHE, GPU_LAUNCH = 8.0, 4.0, 4.0, 8 << 20
+# Additions that a load takes on a GPU: address, conversion.
+GPU_LOAD = 4.0
 # Values that depend only on positions (masks, tables) are never stored on a GPU up to this cost.
 GPU_TABLE = 16.0
-GPU_PROGRAM = 1024  # elements per GPU program (machine/cuda/blocks.py)
 
 
 @dataclass(slots=True)
@@ -164,16 +161,19 @@ def _pays_on_gpu(n: Pointwise, u: Uses, own: int, launch: bool) -> bool:
     kernels cost. Other readers need a kernel before theirs, but find repeated reads in cache.
     `launch`: no existing kernel could store the value.
     """
-    size = n.out.type.dtype.bytes
+    size, can = n.out.type.dtype.bytes, capabilities_of(n.out.type.device)
     if not loads_of(n.body) and cost_of(n.body) <= GPU_TABLE:
         return True
     moving = _moving(n)
-    cost = math.fsum(e.op.cost for e in moving if e.op is not LOAD)
+    cost, per_byte = (
+        math.fsum(e.op.cost for e in moving if e.op is not LOAD),
+        can.adds / can.bandwidth,
+    )
     again = sum(e.dtype.bytes for e in moving if e.op is LOAD)
     if not u.apart:
-        return (u.loops - 1) * (again + cost / GPU_PER_BYTE) <= u.loops * size
-    each = max(cost - GPU_LOAD, 0.0) / GPU_PER_BYTE + (again - size) / GPU_CACHE
-    return (u.reads - own) * each <= 2 * own * size + GPU_LAUNCH * launch
+        return (u.loops - 1) * (again + cost / per_byte) <= u.loops * size
+    each = max(cost - GPU_LOAD, 0.0) / per_byte + (again - size) / can.cached
+    return (u.reads - own) * each <= 2 * own * size + can.moved * launch
 
 
 def _moving(n: Pointwise) -> list[Expr]:
@@ -188,14 +188,14 @@ def _moving(n: Pointwise) -> list[Expr]:
     return [e for e, moved in memo.items() if moved]
 
 
-def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv) -> int:
+def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv, lanes: int) -> int:
     """How often a GPU evaluates a load in a loop."""
     outer, inner = list(axes), 1
     if not e.args:
         moved = {v for s in e.attrs[1] for v in s.free_vars}
         while outer and outer[-1].var not in moved:
             inner *= env.hint(outer.pop().extent)
-    return env.hint(product(a.extent for a in outer)) * -(-inner // GPU_PROGRAM)
+    return env.hint(product(a.extent for a in outer)) * -(-inner // lanes)
 
 
 def _covers(e: Expr, n: Loop, p: Pointwise) -> bool:
@@ -288,17 +288,17 @@ def uses_of(g: Graph) -> dict[str, Uses]:
             case Pointwise() | Reduction() | Scan() | Sort() | Scatter():
                 if isinstance(n, Scatter):
                     of(n.base).other += 1
-                axes = loop_axes(n)
+                axes, can = loop_axes(n), capabilities_of(n.out.type.device)
                 elements = max(g.env.hint(product(a.extent for a in axes)), 1)
                 seen: dict[str, int] = {}
                 for e in loads_of(*bodies_of(n)):
                     name = e.attrs[0]
-                    if runs_programs(n.out.type.device):
+                    if can.units:
                         once = name not in seen and _takes_each_once(
                             list(zip(e.attrs[1], shapes[name], strict=True)), axes
                         )
                         of(name).apart |= not once
-                        of(name).reads += _reads(e, axes, g.env)
+                        of(name).reads += _reads(e, axes, g.env, can.lanes)
                     seen[name] = seen.get(name, 0) + 1
                 for name, count in seen.items():
                     u = of(name)

@@ -35,14 +35,12 @@ from lenz.ir.graph import (
     roots_of,
 )
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, strided
+from lenz.machines import capabilities_of
 from lenz.sym import ONE, Int, Sym, Var, substitute
-from lenz.target import HOST
+from lenz.target import Capabilities
 from lenz.traits import has, trait
 
 UNIT = 8  # 2-byte numbers that the library moves at once
-# For an H200 with bf16: FLOP/s of products that move one number at a time, and of those that move
-# 8; bytes/s of a copy; seconds per additional kernel.
-SLOW, FAST, BANDWIDTH, LAUNCH = 150e12, 600e12, 4e12, 2e-6
 Shape = tuple[Sym, ...]
 
 
@@ -117,7 +115,8 @@ class _Padder:
         layout = contiguous(_grown(out.shape, "mn", ragged))
         is_copied = layout.shape != out.shape and not self.relays(out.name, layout)
         moved = [c.wanted for c in copies if c not in self.copies] + [out.shape] * is_copied
-        if not _pays(sizes, ragged, moved) or not cx.allow("pad_matmul", out.name):
+        can = capabilities_of(out.type.device)
+        if not _pays(can, sizes, ragged, moved) or not cx.allow("pad_matmul", out.name):
             return
         self.products[out.name] = _Product(args, layout, is_copied)
         self.stretched, self.copies = stretched, copies
@@ -336,10 +335,12 @@ def _name(n: Extern, k: int) -> str:
 
 
 def _sizes(n: Extern, types: Mapping[str, TensorType]) -> list[int] | None:
-    """Batch, M, K and N of a product of half types on a GPU; None if unknown."""
+    """Batch, M, K and N of a product of half types by tensor cores; None if unknown."""
     first = int(trait(n.op, "product") or 0)
     out, a, b = n.outs[0], types[_name(n, first)], types[_name(n, first + 1)]
-    if not isinstance(out, Buffer) or out.type.device == HOST or not out.dtype.is_half:
+    if not isinstance(out, Buffer) or not out.dtype.is_half:
+        return None
+    if not capabilities_of(out.type.device).products:
         return None
     if not out.type.layout.is_contiguous:
         return None
@@ -366,22 +367,22 @@ def _arguments(
     return found, frozenset(ragged)
 
 
-def _pays(sizes: list[int], ragged: frozenset[str], moved: list[Shape]) -> bool:
+def _pays(can: Capabilities, sizes: list[int], ragged: frozenset[str], moved: list[Shape]) -> bool:
     """Compare the time of a product with that of its padded form and the copies."""
     batch, *mkn = sizes
     m, k, n = mkn
-    least = 2 * batch * (m * k + k * n + m * n) / BANDWIDTH
-    before = max(2 * batch * m * k * n / SLOW, least)
+    least = 2 * batch * (m * k + k * n + m * n) / can.bandwidth
+    before = max(2 * batch * m * k * n / can.ragged, least)
     m, k, n = (
         int(-(-s // UNIT) * UNIT) if x in ragged else s for s, x in zip(mkn, "mkn", strict=True)
     )
-    after = max(2 * batch * m * k * n / FAST, least)
+    after = max(2 * batch * m * k * n / can.products, least)
     for shape in moved:
         numel = 1
         for s in shape:
             assert isinstance(s, Int)
             numel *= s.value
-        after += 2 * 2 * numel / BANDWIDTH + LAUNCH
+        after += 2 * 2 * numel / can.bandwidth + can.start
     return after < before
 
 

@@ -20,9 +20,10 @@ from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
-from lenz.machines import machine_of, runs_programs
+from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.unloop import finished
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
+from lenz.target import Capabilities
 
 # Below this many elements one core finishes before another wakes (findings-cpu.md section 5).
 MIN_ELEMENTS = 65536
@@ -30,13 +31,6 @@ CHUNK = 16384
 MAX_CHUNKS = 32
 # Rows per part whose columns are added in f32 (opt/wide_sums.py).
 CPU_ROWS = 512
-# On GPUs: programs that a launch should have, and the number below which a reduction is split;
-# columns per program, and the minimum of rows, or elements of one row, worth a program.
-GPU_PROGRAMS, GPU_ENOUGH = 1024, 256
-GPU_PANEL, GPU_ROWS, GPU_LENGTH = 64, 64, 4096
-# Shorter columns finish in programs of 8 columns each before a second kernel could start.
-GPU_SMALL = 1 << 18
-GPU_TILE = 8192  # elements of a row that a program processes at once (machine/cuda/blocks.py)
 SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 
 
@@ -71,9 +65,10 @@ def _beside_rows(n: Reduction, chunks: int) -> int:
     count, width, last = _count(n.raxes), _count(n.axes), n.raxes[-1].extent
     if not isinstance(count, Int) or not isinstance(last, Int):
         return chunks
-    rows = [m for m in range(4, GPU_ROWS + 1) if last.value % m == 0]
-    fit = [m for m in rows if count.value // m >= GPU_ENOUGH]
-    return count.value // fit[-1] if fit and (width.hi or GPU_TILE + 1) <= GPU_TILE else chunks
+    can = capabilities_of(n.out.type.device)
+    rows = [m for m in range(4, can.least_rows + 1) if last.value % m == 0]
+    fit = [m for m in rows if count.value // m >= can.enough]
+    return count.value // fit[-1] if fit and (width.hi or can.chunk + 1) <= can.chunk else chunks
 
 
 def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
@@ -99,16 +94,17 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
         return 1
     outer = is_outer(n, layouts)
     # One program holds it all, so loops that read the results may share its kernel.
-    held = machine_of(n.out.type.device).capabilities.held
-    if length <= (held // 2 // min(results, GPU_PANEL) if outer else held):
+    can = capabilities_of(n.out.type.device)
+    if length <= (can.held // 2 // min(results, can.panel) if outer else can.held):
         return 1
-    if outer and results * length <= GPU_SMALL:
+    # Such columns finish in programs of 8 columns each before a second kernel could start.
+    if outer and results * length <= can.launch:
         return 1
-    programs = -(-results // GPU_PANEL) if outer else results
-    shortest = GPU_ROWS if outer else GPU_LENGTH
-    if programs >= GPU_ENOUGH:
+    programs = -(-results // can.panel) if outer else results
+    shortest = can.least_rows if outer else can.least_row
+    if programs >= can.enough:
         return 1
-    return max(1, min(GPU_PROGRAMS // programs, length // shortest))
+    return max(1, min(can.programs // programs, length // shortest))
 
 
 def is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
@@ -145,8 +141,8 @@ class _Cut:
 
 
 def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
-    on_gpu = runs_programs(n.out.type.device)
-    x = _cut_axes(n.raxes, chunks, env) if on_gpu else _cut(n.raxes, chunks)
+    can = capabilities_of(n.out.type.device)
+    x = _cut_axes(n.raxes, chunks, env, can) if can.units else _cut(n.raxes, chunks)
     if all(a.extent is ONE for a in x.parts):
         return (n,)
     body = reindex(n.body, x.at)
@@ -184,7 +180,7 @@ def _cut(raxes: tuple[Axis, ...], chunks: int) -> _Cut:
     return _Cut((c,), (r,), _unflatten(raxes, position), position, length)
 
 
-def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
+def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv, can: Capabilities) -> _Cut:
     """Number the parts by outer axes and by blocks of the next one: no index needs a division."""
     k = 0
     while k + 1 < len(raxes) and env.hint(raxes[k].extent) < chunks:
@@ -198,10 +194,9 @@ def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
         if product(a.extent for a in raxes[k + 1 :]) is ONE:
             # Parts without a remainder share loops with the producers and readers of the same
             # elements.
-            rows = [
-                m for m in even if (m % GPU_ROWS == 0 and m < GPU_LENGTH) or m == least <= GPU_ROWS
-            ]
-            chunk = Int(rows[0]) if rows else _whole_tiles(least)
+            unit = can.least_rows
+            rows = [m for m in even if (m % unit == 0 and m < can.least_row) or m == least <= unit]
+            chunk = Int(rows[0]) if rows else _whole_tiles(least, can)
         elif even:
             chunk = Int(even[0])
     # With an unknown size the last parts may be empty, but the index of a part stays bounded.
@@ -212,10 +207,10 @@ def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv) -> _Cut:
     return _Cut(parts, inside, {outer.var: position}, position, outer.extent)
 
 
-def _whole_tiles(chunk: int) -> Int:
+def _whole_tiles(chunk: int, can: Capabilities) -> Int:
     """A part of about `chunk` elements that fills tiles of lanes."""
-    unit = GPU_ROWS if chunk < GPU_LENGTH else GPU_TILE
-    if GPU_LENGTH <= chunk < GPU_TILE:
+    unit = can.least_rows if chunk < can.least_row else can.chunk
+    if can.least_row <= chunk < can.chunk:
         unit = power_of_two(chunk)
     return Int(-(-chunk // unit) * unit)
 

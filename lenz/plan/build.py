@@ -38,7 +38,7 @@ from lenz.ir.plan import (
     launched,
 )  # fmt: skip
 from lenz.ir.tensor import Buffer, TensorType, contiguous
-from lenz.machines import runs_programs
+from lenz.machines import capabilities_of, runs_programs
 from lenz.plan.forms import formed
 from lenz.plan.memory import Pool, key, may_overwrite
 from lenz.sym import Int, Sym, Var, as_multiple, substitute
@@ -372,9 +372,9 @@ class _Builder:
 
 
 def _is_huge(t: TensorType) -> bool:
-    """True for CPU memory in which page faults may dominate: large, or of unknown size."""
+    """True for memory in which page faults may dominate: large, or of unknown size."""
     size = t.layout.storage * t.dtype.bytes
-    return t.device == "cpu" and (not isinstance(size, Int) or size.value >= HUGE)
+    return capabilities_of(t.device).paged and (not isinstance(size, Int) or size.value >= HUGE)
 
 
 def _bases(s: Schedule) -> dict[str, str]:

@@ -8,11 +8,9 @@ from lenz.schedule.legal import Group, are_alike, capabilities, device_of, in_pa
 from lenz.schedule.nest import is_columns
 from lenz.sym import SymEnv, product
 
-# Elements of kernels that are worth joining with a neighbour to save a launch; maximum of values in
-# such a join.
-NEARBY, GATHERED = 1 << 22, 12
+# Maximum of values in a join that saves a launch.
+GATHERED = 12
 FAR, NEAR = 128, 32  # maximum of cells between two such kernels: tiny ones, others
-PARTS = 96  # parts of rows with sums over columns that keep a GPU busy
 
 
 def gathers(a: Group, b: Group, env: SymEnv) -> int:
@@ -22,16 +20,16 @@ def gathers(a: Group, b: Group, env: SymEnv) -> int:
     takes. The inputs of the first stay alive until the second, so only tiny kernels may be far
     apart.
     """
-    launch = min(capabilities(g).launch for g in (a, b))
-    if not launch or not are_alike(a, b):
+    can = min((capabilities(g) for g in (a, b)), key=lambda c: c.launch)
+    if not can.launch or not are_alike(a, b):
         return 0
     size = env.hint(a.domain.rows) * env.hint(a.domain.length)
-    if len(a.nests) + len(b.nests) > GATHERED or size > NEARBY:
+    if len(a.nests) + len(b.nests) > GATHERED or size > can.moved // 2:
         return 0
     kinds = [[is_columns(n) for n in g.nests if n.is_reduction] for g in (a, b)]
     if any(kinds[0]) is not any(kinds[1]) or a.has_reduction is not b.has_reduction:
         return 0
-    return FAR if size <= launch else NEAR
+    return FAR if size <= can.launch else NEAR
 
 
 def loss(g: Group, env: SymEnv) -> str | None:
@@ -47,7 +45,8 @@ def loss(g: Group, env: SymEnv) -> str | None:
         return None
     if part := next((n.raxes for n in g.nests if n.across), ()):
         tasks = env.hint(product(a.extent for a in g.domain.axes if a not in part))
-        return None if tasks >= PARTS else f"{g.name} would run in {tasks} programs only"
+        few = tasks < capabilities(g).busy
+        return f"{g.name} would run in {tasks} programs only" if few else None
     elements = [n for n in g.nests if not n.is_reduction and n.raxes]
     values = {n.name for n in g.nests if n.is_reduction}
     if not any(e.attrs[0] in values for n in elements for e in loads_of(n.body)):

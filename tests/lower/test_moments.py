@@ -26,9 +26,8 @@ from lenz.lower.builder import GraphBuilder, Value
 from lenz.lower.dims import split
 from lenz.lower.moments import Chunks, Sets, chunks_of
 from lenz.lower.norm import group_of
-from lenz.machines import machine_of
+from lenz.machines import capabilities_of
 from lenz.sym import Int
-from lenz.target import Capabilities
 from tests.cuda import CX, Fake, fake_cuda, programs_of
 from tests.gpu_oracle import assert_triton, cubins, kernels_of, scheduled
 
@@ -55,12 +54,11 @@ def graph_of(x: Tensor, reduced: tuple[int, ...], device: str = "cuda:0") -> Gra
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits so low that tensors of some hundred elements are cut, in every possible way."""
     for name, value in {
-        "SMALL": 8, "TILE": 16, "ROWS": (8, 4), "COLUMNS": (16, 8), "PANEL": 4,
-        "PROGRAMS": 4, "SHORT": 4, "TALL": 4, "RUN": 2, "ALIGNED": 2,
+        "ROWS": (1, 2), "COLUMNS": (1, 2), "SHORT": 4, "TALL": 4, "RUN": 2, "ALIGNED": 2,
     }.items():  # fmt: skip
         monkeypatch.setattr(moments, name, value)
-    card = replace(machine_of("cuda"), capabilities=Capabilities(48, held=8))
-    monkeypatch.setattr(moments, "machine_of", lambda device: card)
+    card = replace(capabilities_of("cuda"), held=32, launch=8, chunk=8, panel=4, programs=8)
+    monkeypatch.setattr(moments, "capabilities_of", lambda device: card)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from lenz.ir.graph import Extern, Graph, Pointwise, buffers_of
 from lenz.ir.reader import read_graph
 from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
+from lenz.machines import capabilities_of
 from lenz.opt.pad_matmul import pad_matmul
+from lenz.target import Capabilities
 from tests.e2e.sides import gradients_agree
 from tests.gpu_oracle import assert_function, gpu_context, kinds_of
 from tests.oracle import assert_same
@@ -28,8 +31,11 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def eager_to_pad(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where copies are free, so that products of any size are padded."""
-    monkeypatch.setattr(module, "BANDWIDTH", 1e30)
-    monkeypatch.setattr(module, "LAUNCH", 0.0)
+
+    def free(device: str) -> Capabilities:
+        return replace(capabilities_of(device), bandwidth=1e30, start=0.0)
+
+    monkeypatch.setattr(module, "capabilities_of", free)
 
 
 def padded(body: str, device: str = "cuda:0") -> Graph:
@@ -174,7 +180,7 @@ def test_what_is_left_alone() -> None:
 def test_what_pays_on_an_h200() -> None:
     def pays(m: int, k: int, n: int, ragged: str, *copied: tuple[int, ...]) -> bool:
         shapes = [tuple(map(lenz.sym.Int, s)) for s in copied]
-        return bool(module._pays([1, m, k, n], frozenset(ragged), shapes))
+        return bool(module._pays(capabilities_of("cuda"), [1, m, k, n], frozenset(ragged), shapes))
 
     weight, tokens = (50264, 768), 4096
     assert pays(tokens, 768, 50257, "n", weight)
@@ -189,7 +195,8 @@ def test_what_pays_on_an_h200() -> None:
 def test_a_training_step_keeps_padded_memory_for_its_backward_half(
     eager_to_pad: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "HOST", "none")
+    like = module.capabilities_of("cuda")
+    monkeypatch.setattr(module, "capabilities_of", lambda device: like)
     ids = torch.tensor([1, 4, -100, 0, 2, 12])
 
     def loss(x: Tensor, w: Tensor) -> Tensor:

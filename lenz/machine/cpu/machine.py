@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 from lenz.context import Context
 from lenz.ir.kernel import Kernel
+from lenz.machine.cpu.capabilities import CAN
 from lenz.machine.cpu.llvm.compile import compile_module
 from lenz.machine.cpu.llvm.module import emit_module
 from lenz.machine.cpu.loader import LOADER
 from lenz.machine.cpu.schedule import forms, loss
 from lenz.machines import Code, Machine, register
 from lenz.runtime.store import store_in
-from lenz.target import Capabilities
 
 
 def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[], Code]:
@@ -35,5 +35,4 @@ def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[],
     return lambda: code
 
 
-CAN = Capabilities(buffers=24, raises=True)
 register("cpu", Machine(CAN, forms, loss, lambda s, store: (s, ()), compile))

@@ -31,8 +31,9 @@ from lenz.ir.kernel import (
     words,
 )  # fmt: skip
 from lenz.ir.tensor import Axis
+from lenz.machine.cuda.capabilities import CAN
 from lenz.machine.cuda.flat import flattened
-from lenz.machine.cuda.shape import CARD, Shape
+from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.whole import untested
 from lenz.machines import Form
 from lenz.schedule.accesses import coefficient, columns_win, offsets_of
@@ -49,7 +50,7 @@ from lenz.sym.divide import power_of_two
 MOST_AXES = 3
 # Rows of a tile of columns if many programs read halves.
 SHORT = 8
-FEW = 4 * CARD.units  # programs
+FEW = 4 * CAN.units  # programs
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from lenz.errors import Missing
 from lenz.ir.binary import encode
 from lenz.ir.kernel import Kernel
 from lenz.machine.cuda import driver
+from lenz.machine.cuda.capabilities import CAN
 from lenz.machine.cuda.loader import LOADER
 from lenz.machine.cuda.schedule import forms, loss
-from lenz.machine.cuda.shape import CARD
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.triton.pool import Failed, compile_all, keys_of
 from lenz.machine.cuda.tune.search import tune
@@ -59,4 +59,4 @@ def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[],
     return finish
 
 
-register("cuda", Machine(CARD, forms, loss, tune, compile))
+register("cuda", Machine(CAN, forms, loss, tune, compile))

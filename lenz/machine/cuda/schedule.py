@@ -7,8 +7,9 @@ from dataclasses import replace
 from lenz.context import Context
 from lenz.ir.expr import loads_of
 from lenz.machine.cuda.blocks import scattered, tiled
+from lenz.machine.cuda.capabilities import CAN
 from lenz.machine.cuda.reciprocal import share_reciprocals
-from lenz.machine.cuda.shape import CARD, Shape
+from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.tune.space import space as usual_space
 from lenz.machines import Form, Space
 from lenz.schedule.legal import Group, registers
@@ -16,9 +17,6 @@ from lenz.schedule.nest import is_columns
 from lenz.schedule.stages import stages
 from lenz.sym import SymEnv
 
-# 2-byte elements moved while a kernel starts and ends; programs that run at once and read their
-# rows again.
-GPU_LAUNCH, GPU_AGAIN = 1 << 22, 256
 SHAPE = Shape()
 
 
@@ -47,24 +45,24 @@ def loss(g: Group, env: SymEnv) -> str | None:
     One more kernel costs as much as reading `launch` elements.
 
     Rows in registers are read once; a separate kernel would read, write and launch again, but on
-    the whole card. For longer rows, fusing the second run saves only the launch, unless the cache
-    still holds the data of the first run.
+    the whole card (all counted in halves). For longer rows, fusing the second run saves only the
+    launch, unless the cache still holds the data of the first run.
     """
     rows, length = env.hint(g.domain.rows), env.hint(g.domain.length)
-    if rows * length <= CARD.launch:
+    if rows * length <= CAN.launch:
         return None
-    panel, held = 1, registers(g.domain, env) <= CARD.held
+    panel, held = 1, registers(g.domain, env) <= CAN.held
     if any(is_columns(n) for n in g.nests if n.is_reduction):
-        few, room = rows < 64 * SHAPE.panel, CARD.held // 2 // registers(g.domain, env)
+        few, room = rows < 64 * SHAPE.panel, CAN.held // 2 // registers(g.domain, env)
         held = room >= (2 if few else SHAPE.panel)
         panel = max(1, min(SHAPE.narrow if few else SHAPE.panel, room))
     tasks = -(-rows // panel)
     if held:
-        pays = tasks * (2 * rows * length + GPU_LAUNCH) >= CARD.units * rows * length
+        pays = tasks * (2 * rows * length + CAN.moved // 2) >= CAN.units * rows * length
         return None if pays else f"{g.name} would run in {tasks} programs only"
     loads = loads_of(*(n.body for n in g.nests if n.raxes))
     inner = {a.var for a in g.domain.raxes}
     size = sum(e.dtype.bytes for e in loads if inner & set(e.attrs[1][0].free_vars))
-    if tasks >= GPU_AGAIN and panel * GPU_AGAIN * size * length <= CARD.cache:
+    if tasks >= CAN.enough and panel * CAN.enough * size * length <= CAN.cache:
         return None
     return f"{g.name} would find nothing of the reduction's reads in cache"

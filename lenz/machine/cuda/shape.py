@@ -1,14 +1,10 @@
-"""The numbers of a GPU, and the tile sizes that were fitted on it."""
+"""The tile sizes of kernels, fitted on an H200."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lenz.target import Capabilities
-
-# An H200. Other cards take its numbers as well: the tiles below were fitted on one. Pointers are
-# uniform registers or constants; a launch takes two microseconds.
-CARD = Capabilities(48, True, 132, held=32768, summed=8192, launch=1 << 18, cache=64 << 20)
+from lenz.machine.cuda.capabilities import CAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +12,15 @@ class Shape:
     """Tile sizes of a kernel, in elements. The defaults are the cost model."""
 
     # Tile of a loop without reductions: 8 per thread of 4 warps, 16 bytes of a half.
-    tile: int = 1024
+    tile: int = CAN.lanes
     # Edge of a tile that one access walks by rows and another by columns: 128 bytes of a half.
     edge: int = 64
     # Longest row that stays in registers: 64 elements per thread of 16 warps. Group norm over rows
     # of 32768 reaches 81% of the copy bandwidth that way, and 70% in a loop.
-    row: int = CARD.held
+    row: int = CAN.held
     # Tile of a longer row. The data in flight decides: amax of rows of 32768 reaches 54% of the
     # copy bandwidth with 4096, 94% with 8192.
-    chunk: int = 8192
+    chunk: int = CAN.chunk
     # At most one in this many lanes of such tiles may lie beyond the end of the row.
     idle: int = 8
     # Tile of one part of a row that is scanned in parts, and parts per group. The data in flight
@@ -37,7 +33,7 @@ class Shape:
     # Longest row that is sorted in one kernel.
     sort: int = 4096
     # Columns of one program: 128 bytes of a half, so that each row of the tile is a cache line.
-    panel: int = 64
+    panel: int = CAN.panel
     # The same if there are fewer than 64 panels: 32 bytes, the unit of DRAM.
     narrow: int = 8
     # Elements per thread; 0 means 8, or 16 if a tile is reduced, with at least 4 warps.

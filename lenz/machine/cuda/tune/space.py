@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lenz.ir.kernel import KernelKind
-from lenz.machine.cuda.shape import CARD, Shape
+from lenz.machine.cuda.capabilities import CAN
+from lenz.machine.cuda.shape import Shape
 from lenz.sym import power_of_two
 
 
@@ -37,7 +38,7 @@ def _panels(columns: int, length: int) -> tuple[Shape, ...]:
     widths = (32, 64, 128, 256) if columns >= 4096 else (8, 16, 32, 64)
     pairs = [(p, t) for p in widths for t in (2048, 4096, 8192)]
     made = [Shape(panel=p, narrow=p, rows=t, chunk=t) for p, t in pairs]
-    if length * widths[0] <= CARD.held:  # otherwise no tile holds all rows, and all of them loop
+    if length * widths[0] <= CAN.held:  # otherwise no tile holds all rows, and all of them loop
         made.append(Shape(row=0))
     return tuple(made)
 
@@ -49,7 +50,7 @@ def _rows(n: int) -> tuple[Shape, ...]:
         return tuple(Shape(rows=a, thread=t) for a in areas for t in (8, 16, 32))
     pairs = [(c, s) for c in (4096, 8192, 16384) for s in (1, 2, 3)]
     looped = [Shape(row=n // 2, chunk=c, idle=2, stages=s) for c, s in pairs]
-    if n > CARD.held:
+    if n > CAN.held:
         return (*looped, Shape(row=n // 2, chunk=2048, stages=3), *_held(65536, (32,)))
     made = _held(n, [w for w in (1, 2, 4, 8, 16, 32) if 4 <= n // (32 * w) <= 128])
     if n <= 4096:
@@ -61,4 +62,4 @@ def _rows(n: int) -> tuple[Shape, ...]:
 
 def _held(n: int, warps: Sequence[int]) -> list[Shape]:
     """One row in the registers of a program."""
-    return [_warped(n, w, row=max(n, CARD.held), rows=n) for w in warps]
+    return [_warped(n, w, row=max(n, CAN.held), rows=n) for w in warps]
