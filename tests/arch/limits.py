@@ -12,14 +12,14 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_630,
+    ".": 2_665,
     "artifact": 600,
     "debug": 615,
     "first_calls": 340,
-    "frontend": 3_686,
+    "frontend": 3_690,
     "ir": 4_140,
     "lower": 6_161,
-    "machine": 5_830,
+    "machine": 5_870,
     "ops": 2_332,
     "opt": 1_597,
     "plan": 2_310,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_693
+TOTAL_CODE_LINES = 33_780
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
