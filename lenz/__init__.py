@@ -37,7 +37,14 @@ PLACES = {
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        import gc
         import importlib
 
-        return getattr(importlib.import_module(PLACES.get(name, "lenz.api")), name)
+        was_on = gc.isenabled()
+        gc.disable()  # imports make it walk through all objects of torch: 0.1 s
+        try:
+            return getattr(importlib.import_module(PLACES.get(name, "lenz.api")), name)
+        finally:
+            if was_on:
+                gc.enable()
     raise AttributeError(f"module 'lenz' has no attribute {name!r}")

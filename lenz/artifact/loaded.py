@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lenz.artifact.container import Contents, Manifest, read, to_bytes, write, write_folder
 from lenz.errors import UserError
+from lenz.ir.interned import uncollected
 from lenz.ir.lexer import ReadError
 from lenz.ir.plan import CallStep, Plan
 from lenz.ir.reader import read as read_text
@@ -43,7 +44,8 @@ def load(source: str | os.PathLike[str] | bytes) -> CompiledArtifact:
     traced. Raises UserError, with the reason, if the artifact is damaged or if this machine or this
     torch cannot run it.
     """
-    return CompiledArtifact(read(source))
+    with uncollected():
+        return CompiledArtifact(read(source))
 
 
 class CompiledArtifact:

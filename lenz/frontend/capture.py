@@ -30,10 +30,11 @@ from lenz.frontend.floats import fix_floats
 from lenz.frontend.layout import channels_last, convolutions_of
 from lenz.frontend.passes import run_passes
 from lenz.frontend.program import CompileFX, GraphKind, boxed, boxed_eager
-from lenz.frontend.session import compiling, interning, uncollected
+from lenz.frontend.session import compiling, interning
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
 from lenz.frontend.values import is_same_size
+from lenz.ir.interned import uncollected
 from lenz.options import Options
 
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]

@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 import lenz
+from lenz.artifact import container
 from lenz.errors import UserError
 from tests.arch.source import REPOSITORY
 
@@ -42,7 +43,7 @@ def changed(data: bytes, **how: Any) -> bytes:
     "how, why",
     [
         ({"torch": "1.0.0"}, r"for torch 1\.0, and this is torch 2"),
-        ({"format": 99}, "has format 99; this lenz reads 1"),
+        ({"format": 99}, "has format 99; this lenz reads 2"),
         ({"machine": "vax"}, "for vax, and this is"),
         ({"sums": {}}, "tensors are missing"),
     ],
@@ -92,6 +93,27 @@ def test_mutated_bytes_are_refused_or_right(good: bytes, seed: int) -> None:
             continue
         assert torch.equal(run(x), want)
     assert refused > 200
+
+
+def test_each_word_of_a_weight_is_checked(tmp_path: Path) -> None:
+    """Large weights are checked by sums of rows: the last byte, words that change places."""
+    path = tmp_path / "m.lenz"
+    weight = torch.randn(200, 200)
+    layer = nn.Linear(200, 200)
+    layer.weight = nn.Parameter(weight)
+    lenz.export(layer, path, (torch.ones(2, 200),), levels=("host",))
+    good, own = path.read_bytes(), weight.numpy().tobytes()
+    start, row = good.index(own), 8 * container.ROW
+    assert len(own) > 3 * row
+    changes = {k: bytes([good[start + k] ^ 128]) for k in (0, row - 1, row, len(own) - 1)}
+    changes |= {0: own[row : 2 * row] + own[:row], 2 * row: bytes(row)}
+    for at, data in changes.items():
+        there = start + at
+        bad = good[:there] + data + good[there + len(data) :]
+        with pytest.raises(UserError, match=r"'weight\.weight' is not what was written"):
+            lenz.load(bad)
+    odd = container.digest("weight.x", torch.zeros(row + 1, dtype=torch.uint8)[1:])
+    assert odd == container.digest("weight.x", torch.zeros(row, dtype=torch.uint8))
 
 
 def test_other_files_are_refused(good: bytes, tmp_path: Path) -> None:
