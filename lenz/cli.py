@@ -77,10 +77,10 @@ def info(parsed: argparse.Namespace) -> int:
 
     import torch
 
-    from lenz.machine.cpu.llvm.compile import host_target
+    from lenz.machines import host
     from lenz.options import Options
 
-    target = host_target()
+    target = host().target()
     vectors = [f for f in ("avx512f", "avx2", "neon", "sve") if target.has(f)]
     rows = {
         "lenz": version("lenz"),

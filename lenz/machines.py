@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lenz.errors import InternalError
-from lenz.target import HOST, Capabilities
+from lenz.target import HOST, Capabilities, Target
 
 if TYPE_CHECKING:  # a process that compiles nothing imports none of these
     from lenz.context import Context
@@ -118,13 +118,35 @@ class Loader:
     start: Callable[[], None]
 
 
+class Library(Protocol):
+    """Linked code, which lives as long as this object, and the addresses of what it exports."""
+
+    addresses: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The compiler of the process itself: for plans, which are code of the CPU beside kernels.
+
+    target    this process's CPU
+    features  what it can do, by the compiler's names
+    compile   (text, target or None for this CPU, level) -> an object; raises InternalError
+    link      (object, exports, addresses of what it calls) -> the code; raises InternalError
+    """
+
+    target: Callable[[], Target]
+    features: Callable[[], frozenset[str]]
+    compile: Callable[[str, Target | None, int], bytes]
+    link: Callable[[bytes, Sequence[str], Mapping[str, int]], Library]
+
+
 FOLDER = Path(__file__).parent / "machine"
 _HALVES: dict[tuple[str, str], Any] = {}
 
 
-def register(type: str, half: Machine | Loader) -> None:
-    """Make a half of a machine known for a type of devices."""
-    key = type, "machine" if isinstance(half, Machine) else "loader"
+def register(type: str, half: Machine | Loader | Host) -> None:
+    """Make a half of a machine known for a type of devices, or the compiler of the host."""
+    key = type, half.__class__.__name__.lower()
     if _HALVES.setdefault(key, half) is not half:
         raise InternalError(f"there are two machines for {type} devices")
 
@@ -175,6 +197,11 @@ def runs_programs(device: str) -> bool:
 def loader_of(device: str) -> Loader:
     """The loader of a device; raises InternalError if there is none."""
     return _half(device, "loader")  # type: ignore[no-any-return]  # a Loader, likewise
+
+
+def host() -> Host:
+    """The compiler of the process itself."""
+    return _half(HOST, "host")  # type: ignore[no-any-return]  # a Host, likewise
 
 
 def _half(device: str, name: str) -> Any:

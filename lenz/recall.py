@@ -19,7 +19,7 @@ from lenz.ir.lexer import ReadError
 from lenz.ir.plan import Plan
 from lenz.ir.reader import read
 from lenz.loading import Boxed, kernels
-from lenz.machine.cpu.llvm.compile import host_target
+from lenz.machines import host
 from lenz.options import Options
 from lenz.respecialise import Compile, load_program
 from lenz.runtime.store import Store, store_in
@@ -41,7 +41,7 @@ class Entry:
 
 def context(options: Options, trace: Trace | None = None) -> Context:
     """The context of one compilation for this machine's CPU."""
-    return Context(options, host_target(), Silent() if trace is None else trace)
+    return Context(options, host().target(), Silent() if trace is None else trace)
 
 
 def keep(store: Store, key: str, entry: Entry) -> None:

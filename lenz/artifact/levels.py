@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lenz.errors import UserError
-from lenz.machine.cpu.llvm.compile import host_target
+from lenz.machines import host
 from lenz.target import Target
 
 # The psABI of x86-64 defines the levels; the names of features are LLVM's. Each level has the
@@ -35,21 +35,21 @@ def targets(levels: Sequence[str]) -> list[tuple[Target, tuple[str, ...]]]:
 
     Raises UserError for a level that this architecture does not have.
     """
-    host = host_target()
+    mine = host().target()
     made = []
     for level in levels:
         if level not in known():
             raise UserError(f"unknown level {level!r}", hint=f"levels are {', '.join(known())}")
-        made.append((known().index(level), *_target(level, host)))
+        made.append((known().index(level), *_target(level, mine)))
     return [(t, needs) for _, t, needs in sorted(made, key=lambda m: -m[0])]
 
 
-def _target(level: str, host: Target) -> tuple[Target, tuple[str, ...]]:
+def _target(level: str, mine: Target) -> tuple[Target, tuple[str, ...]]:
     if level == "host":
-        needs = tuple(f[1:] for f in host.features.split(",") if f.startswith("+"))
-        return host, needs
+        needs = tuple(f[1:] for f in mine.features.split(",") if f.startswith("+"))
+        return mine, needs
     if level == "generic":
-        return replace(host, cpu="generic", features="", lanes=4), ()
+        return replace(mine, cpu="generic", features="", lanes=4), ()
     needs = tuple(f for name in known()[: known().index(level) + 1] for f in X86[name])
     features = ",".join(f"+{f}" for f in needs)
-    return replace(host, cpu=f"x86-64-{level}", features=features, lanes=LANES[level]), needs
+    return replace(mine, cpu=f"x86-64-{level}", features=features, lanes=LANES[level]), needs

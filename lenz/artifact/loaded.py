@@ -20,8 +20,7 @@ from lenz.ir.plan import CallStep, Plan
 from lenz.ir.reader import read as read_text
 from lenz.loading import Boxed
 from lenz.loading import load as load_plan
-from lenz.machine.cpu.llvm.compile import features
-from lenz.machines import Counts, Loader, load_kernels
+from lenz.machines import Counts, Loader, host, load_kernels
 from lenz.options import Options
 from lenz.plan.python import signatures
 from lenz.runtime.constants import unpacked
@@ -198,7 +197,7 @@ def _fitting(m: Manifest) -> _Variant:
     """The best variant that this CPU can run; they stand in the order of their speed."""
     if platform.machine() != m["machine"]:
         raise UserError(f"this artifact is for {m['machine']}, and this is {platform.machine()}")
-    has = features()
+    has = host().features()
     for v in m["variants"]:
         if has.issuperset(v["features"]):
             try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-from lenz.machine.cpu.llvm.compile import Library, compile_module, host_target, link
+from lenz.machines import Library, host
 from lenz.runtime.native import addresses
 from lenz.runtime.store import Store
 
@@ -54,7 +54,7 @@ def _linked(gpu: bool, store: Store | None) -> Library:
     if missing:
         raise Unavailable(f"this torch or system has no {', '.join(missing)}")
     names = [name for _, name, _ in DEFINED.findall(text)]
-    library = link(_object(text, 2, store), names, found)
+    library = host().link(_object(text, 2, store), names, found)
     library.addresses.update(found)
     return library
 
@@ -66,7 +66,7 @@ def linked(text: str, own: Mapping[str, int], gpu: bool, store: Store | None) ->
     """
     helpers = _linked(gpu, store)
     imports = {**{n: helpers.addresses[n] for n in _used(text, gpu)}, **own}
-    return link(_object(declared(text, gpu), 0, store), ["call"], imports)
+    return host().link(_object(declared(text, gpu), 0, store), ["call"], imports)
 
 
 def declared(text: str, gpu: bool) -> str:
@@ -81,12 +81,12 @@ def _used(text: str, gpu: bool) -> list[str]:
 
 def _object(text: str, level: int, store: Store | None) -> bytes:
     """The object of a text: kept, or compiled and kept."""
-    target = host_target()
+    target = host().target()
     parts = (target.triple, target.cpu, target.features, target.version, str(level), text)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     kept = store.get("plan", key) if store is not None else None
     if kept is None:
-        kept = compile_module(text, level=level)
+        kept = host().compile(text, None, level)
         if store is not None:
             store.put("plan", key, kept)
     return kept

@@ -94,7 +94,12 @@ RUNTIME_IMPORTS = (
     "lenz.runtime",
 )
 # The halves of machines that load kernels stand beside the compiler in the same way.
-LOADING_FILES = ("machine/cpu/loader.py", "machine/cuda/loader.py", "machine/cuda/driver.py")
+LOADING_FILES = (
+    "machine/cpu/host.py",
+    "machine/cpu/loader.py",
+    "machine/cuda/driver.py",
+    "machine/cuda/loader.py",
+)
 LOADING_IMPORTS = (
     *RUNTIME_IMPORTS,
     "lenz.machines",

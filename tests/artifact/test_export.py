@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import lenz
 from lenz.artifact import levels, loaded
 from lenz.errors import UserError
 from lenz.machine.cpu.llvm import compile
+from lenz.machines import host
 from tests.arch.source import REPOSITORY
 
 BATCH = Dim("batch", min=3, max=100)
@@ -194,13 +196,14 @@ def test_a_cpu_runs_the_best_level_that_it_has(
         pytest.skip("this CPU has other levels")
     path = tmp_path / "m.lenz"
     module, args = made("perceptron", path)
-    monkeypatch.setattr(loaded, "features", lambda: frozenset(_needs(level)))
+    with_level = replace(host(), features=lambda: frozenset(_needs(level)))
+    monkeypatch.setattr(loaded, "host", lambda: with_level)
     run, (x,) = lenz.load(path), args(8)
     found = loaded._fitting(run.manifest)
     (piece,) = found.kernels["cpu"].values()
     assert piece.startswith(f"code.{['v4', 'v3', 'v2'].index(level)}.")
     same(run(x), module(x).detach())
-    monkeypatch.setattr(loaded, "features", frozenset)
+    monkeypatch.setattr(loaded, "host", lambda: replace(with_level, features=frozenset))
     with pytest.raises(UserError, match="this CPU lacks cx16"):
         lenz.load(path)
 

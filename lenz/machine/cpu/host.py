@@ -1,0 +1,8 @@
+"""The compiler of the process itself, LLVM: plans and kernels of CPUs are its code."""
+
+from __future__ import annotations
+
+from lenz.machine.cpu.llvm.compile import compile_module, features, host_target, link
+from lenz.machines import Host, register
+
+register("cpu", Host(host_target, features, compile_module, link))
