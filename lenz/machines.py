@@ -98,6 +98,11 @@ class Machine:
     compile: Callable[[Sequence[Kernel], str, Context], Callable[[], Code]]
 
 
+def no_graphs(*wanted: Any) -> Any:
+    """The `capture` of a machine without graphs."""
+    raise RuntimeError("the machine has no graphs")
+
+
 @dataclass(frozen=True, slots=True)
 class Loader:
     """How the code for one type of devices is found again and loaded.
@@ -109,6 +114,8 @@ class Loader:
            what must live as long; raises ValueError or RuntimeError
     key    what code for a device depends on, besides its text
     start  called when a graph for such a device comes: its compiler will be needed
+    capture  (`Wanted`, `Runner`, number of the device): its graph, as `runtime/captured.py` says;
+             raises RuntimeError
     """
 
     kind: str
@@ -116,6 +123,7 @@ class Loader:
     load: Callable[[Mapping[str, bytes], Counts, str], tuple[Functions, object]]
     key: Callable[[str], str]
     start: Callable[[], None]
+    capture: Callable[..., Any] = no_graphs
 
 
 class Library(Protocol):

@@ -23,21 +23,11 @@ import torch
 
 from lenz.ir.plan import BindSize, Input, Keep, LaunchStep, Plan, Reuse, Step, ViewStep
 from lenz.loading import Boxed, fast_call, op_of
-from lenz.machine.cuda.graph import (
-    Captured,
-    Pool,
-    Record,
-    Runner,
-    Wanted,
-    capture,
-    keeps_its_own,
-    pool,
-    start,
-)  # fmt: skip
-from lenz.machines import Functions
+from lenz.machines import Functions, loader_of
 from lenz.plan.graphs import Graphed, Region, Terms, Uncaptured, graphed
 from lenz.plan.native_objects import value
 from lenz.runtime import executor
+from lenz.runtime.captured import Captured, Record, Runner, Wanted
 from lenz.runtime.store import Store
 from lenz.sym import Int, Var, as_multiple, evaluate
 
@@ -389,7 +379,8 @@ class Recorded(Runner):
     ) -> None:  # fmt: skip
         super().__init__(of.given.functions, env, sizes, value, stream)
         assert of.graphed is not None
-        self.gpu, self.known = gpu_of(of.graphed), frozenset(sizes)
+        self.device, self.gpu = of.graphed.device, gpu_of(of.graphed)
+        self.known = frozenset(sizes)
         self.regions = {r.name: r for r in of.graphed.regions}
         self.captured: dict[str, Captured] = {}
         self.why = ""
@@ -412,7 +403,7 @@ class Recorded(Runner):
         try:
             if not self.why:
                 self.captured[r.name] = self.capture(r)
-                start(self.captured[r.name], self.stream)
+                self.captured[r.name].start(self.stream)
                 return []
         except (RuntimeError, torch.AcceleratorError) as e:
             self.why = f"capturing it failed: {e}".splitlines()[0]
@@ -428,8 +419,8 @@ class Recorded(Runner):
         reads, writes, pins = ({n: self.env[n] for n in x} for x in (r.reads, r.writes, r.pinned))
         fixed = {**pins, **{n: others[n] if n in others else self.env[n] for n in r.fixed}}
         w = Wanted(r.steps, reads, writes, fixed, r.kept, r.copied, r.mutated)
-        memory = Pool() if keeps_its_own(w) else pool(self.gpu, self.stream)
-        return capture(w, self, self.gpu, memory)
+        found: Captured = loader_of(self.device).capture(w, self, self.gpu)
+        return found
 
 
 def gpu_of(g: Graphed) -> int:

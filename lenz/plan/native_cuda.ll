@@ -67,7 +67,7 @@ nothing:
 
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
-; The record of a CUDA graph is a row of 8-byte words (machine/cuda/graph.py):
+; The record of a CUDA graph is a row of 8-byte words (runtime/captured.py):
 ;   0 the executable graph          5 sizes that it was made for      10 addresses that may change
 ;   1 its stream                    6 their number                    11 their number
 ;   2 pinned arguments: pairs of    7 kept memory: pairs of the       12 nodes to be told of them

@@ -88,7 +88,11 @@ RUNTIME_IMPORTS = (
     "lenz.remote",
     "lenz.sym",
     "lenz.ir.binary",
+    "lenz.ir.expr",  # these are data
+    "lenz.ir.graph",
+    "lenz.ir.op",
     "lenz.ir.plan",
+    "lenz.ir.syntax",
     "lenz.ir.tensor",
     "lenz.ir.dtype",
     "lenz.runtime",
@@ -98,6 +102,7 @@ LOADING_FILES = (
     "machine/cpu/host.py",
     "machine/cpu/loader.py",
     "machine/cuda/driver.py",
+    "machine/cuda/graph.py",
     "machine/cuda/loader.py",
 )
 LOADING_IMPORTS = (
@@ -106,6 +111,7 @@ LOADING_IMPORTS = (
     "lenz.target",
     "lenz.machine.cpu.llvm.compile",  # links too; imports llvmlite late
     "lenz.machine.cuda.driver",
+    "lenz.machine.cuda.graph",
     "lenz.machine.cuda.triton.compile",  # the compiler's version, for keys; imports Triton late
     "lenz.machine.cuda.triton.pool",  # starts the compile server while the graph is captured
     "lenz.machine.cuda.triton.worker",

@@ -54,6 +54,14 @@ def is_of_no_other_machine(module: str, here: str) -> bool:
     return len({r for r in rooms if (LENZ / "machine" / r).is_dir()}) < 2
 
 
+def test_no_machine_is_imported_by_name() -> None:
+    """`lenz/machines.py` finds machines; their modules are known in their own room alone."""
+    for source in sources():
+        for i in imports_of(source):
+            named = is_in(i.module, ("lenz.machine",))
+            assert not named or source.room == "machine", f"{source.name}:{i.line}: {i.module}"
+
+
 def test_imports_point_down() -> None:
     found = [fault for s in sources() for fault in upward(s)]
     assert not found, "\n".join(found)

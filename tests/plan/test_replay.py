@@ -24,13 +24,14 @@ from lenz.ir.plan import CallStep, Check, LaunchStep, Step
 from lenz.machine.cuda import graph
 from lenz.plan import graphs
 from lenz.runtime import executor
+from lenz.runtime.captured import Record, Runner
 
 
 class Simulated(graph._Capture):
     """A capture that runs its steps."""
 
     def launch(self, s: LaunchStep) -> list[int]:
-        return graph.Runner.launch(self, s)
+        return Runner.launch(self, s)
 
     def copy(self, jobs: Any) -> None:
         for _, to, start, _ in jobs:
@@ -56,14 +57,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[replay.Replayed]:
         run = Simulated(w, like, 0, 0)
         with torch.no_grad():
             run.all()
-        return SimpleNamespace(kept=run.results)
+        return SimpleNamespace(kept=run.results, start=lambda stream: None)
 
     monkeypatch.setattr(replay, "Replayed", Noted)
     monkeypatch.setattr(replay, "WARM", 0)
-    monkeypatch.setattr(replay, "capture", capture)
-    monkeypatch.setattr(replay, "start", lambda *args: None)
-    monkeypatch.setattr(replay, "pool", lambda *args: None)
-    monkeypatch.setattr(replay, "Pool", lambda *args: None)
+    monkeypatch.setattr(replay, "loader_of", lambda device: SimpleNamespace(capture=capture))
     monkeypatch.setattr(executor, "stream", lambda gpu: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda d: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -141,7 +139,7 @@ def test_training(
     """Both halves; also where capturing fails, from the second graph on."""
     cut(monkeypatch, every, calls=False)
     if fails:
-        real, tries = getattr(replay, "capture"), []  # noqa: B009 - the one of the fixture
+        real, tries = replay.loader_of("cpu").capture, []  # the one of the fixture
 
         def capture(*args: Any) -> Any:
             tries.append(1)
@@ -149,7 +147,7 @@ def test_training(
                 raise RuntimeError("operation not permitted when stream is capturing")
             return real(*args)
 
-        monkeypatch.setattr(replay, "capture", capture)
+        monkeypatch.setattr(replay, "loader_of", lambda device: SimpleNamespace(capture=capture))
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Flatten(), nn.Linear(144, 5)
     )
@@ -352,7 +350,7 @@ def test_memory_that_somebody_holds() -> None:
     """The counts of owners are those that native code compares."""
     count = ctypes.c_uint32(2)
     found = SimpleNamespace(exec=0, owners=[(ctypes.addressof(count), 1)], nodes=[], uses={})
-    record = graph.Record(found, 0, [], [])  # type: ignore[arg-type]
+    record = Record(found, 0, [], [])  # type: ignore[arg-type]
     assert record.is_held
     count.value = 1
     assert not record.is_held

@@ -1,4 +1,4 @@
-"""Capture steps of a plan as a CUDA graph, and describe it for `replay` in plan/native_cuda.ll.
+"""Capture steps of a plan as a CUDA graph.
 
 The steps run once while the driver records what they launch. Kernels of lenz become nodes whose
 arguments are known, so that addresses in them can be set before a replay.
@@ -8,34 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from lenz.ir.plan import (
-    Alloc,
-    BindSize,
-    CallStep,
-    Check,
-    Current,
-    Free,
-    LaunchStep,
-    Lay,
-    Reuse,
-    Step,
-    ViewStep,
-)  # fmt: skip
-from lenz.ir.tensor import TensorType
+from lenz.ir.plan import Alloc, LaunchStep, Reuse, ViewStep
 from lenz.machine.cuda import driver
-from lenz.runtime import executor
-from lenz.sym import Sym, Var, evaluate
+from lenz.runtime.captured import Captured, Node, Runner, Wanted
 
 HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
 # CUDA_KERNEL_NODE_PARAMS: function, grid x y z, block x y z, shared memory, arguments, and three
@@ -43,9 +28,6 @@ HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
 NODE = "=Q7I4xQQQQ"
 # One launch of copy.ptx: pieces, bytes of a piece (8 rounds of its 32 blocks), blocks, threads.
 PIECES, PIECE, BLOCKS, THREADS = 160, 1 << 20, 32, 256
-
-
-Value: TypeAlias = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 @cache
@@ -71,167 +53,29 @@ def pool(gpu: int, stream: int) -> Pool:
     return _pools().setdefault((gpu, stream), Pool())
 
 
-@dataclass(slots=True)
-class Wanted:
-    """What is captured.
+class Exec:
+    """A graph of the driver that can be launched, until nobody holds it."""
 
-    steps   the steps of the graph
-    reads   tensors whose addresses may change, by name
-    writes  memory of results, by name
-    fixed   tensors whose addresses do not change: pinned arguments, constants, other graphs'
-    kept    results that stay in the graph's memory
-    copied  reads and writes that are copied, in the graph, since libraries use them
-    mutated copied reads that are copied back
-    """
-
-    steps: Sequence[Step]
-    reads: Mapping[str, Tensor]
-    writes: Mapping[str, Tensor]
-    fixed: Mapping[str, Tensor]
-    kept: Collection[str]
-    copied: Collection[str]
-    mutated: Collection[str]
-
-
-@dataclass(slots=True)
-class Node:
-    """A launch of a kernel that knows addresses that may change."""
-
-    handle: int
-    parameters: Any  # CUDA_KERNEL_NODE_PARAMS
-    values: Any  # its arguments, 8 bytes each
-
-
-@dataclass(slots=True)
-class Captured:
-    """A graph that can be launched; `alive` holds the memory that it uses."""
-
-    exec: int
-    kept: Mapping[str, Tensor]
-    owners: list[tuple[int, int]]  # of kept memory: where they are counted, and how many it has
-    nodes: list[Node]
-    uses: Mapping[str, list[tuple[int, int, int]]]  # node, argument, what is added to the address
-    alive: Sequence[object]
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
 
     def __del__(self) -> None:
         with suppress(Exception):  # the process ends, and the driver is gone
-            driver.library().cuGraphExecDestroy(ctypes.c_void_p(self.exec))
+            driver.library().cuGraphExecDestroy(ctypes.c_void_p(self.handle))
+
+    def start(self, stream: int) -> None:
+        """Launch it for the addresses of its capture."""
+        told = ctypes.c_void_p(self.handle), ctypes.c_void_p(stream)
+        driver.check(driver.library().cuGraphLaunch(*told), "launching a CUDA graph")
 
 
-class Runner:
-    """Runs steps of a plan one by one.
-
-    functions  the kernels
-    env        tensors, and numbers that ops give, by name
-    sizes      the values of sizes
-    value      the Python value of an atom, by what tells its tensors and sizes
-    """
-
-    def __init__(
-        self, functions: Mapping[str, Any], env: Mapping[str, Any], sizes: Mapping[Var, int],
-        value: Value, stream: int,
-    ) -> None:  # fmt: skip
-        self.functions, self.stream, self.value = functions, stream, value
-        self.env, self.sizes = dict(env), dict(sizes)
-        self.failed = 0
-
-    def size(self, s: Sym) -> int:
-        """The value of a size."""
-        return evaluate(s, self.sizes)
-
-    def layout(self, t: TensorType) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The sizes and strides of a type."""
-        return tuple(map(self.size, t.shape)), tuple(map(self.size, t.layout.stride))
-
-    def look(self, a: Any) -> Any:
-        """The tensor or the number that an atom names."""
-        if isinstance(a, Sym):
-            return self.env[f"%{a}"] if f"%{a}" in self.env else self.size(a)
-        return self.env[a.name]
-
-    def name(self, name: str, t: Tensor, source: str = "") -> None:
-        """Name a tensor, in the memory of `source` perhaps."""
-        self.env[name] = t
-
-    def step(self, s: Step) -> None:
-        """Run one step."""
-        match s:
-            case BindSize():
-                t = self.env[s.source]
-                self.sizes[s.var] = (t.stride(s.dim) if s.stride else t.size(s.dim)) // s.factor
-            case Alloc():
-                self.name(s.name, self.memory(s))
-                if s.zero:
-                    self.env[s.name].zero_()
-            case Reuse() | ViewStep():
-                self.view(s)
-            case LaunchStep():
-                self.launch(s)
-            case CallStep():
-                self.call(s)
-            case Lay():
-                place = -1 if s.type.device == "cpu" else torch.device(s.type.device).index
-                told = *self.layout(s.type), s.type.dtype.torch, place, s.op, s.aligned
-                self.name(s.name, executor.lay(self.env[s.name], *told))
-            case Free():
-                self.env.pop(s.name, None)
-            case Check():
-                if self.failed:
-                    executor.raise_failed(self.failed)
-            case Current():
-                pass
-            case _:
-                raise RuntimeError(f"nobody runs a {type(s).__name__}")
-
-    def memory(self, s: Alloc) -> Tensor:
-        """New memory."""
-        shape, stride = self.layout(s.type)
-        return torch.empty_strided(shape, stride, dtype=s.type.dtype.torch, device=s.type.device)
-
-    def view(self, s: Reuse | ViewStep) -> None:
-        """The memory of another buffer."""
-        t, source = s.type, self.env[s.source]
-        if s.same:
-            made = source
-        elif isinstance(s, Reuse):
-            made = executor.reuse(source, *self.layout(t), t.dtype.torch)
-        else:
-            made = executor.view(source, *self.layout(t), self.size(t.layout.offset))
-        self.name(s.name, made.detach() if s.detached else made, s.source)
-        if isinstance(s, Reuse):
-            del self.env[s.source]
-
-    def call(self, s: CallStep) -> None:
-        """Call an eager op."""
-        args = [self.value(a, self.look) for a in s.args]
-        got = executor.resolve(s.op)(*args, **{k: self.value(a, self.look) for k, a in s.kwargs})
-        if s.into:
-            return
-        if s.counted:
-            executor.several(got, len(s.outs), s.op)
-        for o, part in zip(s.outs, (got,) if s.single else got, strict=True):
-            if isinstance(o, Var):
-                self.env[f"%{o}"] = part
-                self.sizes |= {o: part} if isinstance(part, int) else {}
-            elif isinstance(o, str):
-                self.name(o, part)
-
-    def launch(self, s: LaunchStep) -> list[int]:
-        """Launch a kernel; its addresses and sizes."""
-        given = [self.env[a].data_ptr() for a in s.args] + [self.size(v) for v in s.sizes]
-        if s.grid is None:
-            self.failed = self.functions[s.kernel](*given)
-        else:
-            self.functions[s.kernel](self.stream, self.size(s.grid), *given)
-        return given
-
-
-def capture(w: Wanted, like: Runner, gpu: int, memory: Pool) -> Captured:
+def capture(w: Wanted, like: Runner, gpu: int) -> Captured:
     """Capture a graph on the current device; raises RuntimeError if the driver or torch refuses.
 
     `like` has the kernels and sizes.
     """
     side = side_stream(gpu, like.stream)
+    memory = Pool() if keeps_its_own(w) else pool(gpu, like.stream)
     copier(gpu)  # nothing may be loaded while a stream is captured
     side.wait_stream(torch.cuda.current_stream(gpu))
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -252,11 +96,12 @@ def capture(w: Wanted, like: Runner, gpu: int, memory: Pool) -> Captured:
     exec, raw = ctypes.c_void_p(), ctypes.c_void_p(graph.raw_cuda_graph())
     made = driver.library().cuGraphInstantiateWithFlags(ctypes.byref(exec), raw, 0)
     driver.check(made, "instantiating a CUDA graph")
+    ready = Exec(exec.value or 0)
     alive = graph, memory, like.functions  # constants live with the plan; arguments are not ours
     # Nobody else holds what is kept yet, so that this is how many owners its memory has alone.
     counts = [t.untyped_storage()._cdata + 8 for t in run.results.values()]
     owners = [(at, ctypes.c_uint32.from_address(at).value) for at in counts]
-    return Captured(exec.value or 0, run.results, owners, run.nodes, run.uses, alive)
+    return Captured(ready.handle, run.results, owners, run.nodes, run.uses, ready.start, alive)
 
 
 class _Capture(Runner):
@@ -372,12 +217,6 @@ def keeps_its_own(w: Wanted) -> bool:
     return not kept_memory(w) <= known
 
 
-def start(c: Captured, stream: int) -> None:
-    """Launch a graph for the addresses of its capture."""
-    launched = driver.library().cuGraphLaunch(ctypes.c_void_p(c.exec), ctypes.c_void_p(stream))
-    driver.check(launched, "launching a CUDA graph")
-
-
 @cache
 def copier(gpu: int) -> int:
     """The handle of the kernel in copy.ptx, which the driver compiles."""
@@ -434,52 +273,3 @@ def extent(t: Tensor) -> int:
         return 0
     last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return (last + 1) * t.itemsize
-
-
-class Record:
-    """The words that `replay` reads; their meaning stands in plan/native_cuda.ll."""
-
-    def __init__(
-        self,
-        c: Captured,
-        stream: int,
-        order: Sequence[str],
-        pinned: Sequence[tuple[int, int]],
-    ) -> None:
-        self.alive: list[Any] = [c]
-        places = list[int]()
-        for name in order:
-            uses = c.uses.get(name, [])
-            rows = [(ctypes.addressof(c.nodes[n].values) + 8 * k, d, n) for n, k, d in uses]
-            places += [0, self.row([x for row in rows for x in row]), len(rows)]
-        nodes = [x for n in c.nodes for x in (n.handle, ctypes.addressof(n.parameters), 0)]
-        kept = [x for pair in c.owners for x in pair]
-        pairs = [x for pair in pinned for x in pair]
-        words = [
-            c.exec, stream, self.row(pairs), len(pinned), 0, 0, 0,
-            self.row(kept), len(c.owners), 0, self.row(places), len(order),
-            self.row(nodes), len(c.nodes), 0, 0,
-        ]  # fmt: skip
-        self.record = (ctypes.c_uint64 * len(words))(*words)
-
-    @property
-    def replays(self) -> int:
-        """How often the graph was replayed."""
-        return int(self.record[14])
-
-    @property
-    def is_held(self) -> bool:
-        """Whether somebody holds memory that the graph keeps; see `ready` in native_cuda.ll."""
-        pairs = (ctypes.c_uint64 * (2 * self.record[8])).from_address(self.record[7])
-        counts = [ctypes.c_uint32.from_address(at).value for at in pairs[::2]]
-        return any(now > alone for now, alone in zip(counts, pairs[1::2], strict=True))
-
-    def expect(self, sizes: Sequence[int]) -> None:
-        """Say which sizes the graph was made for, in the order of the code that replays it."""
-        self.record[5], self.record[6] = self.row(sizes), len(sizes)
-
-    def row(self, words: Sequence[int]) -> int:
-        """The address of words in a row."""
-        made = (ctypes.c_uint64 * max(len(words), 1))(*[w & (1 << 64) - 1 for w in words])
-        self.alive.append(made)
-        return ctypes.addressof(made)

@@ -8,6 +8,7 @@ import torch
 
 from lenz.ir.binary import decode
 from lenz.machine.cuda import driver
+from lenz.machine.cuda.graph import capture
 from lenz.machine.cuda.triton.compile import version
 from lenz.machine.cuda.triton.pool import start
 from lenz.machines import Counts, Functions, Loader, register
@@ -25,5 +26,7 @@ def key(device: str) -> str:
     return f"{torch.cuda.get_device_name(gpu)} {driver.capability(gpu)} {version()}"
 
 
-LOADER = Loader("cubin", lambda kernels: {n: f"{n}.cubin" for n in kernels}, load, key, start)
+LOADER = Loader(
+    "cubin", lambda kernels: {n: f"{n}.cubin" for n in kernels}, load, key, start, capture
+)
 register("cuda", LOADER)

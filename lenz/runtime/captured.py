@@ -1,0 +1,234 @@
+"""Parts of a plan that are captured as one: what is wanted, who runs its steps, what a graph holds.
+
+A machine captures (`Loader.capture`), and `replay` in plan/native_cuda.ll reads a `Record`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from lenz.ir.plan import (
+    Alloc,
+    BindSize,
+    CallStep,
+    Check,
+    Current,
+    Free,
+    LaunchStep,
+    Lay,
+    Reuse,
+    Step,
+    ViewStep,
+)
+from lenz.ir.tensor import TensorType
+from lenz.runtime import executor
+from lenz.sym import Sym, Var, evaluate
+
+Value: TypeAlias = Callable[[Any, Callable[[Any], Any]], Any]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What is captured.
+
+    steps   the steps of the graph
+    reads   tensors whose addresses may change, by name
+    writes  memory of results, by name
+    fixed   tensors whose addresses do not change: pinned arguments, constants, other graphs'
+    kept    results that stay in the graph's memory
+    copied  reads and writes that are copied, in the graph, since libraries use them
+    mutated copied reads that are copied back
+    """
+
+    steps: Sequence[Step]
+    reads: Mapping[str, Tensor]
+    writes: Mapping[str, Tensor]
+    fixed: Mapping[str, Tensor]
+    kept: Collection[str]
+    copied: Collection[str]
+    mutated: Collection[str]
+
+
+@dataclass(slots=True)
+class Node:
+    """A launch of a kernel that knows addresses that may change."""
+
+    handle: int
+    parameters: Any  # CUDA_KERNEL_NODE_PARAMS
+    values: Any  # its arguments, 8 bytes each
+
+
+@dataclass(slots=True)
+class Captured:
+    """A graph that can be launched; `alive` holds the memory that it uses."""
+
+    exec: int
+    kept: Mapping[str, Tensor]
+    owners: list[tuple[int, int]]  # of kept memory: where they are counted, and how many it has
+    nodes: list[Node]
+    uses: Mapping[str, list[tuple[int, int, int]]]  # node, argument, what is added to the address
+    start: Callable[[int], None]  # launches it in a stream, for the addresses of its capture
+    alive: Sequence[object]
+
+
+class Runner:
+    """Runs steps of a plan one by one.
+
+    functions  the kernels
+    env        tensors, and numbers that ops give, by name
+    sizes      the values of sizes
+    value      the Python value of an atom, by what tells its tensors and sizes
+    """
+
+    def __init__(
+        self, functions: Mapping[str, Any], env: Mapping[str, Any], sizes: Mapping[Var, int],
+        value: Value, stream: int,
+    ) -> None:  # fmt: skip
+        self.functions, self.stream, self.value = functions, stream, value
+        self.env, self.sizes = dict(env), dict(sizes)
+        self.failed = 0
+
+    def size(self, s: Sym) -> int:
+        """The value of a size."""
+        return evaluate(s, self.sizes)
+
+    def layout(self, t: TensorType) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sizes and strides of a type."""
+        return tuple(map(self.size, t.shape)), tuple(map(self.size, t.layout.stride))
+
+    def look(self, a: Any) -> Any:
+        """The tensor or the number that an atom names."""
+        if isinstance(a, Sym):
+            return self.env[f"%{a}"] if f"%{a}" in self.env else self.size(a)
+        return self.env[a.name]
+
+    def name(self, name: str, t: Tensor, source: str = "") -> None:
+        """Name a tensor, in the memory of `source` perhaps."""
+        self.env[name] = t
+
+    def step(self, s: Step) -> None:
+        """Run one step."""
+        match s:
+            case BindSize():
+                t = self.env[s.source]
+                self.sizes[s.var] = (t.stride(s.dim) if s.stride else t.size(s.dim)) // s.factor
+            case Alloc():
+                self.name(s.name, self.memory(s))
+                if s.zero:
+                    self.env[s.name].zero_()
+            case Reuse() | ViewStep():
+                self.view(s)
+            case LaunchStep():
+                self.launch(s)
+            case CallStep():
+                self.call(s)
+            case Lay():
+                place = -1 if s.type.device == "cpu" else torch.device(s.type.device).index
+                told = *self.layout(s.type), s.type.dtype.torch, place, s.op, s.aligned
+                self.name(s.name, executor.lay(self.env[s.name], *told))
+            case Free():
+                self.env.pop(s.name, None)
+            case Check():
+                if self.failed:
+                    executor.raise_failed(self.failed)
+            case Current():
+                pass
+            case _:
+                raise RuntimeError(f"nobody runs a {type(s).__name__}")
+
+    def memory(self, s: Alloc) -> Tensor:
+        """New memory."""
+        shape, stride = self.layout(s.type)
+        return torch.empty_strided(shape, stride, dtype=s.type.dtype.torch, device=s.type.device)
+
+    def view(self, s: Reuse | ViewStep) -> None:
+        """The memory of another buffer."""
+        t, source = s.type, self.env[s.source]
+        if s.same:
+            made = source
+        elif isinstance(s, Reuse):
+            made = executor.reuse(source, *self.layout(t), t.dtype.torch)
+        else:
+            made = executor.view(source, *self.layout(t), self.size(t.layout.offset))
+        self.name(s.name, made.detach() if s.detached else made, s.source)
+        if isinstance(s, Reuse):
+            del self.env[s.source]
+
+    def call(self, s: CallStep) -> None:
+        """Call an eager op."""
+        args = [self.value(a, self.look) for a in s.args]
+        got = executor.resolve(s.op)(*args, **{k: self.value(a, self.look) for k, a in s.kwargs})
+        if s.into:
+            return
+        if s.counted:
+            executor.several(got, len(s.outs), s.op)
+        for o, part in zip(s.outs, (got,) if s.single else got, strict=True):
+            if isinstance(o, Var):
+                self.env[f"%{o}"] = part
+                self.sizes |= {o: part} if isinstance(part, int) else {}
+            elif isinstance(o, str):
+                self.name(o, part)
+
+    def launch(self, s: LaunchStep) -> list[int]:
+        """Launch a kernel; its addresses and sizes."""
+        given = [self.env[a].data_ptr() for a in s.args] + [self.size(v) for v in s.sizes]
+        if s.grid is None:
+            self.failed = self.functions[s.kernel](*given)
+        else:
+            self.functions[s.kernel](self.stream, self.size(s.grid), *given)
+        return given
+
+
+class Record:
+    """The words that `replay` reads; their meaning stands in plan/native_cuda.ll."""
+
+    def __init__(
+        self,
+        c: Captured,
+        stream: int,
+        order: Sequence[str],
+        pinned: Sequence[tuple[int, int]],
+    ) -> None:
+        self.alive: list[Any] = [c]
+        places = list[int]()
+        for name in order:
+            uses = c.uses.get(name, [])
+            rows = [(ctypes.addressof(c.nodes[n].values) + 8 * k, d, n) for n, k, d in uses]
+            places += [0, self.row([x for row in rows for x in row]), len(rows)]
+        nodes = [x for n in c.nodes for x in (n.handle, ctypes.addressof(n.parameters), 0)]
+        kept = [x for pair in c.owners for x in pair]
+        pairs = [x for pair in pinned for x in pair]
+        words = [
+            c.exec, stream, self.row(pairs), len(pinned), 0, 0, 0,
+            self.row(kept), len(c.owners), 0, self.row(places), len(order),
+            self.row(nodes), len(c.nodes), 0, 0,
+        ]  # fmt: skip
+        self.record = (ctypes.c_uint64 * len(words))(*words)
+
+    @property
+    def replays(self) -> int:
+        """How often the graph was replayed."""
+        return int(self.record[14])
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody holds memory that the graph keeps; see `ready` in native_cuda.ll."""
+        pairs = (ctypes.c_uint64 * (2 * self.record[8])).from_address(self.record[7])
+        counts = [ctypes.c_uint32.from_address(at).value for at in pairs[::2]]
+        return any(now > alone for now, alone in zip(counts, pairs[1::2], strict=True))
+
+    def expect(self, sizes: Sequence[int]) -> None:
+        """Say which sizes the graph was made for, in the order of the code that replays it."""
+        self.record[5], self.record[6] = self.row(sizes), len(sizes)
+
+    def row(self, words: Sequence[int]) -> int:
+        """The address of words in a row."""
+        made = (ctypes.c_uint64 * max(len(words), 1))(*[w & (1 << 64) - 1 for w in words])
+        self.alive.append(made)
+        return ctypes.addressof(made)
