@@ -19,15 +19,15 @@ CODE_LINES = {
     "frontend": 3_690,
     "ir": 4_140,
     "lower": 6_161,
-    "machine": 5_870,
+    "machine": 5_730,
     "ops": 2_332,
     "opt": 1_597,
     "plan": 2_310,
-    "runtime": 650,
+    "runtime": 820,
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_780
+TOTAL_CODE_LINES = 33_800
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
