@@ -8,4 +8,3 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """A seed chooses a tenth; it is printed where something fails."""
     parser.addoption("--sweep-seed", type=int, default=None, help="chooses the tenth of all ops")
-    parser.addoption("--all-cycles", action="store_true", help="300 cycles of compile and reset")
