@@ -81,7 +81,7 @@ class Options:
         "off",
         "Replay plans of GPUs as CUDA graphs: `on` wherever a graph can hold them, `auto` where"
         " that is faster.",
-        key=False,
+        key=True,
         choices=("off", "on", "auto"),
     )
     cuda_graph_sizes: int = option(

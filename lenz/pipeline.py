@@ -12,17 +12,19 @@ from torch.fx import GraphModule
 from lenz.context import Context
 from lenz.debug.report import TuneReport
 from lenz.frontend import FxProgram
+from lenz.ir.dtype import dtype_of
 from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
 from lenz.ir.printer import show
-from lenz.ir.tensor import Layout
+from lenz.ir.tensor import Layout, TensorType
 from lenz.ir.verify import verify
 from lenz.keys import key_of
 from lenz.loading import Boxed, aligned, complete
 from lenz.lower import lower
 from lenz.machines import Code, Refused, assemble, machine_of, runs_programs
 from lenz.opt import PASSES
+from lenz.options import Options
 from lenz.plan.build import Given
 from lenz.plan.build import build as build_plan
 from lenz.plan.fx import graph_module
@@ -147,7 +149,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     with trace.stage("codegen"):
         code_of = assemble(kernels, cx)
     with trace.stage("plan"):
-        plan = build_plan(s, cx, _given(program))
+        plan = build_plan(s, cx, _given(program, cx.options))
     try:
         with trace.stage("codegen"):
             code = code_of()
@@ -163,14 +165,32 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     return made
 
 
-def _given(program: FxProgram) -> Given:
-    """How the arguments of a program are given."""
-    places = program.placeholders
+def _given(program: FxProgram, options: Options) -> Given:
+    """How the arguments of a program are given, and what is asked of the results."""
+    places, asked = program.placeholders, options.cuda_graphs != "off"
     return Given(
         names={p.name: p.source for p in places},
         donated=frozenset(p.name for p in places if p.is_donated),
         saved=program.kind in ("backward", "body") and not program.mutated,
+        pinned=frozenset(p.name for p in places if p.is_static),
+        written=frozenset(places[k].name for k in program.mutated),
+        results=results_of(program) if asked else (),
+        kept=program.saved if asked else (),
     )
+
+
+def results_of(program: FxProgram) -> list[TensorType | None]:
+    """The types of the results, as far as they are tensors."""
+    syms, found = program.symbols.syms, list[TensorType | None]()
+    for o in program.outputs:
+        t = o.value if o.node is not None and isinstance(o.value, torch.Tensor) else None
+        dtype = dtype_of(t.dtype) if t is not None else None
+        if t is None or dtype is None:
+            found.append(None)
+        else:
+            layout = Layout(syms(t.shape), syms(t.stride()))
+            found.append(TensorType(dtype, str(t.device), layout))
+    return found
 
 
 def told(g: Graph, program: FxProgram) -> dict[str, Layout]:

@@ -24,7 +24,7 @@ import torch
 from lenz.ir.plan import BindSize, Input, Keep, LaunchStep, Plan, Reuse, Step, ViewStep
 from lenz.loading import Boxed, fast_call, op_of
 from lenz.machines import Functions, loader_of
-from lenz.plan.graphs import Graphed, Region, Terms, Uncaptured, graphed
+from lenz.plan.graphs import Graphed, Region, Uncaptured, graphed
 from lenz.plan.native_objects import value
 from lenz.runtime import executor
 from lenz.runtime.captured import Captured, Record, Runner, Wanted
@@ -118,20 +118,11 @@ class Made:
 
 @dataclass(slots=True)
 class Given:
-    """What a plan is made of, and what of it graphs may rely on.
-
-    pinned  arguments that keep their addresses: parameters, and what a forward half has kept
-    mutated arguments that the plan writes into
-    results, saved  the types of results, and which of them only the backward half reads
-    """
+    """What a plan is made of."""
 
     plan: Plan
     functions: Functions
     constants: Mapping[str, torch.Tensor]
-    pinned: frozenset[str]
-    mutated: frozenset[str]
-    results: Sequence[Any]
-    saved: Sequence[int]
     objects: Mapping[str, Any]
     store: Store | None = None
 
@@ -183,12 +174,10 @@ class Replayed:
 
     def split(self) -> Graphed | None:
         """The graph and the plan around it; None, and the reason in `why`, if there is none."""
-        g = self.given
         try:
             if not self.asked.is_native:
                 raise Uncaptured("only native code replays graphs, and the option `native` is off")
-            terms = Terms(op_of, g.pinned - self.moving, g.mutated, g.results, g.saved)
-            return graphed(g.plan, terms)
+            return graphed(self.given.plan, op_of, self.moving)
         except Uncaptured as e:
             self.stop(str(e))
             return None

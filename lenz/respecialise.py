@@ -15,10 +15,8 @@ from lenz.errors import InternalError
 from lenz.failing import in_eager, script
 from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.program import Facts, GraphKind
-from lenz.ir.dtype import dtype_of
 from lenz.ir.interned import using
 from lenz.ir.plan import Plan
-from lenz.ir.tensor import Layout, TensorType
 from lenz.loading import Boxed, aligned, load
 from lenz.machines import Functions
 from lenz.options import Options
@@ -29,34 +27,16 @@ Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a plan needs of its program while it runs.
-
-    pinned   the arguments that keep their addresses
-    mutated  the arguments that it writes into
-    types    of the results, as far as they are tensors; None where nobody asks
-    saved    the results that only the backward half reads
-    """
+    """The values that a plan names: constants and sub-modules; and the kind of its program."""
 
     kind: GraphKind
     constants: Mapping[str, torch.Tensor]
     modules: Mapping[str, Any]
-    pinned: frozenset[str]
-    mutated: frozenset[str]
-    types: Sequence[TensorType | None]
-    saved: Sequence[int]
 
 
 def needs_of(p: Plan, program: FxProgram) -> Needs:
     """What the plan needs of the program that it is of."""
-    return Needs(
-        program.kind,
-        constants_of(p, program),
-        program.modules,
-        pinned_of(program),
-        frozenset(program.placeholders[k].name for k in program.mutated),
-        results_of(program),
-        program.saved,
-    )
+    return Needs(program.kind, constants_of(p, program), program.modules)
 
 
 def load_program(
@@ -89,37 +69,9 @@ def load_plan(
     from lenz.replay import Asked, Given, Replayed
 
     fixed = {name: aligned(t) for name, t in needs.constants.items()}
-    facts = needs.pinned, needs.mutated, needs.types, needs.saved, needs.modules
-    given = Given(p, functions, fixed, *facts, store)
+    given = Given(p, functions, fixed, needs.modules, store)
     asked = Asked(options.cuda_graphs == "auto", options.cuda_graph_sizes, options.native)
     return Replayed(given, run, asked)
-
-
-def pinned_of(program: FxProgram) -> frozenset[str]:
-    """The arguments that keep their addresses: parameters, and what the forward half has kept.
-
-    AOTAutograd calls arguments of the forward half primals, and the given gradients tangents.
-    """
-    moving = ("primals_", "tangents_")
-    return frozenset(
-        x.name
-        for x in program.placeholders
-        if x.is_static or (program.kind == "backward" and not x.name.startswith(moving))
-    )
-
-
-def results_of(program: FxProgram) -> list[TensorType | None]:
-    """The types of the results, as far as they are tensors."""
-    syms, found = program.symbols.syms, list[TensorType | None]()
-    for o in program.outputs:
-        t = o.value if o.node is not None and isinstance(o.value, torch.Tensor) else None
-        dtype = dtype_of(t.dtype) if t is not None else None
-        if t is None or dtype is None:
-            found.append(None)
-        else:
-            layout = Layout(syms(t.shape), syms(t.stride()))
-            found.append(TensorType(dtype, str(t.device), layout))
-    return found
 
 
 def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:

@@ -36,16 +36,13 @@ from lenz.frontend.wrapping import (
     restored,
     wrapped,
 )  # fmt: skip
-from lenz.ir.dtype import dtype_named
 from lenz.ir.plan import Plan
-from lenz.ir.tensor import Layout, TensorType
 from lenz.loading import Boxed, complete
 from lenz.options import Options
 from lenz.recall import context, loaded, plan_in
 from lenz.respecialise import Compile, Needs, Respecialised, load_plan, needs_of
 from lenz.runtime.constants import unpacked
 from lenz.runtime.store import Store, store_in
-from lenz.sym import Int
 
 Half = dict[str, Any]
 Named: TypeAlias = Callable[[FxProgram], FxProgram]
@@ -83,7 +80,7 @@ class Trace:
         if data is None:
             return
         p = plan or plan_in(data)
-        half = _told(p, needs_of(p, program), self.options, self.store)
+        half = _told(p, needs_of(p, program), self.store)
         if half is not None:
             gives = [o.node is not None for o in program.outputs]
             self.halves[program.kind] = {**half, "key": key, "gives": gives}
@@ -150,9 +147,7 @@ class Trace:
             if data is None:
                 return None
             constants[name] = unpacked(data, device)
-        types = [None if t is None else _type(t) for t in half["types"]]
-        pinned, mutated = frozenset(half["pinned"]), frozenset(half["mutated"])
-        needs = Needs(half["kind"], constants, {}, pinned, mutated, types, half["saved"])
+        needs = Needs(half["kind"], constants, {})
         otherwise = Retraced(self, kind, again)
         load = lambda p, f, alive: load_plan(p, f, alive, needs, self.options, otherwise)
         return loaded(self.store, half["key"], load)
@@ -276,37 +271,12 @@ class Late:
         return run
 
 
-def _told(p: Plan, needs: Needs, options: Options, store: Store) -> Half | None:
+def _told(p: Plan, needs: Needs, store: Store) -> Half | None:
     """What a plan needs of its program as JSON; None if it needs more than data."""
-    asked = () if options.cuda_graphs == "off" else needs.types  # only graphs read them
-    try:
-        types = [None if t is None else _type_told(t) for t in asked]
-    except Untold:
-        return None
     if needs.modules or p.objects:
         return None
     named, data = complete(p, needs.constants)
     for content, packed in data.items():
         store.put("constant", content, packed)
-    return {
-        "kind": needs.kind,
-        "constants": {c.name: [c.content, c.type.device] for c in named.constants},
-        "pinned": sorted(needs.pinned),
-        "mutated": sorted(needs.mutated),
-        "saved": list(needs.saved),
-        "types": types,
-    }
-
-
-def _type_told(t: TensorType) -> list[Any]:
-    sizes = [[s.value for s in part if isinstance(s, Int)] for part in (t.shape, t.layout.stride)]
-    if any(len(known) != t.rank for known in sizes):
-        raise Untold
-    return [t.dtype.name, t.device, *sizes]
-
-
-def _type(told: Sequence[Any]) -> TensorType:
-    dtype, device, shape, stride = told
-    return TensorType(
-        dtype_named(dtype), device, Layout(tuple(map(Int, shape)), tuple(map(Int, stride)))
-    )
+    known = {c.name: [c.content, c.type.device] for c in named.constants}
+    return {"kind": needs.kind, "constants": known}

@@ -61,6 +61,9 @@ def build(
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     static = frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
     static_names |= {n.name for i, n in enumerate(places) if i in static}
+    # AOTAutograd calls arguments of the forward half primals, and the given gradients tangents.
+    moving = ("primals_", "tangents_") if kind == "backward" else ("",)
+    static_names |= {n.name for n in places if not n.name.startswith(moving)}
     placeholders = placeholders_of(places, inputs, static_names, donated)
     mode = detect_fake_mode(list(inputs) + [p.value for p in placeholders])
     symbols = SymbolMap(mode.shape_env if mode is not None else None)

@@ -56,7 +56,8 @@ class Placeholder:
     """One argument of the compiled callable, by position.
 
     `value` is the fake tensor, the SymInt/SymFloat, or the constant that stood for it in tracing.
-    `is_static` says that the tensor keeps its address over calls (a parameter or a buffer).
+    `is_static` says that the tensor keeps its address over calls: a parameter or a buffer, and for
+    a backward half what the forward half has kept.
     `source` is a name for reports: the parameter's path, or what AOTAutograd calls the argument.
     `is_donated` says that the forward half made the tensor for the backward half alone, which may
     overwrite it in a call where nothing else holds it.

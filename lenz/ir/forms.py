@@ -367,6 +367,11 @@ KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(("def", "use", "share", "over", "take", "end", "writes"), _BUFFER),
     "alias": _pair(_INT, _BUFFER),
     "type": Kind(text.show_type, text.type_of, "type"),
+    "maybe": Kind(
+        lambda v, s: "none" if v is None else text.show_type(v, s),
+        lambda c, s: None if c.accept("none") else text.type_of(c, s),
+        '("none" | type)',
+    ),
     "dtype": Kind(lambda v, s: str(v.name), lambda c, s: text.dtype_of(c), "DTYPE"),
     # sizes and loops
     "sym": _SYM,

@@ -29,6 +29,8 @@ class Input:
     anywhere  its device is not checked, because only eager ops use it
     signed    its negative bit is checked, because kernels ignore that bit
     laid      with other strides or the negative bit it is copied, not refused
+    pinned    it keeps its address over calls: a parameter, or what a forward half has kept
+    written   the plan writes into it
     content   the name of a constant's bytes; empty where the caller gives the constants
     """
 
@@ -38,6 +40,8 @@ class Input:
         "? anywhere",
         "? signed",
         "? laid",
+        "? pinned",
+        "? written",
         "? content {content:string}",
     )
     name: str
@@ -46,6 +50,8 @@ class Input:
     anywhere: bool = False
     signed: bool = False
     laid: bool = False
+    pinned: bool = False
+    written: bool = False
     content: str = ""
 
 
@@ -251,11 +257,14 @@ class Plan:
     Kernels assume that the `aligned` arguments start at multiples of 16 bytes and that sizes are at
     most those of `most`. A call that breaks one of these assumptions, or in which a size is not the
     multiple that an input says, runs a fallback plan.
+    Where CUDA graphs are asked for, `results` are the types of the outputs, none for no tensor, and
+    `saved` the places of those that only the backward half reads.
     """
 
     LINES: ClassVar = (
         "object {objects:name}+", "in {inputs:input}+", "const {constants:tensor}+",
-        "?aligned ({aligned:use*})", "?most ({most:number*})", "{steps:step}+",
+        "?aligned ({aligned:use*})", "?most ({most:number*})",
+        "?results ({results:maybe*})", "?saved ({saved:int*})", "{steps:step}+",
         "kernels ({kernels:symbol*})", "return ({outputs:atom*})",
     )  # fmt: skip
     name: str
@@ -268,6 +277,8 @@ class Plan:
     comments: tuple[tuple[int, str], ...] = field(default=(), compare=False)
     aligned: tuple[str, ...] = ()
     most: tuple[tuple[str, int], ...] = ()
+    results: tuple[TensorType | None, ...] = ()
+    saved: tuple[int, ...] = ()
 
 
 def launched(steps: Iterable[Step]) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ def sizes_of(x: Graph | Plan) -> tuple[Var, ...]:
     if isinstance(x, Graph):
         walk((x.inputs, x.constants, x.nodes, x.outputs, x.env.ranges))
     else:
-        walk((x.inputs, x.constants, x.steps, x.outputs))
+        walk((x.inputs, x.constants, x.steps, x.outputs, x.results))
     return tuple(found)
 
 

@@ -22,6 +22,10 @@ def check_plan(p: Plan) -> None:
         if name in m.dead:
             broken("output-kept", f"the output %{name} was freed or reused", p.outputs)
     m.atoms(p.outputs, p.outputs)
+    if p.results and len(p.results) != len(p.outputs):
+        broken("results", f"{len(p.results)} types of {len(p.outputs)} outputs", p)
+    if any(k >= len(p.results) for k in p.saved):
+        broken("results", f"a saved result is none of {len(p.results)}", p)
     for name in p.kernels:
         if name not in launched(p.steps):
             broken("kernel-listed", f"@{name} is listed, but not launched", p)

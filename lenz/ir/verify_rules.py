@@ -62,6 +62,7 @@ RULES: dict[str, str] = {
     "alloc-before-use": "a step uses memory that an input, constant or earlier step gave",
     "use-after-free": "memory is not used after its free or reuse",
     "output-kept": "an output is not freed",
+    "results": "a plan tells the types of all outputs or of none, and which of them are saved",
     "kernel-listed": "a launched kernel is listed in the plan, and a listed one is launched",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lenz.context import Context
@@ -60,11 +60,19 @@ class Given:
     names    the user's names, by the graph's
     donated  arguments that a call may overwrite if nothing else holds them
     saved    the arguments were saved by a forward half; hooks may have replaced them
+    pinned   arguments that keep their addresses
+    written  arguments that the graph writes into
+    results  the types of the results, where CUDA graphs are asked for
+    kept     the places of the results that only the backward half reads
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     donated: frozenset[str] = frozenset()
     saved: bool = False
+    pinned: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    results: Sequence[TensorType | None] = ()
+    kept: Sequence[int] = ()
 
     def input(self, b: Buffer, launched: bool) -> Input:
         """An argument, with the checks of a call. The negative bit takes 35 ns.
@@ -77,7 +85,8 @@ class Given:
         is_new = "." not in user and (b.name.startswith("tangents") or not self.saved)
         signed = is_new and b.type.dtype.kind in ("float", "complex")
         called = user if user != b.name else ""
-        return Input(b.name, b.type, called, not launched, signed, self.saved)
+        stays = b.name in self.pinned, b.name in self.written
+        return Input(b.name, b.type, called, not launched, signed, self.saved, *stays)
 
 
 USUAL = Given()
@@ -153,9 +162,9 @@ class _Builder:
         known = {v.name for v in self.known}
         most = tuple((name, end) for name, end in g.env.most if name in known)
         kernels = launched(steps)
-        return Plan(
-            g.name, inputs, constants, steps, g.outputs, kernels, g.objects, comments, aligned, most
-        )
+        told = tuple(self.given.results), tuple(self.given.kept)
+        rest = g.objects, comments, aligned, most, *told
+        return Plan(g.name, inputs, constants, steps, g.outputs, kernels, *rest)
 
     def aligned(self) -> tuple[str, ...]:
         """Arguments that a kernel assumes to be aligned."""

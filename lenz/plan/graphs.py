@@ -100,37 +100,23 @@ class _Part:
     drawn: list[Step] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What is known of a plan's surroundings.
+def graphed(p: Plan, find: Callable[[str], Any], moving: Collection[str] = ()) -> Graphed:
+    """Split a plan into graphs and the plan around them. Raises Uncaptured.
 
-    find     gives an op by its name; None for a function of another kind
-    pinned   arguments that keep their addresses
-    mutated  arguments that the plan writes into
-    results  the types of results
-    saved    the places of results that only the backward half reads
+    find    gives an op by its name; None for a function of another kind
+    moving  pinned arguments that have moved all the same
     """
-
-    find: Callable[[str], Any]
-    pinned: Collection[str]
-    mutated: Collection[str]
-    results: Sequence[TensorType | None]
-    saved: Collection[int] = ()
-
-
-def graphed(p: Plan, t: Terms) -> Graphed:
-    """Split a plan into graphs and the plan around them. Raises Uncaptured."""
     arguments = {i.name for i in p.inputs if isinstance(i, Input)}
     binds = [s for s in p.steps if isinstance(s, BindSize) and s.source in arguments]
     device = _device(p.steps)
     known = {v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars}
     known |= {s.var for s in binds}
     steps = [s for s in p.steps if s not in binds and not isinstance(s, Current)]
-    parts, outside = _parts(steps, t.find, known, _places(p))
+    parts, outside = _parts(steps, find, known, _places(p))
     if not any(x.is_graph for x in parts):
         raise Uncaptured(outside[0] if outside else "one kernel alone gains nothing")
     roots = _roots(steps)
-    writes = _writes(p, t, parts, roots)
+    writes = _writes(p, parts, roots)
     used = {a.name for a in p.outputs if isinstance(a, Ref)}
     regions, around = list[Region](), list[list[Step]]()
     for k in reversed(range(len(parts))):
@@ -146,7 +132,7 @@ def graphed(p: Plan, t: Terms) -> Graphed:
         allocs = [Alloc(n, writes[n]) for n in r.writes]
         launch = LaunchStep(r.name, (), (), ONE, device, graph=True)
         around.append([*x.drawn, *allocs, launch, *map(Keep, r.kept), *chain])
-    found = _settled(p, t, regions[::-1], roots, writes)
+    found = _settled(p, moving, regions[::-1], roots)
     calls = {r.name: (*r.reads, *r.writes) for r in found}
     told = [
         replace(s, args=calls[s.kernel]) if isinstance(s, LaunchStep) and s.graph else s
@@ -200,9 +186,7 @@ def _parts(
     return [x for x in parts if x.steps], outside
 
 
-def _writes(
-    p: Plan, t: Terms, parts: Sequence[_Part], roots: Mapping[str, str]
-) -> dict[str, TensorType]:
+def _writes(p: Plan, parts: Sequence[_Part], roots: Mapping[str, str]) -> dict[str, TensorType]:
     """What graphs write into memory of the caller's, with its type.
 
     That is the first buffer of a result's memory where the plan has allocated it. What a library
@@ -212,8 +196,8 @@ def _writes(
     made = {s.name: s.type for s in inside if isinstance(s, Alloc)}
     own = {n for s in inside for n in _defined(s)}
     found, taken = dict[str, TensorType](), list[str]()
-    for k, (a, type) in enumerate(zip(p.outputs, t.results, strict=True)):
-        if not isinstance(a, Ref) or k in t.saved or a.name not in own:
+    for k, (a, type) in enumerate(zip(p.outputs, p.results, strict=True)):
+        if not isinstance(a, Ref) or k in p.saved or a.name not in own:
             continue
         root = roots.get(a.name, a.name)
         if root in made:
@@ -262,27 +246,26 @@ def _region(
 
 
 def _settled(
-    p: Plan,
-    t: Terms,
-    regions: Sequence[Region],
-    roots: Mapping[str, str],
-    writes: Collection[str],
+    p: Plan, moved: Collection[str], regions: Sequence[Region], roots: Mapping[str, str]
 ) -> list[Region]:
     """The graphs with what each takes by kind, and with what is copied."""
-    arguments = {i.name for i in p.inputs if isinstance(i, Input)}
+    tensors = [i for i in p.inputs if isinstance(i, Input)]
+    pinned = {i.name for i in tensors if i.pinned and i.name not in moved}
+    # What one graph keeps for another is copied back as well.
+    last = {i.name for i in tensors if not i.written}
     fixed = {c.name for c in p.constants} | {n for r in regions for n in r.kept}
     found = []
     for r in regions:
         made = {s.name for s in r.steps if isinstance(s, Alloc) and not s.zero}
-        reads = tuple(n for n in r.reads if n not in fixed and n not in t.pinned)
+        reads = tuple(n for n in r.reads if n not in fixed and n not in pinned)
         touched = {roots.get(n, n) for s in r.steps for n in _handled(s)}
         moving = [roots.get(n, n) for n in (*reads, *r.writes)]
         copied = frozenset(n for n in (*reads, *r.writes) if roots.get(n, n) in touched)
         copied |= {n for n in r.writes if n not in made}
         if any(moving.count(roots.get(n, n)) > 1 for n in copied):
             raise Uncaptured("what is copied into a graph has two names")
-        back = frozenset(n for n in copied if n in reads and (n in t.mutated or n not in arguments))
-        pins = tuple(n for n in r.reads if n in t.pinned)
+        back = frozenset(n for n in copied if n in reads and n not in last)
+        pins = tuple(n for n in r.reads if n in pinned)
         rest = tuple(n for n in r.reads if n in fixed)
         found.append(replace(r, reads=reads, pinned=pins, fixed=rest, copied=copied, mutated=back))
     return found

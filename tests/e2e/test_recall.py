@@ -199,7 +199,7 @@ def test_a_key_tells_options_target_and_versions(
         "fuse": False, "fuse_reductions": False, "inline": False, "horizontal": False,
         "reuse_buffers": False, "emulate_rounding": True, "eager_random": True,
         "aligned": False, "size_facts": False, "autotune": True, "passes": (("m:f", ()),),
-        "memory_budget": 0.5,
+        "memory_budget": 0.5, "cuda_graphs": "on",
     }  # fmt: skip
     for name, value in changed.items():
         found[name] = keys.key_of(p, recall.context(replace(options, **{name: value})))  # type: ignore[arg-type]
@@ -228,6 +228,7 @@ def test_every_option_that_changes_code_is_in_the_key() -> None:
     assert keyed - told == {
         "fuse", "fuse_reductions", "inline", "horizontal", "reuse_buffers", "emulate_rounding",
         "eager_random", "aligned", "size_facts", "autotune", "passes", "memory_budget",
+        "cuda_graphs",
     }, "test_a_key_tells_options_target_and_versions does not try all of them"  # fmt: skip
 
 

@@ -93,12 +93,15 @@ def test_a_training_step_is_not_traced_again(folder: str, traced: list[int]) -> 
     assert len(traced) == 1
 
 
+@pytest.mark.parametrize("graphs", ["off", "on"])
 @pytest.mark.parametrize("grad", [False, True])
-def test_sizes_that_change_are_not_traced_again(folder: str, traced: list[int], grad: bool) -> None:
+def test_sizes_that_change_are_not_traced_again(
+    folder: str, traced: list[int], grad: bool, graphs: str
+) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
     counts = []
     for _ in range(2):
-        run = fresh(model, folder)
+        run = fresh(model, folder, cuda_graphs=graphs)
         for n in (5, 6, 7, 300):
             x = randn(n, 8)
             with nullcontext() if grad else torch.no_grad():

@@ -416,7 +416,7 @@ def plan() -> Plan:
             Input("x", wide, "L['x']", signed=True),
             SizeInput(S1),
             SizeInput(S0 * 2),
-            Input("odd name", half, anywhere=True, laid=True),
+            Input("odd name", half, anywhere=True, laid=True, pinned=True, written=True),
         ),
         (Input("w", wide),),
         (
@@ -442,6 +442,8 @@ def plan() -> Plan:
         ("k0", "k1"),
         ("body 0",),
         ((4, "softmax"),),
+        results=(half, None, wide),
+        saved=(2,),
     )
 
 

@@ -132,6 +132,8 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("use-after-free", PLAN, "reuse %a : f32[s0] of %x\nview %b : f32[s0] of %x", "5: view"),
     ("use-after-free", PLAN, "free %x\nfree %x", "5: free"),
     ("held", PLAN, "call %a = a.b.c(%x) holds\nreuse %b : f32[s0] of %x", "5: reuse"),
+    ("results", PLAN, "results (f32[s0], none)\n  return (%x)", "1: plan"),
+    ("results", PLAN, "results (f32[s0])\n  saved (1)\n  return (%x)", "1: plan"),
     ("key-first", GRAPH, "%k = i64[2] : call a.b.c(%x) draws key", "4: %k"),
     ("key-first", PLAN, "call %k = a.b.c(%x) draws key", "4: call"),
     ("held", PLAN, "view %v : f32[s0] of %x\ncall %a = a.b.c(%v) holds\nalloc %b : f32[s0] over %x", "6: alloc"),

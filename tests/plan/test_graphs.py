@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,20 +14,19 @@ from torch import Tensor
 
 from lenz.frontend import FxProgram
 from lenz.ir.graph import Ref
-from lenz.ir.plan import Alloc, CallStep, Keep, LaunchStep, Plan
+from lenz.ir.plan import Alloc, CallStep, Input, Keep, LaunchStep, Plan
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.loading import op_of
 from lenz.lower import lower
 from lenz.machine.cpu.llvm.compile import compile_module
-from lenz.pipeline import named, optimise
+from lenz.pipeline import _given, named, optimise
 from lenz.plan import graphs
 from lenz.plan.build import build
-from lenz.plan.graphs import GRAPH, Graphed, Region, Terms, Uncaptured, graphed
+from lenz.plan.graphs import GRAPH, Graphed, Region, Uncaptured, graphed
 from lenz.plan.native import native
 from lenz.plan.native_frame import Layout
 from lenz.plan.native_link import declared
-from lenz.respecialise import pinned_of, results_of
 from lenz.schedule import schedule
 from lenz.sym import Var, sym
 from tests.cuda import cuda_programs
@@ -35,12 +35,12 @@ from tests.gpu_oracle import gpu_context as context
 
 def plan_of(p: FxProgram) -> Plan:
     cx = context()
-    return build(named(schedule(optimise(lower(p, cx), cx), cx)), cx)
+    given = _given(p, replace(cx.options, cuda_graphs="on"))
+    return build(named(schedule(optimise(lower(p, cx), cx), cx)), cx, given)
 
 
 def split(p: FxProgram) -> Graphed:
-    mutated = [p.placeholders[k].name for k in p.mutated]
-    return graphed(plan_of(p), Terms(op_of, pinned_of(p), mutated, results_of(p), p.saved))
+    return graphed(plan_of(p), op_of)
 
 
 def only(p: FxProgram) -> Region:
@@ -87,6 +87,26 @@ def test_what_libraries_use_is_copied_or_pinned() -> None:
     (result,) = g.writes
     assert result not in g.copied, "a kernel of lenz makes it"
     assert g.copied == {n for n in g.reads if n != g.reads[0]}, "the kernel takes x"
+
+
+def test_inputs_say_what_of_them_stays_and_what_is_written() -> None:
+    """A gradient that is given moves; what the forward half has kept does not."""
+
+    def written(x: Tensor, w: Tensor) -> Tensor:
+        return x.mul_(2) @ w
+
+    forward, backward = map(plan_of, programs())
+    assert not any(i.pinned for i in forward.inputs if isinstance(i, Input))
+    stays = {i.name: i.pinned for i in backward.inputs if isinstance(i, Input)}
+    assert set(stays.values()) == {True, False}
+    moving = [name for name, is_pinned in stays.items() if not is_pinned]
+    assert all(name.startswith(("primals_", "tangents_")) for name in moving)
+    assert forward.saved and not backward.saved and len(forward.results) == len(forward.outputs)
+    for p in (forward, backward):
+        assert not any(i.written for i in p.inputs if isinstance(i, Input))
+        assert read(show(p)) == p
+    (made,) = cuda_programs(written, (8, 8), (8, 8))
+    assert [i.written for i in plan_of(made).inputs if isinstance(i, Input)] == [True, False]
 
 
 def test_the_plan_around_a_graph_is_text_and_native_code() -> None:
