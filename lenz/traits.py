@@ -91,8 +91,8 @@ library strides=fourier: _fft_c2c
 library strides=fourier of=1: _fft_r2c _fft_c2r
 library into product=0: mm bmm
 library into product=1: addmm baddbmm
-parts: dist narrow_copy permute_copy tril_indices triu_indices unbind_copy view_copy
-    rrelu_with_noise_backward
+parts: dist narrow_copy permute_copy split_with_sizes_copy tril_indices triu_indices unbind_copy
+    view_copy rrelu_with_noise_backward
 view: reshape slice permute squeeze select t transpose unsqueeze diagonal
 view strides=view: view _unsafe_view
 view strides=view of=1: expand
@@ -109,7 +109,7 @@ ones: new_ones
 ones strides=like: ones_like
 ones linear: eye
 offset: as_strided set_.source_Tensor_storage_offset
-offset memory: as_strided_copy
+offset memory parts: as_strided_copy
 offset memory strides=spread: as_strided_scatter
 size: sym_size sym_stride sym_numel sym_storage_offset
 compare: eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor

@@ -1,16 +1,16 @@
-"""Operators that torch defines by a Python function of aten ops: traced, and put in their place.
+"""Operators that a Python function of aten ops defines: traced, and put in their place.
 
     flex_attention(q, k, v, score_mod, block_mask, ...)   ==>   two matrix products, and between
         them loops that compute the scores, what the user makes of them, the mask and the softmax
 
-Eager runs the same functions.  In a training step they are traced after the graph is partitioned,
-so that the backward half recomputes the scores and none are saved.
+Eager runs the same functions; those of `parts` are our own.  In a training step they are traced
+after the graph is partitioned, so that the backward half recomputes the scores and none are saved.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from lenz.frontend.decompose import decompositions
-from lenz.frontend.values import is_same_layout
+from lenz.frontend.parts import PARTS
+from lenz.frontend.refusals import is_refused
+from lenz.frontend.values import is_same_layout, unguarded
 
 aten = torch.ops.aten
 EXPANDED = ("flex_attention", "flex_attention_backward", "associative_scan")
@@ -32,19 +34,35 @@ SCATTER = torch.ops.flex_lib.zeros_and_scatter.default  # the gradient of a tens
 
 
 def expand(gm: GraphModule, native: frozenset[str]) -> set[Node]:
-    """Replace the calls of `EXPANDED` by what they compute; `native` as for `decompositions`.
+    """Replace calls of `EXPANDED` and `PARTS` by what they compute.
 
-    Return the results that are not what tracing was told: the log-sum-exp of f64 is no f32.
+    `native` is as for `decompositions`.  Return the results that are not what tracing was told: the
+    log-sum-exp of f64 is no f32.
     """
     changed: set[Node] = set()
     for n in gm.graph.nodes:
-        if isinstance(n.target, HigherOrderOperator) and n.target.__name__ in EXPANDED:
-            given, traced = _traced(gm, n, native)
-            _give(n, _inlined(gm, n, given, traced), changed)
+        if (run := _function_of(n)) is not None:
+            given, traced = _traced(gm, n, run, native)
+            if traced.graph.output_node().args[0] is not None:
+                _give(n, _inlined(gm, n, given, traced), changed)
     return changed
 
 
-def _traced(gm: GraphModule, n: Node, native: frozenset[str]) -> tuple[list[Node], GraphModule]:
+def _function_of(n: Node) -> Callable[..., Any] | None:
+    """Return the function that defines an operator, unless eager may refuse the call."""
+    if isinstance(n.target, HigherOrderOperator) and n.target.__name__ in EXPANDED:
+        made: Callable[..., Any] = n.target.py_kernels[EAGER]
+        return made
+    op: Any = n.target
+    if op not in PARTS:
+        return None
+    given = map_arg((n.args, n.kwargs), lambda a: a.meta["val"])
+    return None if is_refused(op.overloadpacket.__name__, *given) else PARTS[op]
+
+
+def _traced(
+    gm: GraphModule, n: Node, run: Callable[..., Any], native: frozenset[str]
+) -> tuple[list[Node], GraphModule]:
     """Return the nodes that a call reads, and the graph of its function with them as arguments."""
     taken = [a for a in n.all_input_nodes if a.op != "get_attr"]
 
@@ -55,13 +73,13 @@ def _traced(gm: GraphModule, n: Node, native: frozenset[str]) -> tuple[list[Node
             return held[a] if a in held else operator.attrgetter(str(a.target))(gm)
 
         args, kwargs = map_arg((n.args, n.kwargs), known)
-        run: Any = n.target
-        return run.py_kernels[EAGER](*args, **kwargs)
+        return run(*args, **kwargs)
 
     values = [a.meta["val"] for a in taken]
     wanting = _wanting(gm, n)
     mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
-    with mode, torch.no_grad():  # the backward function asks which tensors want a gradient
+    around = unguarded(mode) if n.target in PARTS else mode
+    with around, torch.no_grad():  # the backward function asks which tensors want a gradient
         values = [
             v.detach().requires_grad_(a in wanting) if isinstance(v, Tensor) else v
             for a, v in zip(taken, values, strict=True)

@@ -12,7 +12,6 @@ from lenz.lower import norm as norm
 from lenz.lower import norm_backward as norm_backward
 from lenz.lower import pointwise as pointwise
 from lenz.lower import pool as pool
-from lenz.lower import quantize as quantize
 from lenz.lower import random as random
 from lenz.lower import reduce as reduce
 from lenz.lower import sample as sample

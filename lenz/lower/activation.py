@@ -206,19 +206,11 @@ def log_sigmoid(b: GraphBuilder, x: Value) -> tuple[Value, Value]:
     return b.map(fn, out), b.map(rest, buffer)
 
 
-@lowering("log_sigmoid_backward")
-def log_sigmoid_backward(b: GraphBuilder, g: Value, x: Value, buffer: Value) -> Value:
+@elementwise("log_sigmoid_backward", tensors=2)
+def log_sigmoid_backward(g: Expr, x: Expr, buffer: Value) -> Expr:
     """g * sigmoid(-x), by exp(-|x|) computed again."""
-    t = b.result.dtype
-
-    def fn(i: Index) -> Expr:
-        e = element(x, i, t)
-        z = ops.exp(-abs(e))
-        low = e < 0.0
-        share = ops.where(low, 1.0, z) / (z + 1.0)
-        return element(g, i, t) * share
-
-    return b.map(fn)
+    z = ops.exp(-abs(x))
+    return g * (ops.where(x < 0.0, 1.0, z) / (z + 1.0))
 
 
 @lowering("glu")

@@ -211,23 +211,6 @@ def heaviside(e: Expr, at_zero: Expr) -> Expr:
     return ops.where(ops.eq(e, zero), at_zero, ops.where(e > zero, one, zero))
 
 
-@lowering("logit", "special_logit")
-def logit(b: GraphBuilder, x: Value, eps: float | None = None) -> Value:
-    """log(x / (1 - x)), x first brought into [eps, 1 - eps]."""
-
-    def fn(i: Index) -> Expr:
-        e = element(x, i, b.result.dtype)
-        if eps is not None:
-            low, high = const(eps, e.dtype), const(1.0 - eps, e.dtype)
-            # Not maximum and minimum: eager keeps NaN and lets the lower bound win.
-            e = ops.where(e < low, low, ops.where(e > high, high, e))
-        # On CPUs torch rounds after each step, on GPUs it does not.
-        step = (lambda e: stepped(e, x.dtype)) if x.device == "cpu" else (lambda e: e)
-        return ops.log(step(e / step(1.0 - e)))
-
-    return b.map(fn)
-
-
 def _xlog(b: GraphBuilder, x: Operand, y: Operand, log: Callable[[Expr], Expr]) -> Value:
     t = b.result.dtype
 

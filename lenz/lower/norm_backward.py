@@ -16,7 +16,7 @@ from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, count, reduce_over, split, wrapped
+from lenz.lower.dims import Split, count, reduce_over, split
 from lenz.lower.norm import Groups, group_of, invstd_of, scaled
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
@@ -235,33 +235,4 @@ def _batch_backward(
         b.map(dx) if mask[0] else None,
         result(dweight, 1) if mask[1] else None,
         result(dbias, 2) if mask[2] else None,
-    )
-
-
-@lowering("_weight_norm_interface_backward")
-def weight_norm_backward(
-    b: GraphBuilder, grad: Value, v: Value, g: Value, norms: Value, dim: int
-) -> tuple[Value, ...]:
-    """Gradients of w = v * g / |v|, |v| over all dimensions but `dim`, with s = sum(dw * v):
-
-    dv = g / |v| * (dw - v * s / |v|^2)        dg = s / |v|
-    """
-    s = split(v.shape, [d for d in range(v.rank) if d != wrapped(dim, v.rank)])
-    acc = compute_dtype(v.dtype)
-    norm = reader(norms, acc)
-
-    def product(i: Index) -> Expr:
-        return grad.compute(i) * v.compute(i)
-
-    total = reduce_over(b, "sum", s, True, product, None, b.temp(s.padded, acc), "total")
-
-    def dv(i: Index) -> Expr:
-        row = s.pad(s.row(i))
-        far = total.at(row) / (norm(row) * norm(row))
-        rest = grad.compute(i) - v.compute(i) * far
-        return g.compute(row) / norm(row) * rest
-
-    return (
-        b.map(dv, b.results[0]),
-        b.map(lambda i: total.at(i) / norm(i), b.results[1], "dg"),
     )

@@ -294,28 +294,3 @@ def norm(
     p, to = given.get("p", ord), b.result.dtype
     s = split(x.shape, dim)
     return norm_over(b, 2 if p is None else p, s, keepdim, lambda i: converted(x, i, to))
-
-
-@lowering("logsumexp")
-def logsumexp(b: GraphBuilder, x: Value, dim: Dim, keepdim: bool = False) -> Value:
-    """log(sum(exp(x))) = log(sum(exp(x - m))) + m with m = max(x), 0 where that is infinite."""
-    s, acc = split(x.shape, dim), compute_dtype(b.result.dtype)
-    at = reader(x, acc)
-    if s.is_empty:
-        return b.map(lambda i: const(-math.inf, b.result.dtype))
-    top = reduce_over(b, "max", s, False, at, type=b.temp(s.rows, acc), name="max")
-
-    def shift(row: Index) -> Expr:
-        m = top.at(row)
-        return ops.where(ops.isinf(m), 0, m)
-
-    def power(i: Index) -> Expr:
-        return ops.exp(at(i) - shift(s.row(i)))
-
-    total = reduce_over(b, "sum", s, False, power, type=b.temp(s.rows, acc), name="sum")
-
-    def out(i: Index) -> Expr:
-        row = s.row(i) if keepdim else i
-        return ops.log(total.at(row)) + shift(row)
-
-    return b.map(out)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lenz import ops
 from lenz.ir.dtype import BOOL, F32, I32, I64, compute_dtype
-from lenz.ir.expr import Expr, const, index, masked
+from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
@@ -319,58 +319,6 @@ def _numbered(b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], 
     """For each element in row-major order, how many up to it hold: a row of i64."""
     row = b.temp((product(shape),), I64)
     return b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
-
-
-@lowering("nonzero_static")
-def nonzero_static(b: GraphBuilder, x: Value, *, size: Sym | int, fill_value: int = -1) -> Value:
-    """The indices of the first elements that are not 0, a row for each; then rows of one value."""
-    count = b.result.shape[0]
-    # Rows that nobody asked for go behind the end.
-    wide = b.temp((count + 1, *b.result.shape[1:]), I64)
-    found = b.map(lambda i: const(fill_value, I64), wide)
-    if ZERO in (*x.shape, *b.result.shape):
-        return b.map(found.at)
-
-    def holds(i: Index) -> Expr:
-        e = x.compute(i)
-        return ops.ne(e, 0)
-
-    number = _numbered(b, x.shape, holds)
-
-    def fn(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        at = number.at((flatten(i[:-1], x.shape),)) - 1
-        kept = holds(i[:-1]) & (at < index(count))
-        row = checked(ops.where(kept, at, index(count)), count + 1, wraps=False)
-        value = index(i[0])
-        for d in range(1, x.rank):
-            value = ops.where(ops.eq(index(i[-1]), d), index(i[d]), value)
-        return (position(0, count + 1), i[-1]), (row,), value
-
-    found = b.scatter("set", found, (*x.shape, b.result.shape[1]), fn, wide)
-    return b.map(found.at)
-
-
-@lowering("masked_scatter_backward", any_dtype=True)
-def masked_scatter_backward(
-    b: GraphBuilder, grad: Value, mask: Value, sizes: Sequence[Sym | int]
-) -> Value:
-    """The elements where the mask holds, in row-major order, then zeros: of a known size."""
-    shape, t = grad.shape, b.result
-    if mask.dtype is not BOOL or ZERO in shape or ZERO in t.shape:
-        raise Decline("no elements")
-    number = _numbered(b, shape, lambda i: mask.at(broadcast(mask, i)))
-    count = product(t.shape)
-    # What the mask does not choose goes behind the end.
-    wide = b.temp((count + 1,), t.dtype)
-    zeros = b.map(lambda i: const(0, t.dtype), wide)
-
-    def place(i: Index) -> Place:
-        at = number.at((flatten(i, shape),)) - 1
-        at = ops.where(mask.at(broadcast(mask, i)), at, index(count))
-        return (position(0, count + 1),), (checked(at, count + 1, wraps=False),)
-
-    out = b.scatter("set", zeros, shape, lambda i: (*place(i), grad.at(i)), wide)
-    return b.map(lambda i: out.at((flatten(i, t.shape),)))
 
 
 @lowering("masked_scatter", any_dtype=True)

@@ -78,13 +78,6 @@ def unsafe_view(b: GraphBuilder, x: Value, *_: object) -> Value:
     return b.view(x, regroup(b.result.shape, x.shape), detached=True)
 
 
-@lowering("view_copy.default", any_dtype=True)
-def view_copy(b: GraphBuilder, x: Value, *_: object) -> Value:
-    """The same, copied."""
-    where = regroup(b.result.shape, x.shape)
-    return b.map(lambda i: x.at(where(i)))
-
-
 @lowering("alias", "lift", "lift_fresh", "view_as", any_dtype=True)
 def alias(b: GraphBuilder, x: Value, *_: object) -> Value:
     """The tensor as another one over the same memory; that is left where it is a result."""
@@ -237,16 +230,6 @@ def as_strided(
     return _strided(b, x, b.result, stride, storage_offset)
 
 
-@lowering("as_strided_copy", any_dtype=True)
-def as_strided_copy(
-    b: GraphBuilder, x: Value, size: Sizes, stride: Sizes, storage_offset: Size | None = None
-) -> Value:
-    """The same, copied."""
-    layout = Layout(b.result.shape, tuple(map(sym, stride)))
-    view = _strided(b, x, replace(b.result, layout=layout), stride, storage_offset)
-    return b.map(view.at)
-
-
 @lowering("as_strided_scatter", any_dtype=True)
 def as_strided_scatter(
     b: GraphBuilder,
@@ -361,14 +344,6 @@ def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value
     types = [t for t in b.results if t is not None]
     starts = accumulate((t.shape[d] for t in types), initial=ZERO)
     return tuple(map(part, starts, types))
-
-
-@lowering("split_with_sizes_copy", any_dtype=True)
-def split_copy(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
-    """Copies of the parts: the caller may write into one, or x may be written before the end."""
-    types = [t for t in b.results if t is not None]
-    parts = split(b, x, sizes, dim)
-    return tuple(b.map(part.at, type) for part, type in zip(parts, types, strict=True))
 
 
 @lowering("unbind.int", any_dtype=True)

@@ -18,7 +18,7 @@ CODE_LINES = {
     "first_calls": 340,
     "frontend": 3_796,
     "ir": 4_140,
-    "lower": 6_161,
+    "lower": 5_922,
     "machine": 5_730,
     "ops": 2_332,
     "opt": 1_597,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_800
+TOTAL_CODE_LINES = 33_667
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

@@ -64,6 +64,18 @@ def test_gradients_of_bags_of_any_size(mode: int, padding: int) -> None:
         check(lambda g, w, i, o, bag: sample(g, w, i, o, bag, 0, padding), given[0], W, *given[1:4])
 
 
+def test_sums_of_bf16_whose_bags_eager_leaves_out() -> None:
+    """Fake tensors tell a full list of bags, and eager's kernel of CPUs gives an empty one."""
+    i, offsets = IDX.view(-1), torch.tensor([0, 2, 2, 9])
+    grads = []
+    for backend in ("eager", "lenz"):
+        w = W.bfloat16().requires_grad_()
+        run = torch.compile(lambda w: F.embedding_bag(i, w, offsets, mode="sum"), backend=backend)
+        run(w).sum().backward()
+        grads.append(w.grad)
+    torch.testing.assert_close(*grads)
+
+
 def test_a_row_outside_is_an_error_and_other_bags_stay_eager() -> None:
     with pytest.raises(Exception, match=r"out of (range|bounds)"):
         check(lambda w, i: F.embedding_bag(i, w), W, IDX + 5)

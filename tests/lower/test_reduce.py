@@ -245,7 +245,8 @@ def test_one_pass_where_one_is_enough() -> None:
     assert len(lowered(lambda x: x.mean(1), (x,)).nodes) == 1
     both = lowered(lambda x: tuple(torch.var_mean(x, 1)), (x,)).nodes  # the mean is rounded last
     assert [type(n).__name__ for n in both].count("Reduction") == 2 and len(both) == 3
-    assert len(lowered(lambda x: x.logsumexp(1), (x,)).nodes) == 3
+    parts = lowered(lambda x: x.logsumexp(1), (x,)).nodes
+    assert [type(n).__name__ for n in parts].count("Reduction") == 2
 
 
 def test_eager_keeps_what_it_refuses() -> None:

@@ -1,0 +1,162 @@
+"""Rare ops in parts, written with other ops of torch: the parts fuse into as few kernels.
+
+    masked_scatter_backward(dy, mask, [n])
+        ==>   zeros(n + 1).scatter(0, where(mask, cumsum(mask) - 1, n), dy)[:n]
+
+Half types are computed in float32 and rounded once.  None leaves a call to eager.  What fewer
+elements give is expanded before it is computed with: else it would be a kernel of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lenz.frontend.values import is_same_size
+
+aten = torch.ops.aten
+MEAN, MAX = 1, 2  # modes of bags
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _bags(offsets: Tensor, count: Any) -> Tensor:
+    """The number of the bag of each index: how many offsets stand at or before it, less one."""
+    # An offset behind the last index, of an empty bag, goes to a place that no index has.
+    marks = offsets.new_zeros(count + 1).scatter(0, offsets, 1, reduce="add")
+    return marks.cumsum(0)[:count] - 1
+
+
+def _owners(grad: Tensor, offsets: Tensor, bags: Tensor, count: Any) -> Tensor:
+    """The bag of each index, made again where eager may leave it out.
+
+    It does for sums of bf16 on CPUs, where fake tensors (torch 2.13) tell a full size.
+    """
+    is_told = is_same_size(bags.shape[0], count) and grad.dtype is not torch.bfloat16
+    return bags if is_told else _bags(offsets.long(), count)
+
+
+def embedding_bag_backward(
+    grad: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, sizes: Tensor, maxima: Tensor,
+    rows: int, by_frequency: bool, mode: int, sparse: bool, weights: Tensor | None = None,
+    padding: int = -1,
+) -> Any:  # fmt: skip
+    """The gradient of each bag added to the rows that it holds."""
+    if by_frequency or sparse:
+        return None
+    table = grad.new_zeros(rows, grad.shape[1])
+    if mode == MAX:
+        dy = torch.where((sizes > 0).unsqueeze(1), grad, 0.0)
+        return table.scatter_add(0, maxima.long(), dy)
+    owners = _owners(grad, offsets, bags, indices.shape[0])
+    dy = _wide(grad).index_select(0, owners)
+    if weights is not None:
+        dy = dy * weights.unsqueeze(1)
+    if mode == MEAN:
+        dy = dy / sizes.unsqueeze(1).expand_as(grad).index_select(0, owners).clamp(min=1)
+    if padding >= 0:
+        dy = torch.where((indices == padding).unsqueeze(1), 0.0, dy)
+    return table.index_add(0, indices, dy.to(grad.dtype))
+
+
+def bag_weights_backward(
+    grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, mode: int,
+    padding: int = -1,
+) -> Any:  # fmt: skip
+    """For each index, the product of its row with the gradient of its bag, which is a sum."""
+    owners = _owners(grad, offsets, bags, indices.shape[0])
+    rows = _wide(grad).index_select(0, owners) * weight.index_select(0, indices)
+    total = rows.sum(1).to(weight.dtype)
+    return total if padding < 0 else torch.where(indices == padding, 0.0, total)
+
+
+def _quantized(
+    x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    """(clamp(round(x / scale) + zero, low, high) - zero) scale; and what the clamp left alone."""
+    wide = _wide(x)
+    scale, zero = (v.expand_as(x).to(wide.dtype) for v in (scale, zero))
+    q = (wide * scale.reciprocal()).round() + zero
+    # No clamp: eager makes the least integer of NaN.
+    held = torch.where(q > low, q, float(low))
+    held = torch.where(held < high, held, float(high))
+    return ((held - zero) * scale).to(x.dtype), (q >= low) & (q <= high)
+
+
+def per_tensor(x: Tensor, scale: float, zero: int, low: int, high: int) -> tuple[Tensor, Tensor]:
+    """Fake quantization with one scale."""
+    a, b = [torch.full((), v, dtype=_wide(x).dtype, device=x.device) for v in (scale, zero)]
+    return _quantized(x, a, b, low, high)
+
+
+def per_tensor_of_tensors(
+    x: Tensor, scale: Tensor, zero: Tensor, enabled: Tensor, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    """One scale, in a tensor; nothing is done where it is not enabled."""
+    on = enabled.flatten()[0] != 0
+    value, mask = _quantized(x, scale.flatten()[0], zero.flatten()[0], low, high)
+    return torch.where(on, value, x), mask | ~on
+
+
+def per_channel(
+    x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    """A scale for each slice of one dimension."""
+    shape = [-1 if d == axis else 1 for d in range(x.dim())]
+    return _quantized(x, scale.view(shape), zero.view(shape), low, high)
+
+
+def weight_norm_backward(
+    grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of w = v * g / |v|, |v| over all dimensions but `dim`, with s = sum(dw * v):
+
+    dv = g / |v| * (dw - v * s / |v|^2)        dg = s / |v|
+    """
+    over = [d for d in range(v.dim()) if d != dim % v.dim()]
+    dw, wide, norms = _wide(grad), _wide(v), _wide(norms)
+    s = (dw * wide).sum(over, keepdim=True) if over else dw * wide
+    dv = g / norms * (dw - wide * (s / (norms * norms)))
+    return dv.to(v.dtype), (s / norms).to(g.dtype)
+
+
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:
+    """The elements where the mask holds, in row-major order, then zeros: of a known size."""
+    mask, count = mask.expand_as(grad).flatten(), math.prod(sizes)
+    # What the mask does not choose goes behind the end.
+    at = torch.where(mask, mask.cumsum(0) - 1, count)
+    made = grad.new_zeros(count + 1).scatter(0, at, grad.flatten())
+    return made[:count].view(sizes)
+
+
+def nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Tensor:
+    """The indices of the first elements that are not 0, a row for each; then rows of one value."""
+    rank = x.dim()
+    # Rows that nobody asked for go behind the end.
+    made = x.new_full((size + 1, rank), fill_value, dtype=torch.int64)
+    if rank and not any(is_same_size(n, 0) for n in (size, *x.shape)):
+        chosen = (x != 0).flatten()
+        number = chosen.cumsum(0) - 1
+        at = torch.where(chosen & (number < size), number, size)
+        of_all = [torch.arange(n, device=x.device) for n in x.shape]
+        places = [v.flatten() for v in torch.meshgrid(of_all, indexing="ij")]
+        made = made.scatter(0, at.unsqueeze(1).expand(-1, rank), torch.stack(places, 1))
+    return made[:size]
+
+
+PARTS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten._embedding_bag_backward.default: embedding_bag_backward,
+    aten._embedding_bag_per_sample_weights_backward.default: bag_weights_backward,
+    aten.fake_quantize_per_tensor_affine_cachemask.default: per_tensor,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: per_tensor_of_tensors,
+    aten.fake_quantize_per_channel_affine_cachemask.default: per_channel,
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
+    aten.masked_scatter_backward.default: masked_scatter_backward,
+    aten.nonzero_static.default: nonzero_static,
+}
