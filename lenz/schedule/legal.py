@@ -60,6 +60,11 @@ class Group:
         """True when one of the nests reduces."""
         return any(n.is_reduction for n in self.nests)
 
+    @property
+    def has_columns(self) -> bool:
+        """True if the results of one of its reductions are contiguous in the operand."""
+        return any(is_columns(n) for n in self.nests if n.is_reduction)
+
 
 def group_of(n: Nest) -> Group:
     """A group of one."""
@@ -91,7 +96,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
         return Fuse(joint) if joint else Reject(f"{b.name} reduces over other rows than {a.name}")
     why = "their loops have different extents"
     best: tuple[tuple[int, ...], Group] | None = None
-    columns = any(is_columns(n) for g in (a, b) for n in g.nests if n.is_reduction)
+    columns = a.has_columns or b.has_columns
     before = sum(divisions(n, columns) for g in (a, b) for n in g.nests)
     scans = any(n.scans for g in (a, b) for n in g.nests)
     for d, orders in _domains(a, b):

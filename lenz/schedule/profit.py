@@ -5,7 +5,6 @@ from __future__ import annotations
 from lenz.ir.expr import loads_of
 from lenz.machines import machine_of
 from lenz.schedule.legal import Group, are_alike, capabilities, device_of, in_parts
-from lenz.schedule.nest import is_columns
 from lenz.sym import SymEnv, product
 
 # Maximum of values in a join that saves a launch.
@@ -26,8 +25,7 @@ def gathers(a: Group, b: Group, env: SymEnv) -> int:
     size = env.hint(a.domain.rows) * env.hint(a.domain.length)
     if len(a.nests) + len(b.nests) > GATHERED or size > can.moved // 2:
         return 0
-    kinds = [[is_columns(n) for n in g.nests if n.is_reduction] for g in (a, b)]
-    if any(kinds[0]) is not any(kinds[1]) or a.has_reduction is not b.has_reduction:
+    if a.has_columns is not b.has_columns or a.has_reduction is not b.has_reduction:
         return 0
     return FAR if size <= can.launch else NEAR
 

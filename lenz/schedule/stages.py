@@ -29,10 +29,11 @@ from lenz.ir.expr import (
 from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store
 from lenz.ir.op import LOAD, REF
 from lenz.ops.rounding import settled, widen
+from lenz.schedule.accesses import columns_win
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest, position, replace_ref
 from lenz.schedule.result import Fold, Running, Sorted
-from lenz.sym import Int, Var, power_of_two
+from lenz.sym import Int, Sym, SymEnv, Var, power_of_two
 
 # A value of this cost (about one exp) that two loops need is kept in a scratch row.
 DEAR = 8.0
@@ -44,7 +45,10 @@ Statement = Let | Reduce | Scan | Store
 
 @dataclass(slots=True)
 class Stages:
-    """The statements of each loop over R, and between the loops, for one row."""
+    """The statements of each loop over R, and between the loops, for one row.
+
+    in_columns  the lanes run along the results of reductions, and not along the rows
+    """
 
     loops: list[list[Statement]] = field(default_factory=list)
     rows: list[list[Statement]] = field(default_factory=lambda: [[]])
@@ -52,6 +56,18 @@ class Stages:
     columns: list[Statement] = field(default_factory=list)  # after the rows of a part, over R
     sorts: dict[int, list[Sort]] = field(default_factory=dict)  # before row k
     kept: list[Statement] = field(default_factory=list)  # after the last row, over domain.kept
+    in_columns: bool = False
+
+    @property
+    def offsets(self) -> list[Sym]:
+        """Flat offsets of all accesses in the loops, or of the rows if there are no loops."""
+        found: list[Sym] = []
+        parts = self.loops if any(self.loops) else self.rows
+        for x in [x for part in parts for x in part]:
+            found.extend(e.attrs[1][0] for e in loads_of(x.value))
+            if isinstance(x, Store):
+                found.append(x.offset)
+        return list(dict.fromkeys(found))
 
     def loop(self, k: int) -> list[Statement]:
         """Statements of loop k."""
@@ -220,7 +236,7 @@ class _Staging:
 
 
 def stages(
-    g: Group, stored: frozenset[str], elide: bool, named: bool, scratch: bool = True
+    g: Group, stored: frozenset[str], env: SymEnv, elide: bool, named: bool, scratch: bool = True
 ) -> Stages:
     """Split a group into stages. `stored`: values that others need; the rest stays in the kernel.
 
@@ -232,6 +248,7 @@ def stages(
     _read_before_writing(made)
     if named and scratch:
         _keep_dear_values(g, made)
+    made.in_columns = columns_win(g.domain, made.offsets, env)
     return made
 
 

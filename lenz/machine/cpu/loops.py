@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lenz.ir.kernel import KernelKind
 from lenz.ir.tensor import Axis
-from lenz.schedule.accesses import coefficient, columns_win, offsets_of, score
+from lenz.schedule.accesses import coefficient, score
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT, Axes
 from lenz.schedule.stages import Stages
@@ -38,12 +38,12 @@ def choose(g: Group, s: Stages, env: SymEnv) -> Choice:
     """Pick the form with the most contiguous accesses."""
     axes, raxes = g.domain.axes, g.domain.raxes
     if raxes:
-        if s.sorts or not columns_win(g, s, env):  # rows are sorted one after the other
+        if s.sorts or not s.in_columns:  # rows are sorted one after the other
             return Choice("reduction", raxes[-1])
         return Choice("outer_reduction", axes[-1])
     if not axes:
         return Choice("pointwise", None)
-    offsets = offsets_of(s)
+    offsets = s.offsets
     v = _vector_axis(axes, offsets, env)
     u = _across_axis(axes, v, offsets, env)
     return Choice("pointwise", v) if u is None else Choice("transpose", v, u)

@@ -11,7 +11,6 @@ from lenz.machine.cpu import vectors
 from lenz.machine.cpu.loops import choose
 from lenz.machines import Form, Space
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import is_columns
 from lenz.schedule.stages import stages
 from lenz.sym import SymEnv
 
@@ -45,14 +44,14 @@ def forms(
         body = vectors.scattered(g.nests[0], env)
         return [Form("scatter", body, _tile(body, env))]
     elide = not cx.options.emulate_rounding
-    s = stages(g, stored, elide, named=True)
+    s = stages(g, stored, env, elide, named=True)
     choice = choose(g, s, env)
     scans = any(n.scans for n in g.nests)
     match choice.kind:
         case "reduction":
             body = (vectors.runs(g, s) if scans else None) or vectors.rows(g, s)
         case "outer_reduction":
-            s = stages(g, stored, elide, named=False)
+            s = stages(g, stored, env, elide, named=False)
             body = vectors.columns(g, s, env)
         case "pointwise":
             body = vectors.elements(g, s, choice, env)
@@ -108,9 +107,7 @@ def loss(g: Group, env: SymEnv) -> str | None:
     rows = env.hint(g.domain.rows)
     if rows * env.hint(g.domain.length) < LARGE:
         return None
-    tasks = (
-        -(-rows // vectors.PANEL) if any(is_columns(n) for n in g.nests if n.is_reduction) else rows
-    )
+    tasks = -(-rows // vectors.PANEL) if g.has_columns else rows
     if tasks >= ENOUGH or (tasks >= 4 and rows >= 4 * vectors.PANEL):
         return None
     name = [n.name for n in g.nests if not n.is_reduction and n.raxes][-1]

@@ -8,7 +8,7 @@ from lenz.ir.expr import nodes_of, syms_of
 from lenz.ir.kernel import For, LoopKind, Scan, Stmt, Store
 from lenz.ir.tensor import Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, Choice
-from lenz.schedule.accesses import coefficient, offsets_of
+from lenz.schedule.accesses import coefficient
 from lenz.schedule.borders import at, spans_of
 from lenz.schedule.cut import cut, joined, moved, nested
 from lenz.schedule.legal import Group
@@ -58,7 +58,7 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     n = r.extent
     if not isinstance(n, Int) or not 0 < n.value <= RUN or any(s.rows) or len(s.loops) > 1:
         return None
-    steps = {(coefficient(x, r.var), coefficient(x, p.var)) for x in offsets_of(s)}
+    steps = {(coefficient(x, r.var), coefficient(x, p.var)) for x in s.offsets}
     if steps not in ({(ONE, n)}, {(Int(-1), n)}):
         return None
     flat = axis(r.name, p.extent * n)

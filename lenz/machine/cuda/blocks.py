@@ -36,7 +36,7 @@ from lenz.machine.cuda.flat import flattened
 from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.whole import untested
 from lenz.machines import Form
-from lenz.schedule.accesses import coefficient, columns_win, offsets_of
+from lenz.schedule.accesses import coefficient
 from lenz.schedule.cut import cut_all, moved, nested, over_parts, undecided
 from lenz.schedule.legal import Group, in_parts
 from lenz.schedule.nest import Axes, Domain, Nest, position
@@ -92,7 +92,7 @@ def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     if not g.domain.raxes:
         widths = _widths(g.domain.axes, shape.tile, env)
     else:
-        (r,), columns = g.domain.raxes, columns_win(g, s, env)
+        (r,), columns = g.domain.raxes, s.in_columns
         row = max(2, power_of_two(_length(r, env)))  # an axis of one lane would be a loop
         room, most = shape.panel if columns else shape.rows // row, shape.row
         if sorts:
@@ -159,7 +159,7 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
 
 def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     """Reductions whose elements of P are contiguous."""
-    if not columns_win(g, s, env):
+    if not s.in_columns:
         return None
     return Tile("outer_reduction", _column_widths(g, s, env, shape), 16)
 
@@ -206,7 +206,7 @@ def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
         part //= 2
     most = min(part, max(2, power_of_two(_length(r, env))))
     beside = part // most
-    if columns_win(g, s, env):
+    if s.in_columns:
         size = min((e.dtype.bytes for x in s.loops[0] for e in loads_of(x.value)), default=4)
         beside = max(beside, 8 * shape.narrow // size)
     widths = _widths(axes[-1:], min(beside, 32), env)
@@ -403,7 +403,7 @@ def _odd(a: Axis, env: SymEnv, unit: int = 8) -> bool:
 
 def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
     """The two axes of a tile, if some accesses are contiguous along each of them."""
-    offsets = offsets_of(s)
+    offsets = s.offsets
     long = [a for a in axes if env.hint(a.extent) >= 16]
 
     def walks(a: Axis, b: Axis) -> bool:

@@ -13,7 +13,6 @@ from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.tune.space import space as usual_space
 from lenz.machines import Form, Space
 from lenz.schedule.legal import Group, registers
-from lenz.schedule.nest import is_columns
 from lenz.schedule.stages import stages
 from lenz.sym import SymEnv
 
@@ -28,7 +27,7 @@ def forms(
         return [scattered(g.nests[0], env, Shape())]
     space = space or (usual_space if cx.options.autotune else None)
     elide = not cx.options.emulate_rounding
-    s = stages(g, stored, elide, named=True, scratch=False)
+    s = stages(g, stored, env, elide, named=True, scratch=False)
     share_reciprocals(s, g.domain.axes, g.domain.raxes, elide)
 
     def shaped(shape: Shape) -> Form:
@@ -52,7 +51,7 @@ def loss(g: Group, env: SymEnv) -> str | None:
     if rows * length <= CAN.launch:
         return None
     panel, held = 1, registers(g.domain, env) <= CAN.held
-    if any(is_columns(n) for n in g.nests if n.is_reduction):
+    if g.has_columns:
         few, room = rows < 64 * SHAPE.panel, CAN.held // 2 // registers(g.domain, env)
         held = room >= (2 if few else SHAPE.panel)
         panel = max(1, min(SHAPE.narrow if few else SHAPE.panel, room))
