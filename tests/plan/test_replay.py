@@ -139,7 +139,8 @@ def test_training(
     """Both halves; also where capturing fails, from the second graph on."""
     cut(monkeypatch, every, calls=False)
     if fails:
-        real, tries = replay.loader_of("cpu").capture, []  # the one of the fixture
+        real = getattr(replay, "loader_of")("cpu").capture  # noqa: B009 - the one of the fixture
+        tries: list[int] = []
 
         def capture(*args: Any) -> Any:
             tries.append(1)
