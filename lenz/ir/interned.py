@@ -24,7 +24,7 @@ TABLES: tuple[MutableMapping[Any, Any], ...] = (
 )  # fmt: skip
 MEMOS: tuple[MutableMapping[Any, Any], ...] = (
     divide._QUOTIENTS, divide._REMAINDERS, divide._SPLITS, prove._NONNEGATIVE, prove._DIVISORS,
-    recombine._WHOLES,
+    recombine._WHOLES, expr._WALKS,
 )  # fmt: skip
 FREE = 1 << 13  # entries that may be dead: 3 MiB
 
@@ -74,7 +74,6 @@ def release() -> None:
             return
         for memo in MEMOS:
             memo.clear()
-        expr._walked.cache_clear()
         affine_in.cache_clear()
         while sum([_drop(table) for table in TABLES]):
             pass

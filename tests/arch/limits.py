@@ -191,7 +191,7 @@ INTERNED, MEMO, REGISTRY = "intern table", "memo of a pure function", "registry,
 LISTED = "kernels by number, for graphs, whose ops take no objects; empty when the graphs are gone"
 STATE = {
     "ir/op.py": {"_OPS": REGISTRY, "_ADDED": REGISTRY},
-    "ir/expr.py": {"_TABLE": INTERNED, "_BUILDERS": REGISTRY},
+    "ir/expr.py": {"_TABLE": INTERNED, "_BUILDERS": REGISTRY, "_WALKS": MEMO},
     "ir/interned.py": {
         "_COUNTS": "who compiles, so that no table is emptied meanwhile",
         "_LOCK": "of the counts",
