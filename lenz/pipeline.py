@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from lenz.context import Context
 from lenz.debug.report import TuneReport
 from lenz.frontend import FxProgram
+from lenz.halves import Entry
 from lenz.ir.dtype import dtype_of
 from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
@@ -29,8 +30,8 @@ from lenz.plan.build import Given
 from lenz.plan.build import build as build_plan
 from lenz.plan.fx import graph_module
 from lenz.plan.python import source
-from lenz.recall import Entry, keep, recall
 from lenz.recall import context as context
+from lenz.recall import keep, recall
 from lenz.respecialise import constants_of, load_program
 from lenz.runtime.graph import Kernel as Listed
 from lenz.runtime.store import store_in

@@ -8,35 +8,17 @@ as Python. Machine code is trusted: the store reads only files that no other use
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 from lenz import keys
 from lenz.context import Context, Silent, Trace
 from lenz.frontend import FxProgram
-from lenz.ir.lexer import ReadError
-from lenz.ir.plan import Plan
-from lenz.ir.reader import read
-from lenz.loading import Boxed, kernels
+from lenz.halves import Entry, loaded
+from lenz.loading import Boxed
 from lenz.machines import host
 from lenz.options import Options
 from lenz.respecialise import Compile, load_program
 from lenz.runtime.store import Store, store_in
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One compiled graph on disk.
-
-    plan     its text
-    strides  of each result, as in `CompileFX`
-    keys     the store's keys of its machine code, by device and name
-    """
-
-    plan: str
-    strides: Sequence[Sequence[int] | None]
-    keys: Mapping[str, Mapping[str, str]]
 
 
 def context(options: Options, trace: Trace | None = None) -> Context:
@@ -59,26 +41,3 @@ def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> 
     if store is None or key is None:
         return None
     return loaded(store, key, lambda p, f, alive: load_program(p, f, alive, program, cx, again))
-
-
-def loaded(store: Store, key: str, load: Callable[..., Boxed]) -> Boxed | None:
-    """What `load` makes of the plan, the kernels and their owner in an entry; None without one."""
-    data = store.get("graph", key)
-    if data is None:
-        return None
-    try:
-        entry, plan = Entry(**json.loads(data)), plan_in(data)
-        run: Any = load(plan, *kernels(plan, entry.keys, store))
-    except (AssertionError, LookupError, ReadError, TypeError, ValueError):
-        return None  # damaged, of another version, or without its kernels
-    except RuntimeError:  # the driver refuses a kernel: a new compilation decides what to do
-        return None
-    run.strides = [None if s is None else tuple(s) for s in entry.strides]
-    return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
-
-
-def plan_in(data: bytes) -> Plan:
-    """The plan of an entry."""
-    plan = read(json.loads(data)["plan"])
-    assert isinstance(plan, Plan)
-    return plan

@@ -20,7 +20,7 @@ from lenz.ir.plan import Plan
 from lenz.loading import Boxed, aligned, load
 from lenz.machines import Functions
 from lenz.options import Options
-from lenz.runtime.store import store_in
+from lenz.runtime.store import Store, store_in
 
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 
@@ -49,7 +49,8 @@ def load_program(
 ) -> Boxed:
     """The callable of a program; `again` compiles its fallbacks."""
     otherwise = Respecialised(program, cx, again)
-    return load_plan(p, functions, alive, needs_of(p, program), cx.options, otherwise)
+    needs, store = needs_of(p, program), store_in(cx.options)
+    return load_plan(p, functions, alive, needs, cx.options, otherwise, store)
 
 
 def load_plan(
@@ -59,9 +60,9 @@ def load_plan(
     needs: Needs,
     options: Options,
     otherwise: Callable[..., Sequence[Any]],
+    store: Store | None,
 ) -> Boxed:
     """The callable of a plan, which replays CUDA graphs where the options ask for it."""
-    store = store_in(options)
     how = options.native, store
     run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
     if options.cuda_graphs == "off" or needs.kind == "body":

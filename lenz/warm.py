@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -36,15 +36,14 @@ from lenz.frontend.wrapping import (
     restored,
     wrapped,
 )  # fmt: skip
+from lenz.halves import Half, loaded_half, plan_in
 from lenz.ir.plan import Plan
 from lenz.loading import Boxed, complete
 from lenz.options import Options
-from lenz.recall import context, loaded, plan_in
-from lenz.respecialise import Compile, Needs, Respecialised, load_plan, needs_of
-from lenz.runtime.constants import unpacked
+from lenz.recall import context
+from lenz.respecialise import Compile, Needs, Respecialised, needs_of
 from lenz.runtime.store import Store, store_in
 
-Half = dict[str, Any]
 Named: TypeAlias = Callable[[FxProgram], FxProgram]
 KINDS: Sequence[set[str]] = ({"inference"}, {"forward"}, {"forward", "backward"})
 
@@ -115,16 +114,22 @@ class Trace:
 
     # -- a graph that was compiled before
 
+    def entry(self) -> dict[str, Any] | None:
+        """What the cache has of the graph. Raises ValueError if it is damaged."""
+        data = self.store.get("trace", self.key)
+        return None if data is None else dict(json.loads(data))
+
     def load(self, again: Compile) -> Callable[..., Any] | None:
         """The callable of the graph; None if the cache does not have all of it."""
-        data = self.store.get("trace", self.key)
-        if data is None:
-            return None
         try:
-            entry = json.loads(data)
+            if (entry := self.entry()) is None:
+                return None
             metadata, halves = restored(entry["metadata"]), entry["halves"]
             with interning():
-                made = {kind: self._half(kind, halves[kind], again) for kind in halves}
+                made = {
+                    kind: loaded_half(half, self.store, self.options, Retraced(self, kind, again))
+                    for kind, half in halves.items()
+                }
             if None in made.values():
                 return None
             first, second = made.get("inference") or made["forward"], made.get("backward")
@@ -139,18 +144,6 @@ class Trace:
             return run
         except (LookupError, TypeError, ValueError, AttributeError):
             return None  # damaged, or of another version
-
-    def _half(self, kind: str, half: Mapping[str, Any], again: Compile) -> Any:
-        constants = {}
-        for name, (content, device) in half["constants"].items():
-            data = self.store.get("constant", content)
-            if data is None:
-                return None
-            constants[name] = unpacked(data, device)
-        needs = Needs(half["kind"], constants, {})
-        otherwise = Retraced(self, kind, again)
-        load = lambda p, f, alive: load_plan(p, f, alive, needs, self.options, otherwise)
-        return loaded(self.store, half["key"], load)
 
     def half(self, kind: str, make: Callable[[FxProgram, Context], Boxed]) -> Boxed:
         """What `make` makes of a half of the loaded graph, which is traced for it.

@@ -12,11 +12,11 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_665,
-    "artifact": 600,
+    ".": 2_675,
+    "artifact": 720,
     "debug": 615,
     "first_calls": 340,
-    "frontend": 3_796,
+    "frontend": 3_806,
     "ir": 4_140,
     "lower": 5_922,
     "machine": 5_730,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_667
+TOTAL_CODE_LINES = 33_810
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
@@ -57,16 +57,17 @@ RANKS = {
     "loading": 11,
     "replay": 12,
     "respecialise": 13,
-    "recall": 14,
-    "warm": 15,
-    "pipeline": 15,
-    "first_calls": 16,
-    "artifact": 16,
-    "upkeep": 16,
-    "api": 17,
-    "cli": 18,
-    "__main__": 19,
-    "__init__": 19,
+    "halves": 14,
+    "recall": 15,
+    "warm": 16,
+    "pipeline": 16,
+    "first_calls": 17,
+    "artifact": 17,
+    "upkeep": 17,
+    "api": 18,
+    "cli": 19,
+    "__main__": 20,
+    "__init__": 20,
 }
 
 # Files that import each other in a circle, also where an import is for types only: operators of a
@@ -176,6 +177,7 @@ WRITING_FILES = {
     "artifact/container.py": "artifacts, where the user asks for them",
     "artifact/show.py": "the results of an artifact, in a folder that the user names",
     "artifact/export.py": "a store for machine code, deleted when the artifact is made",
+    "artifact/saved.py": "a store for machine code where there is no cache, likewise",
 }
 
 # Files that run text as code, and where they have it from.

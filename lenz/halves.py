@@ -1,0 +1,78 @@
+"""Halves of graphs out of a store: what their entries hold, and how they become callables.
+
+Imports neither the compiler nor the keys of the cache, which read all files of lenz.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from lenz.ir.lexer import ReadError
+from lenz.ir.plan import Plan
+from lenz.ir.reader import read
+from lenz.loading import Boxed, kernels
+from lenz.options import Options
+from lenz.respecialise import Needs, load_plan
+from lenz.runtime.constants import unpacked
+from lenz.runtime.store import Store
+
+# What a plan needs of its program, as JSON, and the key of its entry.
+Half: TypeAlias = "dict[str, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One compiled graph on disk.
+
+    plan     its text
+    strides  of each result, as in `CompileFX`
+    keys     the store's keys of its machine code, by device and name
+    """
+
+    plan: str
+    strides: Sequence[Sequence[int] | None]
+    keys: Mapping[str, Mapping[str, str]]
+
+
+def loaded(store: Store, key: str, load: Callable[..., Boxed]) -> Boxed | None:
+    """What `load` makes of the plan, the kernels and their owner in an entry; None without one."""
+    data = store.get("graph", key)
+    if data is None:
+        return None
+    try:
+        entry, plan = Entry(**json.loads(data)), plan_in(data)
+        run: Any = load(plan, *kernels(plan, entry.keys, store))
+    except (AssertionError, LookupError, ReadError, TypeError, ValueError):
+        return None  # damaged, of another version, or without its kernels
+    except RuntimeError:  # the driver refuses a kernel: a new compilation decides what to do
+        return None
+    run.strides = [None if s is None else tuple(s) for s in entry.strides]
+    return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
+
+
+def plan_in(data: bytes) -> Plan:
+    """The plan of an entry."""
+    plan = read(json.loads(data)["plan"])
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def loaded_half(
+    half: Half, store: Store, options: Options, otherwise: Callable[..., Sequence[Any]]
+) -> Any:
+    """A half as a callable; None if the store does not have all of it.
+
+    `otherwise` runs the calls that break an assumption of its plan.
+    """
+    constants = {}
+    for name, (content, device) in half["constants"].items():
+        data = store.get("constant", content)
+        if data is None:
+            return None
+        constants[name] = unpacked(data, device)
+    needs = Needs(half["kind"], constants, {})
+    load = lambda p, f, alive: load_plan(p, f, alive, needs, options, otherwise, store)
+    return loaded(store, half["key"], load)
