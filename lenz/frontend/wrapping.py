@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch._functorch.config as functorch_config
-from torch._functorch._aot_autograd import descriptors, runtime_wrappers, schemas
+from torch._functorch._aot_autograd import descriptors, functional_utils, runtime_wrappers, schemas
 from torch._guards import TracingContext
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import GraphModule
@@ -32,6 +32,8 @@ TYPES: Mapping[str, type] = {
 FORMATS = {
     str(f): f for f in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 }
+VIEWS: Any = torch._C._functionalization
+INVERSE: Any = getattr(VIEWS, "InverseReturnMode", None)
 # Of schemas.py; all of descriptors.py, which are names of arguments and results.
 CLASSES = (
     "ViewAndMutationMeta", "InputAliasInfo", "OutputAliasInfo", "PlainTensorMeta",
@@ -77,7 +79,17 @@ def _plain(v: Any) -> Any:
         return {"type": v.__name__}
     if isinstance(v, torch.memory_format) and str(v) in FORMATS:
         return {"format": str(v)}
+    if isinstance(v, torch.dtype):
+        return {"dtype": str(v).removeprefix("torch.")}
+    if INVERSE is not None and isinstance(v, INVERSE):
+        return {"inverse": v.value}
     name = type(v).__name__
+    if name == "ViewMetaSequence":  # how a result is a view of an argument
+        if any(not hasattr(m, "as_tuple") for m in v.sequence):
+            raise Untold
+        if any(m.has_symbolic_inputs for m in v.sequence):
+            return None  # as in torch's own cache: such views are not replayed
+        return {"views": [[type(m).__name__, _plain(m.as_tuple())] for m in v.sequence]}
     if _class(name) is type(v):
         state = {k: vars(v)[k] for k in sorted(vars(v))}
         if name == "OutputAliasInfo" and state["output_type"].name not in ALIASES:
@@ -110,6 +122,14 @@ def restored(v: Any) -> Any:
             return TYPES[name]
         case {"format": name}:
             return FORMATS[name]
+        case {"dtype": name}:
+            return getattr(torch, name)
+        case {"inverse": number} if INVERSE is not None:
+            return INVERSE(number)
+        case {"views": views} if all(name.endswith("_ViewMeta") for name, _ in views):
+            made = object.__new__(functional_utils.ViewMetaSequence)
+            made.sequence = [getattr(VIEWS, name)(restored(args)) for name, args in views]
+            return made
         case {"class": name, "state": state} if _class(name) is not None:
             made = object.__new__(_class(name))
             vars(made).update({k: restored(x) for k, x in state.items()})

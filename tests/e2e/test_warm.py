@@ -226,7 +226,7 @@ def test_models_that_share_a_frame_get_their_own_graphs(folder: str) -> None:
             same(fresh(layer, folder)(x), layer(x))
 
 
-def test_aliases_and_writes_are_eagers(folder: str) -> None:
+def test_aliases_and_writes_are_eagers(folder: str, traced: list[int]) -> None:
     def views(x: Tensor, y: Tensor) -> Any:
         y.mul_(2)
         z = x.exp()
@@ -253,6 +253,8 @@ def test_aliases_and_writes_are_eagers(folder: str) -> None:
             same(told[1][:3], told[0][:3])
             assert told[1][3:] == told[0][3:]
             assert [t.stride() for t in told[1][0]] == [t.stride() for t in told[0][0]]
+        if fn is views:
+            assert len(traced) == 1, "how a result is a view of an argument is data"
 
 
 def test_saved_tensors_are_checked_and_freed(folder: str) -> None:
