@@ -17,9 +17,9 @@ from lenz.errors import LenzError, Unsupported, UserError
 from lenz.failing import recorder_of, say, script, why
 from lenz.frontend import FxProgram, caller, origin
 from lenz.frontend.passing import is_message, is_of_lenz, passing
-from lenz.frontend.saved import Savable, dumped, is_asked, loaded
+from lenz.frontend.saved import is_asked
 from lenz.frontend.session import numbered
-from lenz.frontend.untraced import calling, outside
+from lenz.frontend.untraced import calling
 from lenz.frontend.values import has_fakes
 from lenz.frontend.wrapping import now
 from lenz.keys import key_of, native_names
@@ -69,57 +69,26 @@ def backend(
 
     Raises UserError for an unknown mode or option.
     """
-    given, chosen = _chosen(mode, options)
+    chosen = _chosen(mode, options)
+    if is_asked():
+        return _savable(gm, example_inputs, chosen)
     run = compile_graph(gm, example_inputs, chosen)
     if chosen.compare_eager:
         from lenz.first_calls.compare import compared
 
         run = compared(run, gm, example_inputs, numbered())
-    return Saved((gm, given), run) if is_asked() else run
+    return run
 
 
-def _chosen(
-    mode: str | None, options: Mapping[str, object] | None
-) -> tuple[dict[str, object], Options]:
-    """The options of a mode and those that are given, as text and read."""
+def _chosen(mode: str | None, options: Mapping[str, object] | None) -> Options:
+    """The options of a mode and those that are given."""
     try:
         if mode is not None and mode not in MODES:
             raise UserError(f"unknown mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
         given = {**MODES.get(mode or "default", {}), **(options or {})}
-        chosen = Options.from_environment(given)
-        return {**given, **({"passes": chosen.passes} if "passes" in given else {})}, chosen
+        return Options.from_environment(given)
     except UserError as e:
         raise passing(e) from None
-
-
-class Saved(Savable):
-    """A compiled graph as `torch.compile(...).aot_compile` wants it, so that it can be saved.
-
-    The file holds the graph and the given options, but no code: the loading process compiles the
-    graph for its machine, or finds it in the disk cache. That happens in the first call, when torch
-    has compared the state (gradients, autocast) with the saved one.
-    """
-
-    def __init__(self, source: Any, run: Callable[..., Any] | None = None) -> None:
-        self.source, self.run = source, run
-
-    @classmethod
-    def serialize_compile_artifacts(cls, fn: Saved) -> bytes:
-        """The bytes that torch puts in its file. Raises UserError if something cannot be saved."""
-        return fn.source if isinstance(fn.source, bytes) else dumped(*fn.source)
-
-    @classmethod
-    def deserialize_compile_artifacts(cls, data: bytes) -> Saved:
-        """The graph in such bytes, not compiled yet."""
-        return cls(data)
-
-    def __call__(self, *args: Any) -> Any:
-        """Run the graph on the arguments of Dynamo's graph."""
-        if self.run is None:
-            with loaded(self.source) as (gm, inputs, given):
-                run = compile_graph(gm, inputs, Options.from_environment(given))
-            self.run = outside(run, "a graph compiled by lenz")
-        return self.run(*args)
 
 
 def compile_graph(
@@ -160,6 +129,26 @@ def compile_graph(
         except LenzError as fault:
             raise passing(fault) from fault.__cause__
         return gm.forward
+
+
+def _savable(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """Compile a graph that torch will save; it can be called, and says if it cannot be saved."""
+    from lenz.artifact.saved import saved
+
+    def entry_of(options: Options) -> Mapping[str, Any]:
+        trace = trace_of(gm, inputs, options, lambda p: p)
+        if trace is None or has_fakes(inputs):
+            raise UserError("it has more than torch's own ops on plain tensors that share nothing")
+        entry = trace.entry()
+        if entry is not None and entry["halves"].keys() != {"forward"}:
+            trace.moment.ask(entry["guards"])
+            return entry
+        compile_for(gm, inputs, options, trace.key, numbered())
+        if (entry := trace.entry()) is None:
+            raise UserError("not all of it is data")
+        return entry
+
+    return saved(options, entry_of, lambda: compile_graph(gm, inputs, options))
 
 
 def compile_for(
@@ -326,7 +315,7 @@ class FxBackend:
         """Compile one Dynamo graph, as `backend` does."""
         # An FX graph has no branch to a fallback for calls that break an assumption.
         given = {**(options or {}), "aligned": False, "size_facts": False}
-        return compile_graph(gm, example_inputs, _chosen(mode, given)[1], self)
+        return compile_graph(gm, example_inputs, _chosen(mode, given), self)
 
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
         """Hand on a graph of kernels."""

@@ -36,6 +36,16 @@ class Contents:
     tensors: Mapping[str, Tensor]
 
 
+def own_version() -> str:
+    """The version of this lenz."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("lenz")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def of_bytes(data: bytes) -> Tensor:
     """Bytes as a tensor."""
     flat = torch.empty(len(data), dtype=torch.uint8)
@@ -73,13 +83,18 @@ def written(contents: Contents) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, {"lenz": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
+def as_bytes(contents: Contents) -> bytes:
+    """The bytes of the file."""
+    from safetensors.torch import save
+
+    return save(*written(contents))
+
+
 def write(path: str | os.PathLike[str], contents: Contents) -> None:
     """Write the file: complete, or not at all."""
     import tempfile
 
-    from safetensors.torch import save
-
-    data, path = save(*written(contents)), Path(path)
+    data, path = as_bytes(contents), Path(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from lenz.artifact.container import Contents, of_bytes
+from lenz.artifact.container import Contents, of_bytes, own_version
 from lenz.artifact.levels import targets, usual
 from lenz.artifact.loaded import CompiledArtifact, foreign
 from lenz.context import Context, Silent
@@ -154,14 +154,8 @@ class _Job:
 
     def contents(self, call: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Contents:
         """Everything as one artifact."""
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            lenz = version("lenz")
-        except PackageNotFoundError:
-            lenz = "unknown"
         manifest = {
-            "lenz": lenz, "torch": torch.__version__, "machine": platform.machine(),
+            "lenz": own_version(), "torch": torch.__version__, "machine": platform.machine(),
             "name": self.name, "call": call, "devices": self.devices, "variants": self.variants,
         }  # fmt: skip
         return Contents(manifest, {**self.tensors, **weights})

@@ -12,11 +12,11 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_675,
+    ".": 2_665,
     "artifact": 720,
     "debug": 615,
     "first_calls": 340,
-    "frontend": 3_806,
+    "frontend": 3_820,
     "ir": 4_140,
     "lower": 5_922,
     "machine": 5_730,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_810
+TOTAL_CODE_LINES = 33_830
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

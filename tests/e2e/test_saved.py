@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lenz.artifact import container
+from lenz.artifact.saved import Saved
 from lenz.errors import UserError
 from tests.arch.source import REPOSITORY
 
@@ -47,6 +51,33 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
 
 
+class Normed(nn.Module):
+    """Statistics that each step writes, and a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Linear(8, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.norm(self.mix(x))
+        return made.relu()
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return Normed()
+
+
+def cast(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ w).relu() * 2
+
+
+def replayed(x: Tensor) -> tuple[Tensor, ...]:
+    """Results that are views of an argument, of several kinds."""
+    return x[1:, None], x.transpose(0, 1).unsqueeze(-1)[2:], x.view(torch.int32)
+
+
 def rows(n: int, *others: int) -> Tensor:
     return torch.linspace(-2, 2, n * 8 * len(others or (1,))).reshape(n, 8, *others)
 
@@ -58,14 +89,20 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], tup
     "attention": (attention, lambda n: (rows(n).reshape(1, 2, n, 4),), (6,)),
     "sizes": (views_and_writes, lambda n: (rows(n), torch.ones(3)), (5, 9)),
     "inference": (layers, lambda n: (network(), rows(n)), (5,)),
+    "cast": (cast, lambda n: (rows(n), rows(8).contiguous()), (5,)),
+    "replayed": (replayed, lambda n: (rows(n),), (5,)),
+    "statistics": (layers, lambda n: (normed(), rows(n)), (5,)),
     "training": (layers, lambda n: (network(), rows(n)), (5, 7)),
 }
+
+
+TRAINED = ("training", "statistics")
 
 
 def save(name: str, folder: Path) -> None:
     fn, make, sizes = CASES[name]
     args = make(sizes[0])
-    with torch.set_grad_enabled(name == "training"):
+    with torch.set_grad_enabled(name in TRAINED):
         run: Any = torch.compile(fn, backend="lenz", fullgraph=True, dynamic=len(sizes) > 1)
         made = run.aot_compile((args, {}))
         same(name, made, sizes[0])
@@ -76,9 +113,9 @@ def same(name: str, run: Callable[..., Any], n: int) -> None:
     """Results, what is written and gradients are eager's."""
     fn, make, _ = CASES[name]
     ours, theirs = make(n), make(n)
-    with torch.set_grad_enabled(name == "training"):
+    with torch.set_grad_enabled(name in TRAINED):
         got, want = run(*ours), fn(*theirs)
-        if name == "training":
+        if name in TRAINED:
             got.backward()
             want.backward()
     torch.testing.assert_close(got, want)
@@ -87,7 +124,7 @@ def same(name: str, run: Callable[..., Any], n: int) -> None:
             torch.testing.assert_close(a, b)
         else:
             grads = [[p.grad for p in m.parameters()] for m in (a, b)]
-            assert all(g is not None for g in grads[0]) == (name == "training")
+            assert all(g is not None for g in grads[0]) == (name in TRAINED)
             torch.testing.assert_close(*grads)
 
 
@@ -103,6 +140,8 @@ def load(folder: Path) -> None:
             with pytest.raises(RuntimeError, match="GuardManager"), torch.no_grad():
                 run(*make(sizes[0] + 2))
     assert not torch._dynamo.utils.counters["frames"], "nothing is traced"
+    names = ["lenz.api", "lenz.keys", "lenz.pipeline", "lenz.lower", "lenz.ops"]
+    assert not [n for n in names if n in sys.modules], "nothing is compiled"
 
 
 def test_what_one_process_saves_another_runs(tmp_path: Path) -> None:
@@ -111,8 +150,12 @@ def test_what_one_process_saves_another_runs(tmp_path: Path) -> None:
         save(name, tmp_path)
     code = f"import pathlib, tests.e2e.test_saved as t; t.load(pathlib.Path({str(tmp_path)!r}))"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    own = {**os.environ, "LENZ_CACHE_DIR": str(tmp_path / "empty")}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=own, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "empty").exists(), "native code is in the file too"
 
 
 def test_what_is_loaded_can_be_saved_again(tmp_path: Path) -> None:
@@ -125,19 +168,100 @@ def test_what_is_loaded_can_be_saved_again(tmp_path: Path) -> None:
         same("pointwise", LOAD(file), 5)
 
 
+def part(tmp_path: Path) -> bytes:
+    """lenz's part of a file."""
+    how: dict[str, Any] = {"cache": False}
+    run: Any = torch.compile(pointwise, backend="lenz", fullgraph=True, options=how)
+    made = run.aot_compile(((rows(5),), {}))._artifacts.compiled_fn
+    return Saved.serialize_compile_artifacts(made)
+
+
+def test_the_part_of_lenz_is_no_pickle(tmp_path: Path) -> None:
+    contents = container.read(part(tmp_path))
+    assert contents.manifest["kind"] == "graph" and contents.manifest["halves"]
+    for name, data in contents.tensors.items():
+        assert data.dtype is torch.uint8
+        assert name.partition(".")[0] in ("graph", "object", "constant", "plan"), name
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"torch": "1.0"}, "was saved for torch 1.0, and this is"),
+        ({"lenz": "0.0"}, "was saved for lenz 0.0, and this is"),
+        ({"machine": "vax"}, "was saved for machine vax, and this is"),
+        ({"features": ["warp"]}, "this CPU lacks warp"),
+        ({"devices": {"cpu": "another"}}, "was saved for another, and cpu is"),
+        ({"kind": "program"}, "no graph"),
+        ({"metadata": {"class": "Other"}}, "another lenz or torch"),
+        ({"halves": {"inference": {}}}, "another lenz or torch"),
+    ],
+)
+def test_another_machine_or_version_is_refused(
+    how: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    c = container.read(part(tmp_path))
+    changed = container.Contents({**c.manifest, **how}, c.tensors)
+    with pytest.raises(UserError, match=why):
+        Saved.deserialize_compile_artifacts(container.as_bytes(changed))
+
+
+def test_a_part_that_lacks_code_is_refused(tmp_path: Path) -> None:
+    c = container.read(part(tmp_path))
+    kept = {name: t for name, t in c.tensors.items() if not name.startswith("object.")}
+    data = container.as_bytes(container.Contents(c.manifest, kept))
+    with pytest.raises(UserError, match="machine code cannot be loaded"):
+        Saved.deserialize_compile_artifacts(data)
+
+
+def test_mutated_bytes_are_refused_or_right(tmp_path: Path) -> None:
+    random.seed(0)
+    good, x, refused = part(tmp_path), rows(5), 0
+    (want,) = Saved.deserialize_compile_artifacts(good)(x)
+    torch.testing.assert_close(want, pointwise(x))
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(random.choice((1, 1, 4))):
+            at = random.randrange(len(data) - 40)
+            if random.random() < 0.6:
+                data[at] ^= 1 << random.randrange(8)
+            else:
+                data[at : at + random.randrange(40)] = random.randbytes(random.randrange(40))
+        try:
+            run = Saved.deserialize_compile_artifacts(bytes(data))
+        except UserError:
+            refused += 1
+            continue
+        assert torch.equal(run(x)[0], want)
+    assert refused > 250
+
+
+@torch.library.custom_op("lenz_test_saved::own", mutates_args=())
+def own(x: Tensor) -> Tensor:
+    return x + 1
+
+
+own.register_fake(torch.empty_like)
+
+
 def of_this_file(x: Tensor) -> Tensor:
     return x * 2
 
 
 def test_a_graph_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
-    """A function that torch has no name for, and arguments that share memory."""
+    """A function that torch has no name for, an op of others, arguments that share memory."""
     twice = torch.compiler.allow_in_graph(of_this_file)
 
     def added(x: Tensor, y: Tensor) -> Tensor:
         return x.add_(1) + y
 
     base = torch.ones(5)
-    for f, args in ((lambda x: twice(x).sin(), (base,)), (added, (base[1:], base[:-1]))):
+    mine = lambda x: torch.ops.lenz_test_saved.own(x) * 2
+    for f, args in (
+        (lambda x: twice(x).sin(), (base,)),
+        (mine, (base,)),
+        (added, (base[1:], base[:-1])),
+    ):
         want = f(*(a.clone() for a in args))
         run: Any = torch.compile(f, backend="lenz", fullgraph=True)
         made = run.aot_compile((args, {}))

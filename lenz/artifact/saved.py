@@ -1,0 +1,202 @@
+"""Graphs that `torch.compile(...).aot_compile` saves: lenz's part of torch's file, as data.
+
+It is an artifact: what AOTAutograd knows of the graph, its halves as plans, and their machine code.
+Nothing is traced or compiled when it is loaded, and no graph is in it. So it holds for the kind of
+machine and the versions that it was made with; others are refused. The rest of torch's file, such
+as guards, is a pickle: load only a file that you trust.
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+
+from lenz.artifact.container import (
+    Contents,
+    Manifest,
+    as_bytes,
+    of_bytes,
+    own_version,
+    read,
+    to_bytes,
+)  # fmt: skip
+from lenz.artifact.loaded import foreign
+from lenz.errors import UserError
+from lenz.frontend.program import boxed
+from lenz.frontend.saved import Savable
+from lenz.frontend.untraced import outside
+from lenz.frontend.wrapping import restored, wrapped
+from lenz.halves import loaded_half, plan_in
+from lenz.ir.interned import uncollected
+from lenz.loading import Boxed
+from lenz.machines import host, loader_of
+from lenz.options import Options
+from lenz.plan.python import signatures
+from lenz.runtime.store import Store, store_in
+from lenz.target import HOST
+
+# A saved function has no graph from which a fallback could be compiled.
+FIXED: Mapping[str, Any] = {"aligned": False, "size_facts": False, "background": False}
+KINDS: Sequence[set[str]] = ({"inference"}, {"forward", "backward"})
+BROKEN = "this graph was not saved for arguments of these sizes"
+
+
+class Pieces(Store):
+    """Entries of a store that are at hand; all that are asked of the store `behind` are added."""
+
+    __slots__ = ("_behind", "found")
+
+    def __init__(self, found: dict[tuple[str, str], bytes], behind: Store | None = None) -> None:
+        self.found, self._behind = found, behind
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        """The data under `kind` and `key`."""
+        data = self.found.get((kind, key))
+        if data is None and self._behind is not None:
+            data = self._behind.get(kind, key)
+        return data if data is None else self.found.setdefault((kind, key), data)
+
+    def put(self, kind: str, key: str, data: bytes) -> None:
+        """Add data: native code, which a loaded plan compiles if it is not there."""
+        self.found[kind, key] = data
+
+
+class Saved(Savable):
+    """A graph with the form that `aot_compile` wants; its bytes are `data`, or `why` it has none.
+
+    `run` takes the arguments of Dynamo's graph.
+    """
+
+    def __init__(self, run: Callable[..., Any], data: bytes = b"", why: str = "") -> None:
+        self._run, self._data, self._why = run, data, why
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: Saved) -> bytes:
+        """The bytes that torch puts in its file. Raises UserError if something cannot be saved."""
+        if fn._why:
+            raise UserError(f"this graph cannot be saved: {fn._why}")
+        return fn._data
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> Saved:
+        """The graph in such bytes. Raises UserError if this machine or torch cannot run it."""
+        with uncollected():
+            return cls(Run(read(data)), data)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph on the arguments of Dynamo's graph."""
+        return self._run(*args)
+
+
+class Run:
+    """The callable of a saved graph."""
+
+    def __init__(self, contents: Contents) -> None:
+        m = contents.manifest
+        _check(m)
+        pieces = {_key(name): to_bytes(t) for name, t in contents.tensors.items()}
+        try:
+            self._metadata, self._detach = restored(m["metadata"]), m["detach"]
+            made = halves(m["halves"], Pieces(pieces), Options.from_environment(m["options"]))
+        except (LookupError, TypeError, ValueError, AttributeError) as e:
+            raise UserError(f"this graph was saved by another lenz or torch: {e}") from e
+        self._first, self._second = made.get("inference") or made["forward"], made.get("backward")
+        self._made: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on the arguments of Dynamo's graph, in the state of torch that it was saved for."""
+        if self._made is None:  # now that guards have compared that state, which is looked at
+            second = self._second and outside(self._second, "a backward pass compiled by lenz")
+            given = boxed(self._first), second and boxed(second)
+            run = wrapped(self._metadata, self._detach, *given, _graph)
+            self._made = outside(run, "a graph compiled by lenz")
+        return self._made(*args)
+
+
+def halves(told: Mapping[str, Any], store: Store, options: Options) -> dict[str, Boxed]:
+    """The halves of a graph. Raises UserError if an entry is missing, or cannot be loaded."""
+    made = {kind: loaded_half(half, store, options, _refuse) for kind, half in told.items()}
+    if None in made.values():
+        raise UserError("its machine code cannot be loaded, or could not be kept: a full disk?")
+    return made
+
+
+def saved(
+    options: Options,
+    entry_of: Callable[[Options], Mapping[str, Any]],
+    compile: Callable[[], Callable[..., Any]],
+) -> Saved:
+    """A graph of Dynamo compiled so that it can be saved; where it cannot be, compiled.
+
+    `entry_of` compiles the graph into the cache and gives its trace, or raises.
+    """
+    with ExitStack() as stack:
+        how = replace(options, **FIXED)
+        if store_in(how) is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lenz-"))
+            how = replace(how, cache=True, cache_dir=folder)
+        try:
+            contents = _contents(entry_of(how), how)
+            return Saved(Run(contents), as_bytes(contents))
+        except UserError as e:
+            why = e.what
+        except Exception as e:  # noqa: BLE001  # `compile` raises it, warns or does without
+            why = f"{type(e).__name__}: {e}"
+    return Saved(compile(), why=why)
+
+
+def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
+    """The artifact of a trace: all that is asked of the store when its halves are loaded."""
+    if set(entry["halves"]) not in KINDS:
+        raise UserError("not all of it is in the cache")
+    pieces = Pieces({}, store_in(options))
+    halves(entry["halves"], pieces, options)
+    plans = [plan_in(data) for (kind, _), data in pieces.found.items() if kind == "graph"]
+    if others := [name for p in plans for name in foreign(p)]:
+        raise UserError(f"it calls {others[0]}, which is not torch's own")
+    devices = {device for p in plans for _, _, device in signatures(p).values() if device}
+    target = host().target()
+    manifest = {
+        "kind": "graph", "lenz": own_version(), "torch": torch.__version__,
+        "machine": platform.machine(),
+        "features": [f[1:] for f in target.features.split(",") if f.startswith("+")],
+        "devices": {d: loader_of(d).key(d) for d in sorted(devices - {HOST})},
+        "options": {"native": options.native, "cuda_graphs": options.cuda_graphs},
+        **{k: entry[k] for k in ("metadata", "detach", "halves")},
+    }  # fmt: skip
+    names = {f"{kind}.{key}": data for (kind, key), data in pieces.found.items()}
+    return Contents(manifest, {name: of_bytes(data) for name, data in names.items()})
+
+
+def _key(name: str) -> tuple[str, str]:
+    kind, _, key = name.partition(".")
+    return kind, key
+
+
+def _check(m: Manifest) -> None:
+    """Refuse a file that is not for this machine, torch or lenz."""
+    if m.get("kind") != "graph":
+        raise UserError("this is an artifact, but no graph that `aot_compile` has saved")
+    here = {"lenz": own_version(), "torch": torch.__version__, "machine": platform.machine()}
+    for what, is_here in here.items():
+        if m[what] != is_here:
+            raise UserError(f"this graph was saved for {what} {m[what]}, and this is {is_here}")
+    if lacks := sorted({*m["features"]} - host().features()):
+        raise UserError(f"this CPU lacks {', '.join(lacks)}, which the saved graph needs")
+    for device, key in m["devices"].items():
+        if (found := loader_of(device).key(device)) != key:
+            raise UserError(f"this graph was saved for {key}, and {device} is {found}")
+
+
+def _refuse(*args: Any) -> NoReturn:
+    raise UserError(BROKEN)
+
+
+def _graph() -> NoReturn:
+    raise UserError("compiled autograd needs the graph, which a saved function does not have")
