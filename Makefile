@@ -16,7 +16,7 @@ STAMP := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast test-warm check pytest lint typecheck format demo bench options clean \
+.PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench options clean \
 	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make test-all  the same with all cases, as .ci/run does"
 	@echo "make test-fast  tests for a minute, without lint and types"
 	@echo "make test-warm  whole programs twice: the second run takes its graphs from the first one's cache"
+	@echo "make test-python  a part of torch's op database by plans in Python, without native code"
 	@echo "make demo     run real models with eager and lenz; compare results and times"
 	@echo "make bench    time lenz, eager and torch's default backend (which needs g++)"
 	@echo "make models   compare about 60 models with eager and float64; writes docs/models.md"
@@ -65,6 +66,10 @@ test-warm: $(STAMP)
 		TEST_CACHE="$$folder" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/e2e tests/models \
 		|| exit; done
 
+# Plans by their Python functions, which run what native code cannot: CASES=--all for all parts.
+test-python: $(STAMP)
+	@OMP_NUM_THREADS=1 TEST_NATIVE=0 $(BIN)/python -m pytest -q -n $(WORKERS) $(CASES) tests/e2e/test_sweep.py
+
 check: lint typecheck
 
 lint: $(STAMP)
@@ -86,7 +91,7 @@ test-triton: $(STAMP)
 
 # NaN, infinities and zeros in the inputs of all ops.
 special: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/e2e/sweep.py --special --dtypes float32,bfloat16,float64
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.sweep --special --dtypes float32,bfloat16,float64
 
 models: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.models --jobs $(WORKERS)

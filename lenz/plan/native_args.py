@@ -6,8 +6,8 @@ Nothing is changed before all arguments are checked, so that the Python function
 from __future__ import annotations
 
 from lenz.ir.plan import BindSize, Input, LaunchStep, Plan, SizeInput
-from lenz.plan.native_frame import Frame, Refused, place, tensor, types
-from lenz.sym import Int, Var, as_multiple
+from lenz.plan.native_frame import Frame, place, tensor, types
+from lenz.sym import Var, as_multiple
 
 
 def arguments(f: Frame, p: Plan) -> None:
@@ -93,15 +93,13 @@ def _integer(f: Frame, i: SizeInput, item: str) -> tuple[Var, str, int] | None:
     """Check an integer argument; the size of which it is a multiple, if it is not that size."""
     test = f.out.let(f"call i1 @is_either(ptr {item}, {types(f, 'type_int')}, i64 0)")
     expect(f, f"icmp eq i1 {test}, true")
-    if isinstance(i.value, Int):
+    multiple = as_multiple(i.value)
+    if multiple is None:
         return None  # as in the Python function, nobody looks at it
     number = f.out.let(f"call i64 @PyLong_AsLongLong(ptr {item})")
     if isinstance(i.value, Var):
         f.bind(i.value, number)
         return None
-    multiple = as_multiple(i.value)
-    if multiple is None:
-        raise Refused("an integer argument of another form")
     return multiple[0], number, multiple[1]
 
 

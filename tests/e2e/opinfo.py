@@ -30,6 +30,7 @@ from typing import IO, TypeAlias
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.e2e.readers import together, told  # noqa: E402  # after the path
 from tests.e2e.sweep import Row, cases, name_of, sweep  # noqa: E402  # after the path
 
 DTYPES = (
@@ -255,6 +256,8 @@ def page(rows: Mapping[Key, Row], samples: int, every: int) -> str:
             sums = [sum(r.passed for r in some)]
             sums += [count[s] for s in ("native", "library", "extern", "FAIL", "skip")]
             lines.append(f"| {mode} | {dtype} | {' | '.join(map(str, sums))} |")
+    if readers := together(r.readers for r in rows.values()):
+        lines += ["", f"Who ran the plans: {told(readers)}."]
     lines += [
         "",
         "## By op",

@@ -1,7 +1,7 @@
 """Every op of torch's own op database through lenz and eager, and who lowered it.
 
-    python tests/e2e/sweep.py [--from N] [--to N] [--dtypes float32,int64] [--samples 3]
-                             [--op NAME] [--dynamic] [--layouts] [--special] [--device cuda]
+    python -m tests.e2e.sweep [--from N] [--to N] [--dtypes float32,int64] [--samples 3]
+                              [--op NAME] [--dynamic] [--layouts] [--special] [--device cuda]
 
 Prints one line per op and dtype: the number of cases that agree, what failed, and the ops that were
 called in eager. A case agrees when values, strides and shared memory of the results are eager's,
@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,7 @@ from lenz.ir.graph import Extern
 from lenz.loading import Boxed
 from lenz.options import Options
 from lenz.pipeline import Compiled
+from tests.e2e.readers import together, told, watched
 
 Backend = Callable[..., Any]
 # (relative, absolute) error allowed beside eager, which rounds at other places.
@@ -71,6 +73,7 @@ class Row:
     externs: dict[str, str] = field(default_factory=dict)
     backward: dict[str, str] = field(default_factory=dict)
     whole: dict[str, None] = field(default_factory=dict)
+    readers: dict[str, int] = field(default_factory=dict)  # plans by who runs them: readers.py
 
     @property
     def native(self) -> bool:
@@ -420,9 +423,12 @@ def sweep(
 
     given = [(s.input, s.args, s.kwargs) for _, s in inputs]
     exact = op.name not in UNDEFINED
-    if not (exact and check_together(row, fn, given, grad, device)):
-        for (label, _), args in zip(inputs, given, strict=True):
-            check(row, fn, args, grad, label, device, exact)
+    count = Counter[str]()
+    with watched(count):
+        if not (exact and check_together(row, fn, given, grad, device)):
+            for (label, _), args in zip(inputs, given, strict=True):
+                check(row, fn, args, grad, label, device, exact)
+    row.readers = dict(+count)
     return row
 
 
@@ -537,6 +543,7 @@ def main() -> int:
     passed = sum(r.passed > 0 and not r.failures for r in rows)
     print(f"# {passed} pass ({native} native), {bad} fail, {len(rows) - passed - bad} skipped"
           f" of {len(rows)} in {time.monotonic() - began:.0f} s")  # fmt: skip
+    print(f"# {told(together(r.readers for r in rows))}")
     return int(bad > 0)
 
 

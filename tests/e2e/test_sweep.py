@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from lenz.runtime.native import places
 from tests.e2e.opinfo import DTYPES, MODES, keys, page
+from tests.e2e.readers import LEFT, NATIVE, OFF, together, told, watched
 from tests.e2e.sweep import Row, cases, name_of, sweep
 
 # Equal parts of the tenth, so that workers share it.
@@ -48,6 +52,32 @@ def test_a_tenth_of_all_ops_agrees_with_eager(part: int, seed: int) -> None:
     bad = [str(r) for r in rows if r.failures]
     assert not bad, "\n".join(bad)
     assert sum(r.passed > 0 for r in rows) > len(rows) * 0.8
+    count = together(r.readers for r in rows)
+    print(told(count))
+    if os.environ.get("LENZ_NATIVE") == "0":
+        assert {*count} == {OFF}, count
+    elif places() is not None:
+        assert {*count} == {NATIVE}, "plans or calls that native code leaves to Python"
+
+
+def test_what_runs_plans_is_told() -> None:
+    count = {NATIVE: 7, "kernels on tpu": 2, LEFT: 3}
+    said = "7 of 9 plans by native code (2 kernels on tpu); 3 calls that native code left to Python"
+    assert told(count) == said
+    rows = {("a", "float32", "static"): Row("a", "float32", passed=1, readers=count)}
+    assert said in page(rows, 1, 1)
+
+
+@pytest.mark.skipif(places() is None, reason="this torch keeps its tensors otherwise")
+def test_calls_that_native_code_leaves_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENZ_NATIVE", "1")
+    count, x = Counter[str](), torch.randn(3, requires_grad=True)
+    with watched(count):
+        y = torch.compile(lambda x: x * x, backend="lenz")(x)
+        y.backward(torch.ones(3), retain_graph=True)
+        assert count == {NATIVE: 2, OFF: 0}
+        y.backward(torch._neg_view(torch.ones(3)))  # whose bit of the sign no kernel looks at
+        assert count[LEFT] == 1, count
 
 
 # Of these, rows with NaN or infinities were other ones than in eager.
