@@ -51,9 +51,9 @@ from lenz.ir.kernel import Kernel, KernelKind, Launch
 from lenz.ir.printer import show
 from lenz.lower import lower
 from lenz.machine.cuda.shape import Shape
-from lenz.machine.cuda.triton.pool import Failed, start
+from lenz.machine.cuda.triton.pool import Failed, wake
 from lenz.machine.cuda.tune.bench import Device, Gpu
-from lenz.machine.cuda.tune.search import Choice, compiled, config, race
+from lenz.machine.cuda.tune.search import Choice, built, config, race
 from lenz.machine.cuda.tune.space import space
 from lenz.options import Options
 from lenz.pipeline import optimise
@@ -350,7 +350,7 @@ def binaries(found: Sequence[Point], gpu: Device, quick: bool) -> Iterator[Binar
     kernels = [k for p in found for k in p.choice.candidates]
     if quick:
         return iter([Binary(k.name, b"none", k.tile.warps, 0, 0, -1, -1) for k in kernels])
-    return iter(compiled(kernels, gpu, None))
+    return iter(built(kernels, gpu, None))
 
 
 def slow(found: Sequence[Point], least: float = 1.05) -> list[str]:
@@ -409,7 +409,7 @@ def main(argv: Sequence[str]) -> int:
         clock.append(f"{what} {time.perf_counter() - began:.0f} s")
 
     if not (given.quick or given.judge):
-        start()
+        wake()
     known: dict[str, None] = {}
     found: list[Point] = []
     failed: dict[str, str] = {}

@@ -22,13 +22,13 @@ from lenz.frontend.session import numbered
 from lenz.frontend.untraced import calling
 from lenz.frontend.values import has_fakes
 from lenz.frontend.wrapping import now
+from lenz.ir.plan import Boxed
 from lenz.keys import key_of, native_names
-from lenz.loading import Boxed
 from lenz.machines import is_known, loader_of
 from lenz.options import Options
 from lenz.recall import context, recall
 from lenz.runtime.store import store_in
-from lenz.warm import Trace, trace_of
+from lenz.warm import TraceRecord, trace_of
 
 if TYPE_CHECKING:  # a cached graph needs no compiler, which takes 0.3 s to import
     from lenz.context import Context
@@ -162,7 +162,7 @@ def compile_for(
 
     unit, store = _Unit(gm, options, None, "", ()), store_in(options)
     assert store is not None
-    unit.trace = Trace(gm, "", options, store, unit.named)
+    unit.trace = TraceRecord(gm, "", options, store, unit.named)
     unit.trace.key = key
     start(inputs)
     with now():
@@ -187,7 +187,7 @@ class _Unit:
     called: str
     arguments: Sequence[str]  # asked for at once: Dynamo forgets their names
     since: float = field(default_factory=time.perf_counter)
-    trace: Trace | None = None
+    trace: TraceRecord | None = None
 
     @property
     def is_watched(self) -> bool:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
 from lenz.debug.trace import Recorder
 from lenz.errors import REPORT, InternalError, Missing, Unsupported, UserError
+from lenz.ir.plan import Boxed
 from lenz.options import Options
-
-Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 
 def why(e: Exception, recorder: Recorder, kind: str, options: Options) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lenz.ir.lexer import ReadError
-from lenz.ir.plan import Plan
+from lenz.ir.plan import Boxed, Plan
 from lenz.ir.reader import read
-from lenz.loading import Boxed, kernels
+from lenz.loading import kernels
 from lenz.options import Options
 from lenz.respecialise import Needs, load_plan
 from lenz.runtime.constants import unpacked

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from lenz.ir.plan import Plan
+from lenz.ir.plan import Boxed, Plan
 from lenz.machines import Counts, Functions, Loader, load_kernels
 from lenz.plan.native import native, on_gpu
-from lenz.plan.native_frame import TYPES, Layout, Refused
+from lenz.plan.native_frame import TYPES, NotNative, TorchLayout
 from lenz.plan.native_link import Unavailable, linked
 from lenz.plan.native_objects import objects
 from lenz.plan.python import signatures, source
@@ -25,7 +25,6 @@ from lenz.runtime.native import address_of, addresses, method, places, plain_key
 from lenz.runtime.store import Store
 from lenz.sym import Var
 
-Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 NONE: Mapping[str, Any] = {}
 
 
@@ -112,12 +111,12 @@ def fast_call(
     tensors = {"cpu": plain, **({"cuda": plain_keys("cuda", mask)} if gpu else {})}
     ops = lambda op: getattr(op_of(op), "_schema", None), partial(_has, gpu)
     try:
-        layout = Layout(handle, keys, mask, tensors, negative, autograd, *ops)
+        layout = TorchLayout(handle, keys, mask, tensors, negative, autograd, *ops)
         made = native(p, layout)
         imports = {name: address_of(f) for name, f in functions.items()}
         imports |= {name: id(type) for name, type in TYPES.items()} | addresses(made.shims, gpu)
         library = linked(made.text, imports, gpu, store)
-    except (Refused, Unavailable):
+    except (NotNative, Unavailable):
         return None
     own = objects(made, p, module, slow)
     call = method(library.addresses["call"], own, (library, functions, module))

@@ -16,24 +16,24 @@ from lenz.halves import Entry
 from lenz.ir.dtype import dtype_of
 from lenz.ir.graph import Graph, Ref, buffers_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
-from lenz.ir.plan import Plan
+from lenz.ir.plan import Boxed, Plan
 from lenz.ir.printer import show
 from lenz.ir.tensor import Layout, TensorType
 from lenz.ir.verify import verify
 from lenz.keys import key_of
-from lenz.loading import Boxed, aligned, complete
+from lenz.loading import aligned, complete
 from lenz.lower import lower
 from lenz.machines import Code, Refused, assemble, machine_of, runs_programs
 from lenz.opt import PASSES
 from lenz.options import Options
-from lenz.plan.build import Given
+from lenz.plan.build import CallerFacts
 from lenz.plan.build import build as build_plan
 from lenz.plan.fx import graph_module
 from lenz.plan.python import source
 from lenz.recall import context as context
 from lenz.recall import keep, recall
 from lenz.respecialise import constants_of, load_program
-from lenz.runtime.graph import Kernel as Listed
+from lenz.runtime.graph import NumberedKernel as Listed
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
 from lenz.sym import Int
@@ -83,7 +83,7 @@ class Compiled:
     def fx(self) -> GraphModule:
         """The plan as an FX graph, which runs."""
         p, kernels = self.program, {}
-        for name, (k, device) in launched(self.schedule).items():
+        for name, (k, device) in kernels_of(self.schedule).items():
             names = [x.name for x in k.params] + [x.name for x in k.sizes]
             gpu = torch.device(device).index if runs_programs(device) else -1
             kernels[name] = Listed(self.code.functions[name], names, gpu, self.code.alive)
@@ -142,10 +142,10 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     tuned: tuple[TuneReport, ...] = ()
     if cx.options.autotune:
         with trace.stage("tune"):
-            for machine in dict.fromkeys(machine_of(d) for _, d in launched(s).values()):
+            for machine in dict.fromkeys(machine_of(d) for _, d in kernels_of(s).values()):
                 s, more = machine.tune(s, store_in(cx.options))
                 tuned += more
-    kernels = launched(s)
+    kernels = kernels_of(s)
     trace.text("schedule", lambda: show(s))
     with trace.stage("codegen"):
         code_of = assemble(kernels, cx)
@@ -166,10 +166,10 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     return made
 
 
-def _given(program: FxProgram, options: Options) -> Given:
+def _given(program: FxProgram, options: Options) -> CallerFacts:
     """How the arguments of a program are given, and what is asked of the results."""
     places, asked = program.placeholders, options.cuda_graphs != "off"
-    return Given(
+    return CallerFacts(
         names={p.name: p.source for p in places},
         donated=frozenset(p.name for p in places if p.is_donated),
         saved=program.kind in ("backward", "body") and not program.mutated,
@@ -233,7 +233,7 @@ def named(s: Schedule) -> Schedule:
     return replace(s, steps=tuple(steps))
 
 
-def launched(s: Schedule) -> dict[str, tuple[Kernel, str]]:
+def kernels_of(s: Schedule) -> dict[str, tuple[Kernel, str]]:
     """The kernels by name, with their devices."""
     steps = [step for step in s.steps if isinstance(step, Launch)]
     return {step.kernel.name: (step.kernel, step.device) for step in steps}

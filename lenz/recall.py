@@ -14,7 +14,7 @@ from lenz import keys
 from lenz.context import Context, Silent, Trace
 from lenz.frontend import FxProgram
 from lenz.halves import Entry, loaded
-from lenz.loading import Boxed
+from lenz.ir.plan import Boxed
 from lenz.machines import host
 from lenz.options import Options
 from lenz.respecialise import Compile, load_program

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lenz.ir.plan import BindSize, Input, Keep, LaunchStep, Plan, Reuse, Step, ViewStep
-from lenz.loading import Boxed, fast_call, op_of
+from lenz.ir.plan import BindSize, Boxed, Input, Keep, LaunchStep, Plan, Reuse, Step, ViewStep
+from lenz.loading import fast_call, op_of
 from lenz.machines import Functions, loader_of
 from lenz.plan.graphs import Graphed, Region, Uncaptured, graphed
 from lenz.plan.native_objects import value
@@ -94,7 +94,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Made:
+class GraphCall:
     """One graph.
 
     call   replays it, or has the plan decide about a call that it does not fit
@@ -117,7 +117,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Given:
+class Replayable:
     """What a plan is made of."""
 
     plan: Plan
@@ -138,9 +138,9 @@ class Replayed:
     `why` says why no graph is made; it is empty while graphs may be made. `did` counts calls.
     """
 
-    def __init__(self, given: Given, plain: Boxed, asked: Asked) -> None:
+    def __init__(self, given: Replayable, plain: Boxed, asked: Asked) -> None:
         self.given, self.plain, self.asked = given, plain, asked
-        self.made: OrderedDict[Key, list[Made]] = OrderedDict()
+        self.made: OrderedDict[Key, list[GraphCall]] = OrderedDict()
         self.used: dict[Key, int] = {}  # the miss at which its graph was chosen last
         self.seen: Counter[Key] = Counter()
         self.trials: dict[Key, Trial] = {}
@@ -223,7 +223,7 @@ class Replayed:
                 return results
         return self.without(key, args, known)
 
-    def without(self, key: Key, args: list[Any], known: Sequence[Made]) -> Sequence[Any]:
+    def without(self, key: Key, args: list[Any], known: Sequence[GraphCall]) -> Sequence[Any]:
         """Run a call that no graph fits, by a new one if such calls come again."""
         with self.lock:  # others may run calls meanwhile
             if self.graphed is None or self.moves(key):
@@ -262,7 +262,7 @@ class Replayed:
                 if is_only and not self.made:
                     self.stop(self.choice)
 
-    def choose(self, key: Key, made: Made) -> None:
+    def choose(self, key: Key, made: GraphCall) -> None:
         """Have the next call try this graph first."""
         with self.lock:
             if key in self.made and key not in self.trials:
@@ -305,7 +305,7 @@ class Replayed:
         assert self.graphed is not None
         p = self.given.plan
         tensors = {i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, Input)}
-        sizes = executor.stream(gpu_of(self.graphed)), *sizes_of(p, args).values()
+        sizes = executor.stream(gpu_of(self.graphed)), *sizes_given(p, args).values()
         return sizes, tuple([tensors[n].data_ptr() for n in self.graphed.pinned])
 
     def make(self, key: Key, args: list[Any]) -> Sequence[Any]:
@@ -315,7 +315,7 @@ class Replayed:
         names = [i.name if isinstance(i, Input) else "" for i in given.plan.inputs]
         env = {**dict(zip(names, args, strict=True)), **given.constants}
         value: Any = partial(_value, given.objects)
-        run = Recorded(self, env, sizes_of(given.plan, args), value, key[0][0])
+        run = Recorded(self, env, sizes_given(given.plan, args), value, key[0][0])
         with torch.cuda.device(g.device), torch.no_grad():
             for s in g.plan.steps:
                 run.step(s)
@@ -330,7 +330,7 @@ class Replayed:
         args.clear()
         return results
 
-    def linked(self, g: Graphed, key: Key, names: list[str], run: Recorded) -> Made | None:
+    def linked(self, g: Graphed, key: Key, names: list[str], run: Recorded) -> GraphCall | None:
         """The code that replays the graphs of a run."""
         starts = dict(zip(g.pinned, key[1], strict=True))
         records = {
@@ -353,7 +353,7 @@ class Replayed:
             return None
         for record in records.values():
             record.expect([run.sizes[v] for v in found[0].sizes if v in run.known])
-        return Made(found[0].call, found[1].call, tuple(records.values()))
+        return GraphCall(found[0].call, found[1].call, tuple(records.values()))
 
 
 class Recorded(Runner):
@@ -417,7 +417,7 @@ def gpu_of(g: Graphed) -> int:
     return int(torch.device(g.device).index)
 
 
-def replays(made: Iterable[Sequence[Made]]) -> int:
+def replays(made: Iterable[Sequence[GraphCall]]) -> int:
     """How often graphs were replayed."""
     return sum(m.replays for twins in made for m in twins)
 
@@ -437,7 +437,7 @@ def _value(own: Mapping[str, Any], a: Any, look: Callable[[Any], Any]) -> Any:
 
 def takes(p: Plan, args: Sequence[Any]) -> bool:
     """Whether the plan takes these arguments as they are, without a copy or a fallback."""
-    sizes = sizes_of(p, args)
+    sizes = sizes_given(p, args)
     if any(v.name == name and size > most for v, size in sizes.items() for name, most in p.most):
         return False
     for i, a in zip(p.inputs, args, strict=True):
@@ -459,7 +459,7 @@ def takes(p: Plan, args: Sequence[Any]) -> bool:
     return True
 
 
-def sizes_of(p: Plan, args: Sequence[Any]) -> dict[Var, int]:
+def sizes_given(p: Plan, args: Sequence[Any]) -> dict[Var, int]:
     """The sizes that the arguments of a call give."""
     places, found = {}, dict[Var, int]()
     for i, a in zip(p.inputs, args, strict=True):

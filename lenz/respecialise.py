@@ -16,8 +16,8 @@ from lenz.failing import in_eager, script
 from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.program import Facts, GraphKind
 from lenz.ir.interned import using
-from lenz.ir.plan import Plan
-from lenz.loading import Boxed, aligned, load
+from lenz.ir.plan import Boxed, Plan
+from lenz.loading import aligned, load
 from lenz.machines import Functions
 from lenz.options import Options
 from lenz.runtime.store import Store, store_in
@@ -67,10 +67,10 @@ def load_plan(
     run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
     if options.cuda_graphs == "off" or needs.kind == "body":
         return run
-    from lenz.replay import Asked, Given, Replayed
+    from lenz.replay import Asked, Replayable, Replayed
 
     fixed = {name: aligned(t) for name, t in needs.constants.items()}
-    given = Given(p, functions, fixed, needs.modules, store)
+    given = Replayable(p, functions, fixed, needs.modules, store)
     asked = Asked(options.cuda_graphs == "auto", options.cuda_graph_sizes, options.native)
     return Replayed(given, run, asked)
 

@@ -168,7 +168,7 @@ type=all: addr
 """
 
 
-def rows() -> Iterator[tuple[str, dict[str, str]]]:
+def table_rows() -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the ops of the table, by their names in it, with their traits and values."""
     for row in _TABLE.replace("\n    ", " ").split("\n"):
         traits, _, names = row.partition(":")
@@ -178,7 +178,7 @@ def rows() -> Iterator[tuple[str, dict[str, str]]]:
             yield name, facts
 
 
-_FACTS: Mapping[str, Mapping[str, str]] = dict(rows())
+_FACTS: Mapping[str, Mapping[str, str]] = dict(table_rows())
 
 
 def _facts(name: str) -> Mapping[str, str]:

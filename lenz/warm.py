@@ -29,30 +29,30 @@ from lenz.frontend.untraced import outside
 from lenz.frontend.wrapping import (
     CAN_FORCE,
     are_leaves,
+    as_json,
     described,
     detached,
+    from_json,
     now,
-    plain,
-    restored,
     wrapped,
 )  # fmt: skip
 from lenz.halves import Half, loaded_half, plan_in
-from lenz.ir.plan import Plan
-from lenz.loading import Boxed, complete
+from lenz.ir.plan import Boxed, Plan
+from lenz.loading import complete
 from lenz.options import Options
 from lenz.recall import context
 from lenz.respecialise import Compile, Needs, Respecialised, needs_of
 from lenz.runtime.store import Store, store_in
 
-Named: TypeAlias = Callable[[FxProgram], FxProgram]
+Renaming: TypeAlias = Callable[[FxProgram], FxProgram]
 KINDS: Sequence[set[str]] = ({"inference"}, {"forward"}, {"forward", "backward"})
 
 
-class Trace:
+class TraceRecord:
     """One graph of Dynamo: its key, and the halves that its compilation gives."""
 
     def __init__(
-        self, gm: GraphModule, text: str, options: Options, store: Store, named: Named
+        self, gm: GraphModule, text: str, options: Options, store: Store, named: Renaming
     ) -> None:
         self.gm, self.options, self.store, self.named = gm, options, store, named
         self.cx: Context = context(options)
@@ -99,7 +99,7 @@ class Trace:
         if self.metadata is None or kinds not in KINDS:
             return
         try:
-            known, detach = plain(self.metadata), []
+            known, detach = as_json(self.metadata), []
             if "backward" in kinds:
                 detach = detached(self.metadata, self.halves["backward"]["gives"])
             elif "forward" in kinds and not (CAN_FORCE and are_leaves(self.metadata)):
@@ -124,7 +124,7 @@ class Trace:
         try:
             if (entry := self.entry()) is None:
                 return None
-            metadata, halves = restored(entry["metadata"]), entry["halves"]
+            metadata, halves = from_json(entry["metadata"]), entry["halves"]
             with interning():
                 made = {
                     kind: loaded_half(half, self.store, self.options, Retraced(self, kind, again))
@@ -201,7 +201,9 @@ class Trace:
             raise faults[0]
 
 
-def trace_of(gm: Any, inputs: Sequence[Any], options: Options, named: Named) -> Trace | None:
+def trace_of(
+    gm: Any, inputs: Sequence[Any], options: Options, named: Renaming
+) -> TraceRecord | None:
     """The trace of a graph of Dynamo; None if it has no text, or must be compiled anyway.
 
     `named` gives programs the user's names.
@@ -212,7 +214,7 @@ def trace_of(gm: Any, inputs: Sequence[Any], options: Options, named: Named) -> 
     if isinstance(gm, GraphModule):
         fix_floats(gm)  # may have Dynamo begin again
     text = asked(gm, inputs)
-    return None if text is None else Trace(gm, text, options, store, named)
+    return None if text is None else TraceRecord(gm, text, options, store, named)
 
 
 class Retraced:
@@ -220,7 +222,7 @@ class Retraced:
 
     __slots__ = ("_again", "_kind", "_lock", "_made", "_trace")
 
-    def __init__(self, trace: Trace, kind: str, again: Compile) -> None:
+    def __init__(self, trace: TraceRecord, kind: str, again: Compile) -> None:
         self._trace, self._kind, self._again = trace, kind, again
         self._lock = threading.RLock()
         self._made: Respecialised | Boxed | None = None
@@ -245,7 +247,7 @@ class Late:
 
     __slots__ = ("_again", "_lock", "_made", "_trace")
 
-    def __init__(self, trace: Trace, again: Compile) -> None:
+    def __init__(self, trace: TraceRecord, again: Compile) -> None:
         self._trace, self._again = trace, again
         self._lock = threading.RLock()
         self._made: Boxed | None = None

@@ -11,7 +11,7 @@ import torch
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, is_bound_var, loads_of, nodes_of, syms_of
 from lenz.ir.graph import LOOPS, Graph, Scatter, View, bodies_of
-from lenz.ir.interp import Result, interp
+from lenz.ir.interp import Interpreted, interp
 from lenz.ir.interp_schedule import interp_schedule
 from lenz.ir.kernel import Kernel, Schedule
 from lenz.ir.plan import Plan
@@ -76,7 +76,7 @@ def assert_schedule(s: Schedule, seeds: Iterable[int] = (0, 1)) -> None:
         assert_results(got, want, f"the schedule differs from its graph\n{show(s)}")
 
 
-def assert_results(got: Result, want: Result, message: str = "") -> None:
+def assert_results(got: Interpreted, want: Interpreted, message: str = "") -> None:
     """Compare outputs and inputs after the call."""
     assert len(got.outputs) == len(want.outputs), message
     pairs = [

@@ -75,7 +75,7 @@ def digest(name: str, t: Tensor) -> str:
     return found.hexdigest()
 
 
-def written(contents: Contents) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_and_header(contents: Contents) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of the file, on the CPU and without gaps, and the text of its header."""
     tensors = {name: t.detach().contiguous() for name, t in contents.tensors.items()}
     sums = {name: digest(name, t) for name, t in tensors.items()}
@@ -87,7 +87,7 @@ def as_bytes(contents: Contents) -> bytes:
     """The bytes of the file."""
     from safetensors.torch import save
 
-    return save(*written(contents))
+    return save(*tensors_and_header(contents))
 
 
 def write(path: str | os.PathLike[str], contents: Contents) -> None:

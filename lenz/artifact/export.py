@@ -23,11 +23,11 @@ from lenz.artifact.loaded import CompiledArtifact, foreign
 from lenz.context import Context, Silent
 from lenz.errors import UserError
 from lenz.frontend import FxProgram
-from lenz.frontend.alone import ends_of, listed, seen, traced
+from lenz.frontend.alone import ends_of, listed, traced_context, traced_inputs
 from lenz.frontend.capture import capture
+from lenz.ir.plan import Boxed
 from lenz.ir.printer import show
 from lenz.keys import native_names
-from lenz.loading import Boxed
 from lenz.machines import loader_of
 from lenz.options import Options
 from lenz.pipeline import Compiled, compile_program
@@ -90,7 +90,7 @@ def standalone_compile(
         job.compile(gm, example_inputs)
         names, tensors = _weights(own)
         call = {"in": None, "out": None, "weights": names, "written": [],
-                "given": [_described(x) for x in seen(gm, example_inputs)]}  # fmt: skip
+                "given": [_described(x) for x in traced_inputs(gm, example_inputs)]}  # fmt: skip
         return CompiledArtifact(job.contents(call, tensors))
 
 
@@ -116,7 +116,7 @@ class _Job:
     def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> None:
         """Compile a graph for all levels."""
         native = native_names(None)
-        with torch.no_grad(), traced(inputs):
+        with torch.no_grad(), traced_context(inputs):
             capture(gm, inputs, self.program, self.options, native, "artifact")
         if not self.variants:
             raise UserError("this graph computes nothing that can be kept")

@@ -16,9 +16,8 @@ from lenz.artifact.container import Contents, Manifest, read, to_bytes, write, w
 from lenz.errors import UserError
 from lenz.ir.interned import uncollected
 from lenz.ir.lexer import ReadError
-from lenz.ir.plan import CallStep, Plan
+from lenz.ir.plan import Boxed, CallStep, Plan
 from lenz.ir.reader import read as read_text
-from lenz.loading import Boxed
 from lenz.loading import load as load_plan
 from lenz.machines import Counts, Loader, host, load_kernels
 from lenz.options import Options

@@ -31,10 +31,10 @@ from lenz.errors import UserError
 from lenz.frontend.program import boxed
 from lenz.frontend.saved import Savable
 from lenz.frontend.untraced import outside
-from lenz.frontend.wrapping import restored, wrapped
+from lenz.frontend.wrapping import from_json, wrapped
 from lenz.halves import loaded_half, plan_in
 from lenz.ir.interned import uncollected
-from lenz.loading import Boxed
+from lenz.ir.plan import Boxed
 from lenz.machines import host, loader_of
 from lenz.options import Options
 from lenz.plan.python import signatures
@@ -102,7 +102,7 @@ class Run:
         _check(m)
         pieces = {_key(name): to_bytes(t) for name, t in contents.tensors.items()}
         try:
-            self._metadata, self._detach = restored(m["metadata"]), m["detach"]
+            self._metadata, self._detach = from_json(m["metadata"]), m["detach"]
             made = halves(m["halves"], Pieces(pieces), Options.from_environment(m["options"]))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             raise UserError(f"this graph was saved by another lenz or torch: {e}") from e

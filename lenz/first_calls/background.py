@@ -32,7 +32,7 @@ from lenz.frontend.saved import dumped, statics
 from lenz.frontend.untraced import outside
 from lenz.options import Options
 from lenz.respecialise import Compile
-from lenz.warm import Trace
+from lenz.warm import TraceRecord
 
 FRAME = struct.Struct("<QQ")  # bytes of JSON, and bytes of a graph
 CODE = (
@@ -67,7 +67,7 @@ class Request:
 class Background:
     """The callable of a graph: eager's, and from some call on the compiled one."""
 
-    def __init__(self, trace: Trace, again: Compile, job: Future[str], name: str) -> None:
+    def __init__(self, trace: TraceRecord, again: Compile, job: Future[str], name: str) -> None:
         self._trace, self._again, self._name = trace, again, name
         self._lock = threading.Lock()
         self._job: Future[str] | None = job
@@ -109,7 +109,7 @@ class Background:
 
 
 def in_background(
-    trace: Trace | None, options: Options, name: str, again: Compile
+    trace: TraceRecord | None, options: Options, name: str, again: Compile
 ) -> Background | None:
     """Have a graph compiled by another process; None, with a warning, where that cannot be."""
     try:

@@ -25,10 +25,10 @@ WARM = 3  # a plan is captured as a CUDA graph in its second call
 ROUNDS = 15
 SECONDS = 1.0  # no new round begins after these
 
-Run: TypeAlias = Callable[..., Any]
+Called: TypeAlias = Callable[..., Any]
 
 
-def compared(run: Run, gm: GraphModule, inputs: Sequence[Any], name: str) -> Run:
+def compared(run: Called, gm: GraphModule, inputs: Sequence[Any], name: str) -> Called:
     """Return a callable that runs the faster of a compiled graph and its eager form.
 
     A graph in the background is compared when it is there. What cannot run twice unseen is not
@@ -45,10 +45,10 @@ def compared(run: Run, gm: GraphModule, inputs: Sequence[Any], name: str) -> Run
 class Compared:
     """A compiled graph and its eager form, of which the faster one runs."""
 
-    def __init__(self, run: Run, eager: Run, name: str) -> None:
+    def __init__(self, run: Called, eager: Called, name: str) -> None:
         self._run, self._eager, self._name = run, eager, name
         self._lock = threading.Lock()
-        self._faster: Run | None = None
+        self._faster: Called | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Run on the arguments of Dynamo's graph; the first call compares."""
@@ -58,7 +58,7 @@ class Compared:
                     self._faster = self._choice(args)
         return self._faster(*args)
 
-    def _choice(self, args: Sequence[Any]) -> Run:
+    def _choice(self, args: Sequence[Any]) -> Called:
         try:
             ours, eagers = times((self._run, self._eager), args)
         except Exception as e:  # noqa: BLE001  # memory for the copies, say; the call itself goes on
@@ -70,7 +70,7 @@ class Compared:
         return self._run if is_faster else self._eager
 
 
-def times(runs: Sequence[Run], args: Sequence[Any]) -> list[float]:
+def times(runs: Sequence[Called], args: Sequence[Any]) -> list[float]:
     """Return the median seconds of a call of each function, timed in turns on copies of `args`."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     gpus = sorted({a.device.index for a in tensors if a.device.type == "cuda"})
@@ -89,7 +89,7 @@ def times(runs: Sequence[Run], args: Sequence[Any]) -> list[float]:
     return [median(seconds) for seconds in found]
 
 
-def _step(run: Run, args: Sequence[Any], gpus: Sequence[int]) -> float:
+def _step(run: Called, args: Sequence[Any], gpus: Sequence[int]) -> float:
     """Return the seconds of a call, and of its backward pass if there is one."""
     _wait(gpus)
     since = time.perf_counter()

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from lenz import keys
 from lenz.first_calls.background import Request, requests
 from lenz.frontend.asked import configuring, state
-from lenz.frontend.saved import as_traced, loaded
+from lenz.frontend.saved import as_traced, load_graph
 from lenz.options import Options
 
 
@@ -45,11 +45,11 @@ def serve(compile_for: CompileFor) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     for request in requests(sys.stdin.buffer):
-        answers.write(json.dumps(compiled(request, compile_for)).encode() + b"\n")
+        answers.write(json.dumps(compile_request(request, compile_for)).encode() + b"\n")
         answers.flush()
 
 
-def compiled(request: Request, compile_for: CompileFor) -> str:
+def compile_request(request: Request, compile_for: CompileFor) -> str:
     """Compile a graph into the cache; empty, or why that was not possible."""
     if keys.sources() != request.sources:
         return "lenz has changed since the program began"
@@ -58,7 +58,7 @@ def compiled(request: Request, compile_for: CompileFor) -> str:
         options = Options.from_environment({**given, "logs": tuple(given["logs"]), "passes": ()})
         with ExitStack() as stack:
             apply(request.settings, stack)
-            gm, inputs, _ = stack.enter_context(loaded(request.graph))
+            gm, inputs, _ = stack.enter_context(load_graph(request.graph))
             pairs = zip(request.state.splitlines(), state().splitlines(), strict=False)
             for there, here in pairs:
                 if there != here:

@@ -207,7 +207,7 @@ def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
     return call
 
 
-def in_parts(graph: Graph, n: Node) -> Node | None:
+def softmax_in_parts(graph: Graph, n: Node) -> Node | None:
     """Replace (log-)softmax of x by what it is, in f32 for half types; return the new result.
 
         m = max(x); e = exp(x - m); s = sum(e);   e / s   or   x - m - log(s)

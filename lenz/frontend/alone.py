@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule
 from lenz.frontend.symbols import ends
 
 
-def traced(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+def traced_context(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
     """The context of fake arguments; torch has one already where it traces for a backend."""
     mode = next((x.fake_mode for x in inputs if isinstance(x, FakeTensor)), None)
     if mode is None or TracingContext.try_get() is not None:
@@ -32,7 +32,7 @@ def listed(gm: GraphModule) -> GraphModule:
     return GraphModule(gm, graph)
 
 
-def seen(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def traced_inputs(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """The arguments as Dynamo has seen them, with symbolic sizes, or as they are."""
     holes = gm.graph.find_nodes(op="placeholder")
     return [n.meta.get("example_value", x) for n, x in zip(holes, inputs, strict=True)]

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import (
 )  # fmt: skip
 
 from lenz.frontend.guards import ask_again, is_backed, texts_of, told_since
-from lenz.frontend.identity import PLAIN, Text, Untold
+from lenz.frontend.identity import PLAIN, IdentityText, Untold
 from lenz.frontend.symbols import SymbolMap, about
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _state() -> Iterator[str]:
 
 
 def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> Iterator[str]:
-    holes, text = gm.graph.find_nodes(op="placeholder"), Text()
+    holes, text = gm.graph.find_nodes(op="placeholder"), IdentityText()
     seen: set[int] = set()
     for n, real in zip(holes, inputs, strict=True):
         if "example_value" not in n.meta:  # no graph of this process's Dynamo
@@ -124,7 +124,7 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
 
 
 def _calls(gm: GraphModule) -> Iterator[str]:
-    text = Text()
+    text = IdentityText()
     for n in gm.graph.nodes:
         if n.op not in ("placeholder", "call_function", "call_method", "output"):
             raise Untold

@@ -22,15 +22,15 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from lenz.frontend.calls import called, checkpointed, storages, value_of, writes
+from lenz.frontend.calls import called, checkpointed, fake_of, storages, writes
 from lenz.frontend.evaluate import KnownValues
-from lenz.frontend.layout import gradient_orders, restored, seen_by_calls, with_gradient
+from lenz.frontend.layout import gradient_orders, seen_by_calls, with_gradient, with_order
 from lenz.frontend.values import dense_order, is_same_size
 
 SDPA = F.scaled_dot_product_attention
 OPERANDS = ("query", "key", "value")
 NAMES = (*OPERANDS, "attn_mask", "dropout_p", "is_causal")
-Kind: TypeAlias = Literal["all", "causal", "other"]
+MaskKind: TypeAlias = Literal["all", "causal", "other"]
 WIDTH = 8  # elements of a head that the efficient kernel loads at once: 16 bytes of half types
 
 
@@ -53,7 +53,7 @@ def fuse_attention(
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and n.target is SDPA]
     if not calls and not bodies:
         return
-    known, kinds = KnownValues(gm, given), dict[int, Kind]()
+    known, kinds = KnownValues(gm, given), dict[int, MaskKind]()
     for n, body in bodies.items():
         places = body.graph.find_nodes(op="placeholder")
         operands = dict(zip(places, n.args[1:], strict=True))
@@ -64,23 +64,23 @@ def fuse_attention(
         fuse_attention(body, operand)
     for n in calls:
         arguments = {**dict(zip(NAMES, n.args, strict=False)), **n.kwargs}
-        if all(value_of(arguments.get(x)) is not None for x in OPERANDS):
+        if all(fake_of(arguments.get(x)) is not None for x in OPERANDS):
             n.args, n.kwargs = (), arguments
             simplify_mask(n, known, kinds)
-            q = value_of(n.kwargs["query"])
+            q = fake_of(n.kwargs["query"])
             if q is not None and q.device.type == "cuda":  # torch's kernels, whatever lenz knows
                 fit(gm, n)
     gm.recompile()
 
 
-def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, Kind]) -> None:
+def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, MaskKind]) -> None:
     """Drop the mask of an attention call where it is known, and all true or causal.
 
     Kernels differ in what they call causal for other than equal numbers of queries and keys.
     `kinds` keeps what was found, by the address of a mask that `known` keeps.
     """
     node = n.kwargs.get("attn_mask")
-    q, k, fake = (value_of(n.kwargs.get(x)) for x in ("query", "key", "attn_mask"))
+    q, k, fake = (fake_of(n.kwargs.get(x)) for x in ("query", "key", "attn_mask"))
     if not isinstance(node, Node) or q is None or k is None or fake is None:
         return
     if n.kwargs.get("is_causal") or fake.requires_grad or fake.dim() < 2:
@@ -94,7 +94,7 @@ def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, Kind]) -> None:
         n.kwargs = {**n.kwargs, "attn_mask": None, "is_causal": kind == "causal"}
 
 
-def kind_of_mask(mask: Tensor) -> Kind:
+def kind_of_mask(mask: Tensor) -> MaskKind:
     """Return what a mask of at least 2 dimensions allows, whatever the scores are.
 
     A float mask is added: 0 allows, and no number above the type's lowest forbids for certain.
@@ -121,7 +121,7 @@ def fit(gm: GraphModule, n: Node) -> None:
     the process. Of 3 dimensions eager computes halves in f32: no kernel comes near its gradients.
     """
     given = (*OPERANDS, "attn_mask")
-    tensors = {x: v for x in given if (v := value_of(n.kwargs.get(x))) is not None}
+    tensors = {x: v for x in given if (v := fake_of(n.kwargs.get(x))) is not None}
     q, ranks = tensors["query"], {tensors[x].dim() for x in OPERANDS}
     some = all(statically_known_true(s > 0) for v in tensors.values() for s in v.shape)
     if not some or ranks not in {torch.float32: ({3}, {4}), torch.float64: ()}.get(q.dtype, ({4},)):
@@ -161,19 +161,19 @@ def fit(gm: GraphModule, n: Node) -> None:
         for m in gm.graph.nodes
     ):
         after.append(("clone",))  # what a fused kernel gives is saved, and not to be written
-    shown, value = seen_by_calls(gm, [n], results=True), value_of(n)
+    shown, value = seen_by_calls(gm, [n], results=True), fake_of(n)
     order = None if value is None else dense_order(value.shape, value.stride())
     n.kwargs = new
     users, result, following = tuple(n.users), n, n.next
     for name, *args in after:
         result = called(gm, following, name, result, *args, like=n)
     if (shown is None or ranks == {3}) and order is not None:  # the backward graph sees the order
-        result, shown = restored(gm, following, result, order, n), []
+        result, shown = with_order(gm, following, result, order, n), []
     for user in users:
         user.replace_input_with(n, result)
     for user, a, by in shown or ():
         made = result if a is n else a
-        user.replace_input_with(made, restored(gm, user, made, by, a))
+        user.replace_input_with(made, with_order(gm, user, made, by, a))
 
 
 def widen(

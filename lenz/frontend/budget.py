@@ -24,7 +24,7 @@ USUAL = MinCutOptions(True, True, True, True, True)
 ALL_LOOPS = MinCutOptions(False, False, False, True, True)
 
 
-def choose(graph: Graph, info: NodeInfo, memory_budget: float = 1) -> list[Node]:
+def choose_saved(graph: Graph, info: NodeInfo, memory_budget: float = 1) -> list[Node]:
     """Return what the forward half saves: at most `memory_budget`, or the least that is possible.
 
     A budget up to 1 is a part of the bytes that are saved without one; others are bytes.  Results
@@ -89,16 +89,16 @@ def cost(n: Node) -> float:
 def shape_of(x: Any) -> Any:
     """Return the sizes of a tensor, by the example; other arguments as they are."""
     value = x.meta["val"] if isinstance(x, Node) else x
-    return [size(s) for s in value.shape] if isinstance(value, torch.Tensor) else value
+    return [example_size(s) for s in value.shape] if isinstance(value, torch.Tensor) else value
 
 
 def bytes_of(n: Node) -> int:
     """Return the bytes of a result, by the sizes of the example."""
     found = tree_leaves(n.meta.get("val"))
-    return sum(size(t.numel()) * t.itemsize for t in found if isinstance(t, torch.Tensor))
+    return sum(example_size(t.numel()) * t.itemsize for t in found if isinstance(t, torch.Tensor))
 
 
-def size(s: Any) -> int:
+def example_size(s: Any) -> int:
     """Return a size of the example; 4096 where data decides it."""
     if isinstance(s, int):
         return s

@@ -16,7 +16,7 @@ from torch.utils import _pytree
 from lenz.frontend.constants import fold_known
 from lenz.frontend.expand import expand
 from lenz.frontend.kernels import bind_kernels
-from lenz.frontend.normalise import multiply_in_pairs, normalise, written
+from lenz.frontend.normalise import multiply_in_pairs, normalise, written_by
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
 from lenz.frontend.rebase import rebase
 from lenz.frontend.refusals import mark_refused
@@ -176,7 +176,7 @@ def mutated_of(graph: Graph, places: Sequence[Node]) -> tuple[int, ...]:
     nodes: dict[Node, None] = {}
     for node in graph.nodes:
         if node.op == "call_function":
-            for n in written(node):
+            for n in written_by(node):
                 nodes[n] = None
                 key = storage_of(n.meta.get("val"))
                 if key is not None:

@@ -27,7 +27,7 @@ WRITES = (operator.setitem, *(getattr(operator, f"i{x}") for x in ASSIGNED))
 KEPT = ("stack_trace", "nn_module_stack", "custom")  # of `meta`: where a call comes from
 
 
-def value_of(a: Any) -> torch.Tensor | None:
+def fake_of(a: Any) -> torch.Tensor | None:
     """Return the fake tensor behind an argument, None if it is no tensor."""
     value = a.meta.get("example_value") if isinstance(a, Node) else None
     return value if isinstance(value, torch.Tensor) else None
@@ -47,25 +47,25 @@ def called(
     return made
 
 
-def seen(n: Node) -> Any:
+def traced(n: Node) -> Any:
     """Return what tracing made of a node: fake tensors, sizes."""
     return n.meta["val"] if "val" in n.meta else n.meta.get("example_value")
 
 
-def name_of(n: Node) -> str:
+def callee(n: Node) -> str:
     name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
     return name.partition(".")[0]
 
 
 def operands(n: Node) -> list[Node]:
     """Return the tensors whose values `n` reads."""
-    found = n.all_input_nodes[1 if name_of(n) in SHAPE_ONLY else 0 :]
-    return [a for a in found if not isinstance(seen(a), torch.SymInt)]
+    found = n.all_input_nodes[1 if callee(n) in SHAPE_ONLY else 0 :]
+    return [a for a in found if not isinstance(traced(a), torch.SymInt)]
 
 
 def storages(n: Node) -> Iterator[int]:
     """Yield the storage of each tensor that a node gives."""
-    value = seen(n)
+    value = traced(n)
     for leaf in (value,) if isinstance(value, torch.Tensor) else _pytree.tree_leaves(value):
         key = storage_of(leaf)
         if key is not None:
@@ -92,9 +92,9 @@ def writes(n: Node) -> bool:
     if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
         return bool(n.target._schema.is_mutable)
     if n.op == "call_method" or (n.op == "call_function" and is_torch(n.target)):
-        if getattr(operator, name_of(n), None) is n.target:  # operator.and_ writes nothing
+        if getattr(operator, callee(n), None) is n.target:  # operator.and_ writes nothing
             return n.target in WRITES
-        return name_of(n).endswith("_") or "out" in n.kwargs or in_place(n)
+        return callee(n).endswith("_") or "out" in n.kwargs or in_place(n)
     return True
 
 

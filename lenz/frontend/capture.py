@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 import torch._functorch.config as functorch_config
@@ -23,7 +23,7 @@ from lenz.debug.names import shown
 from lenz.frontend.attention import fuse_attention, has_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
-from lenz.frontend.calls import copied, value_of
+from lenz.frontend.calls import copied, fake_of
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
@@ -35,9 +35,8 @@ from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
 from lenz.frontend.values import is_same_size
 from lenz.ir.interned import uncollected
+from lenz.ir.plan import Boxed
 from lenz.options import Options
-
-Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
 # Effect tokens are made inside of the graph, so that no argument is a placeholder for order.
@@ -155,7 +154,7 @@ def norms_of(gm: GraphModule) -> Iterator[tuple[Node, list[int]]]:
     torch 2.11 tells the size of such a norm wrong: docs/upstream/torch_fake_norms.py.
     """
     for n in gm.graph.nodes:
-        x = value_of(n.args[0]) if n.target in NORMS and n.args else None
+        x = fake_of(n.args[0]) if n.target in NORMS and n.args else None
         dim = n.kwargs.get("dim", n.args[2] if len(n.args) > 2 else None)
         dims = [dim] if isinstance(dim, int) else dim
         if x is None or not isinstance(dims, (list, tuple)):

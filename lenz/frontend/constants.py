@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lenz.frontend.calls import operands, storages
-from lenz.frontend.evaluate import FAULTS, is_plain, run
+from lenz.frontend.evaluate import FAULTS, is_plain, run_calls
 from lenz.frontend.normalise import is_pure, prune, touched_by
 from lenz.traits import has
 
@@ -50,7 +50,7 @@ def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
             value = evaluated(n, known, values) if calls or loops else None
             if value is None:
                 continue
-            if calls and (stored := constant(gm, n, value)) is not None:
+            if calls and (stored := small_constant(gm, n, value)) is not None:
                 for u in calls:
                     u.replace_input_with(n, stored)
             if loops and is_uniform(value):
@@ -77,7 +77,7 @@ def evaluated(n: Node, known: Mapping[Node, None], values: dict[Node, Any]) -> t
             needed[a] = None
             todo += operands(a)
     try:
-        run([a for a in known if a in needed], values)
+        run_calls([a for a in known if a in needed], values)
     except FAULTS:  # a type that the CPU does not compute with
         return None
     found = values[n]
@@ -106,7 +106,7 @@ def fill(gm: GraphModule, n: Node, value: torch.Tensor) -> Node:
     return made
 
 
-def constant(gm: GraphModule, n: Node, value: torch.Tensor) -> Node | None:
+def small_constant(gm: GraphModule, n: Node, value: torch.Tensor) -> Node | None:
     """Insert a constant on the device of `n`; None if it is not small or has other strides."""
     fake, memory = n.meta["val"], value.untyped_storage().nbytes()
     if memory > SMALL or value.stride() != fake.stride():

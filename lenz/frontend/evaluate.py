@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from lenz.frontend.calls import CALLS, is_torch, name_of, operands, seen, storages, writes
+from lenz.frontend.calls import CALLS, callee, is_torch, operands, storages, traced, writes
 from lenz.frontend.patterns import follow_pattern, number
 from lenz.traits import has
 
@@ -66,7 +66,7 @@ class KnownValues:
         for n in nodes:
             if n.op == "placeholder" and (value := self._given(n)) is not None:
                 values[n] = value.clone()  # a body may write into it
-        return run((n for n in nodes if n not in values), values)
+        return run_calls((n for n in nodes if n not in values), values)
 
     def _closure(self, node: Node, at: Node) -> tuple[Node, ...]:
         """Return the nodes that decide `node` before `at`, in order; raises Unknown."""
@@ -102,16 +102,16 @@ def is_plain(n: Node, limit: int = LIMIT) -> bool:
     Not where it takes a symbolic size: a full([4], s0) has a plain shape, and other elements for
     each size.
     """
-    if any(isinstance(seen(a), torch.SymInt) for a in n.all_input_nodes):
+    if any(isinstance(traced(a), torch.SymInt) for a in n.all_input_nodes):
         return False
-    for leaf in _pytree.tree_leaves(seen(n)):
+    for leaf in _pytree.tree_leaves(traced(n)):
         if isinstance(leaf, torch.Tensor):
             if not all(isinstance(s, int) for s in leaf.shape) or leaf.numel() > limit:
                 return False
         elif not isinstance(leaf, (bool, int, float, type(None))):
             return False
     is_own = n.op != "call_function" or is_torch(n.target)
-    return is_own and not (name_of(n) == "cuda" or has(name_of(n), "unset")) and not may_trap(n)
+    return is_own and not (callee(n) == "cuda" or has(callee(n), "unset")) and not may_trap(n)
 
 
 def may_trap(n: Node) -> bool:
@@ -121,7 +121,7 @@ def may_trap(n: Node) -> bool:
     """
     if n.target not in PRIM_DIV and n.kwargs.get("rounding_mode") != "trunc":
         return False
-    return not seen(n).is_floating_point()
+    return not traced(n).is_floating_point()
 
 
 FAULTS = (Unknown, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -139,7 +139,7 @@ class Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is u
         return func(*args, **(kwargs or {}))
 
 
-def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
+def run_calls(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
     """Run the calls on the CPU, and add their results to `values`.
 
     Raises Unknown where a result has not the shape and type that tracing saw.
@@ -147,8 +147,8 @@ def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
 
     def value(a: Any) -> Any:
         if isinstance(a, Node):
-            is_size = isinstance(seen(a), torch.SymInt)
-            return values[a] if a in values else number(seen(a)) if is_size else stand_in(a)
+            is_size = isinstance(traced(a), torch.SymInt)
+            return values[a] if a in values else number(traced(a)) if is_size else stand_in(a)
         is_device = isinstance(a, torch.device) or (isinstance(a, str) and a.startswith("cuda"))
         return torch.device("cpu") if is_device else a
 
@@ -159,7 +159,7 @@ def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
         )
         values[n] = call(*(args[1:] if n.op == "call_method" else args), **kwargs)
         if isinstance(values[n], torch.Tensor):
-            fake = seen(n)
+            fake = traced(n)
             shape = torch.Size(number(s) for s in fake.shape)
             if values[n].shape != shape or values[n].dtype != fake.dtype:
                 raise Unknown
@@ -168,5 +168,5 @@ def run(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
 
 def stand_in(n: Node) -> torch.Tensor:
     """Return a tensor of the shape and type of an input whose elements nobody reads."""
-    fake = seen(n)
+    fake = traced(n)
     return torch.zeros((), dtype=fake.dtype).expand([number(s) for s in fake.shape])

@@ -36,12 +36,12 @@ def identity(program: FxProgram) -> str | None:
     if program.modules:
         return None
     try:
-        return Text().whole(program)
+        return IdentityText().whole(program)
     except Untold:
         return None
 
 
-class Text:
+class IdentityText:
     """Numbers storages, and collects symbols, as they are met."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from lenz.frontend.calls import CALLS, called, is_torch, name_of, seen, storages, value_of, writes
+from lenz.frontend.calls import CALLS, called, callee, fake_of, is_torch, storages, traced, writes
 from lenz.frontend.values import HALVES, dense_order, is_same_size, unguarded
 from lenz.machines import capabilities_of
 
@@ -34,7 +34,7 @@ def channels_last(gm: GraphModule) -> None:
     """Rewrite the 2-d convolutions of Dynamo's graph, in place."""
     convolutions = convolutions_of(gm)
     output = gm.graph.output_node()
-    results = {n: v for n in output.all_input_nodes if (v := value_of(n)) is not None}
+    results = {n: v for n in output.all_input_nodes if (v := fake_of(n)) is not None}
     orders = {
         n: dense_order(v.shape, v.stride()) for n, v in results.items() if n.op != "placeholder"
     }
@@ -59,9 +59,9 @@ def channels_last(gm: GraphModule) -> None:
         n.args = tuple(args)
     for n, by in orders.items():
         assert by is not None
-        output.replace_input_with(n, restored(gm, output, n, by))
+        output.replace_input_with(n, with_order(gm, output, n, by))
     for user, n, by in shown:
-        user.replace_input_with(n, restored(gm, user, n, by))
+        user.replace_input_with(n, with_order(gm, user, n, by))
     gm.recompile()
 
 
@@ -70,7 +70,7 @@ def sees(n: Node) -> bool:
     if n.op not in CALLS:
         return n.op == "call_module"
     if n.op == "call_method" or is_torch(n.target):
-        return name_of(n).startswith("as_strided") or name_of(n) in LOOKS
+        return callee(n).startswith("as_strided") or callee(n) in LOOKS
     return True
 
 
@@ -93,7 +93,7 @@ def seen_by_calls(gm: GraphModule, changed: Sequence[Node], results: bool = Fals
         if taken and n.op in (*CALLS, "call_module"):
             after[n] = None
         for a in taken if sees(n) or (results and n.op == "output") else ():
-            if (v := value_of(a)) is None:
+            if (v := fake_of(a)) is None:
                 if any(True for _ in storages(a)):
                     return None
                 continue  # a size
@@ -115,7 +115,7 @@ def pays(n: Node) -> bool:
 
     The channels of one group stand together, so many groups leave too few side by side.
     """
-    image, kernel, made = (value_of(a) for a in (*n.args[:2], n))
+    image, kernel, made = (fake_of(a) for a in (*n.args[:2], n))
     if image is None or kernel is None or made is None or image.dim() != 4:
         return False
     groups = n.args[6] if len(n.args) > 6 else n.kwargs.get("groups", 1)
@@ -131,7 +131,7 @@ def pays(n: Node) -> bool:
 
 def dtype_for(n: Node, operand: torch.Tensor) -> torch.dtype:
     """Return the type in which a call takes an operand: autocast converts them, unseen."""
-    made = value_of(n)
+    made = fake_of(n)
     if made is None or made.dtype not in HALVES or not operand.dtype.is_floating_point:
         return operand.dtype
     return made.dtype
@@ -143,7 +143,7 @@ def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:
     Operands are named by their position, or as they are in the call; a call of fake tensors tells.
     """
     given: dict[Any, Any] = {**dict(enumerate(n.args)), **n.kwargs}
-    values: Any = map_arg(given, seen)
+    values: Any = map_arg(given, traced)
     tensors = {x: v for x, v in values.items() if isinstance(v, torch.Tensor)}
     wanted = [x for x, v in tensors.items() if v.requires_grad and torch.is_grad_enabled()]
     modes = [v.fake_mode for v in tensors.values() if isinstance(v, FakeTensor)]
@@ -183,14 +183,14 @@ def views_of(gm: GraphModule) -> list[Node] | None:
     return found
 
 
-def restored(
+def with_order(
     gm: GraphModule, at: Node, n: Node, order: tuple[int, ...], like: Node | None = None
 ) -> Node:
     """Insert what gives a result its strides; nothing is copied where it has them already.
 
     `like` gives the sizes where `n` has no value yet.
     """
-    value, is_sorted = value_of(like or n), order == tuple(sorted(order))
+    value, is_sorted = fake_of(like or n), order == tuple(sorted(order))
     whole = n if is_sorted else called(gm, at, "permute", n, order, like=n)
     if value is not None and any(is_same_size(s, 1) for s in value.shape):
         how = {"memory_format": torch.contiguous_format}

@@ -28,7 +28,7 @@ STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class TouchedStorages:
     """Which storages of a graph leave it, which are written, and which are read by offset."""
 
     returned: frozenset[int]
@@ -59,7 +59,7 @@ def multiply_in_pairs(graph: Graph) -> None:
             node.args = (pair, *rest)
 
 
-def written(node: Node) -> tuple[Node, ...]:
+def written_by(node: Node) -> tuple[Node, ...]:
     """Return the argument nodes that `node` writes into, in the order of its schema.
 
     A higher-order operator whose name says that it mutates counts as writing all its arguments.
@@ -80,7 +80,7 @@ def written(node: Node) -> tuple[Node, ...]:
     return ()
 
 
-def touched_by(graph: Graph) -> Touched:
+def touched_by(graph: Graph) -> TouchedStorages:
     """Collect what decides which rewrites of `graph` are legal."""
     mutated: dict[int, None] = {}
     by_offset: dict[int, None] = {}
@@ -89,13 +89,13 @@ def touched_by(graph: Graph) -> Touched:
         if node.op == "output":
             outputs = tuple(node.all_input_nodes)
         elif node.op == "call_function":
-            for n in written(node):
+            for n in written_by(node):
                 mutated.update(dict.fromkeys(storages(n)))
             if has(node.target, "offset"):
                 for n in node.all_input_nodes:
                     by_offset.update(dict.fromkeys(storages(n)))
     returned = {key: None for n in outputs for key in storages(n)}
-    return Touched(
+    return TouchedStorages(
         frozenset(returned), frozenset(mutated), frozenset(by_offset), frozenset(outputs)
     )
 
@@ -151,7 +151,7 @@ def view_strided(graph: Graph) -> None:
             replace(graph, node, view)
 
 
-def drop_noops(graph: Graph, touched: Touched) -> None:
+def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
     """Drop aliases, views that change nothing, and copies that nobody can tell from their source.
 
     A constant's fresh copy stays as a `clone` if it leaves the graph or is written into, so that
@@ -190,7 +190,7 @@ def drop_noops(graph: Graph, touched: Touched) -> None:
                 replace(graph, node, source)
 
 
-def is_shown(node: Node, touched: Touched) -> bool:
+def is_shown(node: Node, touched: TouchedStorages) -> bool:
     """Say whether a result is a view of what `node` gives: to autograd of nothing before it."""
     own = tuple(storages(node))
     views = (n for n in node.users if own and own == tuple(storages(n)))
@@ -216,8 +216,8 @@ def dedup(gm: GraphModule) -> None:
         if node.op == "get_attr":
             key: Hashable = ("get_attr", node.target)
         elif node.op == "call_function":
-            if written(node) or not is_pure(node):
-                if written(node) or not isinstance(node.target, torch._ops.OpOverload):
+            if written_by(node) or not is_pure(node):
+                if written_by(node) or not isinstance(node.target, torch._ops.OpOverload):
                     seen.clear()
                 continue
             try:
@@ -238,7 +238,7 @@ def dedup(gm: GraphModule) -> None:
             replace(gm.graph, node, earlier)
 
 
-def pinned_by_write(node: Node, touched: Touched) -> bool:
+def pinned_by_write(node: Node, touched: TouchedStorages) -> bool:
     """Say whether something writes into the result of `node`."""
     return not touched.mutated.isdisjoint(storages(node))
 

@@ -29,13 +29,13 @@ def run_passes(gm: GraphModule, kind: GraphKind, passes: Sequence[Pass]) -> Grap
     """Run the passes in their order; raises UserError with the name of one that fails."""
     for name, given in passes:
         run, gm.meta["kind"] = found(name), kind
-        before = [len(x) for x in ends_of(gm)]
+        before = [len(x) for x in arguments_and_results(gm)]
         try:
             with _disable_current_modes():  # a constant of the pass is a real tensor
                 made = run(gm, **dict(given))
             gm = made if isinstance(made, GraphModule) else gm
             gm.graph.lint()
-            after = [len(x) for x in ends_of(gm)]
+            after = [len(x) for x in arguments_and_results(gm)]
             if after != before:
                 raise ValueError(f"arguments and results were {before}, and are {after}")
             trace_new(gm)
@@ -57,7 +57,7 @@ def found(name: str) -> Callable[..., Any]:
     return run
 
 
-def ends_of(gm: GraphModule) -> tuple[Sequence[Any], Sequence[Any]]:
+def arguments_and_results(gm: GraphModule) -> tuple[Sequence[Any], Sequence[Any]]:
     """Return the arguments of a graph and its results."""
     returned = gm.graph.output_node().args[0]
     places = gm.graph.find_nodes(op="placeholder")
@@ -71,18 +71,18 @@ def trace_new(gm: GraphModule) -> None:
     for n in gm.graph.nodes:
         is_made = "val" not in n.meta
         if n.op == "get_attr" and is_made:
-            if isinstance(value := value_of(n), torch.Tensor):
+            if isinstance(value := fake_value(n), torch.Tensor):
                 n.meta["val"] = mode.from_tensor(value, static_shapes=True)
         elif n.op == "call_function" and (is_made or not new.isdisjoint(n.all_input_nodes)):
             if not is_made and any(tag in getattr(n.target, "tags", ()) for tag in UNTRACED):
                 continue
-            args, kwargs = _pytree.tree_map_only(Node, value_of, (n.args, n.kwargs))
+            args, kwargs = _pytree.tree_map_only(Node, fake_value, (n.args, n.kwargs))
             with mode:
                 n.meta["val"] = n.target(*args, **kwargs)
             new.add(n)
 
 
-def value_of(n: Node) -> Any:
+def fake_value(n: Node) -> Any:
     """Return the fake value of a node, or the body that it names."""
     owner = n.graph.owning_module
     return n.meta["val"] if "val" in n.meta else reduce(getattr, str(n.target).split("."), owner)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from lenz.frontend.calls import CALLS, SHAPE_ONLY, name_of, seen
+from lenz.frontend.calls import CALLS, SHAPE_ONLY, callee, traced
 
 STEPS = 8
 SIDE = 4 * (STEPS + 1) + 1
@@ -44,14 +44,14 @@ def follow_pattern(nodes: Sequence[Node]) -> bool:
 
 def is_pattern(n: Node) -> bool:
     """Say whether an element made by `n` is decided by its position and constants alone."""
-    name, fake = name_of(n), seen(n)
-    is_sized = any(isinstance(seen(a), torch.SymInt) for a in n.all_input_nodes)
+    name, fake = callee(n), traced(n)
+    is_sized = any(isinstance(traced(a), torch.SymInt) for a in n.all_input_nodes)
     if n.op not in CALLS or (is_sized and name not in SIZED):
         return False
     given = [a for a in n.args if isinstance(a, Node)]
     # A fill is compared with positions: a size among them would be one more, that SIDE is not.
     if name in FILLING and any(
-        isinstance(a, Node) and isinstance(seen(a), torch.SymInt)
+        isinstance(a, Node) and isinstance(traced(a), torch.SymInt)
         for a in (*n.args, *n.kwargs.values())
     ):
         return False
@@ -61,7 +61,7 @@ def is_pattern(n: Node) -> bool:
     if name in CASTS:
         if name == "arange":
             return len(n.args) == 1 and fake.dtype in EXACT
-        return fake.dtype in EXACT or seen(given[0]).dtype is torch.bool
+        return fake.dtype in EXACT or traced(given[0]).dtype is torch.bool
     if name in SUMS:
         return len(given) == 1 and "alpha" not in n.kwargs  # 2 i - j is no such comparison
     if name in BITWISE:
@@ -71,7 +71,7 @@ def is_pattern(n: Node) -> bool:
 
 def steps(n: Node) -> float:
     """Return how far the constants of `n` may move what is compared."""
-    name = name_of(n)
+    name = callee(n)
     if name in ("ones", "ones_like", "new_ones"):
         return 1
     if (name in SIZED and name not in FILLING) or name in ("getitem", "unsqueeze", "transpose"):

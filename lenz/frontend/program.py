@@ -21,9 +21,9 @@ from torch.fx.graph import _BoxedCodeGen
 
 from lenz.debug.names import shown
 from lenz.frontend.symbols import SymbolMap
+from lenz.ir.plan import Boxed
 from lenz.sym import Sym, SymEnv
 
-Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 GraphKind: TypeAlias = Literal["inference", "forward", "backward", "body"]
 ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none", "object"]
 
@@ -157,7 +157,7 @@ class FxProgram:
         # Interpreter.run would keep every input alive in its argument tuple.
         return tuple(torch.fx.Interpreter(self.gm).boxed_run(args))
 
-    def eager(self) -> Callable[[list[Any]], Sequence[Any]]:
+    def eager(self) -> Boxed:
         """Return the graph as a Python function of one list, which it empties.
 
         This is the fallback for a graph that lenz cannot compile.
@@ -165,12 +165,12 @@ class FxProgram:
         return boxed_eager(self.gm, self.gm.graph)
 
 
-def boxed_eager(gm: GraphModule, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
+def boxed_eager(gm: GraphModule, graph: Graph) -> Boxed:
     """Return a graph on what `gm` holds as a Python function of one list, which it empties."""
     own = Graph()
     own.output(own.graph_copy(graph, {}))
     own.set_codegen(_BoxedCodeGen())
-    run: Callable[[list[Any]], Sequence[Any]] = GraphModule(gm, own).forward
+    run: Boxed = GraphModule(gm, own).forward
     return run
 
 
@@ -194,7 +194,7 @@ def boxed(run: Boxed) -> Boxed:
 
 
 # What it gives may have an attribute `strides`: for each result None, or the strides it really has.
-CompileFX: TypeAlias = Callable[[FxProgram], Callable[[list[Any]], Sequence[Any]]]
+CompileFX: TypeAlias = Callable[[FxProgram], Boxed]
 
 
 FRAME = re.compile(r'File "(?P<file>.*?)", line (?P<line>\d+)', re.DOTALL)

@@ -17,7 +17,7 @@ from torch.utils import _pytree
 
 from lenz.frontend.values import HALVES
 
-Rule: TypeAlias = Callable[..., bool]  # of the arguments of a call, fake tensors among them
+Refusal: TypeAlias = Callable[..., bool]  # of the arguments of a call, fake tensors among them
 
 BOOL = (torch.bool,)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -27,12 +27,12 @@ def _tensors(*args: Any) -> list[Tensor]:
     return [a for a in _pytree.tree_leaves(args) if isinstance(a, Tensor)]
 
 
-def of(*kinds: torch.dtype) -> Rule:
+def of(*kinds: torch.dtype) -> Refusal:
     """Some tensor has one of these types."""
     return lambda *args, **kwargs: any(t.dtype in kinds for t in _tensors(args, kwargs))
 
 
-def only(*kinds: torch.dtype) -> Rule:
+def only(*kinds: torch.dtype) -> Refusal:
     """All tensors have one of these types."""
     return lambda *args, **kwargs: all(t.dtype in kinds for t in _tensors(args, kwargs))
 
@@ -50,7 +50,7 @@ def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
     )
 
 
-def _other_than(part: Callable[..., Tensor]) -> Rule:
+def _other_than(part: Callable[..., Tensor]) -> Refusal:
     """What is scattered has another shape, in this call, than the part of `x` that it is for."""
 
     def rule(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> bool:
@@ -95,7 +95,7 @@ def _unmatched(x: Tensor, dim: int, at: Tensor, src: Tensor, *_: Any, **__: Any)
     return want != _sizes(src)
 
 
-def on_cpu(*kinds: torch.dtype) -> Rule:
+def on_cpu(*kinds: torch.dtype) -> Refusal:
     """Some tensor has one of these types, on a CPU: GPUs have kernels for them."""
     return lambda *args, **_: any(
         t.dtype in kinds and t.device.type == "cpu" for t in _tensors(args)
@@ -129,8 +129,8 @@ def _narrows(x: Tensor, *args: Any, **_: Any) -> bool:
 
 
 _hint: Callable[[Any], Any] = lambda n: n.node.hint if isinstance(n, torch.SymInt) else n
-mixed: Rule = lambda *args, **kwargs: len({t.dtype for t in _tensors(args, kwargs)}) > 1
-foreign: Rule = lambda x, *args, **_: _tensors(args)[-1].dtype is not x.dtype
+mixed: Refusal = lambda *args, **kwargs: len({t.dtype for t in _tensors(args, kwargs)}) > 1
+foreign: Refusal = lambda x, *args, **_: _tensors(args)[-1].dtype is not x.dtype
 TRAINING = """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
 _batch_norm_with_update _batch_norm_with_update_functional"""
 NORMS = f"{TRAINING} _native_batch_norm_legit_no_training cudnn_batch_norm"
@@ -157,7 +157,7 @@ WIDE = " ".join(f"special_{n}" for n in (*SPECIAL.split(), *CHEBYSHEV))
 NLL = "nll_loss_forward nll_loss2d_forward"
 PLACED = "index_select index_copy index_add index_reduce index_fill"
 ORDERED = "_softmax _safe_softmax _log_softmax sort"
-RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alone
+RULES: Sequence[tuple[str, Refusal]] = (  # one that says too much costs speed alone
     (f"{FLOATS} {NORMS}", of(*BOOL, *INTS)),
     (f"{WIDE} _cdist_forward _pdist_forward", of(*HALVES)),
     ("avg_pool3d rrelu_with_noise rrelu_with_noise_functional", on_cpu(*HALVES)),
@@ -212,7 +212,7 @@ RULES: Sequence[tuple[str, Rule]] = (  # one that says too much costs speed alon
     (NLL, lambda x, y, w, *_: w is not None and w.dtype is not x.dtype),
     ("nll_loss2d_forward", lambda x, y, *_: _sizes(x)[:1] + _sizes(x)[2:] != _sizes(y)),
 )
-REFUSED: Mapping[str, Sequence[Rule]] = {  # by the name of a packet of aten
+REFUSED: Mapping[str, Sequence[Refusal]] = {  # by the name of a packet of aten
     name: [rule for names, rule in RULES if name in names.split()]
     for name in dict.fromkeys(" ".join(names for names, _ in RULES).split())
 }

@@ -47,14 +47,14 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
             continue
         old = new = node.meta.get("val")
         if not changed.isdisjoint(node.all_input_nodes):
-            new = traced(gm, node)
-        new = laid(node, new) if str(node.target) in LATE else corrected(node, new)
+            new = value_of_call(gm, node)
+        new = collective_value(node, new) if str(node.target) in LATE else corrected(node, new)
         for k, dtype in mistold_by(node, new).items():
             new = (*new[:k], new[k].to(dtype), *new[k + 1 :]) if k else new.to(dtype)
         if new is not old:
             node.meta["val"] = new
             # Where strides are as they were, nothing new follows; but a view is of other memory.
-            if not are_alike(old, new) or is_aliased(node):
+            if not have_same_layouts(old, new) or is_aliased(node):
                 changed.add(node)
 
 
@@ -102,7 +102,7 @@ def corrected(node: Node, told: Any) -> Any:
     return made[0] if first is told else (*made, *told[len(made) :])
 
 
-def laid(node: Node, told: Any) -> Any:
+def collective_value(node: Node, told: Any) -> Any:
     """Return the value of a collective, which is contiguous, or of a wait, which is its argument.
 
     Fake tensors are alike their arguments; and what is under way cannot be copied later.
@@ -120,7 +120,7 @@ def laid(node: Node, told: Any) -> Any:
     return told if same else made[0] if values[0] is told else made
 
 
-def traced(gm: GraphModule, node: Node) -> Any:
+def value_of_call(gm: GraphModule, node: Node) -> Any:
     """Return what a call gives for the values that are known of its arguments; no guard."""
     tensors = [a.meta["val"] for a in node.all_input_nodes if "val" in a.meta]
     mode = next(v.fake_mode for v in _pytree.tree_leaves(tensors) if isinstance(v, FakeTensor))
@@ -143,7 +143,7 @@ def traced(gm: GraphModule, node: Node) -> Any:
             return aten.reshape.default(*args)
 
 
-def are_alike(old: Any, new: Any) -> bool:
+def have_same_layouts(old: Any, new: Any) -> bool:
     """Say whether all tensors of two results have the same layout."""
     pairs = zip(_pytree.tree_leaves(old), _pytree.tree_leaves(new), strict=True)
     return all(is_same_layout(a, b, offset=False) for a, b in pairs if isinstance(a, FakeTensor))

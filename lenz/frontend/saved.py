@@ -63,7 +63,7 @@ def dumped(gm: GraphModule, given: Mapping[str, object]) -> bytes:
 
 
 @contextmanager
-def loaded(data: bytes) -> Iterator[tuple[GraphModule, list[Any], dict[str, object]]]:
+def load_graph(data: bytes) -> Iterator[tuple[GraphModule, list[Any], dict[str, object]]]:
     """Give a graph, fake arguments and the plain values, to be compiled as if just traced."""
     from torch.fx._graph_pickler import GraphPickler
 

@@ -17,12 +17,12 @@ from lenz.errors import Unsupported
 from lenz.frontend.again import (
     NORMS,
     dropout_in_parts,
-    in_parts,
     moves_nothing,
     norm_again,
     norm_in_parts,
+    softmax_in_parts,
 )
-from lenz.frontend.budget import choose
+from lenz.frontend.budget import choose_saved
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
 from lenz.frontend.places import SIZED, by_sign, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
@@ -76,7 +76,7 @@ def split(
         if n.target is aten.transpose.int:
             as_permute(n)
         elif n.target in SOFTMAX and n not in backward:
-            y = in_parts(joint.graph, n)
+            y = softmax_in_parts(joint.graph, n)
             if y is not None and all(is_fused(u, backward, native) for u in y.users):
                 y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif n.target is aten.native_layer_norm.default:
@@ -114,7 +114,7 @@ def fusing(budget: float | None) -> Iterator[None]:
         return replace(found, fusible_ops=found.fusible_ops | set(LOOPS))
 
     def within(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
-        return choose(joint_graph, node_info, memory_budget if budget is None else budget)
+        return choose_saved(joint_graph, node_info, memory_budget if budget is None else budget)
 
     partitioners.get_default_op_list, partitioners.choose_saved_values_set = known, within
     try:

@@ -20,17 +20,17 @@ from lenz.traits import has, trait
 
 # What the strides of the first result of an op follow, and the position of that argument: the kinds
 # stand in `lenz/traits.py`.
-Rule: TypeAlias = tuple[str, int]
-LIKE: Rule = ("like", 0)
-ITERATION: Rule = ("iteration", 0)
-VIEW: Rule = ("view", 0)
+StrideRule: TypeAlias = tuple[str, int]
+LIKE: StrideRule = ("like", 0)
+ITERATION: StrideRule = ("iteration", 0)
+VIEW: StrideRule = ("view", 0)
 # Channels last, from the outermost dimension in memory, by the number of dimensions.
 LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 # In which `ldexp` takes powers of a tensor of 2, and not of the number.
 TENSOR_POWERS = (torch.float64, torch.float16, torch.bfloat16)
 
 
-def rule_of(target: Any) -> Rule | None:
+def rule_of(target: Any) -> StrideRule | None:
     """What the strides of the first result of a call follow; None where fake tensors tell it."""
     kind = trait(target, "strides")
     if kind is not None:

@@ -19,7 +19,7 @@ from lenz.sym import Int, Sym, Var, as_multiple, maximum, minimum
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-Place: TypeAlias = Literal["value", "size", "stride", "offset"]
+SymbolPlace: TypeAlias = Literal["value", "size", "stride", "offset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Binding:
 
     var: Var
     argument: int
-    what: Place
+    what: SymbolPlace
     dim: int = 0
     factor: int = 1
     symbol: str = ""
@@ -102,7 +102,7 @@ class SymbolMap:
             self._guarded = set[Any]().union(*(e.free_symbols for e in given))
         found: dict[Var, Binding] = {}
 
-        def offer(value: Any, argument: int, what: Place, dim: int = 0) -> None:
+        def offer(value: Any, argument: int, what: SymbolPlace, dim: int = 0) -> None:
             if isinstance(value, torch.SymInt):
                 scaled = as_multiple(self.sym(value))
                 if scaled is not None and scaled[0].name not in self.opaque:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import is_dataclass
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
@@ -22,8 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import GraphModule
 
 from lenz.frontend.identity import Untold
-
-Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+from lenz.ir.plan import Boxed
 
 TYPES: Mapping[str, type] = {
     t.__name__: t
@@ -53,7 +52,7 @@ def described() -> Any:
     return context.fw_metadata if context is not None else None
 
 
-def plain(metadata: Any) -> Any:
+def as_json(metadata: Any) -> Any:
     """Return such a description as JSON. Raises Untold if it holds more than plain values."""
     if type(metadata) is not schemas.ViewAndMutationMeta or any(
         getattr(metadata, name, None) for name in NONE
@@ -103,19 +102,19 @@ def _class(name: str) -> Any:
     return found if isinstance(found, type) and is_dataclass(found) else None
 
 
-def restored(v: Any) -> Any:
+def from_json(v: Any) -> Any:
     """Return the description in such JSON. Raises ValueError if it is of another version."""
     if type(v) is list:
-        return [restored(x) for x in v]
+        return [from_json(x) for x in v]
     if type(v) is not dict:
         return v
     match v:
         case {"tuple": items}:
-            return tuple(map(restored, items))
+            return tuple(map(from_json, items))
         case {"set": items}:
             return set(items)
         case {"dict": items}:
-            return {restored(k): restored(x) for k, x in items}
+            return {from_json(k): from_json(x) for k, x in items}
         case {"enum": name, "name": member} if name in ENUMS:
             return getattr(schemas, name)[member]
         case {"type": name}:
@@ -128,11 +127,11 @@ def restored(v: Any) -> Any:
             return INVERSE(number)
         case {"views": views} if all(name.endswith("_ViewMeta") for name, _ in views):
             made = object.__new__(functional_utils.ViewMetaSequence)
-            made.sequence = [getattr(VIEWS, name)(restored(args)) for name, args in views]
+            made.sequence = [getattr(VIEWS, name)(from_json(args)) for name, args in views]
             return made
         case {"class": name, "state": state} if _class(name) is not None:
             made = object.__new__(_class(name))
-            vars(made).update({k: restored(x) for k, x in state.items()})
+            vars(made).update({k: from_json(x) for k, x in state.items()})
             return made
     raise ValueError(f"no value of AOTAutograd: {v!r}")
 

@@ -13,7 +13,7 @@ from lenz.ir.text import Scope
 
 Made: TypeAlias = "dict[str, Any]"  # the fields of a node that have been read
 Show: TypeAlias = "str | Callable[[Any, Scope], str]"  # a text, or what makes it of a node
-Read: TypeAlias = "str | Callable[[Cursor, Scope, Made], None]"  # a token, or what reads a field
+Reading: TypeAlias = "str | Callable[[Cursor, Scope, Made], None]"  # a token, or what reads a field
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def tokens(text: str) -> list[str]:
     return Cursor(text).words[:-1]
 
 
-class Form:
+class TextForm:
     """The text of one class. `lead` is the number of tokens and fields before its first word."""
 
     def __init__(self, cls: Any, kinds: Mapping[str, Kind]) -> None:
@@ -95,7 +95,7 @@ def _stops(after: list[Piece]) -> frozenset[str]:
 
 def part_of(
     item: str | Slot, kinds: Mapping[str, Kind], stops: frozenset[str], get: Callable[[Any], Any]
-) -> tuple[Show, list[Read], str]:
+) -> tuple[Show, list[Reading], str]:
     """What prints and reads one text or field, and its grammar; `stops` end a list."""
     if isinstance(item, str):
         words = tokens(item)
@@ -130,10 +130,10 @@ def part_of(
 
 def _piece(
     p: Piece, cls: Any, kinds: Mapping[str, Kind], stops: frozenset[str]
-) -> tuple[list[Show], list[Read], str]:
+) -> tuple[list[Show], list[Reading], str]:
     """What prints and reads one piece of a SYNTAX, and its grammar."""
     shows: list[Show] = []
-    reads: list[Read] = []
+    reads: list[Reading] = []
     grammar = []
     for k, item in enumerate(p.items):
         behind = [x for x in p.items[k + 1 :] if isinstance(x, str)]
@@ -149,7 +149,7 @@ def _piece(
     return [found[0]], [found[1]], f"[{' '.join(filter(None, grammar))}]"
 
 
-def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Read]) -> tuple[Show, Read]:
+def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Reading]) -> tuple[Show, Reading]:
     field, usual = p.field, p.usual
     first = reads[0] if isinstance(reads[0], str) else None
     given = next(f.default for f in fields(cls) if f.name == field)
@@ -176,7 +176,7 @@ def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Read]) -> tuple
     return show, read
 
 
-class Lines:
+class TextLines:
     """The lines between the braces of a graph or a plan, made from `LINES`.
 
     `words` are those that items of a kind begin with, where that is not said by the line.

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 from lenz.ir import graph, kernel, lexer, plan, text
 from lenz.ir.expr import ref
-from lenz.ir.form import CULPRIT, Form, Kind, Lines, Made
+from lenz.ir.form import CULPRIT, Kind, Made, TextForm, TextLines
 from lenz.ir.lexer import Cursor
 from lenz.ir.syntax import Slot
 from lenz.ir.tensor import Axis, Buffer
@@ -439,10 +439,10 @@ _CLASSES = (
     Buffer, graph.Mutation, plan.Input, plan.SizeInput,
     kernel.Kernel, kernel.Param, kernel.Local, kernel.LookBack, kernel.Launch, kernel.Rejected,
 )  # fmt: skip
-FORMS: Mapping[Any, Form] = {x: Form(x, KINDS) for x in _CLASSES}
+FORMS: Mapping[Any, TextForm] = {x: TextForm(x, KINDS) for x in _CLASSES}
 NODES, STMTS, STEPS = [
     {FORMS[x].word: FORMS[x] for x in get_args(union)}
     for union in (graph.Node, kernel.Stmt, plan.Step)
 ]
-GRAPH = Lines(graph.Graph, KINDS, {"mutation": ("mutate",)})
-PLAN = Lines(plan.Plan, KINDS, {"step": tuple(STEPS)})
+GRAPH = TextLines(graph.Graph, KINDS, {"mutation": ("mutate",)})
+PLAN = TextLines(plan.Plan, KINDS, {"step": tuple(STEPS)})

@@ -46,13 +46,13 @@ from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
 from lenz.sym import Sym, Var, as_multiple, evaluate
 
-__all__ = ["Result", "interp", "interp_kernel"]
+__all__ = ["Interpreted", "interp", "interp_kernel"]
 
 Call: TypeAlias = Callable[[Extern, "tuple[Any, ...]", "dict[str, Any]"], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Interpreted:
     """What a graph gives: its outputs, and each input (tensor or int) as it is after the call."""
 
     outputs: tuple[Any, ...]
@@ -65,7 +65,7 @@ def interp(
     constants: Sequence[torch.Tensor] = (),
     call: Call | None = None,
     objects: Mapping[str, Any] | None = None,
-) -> Result:
+) -> Interpreted:
     """Run a graph on real tensors, one per input; the tensors of the caller are not changed.
 
     `call(node, args, kwargs)` replaces the eager ops that `Extern` nodes name; `objects` are what
@@ -87,7 +87,7 @@ def interp(
             after.append(given)
     outputs = tuple(run.atom(a) for a in g.outputs)
     outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
-    return Result(outputs, tuple(after))
+    return Interpreted(outputs, tuple(after))
 
 
 class Run:

@@ -9,7 +9,7 @@ import torch
 
 from lenz.errors import InternalError
 from lenz.ir.graph import atom_refs, buffers_of
-from lenz.ir.interp import Call, Result, Run
+from lenz.ir.interp import Call, Interpreted, Run
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.tensor import Buffer
@@ -25,7 +25,7 @@ def interp_schedule(
     call: Call | None = None,
     objects: Mapping[str, Any] | None = None,
     run_kernel: RunKernel = interp_kernel,
-) -> Result:
+) -> Interpreted:
     """Run a schedule; arguments as for `interp`. Mutations of inputs are stores of its kernels.
 
     `run_kernel` stands in for the interpreter of kernels where another way to run them is tested.
@@ -50,7 +50,7 @@ def interp_schedule(
         run.tensors[b.name] if isinstance(b, Buffer) else x
         for b, x in zip(g.inputs, inputs, strict=True)
     ]
-    return Result(outputs, tuple(after))
+    return Interpreted(outputs, tuple(after))
 
 
 def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel) -> None:

@@ -8,14 +8,16 @@ after its Free; outputs are never freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.ir.graph import Atom, Draws
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
 
+# A plan or a graph as a function: it takes the list of its arguments and empties it.
+Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 # Who takes a new name of old memory: kernels need its address alone, calls also see its dtype and
 # sizes, and to autograd it must be a view as Python makes it.
 Taker = Literal["kernels", "calls", "autograd"]

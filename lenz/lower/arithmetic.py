@@ -18,7 +18,7 @@ from lenz.ops.division import floor_in_steps
 from lenz.sym import Sym
 
 
-def over(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
+def quotient(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
     """x / y, where y is an element of `by`, or the number that it is.
 
     Torch divides floats on a GPU by a number with a product of its reciprocal. What rounds once
@@ -50,10 +50,10 @@ def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = Non
             return ops.div_floor(e, f)
         if rounding_mode == "trunc" and e.dtype.is_integer:
             return ops.div_trunc(e, f)
-        quotient = over(e, f, y, device)
+        exact = quotient(e, f, y, device)
         if rounding_mode is None:
-            return quotient
-        return ops.trunc(stepped(quotient, t) if steps else quotient)
+            return exact
+        return ops.trunc(stepped(exact, t) if steps else exact)
 
     return b.map(fn)
 

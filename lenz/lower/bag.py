@@ -14,7 +14,7 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Pointwise
 from lenz.ir.op import INDEX
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.index import checked, is_position, position
+from lenz.lower.index import checked, computed, is_position
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import Place, check_places, update
 from lenz.machines import runs_programs
@@ -42,7 +42,7 @@ def bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
 
     def mark(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         at = checked(offsets.at(i), count + 1, wraps=False, fault="assert_in_bounds")
-        return (position(0, count + 1),), (at,), const(1, I64)
+        return (computed(0, count + 1),), (at,), const(1, I64)
 
     marks = b.scatter("add", zeros, offsets.shape, mark, row)
     numbers = b.scan("sum", 0, marks.at, row)
@@ -77,7 +77,7 @@ def embedding_bag(
 
     def term(i: Index, r: Index) -> Expr:
         at = _looked_up(indices, (i[0] * size + r[0],), rows)
-        e = weight.compute((position(0, rows), i[1]), at)
+        e = weight.compute((computed(0, rows), i[1]), at)
         if per_sample_weights is not None:
             e = e * per_sample_weights.compute((i[0] * size + r[0],))
         return e if padding_idx < 0 else ops.where(counts(i[0], r[0]), e, 0)
@@ -95,7 +95,7 @@ def embedding_bag(
 
         def best(i: Index) -> Expr:
             at = ops.assert_in_range(first.at(i), index(size))
-            return ops.cast(indices.at((i[0] * size + position(0, size),), (at,)), I64)
+            return ops.cast(indices.at((i[0] * size + computed(0, size),), (at,)), I64)
 
     return (out, *_side_results(b, size, sizes, best))
 
@@ -164,7 +164,7 @@ def embedding_dense_backward(
     rows = table.shape[0]
 
     def place(i: Index) -> Place:
-        return (position(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows, wraps=False),)
+        return (computed(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows, wraps=False),)
 
     def value(i: Index) -> Expr:
         return _unless(padding_idx, indices, i[:-1], grad.at(i))
@@ -192,21 +192,21 @@ def _few_rows(
         return (checked(indices.at(i), rows, wraps=False),)
 
     def number(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        return (position(0, rows),), row(i), index(flatten(i, indices.shape))
+        return (computed(0, rows),), row(i), index(flatten(i, indices.shape))
 
     own = b.scatter("min", own, indices.shape, number, owners)
     sums = b.temp((lookups + 1, over[-1]), F32)
     total = b.map(lambda i: const(0, F32), sums)
 
     def place(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        at = own.at((position(0, rows),), row(i[:-1]))
-        return (position(0, lookups + 1), i[-1]), (at,), ops.cast(value(i), F32)
+        at = own.at((computed(0, rows),), row(i[:-1]))
+        return (computed(0, lookups + 1), i[-1]), (at,), ops.cast(value(i), F32)
 
     total = b.scatter("add", total, over, place, sums)
 
     def found(i: Index) -> Expr:
         at = own.at(i[:1])
-        e = ops.cast(total.at((position(0, lookups + 1), i[1]), (at,)), b.result.dtype)
+        e = ops.cast(total.at((computed(0, lookups + 1), i[1]), (at,)), b.result.dtype)
         return masked(at < index(lookups), e, const(0, e.dtype))
 
     return b.map(found)

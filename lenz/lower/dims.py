@@ -63,7 +63,7 @@ class Split:
         )
 
 
-def split(shape: tuple[Sym, ...], dim: int | Sequence[int] | None) -> Split:
+def cut(shape: tuple[Sym, ...], dim: int | Sequence[int] | None) -> Split:
     """Cut a shape at one dimension, some, or all (None and the empty list say all)."""
     rank = len(shape)
     if rank == 0:

@@ -12,7 +12,7 @@ from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
 from lenz.lower.bag import bags_of
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.index import checked, position
+from lenz.lower.index import checked, computed
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO, Sym
@@ -131,7 +131,7 @@ def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
 
     def gap(i: Index, r: Index) -> Expr:
         e, f = (
-            x.compute((position(0, rows), r[0]), (checked(v.at(i), rows, wraps=False),))
+            x.compute((computed(0, rows), r[0]), (checked(v.at(i), rows, wraps=False),))
             for v in (low, high)
         )
         return abs(e - f)
@@ -152,7 +152,7 @@ def pdist_backward(b: GraphBuilder, grad: Value, x: Value, p: float, distance: V
         at = _pairs_before(low, index(rows)) + (high - low - 1)
         same = ops.eq(own, other)
         at = checked(ops.where(same, 0, at), pairs, wraps=False)
-        dy, far = (v.compute((position(0, pairs),), (at,)) for v in (grad, distance))
+        dy, far = (v.compute((computed(0, pairs),), (at,)) for v in (grad, distance))
         slope = _slope(x.compute(i) - x.compute((r[0], i[1])), far, dy, p, x.device)
         return ops.where(same, 0.0, slope)
 

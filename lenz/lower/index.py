@@ -15,7 +15,7 @@ from lenz.lower.registry import lowering
 from lenz.sym import ONE, ZERO, Sym, Var, product, unflatten
 
 
-def position(k: int, size: Sym) -> Var:
+def computed(k: int, size: Sym) -> Var:
     """The variable for the k-th computed position of a load, in a dimension of this size."""
     return axis(f"@{k}", size).var
 
@@ -68,7 +68,7 @@ def at_positions(x: Value, given: Mapping[int, Value], i: Index) -> tuple[Index,
     for d in range(x.rank):
         if d in given:
             v = given[d]
-            where.append(position(len(bound), x.shape[d]))
+            where.append(computed(len(bound), x.shape[d]))
             bound.append(checked(v.at(broadcast(v, shared)), x.shape[d], wraps=True))
         else:
             where.append(next(rest))
@@ -91,7 +91,7 @@ def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool 
     def fn(i: Index) -> Expr:
         at = i if index.rank else ()
         where: list[Sym] = list(i) if index.rank else [ZERO] * x.rank
-        where[d] = position(0, x.shape[d])
+        where[d] = computed(0, x.shape[d])
         e = checked(index.at(at), x.shape[d], wraps=False, fault="assert_in_bounds")
         return x.at(where, (e,))
 
@@ -114,7 +114,7 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
         if not x.rank:
             only = ops.eq(checked(e, ONE, wraps=False), 0)
             return ops.where(only, x.at(()), 0)
-        where = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
+        where = (*i[:d], computed(0, x.shape[d]), *i[d + 1 :])
         return x.at(where, (checked(e, x.shape[d], wraps=False, fault=fault),))
 
     return b.map(fn)
@@ -138,7 +138,7 @@ def embedding(
 
     def fn(i: Index) -> Expr:
         e = checked(indices.at(i[: indices.rank]), rows, wraps=False)
-        return weight.at((position(0, rows), *i[indices.rank :]), (e,))
+        return weight.at((computed(0, rows), *i[indices.rank :]), (e,))
 
     return b.map(fn)
 
@@ -153,5 +153,5 @@ def take(b: GraphBuilder, x: Value, index: Value) -> Value:
     if _reads_nothing(x):
         raise Decline("take from a tensor without elements")
     count = product(x.shape)
-    where = unflatten(position(0, count), x.shape)
+    where = unflatten(computed(0, count), x.shape)
     return b.map(lambda i: x.at(where, (checked(index.at(i), count, wraps=True),)))

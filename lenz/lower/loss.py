@@ -12,7 +12,7 @@ from lenz import ops
 from lenz.ir.dtype import compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import At, GraphBuilder, Index, Value
-from lenz.lower.dims import common_shape, count, reduce_over, split
+from lenz.lower.dims import common_shape, count, cut, reduce_over
 from lenz.lower.operand import parameter, reader
 from lenz.lower.registry import lowering
 
@@ -27,7 +27,7 @@ def reduced(b: GraphBuilder, values: Sequence[Value], reduction: int, loss: At) 
     shape = common_shape(values)
     n = count(shape, compute_dtype(b.result.dtype))
     finish: Callable[[Expr], Expr] | None = (lambda a: a / n) if reduction == MEAN else None
-    return reduce_over(b, "sum", split(shape, None), False, loss, finish)
+    return reduce_over(b, "sum", cut(shape, None), False, loss, finish)
 
 
 def gradient(

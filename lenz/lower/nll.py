@@ -9,7 +9,7 @@ from lenz import ops
 from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const, index
 from lenz.lower.builder import GraphBuilder, Index, Value
-from lenz.lower.dims import reduce_over, split
+from lenz.lower.dims import cut, reduce_over
 from lenz.lower.loss import MEAN, NONE
 from lenz.lower.registry import lowering
 from lenz.sym import Sym, Var
@@ -62,7 +62,7 @@ def nll_loss_forward(
     weight_type = b.kind(1)
     if reduction == NONE and x.rank > 1:
         return b.map(loss), b.map(lambda i: const(0, weight_type.dtype), weight_type, "weight")
-    s = split(target.shape, None)
+    s = cut(target.shape, None)
 
     def counted(i: Index) -> Expr:
         return ops.where(kept(i), weight_at(i), 0)

@@ -22,7 +22,7 @@ from lenz.ir.dtype import F64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import count, reduce_over, split
+from lenz.lower.dims import count, cut, reduce_over
 from lenz.lower.moments import Sets, moments
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
@@ -100,7 +100,7 @@ def native_layer_norm(
     lead = x.rank - len(normalized_shape)
     if ZERO in x.shape[lead:]:
         raise Decline("the norm of nothing")
-    s = split(x.shape, tuple(range(lead, x.rank)))
+    s = cut(x.shape, tuple(range(lead, x.rank)))
     sets = Sets(x, s.padded, s.over, lambda i, r: s.join(s.row(i), r))
 
     # Eager adds 0.0 for no bias, which shows in -0.0; its vectors of 4 on GPUs add nothing.
@@ -171,7 +171,7 @@ class ChannelStatistics:
 
 def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
     """Statistics over all dimensions but dimension 1; the head of this file says how."""
-    s = split(x.shape, tuple(d for d in range(x.rank) if d != 1))
+    s = cut(x.shape, tuple(d for d in range(x.rank) if d != 1))
     acc = compute_dtype(x.dtype)
     mean_type = b.temp(s.rows, acc)
     sets = Sets(x, s.rows, s.over, s.join)
@@ -349,7 +349,7 @@ def fused_rms_norm(
     eps defaults to the machine epsilon of the compute type.
     """
     lead = x.rank - len(normalized_shape)
-    s = split(x.shape, tuple(range(lead, x.rank)))
+    s = cut(x.shape, tuple(range(lead, x.rank)))
     acc = compute_dtype(x.dtype)
     n = count(s.over, acc)
     small = const(torch.finfo(acc.torch).eps if eps is None else eps, acc)

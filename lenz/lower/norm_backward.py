@@ -16,7 +16,7 @@ from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, count, reduce_over, split
+from lenz.lower.dims import Split, count, cut, reduce_over
 from lenz.lower.norm import Groups, group_of, invstd_of, scaled
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
@@ -70,7 +70,7 @@ def _rows_backward(
     mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
     lead = x.rank - inner
-    s = split(x.shape, tuple(range(lead, x.rank)))
+    s = cut(x.shape, tuple(range(lead, x.rank)))
     acc = compute_dtype(x.dtype)
 
     dy = reader(grad, acc)

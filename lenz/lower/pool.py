@@ -19,7 +19,7 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import UpdateMode
 from lenz.ir.tensor import Layout
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.index import checked, position
+from lenz.lower.index import checked, computed
 from lenz.lower.registry import lowering
 from lenz.lower.windows import UNKNOWN, WRITTEN_OUT, Adaptive, Offsets, Windows, adaptive, windows
 from lenz.machines import runs_programs
@@ -228,7 +228,7 @@ def _unpooled(
 
     def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         at = checked(indices.at(i), count, wraps=False, fault="assert_in_bounds")
-        return (*i[:lead], position(0, count)), (at,), x.at(i)
+        return (*i[:lead], computed(0, count)), (at,), x.at(i)
 
     out = b.scatter(mode, zeros, x.shape, update, flat)
     if wide is b.result.dtype:
@@ -278,7 +278,7 @@ def _enter_fractional(rank: int) -> None:
             begins, found = [first(i, d) for d in range(rank)], []
             for a in itertools.product(*map(range, kernel)):
                 at = [e + k for e, k in zip(begins, a, strict=True)]
-                where = (*i[:lead], *(position(d, n) for d, n in enumerate(sizes)))
+                where = (*i[:lead], *(computed(d, n) for d, n in enumerate(sizes)))
                 flat = at[0]
                 for e, n in zip(at[1:], sizes[1:], strict=True):
                     flat = flat * index(n) + e

@@ -17,7 +17,7 @@ from lenz.ir.expr import Expr, const
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, count, reduce_over, split
+from lenz.lower.dims import Split, count, cut, reduce_over
 from lenz.lower.operand import broadcast, number, reader
 from lenz.lower.registry import lowering
 from lenz.sym import Sym
@@ -47,7 +47,7 @@ def accumulate(
     finish: Callable[[Expr], Expr] | None = None,
 ) -> Value:
     """Sum or product in the result type; with a bool result, any or all."""
-    s, to = split(x.shape, dim), b.result.dtype
+    s, to = cut(x.shape, dim), b.result.dtype
     if to is BOOL:
         truth: ReduceKind = "any" if kind == "sum" else "all"
         return reduce_over(b, truth, s, keepdim, lambda i: non_zero(x, i))
@@ -62,7 +62,7 @@ lowering("prod")(lambda b, x, dim=None, keep=False, **_: accumulate(b, "prod", x
 @lowering("mean")
 def mean(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any) -> Value:
     """Mean: the sum divided by the number of elements; NaN when there are none."""
-    n = count(split(x.shape, dim).over, compute_dtype(b.result.dtype))
+    n = count(cut(x.shape, dim).over, compute_dtype(b.result.dtype))
     return accumulate(b, "sum", x, dim, keepdim, lambda acc: acc / n)
 
 
@@ -121,7 +121,7 @@ def extremum(
 
 def full_rows(x: Value, dim: Dim) -> Split:
     """The rows of an extremum; declines those that may have no elements: eager raises for it."""
-    s = split(x.shape, dim)
+    s = cut(x.shape, dim)
     if any(n.lo is None or n.lo < 1 for n in s.over):
         raise Decline("an extremum of no elements is an error in eager")
     return s
@@ -180,7 +180,7 @@ def _enter_truth(kind: ReduceKind) -> None:
     def over(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
         if isinstance(dim, (list, tuple)) and not dim:  # unlike elsewhere, it reduces none
             return b.map(lambda i: ops.cast(non_zero(x, i), b.result.dtype))
-        return reduce_over(b, kind, split(x.shape, dim), keepdim, lambda i: non_zero(x, i))
+        return reduce_over(b, kind, cut(x.shape, dim), keepdim, lambda i: non_zero(x, i))
 
 
 _enter_truth("any")
@@ -201,7 +201,7 @@ def spread(
     Two passes: sum((x - mean)^2) / max(n - correction, 0), which loses nothing when the mean is
     large against the deviation; on CPUs in f64, as in eager.
     """
-    s, acc = split(x.shape, dim), F64 if x.device == "cpu" else compute_dtype(x.dtype)
+    s, acc = cut(x.shape, dim), F64 if x.device == "cpu" else compute_dtype(x.dtype)
     at = reader(x, acc)
     n = count(s.over, acc)
     second = b.results[1] if with_mean else None
@@ -292,5 +292,5 @@ def norm(
 ) -> Value:
     """The vector norm over some dimensions, or all, of elements in the result's type."""
     p, to = given.get("p", ord), b.result.dtype
-    s = split(x.shape, dim)
+    s = cut(x.shape, dim)
     return norm_over(b, 2 if p is None else p, s, keepdim, lambda i: converted(x, i, to))

@@ -15,7 +15,7 @@ from lenz import ops
 from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const, index
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.index import position
+from lenz.lower.index import computed
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import update
 from lenz.machines import runs_programs
@@ -148,7 +148,7 @@ class Sampler:
 
         A weight that is NaN counts there too when it is a cubic one.
         """
-        at = tuple(position(k, n) for k, n in enumerate(self.sizes))
+        at = tuple(computed(k, n) for k, n in enumerate(self.sizes))
         e = x.compute((*lead, *at), tuple(t.at for t in point))
         inside = reduce(ops.and_, [t.inside for t in point])
         if self.mode == CUBIC:
@@ -227,7 +227,7 @@ def _image_gradient(b: GraphBuilder, grad: Value, grid: Value, s: Sampler) -> Va
         return chosen(i, lambda p: p[d].at)
 
     def place(i: Index) -> tuple[Index, tuple[Expr, ...]]:
-        at = tuple(position(k, n) for k, n in enumerate(s.sizes))
+        at = tuple(computed(k, n) for k, n in enumerate(s.sizes))
         return (*i[:2], *at), tuple(along(i, d) for d in range(len(s.sizes)))
 
     def value(i: Index) -> Expr:

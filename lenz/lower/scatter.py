@@ -14,7 +14,7 @@ from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
-from lenz.lower.index import at_positions, checked, is_position, position
+from lenz.lower.index import at_positions, checked, computed, is_position
 from lenz.lower.known import gathered
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
@@ -90,7 +90,7 @@ def _along(x: Value, dim: int, index: Value) -> Callable[[Index], Place]:
         if x.rank == 0:
             return (), ()
         at: list[Sym] = list(i) if index.rank else [ZERO]
-        at[d] = position(0, x.shape[d])
+        at[d] = computed(0, x.shape[d])
         e = index.at(i if index.rank else ())
         return tuple(at), (checked(e, x.shape[d], wraps=False, fault="assert_in_bounds"),)
 
@@ -239,7 +239,7 @@ def _slices(
         if not x.rank:
             return (), ()
         e = index.at((i[d],) if index.rank else ())
-        at = (*i[:d], position(0, x.shape[d]), *i[d + 1 :])
+        at = (*i[:d], computed(0, x.shape[d]), *i[d + 1 :])
         return at, (checked(e, x.shape[d], wraps=wraps, fault=fault),)
 
     def of_scalar(i: Index) -> Expr:
@@ -307,7 +307,7 @@ def put(b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool
     count = product(x.shape)
 
     def place(i: Index) -> Place:
-        return unflatten(position(0, count), x.shape), (checked(index.at(i), count, wraps=True),)
+        return unflatten(computed(0, count), x.shape), (checked(index.at(i), count, wraps=True),)
 
     def value(i: Index) -> Expr:
         return source.at(unflatten(flatten(i, index.shape), source.shape))
@@ -335,7 +335,7 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
 
     def fn(i: Index) -> Expr:
         at = number.at((flatten(i, shape),)) - 1
-        where = unflatten(position(0, total), source.shape)
+        where = unflatten(computed(0, total), source.shape)
         at = checked(at, total, wraps=False, fault="assert_in_bounds")
         taken = source.at(where, (at,))
         return masked(holds(i), taken, x.at(broadcast(x, i)))

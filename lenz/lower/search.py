@@ -8,7 +8,7 @@ from lenz import ops
 from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.index import checked, position
+from lenz.lower.index import checked, computed
 from lenz.lower.operand import Operand, number, promote
 from lenz.lower.reduce import extremum, full_rows
 from lenz.lower.registry import lowering
@@ -59,9 +59,9 @@ def searchsorted(
 
         def at(k: Expr) -> Expr:
             if sorter is not None:
-                k = sorter.at((*row, position(0, size)), (k,))
+                k = sorter.at((*row, computed(0, size)), (k,))
                 k = checked(k, size, wraps=False, fault="assert_in_bounds")
-            return ops.cast(sequence.at((*row, position(0, size)), (k,)), t)
+            return ops.cast(sequence.at((*row, computed(0, size)), (k,)), t)
 
         e = ops.cast(x.at(i), t) if isinstance(x, Value) else number(x, t)
         return ops.cast(_bisected(size.value, at, e, right or side == "right"), b.result.dtype)
@@ -117,7 +117,7 @@ def histc(
         # What lies outside is counted behind the last part.
         at = ops.where(inside, at, bins)
         return (
-            (position(0, Int(bins + 1)),),
+            (computed(0, Int(bins + 1)),),
             (checked(at, Int(bins + 1), wraps=False, fault="assert_finite"),),
             const(1, I64),
         )

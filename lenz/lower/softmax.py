@@ -15,7 +15,7 @@ from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
 from lenz.lower.builder import At, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, reduce_over, split
+from lenz.lower.dims import Split, cut, reduce_over
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 
@@ -38,7 +38,7 @@ def shifted(x: Value, top: Value, s: Split, i: Index) -> Expr:
 @lowering("_softmax")
 def softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value:
     """exp(x - m) / s."""
-    return b.map(_shares(b, x, split(x.shape, dim))[1])
+    return b.map(_shares(b, x, cut(x.shape, dim))[1])
 
 
 def _shares(b: GraphBuilder, x: Value, s: Split) -> tuple[Value, At]:
@@ -49,7 +49,7 @@ def _shares(b: GraphBuilder, x: Value, s: Split) -> tuple[Value, At]:
 @lowering("_safe_softmax")
 def safe_softmax(b: GraphBuilder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
     """Softmax that gives zeros for a row of -inf."""
-    s = split(x.shape, dim)
+    s = cut(x.shape, dim)
     top, share = _shares(b, x, s)
     return b.map(lambda i: ops.where(ops.eq(top.at(s.row(i)), -math.inf), 0, share(i)))
 
@@ -57,7 +57,7 @@ def safe_softmax(b: GraphBuilder, x: Value, dim: int, dtype: torch.dtype | None 
 @lowering("_log_softmax")
 def log_softmax(b: GraphBuilder, x: Value, dim: int, half_to_float: bool) -> Value:
     """x - m - log(s)."""
-    s = split(x.shape, dim)
+    s = cut(x.shape, dim)
     top, total = exp_sum(b, x, s, compute_dtype(b.result.dtype))
     return b.map(lambda i: shifted(x, top, s, i) - ops.log(total.at(s.row(i))))
 
@@ -67,7 +67,7 @@ def softmax_backward(
     b: GraphBuilder, grad: Value, y: Value, dim: int, input_dtype: torch.dtype
 ) -> Value:
     """dx = y * (dy - sum(dy * y))."""
-    s, acc = split(y.shape, dim), compute_dtype(y.dtype)
+    s, acc = cut(y.shape, dim), compute_dtype(y.dtype)
     dy = reader(grad, acc)
 
     def product(i: Index) -> Expr:
@@ -82,7 +82,7 @@ def log_softmax_backward(
     b: GraphBuilder, grad: Value, y: Value, dim: int, input_dtype: torch.dtype
 ) -> Value:
     """dx = dy - exp(y) * sum(dy)."""
-    s, acc = split(y.shape, dim), compute_dtype(y.dtype)
+    s, acc = cut(y.shape, dim), compute_dtype(y.dtype)
     dy = reader(grad, acc)
     total = reduce_over(b, "sum", s, False, dy, type=b.temp(s.rows, acc), name="sum")
     return b.map(lambda i: dy(i) - ops.exp(y.compute(i)) * total.at(s.row(i)))

@@ -24,7 +24,7 @@ from lenz.ir.dtype import BF16, F16, F32, FLOAT8, I16, I32, I64, DType
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import reduce_over, split, wrapped
+from lenz.lower.dims import cut, reduce_over, wrapped
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Int, Sym, maximum, product, unflatten
@@ -223,7 +223,7 @@ def first_keys(
     if not isinstance(k, int) or k == 0:
         raise Decline("as many elements as only the data says, or none")
     if k == 1:
-        s = split(tuple(shape), d)
+        s = cut(tuple(shape), d)
         return reduce_over(b, "min", s, True, key, None, b.temp(s.padded, type))
     return b.sort(d, shape[d], key, replace(b.result, dtype=type))
 
@@ -269,7 +269,7 @@ def _at(
     b: GraphBuilder, sorted: Value, d: int, keepdim: bool, place: Callable[[Index], Expr]
 ) -> Value:
     """The key at a place (an i64, given the index in the padded shape) of each sorted row."""
-    s = split(sorted.shape, d)
+    s = cut(sorted.shape, d)
 
     def here(i: Index) -> Expr:
         return ops.where(
@@ -301,7 +301,7 @@ def _middle(
     size = sorted.shape[d]
     if not keys.dtype.is_float:
         return _at(b, sorted, d, keepdim, lambda _: index((size - 1) // 2, I64))
-    s = split(sorted.shape, d)
+    s = cut(sorted.shape, d)
 
     def is_nan(i: Index) -> Expr:
         return ops.cast(keys.is_nan(sorted.at(i)), I64)
@@ -345,7 +345,7 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
 
     def find(d: int, keys: Keys) -> Value:
         row = _ordered(b, x, d, keys)
-        s, size = split(x.shape, d), index(x.shape[d] - 1, I64)
+        s, size = cut(x.shape, d), index(x.shape[d] - 1, I64)
 
         def start(i: Index) -> Expr:
             place, low = index(i[d], I64), keys.position + keys.rest

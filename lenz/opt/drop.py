@@ -36,7 +36,7 @@ from lenz.ir.op import MASKED
 from lenz.ir.tensor import Axis, Buffer, TensorType, contiguous
 from lenz.sym import ZERO, Sym, Var
 
-Check: TypeAlias = tuple[tuple[Axis, ...], Expr]
+Condition: TypeAlias = tuple[tuple[Axis, ...], Expr]
 
 
 def drop(g: Graph, cx: Context) -> Graph:
@@ -52,7 +52,7 @@ def drop(g: Graph, cx: Context) -> Graph:
     return replace(g, nodes=tuple(_needed(g, nodes, done)))
 
 
-def _needed(g: Graph, nodes: list[Node], done: Set[Check] | None) -> list[Node]:
+def _needed(g: Graph, nodes: list[Node], done: Set[Condition] | None) -> list[Node]:
     """The needed nodes; with `done`, also the remaining checks of loops whose values are unused.
 
     The walk is from the end: checks of one such loop may need the values of another, which stays.
@@ -72,7 +72,7 @@ def _needed(g: Graph, nodes: list[Node], done: Set[Check] | None) -> list[Node]:
     return kept[::-1]
 
 
-def checks_of(n: Node) -> set[Check]:
+def checks_of(n: Node) -> set[Condition]:
     """The ops of a loop that may fail, with the loop's axes."""
     if not isinstance(n, LOOPS) or not any(e.checks for e in bodies_of(n)):
         return set()

@@ -21,7 +21,7 @@ from lenz.ops.math import ERF
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rewrite:
     """`rewrite` gives the right side for a node that matches `equation`'s left side, or None."""
 
     name: str
@@ -40,9 +40,9 @@ def _one_plus_erf(e: Expr) -> Expr | None:
 
 ACCESSES = (LOAD, INDEX, MASKED)
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Rewrite, ...] = (
     # Half of erf's polynomials serve its relative accuracy near zero, which the sum discards.
-    Rule("one_plus_erf", "erf(x) + 1 = one_plus_erf(x)", _one_plus_erf),
+    Rewrite("one_plus_erf", "erf(x) + 1 = one_plus_erf(x)", _one_plus_erf),
 )
 
 

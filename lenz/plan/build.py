@@ -40,7 +40,7 @@ from lenz.ir.plan import (
 from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.plan.forms import formed
-from lenz.plan.memory import Pool, key, may_overwrite
+from lenz.plan.memory import FreeList, may_overwrite, size_key
 from lenz.sym import Int, Sym, Var, as_multiple, substitute
 from lenz.target import HOST
 from lenz.traits import has
@@ -54,7 +54,7 @@ UNTOLD = ("py.", "lenz.", "higher_order.", "obj:")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CallerFacts:
     """How the caller gives the arguments of a graph.
 
     names    the user's names, by the graph's
@@ -89,10 +89,10 @@ class Given:
         return Input(b.name, b.type, called, not launched, signed, self.saved, *stays)
 
 
-USUAL = Given()
+USUAL = CallerFacts()
 
 
-def build(s: Schedule, cx: Context, given: Given = USUAL) -> Plan:
+def build(s: Schedule, cx: Context, given: CallerFacts = USUAL) -> Plan:
     """Lay out memory for a schedule."""
     return formed(_Builder(s, cx, given).run())
 
@@ -101,7 +101,7 @@ def build(s: Schedule, cx: Context, given: Given = USUAL) -> Plan:
 class _Builder:
     schedule: Schedule
     cx: Context
-    given: Given
+    given: CallerFacts
     steps: list[Step | None] = field(default_factory=list)
     comments: list[tuple[int, str]] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class _Builder:
     own: set[str] = field(default_factory=set)
     pinned: set[str] = field(default_factory=set)
     bases: Mapping[str, str] = field(default_factory=dict)
-    pool: Pool = field(default_factory=Pool)
+    pool: FreeList = field(default_factory=FreeList)
     # Kernels read these, or views share their memory (a view may be a call).
     addressed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)  # results that exist only after a wait
@@ -280,7 +280,7 @@ class _Builder:
                 and self.last[other] == k
                 and step.args.count(other) == 1
                 and p.dtype.bytes == out.dtype.bytes
-                and key(self.buffers[other].type) == key(self.buffers[name].type)
+                and size_key(self.buffers[other].type) == size_key(self.buffers[name].type)
                 and may_overwrite(step.kernel, p.name, out.name)
             ):
                 return other

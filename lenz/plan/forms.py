@@ -19,7 +19,7 @@ from lenz.sym import ZERO
 
 def formed(p: Plan) -> Plan:
     """The plan whose steps tell new tensors from old ones under a new name."""
-    found, steps = forms(p), list[Step]()
+    found, steps = forms_of(p), list[Step]()
     returned = {a.name for a in p.outputs if isinstance(a, Ref)}
     for s in p.steps:
         match s:
@@ -60,7 +60,7 @@ def taken(outputs: Iterable[Atom], steps: Sequence[Step]) -> Iterable[Step]:
     return reversed(found)
 
 
-def forms(p: Plan) -> dict[str, TensorType]:
+def forms_of(p: Plan) -> dict[str, TensorType]:
     """The form of every buffer that the plan allocates, by name."""
     called = {r for a in p.outputs for r in atom_refs(a)}
     for s in p.steps:

@@ -23,7 +23,7 @@ from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.tensor import TensorType
 from lenz.plan.python import place
 from lenz.runtime import executor, graph
-from lenz.runtime.graph import Kernel
+from lenz.runtime.graph import NumberedKernel
 from lenz.sym import ZERO, Int, Sym, Var, as_multiple, children, expr, show
 
 Size: TypeAlias = "int | Node"
@@ -40,7 +40,7 @@ OPERATORS: Mapping[type, Callable[..., Any]] = {
 
 def graph_module(
     p: ir.Plan,
-    kernels: Mapping[str, Kernel],
+    kernels: Mapping[str, NumberedKernel],
     constants: Mapping[str, torch.Tensor] = NONE,
     objects: Mapping[str, Any] = NONE,
     values: Mapping[str, Any] = NONE,
@@ -114,7 +114,7 @@ class _Sizes:
 class _Reader(_Sizes):
     """Adds nodes, one step after the other."""
 
-    def __init__(self, p: ir.Plan, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(self, p: ir.Plan, kernels: Mapping[str, NumberedKernel]) -> None:
         super().__init__()
         self.kernels = kernels
         self.nodes: dict[str, Node] = {}  # of the tensors that live

@@ -13,7 +13,7 @@ from lenz.sym import Sym, Var
 
 
 @dataclass(slots=True)
-class Pool:
+class FreeList:
     """Names of dead buffers by device and size in bytes; the last one given is taken first.
 
     Last in, first out: the memory touched most recently is the most likely to be in cache.
@@ -23,15 +23,15 @@ class Pool:
 
     def give(self, name: str, kind: TensorType) -> None:
         """Add memory that nothing reads any more."""
-        self.free.setdefault(key(kind), []).append((name, kind))
+        self.free.setdefault(size_key(kind), []).append((name, kind))
 
     def take(self, kind: TensorType) -> str | None:
         """Memory of exactly this size, or None."""
-        found = self.free.get(key(kind))
+        found = self.free.get(size_key(kind))
         return found.pop()[0] if found else None
 
 
-def key(kind: TensorType) -> tuple[str, Sym]:
+def size_key(kind: TensorType) -> tuple[str, Sym]:
     """Device and bytes. Sizes are compared as Syms: equal for every value of the variables."""
     return kind.device, kind.layout.storage * kind.dtype.bytes
 

@@ -33,8 +33,16 @@ from lenz.ir.plan import (
     Step,
     ViewStep,
 )  # fmt: skip
-from lenz.plan.native_args import arguments
-from lenz.plan.native_frame import Buffer, Frame, Layout, Refused, place, tensor, types
+from lenz.plan.native_args import take_arguments
+from lenz.plan.native_frame import (
+    Frame,
+    NativeBuffer,
+    NotNative,
+    TorchLayout,
+    kind_and_number,
+    tensor,
+    type_addresses,
+)
 from lenz.plan.native_shim import shim
 from lenz.sym import Int, Sym, Var
 
@@ -57,14 +65,16 @@ class Native:
     shims: tuple[str, ...]
 
 
-def native(p: Plan, layout: Layout) -> Native:
+def native(p: Plan, layout: TorchLayout) -> Native:
     """The code of a plan. Raises Refused."""
     f = Frame(layout)
     for s in (*p.inputs, *p.constants, *p.steps):
         if isinstance(s, Input | Alloc | Reuse | ViewStep | Lay):
             f.types[s.name] = s.type
-    arguments(f, p)
-    gpus = tuple(dict.fromkeys(place(s.device)[1] for s in p.steps if isinstance(s, Current)))
+    take_arguments(f, p)
+    gpus = tuple(
+        dict.fromkeys(kind_and_number(s.device)[1] for s in p.steps if isinstance(s, Current))
+    )
     graphs = [s.kernel for s in p.steps if isinstance(s, LaunchStep) and s.graph]
     leaves = [f'call void @leave(ptr @"{name}")' for name in graphs[:1]]
     leave = "\n  ".join([*leaves, *["call i32 @exchange(i32 %before)"] * bool(gpus)])
@@ -119,16 +129,16 @@ def _step(f: Frame, s: Step) -> None:
         case Check():
             f.succeed(f.out.let("load i64, ptr %status"), 64)
         case Current():
-            f.out.put(f"call i32 @exchange(i32 {place(s.device)[1]})")
+            f.out.put(f"call i32 @exchange(i32 {kind_and_number(s.device)[1]})")
 
 
 def _alloc(f: Frame, s: Alloc) -> None:
     """New memory, or that of an argument that nothing else holds."""
-    kind, number = place(s.type.device)
+    kind, number = kind_and_number(s.type.device)
     told = f"{f.layout_of(s.type)}, {tensor(s.type)}, i32 {int(kind == 'cuda')}, i32 {number}"
     done = _over(f, s) if s.over else ""
     b = f.buffers[s.name] if done else f.new(s.name)
-    slot = f.slot(Buffer(b.slot))
+    slot = f.slot(NativeBuffer(b.slot))
     data = f.out.let(f"call ptr @empty(ptr {slot}, {told})")
     made = f.out.let(f"load ptr, ptr {slot}")
     is_none = f.out.let(f"icmp eq ptr {made}, null")
@@ -222,7 +232,7 @@ def _launch(f: Frame, s: LaunchStep) -> None:
     """Run a kernel."""
     args = [f"ptr {f.data(a)}" for a in s.args] + [f"i64 {f.number(v)}" for v in s.sizes]
     if s.grid is None and s.device:
-        raise Refused(f"kernels on {s.device}")
+        raise NotNative(f"kernels on {s.device}")
     if s.grid is None:
         f.release()
         kinds = ", ".join(a.split()[0] for a in args)
@@ -235,7 +245,7 @@ def _launch(f: Frame, s: LaunchStep) -> None:
     for k, a in enumerate(args):
         at = f.out.let(f"getelementptr i64, ptr %values, i64 {k}")
         f.out.put(f"store {a}, ptr {at}")
-    number = place(s.device)[1]
+    number = kind_and_number(s.device)[1]
     told = f'ptr @"{s.kernel}", ptr %stream{number}, i64 {f.number(s.grid)}, ptr %values'
     if s.graph:
         f.hold()  # a replay changes the graph's record
@@ -291,14 +301,14 @@ def _bind(f: Frame, o: str | Sym | None, item: str) -> None:
 def _lay(f: Frame, s: Lay) -> None:
     """Check a result, and have Python copy it if its strides are others."""
     t, out, b = s.type, f.out, f.buffers[s.name]
-    kind, number = place(t.device)
+    kind, number = kind_and_number(t.device)
     was_released = f.released
     b.data, b.dtype, b.whole = "", t.dtype, False
     item, shown = out.let(f"load ptr, ptr {f.slot(b)}"), f.layout_of(t)
     differs, done = out.label(), out.label()
     if b.is_object:
         x = f.layout
-        told = types(f, "type_tensor", "type_parameter")
+        told = type_addresses(f, "type_tensor", "type_parameter")
         told += f", i64 {x.handle}, i64 {x.keys}, i64 {x.mask}"
         plain = out.let(f"call i1 @is_plain_object(ptr {item}, {told}, i64 {x.plain[kind]})")
         out.unless(f"icmp eq i1 {plain}, true", differs)

@@ -6,11 +6,11 @@ Nothing is changed before all arguments are checked, so that the Python function
 from __future__ import annotations
 
 from lenz.ir.plan import BindSize, Input, LaunchStep, Plan, SizeInput
-from lenz.plan.native_frame import Frame, place, tensor, types
+from lenz.plan.native_frame import Frame, kind_and_number, tensor, type_addresses
 from lenz.sym import Var, as_multiple
 
 
-def arguments(f: Frame, p: Plan) -> None:
+def take_arguments(f: Frame, p: Plan) -> None:
     """Take the arguments from the list, empty it, and give each tensor a slot."""
     out, n = f.out, len(p.inputs)
     items = [out.let(f"call ptr @item(ptr %args, i64 {k}, i64 {n})") for k in range(n)]
@@ -65,10 +65,10 @@ def expect(f: Frame, test: str) -> None:
 def _tensor(f: Frame, i: Input, item: str) -> str:
     """Check that an argument is a plain tensor; its handle."""
     x = f.layout
-    told = types(f, "type_tensor", "type_parameter")
+    told = type_addresses(f, "type_tensor", "type_parameter")
     expect(f, f"icmp eq i1 {f.out.let(f'call i1 @is_either(ptr {item}, {told})')}, true")
     handle = f.inside(item)
-    kind, number = ("", -1) if i.anywhere else place(i.type.device)
+    kind, number = ("", -1) if i.anywhere else kind_and_number(i.type.device)
     mask, keys = (x.mask, x.plain[kind]) if kind else (x.negative * i.signed, 0)
     test = f"call i1 @is_plain(ptr {handle}, i64 {x.keys}, i64 {mask}, i64 {keys})"
     expect(f, f"icmp eq i1 {f.out.let(test)}, true")
@@ -82,7 +82,7 @@ def _ready(f: Frame, s: LaunchStep, handles: list[str]) -> None:
     """Check that a CUDA graph may be replayed for these arguments, in the current stream."""
     out = f.out
     f.out.declare(s.kernel, f'@"{s.kernel}" = external global i8')
-    stream = out.let(f"call ptr @stream_of(i32 {place(s.device)[1]})")
+    stream = out.let(f"call ptr @stream_of(i32 {kind_and_number(s.device)[1]})")
     starts = out.array([out.let(f"call ptr @data(ptr {h})") for h in handles], "ptr")
     sizes = out.array(list(f.sizes.values()))
     test = f'call i1 @ready(ptr @"{s.kernel}", ptr {stream}, ptr {starts}, ptr {sizes})'
@@ -91,7 +91,7 @@ def _ready(f: Frame, s: LaunchStep, handles: list[str]) -> None:
 
 def _integer(f: Frame, i: SizeInput, item: str) -> tuple[Var, str, int] | None:
     """Check an integer argument; the size of which it is a multiple, if it is not that size."""
-    test = f.out.let(f"call i1 @is_either(ptr {item}, {types(f, 'type_int')}, i64 0)")
+    test = f.out.let(f"call i1 @is_either(ptr {item}, {type_addresses(f, 'type_int')}, i64 0)")
     expect(f, f"icmp eq i1 {test}, true")
     multiple = as_multiple(i.value)
     if multiple is None:

@@ -17,12 +17,12 @@ from lenz.sym import Sym, Var
 TYPES = {"type_tensor": torch.Tensor, "type_parameter": torch.nn.Parameter, "type_int": int}
 
 
-class Refused(Exception):
+class NotNative(Exception):
     """The plan has a step that only the Python function runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TorchLayout:
     """Where torch and CPython keep what the code reads itself, and what torch's library has.
 
     handle    bytes from the start of a Python tensor to its handle
@@ -46,7 +46,7 @@ class Layout:
 
 
 @dataclass(slots=True)
-class Buffer:
+class NativeBuffer:
     """A tensor: the number of its slot, and the name of its address once it has one.
 
     The slot holds a Python tensor (`is_object`) or a handle of libtorch's. The tensor is `whole` if
@@ -61,22 +61,22 @@ class Buffer:
     dtype: DType | None = None
 
 
-def place(device: str) -> tuple[str, int]:
+def kind_and_number(device: str) -> tuple[str, int]:
     """The type and the number of a device; CPUs have the number -1. Raises Refused for others."""
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda"):
-        raise Refused(f"tensors on {device}")
+        raise NotNative(f"tensors on {device}")
     return kind, int(number or 0) if kind == "cuda" else -1
 
 
 class Frame:
     """The function while it is written."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TorchLayout) -> None:
         self.layout = layout
         self.out = Lines()
         self.objects: dict[object, int] = {"slow": 0, "fail": 1}
-        self.buffers: dict[str, Buffer] = {}
+        self.buffers: dict[str, NativeBuffer] = {}
         self.slots: dict[str, int] = {}  # of all buffers that there ever were
         self.sizes: dict[Var, str] = {}
         self.types: dict[str, TensorType] = {}  # as far as the plan tells them
@@ -85,15 +85,15 @@ class Frame:
         self.values = 0  # the most that a kernel of a GPU takes
         self.released = False  # other threads may run Python here
 
-    def new(self, name: str, item: str = "") -> Buffer:
+    def new(self, name: str, item: str = "") -> NativeBuffer:
         """A buffer of this name, with a slot of its own, which takes over the object `item`."""
         self.slots[name] = len(self.slots)
-        b = self.buffers[name] = Buffer(self.slots[name], is_object=bool(item))
+        b = self.buffers[name] = NativeBuffer(self.slots[name], is_object=bool(item))
         if item:
             self.out.put(f"store ptr {item}, ptr {self.slot(b)}")
         return b
 
-    def slot(self, b: Buffer) -> str:
+    def slot(self, b: NativeBuffer) -> str:
         """The address of a buffer's slot: among the objects, or among the handles."""
         return self.out.let(f"getelementptr ptr, ptr %{'o' if b.is_object else 'h'}, i64 {b.slot}")
 
@@ -173,7 +173,7 @@ class Frame:
         self.out.unless(f"icmp eq i64 {wide}, 0", "failed_free" if self.released else "failed")
 
 
-def types(f: Frame, *names: str) -> str:
+def type_addresses(f: Frame, *names: str) -> str:
     """The addresses of Python types of `TYPES`, which differ between processes, as numbers."""
     for name in names:
         f.out.declare(name, f"@{name} = external global i8")

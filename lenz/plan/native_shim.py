@@ -14,7 +14,7 @@ from typing import Any
 from lenz.ir.dtype import dtype_named
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import CallStep
-from lenz.plan.native_frame import Frame, place
+from lenz.plan.native_frame import Frame, kind_and_number
 from lenz.plan.native_text import CODES
 from lenz.sym import Int, Sym, Var
 
@@ -70,7 +70,7 @@ def names_in(a: Atom) -> list[str]:
 
 def _kind(f: Frame, tensors: Sequence[str]) -> str:
     """The type of device that the call runs on; "" if it is not known."""
-    kinds = {place(f.types[n].device)[0] if n in f.types else "" for n in tensors}
+    kinds = {kind_and_number(f.types[n].device)[0] if n in f.types else "" for n in tensors}
     if "cuda" in kinds:
         return "cuda"
     return "cpu" if kinds == {"cpu"} else ""

@@ -30,7 +30,7 @@ from lenz.ir.tensor import TensorType
 from lenz.runtime import executor
 from lenz.sym import Sym, Var, evaluate
 
-Value: TypeAlias = Callable[[Any, Callable[[Any], Any]], Any]
+Resolve: TypeAlias = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Node:
+class KernelNode:
     """A launch of a kernel that knows addresses that may change."""
 
     handle: int
@@ -71,7 +71,7 @@ class Captured:
     exec: int
     kept: Mapping[str, Tensor]
     owners: list[tuple[int, int]]  # of kept memory: where they are counted, and how many it has
-    nodes: list[Node]
+    nodes: list[KernelNode]
     uses: Mapping[str, list[tuple[int, int, int]]]  # node, argument, what is added to the address
     start: Callable[[int], None]  # launches it in a stream, for the addresses of its capture
     alive: Sequence[object]
@@ -88,7 +88,7 @@ class Runner:
 
     def __init__(
         self, functions: Mapping[str, Any], env: Mapping[str, Any], sizes: Mapping[Var, int],
-        value: Value, stream: int,
+        value: Resolve, stream: int,
     ) -> None:  # fmt: skip
         self.functions, self.stream, self.value = functions, stream, value
         self.env, self.sizes = dict(env), dict(sizes)

@@ -21,10 +21,10 @@ from lenz.runtime import executor
 from lenz.runtime.executor import Shape
 
 _NUMBERS = count()
-_KERNELS: WeakValueDictionary[int, Kernel] = WeakValueDictionary()
+_KERNELS: WeakValueDictionary[int, NumberedKernel] = WeakValueDictionary()
 
 
-class Kernel:
+class NumberedKernel:
     """A kernel that graphs launch by its `number`.
 
     run    takes pointers, then sizes, and returns the code of a failed check; a GPU's takes its
@@ -43,15 +43,15 @@ class Kernel:
         self.run, self.alive, self.number = run, alive, next(_NUMBERS)
         self.names = tuple(names)
         _KERNELS[self.number] = self
-        self.places = _listed(Entry(self.number, self.names, gpu)) if gpu >= 0 else (-1, -1)
+        self.places = _listed(TableKernel(self.number, self.names, gpu)) if gpu >= 0 else (-1, -1)
 
-    def __deepcopy__(self, memo: object) -> Kernel:
+    def __deepcopy__(self, memo: object) -> NumberedKernel:
         """The kernel itself: a copy of a graph launches the same one."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableKernel:
     """A kernel of a GPU in torch's table, launched as Triton's are: `entry[grid](*args)`."""
 
     number: int
@@ -68,7 +68,7 @@ class Entry:
         _KERNELS[self.number].run(executor.stream(self.gpu), programs, *given)
 
 
-def _listed(entry: Entry) -> tuple[int, int]:
+def _listed(entry: TableKernel) -> tuple[int, int]:
     """Put a kernel in torch's table; its place, and that of its constants, of which it has none."""
     from torch._higher_order_ops import triton_kernel_wrap as wrap
 

@@ -50,7 +50,7 @@ def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], roun
 def argument(described: tuple[Any, ...] | str, sizes: dict[str, int]) -> Any:
     """One argument from its line in `INPUTS`: a tensor, or a size by its text."""
     if isinstance(described, str):
-        return value_of(described, sizes)
+        return size_value(described, sizes)
     _, shape, stride, dtype, device = described
     return random_tensor(shape, stride, dtype, device, sizes)
 
@@ -62,8 +62,8 @@ def random_tensor(
 
     Floats are uniform in 0..1; integers are 0 or 1, so that they are legal indices.
     """
-    dims = tuple(value_of(s, sizes) for s in shape)
-    steps = tuple(value_of(s, sizes) for s in stride)
+    dims = tuple(size_value(s, sizes) for s in shape)
+    steps = tuple(size_value(s, sizes) for s in stride)
     t = torch.empty_strided(dims, steps, dtype=dtype_named(dtype).torch, device=device)
     storage = torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
     if t.is_floating_point() or t.is_complex():
@@ -73,7 +73,7 @@ def random_tensor(
     return t
 
 
-def value_of(text: str, sizes: dict[str, int]) -> int:
+def size_value(text: str, sizes: dict[str, int]) -> int:
     """The value of a size expression; a name without an example value gets one."""
     names = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
     scope = {n: Var(n) for n in names if n not in ("min", "max")}

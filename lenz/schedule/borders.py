@@ -23,7 +23,7 @@ from lenz.ir.tensor import Axis, axis
 from lenz.ops.bits import AND, NOT, OR
 from lenz.ops.compare import EQ, GE, GT, LE, LT, NE, WHERE
 from lenz.ops.fold import apply, value_of
-from lenz.schedule.cut import moved
+from lenz.schedule.cut import all_moved
 from lenz.schedule.stages import Statement
 from lenz.sym import (
     FloorDiv,
@@ -64,7 +64,7 @@ def spans_of(v: Axis, statements: Sequence[Statement]) -> list[tuple[int, int]]:
 def at(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> tuple[Axis, list[Store]]:
     """An axis for a span of another one, and the statements over it without the decided tests."""
     part = axis(v.name, Int(end - start))
-    stores = [s for s in moved(statements, {v.var: part.var + start}) if isinstance(s, Store)]
+    stores = [s for s in all_moved(statements, {v.var: part.var + start}) if isinstance(s, Store)]
     return part, [replace(s, value=resolved(s.value)) for s in stores]
 
 

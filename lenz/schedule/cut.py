@@ -97,6 +97,6 @@ def bounded(body: tuple[Stmt, ...], ends: Mapping[Var, Var]) -> tuple[Stmt, ...]
     return tuple(made)
 
 
-def moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:
+def all_moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:
     """The statements with loop variables replaced."""
     return tuple([kernel.moved(s, at) for s in statements])

@@ -23,11 +23,11 @@ from lenz.ir.expr import (
     syms_of,
 )
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
+from lenz.ir.kernel import position
 from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axis, Buffer, Layout, axis
-from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, exprs_of, mapped
+from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
-from lenz.sym.divide import flatten
 from lenz.sym.expr import children
 
 Axes = tuple[Axis, ...]
@@ -90,7 +90,7 @@ class Nest:
     @property
     def exprs(self) -> tuple[Expr, ...]:
         """Every expression of it."""
-        return (self.body, *exprs_of(self.result))
+        return (self.body, *result_exprs(self.result))
 
     @property
     def checks(self) -> bool:
@@ -230,11 +230,6 @@ def digits(axes: Sequence[Axis], position: Sym) -> dict[Var, Sym]:
         at[axes[k].var] = digit if k == 0 else digit % axes[k].extent
         step = step * axes[k].extent
     return at
-
-
-def position(axes: Sequence[Axis]) -> Sym:
-    """The row-major number of the element at the axes' variables."""
-    return flatten([a.var for a in axes], [a.extent for a in axes])
 
 
 def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:

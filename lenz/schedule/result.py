@@ -58,7 +58,7 @@ class Update:
 Result: TypeAlias = Each | Fold | Running | Sorted | Update
 
 
-def exprs_of(r: Result) -> tuple[Expr, ...]:
+def result_exprs(r: Result) -> tuple[Expr, ...]:
     """Every expression of it."""
     match r:
         case Fold() | Running():

@@ -26,12 +26,12 @@ from lenz.ir.expr import (
     replace_loads,
     syms_of,
 )
-from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store
+from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store, position
 from lenz.ir.op import LOAD, REF
 from lenz.ops.rounding import settled, widen
 from lenz.schedule.accesses import columns_win
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import Nest, position, replace_ref
+from lenz.schedule.nest import Nest, replace_ref
 from lenz.schedule.result import Fold, Running, Sorted
 from lenz.sym import Int, Sym, SymEnv, Var, power_of_two
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 Bounds = tuple[int | None, int | None]
 
 
-def product(a: Bounds, b: Bounds) -> Bounds:
+def interval_product(a: Bounds, b: Bounds) -> Bounds:
     """The interval of x*y for x in a, y in b."""
     (al, ah), (bl, bh) = a, b
     if (

@@ -112,7 +112,7 @@ def _floordiv(a: Sym, b: Sym) -> Sym:
         return Int(lo)
     if b.hi is not None and b.hi < 0:
         return floordiv(-a, -b)
-    parts = split(a, b)
+    parts = split_quotient(a, b)
     if parts is not None:
         q, _, r, k2, _ = parts
         return q + floordiv(r, k2)
@@ -160,7 +160,7 @@ def _mod(a: Sym, b: Sym) -> Sym:
         return a - scale(b, lo)
     if b.hi is not None and b.hi < 0:
         return -mod(-a, -b)
-    parts = split(a, b)
+    parts = split_quotient(a, b)
     if parts is not None:
         _, d, r, k2, off = parts
         return d * mod(r, k2) + off
@@ -176,7 +176,7 @@ def _mod(a: Sym, b: Sym) -> Sym:
     return division_node(Mod, a, b)
 
 
-def split(a: Sym, b: Sym) -> Split | None:
+def split_quotient(a: Sym, b: Sym) -> Split | None:
     """The split of the module's docstring, None where it would say nothing (q = 0, d = 1)."""
     if type(b) is Int:
         return _split_int(a, b) if type(a) is Add else None

@@ -154,7 +154,7 @@ class Var(Sym):
             raise ValueError(f"{name!r} is not a name for a Var: want [@A-Za-z_][A-Za-z0-9_.]*")
         e = object.__new__(cls)
         e.name, e.lo, e.hi, e.below = name, lo, hi, limit
-        tail = "" if limit is None else key_of(limit)
+        tail = "" if limit is None else order_key(limit)
         e.key = _bounded(f"${name}\0{lo}:{hi}:{tail}")
         e.mark, e._free = 0, (e,)
         kept: Self = _VARS.setdefault(ident, e)
@@ -273,7 +273,7 @@ def _bounded(key: str) -> str:
     return key[:40] + "~" + blake2b(key.encode(), digest_size=20).hexdigest()
 
 
-def key_of(e: Sym) -> str:
+def order_key(e: Sym) -> str:
     """The ordering key; an Add gets its own when first asked, since most are never compared."""
     if not e.key and type(e) is Add:
         e.key = _bounded("(" + "+".join(f"{c}*{t.key}" for t, c in e.terms) + f"+{e.const})")
@@ -387,7 +387,7 @@ def term_product(a: Sym, b: Sym) -> Sym:
     if e is None:
         e = object.__new__(Mul)
         e.factors = found
-        e.lo, e.hi = bounds.product((a.lo, a.hi), (b.lo, b.hi))
+        e.lo, e.hi = bounds.interval_product((a.lo, a.hi), (b.lo, b.hi))
         e.key, e.mark, e._free = _bounded("*".join(f.key for f in found)), a.mark | b.mark, None
         e = _MULS.setdefault(found, e)
     return e
@@ -425,14 +425,14 @@ def division_node(kind: type[FloorDiv] | type[Mod], num: Sym, den: Sym) -> Floor
             (bounds.quotient, "/", DIV) if kind is FloorDiv else (bounds.remainder, "%", MOD)
         )
         e.lo, e.hi = within((num.lo, num.hi), (den.lo, den.hi))
-        e.key, e._free = _bounded(f"[{key_of(num)}{sign}{key_of(den)}]"), None
+        e.key, e._free = _bounded(f"[{order_key(num)}{sign}{order_key(den)}]"), None
         e = _DIVISIONS.setdefault((kind, num, den), e)
     return e
 
 
 def extreme_node(kind: type[Min] | type[Max], args: Iterable[Sym]) -> Min | Max:
     """The interned min or max of two or more different args, as it stands."""
-    found = tuple(sorted(args, key=key_of))
+    found = tuple(sorted(args, key=order_key))
     e = _EXTREMES.get((kind, found))
     if e is None:
         e = object.__new__(kind)

@@ -223,6 +223,45 @@ EMPTY_CLASS_WORDS = ("Manager", "Handler", "Helper", "Util")
 # Words that no file of the repository holds, in two parts so that this file may be read as well.
 MACHINE_WORDS = ("/wor" + "k/", "/roo" + "t/", "py" + "pi", "/hom" + "e/")
 
+# Public names that several files define, with how many and why. A lowering has the name of its aten
+# op and a scalar op that of its function, so the rooms of both are left out.
+NAMED_AFTER_OPS = ("ops", "lower")
+MACHINE_HALF = "the same part of each machine, which does not know the other"
+GRAPH_AND_KERNEL = "the same of a graph and of a kernel"
+COMMAND = "a subcommand of `python -m lenz`, by its name"
+REPEATED_NAMES = {
+    "Accumulator": (2, MACHINE_HALF),
+    "Indices": (2, MACHINE_HALF),
+    "Scan": (2, GRAPH_AND_KERNEL),
+    "Sort": (2, GRAPH_AND_KERNEL),
+    "Store": (2, "the statement of a kernel; the disk cache"),
+    "Value": (2, "a value while a kernel is interpreted, and while it is emitted"),
+    "Values": (2, MACHINE_HALF),
+    "bodies_of": (2, GRAPH_AND_KERNEL),
+    "build": (3, "makes what its room gives: FxProgram, Schedule, Plan"),
+    "compile": (2, MACHINE_HALF),
+    "constant": (2, MACHINE_HALF),
+    "dedup": (2, "the same pass over FX graphs and over graphs of lenz"),
+    "dtype_of": (2, "of a torch dtype; `ir/text.py` reads one, as all its functions `..._of`"),
+    "explain": (2, "the function for users and its subcommand"),
+    "export": (2, COMMAND),
+    "forms": (2, MACHINE_HALF),
+    "function": (2, MACHINE_HALF),
+    "laid": (2, "`runtime/graph.py` has what plans call, as ops of FX graphs"),
+    "legal_expr": (2, "for any machine, and for CPUs"),
+    "legalise": (2, MACHINE_HALF),
+    "load": (5, "an element of a tensor; plans, artifacts and the kernels of each machine"),
+    "loss": (3, "asked of the machine; the schedule's own adds what holds for all"),
+    "main": (3, "of three programs"),
+    "map_bodies": (2, GRAPH_AND_KERNEL),
+    "memory_type": (2, MACHINE_HALF),
+    "read": (2, "the text of the IR; the file of an artifact"),
+    "scattered": (2, MACHINE_HALF),
+    "show": (2, "the text of the IR; the text of a size"),
+    "verify": (2, "of the IR; " + COMMAND),
+    "write": (2, "a file of the cache; an artifact"),
+}
+
 # Rooms whose output is text that has to be the same in every process.
 DETERMINISTIC = ("sym", "ir", "ops", "lower", "opt", "schedule", "machine", "plan", "frontend")
 

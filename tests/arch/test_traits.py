@@ -18,18 +18,18 @@ ELSEWHERE = ("mkldnn_rnn_layer",)
 
 
 def test_each_op_stands_once() -> None:
-    counts = Counter(name for name, _ in traits.rows())
+    counts = Counter(name for name, _ in traits.table_rows())
     assert [name for name, n in counts.items() if n > 1] == []
 
 
 def test_each_trait_has_a_meaning() -> None:
-    for name, facts in traits.rows():
+    for name, facts in traits.table_rows():
         assert set(facts) <= set(MEANINGS), f"{name}: {sorted(facts)}"
         assert facts.get("strides", "told") in KINDS, f"{name}: {facts}"
 
 
 def test_each_op_is_one_of_torch() -> None:
-    for name, _ in traits.rows():
+    for name, _ in traits.table_rows():
         space, _, rest = name.rpartition("prims.") if "prims." in name else ("", "", name)
         if name.startswith("higher_order.") or name in ELSEWHERE:
             continue

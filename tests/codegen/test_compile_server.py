@@ -15,7 +15,7 @@ import pytest
 
 from lenz.ir.binary import Binary
 from lenz.machine.cuda.triton import pool
-from lenz.machine.cuda.triton.pool import Failed, Pool
+from lenz.machine.cuda.triton.pool import Failed, ServerClient
 from tests.codegen.stub_compiler import CODE, binary, kernel
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no server without fork")
@@ -34,11 +34,11 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pools() -> Iterator[Callable[..., Pool]]:
-    made: list[Pool] = []
+def pools() -> Iterator[Callable[..., ServerClient]]:
+    made: list[ServerClient] = []
 
-    def new(**given: int) -> Pool:
-        made.append(Pool(**{"workers": 2, "patience": 60, **given}))
+    def new(**given: int) -> ServerClient:
+        made.append(ServerClient(**{"workers": 2, "patience": 60, **given}))
         return made[-1]
 
     yield new
@@ -77,7 +77,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
 def test_a_worker_that_was_killed_tries_again(
-    end: str, pools: Callable[..., Pool], tmp_path: Path
+    end: str, pools: Callable[..., ServerClient], tmp_path: Path
 ) -> None:
     k = kernel("k", text(f"if first: os.kill(os.getpid(), signal.{end})", tmp_path / "log"))
     assert pools().compile([k, *GOOD], 90) == [binary(x) for x in (k, *GOOD)]
@@ -85,7 +85,7 @@ def test_a_worker_that_was_killed_tries_again(
 
 
 def test_a_worker_that_is_always_killed_fails_its_kernel_alone(
-    pools: Callable[..., Pool], tmp_path: Path
+    pools: Callable[..., ServerClient], tmp_path: Path
 ) -> None:
     k = kernel("k", text("os.kill(os.getpid(), signal.SIGKILL)", tmp_path / "log"))
     failed, *rest = pools().compile([k, *GOOD], 90)
@@ -104,7 +104,7 @@ STUCK = {
 
 @pytest.mark.parametrize("why", STUCK)
 def test_a_kernel_that_takes_too_long_fails_alone(
-    why: str, pools: Callable[..., Pool], tmp_path: Path
+    why: str, pools: Callable[..., ServerClient], tmp_path: Path
 ) -> None:
     k = kernel("k", text(STUCK[why], tmp_path / "log"))
     p = pools(seconds=1)
@@ -121,7 +121,7 @@ ENDS = {"dies": "SIGKILL", "is stopped": "SIGSTOP"}
 
 @pytest.mark.parametrize("what", ENDS)
 def test_what_a_lost_server_left_is_compiled_by_a_new_one(
-    what: str, pools: Callable[..., Pool], tmp_path: Path
+    what: str, pools: Callable[..., ServerClient], tmp_path: Path
 ) -> None:
     end = f"if first: os.kill(os.getppid(), signal.{ENDS[what]}); time.sleep(600)"
     k = kernel("k", text(end, tmp_path / "log"))
@@ -133,7 +133,7 @@ def test_what_a_lost_server_left_is_compiled_by_a_new_one(
 
 @pytest.mark.parametrize("what", ENDS)
 def test_a_kernel_that_ends_every_server_is_never_compiled_here(
-    what: str, pools: Callable[..., Pool], tmp_path: Path
+    what: str, pools: Callable[..., ServerClient], tmp_path: Path
 ) -> None:
     end = f"os.kill(os.getppid(), signal.{ENDS[what]}); time.sleep(600)"
     k = kernel("k", text(end, tmp_path / "log"))
@@ -144,7 +144,7 @@ def test_a_kernel_that_ends_every_server_is_never_compiled_here(
 
 
 def test_a_server_that_works_for_long_is_not_silent(
-    pools: Callable[..., Pool], tmp_path: Path
+    pools: Callable[..., ServerClient], tmp_path: Path
 ) -> None:
     k = kernel("k", text("time.sleep(3)", tmp_path / "log"))
     assert pools(patience=2).compile([k], 90) == [binary(k)]
@@ -152,7 +152,7 @@ def test_a_server_that_works_for_long_is_not_silent(
 
 
 def test_a_server_that_does_not_start_is_a_failure_with_its_reason(
-    pools: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+    pools: Callable[..., ServerClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     p = pools()
@@ -175,9 +175,9 @@ def test_many_servers_at_once_use_each_cpu_once(tmp_path: Path) -> None:
         note(-1)
     """
     kernels = [kernel(f"k{n}", textwrap.dedent(work)) for n in range(4)]
-    made = [Pool() for _ in range(MANY)]
+    made = [ServerClient() for _ in range(MANY)]
 
-    def compiled(p: Pool) -> list[Binary | Failed]:
+    def compiled(p: ServerClient) -> list[Binary | Failed]:
         try:
             return p.compile(kernels, 90)
         finally:
@@ -195,7 +195,7 @@ def test_many_servers_at_once_use_each_cpu_once(tmp_path: Path) -> None:
 
 
 def test_a_server_goes_on_where_another_holds_all_cpus(
-    pools: Callable[..., Pool], tmp_path: Path
+    pools: Callable[..., ServerClient], tmp_path: Path
 ) -> None:
     """Its holder is stopped, say: after the time that a kernel may take it is not waited for."""
     hold = text("time.sleep(600)", tmp_path / "log")
@@ -211,7 +211,7 @@ def test_a_server_goes_on_where_another_holds_all_cpus(
 
 
 def test_without_a_folder_of_its_own_a_server_works(
-    pools: Callable[..., Pool], tmp_path: Path
+    pools: Callable[..., ServerClient], tmp_path: Path
 ) -> None:
     (tmp_path / f"lenz-{os.getuid()}").write_text("in the way")
     assert pools().compile(GOOD, 90) == [binary(x) for x in GOOD]

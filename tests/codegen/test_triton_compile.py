@@ -24,7 +24,7 @@ from lenz.errors import InternalError, Missing
 from lenz.ir.binary import Binary
 from lenz.machine.cuda.triton import pool
 from lenz.machine.cuda.triton.compile import PACKED_SUM, SUMS, KernelText, compile_text, version
-from lenz.machine.cuda.triton.pool import Failed, Pool, compile_all
+from lenz.machine.cuda.triton.pool import Failed, ServerClient, compile_all
 from lenz.runtime.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,8 +96,8 @@ WRONG = (
 
 
 @pytest.fixture
-def server() -> Iterator[Pool]:
-    made = Pool(workers=2)
+def server() -> Iterator[ServerClient]:
+    made = ServerClient(workers=2)
     yield made
     made.close()
 
@@ -163,14 +163,14 @@ def test_a_text_reads_back() -> None:
     assert len({k.line() for k in (ADD, replace(ADD, checks=True), replace(ADD, warps=8))}) == 3
 
 
-def test_the_server_gives_what_this_process_gives(server: Pool) -> None:
+def test_the_server_gives_what_this_process_gives(server: ServerClient) -> None:
     kernels = [ADD, SOFTMAX, CHECKED] * 2
     assert server.compile(kernels, 90) == [compile_text(k, 90) for k in kernels]
     assert server.compile([ADD], 80) == [compile_text(ADD, 80)]
     assert server.compile([], 90) == []
 
 
-def test_one_bad_kernel_fails_alone(server: Pool) -> None:
+def test_one_bad_kernel_fails_alone(server: ServerClient) -> None:
     found = server.compile([ADD, *WRONG, SOFTMAX], 90)
     assert isinstance(found[0], Binary) and isinstance(found[-1], Binary)
     for k, failed in zip(WRONG, found[1:-1], strict=True):
@@ -179,14 +179,14 @@ def test_one_bad_kernel_fails_alone(server: Pool) -> None:
     assert isinstance(found[3], Failed) and "power of 2" in found[3].message
 
 
-def test_a_batch_larger_than_the_pipes(server: Pool) -> None:
+def test_a_batch_larger_than_the_pipes(server: ServerClient) -> None:
     """Requests and answers of 64 KiB and more each: neither side waits for the other."""
     long = replace(WRONG[0], text=WRONG[0].text + "#" * 100_000)
     found = server.compile([long] * 8 + [ADD] * 12, 90)
     assert [type(x) for x in found] == [Failed] * 8 + [Binary] * 12
 
 
-def test_threads_share_one_server(server: Pool) -> None:
+def test_threads_share_one_server(server: ServerClient) -> None:
     found: list[list[Binary | Failed]] = []
     jobs = [lambda k=k: found.append(server.compile([k], 90)) for k in (ADD, SOFTMAX) * 2]
     threads = [threading.Thread(target=job) for job in jobs]
@@ -243,7 +243,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def server_of(p: Pool) -> int:
+def server_of(p: ServerClient) -> int:
     assert p._server is not None
     return p._server.pid
 
@@ -251,7 +251,7 @@ def server_of(p: Pool) -> int:
 class Request(threading.Thread):
     """A batch with the kernel that gets stuck, asked for in a thread."""
 
-    def __init__(self, p: Pool, flag: Path) -> None:
+    def __init__(self, p: ServerClient, flag: Path) -> None:
         super().__init__()
         self.pool, self.found, self.log = p, [], Path(f"{flag}.pid")  # type: ignore[var-annotated]
         self.start()
@@ -262,7 +262,7 @@ class Request(threading.Thread):
         self.found = self.pool.compile([STUCK, ADD, SOFTMAX], 90)
 
 
-def test_a_killed_worker_fails_its_kernel_alone(server: Pool, stuck: Path) -> None:
+def test_a_killed_worker_fails_its_kernel_alone(server: ServerClient, stuck: Path) -> None:
     request = Request(server, stuck)
     os.kill(parent_of(request.assembler), signal.SIGSEGV)
     request.join()
@@ -273,7 +273,7 @@ def test_a_killed_worker_fails_its_kernel_alone(server: Pool, stuck: Path) -> No
 
 
 def test_a_kernel_that_takes_too_long_fails_alone(stuck: Path) -> None:
-    slow = Pool(workers=2, seconds=2)
+    slow = ServerClient(workers=2, seconds=2)
     request = Request(slow, stuck)
     request.join()
     assert request.found[0].name == "stuck" and "more than 2 s" in request.found[0].message
@@ -284,7 +284,7 @@ def test_a_kernel_that_takes_too_long_fails_alone(stuck: Path) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_a_dead_or_silent_server_left_is_compiled_by_a_new_one(end: int, stuck: Path) -> None:
-    p = Pool(workers=2, patience=5)
+    p = ServerClient(workers=2, patience=5)
     request = Request(p, stuck)
     children = [server_of(p), parent_of(request.assembler), request.assembler]
     stuck.unlink()
@@ -298,7 +298,7 @@ def test_what_a_dead_or_silent_server_left_is_compiled_by_a_new_one(end: int, st
 
 
 def test_closing_a_pool_ends_all_its_processes(stuck: Path) -> None:
-    p = Pool(workers=2)
+    p = ServerClient(workers=2)
     request = Request(p, stuck)
     processes = [server_of(p), parent_of(request.assembler), request.assembler]
     stuck.unlink()
@@ -449,7 +449,7 @@ def test_many_servers_at_once_compile_all(all_kernels: bool) -> None:
     wanted = [compile_text(k, 90) for k in (ADD, SOFTMAX)]
 
     def compiled(_: int) -> bool:
-        p = Pool()
+        p = ServerClient()
         try:
             return p.compile([ADD, SOFTMAX], 90) == wanted
         finally:

@@ -16,7 +16,7 @@ import torch._functorch.config
 
 from lenz import loading
 from lenz.plan.native import native
-from lenz.plan.native_frame import Refused
+from lenz.plan.native_frame import NotNative
 from lenz.plan.native_link import Unavailable, linked
 
 NATIVE, LEFT, OFF = "native", "calls that native code left to Python", "by Python alone"
@@ -35,7 +35,7 @@ def watched(count: Counter[str]) -> Iterator[None]:
         def noted(*args: Any) -> Any:
             try:
                 return make(*args)
-            except (Refused, Unavailable) as e:
+            except (NotNative, Unavailable) as e:
                 count[str(e)] += 1
                 raise
 

@@ -32,7 +32,7 @@ from lenz.api import compile_graph
 from lenz.debug.trace import Recorder
 from lenz.frontend import FxProgram
 from lenz.ir.graph import Extern
-from lenz.loading import Boxed
+from lenz.ir.plan import Boxed
 from lenz.options import Options
 from lenz.pipeline import Compiled
 from tests.e2e.readers import together, told, watched

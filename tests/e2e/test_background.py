@@ -19,7 +19,7 @@ from lenz.failing import say
 from lenz.first_calls import background
 from lenz.first_calls.background import Background, Process, Request
 from lenz.respecialise import Compile
-from lenz.warm import Trace
+from lenz.warm import TraceRecord
 
 if not keys.sources():
     pytest.skip("the files of lenz have changed: nothing is cached", allow_module_level=True)
@@ -31,7 +31,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Background]:
     found: list[Background] = []
     real = Background.__init__
 
-    def noted(self: Background, trace: Trace, again: Compile, job: Future[str], name: str) -> None:
+    def noted(
+        self: Background, trace: TraceRecord, again: Compile, job: Future[str], name: str
+    ) -> None:
         real(self, trace, again, job, name)
         found.append(self)
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from lenz import recall, respecialise
 from lenz.context import Context
-from lenz.loading import Boxed
+from lenz.ir.plan import Boxed
 from lenz.options import Options
 
 

@@ -134,14 +134,14 @@ def test_a_fallback_is_of_the_same_program(
 ) -> None:
     """What is traced again, for a call that breaks an assumption, has the keys of the first."""
     torch.manual_seed(0)
-    model, found = Trained(), list[warm.Trace]()
-    real = warm.Trace.load
+    model, found = Trained(), list[warm.TraceRecord]()
+    real = warm.TraceRecord.load
 
-    def load(self: warm.Trace, again: Any) -> Any:
+    def load(self: warm.TraceRecord, again: Any) -> Any:
         found.append(self)
         return real(self, again)
 
-    monkeypatch.setattr(warm.Trace, "load", load)
+    monkeypatch.setattr(warm.TraceRecord, "load", load)
     for _ in range(2):
         step(fresh(model, folder, dynamic=dynamic), model, randn(4, 3, 8, 8))
     first, second = found

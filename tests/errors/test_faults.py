@@ -22,7 +22,7 @@ from lenz.errors import InternalError, Unsupported, UserError
 from lenz.frontend import FxProgram
 from lenz.frontend.program import Fact
 from lenz.ir.graph import Graph
-from lenz.loading import Boxed
+from lenz.ir.plan import Boxed
 from lenz.options import Options
 
 frontend_capture = importlib.import_module("lenz.frontend.capture")  # a function has its name

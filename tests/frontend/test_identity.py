@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lenz.frontend import Binding, FxProgram, Output, Placeholder
 from lenz.frontend.capture import capture
-from lenz.frontend.identity import Text, identity
+from lenz.frontend.identity import IdentityText, identity
 from lenz.lower import native_ops
 from lenz.options import Options
 
@@ -96,7 +96,7 @@ def test_the_number_of_a_graph_is_not_in_the_text() -> None:
 
 def test_signs_of_zero_and_kinds_of_numbers_differ() -> None:
     numbers: list[Any] = [0.0, -0.0, 0, False, float("inf"), float("nan"), 1.0, 1, True, 1 + 0j]
-    t = Text()
+    t = IdentityText()
     texts = [t.value(n) for n in numbers]
     assert len(set(texts)) == len(numbers), texts
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lenz.frontend import origin
 from lenz.frontend.decompose import decompositions
-from lenz.frontend.normalise import multiply_in_pairs, normalise, written
+from lenz.frontend.normalise import multiply_in_pairs, normalise, written_by
 from lenz.traits import has
 
 aten = torch.ops.aten
@@ -135,7 +135,7 @@ def test_products_of_sizes_have_two_arguments() -> None:
 def test_written_follows_the_schema() -> None:
     gm = make_fx(lambda x, y: aten.add(x, aten.copy_(y, x)), tracing_mode="fake")(X, X)
     names = {
-        n.name: [w.name for w in written(n)] for n in gm.graph.nodes if n.op == "call_function"
+        n.name: [w.name for w in written_by(n)] for n in gm.graph.nodes if n.op == "call_function"
     }
     assert list(names.values()) == [["y_1"], []]
 

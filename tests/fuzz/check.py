@@ -30,10 +30,10 @@ from lenz.ir.graph import Graph
 from lenz.ir.interp import interp
 from lenz.ir.interp_schedule import RunKernel, interp_schedule
 from lenz.ir.kernel import Schedule
+from lenz.ir.plan import Boxed
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
-from lenz.loading import Boxed
 from lenz.lower import lower, native_ops
 from lenz.opt import PASSES
 from lenz.options import Options

@@ -19,7 +19,7 @@ from lenz.context import Context
 from lenz.frontend.build import build
 from lenz.frontend.decompose import decompositions
 from lenz.ir.graph import Extern, Graph
-from lenz.ir.interp import Result, interp
+from lenz.ir.interp import Interpreted, interp
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
@@ -127,7 +127,7 @@ def _reference(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Any] | Non
 
 
 def _compare(
-    result: Result,
+    result: Interpreted,
     wanted: list[Any],
     given: Sequence[Any],
     double: list[Any] | None,

@@ -23,7 +23,7 @@ from lenz.ir.tensor import Layout, TensorType
 from lenz.ir.verify import verify
 from lenz.lower import lower, moments
 from lenz.lower.builder import GraphBuilder, Value
-from lenz.lower.dims import split
+from lenz.lower.dims import cut
 from lenz.lower.moments import Chunks, Sets, chunks_of
 from lenz.lower.norm import group_of
 from lenz.machines import capabilities_of
@@ -40,7 +40,7 @@ def graph_of(x: Tensor, reduced: tuple[int, ...], device: str = "cuda:0") -> Gra
     names: dict[torch.dtype, DType] = {torch.float32: F32, torch.float64: F64, torch.bfloat16: BF16}
     layout = Layout(tuple(map(Int, x.shape)), tuple(map(Int, x.stride())))
     source = Value(b.define("x", TensorType(names[x.dtype], device, layout)))
-    s = split(source.shape, reduced)
+    s = cut(source.shape, reduced)
     sets = Sets(source, s.rows, s.over, s.join)
     kind = b.temp(s.rows, sets.dtype, source)
     found = moments.moments(b, sets, (kind, kind), lambda a: a, "squares")
@@ -119,7 +119,7 @@ def chunks(x: Tensor, groups: int = 0) -> Chunks | None:
         g = group_of(v.shape, x.shape[1], groups)
         assert g is not None
         return chunks_of(b, Sets(v, g.rows, g.over, g.join))
-    s = split(v.shape, tuple(d for d in range(x.dim()) if d != 1))
+    s = cut(v.shape, tuple(d for d in range(x.dim()) if d != 1))
     return chunks_of(b, Sets(v, s.rows, s.over, s.join))
 
 

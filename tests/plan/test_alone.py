@@ -19,9 +19,8 @@ from lenz import pipeline, recall
 from lenz.errors import Unsupported
 from lenz.frontend import FxProgram
 from lenz.frontend.capture import capture
-from lenz.ir.plan import CallStep, Plan
+from lenz.ir.plan import Boxed, CallStep, Plan
 from lenz.ir.printer import show
-from lenz.loading import Boxed
 from lenz.lower import native_ops
 from lenz.options import Options
 from lenz.runtime.store import store_in

@@ -12,7 +12,7 @@ from lenz.ir.dtype import F32, I32
 from lenz.ir.graph import Ref
 from lenz.ir.plan import Alloc, CallStep, LaunchStep, Plan, Reuse, ViewStep
 from lenz.ir.tensor import Layout, TensorType, contiguous
-from lenz.plan.forms import formed, forms
+from lenz.plan.forms import formed, forms_of
 from lenz.plan.python import source
 from lenz.sym import Int, Sym, Var, maximum
 
@@ -35,22 +35,22 @@ def call(*names: str) -> CallStep:
 
 def test_a_buffer_has_the_form_of_the_first_view_of_all_of_it() -> None:
     late, rows = ViewStep("late", "a", LATE), ViewStep("rows", "a", ROWS)
-    assert forms(plan(Alloc("a", FLAT), late, rows, call("rows", "late")))["a"] is ROWS
-    assert forms(plan(Alloc("a", FLAT), late, call("late")))["a"] is FLAT
+    assert forms_of(plan(Alloc("a", FLAT), late, rows, call("rows", "late")))["a"] is ROWS
+    assert forms_of(plan(Alloc("a", FLAT), late, call("late")))["a"] is FLAT
 
 
 def test_a_buffer_that_is_called_or_returned_has_its_own_form() -> None:
     rows = ViewStep("rows", "a", ROWS)
-    assert forms(plan(Alloc("a", FLAT), rows, call("rows", "a")))["a"] is FLAT
-    assert forms(plan(Alloc("a", FLAT), rows, call("rows"), out="a"))["a"] is FLAT
+    assert forms_of(plan(Alloc("a", FLAT), rows, call("rows", "a")))["a"] is FLAT
+    assert forms_of(plan(Alloc("a", FLAT), rows, call("rows"), out="a"))["a"] is FLAT
 
 
 def test_a_buffer_for_kernels_keeps_the_tensor_that_it_reuses() -> None:
     sizes: tuple[Sym, ...] = ()
     launch = LaunchStep("k", ("b",), sizes)
-    found = forms(plan(Alloc("a", FLAT), call("a"), Reuse("b", "a", BITS), launch))
+    found = forms_of(plan(Alloc("a", FLAT), call("a"), Reuse("b", "a", BITS), launch))
     assert found["b"] is FLAT
-    found = forms(plan(Alloc("a", FLAT), call("a"), Reuse("b", "a", BITS), launch, call("b")))
+    found = forms_of(plan(Alloc("a", FLAT), call("a"), Reuse("b", "a", BITS), launch, call("b")))
     assert found["b"] is BITS
 
 

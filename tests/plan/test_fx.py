@@ -28,7 +28,7 @@ from lenz.pipeline import named, optimise
 from lenz.plan.build import build
 from lenz.plan.fx import graph_module
 from lenz.runtime import executor
-from lenz.runtime.graph import Kernel, delete
+from lenz.runtime.graph import NumberedKernel, delete
 from lenz.schedule import schedule
 from lenz.sym import Var
 from tests.cuda import Fake, cuda_program, cuda_programs
@@ -90,7 +90,9 @@ def test_a_kernel_between_memory_and_result() -> None:
     assert made.args == ((8,), (1,)) and made.kwargs["dtype"] is torch.float32
     assert x.meta["val"].shape == (8,)
     assert "fadd" in gm.meta["text"]
-    assert isinstance(launch.meta["kernel"], Kernel) and "test_fx.py" in launch.meta["origin"]
+    assert (
+        isinstance(launch.meta["kernel"], NumberedKernel) and "test_fx.py" in launch.meta["origin"]
+    )
     (got,) = gm(torch.ones(8), torch.ones(8))
     assert got.tolist() == [2] * 8
 
@@ -308,7 +310,7 @@ def test_kernels_of_gpus_are_triton_kernels() -> None:
     launched: list[Any] = []
     (k,) = kernels_of(s)
     names = [x.name for x in k.params] + [v.name for v in k.sizes]
-    kernel = Kernel(lambda *args: launched.append(args), names, 0)
+    kernel = NumberedKernel(lambda *args: launched.append(args), names, 0)
     plan = build(s, context())
     gm = graph_module(plan, dict.fromkeys(plan.kernels, kernel))
     (node,) = calls(gm, TRITON)
@@ -332,7 +334,7 @@ def test_plans_of_training_steps_on_gpus(dynamic: bool) -> None:
         plan = build(named(schedule(optimise(lower(p, cx), cx), cx)), cx)
         signatures = {s.kernel: s for s in plan.steps if isinstance(s, LaunchStep)}
         kernels = {
-            name: Kernel(print, [f"p{n}" for n in range(len(s.args) + len(s.sizes))], 0)
+            name: NumberedKernel(print, [f"p{n}" for n in range(len(s.args) + len(s.sizes))], 0)
             for name, s in signatures.items()
         }
         constants = {c.name: torch.empty(0) for c in plan.constants}
@@ -347,7 +349,7 @@ def test_a_kernel_of_a_gpu_is_launched_as_tritons_are(monkeypatch: pytest.Monkey
     """The tensors stay on the CPU: the graph launches, but no kernel runs."""
     monkeypatch.setattr(executor, "stream", lambda gpu: f"stream of {gpu}")
     launched: list[Any] = []
-    kernel = Kernel(lambda *args: launched.append(args), ("a0", "a1", "n"), 3)
+    kernel = NumberedKernel(lambda *args: launched.append(args), ("a0", "a1", "n"), 3)
     n = Var("n", 0)
     t = TensorType(F32, "cpu", contiguous((n,)))
     step = LaunchStep("k", ("y", "x"), (n,), (n + 3) // 4, "cuda:3")

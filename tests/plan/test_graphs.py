@@ -25,7 +25,7 @@ from lenz.plan import graphs
 from lenz.plan.build import build
 from lenz.plan.graphs import GRAPH, Graphed, Region, Uncaptured, graphed
 from lenz.plan.native import native
-from lenz.plan.native_frame import Layout
+from lenz.plan.native_frame import TorchLayout
 from lenz.plan.native_link import declared
 from lenz.schedule import schedule
 from lenz.sym import Var, sym
@@ -111,7 +111,7 @@ def test_inputs_say_what_of_them_stays_and_what_is_written() -> None:
 
 def test_the_plan_around_a_graph_is_text_and_native_code() -> None:
     """It reads as it prints, and LLVM takes its code."""
-    layout = Layout(
+    layout = TorchLayout(
         16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0,
         lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
     )  # fmt: skip
@@ -194,7 +194,7 @@ def test_why_a_plan_has_no_graph() -> None:
 
 def test_a_plan_with_graphs_is_left_on_every_way_out() -> None:
     """A flag says that a call is under way: it is set once and cleared before each return."""
-    layout = Layout(
+    layout = TorchLayout(
         16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0,
         lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor, randn
 
 from lenz import loading
 from lenz.plan.native import native
-from lenz.plan.native_frame import Refused
+from lenz.plan.native_frame import NotNative
 from lenz.runtime.native import places
 
 pytestmark = pytest.mark.skipif(places() is None, reason="this torch keeps its tensors otherwise")
@@ -29,7 +29,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def noted(*args: Any) -> Any:
         try:
             code = native(*args)
-        except Refused as e:
+        except NotNative as e:
             found.append(str(e))
             raise
         found.append("native")

@@ -14,7 +14,7 @@ from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import CallStep
 from lenz.ir.tensor import Layout as Strides
 from lenz.ir.tensor import TensorType
-from lenz.plan.native_frame import Frame, Layout
+from lenz.plan.native_frame import Frame, TorchLayout
 from lenz.plan.native_shim import shim
 from lenz.sym import sym
 
@@ -40,7 +40,7 @@ def frame(kind: str, known: dict[str, list[str]], dtype: DType = F32) -> Frame:
         _, name, overload = op.split(".")
         return getattr(getattr(torch.ops.aten, name), overload)._schema
 
-    f = Frame(Layout(16, 8, 0, {}, 0, 0, schema, known.__contains__))
+    f = Frame(TorchLayout(16, 8, 0, {}, 0, 0, schema, known.__contains__))
     place = "cpu" if kind == "cpu" else "cuda:0"
     layout = Strides((sym(4),), (sym(1),))
     f.types["x"] = TensorType(dtype, place, layout)

@@ -195,8 +195,8 @@ class Graph:
         self.of, self.key = of, key
         self.replays, self.is_held, self.is_busy = 0, False, False
 
-    def made(self) -> replay.Made:
-        return replay.Made(self.call, self.tried, (self,))  # type: ignore[arg-type]
+    def made(self) -> replay.GraphCall:
+        return replay.GraphCall(self.call, self.tried, (self,))  # type: ignore[arg-type]
 
     def call(self, args: list[Any]) -> Any:
         results = self.tried(args)
@@ -215,7 +215,7 @@ def simulated(made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch) -> l
     cut(monkeypatch, 0, calls=False)
     found: list[Graph] = []
 
-    def linked(self: Any, graphed: Any, key: replay.Key, *args: Any) -> replay.Made:
+    def linked(self: Any, graphed: Any, key: replay.Key, *args: Any) -> replay.GraphCall:
         found.append(Graph(self, key))
         return found[-1].made()
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from lenz.ir.binary import Binary
-from lenz.machine.cuda.driver import Launch, _launcher
+from lenz.machine.cuda.driver import Launcher, _launcher
 
 THREADS, POINTERS, SIZES = 8, 3, 2
 STREAM_AT = 32  # bytes before the stream in CUlaunchConfig
@@ -21,7 +21,7 @@ BINARY = Binary("kernel", b"code", 4, 0, 2, 32, 0)
 Driver = Callable[[int, int, int, int], int]
 
 
-def launcher(driver: Driver) -> Launch:
+def launcher(driver: Driver) -> Launcher:
     return _launcher(SimpleNamespace(cuLaunchKernelEx=driver), 1, BINARY, POINTERS, SIZES)
 
 

@@ -11,7 +11,7 @@ import torch
 import lenz.ops  # noqa: F401 - the reader finds ops by name
 from lenz.ir.kernel import Kernel
 from lenz.ir.reader import read
-from lenz.machine.cuda.tune.bench import FEW, FLUSH, MOST, Gpu, arguments, measure, restoring
+from lenz.machine.cuda.tune.bench import FEW, FLUSH, MOST, Gpu, example_args, measure, restoring
 from lenz.sym import SymEnv, Var
 from tests.tune.fake_gpu import FLUSH_US, FakeGpu
 
@@ -175,11 +175,11 @@ kernel @k pointwise (%a: inout f32[64], %b: in bf16[64], %c: inout f32[64], %d: 
 
 def test_arguments_are_random_at_the_example_sizes() -> None:
     k = kernel(STEP)
-    made = arguments(k, SymEnv(), CPU)
+    made = example_args(k, SymEnv(), CPU)
     assert [t.dtype for t in made] == [torch.float32, torch.bfloat16, torch.float32, torch.bool]
     assert [t.numel() for t in made] == [64] * 4
     assert len(made[0].unique()) > 60 and len(made[1].unique()) > 40, "zeros run faster than data"
-    again = arguments(k, SymEnv(), CPU)
+    again = example_args(k, SymEnv(), CPU)
     assert all(torch.equal(x, y) for x, y in zip(made[:3], again[:3], strict=True))
 
 
@@ -187,7 +187,7 @@ def test_random_numbers_of_the_user_are_not_drawn() -> None:
     torch.manual_seed(3)
     want = torch.rand(4)
     torch.manual_seed(3)
-    arguments(kernel(STEP), SymEnv(), CPU)
+    example_args(kernel(STEP), SymEnv(), CPU)
     assert torch.equal(torch.rand(4), want)
 
 
@@ -198,7 +198,7 @@ def test_a_kernel_without_mutation_copies_nothing() -> None:
 
 def test_mutated_arguments_are_restored_and_others_left_alone() -> None:
     k = kernel(STEP)
-    made = arguments(k, SymEnv(), CPU)
+    made = example_args(k, SymEnv(), CPU)
     before = [t.clone() for t in made]
     restore = restoring(k, made)
     assert restore is not None
@@ -211,7 +211,7 @@ def test_mutated_arguments_are_restored_and_others_left_alone() -> None:
 
 @pytest.mark.parametrize("n", [1, 5, 100, 100_000])
 def test_positions_are_in_the_range_that_the_kernel_checks(n: int) -> None:
-    index, data, _ = arguments(gather(n), SymEnv(), CPU)
+    index, data, _ = example_args(gather(n), SymEnv(), CPU)
     assert data.numel() == n
     assert int(index.min()) >= 0 and int(index.max()) < n
     assert int(index.max()) >= min(n, 127) // 2, "all positions are near the first"
@@ -219,5 +219,5 @@ def test_positions_are_in_the_range_that_the_kernel_checks(n: int) -> None:
 
 def test_sizes_are_those_of_the_example() -> None:
     env = SymEnv().with_var(Var("s0", 1, None), 50)
-    a, b = arguments(kernel(COPY), env, CPU)
+    a, b = example_args(kernel(COPY), env, CPU)
     assert (a.numel(), b.numel()) == (50, 150)

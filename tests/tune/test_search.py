@@ -25,7 +25,7 @@ from lenz.machine.cuda.tune import search
 from lenz.machine.cuda.tune.search import config, tune
 from lenz.machine.cuda.tune.space import space
 from lenz.options import Options
-from lenz.pipeline import launched, named, optimise
+from lenz.pipeline import kernels_of, named, optimise
 from lenz.runtime.store import Store
 from lenz.schedule import schedule
 from tests.gpu_oracle import gpu_context, on_gpu
@@ -144,7 +144,7 @@ def test_equal_kernels_are_measured_once_and_all_replaced(compiler: Compiler) ->
     assert len(reports) == 1
     first, second = launches(tuned)
     assert first.kernel is second.kernel and first.kernel.tile.warps == 8
-    assert launched(tuned) == {first.kernel.name: (first.kernel, "cuda:0")}
+    assert kernels_of(tuned) == {first.kernel.name: (first.kernel, "cuda:0")}
 
 
 def test_where_all_tiles_are_one_nothing_is_measured(compiler: Compiler) -> None:
@@ -225,7 +225,7 @@ def test_without_memory_the_cost_model_decides(
 
     s = prepared(TWO)
     with monkeypatch.context() as patch:
-        patch.setattr(search, "arguments", arguments)
+        patch.setattr(search, "example_args", arguments)
         tuned, reports = tune(s, store, lambda _: FakeGpu())
     assert all(r.chosen == 0 and r.tried[0].why == "CUDA out of memory." for r in reports)
     assert [x.kernel for x in launches(tuned)] == [x.kernel for x in launches(s)]

@@ -15,7 +15,7 @@ from lenz.ir.verify import verify
 from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
-from lenz.machine.cuda.tune.bench import arguments, restoring
+from lenz.machine.cuda.tune.bench import example_args, restoring
 from lenz.machine.cuda.tune.search import Choice, config
 from lenz.machine.cuda.tune.space import space
 from lenz.pipeline import optimise
@@ -157,7 +157,7 @@ def test_the_workspace_of_a_scan_is_large_enough_for_every_candidate() -> None:
         verify(k)  # no part of a row is beyond the end of the workspace
         assert k.params[-1].mode == "work" and k.params[-1].size.hi
     choice = Choice(launch.candidates, s.graph.env)
-    given = arguments(choice.widest(), s.graph.env, torch.device("cpu"))
+    given = example_args(choice.widest(), s.graph.env, torch.device("cpu"))
     needed = [s.graph.env.hint(k.params[-1].size) for k in launch.candidates]
     assert given[-1].numel() == max(needed) > min(needed) and not given[-1].any()
     given[-1].fill_(1)

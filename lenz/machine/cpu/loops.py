@@ -26,7 +26,7 @@ BLOCK = 4096  # elements of a 1-d loop per parallel iteration
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LoopForm:
     """A form, named by its kind of kernel, and the axis whose elements are the lanes of vectors."""
 
     kind: KernelKind
@@ -34,19 +34,19 @@ class Choice:
     across: Axis | None = None
 
 
-def choose(g: Group, s: Stages, env: SymEnv) -> Choice:
+def choose_form(g: Group, s: Stages, env: SymEnv) -> LoopForm:
     """Pick the form with the most contiguous accesses."""
     axes, raxes = g.domain.axes, g.domain.raxes
     if raxes:
         if s.sorts or not s.in_columns:  # rows are sorted one after the other
-            return Choice("reduction", raxes[-1])
-        return Choice("outer_reduction", axes[-1])
+            return LoopForm("reduction", raxes[-1])
+        return LoopForm("outer_reduction", axes[-1])
     if not axes:
-        return Choice("pointwise", None)
+        return LoopForm("pointwise", None)
     offsets = s.offsets
     v = _vector_axis(axes, offsets, env)
     u = _across_axis(axes, v, offsets, env)
-    return Choice("pointwise", v) if u is None else Choice("transpose", v, u)
+    return LoopForm("pointwise", v) if u is None else LoopForm("transpose", v, u)
 
 
 def _vector_axis(axes: Axes, offsets: list[Sym], env: SymEnv) -> Axis:

@@ -8,7 +8,7 @@ from lenz.context import Context
 from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.ir.kernel import For, If, Reduce, Scan, Sort, Stmt, Store, TileConfig, exprs_of, walk
 from lenz.machine.cpu import vectors
-from lenz.machine.cpu.loops import choose
+from lenz.machine.cpu.loops import choose_form
 from lenz.machines import Form, Space
 from lenz.schedule.legal import Group
 from lenz.schedule.stages import stages
@@ -45,11 +45,11 @@ def forms(
         return [Form("scatter", body, _tile(body, env))]
     elide = not cx.options.emulate_rounding
     s = stages(g, stored, env, elide, named=True)
-    choice = choose(g, s, env)
+    choice = choose_form(g, s, env)
     scans = any(n.scans for n in g.nests)
     match choice.kind:
         case "reduction":
-            body = (vectors.runs(g, s) if scans else None) or vectors.rows(g, s)
+            body = (vectors.runs(g, s) if scans else None) or vectors.row_loops(g, s)
         case "outer_reduction":
             s = stages(g, stored, env, elide, named=False)
             body = vectors.columns(g, s, env)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from lenz.ir.expr import nodes_of, syms_of
 from lenz.ir.kernel import For, LoopKind, Scan, Stmt, Store
 from lenz.ir.tensor import Axis, axis
-from lenz.machine.cpu.loops import BLOCK, TILE, Choice
+from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
 from lenz.schedule.accesses import coefficient
 from lenz.schedule.borders import at, spans_of
-from lenz.schedule.cut import cut, joined, moved, nested
+from lenz.schedule.cut import all_moved, cut, joined, nested
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.result import Update
@@ -30,7 +30,7 @@ WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
 SQUARE = 4 * TILE
 
 
-def rows(g: Group, s: Stages) -> tuple[Stmt, ...]:
+def row_loops(g: Group, s: Stages) -> tuple[Stmt, ...]:
     """Rows in parallel; R is the vector."""
     inside: list[Stmt] = []
     for k, row in enumerate(s.rows):
@@ -69,7 +69,7 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     body = [
         replace(x, over=lane.var, every=n.value) if isinstance(x, Scan) else x for x in s.loops[0]
     ]
-    loop: tuple[Stmt, ...] = (For(lane, "vector", moved(body, at)),)
+    loop: tuple[Stmt, ...] = (For(lane, "vector", all_moved(body, at)),)
     return nested([*outer, *block], "parallel", loop)
 
 
@@ -82,14 +82,14 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
     inside: list[Stmt] = []
     for k, row in enumerate(s.rows):
         if row:
-            inside.append(For(lane, "vector", moved(row, at)))
+            inside.append(For(lane, "vector", all_moved(row, at)))
         if k < len(s.loops) and s.loops[k]:
-            loop = (For(lane, "vector", moved(s.loops[k], at)),)
+            loop = (For(lane, "vector", all_moved(s.loops[k], at)),)
             inside.extend(nested(g.domain.raxes, "seq", loop))
     return nested([*outer, *block], "parallel", tuple(inside))
 
 
-def elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, ...]:
+def elements(g: Group, s: Stages, choice: LoopForm, env: SymEnv) -> tuple[Stmt, ...]:
     """Parallel blocks of one axis, which is the vector; in spans if that decides tests.
 
     Few rows are split into blocks inside each span; the spans are successive loops.
@@ -105,7 +105,7 @@ def elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, ..
     if not spans:
         block, lane = cut(v, BLOCK)
         loop: tuple[Stmt, ...] = (
-            For(lane, "vector", moved(statements, {v.var: joined(block, lane, BLOCK)})),
+            For(lane, "vector", all_moved(statements, {v.var: joined(block, lane, BLOCK)})),
         )
         return nested([*outer, *block], "parallel", nested(later, "seq", loop))
     rows = env.hint(product([a.extent for a in outer]))
@@ -114,13 +114,13 @@ def elements(g: Group, s: Stages, choice: Choice, env: SymEnv) -> tuple[Stmt, ..
     for span in spans:
         part, stores = at(v, *span, statements)
         block, lane = cut(part, BLOCK) if is_long else ([], part)
-        loop = (For(lane, "vector", moved(stores, {part.var: joined(block, lane, BLOCK)})),)
+        loop = (For(lane, "vector", all_moved(stores, {part.var: joined(block, lane, BLOCK)})),)
         loop = nested(later, "seq", loop)
         made.extend(nested([*outer, *block], "parallel", loop) if is_long else loop)
     return tuple(made) if is_long else nested(outer, "parallel", tuple(made))
 
 
-def tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
+def tiles(g: Group, s: Stages, choice: LoopForm) -> tuple[Stmt, ...]:
     """Parallel squares of tiles that are transposed in registers."""
     v, u = choice.vector, choice.across
     assert v is not None and u is not None
@@ -137,7 +137,7 @@ def tiles(g: Group, s: Stages, choice: Choice) -> tuple[Stmt, ...]:
         blocks += block
         lanes.append(lane)
     u_lane, v_lane = lanes
-    tile = (For(u_lane, "unroll", (For(v_lane, "vector", moved(statements, at)),)),)
+    tile = (For(u_lane, "unroll", (For(v_lane, "vector", all_moved(statements, at)),)),)
     outer = [a for a in g.domain.axes if a is not v and a is not u]
     return nested([*outer, *squares], "parallel", nested(blocks, "seq", tile))
 
@@ -153,7 +153,7 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
     p = n.axes[-1] if n.axes else None
     if p is not None and coefficient(n.offset, p.var) is ONE and env.hint(p.extent) >= SHORT:
         block, lane = cut(p, SCATTER_PANEL)
-        panel = moved([store], {p.var: joined(block, lane, SCATTER_PANEL)})
+        panel = all_moved([store], {p.var: joined(block, lane, SCATTER_PANEL)})
         loop = nested(n.raxes, "seq", (For(lane, "vector", panel),))
         return nested([*n.axes[:-1], *block], "parallel", loop)
     body: tuple[Stmt, ...] = (store,)

@@ -27,6 +27,7 @@ from lenz.ir.kernel import (
     Stmt,
     Store,
     TileConfig,
+    position,
     slots,
     words,
 )  # fmt: skip
@@ -37,9 +38,9 @@ from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.whole import untested
 from lenz.machines import Form
 from lenz.schedule.accesses import coefficient
-from lenz.schedule.cut import cut_all, moved, nested, over_parts, undecided
+from lenz.schedule.cut import all_moved, cut_all, nested, over_parts, undecided
 from lenz.schedule.legal import Group, in_parts
-from lenz.schedule.nest import Axes, Domain, Nest, position
+from lenz.schedule.nest import Axes, Domain, Nest
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, product, substitute
@@ -185,7 +186,7 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
     widths = _widths(axes, shape.tile, env)
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all(axes, widths, at)
-    store = moved([Store(n.target, n.offset, n.body, n.result.bound, n.result.mode)], at)
+    store = all_moved([Store(n.target, n.offset, n.body, n.result.bound, n.result.mode)], at)
     body = nested(grid, "grid", nested(lanes, "lane", store))
     return Form("scatter", body, TileConfig(warps=_warps(_area(widths), 8, shape)))
 
@@ -227,7 +228,7 @@ def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
             back = LookBack(block.var, "", work + row * each, group)
             x, work = replace(x, over=lane.var, back=back), work + g.domain.rows * each
         body.append(x)
-    inside = nested([*lanes, lane], "lane", moved(body, at))
+    inside = nested([*lanes, lane], "lane", all_moved(body, at))
     area = _area(widths)
     # 64 registers of 32 bits per thread hold the values of its elements, or 128 if they have 64
     # bits: 2^26 i64 take 290 us with 2 warps, 326 us with 4.
@@ -438,11 +439,11 @@ def _loops(
         }
         found: list[Stmt] = []
         for k, statements in enumerate(s.rows):
-            found.extend((*s.sorts.get(k, ()), *moved(statements, at)))
+            found.extend((*s.sorts.get(k, ()), *all_moved(statements, at)))
             if k < len(s.loops) and s.loops[k]:
-                body = moved([over_parts(x, over) for x in s.loops[k]], at)
+                body = all_moved([over_parts(x, over) for x in s.loops[k]], at)
                 found.extend(nested(steps, "seq", nested(inner, "lane", body)))
-        return (*found, *nested(d.kept, "lane", moved(s.kept, at))) if s.kept else tuple(found)
+        return (*found, *nested(d.kept, "lane", all_moved(s.kept, at))) if s.kept else tuple(found)
 
     body, most = row(None), dict[Axis, int]()
     for a in d.raxes:
@@ -457,7 +458,7 @@ def _loops(
         body = (If(*held, row(most), body),)
     body = nested(turns, "seq", nested(rows, "lane", body))
     if s.columns:
-        body += nested(cut_all(d.raxes, widths, at)[1], "lane", moved(s.columns, at))
+        body += nested(cut_all(d.raxes, widths, at)[1], "lane", all_moved(s.columns, at))
     return nested(grid, "grid", nested(lanes, "lane", body))
 
 

@@ -25,7 +25,7 @@ MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 FREE_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 
 
-class Launch(Protocol):
+class Launcher(Protocol):
     """Launches one kernel: (stream, programs, pointers.., sizes..) -> None.
 
     Native code launches by its `record`: the configuration, then the kernel's handle in 8 bytes.
@@ -64,7 +64,7 @@ def capability(number: int) -> int:
     return 10 * major + minor
 
 
-def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
+def function(b: Binary, number: int, pointers: int, sizes: int) -> Launcher:
     """A callable for one kernel on GPU `number`.
 
     Raises RuntimeError with the driver's message if the driver refuses the code or a launch. Errors
@@ -73,7 +73,7 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
     driver = library()
     with torch.cuda.device(number):
         torch.cuda.current_stream(number).query()  # creates the device's context
-        handle = loaded(b.code, b.name)
+        handle = load_function(b.code, b.name)
         if b.shared > FREE_SHARED:
             value = ctypes.c_void_p(handle), MAX_DYNAMIC_SHARED, b.shared
             check(
@@ -82,7 +82,7 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launch:
     return _launcher(driver, handle, b, pointers, sizes)
 
 
-def loaded(code: bytes, name: str) -> int:
+def load_function(code: bytes, name: str) -> int:
     """The handle of one kernel of a cubin or of PTX text, on the current GPU."""
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     check(library().cuModuleLoadData(ctypes.byref(module), code), f"loading {name}")
@@ -105,7 +105,7 @@ def _block(values: int) -> tuple[Any, int, int]:
     return block, start, first + 8 * values
 
 
-def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) -> Launch:
+def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) -> Launcher:
     if not handle:
         raise InternalError(f"{b.name} has no address", pass_name="runtime")
     values = pointers + sizes + b.extra
@@ -133,4 +133,4 @@ def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) ->
     record = ctypes.create_string_buffer(CONFIG_BYTES + 8)
     struct.pack_into(f"={CONFIG}Q", record, 0, 0, 1, 1, threads, 1, 1, shared, 0, 0, 0, handle)
     launch.record = record  # type: ignore[attr-defined]  # functions may have any
-    return cast("Launch", launch)
+    return cast("Launcher", launch)

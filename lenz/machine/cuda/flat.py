@@ -17,11 +17,11 @@ us, the same as a copy, and 477 us row by row; the gradient of cross-entropy 413
 from __future__ import annotations
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, If, Stmt, Store
+from lenz.ir.kernel import For, If, Stmt, Store, position
 from lenz.ir.tensor import Axis, axis
-from lenz.schedule.cut import moved, nested
+from lenz.schedule.cut import all_moved, nested
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import digits, position
+from lenz.schedule.nest import digits
 from lenz.schedule.stages import Stages
 from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, maximum, minimum, product
 
@@ -56,7 +56,7 @@ def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] 
     def lanes(row: Sym, start: Sym, count: Sym) -> tuple[Stmt, ...]:
         """The elements of one row that a tile holds, from position `start` of the flat row."""
         own = {**digits(axes[:-1], row), last.var: start + lane - last.extent * row}
-        return (For(Axis(lane, count), "lane", moved(s.rows[0], own)),)
+        return (For(Axis(lane, count), "lane", all_moved(s.rows[0], own)),)
 
     part = axis("part", (end - 1) // last.extent - row + 1)
     own = row + part.var

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lenz.ir.plan import Alloc, LaunchStep, Reuse, ViewStep
 from lenz.machine.cuda import driver
-from lenz.runtime.captured import Captured, Node, Runner, Wanted
+from lenz.runtime.captured import Captured, KernelNode, Runner, Wanted
 
 HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
 # CUDA_KERNEL_NODE_PARAMS: function, grid x y z, block x y z, shared memory, arguments, and three
@@ -36,7 +36,7 @@ def side_stream(gpu: int, stream: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch's
 
 
-class Pool:
+class GraphMemory:
     """The memory of graphs, which torch gives back when the last of them is dropped."""
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Pool:
 
 
 @cache
-def _pools() -> WeakValueDictionary[tuple[int, int], Pool]:
+def _pools() -> WeakValueDictionary[tuple[int, int], GraphMemory]:
     return WeakValueDictionary()
 
 
-def pool(gpu: int, stream: int) -> Pool:
+def pool(gpu: int, stream: int) -> GraphMemory:
     """The memory of what graphs for a stream need only while they run: they run one by one."""
-    return _pools().setdefault((gpu, stream), Pool())
+    return _pools().setdefault((gpu, stream), GraphMemory())
 
 
 class Exec:
@@ -69,13 +69,13 @@ class Exec:
         driver.check(driver.library().cuGraphLaunch(*told), "launching a CUDA graph")
 
 
-def capture(w: Wanted, like: Runner, gpu: int) -> Captured:
+def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
     """Capture a graph on the current device; raises RuntimeError if the driver or torch refuses.
 
     `like` has the kernels and sizes.
     """
     side = side_stream(gpu, like.stream)
-    memory = Pool() if keeps_its_own(w) else pool(gpu, like.stream)
+    memory = GraphMemory() if keeps_its_own(w) else pool(gpu, like.stream)
     copier(gpu)  # nothing may be loaded while a stream is captured
     side.wait_stream(torch.cuda.current_stream(gpu))
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -112,7 +112,7 @@ class _Capture(Runner):
         self.w, self.gpu = w, gpu
         self.given = {**w.reads, **w.writes}
         self.origins = {name: name for name in w.reads if name not in w.copied}
-        self.nodes: list[Node] = []
+        self.nodes: list[KernelNode] = []
         self.uses: dict[str, list[tuple[int, int, int]]] = {}
         self.results: dict[str, Tensor] = {}
         # What is kept must not lie in the pool, which other graphs use too.
@@ -148,8 +148,10 @@ class _Capture(Runner):
         for k in range(0, len(pieces), PIECES):
             rows = pieces[k : k + PIECES]
             table = (ctypes.c_uint64 * (3 * PIECES))(*[x for p in rows for x in p[1:4]])
-            node = Node(0, None, table)
-            node.parameters = packed(copier(self.gpu), (BLOCKS, len(rows)), THREADS, 0, [table])
+            node = KernelNode(0, None, table)
+            node.parameters = node_params(
+                copier(self.gpu), (BLOCKS, len(rows)), THREADS, 0, [table]
+            )
             launch(node.parameters, self.stream)
             node.handle = self.last()
             for row, (name, to, start, _, moves) in enumerate(rows):
@@ -179,10 +181,11 @@ class _Capture(Runner):
         assert s.grid is not None
         if (programs := self.size(s.grid)) == 0 or not any(a in self.origins for a in s.args):
             return given
-        (_, _, _, threads, _, _, shared), handle = unpacked(self.functions[s.kernel].record)
+        (_, _, _, threads, _, _, shared), handle = launch_fields(self.functions[s.kernel].record)
         values = (ctypes.c_int64 * len(given))(*[v - (1 << 64) if v >> 63 else v for v in given])
         each = [ctypes.c_int64.from_buffer(values, 8 * k) for k in range(len(given))]
-        node = Node(self.last(), packed(handle, (programs, 1), threads, shared, each), values)
+        params = node_params(handle, (programs, 1), threads, shared, each)
+        node = KernelNode(self.last(), params, values)
         for k, a in enumerate(s.args):
             if origin := self.origins.get(a):
                 use = len(self.nodes), k, given[k] - self.given[origin].data_ptr()
@@ -222,16 +225,16 @@ def copier(gpu: int) -> int:
     """The handle of the kernel in copy.ptx, which the driver compiles."""
     text = (files("lenz.machine.cuda") / "copy.ptx").read_bytes() + b"\0"
     with torch.cuda.device(gpu):
-        return driver.loaded(text, "copy_pieces")
+        return driver.load_function(text, "copy_pieces")
 
 
-def unpacked(record: Any) -> tuple[tuple[int, ...], int]:
+def launch_fields(record: Any) -> tuple[tuple[int, ...], int]:
     """The grid, block and shared memory of a launch's record, and the kernel's handle."""
     fields = struct.unpack_from(f"={driver.CONFIG}Q", record)
     return fields[:7], fields[-1]
 
 
-def packed(
+def node_params(
     handle: int, grid: tuple[int, int], threads: int, shared: int, arguments: Sequence[Any]
 ) -> Any:
     """CUDA_KERNEL_NODE_PARAMS of a launch; it keeps the arguments alive."""

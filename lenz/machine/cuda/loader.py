@@ -8,9 +8,9 @@ import torch
 
 from lenz.ir.binary import decode
 from lenz.machine.cuda import driver
-from lenz.machine.cuda.graph import capture
+from lenz.machine.cuda.graph import capture_graph
 from lenz.machine.cuda.triton.compile import version
-from lenz.machine.cuda.triton.pool import start
+from lenz.machine.cuda.triton.pool import wake
 from lenz.machines import Counts, Functions, Loader, register
 
 
@@ -27,6 +27,6 @@ def key(device: str) -> str:
 
 
 LOADER = Loader(
-    "cubin", lambda kernels: {n: f"{n}.cubin" for n in kernels}, load, key, start, capture
+    "cubin", lambda kernels: {n: f"{n}.cubin" for n in kernels}, load, key, wake, capture_graph
 )
 register("cuda", LOADER)

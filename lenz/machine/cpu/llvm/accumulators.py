@@ -143,15 +143,15 @@ class Accumulator:
         return self.converted(w, value)
 
 
-def start(w: Writer, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
+def begin(w: Writer, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
     """Create a reduction's accumulators; `path` are the loops from its outermost one inwards."""
     w.define(s.name, s)
     lane = next((f for f in path if f.kind == "vector"), None)
     if w.indices.lane is not None:
         lane = None  # already in a vector loop: every lane has its own accumulators
-    across = lane is not None and lane.axis.var in over(s)
+    across = lane is not None and lane.axis.var in loops_over(s)
     axes = {f.axis.var: f.axis for f in path}
-    place = position([axes[v] for v in over(s)])
+    place = position([axes[v] for v in loops_over(s)])
     # A scan handles the copies one by one; a reduction has registers for each copy.
     in_copies = lane if across and isinstance(s, Reduce) else None
     acc = Accumulator(
@@ -161,7 +161,7 @@ def start(w: Writer, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
         lanes=lane is not None or w.indices.lane is not None,
         across=across,
         copies=vector_copies(w, in_copies) if in_copies else w.scopes.copies,
-        axes=tuple([a for v, a in axes.items() if v not in over(s)]),
+        axes=tuple([a for v, a in axes.items() if v not in loops_over(s)]),
     )
     if acc.axes:
         _start_arrays(w, acc)
@@ -216,7 +216,7 @@ def _extent(a: Axis) -> int:
     return max(a.extent.hi, 1)
 
 
-def over(s: Reduce | Scan) -> tuple[Var, ...]:
+def loops_over(s: Reduce | Scan) -> tuple[Var, ...]:
     """The variables of the loops that a statement accumulates over."""
     return s.over if isinstance(s, Reduce) else (s.over,)
 
@@ -229,7 +229,7 @@ def reduces_of(loop: For) -> list[tuple[Reduce | Scan, tuple[For, ...]]]:
         for s in body:
             for inner in bodies_of(s):
                 visit(inner, (*path, s) if isinstance(s, For) else path)
-            if isinstance(s, (Reduce, Scan)) and loop.axis.var in over(s):
+            if isinstance(s, (Reduce, Scan)) and loop.axis.var in loops_over(s):
                 found.append((s, path))
 
     visit(loop.body, (loop,))

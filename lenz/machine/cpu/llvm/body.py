@@ -20,7 +20,7 @@ from lenz.ir.kernel import (
 )  # fmt: skip
 from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
 from lenz.machine.cpu.llvm.access import store_pairs
-from lenz.machine.cpu.llvm.accumulators import Accumulator, names_reduced, reduces_of, start
+from lenz.machine.cpu.llvm.accumulators import Accumulator, begin, names_reduced, reduces_of
 from lenz.machine.cpu.llvm.masks import stores_plainly, tail_mask
 from lenz.machine.cpu.llvm.scopes import Cell, Value
 from lenz.machine.cpu.llvm.writer import Writer, stored
@@ -57,9 +57,9 @@ class Body(Writer):
                 case Reduce():
                     self.accs[s.name].take(self)
                 case Scan():
-                    prefix.take(self, self.accs[s.name])
+                    prefix.emit_scan(self, self.accs[s.name])
                 case Sort():
-                    sorting.take(self, s)
+                    sorting.emit_sort(self, s)
                 case Store():
                     self.store(s)
         self.values.floor = floor
@@ -81,13 +81,13 @@ class Body(Writer):
 
     def loop(self, s: For) -> None:
         """Emit a loop, then the results of the reductions that end with it."""
-        ended = [start(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs]
+        ended = [begin(self, r, path) for r, path in reduces_of(s) if r.name not in self.accs]
         self.accs |= {acc.stmt.name: acc for acc in ended}
         with self.writing(s.body):
             if self.indices.lane is None and s.kind == "vector":
                 self.vector_loop(s)
             elif self.indices.lane is None and tiles.is_tile(s, self.scopes):
-                tiles.emit(self, s)
+                tiles.emit_tile(self, s)
             elif s.kind == "unroll" and isinstance(s.axis.extent, Int):
                 self.unrolled(s)
             else:

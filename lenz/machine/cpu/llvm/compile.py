@@ -79,7 +79,7 @@ def assembly(text: str, target: Target | None = None) -> str:
     return str(_machine(target or host_target()).emit_assembly(module))
 
 
-class Library:
+class Linked:
     """Linked code. The addresses are valid as long as this object lives."""
 
     __slots__ = ("_tracker", "addresses")
@@ -96,7 +96,7 @@ def _linker() -> tuple[Any, Any]:
     return jit, itertools.count()
 
 
-def link(obj: bytes, exports: Sequence[str], imports: Mapping[str, int]) -> Library:
+def link(obj: bytes, exports: Sequence[str], imports: Mapping[str, int]) -> Linked:
     """Link an object and give the addresses of `exports`.
 
     `imports` are addresses of the functions that the object calls; raises InternalError if one is
@@ -112,4 +112,4 @@ def link(obj: bytes, exports: Sequence[str], imports: Mapping[str, int]) -> Libr
         tracker = builder.link(jit, f"lenz.{next(count)}")
     except RuntimeError as e:
         raise InternalError(f"the object does not link: {e}", pass_name="codegen") from e
-    return Library(tracker, {symbol: tracker[symbol] for symbol in exports})
+    return Linked(tracker, {symbol: tracker[symbol] for symbol in exports})

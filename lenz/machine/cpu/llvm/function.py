@@ -33,7 +33,7 @@ class Module:
         return f"@{name}"
 
 
-class Scope:
+class OpenBody:
     """One open body: its text, the label of its current block, and the memo keys made in it."""
 
     __slots__ = ("keys", "label", "lines")
@@ -54,7 +54,7 @@ class Function:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.scopes = [Scope("entry")]
+        self.scopes = [OpenBody("entry")]
         self.allocas: list[str] = []
         self.products: dict[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = {}
         self._count = 0

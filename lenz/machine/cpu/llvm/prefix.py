@@ -25,7 +25,7 @@ from lenz.machine.cpu.llvm.types import iota, value_type
 from lenz.machine.cpu.llvm.writer import Writer
 
 
-def take(w: Writer, acc: Accumulator) -> None:
+def emit_scan(w: Writer, acc: Accumulator) -> None:
     """Accumulate one value and name the running value."""
     scopes, (dtype,) = w.scopes, acc.dtypes
     value = acc.operand(w)

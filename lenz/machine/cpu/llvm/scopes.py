@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from lenz.ir.dtype import DType
 from lenz.machine.cpu.llvm.builder import Builder
-from lenz.machine.cpu.llvm.function import Function, Module, Scope
+from lenz.machine.cpu.llvm.function import Function, Module, OpenBody
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.types import iota, splat, value_type, vector
 
@@ -93,7 +93,7 @@ class Scopes:
 
     def push(self, label: str) -> None:
         """Open a scope."""
-        self.fn.scopes.append(Scope(label))
+        self.fn.scopes.append(OpenBody(label))
 
     def pop(self) -> list[str]:
         """Close the innermost scope, forget its values, and return its text."""

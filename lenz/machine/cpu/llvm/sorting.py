@@ -24,7 +24,7 @@ from lenz.machine.cpu.llvm.writer import Writer
 HELD = 4
 
 
-def take(w: Writer, s: Sort) -> None:
+def emit_sort(w: Writer, s: Sort) -> None:
     """Sort a local."""
     fn, local = w.scopes.fn, w.locals[s.buffer]
     count = w.indices.scalar(s.size).names[0]

@@ -40,7 +40,7 @@ def is_tile(s: For, scopes: Scopes) -> bool:
     return any(is_transposed(e.attrs[1][0], s.axis.var, inner.axis.var) for e in loads)
 
 
-def emit(w: Writer, s: For) -> None:
+def emit_tile(w: Writer, s: For) -> None:
     """Emit the tile, and plain loops for smaller extents."""
     inner = s.body[0]
     assert isinstance(inner, For)

@@ -12,7 +12,7 @@ from math import prod
 from lenz.ir.dtype import BOOL, I64
 from lenz.ir.kernel import For, Reduce, Stmt, bodies_of, position
 from lenz.ir.tensor import Axis
-from lenz.machine.cuda.triton.reductions import combine_name, identity, is_arg, state_dtype
+from lenz.machine.cuda.triton.reductions import combine_name, is_arg, neutral_value, state_dtype
 from lenz.machine.cuda.triton.text import Dims, Term
 from lenz.machine.cuda.triton.types import constant
 from lenz.machine.cuda.triton.values import Values
@@ -67,7 +67,7 @@ class Accumulators:
         """Create the state that a loop of the text carries, before the loop."""
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
-        first = constant(dtype, identity(s.kind, s.value.dtype))
+        first = constant(dtype, neutral_value(s.kind, s.value.dtype))
         shape, level = v.lanes.shape(acc.dims), v.text.level
         total, at_name = f"{s.name}_acc", f"{s.name}_at"
         acc.carried = (total, at_name) if is_arg(s.kind) else (total,)
@@ -150,7 +150,7 @@ class Accumulators:
         if dtype is not s.value.dtype:
             text = f"{text}.to({triton_type(dtype)})"
         tails = v.lanes.conditions(acc.lanes)
-        neutral = constant(dtype, identity(s.kind, s.value.dtype))
+        neutral = constant(dtype, neutral_value(s.kind, s.value.dtype))
         if tails:
             runs = " & ".join([t.text for t in tails])
             text = f"tl.where({runs}, {text}, {neutral})"

@@ -32,7 +32,7 @@ from lenz.machine.cuda.triton.indices import Indices, fits, joint
 from lenz.machine.cuda.triton.lanes import Lanes, widths_of
 from lenz.machine.cuda.triton.legalise import legalise
 from lenz.machine.cuda.triton.look_back import LookingBack
-from lenz.machine.cuda.triton.random import FUNCTION, function, pairs_of
+from lenz.machine.cuda.triton.random import FUNCTION, pairs_of, random_pairs_text
 from lenz.machine.cuda.triton.reductions import COMBINE, SCANS, UPDATES
 from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.machine.cuda.triton.types import constant, memory_type
@@ -54,7 +54,7 @@ def emit(k: Kernel, arch: int = 80) -> KernelText:
     body = _Body(legal, not fits(_indices(legal)))
     lines = body.run()
     head = HEAD + LIBDEVICE * any("libdevice." in line for line in lines)
-    functions = {**COMBINE, FUNCTION: function()}
+    functions = {**COMBINE, FUNCTION: random_pairs_text()}
     parts = [head, *[f"\n@triton.jit\n{functions[f]}\n" for f in sorted(body.values.functions)]]
     params = [p.name for p in k.params] + [v.name for v in k.sizes]
     parts.append(f"\n@triton.jit\ndef {k.name}({', '.join(params)}):\n")

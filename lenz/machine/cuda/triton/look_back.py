@@ -31,7 +31,7 @@ from math import prod
 
 from lenz.ir.dtype import F32, F64, DType
 from lenz.ir.kernel import LookBack, Scan, words
-from lenz.machine.cuda.triton.reductions import SCANS, identity
+from lenz.machine.cuda.triton.reductions import SCANS, neutral_value
 from lenz.machine.cuda.triton.text import Dims, Term
 from lenz.machine.cuda.triton.types import constant
 from lenz.machine.cuda.triton.values import Values
@@ -174,7 +174,7 @@ class LookingBack:
         text.put(level, f"while {flags} == 0:")
         for line in w.loads(again=True):
             text.put(level, f"    {line}")
-        neutral = identity(self.scan.kind, dtype)
+        neutral = neutral_value(self.scan.kind, dtype)
         if dtype.is_float and neutral == 0:
             neutral = -0.0  # which is neutral for every float, zeros included
         found = f"tl.where({w.runs}, {self._value(w.names)}, {constant(dtype, neutral)})"

@@ -43,7 +43,7 @@ class Failed:
     message: str
 
 
-def start() -> None:
+def wake() -> None:
     """Start this process's server if it does not run yet; takes 2 ms."""
     _pool(os.getpid()).start()
 
@@ -81,7 +81,7 @@ def _stored(store: Store | None, key: str) -> Binary | None:
         return None
 
 
-class Pool:
+class ServerClient:
     """The client of one server; safe to use from threads, one batch at a time.
 
     A kernel may take `seconds`. A server that is silent for `patience` seconds is abandoned. While
@@ -207,9 +207,9 @@ def _kill(server: subprocess.Popen[bytes]) -> None:
 
 
 @cache
-def _pool(process: int) -> Pool:
+def _pool(process: int) -> ServerClient:
     """The pool of the process with this id: a fork must not use its parent's pool."""
-    return Pool()
+    return ServerClient()
 
 
 def _here(k: KernelText, arch: int) -> Binary | Failed:

@@ -54,7 +54,7 @@ def pairs_of(lanes: Mapping[Var, int]) -> Pairs | None:
     return None
 
 
-def function() -> str:
+def random_pairs_text() -> str:
     """The text of `random_pairs(seed, start, number)`: both words of each counter start + number.
 
     seed, start: i64; number: i32 [..., W], at least 0; gives u32 [..., W, 2].

@@ -56,7 +56,7 @@ def combine_name(kind: ReduceKind, dtype: DType) -> str:
     return _NAMES[kind]
 
 
-def identity(kind: ReduceKind | ScanKind, dtype: DType) -> bool | int | float:
+def neutral_value(kind: ReduceKind | ScanKind, dtype: DType) -> bool | int | float:
     """The neutral value for `dtype`."""
     if dtype is BOOL:
         return 0 if kind in ("sum", "any", "max", "argmax") else 1

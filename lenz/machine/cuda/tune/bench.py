@@ -141,7 +141,7 @@ def _times(call: Call, gpu: Device, restore: Call | None, count: int) -> list[fl
     return [gpu.us(start, end) for start, end in marks]
 
 
-def arguments(k: Kernel, env: SymEnv, place: torch.device) -> list[torch.Tensor]:
+def example_args(k: Kernel, env: SymEnv, place: torch.device) -> list[torch.Tensor]:
     """Flat tensors for the pointers of a kernel at the example sizes; inputs are random.
 
     Integers may be indices, so they are random within the range that the kernel checks, or small.

@@ -21,7 +21,7 @@ from lenz.ir.kernel import For, Kernel, Launch, Schedule, programs, walk
 from lenz.machine.cuda.triton.compile import KernelText, version
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.triton.pool import Failed, compile_all
-from lenz.machine.cuda.tune.bench import SECONDS, Device, Gpu, arguments, measure, restoring
+from lenz.machine.cuda.tune.bench import SECONDS, Device, Gpu, example_args, measure, restoring
 from lenz.runtime.store import Store
 from lenz.sym import SymEnv
 
@@ -101,7 +101,7 @@ def _decide(choices: Sequence[Choice], gpu: Device, store: Store | None) -> list
     keys = [c.key(gpu) for c in choices]
     known = [_recall(store, key, c) for key, c in zip(keys, choices, strict=True)]
     missing = [c for c, report in zip(choices, known, strict=True) if report is None]
-    binaries = iter(compiled([k for c in missing for k in c.candidates], gpu, store))
+    binaries = iter(built([k for c in missing for k in c.candidates], gpu, store))
     reports: list[TuneReport] = []
     for key, c, report in zip(keys, choices, known, strict=True):
         if report is None:
@@ -129,7 +129,7 @@ def _recall(store: Store | None, key: str, c: Choice) -> TuneReport | None:
         return None
 
 
-def compiled(kernels: Sequence[Kernel], gpu: Device, store: Store | None) -> list[Binary | Failed]:
+def built(kernels: Sequence[Kernel], gpu: Device, store: Store | None) -> list[Binary | Failed]:
     """Compile kernels in one batch, without their checks: a failed one would stop the GPU.
 
     Nothing out of bounds is read or written even so.
@@ -154,7 +154,7 @@ def race(
     """
     try:
         usual = c.widest()
-        tensors = arguments(usual, c.env, gpu.place)
+        tensors = example_args(usual, c.env, gpu.place)
         restore = restoring(usual, tensors)
     except torch.OutOfMemoryError as e:
         return tuple(Tried(config(k), None, _line(e)) for k in c.candidates)
