@@ -73,6 +73,6 @@ def loaded_half(
         if data is None:
             return None
         constants[name] = unpacked(data, device)
-    needs = Needs(half["kind"], constants, {})
+    needs = Needs(constants, {})
     load = lambda p, f, alive: load_plan(p, f, alive, needs, options, otherwise, store)
     return loaded(store, half["key"], load)

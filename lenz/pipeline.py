@@ -168,15 +168,17 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
 
 def _given(program: FxProgram, options: Options) -> CallerFacts:
     """How the arguments of a program are given, and what is asked of the results."""
-    places, asked = program.placeholders, options.cuda_graphs != "off"
+    places = program.placeholders
+    graphs = options.cuda_graphs != "off" and program.kind != "body"
     return CallerFacts(
         names={p.name: p.source for p in places},
         donated=frozenset(p.name for p in places if p.is_donated),
         saved=program.kind in ("backward", "body") and not program.mutated,
         pinned=frozenset(p.name for p in places if p.is_static),
         written=frozenset(places[k].name for k in program.mutated),
-        results=results_of(program) if asked else (),
-        kept=program.saved if asked else (),
+        graphs=graphs,
+        results=results_of(program) if graphs else (),
+        kept=program.saved if graphs else (),
     )
 
 

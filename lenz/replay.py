@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 import torch
 
 from lenz.ir.plan import BindSize, Boxed, Input, Keep, LaunchStep, Plan, Reuse, Step, ViewStep
-from lenz.loading import fast_call, op_of
+from lenz.loading import fast_call
 from lenz.machines import Functions, loader_of
-from lenz.plan.graphs import Graphed, Region, Uncaptured, graphed
+from lenz.plan.graphs import Graphed, Replay, Uncaptured, graphed
 from lenz.plan.native_objects import value
 from lenz.runtime import executor
 from lenz.runtime.captured import Captured, Record, Runner, Wanted
@@ -163,7 +163,7 @@ class Replayed:
         """Whether a graph replays the plan, or why not, and what calls did, for the report."""
         head = f"none, since {self.why}"
         if self.graphed is not None:
-            count, outside = len(self.graphed.regions), "; ".join(self.graphed.outside)
+            count, outside = len(self.graphed.replays), "; ".join(self.graphed.outside)
             head = f"{count}, around what none can hold: {outside}" if outside else "all of it"
         with self.lock:
             did = self.did + Counter({REPLAY: replays(self.made.values())})
@@ -177,7 +177,7 @@ class Replayed:
         try:
             if not self.asked.is_native:
                 raise Uncaptured("only native code replays graphs, and the option `native` is off")
-            return graphed(self.given.plan, op_of, self.moving)
+            return graphed(self.given.plan, self.moving)
         except Uncaptured as e:
             self.stop(str(e))
             return None
@@ -317,7 +317,7 @@ class Replayed:
         value: Any = partial(_value, given.objects)
         run = Recorded(self, env, sizes_given(given.plan, args), value, key[0][0])
         with torch.cuda.device(g.device), torch.no_grad():
-            for s in g.plan.steps:
+            for s in g.plan.flat:
                 run.step(s)
         made = None if run.why else self.linked(g, key, [n for n in names if n], run)
         if made is None:
@@ -340,7 +340,7 @@ class Replayed:
                 [*r.reads, *r.writes],
                 [(names.index(n), starts[n]) for n in r.pinned],
             )
-            for r in g.regions
+            for r in g.replays
         }
         kept = {n: t for c in run.captured.values() for n, t in c.kept.items()}
         given = self.given
@@ -370,7 +370,7 @@ class Recorded(Runner):
         assert of.graphed is not None
         self.device, self.gpu = of.graphed.device, gpu_of(of.graphed)
         self.known = frozenset(sizes)
-        self.regions = {r.name: r for r in of.graphed.regions}
+        self.by_name = {r.name: r for r in of.graphed.replays}
         self.captured: dict[str, Captured] = {}
         self.why = ""
 
@@ -388,7 +388,7 @@ class Recorded(Runner):
         """Capture a graph and launch it, or launch a kernel."""
         if not s.graph:
             return super().launch(s)
-        r = self.regions[s.kernel]
+        r = self.by_name[s.kernel]
         try:
             if not self.why:
                 self.captured[r.name] = self.capture(r)
@@ -402,7 +402,7 @@ class Recorded(Runner):
             self.step(x)
         return []
 
-    def capture(self, r: Region) -> Captured:
+    def capture(self, r: Replay) -> Captured:
         """Capture a graph."""
         others = {n: t for c in self.captured.values() for n, t in c.kept.items()}
         reads, writes, pins = ({n: self.env[n] for n in x} for x in (r.reads, r.writes, r.pinned))
@@ -467,7 +467,7 @@ def sizes_given(p: Plan, args: Sequence[Any]) -> dict[Var, int]:
             places[i.name] = a
         elif not isinstance(i.value, Int) and (whole := as_multiple(i.value)):
             found.setdefault(whole[0], _divided(a, whole[1]))
-    for s in p.steps:
+    for s in p.flat:
         if isinstance(s, BindSize) and s.source in places and s.var not in found:
             t = places[s.source]
             found[s.var] = _divided(t.stride(s.dim) if s.stride else t.size(s.dim), s.factor)

@@ -14,9 +14,9 @@ from lenz.debug.trace import Recorder
 from lenz.errors import InternalError
 from lenz.failing import in_eager, script
 from lenz.frontend import FxProgram, assuming, kept
-from lenz.frontend.program import Facts, GraphKind
+from lenz.frontend.program import Facts
 from lenz.ir.interned import using
-from lenz.ir.plan import Boxed, Plan
+from lenz.ir.plan import Boxed, Plan, Region
 from lenz.loading import aligned, load
 from lenz.machines import Functions
 from lenz.options import Options
@@ -27,16 +27,15 @@ Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The values that a plan names: constants and sub-modules; and the kind of its program."""
+    """The values that a plan names: constants and sub-modules."""
 
-    kind: GraphKind
     constants: Mapping[str, torch.Tensor]
     modules: Mapping[str, Any]
 
 
 def needs_of(p: Plan, program: FxProgram) -> Needs:
     """What the plan needs of the program that it is of."""
-    return Needs(program.kind, constants_of(p, program), program.modules)
+    return Needs(constants_of(p, program), program.modules)
 
 
 def load_program(
@@ -65,7 +64,7 @@ def load_plan(
     """The callable of a plan, which replays CUDA graphs where the options ask for it."""
     how = options.native, store
     run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
-    if options.cuda_graphs == "off" or needs.kind == "body":
+    if not any(isinstance(s, Region) for s in p.steps):
         return run
     from lenz.replay import Asked, Replayable, Replayed
 

@@ -273,5 +273,4 @@ def _told(p: Plan, needs: Needs, store: Store) -> Half | None:
     named, data = complete(p, needs.constants)
     for content, packed in data.items():
         store.put("constant", content, packed)
-    known = {c.name: [c.content, c.type.device] for c in named.constants}
-    return {"kind": needs.kind, "constants": known}
+    return {"constants": {c.name: [c.content, c.type.device] for c in named.constants}}

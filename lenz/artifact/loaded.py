@@ -184,7 +184,7 @@ def _loaded(contents: Contents) -> Boxed:
 
 def foreign(p: Plan) -> list[str]:
     """What a plan calls beyond torch's own ops and the numbers that lenz draws."""
-    calls = [s.op for s in p.steps if isinstance(s, CallStep)]
+    calls = [s.op for s in p.flat if isinstance(s, CallStep)]
     return [*p.objects, *(op for op in calls if not op.startswith(OWN))]
 
 

@@ -295,10 +295,10 @@ def launches_report(
 
 def allocs_report(p: Plan, env: SymEnv) -> tuple[AllocReport, ...]:
     """Every allocation of a plan, with the step that frees it (None if it is returned)."""
-    freed = {s.name: k for k, s in enumerate(p.steps) if isinstance(s, Free)}
-    freed |= {s.source: k for k, s in enumerate(p.steps) if isinstance(s, Reuse)}
+    freed = {s.name: k for k, s in enumerate(p.flat) if isinstance(s, Free)}
+    freed |= {s.source: k for k, s in enumerate(p.flat) if isinstance(s, Reuse)}
     made: list[AllocReport] = []
-    for s in p.steps:
+    for s in p.flat:
         if isinstance(s, (Alloc, Reuse)):
             source = s.source if isinstance(s, Reuse) else None
             size = nbytes(s.type, env)

@@ -56,7 +56,7 @@ def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
         if isinstance(given, Input):
             alive.add(given.name, 0)
     found: list[MemoryReport] = []
-    for step in p.steps:
+    for step in p.flat:
         match step:
             case Alloc():
                 alive.add(step.name, nbytes(step.type, env))

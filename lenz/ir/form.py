@@ -30,9 +30,8 @@ class Kind:
     whole: bool = False
 
 
-SIZED = frozenset(
-    {"type", "result", "results", "outs", "args", "size", "sym", "index", "place", "axes", *VALUES}
-)  # kinds of fields that sizes stand in
+_WITH_SIZES = "type result results outs args size sym index place axes steps"
+SIZED = VALUES | {*_WITH_SIZES.split()}  # kinds of fields that sizes stand in
 CULPRIT = "\0"  # stands in front of the text of the culprit
 
 

@@ -335,6 +335,16 @@ def _step_of(c: Cursor, s: Scope) -> Any:
     return STEPS[c.text].read(c, s)
 
 
+def _steps_of(c: Cursor, s: Scope) -> tuple[Any, ...]:
+    found, words = list[Any](), [w for w, f in STEPS.items() if f.cls is not plan.Region]
+    c.expect("{")
+    while not c.accept("}"):
+        lexer.choice_of(c, tuple(words), "a step")
+        c.jump(c.place - 1)
+        found.append(_step_of(c, s))
+    return tuple(found)
+
+
 def _node_kind(grammar: str, cls: Any) -> Kind:
     return Kind(_show, lambda c, s: FORMS[cls].read(c, s), grammar)
 
@@ -418,10 +428,12 @@ KINDS: Mapping[str, Kind] = {
     "input": Kind(_show, _input_of, '(buffer | sym ":" "size")'),
     "node": Kind(_node, node_of, "node"),
     "step": Kind(_show, _step_of, "step"),
+    "steps": Kind(_stmts, _steps_of, '"{" step* "}"'),
     # one of some words
     "reduction": _choice(graph.REDUCE_KINDS, "a kind of reduction", "RKIND"),
     "scan": _choice(graph.SCAN_KINDS, "a kind of scan", "SKIND"),
     "draws": _choice(get_args(graph.Draws)[1:], "what is drawn", '("key" | "numbers")'),
+    "region": _choice(get_args(plan.RegionKind), "a kind of region", '("graph" | "outside")'),
     "taker": _choice(get_args(plan.Taker), "who takes it", '("kernels" | "calls" | "autograd")'),
     "update": _choice(graph.UPDATE_MODES, "a mode of update", "MODE"),
     "loop_kind": _choice(kernel.LOOP_KINDS, "a kind of loop", "LKIND"),
@@ -436,13 +448,13 @@ KINDS: Mapping[str, Kind] = {
 
 _CLASSES = (
     *get_args(graph.Node), *get_args(kernel.Stmt), *get_args(plan.Step),
-    Buffer, graph.Mutation, plan.Input, plan.SizeInput,
+    plan.Region, Buffer, graph.Mutation, plan.Input, plan.SizeInput,
     kernel.Kernel, kernel.Param, kernel.Local, kernel.LookBack, kernel.Launch, kernel.Rejected,
 )  # fmt: skip
 FORMS: Mapping[Any, TextForm] = {x: TextForm(x, KINDS) for x in _CLASSES}
 NODES, STMTS, STEPS = [
     {FORMS[x].word: FORMS[x] for x in get_args(union)}
-    for union in (graph.Node, kernel.Stmt, plan.Step)
+    for union in (graph.Node, kernel.Stmt, plan.Step | plan.Region)
 ]
 GRAPH = TextLines(graph.Graph, KINDS, {"mutation": ("mutate",)})
 PLAN = TextLines(plan.Plan, KINDS, {"step": tuple(STEPS)})

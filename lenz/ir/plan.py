@@ -252,6 +252,25 @@ Step: TypeAlias = (
 )
 
 
+RegionKind = Literal["graph", "outside"]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Steps that a CUDA graph may replay as one, or a step outside of graphs, with the reason.
+
+    A reader without graphs runs them as steps of the plan.
+    """
+
+    SYNTAX: ClassVar = (
+        "region {kind:region}", "? on {device:word}", "? because {why:string}", " {steps:steps}",
+    )  # fmt: skip
+    kind: RegionKind
+    steps: tuple[Step, ...]
+    why: str = ""
+    device: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One compiled graph. `kernels` are the symbol names that LaunchSteps call, in first use.
@@ -260,7 +279,8 @@ class Plan:
     most those of `most`. A call that breaks one of these assumptions, or in which a size is not the
     multiple that an input says, runs a fallback plan.
     Where CUDA graphs are asked for, `results` are the types of the outputs, none for no tensor, and
-    `saved` the places of those that only the backward half reads.
+    `saved` the places of those that only the backward half reads. Comments are by the places of
+    steps in `flat`.
     """
 
     LINES: ClassVar = (
@@ -272,7 +292,7 @@ class Plan:
     name: str
     inputs: tuple[Input | SizeInput, ...]
     constants: tuple[Input, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step | Region, ...]
     outputs: tuple[Atom, ...]
     kernels: tuple[str, ...]
     objects: tuple[str, ...] = ()
@@ -282,7 +302,17 @@ class Plan:
     results: tuple[TensorType | None, ...] = ()
     saved: tuple[int, ...] = ()
 
+    @property
+    def flat(self) -> tuple[Step, ...]:
+        """The steps, those of regions among them."""
+        return flat(self.steps)
 
-def launched(steps: Iterable[Step]) -> tuple[str, ...]:
+
+def flat(steps: Iterable[Step | Region]) -> tuple[Step, ...]:
+    """The steps, with those of a region in its place."""
+    return tuple([x for s in steps for x in (s.steps if isinstance(s, Region) else (s,))])
+
+
+def launched(steps: Iterable[Step | Region]) -> tuple[str, ...]:
     """Names of the kernels in order of first launch."""
-    return tuple(dict.fromkeys(s.kernel for s in steps if isinstance(s, LaunchStep)))
+    return tuple(dict.fromkeys(s.kernel for s in flat(steps) if isinstance(s, LaunchStep)))

@@ -16,7 +16,7 @@ from lenz.ir.form import CULPRIT
 from lenz.ir.forms import FORMS, GRAPH, PLAN
 from lenz.ir.graph import Graph, Node, Ref, origin_of, outs_of
 from lenz.ir.kernel import Kernel, Launch, Schedule
-from lenz.ir.plan import Plan, launched
+from lenz.ir.plan import Plan, flat, launched
 from lenz.ir.tensor import Axis, Buffer, TensorType
 from lenz.ir.text import Scope, show_name, show_size, show_word
 from lenz.ir.text_expr import NO_TYPES, show_expr
@@ -70,7 +70,7 @@ def _block(head: str, rows: Iterable[str], x: object, s: Scope) -> Iterator[str]
 
 def _header(word: str, x: Graph | Plan, sizes: tuple[Var, ...], s: Scope) -> str:
     """`graph @g(s0: 1..) on cpu`; the device is that of the first buffer."""
-    made = x.steps if isinstance(x, Plan) else [b for n in x.nodes for b in outs_of(n)]
+    made = x.flat if isinstance(x, Plan) else [b for n in x.nodes for b in outs_of(n)]
     typed = [b.type for b in (*x.inputs, *x.constants, *made) if hasattr(b, "type")]
     s.device = typed[0].device if typed else ""
     given = ", ".join([show_size(v) for v in sizes])
@@ -146,11 +146,13 @@ def _origins(x: Any) -> str:
 
 def _plan(p: Plan, s: Scope, origins: bool) -> Iterator[str]:
     comments: dict[int, list[str]] = {}
+    steps = p.flat
     for at, text in p.comments if origins else ():
-        comments.setdefault(id(p.steps[at]), []).extend(text.split("\n"))
+        comments.setdefault(id(steps[at]), []).extend(text.split("\n"))
     hidden = {"kernels"} if p.kernels == launched(p.steps) else ()
     for x, row in PLAN.rows(p, s, hidden):
-        yield from [f"{s.indent}# {text}" for text in comments.pop(id(x), ())]
+        told = [text for one in flat((x,)) for text in comments.pop(id(one), ())]
+        yield from [f"{s.indent}# {text}" for text in told]
         yield s.indent + row
 
 

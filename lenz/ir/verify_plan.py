@@ -16,7 +16,7 @@ def check_plan(p: Plan) -> None:
             m.define(i.name, i.type, i)
         elif (found := as_multiple(i.value)) is not None:
             m.sizes[found[0]] = None
-    for step in p.steps:
+    for step in p.flat:
         _step(step, m, p)
     for name in (name for a in p.outputs for name in atom_refs(a)):
         if name in m.dead:

@@ -41,6 +41,7 @@ from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.plan.forms import formed
 from lenz.plan.memory import FreeList, may_overwrite, size_key
+from lenz.plan.regions import regioned
 from lenz.sym import Int, Sym, Var, as_multiple, substitute
 from lenz.target import HOST
 from lenz.traits import has
@@ -62,7 +63,8 @@ class CallerFacts:
     saved    the arguments were saved by a forward half; hooks may have replaced them
     pinned   arguments that keep their addresses
     written  arguments that the graph writes into
-    results  the types of the results, where CUDA graphs are asked for
+    graphs   CUDA graphs are asked for
+    results  the types of the results, if so
     kept     the places of the results that only the backward half reads
     """
 
@@ -71,6 +73,7 @@ class CallerFacts:
     saved: bool = False
     pinned: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
+    graphs: bool = False
     results: Sequence[TensorType | None] = ()
     kept: Sequence[int] = ()
 
@@ -94,7 +97,8 @@ USUAL = CallerFacts()
 
 def build(s: Schedule, cx: Context, given: CallerFacts = USUAL) -> Plan:
     """Lay out memory for a schedule."""
-    return formed(_Builder(s, cx, given).run())
+    p = formed(_Builder(s, cx, given).run())
+    return regioned(p) if given.graphs else p
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ def formed(p: Plan) -> Plan:
     """The plan whose steps tell new tensors from old ones under a new name."""
     found, steps = forms_of(p), list[Step]()
     returned = {a.name for a in p.outputs if isinstance(a, Ref)}
-    for s in p.steps:
+    for s in p.flat:
         match s:
             case Alloc(name):
                 s = replace(s, type=found[name])

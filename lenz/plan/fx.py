@@ -49,7 +49,7 @@ def graph_module(
     r = _Reader(p, kernels)
     r.arguments(p, values)
     comments = dict(p.comments)
-    for k, step in enumerate(p.steps):
+    for k, step in enumerate(p.flat):
         r.step(step)
         if k in comments and r.last is not None:
             r.last.meta["origin"] = comments[k]
@@ -141,7 +141,7 @@ class _Reader(_Sizes):
         for i, node in zip(p.inputs, list(self.graph.nodes), strict=False):
             if isinstance(i, ir.SizeInput):
                 self.define(i.value, node)
-        for s in p.steps:
+        for s in p.flat:
             if isinstance(s, ir.BindSize) and s.source in self.inputs:
                 self.define(s.var * s.factor, self.read(s))
         for name, most in p.most:

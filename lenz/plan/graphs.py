@@ -1,8 +1,7 @@
-"""Which steps of a plan a CUDA graph replays, and the plan that replays them.
+"""The CUDA graphs of a plan's regions, and the plan that replays them.
 
-A plan is cut where a step cannot be captured; what is between two cuts becomes a graph. The plan
-around the graphs runs those steps, draws the keys of random numbers, allocates the results,
-replays, and makes the views that leave a graph.
+The plan around the graphs runs the steps outside, draws the keys of random numbers, allocates the
+results, replays, and makes the views that leave a graph.
 
 A graph has fixed addresses. Those of arguments and results are set before each replay, if only
 kernels of lenz use them: their launches are nodes of the graph whose arguments may change. What a
@@ -14,34 +13,30 @@ backward half reads stay in the graph's memory (`kept`), and so do those of one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import torch
-
-from lenz.ir.graph import Atom, Named, Ref
+from lenz.ir.graph import Ref
 from lenz.ir.plan import (
     Alloc,
     BindSize,
     CallStep,
-    Check,
     Current,
     Free,
     Input,
     Keep,
     LaunchStep,
-    Lay,
     Plan,
+    Region,
     Reuse,
-    SizeInput,
     Step,
     ViewStep,
     launched,
 )  # fmt: skip
 from lenz.ir.tensor import TensorType
 from lenz.plan.native_shim import names
-from lenz.sym import ONE, Sym, Var
+from lenz.plan.regions import defined
+from lenz.sym import ONE
 
 GRAPH = "cuda_graph"  # begins the names of graphs among the kernels of a plan
 
@@ -51,8 +46,8 @@ class Uncaptured(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """What one CUDA graph replays.
+class Replay:
+    """What one CUDA graph replays of a plan.
 
     name    among the kernels of the plan around it, which gives it the addresses of `reads` and
             `writes`
@@ -82,65 +77,54 @@ class Graphed:
 
     plan: Plan
     device: str
-    regions: tuple[Region, ...]
+    replays: tuple[Replay, ...]
     outside: tuple[str, ...]
 
     @property
     def pinned(self) -> tuple[str, ...]:
         """The arguments that graphs expect at their addresses."""
-        return tuple(dict.fromkeys(n for r in self.regions for n in r.pinned))
+        return tuple(dict.fromkeys(n for r in self.replays for n in r.pinned))
 
 
-@dataclass(slots=True)
-class _Part:
-    """Steps in a row: of one graph, with the keys that it takes, or outside of graphs."""
+def graphed(p: Plan, moved: Collection[str] = ()) -> Graphed:
+    """The graphs of a plan with regions, and the plan around them. Raises Uncaptured.
 
-    is_graph: bool
-    steps: list[Step]
-    drawn: list[Step] = field(default_factory=list)
-
-
-def graphed(p: Plan, find: Callable[[str], Any], moving: Collection[str] = ()) -> Graphed:
-    """Split a plan into graphs and the plan around them. Raises Uncaptured.
-
-    find    gives an op by its name; None for a function of another kind
-    moving  pinned arguments that have moved all the same
+    Pinned arguments that have `moved` are expected anywhere.
     """
+    parts = [s if isinstance(s, Region) else Region("outside", (s,)) for s in p.steps]
+    places, inside = _places(p), [x for x in parts if x.kind == "graph"]
+    outside = [x.why + places.get(id(x.steps[0]), "") for x in parts if x.why]
+    if not inside:
+        raise Uncaptured(outside[0])
     arguments = {i.name for i in p.inputs if isinstance(i, Input)}
-    binds = [s for s in p.steps if isinstance(s, BindSize) and s.source in arguments]
-    device = _device(p.steps)
-    known = {v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars}
-    known |= {s.var for s in binds}
-    steps = [s for s in p.steps if s not in binds and not isinstance(s, Current)]
-    parts, outside = _parts(steps, find, known, _places(p))
-    if not any(x.is_graph for x in parts):
-        raise Uncaptured(outside[0] if outside else "one kernel alone gains nothing")
-    roots = _roots(steps)
-    writes = _writes(p, parts, roots)
+    binds = [s for s in p.flat if isinstance(s, BindSize) and s.source in arguments]
+    roots = _roots(p.flat)
+    writes = _writes(p, inside, roots)
     used = {a.name for a in p.outputs if isinstance(a, Ref)}
-    regions, around = list[Region](), list[list[Step]]()
-    for k in reversed(range(len(parts))):
-        x = parts[k]
-        if not x.is_graph:
+    replays, around = list[Replay](), list[list[Step]]()
+    for x in reversed(parts):
+        if x.kind != "graph":
             used |= {n for s in x.steps for n in _named(s)}
-            around.append(x.steps)
+            around.append([s for s in x.steps if not isinstance(s, Current) and s not in binds])
             continue
         chain = _chain(x, used, roots, writes)
-        r = _region(f"{GRAPH}{k}", x, used, roots, writes, {s.name for s in chain})
+        name = f"{GRAPH}{len(inside) - len(replays) - 1}"
+        r = _replay(name, x, used, roots, writes, {s.name for s in chain})
         used |= {*r.reads, *(s.source for s in chain)}
-        regions.append(r)
+        replays.append(r)
         allocs = [Alloc(n, writes[n]) for n in r.writes]
-        launch = LaunchStep(r.name, (), (), ONE, device, graph=True)
-        around.append([*x.drawn, *allocs, launch, *map(Keep, r.kept), *chain])
-    found = _settled(p, moving, regions[::-1], roots)
+        launch = LaunchStep(r.name, (), (), ONE, x.device, graph=True)
+        around.append([*allocs, launch, *map(Keep, r.kept), *chain])
+    found = _settled(p, moved, replays[::-1], roots)
     calls = {r.name: (*r.reads, *r.writes) for r in found}
     told = [
         replace(s, args=calls[s.kernel]) if isinstance(s, LaunchStep) and s.graph else s
         for part in reversed(around)
         for s in part
     ]
-    names = {*arguments, *(c.name for c in p.constants), *(n for s in told for n in _defined(s))}
+    names = {*arguments, *(c.name for c in p.constants), *(n for s in told for n in defined(s))}
     told = [s for s in told if not isinstance(s, Free) or s.name in names]
+    device = inside[0].device
     whole = (*binds, Current(device), *told)
     plan = replace(p, steps=whole, kernels=launched(whole), comments=())
     return Graphed(plan, device, tuple(found), tuple(dict.fromkeys(outside)))
@@ -148,53 +132,23 @@ def graphed(p: Plan, find: Callable[[str], Any], moving: Collection[str] = ()) -
 
 def _places(p: Plan) -> dict[int, str]:
     """Where launches and calls come from, by the identity of the step: the user's line."""
-    found: dict[int, str] = {}
+    found, steps = dict[int, str](), p.flat
     for k, text in p.comments:
-        step = next(s for s in p.steps[k:] if isinstance(s, LaunchStep | CallStep))
         line = text.partition(", ")[0]
         if ":" in line:
-            found[id(step)] = f" ({line})"
+            found[id(steps[k])] = f" ({line})"
     return found
 
 
-def _parts(
-    steps: Sequence[Step],
-    find: Callable[[str], Any],
-    known: Collection[Var],
-    places: Mapping[int, str],
-) -> tuple[list[_Part], list[str]]:
-    """Cut the steps where one cannot be captured; why and where, for each of these."""
-    parts, outside, own = [_Part(True, [])], list[str](), set[str]()
-    drawn = {n for s in steps if _draws(s) for n in _defined(s)}
-    for s in steps:
-        if _draws(s) or (isinstance(s, Lay) and s.name in drawn):
-            parts[-1].drawn.append(s)
-        elif isinstance(s, Lay) and s.name not in own:
-            parts += [_Part(False, [s]), _Part(True, [])]  # it looks at what another step gives
-            own = set()
-        elif why := _refusal(s, find, known):
-            parts += [_Part(False, [s]), _Part(True, [])]
-            outside.append(why + places.get(id(s), ""))
-            own = set()
-        else:
-            parts[-1].steps.append(s)
-            own |= {*_defined(s)}
-    for x in parts:
-        x.is_graph = sum(isinstance(s, LaunchStep | CallStep) for s in x.steps) > 1
-        if not x.is_graph:
-            x.steps, x.drawn = [*x.drawn, *x.steps], []
-    return [x for x in parts if x.steps], outside
-
-
-def _writes(p: Plan, parts: Sequence[_Part], roots: Mapping[str, str]) -> dict[str, TensorType]:
+def _writes(p: Plan, parts: Sequence[Region], roots: Mapping[str, str]) -> dict[str, TensorType]:
     """What graphs write into memory of the caller's, with its type.
 
     That is the first buffer of a result's memory where the plan has allocated it. What a library
     has allocated, or a view of it, is copied by its own type.
     """
-    inside = [s for x in parts if x.is_graph for s in x.steps]
+    inside = [s for x in parts for s in x.steps]
     made = {s.name: s.type for s in inside if isinstance(s, Alloc)}
-    own = {n for s in inside for n in _defined(s)}
+    own = {n for s in inside for n in defined(s)}
     found, taken = dict[str, TensorType](), list[str]()
     for k, (a, type) in enumerate(zip(p.outputs, p.results, strict=True)):
         if not isinstance(a, Ref) or k in p.saved or a.name not in own:
@@ -211,10 +165,10 @@ def _writes(p: Plan, parts: Sequence[_Part], roots: Mapping[str, str]) -> dict[s
 
 
 def _chain(
-    x: _Part, used: Collection[str], roots: Mapping[str, str], writes: Collection[str]
+    x: Region, used: Collection[str], roots: Mapping[str, str], writes: Collection[str]
 ) -> list[Reuse | ViewStep]:
     """The views that the plan around a graph makes again: of memory that is not the graph's."""
-    own = {n for s in x.steps for n in _defined(s)}
+    own = {n for s in x.steps for n in defined(s)}
     wanted, found = {*used}, list[Reuse | ViewStep]()
     for s in reversed(x.steps):
         if isinstance(s, Reuse | ViewStep) and s.name in wanted and s.name not in writes:
@@ -225,16 +179,16 @@ def _chain(
     return found[::-1]
 
 
-def _region(
+def _replay(
     name: str,
-    x: _Part,
+    x: Region,
     used: Collection[str],
     roots: Mapping[str, str],
     writes: Collection[str],
     chain: Collection[str],
-) -> Region:
+) -> Replay:
     """A graph, whose `reads` are all that it takes from elsewhere."""
-    own = dict.fromkeys(n for s in x.steps for n in _defined(s))
+    own = dict.fromkeys(n for s in x.steps for n in defined(s))
     taken = tuple(dict.fromkeys(n for s in x.steps for n in _named(s) if n not in own))
     fresh = tuple(n for n in own if n in writes)
     kept = tuple(
@@ -242,20 +196,20 @@ def _region(
         for n in own
         if n in used and n not in chain and n not in writes and roots.get(n, n) not in writes
     )
-    return Region(name, tuple(x.steps), taken, fresh, kept, (), (), frozenset(), frozenset())
+    return Replay(name, x.steps, taken, fresh, kept, (), (), frozenset(), frozenset())
 
 
 def _settled(
-    p: Plan, moved: Collection[str], regions: Sequence[Region], roots: Mapping[str, str]
-) -> list[Region]:
+    p: Plan, moved: Collection[str], replays: Sequence[Replay], roots: Mapping[str, str]
+) -> list[Replay]:
     """The graphs with what each takes by kind, and with what is copied."""
     tensors = [i for i in p.inputs if isinstance(i, Input)]
     pinned = {i.name for i in tensors if i.pinned and i.name not in moved}
     # What one graph keeps for another is copied back as well.
     last = {i.name for i in tensors if not i.written}
-    fixed = {c.name for c in p.constants} | {n for r in regions for n in r.kept}
+    fixed = {c.name for c in p.constants} | {n for r in replays for n in r.kept}
     found = []
-    for r in regions:
+    for r in replays:
         made = {s.name for s in r.steps if isinstance(s, Alloc) and not s.zero}
         reads = tuple(n for n in r.reads if n not in fixed and n not in pinned)
         touched = {roots.get(n, n) for s in r.steps for n in _handled(s)}
@@ -271,65 +225,6 @@ def _settled(
     return found
 
 
-def _defined(s: Step) -> tuple[str, ...]:
-    """The buffers that a step makes."""
-    match s:
-        case Alloc() | Keep() | Reuse() | ViewStep():
-            return (s.name,)
-        case CallStep() if not s.into:
-            return tuple(o for o in s.outs if isinstance(o, str))
-        case _:
-            return ()
-
-
-def _draws(s: Step) -> bool:
-    """Whether a step makes the key of random numbers, which depends on nothing."""
-    return isinstance(s, CallStep) and s.draws == "key"
-
-
-def _device(steps: Sequence[Step]) -> str:
-    named = [s.device for s in steps if isinstance(s, Current)]
-    named += [s.type.device for s in steps if isinstance(s, Alloc | Lay)]
-    found = list(dict.fromkeys(d for d in named if d.startswith("cuda")))
-    if len(found) != 1:
-        raise Uncaptured("it runs on more than one GPU" if found else "it has no kernel of a GPU")
-    return found[0]
-
-
-def _refusal(s: Step, find: Callable[[str], Any], known: Collection[Var]) -> str:
-    """Why a graph cannot hold this step; "" if it can."""
-    if not _sizes(s) <= {*known}:
-        return "its sizes depend on values"
-    match s:
-        case LaunchStep(grid=None) | Check():
-            return "a kernel runs on the CPU"
-        case Alloc() if not s.type.device.startswith("cuda"):
-            return "it allocates memory of the CPU"
-        case BindSize():
-            return f"{s.source} has a size that only the call tells"
-        case CallStep():
-            return _refused_call(s, find, known)
-    return ""
-
-
-def _refused_call(s: CallStep, find: Callable[[str], Any], known: Collection[Var]) -> str:
-    op = find(s.op)
-    if op is None or not s.op.startswith("aten."):
-        return f"{s.op} may do anything"
-    if s.holds or s.waits:
-        return f"{s.op} is a collective"
-    if any(isinstance(o, Var) and o not in known for o in s.outs):
-        return f"{s.op} gives numbers to the CPU"
-    if not s.into and any(r.alias_info is not None for r in op._schema.returns):
-        return f"{s.op} gives an alias of its argument"
-    named = [a for a in (*s.args, *(a for _, a in s.kwargs)) if isinstance(a, Named)]
-    if any(a.kind == "device" and a.value.startswith("cpu") for a in named):
-        return f"{s.op} works on the CPU"
-    if torch.Tag.cudagraph_unsafe in op.tags:
-        return f"{s.op} is tagged as unsafe for CUDA graphs"
-    return f"{s.op} draws random numbers" if s.draws else ""
-
-
 def _roots(steps: Sequence[Step]) -> dict[str, str]:
     """For each buffer in the memory of another one: the first buffer of that memory."""
     roots: dict[str, str] = {}
@@ -337,27 +232,6 @@ def _roots(steps: Sequence[Step]) -> dict[str, str]:
         if isinstance(s, Reuse | ViewStep):
             roots[s.name] = roots.get(s.source, s.source)
     return roots
-
-
-def _sizes(s: Step) -> set[Var]:
-    """The variables in the sizes of a step."""
-    match s:
-        case Alloc() | Reuse() | ViewStep() | Lay():
-            told = (*s.type.shape, *s.type.layout.stride, s.type.layout.offset)
-        case LaunchStep():
-            told = (*s.sizes, *(() if s.grid is None else (s.grid,)))
-        case CallStep():
-            told = tuple(x for a in (*s.args, *(a for _, a in s.kwargs)) for x in _numbers(a))
-        case _:
-            told = ()
-    return {v for x in told for v in x.free_vars}
-
-
-def _numbers(a: Atom) -> list[Sym]:
-    """The sizes in an argument."""
-    if isinstance(a, tuple):
-        return [x for part in a for x in _numbers(part)]
-    return [a] if isinstance(a, Sym) else []
 
 
 def _named(s: Step) -> tuple[str, ...]:

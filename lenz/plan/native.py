@@ -68,14 +68,14 @@ class Native:
 def native(p: Plan, layout: TorchLayout) -> Native:
     """The code of a plan. Raises Refused."""
     f = Frame(layout)
-    for s in (*p.inputs, *p.constants, *p.steps):
+    for s in (*p.inputs, *p.constants, *p.flat):
         if isinstance(s, Input | Alloc | Reuse | ViewStep | Lay):
             f.types[s.name] = s.type
     take_arguments(f, p)
     gpus = tuple(
-        dict.fromkeys(kind_and_number(s.device)[1] for s in p.steps if isinstance(s, Current))
+        dict.fromkeys(kind_and_number(s.device)[1] for s in p.flat if isinstance(s, Current))
     )
-    graphs = [s.kernel for s in p.steps if isinstance(s, LaunchStep) and s.graph]
+    graphs = [s.kernel for s in p.flat if isinstance(s, LaunchStep) and s.graph]
     leaves = [f'call void @leave(ptr @"{name}")' for name in graphs[:1]]
     leave = "\n  ".join([*leaves, *["call i32 @exchange(i32 %before)"] * bool(gpus)])
     if gpus:
@@ -86,7 +86,7 @@ def native(p: Plan, layout: TorchLayout) -> Native:
         item = f.object(("constant", c.name))
         f.out.put(f"call void @Py_IncRef(ptr {item})")
         f.new(c.name, item).dtype = c.type.dtype
-    for f.step, s in enumerate(p.steps):
+    for f.step, s in enumerate(p.flat):
         _step(f, s)
     _results(f, p, leave)
     code = f.out.function(len(f.slots), len(f.sizes), f.values, leave)
@@ -98,7 +98,7 @@ def native(p: Plan, layout: TorchLayout) -> Native:
 
 def on_gpu(p: Plan) -> bool:
     """Whether a tensor that the plan names is on a GPU."""
-    typed = (*p.inputs, *p.constants, *p.steps)
+    typed = (*p.inputs, *p.constants, *p.flat)
     types = [s.type for s in typed if isinstance(s, Input | Alloc | Lay)]
     return any(t.device.startswith("cuda") for t in types)
 

@@ -27,7 +27,7 @@ def take_arguments(f: Frame, p: Plan) -> None:
         for i, item in zip(p.inputs, items, strict=True)
         if isinstance(i, SizeInput) and (found := _integer(f, i, item)) is not None
     ]
-    for s in p.steps:
+    for s in p.flat:
         if isinstance(s, BindSize) and s.source in handles and s.var not in f.sizes:
             which = "strides" if s.stride else "sizes"
             text = f"call i64 @read_{which}(ptr {handles[s.source]}, i64 {s.dim})"
@@ -45,7 +45,7 @@ def take_arguments(f: Frame, p: Plan) -> None:
     for name in p.aligned:
         test = out.let(f"call i1 @is_aligned(ptr {handles[name]})")
         expect(f, f"icmp eq i1 {test}, true")
-    graphs = [s for s in p.steps if isinstance(s, LaunchStep) and s.graph]
+    graphs = [s for s in p.flat if isinstance(s, LaunchStep) and s.graph]
     for s in graphs:
         _ready(f, s, list(handles.values()))
     for s in graphs[:1]:  # nothing after this leaves the call to Python

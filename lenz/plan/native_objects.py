@@ -100,7 +100,7 @@ def failure(
             slot = made.slots.get(f"%{a.name}") if isinstance(a, Var) else None
             return evaluate(a, sizes) if slot is None else tensors[slot]
 
-        what, s = said(), p.steps[step]
+        what, s = said(), p.flat[step]
         try:
             _again(s, status, module, own, look)
             raise RuntimeError(f"{what} (status {status})")

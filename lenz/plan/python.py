@@ -102,9 +102,7 @@ def source(p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = Fals
 def signatures(p: Plan) -> dict[str, tuple[int, int, str]]:
     """The number of pointers and of sizes that each kernel takes, and its GPU."""
     return {
-        s.kernel: (len(s.args), len(s.sizes), s.device)
-        for s in p.steps
-        if isinstance(s, LaunchStep)
+        s.kernel: (len(s.args), len(s.sizes), s.device) for s in p.flat if isinstance(s, LaunchStep)
     }
 
 
@@ -135,7 +133,7 @@ class _Writer:
         self.dtypes: dict[DType, str] = {}
         self.names: dict[str, str] = {}
         self.inputs = {i.name for i in p.inputs if isinstance(i, Input)}
-        current = [_gpu(s.device) for s in p.steps if isinstance(s, Current)]
+        current = [_gpu(s.device) for s in p.flat if isinstance(s, Current)]
         self.gpus = tuple(dict.fromkeys(current))
         self.current = self.gpus[0] if self.gpus else -1
         # Names that the module itself uses; a buffer of that name gets another.
@@ -165,7 +163,7 @@ class _Writer:
             pointers = " | ".join(f"{self.var(a)}.data_ptr()" for a in p.aligned)
             lines += [f"if ({pointers}) & 15:", f"{otherwise[:-1]}, False)"]
         lines += [f"stream{n} = rt.stream({n})" for n in self.gpus]
-        for k, step in enumerate(p.steps):
+        for k, step in enumerate(p.flat):
             if k in self.comments:
                 lines.append(f"# {self.comments[k]}")
             lines.extend(self.step(step))
@@ -343,8 +341,8 @@ class _Writer:
 def _own_names(p: Plan) -> list[str]:
     """Names that the text uses unchanged: kernels, constants, sizes."""
     given = [v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars]
-    read = [s.var for s in p.steps if isinstance(s, BindSize)]
-    made = [o for s in p.steps if isinstance(s, CallStep) for o in s.outs if isinstance(o, Var)]
+    read = [s.var for s in p.flat if isinstance(s, BindSize)]
+    made = [o for s in p.flat if isinstance(s, CallStep) for o in s.outs if isinstance(o, Var)]
     sizes = [v.name for v in (*given, *read, *made)] + [name for name, _ in p.most]
     return [*p.kernels, *signatures(p), *(c.name for c in p.constants), *sizes]
 
@@ -372,7 +370,7 @@ def _given(w: _Writer) -> list[tuple[Var, str, int]]:
         scaled = as_multiple(i.value) if isinstance(i, SizeInput) else None
         if scaled is not None and scaled[1] > 1:
             found.setdefault(scaled[0], (scaled[0], w.size(k), scaled[1]))
-    for s in w.p.steps:
+    for s in w.p.flat:
         if isinstance(s, BindSize) and s.source in w.inputs:
             found.setdefault(s.var, (s.var, _read(w, s), s.factor))
     return list(found.values())

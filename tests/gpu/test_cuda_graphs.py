@@ -277,7 +277,7 @@ def test_graphs_around_steps_that_none_can_hold(made: list[replay.Replayed]) -> 
     for got, want in kept:
         close(got, want)
     (r,) = made
-    assert r.graphed is not None and len(r.graphed.regions) >= 2 and replays(made)[0] >= 17
+    assert r.graphed is not None and len(r.graphed.replays) >= 2 and replays(made)[0] >= 17
 
 
 def test_attention_with_dropout_in_training(made: list[replay.Replayed]) -> None:

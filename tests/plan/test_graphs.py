@@ -14,19 +14,21 @@ from torch import Tensor
 
 from lenz.frontend import FxProgram
 from lenz.ir.graph import Ref
-from lenz.ir.plan import Alloc, CallStep, Input, Keep, LaunchStep, Plan
+from lenz.ir.plan import Alloc, CallStep, Input, Keep, LaunchStep, Plan, Region
 from lenz.ir.printer import show
-from lenz.ir.reader import read
+from lenz.ir.reader import ReadError, read
+from lenz.ir.verify import verify
 from lenz.loading import op_of
 from lenz.lower import lower
 from lenz.machine.cpu.llvm.compile import compile_module
 from lenz.pipeline import _given, named, optimise
-from lenz.plan import graphs
+from lenz.plan import regions
 from lenz.plan.build import build
-from lenz.plan.graphs import GRAPH, Graphed, Region, Uncaptured, graphed
+from lenz.plan.graphs import GRAPH, Graphed, Replay, Uncaptured, graphed
 from lenz.plan.native import native
 from lenz.plan.native_frame import TorchLayout
 from lenz.plan.native_link import declared
+from lenz.plan.python import source
 from lenz.schedule import schedule
 from lenz.sym import Var, sym
 from tests.cuda import cuda_programs
@@ -40,13 +42,13 @@ def plan_of(p: FxProgram) -> Plan:
 
 
 def split(p: FxProgram) -> Graphed:
-    return graphed(plan_of(p), op_of)
+    return graphed(plan_of(p))
 
 
-def only(p: FxProgram) -> Region:
+def only(p: FxProgram) -> Replay:
     """The one graph of a program."""
     g = split(p)
-    (region,) = g.regions
+    (region,) = g.replays
     assert not g.outside
     return region
 
@@ -87,6 +89,40 @@ def test_what_libraries_use_is_copied_or_pinned() -> None:
     (result,) = g.writes
     assert result not in g.copied, "a kernel of lenz makes it"
     assert g.copied == {n for n in g.reads if n != g.reads[0]}, "the kernel takes x"
+
+
+def test_regions_are_part_of_the_plan() -> None:
+    """They print and read, and readers without graphs run their steps as those of the plan."""
+    (made,) = cuda_programs(cut, (32, 32), (32, 32))
+    p = plan_of(made)
+    kinds = [(x.kind, x.why, x.device) for x in p.steps if isinstance(x, Region)]
+    why = "aten.poisson.default draws random numbers"
+    assert kinds == [("graph", "", "cuda:0"), ("outside", why, ""), ("graph", "", "cuda:0")]
+    assert not any(isinstance(x, LaunchStep | CallStep) for x in p.steps)
+    verify(p)
+    text = show(p)
+    assert read(text) == p and f'because "{why}" {{' in text
+    assert source(p, comments=True) == source(replace(p, steps=p.flat), comments=True)
+    for k, told in p.comments:
+        assert isinstance(p.flat[k], LaunchStep | CallStep), told
+    off = build(named(schedule(optimise(lower(made, context()), context()), context())), context())
+    assert {*off.steps} >= {s for s in p.flat if isinstance(s, LaunchStep)}
+    assert not any(isinstance(x, Region) for x in off.steps)
+
+
+def test_a_region_has_no_region_inside() -> None:
+    inner = "region graph { region graph { check } }"
+    with pytest.raises(ReadError, match="a step"):
+        read(f"plan @p() {{ {inner} }}")
+
+
+def test_keys_are_drawn_before_the_region() -> None:
+    forward, _ = map(plan_of, programs())
+    kinds = [type(x).__name__ for x in forward.steps]
+    assert kinds[-1] == "Region" and "CallStep" in kinds[:-1]
+    before, inside = forward.steps[:-1], forward.flat[len(forward.steps) - 1 :]
+    assert "key" in [x.draws for x in before if isinstance(x, CallStep)]
+    assert "key" not in [x.draws for x in inside if isinstance(x, CallStep)]
 
 
 def test_inputs_say_what_of_them_stays_and_what_is_written() -> None:
@@ -138,7 +174,7 @@ def test_a_call_says_that_it_writes() -> None:
         return torch.view_as_real(torch.complex(x, x) @ torch.complex(w, x)).sum()
 
     (p,) = cuda_programs(fn, (8, 8), (8, 8))
-    calls = {s.op: s.writes for s in plan_of(p).steps if isinstance(s, CallStep)}
+    calls = {s.op: s.writes for s in plan_of(p).flat if isinstance(s, CallStep)}
     assert calls.pop("lenz.view_as_real") and "aten.mm.default" in calls
     assert not any(calls.values())
 
@@ -157,15 +193,15 @@ def test_numbers_that_a_call_decides_are_in_no_graph() -> None:
     takes = CallStep("aten.full.default", ((sym(2), n), 0.5), (), ("y",), True)
     launch = LaunchStep("k", ("x",), (n * 2,), sym(1), "cuda:0")
     for s in (gives, takes, launch):
-        assert graphs._refusal(s, op_of, ())
-    assert not graphs._refusal(takes, op_of, {n}) and not graphs._refusal(launch, op_of, {n})
+        assert regions._refusal(s, ())
+    assert not regions._refusal(takes, {n}) and not regions._refusal(launch, {n})
 
 
 def test_a_plan_is_cut_where_a_step_is_outside() -> None:
     """What a graph makes for others stays in its memory, and what others make is an argument."""
     (p,) = cuda_programs(cut, (32, 32), (32, 32))
     g = split(p)
-    first, second = g.regions
+    first, second = g.replays
     (why,) = g.outside
     line = inspect.getsourcelines(cut)[1] + 3
     assert why == f"aten.poisson.default draws random numbers ({__file__}:{line})"

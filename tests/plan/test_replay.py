@@ -22,7 +22,7 @@ from lenz import replay
 from lenz.errors import UserError
 from lenz.ir.plan import CallStep, Check, LaunchStep, Step
 from lenz.machine.cuda import graph
-from lenz.plan import graphs
+from lenz.plan import regions
 from lenz.runtime import executor
 from lenz.runtime.captured import Record, Runner
 
@@ -65,7 +65,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[replay.Replayed]:
     monkeypatch.setattr(executor, "stream", lambda gpu: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda d: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(graphs, "_device", lambda steps: "cpu")
+    monkeypatch.setattr(regions, "_device", lambda steps: ("cpu", ""))
     monkeypatch.setattr(replay, "gpu_of", lambda g: 0)
     return found
 
@@ -81,7 +81,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, every: int, calls: bool) -> None:
             return "not here"
         return "not this one" if isinstance(s, LaunchStep) and every and not count % every else ""
 
-    monkeypatch.setattr(graphs, "_refusal", refusal)
+    monkeypatch.setattr(regions, "_refusal", refusal)
 
 
 def compiled(fn: Callable[..., Any], dynamic: bool | None = None, **how: Any) -> Callable[..., Any]:

@@ -1,0 +1,162 @@
+"""The regions of a plan: which of its steps a CUDA graph may hold.
+
+A plan is cut at each step that cannot be captured, which is a region `outside`, with the reason.
+What is between two cuts is a region `graph`, unless it has one launch or call alone, which gains
+nothing. Keys of random numbers are drawn before the graph that uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from lenz.ir.graph import Named, atom_syms
+from lenz.ir.plan import (
+    Alloc,
+    BindSize,
+    CallStep,
+    Check,
+    Current,
+    Input,
+    Keep,
+    LaunchStep,
+    Lay,
+    Plan,
+    Region,
+    Reuse,
+    SizeInput,
+    Step,
+    ViewStep,
+)  # fmt: skip
+from lenz.runtime import executor
+from lenz.sym import Var
+
+ALONE = "one kernel alone gains nothing"
+LOOKS = "it looks at what another step gives"
+
+
+@dataclass(slots=True)
+class _Part:
+    """Steps in a row, the keys that are drawn before them, and why they are outside of graphs."""
+
+    steps: list[Step]
+    drawn: list[Step] = field(default_factory=list)
+    why: str = ""
+
+
+def regioned(p: Plan) -> Plan:
+    """The plan, cut into regions."""
+    arguments = {i.name for i in p.inputs if isinstance(i, Input)}
+    binds = [s for s in p.flat if isinstance(s, BindSize) and s.source in arguments]
+    known = {v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars}
+    known |= {s.var for s in binds}
+    rest, (device, why) = [s for s in p.flat if s not in binds], _device(p.flat)
+    steps: list[Step | Region] = [*binds]
+    for x in [] if why else _parts(rest, known):
+        is_graph = not x.why and sum(isinstance(s, LaunchStep | CallStep) for s in x.steps) > 1
+        if is_graph or x.why:
+            kind: Any = "graph" if is_graph else "outside"
+            steps += [*x.drawn, Region(kind, tuple(x.steps), x.why, device * is_graph)]
+        else:
+            steps += [*x.drawn, *x.steps]
+    if not any(isinstance(s, Region) for s in steps):
+        steps = [*binds, Region("outside", tuple(rest), why or ALONE)]
+    old = p.flat
+    whys = {id(old[k]): text for k, text in p.comments}
+    made = replace(p, steps=tuple(steps))
+    comments = tuple((k, whys[id(s)]) for k, s in enumerate(made.flat) if id(s) in whys)
+    return replace(made, comments=comments)
+
+
+def _parts(steps: Sequence[Step], known: Collection[Var]) -> list[_Part]:
+    """Cut the steps where one cannot be captured."""
+    parts, own = [_Part([]), _Part([])], set[str]()
+    drawn = {n for s in steps if _draws(s) for n in defined(s)}
+    for s in steps:
+        if _draws(s) or (isinstance(s, Lay) and s.name in drawn):
+            parts[-1].drawn.append(s)
+        elif (looks := isinstance(s, Lay) and s.name not in own) and not parts[-1].steps:
+            parts[-2].steps.append(s)  # it looks at what the step before it gives
+        elif why := LOOKS if looks else _refusal(s, known):
+            parts += [_Part([s], why=why), _Part([])]
+            own = set()
+        else:
+            parts[-1].steps.append(s)
+            own |= {*defined(s)}
+    return [x for x in parts if x.steps or x.drawn]
+
+
+def _draws(s: Step) -> bool:
+    return isinstance(s, CallStep) and s.draws == "key"
+
+
+def defined(s: Step) -> tuple[str, ...]:
+    """The buffers that a step makes."""
+    match s:
+        case Alloc() | Keep() | Reuse() | ViewStep():
+            return (s.name,)
+        case CallStep() if not s.into:
+            return tuple(o for o in s.outs if isinstance(o, str))
+        case _:
+            return ()
+
+
+def _device(steps: Sequence[Step]) -> tuple[str, str]:
+    """The GPU of a plan, or why it has no graph."""
+    named = [s.device for s in steps if isinstance(s, Current)]
+    named += [s.type.device for s in steps if isinstance(s, Alloc | Lay)]
+    found = list(dict.fromkeys(d for d in named if d.startswith("cuda")))
+    if len(found) == 1:
+        return found[0], ""
+    return "", "it runs on more than one GPU" if found else "it has no kernel of a GPU"
+
+
+def _refusal(s: Step, known: Collection[Var]) -> str:
+    """Why a graph cannot hold this step; "" if it can."""
+    if not _sizes(s) <= {*known}:
+        return "its sizes depend on values"
+    match s:
+        case LaunchStep(grid=None) | Check():
+            return "a kernel runs on the CPU"
+        case Alloc() if not s.type.device.startswith("cuda"):
+            return "it allocates memory of the CPU"
+        case BindSize():
+            return f"{s.source} has a size that only the call tells"
+        case CallStep():
+            return _refused_call(s, known)
+    return ""
+
+
+def _refused_call(s: CallStep, known: Collection[Var]) -> str:
+    if not s.op.startswith("aten."):
+        return f"{s.op} may do anything"
+    op: Any = executor.resolve(s.op, direct=False)
+    if s.holds or s.waits:
+        return f"{s.op} is a collective"
+    if any(isinstance(o, Var) and o not in known for o in s.outs):
+        return f"{s.op} gives numbers to the CPU"
+    if not s.into and any(r.alias_info is not None for r in op._schema.returns):
+        return f"{s.op} gives an alias of its argument"
+    named = [a for a in (*s.args, *(a for _, a in s.kwargs)) if isinstance(a, Named)]
+    if any(a.kind == "device" and a.value.startswith("cpu") for a in named):
+        return f"{s.op} works on the CPU"
+    if torch.Tag.cudagraph_unsafe in op.tags:
+        return f"{s.op} is tagged as unsafe for CUDA graphs"
+    return f"{s.op} draws random numbers" if s.draws else ""
+
+
+def _sizes(s: Step) -> set[Var]:
+    """The variables in the sizes of a step."""
+    match s:
+        case Alloc() | Reuse() | ViewStep() | Lay():
+            told = (*s.type.shape, *s.type.layout.stride, s.type.layout.offset)
+        case LaunchStep():
+            told = (*s.sizes, *(() if s.grid is None else (s.grid,)))
+        case CallStep():
+            told = tuple(x for a in (*s.args, *(a for _, a in s.kwargs)) for x in atom_syms(a))
+        case _:
+            told = ()
+    return {v for x in told for v in x.free_vars}
