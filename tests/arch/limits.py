@@ -17,7 +17,7 @@ CODE_LINES = {
     "debug": 615,
     "first_calls": 340,
     "frontend": 3_820,
-    "ir": 4_140,
+    "ir": 4_160,
     "lower": 5_922,
     "machine": 5_730,
     "ops": 2_332,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_830
+TOTAL_CODE_LINES = 33_870
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
