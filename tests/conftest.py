@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,35 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             tracker = "torch._decomp.decompositions_for_rng.PhiloxStateTracker"
             patch.setattr(f"{tracker}.reset", lambda: None)
         yield
+
+
+ALONE = pytest.StashKey[Any]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def run_alone(
+    own_environment: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """With TEST_ALONE=1, run plans in a process without the compiler too (tests/plan/beside.py)."""
+    if os.environ.get("TEST_ALONE") != "1":
+        yield
+        return
+    from tests.plan.beside import beside
+
+    with beside(tmp_path_factory.mktemp("alone")) as found:
+        request.config.stash[ALONE] = found
+        yield
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Count what ran alone, and what did not, by the reason."""
+    found = config.stash.get(ALONE, None)
+    if found is not None:
+        left = "".join(f"\n  {count} {why}" for why, count in found.left.most_common())
+        told = f"{found.plans} plans ran alone, in {found.calls} calls; not alone:{left}"
+        terminalreporter.write_line(told)
 
 
 # What keeps torch's own kernels, oneDNN and MKL below a set of instructions.

@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from typing import Any
 
 import torch
 
-from lenz.ir.plan import Plan
+from lenz.ir.plan import Boxed, Plan
 from lenz.ir.reader import read
 from lenz.loading import kernels, load
 from lenz.runtime.constants import unpacked
@@ -25,19 +26,25 @@ COMPILERS = ("torch._dynamo", "torch._functorch.aot_autograd", "sympy")
 ROOMS = ("frontend", "lower", "opt", "schedule", "ops", "pipeline", "machine.cpu.llvm.module")
 
 
-def run(path: str) -> None:
-    """Run one plan."""
-    case = torch.load(path, weights_only=True)
+def loaded(case: dict[str, Any]) -> Boxed:
+    """The callable of a plan."""
     plan = read(case["plan"])
     assert isinstance(plan, Plan)
     store = store_at(case["store"])
     functions, alive = kernels(plan, case["keys"], store)
     found = [(c, store.get("constant", c.content)) for c in plan.constants]
     constants = {c.name: unpacked(data, c.type.device) for c, data in found if data is not None}
+    return load(plan, functions, alive, constants, fast=case["native"], store=store)
+
+
+def run(path: str) -> None:
+    """Run one plan."""
+    case = torch.load(path, weights_only=True)
     args = [torch.load(f"{path}.{k}", weights_only=True) for k in range(case["count"])]
     given = list(args)
+    torch.set_num_threads(case["threads"])
     torch.set_rng_state(case["random"])
-    results = load(plan, functions, alive, constants)(given)
+    results = loaded(case)(given)
     for k, value in enumerate((*results, *args)):
         torch.save(value, f"{path}.{k}")
 
