@@ -87,14 +87,14 @@ class Saved(Savable):
     def deserialize_compile_artifacts(cls, data: bytes) -> Saved:
         """The graph in such bytes. Raises UserError if this machine or torch cannot run it."""
         with uncollected():
-            return cls(Run(read(data)), data)
+            return cls(SavedRun(read(data)), data)
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on the arguments of Dynamo's graph."""
         return self._run(*args)
 
 
-class Run:
+class SavedRun:
     """The callable of a saved graph."""
 
     def __init__(self, contents: Contents) -> None:
@@ -143,7 +143,7 @@ def saved(
             how = replace(how, cache=True, cache_dir=folder)
         try:
             contents = _contents(entry_of(how), how)
-            return Saved(Run(contents), as_bytes(contents))
+            return Saved(SavedRun(contents), as_bytes(contents))
         except UserError as e:
             why = e.what
         except Exception as e:  # noqa: BLE001  # `compile` raises it, warns or does without
