@@ -51,7 +51,7 @@ def cycle(k: int, backend: str = "lenz", device: str = "cpu") -> None:
     """
     x = torch.randn(8 + k, 24 + 3 * k, device=device)
     w = torch.randn(24 + 3 * k, WIDTH, device=device, requires_grad=True)
-    options = {"cache": k % 2 == 0} if backend == "lenz" else None
+    options: dict[str, Any] | None = {"cache": k % 2 == 0} if backend == "lenz" else None
     torch.compile(step, backend=backend, dynamic=False, options=options)(x, w).backward()
     torch._dynamo.reset()
 
