@@ -40,7 +40,7 @@ from lenz.debug.trace import Recorder
 from lenz.frontend import FxProgram
 from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch
-from lenz.loading import Boxed
+from lenz.ir.plan import Boxed
 from lenz.options import Options
 from lenz.pipeline import Compiled
 

@@ -34,9 +34,7 @@ def t5(tiny: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
     small: dict[str, Any] = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2,
              "num_heads": 2, "vocab_size": 100}  # fmt: skip
-    config = T5Config(
-        dropout_rate=0.0, use_cache=False, decoder_start_token_id=0, **(small if tiny else {})
-    )
+    config = T5Config(dropout_rate=0.0, use_cache=False, **(small if tiny else {}))
     batch, length, out = (2, 16, 8) if tiny else (8, 512, 128)
     model: nn.Module = T5ForConditionalGeneration(config)
     ids = torch.randint(0, config.vocab_size, (batch, length))

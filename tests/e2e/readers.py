@@ -15,6 +15,7 @@ from unittest import mock
 import torch._functorch.config
 
 from lenz import loading
+from lenz.ir.plan import Boxed
 from lenz.plan.native import native
 from lenz.plan.native_frame import NotNative
 from lenz.plan.native_link import Unavailable, linked
@@ -41,7 +42,7 @@ def watched(count: Counter[str]) -> Iterator[None]:
 
         return noted
 
-    def fast(p: Any, functions: Any, module: Any, slow: loading.Boxed, store: Any) -> Any:
+    def fast(p: Any, functions: Any, module: Any, slow: Boxed, store: Any) -> Any:
         def left(args: list[Any]) -> Sequence[Any]:
             count[LEFT] += 1
             return slow(args)
@@ -50,7 +51,7 @@ def watched(count: Counter[str]) -> Iterator[None]:
         count[NATIVE] += made is not None
         return made
 
-    def loaded(*args: Any) -> loading.Boxed:
+    def loaded(*args: Any) -> Boxed:
         count[OFF] += not args[6]
         return load(*args)
 
