@@ -77,7 +77,7 @@ class Store:
                 if not is_entry or info.st_size > LIMIT_BYTES:
                     return None
                 data = unpack(_read(entry, info.st_size), file)
-                if data is not None and time.time() - info.st_mtime > DAY_SECONDS:
+                if data is not None and abs(time.time() - info.st_mtime) > DAY_SECONDS:
                     with suppress(OSError):  # a read-only folder: the age stays as it is
                         os.utime(at.prefix + file, dir_fd=at.fd)
                 return data
@@ -130,7 +130,8 @@ class Store:
     def _evict(self, at: Folder, newest: str) -> None:
         """Delete the oldest entries of a folder until it is within its share, but never `newest`.
 
-        Temporary files left by killed processes are deleted too.
+        Temporary files left by killed processes are deleted too. A clock that jumped back leaves
+        times of the future: they tell nothing, and count as the oldest.
         """
         now = time.time()
         used = 0
@@ -143,10 +144,11 @@ class Store:
                         continue
                     used += info.st_size
                     if entry.name.startswith("."):
-                        if now - info.st_mtime > STALE_SECONDS:
+                        if abs(now - info.st_mtime) > STALE_SECONDS:
                             unlink(at, entry.name)
                     elif entry.name != newest:
-                        found.append((info.st_mtime, info.st_size, entry.name))
+                        used_at = info.st_mtime if info.st_mtime <= now + DAY_SECONDS else 0.0
+                        found.append((used_at, info.st_size, entry.name))
         for _, size, name in sorted(found):
             if used <= self._limit // SHARDS:
                 return

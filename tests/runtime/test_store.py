@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from lenz.entry import FORMAT, HEADER, MAGIC
+from lenz.entry import FORMAT, HEADER, MAGIC, file_of, shard_of
 from lenz.errors import InternalError
 from lenz.runtime.store import Store, store_at
 
@@ -390,17 +390,34 @@ def test_writers_killed_at_random_never_leave_a_part(tmp_path: Path) -> None:
         assert data in (bytes([n]) * 300_000, data[:2] * 150_000) and data[0] == n
 
 
-def test_processes_may_write_one_entry_at_once(tmp_path: Path) -> None:
-    runs = [child(WRITER, tmp_path, n, 20) for n in range(4)]
+WRITERS = """
+    import os, sys
+    from lenz.runtime.store import Store
+    store, (begin, go) = Store(sys.argv[1]), os.pipe()
+    for n in range(64):
+        if os.fork() == 0:
+            os.close(go)
+            os.read(begin, 1)  # all begin at once, when the parent closes its end
+            for step in range(8):
+                store.put("object", "key", bytes([n, step]) * 150_000)
+            os._exit(0)
+    os.close(go)
+    codes = [os.wait()[1] for _ in range(64)]
+    sys.exit(any(codes))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_64_processes_write_one_entry_at_once(tmp_path: Path) -> None:
+    run = child(WRITERS, tmp_path)
     store, seen = Store(tmp_path), 0
-    while any(run.poll() is None for run in runs):
+    while run.poll() is None:
         data = store.get("object", "key")
         assert (data is None and not seen) or (data is not None and data == data[:2] * 150_000)
         seen += data is not None
-    for run in runs:
-        _, err = run.communicate(timeout=60)
-        assert run.returncode == 0 and not err, err
-    assert store.get("object", "key") is not None
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and not err, err
+    assert seen and store.get("object", "key") is not None
     assert len(entries(tmp_path)) == 1
 
 
@@ -430,3 +447,36 @@ def test_a_hit_makes_an_old_entry_young(tmp_path: Path) -> None:
     os.utime(path, (1000, 1000))
     assert store.get("object", "key") == b"data"
     assert path.stat().st_mtime > 1000
+
+
+@pytest.mark.parametrize("jump", [-400, 400], ids=["back", "forward"])
+def test_a_clock_that_jumps(tmp_path: Path, jump: int) -> None:
+    """Entries stay readable, get a time that counts again, and old temporary files still go."""
+    store = Store(tmp_path, limit=16 * 4 * (1000 + HEADER.size))
+    then = time.time() - jump * 86400
+    for n in range(160):
+        store.put("object", str(n), bytes([n]) * 1000)
+    left = entries(tmp_path)[0].with_name(".left")
+    left.write_bytes(b"part")
+    for path in entries(tmp_path):
+        os.utime(path, (then, then))
+    kept = [n for n in range(160) if store.get("object", str(n)) == bytes([n]) * 1000]
+    assert len(kept) == 64, "every entry that is there is read, whatever its time"
+    now = time.time()
+    assert all(abs(p.stat().st_mtime - now) < 3600 for p in entries(tmp_path) if p != left)
+    file = next(p for p in entries(tmp_path) if p != left and p.parent == left.parent)
+    store.write(file.name, b"again")
+    assert not left.exists(), "a temporary file of another time is nobody's"
+
+
+def test_entries_of_the_future_go_first(tmp_path: Path) -> None:
+    """They were written before the clock was set back, and would stay for ever as the youngest."""
+    store = Store(tmp_path, limit=16 * 3 * (1000 + HEADER.size))
+    keys = [str(n) for n in range(400) if shard_of(file_of("object", str(n)))[0] == "0"][:4]
+    for n, key in enumerate(keys[:3]):
+        store.put("object", key, b"x" * 1000)
+        (path,) = (p for p in entries(tmp_path) if p.name == file_of("object", key))
+        when = time.time() + (400 * 86400 if n == 1 else -60 * n)
+        os.utime(path, (when, when))
+    store.put("object", keys[3], b"x" * 1000)
+    assert [store.get("object", key) is not None for key in keys] == [True, False, True, True]
