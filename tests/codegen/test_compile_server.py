@@ -222,7 +222,7 @@ PROGRAM = """
     from lenz.machine.cuda.triton import pool
     from tests.codegen.stub_compiler import CODE, kernel
     pool.CODE = CODE
-    p = pool.Pool(workers=2)
+    p = pool.ServerClient(workers=2)
     stuck = [kernel(f"k{{n}}", open(sys.argv[1]).read()) for n in range(3)]
     thread = threading.Thread(target=p.compile, args=(stuck, 90), daemon=True)
     thread.start()

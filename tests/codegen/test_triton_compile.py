@@ -343,7 +343,7 @@ def script(tmp_path: Path, code: str, **env: str) -> subprocess.Popen[str]:
     sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
     print("started", os.getpid(), flush=True)
     from lenz.machine.cuda.triton.compile import KernelText, compile_text, version
-    from lenz.machine.cuda.triton.pool import Binary, Pool, compile_all, start, _pool
+    from lenz.machine.cuda.triton.pool import Binary, compile_all, wake, _pool
     k = KernelText.read({ADD.line()!r})
     """
     path = tmp_path / "program.py"
@@ -359,7 +359,7 @@ def script(tmp_path: Path, code: str, **env: str) -> subprocess.Popen[str]:
 
 def test_a_program_without_a_guard_runs_once_and_leaves_nothing(tmp_path: Path) -> None:
     code = """
-    start()
+    wake()
     made = compile_all([k, k], 90, None)
     assert all(isinstance(b, Binary) for b in made)
     assert not {"torch", "triton"} & set(sys.modules), "this process needs neither"

@@ -28,7 +28,8 @@ def watched(count: Counter[str]) -> Iterator[None]:
     """Count plans and calls in here.
 
     Plans with native code count as NATIVE, those that it refuses under the reason; with the option
-    `native` off as OFF. A call that native code leaves to the Python function counts as LEFT.
+    `native` off as OFF. A call that native code leaves to the Python function counts as LEFT, but
+    for one with a tensor that has no elements.
     """
     fast_call, load = loading.fast_call, loading.load
 
@@ -44,7 +45,8 @@ def watched(count: Counter[str]) -> Iterator[None]:
 
     def fast(p: Any, functions: Any, module: Any, slow: Boxed, store: Any) -> Any:
         def left(args: list[Any]) -> Sequence[Any]:
-            count[LEFT] += 1
+            # Strides and bits of a tensor without elements are seldom what fake tensors told.
+            count[LEFT] += all(x.numel() > 0 for x in args if isinstance(x, torch.Tensor))
             return slow(args)
 
         made = fast_call(p, functions, module, left, store)
