@@ -138,15 +138,16 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) ->
 def nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Tensor:
     """The indices of the first elements that are not 0, a row for each; then rows of one value."""
     rank = x.dim()
+    if not rank or any(is_same_size(n, 0) for n in (size, *x.shape)):
+        return x.new_full((size, rank), fill_value, dtype=torch.int64)
+    chosen = (x != 0).flatten()
+    number = chosen.cumsum(0) - 1
     # Rows that nobody asked for go behind the end.
+    at = torch.where(chosen & (number < size), number, size)
+    of_all = [torch.arange(n, device=x.device) for n in x.shape]
+    places = [v.flatten() for v in torch.meshgrid(of_all, indexing="ij")]
     made = x.new_full((size + 1, rank), fill_value, dtype=torch.int64)
-    if rank and not any(is_same_size(n, 0) for n in (size, *x.shape)):
-        chosen = (x != 0).flatten()
-        number = chosen.cumsum(0) - 1
-        at = torch.where(chosen & (number < size), number, size)
-        of_all = [torch.arange(n, device=x.device) for n in x.shape]
-        places = [v.flatten() for v in torch.meshgrid(of_all, indexing="ij")]
-        made = made.scatter(0, at.unsqueeze(1).expand(-1, rank), torch.stack(places, 1))
+    made = made.scatter(0, at.unsqueeze(1).expand(-1, rank), torch.stack(places, 1))
     return made[:size]
 
 
