@@ -274,38 +274,43 @@ def test_a_forward_before_the_backward_of_the_last_one_is_reported(
 
 def clocked(
     made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch, plain: list[float],
-    replayed: list[float],
+    replayed: list[float], host: float = 0.0,
 ) -> None:  # fmt: skip
-    """Calls take these milliseconds, in turn."""
+    """Calls take these milliseconds, in turn; launches take `host` of them on the host."""
 
-    def timed(run: Any, args: list[Any]) -> tuple[float, Any]:
+    def timed(run: Any, args: list[Any]) -> tuple[replay.Seconds, Any]:
         is_plain = any(run is r.plain for r in made)
-        return (plain if is_plain else replayed).pop(0) / 1e3, run(args)
+        took = (plain if is_plain else replayed).pop(0)
+        return (took / 1e3, host / 1e3 if is_plain else 0.0), run(args)
 
     monkeypatch.setattr(replay, "_timed", timed)
 
 
 @pytest.mark.parametrize(
-    ("plain", "replayed", "is_chosen"),
+    ("plain", "replayed", "host", "is_chosen"),
     [
-        ([9.0, 2.0, 2.2], [1.0, 7.0, 1.1], True),
-        ([0.1, 2.0, 2.0], [1.0, 1.0, 1.0], True),  # one call each way would have decided wrongly
-        ([1.0, 1.0, 9.0], [0.1, 2.0, 2.0], False),
-        ([1.0, 1.0, 1.0], [1.01, 1.01, 1.01], True),
+        ([9.0, 2.0, 2.2], [1.0, 7.0, 1.1], 0, True),
+        ([0.1, 2.0, 2.0], [1.0, 1.0, 1.0], 0, True),  # one call each way would have decided wrongly
+        ([1.0, 1.0, 9.0], [0.1, 2.0, 2.0], 0, False),
+        ([1.0, 1.0, 1.0], [1.01, 1.01, 1.01], 0, True),
+        ([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], 0.9, True),  # the host has time for other work
+        ([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], 0.3, False),
     ],
 )
 def test_auto_takes_the_median_of_three_calls_each_way(
-    plain: list[float], replayed: list[float], is_chosen: bool,
+    plain: list[float], replayed: list[float], host: float, is_chosen: bool,
     made: list[replay.Replayed], simulated: list[Graph], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    clocked(made, monkeypatch, plain, replayed)
+    clocked(made, monkeypatch, plain, replayed, host)
     ways = [sorted(plain)[1], sorted(replayed)[1]]
     run, x, w = compiled(soft, cuda_graphs="auto"), randn(8, 8), randn(8, 8)
     for _ in range(12):
         torch.testing.assert_close(run(x, w), soft(x, w))
     (r,) = made
     assert not plain and not replayed, "three of each"
-    times = f"a replay takes {ways[1]:.3f} ms, launches {ways[0]:.3f} ms"
+    times = (
+        f"a replay takes {ways[1]:.3f} ms (0.000 on the host), launches {ways[0]:.3f} ({host:.3f})"
+    )
     if is_chosen:
         did = "calls: 1 warm-up, 3 by launches to time them, 1 record, 7 replay"
         assert r.told == f"all of it; auto: {times}; {did}"
