@@ -5,6 +5,7 @@ Tests of generated code use these fields, never text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -234,10 +235,7 @@ def _at(origins: Sequence[str]) -> str:
 
 def _counted(lines: Sequence[str]) -> list[str]:
     """Each distinct line, with its number of occurrences."""
-    counts: dict[str, int] = {}
-    for line in lines:
-        counts[line] = counts.get(line, 0) + 1
-    return [f"{line} ({n} times)" if n > 1 else line for line, n in counts.items()]
+    return [f"{line} ({n} times)" if n > 1 else line for line, n in Counter(lines).items()]
 
 
 def kernel_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> KernelReport:
@@ -264,11 +262,8 @@ def kernel_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> Kernel
 
 
 def _ops(k: Kernel) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for e in nodes_of(*exprs_of(k.body)):
-        if e.op.name not in ("load", "const", "ref", "index"):
-            counts[e.op.name] = counts.get(e.op.name, 0) + 1
-    return counts
+    names = (e.op.name for e in nodes_of(*exprs_of(k.body)))
+    return dict(Counter(name for name in names if name not in ("load", "const", "ref", "index")))
 
 
 def extern_report(step: Extern, names: Mapping[str, str]) -> ExternReport:

@@ -51,19 +51,13 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
     call = inserter(graph, n)
     first = next(u for u in graph.nodes if u in backward and u.op != "placeholder")
     with graph.inserting_before(first), value.fake_mode:
-
-        def wide(a: Any) -> Any:
-            is_half = a.meta["val"].dtype != exact
-            return call(aten._to_copy.default, a, dtype=exact) if is_half else a
-
-        again = call(aten.mul.Tensor, call(aten.sub.Tensor, wide(x), mean), rstd)
+        centred = call(aten.sub.Tensor, converted(call, x, exact), mean)
+        again = call(aten.mul.Tensor, centred, rstd)
         if weight is not None:
-            again = call(aten.mul.Tensor, again, wide(weight))
+            again = call(aten.mul.Tensor, again, converted(call, weight, exact))
         if bias is not None:
-            again = call(aten.add.Tensor, again, wide(bias))
-        if value.dtype != exact:
-            again = call(aten._to_copy.default, again, dtype=value.dtype)
-        again = dense_as(call, value, again)
+            again = call(aten.add.Tensor, again, converted(call, bias, exact))
+        again = dense_as(call, value, converted(call, again, value.dtype))
         again.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         hand_on(graph, y, again, backward)
 
@@ -106,14 +100,10 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
     call, ones = inserter(graph, n), [1] * (value.dim() - 2)
     with graph.inserting_before(last), unguarded(value.fake_mode):
 
-        def wide(a: Any) -> Any:
-            is_half = a.meta["val"].dtype != exact
-            return call(aten._to_copy.default, a, dtype=exact) if is_half else a
-
         def along(a: Any) -> Node:
             """Return numbers of channels, or of groups of them, for the elements of x."""
             if a.meta["val"].dim() == 1:
-                return call(aten.view.default, wide(a), [-1, *ones])
+                return call(aten.view.default, converted(call, a, exact), [-1, *ones])
             each = given["C"] // given["group"]
             a = call(aten.expand.default, call(aten.unsqueeze.default, a, -1), [-1, -1, each])
             a = call(aten.clone.default, a, memory_format=torch.contiguous_format)
@@ -121,15 +111,14 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
 
         if is_usual:
             rstd = call(aten.rsqrt.default, call(aten.add.Tensor, rstd, given["eps"]))
-        made = call(aten.sub.Tensor, wide(x), along(mean))
+        made = call(aten.sub.Tensor, converted(call, x, exact), along(mean))
         factor = along(rstd)
         if given["weight"] is not None:
             factor = call(aten.mul.Tensor, factor, along(given["weight"]))
         made = call(aten.mul.Tensor, made, factor)
         if given["bias"] is not None:
             made = call(aten.add.Tensor, made, along(given["bias"]))
-        if value.dtype != exact:
-            made = call(aten._to_copy.default, made, dtype=value.dtype)
+        made = converted(call, made, value.dtype)
     y.replace_all_uses_with(made)
 
 
@@ -150,13 +139,10 @@ def dropout_in_parts(graph: Graph, n: Node) -> None:
     keep = 1.0 - float(p)  # type: ignore[arg-type]  # the schema says float
     last = n.next.next.next
     with graph.inserting_before(last), unguarded(value.fake_mode):
-        wide = call(aten._to_copy.default, x, dtype=exact) if value.dtype != exact else x
-        factor = call(aten._to_copy.default, mask, dtype=exact)
+        factor = converted(call, mask, exact)
         factor = call(aten.mul.Tensor, factor, 1.0 / keep if keep else 0.0)
-        made = call(aten.mul.Tensor, wide, factor)
-        if value.dtype != exact:
-            made = call(aten._to_copy.default, made, dtype=value.dtype)
-        made = dense_as(call, value, made)
+        made = call(aten.mul.Tensor, converted(call, x, exact), factor)
+        made = dense_as(call, value, converted(call, made, value.dtype))
     y.replace_all_uses_with(made)
 
 
@@ -207,6 +193,11 @@ def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
     return call
 
 
+def converted(call: Callable[..., Node], a: Any, dtype: torch.dtype) -> Any:
+    """Return a node in a type: itself where it has that."""
+    return a if a.meta["val"].dtype == dtype else call(aten._to_copy.default, a, dtype=dtype)
+
+
 def softmax_in_parts(graph: Graph, n: Node) -> Node | None:
     """Replace (log-)softmax of x by what it is, in f32 for half types; return the new result.
 
@@ -226,7 +217,7 @@ def softmax_in_parts(graph: Graph, n: Node) -> Node | None:
     call = inserter(graph, n)
     with graph.inserting_before(n), unguarded(value.fake_mode):
         if value.dtype in HALVES:
-            x = call(aten._to_copy.default, x, dtype=torch.float32)
+            x = converted(call, x, torch.float32)
         shifted = call(aten.sub.Tensor, x, call(aten.amax.default, x, [dim], True))
         e = call(aten.exp.default, shifted)
         s = call(aten.sum.dim_IntList, e, [dim], True)
@@ -234,9 +225,7 @@ def softmax_in_parts(graph: Graph, n: Node) -> Node | None:
             y = call(aten.div.Tensor, e, s)
         else:
             y = call(aten.sub.Tensor, shifted, call(aten.log.default, s))
-        if result.dtype != y.meta["val"].dtype:
-            y = call(aten._to_copy.default, y, dtype=result.dtype)
-        y = dense_as(call, result, y)
+        y = dense_as(call, result, converted(call, y, result.dtype))
     n.replace_all_uses_with(y)
     graph.erase_node(n)
     return y

@@ -58,10 +58,7 @@ def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = Non
     return b.map(fn)
 
 
-@lowering("floor_divide")
-def floor_divide(b: GraphBuilder, x: Operand, y: Operand) -> Value:
-    """x / y rounded down."""
-    return div(b, x, y, "floor")
+lowering("floor_divide")(lambda b, x, y: div(b, x, y, "floor"))
 
 
 @elementwise("frac")
@@ -95,12 +92,6 @@ def round_(b: GraphBuilder, x: Value, decimals: int = 0) -> Value:
         return ops.round(e / ten) * ten
 
     return b.map(lambda i: fn(x.compute(i)))
-
-
-@lowering("sign", "sgn")
-def sign(b: GraphBuilder, x: Value) -> Value:
-    """-1, 0 or 1, and 0 for NaN; bool stays itself."""
-    return b.map(lambda i: ops.sign(x.compute(i)))
 
 
 @lowering("clamp", "clip")

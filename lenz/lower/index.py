@@ -37,9 +37,13 @@ def is_position(x: Value) -> bool:
     return x.dtype.is_integer and x.dtype.name != "u8"
 
 
-def _reads_nothing(x: Value) -> bool:
-    """True for a tensor without elements: any read of it is an error, which eager reports."""
-    return any(s is ZERO for s in x.shape)
+def _check_reads(x: Value, *positions: Value) -> None:
+    """Decline positions that are masks, and a tensor without elements: eager reports its reads."""
+    for v in positions:
+        if not is_position(v):
+            raise Decline(f"positions of type {v.dtype}")
+    if any(s is ZERO for s in x.shape):
+        raise Decline("a read of a tensor without elements")
 
 
 @lowering("index.Tensor", "_unsafe_index.Tensor", any_dtype=True)
@@ -50,8 +54,7 @@ def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value:
         raise Decline("a mask as index: the size of the result depends on its values")
     if not given:
         return b.view(x, lambda i: i)
-    if _reads_nothing(x):
-        raise Decline("an index into a tensor without elements")
+    _check_reads(x)
     return b.map(lambda i: x.at(*at_positions(x, given, i)))
 
 
@@ -80,10 +83,7 @@ def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool 
     """out[i] = x[i with its dim-th part replaced by index[i]]."""
     if ZERO in index.shape:
         return b.map(lambda i: const(0, x.dtype))
-    if not is_position(index):
-        raise Decline(f"positions of type {index.dtype}")
-    if _reads_nothing(x):
-        raise Decline("gather from a tensor without elements")
+    _check_reads(x, index)
     if x.rank == 0:
         return b.map(lambda i: x.at((), ()))
     d = wrapped(dim, x.rank)
@@ -101,10 +101,7 @@ def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool 
 @lowering("index_select", any_dtype=True)
 def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
     """Slices of x along one dimension, by their positions."""
-    if not is_position(index):
-        raise Decline(f"positions of type {index.dtype}")
-    if _reads_nothing(x):
-        raise Decline("index_select from no elements")
+    _check_reads(x, index)
     d = wrapped(dim, x.rank)
     # Eager has a kernel of its own for the second dimension, which raises another error.
     fault = "assert_in_bounds" if d == 1 else "assert_in_range"
@@ -130,10 +127,7 @@ def embedding(
     sparse: bool = False,
 ) -> Value:
     """Rows of a table, by their positions."""
-    if not is_position(indices):
-        raise Decline(f"positions of type {indices.dtype}")
-    if _reads_nothing(weight):
-        raise Decline("rows of a table without elements")
+    _check_reads(weight, indices)
     rows = weight.shape[0]
 
     def fn(i: Index) -> Expr:
@@ -146,12 +140,9 @@ def embedding(
 @lowering("take", any_dtype=True)
 def take(b: GraphBuilder, x: Value, index: Value) -> Value:
     """Elements by their row-major position; negative ones count from the end."""
-    if not is_position(index):
-        raise Decline(f"positions of type {index.dtype}")
-    if ZERO in index.shape:
+    if ZERO in index.shape and is_position(index):
         return b.map(lambda i: const(0, x.dtype))
-    if _reads_nothing(x):
-        raise Decline("take from a tensor without elements")
+    _check_reads(x, index)
     count = product(x.shape)
     where = unflatten(computed(0, count), x.shape)
     return b.map(lambda i: x.at(where, (checked(index.at(i), count, wraps=True),)))

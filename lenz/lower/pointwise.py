@@ -88,17 +88,6 @@ def is_own(b: GraphBuilder, x: Value) -> bool:
 lowering("fill", float8=True)(lambda b, x, value: b.map(lambda i: exact(value, i, x.dtype)))
 
 
-@lowering("masked_fill")
-def masked_fill(b: GraphBuilder, x: Value, mask: Value, value: Operand) -> Value:
-    """`value` where the mask holds, else x."""
-    dtype = b.result.dtype
-    return b.map(
-        lambda i: ops.where(
-            ops.cast(mask.at(broadcast(mask, i)), BOOL), exact(value, i, dtype), exact(x, i, dtype)
-        )
-    )
-
-
 @lowering("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", float8=True)
 def where(b: GraphBuilder, cond: Value, x: Operand, y: Operand) -> Value:
     """x where cond holds, else y; uint8 conditions count as bool."""
@@ -108,6 +97,10 @@ def where(b: GraphBuilder, cond: Value, x: Operand, y: Operand) -> Value:
             ops.cast(cond.at(broadcast(cond, i)), BOOL), exact(x, i, dtype), exact(y, i, dtype)
         )
     )
+
+
+# `value` where the mask holds, else x.
+lowering("masked_fill")(lambda b, x, mask, value: where(b, mask, value, x))
 
 
 def _logical(name: str, of: Any) -> None:
@@ -135,9 +128,9 @@ _test("isnan", ops.isnan)
 _test("isinf", ops.isinf)
 _test("isfinite", ops.isfinite)
 _test("signbit", lambda x: const(False, BOOL) if x.dtype is BOOL else ops.signbit(x))
-for _name, _of in (("floor", ops.floor), ("ceil", ops.ceil), ("trunc", ops.trunc)):
+_OF_NUMBERS = {"floor": ops.floor, "ceil": ops.ceil, "trunc": ops.trunc, "fix": ops.trunc}
+for _name, _of in {**_OF_NUMBERS, "sign": ops.sign, "sgn": ops.sign}.items():
     _test(_name, _of)
-_test("fix", ops.trunc)
 
 
 def compute_types(op: Op, operands: tuple[Operand, ...], result: DType) -> DType:

@@ -242,10 +242,8 @@ def _enter_spread(packet: str, root: bool, with_mean: bool) -> None:
     lowering(f"{packet}.default")(lambda b, x, unbiased=True: along(b, x, None, unbiased))
 
 
-_enter_spread("var", root=False, with_mean=False)
-_enter_spread("std", root=True, with_mean=False)
-_enter_spread("var_mean", root=False, with_mean=True)
-_enter_spread("std_mean", root=True, with_mean=True)
+for _name in ("var", "std", "var_mean", "std_mean"):
+    _enter_spread(_name, root=_name.startswith("std"), with_mean=_name.endswith("mean"))
 
 
 def norm_over(

@@ -69,12 +69,9 @@ def searchsorted(
     return b.map(fn)
 
 
-@lowering("bucketize")
-def bucketize(
-    b: GraphBuilder, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
-) -> Value:
-    """For each element, its place among boundaries."""
-    return searchsorted(b, boundaries, x, right=right)
+lowering("bucketize")(
+    lambda b, x, edges, out_int32=False, right=False: searchsorted(b, edges, x, right=right)
+)
 
 
 @lowering("histc")

@@ -9,6 +9,7 @@ denormals, and are within 2.2 units in the last place unless the entry in `math.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from lenz.ir.dtype import F32, I32
 from lenz.ir.expr import Expr, const
@@ -37,9 +38,9 @@ def i32(value: int) -> Expr:
     return const(value, I32)
 
 
-def polynomial(coefficients: tuple[float, ...], x: Expr) -> Expr:
-    """Horner's scheme with fused steps; coefficients lowest power first."""
-    total = f32(coefficients[-1])
+def polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
+    """Horner's scheme with fused steps, in the type of x; coefficients lowest power first."""
+    total = const(coefficients[-1], x.dtype)
     for coefficient in reversed(coefficients[:-1]):
         total = fma(total, x, coefficient)
     return total

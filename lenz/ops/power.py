@@ -16,21 +16,11 @@ from lenz.ops.cast import bitcast, cast
 from lenz.ops.compare import eq, isinf, isnan, ne, signbit, where
 from lenz.ops.emission import library
 from lenz.ops.fold import apply, binary, is_const, value_of
+from lenz.ops.poly import polynomial
 from lenz.ops.rules import FLOATS, INTS, same
 
 _INF = float("inf")
 _MAGIC = 1.5 * 2.0**52
-
-
-def _f64(value: float) -> Expr:
-    return const(value, F64)
-
-
-def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
-    total = _f64(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = fma(total, x, coefficient)
-    return total
 
 
 def _log2(x: Expr) -> Expr:
@@ -40,7 +30,7 @@ def _log2(x: Expr) -> Expr:
     e = (bits - 0x3FE6A09E667F3BCD) >> 52
     m = bitcast(bits - (e << 52), F64)
     t = (m - 1.0) / (m + 1.0)
-    return fma(t, _horner(c.LOG2_F64, square(t)), cast(e, F64))
+    return fma(t, polynomial(c.LOG2_F64, square(t)), cast(e, F64))
 
 
 def _exp2(x: Expr) -> Expr:
@@ -49,7 +39,7 @@ def _exp2(x: Expr) -> Expr:
     r = x - (shifted - _MAGIC)
     # The low bits of the sum are the integer; the shift drops the others.
     power = bitcast((bitcast(shifted, I64) + 1023) << 52, F64)
-    return fma(_horner(c.EXP2_F64, r), r, 1.0) * power
+    return fma(polynomial(c.EXP2_F64, r), r, 1.0) * power
 
 
 def _expand_pow(x: Expr, y: Expr) -> Expr:

@@ -12,6 +12,7 @@ from lenz.ops.arith import add, fma, maximum, minimum, mul
 from lenz.ops.cast import bitcast, cast
 from lenz.ops.compare import isinf, where
 from lenz.ops.math import exp, log1p
+from lenz.ops.poly import polynomial
 
 _MAGIC = 1.5 * 2.0**52  # what is added to it has its integer in the low bits
 # ln 2, and as high + low; the high part has 32 bits, so that k * high is exact.
@@ -57,20 +58,13 @@ def _log1p_exp(x: Expr) -> Expr:
     k = shifted - _MAGIC
     r = fma(k, -_LN2_LOW, fma(k, -_LN2_HIGH, x))
     power = bitcast((bitcast(shifted, I64) << 52) + (1023 << 52), F64)
-    t = _series([1.0 / math.factorial(n) for n in range(14)], r) * power
+    t = polynomial([1.0 / math.factorial(n) for n in range(14)], r) * power
     t = where(x < -708.0, 0.0, t)
     great = t > 0.41
     s = where(great, t - 1.0, t) / (t + where(great, _f64(3.0), 2.0))
     square = s * s
-    tail = square * _series([2.0 / (2 * n + 3) for n in range(10)], square)
+    tail = square * polynomial([2.0 / (2 * n + 3) for n in range(10)], square)
     return where(great, _f64(_LN2), 0.0) + fma(s, tail, s + s)
-
-
-def _series(coefficients: list[float], x: Expr) -> Expr:
-    total = _f64(coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
-        total = fma(total, x, coefficient)
-    return total
 
 
 def _f64(value: float) -> Expr:
