@@ -14,7 +14,7 @@ CLASS_METHODS = 15
 CODE_LINES = {
     ".": 2_665,
     "artifact": 720,
-    "debug": 615,
+    "debug": 2_000,
     "first_calls": 340,
     "frontend": 3_820,
     "ir": 4_160,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 33_870
+TOTAL_CODE_LINES = 35_250
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
