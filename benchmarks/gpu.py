@@ -1,8 +1,8 @@
 """Benchmarks on a GPU: eager, lenz and the peer (torch's default backend), interleaved.
 
-python -m benchmarks.gpu [kernels] [models] [graphs] [lengths] [host] [first_call] [--only TEXT]
-                         [--sides eager,lenz] [--quick] [--device cpu] [--limit SECONDS]
-                         [--json FILE] [--commit TEXT]
+python -m benchmarks.gpu [kernels] [models] [graphs] [lengths] [host] [first_call]
+                         [--only TEXT,...] [--sides eager,lenz] [--quick] [--device cpu]
+                         [--limit SECONDS] [--json FILE] [--commit TEXT]
 
 Prints tables and writes benchmarks/results/gpu.json after each row, with the machine and the
 commit; rows of an earlier run on the same machine stay where this run has none.  A side that
@@ -117,7 +117,8 @@ class Run:
             "host": [f.__name__ for f in host.FUNCTIONS],
             "first_call": list(gpu_first_call.CASES),
         }[section]
-        return [n for n in names if self.only.lower() in n.lower()]
+        wanted = self.only.lower().split(",")
+        return [n for n in names if any(w in n.lower() for w in wanted)]
 
     def job(self, section: str, names: Sequence[str]) -> Job:
         """The job of a worker; a model needs more seconds for as many rounds."""
@@ -258,7 +259,9 @@ def parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
-    parser.add_argument("--only", default="", help="cases whose name contains this text")
+    parser.add_argument(
+        "--only", default="", help="cases whose name contains one of these texts, between commas"
+    )
     parser.add_argument("--sides", default=",".join(GRAPH_SIDES), help="some of %(default)s")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
