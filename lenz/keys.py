@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -33,14 +34,17 @@ class Sources:
     Most files are imported late. If a file changes meanwhile, the process may run a mix of two
     versions, and no other process may find what it compiled. So there is no digest after a change.
     Any number of `State` shows one: a copy may have the size and the time of the original.
+    A time that is still to come says nothing: the clock was set back since.
     """
 
     __slots__ = ("_digest", "_files", "_root")
 
     def __init__(self, root: str, since: float) -> None:
         self._root, self._files = root, _files(root)
-        old = all(max(mtime, ctime) <= since * 1e9 for *_, mtime, ctime in self._files.values())
-        self._digest = _digest(root, self._files) if old else ""
+        now = time.time() * 1e9
+        times = (t for *_, mtime, ctime in self._files.values() for t in (mtime, ctime))
+        has_changed = any(since * 1e9 < t <= now for t in times)
+        self._digest = "" if has_changed else _digest(root, self._files)
 
     def digest(self, again: bool = False) -> str:
         """The hash of the files, empty if one has changed; `again` looks, which takes 1 ms."""

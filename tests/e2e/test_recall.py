@@ -283,6 +283,16 @@ def test_a_file_that_changed_while_lenz_was_imported_is_no_key(tree: Path) -> No
     assert keys.Sources(str(tree), since).digest() == "", "made after that, with an older time"
 
 
+def test_files_of_the_future_are_kept(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock was set back after lenz was installed: its cache works all the same."""
+    now = time.time()
+    monkeypatch.setattr(keys.time, "time", lambda: now - 3600)
+    own = keys.Sources(str(tree), now - 3660)
+    assert own.digest() != ""
+    (tree / "a.py").write_text("x = 2\n")
+    assert own.digest(again=True) == "", "a change is seen as ever"
+
+
 def test_a_change_that_leaves_the_text_is_none(tree: Path) -> None:
     own = keys.Sources(str(tree), time.time() + 1)
     first = own.digest()
