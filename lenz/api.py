@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # a cached graph needs no compiler, which takes 0.3 s to impo
     from lenz.pipeline import Compiled
     from lenz.replay import Replayed
 
-# Modes of torch.compile. On CPUs all of them mean the default: only kernels of GPUs have tiles to
+# Modes of torch.compile. On CPUs all of them mean the default: only GPU kernels have tiles to
 # choose from, and only GPUs have graphs.
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
@@ -81,7 +81,7 @@ def backend(
 
 
 def _chosen(mode: str | None, options: Mapping[str, object] | None) -> Options:
-    """The options of a mode and those that are given."""
+    """The options of a mode, overridden by `options`."""
     try:
         if mode is not None and mode not in MODES:
             raise UserError(f"unknown mode {mode!r}", hint=f"modes are {', '.join(MODES)}")
@@ -132,20 +132,20 @@ def compile_graph(
 
 
 def _savable(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    """Compile a graph that torch will save; it can be called, and says if it cannot be saved."""
+    """Compile a graph that torch will save. The callable says so if it cannot be saved."""
     from lenz.artifact.saved import saved
 
     def entry_of(options: Options) -> Mapping[str, Any]:
         trace = trace_of(gm, inputs, options, lambda p: p)
         if trace is None or has_fakes(inputs):
-            raise UserError("it has more than torch's own ops on plain tensors that share nothing")
+            raise UserError("it is more than torch's own ops on plain, unshared tensors")
         entry = trace.entry()
         if entry is not None and entry["halves"].keys() != {"forward"}:
             trace.moment.ask(entry["guards"])
             return entry
         compile_for(gm, inputs, options, trace.key, numbered())
         if (entry := trace.entry()) is None:
-            raise UserError("not all of it is data")
+            raise UserError("part of it is not plain data")
         return entry
 
     return saved(options, entry_of, lambda: compile_graph(gm, inputs, options))
@@ -154,9 +154,9 @@ def _savable(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callab
 def compile_for(
     gm: GraphModule, inputs: Sequence[Any], options: Options, key: str, name: str
 ) -> None:
-    """Compile a loaded graph of another process into the cache, where its trace has the given key.
+    """Compile a graph loaded from another process into the cache, under the given key.
 
-    Both halves are compiled now. Raises what stops the compilation.
+    Both halves are compiled now. Errors of the compilation propagate.
     """
     from lenz.frontend.capture import capture
 
@@ -171,7 +171,7 @@ def compile_for(
 
 
 def start(values: Iterable[object]) -> None:
-    """Start the kernel compilers for the devices of tensors, so that they are ready when needed."""
+    """Start the kernel compilers for the devices of these tensors: they will be needed."""
     types = dict.fromkeys(x.device.type for x in values if isinstance(x, torch.Tensor))
     for type in filter(is_known, types):
         loader_of(type).start()
@@ -191,7 +191,7 @@ class _Unit:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody wants to see each stage, so that all of them have to run."""
+        """Whether somebody watches the stages, so that all of them must run."""
         shown = bool(set(self.options.logs) - {"time"}) or self.options.debug
         return shown or self.watcher is not None
 
@@ -254,13 +254,13 @@ class _Unit:
         return say(why(e, recorder, kind, self.options))
 
     def eager(self, program: FxProgram, why: str) -> Boxed:
-        """Run the program op by op; warns once."""
+        """Run the program op by op, with one warning."""
         say(why)
         run: Boxed = program.eager()
         return run if self.watcher is None else self.watcher.refused(program, why, run)
 
     def named(self, program: FxProgram) -> FxProgram:
-        """The program with the user's names for its arguments, and the user's call."""
+        """The program with the user's names for its arguments, and the source line of the call."""
         places = tuple(
             replace(p, source=readable(p.source, self.arguments)) for p in program.placeholders
         )
@@ -328,7 +328,7 @@ class FxBackend:
         return self.boxed(program.gm, program)
 
     def boxed(self, gm: GraphModule, program: FxProgram) -> Boxed:
-        """The user's function as one of a list, which it empties."""
+        """The user's function as a callable that takes a list of arguments and empties it."""
         kernels = [n.meta.get("kernel") for n in gm.graph.nodes]
         gm.meta.update(kind=program.kind, name=program.name)
         run = self.compile_graph(gm)
@@ -338,7 +338,7 @@ class FxBackend:
             args.clear()
             return run(*given)
 
-        call.__dict__["kernels"] = kernels  # `run` needs them, but a graph of the user may not
+        call.__dict__["kernels"] = kernels  # `run` needs them; the user's graph may not
         return call
 
 
@@ -348,7 +348,7 @@ class Explainer:
 
     graphs: list[GraphReport] = field(default_factory=list)
     launches: list[KernelReport | ExternReport] = field(default_factory=list)
-    replayed: dict[int, Replayed] = field(default_factory=dict)  # by the place in `graphs`
+    replayed: dict[int, Replayed] = field(default_factory=dict)  # by index in `graphs`
     count: int = 0
 
     def backend(self, options: Options) -> Callable[..., Any]:
@@ -461,7 +461,7 @@ def explain(
         len(report.launches), report.graphs[0].kernels[0].bytes_read
 
     `dynamic` and `options` are those of torch.compile. The report includes a backward pass if `fn`
-    runs it. It is of the last of `calls` calls, and says what CUDA graphs did in all of them.
+    runs it. It describes the last of `calls` calls, and says what CUDA graphs did in all of them.
     Raises any error of `fn` and of the compiler.
     """
     chosen = Options.from_environment(options)

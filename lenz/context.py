@@ -1,7 +1,7 @@
 """The last argument of every pass: options, target, and a trace.
 
-The fields never change. Two of them refer to recorders: `fuel` counts the optional rewrites,
-`trace` takes timings and texts. The result of a pass must not depend on either, except through the
+The fields never change. Two of them refer to recorders: `fuel` counts optional rewrites, `trace`
+receives timings and texts. The result of a pass must not depend on either, except through the
 answer of `allow`.
 """
 

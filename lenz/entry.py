@@ -1,6 +1,6 @@
-"""The bytes of an entry of the cache: a header, the SHA-256 of name and data, the data.
+"""The bytes of a cache entry: a header, the SHA-256 of name and data, the data.
 
-The name of the file is the SHA-256 of the entry's name, so that a file can be checked by itself.
+The file's name is the SHA-256 of the entry's name, so that a file can be checked by itself.
 """
 
 from __future__ import annotations

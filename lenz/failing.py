@@ -1,4 +1,4 @@
-"""What becomes of a graph that cannot be compiled: an error, or a warning and a run in eager."""
+"""A graph that cannot be compiled raises an error, or runs in eager after a warning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lenz.options import Options
 
 
 def why(e: Exception, recorder: Recorder, kind: str, options: Options) -> str:
-    """The reason to run a graph in eager; raises errors that the user can fix, or asked for."""
+    """The reason to run a graph in eager. Raises errors that the user can fix or wants raised."""
     stops = options.on_error == "raise"
     if isinstance(e, UserError) and (stops or not isinstance(e, Missing)):
         raise e
@@ -42,10 +42,10 @@ def fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> Inte
 
 
 def in_eager(e: Exception, recorder: Recorder, kind: str, options: Options, run: Boxed) -> Boxed:
-    """`run`, after the warning that it stands for a graph of which `e` has stopped the compiler.
+    """Warn that the graph runs in eager because of `e`, and return `run`.
 
-    Raises what `why` does. Results of a forward half get eager's strides: a backward half that was
-    compiled for others refuses them.
+    Raises the same errors as `why`. Results of a forward half get eager's strides, because a
+    backward half compiled for other strides rejects them.
     """
     say(why(e, recorder, kind, options))
     return run

@@ -1,4 +1,4 @@
-"""Halves of graphs out of a store: what their entries hold, and how they become callables.
+"""Halves of graphs in the store: their entries, and how to load them.
 
 Imports neither the compiler nor the keys of the cache, which read all files of lenz.
 """
@@ -19,7 +19,7 @@ from lenz.respecialise import Needs, load_plan
 from lenz.runtime.constants import unpacked
 from lenz.runtime.store import Store
 
-# What a plan needs of its program, as JSON, and the key of its entry.
+# What a plan needs from its program, as JSON, and the key of its entry.
 Half: TypeAlias = "dict[str, Any]"
 
 
@@ -38,7 +38,7 @@ class Entry:
 
 
 def loaded(store: Store, key: str, load: Callable[..., Boxed]) -> Boxed | None:
-    """What `load` makes of the plan, the kernels and their owner in an entry; None without one."""
+    """Call `load` with the plan, kernels and owner of an entry; None without an entry."""
     data = store.get("graph", key)
     if data is None:
         return None
@@ -47,7 +47,7 @@ def loaded(store: Store, key: str, load: Callable[..., Boxed]) -> Boxed | None:
         run: Any = load(plan, *kernels(plan, entry.keys, store))
     except (AssertionError, LookupError, ReadError, TypeError, ValueError):
         return None  # damaged, of another version, or without its kernels
-    except RuntimeError:  # the driver refuses a kernel: a new compilation decides what to do
+    except RuntimeError:  # the driver rejects a kernel: compile again
         return None
     run.strides = [None if s is None else tuple(s) for s in entry.strides]
     return run  # type: ignore[no-any-return]  # an Any, so that it may have `strides`
@@ -63,9 +63,9 @@ def plan_in(data: bytes) -> Plan:
 def loaded_half(
     half: Half, store: Store, options: Options, otherwise: Callable[..., Sequence[Any]]
 ) -> Any:
-    """A half as a callable; None if the store does not have all of it.
+    """A half as a callable; None if the store lacks a part of it.
 
-    `otherwise` runs the calls that break an assumption of its plan.
+    `otherwise` runs calls that break an assumption of the plan.
     """
     constants = {}
     for name, (content, device) in half["constants"].items():

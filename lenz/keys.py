@@ -1,7 +1,7 @@
-"""The key of a graph's compilation. It holds every input, so that equal keys give equal code.
+"""The cache key of a compiled graph. It holds every input, so that equal keys give equal code.
 
-These are the text of the program, the options, the target and the GPUs, the versions of torch and
-Triton, and every source file of lenz.
+The inputs are the text of the program, the options, the target and the GPUs, the versions of torch
+and Triton, and every source file of lenz.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Sources:
     """The Python files below a folder; this process began to import them at time `since`.
 
     Most files are imported late. If a file changes meanwhile, the process may run a mix of two
-    versions, and no other process may find what it compiled. So there is no digest after a change.
-    Any number of `State` shows one: a copy may have the size and the time of the original.
-    A time that is still to come says nothing: the clock was set back since.
+    versions, and its code must not reach other processes. So there is no digest after a change. All
+    fields of `State` are compared: a copy may have the size and time of the original. Times in
+    the future are ignored: the clock was set back.
     """
 
     __slots__ = ("_digest", "_files", "_root")
@@ -47,16 +47,16 @@ class Sources:
         self._digest = "" if has_changed else _digest(root, self._files)
 
     def digest(self, again: bool = False) -> str:
-        """The hash of the files, empty if one has changed; `again` looks, which takes 1 ms."""
+        """The hash of the files, empty if one has changed. `again` checks for changes (1 ms)."""
         if again and self._digest and (files := _files(self._root)) != self._files:
-            # The text may be the same: a link to a file or another mode change its numbers too.
+            # The text may be unchanged: a new link or mode changes a file's numbers too.
             same = _digest(self._root, files) == self._digest
             self._files, self._digest = files, self._digest if same else ""
         return self._digest
 
 
 def _files(root: str) -> dict[str, State]:
-    """Every Python file: device, number, size, time of its contents, time of its last change."""
+    """Every Python file with its device, inode, size, mtime and ctime."""
     found = {}
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
@@ -71,7 +71,7 @@ def _state(i: os.stat_result) -> State:
 
 
 def _digest(root: str, files: Mapping[str, State]) -> str:
-    """The hash of names and texts; empty if a file changes while it is read."""
+    """The hash of names and texts; empty if a file changes during the read."""
     digest = hashlib.sha256()
     for path, state in files.items():
         with open(path, "rb") as file:
@@ -129,7 +129,7 @@ def native_names(store: Store | None) -> frozenset[str]:
 
 
 def key_of(program: FxProgram, cx: Context) -> str | None:
-    """The key of a program's compilation; None if it has no key or must be compiled anyway."""
+    """The cache key of a program; None if it has none or must be compiled anyway."""
     if not has_key(cx.options) or (text := identity(program)) is None:
         return None
     values = (n.meta.get("val") for n in program.gm.graph.nodes)
@@ -137,14 +137,14 @@ def key_of(program: FxProgram, cx: Context) -> str | None:
 
 
 def has_key(options: Options) -> bool:
-    """Whether what is compiled with these options, in this process, may be kept."""
+    """Whether code compiled with these options, in this process, may be cached."""
     if options.verify or options.fuel >= 0 or not options.cache or is_extended():
         return False
     return bool(sources())
 
 
 def key_with(text: str, cx: Context, devices: Iterable[torch.device]) -> str:
-    """The key of a text that is compiled for these devices."""
+    """The key of a text compiled for these devices."""
     known = sorted(str(d) for d in devices if is_known(d.type))
     head = [
         sources(),

@@ -31,10 +31,10 @@ NONE: Mapping[str, Any] = {}
 def kernels(
     p: Plan, keys: Mapping[str, Mapping[str, str]], store: Store
 ) -> tuple[Functions, object]:
-    """The kernels of a plan, and an object that must live as long as they do.
+    """The kernels of a plan, and an object that owns them.
 
     `keys` are the store's keys of their code, by device and name. Raises LookupError if the store
-    has lost one.
+    has lost a kernel.
     """
 
     def code(device: str, loader: Loader, counts: Counts) -> Mapping[str, bytes]:
@@ -48,7 +48,7 @@ def kernels(
 
 
 def complete(p: Plan, constants: Mapping[str, torch.Tensor]) -> tuple[Plan, dict[str, bytes]]:
-    """The plan with its constants named by their content, and their bytes by these names."""
+    """The plan with constants named by their content, and the bytes of each."""
     found = [packed(constants[c.name]) for c in p.constants]
     named = [replace(c, content=name) for c, (name, _) in zip(p.constants, found, strict=True)]
     return replace(p, constants=tuple(named)), dict(found)
@@ -68,7 +68,7 @@ def load(
 
     functions  the kernels; their code lives as long as `alive`
     otherwise  the fallback for calls that break an assumption of the plan
-    fast       run native code where it can be had; `store` keeps it
+    fast       run native code if possible; `store` caches it
     """
     module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
     exec(compile(source(p), f"<lenz {p.name}>", "exec"), module)
@@ -85,7 +85,7 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class Fast:
-    """The native function of a plan, and the order in which it finds sizes out."""
+    """The native function of a plan, and the order in which it determines sizes."""
 
     call: Boxed
     sizes: Sequence[Var]
@@ -95,11 +95,11 @@ def fast_call(
     p: Plan, functions: Mapping[str, Any], module: Mapping[str, Any], slow: Boxed,
     store: Store | None,
 ) -> Fast | None:  # fmt: skip
-    """The native function of a plan; None where only the Python function runs it.
+    """The native function of a plan; None if only Python can run the plan.
 
-    functions  the kernels: their callables, or what has their record
-    module     where constants and objects are found
-    slow       runs the calls that the native function does not expect
+    functions  the kernels: callables, or objects with their record
+    module     holds constants and objects
+    slow       runs calls that the native function rejects
     """
     found = places()
     if found is None:
@@ -130,12 +130,12 @@ def op_of(op: str) -> Any:
 
 
 def _has(gpu: bool, name: str) -> bool:
-    """Whether torch's library has a function."""
+    """Whether torch's library exports a function."""
     return bool(addresses((name,), gpu))
 
 
 def aligned(t: torch.Tensor) -> torch.Tensor:
-    """The constant; on a GPU at a multiple of 16 bytes, as kernels assume."""
+    """The constant; on a GPU aligned to 16 bytes, as kernels assume."""
     if t.is_cpu or t.data_ptr() % 16 == 0:
         return t
     with torch.no_grad():

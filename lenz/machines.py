@@ -1,10 +1,10 @@
-"""The machines that lenz compiles for: what is asked of each of them, and which there are.
+"""The machines that lenz compiles for: their protocol and their registry.
 
 A machine belongs to a type of PyTorch's devices ("cpu", "cuda"). It has two halves: a `Machine` for
 the compiler, and a `Loader`, which runs what was compiled and imports no compiler. They are found
-when they are first asked for: in the modules `machine` and `loader` of `lenz.machine.<type>`, or in
-modules that entry points of the groups `lenz.machines` and `lenz.loaders` name by the type. These
-modules register them when they are imported.
+at first use: in the modules `machine` and `loader` of `lenz.machine.<type>`, or through entry
+points of the groups `lenz.machines` and `lenz.loaders` that have the name of the type. These
+modules register them on import.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Space: TypeAlias = "Callable[[KernelKind, int, int], Sequence[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The loops of a kernel, its configuration, and the size of its workspace in words."""
+    """A kernel's loops, its configuration, and its workspace in words."""
 
     kind: KernelKind
     body: tuple[Stmt, ...]
@@ -47,7 +47,7 @@ class Form:
 
 
 class Refused(Exception):
-    """Kernels, by name, that did not compile, and why.
+    """Kernels that did not compile, by name, with the reason.
 
     The graph is recompiled with their ops, `origins`, in eager.
     """
@@ -60,12 +60,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Compiled kernels: of one device, or of all devices of a graph.
+    """Compiled kernels of one device, or of all devices of a graph.
 
-    text       everything that was emitted
+    text       all emitted code
     files      machine code by the name of its file in a debug folder
     keys       the store's keys of the machine code, by device and name
-    functions  the kernels by name, which may be called as long as `alive` lives
+    functions  the kernels by name; valid while `alive` lives
     """
 
     text: str
@@ -77,18 +77,18 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything that the compiler knows of one type of devices.
+    """Everything that the compiler knows about one type of device.
 
-    capabilities  the numbers that decisions depend on
-    schedule      (group, stored, env, cx, space): the form of the kernel of a
-                  `schedule.legal.Group`, then others that are worth timing; `stored` are the values
-                  that are used outside of the group, `space` replaces the machine's own shapes
-    loss          (group, env): why a group whose elements read its own reductions is worse than its
-                  parts, None if it is not
-    tune          (schedule, store): the schedule with the fastest form of each launch that has
-                  several, and the measurements
-    compile       (kernels, device, cx): begin to compile; a function that waits for the code and
-                  loads it, and raises Refused
+    capabilities  the numbers behind decisions
+    schedule      (group, stored, env, cx, space): the form of a `schedule.legal.Group`'s kernel,
+                  then others worth timing; `stored` are the values used outside the group, `space`
+                  replaces the machine's own shapes
+    loss          (group, env): why a group whose elements read its own reductions is slower than
+                  its parts, or None
+    tune          (schedule, store): the schedule with the fastest form of each launch, and the
+                  measurements
+    compile       (kernels, device, cx): starts compiling; returns a function that waits for the
+                  code and loads it, and raises Refused
     """
 
     capabilities: Capabilities
@@ -105,15 +105,15 @@ def no_graphs(*wanted: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """How the code for one type of devices is found again and loaded.
+    """Finds and loads the code for one type of device.
 
-    kind   the kind of its entries in the store
-    files  the names of a graph's kernels -> the name of each piece of code -> its file in a debug
-           folder; pieces are the kernels, or one that holds them all
+    kind   the kind of the store's entries
+    files  the names of a graph's kernels -> each piece of code by name -> its file in a debug
+           folder; a piece is one kernel, or a library of all of them
     load   (pieces, kernels with their counts of pointers and sizes, device): the functions, and
-           what must live as long; raises ValueError or RuntimeError
-    key    what code for a device depends on, besides its text
-    start  called when a graph for such a device comes: its compiler will be needed
+           their owner; raises ValueError or RuntimeError
+    key    all that code for a device depends on, besides its text
+    start  called when a graph for such a device arrives: its compiler will be needed
     capture  (`Wanted`, `Runner`, number of the device): its graph, as `runtime/captured.py` says;
              raises RuntimeError
     """
@@ -127,19 +127,19 @@ class Loader:
 
 
 class Library(Protocol):
-    """Linked code, which lives as long as this object, and the addresses of what it exports."""
+    """Linked code, alive as long as this object, and the addresses of its exports."""
 
     addresses: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The compiler of the process itself: for plans, which are code of the CPU beside kernels.
+    """The compiler for the host: plans are CPU code beside the kernels.
 
     target    this process's CPU
-    features  what it can do, by the compiler's names
+    features  its features, by the compiler's names
     compile   (text, target or None for this CPU, level) -> an object; raises InternalError
-    link      (object, exports, addresses of what it calls) -> the code; raises InternalError
+    link      (object, exports, addresses of its callees) -> the code; raises InternalError
     """
 
     target: Callable[[], Target]
@@ -153,26 +153,26 @@ _HALVES: dict[tuple[str, str], Any] = {}
 
 
 def register(type: str, half: Machine | Loader | Host) -> None:
-    """Make a half of a machine known for a type of devices, or the compiler of the host."""
+    """Register a half of a machine for a type of device, or the compiler of the host."""
     key = type, half.__class__.__name__.lower()
     if _HALVES.setdefault(key, half) is not half:
         raise InternalError(f"there are two machines for {type} devices")
 
 
 def types() -> frozenset[str]:
-    """The types of devices that have a machine."""
+    """The device types that have a machine."""
     return _types(tuple(sys.path))
 
 
 @lru_cache(maxsize=4)
 def _types(path: tuple[str, ...]) -> frozenset[str]:
-    """Those of lenz and of packages on a path, which reads all entry points, in 2 ms or more."""
+    """The types from lenz and from packages on `path`. Reading entry points takes 2 ms."""
     outside = importlib.metadata.entry_points(group="lenz.machines").names
     return frozenset(outside | {p.parent.name for p in FOLDER.glob("*/machine.py")})
 
 
 def is_known(type: str) -> bool:
-    """True if there is a machine for a type of devices; nothing of it is imported."""
+    """True if a device type has a machine; imports nothing of it."""
     return (FOLDER / type).is_dir() or type in types()
 
 
@@ -182,7 +182,7 @@ def machine_of(device: str) -> Machine:
 
 
 def capabilities_of(device: str) -> Capabilities:
-    """What the machine of a device can do, without importing its compiler; nothing if it has none.
+    """The capabilities of a device's machine, without importing its compiler; empty if it has none.
 
     A machine of lenz keeps its numbers in `lenz.machine.<type>.capabilities`.
     """
@@ -195,9 +195,9 @@ def capabilities_of(device: str) -> Capabilities:
 
 
 def runs_programs(device: str) -> bool:
-    """True if many programs of many lanes run the loops of a device, as on GPUs.
+    """True if a device runs loops as many programs of many lanes, as GPUs do.
 
-    Such a machine computes faster than it loads, and its updates of one element meet in any order.
+    Such a machine computes faster than it loads, and updates one element in any order.
     """
     return capabilities_of(device).units > 0
 
@@ -208,7 +208,7 @@ def loader_of(device: str) -> Loader:
 
 
 def host() -> Host:
-    """The compiler of the process itself."""
+    """The compiler for the host."""
     return _half(HOST, "host")  # type: ignore[no-any-return]  # a Host, likewise
 
 
@@ -227,9 +227,9 @@ def _half(device: str, name: str) -> Any:
 def load_kernels(
     signatures: Signatures, code: Callable[[str, Loader, Counts], Mapping[str, bytes]]
 ) -> tuple[Functions, object]:
-    """The kernels of a plan as functions, and an object that must live as long as they do.
+    """The kernels of a plan as functions, and an object that owns them.
 
-    `code` finds the machine code of a device: its pieces by their names.
+    `code` returns the machine code of a device, by the names of its pieces.
     """
     functions: dict[str, Callable[..., Any]] = {}
     alive: list[object] = []
@@ -243,14 +243,14 @@ def load_kernels(
 
 
 def assemble(kernels: Mapping[str, tuple[Kernel, str]], cx: Context) -> Callable[[], Code]:
-    """Compile kernels, given by name and device; returns a function that loads them.
+    """Start compiling kernels, given by name with their device; returns a function that loads them.
 
-    Machines with a compiler in another process go on until the caller calls the function. It raises
-    Refused with the kernels that a compiler or driver rejects.
+    Compilers in other processes run until the caller calls the function. It raises Refused with the
+    kernels that a compiler or driver rejects.
     """
     devices = dict.fromkeys(device for _, device in kernels.values())
     mine = {d: [k for k, device in kernels.values() if device == d] for d in devices}
-    # The CPU comes last: its code is compiled while others wait for theirs.
+    # The CPU comes last: its code is compiled while other compilers run.
     begun = [machine_of(d).compile(mine[d], d, cx) for d in sorted(mine, key=lambda d: d == HOST)]
 
     def finish() -> Code:

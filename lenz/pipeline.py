@@ -53,7 +53,7 @@ class Compiled:
 
     @property
     def strides(self) -> list[tuple[int, ...] | None]:
-        """The strides of each saved result, if AOTAutograd has traced others."""
+        """The strides of each saved result, where they differ from AOTAutograd's trace."""
         buffers = buffers_of(self.graph)
         found: list[tuple[int, ...] | None] = [None] * len(self.graph.outputs)
         for k in self.program.saved:
@@ -71,17 +71,17 @@ class Compiled:
 
     @property
     def complete(self) -> tuple[Plan, dict[str, bytes]]:
-        """The plan with constants by content, and their bytes."""
+        """The plan with constants named by content, and their bytes."""
         return complete(self.plan, constants_of(self.plan, self.program))
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Everything that the plan as a script needs beside it."""
+        """All files that the plan as a script needs beside it."""
         constants = {f"{name}.constant": data for name, data in self.complete[1].items()}
         return {**self.code.files, **constants}
 
     def fx(self) -> GraphModule:
-        """The plan as an FX graph, which runs."""
+        """The plan as an executable FX graph."""
         p, kernels = self.program, {}
         for name, (k, device) in kernels_of(self.schedule).items():
             names = [x.name for x in k.params] + [x.name for x in k.sizes]
@@ -167,7 +167,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
 
 
 def _given(program: FxProgram, options: Options) -> CallerFacts:
-    """How the arguments of a program are given, and what is asked of the results."""
+    """What the caller guarantees for the arguments, and requires of the results."""
     places = program.placeholders
     graphs = options.cuda_graphs != "off" and program.kind != "body"
     return CallerFacts(
@@ -183,7 +183,7 @@ def _given(program: FxProgram, options: Options) -> CallerFacts:
 
 
 def results_of(program: FxProgram) -> list[TensorType | None]:
-    """The types of the results, as far as they are tensors."""
+    """The types of the results; None for those that are not tensors."""
     syms, found = program.symbols.syms, list[TensorType | None]()
     for o in program.outputs:
         t = o.value if o.node is not None and isinstance(o.value, torch.Tensor) else None
@@ -197,7 +197,7 @@ def results_of(program: FxProgram) -> list[TensorType | None]:
 
 
 def told(g: Graph, program: FxProgram) -> dict[str, Layout]:
-    """The layouts that buffers must keep: as lowered, and for results those of eager's tensors."""
+    """The layouts that buffers must keep: as lowered, but eager's for results."""
     found = {name: b.type.layout for name, b in buffers_of(g).items()}
     for a, o in zip(g.outputs, program.outputs, strict=True):
         if isinstance(a, Ref) and isinstance(o.value, torch.Tensor):
@@ -206,7 +206,7 @@ def told(g: Graph, program: FxProgram) -> dict[str, Layout]:
 
 
 def optimise(g: Graph, cx: Context, program: FxProgram | None = None) -> Graph:
-    """Run the graph passes in their order; with option `verify`, check the graph after each."""
+    """Run the graph passes in order; with the option `verify`, check the graph after each."""
     layouts = told(g, program) if cx.options.verify and program is not None else None
     if cx.options.verify:
         verify(g, layouts)
@@ -220,7 +220,7 @@ def optimise(g: Graph, cx: Context, program: FxProgram | None = None) -> Graph:
 
 
 def named(s: Schedule) -> Schedule:
-    """Number the kernels. Equal kernels on a device become one object, which is compiled once."""
+    """Number the kernels. Equal kernels of a device become one object, compiled once."""
     unique: dict[tuple[str, Kernel], Kernel] = {}
     steps: list[Any] = []
     for step in s.steps:

@@ -1,7 +1,7 @@
 """Files that only this user can write, in folders that only this user can write.
 
-Folders are opened one from the other, without following links, and checked after opening, so that
-none can be swapped on the way. A file is created or replaced, never written through an existing
+Each folder is opened from its parent, without following links, and checked after opening, so that
+none can be swapped in between. A file is created or replaced, never written through an existing
 name.
 """
 
@@ -23,7 +23,7 @@ class Folder(NamedTuple):
 
 
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
-# A pipe would wait for its other end; a terminal would become this process's own.
+# Opening a pipe would wait for its other end; a terminal would become the controlling one.
 _FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)
@@ -34,10 +34,11 @@ _FLAGS = (
 
 @contextmanager
 def folder(*names: str, make: bool = False) -> Iterator[Folder]:
-    """Open a folder: the first name is a path, each further one is inside the one before.
+    """Open a folder: the first name is a path, each further one a folder inside the last.
 
-    With `make`, missing folders are created for this user alone. Raises OSError unless all are
-    folders of this user that nobody else can write. Folders above the first may be anyone's.
+    With `make`, missing folders are created for this user alone. Raises OSError unless this user
+    owns all of them and nobody else can write to them. Folders above the first may belong to
+    anyone.
     """
     if make:
         make_above(names[0])
@@ -69,7 +70,7 @@ def make_above(path: str) -> None:
 
 @contextmanager
 def opened(where: Folder, name: str, flags: int) -> Iterator[int]:
-    """Open a file of a folder, not following links; a new file is for this user alone."""
+    """Open a file in a folder, not following links; a new file is for this user alone."""
     file = os.open(where.prefix + name, flags | _FLAGS, 0o600, dir_fd=where.fd)
     try:
         yield file
@@ -83,7 +84,7 @@ def unlink(where: Folder, name: str) -> None:
 
 
 def write(where: Folder, name: str, data: bytes, sync: bool = False) -> None:
-    """Write `data` to `name` atomically: readers see the old file or the new one, never a part.
+    """Write `data` to `name` atomically: readers see the old file or the new one, never a mix.
 
     With `sync` that holds even if the machine crashes.
     """

@@ -1,4 +1,4 @@
-"""The cache of compiled graphs on disk: what an entry holds, and how a later process loads it.
+"""The disk cache of compiled graphs: what an entry holds, and how a later process loads it.
 
 A recalled graph is not lowered, scheduled or emitted, and most of the compiler is not imported. An
 entry holds the text of the plan and the store's keys of its kernels. The text is read, then printed
@@ -33,7 +33,7 @@ def keep(store: Store, key: str, entry: Entry) -> None:
 
 
 def recall(program: FxProgram, cx: Context, key: str | None, again: Compile) -> Boxed | None:
-    """The callable of a program that was compiled before; None if the entry or a kernel is missing.
+    """The callable of a cached program; None if the entry or a kernel is missing.
 
     `again` compiles the fallback for calls that break an assumption of the plan.
     """

@@ -1,8 +1,8 @@
-"""A second cache behind the disk, on a Redis server that a fleet of machines shares.
+"""A second cache behind the disk cache, on a Redis server that a fleet of machines shares.
 
-Entries are machine code, so each is signed with a secret that the fleet shares, and one that is not
-is a miss. Reads wait for at most `WAIT` seconds: after a failure the server is left alone for a
-while. Writes happen on a thread of their own.
+Entries are machine code, so each is signed with the fleet's shared secret; an entry without a valid
+signature is a miss. Reads wait for at most `WAIT` seconds. After a failure the server is left alone
+for a while. Writes happen on a thread of their own.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from lenz.entry import FORMAT
 from lenz.errors import Missing, UserError
 
 WAIT = 0.05
-PAUSE = 60.0  # seconds without a question after a failure
+PAUSE = 60.0  # seconds without requests after a failure
 KEPT = 30 * 86400  # seconds; the server's own limit on memory may be shorter
-LARGEST = 64 << 20  # bytes of an entry
-FLUSH = 0.5  # seconds that the end of the process waits for writes
+LARGEST = 64 << 20  # bytes per entry
+FLUSH = 0.5  # seconds to wait for writes when the process ends
 SHORTEST = 16  # bytes of a secret
 
-Ask = Callable[[Any], Any]  # of a client
+Ask = Callable[[Any], Any]  # takes a client
 
 
 class Remote:
-    """The entries on the server at `url`, signed with `secret`; both safe for many threads."""
+    """The entries on the server at `url`, signed with `secret`. Thread-safe."""
 
     def __init__(self, url: str, secret: bytes) -> None:
         self._url, self._secret = url, secret
@@ -45,7 +45,7 @@ class Remote:
         atexit.register(self.flush)
 
     def get(self, file: str) -> bytes | None:
-        """The bytes put under the name of a file; None without them, or if nothing answers."""
+        """The bytes stored under a file name; None without them, or without an answer."""
         if time.monotonic() < self._later:
             return None
         try:
@@ -55,18 +55,18 @@ class Remote:
             return None
         if raw is None or hmac.compare_digest(raw[:32], self._sign(file, raw[32:])):
             return None if raw is None else raw[32:]
-        _say(f"entries of {self._place} are not signed with this secret, and are not used")
+        _say(f"entries of {self._place} are not signed with this secret and are ignored")
         return None
 
     def put(self, file: str, data: bytes) -> None:
-        """Write bytes under the name of a file, some time later."""
+        """Write bytes under a file name, in the background."""
         if time.monotonic() < self._later or len(data) > LARGEST:
             return
         signed = self._sign(file, data) + data
         self._last = self._ask("put", lambda c: c.set(_name(file), signed, ex=KEPT))
 
     def flush(self) -> None:
-        """Wait until all is written, for a moment."""
+        """Wait briefly for pending writes."""
         if self._last is not None and time.monotonic() >= self._later:
             try:
                 self._last.result(FLUSH)
@@ -82,8 +82,8 @@ class Remote:
         return hmac.digest(self._secret, file.encode() + b"\0" + data, hashlib.sha256)
 
     def _ask(self, kind: str, ask: Ask) -> Future[Any]:
-        """Have a thread ask the server: name resolution, for one, has no time limit."""
-        key = os.getpid(), kind  # the threads of a parent process are not in its fork
+        """Ask the server on another thread: name resolution, for one, has no time limit."""
+        key = os.getpid(), kind  # a fork does not inherit threads
         if key not in self._queues:
             queue = self._queues[key] = SimpleQueue()
             threading.Thread(target=self._serve, args=(queue,), daemon=True).start()
@@ -97,11 +97,11 @@ class Remote:
             ask, answer = queue.get()
             try:
                 if time.monotonic() < self._later:
-                    raise TimeoutError("it did not answer before")
+                    raise TimeoutError("it did not answer earlier")
                 client = client or _client(self._url)
                 answer.set_result(ask(client))
-            except BaseException as e:  # noqa: BLE001  # it is the asker's
-                client = None  # what a late answer left in its socket is nobody's
+            except BaseException as e:  # noqa: BLE001  # for the caller
+                client = None  # drop its socket, which may hold a late answer
                 answer.set_exception(e)
 
     def _pause(self, e: Exception) -> None:

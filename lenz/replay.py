@@ -1,11 +1,11 @@
-"""Calls of a plan that CUDA graphs replay: which graph, when one is made, and when none is used.
+"""Replays of a plan as CUDA graphs: when a graph is made, and which one runs a call.
 
-A graph is made for the sizes of a call in one stream. The first call with these sizes runs without
-one, so that sizes that come once cost nothing; the second one makes it. A call that its graph does
-not fit runs without one: the memory that the graph keeps for the backward half is still in use, an
-argument has moved, or the user captures a graph of their own. The report counts all of these.
+A graph is made for one set of sizes in one stream. The first call with these sizes runs without a
+graph, so that one-off sizes cost nothing; the second call captures it. Some calls run without their
+graph: the memory that it keeps for the backward half is still in use, an argument has moved, or the
+user captures a graph of their own. The report counts all of these.
 
-With `auto`, launches and replays of the same sizes take turns until each was timed three times.
+With `auto`, launches and replays of the same sizes alternate until each was timed three times.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from lenz.runtime.captured import Captured, Record, Runner, Wanted
 from lenz.runtime.store import Store
 from lenz.sym import Int, Var, as_multiple, evaluate
 
-WARM = 1  # calls without a graph before one is made for their sizes; one more to measure it
-TURNS = 3  # calls that are timed each way: the host's and the GPU's clocks make one call noisy
-SLOWER = 1.02  # a graph that takes so much longer than launches is not used,
-# unless that is less than this part of what it saves of the host's time, which other work may need:
-# timed alone, GPT-2's halves are as fast by launches, and its training step takes 1.18x as long.
+WARM = 1  # calls without a graph before one is made for their sizes; one more to measure
+TURNS = 3  # timed calls each way: the host's and the GPU's clocks make a single call noisy
+SLOWER = 1.02  # a graph this much slower than launches is not used,
+# unless the loss is less than this part of the host time that it saves, which other work may need:
+# GPT-2's halves, timed alone, are as fast by launches, but its training step then takes 1.18x as
+# long.
 SAVED = 0.25
-TWINS = 2  # graphs for one such set, where the memory that one keeps is in use
-REST = 64  # calls that no graph fits, until one that is not used makes room for others
-MOVES = 8  # calls in a row, each with new addresses, after which these are expected anywhere
+TWINS = 2  # graphs for one set of sizes, when the memory of the first is in use
+REST = 64  # misses after which an unused graph makes room for others
+MOVES = 8  # calls in a row with new addresses, after which arguments count as moving
 
-# What becomes of calls, in the words of the report.
+# How a call was run, in the words of the report.
 WARM_UP, RECORD, REPLAY, TIMED = "warm-up", "record", "replay", "by launches to time them"
 ALIVE = "without a graph because the last forward is alive"
 BUSY = "without a graph because another call is under way"
@@ -52,12 +53,12 @@ MOVED = "without a graph because arguments move"
 
 Sizes: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[Sizes, tuple[int, ...]]
-Seconds: TypeAlias = tuple[float, float]  # of a call, and until the host is done with it
+Seconds: TypeAlias = tuple[float, float]  # of a call, and of the host's part of it
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the options ask for: to choose by time, sets of sizes with graphs, native code."""
+    """The options: choose by time, how many sets of sizes have graphs, native code."""
 
     is_measured: bool = False
     sizes: int = 8
@@ -66,7 +67,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Trial:
-    """The seconds of calls with and without a graph, in turns: in all, and on the host alone."""
+    """Times of alternating calls with and without a graph: in all, and on the host."""
 
     plain: list[Seconds] = field(default_factory=list)
     replayed: list[Seconds] = field(default_factory=list)
@@ -84,12 +85,12 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether both ways were timed often enough."""
+        """Whether both kinds were timed often enough."""
         return min(len(self.plain), len(self.replayed)) >= TURNS
 
     @property
     def is_slow(self) -> bool:
-        """Whether a replay takes longer than launches, for too little of the host's time."""
+        """Whether a replay takes longer than launches and saves too little host time."""
         (replay, on_host), (launches, host) = medians(self.replayed), medians(self.plain)
         return replay > SLOWER * launches and replay - launches > SAVED * (host - on_host)
 
@@ -110,8 +111,8 @@ def medians(times: Sequence[Seconds]) -> Seconds:
 class GraphCall:
     """One graph.
 
-    call   replays it, or has the plan decide about a call that it does not fit
-    tried  the same, but None for such a call
+    call   replays it, or lets the plan decide about a call that does not fit
+    tried  the same, but returns None for such a call
     """
 
     call: Boxed
@@ -120,18 +121,18 @@ class GraphCall:
 
     @property
     def replays(self) -> int:
-        """How often it was replayed."""
+        """The number of replays."""
         return self.records[0].replays
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody holds memory that it keeps."""
+        """Whether somebody still holds its memory."""
         return any(r.is_held for r in self.records)
 
 
 @dataclass(slots=True)
 class Replayable:
-    """What a plan is made of."""
+    """A plan with its kernels and objects."""
 
     plan: Plan
     functions: Functions
@@ -141,20 +142,20 @@ class Replayable:
 
     @property
     def places(self) -> dict[str, str]:
-        """The plan's objects by the names that code finds them by."""
+        """The plan's objects by their names in code."""
         return {f"obj_{k}": name for k, name in enumerate(self.plan.objects)}
 
 
 class Replayed:
     """A plan as a callable that takes a list of arguments and empties it.
 
-    `why` says why no graph is made; it is empty while graphs may be made. `did` counts calls.
+    `why` says why no graph is made; empty while graphs may be made. `did` counts calls.
     """
 
     def __init__(self, given: Replayable, plain: Boxed, asked: Asked) -> None:
         self.given, self.plain, self.asked = given, plain, asked
         self.made: OrderedDict[Key, list[GraphCall]] = OrderedDict()
-        self.used: dict[Key, int] = {}  # the miss at which its graph was chosen last
+        self.used: dict[Key, int] = {}  # the last miss at which its graph was chosen
         self.seen: Counter[Key] = Counter()
         self.trials: dict[Key, Trial] = {}
         self.slow: set[Sizes] = set()
@@ -168,16 +169,16 @@ class Replayed:
         self.graphed = self.split()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run a call: by the graph of the last one, if that fits."""
+        """Run a call, by the graph of the last call if it fits."""
         return self.now(args)
 
     @property
     def told(self) -> str:
-        """Whether a graph replays the plan, or why not, and what calls did, for the report."""
+        """For the report: whether graphs replay the plan, or why not, and how calls were run."""
         head = f"none, since {self.why}"
         if self.graphed is not None:
             count, outside = len(self.graphed.replays), "; ".join(self.graphed.outside)
-            head = f"{count}, around what none can hold: {outside}" if outside else "all of it"
+            head = f"{count}, without what none can hold: {outside}" if outside else "all of it"
         with self.lock:
             did = self.did + Counter({REPLAY: replays(self.made.values())})
         order = dict.fromkeys((WARM_UP, TIMED, RECORD, REPLAY, *sorted(did)))
@@ -186,7 +187,7 @@ class Replayed:
         return "; ".join(filter(None, (head, chosen, f"calls: {calls}" if calls else "")))
 
     def split(self) -> Graphed | None:
-        """The graph and the plan around it; None, and the reason in `why`, if there is none."""
+        """The plan with its graphs split off; None, with the reason in `why`, if there are none."""
         try:
             if not self.asked.is_native:
                 raise Uncaptured("only native code replays graphs, and the option `native` is off")
@@ -196,7 +197,7 @@ class Replayed:
             return None
 
     def stop(self, why: str) -> None:
-        """Make no graph any more."""
+        """Make no more graphs."""
         self.why, self.now, self.graphed = why, self.plain, None
         self.drop(*self.made)
 
@@ -208,7 +209,7 @@ class Replayed:
             self.trials.pop(key, None)
 
     def decide(self, args: list[Any]) -> Sequence[Any]:
-        """Run a call that the graph of the last one does not fit."""
+        """Run a call that does not fit the last graph."""
         if self.graphed is None or executor.modes():
             return self.plain(args)
         if torch.cuda.is_current_stream_capturing():
@@ -217,7 +218,7 @@ class Replayed:
         try:
             key = self.key(args)
         except (AssertionError, AttributeError, TypeError, ValueError):
-            return self.plain(args)  # not what the plan takes: it says so, or runs a fallback
+            return self.plain(args)  # the plan raises an error or runs a fallback
         if key[0] in self.slow:
             return self.plain(args)
         with self.lock:
@@ -239,8 +240,8 @@ class Replayed:
         return self.without(key, args, known)
 
     def without(self, key: Key, args: list[Any], known: Sequence[GraphCall]) -> Sequence[Any]:
-        """Run a call that no graph fits, by a new one if such calls come again."""
-        with self.lock:  # others may run calls meanwhile
+        """Run a call that no graph fits; capture a new graph if such calls repeat."""
+        with self.lock:  # other threads may run calls meanwhile
             if self.graphed is None or self.moves(key):
                 self.did[MOVED] += self.graphed is not None
                 return self.plain(args)
@@ -265,7 +266,7 @@ class Replayed:
         return self.plain(args) if trial is None else trial.launches(self.plain, args)
 
     def judge(self, key: Key, trial: Trial) -> None:
-        """Make no graph of these sizes any more, or none at all, if launches take less time."""
+        """Stop making graphs of these sizes, or any graphs, if launches are faster."""
         with self.lock:
             if not trial.is_over or self.trials.pop(key, None) is None:
                 return
@@ -278,14 +279,14 @@ class Replayed:
                     self.stop(self.choice)
 
     def choose(self, key: Key, made: GraphCall) -> None:
-        """Have the next call try this graph first."""
+        """Make the next call try this graph first."""
         with self.lock:
             if key in self.made and key not in self.trials:
                 self.now, self.used[key] = made.call, self.misses
                 self.made.move_to_end(key)
 
     def has_room(self, key: Key) -> bool:
-        """Whether a graph may be made, perhaps in place of one that is not used."""
+        """Whether a graph may be made, perhaps in place of an unused one."""
         if key in self.made:
             return len(self.made[key]) < TWINS
         if len(self.made) < self.asked.sizes:
@@ -297,7 +298,7 @@ class Replayed:
         return True
 
     def moves(self, key: Key) -> bool:
-        """Whether addresses have just been found to move: then other graphs are made."""
+        """Whether arguments were just found to move, so that other graphs are needed."""
         sizes, starts = key
         before, self.replays = self.replays, replays(self.made.values())
         if self.replays != before:
@@ -316,7 +317,7 @@ class Replayed:
         return True
 
     def key(self, args: Sequence[Any]) -> Key:
-        """The sizes of a call with its stream, and the addresses of pinned arguments."""
+        """The sizes and stream of a call, and the addresses of pinned arguments."""
         assert self.graphed is not None
         p = self.given.plan
         tensors = {i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, Input)}
@@ -346,7 +347,7 @@ class Replayed:
         return results
 
     def linked(self, g: Graphed, key: Key, names: list[str], run: Recorded) -> GraphCall | None:
-        """The code that replays the graphs of a run."""
+        """Native code that replays the captured graphs."""
         starts = dict(zip(g.pinned, key[1], strict=True))
         records = {
             r.name: Record(
@@ -372,9 +373,9 @@ class Replayed:
 
 
 class Recorded(Runner):
-    """The run of a plan in which its graphs are captured; `known` are the sizes of arguments.
+    """Runs a plan and captures its graphs; `known` are the sizes of the arguments.
 
-    If capturing fails, `why` says so, and the steps of this and of later graphs are run one by one.
+    If a capture fails, `why` says so, and the steps of this and later graphs run one by one.
     """
 
     def __init__(
@@ -392,7 +393,7 @@ class Recorded(Runner):
     def step(self, s: Step) -> None:
         """Run one step."""
         if self.why and isinstance(s, Keep | Reuse | ViewStep) and s.name in self.env:
-            return  # the steps of a graph have made it
+            return  # made by the steps of a graph
         if isinstance(s, Keep):
             found = next(c.kept[s.name] for c in self.captured.values() if s.name in c.kept)
             self.name(s.name, torch.as_strided(found, found.shape, found.stride()).detach())
@@ -433,7 +434,7 @@ def gpu_of(g: Graphed) -> int:
 
 
 def replays(made: Iterable[Sequence[GraphCall]]) -> int:
-    """How often graphs were replayed."""
+    """The number of replays of these graphs."""
     return sum(m.replays for twins in made for m in twins)
 
 
@@ -452,7 +453,7 @@ def _value(own: Mapping[str, Any], a: Any, look: Callable[[Any], Any]) -> Any:
 
 
 def takes(p: Plan, args: Sequence[Any]) -> bool:
-    """Whether the plan takes these arguments as they are, without a copy or a fallback."""
+    """Whether the plan accepts these arguments without a copy or a fallback."""
     sizes = sizes_given(p, args)
     if any(v.name == name and size > most for v, size in sizes.items() for name, most in p.most):
         return False
@@ -476,7 +477,7 @@ def takes(p: Plan, args: Sequence[Any]) -> bool:
 
 
 def sizes_given(p: Plan, args: Sequence[Any]) -> dict[Var, int]:
-    """The sizes that the arguments of a call give."""
+    """The sizes that a call's arguments determine."""
     places, found = {}, dict[Var, int]()
     for i, a in zip(p.inputs, args, strict=True):
         if isinstance(i, Input):
@@ -492,5 +493,5 @@ def sizes_given(p: Plan, args: Sequence[Any]) -> dict[Var, int]:
 
 def _divided(whole: int, by: int) -> int:
     if whole % by:
-        raise ValueError(f"{whole} is no multiple of {by}")
+        raise ValueError(f"{whole} is not a multiple of {by}")
     return whole // by

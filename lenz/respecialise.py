@@ -1,4 +1,4 @@
-"""Fallback graphs, for calls that break an assumption on sizes or addresses."""
+"""Fallback graphs for calls that break an assumption about sizes or addresses."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The values that a plan names: constants and sub-modules."""
+    """The values that a plan refers to: constants and sub-modules."""
 
     constants: Mapping[str, torch.Tensor]
     modules: Mapping[str, Any]
 
 
 def needs_of(p: Plan, program: FxProgram) -> Needs:
-    """What the plan needs of the program that it is of."""
+    """What the plan needs from its program."""
     return Needs(constants_of(p, program), program.modules)
 
 
@@ -61,7 +61,7 @@ def load_plan(
     otherwise: Callable[..., Sequence[Any]],
     store: Store | None,
 ) -> Boxed:
-    """The callable of a plan, which replays CUDA graphs where the options ask for it."""
+    """The callable of a plan, which replays CUDA graphs if the options ask for it."""
     how = options.native, store
     run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
     if not any(isinstance(s, Region) for s in p.steps):
@@ -81,11 +81,11 @@ def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:
 
 
 class Respecialised:
-    """The fallbacks of a graph. Each is compiled at the first call that needs it.
+    """The fallbacks of a graph, each compiled at the first call that needs it.
 
     A fallback keeps the assumptions that hold in that call. A later call may break these too, and
-    then runs a fallback of the fallback. One that cannot be compiled runs in eager, or raises an
-    InternalError if the options ask for that.
+    then runs a fallback of the fallback. A fallback that cannot be compiled runs in eager, or
+    raises an InternalError if the options ask for that.
     """
 
     __slots__ = ("_again", "_lock", "_made", "_options", "_program", "_target")
@@ -97,7 +97,7 @@ class Respecialised:
         self._lock = threading.RLock()
 
     def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
-        """Run on boxed arguments; not `aligned` if one is not at a multiple of 16 bytes."""
+        """Run on boxed arguments; `aligned` is False if one is not at a multiple of 16 bytes."""
         facts = kept(self._program, args)
         key = (aligned, *facts.items())
         with self._lock:  # one thread compiles, the others wait
@@ -114,7 +114,7 @@ class Respecialised:
         try:
             with using():
                 run = self._again(program, Context(options, self._target, recorder))
-        except Exception as e:  # noqa: BLE001  # the call does not know that there is a compiler
+        except Exception as e:  # noqa: BLE001  # the caller does not expect a compiler here
             run = in_eager(e, recorder, program.kind, options, program.eager())
         self._made[key] = run
         return run

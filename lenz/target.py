@@ -39,36 +39,36 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a machine can do, as the numbers that decisions depend on.
+    """What a machine can do: the numbers behind decisions.
 
-    buffers    pointers of one kernel, beyond which a larger one runs out of registers or streams
-    relies     kernels rely on what their plan checks: aligned pointers, and upper bounds on sizes
+    buffers    most pointers of one kernel; more run out of registers or streams
+    relies     kernels rely on checks of their plan: aligned pointers, and upper bounds on sizes
     raises     a failed check ends the call before the next launch
     paged      memory is mapped page by page where it is first touched
     bandwidth  bytes per second that a copy reads and writes
     adds       additions of f32 per second
     cached     speed of the second-level cache relative to memory
-    products   operations per second in matrix products of halves, by units made for them (tensor
-               cores), which take 16 bytes at once; 0 if there are none
-    ragged     the same if a contiguous dimension is no multiple of 16 bytes
-    balance    operations of a product in the time in which a byte is moved
+    products   operations per second in matrix products of halves on tensor cores, which take 16
+               bytes at once; 0 without them
+    ragged     the same if a contiguous dimension is not a multiple of 16 bytes
+    balance    operations of a product in the time that moves one byte
 
-    The others are 0 if there are no programs of many lanes.
+    The others are 0 on machines without programs of many lanes.
 
     units      multiprocessors, each of which runs several programs
     held       the longest row that a program holds in registers, in elements
-    summed     the same if it also sums columns, which takes registers
-    launch     elements that are read in the time that a launch takes
-    start      seconds that a launch takes
+    summed     the same if it also sums columns, which needs registers
+    launch     elements read in the time of a launch
+    start      seconds per launch
     moved      bytes that a copy moves while a kernel starts and ends
-    cache      bytes that are still there when several programs read their rows again
-    programs   programs that a launch should have
-    enough     programs below which multiprocessors idle
-    busy       the same for parts of rows with sums over columns, which are long programs
-    lanes      elements that a program computes at once
-    chunk      elements of a long row that a program reads at once
+    cache      bytes that stay cached when several programs read their rows again
+    programs   wanted programs per launch
+    enough     number of programs below which multiprocessors idle
+    busy       the same for long programs: parts of rows with sums over columns
+    lanes      elements that a program computes at a time
+    chunk      elements of a long row that a program reads at a time
     panel      columns of one program, whose rows are cache lines of halves
-    least_rows, least_row  rows of a panel, and elements of one row, that are worth a program
+    least_rows, least_row  fewest rows of a panel, and elements of one row, worth a program
     """
 
     buffers: int
@@ -100,4 +100,4 @@ class Capabilities:
     def __post_init__(self) -> None:
         needed = ("bandwidth", "adds", "cached", "programs", "enough", "lanes", "chunk", "panel")
         if self.units and not all(getattr(self, name) for name in needed):
-            raise InternalError(f"a machine with programs says its {', '.join(needed)}")
+            raise InternalError(f"a machine with programs must give its {', '.join(needed)}")

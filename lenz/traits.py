@@ -1,62 +1,62 @@
-"""What lenz knows of each op of torch by name: one table, in which an op stands once.
+"""What lenz knows about each op of torch by name: one table with one entry per op.
 
-What ops do is in the lowerings; what eager refuses is in `frontend/refusals.py`.  Traits:
+Lowerings say what ops compute; `frontend/refusals.py` says what eager rejects.  Traits:
 
-library     a call of eager that no code of ours beats: it is never taken apart
-parts       taken apart, although torch's core table leaves it whole
-view        gives the elements of its first argument in another shape or order, or a part of them
+library     a library call that our code does not beat: never decomposed
+parts       decomposed, although torch's core table leaves it whole
+view        gives elements of its first argument in another shape or order
 views       the same, as a list of tensors
 alias       gives its first argument
-copy        gives its first argument in other memory
+copy        copies its first argument
 across      may take tensors of other devices
-unset       gives memory as it is found
+unset       gives uninitialised memory
 fill        gives one number everywhere
 offset      counts from the start of a storage
 size        gives a size or a stride of a tensor
 compare     compares two tensors
-put         writes to places that tensors name
-places=n    the second result holds places in the last n dimensions
-choice=n    the second result holds places in the dimension that argument n names
+put         writes at the indices in other tensors
+places=n    the second result holds indices in the last n dimensions
+choice=n    the second result holds indices in the dimension named by argument n
 product=n   a matrix product whose first factor is argument n; an addend precedes it
 into        has an out= form that writes every element
 type=t      fake results have a wrong type: result 0 has that of an argument ("0", "1") or of all
-            together ("all"), or results 1 and 2 have the latter on CPUs ("statistics"), or
-            result 1 is double for doubles ("log_sum", which torch 2.11 tells as f32)
+            together ("all"), or results 1 and 2 have the latter on CPUs ("statistics"), or result 1
+            is double for doubles ("log_sum", f32 in torch 2.11)
 
 Complex tensors, as pairs of real ones:
 
 linear      the results are sums of elements times real numbers
 memory      works on the memory itself
 ones        gives ones, whose imaginary parts are 0
-torn        threads of a GPU would leave parts of different numbers at a place that is given twice
-truth       asks of an element only whether it is zero
+torn        GPU threads that write to the same place would mix parts of different numbers
+truth       only tests whether an element is zero
 norm        takes the absolute value of an element
 
 Strides of the first result, where those of fake tensors differ from eager's (see `strides.py`):
 
-strides=k   what they follow; elementwise ops have "iteration" by their tag, unless it is "told"
-of=n        the argument that they follow, 0 if not given
-reversed    operands come to the iteration in another order than they are given
-twins       the second result lies as the first one does
+strides=k   the rule; elementwise ops have "iteration" by their tag, unless it is "told"
+of=n        the argument that decides, 0 if not given
+reversed    the iteration takes the operands in another order
+twins       the second result has the strides of the first
 
-    dense      nothing
-    there      nothing, on GPUs alone
+    dense      always contiguous
+    there      contiguous, on GPUs alone
     format     the memory format that ATen suggests for an argument (measured on CPUs alone)
-    laid       channels last also where the argument lies so and ATen does not say so; but not where
-               it is dense as it is (CPUs)
-    either     channels last where one of the two says so (CPUs)
-    groups     such a format on CPUs, and nothing on GPUs
+    laid       channels last also where the argument is so and ATen does not say it, but not where
+               it is contiguous as well (CPUs)
+    either     channels last if one of the two is (CPUs)
+    groups     such a format on CPUs, contiguous on GPUs
     like       an argument without its gaps
     iteration  an iteration over all operands
-    among      the same, where one of the operands is a number, as a tensor
-    power      the same, where the exponent of a number comes first, which gives a dense tensor
+    among      the same, where one operand is a number, as a tensor
+    power      the same, but contiguous where the base is a number
     roll       the format of the argument if each step joins two parts; dense if one part is empty
-    spread     strides that were told, gaps and all, but none of 0: then it is dense
-    cut        a copy of what padding leaves: torch has no rule for symbolic widths of 0
-    told       fake tensors are right, though the op is elementwise by its tag
-    fourier    what the transform of MKL leaves
-    index      an iteration over the indices and what they index
-    view       what ATen's `computeStride` finds, or `expand`
+    spread     the fake strides, gaps and all; contiguous if one is 0
+    cut        a copy of the unpadded part: torch has no rule for symbolic widths of 0
+    told       fake tensors are right, although the op is elementwise by its tag
+    fourier    as MKL's transform leaves them
+    index      an iteration over the indices and the indexed tensor
+    view       as ATen's `computeStride` or `expand` gives them
 """
 
 from __future__ import annotations

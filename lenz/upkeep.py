@@ -1,7 +1,7 @@
-"""The cache for people: what is in it, is it whole, and how it gets to another machine.
+"""Cache commands: list, verify, clear, and carry to another machine.
 
-A bundle is a zip file of entries, as they lie on the disk. Entries are machine code, which runs:
-import a bundle only from those whose programs you would run. Checksums find damage, not malice.
+A bundle is a zip file of entries, as they are on disk. Entries are machine code, which runs: import
+a bundle only from people whose programs you would run. Checksums find damage, not malice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def table(store: Store) -> str:
 
 
 def verify(store: Store) -> tuple[int, list[str]]:
-    """Read every entry; how many are whole, and the names of the others, which are deleted."""
+    """Read every entry and delete damaged ones; the number of whole ones, and the deleted names."""
     names = [file for file, *_ in store.files()]
     damaged = [file for file in names if store.read(file) is None]
     for file in damaged:
@@ -55,7 +55,7 @@ def verify(store: Store) -> tuple[int, list[str]]:
 
 
 def clear(store: Store) -> int:
-    """Delete every entry; how many there were."""
+    """Delete every entry; returns their number."""
     names = [file for file, *_ in store.files()]
     for file in names:
         store.remove(file)
@@ -63,7 +63,7 @@ def clear(store: Store) -> int:
 
 
 def export(store: Store, bundle: Path) -> int:
-    """Write all whole entries to a new or replaced file; how many."""
+    """Write all whole entries to a file, replacing it; returns their number."""
     number, temporary = 0, bundle.with_name(f".{bundle.name}-{os.getpid()}")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as made:
@@ -81,13 +81,13 @@ def export(store: Store, bundle: Path) -> int:
 
 
 def include(store: Store, bundle: Path) -> int:
-    """Add the entries of a bundle; how many. Raises UserError at the first that is damaged."""
+    """Add the entries of a bundle; returns their number. Raises UserError at a damaged one."""
     number = 0
     try:
         with zipfile.ZipFile(bundle) as given:
             for entry in given.infolist():
                 if not FILE.fullmatch(entry.filename) or entry.file_size > LIMIT_BYTES:
-                    raise UserError(f"{bundle} is no bundle of lenz: it holds {entry.filename!r}")
+                    raise UserError(f"{bundle} is not a lenz bundle: it holds {entry.filename!r}")
                 data = unpack(given.read(entry), entry.filename)
                 if data is None:
                     raise UserError(f"{bundle} is damaged at {entry.filename}")
@@ -96,5 +96,5 @@ def include(store: Store, bundle: Path) -> int:
     except OSError as e:
         raise UserError(f"cannot read {bundle}: {e.strerror or e}") from None
     except (zipfile.BadZipFile, DamagedError, EOFError, NotImplementedError, RuntimeError) as e:
-        raise UserError(f"{bundle} is damaged or no bundle of lenz: {e}") from None
+        raise UserError(f"{bundle} is damaged or not a lenz bundle: {e}") from None
     return number

@@ -1,8 +1,8 @@
-"""The warm start: a graph of Dynamo that another process has compiled is not traced again.
+"""The warm start: a Dynamo graph that another process compiled is not traced again.
 
 A graph of Dynamo becomes one or two programs, each with an entry in the cache (`recall.py`). A
-trace says which they are, and what AOTAutograd knew of the graph; with it, neither AOTAutograd nor
-a pass of lenz runs. It is found by the text of the graph (`frontend/asked.py`).
+trace record names them and keeps AOTAutograd's metadata; with it, neither AOTAutograd nor a pass of
+lenz runs. The text of the graph is its key (`frontend/asked.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KINDS: Sequence[set[str]] = ({"inference"}, {"forward"}, {"forward", "backward"}
 
 
 class TraceRecord:
-    """One graph of Dynamo: its key, and the halves that its compilation gives."""
+    """One Dynamo graph: its key, and its compiled halves."""
 
     def __init__(
         self, gm: GraphModule, text: str, options: Options, store: Store, named: Renaming
@@ -68,13 +68,13 @@ class TraceRecord:
 
     @property
     def inputs(self) -> list[Any]:
-        """The arguments as Dynamo has traced them."""
+        """The arguments as Dynamo traced them."""
         return [n.meta["example_value"] for n in self.gm.graph.find_nodes(op="placeholder")]
 
-    # -- a graph that is compiled: what is kept of it
+    # -- recording a graph that is compiled now
 
     def note(self, program: FxProgram, key: str | None, plan: Plan | None) -> None:
-        """Take down a program, and its plan if it was compiled now, that is kept under `key`."""
+        """Record a program cached under `key`, with its plan if it was compiled now."""
         data = self.store.get("graph", key) if key is not None else None
         if data is None:
             return
@@ -94,7 +94,7 @@ class TraceRecord:
         self.keep()
 
     def keep(self) -> None:
-        """Write the trace, once all of it is known; again, when there is a backward half."""
+        """Write the trace once it is complete; again when the backward half is compiled."""
         kinds = set(self.halves)
         if self.metadata is None or kinds not in KINDS:
             return
@@ -112,15 +112,15 @@ class TraceRecord:
         if keys.sources(again=True):
             self.store.put("trace", self.key, json.dumps(entry).encode())
 
-    # -- a graph that was compiled before
+    # -- loading a graph that was compiled before
 
     def entry(self) -> dict[str, Any] | None:
-        """What the cache has of the graph. Raises ValueError if it is damaged."""
+        """The graph's entry in the cache. Raises ValueError if it is damaged."""
         data = self.store.get("trace", self.key)
         return None if data is None else dict(json.loads(data))
 
     def load(self, again: Compile) -> Callable[..., Any] | None:
-        """The callable of the graph; None if the cache does not have all of it."""
+        """The callable of the graph; None if the cache lacks a part of it."""
         try:
             if (entry := self.entry()) is None:
                 return None
@@ -146,10 +146,10 @@ class TraceRecord:
             return None  # damaged, or of another version
 
     def half(self, kind: str, make: Callable[[FxProgram, Context], Boxed]) -> Boxed:
-        """What `make` makes of a half of the loaded graph, which is traced for it.
+        """Trace a half of the loaded graph, and return `make` of it.
 
-        A half that cannot be traced or made runs in eager, as far as AOTAutograd gave it; raises an
-        InternalError if it did not, or if the options ask for that.
+        A half that cannot be made runs in eager. Raises an InternalError if it cannot be traced
+        either, or if the options ask for that.
         """
         recorder = recorder_of(self.gm, kind, self.options)
         try:
@@ -157,22 +157,22 @@ class TraceRecord:
                 self._again()
             cx = context(self.options, recorder)
             return make(self._programs[kind], cx)
-        except Exception as e:  # the call does not know that there is a compiler
+        except Exception as e:  # the caller does not expect a compiler here
             if kind not in self._graphs:
                 raise fault(e, recorder, kind, self.options) from e
             gm = self._graphs[kind]
             return in_eager(e, recorder, kind, self.options, boxed_eager(gm, gm.graph))
 
     def backward(self) -> GraphModule:
-        """The backward half as AOTAutograd makes it, for compiled autograd."""
+        """The backward half from AOTAutograd, for compiled autograd."""
         if "backward" not in self._graphs:
             self._again()
         return self._graphs["backward"]
 
     def _again(self) -> None:
-        """Have AOTAutograd trace the graph: take its halves, and the programs of them.
+        """Trace the graph with AOTAutograd, and keep its halves and their programs.
 
-        Raises what a half of it raises, after AOTAutograd is done.
+        Errors of a half are raised after AOTAutograd is done.
         """
         from lenz.frontend.calls import copied
         from lenz.frontend.capture import capture
@@ -186,7 +186,7 @@ class TraceRecord:
             def run(args: list[Any]) -> Sequence[Any]:
                 raise InternalError("a graph that is traced again does not run")
 
-            if program.kind == "forward":  # the backward half reads what the loaded half saves
+            if program.kind == "forward":  # the loaded forward half decides what is saved
                 run.__dict__["strides"] = self.strides
             return run
 
@@ -204,7 +204,7 @@ class TraceRecord:
 def trace_of(
     gm: Any, inputs: Sequence[Any], options: Options, named: Renaming
 ) -> TraceRecord | None:
-    """The trace of a graph of Dynamo; None if it has no text, or must be compiled anyway.
+    """The trace record of a Dynamo graph; None if it has no text, or must be compiled anyway.
 
     `named` gives programs the user's names.
     """
@@ -212,13 +212,13 @@ def trace_of(
     if store is None or not keys.has_key(options) or options.passes:
         return None
     if isinstance(gm, GraphModule):
-        fix_floats(gm)  # may have Dynamo begin again
+        fix_floats(gm)  # may restart Dynamo
     text = asked(gm, inputs)
     return None if text is None else TraceRecord(gm, text, options, store, named)
 
 
 class Retraced:
-    """The fallback of a half that was not traced: its graph is traced at the first call of it."""
+    """The fallback of a half that was not traced; the first call traces its graph."""
 
     __slots__ = ("_again", "_kind", "_lock", "_made", "_trace")
 
@@ -228,7 +228,7 @@ class Retraced:
         self._made: Respecialised | Boxed | None = None
 
     def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
-        """Run on boxed arguments; not `aligned` if one is not at a multiple of 16 bytes."""
+        """Run on boxed arguments; `aligned` is False if one is not at a multiple of 16 bytes."""
         with self._lock:
             if self._made is None:
                 self._made = self._trace.half(self._kind, self._fallbacks)
@@ -240,9 +240,9 @@ class Retraced:
 
 
 class Late:
-    """A backward half that no process has needed so far: it is traced and compiled at first call.
+    """A backward half that no process has needed so far, traced and compiled at first call.
 
-    As with a new graph, whose backward half torch compiles at the first backward pass.
+    torch does the same with new graphs.
     """
 
     __slots__ = ("_again", "_lock", "_made", "_trace")
@@ -267,7 +267,7 @@ class Late:
 
 
 def _told(p: Plan, needs: Needs, store: Store) -> Half | None:
-    """What a plan needs of its program as JSON; None if it needs more than data."""
+    """What a plan needs from its program, as JSON; None if it needs more than data."""
     if needs.modules or p.objects:
         return None
     named, data = complete(p, needs.constants)
