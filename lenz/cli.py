@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lenz.errors import LenzError, UserError, near_names
+from lenz.errors import LenzError, UserError
 
 Command = Callable[[argparse.Namespace], int]
 CACHE = {
@@ -123,16 +123,9 @@ def _letter(name: str) -> str:
 def explain(parsed: argparse.Namespace) -> int:
     """Compile and run a function of a file, and print the report."""
     from lenz.api import explain as explained
+    from lenz.commands.script import function_of
 
-    path = Path(parsed.file)
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
-    found = runpy.run_path(str(path))
-    fn = found.get(parsed.function)
-    if not callable(fn):
-        hint = near_names(parsed.function, (k for k, v in found.items() if callable(v)))
-        raise UserError(f"{path} has no function {parsed.function!r}", hint=hint)
-    report = explained(fn)()
+    report = explained(function_of(parsed.file, parsed.function))()
     # If the function itself returns a report, that report is printed.
     print(report.result if isinstance(report.result, type(report)) else report)
     return 0
