@@ -175,6 +175,7 @@ WRITING_FILES = {
     "debug/trace.py": "makes debug folders",
     "debug/report.py": "reports that the user asks for",
     "remote.py": "opens the file of its secret, for reading",
+    "commands/doctor.py": "an empty file in the folder of the cache, which is deleted at once",
     "upkeep.py": "bundles of the cache, where the user asks for them",
     "artifact/container.py": "artifacts, where the user asks for them",
     "artifact/show.py": "the results of an artifact, in a folder that the user names",
