@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     command(info, "Versions, target, threads and cache of this installation.")
+    command(doctor, "Check what lenz needs: versions, GPUs, cache, a kernel on each machine.")
     command(options, "The table of options.")
     command(ops, "The ops that lenz lowers itself; all others run in eager.")
     told = command(explain, "The report of a function without arguments in a file.")
@@ -95,6 +96,13 @@ def info(parsed: argparse.Namespace) -> int:
     for name, value in rows.items():
         print(f"{name:<10}{value}")
     return 0
+
+
+def doctor(parsed: argparse.Namespace) -> int:
+    """Say of everything that lenz needs whether it is there, or what to do."""
+    from lenz.commands.doctor import examine
+
+    return examine()
 
 
 def options(parsed: argparse.Namespace) -> int:

@@ -24,8 +24,8 @@ def function_of(file: str, name: str) -> Callable[..., Any]:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     found = runpy.run_path(str(path))
-    fn = found.get(name)
-    if not callable(fn):
+    fn: Callable[..., Any] | None = found.get(name)
+    if fn is None or not callable(fn):
         hint = near_names(name, (k for k, v in found.items() if callable(v)))
         raise UserError(f"{path} has no function {name!r}", hint=hint)
     return fn
