@@ -16,7 +16,7 @@ STAMP := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench options clean \
+.PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start options clean \
 	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks
 
 help:
@@ -122,6 +122,10 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
+
+# First results of new processes: eager, aot_eager, lenz, the peer, and files. About half an hour.
+bench-start: $(STAMP)
+	@$(BIN)/python -m benchmarks start
 
 # The pinned torch is for CPUs: these two run in PYTHON as it is.
 test-gpu:

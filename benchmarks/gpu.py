@@ -1,6 +1,6 @@
 """Benchmarks on a GPU: eager, lenz and the peer (torch's default backend), interleaved.
 
-python -m benchmarks.gpu [kernels] [models] [graphs] [lengths] [host] [first_call]
+python -m benchmarks.gpu [kernels] [models] [graphs] [lengths] [host] [start]
                          [--only TEXT,...] [--sides eager,lenz] [--quick] [--device cpu]
                          [--limit SECONDS] [--json FILE] [--commit TEXT]
 
@@ -29,14 +29,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from benchmarks import gpu_first_call, gpu_lengths, gpu_report, host
+from benchmarks import gpu_lengths, gpu_report, host, start
 from benchmarks.gpu_kernels import CASES
 from benchmarks.gpu_measure import GRAPH_SIDES, SIDES, copy_rates, gpu_machine
 from benchmarks.gpu_models import MODELS
 from benchmarks.gpu_worker import Job
 from benchmarks.measure import MARK, PEER, PEER_GRAPHS, Row, caches, commit, note
+from benchmarks.start_cases import CASES as CASES_OF_STARTS
 
-SECTIONS = ("kernels", "models", "graphs", "lengths", "host", "first_call")
+SECTIONS = ("kernels", "models", "graphs", "lengths", "host", "start")
 SECONDS = {"kernels": 0.8, "models": 3.0, "graphs": 4.0}  # for which a case is timed
 # The peer compiles in processes of its own; many workers of ours have few of them each.
 PEER_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
@@ -115,7 +116,7 @@ class Run:
             "graphs": list(MODELS),
             "lengths": list(gpu_lengths.CASES),
             "host": [f.__name__ for f in host.FUNCTIONS],
-            "first_call": list(gpu_first_call.CASES),
+            "start": list(CASES_OF_STARTS["cuda"]),
         }[section]
         wanted = self.only.lower().split(",")
         return [n for n in names if any(w in n.lower() for w in wanted)]
@@ -184,8 +185,8 @@ def warm(run: Run, sections: Sequence[str], env: Mapping[str, str]) -> None:
     asked = {"models" if s == "graphs" else s for s in sections} & {"models", "kernels"}
     names = [(s, n) for s in sorted(asked, reverse=True) for n in run.chosen(s)]
     count = min(os.cpu_count() or 1, 16, len(names))
-    start = time.monotonic()
-    until = min(run.end, start + 2 * run.budget)
+    began = time.monotonic()
+    until = min(run.end, began + 2 * run.budget)
     workers = []
     for k in range(count):
         mine = names[k::count]
@@ -195,38 +196,18 @@ def warm(run: Run, sections: Sequence[str], env: Mapping[str, str]) -> None:
         for _ in worker.messages(2 * run.budget, until):
             pass
         worker.stop()
-    note(f"the peer compiled {len(names)} cases in {time.monotonic() - start:.0f} s")
+    note(f"the peer compiled {len(names)} cases in {time.monotonic() - began:.0f} s")
 
 
-def first_calls(run: Run) -> None:
-    """Each first call in a new process: with empty caches, then with the caches it left."""
-    sides = [s for s in gpu_first_call.SIDES if s in (*run.sides, "dynamo")]
-    if run.groups.keys() == {"first_call"}:
-        # Nothing ran before: files that every process reads are not in memory yet.
-        for side in sides:
-            with caches() as env:
-                _first_call(run, {}, next(iter(gpu_first_call.CASES)), side, "cold", env)
-    for case in run.chosen("first_call"):
-        row: Row = {"case": case}
-        for side in sides:
-            with caches() as env:
-                for turn in ("cold", "warm") if side != "dynamo" else ("cold",):
-                    _first_call(run, row, case, side, turn, env)
-        run.add("first_call", row)
-
-
-def _first_call(
-    run: Run, row: Row, case: str, side: str, turn: str, env: Mapping[str, str]
-) -> None:
-    args = ["benchmarks.gpu_first_call", case, side, run.device]
-    worker = Worker([*args, "--quick"] if run.quick else args, env, run.log)
-    for message in worker.messages(2 * run.budget, run.end):
-        if "seconds" in message:
-            row[f"{side}_{turn}_s"] = message["seconds"]
-        elif f"{side}_{turn}_s" not in row:
-            why = message.get("late") or f"exit {message['ended']}"
-            row.setdefault(f"{side}_failed", f"{turn}: {why}; see the log")
-    worker.stop()
+def starts(run: Run) -> None:
+    """Each start once, in a new process: with empty caches, then with the caches it left."""
+    sides = tuple(s for s in start.SIDES if s in (*run.sides, *start.FILES, "dynamo", "aot_eager"))
+    for case in run.chosen("start"):
+        left = run.end - time.monotonic()
+        if left <= 0:
+            run.add("start", {"case": case, "failed": "not run: the time of the run is over"})
+            continue
+        run.add("start", start.measure(case, run.device, 1, sides, min(2 * run.budget, left)))
 
 
 def everything(run: Run, sections: Sequence[str]) -> None:
@@ -240,17 +221,17 @@ def everything(run: Run, sections: Sequence[str]) -> None:
         ):
             warm(run, sections, env)
         for section in sections:
-            start = time.monotonic()
+            began = time.monotonic()
             run.groups[section] = {"rows": [], "quick": run.quick, "machine": run.origin["machine"]}
             if section == "kernels":
                 largest = 64 << 10 if run.quick else 1 << 30
                 run.groups[section]["copy_gbps"] = copy_rates(run.device, largest)
             note(f"== {section}")
-            if section == "first_call":
-                first_calls(run)
+            if section == "start":
+                starts(run)
             else:
                 measure(run, section, env)
-            run.groups[section]["seconds"] = round(time.monotonic() - start, 1)
+            run.groups[section]["seconds"] = round(time.monotonic() - began, 1)
             run.save()
 
 

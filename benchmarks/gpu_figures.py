@@ -24,7 +24,7 @@ def rows_of(made: Row, section: str) -> list[Row]:
 
 def figures(made: Row) -> list[Figure]:
     """Every figure; one without results says that it is not measured."""
-    return [*_first_calls(made), *_kernels(made), *_models(made), *_host(made), *_graphs(made)]
+    return [*_starts(made), *_kernels(made), *_models(made), *_host(made), *_graphs(made)]
 
 
 def judged(
@@ -60,15 +60,29 @@ def mean(name: str, values: Values) -> Figure:
     return Figure(name, "<= 1.0x the peer", f"{found:.2f}", found <= 1)
 
 
-def _first_calls(made: Row) -> list[Figure]:
-    rows, cold, warm = rows_of(made, "first_call"), "lenz_cold_s", "lenz_warm_s"
-    peer, dynamo = f"{PEER}_cold_s", "dynamo_cold_s"
-    ratios = told(rows, lambda r: r[cold] / r[peer], cold, peer)
-    above = told(rows, lambda r: r[warm] - r[dynamo], warm, dynamo)
-    return [
-        judged("first call, cold", "<= 0.33x the peer", ratios, 1 / 3),
-        judged("first call, warm", "<= 0.1 s above Dynamo alone", above, 0.1),
-    ]
+# Of a start from a file, at most how many seconds.
+FILES = (
+    ("`aot_compile` file", "saved_warm_s", "one kernel", 0.25),
+    ("`aot_compile` file", "saved_warm_s", "12-layer encoder", 0.5),
+    ("`aot_compile` file", "saved_warm_s", "12-layer encoder, training", 0.8),
+    ("`lenz.load`", "load_warm_s", "12-layer encoder", 0.2),
+)
+
+
+def _starts(made: Row) -> list[Figure]:
+    rows, cold, warm = rows_of(made, "start"), "lenz_cold_s", "lenz_warm_s"
+    figures = []
+    for how, key, base, of, limit in (
+        ("cold", cold, f"{PEER}_cold_s", "the peer", 0.2),
+        ("warm", warm, f"{PEER}_warm_s", "the peer", 0.5),
+        ("warm", warm, "aot_eager_cold_s", "`aot_eager`", 0.5),
+    ):
+        ratios = told(rows, lambda r, key=key, base=base: r[key] / r[base], key, base)
+        figures.append(judged(f"start, {how}", f"<= {limit}x {of}", ratios, limit))
+    for how, key, case, limit in FILES:
+        seconds = told(rows, lambda r, key=key: r[key], key).get(case, math.nan)
+        figures.append(one(f"start, {how}, {case}", f"<= {limit} s", seconds, limit, "s"))
+    return figures
 
 
 def _kernels(made: Row) -> list[Figure]:

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu_figures import figures, rows_of
 from benchmarks.host import GPU_BACKENDS as HOSTS
 from benchmarks.measure import LENZ_GRAPHS, LENZ_ON, PEER, PEER_GRAPHS, Row
-from benchmarks.report import HERE, figure_table, table
+from benchmarks.report import HERE, STARTED, figure_table, table
 
 RESULTS = HERE / "results" / "gpu.json"
 SIDES = ("eager", "lenz", PEER)
@@ -155,17 +155,16 @@ def _lengths_cells(r: Row) -> list[str]:
     return [r["case"], *times, ratio("on"), ratio("auto")]
 
 
-def _first_call_cells(r: Row) -> list[str]:
-    keys = ("dynamo_cold", "lenz_cold", f"{PEER}_cold", "lenz_warm", f"{PEER}_warm")
-    return [r["case"], *(number(r, f"{k}_s", ".2f") for k in keys)]
+def _start_cells(r: Row) -> list[str]:
+    return [r["case"], *(number(r, key, ".2f") for key in STARTED.values())]
 
 
 SHOWN = ("eager", "lenz", "lenz graphs", "lenz on", "peer", "peer graphs")
 TABLES: dict[str, tuple[str, list[str], Callable[[Row], list[str]]]] = {
-    "first_call": (
-        "First call, new process, seconds",
-        ["case", "Dynamo alone", "lenz", "peer", "lenz warm", "peer warm"],
-        _first_call_cells,
+    "start": (
+        "Start: seconds to the first result, new process, empty caches (warm: those it left)",
+        ["case", *STARTED],
+        _start_cells,
     ),
     "kernels": (
         "Kernels, ms of the device; launches are lenz's kernels + eager calls",

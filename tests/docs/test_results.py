@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import gpu_report, report
+from benchmarks import gpu_report, measure, report, start, start_cases
 
 ROW = {"case": "c", "threads": 1, "failed": "eager: ValueError: not measured here"}
 
@@ -71,6 +71,21 @@ def test_every_figure_on_a_cpu_is_a_line_before_anything_is_measured() -> None:
     lines = report.figures({})
     assert {f.verdict for f in lines} == {"not measured"}
     assert {f.name for f in lines} == {f.name for f in report.figures(results())}
+
+
+def test_a_start_from_a_file_is_warm_after_a_cold_one(tmp_path: Path) -> None:
+    """In two processes: one compiles and saves the file, the other loads it."""
+    with measure.caches() as env:
+        for turn in start.TURNS:
+            row = start.child("one kernel", "load", turn, "cpu", tmp_path, env, 120)
+            assert row.keys() == {"seconds"}, row
+    training = start_cases.CASES["cpu"]["12-layer encoder, training"]()
+    assert not start.has(training, "load") and start.has(training, "saved")
+
+
+def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
+    row = start.child("one kernel", "no such side", "cold", "cpu", tmp_path, {}, 120)
+    assert row.keys() == {"failed"} and "no such side" in row["failed"]
 
 
 def results() -> dict[str, Any]:
