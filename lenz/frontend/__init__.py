@@ -1,7 +1,7 @@
 """From PyTorch into lenz: capture, normalise, and hand on an `FxProgram`.
 
-The only room that touches private modules of torch.  What leaves it is an FX graph of aten calls
-with fake tensors, and `Sym` in the place of every SymInt that a reader asks about.
+The only room that uses private modules of torch. It hands on an FX graph of aten calls with fake
+tensors, and a `Sym` for every SymInt that a reader needs.
 """
 
 from lenz.frontend.facts import assuming as assuming

@@ -1,4 +1,4 @@
-"""What the joint graph is told in parts, so that its backward half can compute them again."""
+"""Ops split into parts in the joint graph, so that the backward half can recompute the parts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NORMS = (
 
 
 def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
-    """Let the backward half compute the result of a norm again, in place of having it saved.
+    """Let the backward half recompute the result of a norm instead of saving it.
 
         y = (x - mean) * rstd * weight + bias
 
-    The gradient of the norm reads x and its statistics.  Those in half types are rounded, and give
-    another y.
+    The gradient of the norm reads x and its statistics. Statistics in half types are rounded and
+    would give another y.
     """
     x, _, weight, bias, _ = n.args
     parts = {u.args[1]: u for u in n.users}
@@ -63,18 +63,18 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
 
 
 def is_small(value: torch.Tensor) -> bool:
-    """Say whether a norm of known sizes has too few elements to be told in parts."""
+    """Say whether a norm of known sizes has too few elements to be split into parts."""
     sizes = [s for s in value.shape if isinstance(s, int)]
     return len(sizes) == value.dim() and prod(sizes) * value.element_size() < NORMED
 
 
 def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
-    """Tell the result of a batch or group norm by its statistics, which stay with the op.
+    """Express the result of a batch or group norm by its statistics, which the op still computes.
 
         y = (x - mean) * (rstd * weight) + bias
 
-    The gradient of the norm reads x and the statistics.  So the backward half can compute again
-    what is made of them, such as the argument of an activation, and y need not be saved.
+    The gradient of the norm reads x and the statistics anyway. So the backward half can recompute
+    y, and values made from it such as the argument of an activation, and y is not saved.
     """
     given: dict[str, Any] = {
         a.name: v
@@ -101,7 +101,7 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
     with graph.inserting_before(last), unguarded(value.fake_mode):
 
         def along(a: Any) -> Node:
-            """Return numbers of channels, or of groups of them, for the elements of x."""
+            """Broadcast per-channel or per-group numbers over the elements of x."""
             if a.meta["val"].dim() == 1:
                 return call(aten.view.default, converted(call, a, exact), [-1, *ones])
             each = given["C"] // given["group"]
@@ -123,7 +123,7 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
 
 
 def dropout_in_parts(graph: Graph, n: Node) -> None:
-    """Tell the result of dropout by its mask, so that it can be computed again.
+    """Express the result of dropout by its mask, so that it can be recomputed.
 
     y = x * where(mask, 1 / (1 - p), 0)
     """
@@ -147,9 +147,9 @@ def dropout_in_parts(graph: Graph, n: Node) -> None:
 
 
 def dense_as(call: Callable[..., Node], told: Any, made: Node) -> Node:
-    """Return what a dense result was made of anew, dense too: elementwise ops follow their inputs.
+    """Make the recomputed form of a dense result dense too: elementwise ops follow their inputs.
 
-    A view of the result may be none of a tensor with other strides.
+    A view of the result may not be possible with other strides.
     """
     if are_same(corrected(made, made.meta["val"]).stride(), told.stride()):
         return made
@@ -157,7 +157,7 @@ def dense_as(call: Callable[..., Node], told: Any, made: Node) -> Node:
 
 
 def readers_of(n: Node) -> dict[Node, None]:
-    """Return who reads a value, itself or through views."""
+    """Return the readers of a value, direct or through views."""
     found: dict[Node, None] = {}
     for u in n.users:
         found.update(readers_of(u) if moves_nothing(u) else {u: None})
@@ -165,12 +165,12 @@ def readers_of(n: Node) -> dict[Node, None]:
 
 
 def moves_nothing(n: Node) -> bool:
-    """Say whether a call moves no element."""
+    """Say whether a call moves no elements."""
     return has(n.target, "view")
 
 
 def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
-    """Let the backward half read `new` for `old`, also where it reads views of it."""
+    """Let the backward half read `new` instead of `old`, also through views."""
     for u in tuple(old.users):
         if u in backward:
             u.replace_input_with(old, new)
@@ -180,7 +180,7 @@ def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
 
 
 def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
-    """Return what inserts a call in the place of `n`, with its origin and a value of its own."""
+    """Return a function that inserts calls at `n`, with the origin of `n` and their own values."""
 
     def call(op: Any, *args: Any, **kwargs: Any) -> Node:
         name = op.overloadpacket.__name__.strip("_")
@@ -194,17 +194,17 @@ def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
 
 
 def converted(call: Callable[..., Node], a: Any, dtype: torch.dtype) -> Any:
-    """Return a node in a type: itself where it has that."""
+    """Return a node converted to a type, or itself if it has that type."""
     return a if a.meta["val"].dtype == dtype else call(aten._to_copy.default, a, dtype=dtype)
 
 
 def softmax_in_parts(graph: Graph, n: Node) -> Node | None:
-    """Replace (log-)softmax of x by what it is, in f32 for half types; return the new result.
+    """Replace (log-)softmax of x by its formula, in f32 for half types; return the new result.
 
         m = max(x); e = exp(x - m); s = sum(e);   e / s   or   x - m - log(s)
 
-    Then the backward half can have x, which is there anyway, m and s, and compute the rest again;
-    as one op its whole result would be saved, for a loss over a vocabulary in f32.
+    Then the backward half keeps m, s and x, which is alive anyway, and recomputes the rest. As one
+    op its whole result would be saved, in f32 for a loss over a vocabulary.
     """
     x: Any = n.args[0]
     dim, value, result = n.args[1], x.meta["val"], n.meta["val"]
@@ -212,7 +212,7 @@ def softmax_in_parts(graph: Graph, n: Node) -> Node | None:
     if not isinstance(value, FakeTensor) or not value.dim() or 0 in known:
         return None
     if free_unbacked_symbols(value.shape[dim]):  # type: ignore[index]  # the schema says int
-        return None  # there may be no element, for which softmax has no maximum to ask for
+        return None  # it may be empty, and the maximum of nothing is an error
 
     call = inserter(graph, n)
     with graph.inserting_before(n), unguarded(value.fake_mode):

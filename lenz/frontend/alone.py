@@ -1,4 +1,4 @@
-"""Graphs that are compiled on their own, and what is known of their arguments then."""
+"""Graphs compiled outside Dynamo, and the facts known about their arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lenz.frontend.symbols import ends
 
 
 def traced_context(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """The context of fake arguments; torch has one already where it traces for a backend."""
+    """The tracing context of fake arguments; torch provides one when it calls a backend."""
     mode = next((x.fake_mode for x in inputs if isinstance(x, FakeTensor)), None)
     if mode is None or TracingContext.try_get() is not None:
         return nullcontext()
@@ -23,7 +23,7 @@ def traced_context(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
 
 
 def listed(gm: GraphModule) -> GraphModule:
-    """A copy of a graph, whose result is a tuple."""
+    """A copy of a graph that returns a tuple."""
     graph = Graph()
     result = graph.graph_copy(gm.graph, {})
     graph.output(tuple(result) if isinstance(result, (tuple, list)) else (result,))
@@ -33,15 +33,15 @@ def listed(gm: GraphModule) -> GraphModule:
 
 
 def traced_inputs(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The arguments as Dynamo has seen them, with symbolic sizes, or as they are."""
+    """The arguments as Dynamo traced them, with symbolic sizes, or unchanged."""
     holes = gm.graph.find_nodes(op="placeholder")
     return [n.meta.get("example_value", x) for n, x in zip(holes, inputs, strict=True)]
 
 
 def ends_of(n: int | torch.SymInt, ranges: Mapping[Any, Any]) -> list[int | None]:
-    """The least and the greatest value of a size; None for a size without end.
+    """The lower and upper bound of a size; None where it is unbounded.
 
-    `ranges` are those that the user has named, by expression.
+    `ranges` are the user's, by expression.
     """
     if isinstance(n, int):
         return [n, n]

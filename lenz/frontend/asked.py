@@ -1,9 +1,9 @@
-"""A graph of Dynamo as text: two graphs with one text give the same halves of AOTAutograd.
+"""A Dynamo graph as text: graphs with equal text give equal AOTAutograd halves.
 
 The text holds everything that AOTAutograd and lenz read: calls and arguments, the types of the
-graph's arguments, what is known of their sizes, and the state of torch in which it is traced.  A
-graph that asks for more has no text: sizes that depend on values, arguments that share memory,
-custom and higher-order ops, stored tensors, active modes and hooks.
+graph's arguments, facts about their sizes, and torch's global state. Some graphs have no text:
+those with data-dependent sizes, arguments that share memory, custom and higher-order ops, stored
+tensors, active modes and hooks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 OWN = ("torch.", "_operator.", "math.", "getattr")
-# What composite ops ask when they choose the op that does the work.
+# Settings that composite ops read to choose the op that does the work.
 CHOICES = (
     "_get_cudnn_enabled", "_get_cudnn_benchmark", "_get_cudnn_deterministic",
     "_get_cudnn_sdp_enabled", "_get_flash_sdp_enabled", "_get_math_sdp_enabled",
@@ -44,7 +44,7 @@ AUTOCAST = ("cpu", "cuda")
 
 
 def asked(gm: Any, inputs: Sequence[Any]) -> str | None:
-    """Return the text of a graph and of its real arguments; None if it has none."""
+    """Return the text of a graph with its real arguments; None if it has none."""
     context = TracingContext.try_get()
     if not isinstance(gm, GraphModule) or context is None:
         return None
@@ -53,24 +53,24 @@ def asked(gm: Any, inputs: Sequence[Any]) -> str | None:
     try:
         env = context.fake_mode.shape_env if context.fake_mode is not None else None
         return "\n".join([*_state(), *_arguments(gm, inputs, env), *_calls(gm)])
-    except (Untold, RuntimeError):  # torch's own word for a function without a name
+    except (Untold, RuntimeError):  # torch raises it for a function without a name
         return None
 
 
 def state() -> str:
-    """Return the state of torch that tracing reads.  Raises Untold for one without text."""
+    """Return torch's state that tracing reads. Raises Untold if it has no text."""
     return "\n".join(_state())
 
 
 def configured() -> dict[str, Any]:
-    """Return AOTAutograd's settings, as far as they are plain values."""
+    """Return those of AOTAutograd's settings that are plain values."""
     kept = (bool, int, float, str, type(None))
     found: Any = functorch_config.save_config_portable()  # it has no annotations
     return {k: v for k, v in found.items() if type(v) in kept}
 
 
 def configuring(values: dict[str, Any]) -> AbstractContextManager[Any]:
-    """Return a context manager with such settings."""
+    """Return a context manager that sets AOTAutograd's settings."""
     made: Any = functorch_config.patch
     how: AbstractContextManager[Any] = made(values)
     return how
@@ -102,7 +102,7 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
     holes, text = gm.graph.find_nodes(op="placeholder"), IdentityText()
     seen: set[int] = set()
     for n, real in zip(holes, inputs, strict=True):
-        if "example_value" not in n.meta:  # no graph of this process's Dynamo
+        if "example_value" not in n.meta:  # not traced by Dynamo in this process
             raise Untold
         kind = type(real).__name__
         if isinstance(real, torch.Tensor):
@@ -149,7 +149,7 @@ def _target(n: Node) -> str:
 
 
 class Moment:
-    """The state in which a graph is traced: what is added to it, and how to trace it again."""
+    """The state before a graph is traced: finds the guards that tracing adds, and traces again."""
 
     def __init__(self) -> None:
         self.context = TracingContext.get()
@@ -162,16 +162,16 @@ class Moment:
         ]
 
     def told(self) -> list[str]:
-        """Return the guards that have come since.  Raises Untold for one without text."""
+        """Return the guards added since. Raises Untold for one without text."""
         return told_since(self.env, self.guards) if self.env is not None else []
 
     def ask(self, guards: Sequence[str]) -> None:
-        """Add such guards.  Raises ValueError if one is none, or does not hold."""
+        """Add guards given as text. Raises ValueError for one that is invalid or does not hold."""
         if self.env is not None:
             ask_again(self.env, guards)
 
     def again(self) -> ExitStack:
-        """Return a context manager with the state."""
+        """Return a context manager that restores the state."""
         stack = ExitStack()
         stack.enter_context(_disable_current_modes())  # compiled autograd's
         stack.enter_context(tracing(self.context))

@@ -1,13 +1,13 @@
-"""Attention keeps its fused form: masks of all true are dropped, causal ones become `is_causal`.
+"""Keeps attention fused: all-true masks are dropped, causal masks become `is_causal`.
 
     m = torch.ones(L, L, dtype=torch.bool).tril(); sdpa(q, k, v, attn_mask=m)
         ==>   sdpa(q, k, v, is_causal=True)
 
 torch chooses the kernel while AOTAutograd traces.  The flash kernel takes no mask, and the
-efficient kernel takes some.  Without either, attention is computed in f32 with matrix products: a
-whole BERT on an H200 is then 2.4 times slower than eager.  Models often make a mask of all true
-from `ones` or `arange`.  Eager reads its values; a trace cannot.  On CUDA the remaining masks, and
-the tensors they mask, get the layout that the efficient kernel asks for.
+efficient kernel takes some. Without either, attention is computed in f32 with matrix products: a
+whole BERT on an H200 is then 2.4 times slower than eager. Models often make an all-true mask from
+`ones` or `arange`. Eager reads its values; a trace cannot. On CUDA the remaining masks, and the
+tensors they mask, get the layout that the efficient kernel requires.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDTH = 8  # elements of a head that the efficient kernel loads at once: 16 byte
 
 
 def has_attention(gm: GraphModule) -> bool:
-    """Say whether the graph, or what it checkpoints, calls attention."""
+    """Say whether the graph, or a checkpointed body, calls attention."""
     bodies = (checkpointed(n) for n in gm.graph.nodes)
     return any(n.target is SDPA for n in gm.graph.nodes) or any(
         has_attention(b) for b in bodies if b is not None
@@ -45,9 +45,9 @@ def has_attention(gm: GraphModule) -> bool:
 def fuse_attention(
     gm: GraphModule, given: Callable[[Node], Tensor | None] = lambda n: None
 ) -> None:
-    """Rewrite the attention calls of Dynamo's graph, and of what it checkpoints, in place.
+    """Rewrite the attention calls of Dynamo's graph and its checkpointed bodies, in place.
 
-    `given` tells the values of placeholders that are known.
+    `given` holds the known values of placeholders.
     """
     bodies = {n: b for n in gm.graph.nodes if (b := checkpointed(n)) is not None}
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and n.target is SDPA]
@@ -68,16 +68,16 @@ def fuse_attention(
             n.args, n.kwargs = (), arguments
             simplify_mask(n, known, kinds)
             q = fake_of(n.kwargs["query"])
-            if q is not None and q.device.type == "cuda":  # torch's kernels, whatever lenz knows
+            if q is not None and q.device.type == "cuda":  # torch's kernels
                 fit(gm, n)
     gm.recompile()
 
 
 def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, MaskKind]) -> None:
-    """Drop the mask of an attention call where it is known, and all true or causal.
+    """Drop the mask of an attention call if it is known to be all true or causal.
 
-    Kernels differ in what they call causal for other than equal numbers of queries and keys.
-    `kinds` keeps what was found, by the address of a mask that `known` keeps.
+    Kernels disagree about "causal" if the numbers of queries and keys differ. `kinds` caches
+    results, by the address of a mask that `known` keeps alive.
     """
     node = n.kwargs.get("attn_mask")
     q, k, fake = (fake_of(n.kwargs.get(x)) for x in ("query", "key", "attn_mask"))
@@ -95,12 +95,12 @@ def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, MaskKind]) -> No
 
 
 def kind_of_mask(mask: Tensor) -> MaskKind:
-    """Return what a mask of at least 2 dimensions allows, whatever the scores are.
+    """Return the kind of a mask of at least 2 dimensions, whatever the scores are.
 
-    A float mask is added: 0 allows, and no number above the type's lowest forbids for certain.
-    "causal" allows key j to query i for j <= i.
+    A float mask is added: 0 allows, and only the type's lowest number surely forbids. "causal"
+    allows key j to query i for j <= i.
     """
-    # Of repeated elements one is enough.
+    # One of the repeated elements is enough.
     mask = mask[tuple(slice(0, 1) if s == 0 else slice(None) for s in mask.stride())]
     is_bool = mask.dtype is torch.bool
     allowed = mask if is_bool else mask == 0
@@ -115,10 +115,10 @@ def kind_of_mask(mask: Tensor) -> MaskKind:
 
 
 def fit(gm: GraphModule, n: Node) -> None:
-    """Give the operands of a CUDA attention call the form that a fused kernel takes.
+    """Give the operands of a CUDA attention call the form that a fused kernel accepts.
 
-    All kernels take 4 dimensions, the last one dense. None may be empty: a kernel for no heads ends
-    the process. Of 3 dimensions eager computes halves in f32: no kernel comes near its gradients.
+    All kernels take 4 dimensions, the last one dense. None may be empty: a kernel for no heads
+    crashes. With 3 dimensions eager computes halves in f32, with gradients that no kernel matches.
     """
     given = (*OPERANDS, "attn_mask")
     tensors = {x: v for x in given if (v := fake_of(n.kwargs.get(x))) is not None}
@@ -143,9 +143,9 @@ def fit(gm: GraphModule, n: Node) -> None:
         after.append(("squeeze", 0))
     if new == n.kwargs:
         return
-    # Another kernel has other strides, which are seen where what follows leaves the graph.
+    # Another kernel gives other strides, which are visible if a dependent value leaves the graph.
     for x, by in gradient_orders(n).items():
-        first: Any = n  # that reads the operand on its way to the call
+        first: Any = n  # the first reader of the operand on its way to the call
         if new[x] is not n.kwargs[x]:
             first = new[x]
             while first.args[0] is not n.kwargs[x]:
@@ -160,7 +160,7 @@ def fit(gm: GraphModule, n: Node) -> None:
         writes(m) and not own.isdisjoint(x for a in m.all_input_nodes for x in storages(a))
         for m in gm.graph.nodes
     ):
-        after.append(("clone",))  # what a fused kernel gives is saved, and not to be written
+        after.append(("clone",))  # a fused kernel's result is saved and must not be written
     shown, value = seen_by_calls(gm, [n], results=True), fake_of(n)
     order = None if value is None else dense_order(value.shape, value.stride())
     n.kwargs = new
@@ -179,10 +179,10 @@ def fit(gm: GraphModule, n: Node) -> None:
 def widen(
     gm: GraphModule, n: Node, new: dict[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[tuple[Any, ...]]:
-    """Change `new` to what the efficient kernel takes; return the calls that undo it in the result.
+    """Change `new` to fit the efficient kernel; return the calls that undo it in the result.
 
     It wants as many heads of keys as of queries, and heads of a multiple of WIDTH.  Zeros appended
-    to queries and keys leave their products as they are, those of values are cut off again.
+    to queries and keys do not change their products; those of values are cut off.
     """
     q, k = tensors["query"], tensors["key"]
     heads = q.shape[-3], k.shape[-3]

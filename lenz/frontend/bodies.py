@@ -22,9 +22,9 @@ CALLERS = ("cond", "while_loop", "while_loop_stack_output", "scan", "map_impl")
 
 
 def with_bodies(p: FxProgram, compile_fx: CompileFX, native: frozenset[str]) -> FxProgram:
-    """Return the program with the bodies that its loops and branches call compiled.
+    """Return the program with the bodies of its loops and branches compiled.
 
-    One that writes into its arguments stays as it is: a loop may hand it copies.
+    A body that writes into its arguments stays as it is: a loop may hand it copies.
     """
     made: dict[str, Any] = {}
     for name, body in p.modules.items():
@@ -41,13 +41,13 @@ def with_bodies(p: FxProgram, compile_fx: CompileFX, native: frozenset[str]) -> 
 
 
 def _is_called(gm: GraphModule, name: str) -> bool:
-    """Say whether loops and branches alone use the attribute."""
+    """Say whether only loops and branches use the attribute."""
     users = [u for n in gm.graph.nodes if n.op == "get_attr" and n.target == name for u in n.users]
     return all(getattr(u.target, "__name__", "") in CALLERS for u in users)
 
 
 def _unboxed(run: Callable[[list[Any]], Sequence[Any]], is_single: bool) -> Callable[..., Any]:
-    """Return `run` as a function of arguments, whose result stands alone if `is_single`."""
+    """Return `run` as a function of separate arguments; with `is_single` it returns one result."""
 
     def call(*args: Any) -> Any:
         found = tuple(run(list(args)))

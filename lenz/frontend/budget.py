@@ -1,4 +1,4 @@
-"""What is saved where memory has a budget: the cheapest results are computed again instead."""
+"""Saving within a memory budget: the cheapest results are recomputed instead."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lenz.machines import capabilities_of
 from lenz.traits import is_random
 
 USUAL = MinCutOptions(True, True, True, True, True)
-# Loops are computed again wherever that saves memory, in front of products and far away too.
+# Loops are recomputed wherever that saves memory, also before matrix products and far away.
 ALL_LOOPS = MinCutOptions(False, False, False, True, True)
 
 
 def choose_saved(graph: Graph, info: NodeInfo, memory_budget: float = 1) -> list[Node]:
-    """Return what the forward half saves: at most `memory_budget`, or the least that is possible.
+    """Return the values that the forward half saves: at most `memory_budget`, if possible.
 
-    A budget up to 1 is a part of the bytes that are saved without one; others are bytes.  Results
-    may be computed again in the order of their cost per byte, as few as are needed: a smaller
-    budget never saves more.
+    A budget up to 1 is a fraction of the bytes saved without a budget; others are bytes. Results
+    are recomputed in the order of their cost per byte, as few as needed: a smaller budget never
+    saves more.
     """
     saved, _ = solve_min_cut(graph, info, USUAL)
     limit = memory_budget * kept_bytes(saved) if memory_budget <= 1 else memory_budget
@@ -39,7 +39,7 @@ def choose_saved(graph: Graph, info: NodeInfo, memory_budget: float = 1) -> list
     order = [n for n in graph.nodes if n in banned and may_repeat(n)]
     order.sort(key=lambda n: cost(n) / max(bytes_of(n), 1))
     best, _ = solve_min_cut(graph, info, ALL_LOOPS, OrderedSet(order))
-    low, high = 0, len(order)  # `best` repeats the first `high` of them
+    low, high = 0, len(order)  # `best` recomputes the first `high` of them
     while low < high:
         middle = (low + high) // 2
         saved, _ = solve_min_cut(graph, info, ALL_LOOPS, OrderedSet(order[:middle]))
@@ -51,7 +51,7 @@ def choose_saved(graph: Graph, info: NodeInfo, memory_budget: float = 1) -> list
 
 
 def kept_bytes(saved: Iterable[Node]) -> int:
-    """Return the bytes of saved results, each memory once; arguments are alive anyway."""
+    """Return the bytes of saved results, each storage once; arguments are alive anyway."""
     found: dict[Node, int] = {}
     for n in saved:
         base = n
@@ -63,7 +63,7 @@ def kept_bytes(saved: Iterable[Node]) -> int:
 
 
 def may_repeat(n: Node) -> bool:
-    """Say whether a second call of an op gives the same, and nobody notices it."""
+    """Say whether an op may be called a second time: same result, no side effect."""
     op, value = n.target, n.meta.get("val")
     if not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("aten", "prims"):
         return False
@@ -76,7 +76,7 @@ def may_repeat(n: Node) -> bool:
 
 
 def cost(n: Node) -> float:
-    """Return what a call costs, in bytes that are moved in the same time."""
+    """Return the cost of a call, as the bytes that could be moved in the same time."""
     moved = bytes_of(n) + sum(map(bytes_of, n.all_input_nodes))
     count = flop_registry.get(n.target.overloadpacket)  # type: ignore[union-attr]  # see may_repeat
     if count is None:
@@ -87,19 +87,19 @@ def cost(n: Node) -> float:
 
 
 def shape_of(x: Any) -> Any:
-    """Return the sizes of a tensor, by the example; other arguments as they are."""
+    """Return the sizes of a tensor in the example call; other arguments unchanged."""
     value = x.meta["val"] if isinstance(x, Node) else x
     return [example_size(s) for s in value.shape] if isinstance(value, torch.Tensor) else value
 
 
 def bytes_of(n: Node) -> int:
-    """Return the bytes of a result, by the sizes of the example."""
+    """Return the bytes of a result in the example call."""
     found = tree_leaves(n.meta.get("val"))
     return sum(example_size(t.numel()) * t.itemsize for t in found if isinstance(t, torch.Tensor))
 
 
 def example_size(s: Any) -> int:
-    """Return a size of the example; 4096 where data decides it."""
+    """Return a size in the example call; 4096 if it is data-dependent."""
     if isinstance(s, int):
         return s
     value = s.node.expr.xreplace(hints_of(s.node.shape_env))

@@ -1,4 +1,4 @@
-"""One half of AOTAutograd's result -> `FxProgram`."""
+"""A half from AOTAutograd -> `FxProgram`."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def build(
     """Normalise `gm` in place and collect the facts about it.
 
     `inputs` are the fake arguments that AOTAutograd compiled for; `static_names` names the
-    placeholders that an earlier half of the same graph knew to be static; `ended_by` says why
-    Dynamo's graph ended where it does; `native` names the ops that the lowering takes; `donated`
-    are the positions of arguments that the graph may overwrite when nothing else holds them.
+    placeholders that are static in an earlier half of the same graph; `ended_by` says why Dynamo's
+    graph ended where it does; `native` names the ops that have a lowering; `donated` are the
+    positions of arguments that the graph may overwrite when nothing else holds them.
     """
     context = TracingContext.try_get()
-    is_first = kind in ("inference", "forward")  # what the context says of results is of these
+    is_first = kind in ("inference", "forward")  # the context's results belong to these
     metadata = context.fw_metadata if context is not None and is_first else None
     multiply_in_pairs(gm.graph)
     if kind == "inference":
@@ -61,7 +61,8 @@ def build(
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     static = frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
     static_names |= {n.name for i, n in enumerate(places) if i in static}
-    # AOTAutograd calls arguments of the forward half primals, and the given gradients tangents.
+    # In AOTAutograd's terms, primals are arguments of the forward half, tangents the given
+    # gradients.
     moving = ("primals_", "tangents_") if kind == "backward" else ("",)
     static_names |= {n.name for n in places if not n.name.startswith(moving)}
     placeholders = placeholders_of(places, inputs, static_names, donated)
@@ -89,7 +90,7 @@ def build(
 
 
 def saved_of(outputs: Sequence[Output], metadata: ViewAndMutationMeta | None) -> tuple[int, ...]:
-    """Return the positions of fresh tensors that are kept for the backward half alone."""
+    """Return the positions of fresh tensors saved only for the backward half."""
     if metadata is None:
         return ()
     places = range(len(outputs))[metadata.tensors_saved_for_backwards_slice]
@@ -97,7 +98,7 @@ def saved_of(outputs: Sequence[Output], metadata: ViewAndMutationMeta | None) ->
 
 
 def guards_so_far(context: TracingContext | None, env: ShapeEnv | None) -> int:
-    """Return how many guards Dynamo and ShapeEnv hold for the function that is being compiled."""
+    """Return the number of guards of Dynamo and ShapeEnv for the function being compiled."""
     dynamo = len(context.guards_context.dynamo_guards) if context is not None else 0
     return dynamo + (len(env.guards) if env is not None else 0)
 
@@ -121,7 +122,7 @@ def placeholders_of(
 
 
 def kind_of(value: Any) -> ValueKind:
-    """Name the kind of an argument or a result by its traced value."""
+    """Return the kind of an argument or result from its traced value."""
     match value:
         case torch.Tensor():
             return "tensor"
@@ -138,7 +139,7 @@ def kind_of(value: Any) -> ValueKind:
 
 
 def name_objects(gm: GraphModule) -> None:
-    """Make objects that calls of custom ops are given attributes of the graph, as bodies are."""
+    """Make object arguments of custom ops attributes of the graph, like bodies."""
     for node in gm.graph.nodes:
         if getattr(node.target, "namespace", "aten") in ("aten", "prims"):
             continue
@@ -154,7 +155,7 @@ def name_objects(gm: GraphModule) -> None:
 
 
 def attributes_of(gm: GraphModule) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
-    """Return the tensors, and all else, that `get_attr` nodes name, in the order of first use."""
+    """Return the tensors and the other objects that `get_attr` nodes name, by first use."""
     constants: dict[str, torch.Tensor] = {}
     modules: dict[str, Any] = {}
     for node in gm.graph.nodes:
@@ -187,7 +188,7 @@ def mutated_of(graph: Graph, places: Sequence[Node]) -> tuple[int, ...]:
 
 
 def layout_of(value: Any, symbols: SymbolMap) -> tuple[tuple[Sym, ...], tuple[Sym, ...], Sym]:
-    """Return shape, strides and offset of a strided tensor, nothing for all else."""
+    """Return shape, strides and offset of a strided tensor; empty for anything else."""
     if storage_of(value) is None:
         return (), (), ZERO
     offset = symbols.sym(value.storage_offset())
@@ -195,7 +196,7 @@ def layout_of(value: Any, symbols: SymbolMap) -> tuple[tuple[Sym, ...], tuple[Sy
 
 
 def returned_of(graph: Graph) -> Sequence[Any]:
-    """Return what a graph gives, in order."""
+    """Return the results of a graph, in order."""
     returned = graph.output_node().args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)
 

@@ -1,6 +1,6 @@
-"""Calls of a traced graph: what they read, what they write, and how one is added.
+"""Calls of a traced graph: what they read and write, and how to insert one.
 
-For the graph of Dynamo, whose calls are of functions and methods, and for that of AOTAutograd.
+Works for Dynamo's graphs, which call functions and methods, and for AOTAutograd's.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch.utils import _pytree
 from lenz.frontend.values import storage_of
 
 CALLS = ("call_function", "call_method")
-# Calls that look at the shape and type of their first argument alone.
+# Calls that read only the shape and type of their first argument.
 SHAPE_ONLY = ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full", "size")
 ASSIGNED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 WRITES = (operator.setitem, *(getattr(operator, f"i{x}") for x in ASSIGNED))
-KEPT = ("stack_trace", "nn_module_stack", "custom")  # of `meta`: where a call comes from
+KEPT = ("stack_trace", "nn_module_stack", "custom")  # keys of `meta`: where a call comes from
 
 
 def fake_of(a: Any) -> torch.Tensor | None:
-    """Return the fake tensor behind an argument, None if it is no tensor."""
+    """Return the fake tensor of an argument; None if it is not a tensor."""
     value = a.meta.get("example_value") if isinstance(a, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
@@ -36,9 +36,9 @@ def fake_of(a: Any) -> torch.Tensor | None:
 def called(
     gm: GraphModule, before: Node, target: Any, *args: Any, like: Node | None = None, **kwargs: Any
 ) -> Node:
-    """Insert a call of a function, or of a method by its name, which counts as a part of `like`.
+    """Insert a call of a function, or of a method by name, with the origin of `like`.
 
-    `like` is `before` if it is not given.
+    `like` defaults to `before`.
     """
     with gm.graph.inserting_before(before):
         kind = "call_method" if isinstance(target, str) else "call_function"
@@ -48,7 +48,7 @@ def called(
 
 
 def traced(n: Node) -> Any:
-    """Return what tracing made of a node: fake tensors, sizes."""
+    """Return the traced value of a node: fake tensors, sizes."""
     return n.meta["val"] if "val" in n.meta else n.meta.get("example_value")
 
 
@@ -64,7 +64,7 @@ def operands(n: Node) -> list[Node]:
 
 
 def storages(n: Node) -> Iterator[int]:
-    """Yield the storage of each tensor that a node gives."""
+    """Yield the storage of each tensor that a node returns."""
     value = traced(n)
     for leaf in (value,) if isinstance(value, torch.Tensor) else _pytree.tree_leaves(value):
         key = storage_of(leaf)
@@ -73,7 +73,7 @@ def storages(n: Node) -> Iterator[int]:
 
 
 def is_torch(target: Any) -> bool:
-    """Say whether a function is torch's own or an operator: its effects show in its name."""
+    """Say whether a function is torch's own or an operator, whose name shows its effects."""
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace in ("aten", "prims")
     name = getattr(target, "__name__", "")
@@ -108,9 +108,9 @@ def checkpointed(n: Node) -> GraphModule | None:
 
 
 def copied(gm: GraphModule) -> GraphModule:
-    """Return a module with a graph of its own, and such bodies of checkpoints, to be rewritten.
+    """Return a module whose graph and checkpointed bodies are copies and may be rewritten.
 
-    All else is shared: parameters, other bodies, fake tensors and what Dynamo noted of a node.
+    All else is shared: parameters, other bodies, fake tensors and Dynamo's notes on nodes.
     """
     new = GraphModule(gm, copy.deepcopy(gm.graph), type(gm).__name__)
     state = vars(new)
@@ -125,7 +125,7 @@ def copied(gm: GraphModule) -> GraphModule:
 
 
 def in_place(n: Node) -> bool:
-    """Say whether a function of torch.nn.functional is asked to work in place."""
+    """Say whether a function of torch.nn.functional is called in place."""
     if not isinstance(n.target, FunctionType):
         return False
     given = inspect.signature(n.target).bind(*n.args, **n.kwargs).arguments

@@ -1,8 +1,8 @@
 """The body of the `torch.compile` backend: Dynamo's graph in, a callable out.
 
-AOTAutograd functionalises the graph, differentiates it and cuts it in two; each part is normalised
-and given to `compile_fx`.  Arguments arrive in a list that the compiled part empties itself, so
-that an argument can die before the last kernel runs.
+AOTAutograd functionalises the graph, differentiates it and splits it; each half is normalised and
+given to `compile_fx`. Arguments arrive in a list that the compiled half empties itself, so that an
+argument can die before the last kernel runs.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from lenz.ir.plan import Boxed
 from lenz.options import Options
 
 # torch's own CSE imports its default compiler's pattern matcher (0.65 s); `split` has its own.
-# Effect tokens are made inside of the graph, so that no argument is a placeholder for order.
+# Effect tokens are made inside the graph, so that no argument only stands for order.
 CONFIG = {"cse": False, "unlift_effect_tokens": True}
 NORMS = ("norm", torch.norm, torch.linalg.norm, torch.linalg.vector_norm)
-# What AOTAutograd keeps must be the output of torch's own compiler.
+# AOTAutograd's cache only takes the output of torch's own compiler.
 KEEPING = {k: False for k in ("force_autograd_cache",) if hasattr(functorch_config, k)}
 
 
 class Compiler(Protocol):
-    """A compiler as AOTAutograd calls it; what it returns takes one list, which it empties."""
+    """A compiler as AOTAutograd calls it. Its result takes one list and empties it."""
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any: ...
 
@@ -64,12 +64,12 @@ def capture(
 ) -> Callable[..., Any]:
     """Compile one graph of Dynamo with `compile_fx`; return a callable with the graph's signature.
 
-    `native` names the aten ops that the lowering takes whole; `name` is for logs, each program gets
-    it with its kind appended; `entered` hears that lenz begins with a part, as AOTAutograd made it.
-    With grad off, or nothing to differentiate, `compile_fx` is called once, with kind "inference".
-    Otherwise it is called with "forward" now, and with "backward" now or, where torch defers it, at
-    the first backward pass.  Errors leave unchanged.  A fault in the backward half, which no caller
-    sees, is told to `failed`: where that returns, the half runs in eager.
+    `native` names the aten ops that have a lowering; `name` is for logs, and each program appends
+    its kind; `entered` is called with each half from AOTAutograd before lenz starts on it. With
+    grad off, or nothing to differentiate, `compile_fx` is called once, with kind "inference".
+    Otherwise it is called with "forward" now, and with "backward" now or, if torch defers it, at
+    the first backward pass. Errors propagate unchanged. No caller sees a fault in the backward
+    half, so it goes to `failed`: if that returns, the half runs in eager.
     """
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
         # Compiled autograd passes its inputs as one list.
@@ -114,7 +114,7 @@ def capture(
 
 
 def rescued(compiler: Compiler, failed: Callable[[Exception, GraphKind], None] | None) -> Compiler:
-    """Let a backward half of which `compiler` makes nothing run in eager, if `failed` returns."""
+    """Run a backward half in eager if `compiler` fails on it and `failed` returns."""
 
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         as_given = Graph()
@@ -132,11 +132,11 @@ def rescued(compiler: Compiler, failed: Callable[[Exception, GraphKind], None] |
 
 
 def prepared(gm: GraphModule) -> GraphModule:
-    """Return Dynamo's graph, or a copy in which what AOTAutograd would take apart stays whole.
+    """Return Dynamo's graph, or a copy that protects ops which AOTAutograd would decompose.
 
     The graph is the caller's.  A copy of one with 1,000 nodes takes 30 ms.
     """
-    if isinstance(gm, GraphModule):  # after flattening it is a wrapper without a graph
+    if isinstance(gm, GraphModule):  # after flattening it may be a wrapper without a graph
         fix_floats(gm)
         norms = next(norms_of(gm), None)
         if norms or has_attention(gm) or convolutions_of(gm):
@@ -149,9 +149,9 @@ def prepared(gm: GraphModule) -> GraphModule:
 
 
 def norms_of(gm: GraphModule) -> Iterator[tuple[Node, list[int]]]:
-    """Yield norms over dimensions of one counted from the end, with all dims from the front.
+    """Yield norms over size-1 dims counted from the end, with the dims counted from the front.
 
-    torch 2.11 tells the size of such a norm wrong: docs/upstream/torch_fake_norms.py.
+    torch 2.11 gets the size of such a norm wrong: docs/upstream/torch_fake_norms.py.
     """
     for n in gm.graph.nodes:
         x = fake_of(n.args[0]) if n.target in NORMS and n.args else None
@@ -166,7 +166,7 @@ def norms_of(gm: GraphModule) -> Iterator[tuple[Node, list[int]]]:
 
 
 def count_from_front(gm: GraphModule) -> None:
-    """Name the dimensions of `norms_of` from the front, in place."""
+    """Count the dimensions of `norms_of` from the front, in place."""
     for n, dims in norms_of(gm):
         if "dim" in n.kwargs:
             n.kwargs = {**n.kwargs, "dim": dims}
@@ -186,23 +186,23 @@ def break_reason(gm: GraphModule) -> str:
 
 
 def given_up() -> tuple[int, ...]:
-    """Take over AOTAutograd's list of arguments of the backward half that share memory with none.
+    """Take AOTAutograd's list of donated arguments of the backward half, and empty it.
 
-    With any left in it, AOTAutograd refuses to keep a graph for a second backward pass.  The plan
-    of lenz needs no such rule: it overwrites in calls alone where nothing else holds the tensor.
+    With any left, AOTAutograd refuses to retain the graph for a second backward pass. lenz needs no
+    such rule: a plan overwrites a tensor only in calls where nothing else holds it.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     places: list[int] = (metadata.bw_donated_idxs if metadata is not None else None) or []
     taken = tuple(places)
-    places.clear()  # not replaced: the metadata of tensor subclasses holds the same list
+    places.clear()  # in place: the metadata of tensor subclasses holds the same list
     return taken
 
 
 def reported(run: Boxed) -> Boxed:
-    """Tell AOTAutograd of other strides than eager's, for which it then has the backward compiled.
+    """Report strides other than eager's to AOTAutograd, which compiles the backward for them.
 
-    It has a list for that while the forward half is compiled.
+    It keeps a list for them while the forward half is compiled.
     """
     context = TracingContext.try_get()
     if context is not None and context.output_strides == []:
@@ -211,9 +211,9 @@ def reported(run: Boxed) -> Boxed:
 
 
 def undynamic(compiler: Compiler) -> Compiler:
-    """Keep Dynamo out of the backward compiler and of what it returns.
+    """Keep Dynamo out of the backward compiler and its result.
 
-    The backward runs inside of the autograd engine, where Dynamo's callback may be active.
+    The backward runs inside the autograd engine, where Dynamo's callback may be active.
     """
 
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:

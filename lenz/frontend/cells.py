@@ -1,8 +1,8 @@
-"""Cells of LSTM and GRU between their matrix products, in parts that fuse.
+"""LSTM and GRU cells without their matrix products, in parts that fuse.
 
 On GPUs torch's own cells are one op each, with a workspace [batch, 4 or 5 times the width] for the
-gradient: of an LSTM the gates i, f, g, o as they are used; of a GRU r, z, n, the old state, and
-what r multiplies.  The layout is kept, and as in torch all is computed in float32 for half types.
+gradient: for an LSTM the gates i, f, g, o as they are used; for a GRU r, z, n, the old state, and
+the term that r multiplies. The layout is kept, and as in torch half types are computed in float32.
 """
 
 from __future__ import annotations

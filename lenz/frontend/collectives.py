@@ -1,4 +1,4 @@
-"""A collective is called even if nobody reads its result: other processes take part in it."""
+"""A collective stays even if nobody reads its result: other processes take part in it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def collectives() -> frozenset[Any]:
 
 @contextmanager
 def none_dropped() -> Iterator[None]:
-    """Let torch drop no collective meanwhile.
+    """Keep torch from dropping collectives in this context.
 
-    It is told for a time only: whoever differentiates graphs in parts may drop and repeat them.
+    Only for a time: differentiating graphs in parts may drop and repeat them.
     """
     is_used = torch.distributed.is_available() and torch.distributed.is_initialized()
     effects = torch.fx.node._side_effectful_functions

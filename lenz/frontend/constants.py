@@ -1,4 +1,4 @@
-"""Values that depend on no input of an AOTAutograd graph: filled, stored, or left as they are.
+"""Values of an AOTAutograd graph that depend on no input: filled, stored, or left alone.
 
     g = ge(arange(8), 0); y = where(g, x, 0.0)           ==>   y = where(full([8], True), x, 0.0)
     p = convert(arange(8)); z = bmm(w, expand(p, ...))   ==>   z = bmm(w, a constant of 8 numbers)
@@ -24,15 +24,15 @@ from lenz.traits import has
 
 full = torch.ops.aten.full.default
 SMALL = 1 << 14  # bytes of a constant: 4096 positions
-LIMIT = 1 << 20  # elements that are computed to see whether they are equal: about 1 ms
+LIMIT = 1 << 20  # most elements computed to see whether all are equal: about 1 ms
 
 
 def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
     """Rewrite the values of a normalised graph that depend on no input, in place.
 
     `native` names the ops that become loops (see `decompositions`); other calls are library calls.
-    Sizes must be numbers, and a value that leaves the graph or is written stays: it is new memory
-    on every call.
+    Sizes must be numbers. A value that leaves the graph or is written stays: it is new memory on
+    every call.
     """
     touched = touched_by(gm.graph)
     pinned = touched.returned | touched.mutated
@@ -61,14 +61,14 @@ def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
 
 
 def is_native(n: Node, native: frozenset[str]) -> bool:
-    """Say whether a reader becomes loops or a view, or is no call at all."""
+    """Say whether a reader becomes loops or a view, or is not a call."""
     name = str(n.target)
     is_call = n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)
     return not is_call or name in native or name.rpartition(".")[0] in native
 
 
 def evaluated(n: Node, known: Mapping[Node, None], values: dict[Node, Any]) -> torch.Tensor | None:
-    """Compute a known node; None if that fails or gives no tensor."""
+    """Compute a known node; None if that fails or does not give a tensor."""
     needed: dict[Node, None] = {}
     todo = [n]
     while todo:
@@ -78,15 +78,15 @@ def evaluated(n: Node, known: Mapping[Node, None], values: dict[Node, Any]) -> t
             todo += operands(a)
     try:
         run_calls([a for a in known if a in needed], values)
-    except FAULTS:  # a type that the CPU does not compute with
+    except FAULTS:  # a type without CPU kernels
         return None
     found = values[n]
     return found if isinstance(found, torch.Tensor) and not found.is_complex() else None
 
 
 def is_uniform(value: torch.Tensor) -> bool:
-    """Say whether all elements, of which there must be one, have the same bits."""
-    whole = value.clone(memory_format=torch.contiguous_format)  # with strides that are not 0
+    """Say whether there are elements and all have the same bits."""
+    whole = value.clone(memory_format=torch.contiguous_format)  # without strides of 0
     bits = whole.view(-1).view(torch.uint8).view(-1, value.itemsize)
     return len(bits) > 0 and bool((bits == bits[0]).all())
 
@@ -100,14 +100,14 @@ def fill(gm: GraphModule, n: Node, value: torch.Tensor) -> Node:
             (list(fake.shape), value.reshape(-1)[0].item()),
             {"dtype": fake.dtype, "device": fake.device, "pin_memory": False},
         )
-    with fake.fake_mode:  # new_empty of a zero tensor (gradient of round, of sgn) is refused
+    with fake.fake_mode:  # new_empty fails on a zero tensor (gradient of round, of sgn)
         told = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
     made.meta = {**n.meta, "val": told}
     return made
 
 
 def small_constant(gm: GraphModule, n: Node, value: torch.Tensor) -> Node | None:
-    """Insert a constant on the device of `n`; None if it is not small or has other strides."""
+    """Insert a constant on the device of `n`; None if it is large or has other strides."""
     fake, memory = n.meta["val"], value.untyped_storage().nbytes()
     if memory > SMALL or value.stride() != fake.stride():
         return None

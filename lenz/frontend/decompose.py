@@ -1,4 +1,4 @@
-"""Which aten ops AOTAutograd takes apart before lenz sees the graph.
+"""Which aten ops AOTAutograd decomposes before lenz sees the graph.
 
 A decomposition adds nodes, and every stage of AOTAutograd traces each of them with fake tensors;
 `lower/` takes a composite op in microseconds.  So an op with a lowering stays whole, and so does an
@@ -26,9 +26,9 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
     """Return the decomposition table for AOTAutograd.
 
     `native` holds the ops that `lower/` takes natively, as "aten.gelu.default" (one overload) or
-    "aten.gelu" (all overloads).  Every other op with a decomposition in torch's core table,
-    or with the trait `parts`, is taken apart unless it is a library call; and so are `CELLS`.
-    The table is shared: do not write into it.
+    "aten.gelu" (all overloads). Every other op with a decomposition in torch's core table, or with
+    the trait `parts`, is decomposed unless it is a library call; so are `CELLS`. The table is
+    shared: do not write into it.
     """
     table: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
     core = _core_aten_decompositions_post_autograd()

@@ -1,9 +1,9 @@
-"""Values that depend on no input of a graph: computed while it is compiled.
+"""Values that depend on no input of a graph, computed at compile time.
 
     ones = torch.ones(8, 8, device="cuda"); m = ones.tril(); n = m[None]   ==>   the tensor n
 
-Works on the graph of Dynamo, where `scaled_dot_product_attention` is one call and a mask is made by
-the user's own calls, and on that of AOTAutograd.  The calls run on real tensors of the CPU.
+Works on Dynamo's graph, where `scaled_dot_product_attention` is one call and the user's own calls
+make the mask, and on AOTAutograd's. The calls run on real CPU tensors.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from lenz.frontend.calls import CALLS, callee, is_torch, operands, storages, tra
 from lenz.frontend.patterns import follow_pattern, number
 from lenz.traits import has
 
-# Elements of the largest tensor that is computed, a mask of 8192 positions: 50 ms an op.
+# Elements of the largest tensor computed, a mask of 8192 positions: 50 ms per op.
 LIMIT = 1 << 26
 PRIM_DIV = (torch.ops.prims.div, torch.ops.prims.div.default)
 
 
 class Unknown(Exception):
-    """The value depends on an input, on chance, or on more work than a compiler should do."""
+    """The value depends on an input, is random, or takes more work than a compiler should do."""
 
 
 class KnownValues:
-    """The values of one graph of Dynamo that depend on no input.
+    """The values of one Dynamo graph that depend on no input.
 
-    Writes into a tensor, or into what it is made from, are followed.  Answers are kept: the layers
-    of a model ask for the same mask.  `given` tells the values of placeholders: those of a body
-    that is called with a known value.  With symbolic sizes there is a value where it shows the
-    pattern for all sizes (see `patterns`), for one small size in the place of each symbol.
+    Writes into a tensor, or into its sources, are followed. Answers are cached: the layers of a
+    model ask for the same mask. `given` holds the values of placeholders, for a body called with
+    known values. With symbolic sizes a value is computed for one small size in place of each
+    symbol, if that shows the pattern for all sizes (see `patterns`).
     """
 
     __slots__ = ("_answers", "_given", "_place", "_writers")
@@ -49,7 +49,7 @@ class KnownValues:
         self._answers: dict[tuple[Node, ...], torch.Tensor | None] = {}
 
     def value(self, node: Node, at: Node) -> torch.Tensor | None:
-        """Return the tensor that `node` holds when `at` is reached; None if that is not known."""
+        """Return the tensor that `node` holds when `at` runs; None if unknown."""
         try:
             nodes = self._closure(node, at)
             if nodes not in self._answers:
@@ -57,7 +57,7 @@ class KnownValues:
                 mode: Any = Checked  # its class has no annotations
                 with _disable_current_modes(), torch.no_grad(), mode():
                     self._answers[nodes] = self._run(nodes)[node]
-        except FAULTS:  # about the device, or eager will raise it as well
+        except FAULTS:  # about the device, or an error in eager as well
             return None
         return self._answers[nodes]
 
@@ -69,7 +69,7 @@ class KnownValues:
         return run_calls((n for n in nodes if n not in values), values)
 
     def _closure(self, node: Node, at: Node) -> tuple[Node, ...]:
-        """Return the nodes that decide `node` before `at`, in order; raises Unknown."""
+        """Return the nodes before `at` that determine `node`, in order; raises Unknown."""
         needed: dict[Node, None] = {}
         touched: dict[int, None] = {}
         earlier = [w for w in self._writers if self._place[w] < self._place[at]]
@@ -83,7 +83,7 @@ class KnownValues:
                 needed[n] = None
                 touched.update(dict.fromkeys(storages(n)))
                 todo += operands(n)
-            if not todo:  # everything that may write into one of these tensors counts as well
+            if not todo:  # also everything that may write into one of these tensors
                 todo = [
                     w
                     for w in earlier
@@ -97,10 +97,10 @@ class KnownValues:
 
 
 def is_plain(n: Node, limit: int = LIMIT) -> bool:
-    """Say whether `n` gives at most `limit` elements, by torch or an operator if it is a call.
+    """Say whether `n` has at most `limit` elements and calls torch or an operator, if anything.
 
-    Not where it takes a symbolic size: a full([4], s0) has a plain shape, and other elements for
-    each size.
+    False if it takes a symbolic size: full([4], s0) has a plain shape, but its elements depend on
+    s0.
     """
     if any(isinstance(traced(a), torch.SymInt) for a in n.all_input_nodes):
         return False
@@ -115,9 +115,9 @@ def is_plain(n: Node, limit: int = LIMIT) -> bool:
 
 
 def may_trap(n: Node) -> bool:
-    """Say whether x86 may end the process: the least integer by -1, rounded to zero.
+    """Say whether x86 may trap: the lowest integer divided by -1, rounded to zero.
 
-    A GPU gives some number, so that a program may do it.
+    A GPU returns some number, so a valid program may do it.
     """
     if n.target not in PRIM_DIV and n.kwargs.get("rounding_mode") != "trunc":
         return False
@@ -133,7 +133,7 @@ class Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is u
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run `func`, if equal arguments always give equal results."""
+        """Run `func` if equal arguments always give equal results."""
         if torch.Tag.nondeterministic_seeded in func.tags or not is_torch(func):
             raise Unknown
         return func(*args, **(kwargs or {}))
@@ -142,7 +142,7 @@ class Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is u
 def run_calls(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]:
     """Run the calls on the CPU, and add their results to `values`.
 
-    Raises Unknown where a result has not the shape and type that tracing saw.
+    Raises Unknown if a result differs from the traced shape or type.
     """
 
     def value(a: Any) -> Any:
@@ -167,6 +167,6 @@ def run_calls(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]
 
 
 def stand_in(n: Node) -> torch.Tensor:
-    """Return a tensor of the shape and type of an input whose elements nobody reads."""
+    """Return a tensor of the shape and type of an input; nobody reads its elements."""
     fake = traced(n)
     return torch.zeros((), dtype=fake.dtype).expand([number(s) for s in fake.shape])

@@ -1,10 +1,10 @@
-"""Operators that a Python function of aten ops defines: traced, and put in their place.
+"""Operators defined by a Python function of aten ops: traced and inlined.
 
     flex_attention(q, k, v, score_mod, block_mask, ...)   ==>   two matrix products, and between
-        them loops that compute the scores, what the user makes of them, the mask and the softmax
+        them loops that compute the scores, the user's score function, the mask and the softmax
 
 Eager runs the same functions; those of `parts` are our own.  In a training step they are traced
-after the graph is partitioned, so that the backward half recomputes the scores and none are saved.
+after partitioning, so that the backward half recomputes the scores and none are saved.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from lenz.frontend.values import is_same_layout, unguarded
 aten = torch.ops.aten
 EXPANDED = ("flex_attention", "flex_attention_backward", "associative_scan")
 EAGER = torch._C.DispatchKey.CompositeExplicitAutograd
-SCATTER = torch.ops.flex_lib.zeros_and_scatter.default  # the gradient of a tensor that is indexed
+SCATTER = torch.ops.flex_lib.zeros_and_scatter.default  # the gradient of an indexed tensor
 
 
 def expand(gm: GraphModule, native: frozenset[str]) -> set[Node]:
-    """Replace calls of `EXPANDED` and `PARTS` by what they compute.
+    """Replace calls of `EXPANDED` and `PARTS` by their traced functions.
 
-    `native` is as for `decompositions`.  Return the results that are not what tracing was told: the
-    log-sum-exp of f64 is no f32.
+    `native` is as for `decompositions`.  Return the results whose type differs from the traced one:
+    the log-sum-exp of f64 is not f32.
     """
     changed: set[Node] = set()
     for n in gm.graph.nodes:
@@ -49,7 +49,7 @@ def expand(gm: GraphModule, native: frozenset[str]) -> set[Node]:
 
 
 def _function_of(n: Node) -> Callable[..., Any] | None:
-    """Return the function that defines an operator, unless eager may refuse the call."""
+    """Return the function that defines an operator, unless eager may reject the call."""
     if isinstance(n.target, HigherOrderOperator) and n.target.__name__ in EXPANDED:
         made: Callable[..., Any] = n.target.py_kernels[EAGER]
         return made
@@ -63,7 +63,7 @@ def _function_of(n: Node) -> Callable[..., Any] | None:
 def _traced(
     gm: GraphModule, n: Node, run: Callable[..., Any], native: frozenset[str]
 ) -> tuple[list[Node], GraphModule]:
-    """Return the nodes that a call reads, and the graph of its function with them as arguments."""
+    """Return the nodes that a call reads, and the graph of its function of these nodes."""
     taken = [a for a in n.all_input_nodes if a.op != "get_attr"]
 
     def call(*values: Any) -> Any:
@@ -79,7 +79,7 @@ def _traced(
     wanting = _wanting(gm, n)
     mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
     around = unguarded(mode) if n.target in PARTS else mode
-    with around, torch.no_grad():  # the backward function asks which tensors want a gradient
+    with around, torch.no_grad():  # the backward function reads which tensors need a gradient
         values = [
             v.detach().requires_grad_(a in wanting) if isinstance(v, Tensor) else v
             for a, v in zip(taken, values, strict=True)
@@ -88,12 +88,12 @@ def _traced(
 
 
 def _wanting(gm: GraphModule, n: Node) -> list[Any]:
-    """Return what a score function captures and the graph of its gradients has a gradient of."""
+    """Return the captures of a score function for which its joint graph has a gradient."""
     if n.target is not torch.ops.higher_order.flex_attention_backward:
         return []
     args: Any = n.args
     joint, captured = getattr(gm, args[8].target), args[12]
-    gradients = joint.graph.output_node().args[0][5:]  # after those of the score and its place
+    gradients = joint.graph.output_node().args[0][5:]  # after those of the score and its indices
     return [a for a, g in zip(captured, gradients, strict=True) if g is not None]
 
 
@@ -102,7 +102,7 @@ def _scattered(shape: Sequence[Any], indices: Sequence[Tensor], values: Tensor) 
 
 
 def _inlined(gm: GraphModule, n: Node, given: list[Node], traced: GraphModule) -> Any:
-    """Put the calls of `traced` before `n`; return what takes the place of its result."""
+    """Insert the calls of `traced` before `n`; return the replacement of its result."""
     places = traced.graph.find_nodes(op="placeholder")
     copies: dict[Node, Any] = dict(zip(places, given, strict=True))
     with gm.graph.inserting_before(n):
@@ -124,9 +124,9 @@ def _inlined(gm: GraphModule, n: Node, given: list[Node], traced: GraphModule) -
 
 
 def _number(gm: GraphModule, n: Node, m: Node, device: torch.device) -> Node:
-    """Insert what `m`, the conversion of a Python number, gives: vmap promotes `index * 0.01` so.
+    """Insert the result of `m`, the conversion of a Python number: vmap promotes `index * 0.01` so.
 
-    It is a tensor of the CPU there, and one of the device that `n` works on here.
+    There it is a CPU tensor, here one on the device of `n`.
     """
     fake = m.meta["val"]
     how = {"dtype": fake.dtype, "device": device}
@@ -137,7 +137,7 @@ def _number(gm: GraphModule, n: Node, m: Node, device: torch.device) -> Node:
 
 
 def _give(n: Node, result: Any, changed: set[Node]) -> None:
-    """Let the readers of `n`, or of its parts, read `result`, and drop `n`."""
+    """Make the readers of `n`, or of its parts, read `result`, and drop `n`."""
     if isinstance(result, Node):
         if not is_same_layout(n.meta["val"], result.meta["val"], offset=False):
             changed.add(result)

@@ -1,4 +1,4 @@
-"""Floats that torch would specialise only after a whole trace are specialised before it.
+"""Specialises floats before the trace, where torch would only do so after it.
 
 With dynamic shapes Dynamo turns a Python float of the program into a 0-d tensor and its `item()`.
 An op may need a true float, such as the epsilon of a layer norm.  AOTAutograd then traces the whole
@@ -18,8 +18,8 @@ from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx import GraphModule, Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-# Functions whose float arguments have the schema type `float`, which no SymFloat can pass:
-# their value is read, and guarded on, in tracing.
+# Functions whose float arguments have the schema type `float`, which takes no SymFloat: tracing
+# reads their value and guards on it.
 FIXING = (
     F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm, F.normalize, F.dropout,
     F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.embedding, F.embedding_bag,
@@ -27,17 +27,17 @@ FIXING = (
     torch.batch_norm, torch.instance_norm, torch.dropout,
 )  # fmt: skip
 FLEX = torch.ops.higher_order.flex_attention
-# Where a float stays symbolic: torch turns these into arithmetic of 0-d tensors.
+# Functions where a float stays symbolic: torch turns them into arithmetic of 0-d tensors.
 KEEPING = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
 
 
 def fix_floats(gm: GraphModule) -> None:
-    """Ask Dynamo for constants where an op of the graph will need them, before tracing it.
+    """Ask Dynamo, before the trace, for constants where an op of the graph needs them.
 
-    Raises TensorifyScalarRestartAnalysis, which Dynamo catches to begin again, if it finds one.
-    What score functions capture must be constant: there is no second trace of it.  For the rest it
-    does nothing if the fate of any float is not plain from the graph: a second restart would cost
-    more than this one saves.
+    If it finds one, it raises TensorifyScalarRestartAnalysis, which makes Dynamo restart. Captures
+    of score functions must be constant: they are not traced a second time. Otherwise it does
+    nothing if the graph leaves the fate of any float open: a second restart would cost more than
+    this one saves.
     """
     names: list[str] = []
     for node in gm.graph.nodes:
@@ -57,14 +57,14 @@ def fix_floats(gm: GraphModule) -> None:
 
 
 def captured(gm: GraphModule, n: Node) -> list[str]:
-    """Return the symbols of floats that a score function reads, once for each of its elements."""
+    """Return the symbols of floats that a score function captures."""
     bodies = [gm.get_submodule(str(a.target)) for a in n.all_input_nodes if a.op == "get_attr"]
     nodes = (m for b in bodies if isinstance(b, GraphModule) for m in b.graph.nodes)
     return [s for s in map(float_symbol, nodes) if s and not TensorifyState.should_specialize(s)]
 
 
 def float_symbol(node: Node) -> str:
-    """Return the symbol of the Python float that `node` is in Dynamo's graph; empty if none."""
+    """Return the symbol of the Python float at `node` of Dynamo's graph; empty if it is none."""
     value = node.meta.get("example_value")
     if node.op != "call_method" or node.target != "item" or not isinstance(value, torch.SymFloat):
         return ""

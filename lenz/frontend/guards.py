@@ -1,6 +1,6 @@
-"""Guards on sizes as text, and asked again: what tracing a graph would have added.
+"""Guards on sizes as text, and back: the guards that tracing a graph would add.
 
-The text is sympy's own.  It is read node by node, by a list of what may occur; nothing is run.
+The text is sympy's own. It is parsed against a list of allowed nodes; nothing is run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OF_TORCH = ("FloorDiv", "Mod", "PythonMod", "CleanDiv", "CeilDiv", "Max", "Min",
 
 
 def is_backed(env: ShapeEnv) -> bool:
-    """Say whether the arguments give all symbols."""
+    """Say whether the arguments determine all symbols."""
     return set(env.var_to_range) <= set(hints_of(env)) and not env.deferred_runtime_asserts
 
 
@@ -36,7 +36,7 @@ def texts_of(guards: Iterable[Any]) -> list[str]:
 
 
 def told_since(env: ShapeEnv, count: int) -> list[str]:
-    """Return the guards that came after the first `count`.  Raises Untold for one without text."""
+    """Return the guards after the first `count`. Raises Untold for one without text."""
     new = env.guards[count:]
     texts = texts_of(new)
     try:
@@ -48,7 +48,7 @@ def told_since(env: ShapeEnv, count: int) -> list[str]:
 
 
 def ask_again(env: ShapeEnv, texts: Sequence[str]) -> None:
-    """Add such guards.  Raises ValueError if one is no guard, or does not hold."""
+    """Add guards given as text. Raises ValueError for one that is invalid or does not hold."""
     for text in texts:
         if not bool(env.evaluate_expr(_read(text, env))):
             raise ValueError(f"does not hold: {text}")

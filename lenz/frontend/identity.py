@@ -1,9 +1,9 @@
-"""A program as text: two programs with one text compile to the same code.
+"""A program as text: programs with equal text compile to equal code.
 
 The text holds everything that a later stage reads: calls and arguments; types, layouts and aliases
-of all values; the expression, range and example of each size.  It leaves out the program's name and
-the user's source lines, which only comments show.  It leaves out the elements of constants: a plan
-gets them when it is loaded, and values computed from them are constants already.
+of all values; the expression, range and example of each size.  It omits the program's name and the
+user's source lines, which only comments show. It omits the elements of constants: a plan gets them
+when it is loaded, and values computed from them are constants already.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Untold(Exception):
 
 
 def identity(program: FxProgram) -> str | None:
-    """Return the text; None for a program with a part that has none, such as a body of its own."""
+    """Return the text; None if a part of the program has none, such as a body."""
     if program.modules:
         return None
     try:
@@ -42,7 +42,7 @@ def identity(program: FxProgram) -> str | None:
 
 
 class IdentityText:
-    """Numbers storages, and collects symbols, as they are met."""
+    """Numbers storages and collects symbols in the order of appearance."""
 
     def __init__(self) -> None:
         self.storages: dict[int, int] = {}
@@ -60,7 +60,7 @@ class IdentityText:
             kind = self.value(n.meta.get("val"))
             lines.append(f"{n.op} {n.name} {self.target(n)} {given} {kind}")
         lines += [f"constant {name} {self.value(t)}" for name, t in p.constants.items()]
-        # What results share is told by their nodes and the numbers of storages.
+        # The nodes and storage numbers of results show what they share.
         lines += [f"result {self.value(o.node)} {self.value(o.value)}" for o in p.outputs]
         lines += [str(b) for b in p.symbols.bindings]
         lines += [f"{name} {fact}" for name, fact in sorted(p.facts.items())]
@@ -68,7 +68,7 @@ class IdentityText:
         return "\n".join(lines)
 
     def target(self, n: Node) -> str:
-        """The callee; of an op from elsewhere with its schema, which may change under its name."""
+        """The callee; with its schema if the op is not torch's, since that may change."""
         t = n.target
         if isinstance(t, str):
             return t
@@ -91,7 +91,7 @@ class IdentityText:
                 return v.hex()
             case complex():
                 return f"{v.real.hex()}+{v.imag.hex()}j"
-            case list() | tuple():  # a torch.Size is told as a tuple
+            case list() | tuple():  # a torch.Size is written as a tuple
                 inner = ",".join(map(self.value, v))
                 return f"[{inner}]" if isinstance(v, list) else f"({inner})"
             case slice():
@@ -101,7 +101,7 @@ class IdentityText:
             case _ if type(v) in NAMED:
                 return repr(v)
             case FakeScriptObject():
-                # A call hands it on: nothing that is compiled depends on more than that.
+                # A call only passes it on: compiled code depends on nothing else of it.
                 return f"object {v.script_class_name}"
         raise Untold
 

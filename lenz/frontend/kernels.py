@@ -1,7 +1,7 @@
 """The user's own Triton kernels, as attributes of the graph that calls them.
 
-A call names its kernel by a number in a table of the process, and so the arguments that no graph
-can hold.  `torch._dynamo.reset` empties that table, so both are read from it at once.
+A call refers to its kernel, and to arguments that no graph can hold, by numbers in a table of the
+process. `torch._dynamo.reset` empties that table, so both are read from it at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CALL = "triton_kernel_wrapper_functional"
 
 
 def bind_kernels(gm: GraphModule) -> None:
-    """Give each call of a user's kernel an attribute of its own: the kernel and those arguments.
+    """Give each call of a user's kernel its own attribute: the kernel and those arguments.
 
     The node that reads the attribute becomes `meta["user_kernel"]` of the call.
     """

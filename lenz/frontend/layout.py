@@ -3,13 +3,12 @@
     y = conv2d(x, w); z = conv2d(relu(y), v); return z
         ==>   y = conv2d(x.channels_last, w); z = conv2d(relu(y), v); return z.contiguous()
 
-Tensor cores multiply with the channels innermost.  For other layouts the library transposes around
-each convolution.  This pass converts the input of every convolution to channels last; the
-conversion is free if the tensor has that layout already.  AOTAutograd's trace carries the layout
-from one convolution to the next, forward and backward, so that one conversion is left at each
-border.  Results keep their strides, and so do arguments of calls that read strides: `as_strided`,
-custom operators.  Gradients of weights, and of the first convolutions' images, have eager's
-strides.
+Tensor cores multiply with the channels innermost. For other layouts the library transposes around
+each convolution. This pass converts the input of every convolution to channels last; the conversion
+is free if the tensor has that layout already. AOTAutograd's trace carries the layout from one
+convolution to the next, forward and backward, so that one conversion is left at each border.
+Results keep their strides, and so do arguments of calls that read strides, such as `as_strided` and
+custom operators. Gradients of weights, and of the first convolutions' images, have eager's strides.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from lenz.frontend.values import HALVES, dense_order, is_same_size, unguarded
 from lenz.machines import capabilities_of
 
 LOOKS = ("stride", "is_contiguous", "storage_offset", "set_", "resize_", "resize_as_", "data_ptr")
-WIDTH = 8  # channels that a tensor core takes at once, in half types
+WIDTH = 8  # channels that a tensor core reads at once, in half types
 
 
 def channels_last(gm: GraphModule) -> None:
@@ -40,11 +39,11 @@ def channels_last(gm: GraphModule) -> None:
     }
     shown = seen_by_calls(gm, convolutions)
     views = views_of(gm) if convolutions and shown is not None else None
-    # Results that share memory, or have gaps, could not be given their strides by a copy.
+    # A copy cannot restore the strides of results that share memory or have gaps.
     kept = [s for n in results for s in storages(n)]
     if views is None or shown is None or None in orders.values() or len(kept) != len(set(kept)):
         return
-    for n in views:  # a view of a tensor that is channels last may have to be a copy
+    for n in views:  # a view may need a copy if its tensor is channels last
         n.target = "reshape"
     inner = dict.fromkeys(convolutions)
     for n in gm.graph.nodes:
@@ -52,7 +51,7 @@ def channels_last(gm: GraphModule) -> None:
     for n in convolutions:
         args: list[Any] = [*n.args]
         for k, order in gradient_orders(n).items():
-            # Between convolutions gradients stay channels last, as images do.
+            # Between convolutions gradients stay channels last, like images.
             if k == 1 or (k == 0 and args[0] not in inner):
                 args[k] = with_gradient(gm, n, args[k], order)
         args[0] = called(gm, n, "contiguous", args[0], memory_format=torch.channels_last)
@@ -66,7 +65,7 @@ def channels_last(gm: GraphModule) -> None:
 
 
 def sees(n: Node) -> bool:
-    """Say whether the values that a call gives may depend on the strides of what it takes."""
+    """Say whether the values of a call may depend on the strides of its arguments."""
     if n.op not in CALLS:
         return n.op == "call_module"
     if n.op == "call_method" or is_torch(n.target):
@@ -78,11 +77,11 @@ Seen: TypeAlias = list[tuple[Node, Node, tuple[int, ...]]]
 
 
 def seen_by_calls(gm: GraphModule, changed: Sequence[Node], results: bool = False) -> Seen | None:
-    """Return the calls that look at strides, with what they take that follows from `changed`.
+    """Return the calls that read strides, with their arguments that depend on `changed`.
 
-    The caller of the graph is one too if `results` are asked for.  The third part is the order of
-    the dimensions.  None where a copy would not do: of memory that
-    has gaps or other owners, or that something writes into.
+    With `results`, the graph's caller counts as such a call. The third part is the order of the
+    dimensions. None if a copy would not do: for memory with gaps or other owners, or memory that
+    something writes into.
     """
     after, found = dict.fromkeys(changed), Seen()
     written = {
@@ -106,21 +105,21 @@ def seen_by_calls(gm: GraphModule, changed: Sequence[Node], results: bool = Fals
 
 
 def convolutions_of(gm: GraphModule) -> list[Node]:
-    """Return the convolutions that would be faster channels last."""
+    """Return the convolutions that are faster in channels last."""
     return [n for n in gm.graph.nodes if n.target is torch.conv2d and pays(n)]
 
 
 def pays(n: Node) -> bool:
-    """Say whether a convolution is one that tensor cores do, of images with other layouts.
+    """Say whether tensor cores run a convolution and its images have another layout.
 
-    The channels of one group stand together, so many groups leave too few side by side.
+    Only channels of one group are adjacent, so many groups leave too few of them.
     """
     image, kernel, made = (fake_of(a) for a in (*n.args[:2], n))
     if image is None or kernel is None or made is None or image.dim() != 4:
         return False
     groups = n.args[6] if len(n.args) > 6 else n.kwargs.get("groups", 1)
     return bool(
-        made.dtype in HALVES  # under autocast the operands need not be
+        made.dtype in HALVES  # under autocast the operands may not be
         and groups == 1
         and all(isinstance(s, int) for s in image.shape)
         and kernel.shape[0] % WIDTH == 0
@@ -130,7 +129,7 @@ def pays(n: Node) -> bool:
 
 
 def dtype_for(n: Node, operand: torch.Tensor) -> torch.dtype:
-    """Return the type in which a call takes an operand: autocast converts them, unseen."""
+    """Return the type in which a call reads an operand, after autocast's hidden conversion."""
     made = fake_of(n)
     if made is None or made.dtype not in HALVES or not operand.dtype.is_floating_point:
         return operand.dtype
@@ -138,9 +137,9 @@ def dtype_for(n: Node, operand: torch.Tensor) -> torch.dtype:
 
 
 def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:
-    """Return how eager's gradients of the operands of a call lie in memory: see `dense_order`.
+    """Return the dimension orders of eager's gradients of a call's operands: see `dense_order`.
 
-    Operands are named by their position, or as they are in the call; a call of fake tensors tells.
+    Operands are keyed by position or keyword. A call on fake tensors gives the answer.
     """
     given: dict[Any, Any] = {**dict(enumerate(n.args)), **n.kwargs}
     values: Any = map_arg(given, traced)
@@ -161,7 +160,7 @@ def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:
 
 
 def with_gradient(gm: GraphModule, at: Node, n: Any, order: tuple[int, ...]) -> Node:
-    """Insert what gives `n`, and a gradient in the order told: that of a part is dense."""
+    """Insert an identity on `n` whose gradient has the given order: that of a part is dense."""
     whole = called(gm, at, "permute", n, order)
     size = called(gm, at, "size", whole, 0)
     whole = called(gm, at, "narrow", whole, 0, 0, size)
@@ -169,7 +168,7 @@ def with_gradient(gm: GraphModule, at: Node, n: Any, order: tuple[int, ...]) -> 
 
 
 def views_of(gm: GraphModule) -> list[Node] | None:
-    """Return the calls of `view`; None if something may write into what one of them gives."""
+    """Return the calls of `view`; None if something may write into the result of one."""
     found: list[Node] = []
     viewed: dict[int, None] = {}
     for n in gm.graph.nodes:
@@ -186,15 +185,15 @@ def views_of(gm: GraphModule) -> list[Node] | None:
 def with_order(
     gm: GraphModule, at: Node, n: Node, order: tuple[int, ...], like: Node | None = None
 ) -> Node:
-    """Insert what gives a result its strides; nothing is copied where it has them already.
+    """Insert a conversion to a result's strides; it copies nothing if they match already.
 
-    `like` gives the sizes where `n` has no value yet.
+    `like` gives the sizes if `n` has no value yet.
     """
     value, is_sorted = fake_of(like or n), order == tuple(sorted(order))
     whole = n if is_sorted else called(gm, at, "permute", n, order, like=n)
     if value is not None and any(is_same_size(s, 1) for s in value.shape):
         how = {"memory_format": torch.contiguous_format}
-        dense = called(gm, at, "clone", whole, like=n, **how)  # `contiguous` leaves strides of 1
+        dense = called(gm, at, "clone", whole, like=n, **how)  # `contiguous` keeps strides of 1s
     else:
         dense = called(gm, at, "contiguous", whole, like=n)
     if is_sorted:

@@ -1,8 +1,8 @@
-"""Make an AOTAutograd graph small and regular before it is lowered.
+"""Make an AOTAutograd graph small and regular before lowering.
 
-Passes work in place on the graph, which nobody else holds yet.  They keep `meta` (fake values,
-stack traces), never ask a SymInt for its truth (which would add a guard), and never merge or drop
-a tensor that the caller gets or that something writes into.
+Passes change the graph in place: nobody else holds it yet. They keep `meta` (fake values, stack
+traces), never evaluate a SymInt (which would add a guard), and never merge or drop a tensor that is
+returned or that something writes into.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 @dataclass(frozen=True, slots=True)
 class TouchedStorages:
-    """Which storages of a graph leave it, which are written, and which are read by offset."""
+    """The storages of a graph that leave it, are written, or are read by offset."""
 
     returned: frozenset[int]
     mutated: frozenset[int]
@@ -81,7 +81,7 @@ def written_by(node: Node) -> tuple[Node, ...]:
 
 
 def touched_by(graph: Graph) -> TouchedStorages:
-    """Collect what decides which rewrites of `graph` are legal."""
+    """Collect the facts that decide which rewrites of `graph` are legal."""
     mutated: dict[int, None] = {}
     by_offset: dict[int, None] = {}
     outputs: tuple[Node, ...] = ()
@@ -101,7 +101,7 @@ def touched_by(graph: Graph) -> TouchedStorages:
 
 
 def forward_writes(graph: Graph) -> None:
-    """Let readers of `copy_(x, v)` read `x`: the result of an in-place op is its first argument."""
+    """Make readers of `copy_(x, v)` read `x`: an in-place op returns its first argument."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target is aten.copy_.default and node.users:
             place = node.args[0]
@@ -110,10 +110,10 @@ def forward_writes(graph: Graph) -> None:
 
 
 def view_strided(graph: Graph) -> None:
-    """Let strides that tell all elements of a contiguous tensor in order be a view of it.
+    """Turn `as_strided` over all elements of a contiguous tensor, in order, into a view.
 
-    So torch spells pooling to one element in channels last.  A write through such strides leaves
-    nothing of the tensor:
+    torch writes pooling to one element in channels last this way. A write through such strides
+    replaces the whole tensor:
 
         as_strided(x, s, dense) -> view(x, s);  as_strided_scatter(x, y, ...) -> view(clone(y), ...)
     """
@@ -152,9 +152,9 @@ def view_strided(graph: Graph) -> None:
 
 
 def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
-    """Drop aliases, views that change nothing, and copies that nobody can tell from their source.
+    """Drop aliases, views that change nothing, and copies indistinguishable from their source.
 
-    A constant's fresh copy stays as a `clone` if it leaves the graph or is written into, so that
+    A fresh copy of a constant stays as a `clone` if it leaves the graph or is written, so that
     every call has its own; otherwise its readers read the constant.
     """
     pinned = touched.returned | touched.mutated
@@ -191,23 +191,23 @@ def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
 
 
 def is_shown(node: Node, touched: TouchedStorages) -> bool:
-    """Say whether a result is a view of what `node` gives: to autograd of nothing before it."""
+    """Say whether a graph result is a view of `node`: autograd must not see an earlier base."""
     own = tuple(storages(node))
     views = (n for n in node.users if own and own == tuple(storages(n)))
     return any(n in touched.outputs or is_shown(n, touched) for n in views)
 
 
 def replace(graph: Graph, node: Node, by: Node) -> None:
-    """Let all readers of `node` read `by`, and drop `node`."""
+    """Make all readers of `node` read `by`, and drop `node`."""
     node.replace_all_uses_with(by)
     graph.erase_node(node)
 
 
 def dedup(gm: GraphModule) -> None:
-    """Merge equal calls of pure ops: the later one goes.
+    """Merge equal calls of pure ops into the first.
 
-    A write ends the validity of all that was seen before it.  A call stays if its result leaves
-    the graph (two equal results are two tensors in eager), is written into, or is random.
+    Calls on both sides of a write are not merged. A call stays if its result leaves the graph (two
+    equal results are two tensors in eager), is written into, or is random.
     """
     touched = touched_by(gm.graph)
     pinned = touched.returned | touched.mutated
@@ -224,7 +224,7 @@ def dedup(gm: GraphModule) -> None:
                 key = (node.target, frozen(node.args), frozen(node.kwargs))
                 hash(key)
             except TypeError:
-                continue  # an argument without a hash, of an op from outside of torch
+                continue  # an unhashable argument of an op that is not torch's
         else:
             continue
         earlier = seen.setdefault(key, node)
@@ -244,7 +244,7 @@ def pinned_by_write(node: Node, touched: TouchedStorages) -> bool:
 
 
 def is_pure(node: Node) -> bool:
-    """Say whether equal arguments give equal results, with no other effect."""
+    """Say whether equal arguments give equal results, without side effects."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         if has(target, "unset") or is_random(target):
@@ -259,7 +259,7 @@ def is_pure(node: Node) -> bool:
 
 
 def frozen(value: Any) -> Hashable:
-    """Return a hashable form of arguments in which 1, 1.0 and True differ, and 0.0 and -0.0 too."""
+    """Return a hashable form of arguments that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
     if isinstance(value, (tuple, list)):
         return tuple(frozen(v) for v in value)
     if isinstance(value, dict):
@@ -278,9 +278,9 @@ def frozen(value: Any) -> Hashable:
 
 
 def prune(graph: Graph) -> None:
-    """Drop calls and attributes whose results nobody reads and that have no effect.
+    """Drop unread calls and attributes without side effects.
 
-    Random ops count as having an effect, so that the generator's state goes on as in eager.
+    Random ops count as having one, so that the generator advances as in eager.
     """
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):

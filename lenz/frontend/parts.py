@@ -1,10 +1,10 @@
-"""Rare ops in parts, written with other ops of torch: the parts fuse into as few kernels.
+"""Rare ops as compositions of other torch ops, which fuse into few kernels.
 
     masked_scatter_backward(dy, mask, [n])
         ==>   zeros(n + 1).scatter(0, where(mask, cumsum(mask) - 1, n), dy)[:n]
 
-Half types are computed in float32 and rounded once.  None leaves a call to eager.  What fewer
-elements give is expanded before it is computed with: else it would be a kernel of its own.
+Half types are computed in float32 and rounded once. None leaves a call to eager. A smaller operand
+is expanded before it is used: otherwise it would be a kernel of its own.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _bags(offsets: Tensor, count: Any) -> Tensor:
-    """The number of the bag of each index: how many offsets stand at or before it, less one."""
-    # An offset behind the last index, of an empty bag, goes to a place that no index has.
+    """The bag number of each index: the number of offsets at or before it, less one."""
+    # An offset past the last index (an empty bag) goes to a position without an index.
     marks = offsets.new_zeros(count + 1).scatter(0, offsets, 1, reduce="add")
     return marks.cumsum(0)[:count] - 1
 
 
 def _owners(grad: Tensor, offsets: Tensor, bags: Tensor, count: Any) -> Tensor:
-    """The bag of each index, made again where eager may leave it out.
+    """The bag of each index, recomputed where eager may omit it.
 
-    It does for sums of bf16 on CPUs, where fake tensors (torch 2.13) tell a full size.
+    Eager omits it for sums of bf16 on CPUs, where fake tensors (torch 2.13) have the full size.
     """
     is_told = is_same_size(bags.shape[0], count) and grad.dtype is not torch.bfloat16
     return bags if is_told else _bags(offsets.long(), count)
@@ -47,7 +47,7 @@ def embedding_bag_backward(
     rows: int, by_frequency: bool, mode: int, sparse: bool, weights: Tensor | None = None,
     padding: int = -1,
 ) -> Any:  # fmt: skip
-    """The gradient of each bag added to the rows that it holds."""
+    """Add the gradient of each bag to its rows."""
     if by_frequency or sparse:
         return None
     table = grad.new_zeros(rows, grad.shape[1])
@@ -69,7 +69,7 @@ def bag_weights_backward(
     grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, mode: int,
     padding: int = -1,
 ) -> Any:  # fmt: skip
-    """For each index, the product of its row with the gradient of its bag, which is a sum."""
+    """For each index, the dot product of its row with the gradient of its bag."""
     owners = _owners(grad, offsets, bags, indices.shape[0])
     rows = _wide(grad).index_select(0, owners) * weight.index_select(0, indices)
     total = rows.sum(1).to(weight.dtype)
@@ -79,11 +79,11 @@ def bag_weights_backward(
 def _quantized(
     x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
-    """(clamp(round(x / scale) + zero, low, high) - zero) scale; and what the clamp left alone."""
+    """(clamp(round(x / scale) + zero, low, high) - zero) scale, and a mask of unclamped ones."""
     wide = _wide(x)
     scale, zero = (v.expand_as(x).to(wide.dtype) for v in (scale, zero))
     q = (wide * scale.reciprocal()).round() + zero
-    # No clamp: eager makes the least integer of NaN.
+    # No clamp: eager turns NaN into the lowest integer.
     held = torch.where(q > low, q, float(low))
     held = torch.where(held < high, held, float(high))
     return ((held - zero) * scale).to(x.dtype), (q >= low) & (q <= high)
@@ -98,7 +98,7 @@ def per_tensor(x: Tensor, scale: float, zero: int, low: int, high: int) -> tuple
 def per_tensor_of_tensors(
     x: Tensor, scale: Tensor, zero: Tensor, enabled: Tensor, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
-    """One scale, in a tensor; nothing is done where it is not enabled."""
+    """One scale, in a tensor; the identity if not enabled."""
     on = enabled.flatten()[0] != 0
     value, mask = _quantized(x, scale.flatten()[0], zero.flatten()[0], low, high)
     return torch.where(on, value, x), mask | ~on
@@ -107,7 +107,7 @@ def per_tensor_of_tensors(
 def per_channel(
     x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
-    """A scale for each slice of one dimension."""
+    """One scale per slice of a dimension."""
     shape = [-1 if d == axis else 1 for d in range(x.dim())]
     return _quantized(x, scale.view(shape), zero.view(shape), low, high)
 
@@ -127,22 +127,22 @@ def weight_norm_backward(
 
 
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:
-    """The elements where the mask holds, in row-major order, then zeros: of a known size."""
+    """The elements where the mask holds, in row-major order, padded with zeros to a known size."""
     mask, count = mask.expand_as(grad).flatten(), math.prod(sizes)
-    # What the mask does not choose goes behind the end.
+    # Elements that the mask excludes go past the end.
     at = torch.where(mask, mask.cumsum(0) - 1, count)
     made = grad.new_zeros(count + 1).scatter(0, at, grad.flatten())
     return made[:count].view(sizes)
 
 
 def nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Tensor:
-    """The indices of the first elements that are not 0, a row for each; then rows of one value."""
+    """The indices of the first nonzero elements, one per row, padded with rows of one value."""
     rank = x.dim()
     if not rank or any(is_same_size(n, 0) for n in (size, *x.shape)):
         return x.new_full((size, rank), fill_value, dtype=torch.int64)
     chosen = (x != 0).flatten()
     number = chosen.cumsum(0) - 1
-    # Rows that nobody asked for go behind the end.
+    # Surplus rows go past the end.
     at = torch.where(chosen & (number < size), number, size)
     of_all = [torch.arange(n, device=x.device) for n in x.shape]
     places = [v.flatten() for v in torch.meshgrid(of_all, indexing="ij")]

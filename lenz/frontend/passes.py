@@ -1,7 +1,7 @@
 """The user's passes: functions that change the graph of aten ops before lenz lowers it.
 
-A pass sees each graph as AOTAutograd leaves it.  What it makes is part of the program, and so of
-the key of the compiled graph: with another pass, or another version of one, that is another graph.
+A pass sees each graph from AOTAutograd. Its result is part of the program, and so of the cache key:
+another pass, or another version of it, gives another key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lenz.errors import UserError
 from lenz.frontend.program import GraphKind
 from lenz.options import Pass
 
-# Their results have sizes that only data give, under a new name whenever they are traced.
+# Ops with data-dependent result sizes, which get a new name with each trace.
 UNTRACED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 def run_passes(gm: GraphModule, kind: GraphKind, passes: Sequence[Pass]) -> GraphModule:
-    """Run the passes in their order; raises UserError with the name of one that fails."""
+    """Run the passes in order; raises UserError with the name of one that fails."""
     for name, given in passes:
         run, gm.meta["kind"] = found(name), kind
         before = [len(x) for x in arguments_and_results(gm)]
@@ -58,14 +58,14 @@ def found(name: str) -> Callable[..., Any]:
 
 
 def arguments_and_results(gm: GraphModule) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Return the arguments of a graph and its results."""
+    """Return the arguments and results of a graph."""
     returned = gm.graph.output_node().args[0]
     places = gm.graph.find_nodes(op="placeholder")
     return places, returned if isinstance(returned, (tuple, list)) else (returned,)
 
 
 def trace_new(gm: GraphModule) -> None:
-    """Give each new node its fake value, and another to every node that depends on one."""
+    """Compute the fake value of each new node, and of every node that depends on one."""
     mode: Any = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
     new: set[Node] = set()
     for n in gm.graph.nodes:
@@ -83,6 +83,6 @@ def trace_new(gm: GraphModule) -> None:
 
 
 def fake_value(n: Node) -> Any:
-    """Return the fake value of a node, or the body that it names."""
+    """Return the fake value of a node, or the body that it refers to."""
     owner = n.graph.owning_module
     return n.meta["val"] if "val" in n.meta else reduce(getattr, str(n.target).split("."), owner)

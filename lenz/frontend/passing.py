@@ -1,4 +1,4 @@
-"""Errors on their way out through Dynamo, which wraps errors of backends that it does not know.
+"""Errors that pass through Dynamo unchanged. Dynamo wraps unknown errors of backends.
 
 `BackendCompilerFailed` hides the class of the error, and its text asks for a report to PyTorch.
 """
@@ -19,7 +19,7 @@ from lenz.errors import LenzError
 
 
 def passing(e: LenzError) -> LenzError:
-    """The same error, in a subclass of its class that Dynamo lets through as it is.
+    """The same error, in a subclass of its class that Dynamo lets through.
 
     Its traceback begins in lenz, not in Dynamo's many frames.
     """
@@ -32,14 +32,14 @@ def passing(e: LenzError) -> LenzError:
 
 
 def is_message(e: Exception) -> bool:
-    """Say whether the error tells Dynamo what to do next: begin again, or end the graph here."""
+    """Say whether the error is a signal to Dynamo: restart, or end the graph here."""
     return isinstance(e, (TorchDynamoException, *exceptions_allowed_to_be_fallback))
 
 
 def is_of_lenz(e: Exception) -> bool:
-    """Say whether code of lenz raised it, or called what did, beyond the call of AOTAutograd.
+    """Say whether the error comes from lenz or its callees, other than AOTAutograd.
 
-    What torch raises while it traces may be the fault of the program.
+    Errors of torch while tracing may be the program's fault.
     """
     frames = (f.f_globals.get("__name__", "") for f, _ in walk_tb(e.__traceback__))
     within = [name for name in frames if name.startswith("lenz.")]
@@ -55,7 +55,7 @@ def _let_through(kind: type[LenzError]) -> type[LenzError]:
         self.args = (self.what,)  # Dynamo has added to it
         return self.with_traceback(tb or self.__traceback__)
 
-    def reduced(self: LenzError) -> Any:  # another process gets lenz's own error, which is text
+    def reduced(self: LenzError) -> Any:  # another process gets lenz's own error, as text
         state = {k: v for k, v in self.__dict__.items() if isinstance(v, str)}
         return kind.__new__, (kind, self.what), state
 

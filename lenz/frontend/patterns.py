@@ -1,11 +1,11 @@
-"""Values of symbolic sizes that are known by their pattern.
+"""Values of symbolic size that are known by their pattern.
 
     i = torch.arange(s0); m = i[:, None] >= i       ==>   for any s0, the pattern seen for SIDE
 
-An element depends only on how its positions i, j, ... compare with each other and with sums of the
-constants, which are at most STEPS.  A larger gap between two positions, or before the first, may
-shrink to STEPS + 1 without changing a comparison.  So every combination occurs below SIDE, for up
-to four positions.
+An element depends only on comparisons of its positions i, j, ... with each other and with sums of
+the constants, which are at most STEPS.  A larger gap between two positions, or before the first,
+may shrink to STEPS + 1 without changing a comparison.  So every combination occurs below SIDE, for
+up to four positions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ FILLING = ("full", "full_like", "new_full")
 SIZED = ("ones", "zeros", "expand", "expand_as", "arange", *FILLING, *SHAPE_ONLY)
 MOVING = ("unsqueeze", "transpose", "clone", "contiguous", "detach", "where", "masked_fill")
 CASTS = ("to", "type", "bool", "float", "arange")
-EXACT = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)  # for positions
+# Types that hold positions exactly.
+EXACT = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
 SUMS = ("add", "sub", "rsub")
 COMPARING = ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not")
 BITWISE = ("and_", "or_", "xor", "invert")
 
 
 def number(size: int | torch.SymInt) -> int:
-    """Return a size, with SIDE in the place of each symbol."""
+    """Return a size, with SIDE in place of each symbol."""
     if isinstance(size, int):
         return size
     expr = size.node.expr
@@ -38,18 +39,19 @@ def number(size: int | torch.SymInt) -> int:
 
 
 def follow_pattern(nodes: Sequence[Node]) -> bool:
-    """Say whether what the nodes compute for sizes of SIDE shows what it is for all sizes."""
+    """Say whether the nodes' values at size SIDE determine them for all sizes."""
     return all(map(is_pattern, nodes)) and sum(map(steps, nodes)) <= STEPS
 
 
 def is_pattern(n: Node) -> bool:
-    """Say whether an element made by `n` is decided by its position and constants alone."""
+    """Say whether elements of `n` depend only on their position and constants."""
     name, fake = callee(n), traced(n)
     is_sized = any(isinstance(traced(a), torch.SymInt) for a in n.all_input_nodes)
     if n.op not in CALLS or (is_sized and name not in SIZED):
         return False
     given = [a for a in n.args if isinstance(a, Node)]
-    # A fill is compared with positions: a size among them would be one more, that SIDE is not.
+    # A fill may be compared with positions; with a size as its value, SIDE would not be
+    # representative.
     if name in FILLING and any(
         isinstance(a, Node) and isinstance(traced(a), torch.SymInt)
         for a in (*n.args, *n.kwargs.values())
@@ -63,18 +65,18 @@ def is_pattern(n: Node) -> bool:
             return len(n.args) == 1 and fake.dtype in EXACT
         return fake.dtype in EXACT or traced(given[0]).dtype is torch.bool
     if name in SUMS:
-        return len(given) == 1 and "alpha" not in n.kwargs  # 2 i - j is no such comparison
+        return len(given) == 1 and "alpha" not in n.kwargs  # 2 i - j is not such a comparison
     if name in BITWISE:
         return fake.dtype is torch.bool
     return name in SIZED or name in MOVING or name in COMPARING or name in ("tril", "triu")
 
 
 def steps(n: Node) -> float:
-    """Return how far the constants of `n` may move what is compared."""
+    """Return how far the constants of `n` may shift a compared position."""
     name = callee(n)
     if name in ("ones", "ones_like", "new_ones"):
         return 1
     if (name in SIZED and name not in FILLING) or name in ("getitem", "unsqueeze", "transpose"):
         return 0
     constants = [abs(a) for a in (*n.args, *n.kwargs.values()) if isinstance(a, (int, float))]
-    return sum(c for c in constants if c < 2**63)  # no position is near the lowest float
+    return sum(c for c in constants if c < 2**63)  # no position is as large as the lowest float

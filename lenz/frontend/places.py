@@ -1,4 +1,4 @@
-"""What pooling and relu keep for their gradients: places and signs, in as few bits as hold them."""
+"""Saves the indices of pooling and the signs of relu in as few bits as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lenz.frontend.values import are_same, unguarded
 from lenz.traits import trait
 
 aten = torch.ops.aten
-# Gradients that ask their second argument for its sizes and strides alone.
+# Gradients that only read the sizes and strides of their second argument.
 SIZED = (
     aten.max_pool2d_with_indices_backward.default,
     aten.max_pool3d_with_indices_backward.default,
@@ -30,7 +30,7 @@ SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 
 
 def places_below(n: Node) -> int | None:
-    """Return what the numbers of a large i64 tensor of places are below, where that is known."""
+    """Return the bound of the numbers in a large i64 tensor of indices, if known."""
     if n.target is not operator.getitem or n.args[1] != 1:
         return None
     source: Any = n.args[0]
@@ -52,9 +52,9 @@ def places_below(n: Node) -> int | None:
 
 
 def shorten(graph: Graph, n: Node, limit: int, backward: set[Node]) -> None:
-    """Let the backward half read i64 places in 0 .. limit - 1 from a copy in fewer bits.
+    """Make the backward half read i64 indices in 0 .. limit - 1 from a copy in fewer bits.
 
-    The place in a window of known size needs 8 of them, others 16 or 32.
+    The index in a window of known size needs 8 bits, others 16 or 32.
     """
     readers = [u for u in n.users if u in backward]
     if not readers or limit > 2**31:
@@ -81,9 +81,9 @@ def shorten(graph: Graph, n: Node, limit: int, backward: set[Node]) -> None:
 
 
 def windows_of(call: Callable[..., Node], n: Node) -> tuple[Node, int, int] | None:
-    """Return where windows of a pool begin, the width of its input, and of a window.
+    """Return the starts of a pool's windows, the width of its input, and the span of a window.
 
-    A place is begin + row * width + column with row * span + column < 256; None for other ops.
+    An index is begin + row * width + column with row * span + column < 256. None for other ops.
     """
     source: Any = n.args[0]
     if source.target is not aten.max_pool2d_with_indices.default:
@@ -106,7 +106,7 @@ def windows_of(call: Callable[..., Node], n: Node) -> tuple[Node, int, int] | No
 
 
 def without_elements(graph: Graph, n: Node) -> None:
-    """Give the gradient of a pool memory of the right form, so that its input is not saved."""
+    """Give the gradient of a pool empty memory as its input, so that the input is not saved."""
     x: Any = n.args[1]
     value = x.meta["val"]
     numbers = (*value.shape, *value.stride())
@@ -120,7 +120,7 @@ def without_elements(graph: Graph, n: Node) -> None:
 
 
 def by_sign(graph: Graph, n: Node) -> None:
-    """Let the gradient of relu ask for signs, which take a byte each where the result is not kept.
+    """Make the gradient of relu read signs, one byte each, if the result is not saved anyway.
 
     threshold_backward(g, y, t) -> where(y <= t, 0, g)
     """

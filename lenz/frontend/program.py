@@ -1,4 +1,4 @@
-"""What the frontend hands on: one FX graph of aten calls, and all facts that FX itself lacks.
+"""The frontend's result: an FX graph of aten calls, and all facts that FX lacks.
 
 An `FxProgram` is complete: its readers need no tracing context, no ShapeEnv and no module of torch
 beyond `torch.fx`.  The graph is not changed after the program is built.
@@ -30,7 +30,7 @@ ValueKind: TypeAlias = Literal["tensor", "symint", "symfloat", "scalar", "none",
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`multiple` divides a size, which is at most `most`; 1 and None say nothing."""
+    """`multiple` divides a size, and `most` is its upper bound; 1 and None say nothing."""
 
     multiple: int = 1
     most: int | None = None
@@ -41,7 +41,7 @@ class Fact:
         return (*divides, f"{name} <= {self.most}") if self.most is not None else divides
 
     def without(self, value: int) -> Fact:
-        """What is left of the fact for a call with this size."""
+        """The part of the fact that holds for this size."""
         return Fact(
             1 if value % self.multiple else self.multiple,
             None if self.most is not None and value > self.most else self.most,
@@ -55,12 +55,11 @@ Facts: TypeAlias = Mapping[str, Fact]  # by the name of a symbol
 class Placeholder:
     """One argument of the compiled callable, by position.
 
-    `value` is the fake tensor, the SymInt/SymFloat, or the constant that stood for it in tracing.
-    `is_static` says that the tensor keeps its address over calls: a parameter or a buffer, and for
-    a backward half what the forward half has kept.
-    `source` is a name for reports: the parameter's path, or what AOTAutograd calls the argument.
-    `is_donated` says that the forward half made the tensor for the backward half alone, which may
-    overwrite it in a call where nothing else holds it.
+    `value` is the fake tensor, the SymInt/SymFloat, or the constant used in tracing. `is_static`
+    says that the tensor keeps its address over calls: a parameter or a buffer, or one that the
+    forward half saved for the backward half. `source` is a name for reports: the parameter's path,
+    or AOTAutograd's name. `is_donated` says that the forward half made the tensor only for the
+    backward half, which may overwrite it in a call where nothing else holds it.
     """
 
     name: str
@@ -75,9 +74,9 @@ class Placeholder:
 class Output:
     """One result of the compiled callable, by position.
 
-    `node` is None for a constant result, which is then `value` (None, a number).  `shape` and
-    `stride`, in elements, are what AOTAutograd has traced; eager's strides are those of `value`.
-    `alias_input` is the position of the placeholder whose storage the result shares.
+    `node` is None for a constant result, which is then `value` (None, a number). `shape` and
+    `stride`, in elements, are AOTAutograd's; eager's strides are those of `value`. `alias_input` is
+    the position of the placeholder whose storage the result shares.
     """
 
     node: Node | None
@@ -93,15 +92,15 @@ class FxProgram:
 
     `gm.graph` has placeholders, `get_attr`, `call_function` and one output whose single argument
     is a tuple.  `mutated` holds the positions of placeholders that the graph writes into.
-    `constants` maps each tensor `get_attr` target to its real tensor; where the program asks for a
-    fresh one on every call, the graph clones it.  `modules` maps the other `get_attr` targets: the
-    bodies of higher-order operators, to be called as they are.  `guards` counts what Dynamo and
-    ShapeEnv will check before a call; `ended_by` is the reason and line of the graph break that
-    ended the graph, empty where the function ended by itself.  `saved` holds the positions of
-    results that only the backward half reads: they may have other strides than `outputs` says.
-    `facts` are what `symbols` takes torch's symbols to be beyond what is guarded (see `facts.py`).
-    `called` is the user's line that had it compiled, for calls with no line of the user's own.
-    `deterministic` says whether torch was asked for deterministic algorithms.
+    `constants` maps each tensor `get_attr` target to its real tensor; if the program needs a fresh
+    one on every call, the graph clones it.  `modules` maps the other `get_attr` targets: the bodies
+    of higher-order operators, to be called as they are.  `guards` counts the guards of Dynamo and
+    ShapeEnv; `ended_by` is the reason and line of the graph break that ended the graph, empty where
+    the function ended by itself.  `saved` holds the positions of results that only the backward
+    half reads: they may have other strides than `outputs` says. `facts` are the assumptions in
+    `symbols` beyond torch's guards (see `facts.py`). `called` is the user's line that caused the
+    compilation, for calls without a line of the user's. `deterministic` says whether torch uses
+    deterministic algorithms.
     """
 
     name: str
@@ -122,7 +121,7 @@ class FxProgram:
 
     @property
     def env(self) -> SymEnv:
-        """What is known of the sizes: their variables with hints, and upper ends by the facts."""
+        """The sizes: their variables with hints, and upper bounds from the facts."""
         env, most = SymEnv(), []
         for b in self.symbols.bindings:
             env = env.with_var(b.var, self.symbols.hints.get(b.var.name))
@@ -135,7 +134,7 @@ class FxProgram:
         return self.symbols.sym(size)
 
     def origin(self, node: Node) -> str:
-        """The user's line that asked for a node; empty if it is not known."""
+        """The user's source line of a node; empty if unknown."""
         return origin(node, self.called)
 
     @property
@@ -145,14 +144,14 @@ class FxProgram:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each op is called; sizes, parts of results and higher-order ops aside."""
+        """The number of calls of each op, without sizes, parts of results and higher-order ops."""
         ops = [str(n.target) for n in self.nodes if isinstance(n.target, torch._ops.OpOverload)]
         return dict(Counter(op for op in ops if not op.startswith("aten.sym_")))
 
     def interpret(self, args: list[Any]) -> Sequence[Any]:
         """Run the graph op by op in eager.  Clears `args`, and frees each value after its last use.
 
-        Slow, but it can be watched: an error carries the node.  `eager` is the quick form.
+        Slow, but an error carries the node. `eager` is the fast form.
         """
         # Interpreter.run would keep every input alive in its argument tuple.
         return tuple(torch.fx.Interpreter(self.gm).boxed_run(args))
@@ -166,7 +165,7 @@ class FxProgram:
 
 
 def boxed_eager(gm: GraphModule, graph: Graph) -> Boxed:
-    """Return a graph on what `gm` holds as a Python function of one list, which it empties."""
+    """Return a graph, with attributes in `gm`, as a function of one list, which it empties."""
     own = Graph()
     own.output(own.graph_copy(graph, {}))
     own.set_codegen(_BoxedCodeGen())
@@ -193,14 +192,14 @@ def boxed(run: Boxed) -> Boxed:
         return call
 
 
-# What it gives may have an attribute `strides`: for each result None, or the strides it really has.
+# Its result may have an attribute `strides`: for each result its actual strides, or None.
 CompileFX: TypeAlias = Callable[[FxProgram], Boxed]
 
 
 FRAME = re.compile(r'File "(?P<file>.*?)", line (?P<line>\d+)', re.DOTALL)
 
 
-# Folders and files whose lines are nobody's program.
+# Folders and files that are not part of the user's program.
 OWN = (
     os.path.join(os.path.dirname(torch.__file__), ""),
     os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
@@ -209,10 +208,10 @@ OWN = (
 
 
 def origin(node: Node, called: str = "") -> str:
-    """Return `file:line` of the user's line that asked for `node`; empty if it is not known.
+    """Return `file:line` of the user's line behind `node`; empty if unknown.
 
-    It is the innermost frame of the recorded stack that is no part of torch or lenz, or else
-    `called`, the line that called what was compiled: a module of torch has no other.
+    It is the innermost frame of the recorded stack outside torch and lenz, or else `called`, the
+    line that called the compiled function: a module of torch has no other.
     """
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     mine = [f"{file}:{line}" for file, line in frames if not file.startswith(OWN)]
@@ -220,7 +219,7 @@ def origin(node: Node, called: str = "") -> str:
 
 
 def caller() -> str:
-    """Return `file:line` of the user's call that is being served; empty if there is none."""
+    """Return `file:line` of the user's current call; empty if there is none."""
     frame = sys._getframe()
     while frame.f_code.co_filename.startswith(OWN):
         if frame.f_back is None:

@@ -3,10 +3,10 @@
     v = add(x, 1); copy_(x, v); return slice(v), copy_
         ==>   v = add(x, 1); copy_(x, v); return slice(x), x
 
-For `x.add_(1); return x[1:]` AOTAutograd hands out `slice(v)`, and at run time takes no more of it
-than shape, strides and offset, to view the caller's `x` so.  That is wrong where `v` has other
-strides than `x`.  A view of `x` itself is right, and `v` need not exist; `lower` reads the argument
-where `of_argument` stands in a node's `meta`, and where the argument itself is a result.
+For `x.add_(1); return x[1:]` AOTAutograd returns `slice(v)`, and at run time uses only its shape,
+strides and offset, to make that view of the caller's `x`. That is wrong if `v` has other strides
+than `x`. A view of `x` itself is right, and `v` need not exist. `lower` reads the argument if
+`of_argument` is in a node's `meta`, and if the argument itself is a result.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REBUILT = (OutputType.is_input, OutputType.alias_of_input)
 
 
 def rebase(graph: Graph, metadata: ViewAndMutationMeta | None) -> None:
-    """Move the results of `graph` that are rebuilt from an argument over to that argument.
+    """Make the results of `graph` that are rebuilt from an argument views of that argument.
 
-    Only for graphs without a backward pass, whose results autograd does not look at.
+    Only for graphs without a backward pass, whose results autograd does not see.
     """
     output = graph.output_node()
     results = output.args[0]
@@ -59,16 +59,16 @@ def written_from(graph: Graph) -> dict[Node, Node]:
         place, value = cast(tuple[Node, Node], node.args[:2])
         if place.op != "placeholder" or not isinstance(place.meta.get("val"), FakeTensor):
             continue
-        found[node] = place  # it gives the argument
+        found[node] = place  # it returns the argument
         x, v = place.meta["val"], value.meta.get("val")
         if isinstance(v, FakeTensor) and x.dtype == v.dtype and are_same(x.shape, v.shape):
-            # Written into two arguments, it may be a view of the one or of the other.
+            # If it is written into two arguments, the result may be a view of either.
             found[value] = place if value not in found else node
     return {value: place for value, place in found.items() if place.op == "placeholder"}
 
 
 def views_down_to(result: Node, sources: dict[Node, Node]) -> tuple[Node, ...] | None:
-    """Return the views from a value of `sources` to `result`, that value first; None if none."""
+    """Return the views from a value of `sources`, included, to `result`; None without one."""
     chain = [result]
     while chain[-1] not in sources:
         node = chain[-1]
@@ -80,9 +80,9 @@ def views_down_to(result: Node, sources: dict[Node, Node]) -> tuple[Node, ...] |
 
 
 def replay(graph: Graph, chain: tuple[Node, ...], argument: Node) -> Node:
-    """Take the views of `chain` again, of the argument instead of the value.
+    """Repeat the views of `chain` on the argument instead of the value.
 
-    They need no guards: Dynamo took them of the argument as well.
+    They need no guards: Dynamo traced them on the argument as well.
     """
     at = argument
     for view in chain[1:]:

@@ -1,4 +1,4 @@
-"""Calls that fake tensors accept and eager's kernels refuse: eager is called, and raises.
+"""Calls that fake tensors accept and eager's kernels reject: eager is called, and raises.
 
 y = sub(mask, 1)   ==>   a call of aten.sub as it is: no parts, no loops
 """
@@ -17,7 +17,7 @@ from torch.utils import _pytree
 
 from lenz.frontend.values import HALVES
 
-Refusal: TypeAlias = Callable[..., bool]  # of the arguments of a call, fake tensors among them
+Refusal: TypeAlias = Callable[..., bool]  # takes the (fake) arguments of a call
 
 BOOL = (torch.bool,)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -38,12 +38,12 @@ def only(*kinds: torch.dtype) -> Refusal:
 
 
 def bools(*args: Any, **_: Any) -> bool:
-    """All operands are tensors of bools: with a number the result is one of integers, or floats."""
+    """All operands are tensors of bools: a number would make the result integer or float."""
     return only(*BOOL)(*args) and not any(type(a) in (int, float) for a in args)
 
 
 def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Weights and statistics have another type, and are not f32 beside half types."""
+    """Weights and statistics have another type than x, other than f32 with half types."""
     kinds = {t.dtype for t in _tensors(args, kwargs)}
     return (
         bool(kinds) and kinds != {x.dtype} and not (x.dtype in HALVES and kinds == {torch.float32})
@@ -51,7 +51,7 @@ def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
 
 
 def _other_than(part: Callable[..., Tensor]) -> Refusal:
-    """What is scattered has another shape, in this call, than the part of `x` that it is for."""
+    """In this call, the source has another shape than the part of `x` that it replaces."""
 
     def rule(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> bool:
         try:
@@ -59,7 +59,7 @@ def _other_than(part: Callable[..., Tensor]) -> Refusal:
             named = {k: _hint(a) for k, a in kwargs.items()}
             return _sizes(part(_bare(x), *given, **named)) != _sizes(src)
         except (IndexError, RuntimeError):
-            return True  # there is no such part
+            return True  # the part does not exist
 
     return rule
 
@@ -69,15 +69,15 @@ def _sizes(t: Tensor) -> list[Any]:
 
 
 def _bare(t: Tensor) -> Tensor:
-    """A tensor of the sizes of this call, so that what is asked of it makes no guard."""
+    """A tensor with this call's sizes, so that questions about it add no guards."""
     sizes = [1 if n is None else n for n in _sizes(t)]
     return torch.empty(sizes, dtype=t.dtype, device="meta")
 
 
 def _unfit(x: Tensor, places: Sequence[Tensor | None], src: Tensor, *_: Any, **__: Any) -> bool:
-    """The indices do not go together, or what is put does not broadcast to their places."""
+    """The indices do not broadcast together, or the source does not broadcast to them."""
     if any(i is not None and i.dtype in (*BOOL, *INTS[:1]) for i in places):
-        return False  # how many places a mask has is not known
+        return False  # a mask's number of elements is unknown
     try:
         at = tuple(slice(None) if i is None else _bare(i).long() for i in places)
         _bare(src).expand(_bare(x)[at].shape)
@@ -87,10 +87,10 @@ def _unfit(x: Tensor, places: Sequence[Tensor | None], src: Tensor, *_: Any, **_
 
 
 def _unmatched(x: Tensor, dim: int, at: Tensor, src: Tensor, *_: Any, **__: Any) -> bool:
-    """What is put has other sizes than `x` with as many places as the index has."""
+    """The source's shape is not that of `x` with the index's size in the dimension."""
     want = _sizes(x)
     if not -len(want) <= dim < len(want):
-        return True  # a number has no dimension; what eager makes of that is eager's
+        return True  # a number has no dimension: leave it to eager
     want[dim] = _hint(at.numel())
     return want != _sizes(src)
 
@@ -109,7 +109,7 @@ def _lacks(x: Tensor, dim: Any) -> bool:
 
 
 def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
-    """A number does not fit the integers that it is written among."""
+    """A number does not fit the integer type that it is written into."""
     kind = dtype or next((t.dtype for t in _tensors(args)), None)
     numbers = [a for a in (*args, *kwargs.values()) if type(a) in (int, float)]
     limits = torch.iinfo(kind) if kind in INTS else None
@@ -117,14 +117,14 @@ def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> b
 
 
 def too_large(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
-    """A finite number is infinite in the type of the first tensor of floats, or of the result."""
+    """A finite number overflows in the type of the first float tensor, or of the result."""
     kinds = (dtype, *(t.dtype for t in _tensors(args)))
     most = next((torch.finfo(k).max for k in kinds if k and k.is_floating_point), math.inf)
     return any(type(a) is float and most < abs(a) < math.inf for a in (*args, *kwargs.values()))
 
 
 def _narrows(x: Tensor, *args: Any, **_: Any) -> bool:
-    """A number is read from a tensor, and may not fit the type of `x`."""
+    """A number comes from a tensor, and may not fit the type of `x`."""
     return any(torch.promote_types(x.dtype, t.dtype) is not x.dtype for t in _tensors(args[-1:]))
 
 
@@ -157,7 +157,7 @@ WIDE = " ".join(f"special_{n}" for n in (*SPECIAL.split(), *CHEBYSHEV))
 NLL = "nll_loss_forward nll_loss2d_forward"
 PLACED = "index_select index_copy index_add index_reduce index_fill"
 ORDERED = "_softmax _safe_softmax _log_softmax sort"
-RULES: Sequence[tuple[str, Refusal]] = (  # one that says too much costs speed alone
+RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs speed
     (f"{FLOATS} {NORMS}", of(*BOOL, *INTS)),
     (f"{WIDE} _cdist_forward _pdist_forward", of(*HALVES)),
     ("avg_pool3d rrelu_with_noise rrelu_with_noise_functional", on_cpu(*HALVES)),
@@ -212,25 +212,25 @@ RULES: Sequence[tuple[str, Refusal]] = (  # one that says too much costs speed a
     (NLL, lambda x, y, w, *_: w is not None and w.dtype is not x.dtype),
     ("nll_loss2d_forward", lambda x, y, *_: _sizes(x)[:1] + _sizes(x)[2:] != _sizes(y)),
 )
-REFUSED: Mapping[str, Sequence[Refusal]] = {  # by the name of a packet of aten
+REFUSED: Mapping[str, Sequence[Refusal]] = {  # by the name of an aten packet
     name: [rule for names, rule in RULES if name in names.split()]
     for name in dict.fromkeys(" ".join(names for names, _ in RULES).split())
 }
 
 
 def is_refused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Say whether eager may refuse a call of the op with these (fake) arguments."""
+    """Say whether eager may reject a call of the op with these (fake) arguments."""
     return any(rule(*args, **kwargs) for rule in (too_large, *REFUSED.get(name, ())))
 
 
 def kept_whole(packet: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The decomposition of an op that leaves alone what eager may refuse."""
+    """A decomposition that leaves calls alone that eager may reject."""
     name = packet.removeprefix("aten.")
     return lambda *a, **kw: NotImplemented if is_refused(name, a, kw) else rule(*a, **kw)
 
 
 def mark_refused(gm: GraphModule) -> None:
-    """Note at each call that eager may refuse it: `meta["refused"]`."""
+    """Mark each call that eager may reject: `meta["refused"]`."""
     for n in gm.graph.nodes:
         if isinstance(n.target, torch._ops.OpOverload):
             name = n.target._schema.name.partition("::")[2]

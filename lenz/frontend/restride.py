@@ -1,8 +1,8 @@
-"""The backward half gets the strides that the forward half's saved tensors really have.
+"""Gives the backward half the actual strides of the forward half's saved tensors.
 
-AOTAutograd traces both halves with the strides of eager, and hands the backward compiler fake
-arguments with the strides that the forward compiler has reported.  Values computed from them get
-their strides here, so that the graph tells what the tensors will have.
+AOTAutograd traces both halves with eager's strides, and calls the backward compiler with fake
+arguments that have the strides reported by the forward compiler. Values computed from them get
+their strides here, so that the graph shows the actual strides.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LATE = tuple(f"{SPACE}.{x}.default" for x in ("wait_tensor", "broadcast", "all_r
 
 
 def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) -> None:
-    """Give the placeholders the strides of `inputs`, and all results those of eager.
+    """Give the placeholders the strides of `inputs`, and all results eager's strides.
 
-    `told` are nodes whose values are other than those that their readers were traced with.
-    A `view` that is none any more becomes a `reshape`, which copies.
+    `told` are nodes whose values have changed since their readers were traced. A `view` that is no
+    longer possible becomes a `reshape`, which copies.
     """
     changed = set(told)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -53,13 +53,13 @@ def restride(gm: GraphModule, inputs: Sequence[Any], told: Iterable[Node] = ()) 
             new = (*new[:k], new[k].to(dtype), *new[k + 1 :]) if k else new.to(dtype)
         if new is not old:
             node.meta["val"] = new
-            # Where strides are as they were, nothing new follows; but a view is of other memory.
+            # Unchanged strides change nothing downstream, but a view is of other memory.
             if not have_same_layouts(old, new) or is_aliased(node):
                 changed.add(node)
 
 
 def mistold(op: object, args: Sequence[Any], told: Any) -> Mapping[int, torch.dtype]:
-    """Return eager's types of the results of a call that have other ones in `told`."""
+    """Return eager's types of the results for which `told` has a wrong type."""
     how = trait(op, "type")
     if how == "log_sum":
         is_told = told[0].dtype is not torch.float64 or told[1].dtype is torch.float64
@@ -74,14 +74,14 @@ def mistold(op: object, args: Sequence[Any], told: Any) -> Mapping[int, torch.dt
 
 
 def mistold_by(node: Node, told: Any) -> Mapping[int, torch.dtype]:
-    """Return what `mistold` says of a node of a graph."""
+    """Return `mistold` for a node."""
     if not has(node.target, "type"):
         return {}
     return mistold(node.target, map_arg(node.args, lambda n: n.meta.get("val")), told)
 
 
 def corrected(node: Node, told: Any) -> Any:
-    """Return the value of a call with eager's strides for its first result, as far as known."""
+    """Return the value of a call with eager's strides for its first result, if known."""
     if rule_of(node.target) is None:
         return told
     first = told[0] if isinstance(told, (tuple, list)) else told
@@ -103,9 +103,9 @@ def corrected(node: Node, told: Any) -> Any:
 
 
 def collective_value(node: Node, told: Any) -> Any:
-    """Return the value of a collective, which is contiguous, or of a wait, which is its argument.
+    """Return the value of a collective, which is contiguous, or of a wait: its argument.
 
-    Fake tensors are alike their arguments; and what is under way cannot be copied later.
+    Fake tensors keep the arguments' strides, and a pending result cannot be copied.
     """
     given: Any = node.args[0]
     values = told if isinstance(told, (tuple, list)) else (told,)
@@ -121,7 +121,7 @@ def collective_value(node: Node, told: Any) -> Any:
 
 
 def value_of_call(gm: GraphModule, node: Node) -> Any:
-    """Return what a call gives for the values that are known of its arguments; no guard."""
+    """Return the value of a call for the fake values of its arguments, without guards."""
     tensors = [a.meta["val"] for a in node.all_input_nodes if "val" in a.meta]
     mode = next(v.fake_mode for v in _pytree.tree_leaves(tensors) if isinstance(v, FakeTensor))
 
@@ -150,6 +150,6 @@ def have_same_layouts(old: Any, new: Any) -> bool:
 
 
 def is_aliased(node: Node) -> bool:
-    """Say whether a result lies in the memory of an argument."""
+    """Say whether a result aliases an argument."""
     given = {s for a in node.all_input_nodes for s in storages(a)}
     return not given.isdisjoint(storages(node))

@@ -1,8 +1,8 @@
 """Dynamo's graph as bytes, for `torch.compile(...).aot_compile`, and back in another process.
 
-torch's own class for graphs writes and reads the bytes, as for torch's `eager` backend.  They stand
-in a file of torch that is a pickle anyway, so only load a file you trust.  They hold the graph with
-the user's lines and the types of its arguments: all that is needed to compile it again.
+torch's own class for graphs writes and reads the bytes, as for torch's `eager` backend. They are
+part of a torch file that is a pickle, so only load a file you trust. They hold the graph with the
+user's source lines and the types of its arguments: enough to compile it again.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ try:
     from torch._dynamo.aot_compile_types import SerializableCallable
 except ImportError:  # before 2.13
 
-    class SerializableCallable:  # type: ignore[no-redef]  # nothing asks for torch's there
-        """What `aot_compile` wants from a backend."""
+    class SerializableCallable:  # type: ignore[no-redef]  # older torch never uses it
+        """What `aot_compile` requires from a backend."""
 
 
 Savable = SerializableCallable
 STATIC = "_dynamo_static_input_type"
-KEPT = ("stack_trace", "custom")  # of what Dynamo notes about a node
+KEPT = ("stack_trace", "custom")  # Dynamo's notes on a node
 
 
 def is_asked() -> bool:
-    """Say whether torch compiles a graph in order to save it."""
+    """Say whether torch is compiling a graph to save it."""
     return bool(getattr(functorch_config, "bundled_autograd_cache", False))
 
 
 def dumped(gm: GraphModule, given: Mapping[str, object]) -> bytes:
-    """Return a graph of Dynamo, and plain values, as bytes.
+    """Return a Dynamo graph, and plain values, as bytes.
 
-    Raises UserError where an argument is no plain tensor, or shares memory with another, and where
-    the graph calls what torch cannot name: a kernel of the user, say.
+    Raises UserError if an argument is not a plain tensor or shares memory with another, or if the
+    graph calls something without a name in torch, such as a user's kernel.
     """
     from torch.fx._graph_pickler import GraphPickler, Options
 
     from lenz.frontend.capture import prepared
 
     made, how = prepared(gm), Options(ops_filter=None, node_metadata_key_filter=KEPT.__contains__)
-    own = GraphModule(made, copy.deepcopy(made.graph))  # without what Dynamo keeps beside a graph
+    own = GraphModule(made, copy.deepcopy(made.graph))  # without Dynamo's data about the graph
     inputs = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
     shared = [s for v in inputs if (s := storage_of(v)) is not None]
     if len(shared) != len(set(shared)):
@@ -64,7 +64,7 @@ def dumped(gm: GraphModule, given: Mapping[str, object]) -> bytes:
 
 @contextmanager
 def load_graph(data: bytes) -> Iterator[tuple[GraphModule, list[Any], dict[str, object]]]:
-    """Give a graph, fake arguments and the plain values, to be compiled as if just traced."""
+    """Yield the graph, fake arguments and plain values, ready to compile as if just traced."""
     from torch.fx._graph_pickler import GraphPickler
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -78,20 +78,20 @@ def load_graph(data: bytes) -> Iterator[tuple[GraphModule, list[Any], dict[str, 
 
 
 def statics(gm: GraphModule) -> list[Any]:
-    """Return for each argument of a graph of Dynamo torch's word for an address that stays."""
+    """Return torch's static-address mark of each argument of a Dynamo graph."""
     holes = gm.graph.find_nodes(op="placeholder")
     return [n.meta.get("tensor_dict", {}).get(STATIC) for n in holes]
 
 
 def as_traced(gm: GraphModule, inputs: Sequence[Any], static: Sequence[Any]) -> None:
-    """Note about the arguments of a loaded graph, in place, what Dynamo notes about them."""
+    """Restore Dynamo's notes on the arguments of a loaded graph, in place."""
     for n, x, how in zip(gm.graph.find_nodes(op="placeholder"), inputs, static, strict=True):
         n.meta["example_value"] = x
         n.meta["tensor_dict"] = {} if how is None else {STATIC: how}
 
 
 def _described(v: Any) -> Any:
-    """Return what makes such a fake tensor; other arguments as they are."""
+    """Describe a fake tensor, to make it again; other arguments are returned unchanged."""
     if not isinstance(v, torch.Tensor):
         return v
     if type(v) is not FakeTensor or v.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""What holds while torch has lenz compile: a name, expressions, nothing dropped."""
+"""The context of a compilation: a graph name, interned expressions, torch's settings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from lenz.ir.interned import release, using
 
 
 def numbered() -> str:
-    """Return the name of the graph that is compiled, by torch's number: `graph3`.
+    """Return the name of the current graph, by torch's number: `graph3`.
 
-    The second graph of one piece of code, for other sizes say, is `graph3_1`.
+    The second graph of the same code, for other sizes say, is `graph3_1`.
     """
     first, *rest = re.findall(r"\d+", str(CompileContext.current_compile_id())) or [""]
     return "_".join(["graph" + first, *(n for n in rest if n != "0")])
 
 
 class OnReset:
-    """Stands among Dynamo's backends, of which it resets those that have something to reset."""
+    """Registered as a Dynamo backend, so that `torch._dynamo.reset` also resets lenz."""
 
     reset = staticmethod(release)
 
 
 @contextmanager
 def interning() -> Iterator[None]:
-    """Build expressions in here, which are forgotten when their graph is, and Dynamo is reset."""
+    """A context for building expressions, freed with their graph or by a reset of Dynamo."""
     backends: dict[int, Any] = cached_backends
     backends.setdefault(id(OnReset), OnReset)
     with using():
@@ -41,10 +41,10 @@ def interning() -> Iterator[None]:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Let torch know that it compiles, as torch 2.13 tells itself, and what it may not drop.
+    """Tell torch that a compilation is running, as torch 2.13 does itself; drop no collectives.
 
-    Else a compiled function that another thread calls meanwhile takes this thread's trace for one
-    by the user, of that function, and refuses.  Dynamo compiles in one thread at a time.
+    Otherwise a compiled function called by another thread meanwhile takes this trace for a user's
+    trace of that function, and raises. Dynamo compiles in one thread at a time.
     """
     was = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True

@@ -1,4 +1,4 @@
-"""Partition a joint graph into forward and backward: which values are saved, which recomputed."""
+"""Partition a joint graph into forward and backward: some values are saved, others recomputed."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def split(
 ) -> tuple[GraphModule, GraphModule]:
     """Return the forward and the backward half of `joint`, by torch's min-cut partitioner.
 
-    What the partitioner takes for a wall is taken down first: aliases, transposes by their name,
-    and softmax as one op.  Equal calls are merged: the cut would otherwise save one and compute
-    the other again.  What activation checkpointing would compute again from a saved state of the
-    generator, dropout and attention above all, is saved instead: nothing of that could be fused.
-    So is what is compared with a result of its own, as the gradient of a maximum does.
-    Large tensors of places, such as those of maxima, are saved in the shortest type that holds
-    them.  Norms are computed again from what their gradients read anyway.  `native` names the ops
-    that the lowering takes, and may fuse.  `budget` is the option `memory_budget`.
+    Ops that block the partitioner are rewritten first: aliases, transposes, and softmax as one op.
+    Equal calls are merged: the cut would otherwise save one and recompute the other. Random ops
+    under activation checkpointing (dropout, attention) are saved, not recomputed from a saved
+    generator state, which could not fuse. Values compared with a result of their own, as in the
+    gradient of a maximum, are saved too. Large index tensors, such as those of maxima, are saved in
+    the shortest type that holds them. Norms are recomputed from values that their gradients read
+    anyway. `native` names the ops that have a lowering and may fuse. `budget` is the option
+    `memory_budget`.
     """
     calls = [n for n in joint.graph.nodes if n.op == "call_function"]
     wrong = {k for n in calls for k in mistold_by(n, n.meta.get("val"))}
-    if 0 in wrong:  # gradients that are given to it would have the type that was told
+    if 0 in wrong:  # its gradients would have the traced type
         raise Unsupported("torch tells another type of a result than it has: operands are of two")
     if wrong:
-        restride(joint, ())  # both halves are to know of the types
+        restride(joint, ())  # for the types of both halves
     drop_noops(joint.graph, touched_by(joint.graph))
     backward = behind_tangents(joint.graph)
     for n in joint.graph.nodes:
@@ -84,7 +84,7 @@ def split(
         elif n.target in NORMS:
             norm_in_parts(joint.graph, n, backward)
         elif n.target is aten.native_batch_norm_backward.default and n.args[7]:
-            n.args = (*n.args[:3], None, None, *n.args[5:])  # running statistics, of no use
+            n.args = (*n.args[:3], None, None, *n.args[5:])  # unused running statistics
         elif budget is not None and n.target is aten.native_dropout.default:
             dropout_in_parts(joint.graph, n)
         elif n.target in SIZED:
@@ -103,9 +103,10 @@ def split(
 
 @contextmanager
 def fusing(budget: float | None) -> Iterator[None]:
-    """Let torch's partitioner know meanwhile which ops are loops that fuse, beyond its own list.
+    """Tell torch's partitioner which further ops are loops that fuse, in this context.
 
-    It saves what any other op of the backward half reads.  A `budget` limits that by lenz's costs.
+    It saves the operands of all other ops of the backward half. A `budget` limits that by lenz's
+    costs.
     """
     listed, chosen = partitioners.get_default_op_list, partitioners.choose_saved_values_set
 
@@ -124,7 +125,7 @@ def fusing(budget: float | None) -> Iterator[None]:
 
 
 def mark(graph: Graph, backward: set[Node]) -> None:
-    """Say of what has to be saved, and of what may not be, that it is so."""
+    """Mark the values that must be saved, and those that must not be."""
     for n in graph.nodes:
         if is_random(n.target) and n.meta.get("recompute") in AGAIN:
             for made in (n, *(u for u in n.users if u.target is operator.getitem)):
@@ -138,10 +139,10 @@ def mark(graph: Graph, backward: set[Node]) -> None:
 
 
 def compared_with_own(n: Node) -> set[Node]:
-    """Return the floats that a comparison has on one side, and what was made of them on the other.
+    """Return the float values that are compared with a value computed from them.
 
-    x == amax(x) holds somewhere for the very x of which the maximum was taken.  Computed again, it
-    may differ in the last place, since the forward half rounds less to half types than its results.
+    x == amax(x) holds somewhere only for the same x. A recomputed x may differ in the last place,
+    since values inside the forward half are rounded to half types less often than its results.
     """
 
     def source(x: Any) -> Any:
@@ -164,9 +165,9 @@ def compared_with_own(n: Node) -> set[Node]:
 
 
 def made_of_nothing(indices: Any) -> dict[Node, None]:
-    """Return what index tensors are computed with, of those that no argument has a part in.
+    """Return the values behind index tensors that depend on no argument.
 
-    Computed again, such positions are known where the gradient is compiled (`lower/known.py`).
+    If they are recomputed, the compiler of the gradient knows them (`lower/known.py`).
     """
     found: dict[Node, None] = {}
     for x in indices:
@@ -182,7 +183,7 @@ def made_of_nothing(indices: Any) -> dict[Node, None]:
 
 
 def behind_tangents(graph: Graph) -> set[Node]:
-    """Return what is computed from a gradient: it can only be in the backward half."""
+    """Return the values computed from a gradient, which can only be in the backward half."""
     found: set[Node] = set()
     for n in graph.nodes:
         if (n.op == "placeholder" and "tangents" in n.name) or not found.isdisjoint(
@@ -193,9 +194,9 @@ def behind_tangents(graph: Graph) -> set[Node]:
 
 
 def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
-    """Say whether a reader of a value needs it computed in its own loop, if at all, in backward.
+    """Say whether a reader can recompute the value in its own loop, in backward.
 
-    Results of the graph and arguments of library calls have to be in memory.
+    Results of the graph and arguments of library calls must be in memory.
     """
     if n.op == "output":
         return False
@@ -206,7 +207,7 @@ def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
 
 
 def as_permute(n: Node) -> None:
-    """Spell a transpose as `permute`, which the partitioner knows to cost nothing."""
+    """Write a transpose as `permute`, which the partitioner treats as free."""
     x, *dims = n.args
     order = list(range(n.meta["val"].dim()))
     if order:

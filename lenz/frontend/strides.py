@@ -1,10 +1,9 @@
 """Ops whose fake tensors have other strides than eager's tensors.
 
-AOTAutograd traces with fake tensors, and what lenz computes gets their strides.  Elementwise ops
-have those of ATen's TensorIterator: fake tensors only come near it, above all where dimensions have
-one element.  The others were found by running torch's op database with inputs that are transposed
-or channels last, each op beside its fake (torch 2.13); results that have eager's strides either way
-are not here.
+AOTAutograd traces with fake tensors, and lenz's results get their strides. Elementwise ops have the
+strides of ATen's TensorIterator; fake tensors only approximate it, above all for size-1 dimensions.
+The other ops were found by running torch's op database with transposed and channels-last inputs,
+each op in eager and with fake tensors (torch 2.13). Ops whose fake strides are right are not here.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from lenz.frontend.values import are_same, dense_order, is_same_size
 from lenz.traits import has, trait
 
-# What the strides of the first result of an op follow, and the position of that argument: the kinds
-# stand in `lenz/traits.py`.
+# The rule for the strides of an op's first result, and the position of the argument that decides.
+# `lenz/traits.py` lists the rules.
 StrideRule: TypeAlias = tuple[str, int]
 LIKE: StrideRule = ("like", 0)
 ITERATION: StrideRule = ("iteration", 0)
 VIEW: StrideRule = ("view", 0)
-# Channels last, from the outermost dimension in memory, by the number of dimensions.
+# The order of channels last, outermost dimension first, by the number of dimensions.
 LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
-# In which `ldexp` takes powers of a tensor of 2, and not of the number.
+# Devices on which `ldexp` computes powers of a tensor of 2, not of the number.
 TENSOR_POWERS = (torch.float64, torch.float16, torch.bfloat16)
 
 
 def rule_of(target: Any) -> StrideRule | None:
-    """What the strides of the first result of a call follow; None where fake tensors tell it."""
+    """The stride rule for the first result of a call; None if fake tensors are right."""
     kind = trait(target, "strides")
     if kind is not None:
         return None if kind == "told" else (kind, int(trait(target, "of") or 0))
@@ -41,14 +40,14 @@ def rule_of(target: Any) -> StrideRule | None:
 
 
 def eager_strides(target: Any, args: Sequence[Any], told: torch.Tensor) -> tuple[Any, ...] | None:
-    """The strides of the first result of an op that has a rule; None where `told` has them.
+    """The strides of the first result of an op with a rule; None if those of `told` are right.
 
-    `args` are its (fake) arguments; no guard is made.  Symbolic sizes keep what was told where
-    strides would have to be put in order, and so do other devices where only CPUs were measured.
+    `args` are its (fake) arguments; no guard is added. The strides of `told` stay if symbolic
+    strides would need sorting, and on other devices if the rule was only measured on CPUs.
     """
     rule = rule_of(target)
     if str(target) == "aten.isinf.default" and not args[0].is_floating_point():
-        rule = LIKE  # zeros, where floats are compared
+        rule = LIKE  # zeros, if floats are compared
     assert rule is not None, f"no rule for {target}"
     strides = _followed(*rule, target, args, told)
     return None if strides is None or are_same(strides, told.stride()) else strides
@@ -70,10 +69,10 @@ def _followed(
             is_mixed = not all(isinstance(a, torch.Tensor) for a in numbers)
             return elementwise(shape, given, kind == "among" or is_mixed)
         case "like":
-            if not given:  # a number, or what has none
+            if not given:  # a number, or no tensor with strides
                 return None
             own, steps = given[position]
-            if not are_same(own, shape):  # made like it, and then given another size
+            if not are_same(own, shape):  # made like it, then resized
                 return elementwise(shape, given, False) if len(given) > 1 else None
             return of_copy(shape, steps)
         case "spread":
@@ -90,7 +89,7 @@ def _followed(
         case "power":
             return power(target, args, told, position)
         case "cut":
-            # The one question that torch guards on here: eager goes one of two ways by the answer.
+            # The one condition that torch guards on here: eager takes one of two paths.
             return of_copy(shape, args[0].stride()) if all(p <= 0 for p in args[1]) else None
         case "fourier":
             order = transformed(args[0], args[1], position)
@@ -99,7 +98,7 @@ def _followed(
             here = told.device.type == "cpu"
             is_measured = not here if kind == "there" else here or kind == "groups"
             if not is_measured or not isinstance(source, torch.Tensor):
-                return None  # a number has no strides that a result could have
+                return None  # a number has no strides
             follows = kind in ("format", "laid", "either") or (kind == "groups" and here)
             follows |= kind == "roll" and _is_joined(*args)
             last, order = LAST.get(source.dim()), range(told.dim())
@@ -115,11 +114,11 @@ def _followed(
 
 
 def computed(target: Any, args: Sequence[Any], told: torch.Tensor) -> list[tuple[Any, Any]]:
-    """The shapes and strides of operands.  Those of other types are copied to one on CPUs first."""
+    """The shapes and strides of operands. CPUs first copy operands to a common type."""
     dtype, found = told.dtype, []
     is_pair = len(args) > 1 and isinstance(args[0], torch.Tensor)
     if dtype is torch.bool and is_pair and not isinstance(args[1], torch.dtype):
-        dtype = torch.result_type(args[0], args[1])  # of what is compared
+        dtype = torch.result_type(args[0], args[1])  # of the compared operands
     is_choice = target._schema.name == "aten::where"
     for a in (x for x in args if isinstance(x, torch.Tensor)):
         as_is = a is args[0] if is_choice else told.device.type != "cpu"
@@ -129,20 +128,20 @@ def computed(target: Any, args: Sequence[Any], told: torch.Tensor) -> list[tuple
 
 
 def is_widened(own: torch.dtype, to: torch.dtype) -> bool:
-    """Say whether an operand is taken to another type before ATen computes with it."""
+    """Say whether ATen converts an operand to another type before it computes."""
     try:
         return own is not to and torch.promote_types(own, to) is to
-    except RuntimeError:  # from unsigned types and 8-bit floats to others there is no way
+    except RuntimeError:  # unsigned types and 8-bit floats do not promote
         return False
 
 
 def power(
     target: Any, args: Sequence[Any], told: torch.Tensor, position: int
 ) -> tuple[Any, ...] | None:
-    """The strides of a power of a number, or of `ldexp(x, k)`, with the exponent at a position.
+    """The strides of a power of a number, or of `ldexp(x, k)`; the exponent's position is given.
 
-    2 ** k is dense.  With k in integers x * 2 ** k goes to memory like that of x, which is given
-    another size where x is broadcast.
+    2 ** k is dense. With integer k, x * 2 ** k is written to memory like that of x, resized if x is
+    broadcast.
     """
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     first, last = tensors[0], tensors[-1].dtype
@@ -160,7 +159,7 @@ def power(
 
 
 def is_laid(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
-    """Say whether dimensions lie in an order without gaps; where one has one element is open."""
+    """Say whether dimensions are dense in an order; size-1 dimensions may be anywhere."""
     step: Any = 1
     for d in reversed(order):
         if is_same_size(shape[d], 1):
@@ -172,9 +171,9 @@ def is_laid(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -
 
 
 def is_suggested(shape: Sequence[Any], stride: Sequence[Any]) -> bool | None:
-    """Say whether ATen suggests channels last for a tensor; None where symbols leave it open.
+    """Say whether ATen suggests channels last for a tensor; None if symbols leave it open.
 
-    That is `is_channels_last_strides`: strides do not fall from the channels outwards.
+    As in `is_channels_last_strides`: strides do not decrease from the channels outwards.
     """
     least: Any = 0
     try:
@@ -193,10 +192,10 @@ def is_suggested(shape: Sequence[Any], stride: Sequence[Any]) -> bool | None:
 def elementwise(
     shape: Sequence[Any], given: Sequence[tuple[Any, Any]], number: bool
 ) -> tuple[Any, ...] | None:
-    """The strides that ATen's TensorIterator gives the result of operands of shapes and strides.
+    """The strides that ATen's TensorIterator gives the result, for operands as (shape, strides).
 
-    `number` says that one more operand is a number.  Operands of one shape that lie alike without
-    gaps it takes as one row; None where symbolic strides leave the order open.
+    `number` says that one more operand is a number. Dense operands of equal shape and strides are
+    treated as one row. None if symbolic strides leave the order open.
     """
     rank = len(shape)
     if not number and all(are_same(s, shape) for s, _ in given):
@@ -212,9 +211,9 @@ def elementwise(
 
 
 def viewed(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The strides of a tensor seen in another shape, as ATen's `computeStride` finds them.
+    """The strides of a tensor viewed in another shape, as in ATen's `computeStride`.
 
-    None where symbols leave them open, or there are no elements.
+    None if symbols leave them open, or there are no elements.
     """
     if not old or any(is_same_size(n, 0) for n in old):
         return None
@@ -236,10 +235,10 @@ def viewed(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> tup
 
 
 def expanded(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides of an expanded tensor: a new dimension has the one that it would have dense.
+    """The strides of an expanded tensor: a new dimension has the stride of a dense one.
 
-    It has 0 as soon as it is longer than 1, and so has all before it; of a number all are 0.
-    Two symbols are the same size: one of size 1 would be no symbol.
+    The stride is 0 if the dimension is longer than 1, and so are all before it; for a number all
+    are 0. A symbol is never 1, so two symbols are the same size.
     """
     rest = len(new) - len(old)
     found = [
@@ -253,7 +252,7 @@ def expanded(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> t
 
 
 def holds(*claims: bool | torch.SymBool) -> bool:
-    """Say whether one of some claims about sizes is true; no guard: ValueError where it is open."""
+    """Say whether any claim about sizes is true, without guards; ValueError if it is open."""
     if any(statically_known_true(c) for c in claims):
         return True
     not_ = torch.sym_not
@@ -263,7 +262,7 @@ def holds(*claims: bool | torch.SymBool) -> bool:
 
 
 def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The strides of x[places]: an iteration over `x`, which stays where it is, and the indices.
+    """The strides of x[places]: an iteration over the indices and the strided `x`.
 
     None for masks and symbolic sizes.
     """
@@ -281,7 +280,7 @@ def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tup
     of_x += [x.stride(d) for d in rest if d not in before]
     operands: list[tuple[Any, Any]] = [(shape, of_x)]
     first, last = len(before), len(before) + rank
-    common = shape[first:last]  # the indices are expanded to one shape first
+    common = shape[first:last]  # the indices are broadcast first
     size = [1] * first + [*common] + [1] * (len(shape) - last)
     for _, i in given:
         step = expanded(i.shape, i.stride(), common)
@@ -290,7 +289,7 @@ def indexed(x: torch.Tensor, places: Sequence[Any], shape: Sequence[Any]) -> tup
 
 
 def of_copy(shape: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The strides of a copy of a tensor: its own where it has no gaps, else dense in its order.
+    """The strides of a copy of a tensor: its own if it has no gaps, else dense in its order.
 
     A tensor without elements has no gaps.
     """
@@ -303,8 +302,8 @@ def of_copy(shape: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, ...] | Non
 def transformed(x: torch.Tensor, dims: Sequence[int], kept: int) -> list[int] | None:
     """The order of dimensions of a Fourier transform on CPUs, by MKL; `kept` of `dims` stay last.
 
-    Others keep the order that they have in `x`, those that are transformed inside of the rest. So
-    do the fake tensors of torch 2.13; in 2.11 they sort them the other way, or not at all.
+    The others keep their order in `x`, with transformed ones innermost. Fake tensors of torch 2.13
+    agree; in 2.11 they are sorted the other way, or not at all.
     """
     has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # so in torch
     if x.device.type != "cpu" or not dims or not has_mkl:
@@ -321,15 +320,15 @@ def transformed(x: torch.Tensor, dims: Sequence[int], kept: int) -> list[int] | 
 
 
 def _is_joined(x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> bool:
-    """True where every step of a roll puts two parts together, as far as sizes are known."""
+    """True if every step of a roll joins two nonempty parts, as far as sizes are known."""
     steps = [(k, x.shape[d]) for k, d in zip(shifts, dims, strict=False)]
     known = [k % n for k, n in steps if isinstance(k, int) and isinstance(n, int) and n]
-    known += [k for k, _ in steps if isinstance(k, int)]  # a shift of 0 is none for any size
+    known += [k for k, _ in steps if isinstance(k, int)]  # a shift of 0 leaves a part empty
     return bool(dims) and 0 not in known
 
 
 def _parts(size: Sequence[Any], *how: Any, kind: str) -> list[list[Any]]:
-    """The sizes whose suggestions decide: those of the two parts of a roll along one dimension."""
+    """The sizes whose suggested formats decide: the two parts of a roll along one dimension."""
     if kind != "roll" or len(how[1]) != 1:
         return [[*size]]
     (k,), (d,) = how
@@ -340,11 +339,11 @@ def _parts(size: Sequence[Any], *how: Any, kind: str) -> list[list[Any]]:
 
 
 def iteration(shape: Sequence[Any], operands: Sequence[tuple[Any, Any]]) -> list[int] | None:
-    """The dimensions, outermost first, as ATen's TensorIterator orders them.
+    """The dimensions in the order of ATen's TensorIterator, outermost first.
 
-    `operands` are shapes and strides.  It sorts by insertion.  Of two dimensions, the first operand
-    that has both, neither broadcast, with different strides decides; equal strides put the larger
-    dimension outside.  None where symbolic strides leave open which is larger; no guard is made.
+    `operands` are shapes and strides. ATen uses insertion sort. Two dimensions are compared by the
+    first operand that broadcasts neither and has different strides; equal strides put the larger
+    dimension outside. None if symbolic strides leave open which is larger; no guard is added.
     """
 
     def step(operand: tuple[Any, Any], d: int) -> Any:
@@ -382,7 +381,7 @@ def iteration(shape: Sequence[Any], operands: Sequence[tuple[Any, Any]]) -> list
 
 
 def dense(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """The strides without gaps for dimensions in an order, the outermost first."""
+    """Dense strides for dimensions in an order, outermost first."""
     found: list[Any] = [0] * len(shape)
     step: Any = 1
     for d in reversed(order):
@@ -392,13 +391,13 @@ def dense(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
 
 
 def laid_as_in_eager(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition of an op that has a rule, whose result has eager's strides."""
+    """A decomposition of an op with a rule, changed to give eager's strides."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = rule(*args, **kwargs)
         if all(isinstance(t, torch.Tensor) for t in (out, args[0])):
             shared = torch._C._is_alias_of(out, args[0])  # type: ignore[attr-defined]  # no stub
-            if shared and out.device.type == "cpu":  # nothing had to move, and the parts are views
+            if shared and out.device.type == "cpu":  # nothing was moved, and the parts are views
                 out = out.clone()
         if not isinstance(out, torch.Tensor) or (want := eager_strides(op, args, out)) is None:
             return out

@@ -1,7 +1,7 @@
-"""SymInt at the border: torch's symbolic integers become `Sym`, each expression once.
+"""torch's symbolic integers become `Sym`, each expression once.
 
-sympy costs milliseconds per question, so nothing here asks sympy to simplify: an expression is
-walked node by node and rebuilt, with a memo.  Nothing here adds a guard.
+sympy takes milliseconds per simplification, so nothing here simplifies: an expression is walked
+node by node and rebuilt, with a memo.  Nothing here adds a guard.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SymbolPlace: TypeAlias = Literal["value", "size", "stride", "offset"]
 class Binding:
     """Where the value of one `Var` is read at the start of a call.
 
-    `argument` is the position of the placeholder; `dim` counts for size and stride only.  What is
-    read is `factor` times the Var, and is torch's `symbol`.
+    `argument` is the position of the placeholder; `dim` is used for size and stride only. The value
+    read is torch's `symbol`: `factor` times the Var.
     """
 
     var: Var
@@ -52,11 +52,11 @@ class Binding:
 class SymbolMap:
     """The symbols of one graph: torch's expression to `Sym`, ranges, hints, bindings.
 
-    `bindings` has one entry for each symbol that an argument gives as it is, in the order of the
-    arguments.  `hints` maps the name of each Var met so far to its value in the traced call; an
-    unbacked one has none.  `opaque` maps the name of a Var that stands for an expression outside
-    of our integers (a float's ceiling, say) to that expression's text.  `multiples` are facts about
-    symbols: one that 8 divides is 8 times a Var.
+    `bindings` has one entry for each symbol that is an argument's size, in the order of the
+    arguments. `hints` maps the name of each Var so far to its value in the traced call; an unbacked
+    one has none. `opaque` maps the name of a Var that stands for an expression that `Sym` cannot
+    represent (a float's ceiling, say) to that expression's text. `multiples` are facts about
+    symbols: a multiple of 8 is 8 times a Var.
     """
 
     __slots__ = ("_guarded", "_memo", "_multiples", "bindings", "hints", "opaque", "shape_env")
@@ -66,14 +66,14 @@ class SymbolMap:
     ) -> None:
         self.shape_env = shape_env
         self._multiples = multiples or {}
-        self._guarded: set[Any] | None = None  # all
+        self._guarded: set[Any] | None = None  # the expressions of all guards
         self._memo: dict[Any, Sym] = {} if shape_env is None else settled(shape_env)
         self.hints: dict[str, int] = {}
         self.bindings: tuple[Binding, ...] = ()
         self.opaque: dict[str, str] = {}
 
     def sym(self, value: Any) -> Sym:
-        """Return an int, a SymInt or a sympy expression as a Sym: equal ones give one object."""
+        """Return an int, a SymInt or a sympy expression as a Sym: one object for equal values."""
         if isinstance(value, int):
             return Int(value)
         if not isinstance(value, torch.SymInt):
@@ -91,10 +91,10 @@ class SymbolMap:
         return tuple(self.sym(v) for v in values)
 
     def bind(self, values: Sequence[Any], is_first: bool = False) -> None:
-        """Find for each symbol the argument that gives it; `values` are the traced arguments.
+        """Find the argument that determines each symbol; `values` are the traced arguments.
 
         A SymInt argument is preferred over a size, a size over a stride or an offset. In a graph
-        that `is_first` to see the sizes, only those that Dynamo passes as SymInts are sure to have
+        that `is_first` to see the sizes, only those that Dynamo passes as SymInts surely have
         guards: torch loses those of others (docs/upstream/torch_lost_guards.py).
         """
         if is_first:
@@ -124,7 +124,7 @@ class SymbolMap:
         self.bindings = tuple(found.values())
 
     def _expr(self, e: Any) -> Sym:
-        """Rebuild a sympy expression in our integers."""
+        """Rebuild a sympy expression as a Sym."""
         found = self._memo.get(e)
         if found is None:
             found = self._memo[e] = self._rebuild(e)
@@ -161,7 +161,7 @@ class SymbolMap:
                     result = fold(result, self._expr(a))
                 return result
             case "CeilToInt" | "FloorToInt" if type(args[0]).__name__ == "IntTrueDiv":
-                # Such as 32 * ceil(n / 32), to which attention on GPUs pads its statistics.
+                # Attention on GPUs pads its statistics to 32 * ceil(n / 32), for one.
                 n, d = (self._expr(a) for a in args[0].args)
                 return n // d if type(e).__name__ == "FloorToInt" else -(-n // d)
             case "Identity":
@@ -189,7 +189,7 @@ class SymbolMap:
         return product
 
     def _fraction(self, e: Any) -> Sym:
-        """Rebuild n/d, which ShapeEnv only leaves where d divides n."""
+        """Rebuild n/d, which ShapeEnv only keeps if d divides n."""
         numerator, denominator = e.as_numer_denom()
         if denominator == 1:
             return self._stand_in(e)
@@ -211,7 +211,7 @@ class SymbolMap:
         return Var(name, lo, hi) * m
 
     def _stand_in(self, e: Any) -> Sym:
-        """Return a fresh variable for an expression that our integers do not have."""
+        """Return a fresh variable for an expression that `Sym` cannot represent."""
         name = f"x{len(self.opaque)}"
         self.opaque[name] = str(e)
         env = self.shape_env
@@ -224,7 +224,7 @@ class SymbolMap:
 
 
 def about(m: SymbolMap, symbols: Sequence[Any]) -> list[str]:
-    """Return what is known of symbols of ShapeEnv, as text: ranges, values, settled expressions."""
+    """Return ShapeEnv's facts about symbols as text: ranges, values, settled expressions."""
     env = m.shape_env
     if env is None or not symbols:
         return list(map(str, symbols))
@@ -240,9 +240,9 @@ def hints_of(env: ShapeEnv) -> Mapping[Any, Any]:
 
 
 def settled(env: ShapeEnv) -> dict[Any, Sym]:
-    """Return the numbers of expressions that a guard says are always those, as `n//2 == 1`.
+    """Return the expressions that a guard fixes to a number, such as `n//2 == 1`.
 
-    What guards imply counts as well: torch writes `max(1, n//2) == 1` where n is 2 at least. An
+    Implications of guards count as well: torch writes `max(1, n//2) == 1` if n is at least 2. An
     assertion about an unbacked symbol implies nothing before it has run.
     """
     implied, backed = [e for e, holds in env.axioms.items() if holds], {*hints_of(env)}
@@ -252,7 +252,7 @@ def settled(env: ShapeEnv) -> dict[Any, Sym]:
 
 
 def ends(values: Any) -> tuple[int | None, int | None]:
-    """Return the ends of a ValueRanges as integers, None for infinity."""
+    """Return the bounds of a ValueRanges as integers, None for infinity."""
     if values is None:
         return None, None
     lo = int(values.lower) if values.lower.is_Integer else None

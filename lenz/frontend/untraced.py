@@ -1,8 +1,8 @@
-"""Dynamo traces the user's code alone.
+"""Keeps Dynamo from tracing code of lenz.
 
-Two things keep it out of lenz.  Functions that may run while its callback is active are disabled,
-with all that they call: the autograd engine calls the compiler of a backward half, and its plan.
-Other frames of lenz that Dynamo meets are skipped: a finalizer, `explain` in a compiled function.
+Functions that may run while its callback is active are disabled, with all their callees: the
+autograd engine calls the compiler of a backward half, and its plan. Other frames of lenz are
+skipped: a finalizer, `explain` in a compiled function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._dynamo.external_utils import wrap_inline
 
 
 def outside(run: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """Return `run` as a function that Dynamo does not look into."""
+    """Return `run` as a function that Dynamo does not trace."""
     disable: Any = torch._dynamo.disable  # it has no annotations
     hidden: Callable[..., Any] = disable(run, reason=reason)
     return hidden
@@ -31,7 +31,7 @@ def calling(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def skip_frames() -> None:
-    """Have Dynamo skip the files of lenz, and the plans, which are named `<lenz graph.forward>`."""
+    """Make Dynamo skip the files of lenz, and plans, whose file is `<lenz graph.forward>`."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     files = (f.path for f in os.scandir(root) if not f.name.startswith("_"))
     trace_rules.SKIP_DIRS.extend([*sorted(files), "<lenz "])

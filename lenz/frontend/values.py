@@ -1,4 +1,4 @@
-"""Questions about fake tensors that never make ShapeEnv guard."""
+"""Questions about fake tensors that never add a guard to ShapeEnv."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def unguarded(mode: FakeTensorMode) -> Iterator[None]:
-    """Run calls on fake tensors as AOTAutograd does, but with no guard on their sizes.
+    """Run calls on fake tensors as AOTAutograd does, but without guards on their sizes.
 
-    Some kernels of composite ops take no symbols; Python's forms of what they call do.
+    Some kernels of composite ops take no symbols; their Python decompositions do.
     """
     if mode.shape_env is None:
         with mode:
@@ -30,7 +30,7 @@ def unguarded(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def has_fakes(values: Sequence[Any]) -> bool:
-    """Say whether the caller's own fake tensors are among values: not of the mode that traces."""
+    """Say whether values include the caller's own fake tensors: not of the tracing mode."""
     context = TracingContext.try_get()
     mode = None if context is None else context.fake_mode
     leaves = tree_leaves(list(values))
@@ -38,7 +38,7 @@ def has_fakes(values: Sequence[Any]) -> bool:
 
 
 def storage_of(value: Any) -> int | None:
-    """Return a key of the storage behind a (fake) tensor; None for sparse, nested, non-tensors."""
+    """Return a key of a (fake) tensor's storage; None for sparse, nested, non-tensors."""
     if not isinstance(value, torch.Tensor):
         return None
     try:
@@ -48,9 +48,9 @@ def storage_of(value: Any) -> int | None:
 
 
 def is_same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Say whether two sizes are equal as expressions; no guard, so False means "not known".
+    """Say whether two sizes are equal as expressions, without a guard: False means "unknown".
 
-    A symbol that was found to be a number is equal to it, though it may still be a SymInt.
+    A symbol that was specialised equals its number, though it may still be a SymInt.
     """
     p, q = (n.node.expr if isinstance(n, torch.SymInt) else n for n in (a, b))
     return bool(p == q)
@@ -61,7 +61,7 @@ def are_same(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -
 
 
 def dense_order(shape: Sequence[Any], stride: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the dimensions from the outermost in memory; None if it has gaps, as far as known."""
+    """Return the dimensions, outermost in memory first; None if there are gaps or unknowns."""
     rest, order, step = list(range(len(shape))), list[int](), 1
     while fits := [d for d in rest if is_same_size(stride[d], step)]:
         d = max(fits, key=lambda d: (is_same_size(shape[d], 1), d))

@@ -1,7 +1,7 @@
-"""What AOTAutograd puts around compiled halves, from data: no graph is traced for it.
+"""Rebuilds AOTAutograd's wrappers of compiled halves from data, without a trace.
 
-AOTAutograd describes arguments and results by classes of plain values; these are written as JSON,
-and read again by a list of the classes that may occur.
+AOTAutograd describes arguments and results by classes of plain values. These are written as JSON,
+and read back with a list of allowed classes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMATS = {
 }
 VIEWS: Any = torch._C._functionalization
 INVERSE: Any = getattr(VIEWS, "InverseReturnMode", None)
-# Of schemas.py; all of descriptors.py, which are names of arguments and results.
+# Classes of schemas.py, and all of descriptors.py, which name arguments and results.
 CLASSES = (
     "ViewAndMutationMeta", "InputAliasInfo", "OutputAliasInfo", "PlainTensorMeta",
     "MemoryFormatMeta",
@@ -47,13 +47,13 @@ NONE = ("tokens", "num_backward_tokens", "num_graphsafe_rng_states", "is_rng_op_
 
 
 def described() -> Any:
-    """Return what AOTAutograd knows of the graph that it has just compiled, as it keeps it."""
+    """Return AOTAutograd's metadata of the graph that it has just compiled."""
     context = TracingContext.try_get()
     return context.fw_metadata if context is not None else None
 
 
 def as_json(metadata: Any) -> Any:
-    """Return such a description as JSON. Raises Untold if it holds more than plain values."""
+    """Return the metadata as JSON. Raises Untold if it holds more than plain values."""
     if type(metadata) is not schemas.ViewAndMutationMeta or any(
         getattr(metadata, name, None) for name in NONE
     ):
@@ -103,7 +103,7 @@ def _class(name: str) -> Any:
 
 
 def from_json(v: Any) -> Any:
-    """Return the description in such JSON. Raises ValueError if it is of another version."""
+    """Return the metadata in such JSON. Raises ValueError if it is from another version."""
     if type(v) is list:
         return [from_json(x) for x in v]
     if type(v) is not dict:
@@ -137,7 +137,7 @@ def from_json(v: Any) -> Any:
 
 
 def detached(metadata: Any, gradients: Sequence[bool]) -> list[int]:
-    """Return the arguments that need no gradient: made by others, and given none by the graph.
+    """Return the arguments to detach: non-leaves for which the graph returns no gradient.
 
     gradients  of each argument, whether the backward half returns one
     """
@@ -152,16 +152,16 @@ def detached(metadata: Any, gradients: Sequence[bool]) -> list[int]:
 
 
 def are_leaves(metadata: Any) -> bool:
-    """Say whether all arguments need their gradients: `detached` is empty for these."""
+    """Say whether all arguments are leaves: `detached` is empty for them."""
     return all(info.is_leaf or not info.requires_grad for info in metadata.input_info)
 
 
-# Older versions of torch compile a backward half when it is called, or not at all.
+# Older versions of torch compile a backward half when it is called, or never.
 CAN_FORCE = hasattr(functorch_config, "force_non_lazy_backward_lowering")
 
 
 def now() -> AbstractContextManager[Any]:
-    """Have AOTAutograd compile the backward half with the forward half."""
+    """Make AOTAutograd compile the backward half with the forward half."""
     made: Any = functorch_config.patch  # it has no annotations
     how: AbstractContextManager[Any] = made(
         {"force_non_lazy_backward_lowering": True} if CAN_FORCE else {}
@@ -176,10 +176,10 @@ def wrapped(
     backward: Boxed | None,
     traced: Callable[[], GraphModule],
 ) -> Callable[..., Any]:
-    """Return the callable that AOTAutograd makes of compiled halves.
+    """Return AOTAutograd's callable for compiled halves.
 
-    `forward` is the whole graph where there is no backward half; `traced` gives the backward half
-    as a graph, for compiled autograd.
+    `forward` is the whole graph if there is no backward half; `traced` returns the backward half as
+    a graph, for compiled autograd.
     """
     # AOTAutograd counts its graphs from 0.
     config = SimpleNamespace(keep_inference_input_mutations=True, aot_id=id(metadata))
