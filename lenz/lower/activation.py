@@ -199,7 +199,7 @@ def log_sigmoid(b: GraphBuilder, x: Value) -> tuple[Value, Value]:
         return ops.minimum(e, 0.0) - ops.log1p(ops.exp(-abs(e)))
 
     def rest(i: Index) -> Expr:
-        if len(i) != x.rank:  # the empty tensor of devices that keep nothing
+        if len(i) != x.rank:  # an empty tensor, on devices that save nothing
             return const(0.0, buffer.dtype)
         return ops.exp(-abs(element(x, i, buffer.dtype)))
 
@@ -208,7 +208,7 @@ def log_sigmoid(b: GraphBuilder, x: Value) -> tuple[Value, Value]:
 
 @elementwise("log_sigmoid_backward", tensors=2)
 def log_sigmoid_backward(g: Expr, x: Expr, buffer: Value) -> Expr:
-    """g * sigmoid(-x), by exp(-|x|) computed again."""
+    """g * sigmoid(-x), with exp(-|x|) recomputed."""
     z = ops.exp(-abs(x))
     return g * (ops.where(x < 0.0, 1.0, z) / (z + 1.0))
 

@@ -1,4 +1,4 @@
-"""Arithmetic whose aten form has more than operands: rounding modes, bounds, powers."""
+"""Arithmetic whose aten ops have further arguments: rounding modes, bounds, powers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lenz.sym import Sym
 
 
 def quotient(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
-    """x / y, where y is an element of `by`, or the number that it is.
+    """x / y, where y is an element of `by`, or `by` itself if it is a number.
 
-    Torch divides floats on a GPU by a number with a product of its reciprocal. What rounds once
-    more shows the difference, as 8-bit floats do: x / 448 may be a tie of theirs.
+    To divide floats by a number on a GPU, torch multiplies by its reciprocal. A second rounding
+    shows the difference, as in 8-bit floats: x / 448 may be a tie there.
     """
     of_tensor = isinstance(by, Value) and not by.is_number
     if of_tensor or device == "cpu" or not x.dtype.is_float:
@@ -34,8 +34,8 @@ def quotient(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
 def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     """x / y, exact, or rounded towards zero ("trunc") or down ("floor")."""
     t, device = b.result.dtype, b.result.device
-    # Torch rounds to half types before the last rounding, but not with one divisor; on GPUs it
-    # takes more digits for "floor" too.
+    # Torch rounds to half types before the last rounding, except with a scalar divisor; on GPUs it
+    # keeps more digits for "floor" too.
     one = not isinstance(y, Value) or y.is_number or (y.rank == 0 and device == "cpu")
     steps = t.is_half and not one
     if t.is_integer and not isinstance(y, Value) and y == 0:
@@ -63,13 +63,13 @@ lowering("floor_divide")(lambda b, x, y: div(b, x, y, "floor"))
 
 @elementwise("frac")
 def frac(e: Expr) -> Expr:
-    """e without its whole part."""
+    """The fractional part of e."""
     return e - ops.trunc(e)
 
 
 @elementwise("angle")
 def angle(e: Expr) -> Expr:
-    """0 or pi by the sign of a real number; NaN stays."""
+    """0 or pi by the sign of a real number; NaN stays NaN."""
     pi, zero = const(math.pi, e.dtype), const(0.0, e.dtype)
     return ops.where(ops.isnan(e), e, ops.where(e < zero, pi, zero))
 
@@ -98,7 +98,7 @@ def round_(b: GraphBuilder, x: Value, decimals: int = 0) -> Value:
 def clamp(
     b: GraphBuilder, x: Value, min: Operand | None = None, max: Operand | None = None
 ) -> Value:
-    """x between the bounds; the upper one wins where they cross, NaN anywhere gives NaN."""
+    """x clamped to the bounds; the upper one wins if they cross, any NaN gives NaN."""
     t = b.result.dtype
 
     def fn(i: Index) -> Expr:
@@ -124,7 +124,8 @@ def power(b: GraphBuilder, x: Operand, y: Operand) -> Value:
     if isinstance(y, (bool, int, float)):
         if t.is_integer and y < 0:
             raise Decline("an integer to a negative power is an error in eager")
-        # Torch's CPU code takes no root for fp16: (-inf)^0.5 is inf there, and (-0.0)^0.5 0.0.
+        # Torch's CPU code does not use sqrt for fp16: (-inf)^0.5 is inf there, and (-0.0)^0.5 is
+        # 0.0.
         rooted = t is not F16 or y != 0.5 or b.result.device != "cpu"
         short = _short_power(y, t) if rooted else None
         if short is not None:
@@ -138,7 +139,7 @@ def power(b: GraphBuilder, x: Operand, y: Operand) -> Value:
 
 
 def _short_power(y: bool | int | float, t: DType) -> Callable[[Expr], Expr] | None:
-    """The power as eager computes it for exponents it treats apart."""
+    """The power for exponents with a special case in eager."""
     forms: dict[float, Callable[[Expr], Expr]] = {
         0.0: lambda e: const(1, e.dtype),
         1.0: lambda e: e,
@@ -173,7 +174,7 @@ def ldexp(b: GraphBuilder, x: Value, exponent: Value) -> Value:
 
 @lowering("frexp.Tensor")
 def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value]:
-    """x as a fraction in [0.5, 1) times a power of two; 0, infinities and NaN as they are."""
+    """x as a fraction in [0.5, 1) times a power of two; 0, infinities and NaN stay."""
     if not x.dtype.is_float:
         raise Decline("frexp of integers")
     t = compute_dtype(x.dtype)
@@ -182,7 +183,7 @@ def frexp(b: GraphBuilder, x: Value) -> tuple[Value, Value]:
 
     def parts(i: Index) -> tuple[Expr, Expr]:
         e = x.compute(i)
-        # Denormal numbers have no exponent of their own until they are scaled.
+        # Denormal numbers are scaled first to get an exponent.
         small = abs(e) < tiny
         bits = ops.bitcast(ops.where(small, e * 2.0**up, e), word)
         own = (bits >> low) & top
@@ -220,7 +221,7 @@ lowering("special_xlog1py")(lambda b, x, y: _xlog(b, x, y, ops.log1p))
 
 @elementwise("logaddexp", tensors=2)
 def logaddexp(e: Expr, f: Expr, base: float = math.e) -> Expr:
-    """max + log(1 + exp(min - max)); equal infinities give themselves."""
+    """max + log(1 + exp(min - max)); equal infinities stay."""
     same = ops.isinf(e) & ops.eq(e, f)
     gap = -abs(e - f)
     rest = ops.log1p(ops.exp(gap) if base == math.e else ops.exp2(gap))

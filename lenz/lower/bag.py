@@ -1,7 +1,7 @@
-"""Rows of a table and bags of them, summed, averaged or maximised; their gradients as updates.
+"""Bags of table rows: their sum, mean or maximum; gradients are updates.
 
-A bag holds the indices from its offset up to the next one. Where offsets are a range that this
-graph made (as torch does for indices in two dimensions), bags have one size and are reductions.
+A bag holds the indices from its offset up to the next one. If the offsets are a range made in this
+graph (torch does that for 2-d indices), all bags have the same size and are reductions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUM, MEAN, MAX = 0, 1, 2
 
 
 def _bag_size(b: GraphBuilder, offsets: Value, count: Sym, bags: Sym) -> Sym | None:
-    """The size of all bags, where the offsets are a range of this graph and bags fill `count`."""
+    """The common size of all bags, if the offsets are a range and bags cover `count` indices."""
     n = next((n for n in b.nodes if isinstance(n, Pointwise) and n.out.name == offsets.name), None)
     if n is None or n.body.op is not INDEX or len(n.axes) != 1 or n.body.args:
         return None
@@ -35,8 +35,8 @@ def _bag_size(b: GraphBuilder, offsets: Value, count: Sym, bags: Sym) -> Sym | N
 
 
 def bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
-    """The number of the bag of each index: how many offsets stand at or before it, less one."""
-    # An offset behind the last index, of an empty bag, goes to a place that no index has.
+    """The bag number of each index: the number of offsets at or before it, less one."""
+    # An offset past the last index (an empty bag) goes to a position without an index.
     row = b.temp((count + 1,), I64)
     zeros = b.map(lambda i: const(0, I64), row)
 
@@ -62,13 +62,13 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Value, ...]:
-    """Bags of one size: their rows reduced, the bag of each index, their sizes, and argmaxima."""
+    """For bags of equal size: reduced rows, the bag of each index, bag sizes, and argmaxima."""
     bags, count, rows = b.result.shape[0], indices.shape[0], weight.shape[0]
     if not is_position(indices) or include_last_offset or any(s is ZERO for s in weight.shape):
         raise Decline("an embedding bag of other indices")
     size = _bag_size(b, offsets, count, bags)
     if size is None or size is ZERO or (mode == MAX and padding_idx >= 0):
-        raise Decline("bags of several sizes, each of which eager sums in one go")
+        raise Decline("bags of several sizes, which eager sums faster")
     dim = b.result.shape[1]
 
     def counts(bag: Sym, k: Sym) -> Expr:
@@ -107,7 +107,7 @@ def _bags(
     term: Callable[[Index, Index], Expr],
     counts: Value | None,
 ) -> Value:
-    """The bags reduced; `counts` are how many rows of each count, where not all do."""
+    """The reduced bags; `counts` is the number of rows that count in each bag, if not all do."""
     shape = b.result.shape
     if mode != MEAN:
         return b.reduce("max" if mode == MAX else "sum", shape, (size,), term)
@@ -122,7 +122,7 @@ def _bags(
 def _side_results(
     b: GraphBuilder, size: Sym, sizes: Value, best: Callable[[Index], Expr] | None
 ) -> tuple[Value, ...]:
-    """What the gradient takes, in eager's shapes: each index's bag, sizes of bags, argmaxima."""
+    """Operands of the gradient, in eager's shapes: each index's bag, bag sizes, argmaxima."""
     bag, counts, maxima = (b.kind(k) for k in (1, 2, 3))
     at_size = lambda i: sizes.at(i) if counts.shape == sizes.shape else const(0, I64)
     if best is None or maxima.rank != 2:
@@ -135,12 +135,12 @@ def _side_results(
 
 
 def _looked_up(indices: Value, at: Index, rows: Sym) -> tuple[Expr]:
-    """The row of the index at a place, which raises where there is no such row."""
+    """The row of the index at a position; raises if the row does not exist."""
     return (checked(indices.at(at), rows, wraps=False, fault="assert_in_bounds"),)
 
 
 def _unless(padding: int, indices: Value, at: Index, e: Expr) -> Expr:
-    """e, and 0 for an index that is padding; none is where the number is negative."""
+    """e, or 0 for a padding index; a negative `padding` means there is none."""
     if padding < 0:
         return e
     row = ops.cast(indices.at(at), I64)
@@ -156,10 +156,10 @@ def embedding_dense_backward(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Value:
-    """The gradient of a table: the gradient of each row that was looked up, added to that row."""
+    """The gradient of a table: each lookup adds its gradient to its row."""
     table = b.map(lambda i: const(0, b.result.dtype), b.result)
     if scale_grad_by_freq or not isinstance(padding_idx, int):
-        raise Decline("scaled by how often a row was looked up")
+        raise Decline("scaled by the number of lookups of a row")
     check_places(table, indices, (0,))
     rows = table.shape[0]
 
@@ -178,11 +178,11 @@ def embedding_dense_backward(
 def _few_rows(
     b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], value: Callable[[Index], Expr]
 ) -> Value:
-    """The gradient of a table with fewer lookups than rows, where sums are wider than the table.
+    """The gradient of a table with fewer lookups than rows and sums of a wider type.
 
-    The first lookup of a row owns it: sums take a row per lookup and not per row of the table. 2^14
-    lookups in 50257 rows of 768 bf16 move 160 MB instead of 460 MB. Rows that nobody looks up have
-    the owner behind the last one.
+    The first lookup of a row owns it, so that there is one sum per lookup, not per row of the
+    table. 2^14 lookups in 50257 rows of 768 bf16 move 160 MB instead of 460 MB. Rows without a
+    lookup have the owner past the last one.
     """
     lookups = product(indices.shape)
     owners = b.temp((rows,), I64)

@@ -1,7 +1,7 @@
-"""The graph under construction, and what a lowering writes: `map`, `reduce`, `view`, `extern`.
+"""The graph under construction, and the methods for lowerings: `map`, `reduce`, `view`, `extern`.
 
 A lowering is a small Python function of index variables. It runs once, with Syms for the indices,
-and leaves one loop node with its expression. Result types come from the FX node's fake tensors, so
+and adds one loop node with its expression. Result types come from the FX node's fake tensors, so
 shape, dtype and strides are torch's own.
 """
 
@@ -44,7 +44,7 @@ At = Callable[[Index], Expr]
 class Value:
     """A tensor of the graph under construction.
 
-    `is_number` marks a 0-d tensor of the CPU that was moved: torch takes it for a number elsewhere.
+    `is_number` marks a 0-d CPU tensor that was moved to a GPU, where torch treats it as a number.
     """
 
     buffer: Buffer
@@ -80,35 +80,35 @@ class Value:
         return load(self.name, index, self.dtype, bound)
 
     def compute(self, index: Sequence[Sym], bound: tuple[Expr, ...] = ()) -> Expr:
-        """The element at an index, in the type arithmetic is done in: f32 for bf16 and fp16."""
+        """The element at an index, in its compute type: f32 for bf16 and fp16."""
         return ops.cast(self.at(index, bound), compute_dtype(self.dtype))
 
 
 class Decline(Exception):
-    """A lowering does not take this case: the op is called in eager, for the reason given."""
+    """A lowering declines this case: the op is called in eager, for the given reason."""
 
 
 class GraphBuilder:
     """Collects the nodes of one graph while its FX nodes are lowered in order.
 
-    `eager_random` asks for random numbers from eager's own generators.
+    With `eager_random`, random numbers come from eager's own generators.
     """
 
     def __init__(self, eager_random: bool = False) -> None:
         self.eager_random = eager_random
         self.nodes: list[Node] = []
         self.mutations: list[Mutation] = []
-        self.given: list[str] = []  # tensors that the graph is called with
+        self.given: list[str] = []  # tensors passed to the graph
         self._layouts: dict[str, Layout] = {}
         self._copies: dict[str, Pointwise] = {}
         self._taken: dict[str, int] = {}
         self._makers: dict[str, Node] = {}
-        self._indexed = 0  # nodes that `_makers` knows, for `maker`
+        self._indexed = 0  # nodes indexed in `_makers`
         self._hint = "t"
         self._origin: tuple[str, ...] = ()
-        # Types of the results of the FX node under lowering; None for one that is no tensor.
+        # Types of the current FX node's results; None for one that is not a tensor.
         self.results: tuple[TensorType | None, ...] = ()
-        self.read: frozenset[int] | None = None  # results of the FX node with readers, if known
+        self.read: frozenset[int] | None = None  # results with readers, if known
 
     def begin(
         self,
@@ -117,23 +117,23 @@ class GraphBuilder:
         results: tuple[TensorType | None, ...],
         read: frozenset[int] | None = None,
     ) -> None:
-        """Start the lowering of one FX node: its name, origin, and the types of its results."""
+        """Start lowering an FX node: its name, origin, and the types of its results."""
         self._hint, self._origin, self.results, self.read = name, origin, results, read
 
     @property
     def result(self) -> TensorType:
-        """Type of the single (or first) tensor result of the FX node under lowering."""
+        """Type of the single (or first) tensor result of the current FX node."""
         return self.kind(0)
 
     def kind(self, position: int) -> TensorType:
-        """Type of one of several results, which is a tensor."""
+        """Type of one of several results, which must be a tensor."""
         found = self.results[position] if self.results else None
         if found is None:
             raise InternalError(f"lowering of {self._hint} asked for a tensor result it lacks")
         return found
 
     def define(self, name: str, type: TensorType) -> Buffer:
-        """A new buffer under a name that is free: the hint itself, or hint.1, hint.2, ..."""
+        """A new buffer under a free name: the hint itself, or hint.1, hint.2, ..."""
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         found = Buffer(name if count == 0 else f"{name}.{count}", type, self._origin)
@@ -149,7 +149,7 @@ class GraphBuilder:
     def map(
         self, fn: Callable[[Index], Expr], type: TensorType | None = None, name: str | None = None
     ) -> Value:
-        """out[index] = fn(index), rounded to the result type if fn computes in another."""
+        """out[index] = fn(index), rounded to the result type if fn computes in another type."""
         type = self.result if type is None else type
         axes = axes_for(type.shape)
         body = round_to(fn(_vars(axes)), type.dtype)
@@ -172,7 +172,7 @@ class GraphBuilder:
     ) -> Value:
         """out[i] = finish(reduce of fn(i, r) over r in `over`); `shape` and `type.shape` agree.
 
-        The accumulator has the type that fn gives; `finish` defaults to rounding to the result.
+        The accumulator has fn's type; `finish` defaults to rounding to the result type.
         """
         type = self.result if type is None else type
         axes, raxes = axes_for(shape), axes_for(over, prefix="r")
@@ -195,7 +195,7 @@ class GraphBuilder:
     ) -> Value:
         """out[.., s, ..] = fold of fn(index) over the indices up to s in dimension `dim`.
 
-        The accumulator has the type that fn gives, and is rounded to the result for each element.
+        The accumulator has fn's type, and is rounded to the result type for each element.
         """
         type = self.result if type is None else type
         axes = axes_for(type.shape)
@@ -208,7 +208,7 @@ class GraphBuilder:
     def sort(self, dim: int, size: Sym, fn: Callable[[Index], Expr], type: TensorType) -> Value:
         """out[.., s, ..] = the s-th smallest of fn(index) over `size` indices in dimension `dim`.
 
-        fn gives an i32 or i64, `type` says how many of them are kept.
+        fn returns an i32 or i64; the result `type` gives the number of elements kept.
         """
         shape = [size if d == dim else s for d, s in enumerate(type.shape)]
         axes = axes_for(shape)
@@ -227,8 +227,8 @@ class GraphBuilder:
     ) -> Value:
         """`base`, updated for each index i of the shape `over`, in row-major order.
 
-        fn(i) gives the place, whose `@k` stand for the expressions that come second, and the value,
-        which is rounded to the result type.
+        fn(i) returns the place, the expressions bound to `@k` in it, and the value, which is
+        rounded to the result type.
         """
         type = self.result if type is None else type
         axes = axes_for(over)
@@ -246,15 +246,14 @@ class GraphBuilder:
         type: TensorType | None = None,
         detached: bool = False,
     ) -> Value:
-        """out[index] = x[fn(index)]: a view when it is one in memory, else a copy."""
+        """out[index] = x[fn(index)]: a view if strides can express it, else a copy."""
         type = self.result if type is None else type
         axes = axes_for(type.shape)
         where = fn(_vars(axes))
         layout = strided(axes, self._layouts[x.name].at(where))
         if layout is None:
             return self.map(lambda i: x.at(fn(i)), type)
-        # No index says where the next element of a dimension of one would lie, nor where those of
-        # no elements do; torch does.
+        # Indices do not determine the strides of size-1 dimensions or of empty tensors; torch does.
         told = zip(layout.stride, type.layout.stride, type.shape, strict=True)
         stride = tuple(t if n is ONE or ZERO in type.shape else s for s, t, n in told)
         out = self.define(self._hint, replace(type, layout=replace(layout, stride=stride)))
@@ -277,7 +276,7 @@ class GraphBuilder:
         draws: Draws = "",
         refuses: bool = False,
     ) -> tuple[Value | Sym | None, ...]:
-        """Call the eager op; gives one Value (or Sym, or None) per result."""
+        """Call the eager op; returns one Value (or Sym, or None) per result."""
         declared: tuple[TensorType | Sym | None, ...] = self.results if outs is None else outs
         made = tuple(
             self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
@@ -292,7 +291,7 @@ class GraphBuilder:
         self.mutations.append(Mutation(target.name, value.name))
 
     def flat(self, x: Value, at: Index) -> Sym:
-        """Where opt/ lets an element be read, in elements of storage: of a copy, at its source."""
+        """The storage offset at which opt/ reads an element; for a copy, in its source."""
         name = x.name
         while (n := self._copies.get(name)) is not None:
             name, index, _ = n.body.attrs
@@ -310,14 +309,14 @@ def _at_zero(layout: Layout) -> Layout:
 
 
 def round_to(e: Expr, dtype: DType) -> Expr:
-    """`e` in the type; f32 to a half type is the implicit rounding that fusion may remove."""
+    """`e` in the type; f32 to a half type is an implicit rounding, which fusion may remove."""
     if e.dtype is dtype:
         return e
     return ops.narrow(e, dtype) if dtype.is_half and e.dtype.name == "f32" else ops.cast(e, dtype)
 
 
 def maker(b: GraphBuilder, name: str) -> Node | None:
-    """The node that gives a buffer; None for an argument or a constant."""
+    """The node that defines a buffer; None for an argument or a constant."""
     if b._indexed > len(b.nodes):  # a lowering was taken back
         b._makers.clear()
         b._indexed = 0
@@ -328,7 +327,7 @@ def maker(b: GraphBuilder, name: str) -> Node | None:
 
 
 def giving(b: GraphBuilder, results: tuple[TensorType | None, ...], run: Callable[[], Any]) -> Any:
-    """What `run` gives as the lowering of an op with these results."""
+    """Call `run` as the lowering of an op with these result types."""
     own, b.results = b.results, results
     try:
         return run()

@@ -1,10 +1,10 @@
-"""Complex tensors as pairs of real ones, with which all loops compute.
+"""Complex tensors as pairs of real ones: loops only compute with real numbers.
 
     z = mul(x, y)   ==>   re = x.re * y.re - x.im * y.im;  im = x.re * y.im + x.im * y.re
 
-What an argument or a call gives is read through `view_as_real`. Parts are stored into one memory,
-side by side, where a call or a result wants the complex tensor itself. Ops that treat both parts
-alike (views, joins, sums) are the real lowerings, applied to each; `complex_math` has the others.
+Arguments and results of calls are read through `view_as_real`. The parts are stored interleaved
+where a call or a result needs the complex tensor itself. Ops that treat both parts alike (views,
+joins, sums) apply the real lowering to each; `complex_math` has the others.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Pair: TypeAlias = tuple[Expr, Expr]
 Parts: TypeAlias = tuple[Value, Value]
 PARTS = {C64: F32, C128: F64}
 
-PLACES = ("mask", "condition", "index", "indices")  # arguments that hold no elements
+PLACES = ("mask", "condition", "index", "indices")  # arguments that are not elements
 NUMBERS = ("value", "fill_value", "other", "self", "s")  # scalars that are elements
 SELECT = torch.ops.aten.select.int
 
 
 class Complex:
-    """A complex tensor of the graph under construction; its forms are made when they are asked for.
+    """A complex tensor of the graph under construction; its forms are made on demand.
 
-    `memory` gives the tensor where a call, an argument or a view of them has it; `parts` its real
-    and its imaginary parts. One of the two may be None.
+    `memory` returns the tensor if a call, an argument or a view of them has it; `parts` returns its
+    real and imaginary parts. One of the two may be None.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Complex:
 
     @cached_property
     def memory(self) -> Value | None:
-        """The tensor, where it need not be stored first."""
+        """The tensor, if it need not be stored first."""
         return None if self.make_memory is None else self.make_memory()
 
     @cached_property
@@ -90,20 +90,20 @@ class Complex:
 
 
 def alias(b: GraphBuilder, op: str, x: Value, type: TensorType) -> Value:
-    """What a call gives that lies in the memory of `x`."""
+    """A call whose result aliases `x`."""
     (made,) = b.extern(op, (Ref(x.name),), outs=(type,), aliases=((0, x.name),))
     assert isinstance(made, Value)
     return made
 
 
 def halves(b: GraphBuilder, pair: Value, type: TensorType) -> Parts:
-    """Views of the elements of a last dimension of 2; `type` is that of the complex tensor."""
+    """Views of both elements of a last dimension of 2; `type` is the complex tensor's."""
     part = replace(type, dtype=pair.dtype)
     return b.view(pair, lambda i: (*i, ZERO), part), b.view(pair, lambda i: (*i, ONE), part)
 
 
 def operand(x: Any, i: Index, dtype: DType) -> Pair:
-    """Both parts of an operand in a real type; those of real numbers have the part 0."""
+    """Both parts of an operand in a real type; real numbers have the imaginary part 0."""
     if isinstance(x, Complex):
         re, im = (part.at(broadcast(part, i)) for part in x.parts)
         return ops.cast(re, dtype), ops.cast(im, dtype)
@@ -113,7 +113,7 @@ def operand(x: Any, i: Index, dtype: DType) -> Pair:
 
 
 def elementwise(fn: Callable[..., Any]) -> Lowering:
-    """The lowering of an op by fn(pair, ..) -> pair, or one expression where the result is real."""
+    """The lowering of an op by fn(pair, ..) -> pair, or -> one expression if the result is real."""
 
     def lower(b: GraphBuilder, *xs: Any, **kwargs: Any) -> Complex | Value:
         common = promote([x.like if isinstance(x, Complex) else x for x in xs])
@@ -147,15 +147,15 @@ def rule(*names: str) -> Callable[[Lowering], Lowering]:
 
 
 class Complexes:
-    """The complex tensors of one graph, and how ops on them are lowered."""
+    """The complex tensors of one graph, and the lowering of ops on them."""
 
     def __init__(self, b: GraphBuilder) -> None:
         self.b = b
         self.held: dict[str, Complex] = {}  # by the name of the complex tensor in memory
-        self.pairs: dict[str, Complex] = {}  # by the name of both parts in memory
+        self.pairs: dict[str, Complex] = {}  # by the name of the view of both parts
 
     def of(self, a: Any) -> Any:
-        """An argument with its complex tensors in memory as `Complex`."""
+        """An argument with its complex buffers as `Complex`."""
         if isinstance(a, (list, tuple)):
             return [self.of(x) for x in a]
         if not isinstance(a, Value) or a.dtype not in PARTS:
@@ -163,7 +163,7 @@ class Complexes:
         return self.held.setdefault(a.name, Complex(self.b, a.buffer.type, lambda: a))
 
     def takes(self, n: Node, args: list[Any]) -> bool:
-        """Say whether an op takes a part out of pairs; who returns it wants their strides."""
+        """Say whether an op extracts a part; a returned part must have the pair's strides."""
         z = self.pairs.get(args[0].name) if n.target is SELECT else None
         last = z is not None and args[1] in (-1, z.rank) and isinstance(args[2], int)
         return last and not any(u.op == "output" for u in n.users)
@@ -183,7 +183,7 @@ class Complexes:
             return made
         if entry is None:
             raise Decline("no lowering")
-        if name == "as_strided":  # it counts in the memory
+        if name == "as_strided":  # it counts in elements of memory
             made = entry.fn(b, args[0].whole, *args[1:], **kwargs)
             return Complex(b, b.result, lambda: made)
         if target.is_view or has(target, "view") or has(target, "views"):
@@ -205,12 +205,12 @@ class Complexes:
 
 
 def viewed(b: GraphBuilder, entry: Entry, z: Complex, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Views of the tensor in memory and of both parts, whichever is asked for."""
+    """Views of the tensor in memory and of both parts, made on demand."""
     types = b.results
 
     @cache
     def made(form: int) -> Any:
-        """Values of part 0 or 1, or of the memory; None where a view of that would be a copy."""
+        """Values of part 0 or 1, or of the memory; None if a view of it would be a copy."""
         x, results = (z.whole, types) if form == 2 else (z.parts[form], _parts(types))
         before = len(b.nodes)
         out = giving(b, results, lambda: entry.fn(b, x, *args, **kwargs))
@@ -222,7 +222,7 @@ def viewed(b: GraphBuilder, entry: Entry, z: Complex, args: Any, kwargs: dict[st
     def one(k: int, type: TensorType) -> Complex:
         return Complex(b, type, lambda: (made(2) or {k: None})[k], lambda: (made(0)[k], made(1)[k]))
 
-    made(2 if z.make_memory is not None else 0)  # which may decline
+    made(2 if z.make_memory is not None else 0)  # it may decline
     return [one(k, t) for k, t in enumerate(types) if t is not None]
 
 
@@ -231,7 +231,7 @@ def _parts(types: tuple[TensorType | None, ...]) -> tuple[TensorType | None, ...
 
 
 def alike(b: GraphBuilder, target: Any, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The real lowering, applied to each part; a real result is that of the real part."""
+    """The real lowering, applied to each part; a real result comes from the real part."""
     types, names = b.results, [a.name for a in target._schema.arguments]
     if isinstance(kwargs.get("alpha"), complex):
         raise Decline("a complex factor")
@@ -256,7 +256,7 @@ def alike(b: GraphBuilder, target: Any, entry: Entry, args: Any, kwargs: dict[st
 
 
 def _part(b: GraphBuilder, a: Any, k: int, name: str) -> Any:
-    """What the lowering of part k is given for an argument."""
+    """An argument for the lowering of part k."""
     match a:
         case Complex():
             return a.parts[k]
@@ -278,7 +278,7 @@ def _real(a: Any) -> Any:
 
 
 def truth(b: GraphBuilder, z: Complex, type: TensorType | None = None) -> Value:
-    """Whether elements are other than zero."""
+    """Whether elements are nonzero."""
     zero = const(0.0, PARTS[z.dtype])
 
     def fn(i: Index) -> Expr:
@@ -291,7 +291,7 @@ def truth(b: GraphBuilder, z: Complex, type: TensorType | None = None) -> Value:
 @rule("view_as_real")
 @lowering("view_as_real")
 def view_as_real(b: GraphBuilder, z: Complex) -> Value:
-    """Both parts side by side, in the memory of the tensor."""
+    """Both parts interleaved, in the memory of the tensor."""
     return z.pair
 
 
@@ -309,7 +309,7 @@ def view_as_complex(b: GraphBuilder, x: Value) -> Complex:
 @rule("_conj")
 @lowering("_conj")
 def conj(b: GraphBuilder, z: Complex) -> Complex:
-    """The conjugate; in memory it is a mark on the tensor, which a library may take as it is."""
+    """The conjugate; in memory it is a flag on the tensor, which a library may handle itself."""
     t = b.result
 
     def parts() -> Parts:

@@ -24,7 +24,7 @@ def div(x: Pair, y: Pair) -> Pair:
     """x / y by R. L. Smith's algorithm (1962), which scales by the larger part of the divisor.
 
     With r = d / c, (a + bi) / (c + di) is (a + br + (b - ar)i) / (c + dr) where |c| >= |d|, and
-    with the parts exchanged elsewhere. A division by zero divides both parts by it.
+    with the parts exchanged otherwise. A division by zero divides both parts by it.
     """
     (a, b), (c, d) = x, y
     wide = abs(c) >= abs(d)
@@ -181,5 +181,5 @@ _of_reals("polar", lambda r, phi: (r * ops.cos(phi), r * ops.sin(phi)))
 
 @lowering("_neg_view")
 def neg_view(b: GraphBuilder, x: Value) -> Value:
-    """Imaginary parts of a conjugate, which eager only marks as negated."""
+    """Imaginary parts of a conjugate, which eager only flags as negated."""
     return b.map(lambda i: -x.at(i))

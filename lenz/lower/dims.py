@@ -1,4 +1,4 @@
-"""Dimensions of reductions: which are reduced, which stay, and the indices on both sides."""
+"""The dimensions of reductions: reduced and kept ones, and the indices of both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wrapped(dim: int, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A shape, cut into the dimensions a reduction takes (`reduced`, ascending) and the rest."""
+    """A shape, split into reduced dimensions (`reduced`, ascending) and the rest."""
 
     shape: tuple[Sym, ...]
     reduced: tuple[int, ...]
@@ -33,7 +33,7 @@ class Split:
 
     @property
     def rows(self) -> tuple[Sym, ...]:
-        """Sizes of the dimensions that stay."""
+        """Sizes of the kept dimensions."""
         return tuple(s for d, s in enumerate(self.shape) if d not in self.reduced)
 
     @property
@@ -47,7 +47,7 @@ class Split:
         return any(s is ZERO for s in self.over)
 
     def row(self, i: Index) -> Index:
-        """The part of a full index (or of a padded one) that says which row it is in."""
+        """The row index within a full (or padded) index."""
         return tuple(v for d, v in enumerate(i) if d not in self.reduced)
 
     def pad(self, row: Index) -> Index:
@@ -64,7 +64,7 @@ class Split:
 
 
 def cut(shape: tuple[Sym, ...], dim: int | Sequence[int] | None) -> Split:
-    """Cut a shape at one dimension, some, or all (None and the empty list say all)."""
+    """Split a shape at one dimension, some, or all (None and the empty list mean all)."""
     rank = len(shape)
     if rank == 0:
         return Split(shape, ())
@@ -104,7 +104,7 @@ def reduce_over(
 ) -> Value:
     """Reduce fn(full index) over the reduced dimensions; the result has the rows or padded shape.
 
-    With nothing to reduce (a 0-d tensor) it is a map: every row has its one element.
+    With nothing to reduce (a 0-d tensor) it is a map: every row has one element.
     """
     if not s.over:
 

@@ -1,4 +1,4 @@
-"""Tensors made from nothing: constants, ranges, identity. Every call gives fresh memory."""
+"""Tensors made from nothing: constants, ranges, identity. Every call returns fresh memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _shaped("ones", "ones_like", "new_ones")(lambda b, *_, **__: _fill(b, 1))
 @_shaped("empty", "empty_like", "new_empty")
 @_shaped("empty_strided", "new_empty_strided", "empty_permuted")
 def zeros(b: GraphBuilder, *_: Any, **__: Any) -> Value:
-    """Zeros; also for any values, since nothing that reads them can trip over zeros."""
+    """Zeros; also for uninitialised tensors, since zeros are always safe to read."""
     return _fill(b, 0)
 
 

@@ -1,4 +1,4 @@
-"""Calls of eager ops for what has no lowering: values, aliases and mutation stated as data."""
+"""Calls of eager ops that have no lowering, with values, aliases and mutation as data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lenz.lower.builder import GraphBuilder, Value, maker
 from lenz.sym import Sym, Var
 from lenz.traits import has, is_random
 
-# Calls that the runtime makes by itself, since conditions on sizes are data here.
+# Functions that the runtime evaluates, since conditions on sizes are data here.
 OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
-# Whose ops are done with their arguments when they return.
+# Namespaces whose ops are done with their arguments when they return.
 KNOWN = frozenset({"aten", "prims", "lenz", "py"})
 WAIT = ("_c10d_functional.wait_tensor.default", "c10d_functional.wait_tensor.default")
 
@@ -43,7 +43,7 @@ def call_eager(
     to_sym: Callable[[Any], Sym],
     reason: str,
 ) -> Any:
-    """Add the call of the FX node to the graph; gives what its users see (Value, Sym, tuple)."""
+    """Add the call of the FX node to the graph; returns its result (Value, Sym, tuple)."""
     name = op_name(n.target)
     name = OWN.get(name, name)
     if has(name, "library"):
@@ -80,7 +80,7 @@ def call_eager(
 
 
 def drawn(n: FxNode) -> Draws:
-    """Say what a call draws. Nothing is known of higher-order ops, which may draw.
+    """Say which generators a call draws from. Higher-order ops are unknown and may draw.
 
     Attention without dropout draws nothing.
     """
@@ -95,16 +95,16 @@ def drawn(n: FxNode) -> Draws:
 
 
 def is_object(val: Any) -> bool:
-    """Say whether a value is one that is handed on as it is: a device mesh, a process group.
+    """Say whether a value is only passed on: a device mesh, a process group.
 
-    It stands as a variable, as a size does, with which nothing is computed.
+    It becomes a variable, like a size, but nothing is computed with it.
     """
     numbers = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
     return val is not None and not isinstance(val, (torch.Tensor, *numbers))
 
 
 def waited(b: GraphBuilder, a: Atom) -> tuple[str, ...]:
-    """What the call holds that has made a tensor, which is waited for; if unknown, any argument."""
+    """The arguments held by the collective whose result is waited for; any argument if unknown."""
     (name,) = atom_refs(a)
     n = maker(b, name)
     while isinstance(n, View):
@@ -118,7 +118,7 @@ def waited(b: GraphBuilder, a: Atom) -> tuple[str, ...]:
 
 
 def move(b: GraphBuilder, x: Value, device: str) -> Value:
-    """The elements of `x` on another device, contiguous: a call of the runtime's `to_device`."""
+    """A contiguous copy of `x` on another device: a call of the runtime's `to_device`."""
     type = TensorType(x.dtype, device, contiguous(x.shape))
     out = b.define(f"{x.name}_moved", type)
     b.nodes.append(
@@ -128,7 +128,7 @@ def move(b: GraphBuilder, x: Value, device: str) -> Value:
 
 
 def untold(n: FxNode) -> list[tuple[int, Any]]:
-    """Results of collectives that are arguments, which their schemas do not say."""
+    """Results of collectives that alias arguments, although their schemas do not say so."""
     match str(n.target).removeprefix("_").removeprefix("c10d_functional."):
         case "wait_tensor.default" | "irecv.default":
             return [(0, n.args[0])]
@@ -140,11 +140,11 @@ def untold(n: FxNode) -> list[tuple[int, Any]]:
 
 
 def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ...]]:
-    """What the op's schema says it writes, and which results may share memory with arguments."""
+    """The arguments that the op writes, by its schema, and results that may alias arguments."""
     val = n.meta.get("val")
     count = len(val) if isinstance(val, (list, tuple)) else 1
     if isinstance(n.target, torch._ops.HigherOrderOperator):
-        # No schema: a loop of no rounds, say, may give back what it was given.
+        # Without a schema any result may alias: a loop of no rounds returns its arguments.
         given = [a for a in n.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
         return (), tuple((i, a) for i in range(count) for a in given)
     if not isinstance(n.target, torch._ops.OpOverload):
@@ -165,7 +165,7 @@ def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ..
                 mutates.append(t)
             for i, r in enumerate(schema.returns):
                 if r.alias_info is not None and r.alias_info.before_set & info.before_set:
-                    # One formal result that is a list stands for all of them.
+                    # One list in the schema stands for all its tensors.
                     places = range(count) if len(schema.returns) == 1 else (i,)
                     aliases.extend((k, t) for k in places)
     return tuple(mutates), tuple(aliases)

@@ -20,13 +20,13 @@ Tensors = Sequence[Value]
 
 
 def _each(b: GraphBuilder, one: Callable[[int], Value]) -> tuple[Value, ...]:
-    """What one(k) gives for the k-th result, as the lowering of an op with that result alone."""
+    """Call one(k) for the k-th result, as the lowering of an op with only that result."""
     count = len(b.results)
     return tuple(giving(b, (b.kind(k),), partial(one, k)) for k in range(count))
 
 
 def _pick(given: Any, k: int) -> Any:
-    """The operand beside the k-th tensor, of a list of them or one for all."""
+    """The operand for the k-th tensor, from a list or shared by all."""
     return given[k] if isinstance(given, (list, tuple)) else given
 
 
@@ -56,7 +56,7 @@ for _name in (
 
 @lowering("_foreach_div")
 def foreach_div(b: GraphBuilder, xs: Tensors, others: Any) -> tuple[Value, ...]:
-    """Quotients; only one number for all tensors is what eager takes the reciprocal of on GPUs."""
+    """Quotients; on GPUs eager multiplies by the reciprocal only of a number for all tensors."""
 
     def quotient(b: GraphBuilder, x: Value, y: Operand) -> Value:
         t = b.result.dtype
@@ -68,7 +68,7 @@ def foreach_div(b: GraphBuilder, xs: Tensors, others: Any) -> tuple[Value, ...]:
 
 @lowering("_foreach_pow")
 def foreach_pow(b: GraphBuilder, bases: Any, exponents: Any) -> tuple[Value, ...]:
-    """Powers of floats, or of one number, as Adam needs them; squares are products."""
+    """Powers of floats, or of one number, as in Adam; squares are products."""
     if any(x.dtype.is_integer for x in (bases if isinstance(bases, list) else exponents)):
         raise Decline("integer powers of lists")
     table = op_named("pow")
@@ -89,7 +89,7 @@ def foreach_pow(b: GraphBuilder, bases: Any, exponents: Any) -> tuple[Value, ...
 def foreach_norm(
     b: GraphBuilder, xs: Tensors, ord: int | float = 2, dtype: Any = None
 ) -> tuple[Value, ...]:
-    """The 1-, 2- or greatest-element norm of each tensor."""
+    """The 1-, 2- or infinity norm of each tensor."""
     if ord not in (1, 2, math.inf):
         raise Decline(f"norms of order {ord} of lists")
     return _each(b, lambda k: norm(b, xs[k], ord))

@@ -1,4 +1,4 @@
-"""Reads at computed positions: gather, index, embedding. A position outside raises."""
+"""Reads at computed positions: gather, index, embedding. An out-of-range position raises."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lenz.sym import ONE, ZERO, Sym, Var, product, unflatten
 
 
 def computed(k: int, size: Sym) -> Var:
-    """The variable for the k-th computed position of a load, in a dimension of this size."""
+    """The variable of a load's k-th computed position, in a dimension of this size."""
     return axis(f"@{k}", size).var
 
 
 def checked(e: Expr, size: Sym, *, wraps: bool, fault: str = "assert_in_range") -> Expr:
-    """A position read from a tensor, as i64 in [0, size); a negative one may count from the end.
+    """A position from a tensor, as i64 in [0, size); a negative one may count from the end.
 
-    Another one raises what eager's op raises (`errors.FAULTS`).
+    Out of range it raises eager's error (`errors.FAULTS`).
     """
     e = ops.cast(e, I64)
     n = index(size)
@@ -38,7 +38,7 @@ def is_position(x: Value) -> bool:
 
 
 def _check_reads(x: Value, *positions: Value) -> None:
-    """Decline positions that are masks, and a tensor without elements: eager reports its reads."""
+    """Decline masks as positions, and reads of an empty tensor, which eager reports."""
     for v in positions:
         if not is_position(v):
             raise Decline(f"positions of type {v.dtype}")
@@ -48,7 +48,7 @@ def _check_reads(x: Value, *positions: Value) -> None:
 
 @lowering("index.Tensor", "_unsafe_index.Tensor", any_dtype=True)
 def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value:
-    """x at broadcast positions; their dimensions stand where they are adjacent, else in front."""
+    """x at broadcast positions; their dimensions replace adjacent ones, or else come first."""
     given = {d: v for d, v in enumerate(indices) if v is not None}
     if not all(is_position(v) for v in given.values()):
         raise Decline("a mask as index: the size of the result depends on its values")
@@ -59,7 +59,7 @@ def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value:
 
 
 def at_positions(x: Value, given: Mapping[int, Value], i: Index) -> tuple[Index, tuple[Expr, ...]]:
-    """The place in x of element i of x[given], with positions by dimension; and its operands."""
+    """The place in x of element i of x[given], with positions by dimension, and its operands."""
     dims = list(given)
     rank = max(v.rank for v in given.values())
     adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
@@ -80,7 +80,7 @@ def at_positions(x: Value, given: Mapping[int, Value], i: Index) -> tuple[Index,
 
 @lowering("gather", any_dtype=True)
 def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
-    """out[i] = x[i with its dim-th part replaced by index[i]]."""
+    """out[i] = x[i with i[dim] replaced by index[i]]."""
     if ZERO in index.shape:
         return b.map(lambda i: const(0, x.dtype))
     _check_reads(x, index)
@@ -103,7 +103,7 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
     """Slices of x along one dimension, by their positions."""
     _check_reads(x, index)
     d = wrapped(dim, x.rank)
-    # Eager has a kernel of its own for the second dimension, which raises another error.
+    # Eager has a special kernel for the second dimension, which raises another error.
     fault = "assert_in_bounds" if d == 1 else "assert_in_range"
 
     def fn(i: Index) -> Expr:

@@ -1,4 +1,4 @@
-"""Scatters at positions that no argument decides, as gathers: the gradients of upsampling.
+"""Scatters at compile-time positions, as gathers: the gradients of upsampling.
 
     y = x; y[.., at(o), ..] += v[.., o, ..] for all o
     ==>  y[.., h, ..] = x[.., h, ..] + sum of v[.., o, ..] over the few o with at(o) = h
@@ -23,12 +23,12 @@ from lenz.lower.operand import broadcast
 from lenz.machines import runs_programs
 from lenz.sym import ONE, Int, Sym, product
 
-LONGEST = 1 << 14  # positions of one dimension, which are computed while compiling
-MOST_TAPS = 4  # terms of a sum for each dimension; on CPUs, in all
+LONGEST = 1 << 14  # positions of one dimension, computed at compile time
+MOST_TAPS = 4  # terms of a sum per dimension; on CPUs, in all
 
 
 def positions_of(b: GraphBuilder, x: Value) -> list[int] | None:
-    """The elements of a tensor of known shape that is computed of nothing; None for others."""
+    """The elements of a tensor of known shape that depends on no argument; None for others."""
     if not 0 < (product(x.shape).hi or 0) <= LONGEST or not all(
         isinstance(s, Int) for s in x.shape
     ):
@@ -51,7 +51,7 @@ def positions_of(b: GraphBuilder, x: Value) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """The element h m // n + `step` of a list has the position h for h in first .. last alone."""
+    """Element h m // n + `step` of a list has position h, exactly for h in first .. last."""
 
     step: int
     first: int
@@ -59,7 +59,7 @@ class Tap:
 
 
 def taps_of(at: Sequence[int], n: int) -> list[Tap] | None:
-    """Who has the positions 0 .. n - 1, as the gathers of one loop; None if that takes others."""
+    """The elements at positions 0 .. n - 1, as taps of one loop; None if that is impossible."""
     places: dict[int, list[int]] = {}
     for o, h in enumerate(at):
         if not 0 <= h < n:
@@ -71,7 +71,7 @@ def taps_of(at: Sequence[int], n: int) -> list[Tap] | None:
 
 
 def gathered(b: GraphBuilder, x: Value, given: Mapping[int, Value], v: Value) -> Value | None:
-    """x with v added at known positions, a list for each of some adjacent dimensions; else None."""
+    """x with v added at known positions of some adjacent dimensions; None if they are not known."""
     rank, wide = max(p.rank for p in given.values()), compute_dtype(x.dtype)
     if list(given) != list(range(min(given), min(given) + rank)) or not x.dtype.is_float:
         return None
@@ -83,8 +83,8 @@ def gathered(b: GraphBuilder, x: Value, given: Mapping[int, Value], v: Value) ->
         if at is None or taps is None:
             return None
         along.append([(Int(len(at)), n, t) for t in taps])
-    # On CPUs updates in order take as long as a gather of lanes that are apart: 4 ms for 6.4 M
-    # elements.  Channels last have lanes side by side, 3 ms against 16.
+    # On CPUs updates in order take as long as a gather with strided lanes: 4 ms for 6.4 M elements.
+    # With channels last the lanes are contiguous: 3 ms against 16.
     is_beside = v.buffer.type.layout.stride[-1:] in ((), (ONE,))
     slow = is_beside or math.prod(map(len, along)) > MOST_TAPS
     if slow and not runs_programs(x.device):

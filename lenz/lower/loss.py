@@ -1,7 +1,7 @@
-"""Losses of elements, and their gradients: the loss of each element, then none, mean or sum.
+"""Elementwise losses and their gradients, followed by no reduction, mean or sum.
 
-A mean divides by the number of elements (NaN when there are none); its gradient is that of the sum
-divided by the same number.
+A mean divides by the number of elements (NaN if there are none); its gradient is the sum's divided
+by the same number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lenz.lower.dims import common_shape, count, cut, reduce_over
 from lenz.lower.operand import parameter, reader
 from lenz.lower.registry import lowering
 
-# at::Reduction, as the ops get it.
+# The values of at::Reduction.
 NONE, MEAN, SUM = 0, 1, 2
 
 
@@ -45,7 +45,7 @@ def gradient(
 
 
 def _read(b: GraphBuilder, fn: Callable[..., Expr], *values: Value | None) -> At:
-    """fn of the elements of some tensors, in the compute type; None stays."""
+    """fn of the elements of some tensors, in the compute type; None is passed on."""
     acc = compute_dtype(b.result.dtype)
     readers = [None if v is None else reader(v, acc) for v in values]
     return lambda i: fn(*(None if at is None else at(i) for at in readers))
@@ -93,7 +93,7 @@ def huber(x: Expr, y: Expr, delta: float = 1.0) -> Expr:
 
 
 def huber_slope(x: Expr, y: Expr, delta: float) -> Expr:
-    """x - y, held within -delta and delta."""
+    """x - y, clamped to -delta and delta."""
     z = x - y
     high = const(delta, z.dtype)
     return ops.where(z < -delta, -delta, ops.where(z > high, high, z))
@@ -130,9 +130,9 @@ def softplus(z: Expr) -> Expr:
 def binary_cross_entropy(
     b: GraphBuilder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
 ) -> Value:
-    """-(y log x + (1 - y) log(1 - x)), the logarithms no less than -100.
+    """-(y log x + (1 - y) log(1 - x)), with logarithms clamped to -100.
 
-    An x or y outside of [0, 1] raises on CPUs, as in eager.
+    An x or y outside [0, 1] raises on CPUs, as in eager.
     """
 
     def loss(p: Expr, y: Expr, w: Expr | None) -> Expr:

@@ -1,19 +1,18 @@
-"""Mean and sum of squared deviations of many sets of numbers, which are read once on GPUs.
+"""Mean and sum of squared deviations of many sets of numbers, read once on GPUs.
 
-A mean m that was rounded is corrected by the deviations from it (the corrected two-pass algorithm;
-Chan, Golub and LeVeque, 1983), so that equal numbers have exactly their mean and no variance:
+A rounded mean m is corrected by the deviations from it (the corrected two-pass algorithm; Chan,
+Golub and LeVeque, 1983), so that equal numbers give their exact mean and variance 0:
 
     d = sum(x - m) / n        mean = m + d        sum((x - mean)^2) = sum((x - m)^2) - n d^2
 
-A set too long for the registers of a program is cut into chunks of k elements. A program holds one
-chunk (or those of some channels that lie side by side) and computes its mean c and
-q = sum((x - c)^2), both corrected so. Chan, Golub and LeVeque (1979) put n elements in chunks
-(c, q, k) together:
+A set too long for the registers of a program is split into chunks of k elements. A program holds
+one chunk (or those of some adjacent channels) and computes its mean c and q = sum((x - c)^2), both
+corrected this way. Chan, Golub and LeVeque (1979) combine the chunks (c, q, k) of n elements:
 
     mean = sum(k c) / n        sum((x - mean)^2) = sum(q + k (c - mean)^2)
 
-All terms are positive, so that a mean far from zero costs no digits; the few means of chunks are
-added in f64, as rounding of a mean far from zero is what is left.
+All terms are positive, so that a mean far from zero costs no digits. Only the rounding of such a
+mean is left, so the few means of chunks are added in f64.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from lenz.lower.dims import count
 from lenz.machines import capabilities_of
 from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum, power_of_two
 
-# Parts of the elements of a tile that the chunk of a row has, or a tile of chunks of columns: the
-# most that leave half of a machine's `programs` to run at once. Sums of rows are written and read
-# in at most 2% of the bytes of a bf16 x, those of columns in 4% where there are programs enough,
-# else 16%. opt/split_reduce cuts none of them again.
+# Fractions of a tile that the chunk of a row has, or a tile of column chunks: the largest that
+# leave half of a machine's `programs` to run at once. Row sums are written and read in at most 2%
+# of the bytes of a bf16 x, column sums in 4% if there are enough programs, else 16%.
+# opt/split_reduce does not split them again.
 ROWS, COLUMNS = (1, 2, 4, 8), (1, 2, 4)
-# Runs of fewer elements, beside those of another set, are columns where that gives chunks of TALL.
-# Programs for sets that they hold do not mind runs of RUN: the rest of a cache line is in L2.
+# Shorter runs, adjacent to those of another set, are columns if that gives chunks of TALL. A
+# program that holds whole sets tolerates runs of RUN: the rest of a cache line is in L2.
 SHORT, TALL, RUN = 64, 256, 8
-# Rows are cut at multiples of so many elements, where loads of 16 bytes can start in any type.
+# Rows are split at multiples of this many elements, where 16-byte loads can start in any type.
 ALIGNED = 16
 
-Dim = tuple[bool, int]  # (True, d) is dimension d of the rows, (False, d) of what is reduced
+Dim = tuple[bool, int]  # (True, d) is dimension d of the rows, (False, d) of `over`
 
 
 @dataclass(frozen=True, slots=True)
 class Sets:
     """The elements x[join(i, r)] for r in `over` are one set, for every i in `rows`.
 
-    The statistics have the shape `rows`, which may hold ones for dimensions that are reduced.
+    The statistics have the shape `rows`, which may have ones for reduced dimensions.
     """
 
     x: Value
@@ -80,9 +79,9 @@ def moments(
     finish: Callable[[Expr], Expr],
     name: str,
 ) -> tuple[Value, Value]:
-    """The mean of each set, and finish(sum((x - mean)^2)), which is called `name`.
+    """The mean of each set, and finish(sum((x - mean)^2)), whose node is named `name`.
 
-    `types` are those of the two, of the shape `s.rows`.
+    `types` are the types of the two, of shape `s.rows`.
     """
     chunks = chunks_of(b, s)
     if chunks is not None:
@@ -156,10 +155,10 @@ def _of_chunks(
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Sets cut along the dimensions of `over`: size[d] elements of dimension d are in one chunk.
+    """Sets split along the dimensions of `over`: a chunk has size[d] elements of dimension d.
 
-    `order` are the dimensions that tell chunks apart, as they lie in memory; the sums of all chunks
-    have these dimensions.
+    `order` are the dimensions that number the chunks, in memory order; the sums of all chunks have
+    these dimensions.
     """
 
     sets: Sets
@@ -167,7 +166,7 @@ class Chunks:
     order: tuple[Dim, ...]
 
     def count(self, d: int) -> Sym:
-        """How many parts dimension d of `over` is cut into."""
+        """The number of parts of dimension d of `over`."""
         return ceildiv(self.sets.over[d], Int(self.size[d]))
 
     @property
@@ -186,7 +185,7 @@ class Chunks:
         return tuple(Int(n) for n in self.size if n > 1)
 
     def place(self, i: Index, part: Index) -> Index:
-        """Where the sums of a part of set i lie."""
+        """The index of the sums of a part of set i."""
         left = iter(part)
         at = {k: i[k[1]] if k[0] else next(left) for k in sorted(self.order)}
         return tuple(at[k] for k in self.order)
@@ -197,7 +196,7 @@ class Chunks:
         return tuple(at.get((False, d), ZERO) for d in range(len(self.size)))
 
     def element(self, place: Index, r: Index, fn: Callable[[Expr], Expr]) -> Expr:
-        """fn(element r of a chunk), and 0 behind the end of a dimension."""
+        """fn(element r of a chunk), and 0 past the end of a dimension."""
         at = dict(zip(self.order, place, strict=True))
         row = tuple(at.get((True, d), ZERO) for d in range(len(self.sets.rows)))
         left = iter(r)
@@ -210,7 +209,7 @@ class Chunks:
         return e
 
     def number(self, place: Index) -> Expr:
-        """How many elements a chunk has."""
+        """The number of elements of a chunk."""
         left = zip(self.part(place), self.size, self.sets.over, strict=True)
         return count([minimum(Int(n), extent - p * n) for p, n, extent in left], self.sets.dtype)
 
@@ -224,15 +223,15 @@ class _Memory:
     extent: dict[Dim, int]
 
     def follows(self, b: Dim, a: Dim) -> bool:
-        """True when one step of b leads just behind the last of a."""
+        """True if one step of b leads just past the last element of a."""
         return self.stride[b] == self.stride[a] * self.extent[a]
 
     def volume(self, dims: Iterable[Dim]) -> int:
-        """Elements of some dimensions."""
+        """The number of elements of some dimensions."""
         return math.prod(self.extent[d] for d in dims)
 
     def columns(self) -> tuple[Dim, ...]:
-        """The dimensions that lie side by side in memory and tell sets, or chunks, apart."""
+        """The contiguous dimensions that number sets or chunks."""
         first = self.dims[0]
         if not first[0]:
             tall = self.volume(d for d in self.dims[1:] if not d[0]) >= TALL
@@ -247,9 +246,9 @@ class _Memory:
         return tuple(found)
 
     def sizes(self, dims: Sequence[Dim], lanes: int) -> dict[Dim, int]:
-        """Elements of a chunk along `dims`, the innermost first, that fit so many lanes.
+        """Elements of a chunk along `dims`, innermost first, that fit in this many lanes.
 
-        Dimensions that follow each other share their lanes, whose number is a power of two.
+        Dimensions that follow each other in memory share their lanes, a power of two.
         """
         size = dict.fromkeys(dims, 1)
         run = 1
@@ -266,13 +265,13 @@ class _Memory:
 
 
 def chunks_of(b: GraphBuilder, s: Sets) -> Chunks | None:
-    """How to cut sets that lie on a GPU and are too long to be held whole; None for others.
+    """How to split GPU sets that are too long for registers; None for others.
 
-    Only for known sizes, since the elements of a chunk are lanes.
+    Only for known sizes, since a chunk's elements are lanes.
     """
     can = capabilities_of(s.x.device)
     m = _memory(b, s) if s.is_static and can.units else None
-    # Fewer elements are read twice from cache in less time than a second kernel takes to start.
+    # Reading fewer elements twice from cache takes less time than the launch of a second kernel.
     if m is None or m.volume(m.dims) < can.launch:
         return None
     columns = m.columns()
@@ -299,7 +298,7 @@ def chunks_of(b: GraphBuilder, s: Sets) -> Chunks | None:
 
 
 def _memory(b: GraphBuilder, s: Sets) -> _Memory | None:
-    """Where the elements of sets of known sizes lie; None where some are in several sets."""
+    """The memory layout of sets of known sizes; None if sets overlap."""
     rows, over = axes_for(s.rows), axes_for(s.over, prefix="r")
     flat = b.flat(s.x, s.join(tuple(a.var for a in rows), tuple(a.var for a in over)))
     stride: dict[Dim, int] = {}
@@ -318,7 +317,7 @@ def _memory(b: GraphBuilder, s: Sets) -> _Memory | None:
 
 
 def _even(n: int, most: int, unit: int) -> int:
-    """The greatest multiple of `unit` that divides n, from about half of `most` on; else `most`."""
+    """The largest multiple of `unit` that divides n, at least about half of `most`; else `most`."""
     for parts in range(-(-n // most), 2 * n // most + 1):
         if n % parts == 0 and n // parts % unit == 0:
             return n // parts

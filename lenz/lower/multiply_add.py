@@ -1,7 +1,7 @@
 """Sums whose last operand is a product: alpha, addcmul, addcdiv, lerp.
 
 Torch's loops add the product of floats exactly: its CPU code calls a fused multiply-add, and its
-GPU code is compiled to one. Which products come before that differs between the two.
+GPU code is compiled to one. The products before it differ between the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lenz.sym import Sym
 
 
 def product_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
-    """x + factor * y * z with the roundings of torch, whose last sum takes the product exactly."""
+    """x + factor * y * z with torch's roundings: the last sum adds an exact product."""
     x, y, z = xyz
     if not x.dtype.is_float:
         return x + factor * y * z
@@ -29,7 +29,7 @@ def product_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
 
 
 def quotient_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
-    """x + factor * y / z with the roundings of torch."""
+    """x + factor * y / z with torch's roundings."""
     x, y, z = xyz
     if ops.is_value(factor, 1) or device == "cpu":
         return x + y * factor / z
@@ -37,7 +37,7 @@ def quotient_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
 
 
 def _plus(b: GraphBuilder, x: Operand, y: Operand, alpha: Number, sign: int) -> Value:
-    """x + sign * alpha * y, with one rounding for floats, as torch's loops have it."""
+    """x + sign * alpha * y, with one rounding for floats, as in torch's loops."""
     t, device = b.result.dtype, b.result.device
     of = ops.add if sign > 0 else ops.sub
     kept = [keeps("add", device, k) for k in range(2)]
@@ -48,12 +48,12 @@ def _plus(b: GraphBuilder, x: Operand, y: Operand, alpha: Number, sign: int) -> 
             return of(e, f)
         if not e.dtype.is_float:
             return of(e, f * element(alpha, (), t, kept=kept[1]))
-        return ops.fma(f, element(alpha * sign, (), t, kept=kept[1]), e)  # of an int 0 it is 0.0
+        return ops.fma(f, element(alpha * sign, (), t, kept=kept[1]), e)  # 0.0 for an int 0
 
     return b.map(fn)
 
 
-lowering("add")(lambda b, x, y, alpha=1: _plus(b, x, y, alpha, 1))  # logical or for bool
+lowering("add")(lambda b, x, y, alpha=1: _plus(b, x, y, alpha, 1))  # bool: logical or
 lowering("sub", "subtract")(lambda b, x, y, alpha=1: _plus(b, x, y, alpha, -1))
 lowering("rsub")(lambda b, x, y, alpha=1: _plus(b, y, x, alpha, -1))
 
@@ -72,12 +72,12 @@ _enter_added("addcmul", product_added)
 _enter_added("addcdiv", quotient_added)
 
 
-# Torch decomposes the in-place addcmul into it.
+# Torch decomposes in-place addcmul into this op.
 elementwise("prims.fma", tensors=3)(lambda x, y, z: ops.fma(x, y, z))
 
 
 def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:
-    """start + weight * (end - start), taken from the nearer end; one product is added exactly."""
+    """start + weight * (end - start) from the nearer end; one product is added exactly."""
     span = end - start
     low = ops.fma(weight, span, start)
     high = ops.fma(span, weight - 1.0, end)

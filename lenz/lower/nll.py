@@ -1,6 +1,6 @@
 """Negative log-likelihood: a class index per position, with weights and an ignored index.
 
-A target outside of [0, C) that is not the ignored index raises IndexError, as in eager.
+A target outside [0, C) other than the ignored index raises IndexError, as in eager.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lenz.sym import Sym, Var
 
 
 def class_var(classes: Sym) -> Var:
-    """The bound variable that stands for a target that was checked."""
+    """The bound variable of a checked target."""
     return Var("@0", 0, None if classes.hi is None else classes.hi - 1, classes)
 
 
@@ -36,8 +36,8 @@ def nll_loss_forward(
 ) -> tuple[Value, Value]:
     """-w[t] x[n, t], 0 where t is ignored; summed, or also divided by the sum of the weights.
 
-    The second result is that sum of weights, which eager leaves at 0 without reduction (but not
-    for a single target of no dimensions).
+    The second result is the sum of weights. Without reduction eager leaves it at 0, except for a
+    single 0-d target.
     """
     acc = compute_dtype(x.dtype)
     classes = x.shape[1 if x.rank > 1 else 0]
@@ -88,7 +88,7 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Value,
 ) -> Value:
-    """-w[c] dy where c is the target and not ignored, else 0; divided by the sum for a mean."""
+    """-w[c] dy if c is the target and not ignored, else 0; divided by the sum for a mean."""
     acc = compute_dtype(x.dtype)
     position = 1 if x.rank > 1 else 0
 

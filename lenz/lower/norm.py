@@ -2,10 +2,10 @@
 
 Statistics are f32 for half inputs and f32, f64 for f64.  The variance of a row or a group is
 computed in two passes, mean first: the second pass finds the data in cache, or in registers on GPUs
-(moments.py).  Batch statistics run over the whole tensor once per pass, so on CPU, and for sizes
-that are not known, they are two sums in f64 for inputs up to f32, of x and of x^2, that share one
-pass: squares of f32 values are exact in f64 but for 2^-53 of each, so that sum(x^2) - sum(x)^2/n is
-as good as two passes in f32 while |mean| < 10^4 * deviation.
+(moments.py).  Batch statistics read the whole tensor once per pass. So on CPUs, and for unknown
+               sizes, inputs up to f32 use two f64 sums in one pass, of x and of x^2. Squares of f32
+               values have a relative error of 2^-53 in f64, so sum(x^2) - sum(x)^2/n is as good as
+               two passes in f32 while |mean| < 10^4 * deviation.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from lenz.sym import ZERO, Sym, product, prove_divides, sym
 
 
 def rounded(b: GraphBuilder, x: Value, type: TensorType, name: str) -> Value:
-    """`x` itself where it has the type already, else a copy in the type."""
+    """`x` itself if it has the type, else a converted copy."""
     return x if x.dtype is type.dtype else b.map(x.at, type, name)
 
 
 def scaled(
     e: Expr, weight: Value | None, bias: Value | None, index: Index, or_zero: bool = False
 ) -> Expr:
-    """e * weight + bias, where there are such, in the type of e; `or_zero` is a bias too."""
+    """e * weight + bias, if given, in the type of e; with `or_zero` a missing bias is 0.0."""
     if weight is not None:
         e = e * ops.cast(weight.compute(index), e.dtype)
     if bias is not None:
@@ -95,15 +95,15 @@ def native_layer_norm(
 ) -> tuple[Value, Value, Value]:
     """(x - mean) / sqrt(var + eps) over the last dimensions, times weight, plus bias.
 
-    Also gives the mean and 1/sqrt(var + eps) of each row, with the normalised dimensions as 1.
+    Also returns the mean and 1/sqrt(var + eps) of each row, with size 1 for normalised dimensions.
     """
     lead = x.rank - len(normalized_shape)
     if ZERO in x.shape[lead:]:
-        raise Decline("the norm of nothing")
+        raise Decline("the norm of an empty tensor")
     s = cut(x.shape, tuple(range(lead, x.rank)))
     sets = Sets(x, s.padded, s.over, lambda i, r: s.join(s.row(i), r))
 
-    # Eager adds 0.0 for no bias, which shows in -0.0; its vectors of 4 on GPUs add nothing.
+    # Eager adds 0.0 for a missing bias, which changes -0.0; its vectors of 4 on GPUs do not.
     whole = x.device != "cpu" and prove_divides(4, product(s.over)) and x.dtype is not F64
 
     def shifted(e: Expr, i: Index) -> Expr:
@@ -151,7 +151,7 @@ def native_group_norm(
 ) -> tuple[Value, Value, Value]:
     """Normalisation over groups of channels of [N, C, ...], scale and shift per channel."""
     if ZERO in x.shape[1:]:
-        raise Decline("the norm of nothing")
+        raise Decline("the norm of an empty tensor")
     s = group_of(x.shape, C, group)
 
     def shifted(e: Expr, i: Index) -> Expr:
@@ -170,7 +170,7 @@ class ChannelStatistics:
 
 
 def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
-    """Statistics over all dimensions but dimension 1; the head of this file says how."""
+    """Statistics over all dimensions but dimension 1, computed as the top of this file says."""
     s = cut(x.shape, tuple(d for d in range(x.rank) if d != 1))
     acc = compute_dtype(x.dtype)
     mean_type = b.temp(s.rows, acc)
@@ -237,7 +237,7 @@ class BatchNorm:
         return y, save_mean, rounded(b, invstd, b.kind(2), "save_invstd"), stats
 
     def evaluate(self, b: GraphBuilder) -> tuple[Value, Value, Value]:
-        """Normalise by the running statistics; what eager saves is then empty (or the same)."""
+        """Normalise by the running statistics; eager saves empty tensors (or the same ones)."""
         mean, var = self.running
         invstd = invstd_of(b, var, self.eps, b.temp(var.shape, self.acc))
         y = self.apply(b, mean, invstd)
@@ -251,7 +251,7 @@ class BatchNorm:
         return self.running_mean, self.running_var
 
     def saved(self, b: GraphBuilder, value: Value, position: int) -> Value:
-        """An empty result on CPU, the statistics that were used elsewhere."""
+        """An empty result on CPUs, elsewhere the statistics used."""
         type = b.kind(position)
         if type.shape and type.shape[0] is ZERO:
             return b.map(lambda i: const(0, type.dtype), type, "saved")
@@ -283,14 +283,14 @@ def invstd_of(b: GraphBuilder, var: Value, eps: float, type: TensorType) -> Valu
 
 
 def _given(args: Sequence[Any]) -> tuple[BatchNorm, bool]:
-    """The arguments of an op as aten orders them: `training` stands behind the tensors."""
+    """The arguments of an op in aten's order: `training` comes after the tensors."""
     x, weight, bias, mean, var, training, momentum, eps = args
     return BatchNorm(x, weight, bias, mean, var, momentum, eps), training
 
 
 @lowering("_native_batch_norm_legit_functional")
 def batch_norm_functional(b: GraphBuilder, *args: Any) -> tuple[Value, ...]:
-    """Batch normalisation that gives the new running statistics as results 3 and 4."""
+    """Batch normalisation that returns the new running statistics as results 3 and 4."""
     op, training = _given(args)
     if not training:
         return (*op.evaluate(b), *args[3:5])
@@ -300,7 +300,7 @@ def batch_norm_functional(b: GraphBuilder, *args: Any) -> tuple[Value, ...]:
 
 @lowering("_batch_norm_with_update_functional")
 def batch_norm_with_update_functional(b: GraphBuilder, *args: Any) -> tuple[Value, ...]:
-    """As above in training, of a BatchNorm; result 3 is the library's reserve, empty here."""
+    """The same in training mode; result 3 is the library's reserve, empty here."""
     op = BatchNorm(*args)
     reserve_type = b.kind(3)
     if not any(s is ZERO for s in reserve_type.shape):
@@ -312,19 +312,19 @@ def batch_norm_with_update_functional(b: GraphBuilder, *args: Any) -> tuple[Valu
 
 @lowering("_native_batch_norm_legit_no_training")
 def batch_norm_no_training(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
-    """A BatchNorm by the running statistics."""
+    """Batch normalisation by the running statistics."""
     return BatchNorm(*args).evaluate(b)
 
 
 @lowering("_native_batch_norm_legit.no_stats")
 def batch_norm_no_stats(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
-    """Batch normalisation that keeps no running statistics: always by those of the batch."""
+    """Batch normalisation without running statistics: always by those of the batch."""
     return _given((*args[:3], None, None, *args[3:]))[0].train(b)[:3]
 
 
 @lowering("native_batch_norm")
 def batch_norm(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
-    """The form that may write running statistics, which a functional graph does not hold.
+    """The form that may write running statistics, which a functional graph does not have.
 
     Raises Unsupported for it: the op's schema does not say that it writes.
     """
@@ -344,7 +344,7 @@ def fused_rms_norm(
     weight: Value | None,
     eps: float | None,
 ) -> tuple[Value, Value]:
-    """x / sqrt(mean(x^2) + eps) over the last dimensions, times weight; also that factor per row.
+    """x / sqrt(mean(x^2) + eps) over the last dimensions, times weight; also the factor per row.
 
     eps defaults to the machine epsilon of the compute type.
     """

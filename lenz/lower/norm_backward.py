@@ -3,8 +3,8 @@
 With xhat = (x - mean) * rstd and h = dy * weight, over the n elements that share statistics:
     dx = (n h - xhat * sum(h * xhat) - sum(h)) * rstd / n
     dweight = sum(dy * xhat)        dbias = sum(dy)
-Nothing is divided before it is subtracted, as in eager: sums of a few short numbers are exact.
-RMS norm has no mean: xhat = x * rstd, and sum(h) falls away.
+As in eager, nothing is divided before the subtraction: sums of a few short numbers are exact. RMS
+norm has no mean: xhat = x * rstd, without sum(h).
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def row_gradient(
 
 @lowering("native_layer_norm_backward")
 def native_layer_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | None, ...]:
-    """dx, dweight, dbias, each where the mask asks for it."""
+    """dx, dweight, dbias, each if the mask asks for it."""
     grad, x, inner, mean, rstd, weight, _, mask = args
     return _rows_backward(b, grad, x, len(inner), mean, rstd, weight, mask)
 
 
 @lowering("_fused_rms_norm_backward")
 def fused_rms_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | None, ...]:
-    """dx, dweight, each where the mask asks for it."""
+    """dx, dweight, each if the mask asks for it."""
     grad, x, inner, rstd, weight, mask = args
     return _rows_backward(b, grad, x, len(inner), None, rstd, weight, (*mask, False))[:2]
 
@@ -113,7 +113,7 @@ def native_group_norm_backward(
     group: Sym | int,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    """dx, dweight, dbias: one pass over the data gives sums per channel, all else is small."""
+    """dx, dweight, dbias: one pass over the data computes sums per channel, the rest is small."""
     s = group_of(x.shape, C, group)
     acc = compute_dtype(x.dtype)
     spatial, dy = Split(x.shape, tuple(range(2, x.rank))), reader(grad, acc)
@@ -159,7 +159,7 @@ def _group_mean(b: GraphBuilder, s: Groups, v: Value, weight: Value | None) -> V
 
 
 def _over_batch(b: GraphBuilder, v: Value, position: int, name: str) -> Value:
-    made = b.kind(position)  # its size is v's by facts, maybe
+    made = b.kind(position)  # its size may equal v's only by facts
     return b.reduce("sum", made.shape, v.shape[:1], lambda i, r: v.at((*r, *i)), None, made, name)
 
 
@@ -180,7 +180,7 @@ def native_batch_norm_backward(
 ) -> tuple[Value | None, ...]:
     """dx, dweight, dbias; without training the statistics are constants.
 
-    The form with the library's `reserve` calls what it saved a variance: it is 1/sqrt(var + eps).
+    In the form with the library's `reserve`, the saved "variance" is 1/sqrt(var + eps).
     """
     if train:
         if save_mean is None or save_invstd is None:

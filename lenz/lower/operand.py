@@ -1,4 +1,4 @@
-"""Operands of pointwise ops: their common type, and one element of them at an index of the result.
+"""Operands of pointwise ops: their common type, and their elements at an index of the result.
 
 Type promotion is torch's: tensors with dimensions decide within a category (bool, integer, float),
 then 0-d tensors, then Python scalars; only a higher category raises the type.
@@ -24,13 +24,13 @@ Operand: TypeAlias = Value | Number
 
 
 def broadcast(x: Value, i: Index) -> Index:
-    """The index of `x` that broadcasts to the index `i` of a result of the same or higher rank."""
+    """The index of `x` for index `i` of a result that it broadcasts to."""
     tail = i[len(i) - x.rank :]
     return tuple(ZERO if n is ONE else d for n, d in zip(x.shape, tail, strict=True))
 
 
 def reader(x: Value, dtype: DType) -> At:
-    """The elements of an operand that broadcasts, in a type that arithmetic is done in."""
+    """The elements of a broadcast operand, in a compute type."""
     return lambda i: ops.cast(x.at(broadcast(x, i)), dtype)
 
 
@@ -42,8 +42,8 @@ def number(x: Sym | bool | int | float, dtype: DType) -> Expr:
 def element(x: Operand, i: Index, dtype: DType, *, kept: bool = False) -> Expr:
     """One operand of an op whose operands are promoted to `dtype`, in dtype's compute type.
 
-    Integers and other floats become a half type first, as in torch; with `kept` numbers do not,
-    nor 0-d tensors of CPUs, as few ops of torch want it: products, quotients, sums on GPUs.
+    Integers and other floats are rounded to a half type first, as in torch. With `kept`, numbers
+    and 0-d CPU tensors are not, as in a few ops of torch: products, quotients, sums on GPUs.
     """
     to = compute_dtype(dtype)
     if not isinstance(x, Value):
@@ -57,20 +57,20 @@ def element(x: Operand, i: Index, dtype: DType, *, kept: bool = False) -> Expr:
 
 
 def keeps(name: str, device: str, k: int) -> bool:
-    """True where operand k of an op of two stays f32 beside a half type when it is a scalar."""
+    """True if operand k of a binary op stays f32 with half types when it is a scalar."""
     if device == "cpu":
         return k == 1 and name in ("mul", "div")
     return name in ("add", "sub", "mul") or (name == "div" and k == 1)
 
 
 def divisor(e: Expr, device: str) -> Expr:
-    """What is divided by: an integer 0 raises in eager on CPUs, and gives any result on GPUs."""
+    """A divisor: an integer 0 raises on CPUs, as in eager, and gives any result on GPUs."""
     checked = device == "cpu" and e.dtype.is_integer and not ops.is_const(e)
     return ops.assert_nonzero(e) if checked else e
 
 
 def parameter(e: Expr, device: str, most: float | None = None) -> Expr:
-    """What must be between 0 and `most`: eager raises on CPUs if it is not."""
+    """A parameter that must be between 0 and `most`: on CPUs it raises otherwise, as in eager."""
     wrong = ops.logical_not(e >= 0)
     if most is not None:
         wrong = wrong | (e > most)
@@ -78,17 +78,17 @@ def parameter(e: Expr, device: str, most: float | None = None) -> Expr:
 
 
 def stepped(e: Expr, dtype: DType) -> Expr:
-    """`e` rounded where torch rounds inside of one op on half types; fusion may remove it again."""
+    """`e` rounded where torch rounds within an op on half types; fusion may remove the rounding."""
     return ops.cast(ops.narrow(e, dtype), e.dtype) if dtype.is_half else e
 
 
 def exact(x: Operand, i: Index, dtype: DType) -> Expr:
-    """One operand in `dtype` itself, halves included: for ops that only move values."""
+    """One operand in `dtype` itself, also half types: for ops that only move values."""
     return ops.cast(x.at(broadcast(x, i)), dtype) if isinstance(x, Value) else number(x, dtype)
 
 
 def elementwise(*names: str, tensors: int = 1) -> Callable[[F], F]:
-    """Register out = fn(*elements, *numbers) of the first `tensors` operands and what follows."""
+    """Register out = fn(*elements of the first `tensors` operands, *numbers)."""
 
     def enter(fn: F) -> F:
         def lower_elements(b: GraphBuilder, *args: Any, **numbers: Any) -> Value:
@@ -103,7 +103,7 @@ def elementwise(*names: str, tensors: int = 1) -> Callable[[F], F]:
 
 
 def scalar_dtype(x: Any) -> torch.dtype:
-    """The type that a Python scalar has in promotion; raises Unsupported for anything else."""
+    """The type of a Python scalar in promotion; raises Unsupported for anything else."""
     match x:
         case bool():
             return torch.bool
@@ -137,6 +137,6 @@ def _stronger(high: torch.dtype | None, low: torch.dtype | None) -> torch.dtype 
     if high is None or low is None or high.is_complex:
         return low if high is None else high
     if low.is_complex or (low.is_floating_point and not high.is_floating_point):
-        # A complex with the precision of a float, or the float itself.
+        # A complex type with the precision of a float, or the float itself.
         return torch.promote_types(high, C64.torch) if low.is_complex else low
     return high if high.is_floating_point else low if high is BOOL.torch else high

@@ -1,7 +1,6 @@
 """Pointwise ops of the op table, each lowered to one map; conversions, copies, choices.
 
-Arithmetic that needs more than its table entry stands in `arithmetic` and `multiply_add`,
-activations in `activation`.
+Arithmetic beyond table entries is in `arithmetic` and `multiply_add`, activations in `activation`.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from lenz.ops.fold import apply
     "_to_copy", "prims.convert_element_type", "prims.device_put", "_conj_physical", float8=True
 )
 def convert(b: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
-    """The elements in the type of the result, as the program asks for: no rounding is implicit."""
+    """The elements in the result's type. The program asks for it: no rounding is implicit."""
     return b.map(lambda i: ops.cast(x.at(i), b.result.dtype))
 
 
 @lowering("clone", "contiguous", "lift_fresh_copy", "alias_copy", "detach_copy", any_dtype=True)
 def clone(b: GraphBuilder, x: Value, **_: Any) -> Value:
-    """A copy in the strides of the result."""
+    """A copy with the strides of the result."""
     return b.map(x.at)
 
 
 @lowering("copy", float8=True)
 def copy(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value:
-    """The elements of `src`, broadcast and converted, in place of those of `x`."""
+    """The elements of `src`, broadcast and converted to the shape and type of `x`."""
     return b.map(lambda i: exact(src, i, x.dtype))
 
 
@@ -48,22 +47,22 @@ def copy(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> V
 def copy_(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value:
     """The input `x` holds the elements of `src` when the graph ends.
 
-    Raises Unsupported for a write into a tensor of the graph, which no functional graph has.
+    Raises Unsupported for a write into any other tensor, which a functional graph does not have.
     """
     if maker(b, x.name) is not None:
-        raise Unsupported(f"a write into %{x.name}, which is no input")
+        raise Unsupported(f"a write into %{x.name}, which is not an input")
     if _holds(b, x, src):
         return src
     value = src
     if src.buffer.type != x.buffer.type or not is_own(b, src):
-        # An input or a view may be (part of) what is written, so its elements are taken first.
+        # An input or a view may alias the target, so its elements are copied first.
         value = b.map(lambda i: exact(src, i, x.dtype), x.buffer.type)
     b.mutate(x, value)
     return value
 
 
 def _holds(b: GraphBuilder, x: Value, value: Value) -> bool:
-    """True when calls have written the value into the memory of `x` already."""
+    """True if calls have already written the value into the memory of `x`."""
     name = value.name
     while isinstance(n := maker(b, name), Extern):
         own = [k for k, o in enumerate(n.outs) if isinstance(o, Buffer) and o.name == name]
@@ -75,9 +74,9 @@ def _holds(b: GraphBuilder, x: Value, value: Value) -> bool:
 
 
 def is_own(b: GraphBuilder, x: Value) -> bool:
-    """True when a computation of this graph wrote the buffer, which is no view of another one.
+    """True if this graph computed the buffer and it is not a view of another one.
 
-    A call that writes one of its arguments and gives it back has written its result.
+    A call that writes an argument and returns it has written its result.
     """
     n = maker(b, x.name)
     if isinstance(n, Extern):
@@ -90,7 +89,7 @@ lowering("fill", float8=True)(lambda b, x, value: b.map(lambda i: exact(value, i
 
 @lowering("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", float8=True)
 def where(b: GraphBuilder, cond: Value, x: Operand, y: Operand) -> Value:
-    """x where cond holds, else y; uint8 conditions count as bool."""
+    """x where cond is true, else y; uint8 conditions count as bool."""
     dtype = b.result.dtype
     return b.map(
         lambda i: ops.where(
@@ -99,7 +98,7 @@ def where(b: GraphBuilder, cond: Value, x: Operand, y: Operand) -> Value:
     )
 
 
-# `value` where the mask holds, else x.
+# `value` where the mask is true, else x.
 lowering("masked_fill")(lambda b, x, mask, value: where(b, mask, value, x))
 
 
@@ -134,11 +133,11 @@ for _name, _of in {**_OF_NUMBERS, "sign": ops.sign, "sgn": ops.sign}.items():
 
 
 def compute_types(op: Op, operands: tuple[Operand, ...], result: DType) -> DType:
-    """The type that the operands of a table op are promoted to, a half type included."""
+    """The type to which the operands of a table op are promoted, half types included."""
     return promote(operands) if op.promotion == "bool" else result
 
 
-# Ops whose table entry has no bool, where torch has it.
+# Ops for which torch has bool and the table entry has not.
 _OF_BOOL: dict[str, Any] = {"fmin": ops.and_, "fmax": ops.or_}
 
 
@@ -161,7 +160,7 @@ def direct(op: Op) -> Lowering:
         if made.is_float and not b.result.dtype.is_float:
             raise Decline(f"{op.name} of {dtype} gives {b.result.dtype}")
         if op.name == "nextafter" and dtype.is_half:
-            raise Decline("the neighbour of a half is none of an f32")
+            raise Decline("the neighbours of a half and of an f32 differ")
         device = b.result.device
         kept = [keeps(op.name, device, k) for k in range(op.arity)]
         divides = op.name in ("fmod", "remainder")

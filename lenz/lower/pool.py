@@ -1,7 +1,7 @@
-"""Pooling over windows, and its gradients as gathers: what an input element gets from each window.
+"""Pooling over windows. Its gradients are gathers: an input element reads from each of its windows.
 
-A small window is written out, so that the loop over outputs is what vectorises; a large one is a
-reduction. Input positions outside of the tensor are never read.
+A small window is unrolled, so that the loop over outputs vectorises; a large one is a reduction.
+Input positions outside the tensor are never read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lenz.lower.windows import UNKNOWN, WRITTEN_OUT, Adaptive, Offsets, Windows,
 from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Int, Sym, flatten, maximum, minimum
 
-# Elements of a window whose maximum is found tap by tap: 49 taps take 4 ms, in eager 17 ms.
+# Most elements of a window whose maximum is unrolled: 49 taps take 4 ms, in eager 17 ms.
 MOST_TAPS = 128
 
 
 def counted(w: Windows, o: Index, include_pad: bool, override: int | None) -> Expr | int:
-    """What the sum of a window is divided by, as eager counts; no less than 1."""
+    """The divisor of a window's sum, as in eager; at least 1."""
     if override is not None:
         return override
     if isinstance(w, Adaptive):
@@ -44,7 +44,7 @@ def counted(w: Windows, o: Index, include_pad: bool, override: int | None) -> Ex
         end = minimum(start + w.kernel[d], w.sizes[d] + w.padding[d])
         if not include_pad:
             start, end = maximum(start, ZERO), minimum(end, w.sizes[d])
-        # A window that ceil_mode puts into the right padding has no elements; its sum is 0.
+        # With ceil_mode a window may lie in the right padding, without elements; its sum is 0.
         n = n * maximum(end - start, ONE)
     return index(n)
 
@@ -61,7 +61,7 @@ def avg_pool(
     if not x.dtype.is_float:
         raise Decline("average pooling of integers")
     if override == 0:
-        raise Decline("eager refuses a divisor of zero")
+        raise Decline("eager rejects a divisor of zero")
     lead = x.rank - w.rank
 
     def tap(i: Index, a: Offsets) -> Expr:
@@ -100,7 +100,7 @@ def _enter_avg(packet: str, rank: int) -> None:
 def avg_pool_gradient(
     b: GraphBuilder, grad: Value, w: Windows, include_pad: bool, override: int | None
 ) -> Value:
-    """dx = sum of dy / divisor over the windows that hold the element."""
+    """dx = sum of dy / divisor over the windows that contain the element."""
     if not grad.dtype.is_float:
         raise Decline("average pooling of integers")
     if math.prod(w.covering(d) for d in range(w.rank)) > WRITTEN_OUT:
@@ -114,14 +114,14 @@ def avg_pool_gradient(
 
 
 def _total(shares: Iterable[tuple[Expr, Expr]]) -> Expr:
-    """The sum of what windows give an element, each with whether there is such a window."""
+    """The sum of the windows' terms for an element; each has the condition that it exists."""
     return ops.total([masked(exists, e, const(0, e.dtype)) for exists, e in shares])
 
 
 def _adaptive_gradient(b: GraphBuilder, grad: Value, w: Adaptive) -> Value:
-    """The same for adaptive windows, one dimension after the other, the last one first."""
+    """The same for adaptive windows, one dimension at a time, the last one first."""
     if not grad.dtype.is_float or any(w.covering(d) > WRITTEN_OUT for d in range(w.rank)):
-        raise Decline("adaptive pooling with windows of several sizes that are not known")
+        raise Decline("adaptive pooling with windows of several unknown sizes")
     out, lead = grad, grad.rank - w.rank
     for d in reversed(range(w.rank)):
         out = _along(b, out, w, d, lead + d)
@@ -147,7 +147,7 @@ _enter_avg("avg_pool3d", 3)
 
 
 def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value]:
-    """Greatest element of each window and its flat position; NaN wins, the last of them."""
+    """Maximum of each window and its flat position; NaN wins, the last one if there are several."""
     if w.area > MOST_TAPS:
         size = "many" if w.area == UNKNOWN else w.area
         raise Decline(f"a window of {size} elements, whose positions eager finds faster")
@@ -161,7 +161,7 @@ def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value]:
 
     def place(i: Index) -> Expr:
         o = i[lead:]
-        # An element outside reads as the lowest number, which is never greater.
+        # An element outside reads as the lowest number, which never wins.
         taps = [(tap(i, a), index(flatten(w.place(o, a), w.sizes))) for a in w.offsets()]
         return _greatest(taps, lowest, index(flatten(w.first(o), w.sizes)))
 
@@ -170,7 +170,7 @@ def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value]:
 
 
 def _greatest(taps: Sequence[tuple[Expr, Expr]], best: Expr, where: Expr) -> Expr:
-    """The place of the greatest of elements with their places: the first, or the last NaN."""
+    """The position of the maximum of (element, position) pairs: the first one, or the last NaN."""
     for e, place in taps:
         taken = e > best
         taken = taken | ops.isnan(e) if e.dtype.is_float else taken
@@ -194,10 +194,10 @@ def _enter_max(packet: str, rank: int) -> None:
 
 
 def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) -> Value:
-    """dx = sum of dy over the windows whose position is the element."""
+    """dx = sum of dy over the windows whose maximum is the element."""
     lead = grad.rank - w.rank
     if not runs_programs(grad.device):
-        # 131072 windows of 3 x 3: 0.13 ms added one by one, 1.4 ms gathered by their elements.
+        # 131072 windows of 3 x 3: 0.13 ms as a scatter, 1.4 ms as a gather.
         return _unpooled(b, "add", grad, indices, w.sizes)
     if math.prod(w.covering(d) for d in range(w.rank)) > WRITTEN_OUT:
         raise Decline("the windows overlap too much for a gather")
@@ -212,7 +212,7 @@ def max_pool_gradient(b: GraphBuilder, grad: Value, w: Windows, indices: Value) 
 def _unpooled(
     b: GraphBuilder, mode: UpdateMode, x: Value, indices: Value, sizes: tuple[Sym, ...]
 ) -> Value:
-    """Zeros of the result's shape, with x added to or put at flat positions in the last sizes."""
+    """Zeros with x added or written at flat positions of the last dimensions."""
     lead, count = x.rank - len(sizes), reduce(Sym.__mul__, sizes)
     if ZERO in (*x.shape, *sizes):
         return b.map(lambda i: const(0, b.result.dtype))
@@ -221,7 +221,7 @@ def _unpooled(
     wide = b.result.dtype if mode == "set" else compute_dtype(b.result.dtype)
     flat = b.temp((*x.shape[:lead], count), wide)
     kept = b.result.layout
-    if wide is b.result.dtype:  # pooled dimensions that follow each other in memory are one
+    if wide is b.result.dtype:  # contiguous pooled dimensions are one
         stride = (*kept.stride[:lead], kept.stride[-1])
         flat = replace(flat, layout=Layout(flat.shape, stride))
     zeros = b.map(lambda i: const(0, wide), flat)
@@ -237,7 +237,7 @@ def _unpooled(
 
 
 def _max_unpool(b: GraphBuilder, x: Value, indices: Value, output_size: Any, *_: Any) -> Any:
-    """Zeros, but for the elements of x at their positions."""
+    """The elements of x at their positions, zeros elsewhere."""
     return _unpooled(b, "set", x, indices, b.result.shape[-len(output_size) :])
 
 
@@ -253,7 +253,7 @@ def _enter_fractional(rank: int) -> None:
     def forward(
         b: GraphBuilder, x: Value, kernel: Sequence[int], outs: Sequence[Sym | int], samples: Value
     ) -> tuple[Value, Value]:
-        """Greatest elements, and their places, of windows that the samples of a plane spread."""
+        """Maxima and their positions, of windows placed by the random samples of a plane."""
         lead, t = x.rank - rank, compute_dtype(x.dtype)
         sizes = x.shape[lead:]
         if ZERO in b.result.shape:
@@ -261,10 +261,11 @@ def _enter_fractional(rank: int) -> None:
         if math.prod(kernel) > MOST_TAPS:
             raise Decline("windows of many elements")
         if x.dtype.is_half and x.device == "cpu":
-            raise Decline("windows of halves, whose beginnings eager rounds on the way")
+            raise Decline("windows of halves, whose starts eager rounds")
 
         def first(i: Index, d: int) -> Expr:
-            # Of window i of n: int((i + u) a) - int(u a) with a = (size - kernel) / (n - 1).
+            # The start of window i of n: int((i + u) a) - int(u a) with a = (size - kernel) / (n -
+            # 1).
             span, count = sizes[d] - kernel[d], b.result.shape[lead + d]
             plane = (i[0] if lead == 2 else ZERO, i[lead - 1])
             u = samples.compute((*plane, Int(1 - d if rank == 2 else d)))

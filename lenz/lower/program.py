@@ -1,4 +1,4 @@
-"""What is lowered, as `lower/` sees it: `frontend.FxProgram` has all of this."""
+"""The program as `lower/` sees it; `frontend.FxProgram` implements this protocol."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lenz.sym import Sym, SymEnv
 class Program(Protocol):
     """A normalised FX graph and its facts.
 
-    `constants` are the tensors among its attributes, by name.  `saved` are positions of results
-    that may have other strides than their fake tensors.  `deterministic` asks for results without
-    chance.  `env` is what is known of sizes, `sym` gives the size behind one of a fake tensor, and
-    `origin` the user's line behind a node.
+    `constants` are the tensors among its attributes, by name. `saved` are positions of results that
+    may have other strides than their fake tensors. `deterministic` asks for reproducible results.
+    `env` holds facts about sizes, `sym` converts a size of a fake tensor, and `origin` returns the
+    user's source line of a node.
     """
 
     @property

@@ -1,8 +1,8 @@
 """Random numbers: Philox by element number, under a seed drawn at each call.
 
-The numbers are not eager's, but `torch.manual_seed` decides them, since the runtime draws the seed
-from the default generator of the result's device ("lenz.seed": the device, where it is not the
-CPU, gives i64[2], a key and the number of the first counter). Each op of a graph draws its own.
+The numbers differ from eager's, but `torch.manual_seed` determines them: the runtime draws the seed
+from the default generator of the result's device ("lenz.seed": on devices other than the CPU it is
+i64[2], a key and the first counter). Each op of a graph draws its own seed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from lenz.ops.random import below
 from lenz.sym import ONE, ZERO, Sym, flatten, sym
 
 SEED = "lenz.seed"
-REFUSED = "parameters that eager refuses, with its own error"
-FINITE = 3.4028234663852886e38  # the greatest f32
-# A half type has fewer random bits, so that the greatest number stays below 1: its significand.
+REFUSED = "parameters that eager rejects, with its own error"
+FINITE = 3.4028234663852886e38  # the largest f32
+# A half type gets as many random bits as its significand has, so that all numbers stay below 1.
 _BITS = {"f16": 11, "bf16": 8}
-# Key, first counter, and the number of the element.
+# Key, first counter, and element number.
 Drawn = tuple[Expr, Expr, Expr]
 Source = Callable[[Index], Drawn]
 
 
 def seeded(b: GraphBuilder, type: TensorType) -> Source:
-    """The seed, the first counter and the number of each element of a result; draws one seed."""
+    """The seed, the first counter and the element numbers of a result; draws one seed."""
     drawn = TensorType(I64, type.device, contiguous((sym(2),)))
     where = () if type.device == "cpu" else (Named("device", type.device),)
     (seed,) = b.extern(SEED, where, outs=(drawn,), draws="key")
@@ -51,7 +51,7 @@ def seeded(b: GraphBuilder, type: TensorType) -> Source:
 
 
 def unit(source: Drawn, t: DType) -> Expr:
-    """A number of [0, 1) in the compute type of t, representable in t."""
+    """A number in [0, 1) in the compute type of t, representable in t."""
     u = ops.uniform(*source, compute_dtype(t))
     if not t.is_half:
         return u
@@ -65,7 +65,7 @@ def check_own(b: GraphBuilder, generator: Any) -> None:
     if generator is not None:
         raise Decline("a generator of the caller")
     if b.eager_random:
-        raise Decline("eager's random numbers are asked for")
+        raise Decline("the option eager_random asks for eager's numbers")
 
 
 def _draw(b: GraphBuilder, generator: Any, fn: Callable[[Drawn, Index, DType], Expr]) -> Value:
@@ -78,7 +78,7 @@ def _draw(b: GraphBuilder, generator: Any, fn: Callable[[Drawn, Index, DType], E
 
 @lowering("rand", "rand_like")
 def rand(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value:
-    """Even numbers of [0, 1)."""
+    """Uniform numbers in [0, 1)."""
     return _draw(b, generator, lambda s, i, t: unit(s, t))
 
 
@@ -92,7 +92,7 @@ def randn(b: GraphBuilder, *_: Any, generator: Any = None, **__: Any) -> Value:
 def randint(
     b: GraphBuilder, low: Any, high: Any, *rest: Any, generator: Any = None, **__: Any
 ) -> Value:
-    """Integers of [low, high); the tensor that `randint_like` names first has no say."""
+    """Integers in [low, high); the first argument of `randint_like` is ignored."""
     if isinstance(low, Value):
         low, high = high, rest[0]
     count = sym(high) - sym(low)
@@ -114,7 +114,7 @@ lowering("randint_like.default")(lambda b, x, *args, **kw: randint(b, 0, *args, 
 def uniform(
     b: GraphBuilder, x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None
 ) -> Value:
-    """Even numbers of [low, high)."""
+    """Uniform numbers in [low, high)."""
     if not low <= high:
         raise Decline(REFUSED)
 
@@ -153,7 +153,7 @@ def normal_functional(
 
 def _exponential(s: Drawn, t: DType) -> Expr:
     u = ops.uniform(*s, t)
-    # Where u is 0 the answer is taken from the middle of the step up to the next u.
+    # For u = 0 the result is that of the middle of the step up to the next u.
     least = const(2.0**-54 if t is F64 else 2.0**-24, t)
     return ops.maximum(-ops.log1p(-u), least)
 
@@ -172,7 +172,7 @@ def exponential(b: GraphBuilder, x: Value, lambd: float = 1.0, generator: Any = 
 
 
 def _enter_spread(name: str, *defaults: float, of: Callable[[Drawn, Expr, Expr], Expr]) -> None:
-    """Register draws that two numbers spread: a middle, and a width above 0."""
+    """Register draws with two parameters: a centre, and a width above 0."""
 
     @lowering(name)
     def lower_draw(b: GraphBuilder, x: Value, *given: float, generator: Any = None) -> Any:
@@ -187,7 +187,7 @@ def _enter_spread(name: str, *defaults: float, of: Callable[[Drawn, Expr, Expr],
 
 
 def cauchy(s: Drawn, median: Expr, sigma: Expr) -> Expr:
-    """median + sigma tan(pi (u - 1/2)) for u of [0, 1)."""
+    """median + sigma tan(pi (u - 1/2)) for u in [0, 1)."""
     turn = ops.uniform(*s, sigma.dtype) - 0.5
     return ops.fma(ops.tan(turn * math.pi), sigma, median)
 
@@ -203,7 +203,7 @@ _enter_spread("log_normal", 1.0, 2.0, of=log_normal)
 
 @lowering("geometric")
 def geometric(b: GraphBuilder, x: Value, p: float, generator: Any = None) -> Value:
-    """How many trials of chance p the first success takes: log(1 - u) / log(1 - p), rounded up."""
+    """Trials with probability p up to the first success: ceil(log(1 - u) / log(1 - p))."""
     if not 0 < p < 1:
         raise Decline(REFUSED)
 
@@ -225,7 +225,7 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> tuple[Value, Value]:
-    """x times what is drawn from [lower, upper) where it is not positive; and all factors."""
+    """x times a factor drawn from [lower, upper) where x is not positive; and all factors."""
     out, drawn = b.kind(0), b.kind(1)
     if not training:
         slope = (lower + upper) / 2
@@ -273,13 +273,13 @@ lowering("bernoulli.p", "bernoulli.Tensor")(
 def multinomial(
     b: GraphBuilder, p: Value, count: int | Sym, replacement: bool = False, *, generator: Any = None
 ) -> Value:
-    """Places of a row by their chances p: those of the greatest p / e, for exponential numbers e.
+    """Positions in a row drawn with probabilities p: those with the largest p / e, e exponential.
 
-    What is drawn is not drawn again (Efraimidis and Spirakis, 2006).
+    Drawn without replacement (Efraimidis and Spirakis, 2006).
     """
     check_own(b, generator)
     if replacement and count != 1:
-        raise Decline("draws that may repeat, which eager finds in running sums")
+        raise Decline("draws with replacement, which eager finds in running sums")
     d, t = p.rank - 1, compute_dtype(p.dtype)
     keys = keys_for(t, p.shape[d], True, p.device, 1 << 24 if count == 1 else None)
     source = seeded(b, b.temp(p.shape, I64))
@@ -303,7 +303,7 @@ def multinomial(
 
 @lowering("native_dropout")
 def native_dropout(b: GraphBuilder, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
-    """x / (1 - p) where an even number is below 1 - p, else 0; and where that is."""
+    """x / (1 - p) where a uniform number is below 1 - p, else 0; and the mask."""
     out, mask = b.kind(0), b.kind(1)
     if train is False:
         return b.map(x.at, out), b.map(lambda i: const(True, BOOL), mask)
@@ -315,7 +315,7 @@ def native_dropout(b: GraphBuilder, x: Value, p: float, train: bool | None) -> t
     def fn(i: Index) -> Expr:
         e = x.compute(i)
         factor = const(1.0 / keep if keep else 0.0, e.dtype)
-        # A product, so that NaN and infinities stay NaN where they are dropped, as in eager.
+        # A product, so that dropped NaN and infinities become NaN, as in eager.
         return e * ops.where(kept.at(i), factor, 0.0)
 
     return b.map(fn, out), kept

@@ -1,7 +1,7 @@
 """Reductions: sums, products with vectors, extrema, positions, truth, variances and norms.
 
-Halves are accumulated in f32 and rounded once, integers in i64 (sum, prod).  A `dtype` argument
-means what it means in eager: every element is converted before it is accumulated.
+Halves are accumulated in f32 and rounded once, integers in i64 (sum, prod).  As in eager, a `dtype`
+argument converts every element before it is accumulated.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Scalar = int | float
 
 
 def converted(x: Value, i: Index, to: DType) -> Expr:
-    """An element converted to a result type as eager does it, in the type arithmetic is done in."""
+    """An element converted to a result type as in eager, in its compute type."""
     e = x.at(i) if x.dtype is to else ops.cast(x.at(i), to)
     return ops.cast(e, compute_dtype(to))
 
 
 def non_zero(x: Value, i: Index) -> Expr:
-    """Truth of an element: NaN is true."""
+    """Whether an element is nonzero: NaN is true."""
     e = x.compute(i)
     return e if x.dtype is BOOL else ops.ne(e, 0)
 
@@ -54,21 +54,21 @@ def accumulate(
     return reduce_over(b, kind, s, keepdim, lambda i: converted(x, i, to), finish)
 
 
-# Bool and integers give i64 unless `dtype` says otherwise.
+# Bool and integers give i64 unless `dtype` is given.
 lowering("sum")(lambda b, x, dim=None, keep=False, **_: accumulate(b, "sum", x, dim, keep))
 lowering("prod")(lambda b, x, dim=None, keep=False, **_: accumulate(b, "prod", x, dim, keep))
 
 
 @lowering("mean")
 def mean(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_: Any) -> Value:
-    """Mean: the sum divided by the number of elements; NaN when there are none."""
+    """Mean: the sum divided by the number of elements; NaN if there are none."""
     n = count(cut(x.shape, dim).over, compute_dtype(b.result.dtype))
     return accumulate(b, "sum", x, dim, keepdim, lambda acc: acc / n)
 
 
 @lowering("dot", "vdot", "mv")
 def product_summed(b: GraphBuilder, x: Value, y: Value) -> Value:
-    """Rows of x (or x, a vector) times the vector y, summed: each element is read once."""
+    """Dot products of the rows of x (or the vector x) with the vector y."""
     return _rows_times(b, x, y, b.result)
 
 
@@ -91,7 +91,7 @@ def addmv(
     beta: Sym | Scalar = 1,
     alpha: Sym | Scalar = 1,
 ) -> Value:
-    """beta x + alpha matrix y; with beta = 0, NaN in x is not seen."""
+    """beta x + alpha matrix y; with beta = 0, NaN in x is ignored."""
     to = b.result.dtype
     sums = _rows_times(b, matrix, y, b.temp(b.result.shape, compute_dtype(to)))
 
@@ -120,7 +120,7 @@ def extremum(
 
 
 def full_rows(x: Value, dim: Dim) -> Split:
-    """The rows of an extremum; declines those that may have no elements: eager raises for it."""
+    """The rows of an extremum; declines rows that may be empty: eager raises for them."""
     s = cut(x.shape, dim)
     if any(n.lo is None or n.lo < 1 for n in s.over):
         raise Decline("an extremum of no elements is an error in eager")
@@ -144,7 +144,7 @@ def place_of(
 
 
 def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
-    """Register the greatest or smallest element, of rows or of all, and where it is.
+    """Register the maximum or minimum, of rows or of all, and its position.
 
     With several dimensions, one, or none; `place` is a position along one or in the flattened
     tensor.
@@ -174,7 +174,7 @@ _enter_extremum("min", "argmin")
 
 
 def _enter_truth(kind: ReduceKind) -> None:
-    """Register whether any, or all, elements of each row are not zero (bool; u8 for u8)."""
+    """Register whether any, or all, elements of each row are nonzero (bool; u8 for u8)."""
 
     @lowering(kind)
     def over(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
@@ -196,10 +196,10 @@ def spread(
     root: bool,
     with_mean: bool,
 ) -> Value | tuple[Value, Value]:
-    """Variance (or its root) of each row, and the mean where it is asked for.
+    """Variance (or its root) of each row, and the mean if asked for.
 
-    Two passes: sum((x - mean)^2) / max(n - correction, 0), which loses nothing when the mean is
-    large against the deviation; on CPUs in f64, as in eager.
+    Two passes: sum((x - mean)^2) / max(n - correction, 0), which stays accurate if the mean is
+    large relative to the deviation; on CPUs in f64, as in eager.
     """
     s, acc = cut(x.shape, dim), F64 if x.device == "cpu" else compute_dtype(x.dtype)
     at = reader(x, acc)
@@ -258,7 +258,7 @@ def norm_over(
 
     type = b.result if type is None else type
     if p == math.inf and s.is_empty:
-        # The norm of no elements is 0, which max over |x| >= 0 must be told.
+        # The norm of an empty row is 0, unlike max over |x|.
         return b.map(lambda i: const(0, type.dtype), type)
 
     def term(i: Index) -> Expr:

@@ -1,4 +1,4 @@
-"""Which function lowers which aten op. Filled when the family files are imported."""
+"""The lowering of each aten op. Filled when the family files are imported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ F = TypeVar("F", bound=Lowering)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A lowering. `any_dtype`: it moves elements without looking at them, so every type is fine.
+    """A lowering. `any_dtype`: it only moves elements, so every type is fine.
 
-    `float8`: it does no more than move and convert, so 8-bit floats are fine.
+    `float8`: it only moves and converts, so 8-bit floats are fine.
     """
 
     fn: Lowering
@@ -53,7 +53,7 @@ def entry_for(overload: str) -> Entry | None:
 
 
 def native_packets() -> frozenset[str]:
-    """Names ("add.Tensor" or "relu") as they were registered."""
+    """Registered names ("add.Tensor" or "relu")."""
     return frozenset(_BY_OVERLOAD)
 
 
@@ -64,11 +64,11 @@ def native_ops() -> frozenset[str]:
 
 
 def is_unextended() -> bool:
-    """Say whether all lowerings and ops are of lenz itself."""
+    """Say whether all lowerings and ops are lenz's own."""
     own = all(e.fn.__module__.startswith("lenz.") for e in _BY_OVERLOAD.values())
     return own and len(all_ops()) == ops.OWN
 
 
 def pointwise_ops() -> dict[str, Op]:
-    """aten packet -> scalar op, for the ops whose table entry lowers them one to one."""
+    """aten packet -> scalar op, for ops lowered one to one by their table entry."""
     return {name: op for op in all_ops() for name in op.aten}

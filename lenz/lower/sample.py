@@ -1,4 +1,4 @@
-"""Sampling images at the points of a grid, between their elements, and its gradients.
+"""Sampling images at the points of a grid, by interpolation, and its gradients.
 
 A point has up to four neighbours along each dimension, each with a weight. Coordinates from -1 to 1
 span the image: to the middle of its corner elements with `align`, else to their outer edges.
@@ -28,12 +28,12 @@ CURVE = -0.75  # of cubic convolution (Keys, 1981), as torch chose it
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A neighbour along one dimension: its place, whether there is such an element, its weight."""
+    """A neighbour along one dimension: its position, whether it exists, and its weight."""
 
     at: Expr
     inside: Expr
     weight: Expr
-    slope: Expr  # of the weight, by the coordinate
+    slope: Expr  # derivative of the weight by the coordinate
 
 
 def _c(value: float, like: Expr) -> Expr:
@@ -41,7 +41,7 @@ def _c(value: float, like: Expr) -> Expr:
 
 
 def cubic(t: Expr) -> tuple[list[Expr], list[Expr]]:
-    """Weights of the four neighbours of a point at t behind the second one, and their slopes."""
+    """Weights of the four neighbours of a point, t past the second one, and their slopes."""
 
     def poly(coefficients: Sequence[float], x: Expr) -> Expr:
         total = _c(coefficients[0], x)
@@ -71,10 +71,10 @@ class Sampler:
     mode: int
     padding: int
     align: bool
-    lost: float | None = None  # where 0 .. 1 is the image a NaN is brought to; gradients: nowhere
+    lost: float | None = None  # position of NaN, as a part of the image; None in gradients
 
     def scaled(self, g: Expr, d: int) -> Expr:
-        """The coordinate in elements of one in -1 .. 1."""
+        """A coordinate in -1 .. 1, converted to elements."""
         n = index(self.sizes[d], g.dtype)
         up = g + 1.0
         if self.align:
@@ -82,7 +82,7 @@ class Sampler:
         return (up * n - 1.0) * 0.5
 
     def padded(self, c: Expr, d: int) -> tuple[Expr, Expr]:
-        """A coordinate brought into the image, and the slope of that."""
+        """A coordinate mapped into the image, and the slope of the mapping."""
         one, zero = _c(1.0, c), _c(0.0, c)
         if self.padding == ZEROS:
             return c, one
@@ -109,7 +109,7 @@ class Sampler:
         return held, ops.where(inside, slope, zero)
 
     def taps(self, g: Expr, d: int) -> list[Neighbour]:
-        """The neighbours along a dimension of a point at g; slopes are by g."""
+        """The neighbours of a point at g along a dimension; slopes are by g."""
         one = _c(1.0, g)
         n = index(self.sizes[d], g.dtype)
         scale = (n - one if self.align else n) * 0.5
@@ -144,9 +144,9 @@ class Sampler:
         return list(itertools.product(*along))
 
     def read(self, x: Value, lead: Index, point: Sequence[Neighbour], weight: Expr) -> Expr:
-        """The element at a neighbour times its weight, 0 where there is none.
+        """The element at a neighbour times its weight; 0 if it does not exist.
 
-        A weight that is NaN counts there too when it is a cubic one.
+        A NaN weight of cubic interpolation counts even then.
         """
         at = tuple(computed(k, n) for k, n in enumerate(self.sizes))
         e = x.compute((*lead, *at), tuple(t.at for t in point))
@@ -158,7 +158,7 @@ class Sampler:
 
 def _sampler(x: Value, grid: Value, mode: int, padding: int, align: bool) -> Sampler:
     if any(s is ZERO for s in (*x.shape, *grid.shape)) or not x.dtype.is_float:
-        raise Decline("sampling of nothing")
+        raise Decline("sampling of an empty tensor")
     return Sampler(x.shape[2:], mode, padding, align)
 
 
@@ -175,7 +175,7 @@ def grid_sampler(
     padding_mode: int,
     align_corners: bool,
 ) -> Value:
-    """out[n, c, *o] = x[n, c] between its elements at grid[n, *o]."""
+    """out[n, c, *o] = x[n, c] interpolated at grid[n, *o]."""
     s = _sampler(x, grid, interpolation_mode, padding_mode, align_corners)
     s = replace(s, lost=1.0 if x.device == "cpu" else 0.0)
     if not runs_programs(x.device) and s.mode != CUBIC and len(s.sizes) == 2:
@@ -202,7 +202,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, Value | None]:
-    """dy spread over the neighbours by their weights; dy times the slopes, summed over channels."""
+    """dy distributed over the neighbours by weight; dy times the slopes, summed over channels."""
     s = _sampler(x, grid, interpolation_mode, padding_mode, align_corners)
     if not runs_programs(x.device) and output_mask[0]:
         raise Decline("eager adds to both gradients in one go: 13 ms for 524288, ours 25")
@@ -216,7 +216,7 @@ def _image_gradient(b: GraphBuilder, grad: Value, grid: Value, s: Sampler) -> Va
     count = {LINEAR: 2, NEAREST: 1, CUBIC: 4}[s.mode] ** len(s.sizes)
 
     def chosen(i: Index, of: Callable[[tuple[Neighbour, ...]], Expr]) -> Expr:
-        """What belongs to the neighbour whose number is the last index."""
+        """`of` the neighbour whose number is the last index."""
         points = s.points(grid, i[0], i[2:-1])
         out = of(points[0])
         for k, p in enumerate(points[1:], start=1):

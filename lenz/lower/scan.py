@@ -1,8 +1,8 @@
 """Running sums, products and extrema along one dimension.
 
-As in eager, f32 is accumulated in f64 on CPUs: the running product of 10^7 numbers about 1 is off
-by 0.07 in f32. Halves are accumulated in f32, and all are rounded once per element. Sums and
-products of integers are i64 unless `dtype` says otherwise.
+As in eager, f32 is accumulated in f64 on CPUs: the running product of 10^7 numbers near 1 is off by
+0.07 in f32. Halves are accumulated in f32, and all are rounded once per element. Sums and products
+of integers are i64 unless `dtype` is given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value:
         return b.map(lambda i: converted(x, i, to))
     d = wrapped(dim, x.rank)
     wide = F64 if to is F32 and x.device == "cpu" else compute_dtype(to)
-    # Eager begins with 0.0 or e^-inf, so that nothing is -0.0; but not all there is as one GPU row.
+    # Eager starts with 0.0 or e^-inf, so that nothing is -0.0, except for a single GPU row.
     one_row = x.device != "cpu" and all(n is ONE for k, n in enumerate(x.shape) if k != d)
     from_zero = kind != "prod" and not one_row
 
@@ -37,18 +37,18 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value:
     return b.map(at) if x.shape[d] is ONE else b.scan(kind, d, at)
 
 
-# Of the elements up to each one: the sum, the product, log of the sum of the exponentials.
+# Over the elements up to each one: the sum, the product, log of the sum of exponentials.
 lowering("cumsum")(lambda b, x, dim, **_: _scan(b, "sum", x, dim))
 lowering("cumprod")(lambda b, x, dim, **_: _scan(b, "prod", x, dim))
 lowering("logcumsumexp")(lambda b, x, dim: _scan(b, "logaddexp", x, dim))
 
 
 def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Value, Value]:
-    """The extreme value up to each element, and the last position that has it.
+    """The running extremum, and its last position so far.
 
-    An element that equals the extreme value up to itself is its newest position, so the position is
-    the greatest such number so far. NaN is the extreme value from its first occurrence on, and the
-    position is that of the last NaN.
+    An element equal to the running extremum is its latest position, so the position is a running
+    maximum of such positions. From the first NaN on the extremum is NaN, at the position of the
+    last NaN.
     """
     d = wrapped(dim, x.rank)
     values, positions = b.results

@@ -1,7 +1,7 @@
-"""Writes at computed positions: scatter, index_put and their kin. A position outside raises.
+"""Writes at computed positions: scatter, index_put and the like. An out-of-range position raises.
 
-Each is a copy of its first argument that is updated in place, element by element in row-major
-order, so the last of several writes to one place wins and sums are added up in that order.
+Each copies its first argument and updates it element by element in row-major order: the last of
+several writes to one place wins, and sums are added in that order.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def update(
     """x with value(i) written to, or combined with, the element at place(i) for all i."""
     if ZERO in over:
         return b.map(x.at)
-    if x.dtype is BOOL:  # sums of truth values are disjunctions
+    if x.dtype is BOOL:  # a sum of bools is an or
         logical: dict[UpdateMode, UpdateMode] = {"add": "max", "mul": "min"}
         mode = logical.get(mode, mode)
     if not runs_programs(x.device) or mode == "set":
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
-    # Updates meet in any order: what they do must be one instruction of the memory.
+    # Updates of one element come in any order, so each must be one atomic instruction.
     if mode == "mul" or (x.dtype.bits < 32 and not x.dtype.is_half):
-        raise Decline(f"updates of {x.dtype} by {mode} that may meet")
+        raise Decline(f"{mode} updates of {x.dtype} that may collide")
     half = x.dtype.is_half
     if not half and not (x.dtype.is_float and mode in ("max", "min")):
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
@@ -63,7 +63,7 @@ def update(
 
 
 def _wins(mode: UpdateMode, e: Expr) -> Expr:
-    """e, but NaN has the sign with which it wins: GPUs update floats by comparing their bits."""
+    """e, with the sign of NaN that wins: GPUs update floats by comparing their bits."""
     if mode not in ("max", "min"):
         return e
     word = I32 if e.dtype is F32 else I64
@@ -74,7 +74,7 @@ def _wins(mode: UpdateMode, e: Expr) -> Expr:
 
 
 def check_places(x: Value, index: Value, dims: Sequence[int]) -> None:
-    """Decline positions in these dimensions of x where no place may exist to be written to."""
+    """Decline positions in dimensions of x that may be empty."""
     if not is_position(index) and ZERO not in index.shape:
         raise Decline(f"positions of type {index.dtype}")
     if ZERO not in index.shape and any(x.shape[d].lo is None or x.shape[d].lo < 1 for d in dims):  # type: ignore[operator]  # None is first
@@ -82,7 +82,7 @@ def check_places(x: Value, index: Value, dims: Sequence[int]) -> None:
 
 
 def _along(x: Value, dim: int, index: Value) -> Callable[[Index], Place]:
-    """The place of scatter: the index with its part `dim` read from `index` at the same index."""
+    """The target of scatter at i: i with i[dim] replaced by index[i]."""
     d = wrapped(dim, x.rank)
     check_places(x, index, (d,) if x.rank else ())
 
@@ -100,7 +100,7 @@ def _along(x: Value, dim: int, index: Value) -> Callable[[Index], Place]:
 def _scatter(
     b: GraphBuilder, x: Value, dim: int, index: Value, src: Operand, reduce: str = "set"
 ) -> Value:
-    """out[.., index[i], ..] = src[i], or combined with it; src may be one number."""
+    """out[.., index[i], ..] = src[i], or combined with src[i]; src may be a number."""
     place = _along(x, dim, index)
 
     def value(i: Index) -> Expr:
@@ -123,8 +123,8 @@ def _combined(
     reduce: str,
     include_self: bool,
 ) -> Value:
-    """x combined with values; without its own elements where something comes to them."""
-    if ZERO in over:  # an index without elements, which may have any rank
+    """x combined with values, or only the values where there are any (`include_self` false)."""
+    if ZERO in over:  # an empty index may have any rank
         return b.map(x.at)
     mode = MODES[reduce]
     start = x
@@ -168,13 +168,13 @@ def scatter_reduce(
 def _put_masked(
     b: GraphBuilder, x: Value, d: int, mask: Value, values: Value, accumulate: bool
 ) -> Value:
-    """x with values that all slices share which a mask of the dimensions from d on chooses.
+    """x with values, shared by all slices, where a mask of the dimensions from d on is true.
 
-    The values broadcast to a shape that has one dimension for those of the mask.
+    The values broadcast to a shape with one dimension in place of the mask's.
     """
     behind = x.rank - d - mask.rank
     if values.rank > behind and values.shape[values.rank - behind - 1] is not ONE:
-        raise Decline("a mask as index: which value comes where depends on all of the mask")
+        raise Decline("a mask as index: the place of each value depends on the whole mask")
 
     def fn(i: Index) -> Expr:
         end = d + mask.rank
@@ -198,7 +198,7 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """x with values written, or added, at broadcast positions; negative ones count from the end."""
+    """x with values written or added at broadcast positions; negative ones count from the end."""
     given = {d: v for d, v in enumerate(indices) if v is not None}
     if not given:
         raise Decline("no positions")
@@ -228,9 +228,9 @@ def _slices(
     wraps: bool = False,
     fault: str = "assert_in_range",
 ) -> tuple[tuple[Sym, ...], Callable[[Index], Place], Callable[[Index], Expr]]:
-    """The loop over slices of x along a dimension, chosen by a list of positions; place and value.
+    """The loop over slices of x along a dimension, at a list of positions; returns place and value.
 
-    The slice of a scalar is all of it: the place is the scalar, and the value checks positions.
+    The slice of a scalar is the scalar itself; the value checks the positions.
     """
     d, count = wrapped(dim, x.rank), index.shape[0] if index.rank else ONE
     check_places(x, index, (d,) if x.rank else ())
@@ -259,13 +259,13 @@ def index_add(
     d = wrapped(dim, x.rank)
     rest = [k for k in range(x.rank) if k != d]
     if source.rank and any(k >= source.rank or source.shape[k] != x.shape[k] for k in rest):
-        raise Decline("slices of other sizes, which eager refuses")
+        raise Decline("slices of other sizes, which eager rejects")
 
     def value(i: Index) -> Expr:
         e = source.compute(i[: source.rank])
         return e if alpha == 1 else e * exact(alpha, i, e.dtype)
 
-    # Eager does these as a scatter, whose error is another one than that of its own kernel.
+    # Eager runs these as a scatter, which raises another error.
     is_scatter = alpha == 1 and index.dtype is I64 and x.rank > 1 and d in (0, x.rank - 1)
     fault = "assert_in_bounds" if is_scatter else "assert_in_range"
     return update(b, "add", x, *_slices(x, dim, index, value, fault=fault))
@@ -316,14 +316,14 @@ def put(b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool
 
 
 def _numbered(b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], Expr]) -> Value:
-    """For each element in row-major order, how many up to it hold: a row of i64."""
+    """For each element in row-major order, the number of true ones up to it: a row of i64."""
     row = b.temp((product(shape),), I64)
     return b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
 
 
 @lowering("masked_scatter", any_dtype=True)
 def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Value:
-    """The elements where the mask holds replaced, in row-major order, by those of source."""
+    """The elements where the mask is true replaced, in row-major order, by those of source."""
     if mask.dtype is not BOOL or any(s is ZERO for s in (*source.shape, *b.result.shape)):
         raise Decline("no elements")
     shape, total = b.result.shape, product(source.shape)

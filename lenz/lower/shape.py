@@ -1,4 +1,4 @@
-"""Joining, padding and cutting out: maps whose loads are guarded, so that none reads outside."""
+"""Joining, padding and slicing out: maps with guarded loads, so that none reads outside."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from lenz.lower.registry import lowering
 from lenz.lower.view import Size, at_least_zero, slice_start
 from lenz.sym import ONE, ZERO, Int, Sym, maximum, minimum, prove_le, sym
 
-# Every part costs a comparison and a guarded load for every element of the result.
+# Every part costs a comparison and a guarded load per element of the result.
 MAX_PARTS = 16
-MANY = "many parts: eager copies each, a map would test all for each element"
+MANY = "many parts: eager copies each, a map would test all per element"
 
 
 def at_or_above(v: Sym, low: Sym) -> Expr:
-    """low <= v; constant where it is proved."""
+    """low <= v; a constant if proved."""
     return const(True, BOOL) if prove_le(low, v) else index(low) <= index(v)
 
 
 def below(v: Sym, high: Sym) -> Expr:
-    """v < high; constant where it is proved."""
+    """v < high; a constant if proved."""
     return const(True, BOOL) if prove_le(v + 1, high) else index(v) < index(high)
 
 
 def guarded(cond: Expr, value: Expr, other: Expr) -> Expr:
-    """`value` under a condition, and plain where the condition is always true."""
+    """`value` under a condition, or plain if the condition is always true."""
     return value if ops.is_value(cond, True) else masked(cond, value, other)
 
 
 @lowering("cat", "concat", "concatenate", float8=True)
 def cat(b: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """Tensors one after the other; 1-d tensors without elements are left out, as torch does."""
+    """Tensors joined along a dimension; empty 1-d tensors are skipped, as in torch."""
     rank = b.result.rank
     parts = [x for x in tensors if x.rank == rank and not (x.shape == (ZERO,) and rank == 1)]
     if not parts:
@@ -68,7 +68,7 @@ def _joined(
     sizes: list[Sym],
     inside: Callable[[Sym], Index],
 ) -> Expr:
-    """The element of the part that i[d] lies in; inside(position in it) is its index there."""
+    """The element of the part that contains i[d]; inside(position in it) is its index there."""
     t = b.result.dtype
     starts: list[Sym] = [ZERO]
     for n in sizes:
@@ -76,7 +76,7 @@ def _joined(
     out = const(0, t)
     for k in range(len(parts) - 1, -1, -1):
         x, low = parts[k], starts[k]
-        # `other` is evaluated everywhere, so each part states both of its ends.
+        # `other` is evaluated everywhere, so each part checks both ends.
         cond = at_or_above(i[d], low) & below(i[d], starts[k + 1])
         out = guarded(cond, ops.cast(x.at(inside(i[d] - low)), t), out)
     return out
@@ -84,7 +84,7 @@ def _joined(
 
 @lowering("constant_pad_nd", float8=True)
 def constant_pad(b: GraphBuilder, x: Value, pad: Sequence[Size], value: Any = 0) -> Value:
-    """A border of one value, from the last dimension on; negative widths cut off."""
+    """A border of one value, from the last dimension on; negative widths crop."""
     t = b.result.dtype
     before = _before(x, pad)
     if any(s is ZERO for s in x.shape):
@@ -141,8 +141,8 @@ def _bordered(
     return b.map(lambda i: x.at(fn(i)))
 
 
-# The positions of a padded dimension that may show the element h of n, with `low` in front: each
-# with a condition beside that of lying inside, or None.
+# The positions of a padded dimension that may show element h of n, with `low` elements in front;
+# each with a further condition besides being inside, or None.
 Shown = Callable[[Sym, Sym, Sym, Sym], list[tuple[Sym, Expr | None]]]
 
 
@@ -162,7 +162,7 @@ def _repeated(h: Sym, n: Sym, low: Sym, high: Sym) -> list[tuple[Sym, Expr | Non
 
 
 def _enter_border_gradient(kind: str, rank: int, shown: Shown) -> None:
-    """Register the gradient of a border: each element gathers from where it shows."""
+    """Register the gradient of a border: each element gathers from the positions that show it."""
 
     @lowering(f"{kind}_pad{rank}d_backward")
     def backward(b: GraphBuilder, grad: Value, x: Value, padding: Sequence[Size]) -> Value:
@@ -170,9 +170,9 @@ def _enter_border_gradient(kind: str, rank: int, shown: Shown) -> None:
         if ZERO in (*grad.shape, *x.shape):
             return b.map(lambda i: const(0, x.dtype))
         if shown is _repeated and not all(isinstance(p, Int) for p in widths):
-            raise Decline("a border of unknown width, all of which comes to the edge")
+            raise Decline("a border of unknown width, whose gradients all go to the edge")
         if shown is _repeated and sum(abs(p.lo or 0) for p in widths) > 4 * MAX_PARTS:
-            raise Decline("a wide border, all of which comes to the edge")
+            raise Decline("a wide border, whose gradients all go to the edge")
         out = grad
         for k in range(rank):
             d = x.rank - 1 - k
@@ -206,7 +206,7 @@ for _rank in (1, 2, 3):
 
 
 def _base(b: GraphBuilder, x: Value | None, i: Index) -> Expr:
-    """An element of x in the result's type, or 0 where there is no x."""
+    """An element of x in the result's type, or 0 without x."""
     t = b.result.dtype
     return const(0, t) if x is None else exact(x, i, t)
 
@@ -272,7 +272,7 @@ def diagonal_scatter(
     return b.map(fn)
 
 
-# The gradient where it was read, and zeros around it; and matrices of diagonals.
+# Gradients of slices: zeros around dy; and matrices from diagonals.
 lowering("select_backward")(lambda b, dy, _, *at: select_scatter(b, None, dy, *at))
 lowering("slice_backward")(lambda b, dy, _, *at: slice_scatter(b, None, dy, *at))
 lowering("diagonal_backward")(lambda b, dy, _, *at: diagonal_scatter(b, None, dy, *at))
@@ -282,7 +282,7 @@ lowering("diag_embed")(
 
 
 def _enter_triangle(name: str, kept: Callable[[Expr, Expr], Expr]) -> None:
-    """Register the elements at columns j with kept(i + diagonal, j), zeros beside them."""
+    """Register the elements at columns j with kept(i + diagonal, j), zeros elsewhere."""
 
     @lowering(name)
     def triangle(b: GraphBuilder, x: Value, diagonal: Size = 0) -> Value:

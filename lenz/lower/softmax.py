@@ -1,8 +1,8 @@
 """Softmax and log-softmax along one dimension, and their gradients.
 
-With m the greatest element of the row and s = sum(exp(x - m)):
+With m the maximum of the row and s = sum(exp(x - m)):
     softmax(x) = exp(x - m) / s        log_softmax(x) = x - m - log(s)
-A row that is all -inf, or has +inf, gives NaN as in eager (`_safe_softmax`: zeros for all -inf).
+A row of -inf, or with a +inf, gives NaN as in eager (`_safe_softmax`: zeros for a row of -inf).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lenz.lower.registry import lowering
 
 
 def exp_sum(b: GraphBuilder, x: Value, s: Split, acc: DType) -> tuple[Value, Value]:
-    """The greatest element m of each row and sum(exp(x - m)), both in the compute type."""
+    """The maximum m of each row and sum(exp(x - m)), both in the compute type."""
     rows = b.temp(s.rows, acc)
     top = reduce_over(b, "max", s, False, reader(x, acc), None, rows, "max")
     total = reduce_over(

@@ -1,17 +1,17 @@
-"""Sorts along one dimension, and what a sorted row gives: the greatest, the k-th, the median.
+"""Sorts along one dimension, and ops on sorted rows: top k, k-th value, median.
 
-A row is sorted by keys, whole numbers that no two elements share; from their highest bits down:
+A row is sorted by unique integer keys. From the highest bits down, a key has
 
-    order     the element as an integer in the same order; its complement where the row falls
-    position  of the element: equal elements stay in order, and the key says where it was
-    rest      a float's sign and upper mantissa: of a NaN and of zero, `order` does not have them
+    order     the element as an integer in the same order; its complement if descending
+    position  of the element, so that equal elements stay in order
+    rest      a float's sign and upper mantissa, which `order` lacks for NaN and zero
 
-So values and positions are read out of the sorted keys, without going back to the elements. NaN is
-the greatest number, as in eager, and -0.0 equals 0.0. A NaN keeps its sign and at least 3 bits of
-its mantissa, and gets the last of these for the others: those that processors make come back.
+So values and positions come from the sorted keys, without another read of the elements. NaN is the
+largest number, as in eager, and -0.0 equals 0.0. A NaN keeps its sign and at least 3 bits of its
+mantissa, the last of which stands for the others: NaNs made by processors come back unchanged.
 
-Where nobody reads the places and equal elements may change theirs, a key has no position, and that
-of an f32 has 32 bits: its own, with -0.0 below 0.0 and the NaNs of both signs above all numbers.
+If nobody reads the positions and the sort need not be stable, a key has no position. That of an f32
+then has 32 bits: its own, with -0.0 below 0.0 and NaNs of both signs above all numbers.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Int, Sym, maximum, product, unflatten
 
-# Keys that a program of a GPU sorts in registers, and keys in 128 KiB of a CPU's stack.
+# Most keys that a GPU program sorts in registers, and keys in 128 KiB of a CPU's stack.
 LONGEST, LONGEST_CPU = 4096, 16384
-# Longer rows are sorted by eager in less time, on an H200: 4096 x 2048 f32 in 277 us, with places
-# 778 here, without 382 (bf16: 180, 290); 8192 x 1024 f32 without places in 295 us, here 95.
+# Eager sorts longer rows faster on an H200: 4096 x 2048 f32 in 277 us, here 778 with positions and
+# 382 without (bf16: 180, 290); 8192 x 1024 f32 without positions in 295 us, here 95.
 LONGEST_SORT = 1024
-# On CPUs eager keeps the greatest elements of a row in a heap if they are less than one in so many,
-# at 1.1 ns per element of rows of 512 (a sort takes 2.0, of halves 1.1); else at 30 to 100.
+# On CPUs eager keeps the top k in a heap if k is less than this fraction of the row, at 1.1 ns per
+# element of rows of 512 (a sort takes 2.0, of halves 1.1); else it takes 30 to 100 ns.
 HEAP, HEAP_ROW = 64, 256
-# Bits of sign and mantissa that tell apart the NaNs that processors make.
+# Bits of sign and mantissa that distinguish NaNs made by processors.
 LEAST_REST = 4
 MANTISSA = {F16: 10, BF16: 7, F32: 23}
 WIDE = "a sort of 64-bit elements, whose position would need a second key"
@@ -45,7 +45,7 @@ WIDE = "a sort of 64-bit elements, whose position would need a second key"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The bits of the keys of rows: `dtype` of the elements, `type` of the keys (i32 or i64)."""
+    """The bits of a row's keys: `dtype` of the elements, `type` of the keys (i32 or i64)."""
 
     dtype: DType
     type: DType
@@ -54,7 +54,7 @@ class Keys:
     rest: int
 
     def of(self, e: Expr, place: Sym) -> Expr:
-        """The key of an element at a place of the row."""
+        """The key of an element at a position of the row."""
         if self.is_own:
             order = self._mirrored(ops.bitcast(e, I32)) - self.nans
             return ~order if self.falls else order
@@ -99,7 +99,7 @@ class Keys:
         return ops.bitcast(ops.cast(bits, whole), self.dtype)
 
     def place(self, key: Expr) -> Expr:
-        """The place that the element of a key had, as an i64."""
+        """The original position of a key's element, as an i64."""
         mask = (1 << self.position) - 1
         return ops.cast((key >> self.rest) & mask, I64)
 
@@ -108,26 +108,26 @@ class Keys:
         return ops.eq(key >> (self.position + self.rest), self.top)
 
     def _mirrored(self, bits: Expr) -> Expr:
-        """The bits of negative numbers in rising order, and back: the order is by whole numbers."""
+        """Reverse the order of negative floats: then bits order as integers. Its own inverse."""
         return ops.where(bits < 0, bits ^ self.top, bits)
 
     def up(self, e: Expr, bits: int) -> Expr:
-        """A number moved up by so many bits."""
+        """A number shifted left by this many bits."""
         return e << bits if bits else e
 
     @property
     def is_own(self) -> bool:
-        """True where the bits of a key are those of a float, in another order."""
+        """True if a key is the bits of a float, in another order."""
         return self.dtype is F32 and self.type is I32
 
     @property
     def nans(self) -> int:
-        """How many NaNs are negative: below all numbers, from which this wraps around."""
+        """The number of negative NaNs, which lie below all numbers and are wrapped around."""
         return (1 << self.mantissa) - 1
 
     @property
     def top(self) -> int:
-        """All bits of an element but the sign."""
+        """All bits of an element except the sign."""
         return (1 << (self.dtype.bits - 1)) - 1
 
     @property
@@ -142,7 +142,7 @@ class Keys:
 
     @property
     def lost(self) -> int:
-        """Bits of the mantissa of a NaN that no key has room for."""
+        """Mantissa bits of a NaN for which a key has no room."""
         return self.mantissa + 1 - self.rest
 
 
@@ -154,9 +154,9 @@ def keys_for(
     longest: int | None = None,
     named: bool = True,
 ) -> Keys:
-    """The keys of rows of a type and length; declines rows and types that are left to eager.
+    """The keys of rows of a type and length; declines rows and types that eager sorts.
 
-    `longest` is for what sorts no rows. Unless they are `named`, elements lose their positions.
+    `longest` replaces the limit for ops that do not sort. Positions are kept only if `named`.
     """
     if dtype.bytes > 4 or dtype in FLOAT8:
         raise Decline(WIDE if dtype.bytes > 4 else f"a sort of {dtype}")
@@ -184,9 +184,9 @@ def _of_rows(
     find: Callable[[int, Keys], Value],
     named: bool = True,
 ) -> Pair:
-    """Elements and places of the keys that `find` gives for the rows along a dimension.
+    """Elements and positions of the keys that `find` returns for the rows along a dimension.
 
-    Unless they are `named`, equal elements may change places, which may be of no use then.
+    Unless `named`, equal elements may change order, and the positions are not valid.
     """
     values, places = b.results
     d = wrapped(dim, x.rank)
@@ -206,7 +206,7 @@ def _of_rows(
 def _ordered(
     b: GraphBuilder, x: Value, d: int, keys: Keys, type: TensorType | None = None
 ) -> Value:
-    """The keys of a tensor in order along dimension d: as many as the type says, or all."""
+    """The sorted keys of a tensor along dimension d: as many as the type has, or all."""
     made = b.temp(x.shape, keys.type) if type is None else replace(type, dtype=keys.type)
     return b.sort(d, x.shape[d], lambda i: keys.of(x.at(i), i[d]), made)
 
@@ -219,9 +219,9 @@ def first_keys(
     key: Callable[[Index], Expr],
     type: DType,
 ) -> Value:
-    """The first k of the keys in order along dimension d of a shape, of which the result has k."""
+    """The first k sorted keys along dimension d of a shape; k is the result's size."""
     if not isinstance(k, int) or k == 0:
-        raise Decline("as many elements as only the data says, or none")
+        raise Decline("a data-dependent number of elements, or none")
     if k == 1:
         s = cut(tuple(shape), d)
         return reduce_over(b, "min", s, True, key, None, b.temp(s.padded, type))
@@ -232,7 +232,7 @@ def first_keys(
 def sort(
     b: GraphBuilder, x: Value, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> Pair:
-    """The elements in order, and where they were; equal ones stay in order."""
+    """The sorted elements and their positions; stable."""
 
     def ordered(d: int, keys: Keys) -> Value:
         if runs_programs(x.device) and (x.shape[d].hi or 0) > LONGEST_SORT:
@@ -251,7 +251,7 @@ def topk(
     largest: bool = True,
     sorted: bool = True,
 ) -> Pair:
-    """The k greatest (smallest) elements in order and their places; of equals, the first ones."""
+    """The k largest (smallest) elements, sorted, and their positions; of equals, the first ones."""
 
     def first(d: int, keys: Keys) -> Value:
         most = x.shape[d].hi or 0
@@ -268,7 +268,7 @@ def topk(
 def _at(
     b: GraphBuilder, sorted: Value, d: int, keepdim: bool, place: Callable[[Index], Expr]
 ) -> Value:
-    """The key at a place (an i64, given the index in the padded shape) of each sorted row."""
+    """The key at a position (an i64, from the index in the padded shape) of each sorted row."""
     s = cut(sorted.shape, d)
 
     def here(i: Index) -> Expr:
@@ -284,11 +284,11 @@ def _at(
 
 @lowering("kthvalue")
 def kthvalue(b: GraphBuilder, x: Value, k: int | Sym, dim: int = -1, keepdim: bool = False) -> Pair:
-    """The k-th smallest element of each row, counted from 1, and where it is."""
+    """The k-th smallest element of each row, counted from 1, and its position."""
 
     def find(d: int, keys: Keys) -> Value:
         if not isinstance(k, int):
-            raise Decline("a place in the order that only the data says")
+            raise Decline("a data-dependent k")
         return _at(b, _ordered(b, x, d, keys), d, keepdim, lambda _: const(k - 1, I64))
 
     return _of_rows(b, x, dim, False, find)
@@ -297,7 +297,7 @@ def kthvalue(b: GraphBuilder, x: Value, k: int | Sym, dim: int = -1, keepdim: bo
 def _middle(
     b: GraphBuilder, sorted: Value, d: int, keepdim: bool, keys: Keys, skip_nan: bool
 ) -> Value:
-    """The key of the median: the lower of two; the first NaN, or (`skip_nan`) none if possible."""
+    """The key of the median: the lower of two; the first NaN, or a number with `skip_nan`."""
     size = sorted.shape[d]
     if not keys.dtype.is_float:
         return _at(b, sorted, d, keepdim, lambda _: index((size - 1) // 2, I64))
@@ -320,9 +320,9 @@ def _middle(
 
 
 def _enter_median(name: str, skip_nan: bool) -> None:
-    """Register the lower median of each row, or of all, and where it is.
+    """Register the lower median of each row, or of all, and its position.
 
-    That of the numbers alone (`skip_nan`), or the first NaN where there is one.
+    With `skip_nan` NaN is ignored, else the first NaN wins.
     """
 
     @lowering(f"{name}.dim")
@@ -339,9 +339,9 @@ def _enter_median(name: str, skip_nan: bool) -> None:
 
 @lowering("mode")
 def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pair:
-    """The most frequent element of each row of integers, the least of several; its last place."""
+    """The most frequent integer of each row (the lowest of several), and its last position."""
     if x.dtype.is_float:
-        raise Decline("a row of floats may have NaN, which eager leaves where its sort took it")
+        raise Decline("a row of floats may have NaN, whose order is eager's")
 
     def find(d: int, keys: Keys) -> Value:
         row = _ordered(b, x, d, keys)
@@ -356,7 +356,7 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
         starts = b.scan("max", d, start, b.temp(x.shape, I64))
 
         def rank(i: Index) -> Expr:
-            """The length of the run up to here, and behind it how far this is from the end."""
+            """The length of the run up to here, followed by the distance from the end."""
             place = index(i[d], I64)
             length = (place - starts.at(i)) << keys.position
             return length | (size - place)

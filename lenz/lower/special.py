@@ -1,8 +1,8 @@
 """torch.special: digamma and its derivatives, Bessel and Airy functions, erfcx, ndtri, Chebyshev.
 
-Tables are Chebyshev coefficients of what the comment beside them says, fitted by us with 30 digits
-and cut where the rest is below 3e-9: they serve f32, and doubles are called in eager. The formulas
-are those of the NIST Handbook of Mathematical Functions (DLMF), whose sections are named.
+Tables are Chebyshev coefficients of the function in the comment above, fitted by us with 30 digits
+and truncated where the rest is below 3e-9. They are for f32; doubles are called in eager. The
+formulas are those of the NIST Handbook of Mathematical Functions (DLMF), whose sections are named.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ K1_HIGH = (1.360313095, 0.1039237366, -0.00285781686, 0.0001952155185, -1.936197
 ERFCX = (1.177562574, 0.00535390454, -0.09377550342, 0.05436652556, -0.01897659671,
          0.004453426061, -0.0006335531711, 1.766171952e-5, 1.284153287e-5, -2.007228555e-6,
          -1.807522679e-7, 7.549829059e-8)  # fmt: skip
-# s (z - s + log(s)/s) of 1/s on [1/15, 1/1.6], where the normal distribution has exp(-s^2/2) below
-# -z.
+# s (z - s + log(s)/s) of 1/s on [1/15, 1/1.6], where the normal distribution at -z is exp(-s^2/2).
 NDTRI = (-1.044087408, -0.1062851709, 0.002018475579, 0.0004324566427, -0.0002666065917,
          0.0001155338035, -4.41952848e-5, 1.596436299e-5, -5.69211115e-6, 2.060893307e-6,
          -7.679474352e-7, 2.950737233e-7, -1.164333382e-7, 4.692989595e-8)  # fmt: skip
@@ -67,7 +66,7 @@ Y0_LOW = (-0.0331461132, -0.2744743055, 0.1790343141, 0.2615673463, -0.177302012
 Y1_LOW = (0.002538013236, -0.01608717305, -0.09591204536, 0.0844519726, -0.02832812394,
           0.005289897544, -0.0006414551451, 5.505982873e-5, -3.538080019e-6, 1.770780456e-7,
           -7.11055005e-9)  # fmt: skip
-# Zeros, each as the nearest f32 and the rest.
+# Zeros, each as the nearest f32 and the remainder.
 ZEROS = (
     ((2.404825448989868, 1.087059e-7), (5.520078182220459, -7.1934148e-8)),
     ((3.8317060470581055, -7.6850593e-8), (7.015586853027344, -1.8321172e-7)),
@@ -88,7 +87,7 @@ AI_SIN = (0.9957410715, -0.00401003511, 0.0002174979785, -2.559707368e-5, 4.4462
           -9.821561055e-7, 2.560803263e-7, -7.548234203e-8, 2.447213482e-8)  # fmt: skip
 AI_COS = (0.06570090884, -0.003367165046, 0.0003131866831, -4.909474711e-5, 1.031385323e-5,
           -2.622703144e-6, 7.642834031e-7, -2.469218211e-7, 8.654323471e-8)  # fmt: skip
-BITS = 20  # of the order of a Chebyshev polynomial
+BITS = 20  # in the order of a Chebyshev polynomial
 AI_END = 0.53033008589  # 1/z of x = 2
 # The Bernoulli numbers B(2), B(4), ...
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
@@ -99,7 +98,7 @@ def _c(value: float, like: Expr) -> Expr:
 
 
 def series(table: Sequence[float], x: Expr, low: float, high: float) -> Expr:
-    """sum of table[k] T_k(t) by Clenshaw's recurrence, where t runs over [-1, 1] as x from low."""
+    """sum of table[k] T_k(t) by Clenshaw's recurrence; t maps x in [low, high] to [-1, 1]."""
     t = ops.fma(x, 2 / (high - low), -(high + low) / (high - low))
     twice, last, before = t + t, _c(0.0, x), _c(0.0, x)
     for k in reversed(table[1:]):
@@ -108,7 +107,7 @@ def series(table: Sequence[float], x: Expr, low: float, high: float) -> Expr:
 
 
 def _enter(fn: Fn, *names: str, doubles: bool = False) -> None:
-    """Register a function of f32, or also of f64."""
+    """Register a function for f32, or also for f64."""
 
     def lower_special(b: GraphBuilder, x: Value) -> Value:
         if not doubles and b.result.dtype is F64:
@@ -126,9 +125,9 @@ def _power(e: Expr, n: int) -> Expr:
 
 
 def _cotangent(x: Expr) -> tuple[Expr, Expr]:
-    """cot(pi x), and whether x is an integer, where it has a pole."""
+    """cot(pi x), and whether x is an integer: a pole."""
     r = x - ops.round(x)
-    # Beyond 1/4 it is the tangent of what is left up to 1/2, where it has its zero.
+    # Beyond 1/4 it is the tangent of the distance to 1/2, where its zero is.
     far = abs(r) > 0.25
     t = ops.where(far, ops.copysign(0.5 - abs(r), r), r)
     tan = ops.tan(t * math.pi)
@@ -136,7 +135,7 @@ def _cotangent(x: Expr) -> tuple[Expr, Expr]:
 
 
 def digamma(x: Expr) -> Expr:
-    """The logarithmic derivative of gamma (DLMF 5.5, 5.11): reflected, moved on, asymptotic."""
+    """The logarithmic derivative of gamma, by reflection, recurrence, series (DLMF 5.5, 5.11)."""
     steps, terms = (6, 3) if x.dtype is F32 else (10, 7)
     below = x < 0.0
     y = ops.where(below, 1.0 - x, x)
@@ -146,7 +145,7 @@ def digamma(x: Expr) -> Expr:
     for k in reversed(range(terms)):
         tail = square * (tail + BERNOULLI[k] / (2 * k + 2))
     found = ops.log(w) - 0.5 / w - tail
-    found = found - ops.reciprocal(y)  # which has the sign of a zero
+    found = found - ops.reciprocal(y)  # keeps the sign of a zero
     for k in range(1, steps):
         found = found - ops.reciprocal(y + float(k))
     cot, pole = _cotangent(x)
@@ -170,11 +169,11 @@ def polygamma(x: Expr, n: int) -> Expr:
         rising = math.prod(range(n + 1, n + 2 * k + 2)) / math.factorial(2 * k + 2)
         tail = tail + part * (BERNOULLI[k] * rising)
         part = part * w
-    for k in reversed(range(steps)):  # from the least to the greatest
+    for k in reversed(range(steps)):  # from the smallest to the largest
         tail = tail + _power(ops.reciprocal(y + float(k)), n + 1)
     sign = -1.0 if n % 2 == 0 else 1.0
     found = tail * (sign * math.factorial(n))
-    # cot' = -(1 + cot^2), so derivatives of cot are polynomials of it: lowest power first.
+    # cot' = -(1 + cot^2), so derivatives of cot are polynomials in cot, lowest power first.
     p = [0.0, 1.0]
     for _ in range(n):
         slope = [k * a for k, a in enumerate(p)][1:]
@@ -199,7 +198,7 @@ def _zeta(x: Expr, q: Expr) -> Expr:
     w, high = ops.reciprocal(a), ops.apply(power, a, 1.0 - x)
     part = high * w
     tail = ops.fma(part, 0.5, high / (x - 1.0))
-    rising = ops.minimum(x, 1e8)  # beyond, all that it multiplies is 0
+    rising = ops.minimum(x, 1e8)  # beyond, its factors are all 0
     part = part * rising * w
     for k in range(terms):
         tail = ops.fma(part, BERNOULLI[k] / math.factorial(2 * k + 2), tail)
@@ -221,8 +220,8 @@ def zeta(x: Expr, q: Expr, device: str) -> Expr:
     odd = found - near + far
     mirrored = ops.where(ops.eq(half, ops.floor(half)), even, odd)
     mirrored = ops.where(whole, mirrored, math.nan)
-    # Where all terms are 0, eager's last corrections may be infinity times 0: it has products of
-    # 23 numbers from x on, in f32 on GPUs and in f64 on CPUs.
+    # If all terms are 0, eager's last corrections may be infinity times 0: it has products of 23
+    # factors from x on, in f32 on GPUs and in f64 on CPUs.
     most = 2.4e13 if device == "cpu" else 36.0
     lost = ops.eq(ops.apply(op_named("pow"), q, -x), 0.0)
     lost = lost & ((x > most) | (q > 3e38))
@@ -238,7 +237,7 @@ def lower_zeta(b: GraphBuilder, x: Operand, q: Operand) -> Value:
     """Hurwitz' zeta function of two tensors, or of a tensor and a number."""
     t = b.result.dtype
     if t is F64:
-        raise Decline("in doubles, powers of which only some count: eager takes 0.5 of the time")
+        raise Decline("in doubles, where eager skips terms and takes 0.5 of the time")
     return b.map(lambda i: zeta(element(x, i, t), element(q, i, t), b.result.device))
 
 
@@ -363,7 +362,7 @@ def erfcx(x: Expr) -> Expr:
 
 
 def ndtri(p: Expr) -> Expr:
-    """Where the normal distribution has p below: by erfinv in the middle, by -2 log p outside."""
+    """The quantile p of the normal distribution: by erfinv in the middle, by -2 log p outside."""
     q = ops.minimum(p, 1.0 - p)
     s = ops.sqrt(ops.log(q) * -2.0)
     u = ops.reciprocal(s)
@@ -377,7 +376,7 @@ def ndtri(p: Expr) -> Expr:
 
 
 def spherical_j0(x: Expr) -> Expr:
-    """sin(x) / x, by its series below 1/2, which has terms up to x^8 / 9! (DLMF 10.49)."""
+    """sin(x) / x; below 1/2 by its series up to x^8 / 9! (DLMF 10.49)."""
     square, low = ops.square(x), _c(0.0, x)
     for k in (4, 3, 2, 1, 0):
         low = ops.fma(low, square, (-1) ** k / math.factorial(2 * k + 1))
@@ -422,7 +421,7 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
         first = ops.fma(x, slope, shift)
         before = twice * low - high
         found = first * low - before
-        # Without products of an infinite x and 0.
+        # Avoids products of an infinite x and 0.
         few = twice * first - 1.0
         few = ops.where(ops.eq(n, 1), first, few)
         few = ops.where(ops.eq(n, 0), 1.0, few)

@@ -61,7 +61,7 @@ def col2im(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
-    """The sum of what `im2col` would take from each element."""
+    """The adjoint of `im2col`: sums the entries that come from each element."""
     w = _windows(output_size, kernel_size, dilation, padding, stride)
     if ZERO in x.shape:
         return b.map(lambda i: const(0, x.dtype))
@@ -82,7 +82,7 @@ def col2im(
 
 
 def _takers(w: Windows, h: Index) -> list[tuple[Index, Index, Expr]]:
-    """The windows that may hold a position, the place in each, and whether there is such a one."""
+    """The windows that may contain a position, the place in each, and the condition for it."""
     if all(d == 1 for d in w.dilation):
         return [
             (o, tuple(h[d] + w.padding[d] - o[d] * w.stride[d] for d in range(2)), there)

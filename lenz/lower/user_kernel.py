@@ -1,10 +1,10 @@
-"""Triton kernels that the user wrote: calls, with what they write stated.
+"""Calls of the user's Triton kernels, with the arguments that they write.
 
     %r = call: `kernel` on copies of the tensors that it writes; gives the copies
     ==>  %c = map { load(%x, [i]) };  %r = call lenz.user_kernel(..., %c, ...) mutates (%c)
 
-The copy is left out where nobody reads the original afterwards: memory that this graph made for the
-call (with no fill, if it was asked for empty), and an argument that is to hold the result.
+There is no copy if nobody reads the original afterwards: memory that this graph made for the call
+(without a fill, if it comes from `empty`), or an argument that receives the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Env = Mapping[FxNode, Any]
 
 
 def is_user_kernel(n: FxNode) -> bool:
-    """True for the call of a kernel that the frontend has bound."""
+    """True for a call of a kernel that the frontend has bound."""
     return "user_kernel" in n.meta
 
 
@@ -40,10 +40,10 @@ def call_user_kernel(
     atom: Callable[[Any], Atom],
     type_of: Callable[[torch.Tensor], TensorType],
 ) -> dict[str, Value]:
-    """Add the call to the graph; gives the tensors that it writes, by the names of its parameters.
+    """Add the call to the graph; returns the tensors that it writes, by parameter name.
 
-    Raises Unsupported for descriptors of blocks in their first form, which Triton has dropped, and
-    for a tensor to be written whose elements share memory.
+    Raises Unsupported for block descriptors in their old form, which Triton has dropped, and for a
+    written tensor whose elements share memory.
     """
     asked: Any = n.kwargs
     descriptors: list[Atom] = []
@@ -74,7 +74,7 @@ def call_user_kernel(
 
 
 def _memory(b: GraphBuilder, n: FxNode, name: str, env: Env, type: TensorType) -> Value:
-    """What the kernel is to write into: the tensor itself, or a copy."""
+    """The memory that the kernel writes: the tensor itself, or a copy."""
     node = _given(n)[name]
     x: Value = env[node]
     if x.buffer.type == type and list(_given(n).values()).count(node) == 1:
@@ -91,7 +91,7 @@ def _memory(b: GraphBuilder, n: FxNode, name: str, env: Env, type: TensorType) -
 
 
 def _given(n: FxNode) -> Mapping[str, Any]:
-    """The arguments of a user's kernel, FX nodes and numbers, by the names of its parameters."""
+    """The arguments of a user's kernel, FX nodes and numbers, by parameter name."""
     asked: Any = n.kwargs
     given: Mapping[str, Any] = asked["kwargs"]
     return given
@@ -103,7 +103,7 @@ def _names_of(x: Value, env: Env) -> int:
 
 
 def _leave_unfilled(b: GraphBuilder, x: Value) -> None:
-    """Ask for memory only, where the lowering of `empty` has put a fill."""
+    """Drop the fill that the lowering of `empty` has added."""
     layout, op = x.buffer.type.layout, "aten.empty_strided.default"
     kwargs = (("dtype", Named("dtype", x.dtype.name)), ("device", Named("device", x.device)))
     made = Extern((x.buffer,), op, (layout.shape, layout.stride), kwargs, reason="library")
@@ -111,13 +111,13 @@ def _leave_unfilled(b: GraphBuilder, x: Value) -> None:
 
 
 def _is_written_back(b: GraphBuilder, n: FxNode, name: str, arg: FxNode, env: Env) -> bool:
-    """True when an argument is to hold what the kernel writes, and its old values are not needed.
+    """True if the kernel's result goes into the argument and the old values are not needed.
 
-    A kernel may take the result of another one: what the last of them has written counts.
+    Kernels may be chained: the result of the last one counts.
     """
     others = [u for u in arg.users if u is not n]
     copies = [u for u in others if u.target is COPY and u.args[0] is arg]
-    earlier = [env.get(u) for u in others if u not in copies]  # None for what comes later
+    earlier = [env.get(u) for u in others if u not in copies]  # None for later nodes
     done = all(isinstance(v, Sym) or (isinstance(v, Value) and is_own(b, v)) for v in earlier)
     if len(copies) != 1 or not done:
         return False

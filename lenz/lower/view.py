@@ -1,4 +1,4 @@
-"""Views: other indices into the same elements. What no strides express becomes a copying map."""
+"""Views: other indices into the same elements. If strides cannot express one, it is a copy."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, minimum, produc
 
 Size = Sym | int
 Sizes = Sequence[Size]
-PART = "strides over a storage that the tensor may be a part of"
+PART = "strides over a storage of which the tensor may be a part"
 
 
 def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Index]:
     """The map from indices of one shape to those of another with as many elements.
 
-    Both shapes are cut wherever their leading sizes have one product, so that dimensions that stay
-    keep their own variable and only what is really merged or cut is divided.
+    Both shapes are split wherever their leading sizes have equal products, so that unchanged
+    dimensions keep their own variable and only merged or split ones need divisions.
     """
     if ZERO in new:
-        # No index exists, so any variable of no values will do.
+        # There are no indices, so any variable of empty range will do.
         nowhere = new.index(ZERO)
         return lambda i: tuple(i[nowhere] for _ in old)
     kept_new = [d for d, s in enumerate(new) if s is not ONE]
@@ -44,8 +44,8 @@ def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Ind
             cuts.append((k + 1, match + 1))
     ends = (len(kept_new), len(kept_old))
     if cuts[-1] != ends:
-        # The products agree only by facts about the symbols: a last group takes the rest, with the
-        # group before it where the rest of one shape are sizes that are 1 by such facts.
+        # The products agree only by facts about the symbols: a last group takes the rest, joined
+        # with the group before it if one shape's rest consists of sizes that are 1 by such facts.
         if ends[0] == cuts[-1][0] or ends[1] == cuts[-1][1]:
             cuts[1:] = cuts[1:-1]
         cuts.append(ends)
@@ -74,25 +74,25 @@ def view(b: GraphBuilder, x: Value, *_: object) -> Value:
 
 @lowering("_unsafe_view", any_dtype=True)
 def unsafe_view(b: GraphBuilder, x: Value, *_: object) -> Value:
-    """The same, and no view to autograd."""
+    """The same, but not a view for autograd."""
     return b.view(x, regroup(b.result.shape, x.shape), detached=True)
 
 
 @lowering("alias", "lift", "lift_fresh", "view_as", any_dtype=True)
 def alias(b: GraphBuilder, x: Value, *_: object) -> Value:
-    """The tensor as another one over the same memory; that is left where it is a result."""
+    """Another tensor over the same memory; it only stays if it is a result."""
     return view(b, x)
 
 
 @lowering("detach", any_dtype=True)
 def detach(b: GraphBuilder, x: Value) -> Value:
-    """The same, and no view to autograd."""
+    """The same, but not a view for autograd."""
     return b.view(x, lambda i: i, detached=True)
 
 
 @lowering("permute", any_dtype=True)
 def permute(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
-    """Dimension k of the result is dims[k] of x."""
+    """Dimension k of the result is dimension dims[k] of x."""
     order = [wrapped(d, x.rank) for d in dims]
 
     def fn(i: Index) -> Index:
@@ -133,7 +133,7 @@ def unsqueeze(b: GraphBuilder, x: Value, dim: int) -> Value:
 
 @lowering("squeeze", any_dtype=True)
 def squeeze(b: GraphBuilder, x: Value, dim: int | Sequence[int] | None = None) -> Value:
-    """Dimensions of size 1 dropped: all, one, or some."""
+    """Without size-1 dimensions: all, one, or some of them."""
     chosen = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = [wrapped(d, x.rank) for d in chosen if x.rank]
     dropped = [d for d in dims if x.shape[d] is ONE]
@@ -148,7 +148,7 @@ def squeeze(b: GraphBuilder, x: Value, dim: int | Sequence[int] | None = None) -
 
 
 def at_least_zero(position: Size, size: Sym) -> Sym:
-    """A position counted from the front; declines a symbolic one of unknown sign."""
+    """A position counted from the front; declines a symbolic position of unknown sign."""
     if isinstance(position, int):
         return sym(position) if position >= 0 else size + position
     if position.lo is not None and position.lo >= 0:
@@ -175,7 +175,7 @@ def slice_(
     end: Size | None = None,
     step: Size = 1,
 ) -> Value:
-    """Every step-th element from `start`; the size of the result says where it ends."""
+    """Every step-th element from `start`; the end follows from the result's size."""
     d = wrapped(dim, x.rank)
     first = slice_start(start, x.shape[d])
     return b.view(x, lambda i: (*i[:d], first + i[d] * step, *i[d + 1 :]))
@@ -184,7 +184,7 @@ def slice_(
 def slice_start(start: Size | None, size: Sym) -> Sym:
     """The first position of a slice, clamped to 0 .. size as torch does.
 
-    An empty slice has an offset too, which `as_strided` of it starts from.
+    An empty slice has an offset too, where `as_strided` of it starts.
     """
     return minimum(maximum(at_least_zero(0 if start is None else start, size), ZERO), size)
 
@@ -199,7 +199,7 @@ def narrow(b: GraphBuilder, x: Value, dim: int, start: Size, length: Size) -> Va
 def diagonal(b: GraphBuilder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """A diagonal of two dimensions, as the last dimension of the result.
 
-    An empty one begins where x does.
+    An empty one starts where x does.
     """
     p, q = wrapped(dim1, x.rank), wrapped(dim2, x.rank)
     begin = 0 if b.result.shape[-1] is ZERO else offset
@@ -215,7 +215,7 @@ def diagonal(b: GraphBuilder, x: Value, offset: int = 0, dim1: int = 0, dim2: in
 
 @lowering("unfold", any_dtype=True)
 def unfold(b: GraphBuilder, x: Value, dimension: int, size: Size, step: Size) -> Value:
-    """Windows of one dimension; the place in the window is the last dimension of the result."""
+    """Windows along a dimension; the position in the window is the last dimension of the result."""
     if x.rank == 0:
         return b.view(x, lambda i: ())
     d = wrapped(dimension, x.rank)
@@ -239,7 +239,7 @@ def as_strided_scatter(
     stride: Sizes,
     storage_offset: Size | None = None,
 ) -> Value:
-    """x, but as_strided of it is y."""
+    """x with the elements of as_strided(x) replaced by y."""
     if ZERO in x.shape or ZERO in y.shape:
         return b.map(x.at)
     pairs = zip(x.shape, x.buffer.type.layout.stride, strict=True)
@@ -248,7 +248,7 @@ def as_strided_scatter(
     if _is_whole(b, x):
         place = _from_start(x, y.shape, stride, storage_offset)
         return b.scatter("set", x, y.shape, lambda i: (place(i), (), y.at(i)))
-    # All that x spans, and an element for what y has outside of it.
+    # The span of x, plus an element for the part of y outside it.
     own = x.buffer.type.layout
     first: Sym = ZERO
     span = sum(((n - 1) * s for n, s in zip(x.shape, own.stride, strict=True)), ONE)
@@ -274,8 +274,7 @@ def as_strided_scatter(
 def _strided(
     b: GraphBuilder, x: Value, type: TensorType, stride: Sizes, offset: Size | None
 ) -> Value:
-    """Strides over a tensor that is all of its storage; those over others count from where only
-    the call knows: the runtime makes the view."""
+    """Strides over a whole storage; over a part of one the runtime makes the view."""
     if ZERO not in type.shape:
         _refuse_gaps(b, x, Layout(type.shape, tuple(map(sym, stride))), offset)
     if _is_whole(b, x) and ZERO not in x.shape:
@@ -292,9 +291,9 @@ def _strided(
 
 
 def _refuse_gaps(b: GraphBuilder, x: Value, of: Layout, offset: Size | None) -> None:
-    """Raise Unsupported for a read of memory that is eager's alone: around a view that is written.
+    """Raise Unsupported for reads around a written view: only eager has that memory.
 
-    What a loop of this graph made has the strides of such a view, and nothing in between.
+    A loop of this graph makes a tensor with the view's strides, and nothing in its gaps.
     """
     sources = {n.out.name: n.source for n in b.nodes if isinstance(n, View)}
     root = x.name
@@ -326,7 +325,7 @@ def _from_start(
 
 
 def _is_whole(b: GraphBuilder, x: Value) -> bool:
-    """True when a loop of this graph wrote the buffer, which then is all of its storage."""
+    """True if a loop of this graph wrote the buffer, which then is its whole storage."""
     return x.buffer.type.layout.is_contiguous and any(
         isinstance(n, LOOPS) and n.out.name == x.name for n in b.nodes
     )
@@ -335,7 +334,7 @@ def _is_whole(b: GraphBuilder, x: Value) -> bool:
 @lowering("split.Tensor", "split_with_sizes", "chunk", any_dtype=True)
 @lowering("unsafe_split.Tensor", "unsafe_split_with_sizes", "unsafe_chunk", any_dtype=True)
 def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
-    """x cut along a dimension; the unsafe forms give views too, as in eager."""
+    """x split along a dimension; the unsafe forms return views too, as in eager."""
     d = wrapped(dim, x.rank)
 
     def part(first: Sym, type: TensorType) -> Value:
@@ -359,9 +358,9 @@ def unbind(b: GraphBuilder, x: Value, dim: int = 0) -> tuple[Value, ...]:
 
 
 def reversed_scan(b: GraphBuilder, x: Value, turned: Sequence[int]) -> Value | None:
-    """A scan read from its end is the scan from the end of what it reads, turned: no copy.
+    """A flipped scan of x is the scan of flipped x in the other direction: no copy.
 
-    flip(cumsum(flip(g))), the gradient of cumsum, thereby is one scan of g.
+    So flip(cumsum(flip(g))), the gradient of cumsum, is one scan of g.
     """
     n = next((n for n in reversed(b.nodes) if isinstance(n, Scan) and n.out.name == x.name), None)
     if n is None or list(turned) != [n.dim]:
@@ -375,7 +374,7 @@ def reversed_scan(b: GraphBuilder, x: Value, turned: Sequence[int]) -> Value | N
 
 @lowering("flip", any_dtype=True)
 def flip(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
-    """Dimensions read from the back; torch has no negative strides, so it is a copy."""
+    """Reversed dimensions: a copy, since torch has no negative strides."""
     turned = [wrapped(d, x.rank) for d in dims]
     if (scanned := reversed_scan(b, x, turned)) is not None:
         return scanned
@@ -392,7 +391,7 @@ def flip(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
 def roll(
     b: GraphBuilder, x: Value, shifts: Size | Sequence[Size], dims: int | Sequence[int] = ()
 ) -> Value:
-    """Elements moved on by `shifts`, round the end; without dims in row-major order."""
+    """Elements shifted cyclically by `shifts`; without dims in row-major order."""
     by: list[Size] = [shifts] if isinstance(shifts, (int, Sym)) else list(shifts)
     along = [dims] if isinstance(dims, int) else list(dims)
     if any(s is ZERO for s in x.shape):
@@ -413,7 +412,7 @@ def roll(
 
 @lowering("repeat", any_dtype=True)
 def repeat(b: GraphBuilder, x: Value, repeats: Sequence[Size]) -> Value:
-    """x laid side by side."""
+    """Copies of x side by side."""
     if ZERO in b.result.shape:
         nowhere = b.result.shape.index(ZERO)
         return b.map(lambda i: x.at(tuple(i[nowhere] for _ in x.shape)))

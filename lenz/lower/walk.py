@@ -41,14 +41,14 @@ OFFSET = torch.ops.aten.sym_storage_offset.default
 
 
 def lower(p: Program, cx: Context, refused: frozenset[str] = frozenset()) -> Graph:
-    """Lower every node of a program; what no lowering takes becomes an `Extern`.
+    """Lower every node of a program. An op without a lowering becomes an `Extern`.
 
-    All that a loop reads is on the device of its result: 0-d tensors of the CPU are moved there
-    once.  The nodes that `refused` names are called in eager, since their kernels do not compile.
-    Where the program is to be deterministic, eager has what GPUs add up by chance: in a fixed
-    order, or it raises.  Raises Unsupported for a graph with a value the IR cannot name at all
-    (sparse, nested or quantized tensors, symbolic floats, devices without a machine); the caller
-    then runs it in eager.
+    All operands of a loop are on the device of its result: 0-d CPU tensors are moved there once.
+    The nodes in `refused` are called in eager, since their kernels do not compile. In deterministic
+    programs eager runs ops whose order of additions varies on GPUs; it fixes the order, or raises.
+    Raises Unsupported for a graph with values that the IR cannot represent (sparse, nested or
+    quantized tensors, symbolic floats, devices without a machine); the caller then runs it in
+    eager.
     """
     b = GraphBuilder(cx.options.eager_random)
     g = _Walk(p, types(), refused, b, Complexes(b)).run()
@@ -61,7 +61,7 @@ def lower(p: Program, cx: Context, refused: frozenset[str] = frozenset()) -> Gra
 
 @dataclass(slots=True, eq=False)
 class _Walk:
-    """The state of one lowering: FX node -> what it became (`env`)."""
+    """The state of one lowering; `env` maps FX nodes to their values."""
 
     p: Program
     devices: frozenset[str]
@@ -70,13 +70,13 @@ class _Walk:
     complexes: Complexes
     moved: dict[tuple[str, str], Value] = field(default_factory=dict)
     env: dict[FxNode, Any] = field(default_factory=dict)
-    # What the graph writes, by its placeholder.
+    # Written inputs: placeholder -> new value.
     arguments: dict[FxNode, Value] = field(default_factory=dict)
     inputs: list[Buffer | Sym] = field(default_factory=list)
     constants: list[Buffer] = field(default_factory=list)
     objects: list[str] = field(default_factory=list)
     outputs: tuple[Atom, ...] = ()
-    # Variables that something before gives, and those that are no integers but floats of sizes.
+    # Variables defined so far, and those that are floats of sizes, not integers.
     sizes: set[Sym] = field(default_factory=set)
     numbers: set[Sym] = field(default_factory=set)
 
@@ -119,7 +119,7 @@ class _Walk:
             self.inputs.append(size)
             self.env[n] = size
         elif val is None and not n.users:
-            # An unused argument still takes its place in the call.
+            # An unused argument still has a position in the call.
             self.inputs.append(self.p.sym(0))
         elif is_object(val):
             self.inputs.append(Var(f"{n.name}_object"))
@@ -144,7 +144,7 @@ class _Walk:
         is_size = isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool)
         if is_size and not _yields_new_size(n):
             size = self.p.sym(val)
-            # Functions of `math` and `round` take floats, which are no data of `size`.
+            # Functions of `math` and `round` take floats, which `size` cannot represent.
             known = self.sizes.issuperset(size.free_vars)
             if known or getattr(n.target, "__module__", "") not in ("math", "builtins"):
                 self.env[n] = self.size(n, size)
@@ -153,8 +153,8 @@ class _Walk:
             self.env[n] = self.value(n.args[0])[n.args[1]]
             return
         if isinstance(val, torch.SymBool) and _is_data(n):
-            # A condition on sizes, as data for the assertion that reads it.  Pointers point at
-            # first elements, so that there is no offset to ask for.
+            # A condition on sizes, as data for the assertion that reads it. Pointers point at first
+            # elements, so offsets are never asked for.
             offset = any(isinstance(a, FxNode) and a.target is OFFSET for a in n.args)
             self.env[n] = True if offset else self.data(n)
             return
@@ -177,41 +177,41 @@ class _Walk:
                 _settle(self)
             self.env[n] = call_eager(self.b, n, self.atom, val, self.p.sym, reason)
             if n.target is torch.ops.aten.copy_.default and isinstance(n.args[0], FxNode):
-                self.env[n.args[0]] = self.env[n]  # later reads are of what the call gives
+                self.env[n.args[0]] = self.env[n]  # later reads see the call's result
             made = self.env[n] if isinstance(self.env[n], (tuple, list)) else (self.env[n],)
             if isinstance(val, (torch.SymFloat, torch.SymBool)):
                 self.numbers.update(made)
             self.given(*(s for m in made for s in (m.shape if isinstance(m, Value) else (m,))))
 
     def size(self, n: FxNode, size: Sym) -> Sym:
-        """The size that a node gives: computed by Python where it is no polynomial of others."""
+        """The size computed by a node; Python computes it if it is not a polynomial of others."""
         if not _is_python(n) or self.sizes.issuperset(size.free_vars):
             return size
         if not isinstance(size, Var):
-            raise Unsupported(f"the size {size}, of which only Python computes a part")
+            raise Unsupported(f"the size {size}, a part of which only Python computes")
         self.b.begin(n.name, (n.name,), ())
         self.b.extern("lenz.size", (self.data(n),), outs=(size,))
         self.given(size)
         return size
 
     def data(self, n: FxNode) -> tuple[Any, ...]:
-        """A call of a Python function of sizes as data: its name, and what it takes."""
+        """A call of a Python function of sizes, as data: its name and operands."""
         return (getattr(n.target, "__name__", ""), *map(self.value, n.args))
 
     def given(self, *sizes: Any) -> None:
-        """Note the variables of sizes that are known from here on."""
+        """Record variables of sizes that are defined from here on."""
         for s in sizes:
             if isinstance(s, Sym):
                 self.sizes.update(s.free_vars)
 
     def native(self, n: FxNode, results: Sequence[TensorType | None]) -> str | None:
-        """Lower the node; gives None when done, else the reason why it must be called in eager."""
+        """Lower the node; returns None, or the reason why it must be called in eager."""
         if not isinstance(n.target, torch._ops.OpOverload):
             return "not an aten op"
         if n.name in self.refused:
             return "its kernel does not compile"
         if n.meta.get("refused"):
-            return "eager may refuse it"
+            return "eager may reject it"
         entry = entry_for(str(n.target))
         args = [self.value(a) for a in n.args]
         written = n.args[0] if "of_argument" in n.meta else None
@@ -233,7 +233,7 @@ class _Walk:
             return "the size of the result depends on values"
         given = [self.env[a] for a in n.all_input_nodes]
         if any(isinstance(a, Sym) and not self.numbers.isdisjoint(a.free_vars) for a in given):
-            return "a number made from sizes that is no integer"
+            return "a number made from sizes that is not an integer"
         device = next((r.device for r in results if r is not None), None)
         if device is not None:
             whole = has(n.target, "across")
@@ -248,7 +248,7 @@ class _Walk:
     def lowered(
         self, n: FxNode, entry: Entry, results: Sequence[TensorType | None], args: Any, kwargs: Any
     ) -> str | None:
-        """Lower a node whose operands are where they are needed, as `native`."""
+        """Lower a node whose operands are on the right devices, like `native`."""
         types = [v.buffer.type for v in _values(args) + _values(list(kwargs.values()))]
         able = MOVED if entry.float8 else NATIVE
         kinds = (t.dtype for t in (*types, *results) if t is not None)
@@ -262,10 +262,10 @@ class _Walk:
             self.b.nodes[before:], self.b.mutations = [], mutations
             return str(e)
         except TypeError:
-            if odd is not None:  # it looks at the elements of some cases after all
+            if odd is not None:  # in some cases it computes with elements after all
                 del self.b.nodes[before:]
                 return f"dtype {odd}"
-            # A few lowerings need the number itself: float(s0) of a size that is an argument.
+            # A few lowerings need the number itself, not float(s0) of a size argument.
             if not any(isinstance(a, Sym) for a in (*args, *kwargs.values())):
                 raise
             del self.b.nodes[before:]
@@ -273,9 +273,9 @@ class _Walk:
         new = self.b.nodes[before:]
         why = _unfit(new, entry.any_dtype)
         if self.b.mutations is not mutations and _overlaps(args[0].buffer.type.layout):
-            why = SHARED  # which of two elements is written last is eager's
+            why = SHARED  # eager decides which of two elements is written last
         if self.p.deterministic and any(_is_left_to_chance(x) for x in new):
-            why = "deterministic algorithms are asked for"
+            why = "deterministic algorithms are enabled"
         if why is not None:
             self.b.nodes[before:], self.b.mutations = [], mutations
             return why
@@ -289,15 +289,15 @@ class _Walk:
         return None
 
     def value(self, a: Any) -> Any:
-        """FX argument -> what a lowering takes: Value, Sym or the plain object."""
+        """FX argument -> argument of a lowering: Value, Sym or the plain object."""
         if isinstance(a, FxNode):
             made = self.env[a]
-            # A scalar that tracing fixed is a number, as it is without dynamic sizes.
+            # A scalar that tracing specialised is a number, as without dynamic sizes.
             return made.value if isinstance(made, Int) else made
         return [self.value(x) for x in a] if isinstance(a, (list, tuple)) else a
 
     def near(self, a: Any, device: str, whole: bool) -> Any:
-        """An operand with its 0-d tensors of the CPU (`whole`: every tensor) on the device."""
+        """An operand with its 0-d CPU tensors (`whole`: all tensors) moved to the device."""
         if isinstance(a, list):
             return [self.near(x, device, whole) for x in a]
         if not isinstance(a, (Value, Complex)) or a.device == device:
@@ -318,22 +318,22 @@ class _Walk:
         return to_atom(a, self.atom)
 
     def type_of(self, val: torch.Tensor, given: bool = False) -> TensorType:
-        """The type of a fake tensor; raises Unsupported for one that has no strides.
+        """The type of a fake tensor; raises Unsupported for one without strides.
 
-        Kernels read memory that is `given`, so that it may not be marked as negated.
+        Kernels read the memory of `given` tensors, so these must not have the negation flag.
         """
         if given and val.is_neg():
             raise Unsupported("a tensor whose memory holds the negated values")
         return type_of(val, self.p.sym, self.devices)
 
     def types_of(self, val: Any) -> tuple[TensorType | None, ...]:
-        """Types of the results of an FX node, None for those that are no tensors."""
+        """Types of the results of an FX node, None for those that are not tensors."""
         parts = val if isinstance(val, (tuple, list)) else (val,)
         return tuple(self.type_of(v) if isinstance(v, torch.Tensor) else None for v in parts)
 
 
 def _settle(walk: _Walk) -> None:
-    """Store the complex results that are there, before a call writes what they are made of."""
+    """Store pending complex results before a call writes their operands."""
     for a in walk.p.gm.graph.output_node().all_input_nodes:
         if isinstance(made := walk.env.get(a), Complex):
             _ = made.whole
@@ -342,7 +342,7 @@ def _settle(walk: _Walk) -> None:
 def _in_parts(
     walk: _Walk, n: FxNode, entry: Entry | None, args: Any, kwargs: Any, kind: DType | None
 ) -> str | None:
-    """Lower a node of complex tensors, as `native`."""
+    """Lower a node of complex tensors, like `native`."""
     try:
         walk.env[n] = walk.complexes.lower(n, entry, args, kwargs)
     except Decline as e:
@@ -355,7 +355,7 @@ def _in_parts(
 
 
 def type_of(val: torch.Tensor, to_sym: Callable[[Any], Sym], devices: frozenset[str]) -> TensorType:
-    """The type of a tensor with the offset left out: pointers point at the first element."""
+    """The type of a tensor, without its offset: pointers point at the first element."""
     dtype = dtype_of(val.dtype)
     if dtype is None or val.layout is not torch.strided or val.is_nested:
         raise Unsupported(f"a tensor of dtype {val.dtype} and layout {val.layout}")
@@ -368,7 +368,7 @@ def type_of(val: torch.Tensor, to_sym: Callable[[Any], Sym], devices: frozenset[
 
 
 def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:
-    """One argument as data; raises Unsupported for an object that has no name."""
+    """One argument as data; raises Unsupported for an object without a text form."""
     match a:
         case Value():
             return Ref(a.name)
@@ -405,7 +405,7 @@ def _values(args: Sequence[Any]) -> list[Any]:
 
 
 def _foreign(nodes: Sequence[Node]) -> DType | None:
-    """The first type among loops that they cannot move, if there is one."""
+    """The first type that loops cannot move, if any."""
     for n in nodes:
         if isinstance(n, LOOPS) and n.out.dtype not in MOVED:
             return n.out.dtype
@@ -413,21 +413,21 @@ def _foreign(nodes: Sequence[Node]) -> DType | None:
 
 
 def _unfit(made: list[Node], any_dtype: bool) -> str | None:
-    """Why what a lowering has made cannot stay, if it cannot."""
+    """Why the nodes made by a lowering are not valid; None if they are."""
     if any(isinstance(x, LOOPS) and _overlaps(x.out.type.layout) for x in made):
         return SHARED
     if any(isinstance(x, Reduction) and len(x.axes) != len(x.out.shape) for x in made):
-        return "tracing tells another rank than the op gives"  # norm of one element in torch 2.11
+        return "tracing gives another rank than the op"  # norm of one element in torch 2.11
     # Views of any type are fine, but kernels move elements of some types only.
     foreign = _foreign(made) if any_dtype else None
     return None if foreign is None else f"dtype {foreign}"
 
 
 def _is_left_to_chance(n: Node) -> bool:
-    """True for scatters of GPUs whose order shows: rounded sums, and writes to places not known.
+    """True for GPU scatters whose order matters: rounded sums, and writes to unknown places.
 
-    Scans have a fixed order on GPUs too, also where several programs share a row: each folds the
-    results of those before it in the order of their numbers (`machine/cuda/triton/look_back.py`).
+    Scans have a fixed order on GPUs too, even if several programs share a row: each folds the
+    results of earlier ones in the order of their numbers (`machine/cuda/triton/look_back.py`).
     """
     if not isinstance(n, Scatter) or not runs_programs(n.out.type.device):
         return False
@@ -435,14 +435,14 @@ def _is_left_to_chance(n: Node) -> bool:
 
 
 def _overlaps(layout: Layout) -> bool:
-    """True unless it is proved that no two elements share memory; no elements do not.
+    """False if it is proved that no two elements share memory; also for empty tensors.
 
-    A part that is written into a clone of such a tensor changes elements outside of the part too.
+    A write to a part of such a tensor's clone changes elements outside the part too.
     """
     if any(n is ZERO for n in layout.shape):
         return False
-    # One more than the last place so far, by sizes as they are and by such of at least 1: strides
-    # are products of either.  What is proved needs no order by size, only one that is likely.
+    # One past the last offset so far, from the sizes and from the sizes clamped to at least 1:
+    # strides are products of either. A proof does not need the order by size, only a likely one.
     end = other = sym(1)
     pairs = [d for d in zip(layout.stride, layout.shape, strict=True) if d[1] is not ONE][::-1]
     pairs.sort(key=lambda d: evaluate(d[0], dict.fromkeys(d[0].free_vars, 1009)))
@@ -454,7 +454,7 @@ def _overlaps(layout: Layout) -> bool:
 
 
 def _is_data(n: FxNode) -> bool:
-    """True for a condition on sizes that assertions and sizes alone read; a branch wants a bool."""
+    """True for a condition on sizes read only by assertions and sizes; a branch needs a bool."""
     return _is_python(n) and all(
         getattr(u.target, "__name__", "") == ASSERTION
         or (_is_python(u) and isinstance(u.meta.get("val"), torch.SymInt))
@@ -469,6 +469,6 @@ def _is_python(n: FxNode) -> bool:
 
 
 def _yields_new_size(n: FxNode) -> bool:
-    # An op on tensors whose result is a size (item, say) must run; arithmetic on sizes need not.
+    # An op on tensors whose result is a size (such as item) must run; arithmetic on sizes need not.
     given = (a.meta.get("val") for a in n.all_input_nodes)
     return any(isinstance(v, torch.Tensor) for v in given) and not has(n.target, "size")

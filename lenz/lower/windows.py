@@ -1,4 +1,4 @@
-"""Windows over the last dimensions: of a fixed size, or as adaptive pooling cuts a tensor."""
+"""Windows over the last dimensions: of fixed size, or those of adaptive pooling."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.lower.builder import Decline, Index, Value
 from lenz.sym import ONE, ZERO, Int, Sym, ceildiv, maximum, prove_le, sym
 
-# More elements than this in a window are reduced in a loop instead of written out.
+# A window with more elements is reduced in a loop, not unrolled.
 WRITTEN_OUT = 32
-UNKNOWN = 1 << 30  # elements of a window whose size is a symbol
+UNKNOWN = 1 << 30  # assumed elements of a window of symbolic size
 
 Offsets = tuple[Sym, ...]
 
@@ -44,21 +44,21 @@ class Windows:
         return math.prod(self.kernel)
 
     def offsets(self) -> list[Offsets]:
-        """Every place in a window, in row-major order."""
+        """All places in a window, in row-major order."""
         return [
             tuple(Int(a) for a in place)
             for place in itertools.product(*(range(k) for k in self.kernel))
         ]
 
     def place(self, o: Index, a: Offsets) -> Index:
-        """Where place `a` of window `o` lies in the input."""
+        """The input position of place `a` of window `o`."""
         return tuple(
             o[d] * self.stride[d] - self.padding[d] + a[d] * self.dilation[d]
             for d in range(self.rank)
         )
 
     def inside(self, o: Index, a: Offsets) -> Expr | None:
-        """Whether that place is in the input; None where it always is."""
+        """Whether that place is in the input; None if it always is."""
         conditions: list[Expr] = []
         for d, at in enumerate(self.place(o, a)):
             pad, step = self.padding[d], self.dilation[d]
@@ -76,7 +76,7 @@ class Windows:
         return value if inside is None else masked(inside, value, const(other, value.dtype))
 
     def covering(self, d: int) -> int:
-        """How many windows at most hold one input position along a dimension."""
+        """The largest number of windows that contain an input position, along a dimension."""
         return (self.kernel[d] - 1) * self.dilation[d] // self.stride[d] + 1
 
     @property
@@ -85,7 +85,7 @@ class Windows:
         return tuple(Int(k) for k in self.kernel)
 
     def first(self, o: Index) -> Index:
-        """The first place of a window that lies in the input: the position when all are -inf."""
+        """The first place of a window inside the input: the result if all elements are -inf."""
         found: list[Sym] = []
         for d, start in enumerate(self.place(o, (ZERO,) * self.rank)):
             step = self.dilation[d]
@@ -93,11 +93,12 @@ class Windows:
         return tuple(found)
 
     def holders_along(self, d: int, h: Sym) -> list[tuple[Sym, Expr]]:
-        """The windows that may hold a position of dimension d, and whether there is such a one."""
+        """The windows that may contain position h of dimension d, with the condition for each."""
         found: list[tuple[Sym, Expr]] = []
         for back in range(self.covering(d)):
             o = (h + self.padding[d]) // self.stride[d] - back
-            # h lies before the end of the window; it is not before its start by choice of o.
+            # The condition: h is before the window's end. By choice of o it is not before its
+            # start.
             past = h + self.padding[d] - o * self.stride[d]
             width = (self.kernel[d] - 1) * self.dilation[d] + 1
             there = (index(o) < index(self.outs[d])) & (index(past) < width)
@@ -105,7 +106,7 @@ class Windows:
         return found
 
     def holders(self, h: Index) -> list[tuple[Index, Expr]]:
-        """The windows that may hold a position, each with whether there is such a window."""
+        """The windows that may contain a position, each with the condition that it does."""
         along = [self.holders_along(d, v) for d, v in enumerate(h)]
         return [
             (tuple(o for o, _ in chosen), reduce(ops.and_, [there for _, there in chosen]))
@@ -115,13 +116,13 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Windows):
-    """Windows that cut n elements into m parts: o covers floor(o n/m) up to ceil((o + 1) n/m)."""
+    """Windows that divide n elements in m parts: o covers floor(o n/m) up to ceil((o + 1) n/m)."""
 
     widths: tuple[Sym, ...] = ()
 
     @property
     def area(self) -> int:
-        """Elements of the largest window; more than are written out where sizes are not known."""
+        """Elements of the largest window; too many to unroll if sizes are unknown."""
         known = all(isinstance(k, Int) for k in self.widths)
         return math.prod(self.kernel) if known else UNKNOWN
 
@@ -131,16 +132,16 @@ class Adaptive(Windows):
         return self.widths
 
     def ends(self, o: Sym, d: int) -> tuple[Sym, Sym]:
-        """The first element of a window, and the one behind its last."""
+        """The first element of a window, and the one past its last."""
         n, m = self.sizes[d], self.outs[d]
         return (o * n) // m, ceildiv((o + 1) * n, m)
 
     def place(self, o: Index, a: Offsets) -> Index:
-        """Where place `a` of window `o` lies in the input."""
+        """The input position of place `a` of window `o`."""
         return tuple(self.ends(o[d], d)[0] + a[d] for d in range(self.rank))
 
     def inside(self, o: Index, a: Offsets) -> Expr | None:
-        """Whether that place is in the window; None where it always is."""
+        """Whether that place is in the window; None if it always is."""
         conditions: list[Expr] = []
         for d in range(self.rank):
             start, end = self.ends(o[d], d)
@@ -154,7 +155,7 @@ class Adaptive(Windows):
         return self.place(o, (ZERO,) * self.rank)
 
     def covering(self, d: int) -> int:
-        """How many windows at most hold one input position along a dimension."""
+        """The largest number of windows that contain an input position, along a dimension."""
         n, m = self.sizes[d], self.outs[d]
         if (n // m) * m is n:
             return 1
@@ -163,7 +164,7 @@ class Adaptive(Windows):
         return (m.value - 1) // n.value + (1 if m.value % n.value == 0 else 2)
 
     def holders_along(self, d: int, h: Sym) -> list[tuple[Sym, Expr]]:
-        """The windows that hold a position of dimension d, and whether there is such a one."""
+        """The windows that contain position h of dimension d, with the condition for each."""
         n, m = self.sizes[d], self.outs[d]
         last = index(((h + 1) * m - 1) // n)
         found = [((h * m) // n, const(True, BOOL))]
@@ -174,7 +175,7 @@ class Adaptive(Windows):
 
 
 def adaptive(x: Value, outs: Sequence[Sym | int]) -> Adaptive:
-    """The windows of adaptive pooling; declines where there may be nothing to pool."""
+    """The windows of adaptive pooling; declines empty inputs and outputs."""
     sizes, parts = x.shape[x.rank - len(outs) :], tuple(sym(o) for o in outs)
     if any(s is ZERO for s in (*sizes, *parts)):
         raise Decline("adaptive pooling of or to no elements")
@@ -185,7 +186,7 @@ def adaptive(x: Value, outs: Sequence[Sym | int]) -> Adaptive:
 
 
 def _widest(n: Sym, m: Sym) -> Sym:
-    """The size of the largest window of adaptive pooling, or a bound on it."""
+    """The size of the largest window of adaptive pooling, or an upper bound."""
     if isinstance(n, Int) and isinstance(m, Int):
         ends = (-((-(o + 1) * n.value) // m.value) - o * n.value // m.value for o in range(m.value))
         return Int(max(ends))
@@ -201,7 +202,7 @@ def windows(
     dilation: int | Sequence[int] = 1,
     ceil: bool = False,
 ) -> Windows:
-    """Fill in what the ops leave out: one number for all dimensions, the stride from the kernel."""
+    """Fill in defaults: one number for all dimensions, the stride from the kernel."""
     n = len(kernel) if len(kernel) > 1 else len(sizes)
 
     def full(v: int | Sequence[int]) -> tuple[int, ...]:
