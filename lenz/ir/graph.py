@@ -308,12 +308,6 @@ def map_bodies(n: Loop, f: Callable[[Expr], Expr]) -> Loop:
     return map_values(n, f)
 
 
-def map_loops(g: Graph, on: Callable[[str], bool], f: Callable[[Loop], Loop]) -> Graph:
-    """The graph with every loop on a device for which `on` holds replaced by f of it."""
-    nodes = [f(n) if isinstance(n, LOOPS) and on(n.out.type.device) else n for n in g.nodes]
-    return replace(g, nodes=tuple(nodes))
-
-
 def loop_axes(n: Loop) -> tuple[Axis, ...]:
     """All axes that a loop node runs over."""
     return n.axes + n.raxes if isinstance(n, Reduction) else n.axes

@@ -8,10 +8,12 @@ A graph output keeps its own buffer: two outputs of one graph never share memory
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import fields
 
 from lenz.context import Context
 from lenz.ir.graph import LOOPS, Extern, Graph, Node, View, atom_refs, rename_reads
+from lenz.opt.each import each
 
 
 def dedup(g: Graph, cx: Context) -> Graph:
@@ -25,8 +27,8 @@ def dedup(g: Graph, cx: Context) -> Graph:
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
     first: dict[object, str] = {}
     same: dict[str, str] = {}
-    nodes: list[Node] = []
-    for n in g.nodes:
+
+    def once(n: Node) -> Node | Sequence[Node]:
         n = rename_reads(n, same) if same else n
         if isinstance(n, LOOPS) and n.out.name not in written:
             parts = [getattr(n, f.name) for f in fields(n) if f.name != "out"]
@@ -34,6 +36,7 @@ def dedup(g: Graph, cx: Context) -> Graph:
             other = first.setdefault(key, n.out.name)
             if other != n.out.name and n.out.name not in kept:
                 same[n.out.name] = other
-                continue
-        nodes.append(n)
-    return replace(g, nodes=tuple(nodes))
+                return ()
+        return n
+
+    return each(g, once)

@@ -18,6 +18,7 @@ from lenz.context import Context
 from lenz.ir.expr import nodes_of, ref, syms_of
 from lenz.ir.graph import Graph, Node, Pointwise, Reduction, buffers_of
 from lenz.machines import runs_programs
+from lenz.opt.each import each
 from lenz.opt.unloop import finished, written_out
 from lenz.sym import Int
 
@@ -25,18 +26,18 @@ from lenz.sym import Int
 def equal_terms(g: Graph, cx: Context) -> Graph:
     """Remove the axes along which nothing varies; needs complete bodies."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
-    nodes: list[Node] = []
-    for n in g.nodes:
+
+    def shorter(n: Node) -> Node:
         new = _fewer(n) if isinstance(n, Reduction) else None
         if new is None or not cx.allow("equal_terms", new.out.name):
-            nodes.append(n)
-            continue
+            return n
         body = written_out(new, layouts) if runs_programs(new.out.type.device) else None
         body = body if new.raxes else ops.of_one(new.kind, new.body)
-        nodes.append(
-            Pointwise(new.out, new.axes, finished(new.finish, body)) if body is not None else new
-        )
-    return replace(g, nodes=tuple(nodes))
+        if body is None:
+            return new
+        return Pointwise(new.out, new.axes, finished(new.finish, body))
+
+    return each(g, shorter)
 
 
 def _fewer(n: Reduction) -> Reduction | None:

@@ -52,6 +52,7 @@ from lenz.ir.op import LOAD, MASKED
 from lenz.ir.tensor import Axis, Buffer
 from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.drop import drop, only_checks
+from lenz.opt.each import each
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
 
@@ -94,11 +95,10 @@ def inline(g: Graph, cx: Context) -> Graph:
     bodies: dict[str, Pointwise] = {}
     kept: dict[str, tuple[Sym, ...]] = {}
     covered: set[str] = set()  # producers with checks that some reader repeats in full
-    nodes: list[Node] = []
-    for n in g.nodes:
+
+    def substituted(n: Node) -> Node:
         if isinstance(n, LOOPS):
             n = _substitute(n, bodies, covered)
-        nodes.append(n)
         if (
             isinstance(n, Pointwise)
             and _inlines(n, uses[n.out.name], kept, g.env)
@@ -108,23 +108,24 @@ def inline(g: Graph, cx: Context) -> Graph:
             bodies[n.out.name] = n
         elif isinstance(n, LOOPS):
             kept[n.out.name] = n.out.shape
-    return replace(g, nodes=_without(g, nodes, bodies, covered))
+        return n
+
+    return _without(each(g, substituted), bodies, covered)
 
 
-def _without(
-    g: Graph, nodes: list[Node], inlined: Collection[str], covered: Collection[str]
-) -> tuple[Node, ...]:
-    """The nodes without those that were inlined everywhere; checks that would be lost stay."""
+def _without(g: Graph, inlined: Collection[str], covered: Collection[str]) -> Graph:
+    """The graph without nodes that were inlined everywhere; checks that would be lost stay."""
     read = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
-    kept: list[Node] = []
-    for n in reversed(nodes):
+
+    def checks(n: Node) -> Node | Sequence[Node]:
         if isinstance(n, Pointwise) and n.out.name in inlined and n.out.name not in read:
             if not n.body.checks or n.out.name in covered:
-                continue
+                return ()
             n = only_checks(n)
-        kept.append(n)
         read.update(reads_of(n))
-    return tuple(reversed(kept))
+        return n
+
+    return each(g, checks, last_first=True)
 
 
 def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: SymEnv) -> bool:

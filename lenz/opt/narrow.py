@@ -13,10 +13,10 @@ from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import BOOL, I32, I64
 from lenz.ir.expr import Expr, index, interpret, nodes_of, rebuild, syms_of
-from lenz.ir.graph import Graph, map_bodies, map_loops
+from lenz.ir.graph import Graph, map_bodies
 from lenz.ir.op import INDEX
-from lenz.machines import runs_programs
 from lenz.ops.compare import EQ, NE
+from lenz.opt.each import each_on_gpus
 from lenz.sym import Sym
 
 MOST = 2**31 - 1
@@ -24,8 +24,7 @@ MOST = 2**31 - 1
 
 def narrow(g: Graph, cx: Context) -> Graph:
     """Compare positions in 32 bits."""
-    each = lambda body: interpret(body, _visit)
-    return map_loops(g, runs_programs, lambda n: map_bodies(n, each))
+    return each_on_gpus(g, lambda n: map_bodies(n, lambda body: interpret(body, _visit)))
 
 
 def _visit(e: Expr, args: list[Expr]) -> Expr:

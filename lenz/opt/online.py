@@ -15,7 +15,7 @@ parts in place of elements. A part that is all -inf does not count unless the wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lenz import ops
@@ -28,6 +28,7 @@ from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import machine_of
 from lenz.ops.arith import SUB
 from lenz.ops.math import EXP
+from lenz.opt.each import each
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in
 
 PART = 2048  # elements of a part
@@ -48,18 +49,16 @@ def online(g: Graph, cx: Context) -> Graph:
             tops[n.out.name] = n
         elif (top := _top_of(n, tops)) and top not in sums and cx.allow("online", n.out.name):
             sums[top] = n
-    nodes: list[Node] = []
     made: dict[str, Reduction] = {}
-    for node in g.nodes:
-        name = node.out.name if isinstance(node, Reduction) else ""
-        if name in sums:
-            *parts, top_again, made[sums[name].out.name] = _in_parts(
-                tops[name], sums[name], layouts
-            )
-            nodes += [*parts, top_again]
-        else:
-            nodes.append(made.get(name, node))
-    return replace(g, nodes=tuple(nodes))
+
+    def split(n: Node) -> Node | Sequence[Node]:
+        name = n.out.name if isinstance(n, Reduction) else ""
+        if (total := sums.get(name)) is None:
+            return made.get(name, n)
+        *rest, made[total.out.name] = _in_parts(tops[name], total, layouts)
+        return rest
+
+    return each(g, split)
 
 
 def _is_long_top(n: Reduction, layouts: Mapping[str, Layout]) -> bool:

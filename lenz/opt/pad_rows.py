@@ -22,6 +22,7 @@ from lenz.ir.tensor import axis
 from lenz.machines import machine_of
 from lenz.ops.bits import AND
 from lenz.ops.compare import LT
+from lenz.opt.each import each
 from lenz.sym import Int, Sym, product
 
 
@@ -35,13 +36,13 @@ def pad_rows(g: Graph, cx: Context) -> Graph:
                 r = loops[name]
                 if isinstance(r, Reduction) and [a.extent for a in r.raxes] == [length]:
                     wide[name] = n.axes[-1].extent
-    nodes: list[Node] = []
-    for node in g.nodes:
-        size = wide.get(node.out.name) if isinstance(node, Reduction) else None
-        if isinstance(node, Reduction) and size is not None and cx.allow("pad_rows", node.out.name):
-            node = _lengthened(node, size)
-        nodes.append(node)
-    return replace(g, nodes=tuple(nodes))
+
+    def padded(n: Node) -> Node:
+        if isinstance(n, Reduction) and n.out.name in wide and cx.allow("pad_rows", n.out.name):
+            return _lengthened(n, wide[n.out.name])
+        return n
+
+    return each(g, padded)
 
 
 def _row(n: Pointwise) -> Sym | None:

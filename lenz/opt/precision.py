@@ -13,15 +13,15 @@ With `emulate_rounding` the pass does nothing, and results match eager bit by bi
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from lenz.context import Context
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, loads_of, nodes_of
-from lenz.ir.graph import LOOPS, Graph, View, bodies_of, map_bodies, reads_of
+from lenz.ir.graph import LOOPS, Graph, Node, View, bodies_of, map_bodies, reads_of
 from lenz.ir.op import CONST
 from lenz.ops.rounding import widen
+from lenz.opt.each import each
 
 
 def precision(g: Graph, cx: Context) -> Graph:
@@ -29,16 +29,18 @@ def precision(g: Graph, cx: Context) -> Graph:
     if cx.options.emulate_rounding:
         return g
     decisive: set[str] = set()  # buffers that comparisons depend on
-    nodes = list(g.nodes)
-    for k, n in reversed([*enumerate(nodes)]):
+
+    def exact(n: Node) -> Node:
         if isinstance(n, View) and n.out.name in decisive:
             decisive.add(n.source)
         elif isinstance(n, LOOPS):
             whole = n.out.name in decisive
-            exact = bodies_of(n) if whole else _compared(bodies_of(n))
-            decisive.update(reads_of(n) if whole else (e.attrs[0] for e in loads_of(*exact)))
-            nodes[k] = map_bodies(n, partial(widen, kept=frozenset(nodes_of(*exact))))
-    return replace(g, nodes=tuple(nodes))
+            kept = bodies_of(n) if whole else _compared(bodies_of(n))
+            decisive.update(reads_of(n) if whole else (e.attrs[0] for e in loads_of(*kept)))
+            return map_bodies(n, partial(widen, kept=frozenset(nodes_of(*kept))))
+        return n
+
+    return each(g, exact, last_first=True)
 
 
 def _compared(bodies: tuple[Expr, ...]) -> list[Expr]:

@@ -17,6 +17,7 @@ from lenz.context import Context
 from lenz.ir.expr import loads_of
 from lenz.ir.graph import Graph, Node, Pointwise, Scatter, atom_refs, buffers_of, reads_of
 from lenz.ir.tensor import Layout, contiguous_strides
+from lenz.opt.each import each
 from lenz.sym import Int
 
 
@@ -25,19 +26,20 @@ def relayout(g: Graph, cx: Context) -> Graph:
     seen = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
     wanted: dict[str, set[Layout] | None] = {}
     made = {b.name: b.type.layout for b in buffers_of(g).values()}
-    nodes: list[Node] = []
-    for n in reversed(g.nodes):
+
+    def moved(n: Node) -> Node:
         if isinstance(n, Pointwise) and n.out.name not in seen:
             n = _moved(n, wanted.get(n.out.name))
         elif isinstance(n, Scatter) and n.out.name not in seen and wanted.get(n.out.name):
             n = _like_its_values(n, made)
-        nodes.append(n)
         same = _read_in_place(n) if isinstance(n, Pointwise) else frozenset()
         for name in reads_of(n):
             layouts = wanted.setdefault(name, set())
             if layouts is not None:
                 wanted[name] = layouts | {n.out.type.layout} if name in same else None  # type: ignore[union-attr]  # readers in place are Pointwise
-    return replace(g, nodes=tuple(reversed(nodes)))
+        return n
+
+    return each(g, moved, last_first=True)
 
 
 def _moved(n: Pointwise, layouts: set[Layout] | None) -> Pointwise:

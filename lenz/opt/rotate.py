@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.expr import Expr, interpret, load, rebuild
-from lenz.ir.graph import Graph, map_bodies, map_loops
+from lenz.ir.graph import Graph, map_bodies
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED
-from lenz.machines import runs_programs
 from lenz.ops.arith import NEG
 from lenz.ops.compare import LT, WHERE
 from lenz.ops.rounding import widen
+from lenz.opt.each import each_on_gpus
 from lenz.sym import Int, Sym, Var
 
 
 def rotate(g: Graph, cx: Context) -> Graph:
     """Load the common part of two halves of a row once; one rounding may then undo another."""
     widened = (lambda e: e) if cx.options.emulate_rounding else widen
-    return map_loops(g, runs_programs, lambda n: map_bodies(n, lambda body: _once(body, widened)))
+    return each_on_gpus(g, lambda n: map_bodies(n, lambda body: _once(body, widened)))
 
 
 def _once(body: Expr, widened: Callable[[Expr], Expr]) -> Expr:

@@ -7,7 +7,7 @@ every value that a program can observe.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lenz import ops
 from lenz.context import Context
@@ -18,6 +18,7 @@ from lenz.ir.op import INDEX, LOAD, MASKED
 from lenz.ops.arith import ADD
 from lenz.ops.fold import apply
 from lenz.ops.math import ERF
+from lenz.opt.each import each
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +64,4 @@ def simplify(g: Graph, cx: Context) -> Graph:
     def simpler(e: Expr) -> Expr:
         return interpret(e, visit, memo)
 
-    nodes = [map_bodies(n, simpler) if isinstance(n, LOOPS) else n for n in g.nodes]
-    return replace(g, nodes=tuple(nodes))
+    return each(g, lambda n: map_bodies(n, simpler) if isinstance(n, LOOPS) else n)

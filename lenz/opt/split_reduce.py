@@ -11,7 +11,7 @@ largest, and their roundings are most of the error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz import ops
@@ -21,6 +21,7 @@ from lenz.ir.expr import index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
+from lenz.opt.each import each
 from lenz.opt.unloop import finished
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
 from lenz.target import Capabilities
@@ -40,16 +41,16 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     rows = {(_count(n.axes), _count(n.raxes)) for n in g.nodes
             if isinstance(n, Reduction) and runs_programs(n.out.type.device)
             and not is_outer(n, layouts)}  # fmt: skip
-    nodes: list[Node] = []
-    for n in g.nodes:
+
+    def parts(n: Node) -> Node | Sequence[Node]:
         chunks = chunk_count(n, layouts, g.env) if isinstance(n, Reduction) else 1
         if isinstance(n, Reduction) and chunks > 1 and (_count(n.raxes), _count(n.axes)) in rows:
             chunks = _beside_rows(n, chunks)
         if isinstance(n, Reduction) and chunks > 1 and cx.allow("split_reduce", n.out.name):
-            nodes.extend(_split(n, chunks, g.env))
-        else:
-            nodes.append(n)
-    return replace(g, nodes=tuple(nodes))
+            return _split(n, chunks, g.env)
+        return n
+
+    return each(g, parts)
 
 
 def _count(axes: tuple[Axis, ...]) -> Sym:

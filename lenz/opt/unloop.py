@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from lenz import ops
 from lenz.context import Context
@@ -47,6 +46,7 @@ from lenz.machines import runs_programs
 from lenz.ops.bits import AND
 from lenz.ops.cast import CAST, NARROW
 from lenz.ops.compare import EQ, WHERE
+from lenz.opt.each import each
 from lenz.opt.inline import uses_of
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, product
 
@@ -68,8 +68,8 @@ def unloop(g: Graph, cx: Context) -> Graph:
     loops = {n.out.name for n in g.nodes if isinstance(n, LOOPS)}
     sorts = {n.out.name for n in g.nodes if isinstance(n, Sort)}
     hot: dict[str, Pointwise] = {}
-    nodes: list[Node] = []
-    for n in g.nodes:
+
+    def straight(n: Node) -> Node:
         if isinstance(n, Pointwise) and not written & set(reads_of(n)) and _one_hot(n.body):
             hot[n.out.name] = n
         if isinstance(n, Reduction) and runs_programs(n.out.type.device):
@@ -82,10 +82,10 @@ def unloop(g: Graph, cx: Context) -> Graph:
                 body = written_out(n, layouts)
             body = _solved(n, hot) if body is None else body
             if body is not None and cx.allow("unloop", n.out.name):
-                nodes.append(Pointwise(n.out, n.axes, finished(n.finish, body)))
-                continue
-        nodes.append(n)
-    return replace(g, nodes=tuple(nodes))
+                return Pointwise(n.out, n.axes, finished(n.finish, body))
+        return n
+
+    return each(g, straight)
 
 
 def written_out(n: Reduction, layouts: Mapping[str, Layout]) -> Expr | None:

@@ -28,11 +28,11 @@ from lenz.ir.expr import (
     replace_loads,
     syms_of,
 )
-from lenz.ir.graph import Graph, Loop, Reduction, buffers_of, map_bodies, map_loops
+from lenz.ir.graph import Graph, Loop, Reduction, buffers_of, map_bodies
 from lenz.ir.op import INDEX, MASKED
-from lenz.machines import runs_programs
 from lenz.ops.bits import AND
 from lenz.ops.compare import LE, LT
+from lenz.opt.each import each_on_gpus
 from lenz.sym import Int, Sym, Var
 
 UNIT = 8  # elements of a half type in 16 bytes
@@ -41,7 +41,7 @@ UNIT = 8  # elements of a half type in 16 bytes
 def unmask(g: Graph, cx: Context) -> Graph:
     """Move masks along rows down to the loads that need them."""
     shapes = {name: b.shape for name, b in buffers_of(g).items()}
-    return map_loops(g, runs_programs, lambda n: _unmasked(n, shapes))
+    return each_on_gpus(g, lambda n: _unmasked(n, shapes))
 
 
 def _unmasked(n: Loop, shapes: Mapping[str, tuple[Sym, ...]]) -> Loop:

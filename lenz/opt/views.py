@@ -8,32 +8,26 @@ users it is dropped, so that its source can be inlined if nothing else reads it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from lenz.context import Context
 from lenz.ir.expr import Expr, load, replace_loads
-from lenz.ir.graph import LOOPS, Graph, Node, View, atom_refs, map_bodies, reads_of
+from lenz.ir.graph import LOOPS, Graph, Node, View, map_bodies, reads_of
+from lenz.opt.drop import drop
+from lenz.opt.each import each
 from lenz.sym import Sym, Var, substitute
 
 
 def views(g: Graph, cx: Context) -> Graph:
     """Rewrite every load of a view into a load of its root buffer."""
     found: dict[str, View] = {}
-    nodes: list[Node] = []
-    for n in g.nodes:
+
+    def rooted(n: Node) -> Node:
         if isinstance(n, View):
             found[n.out.name] = n
         elif isinstance(n, LOOPS) and any(name in found for name in reads_of(n)):
-            n = map_bodies(n, lambda e: replace_loads(e, lambda at: _root(at, found)))
-        nodes.append(n)
-    live = {r for a in g.outputs for r in atom_refs(a)}
-    live |= {name for m in g.mutations for name in (m.input, m.value)}
-    kept: list[Node] = []
-    for n in reversed(nodes):
-        if not isinstance(n, View) or n.out.name in live:
-            kept.append(n)
-            live.update(reads_of(n))
-    return replace(g, nodes=tuple(reversed(kept)))
+            return map_bodies(n, lambda e: replace_loads(e, lambda at: _root(at, found)))
+        return n
+
+    return drop(each(g, rooted), cx)
 
 
 def _root(e: Expr, found: dict[str, View]) -> Expr | None:

@@ -11,11 +11,10 @@ the errors of all factors add up. In cache f64 takes 5 to 30% longer, a cost tha
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from lenz.context import Context
-from lenz.ir.graph import Graph, Reduction, buffers_of
+from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.machines import runs_programs
+from lenz.opt.each import each
 from lenz.opt.split_reduce import CPU_ROWS, chunk_count, in_f64, is_outer
 from lenz.sym import product
 
@@ -26,7 +25,7 @@ def wide_sums(g: Graph, cx: Context) -> Graph:
     """Accumulate long reductions in f64; needs complete bodies that are not split yet."""
     layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
 
-    def long(n: Reduction) -> bool:
+    def is_long(n: Reduction) -> bool:
         if runs_programs(n.out.type.device):
             return False  # the lanes of a tile are added in a tree, and there are few tiles
         length = g.env.hint(product(a.extent for a in n.raxes))
@@ -36,10 +35,9 @@ def wide_sums(g: Graph, cx: Context) -> Graph:
             return length > LONGEST_ROW
         return length > CPU_ROWS and chunk_count(n, layouts, g.env) == 1
 
-    nodes = [
-        in_f64(n)
-        if isinstance(n, Reduction) and long(n) and cx.allow("wide_sums", n.out.name)
-        else n
-        for n in g.nodes
-    ]
-    return replace(g, nodes=tuple(nodes))
+    def wide(n: Node) -> Node:
+        if isinstance(n, Reduction) and is_long(n) and cx.allow("wide_sums", n.out.name):
+            return in_f64(n)
+        return n
+
+    return each(g, wide)
