@@ -1,36 +1,51 @@
-"""Find the line that an error is about, from the frames that it passed through."""
+"""The line that an error is about. Walks over nodes name each of them with `blaming`."""
 
 from __future__ import annotations
 
-import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch.fx import Node as FxNode
 
 from lenz.debug.names import shown
-from lenz.ir.graph import LOOPS, Extern, View, origin_of
+from lenz.ir.graph import Node, origin_of
 from lenz.ir.kernel import Kernel, Launch
 from lenz.ir.printer import show_node
+from lenz.ir.tensor import Buffer
 
-IR = (*LOOPS, View, Extern)
+
+@contextmanager
+def blaming(subject: FxNode | Node | Kernel | Launch | Buffer) -> Iterator[None]:
+    """Say that errors which leave the body of this `with` are about a node, kernel or result.
+
+    The innermost `with` counts. The error carries the node, so nothing is left of one that somebody
+    handles.
+    """
+    try:
+        yield
+    except Exception as e:
+        vars(e).setdefault("about", subject)
+        raise
 
 
 def blame(e: BaseException) -> tuple[str, str]:
-    """(line, where): the IR or FX line of the innermost frame, and the user's file:line.
+    """(line, where): the IR or FX line that an error is about, and the user's file:line.
 
     Both may be empty: an error need not be about one line.
     """
-    frames = [f for f, _ in traceback.walk_tb(e.__traceback__)]
-    for frame in reversed(frames):
-        for value in reversed(list(frame.f_locals.values())):
-            if isinstance(value, IR):
-                return " ".join(show_node(value).split()), _last_line(origin_of(value))
-            if isinstance(value, Launch):
-                return f"kernel @{value.kernel.name}", _last_line(value.origins)
-            if isinstance(value, Kernel):
-                return f"kernel @{value.name}", ""
-            if isinstance(value, FxNode):
-                return str(value.format_node()), _user_line(value)
-    return "", ""
+    match vars(e).pop("about", None):  # errors outlive graphs
+        case None:
+            return "", ""
+        case Launch() as step:
+            return f"kernel @{step.kernel.name}", _last_line(step.origins)
+        case Buffer() as out:
+            return f"%{out.name}", _last_line(out.origin)
+        case Kernel() as kernel:
+            return f"kernel @{kernel.name}", ""
+        case FxNode() as node:
+            return str(node.format_node()), _user_line(node)
+        case node:
+            return " ".join(show_node(node).split()), _last_line(origin_of(node))
 
 
 def _last_line(origins: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
+from lenz.debug.blame import blaming
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.parts import PARTS
 from lenz.frontend.refusals import is_refused
@@ -41,10 +42,11 @@ def expand(gm: GraphModule, native: frozenset[str]) -> set[Node]:
     """
     changed: set[Node] = set()
     for n in gm.graph.nodes:
-        if (run := _function_of(n)) is not None:
-            given, traced = _traced(gm, n, run, native)
-            if traced.graph.output_node().args[0] is not None:
-                _give(n, _inlined(gm, n, given, traced), changed)
+        with blaming(n):
+            if (run := _function_of(n)) is not None:
+                given, traced = _traced(gm, n, run, native)
+                if traced.graph.output_node().args[0] is not None:
+                    _give(n, _inlined(gm, n, given, traced), changed)
     return changed
 
 

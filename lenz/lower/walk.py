@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from lenz.context import Context
+from lenz.debug.blame import blaming
 from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
 from lenz.ir.graph import (
@@ -82,18 +83,19 @@ class _Walk:
 
     def run(self) -> Graph:
         for n in self.p.gm.graph.nodes:
-            match n.op:
-                case "placeholder":
-                    self.placeholder(n)
-                case "get_attr":
-                    self.attribute(n)
-                case "call_function":
-                    self.call(n)
-                case "output":
-                    args = n.args[0] if isinstance(n.args[0], (tuple, list)) else (n.args[0],)
-                    self.outputs = tuple(self.atom(self.arguments.get(a, a)) for a in args)
-                case _:
-                    raise Unsupported(f"FX node kind {n.op} ({n})")
+            with blaming(n):
+                match n.op:
+                    case "placeholder":
+                        self.placeholder(n)
+                    case "get_attr":
+                        self.attribute(n)
+                    case "call_function":
+                        self.call(n)
+                    case "output":
+                        args = n.args[0] if isinstance(n.args[0], (tuple, list)) else (n.args[0],)
+                        self.outputs = tuple(self.atom(self.arguments.get(a, a)) for a in args)
+                    case _:
+                        raise Unsupported(f"FX node kind {n.op} ({n})")
         return Graph(
             self.p.name,
             tuple(self.inputs),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lenz.debug.blame import blaming
 from lenz.ir.graph import LOOPS, Graph, Loop, Node
 from lenz.machines import runs_programs
 
@@ -13,7 +14,8 @@ def each(g: Graph, f: Callable[[Node], Node | Sequence[Node]], last_first: bool 
     """The graph with each node replaced by f of it: by one node, or by any number of them."""
     parts: list[Sequence[Node]] = []
     for n in reversed(g.nodes) if last_first else g.nodes:
-        made = f(n)
+        with blaming(n):
+            made = f(n)
         parts.append(made if isinstance(made, tuple | list) else (made,))
     return replace(g, nodes=tuple(n for p in parts[:: -1 if last_first else 1] for n in p))
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lenz.context import Context
+from lenz.debug.blame import blaming
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, reindex
 from lenz.ir.graph import (
@@ -52,11 +53,13 @@ def pad_matmul(g: Graph, cx: Context) -> Graph:
     p = _Padder(g)
     for n in g.nodes:
         if isinstance(n, Extern) and has(n.op, "product"):
-            p.decide(n, cx)
+            with blaming(n):
+                p.decide(n, cx)
     if not p.products:
         return g
     for n in g.nodes:
-        p.write(n)
+        with blaming(n):
+            p.write(n)
     return replace(g, nodes=tuple(p.nodes))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lenz.context import Context
+from lenz.debug.blame import blaming
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import (
     Extern,
@@ -145,21 +146,24 @@ class _Builder:
         inputs = self.inputs(g)
         self.lifetimes(g)
         for k, step in enumerate(self.schedule.steps):
-            match step:
-                case Launch():
-                    self.launch(k, step)
-                case Extern():
-                    self.call(step)
-                case View():
-                    kind = self.buffers[step.out.name].type
-                    root = self.roots[step.out.name]
-                    if (base := self.bases.get(step.out.name)) is not None:
-                        root, first = base, self.buffers[base].type.layout.offset
-                        place = replace(kind.layout, offset=kind.layout.offset - first)
-                        kind = replace(kind, layout=place)
-                    self.steps.append(ViewStep(step.out.name, root, kind, detached=step.detached))
-                    self.defined[step.out.name] = None
-            self.release(k)
+            with blaming(step):
+                match step:
+                    case Launch():
+                        self.launch(k, step)
+                    case Extern():
+                        self.call(step)
+                    case View():
+                        kind = self.buffers[step.out.name].type
+                        root = self.roots[step.out.name]
+                        if (base := self.bases.get(step.out.name)) is not None:
+                            root, first = base, self.buffers[base].type.layout.offset
+                            place = replace(kind.layout, offset=kind.layout.offset - first)
+                            kind = replace(kind, layout=place)
+                        self.steps.append(
+                            ViewStep(step.out.name, root, kind, detached=step.detached)
+                        )
+                        self.defined[step.out.name] = None
+                self.release(k)
         constants = tuple(Input(b.name, b.type) for b in g.constants)
         steps, comments = self.without_withdrawn()
         aligned = self.aligned()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lenz.context import Context
+from lenz.debug.blame import blaming
 from lenz.ir.expr import load, loads_of
 from lenz.ir.graph import (
     Extern,
@@ -40,21 +41,21 @@ def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
     layouts = {name: b.type.layout for name, b in buffers.items()}
     roots = roots_of(g.nodes)
     items: list[Item] = []
-    at = homes(g, layouts)
-    roots = {**{name: at.get(root, root) for name, root in roots.items()}, **at}
+    home = homes(g, layouts)
+    roots = {**{name: home.get(root, root) for name, root in roots.items()}, **home}
     for n in g.nodes:
-        if isinstance(n, Scatter):
-            items.extend(parts_of(n, at.get(n.out.name, n.out.name), buffers, roots))
-        elif isinstance(n, (Extern, View)):
-            renamed = rename_reads(n, at)
-            assert isinstance(renamed, (Extern, View))
-            items.append(renamed)
-        else:
-            items.extend(nests_of(n, layouts, roots))
+        with blaming(n):
+            if isinstance(n, Scatter):
+                items.extend(parts_of(n, home.get(n.out.name, n.out.name), buffers, roots))
+            elif isinstance(n, (Extern, View)):
+                renamed = rename_reads(n, home)
+                assert isinstance(renamed, (Extern, View))
+                items.append(renamed)
+            else:
+                items.extend(nests_of(n, layouts, roots))
     for m in g.mutations:
-        if at.get(m.value) == m.input:
-            continue
-        items.append(_write_back(m.input, m.value, buffers, roots))
+        if home.get(m.value) != m.input:
+            items.append(_write_back(m.input, m.value, buffers, roots))
     partition = fuse(items, g.env, cx)
     cells = order(partition)
     stored = _stored(g, cells)
@@ -64,7 +65,8 @@ def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
     for cell in cells:
         if isinstance(cell, Group):
             if any(n.name in stored for n in cell.nests):
-                steps.append(build(cell, stored, buffers, unaligned, g.env, cx, space, made))
+                with blaming(cell.nests[-1].out):
+                    steps.append(build(cell, stored, buffers, unaligned, g.env, cx, space, made))
         else:
             steps.append(cell)
     return Schedule(g, tuple(steps), tuple(partition.rejected))

@@ -18,11 +18,13 @@ import torch
 import lenz
 from lenz import api, keys, pipeline
 from lenz.context import Context
+from lenz.debug.blame import blame, blaming
 from lenz.errors import InternalError, Unsupported, UserError
 from lenz.frontend import FxProgram
 from lenz.frontend.program import Fact
-from lenz.ir.graph import Graph
+from lenz.ir.graph import Node
 from lenz.ir.plan import Boxed
+from lenz.opt.each import each
 from lenz.options import Options
 
 frontend_capture = importlib.import_module("lenz.frontend.capture")  # a function has its name
@@ -44,12 +46,11 @@ def compiled(**options: object) -> Callable[..., Any]:
 def break_pass(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Let the pass `inline` fail on the first node it sees."""
 
-    def broken(g: Graph, cx: Context) -> Graph:
-        for _node in g.nodes:
-            raise error
-        return g
+    def broken(n: Node) -> Node:
+        raise error
 
-    monkeypatch.setattr(pipeline, "PASSES", {**pipeline.PASSES, "inline": broken})  # type: ignore[attr-defined]
+    passes = {**pipeline.PASSES, "inline": lambda g, cx: each(g, broken)}  # type: ignore[attr-defined]
+    monkeypatch.setattr(pipeline, "PASSES", passes)
     # No graph is taken from the disk cache, whose key does not know of this.
     monkeypatch.setattr(keys, "sources", lambda again=False: "")
 
@@ -80,6 +81,46 @@ def test_the_same_fault_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
         with pytest.raises(InternalError):
             run(*inputs())
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "line"),
+    [
+        ("lenz.lower.walk", "entry_for", "aten.mul.Tensor"),
+        ("lenz.schedule", "nests_of", "%add = f32[6, 5] on cpu : map"),
+        ("lenz.schedule", "build", "%add"),
+        ("lenz.machine.cpu.llvm.module", "legalise", "kernel @fused_add_0"),
+        ("lenz.plan.build", "runs_programs", "kernel @fused_add_0"),
+    ],
+)
+def test_a_fault_names_the_node_or_the_kernel_at_every_stage(
+    module: str, function: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(importlib.import_module(module), function, broken)
+    monkeypatch.setattr(keys, "sources", lambda again=False: "")  # as if the disk held nothing
+    args = [torch.randn(6, 5) for _ in range(2)]
+    with pytest.raises(InternalError) as caught:
+        compiled(debug_dir=str(tmp_path), cache=False)(*args)
+    assert line in caught.value.line, str(caught.value)
+    assert __file__ in str(caught.value) or function == "legalise", str(caught.value)
+
+
+def test_an_error_is_about_the_innermost_node() -> None:
+    gm = torch.fx.symbolic_trace(double)
+    first, second, *_ = gm.graph.nodes
+    for inside in (True, False):
+        error = RuntimeError("no such thing")
+        with pytest.raises(RuntimeError), blaming(first):
+            try:
+                with blaming(second):
+                    raise (error if inside else KeyError("handled"))
+            except KeyError:
+                raise error from None
+        assert blame(error)[0] == str((second if inside else first).format_node())
+        assert blame(error) == ("", ""), "an error that is reported keeps a graph alive"
 
 
 def test_a_fault_that_knows_its_line_keeps_it(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lenz.debug.blame import blaming
 from lenz.errors import InternalError
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Kernel, Let, Stmt, Store, walk
@@ -33,7 +34,7 @@ Phase = tuple[tuple[Axis, ...], tuple[Stmt, ...]]
 def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
     """The text of a module that defines every kernel under its name."""
     module = Module(target)
-    parts = [part for k in kernels for part in _kernel(module, legalise(k))]
+    parts = [part for k in kernels for part in _kernel(module, k)]
     head = f'target triple = "{target.triple}"'
     attributes = (
         f'attributes #0 = {{ nounwind "target-cpu"="{target.cpu}" '
@@ -89,9 +90,11 @@ def _collapse(s: For) -> tuple[tuple[Axis, ...], tuple[Stmt, ...]]:
 
 
 def _kernel(module: Module, k: Kernel) -> list[str]:
-    phases = phases_of(k)
-    texts = [_phase(module, k, n, phase) for n, phase in enumerate(phases)]
-    return [*texts, _entry(module, k, phases)]
+    with blaming(k):
+        k = legalise(k)
+        phases = phases_of(k)
+        texts = [_phase(module, k, n, phase) for n, phase in enumerate(phases)]
+        return [*texts, _entry(module, k, phases)]
 
 
 def _scopes(module: Module, k: Kernel) -> tuple[Scopes, Indices]:

@@ -8,6 +8,7 @@ later loop over the same lanes finds them in registers.
 
 from __future__ import annotations
 
+from lenz.debug.blame import blaming
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import loads_of, nodes_of, syms_of
@@ -50,9 +51,10 @@ def emit(k: Kernel, arch: int = 80) -> KernelText:
 
     It is for GPUs of compute capability `arch` (90: 9.0) and later; arch 80 uses nothing newer.
     """
-    legal = legalise(k, arch)
-    body = _Body(legal, not fits(_indices(legal)))
-    lines = body.run()
+    with blaming(k):
+        legal = legalise(k, arch)
+        body = _Body(legal, not fits(_indices(legal)))
+        lines = body.run()
     head = HEAD + LIBDEVICE * any("libdevice." in line for line in lines)
     functions = {**COMBINE, FUNCTION: random_pairs_text()}
     parts = [head, *[f"\n@triton.jit\n{functions[f]}\n" for f in sorted(body.values.functions)]]
