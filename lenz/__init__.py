@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from lenz.api import FxBackend, backend, explain
     from lenz.artifact.export import export, standalone_compile
     from lenz.artifact.loaded import CompiledArtifact, load
+    from lenz.debug.counters import counters
 
 __all__ = [
     "CompiledArtifact",
     "FxBackend",
     "backend",
+    "counters",
     "explain",
     "export",
     "load",
@@ -29,6 +31,7 @@ STARTED = time.time()  # before any other file of lenz is read
 # The module of each public name, so that a process imports only what it asks for.
 PLACES = {
     "CompiledArtifact": "lenz.artifact.loaded",
+    "counters": "lenz.debug.counters",
     "load": "lenz.artifact.loaded",
     "export": "lenz.artifact.export",
     "standalone_compile": "lenz.artifact.export",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.fx import GraphModule
 
+from lenz.debug import torch_logs
+from lenz.debug.counters import count, count_schedule
 from lenz.debug.names import plain, readable
 from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import LenzError, Unsupported, UserError
@@ -18,7 +20,7 @@ from lenz.failing import recorder_of, say, script, why
 from lenz.frontend import FxProgram, caller, origin
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import is_asked
-from lenz.frontend.session import numbered
+from lenz.frontend.session import is_again, numbered
 from lenz.frontend.untraced import calling
 from lenz.frontend.values import has_fakes
 from lenz.frontend.wrapping import now
@@ -101,6 +103,7 @@ def compile_graph(
     """The backend with parsed options. `name` names the graph in logs, reports and folders."""
     unit = _Unit(gm, options, watcher, caller(), _arguments(gm))
     title, told = name or numbered(), (unit.entered, unit.failed)
+    count(recompiles=is_again())
     try:
         if has_fakes(example_inputs):
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
@@ -193,7 +196,7 @@ class _Unit:
     def is_watched(self) -> bool:
         """Whether somebody watches the stages, so that all of them must run."""
         shown = bool(set(self.options.logs) - {"time"}) or self.options.debug
-        return shown or self.watcher is not None
+        return shown or self.watcher is not None or torch_logs.any_is_on()
 
     def entered(self, kind: str, gm: GraphModule) -> None:
         """Time before a backward graph belongs to the user or to the forward graph."""
@@ -218,6 +221,7 @@ class _Unit:
                 with recorder.stage("recall"):
                     key = key_of(program, cx)
                     run: Any = None if self.is_watched else recall(program, cx, key, _run_of)
+                count(graphs=1, cache_hits=run is not None, cache_misses=run is None)
                 made = None if run else self.compiled(program, cx, recorder, key)
                 if self.trace is not None:
                     self.trace.note(program, key, made.plan if made is not None else None)
@@ -239,6 +243,7 @@ class _Unit:
         with recorder.stage("import"):
             from lenz.pipeline import compile_program
         made = compile_program(program, cx, key)
+        count_schedule(made.schedule)
         for file, data in made.files.items() if recorder.folder is not None else ():
             recorder.binary(file, data)
         return made
@@ -256,6 +261,7 @@ class _Unit:
     def eager(self, program: FxProgram, why: str) -> Boxed:
         """Run the program op by op, with one warning."""
         say(why)
+        count(eager=1)
         run: Boxed = program.eager()
         return run if self.watcher is None else self.watcher.refused(program, why, run)
 
@@ -349,14 +355,12 @@ class Explainer:
     graphs: list[GraphReport] = field(default_factory=list)
     launches: list[KernelReport | ExternReport] = field(default_factory=list)
     replayed: dict[int, Replayed] = field(default_factory=dict)  # by index in `graphs`
-    count: int = 0
 
     def backend(self, options: Options) -> Callable[..., Any]:
         """A backend of torch.compile that reports to this object."""
 
         def watched(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            self.count += 1
-            return compile_graph(gm, example_inputs, options, self, f"graph{self.count - 1}")
+            return compile_graph(gm, example_inputs, options, self)
 
         return watched
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from lenz.context import Context
-from lenz.debug.report import TuneReport
+from lenz.debug.report import TuneReport, fusions
 from lenz.frontend import FxProgram
 from lenz.halves import Entry
 from lenz.ir.dtype import dtype_of
@@ -147,6 +147,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
                 tuned += more
     kernels = kernels_of(s)
     trace.text("schedule", lambda: show(s))
+    trace.text("fusion", lambda: fusions(s))
     with trace.stage("codegen"):
         code_of = assemble(kernels, cx)
     with trace.stage("plan"):

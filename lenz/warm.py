@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from lenz import keys
 from lenz.context import Context
+from lenz.debug.counters import count
 from lenz.errors import InternalError
 from lenz.failing import fault, in_eager, recorder_of
 from lenz.frontend import FxProgram
@@ -141,6 +142,7 @@ class TraceRecord:
             )
             self.moment.ask(entry["guards"])
             self.metadata, self.halves, self.guards = metadata, halves, entry["guards"]
+            count(graphs=len(halves), cache_hits=len(halves))
             return run
         except (LookupError, TypeError, ValueError, AttributeError):
             return None  # damaged, or of another version

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 ARGUMENT = re.compile(r"\bargs\[(\d+)\]")
+NUMBERED = re.compile(r"graph(\d+)(?:_(\d+))?\b.*")
 
 
 def shown(text: str) -> str:
@@ -42,3 +43,12 @@ def readable(source: str, arguments: Sequence[str]) -> str:
         return arguments[k] if k < len(arguments) and arguments[k] else m.group(0)
 
     return ARGUMENT.sub(named, source)
+
+
+def titled(name: str) -> str:
+    """The name of a graph and torch's id of its compilation: `graph3_1.forward [3/1]`.
+
+    The second number counts the compilations of one piece of code. Other names stay as they are.
+    """
+    found = NUMBERED.fullmatch(name)
+    return f"{name} [{found[1]}/{found[2] or 0}]" if found else name

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lenz.debug.names import titled
 from lenz.debug.traffic import touched
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Extern, outs_of, roots_of
@@ -157,7 +158,9 @@ class GraphReport:
     def __repr__(self) -> str:
         made = _some(self.kernels, "kernel"), _some(self.externs, "library or eager call")
         took = f"{sum(self.timings.values()) * 1e3:.0f} ms to compile"
-        lines = [f"{self.name}: {', '.join((*made, _some(self.allocs, 'allocation'), took))}"]
+        lines = [
+            f"{titled(self.name)}: {', '.join((*made, _some(self.allocs, 'allocation'), took))}"
+        ]
         lines += [f"  {text}" for text in _counted([*map(_line, self.kernels)])]
         calls = [f"call {e.op}: {e.reason}{_at(e.origins)}" for e in self.externs]
         lines += [f"  runs in eager: {why}" for why in self.skips]
@@ -213,6 +216,13 @@ class Report:
             f" ops: {native} in kernels, {library} in libraries, {fallback} in eager"
         )
         return "\n".join([*map(repr, self.graphs), whole])
+
+
+def fusions(s: Schedule) -> str:
+    """What each kernel computes, and the computations that were not fused, with the reasons."""
+    made = [kernel_report(x, {}, s.graph.env) for x in s.steps if isinstance(x, Launch)]
+    apart = [f"{r.first} and {r.second} are not fused: {r.why}" for r in s.rejected]
+    return "\n".join([*map(_line, made), *apart])
 
 
 def _some(things: Sequence[object], noun: str) -> str:

@@ -1,4 +1,4 @@
-"""Logs (LENZ_LOGS) and debug folders (LENZ_DEBUG=1).
+"""Logs (LENZ_LOGS, TORCH_LOGS) and debug folders (LENZ_DEBUG=1).
 
 A `Recorder` is the trace of one graph. The time of a stage excludes the stages inside it, so that
 stage times add up to the total.
@@ -14,26 +14,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lenz.debug.names import shown
+from lenz.debug.names import shown, titled
+from lenz.debug.torch_logs import is_on, logger
 from lenz.errors import UserError
 from lenz.private import folder, make_above, write
 
-# A text that the compiler offers -> its log, and its file in a debug folder.
-TEXTS: dict[str, tuple[str, str]] = {
-    "dynamo": ("", "fx_readable.py"),
-    "runnable": ("", "fx_runnable.py"),
-    "fx": ("graph", "fx_transformed.py"),
-    "graph": ("graph", "graph.ir"),
-    "ir": ("ir", "ir_before_fusion.ir"),
-    "schedule": ("schedule", "ir_after_fusion.ir"),
-    "module": ("", "kernels.ll"),
-    "code": ("code", "plan.py"),
+# A text that the compiler offers -> its log, torch's artifact, and its file in a debug folder.
+TEXTS: dict[str, tuple[str, str, str]] = {
+    "dynamo": ("", "", "fx_readable.py"),
+    "runnable": ("", "", "fx_runnable.py"),
+    "fx": ("graph", "", "fx_transformed.py"),
+    "graph": ("graph", "", "graph.ir"),
+    "ir": ("ir", "", "ir_before_fusion.ir"),
+    "fusion": ("", "fusion", "fusion.txt"),
+    "schedule": ("schedule", "schedule", "ir_after_fusion.ir"),
+    "module": ("", "", "kernels.ll"),
+    "code": ("code", "output_code", "plan.py"),
 }
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Times stages and routes texts to standard error (`logs`) and to a folder (`debug`).
+    """Times stages and routes texts to standard error (`logs`), to torch's logs, and to a folder.
 
     `saved` keeps the latest texts as functions, so that a fault can still be written down. `times`
     has the seconds of each stage itself; `failed` is the innermost stage that an error left.
@@ -69,13 +71,16 @@ class Recorder:
     def text(self, stage: str, text: Callable[[], str]) -> None:
         """Print the text if its log is on; write it if there is a debug folder."""
         self.offered[stage] = text
-        log, file = TEXTS.get(stage, (stage, f"{stage}.txt"))
-        if log not in self.logs and self.folder is None:
+        log, artifact, file = TEXTS.get(stage, (stage, "", f"{stage}.txt"))
+        to_torch = bool(log or artifact) and is_on(artifact)
+        if log not in self.logs and self.folder is None and not to_torch:
             return
         with self.stage("output"):
             made = one_by_one(text()).rstrip("\n")
             if log in self.logs:
-                print(f"[lenz {log}] {self.name}\n{made}", file=sys.stderr)
+                print(f"[lenz {log}] {titled(self.name)}\n{made}", file=sys.stderr)
+            if to_torch:
+                logger(artifact).debug("%s of %s\n%s", stage, titled(self.name), made)
             if self.folder is not None:
                 write_in(self.folder, {file: made + "\n"})
 
@@ -88,13 +93,14 @@ class Recorder:
     def finish(self) -> None:
         """Print the stage times if `time` is logged, and the debug folder's path."""
         self.offered.clear()  # they cover the whole compilation
+        total, title = sum(self.times.values()), titled(self.name)
+        rows = [f"  {k:<14}{v * 1e3:9.2f} ms" for k, v in self.times.items()]
+        table = "\n".join([*rows, f"  {'total':<14}{total * 1e3:9.2f} ms"])
         if "time" in self.logs:
-            total = sum(self.times.values())
-            rows = [f"  {k:<14}{v * 1e3:9.2f} ms" for k, v in self.times.items()]
-            rows.append(f"  {'total':<14}{total * 1e3:9.2f} ms")
-            print(f"[lenz time] {self.name}\n" + "\n".join(rows), file=sys.stderr)
+            print(f"[lenz time] {title}\n{table}", file=sys.stderr)
+        logger().debug("time of %s\n%s", title, table)
         if self.folder is not None:
-            print(f"lenz: debug output of {self.name} in {self.folder}", file=sys.stderr)
+            print(f"lenz: debug output of {title} in {self.folder}", file=sys.stderr)
 
 
 def new_folder(root: str, name: str) -> Path:

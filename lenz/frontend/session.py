@@ -11,6 +11,7 @@ import torch
 from torch._dynamo.eval_frame import cached_backends
 from torch._guards import CompileContext
 
+from lenz.debug.counters import clear_counters
 from lenz.frontend.collectives import none_dropped
 from lenz.ir.interned import release, using
 
@@ -24,10 +25,20 @@ def numbered() -> str:
     return "_".join(["graph" + first, *(n for n in rest if n != "0")])
 
 
+def is_again() -> bool:
+    """Whether the code that is compiled was compiled before, for other sizes say."""
+    found = CompileContext.current_compile_id()
+    return found is not None and bool(found.frame_compile_id)
+
+
 class OnReset:
     """Registered as a Dynamo backend, so that `torch._dynamo.reset` also resets lenz."""
 
-    reset = staticmethod(release)
+    @staticmethod
+    def reset() -> None:
+        """Forget what belongs to compilations so far."""
+        release()
+        clear_counters()
 
 
 @contextmanager

@@ -140,6 +140,12 @@ TORCH_PRIVATE = {
     "artifact/loaded.py": {
         "torch.utils._pytree": "takes arguments apart as torch.export did",
     },
+    "debug/counters.py": {
+        "torch._dynamo.utils": "torch's counters, where its users look for them",
+    },
+    "debug/torch_logs.py": {
+        "torch._logging": "the loggers behind TORCH_LOGS have no public door",
+    },
     "lower/fallback.py": {
         "torch._ops": "the classes of operators have no public name",
     },

@@ -30,6 +30,7 @@ FILES = {
     "fx_transformed.py",
     "graph.ir",
     "ir_before_fusion.ir",
+    "fusion.txt",
     "ir_after_fusion.ir",
     "kernels.ll",
     "kernels.o",
@@ -76,7 +77,9 @@ def test_each_graph_has_a_name_of_its_own(capfd: pytest.CaptureFixture[str]) -> 
         compiled(torch.randn(n))
     names = re.findall(r"^\[lenz time\] (.*)$", capfd.readouterr().err, re.MULTILINE)
     assert len(set(names)) == len(names) == 6, f"names of graphs are {names}"
-    assert all(re.fullmatch(r"graph\d+(_[12])?\.inference", n) for n in names)
+    form = re.compile(r"graph(\d+)(?:_(\d))?\.inference \[(\d+)/(\d)\]")
+    ids = [m.groups() for n in names if (m := form.fullmatch(n))]
+    assert len(ids) == 6 and all((k, n or "0") == (a, b) for k, n, a, b in ids), names
 
 
 def test_nothing_is_printed_without_being_asked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -236,7 +237,7 @@ def test_the_ir_tells_types_extents_and_origins() -> None:
     assert "on cpu" in text and "f32[7" in text and "9)" in text
     assert f"{__file__}:" in text
     assert report.graphs[0].timings.keys() >= {"trace", "lower", "schedule", "codegen", "plan"}
-    assert str(report).startswith("graph0.inference: 1 kernel,")
+    assert re.match(r"graph(\d+)\.inference \[\1/0\]: 1 kernel,", str(report))
     # What a notebook shows of the last line of a cell.
     assert repr(report) == str(report) and len(repr(report).splitlines()) < 9
     assert repr(report.graphs[0]) in repr(report)
@@ -369,7 +370,8 @@ def test_graph_breaks_give_several_graphs_and_one_list_of_launches() -> None:
         return y * 2
 
     report = explained(f, [torch.randn(5)])
-    assert [g.name for g in report.graphs] == ["graph0.inference", "graph1.inference"]
+    first, second = [int(g.name.removeprefix("graph").split(".")[0]) for g in report.graphs]
+    assert second == first + 1
     assert len(report.launches) == 2
     assert "graph_break" in report.graphs[0].ended_by
 
