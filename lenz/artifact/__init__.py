@@ -1,1 +1,1 @@
-"""Compiled programs as files: made by the compiler, run by processes that do not import it."""
+"""Compiled programs as files: written by the compiler, run by processes that do not import it."""

@@ -1,9 +1,9 @@
 """The file of an artifact: a manifest and tensors, in the layout of safetensors.
 
-There is one file, of data only. Its tensors are the weights, constants and machine code. The text
-of its header holds the manifest, as JSON, and the manifest has the SHA-256 of every tensor, so that
-a damaged file is refused before anything of it runs. Who writes the file decides what it computes,
-though: load an artifact only from a source whose programs you would run.
+An artifact is one file of data. Its tensors are the weights, constants and machine code. The text
+of its header holds the manifest, as JSON. The manifest has the SHA-256 of every tensor, so that a
+damaged file is rejected before anything of it runs. The machine code does run: load an artifact
+only from a source whose programs you would run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lenz.errors import UserError
 
 FORMAT = 2
 ROW = 1 << 12  # words of 8 bytes
-WHOLE = "artifact.lenz"  # in a folder
+WHOLE = "artifact.lenz"  # the file in a folder
 Manifest: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an artifact holds. On a CPU the tensors are pages of the file, shared by processes."""
+    """The contents of an artifact. CPU tensors are pages of the file, shared by processes."""
 
     manifest: Manifest
     tensors: Mapping[str, Tensor]
@@ -60,10 +60,10 @@ def to_bytes(t: Tensor) -> bytes:
 
 
 def digest(name: str, t: Tensor) -> str:
-    """The SHA-256 of a tensor's dtype, sizes and elements, which lie without gaps.
+    """The SHA-256 of a tensor's dtype, sizes and elements, which must be contiguous.
 
-    Of a weight's elements, it is that of the sums of each `ROW` words. They change with any word,
-    and are computed at the speed of memory: 17 GB/s, where SHA-256 has 1.6.
+    For a weight, it hashes the sums of each `ROW` words. They change with any word, and are
+    computed at the speed of memory: 17 GB/s, against 1.6 of SHA-256.
     """
     found = hashlib.sha256(f"{t.dtype} {list(t.shape)}\n".encode())
     data = t.detach().reshape(-1).view(torch.uint8) if t.numel() else torch.empty(0).byte()
@@ -76,7 +76,7 @@ def digest(name: str, t: Tensor) -> str:
 
 
 def tensors_and_header(contents: Contents) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of the file, on the CPU and without gaps, and the text of its header."""
+    """The tensors of the file, contiguous on the CPU, and the text of its header."""
     tensors = {name: t.detach().contiguous() for name, t in contents.tensors.items()}
     sums = {name: digest(name, t) for name, t in tensors.items()}
     text = json.dumps({"format": FORMAT, **contents.manifest, "sums": sums}, sort_keys=True)
@@ -91,7 +91,7 @@ def as_bytes(contents: Contents) -> bytes:
 
 
 def write(path: str | os.PathLike[str], contents: Contents) -> None:
-    """Write the file: complete, or not at all."""
+    """Write the file atomically."""
     import tempfile
 
     data, path = as_bytes(contents), Path(path)
@@ -109,7 +109,7 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
 
 
 def write_folder(path: str | os.PathLike[str], contents: Contents) -> None:
-    """Write a folder for people: the file itself, and its texts and machine code beside it."""
+    """Write a folder for people: the file, with its texts and machine code beside it."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     manifest = {k: v for k, v in contents.manifest.items() if k != "variants"}
@@ -124,7 +124,7 @@ def write_folder(path: str | os.PathLike[str], contents: Contents) -> None:
 
 
 def quoted(name: str) -> str:
-    """A name as a part of a file's name."""
+    """A name quoted for use in a file name."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
@@ -135,7 +135,7 @@ def _umask() -> int:
 
 
 def read(source: str | os.PathLike[str] | bytes) -> Contents:
-    """Read an artifact. Raises UserError if it is none, damaged, or of another format."""
+    """Read an artifact. Raises UserError for other files, damaged ones, and other formats."""
     from safetensors import SafetensorError
 
     if not isinstance(source, bytes) and Path(source).is_dir():
@@ -147,7 +147,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
             raise UserError("this artifact is damaged: the manifest is not what was written")
         manifest = json.loads(text)
     except (SafetensorError, KeyError, ValueError, TypeError) as e:
-        raise UserError(f"this is no artifact of lenz, or a damaged one: {e}") from e
+        raise UserError(f"this is not a lenz artifact, or a damaged one: {e}") from e
     if manifest["format"] != FORMAT:
         raise UserError(f"this artifact has format {manifest['format']}; this lenz reads {FORMAT}")
     if manifest["sums"].keys() != tensors.keys():
@@ -161,7 +161,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
 def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, str], dict[str, Tensor]]:
     from safetensors import safe_open
 
-    if not Path(path).is_file():  # a pipe would wait for someone
+    if not Path(path).is_file():  # opening a pipe would block
         raise UserError(f"there is no file {os.fspath(path)!r}")
     with safe_open(path, framework="pt") as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping

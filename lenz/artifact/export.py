@@ -1,4 +1,4 @@
-"""Programs as artifacts: from `torch.export`, or from the graph of another compiler."""
+"""Exports programs as artifacts: from `torch.export`, or from another compiler's graph."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def export(
 ) -> CompiledArtifact:
     """Compile a program for inference and write it to a file, with its weights.
 
-    program         a module, exported by `torch.export.export` with `args`, `kwargs` and
-                    `dynamic_shapes`; or what that function returned
-    options         as of `torch.compile(..., backend="lenz")`
-    levels          the kinds of CPUs to have code for: "v2", "v3", "v4" of x86-64, "generic"
-                    elsewhere, or "host" for this very machine; usually all but "host"
+    program         a module, which is exported with `torch.export.export(args, kwargs,
+                    dynamic_shapes)`, or the result of that function
+    options         those of `torch.compile(..., backend="lenz")`
+    levels          the CPU levels to compile for: "v2", "v3", "v4" of x86-64, "generic"
+                    elsewhere, or "host" for this machine; by default all but "host"
 
-    Raises UserError if lenz cannot compile all of it, or if it calls what no file can hold.
+    Raises UserError if lenz cannot compile all of it, or if a file cannot hold it.
     """
     if isinstance(program, ExportedProgram):
         exported = program
@@ -75,10 +75,10 @@ def standalone_compile(
     options: Mapping[str, object] | None = None,
     levels: Sequence[str] = ("host",),
 ) -> CompiledArtifact:
-    """Compile a graph for inference on its own, also inside of another backend of torch.compile.
+    """Compile a graph for inference by itself, also inside another backend of torch.compile.
 
     gm              a graph of aten or torch calls; it is not changed
-    example_inputs  its arguments, tensors (fake ones too) and sizes: symbolic sizes stay symbolic
+    example_inputs  its arguments: tensors (may be fake) and sizes; symbolic sizes stay symbolic
 
     The artifact takes the arguments of `gm` and returns its results as a list.
     """
@@ -96,7 +96,7 @@ def standalone_compile(
 
 @dataclass(slots=True)
 class _Job:
-    """One compilation for several kinds of CPUs, with a store of its own for the machine code."""
+    """One compilation for several CPU levels, with its own store for machine code."""
 
     options: Options
     levels: Sequence[str]
@@ -110,7 +110,7 @@ class _Job:
 
     @property
     def store(self) -> Store:
-        """Where the compiler leaves machine code."""
+        """The store for machine code."""
         return store_at(self.folder.name)
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> None:
@@ -119,7 +119,7 @@ class _Job:
         with torch.no_grad(), traced_context(inputs):
             capture(gm, inputs, self.program, self.options, native, "artifact")
         if not self.variants:
-            raise UserError("this graph computes nothing that can be kept")
+            raise UserError("this graph computes nothing that can be saved")
 
     def program(self, p: FxProgram) -> Boxed:
         """Compile a program of AOTAutograd for all levels."""
@@ -146,14 +146,14 @@ class _Job:
             for piece, key in keys.items():
                 data = self.store.get(loader.kind, key)
                 if data is None:
-                    raise UserError("the machine code could not be kept: is the disk full?")
+                    raise UserError("the machine code could not be stored: is the disk full?")
                 name = f"code.{key}" if device != HOST else f"code.{k}.{key}"
                 self.tensors[name] = of_bytes(data)
                 kernels.setdefault(device, {})[piece] = name
         self.variants.append({"features": list(needs), "plan": show(plan), "kernels": kernels})
 
     def contents(self, call: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Contents:
-        """Everything as one artifact."""
+        """The whole artifact."""
         manifest = {
             "lenz": own_version(), "torch": torch.__version__, "machine": platform.machine(),
             "name": self.name, "call": call, "devices": self.devices, "variants": self.variants,
@@ -164,8 +164,8 @@ class _Job:
 def _contents_of(
     exported: ExportedProgram, options: Mapping[str, object], levels: Sequence[str]
 ) -> Contents:
-    """Compile what torch has exported."""
-    with warnings.catch_warnings():  # torch copies specs of a kind that it deprecates itself
+    """Compile an exported program."""
+    with warnings.catch_warnings():  # torch copies specs that it deprecates itself
         warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
         exported = exported.run_decompositions({})
     job = _Job(Options.from_environment({**options, **FIXED}), levels)
@@ -185,7 +185,7 @@ def _contents_of(
 
 
 def _flat(exported: ExportedProgram) -> tuple[GraphModule, list[str], list[dict[str, Any]]]:
-    """The graph with weights and tensors for arguments, the weights' names, what is given."""
+    """The graph with weights and tensors as arguments, the weights' names, and the arguments."""
     graph, kept, given = torch.fx.Graph(), list[str](), list[dict[str, Any]]()
     result = graph.graph_copy(exported.graph, {})
     graph.output(result)
@@ -206,7 +206,7 @@ def _flat(exported: ExportedProgram) -> tuple[GraphModule, list[str], list[dict[
 
 
 def _drop(node: Node, value: Any) -> None:
-    """Put a constant in place of an argument."""
+    """Replace an argument by a constant."""
     for user in tuple(node.users):
         same: Callable[[Node], Any] = lambda n: value if n is node else n
         user.args = torch.fx.map_arg(user.args, same)
@@ -221,7 +221,7 @@ def _plain(value: Any) -> Any:
 
 
 def _described(value: Any, ranges: Mapping[Any, Any] | None = None) -> dict[str, Any]:
-    """What an argument has to be: a tensor's type, and the least and greatest of its sizes."""
+    """The type of an argument, with the bounds of its sizes."""
     if not isinstance(value, Tensor):
         return {"kind": "number"}
     return {
@@ -235,7 +235,7 @@ def _described(value: Any, ranges: Mapping[Any, Any] | None = None) -> dict[str,
 def _weights(
     weights: Mapping[str, Tensor],
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """How each weight lies in the file, and what lies there; equal memory lies there once."""
+    """Where each weight is in the file, and the stored tensors: shared memory only once."""
     tensors: dict[str, Tensor] = {}
     seen: dict[Any, str] = {}
     found = []
@@ -254,7 +254,7 @@ def _weights(
 
 
 def _written(exported: ExportedProgram, weights: Sequence[str]) -> list[tuple[int, int]]:
-    """Which results are written into which weights."""
+    """The (result, weight) pairs: results that are written into weights."""
     found = []
     for k, spec in enumerate(exported.graph_signature.output_specs):
         if spec.kind is OutputKind.BUFFER_MUTATION:

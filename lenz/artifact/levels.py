@@ -1,4 +1,4 @@
-"""Kinds of CPUs that an artifact has code for: the levels of x86-64, or a generic one."""
+"""CPU levels that an artifact has code for: those of x86-64, or a generic one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from lenz.errors import UserError
 from lenz.machines import host
 from lenz.target import Target
 
-# The psABI of x86-64 defines the levels; the names of features are LLVM's. Each level has the
-# features of those before it.
+# The psABI of x86-64 defines the levels; feature names are LLVM's. Each level includes the features
+# of the earlier ones.
 X86 = {
     "v2": ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"),
     "v3": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"),
@@ -21,17 +21,17 @@ LANES = {"v2": 4, "v3": 8, "v4": 16}
 
 
 def known() -> tuple[str, ...]:
-    """The levels of this machine's architecture, from the least to the greatest."""
+    """The levels of this machine's architecture, lowest first."""
     return (*X86, "host") if platform.machine() in ("x86_64", "AMD64") else ("generic", "host")
 
 
 def usual() -> tuple[str, ...]:
-    """The levels that an artifact has if nobody asks: not those of this machine alone."""
+    """The default levels of an artifact: all but this machine's own."""
     return known()[:-1]
 
 
 def targets(levels: Sequence[str]) -> list[tuple[Target, tuple[str, ...]]]:
-    """Each level's target and the features that it needs, the greatest level first.
+    """Each level's target and required features, highest level first.
 
     Raises UserError for a level that this architecture does not have.
     """

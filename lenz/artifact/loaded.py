@@ -26,21 +26,21 @@ from lenz.runtime.constants import unpacked
 from lenz.runtime.store import store_in
 from lenz.target import HOST
 
-# Whose functions an artifact may call: torch's ops, arithmetic of sizes, and what lenz draws.
+# Namespaces that an artifact may call: torch's ops, arithmetic of sizes, lenz's random keys.
 OWN = ("aten.", "prims.", "lenz.", "py.operator.", "py.math.", "py.torch.sym_")
 
 
 def release_of(version: str) -> str:
-    """The release of a version of torch, without its patch: between these, ops may change."""
+    """A torch version without its patch level: ops may change between such releases."""
     return ".".join(version.split(".")[:2])
 
 
 def load(source: str | os.PathLike[str] | bytes) -> CompiledArtifact:
-    """Load what `export` or `CompiledArtifact.save` has written, from a path or from bytes.
+    """Load an artifact of `export` or `CompiledArtifact.save`, from a path or from bytes.
 
-    Weights of CPUs stay in the file, whose memory all processes share. Nothing is compiled or
-    traced. Raises UserError, with the reason, if the artifact is damaged or if this machine or this
-    torch cannot run it.
+    CPU weights stay in the mapped file, which all processes share. Nothing is compiled or traced.
+    Raises UserError, with the reason, if the artifact is damaged or if this machine or torch cannot
+    run it.
     """
     with uncollected():
         return CompiledArtifact(read(source))
@@ -49,7 +49,7 @@ def load(source: str | os.PathLike[str] | bytes) -> CompiledArtifact:
 class CompiledArtifact:
     """A compiled program that can be called and saved.
 
-    It takes and returns what the exported program did. It runs without gradients.
+    It has the signature of the exported program. It runs without gradients.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -63,7 +63,7 @@ class CompiledArtifact:
 
     @property
     def manifest(self) -> Manifest:
-        """What the artifact says of itself."""
+        """The artifact's manifest."""
         return self._contents.manifest
 
     @property
@@ -77,7 +77,7 @@ class CompiledArtifact:
         path: str | os.PathLike[str],
         format: Literal["binary", "unpacked"] = "binary",
     ) -> None:
-        """Write the artifact for `lenz.load`: one file, or a folder with its texts for people."""
+        """Write the artifact for `lenz.load`: one file, or a folder with readable texts."""
         if format not in ("binary", "unpacked"):
             raise UserError(f"unknown format {format!r}", hint="formats are binary, unpacked")
         (write if format == "binary" else write_folder)(path, self._contents)
@@ -88,9 +88,9 @@ class CompiledArtifact:
         return kept if self._out is None else pytree.tree_unflatten(kept, self._out)
 
     def flat_call(self, values: Sequence[Any]) -> list[Any]:
-        """Run the program on the arguments that are no constants; return the leaves of its results.
+        """Run the program on its non-constant arguments; return the leaves of its results.
 
-        Both stand in the order in which `torch.utils._pytree` lists leaves. Raises UserError for
+        Both are in the order in which `torch.utils._pytree` lists leaves. Raises UserError for
         arguments that the program was not exported for.
         """
         given = [(k, g) for k, g in enumerate(self._given) if "is" not in g]
@@ -125,7 +125,7 @@ class CompiledArtifact:
 
 
 def _check(k: int, value: Any, g: Mapping[str, Any]) -> None:
-    """Check what a plan does not: the type of an argument, and the ends of its sizes."""
+    """Check the type of an argument and the bounds of its sizes; plans do not."""
     if g["kind"] == "number":
         if type(value) is not int:
             raise UserError(f"argument {k} is of type {type(value).__name__}, and was an int")
@@ -155,14 +155,14 @@ def _weight(w: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """The plan for one kind of CPU, and its kernels: pieces of code by device."""
+    """The plan for one CPU level, and its kernels: pieces of code by device."""
 
     plan: Plan
     kernels: Mapping[str, Mapping[str, str]]
 
 
 def _loaded(contents: Contents) -> Boxed:
-    """The plan that fits this machine as a callable."""
+    """The plan for this machine, as a callable."""
     m = contents.manifest
     if (want := release_of(m["torch"])) != (here := release_of(torch.__version__)):
         raise UserError(f"this artifact is for torch {want}, and this is torch {here}")
@@ -183,7 +183,7 @@ def _loaded(contents: Contents) -> Boxed:
 
 
 def foreign(p: Plan) -> list[str]:
-    """What a plan calls beyond torch's own ops and the numbers that lenz draws."""
+    """Callees of a plan other than torch's own ops and lenz's random keys."""
     calls = [s.op for s in p.flat if isinstance(s, CallStep)]
     return [*p.objects, *(op for op in calls if not op.startswith(OWN))]
 
@@ -193,7 +193,7 @@ def _refuse(*args: Any) -> NoReturn:
 
 
 def _fitting(m: Manifest) -> _Variant:
-    """The best variant that this CPU can run; they stand in the order of their speed."""
+    """The best variant that this CPU can run; they are sorted by speed."""
     if platform.machine() != m["machine"]:
         raise UserError(f"this artifact is for {m['machine']}, and this is {platform.machine()}")
     has = host().features()
@@ -202,7 +202,7 @@ def _fitting(m: Manifest) -> _Variant:
             try:
                 plan = read_text(v["plan"])
             except ReadError as e:
-                raise UserError(f"this artifact is of another lenz, {m['lenz']}: {e}") from e
+                raise UserError(f"this artifact is from another lenz, {m['lenz']}: {e}") from e
             if not isinstance(plan, Plan) or foreign(plan):
                 raise UserError(
                     "this artifact has no plan, or one that calls more than torch's ops"

@@ -1,9 +1,9 @@
-"""Graphs that `torch.compile(...).aot_compile` saves: lenz's part of torch's file, as data.
+"""Graphs saved by `torch.compile(...).aot_compile`: lenz's part of torch's file, as data.
 
-It is an artifact: what AOTAutograd knows of the graph, its halves as plans, and their machine code.
-Nothing is traced or compiled when it is loaded, and no graph is in it. So it holds for the kind of
-machine and the versions that it was made with; others are refused. The rest of torch's file, such
-as guards, is a pickle: load only a file that you trust.
+It is an artifact: AOTAutograd's metadata of the graph, its halves as plans, and their machine code.
+Loading traces and compiles nothing, and the file holds no graph. So it only works on the same kind
+of machine with the same versions; others are rejected. The rest of torch's file, such as guards, is
+a pickle: load only a file that you trust.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from lenz.plan.python import signatures
 from lenz.runtime.store import Store, store_in
 from lenz.target import HOST
 
-# A saved function has no graph from which a fallback could be compiled.
+# A saved function has no graph, so no fallback can be compiled.
 FIXED: Mapping[str, Any] = {"aligned": False, "size_facts": False, "background": False}
 KINDS: Sequence[set[str]] = ({"inference"}, {"forward", "backward"})
 BROKEN = "this graph was not saved for arguments of these sizes"
 
 
 class Pieces(Store):
-    """Entries of a store that are at hand; all that are asked of the store `behind` are added."""
+    """Store entries in memory; those read from the store `behind` are added."""
 
     __slots__ = ("_behind", "found")
 
@@ -63,12 +63,12 @@ class Pieces(Store):
         return data if data is None else self.found.setdefault((kind, key), data)
 
     def put(self, kind: str, key: str, data: bytes) -> None:
-        """Add data: native code, which a loaded plan compiles if it is not there."""
+        """Add data: a loaded plan compiles missing native code."""
         self.found[kind, key] = data
 
 
 class Saved(Savable):
-    """A graph with the form that `aot_compile` wants; its bytes are `data`, or `why` it has none.
+    """A graph in the form for `aot_compile`: its bytes `data`, or the reason `why` there are none.
 
     `run` takes the arguments of Dynamo's graph.
     """
@@ -78,14 +78,14 @@ class Saved(Savable):
 
     @classmethod
     def serialize_compile_artifacts(cls, fn: Saved) -> bytes:
-        """The bytes that torch puts in its file. Raises UserError if something cannot be saved."""
+        """The bytes for torch's file. Raises UserError if something cannot be saved."""
         if fn._why:
             raise UserError(f"this graph cannot be saved: {fn._why}")
         return fn._data
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> Saved:
-        """The graph in such bytes. Raises UserError if this machine or torch cannot run it."""
+        """The graph in these bytes. Raises UserError if this machine or torch cannot run it."""
         with uncollected():
             return cls(SavedRun(read(data)), data)
 
@@ -110,7 +110,7 @@ class SavedRun:
         self._made: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """Run on the arguments of Dynamo's graph, in the state of torch that it was saved for."""
+        """Run on the arguments of Dynamo's graph, in torch's state at the time of saving."""
         if self._made is None:  # now that guards have compared that state, which is looked at
             second = self._second and outside(self._second, "a backward pass compiled by lenz")
             given = boxed(self._first), second and boxed(second)
@@ -123,7 +123,7 @@ def halves(told: Mapping[str, Any], store: Store, options: Options) -> dict[str,
     """The halves of a graph. Raises UserError if an entry is missing, or cannot be loaded."""
     made = {kind: loaded_half(half, store, options, _refuse) for kind, half in told.items()}
     if None in made.values():
-        raise UserError("its machine code cannot be loaded, or could not be kept: a full disk?")
+        raise UserError("its machine code cannot be loaded, or was not stored: a full disk?")
     return made
 
 
@@ -132,9 +132,9 @@ def saved(
     entry_of: Callable[[Options], Mapping[str, Any]],
     compile: Callable[[], Callable[..., Any]],
 ) -> Saved:
-    """A graph of Dynamo compiled so that it can be saved; where it cannot be, compiled.
+    """A Dynamo graph compiled so that it can be saved, or only compiled if that fails.
 
-    `entry_of` compiles the graph into the cache and gives its trace, or raises.
+    `entry_of` compiles the graph into the cache and returns its trace record, or raises.
     """
     with ExitStack() as stack:
         how = replace(options, **FIXED)
@@ -152,9 +152,9 @@ def saved(
 
 
 def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
-    """The artifact of a trace: all that is asked of the store when its halves are loaded."""
+    """The artifact of a trace record: all store entries that loading its halves reads."""
     if set(entry["halves"]) not in KINDS:
-        raise UserError("not all of it is in the cache")
+        raise UserError("a part of it is not in the cache")
     pieces = Pieces({}, store_in(options))
     halves(entry["halves"], pieces, options)
     plans = [plan_in(data) for (kind, _), data in pieces.found.items() if kind == "graph"]
@@ -180,9 +180,9 @@ def _key(name: str) -> tuple[str, str]:
 
 
 def _check(m: Manifest) -> None:
-    """Refuse a file that is not for this machine, torch or lenz."""
+    """Reject a file that is not for this machine, torch or lenz."""
     if m.get("kind") != "graph":
-        raise UserError("this is an artifact, but no graph that `aot_compile` has saved")
+        raise UserError("this is an artifact, but not a graph saved by `aot_compile`")
     here = {"lenz": own_version(), "torch": torch.__version__, "machine": platform.machine()}
     for what, is_here in here.items():
         if m[what] != is_here:

@@ -18,9 +18,9 @@ SHOWN = 6  # first elements of a result
 
 
 def summary(contents: Contents, *, plan: bool) -> str:
-    """What an artifact holds, a line each; `plan` adds the text of the plan for the best CPU.
+    """The contents of an artifact, one per line; `plan` adds the plan's text for the best CPU.
 
-    Names come from the file, so that they are printed as literals.
+    Names come from the file, so they are printed as literals.
     """
     return "".join(f"{line}\n" for line in _lines(contents, plan))
 
@@ -68,7 +68,7 @@ def _size(n: int) -> str:
 
 
 def array_of(text: str) -> Tensor | int:
-    """An argument as a person writes it: the path of a .npy file, or an integer."""
+    """An argument from the command line: the path of a .npy file, or an integer."""
     if text.removeprefix("-").isdecimal():
         return int(text)
     if not Path(text).is_file():
@@ -78,7 +78,7 @@ def array_of(text: str) -> Tensor | int:
             array = np.lib.format.read_array(file, allow_pickle=False)
         return torch.from_numpy(array)
     except (ValueError, TypeError, EOFError, MemoryError, OverflowError) as e:
-        raise UserError(f"{text!r} is no array that torch takes: {e}") from e
+        raise UserError(f"{text!r} is not an array for torch: {e}") from e
 
 
 def result_line(k: int, value: Any) -> str:

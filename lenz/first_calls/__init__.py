@@ -1,1 +1,1 @@
-"""What the first calls of a graph run: eager while kernels are compiled."""
+"""The first calls of a graph: eager runs them while kernels are compiled."""

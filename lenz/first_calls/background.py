@@ -1,8 +1,8 @@
 """The option `background`: a graph runs in eager until another process has compiled it.
 
-The process gets Dynamo's graph, and fills the disk cache with what it compiles. Between two calls
-the graph is loaded from there, as in the second process of a program (`warm.py`). What cannot be
-taken from the cache is compiled before its first call, as without the option.
+The process gets Dynamo's graph, and compiles it into the disk cache. Between two calls the graph is
+loaded from there, as in the second process of a program (`warm.py`). A graph that the cache cannot
+hold is compiled before its first call, as without the option.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ CODE = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One graph to compile: its bytes, and all that they do not hold."""
+    """One graph to compile: its bytes, and the settings that they lack."""
 
     graph: bytes
-    key: str  # of its trace
+    key: str  # of its trace record
     name: str
     options: dict[str, Any]
     sources: str
@@ -65,7 +65,7 @@ class Request:
 
 
 class Background:
-    """The callable of a graph: eager's, and from some call on the compiled one."""
+    """The callable of a graph: eager at first, later the compiled one."""
 
     def __init__(self, trace: TraceRecord, again: Compile, job: Future[str], name: str) -> None:
         self._trace, self._again, self._name = trace, again, name
@@ -82,7 +82,7 @@ class Background:
         return run(*args)
 
     def _switch(self) -> None:
-        """Take what was compiled; warn, and stay with eager, if there is nothing."""
+        """Switch to the compiled graph; if there is none, warn and stay with eager."""
         with self._lock:
             job, self._job = self._job, None
             if job is None:  # another thread was faster
@@ -99,7 +99,7 @@ class Background:
         except Exception as e:  # noqa: BLE001  # the call goes on in eager, with a warning
             return f"{type(e).__name__}: {e}"
         if made is None:
-            return "the cache does not have all of it"
+            return "the cache lacks a part of it"
         if self._trace.options.compare_eager:
             from lenz.first_calls.compare import Compared
 
@@ -111,7 +111,7 @@ class Background:
 def in_background(
     trace: TraceRecord | None, options: Options, name: str, again: Compile
 ) -> Background | None:
-    """Have a graph compiled by another process; None, with a warning, where that cannot be."""
+    """Have another process compile a graph; None, with a warning, if that is impossible."""
     try:
         if trace is None:
             raise UserError("it cannot be taken from the cache")
@@ -137,7 +137,7 @@ def _is_symbol(x: Any) -> bool:
 
 
 def settings() -> dict[str, Any]:
-    """What of torch's state another process has to set before it compiles for this one."""
+    """The parts of torch's state that the compiling process has to set."""
     return {
         "grad": torch.is_grad_enabled(),
         "autocast": [
@@ -156,7 +156,7 @@ def settings() -> dict[str, Any]:
 
 
 class Process:
-    """The client of one compiling process, which it starts when there is something to do."""
+    """The client of one compiling process, which starts on the first request."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Request, Future[str]]] = SimpleQueue()
@@ -165,7 +165,7 @@ class Process:
         atexit.register(self.close)
 
     def ask(self, request: Request) -> Future[str]:
-        """Queue a graph; the result is empty when it is in the cache, else says why not."""
+        """Queue a graph; the result is empty once it is in the cache, else says why not."""
         answer: Future[str] = Future()
         self._queue.put((request, answer))
         return answer
@@ -180,7 +180,7 @@ class Process:
             self._burst(*self._queue.get())
 
     def _burst(self, request: Request, answer: Future[str]) -> None:
-        """Compile graphs until none waits, with a line on a terminal and none in a log."""
+        """Compile graphs until the queue is empty, with progress on a terminal but not in a log."""
         from tqdm import tqdm
 
         with tqdm(total=1, desc="lenz", unit="graph", leave=False, disable=None) as line:
@@ -196,7 +196,7 @@ class Process:
     def _answer(self, request: Request) -> str:
         try:
             return self._asked(request)
-        except (OSError, EOFError, ValueError) as e:  # it could not start, or has died
+        except (OSError, EOFError, ValueError) as e:  # it did not start, or died
             server, self._server = self._server, None
             if server is not None:
                 server.kill()
@@ -216,18 +216,18 @@ class Process:
         self._server.stdin.flush()
         line = self._server.stdout.readline()
         if not line:
-            raise EOFError("it has ended")
+            raise EOFError("it has exited")
         return str(json.loads(line))
 
 
 @cache
 def _process(owner: int) -> Process:
-    """The client of this process: the threads and pipes of a parent are not its fork's."""
+    """The client of this process: a fork cannot use its parent's threads and pipes."""
     return Process()
 
 
 def requests(stream: IO[bytes]) -> Any:
-    """Yield what a client asks, until it is gone."""
+    """Yield the client's requests until it is gone."""
     while len(head := stream.read(FRAME.size)) == FRAME.size:
         size, more = FRAME.unpack(head)
         with suppress(TypeError):

@@ -1,6 +1,6 @@
-"""The option `compare_eager`: a graph is timed against eager at its first call; the faster stays.
+"""The option `compare_eager`: times a graph against eager at its first call; the faster one stays.
 
-Both run in turns on copies of the arguments, and random generators are put back, so that the caller
+Both run in turns on copies of the arguments, and random generators are restored, so that the caller
 sees one call.  A graph in training is timed with its backward pass.
 """
 
@@ -23,27 +23,27 @@ from lenz.frontend.untraced import outside
 
 WARM = 3  # a plan is captured as a CUDA graph in its second call
 ROUNDS = 15
-SECONDS = 1.0  # no new round begins after these
+SECONDS = 1.0  # no new round starts after this time
 
 Called: TypeAlias = Callable[..., Any]
 
 
 def compared(run: Called, gm: GraphModule, inputs: Sequence[Any], name: str) -> Called:
-    """Return a callable that runs the faster of a compiled graph and its eager form.
+    """Return a callable that runs the faster one of a compiled graph and its eager form.
 
-    A graph in the background is compared when it is there. What cannot run twice unseen is not
-    compared: custom and higher-order ops, and arguments that share memory.
+    A background graph is compared once it is ready. Graphs whose second run might be visible are
+    not compared: custom and higher-order ops, and arguments that share memory.
     """
     if isinstance(run, Background):
         return run
     if asked(gm, inputs) is None:
-        _print(f"{name} is not compared with eager: running it twice might be seen")
+        _print(f"{name} is not compared with eager: a second run might be visible")
         return run
     return outside(Compared(run, gm.forward, name), "a graph compiled by lenz")
 
 
 class Compared:
-    """A compiled graph and its eager form, of which the faster one runs."""
+    """A compiled graph and its eager form; the faster one runs."""
 
     def __init__(self, run: Called, eager: Called, name: str) -> None:
         self._run, self._eager, self._name = run, eager, name
@@ -90,7 +90,7 @@ def times(runs: Sequence[Called], args: Sequence[Any]) -> list[float]:
 
 
 def _step(run: Called, args: Sequence[Any], gpus: Sequence[int]) -> float:
-    """Return the seconds of a call, and of its backward pass if there is one."""
+    """Return the seconds of a call, with its backward pass if there is one."""
     _wait(gpus)
     since = time.perf_counter()
     out = run(*args)
@@ -109,7 +109,7 @@ def _wait(gpus: Sequence[int]) -> None:
 
 
 def _copy(x: Any) -> Any:
-    """Return a tensor of the same values and strides in memory of its own; others as they are."""
+    """Return a copy of a tensor with the same strides; other values unchanged."""
     if not isinstance(x, Tensor):
         return x
     with torch.no_grad():
@@ -120,7 +120,7 @@ def _copy(x: Any) -> Any:
     if x.is_leaf or not x.requires_grad:
         return made
     with torch.enable_grad():
-        inner = made.clone()  # a graph may write into it, which a leaf forbids
+        inner = made.clone()  # a graph may write into it, but not into a leaf
     if inner.stride() != x.stride():
         raise ValueError(f"no copy has the strides {x.stride()} of an argument")
     return inner

@@ -1,6 +1,6 @@
 """The process that compiles graphs in the background (`background.py`), one after the other.
 
-It writes to the disk cache alone. What it prints goes to standard error, as that of its client.
+It only writes to the disk cache. Its output goes to the client's standard error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def serve(compile_for: CompileFor) -> None:
 
 
 def compile_request(request: Request, compile_for: CompileFor) -> str:
-    """Compile a graph into the cache; empty, or why that was not possible."""
+    """Compile a graph into the cache; returns "", or why that was not possible."""
     if keys.sources() != request.sources:
         return "lenz has changed since the program began"
     given = {**request.options, "background": False, "on_error": "raise"}
@@ -62,7 +62,7 @@ def compile_request(request: Request, compile_for: CompileFor) -> str:
             pairs = zip(request.state.splitlines(), state().splitlines(), strict=False)
             for there, here in pairs:
                 if there != here:
-                    return f"torch is in another state there: {here} for {there}"
+                    return f"torch has another state there: {here} for {there}"
             as_traced(gm, inputs, request.statics)
             compile_for(gm, inputs, options, request.key, request.name)
     except Exception as e:  # noqa: BLE001  # the client warns with it
@@ -71,7 +71,7 @@ def compile_request(request: Request, compile_for: CompileFor) -> str:
 
 
 def apply(settings: dict[str, Any], stack: ExitStack) -> None:
-    """Set what `background.settings` tells; the state of autograd only until the stack ends."""
+    """Apply `background.settings`; autograd's state only until the stack exits."""
     torch.set_num_threads(settings["threads"])
     torch.set_float32_matmul_precision(settings["precision"])
     torch.set_default_dtype(_dtype(settings["dtype"]))

@@ -1,4 +1,4 @@
-"""Schedule -> Plan: when each buffer is allocated, whose memory it reuses, and when it is freed."""
+"""Schedule -> Plan: allocation, reuse and freeing of memory."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ from lenz.sym import Int, Sym, Var, as_multiple, substitute
 from lenz.target import HOST
 from lenz.traits import has
 
-LARGE = 1 << 20  # bytes of an argument that are worth the 1 us of asking who holds it
-HUGE = 1 << 22  # bytes of new CPU memory for which huge pages are asked: two of them
-# Ops of these give as many results as their fake kernels.
+LARGE = 1 << 20  # bytes of an argument for which the 1 us to check its owners pays
+HUGE = 1 << 22  # bytes of new CPU memory that get huge pages: two of them
+# Namespaces whose ops return as many results as their fake kernels.
 TRUSTED = ("aten.", "prims.", "py.", "lenz.", "higher_order.")
-# No schema says what functions of these do to their arguments.
+# Namespaces without schemas: effects on arguments are unknown.
 UNTOLD = ("py.", "lenz.", "higher_order.", "obj:")
 
 
 @dataclass(frozen=True, slots=True)
 class CallerFacts:
-    """How the caller gives the arguments of a graph.
+    """What the caller says about arguments and results of a graph.
 
     names    the user's names, by the graph's
     donated  arguments that a call may overwrite if nothing else holds them
     saved    the arguments were saved by a forward half; hooks may have replaced them
     pinned   arguments that keep their addresses
     written  arguments that the graph writes into
-    graphs   CUDA graphs are asked for
-    results  the types of the results, if so
-    kept     the places of the results that only the backward half reads
+    graphs   CUDA graphs are wanted
+    results  the types of the results, if CUDA graphs are wanted
+    kept     the positions of results that only the backward half reads
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -79,11 +79,11 @@ class CallerFacts:
     kept: Sequence[int] = ()
 
     def input(self, b: Buffer, launched: bool) -> Input:
-        """An argument, with the checks of a call. The negative bit takes 35 ns.
+        """An argument, with the checks at each call. That of the negative bit takes 35 ns.
 
-        It is not checked for tensors of modules and saved tensors, which were checked before. The
-        device is checked for arguments of kernels alone: attention keeps the state of its generator
-        on the CPU, whatever its fake tensor says.
+        The bit is not checked for tensors of modules and saved tensors, which were checked before.
+        The device is only checked for arguments of kernels: attention keeps its generator state on
+        the CPU, whatever the fake tensor says.
         """
         user = self.names.get(b.name, b.name)
         is_new = "." not in user and (b.name.startswith("tangents") or not self.saved)
@@ -116,19 +116,19 @@ class _Builder:
     pinned: set[str] = field(default_factory=set)
     bases: Mapping[str, str] = field(default_factory=dict)
     pool: FreeList = field(default_factory=FreeList)
-    # Kernels read these, or views share their memory (a view may be a call).
+    # Buffers that kernels read, or whose memory views share (a view may be a call).
     addressed: set[str] = field(default_factory=set)
-    late: set[str] = field(default_factory=set)  # results that exist only after a wait
-    lent: set[str] = field(default_factory=set)  # used by calls that nothing waits for
+    late: set[str] = field(default_factory=set)  # results that are only valid after a wait
+    lent: set[str] = field(default_factory=set)  # used by calls without a wait
     defined: dict[str, None] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)
     views: dict[str, list[str]] = field(default_factory=dict)
     known: dict[Var, None] = field(default_factory=dict)
     launched: set[str] = field(default_factory=set)
     aligned_at_launch: set[str] = field(default_factory=set)
-    makers: dict[str, str] = field(default_factory=dict)  # the op that returned a buffer
-    current: str = ""  # the GPU of the launch before
-    scope: Mapping[str, Var] = field(default_factory=dict)  # kernels may know upper ends as well
+    makers: dict[str, str] = field(default_factory=dict)  # buffer -> the op that returned it
+    current: str = ""  # the GPU of the last launch
+    scope: Mapping[str, Var] = field(default_factory=dict)  # kernels may also know upper bounds
 
     def run(self) -> Plan:
         g = self.schedule.graph
@@ -180,7 +180,7 @@ class _Builder:
         return tuple(n for n in names if n in self.aligned_at_launch)
 
     def without_withdrawn(self) -> tuple[tuple[Step, ...], tuple[tuple[int, str], ...]]:
-        """The steps without the frees that a reuse withdrew; comments move with their steps."""
+        """The steps without the frees that a reuse cancelled; comments move with their steps."""
         moved: dict[int, int] = {}
         steps: list[Step] = []
         for k, step in enumerate(self.steps):
@@ -190,7 +190,7 @@ class _Builder:
         return tuple(steps), tuple((moved[k], text) for k, text in self.comments)
 
     def inputs(self, g: Graph) -> tuple[Input | SizeInput, ...]:
-        """Arguments, and the sizes that only tensor arguments give."""
+        """Arguments, and sizes that only tensor arguments determine."""
         made: list[Input | SizeInput] = []
         bound = self.known
         bound.update(dict.fromkeys(i for i in g.inputs if isinstance(i, Var)))
@@ -273,7 +273,7 @@ class _Builder:
             self.steps.append(Check())
 
     def dying(self, k: int, step: Launch, out: Param, taken: Mapping[str, str]) -> str | None:
-        """An argument whose last reader is this launch, and which the result may overwrite."""
+        """An argument that is last read by this launch and that the result may overwrite."""
         if not self.cx.options.reuse_buffers:
             return None
         name = step.args[step.kernel.params.index(out)]
@@ -300,7 +300,7 @@ class _Builder:
         return size >= LARGE and old.dtype is new.dtype
 
     def drop_views(self, source: str) -> None:
-        """Free the views of memory that is about to be overwritten, or dropped."""
+        """Free the views of memory about to be overwritten or freed."""
         for view in self.views.get(source, ()):
             if view in self.defined:
                 self.steps.append(Free(view))
@@ -315,7 +315,7 @@ class _Builder:
         self.defined[name] = None
 
     def comment(self, step: Launch | Extern) -> None:
-        """Note where the next step comes from: the user's lines, then the nodes."""
+        """Record the origin of the next step: the user's lines, then the nodes."""
         origins = step.origins if isinstance(step, Launch) else step.origin
         if origins:
             text = ", ".join(sorted(origins, key=lambda o: ":" not in o))
@@ -343,7 +343,7 @@ class _Builder:
         writes = bool(step.mutates) or is_untold
         told = False, step.holds, step.waits, counted, step.draws, writes
         self.steps.append(CallStep(step.op, step.args, step.kwargs, outs, step.single, *told))
-        # `getitem` takes a result out of a tuple; its maker is the op that returned the tuple.
+        # `getitem` extracts a result of a tuple; the maker is the op that returned the tuple.
         of = step.args[0] if step.op == "py.operator.getitem" else None
         maker = self.makers.get(of.name, step.op) if isinstance(of, Ref) else step.op
         for o in step.outs:
@@ -354,14 +354,14 @@ class _Builder:
                     self.steps.append(Lay(o.name, o.type, maker, o.name in self.aligned_at_launch))
 
     def bind_new_sizes(self, out: Buffer) -> None:
-        """Read data-dependent sizes (of nonzero, say) off the result."""
+        """Read data-dependent sizes (of nonzero, say) from the result."""
         for dim, part in enumerate(out.shape):
             if isinstance(part, Var) and part not in self.known:
                 self.known[part] = None
                 self.steps.append(BindSize(part, out.name, dim))
 
     def allocate(self, b: Buffer) -> None:
-        """Take dead memory of the same size, or new memory."""
+        """Reuse dead memory of the same size, or allocate."""
         source = self.pool.take(b.type) if self.cx.options.reuse_buffers else None
         if source is None:
             self.steps.append(Alloc(b.name, b.type, huge=_is_huge(b.type)))
@@ -381,7 +381,7 @@ class _Builder:
                 continue
             self.drop_views(name)
             del self.defined[name]
-            # Memory of arguments and calls is only dropped; our own may be reused.
+            # Memory of arguments and calls is only released; our own may be reused.
             if name in self.own:
                 self.freed[name] = len(self.steps)
                 self.pool.give(name, self.buffers[name].type)
@@ -395,7 +395,7 @@ def _is_huge(t: TensorType) -> bool:
 
 
 def _bases(s: Schedule) -> dict[str, str]:
-    """For each view of a detached view the latter, which autograd takes as its base."""
+    """Each view of a detached view -> that view, which is its base for autograd."""
     found: dict[str, str] = {}
     cut = {n.out.name for n in s.steps if isinstance(n, View) and n.detached}
     for n in s.steps:
@@ -405,9 +405,9 @@ def _bases(s: Schedule) -> dict[str, str]:
 
 
 def _without_dead_views(s: Schedule, bases: Mapping[str, str]) -> Schedule:
-    """The schedule without the views that no call, launch or result names.
+    """The schedule without views that no call, launch or result uses.
 
-    Kernels address the memory behind a view, so most views of a graph are not needed.
+    Kernels address the memory of a view, so most views of a graph are not needed.
     """
     used = {n for step in s.steps if not isinstance(step, View) for n in _names(step)}
     used |= {n for a in s.graph.outputs for n in atom_refs(a)}

@@ -1,9 +1,9 @@
-"""The sizes and strides in which a plan holds each buffer, so that few tensors are made.
+"""The sizes and strides of each buffer in a plan, chosen so that few tensors are made.
 
 A kernel takes an address; only calls, views and results need sizes and strides. A buffer that only
 kernels use keeps the tensor whose memory it reuses. A buffer that is only used through views is
-allocated in the form of its first view. A tensor costs 1 to 2 us of host time. A view that only
-calls take costs less than one that autograd knows.
+allocated in the form of its first view. A tensor costs 1 to 2 us of host time. A view used only by
+calls costs less than one visible to autograd.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lenz.sym import ZERO
 
 
 def formed(p: Plan) -> Plan:
-    """The plan whose steps tell new tensors from old ones under a new name."""
+    """The plan with steps that distinguish new tensors from renamed ones."""
     found, steps = forms_of(p), list[Step]()
     returned = {a.name for a in p.outputs if isinstance(a, Ref)}
     for s in p.flat:
@@ -37,9 +37,9 @@ def formed(p: Plan) -> Plan:
 
 
 def taken(outputs: Iterable[Atom], steps: Sequence[Step]) -> Iterable[Step]:
-    """The steps, of which each new name of old memory says who takes it.
+    """The steps; each new name for old memory says who uses it.
 
-    Autograd sees what leaves the plan, what an op writes, and all that these are views of.
+    Autograd sees results, tensors written by ops, and the bases of both.
     """
     seen = {r for a in outputs for r in atom_refs(a)}
     named, found = set(seen), list[Step]()

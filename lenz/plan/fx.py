@@ -1,9 +1,9 @@
-"""A plan as a `torch.fx.GraphModule`, for compilers from outside; it runs as it is: `gm(*args)`.
+"""A plan as a `torch.fx.GraphModule`, for external compilers. It is runnable: `gm(*args)`.
 
 The graph has a placeholder per argument; one for a size has the example size in `meta["val"]`.
 Sizes are nodes too. Memory is `torch.empty_strided`, views are `torch.as_strided`. A kernel of
 Triton is a `triton_kernel_wrapper_mutation`, any other one a call of the op `lenz::launch`.
-`delete` ends a tensor's life. What the plan assumes of its arguments stands there as assertions.
+`delete` ends a tensor's life. The plan's assumptions about arguments are assertions.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Sizes:
 
     def __init__(self) -> None:
         self.graph = Graph()
-        self.sizes: dict[str, Size] = {}  # by their text: kernels know a size by other bounds
+        self.sizes: dict[str, Size] = {}  # by text: kernels have other bounds for a size
         self.last: Any = None
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -98,13 +98,13 @@ class _Sizes:
         return tuple(map(self.size, t.shape)), tuple(map(self.size, t.layout.stride))
 
     def define(self, whole: Sym, node: Node) -> None:
-        """Define the variable of which an argument gives a multiple; the first argument counts."""
+        """Define a variable from an argument that is its multiple; the first argument counts."""
         var, factor = as_multiple(whole) or (None, 1)
         if var is None or var.name in self.sizes:
             return
         self.sizes[var.name] = self.call(operator.floordiv, node, factor) if factor > 1 else node
         if factor > 1:
-            self.expect(f"{var.name} is no whole number", "eq", self.size(whole), node)
+            self.expect(f"{var.name} is not a whole number", "eq", self.size(whole), node)
 
     def expect(self, message: str, *condition: Any) -> None:
         """Assert a condition on sizes."""
@@ -112,21 +112,21 @@ class _Sizes:
 
 
 class _Reader(_Sizes):
-    """Adds nodes, one step after the other."""
+    """Adds the nodes of one step after the other."""
 
     def __init__(self, p: ir.Plan, kernels: Mapping[str, NumberedKernel]) -> None:
         super().__init__()
         self.kernels = kernels
-        self.nodes: dict[str, Node] = {}  # of the tensors that live
+        self.nodes: dict[str, Node] = {}  # of live tensors
         self.dtypes: dict[str, DType] = {}
         self.inputs = {i.name for i in p.inputs if isinstance(i, ir.Input)}
-        self.own: set[str] = set()  # tensors at the beginning of their memory
+        self.own: set[str] = set()  # tensors at the start of their memory
         names = [*(c.name for c in p.constants), *p.objects]
         self.attributes = {name: f"attribute{k}" for k, name in enumerate(names)}
         self.current, self.before = "", None
 
     def arguments(self, p: ir.Plan, values: Mapping[str, Any]) -> None:
-        """Placeholders, constants, the sizes that arguments give, and what they must be."""
+        """Placeholders, constants, sizes from arguments, and their checks."""
         taken: set[str] = set()
         for k, i in enumerate(p.inputs):
             name = i.name if isinstance(i, ir.Input) else show(i.value)
@@ -153,7 +153,7 @@ class _Reader(_Sizes):
             self.call(graph.assert_aligned, self.nodes[name])
 
     def check(self, i: ir.Input) -> None:
-        """Assert what an argument is, or copy it."""
+        """Assert the type and layout of an argument, or copy it."""
         device = "" if i.anywhere else i.type.device
         told = (i.called or i.name, *self.form(i.type), i.type.dtype.torch, device)
         if i.laid:
@@ -206,7 +206,7 @@ class _Reader(_Sizes):
                 if node not in self.nodes.values():
                     self.call(graph.delete, node)
             case _:
-                raise InternalError(f"an FX graph has no form of {s}")
+                raise InternalError(f"an FX graph cannot express {s}")
         if isinstance(s, (ir.Alloc, ir.Reuse)):
             self.own.add(s.name)
         if isinstance(s, (ir.Alloc, ir.Reuse, ir.ViewStep, ir.Lay)):
@@ -218,7 +218,7 @@ class _Reader(_Sizes):
         return self.call(torch.empty_strided, *self.form(t), dtype=t.dtype.torch, device=where)
 
     def view(self, s: ir.ViewStep) -> Any:
-        """Other sizes and strides, from the first element of the source on."""
+        """Other sizes and strides, from the first element of the source."""
         source, offset = self.nodes[s.source], s.type.layout.offset
         if offset is ZERO:
             return self.call(torch.as_strided, source, *self.form(s.type))

@@ -1,14 +1,14 @@
 """The CUDA graphs of a plan's regions, and the plan that replays them.
 
-The plan around the graphs runs the steps outside, draws the keys of random numbers, allocates the
-results, replays, and makes the views that leave a graph.
+The outer plan runs the steps outside the graphs, draws random keys, allocates the results, replays,
+and makes the views that leave a graph.
 
-A graph has fixed addresses. Those of arguments and results are set before each replay, if only
-kernels of lenz use them: their launches are nodes of the graph whose arguments may change. What a
-library takes or writes is different: nobody knows where its kernels keep addresses. A `pinned`
-argument (a parameter, or what the forward half has kept) is expected at its address; any other one
-is copied to the graph's memory before the replay, or from there after it. Results that only the
-backward half reads stay in the graph's memory (`kept`), and so do those of one graph for another.
+A graph has fixed addresses. If only lenz's kernels use an argument or result, its address is set
+before each replay: the launches are graph nodes with updatable parameters. Operands of library
+calls are different: nobody knows where their kernels keep addresses. A `pinned` argument (a
+parameter, or a saved tensor) is assumed at its address; any other one is copied to the graph's
+memory before the replay, or from there after it. Results that only the backward half or another
+graph reads stay in the graph's memory (`kept`).
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from lenz.plan.native_shim import names
 from lenz.plan.regions import defined
 from lenz.sym import ONE
 
-GRAPH = "cuda_graph"  # begins the names of graphs among the kernels of a plan
+GRAPH = "cuda_graph"  # prefix of graph names among a plan's kernels
 
 
 class Uncaptured(Exception):
-    """Why no graph replays this plan."""
+    """The reason why no graph can replay this plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What one CUDA graph replays of a plan.
+    """The part of a plan that one CUDA graph replays.
 
-    name    among the kernels of the plan around it, which gives it the addresses of `reads` and
+    name    its name among the kernels of the outer plan, which passes the addresses of `reads` and
             `writes`
     reads   arguments and buffers of other steps, whose addresses may change
-    writes  memory that the plan around it allocates, or results that are copied into such memory
-    kept    what stays in the graph's memory
-    pinned  arguments that are expected at their addresses
-    fixed   constants, and what other graphs keep
-    copied  reads that are copied into the graph, and writes that are copied out of it
-    mutated copied reads that are copied back
+    writes  memory that the outer plan allocates, or results copied into such memory
+    kept    buffers that stay in the graph's memory
+    pinned  arguments assumed at fixed addresses
+    fixed   constants, and buffers kept by other graphs
+    copied  reads copied into the graph, and writes copied out of it
+    mutated copied reads that are also copied back
     """
 
     name: str
@@ -73,7 +73,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Graphed:
-    """The graphs of a plan on a GPU, and the plan around them; `outside` says why steps are not."""
+    """The graphs of a plan, and the outer plan; `outside` says why steps are not in graphs."""
 
     plan: Plan
     device: str
@@ -82,14 +82,14 @@ class Graphed:
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """The arguments that graphs expect at their addresses."""
+        """The arguments that graphs assume at fixed addresses."""
         return tuple(dict.fromkeys(n for r in self.replays for n in r.pinned))
 
 
 def graphed(p: Plan, moved: Collection[str] = ()) -> Graphed:
-    """The graphs of a plan with regions, and the plan around them. Raises Uncaptured.
+    """The graphs of a plan with regions, and the outer plan. Raises Uncaptured.
 
-    Pinned arguments that have `moved` are expected anywhere.
+    Pinned arguments that have `moved` may be anywhere.
     """
     parts = [s if isinstance(s, Region) else Region("outside", (s,)) for s in p.steps]
     places, inside = _places(p), [x for x in parts if x.kind == "graph"]
@@ -131,7 +131,7 @@ def graphed(p: Plan, moved: Collection[str] = ()) -> Graphed:
 
 
 def _places(p: Plan) -> dict[int, str]:
-    """Where launches and calls come from, by the identity of the step: the user's line."""
+    """The user's source lines of launches and calls, by step identity."""
     found, steps = dict[int, str](), p.flat
     for k, text in p.comments:
         line = text.partition(", ")[0]
@@ -141,10 +141,10 @@ def _places(p: Plan) -> dict[int, str]:
 
 
 def _writes(p: Plan, parts: Sequence[Region], roots: Mapping[str, str]) -> dict[str, TensorType]:
-    """What graphs write into memory of the caller's, with its type.
+    """Buffers that graphs write into the caller's memory, with their types.
 
-    That is the first buffer of a result's memory where the plan has allocated it. What a library
-    has allocated, or a view of it, is copied by its own type.
+    For memory allocated by the plan, it is the first buffer of a result's memory. Memory allocated
+    by a library, or a view of it, is copied with its own type.
     """
     inside = [s for x in parts for s in x.steps]
     made = {s.name: s.type for s in inside if isinstance(s, Alloc)}
@@ -160,14 +160,14 @@ def _writes(p: Plan, parts: Sequence[Region], roots: Mapping[str, str]) -> dict[
             found[a.name] = type
             taken.append(root)
     if len({*taken}) < len(taken):
-        raise Uncaptured("two results are views of what a library has made")
+        raise Uncaptured("two results are views of a library's result")
     return found
 
 
 def _chain(
     x: Region, used: Collection[str], roots: Mapping[str, str], writes: Collection[str]
 ) -> list[Reuse | ViewStep]:
-    """The views that the plan around a graph makes again: of memory that is not the graph's."""
+    """The views that the outer plan repeats, since their memory is not the graph's."""
     own = {n for s in x.steps for n in defined(s)}
     wanted, found = {*used}, list[Reuse | ViewStep]()
     for s in reversed(x.steps):
@@ -187,7 +187,7 @@ def _replay(
     writes: Collection[str],
     chain: Collection[str],
 ) -> Replay:
-    """A graph, whose `reads` are all that it takes from elsewhere."""
+    """A graph; its `reads` are all its external operands."""
     own = dict.fromkeys(n for s in x.steps for n in defined(s))
     taken = tuple(dict.fromkeys(n for s in x.steps for n in _named(s) if n not in own))
     fresh = tuple(n for n in own if n in writes)
@@ -202,10 +202,10 @@ def _replay(
 def _settled(
     p: Plan, moved: Collection[str], replays: Sequence[Replay], roots: Mapping[str, str]
 ) -> list[Replay]:
-    """The graphs with what each takes by kind, and with what is copied."""
+    """The graphs with operands sorted by kind, and the copies."""
     tensors = [i for i in p.inputs if isinstance(i, Input)]
     pinned = {i.name for i in tensors if i.pinned and i.name not in moved}
-    # What one graph keeps for another is copied back as well.
+    # Buffers kept by one graph for another are copied back as well.
     last = {i.name for i in tensors if not i.written}
     fixed = {c.name for c in p.constants} | {n for r in replays for n in r.kept}
     found = []
@@ -217,7 +217,7 @@ def _settled(
         copied = frozenset(n for n in (*reads, *r.writes) if roots.get(n, n) in touched)
         copied |= {n for n in r.writes if n not in made}
         if any(moving.count(roots.get(n, n)) > 1 for n in copied):
-            raise Uncaptured("what is copied into a graph has two names")
+            raise Uncaptured("an operand copied into a graph has two names")
         back = frozenset(n for n in copied if n in reads and n not in last)
         pins = tuple(n for n in r.reads if n in pinned)
         rest = tuple(n for n in r.reads if n in fixed)
@@ -226,7 +226,7 @@ def _settled(
 
 
 def _roots(steps: Sequence[Step]) -> dict[str, str]:
-    """For each buffer in the memory of another one: the first buffer of that memory."""
+    """Each buffer in another's memory -> the first buffer of that memory."""
     roots: dict[str, str] = {}
     for s in steps:
         if isinstance(s, Reuse | ViewStep):

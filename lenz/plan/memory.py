@@ -1,4 +1,4 @@
-"""Memory that a buffer may reuse: of a dead buffer, or of one that dies in the same launch."""
+"""Memory for reuse: of a dead buffer, or of one that dies in the same launch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from lenz.sym import Sym, Var
 
 @dataclass(slots=True)
 class FreeList:
-    """Names of dead buffers by device and size in bytes; the last one given is taken first.
+    """Names of dead buffers by device and size in bytes: last in, first out.
 
-    Last in, first out: the memory touched most recently is the most likely to be in cache.
+    The memory touched most recently is the most likely to be in cache.
     """
 
     free: dict[tuple[str, Sym], list[tuple[str, TensorType]]] = field(default_factory=dict)
 
     def give(self, name: str, kind: TensorType) -> None:
-        """Add memory that nothing reads any more."""
+        """Add dead memory."""
         self.free.setdefault(size_key(kind), []).append((name, kind))
 
     def take(self, kind: TensorType) -> str | None:
@@ -68,7 +68,7 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
 def _leaves(
     body: tuple[Stmt, ...], loops: tuple[Var, ...]
 ) -> Iterator[tuple[Stmt, tuple[Var, ...]]]:
-    """All statements but loops, in order, with the variables of the loops around each."""
+    """All statements except loops, in order, with the variables of their enclosing loops."""
     for s in body:
         if not isinstance(s, For):
             yield s, loops

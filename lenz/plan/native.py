@@ -1,14 +1,14 @@
 """A plan as native code: one function in LLVM's text, which CPython calls as a method.
 
-`call(self, args)` takes the list of arguments, as the function of `plan/python.py` does. It checks
-them, allocates, launches kernels and calls library ops, with no Python in between but for ops that
-have no C entry. What it does not expect, such as an argument with other strides, it leaves to the
-Python function: that one copies, compiles a fallback or raises. `self` is a tuple of the Python
-objects that it needs, the Python function and `fail` first.
+`call(self, args)` takes the list of arguments, like the function of `plan/python.py`. It checks
+them, allocates, launches kernels and calls library ops, without Python except for ops that have no
+C entry. An unexpected argument, with other strides say, goes to the Python function, which copies,
+compiles a fallback or raises. `self` is a tuple of the Python objects that it needs; the Python
+function and `fail` come first.
 
-Tensors are handles of libtorch's C shim. That of a Python tensor lies inside of its object, at a
-place that `runtime/native.py` finds out. Kernels of the CPU and library calls run without the GIL.
-Where a step fails, all that was made goes to `fail`, which raises what eager would.
+Tensors are handles of libtorch's C shim. The handle of a Python tensor is inside its object, at an
+offset that `runtime/native.py` determines. CPU kernels and library calls run without the GIL. If a
+step fails, all values go to `fail`, which raises eager's error.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from lenz.sym import Int, Sym, Var
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """The text without the helpers' part, and what a loader needs to know of it.
+    """The text without the helpers, and facts for the loader.
 
-    objects  what `self` holds, in order: a name of the runtime (a str), or a kind ("constant",
-             "op", "names", "value") with what is of that kind
-    slots    the place of each tensor in the list that `fail` gets
-    sizes    the place of each size in the other list
+    objects  the items of `self`, in order: a name of the runtime (a str), or a kind ("constant",
+             "op", "names", "value") with its value
+    slots    the index of each tensor in the list passed to `fail`
+    sizes    the index of each size in the other list
     shims    functions of torch's library that it calls
     """
 
@@ -133,7 +133,7 @@ def _step(f: Frame, s: Step) -> None:
 
 
 def _alloc(f: Frame, s: Alloc) -> None:
-    """New memory, or that of an argument that nothing else holds."""
+    """New memory, or that of an argument which nothing else holds."""
     kind, number = kind_and_number(s.type.device)
     told = f"{f.layout_of(s.type)}, {tensor(s.type)}, i32 {int(kind == 'cuda')}, i32 {number}"
     done = _over(f, s) if s.over else ""
@@ -156,7 +156,7 @@ def _alloc(f: Frame, s: Alloc) -> None:
 
 
 def _over(f: Frame, s: Alloc) -> str:
-    """Take the memory of an argument if it is free; go to the label that this gives if so."""
+    """Take the memory of an argument if it is free, and go to the returned label."""
     given = [_value(f, a, "tuple") for a in (s.type.shape, s.type.layout.stride)]
     item = f.python(s.over)
     found = _vectorcall(f, f.object("over_called"), [(item, False), *given], 3, "null")
@@ -169,7 +169,7 @@ def _over(f: Frame, s: Alloc) -> str:
 
 
 def _view(f: Frame, s: Reuse | ViewStep) -> None:
-    """The memory of another buffer, under another name."""
+    """Another name for the memory of a buffer."""
     ends, source = isinstance(s, Reuse), f.buffers[s.source]
     is_seen, is_taken = s.taker == "autograd", s.taker != "kernels"
     if s.same and (not s.detached or not is_seen):
@@ -180,7 +180,7 @@ def _view(f: Frame, s: Reuse | ViewStep) -> None:
     elif is_seen or (is_taken and source.dtype is not s.type.dtype):
         _seen(f, s)
     elif ends and source.whole and not is_taken:
-        _rename(f, s)  # only kernels use it, and these take the address
+        _rename(f, s)  # only kernels use it, by its address
     else:
         told = f"ptr {f.handle(s.source)}, {f.layout_of(s.type)}"
         b = f.new(s.name)
@@ -201,7 +201,7 @@ def _rename(f: Frame, s: Reuse | ViewStep) -> None:
 
 
 def _share(f: Frame, s: Reuse | ViewStep) -> None:
-    """One tensor under two names, each of which is dropped."""
+    """One tensor under two names, each dropped by itself."""
     b = f.buffers[s.source]
     found = f.out.let(f"load ptr, ptr {f.slot(b)}")
     if b.is_object:
@@ -214,7 +214,7 @@ def _share(f: Frame, s: Reuse | ViewStep) -> None:
 
 
 def _seen(f: Frame, s: Reuse | ViewStep) -> None:
-    """The same by Python, which keeps what autograd knows."""
+    """The same in Python, which keeps autograd's data."""
     item, t = f.python(s.source), s.type
     if not s.same:
         layout = [_value(f, a, "tuple") for a in (t.shape, t.layout.stride)]
@@ -248,7 +248,7 @@ def _launch(f: Frame, s: LaunchStep) -> None:
     number = kind_and_number(s.device)[1]
     told = f'ptr @"{s.kernel}", ptr %stream{number}, i64 {f.number(s.grid)}, ptr %values'
     if s.graph:
-        f.hold()  # a replay changes the graph's record
+        f.hold()  # a replay changes the graph's launch record
     name = "replay" if s.graph else "launch"
     f.succeed(f.out.let(f"call i32 @{name}({told}, i64 {len(args)})"))
 
@@ -293,13 +293,13 @@ def _bind(f: Frame, o: str | Sym | None, item: str) -> None:
         return
     if isinstance(o, Var):
         f.bind(o, f.out.let(f"call i64 @whole(ptr {item})"))
-        f.new(f"%{o.name}", item)  # it may be a float, which calls take
+        f.new(f"%{o.name}", item)  # it may be a float, as an argument of calls
     else:
         f.out.put(f"call void @Py_DecRef(ptr {item})")
 
 
 def _lay(f: Frame, s: Lay) -> None:
-    """Check a result, and have Python copy it if its strides are others."""
+    """Check a result, and copy it in Python if its strides differ."""
     t, out, b = s.type, f.out, f.buffers[s.name]
     kind, number = kind_and_number(t.device)
     was_released = f.released
@@ -340,7 +340,7 @@ def _lay(f: Frame, s: Lay) -> None:
 
 
 def _value(f: Frame, a: Atom, sequence: str = "list") -> tuple[str, bool]:
-    """An argument of a call as a Python object, and whether the caller must drop it."""
+    """An argument of a call as a Python object, and whether the caller must release it."""
     f.hold()
     match a:
         case Ref():
@@ -357,7 +357,7 @@ def _value(f: Frame, a: Atom, sequence: str = "list") -> tuple[str, bool]:
                 f.out.put(f"call i32 @Py{kind}_SetItem(ptr {made}, i64 {k}, ptr {item})")
             return made, True
         case _:
-            # The text tells 1 from True, and 0.0 from -0.0.
+            # The text distinguishes 1 from True, and 0.0 from -0.0.
             return f.object(("value", a, sequence, repr(a))), False
 
 
@@ -376,7 +376,7 @@ def _is_known(a: Atom) -> bool:
 
 
 def _results(f: Frame, p: Plan, leave: str) -> None:
-    """Make the tuple of results, and drop what is left."""
+    """Make the tuple of results, and drop the rest."""
     items = [_owned(f, *_value(f, a)) for a in p.outputs]
     f.hold()
     made = f.out.let(f"call ptr @PyTuple_New(i64 {len(items)})")

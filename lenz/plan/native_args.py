@@ -1,6 +1,6 @@
-"""The native code of a plan takes its arguments: what it does not expect it leaves to Python.
+"""How the native code of a plan takes its arguments. Unexpected ones are left to Python.
 
-Nothing is changed before all arguments are checked, so that the Python function begins anew.
+Nothing changes before all arguments are checked, so that the Python function can start over.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def expect(f: Frame, test: str) -> None:
 
 
 def _tensor(f: Frame, i: Input, item: str) -> str:
-    """Check that an argument is a plain tensor; its handle."""
+    """Check that an argument is a plain tensor; returns its handle."""
     x = f.layout
     told = type_addresses(f, "type_tensor", "type_parameter")
     expect(f, f"icmp eq i1 {f.out.let(f'call i1 @is_either(ptr {item}, {told})')}, true")
@@ -90,12 +90,12 @@ def _ready(f: Frame, s: LaunchStep, handles: list[str]) -> None:
 
 
 def _integer(f: Frame, i: SizeInput, item: str) -> tuple[Var, str, int] | None:
-    """Check an integer argument; the size of which it is a multiple, if it is not that size."""
+    """Check an integer argument; returns the size if the argument is a multiple of it."""
     test = f.out.let(f"call i1 @is_either(ptr {item}, {type_addresses(f, 'type_int')}, i64 0)")
     expect(f, f"icmp eq i1 {test}, true")
     multiple = as_multiple(i.value)
     if multiple is None:
-        return None  # as in the Python function, nobody looks at it
+        return None  # unused, as in the Python function
     number = f.out.let(f"call i64 @PyLong_AsLongLong(ptr {item})")
     if isinstance(i.value, Var):
         f.bind(i.value, number)
@@ -104,7 +104,7 @@ def _integer(f: Frame, i: SizeInput, item: str) -> tuple[Var, str, int] | None:
 
 
 def _divided(f: Frame, var: Var, whole: str, factor: int) -> None:
-    """The size of which a number is a multiple; the first number that tells it decides."""
+    """Determine a size from a multiple of it; the first such number counts."""
     if factor > 1:
         part = f.out.let(f"sdiv i64 {whole}, {factor}")
         again = f.out.let(f"mul i64 {part}, {factor}")

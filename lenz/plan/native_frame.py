@@ -1,4 +1,4 @@
-"""What the native code of a plan has while it is written: buffers, sizes, objects, the GIL."""
+"""State of the native code under construction: buffers, sizes, objects, the GIL."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from lenz.ir.tensor import TensorType
 from lenz.plan.native_text import CODES, Lines
 from lenz.sym import Sym, Var
 
-# The types of arguments, by what the code calls them.
+# The types of arguments, by their name in the code.
 TYPES = {"type_tensor": torch.Tensor, "type_parameter": torch.nn.Parameter, "type_int": int}
 
 
 class NotNative(Exception):
-    """The plan has a step that only the Python function runs."""
+    """The plan has a step that only the Python function can run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchLayout:
-    """Where torch and CPython keep what the code reads itself, and what torch's library has.
+    """Offsets of the fields of torch and CPython that the code reads, and torch's exports.
 
     handle    bytes from the start of a Python tensor to its handle
     keys      bytes from the start of a tensor's implementation to its set of dispatch keys
-    mask      the keys that are looked at
-    plain     what they are in a tensor whose memory is as its strides say, by type of device
-    negative  the key of a tensor whose memory holds the negative
-    autograd  the keys by which autograd learns of a call
+    mask      the keys that are checked
+    plain     their value in a plain strided tensor, by device type
+    negative  the key of a tensor whose memory holds the negated values
+    autograd  the keys that make autograd record a call
     schema    the schema of an op, by its name in plans; None for a function without one
-    has       whether torch's library has a function of this name
+    has       whether torch's library exports a function of this name
     """
 
     handle: int
@@ -47,11 +47,11 @@ class TorchLayout:
 
 @dataclass(slots=True)
 class NativeBuffer:
-    """A tensor: the number of its slot, and the name of its address once it has one.
+    """A tensor: its slot number, and the name of its address once there is one.
 
-    The slot holds a Python tensor (`is_object`) or a handle of libtorch's. The tensor is `whole` if
-    its first element is the first one of its memory. Its dtype may be another one than the plan's
-    where only kernels use it.
+    The slot holds a Python tensor (`is_object`) or a handle of libtorch. The tensor is `whole` if
+    its first element is the first one of its memory. Its dtype may differ from the plan's if only
+    kernels use it.
     """
 
     slot: int
@@ -62,7 +62,7 @@ class NativeBuffer:
 
 
 def kind_and_number(device: str) -> tuple[str, int]:
-    """The type and the number of a device; CPUs have the number -1. Raises Refused for others."""
+    """The type and number of a device; CPUs have the number -1. Raises Refused for others."""
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda"):
         raise NotNative(f"tensors on {device}")
@@ -70,23 +70,23 @@ def kind_and_number(device: str) -> tuple[str, int]:
 
 
 class Frame:
-    """The function while it is written."""
+    """The function under construction."""
 
     def __init__(self, layout: TorchLayout) -> None:
         self.layout = layout
         self.out = Lines()
         self.objects: dict[object, int] = {"slow": 0, "fail": 1}
         self.buffers: dict[str, NativeBuffer] = {}
-        self.slots: dict[str, int] = {}  # of all buffers that there ever were
+        self.slots: dict[str, int] = {}  # of all buffers so far
         self.sizes: dict[Var, str] = {}
-        self.types: dict[str, TensorType] = {}  # as far as the plan tells them
+        self.types: dict[str, TensorType] = {}  # as far as the plan has them
         self.shims: list[str] = []
-        self.step = 0  # the number of the step that is written
-        self.values = 0  # the most that a kernel of a GPU takes
-        self.released = False  # other threads may run Python here
+        self.step = 0  # the number of the current step
+        self.values = 0  # most parameters of a GPU kernel
+        self.released = False  # whether the GIL is released here
 
     def new(self, name: str, item: str = "") -> NativeBuffer:
-        """A buffer of this name, with a slot of its own, which takes over the object `item`."""
+        """A buffer of this name with its own slot, which takes ownership of the object `item`."""
         self.slots[name] = len(self.slots)
         b = self.buffers[name] = NativeBuffer(self.slots[name], is_object=bool(item))
         if item:
@@ -98,12 +98,12 @@ class Frame:
         return self.out.let(f"getelementptr ptr, ptr %{'o' if b.is_object else 'h'}, i64 {b.slot}")
 
     def object(self, what: object) -> str:
-        """A Python object that `self` holds."""
+        """A Python object in `self`."""
         number = self.objects.setdefault(what, len(self.objects))
         return self.out.let(f"call ptr @PyTuple_GetItem(ptr %self, i64 {number})")
 
     def inside(self, item: str) -> str:
-        """The handle inside of a Python tensor."""
+        """The handle inside a Python tensor."""
         return self.out.let(f"getelementptr i8, ptr {item}, i64 {self.layout.handle}")
 
     def handle(self, name: str) -> str:
@@ -137,7 +137,7 @@ class Frame:
         self.out.put(f"call void @{'drop' if b.is_object else 'delete'}(ptr {self.slot(b)})")
 
     def bind(self, var: Var, number: str) -> None:
-        """Name the value of a size, and remember it for messages."""
+        """Name the value of a size, and keep it for messages."""
         at = self.out.let(f"getelementptr i64, ptr %n, i64 {len(self.sizes)}")
         self.out.put(f"store i64 {number}, ptr {at}")
         self.sizes[var] = number
@@ -166,7 +166,7 @@ class Frame:
             self.released = True
 
     def succeed(self, status: str, bits: int = 32) -> None:
-        """Fail with a status unless it is 0."""
+        """Fail with a status if it is not 0."""
         wide = self.out.let(f"sext i{bits} {status} to i64") if bits < 64 else status
         self.out.put(f"store i64 {wide}, ptr %status")
         self.out.put(f"store i64 {self.step}, ptr %where")

@@ -1,7 +1,7 @@
-"""Compiles and links the native code of plans. Objects are kept in the store by their text.
+"""Compiles and links the native code of plans. The store caches objects by their text.
 
-The helpers of native.ll and native_cuda.ll are linked once in a process. A text calls them, torch's
-library, CPython and kernels by name and holds no address, so that other processes can use the
+The helpers in native.ll and native_cuda.ll are linked once per process. A text calls them, torch's
+library, CPython and kernels by name. It holds no address, so that other processes can use the
 object.
 """
 
@@ -35,7 +35,7 @@ def _helpers(gpu: bool) -> str:
 
 @cache
 def _heads(gpu: bool) -> Mapping[str, str]:
-    """For each function that a plan may call: its declaration."""
+    """The declaration of each function that a plan may call."""
     text = _helpers(gpu)
     heads = {m[1]: m[0] for m in DECLARED.finditer(text)}
     for result, name, arguments in DEFINED.findall(text):
@@ -60,9 +60,9 @@ def _linked(gpu: bool, store: Store | None) -> Library:
 
 
 def linked(text: str, own: Mapping[str, int], gpu: bool, store: Store | None) -> Library:
-    """The function `call` of a plan; `own` are the addresses of kernels and of torch's shims.
+    """The function `call` of a plan; `own` holds the addresses of kernels and torch's shims.
 
-    The result must live as long as its code. Raises Unavailable.
+    The result must stay alive while the code is used. Raises Unavailable.
     """
     helpers = _linked(gpu, store)
     imports = {**{n: helpers.addresses[n] for n in _used(text, gpu)}, **own}
@@ -70,17 +70,17 @@ def linked(text: str, own: Mapping[str, int], gpu: bool, store: Store | None) ->
 
 
 def declared(text: str, gpu: bool) -> str:
-    """The text of a plan with the declarations of what it calls."""
+    """The text of a plan with the declarations of its callees."""
     return "\n".join([*(_heads(gpu)[n] for n in _used(text, gpu)), text])
 
 
 def _used(text: str, gpu: bool) -> list[str]:
-    """The helpers and functions of libraries that a plan calls."""
+    """The helpers and library functions that a plan calls."""
     return [n for n in dict.fromkeys(USED.findall(text)) if n in _heads(gpu)]
 
 
 def _object(text: str, level: int, store: Store | None) -> bytes:
-    """The object of a text: kept, or compiled and kept."""
+    """The object of a text, from the store or compiled and stored."""
     target = host().target()
     parts = (target.triple, target.cpu, target.features, target.version, str(level), text)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What the native code of a plan finds in its `self`, and the errors that it raises."""
+"""The `self` of a plan's native code, and the errors that it raises."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _object(
             return names
         case ("value", atom, sequence, _):
             return value(atom, own, _unknown, tuple if sequence == "tuple" else list)
-    raise TypeError(f"{what!r} is no object of a plan")
+    raise TypeError(f"{what!r} is not an object of a plan")
 
 
 def _unknown(a: Ref | Sym) -> NoReturn:
@@ -56,7 +56,7 @@ def _unknown(a: Ref | Sym) -> NoReturn:
 
 
 def value(a: Atom, own: Mapping[str, Any], look: Look, sequence: Any = list) -> Any:
-    """The Python value of an atom; `look` tells tensors and sizes, `own` the plan's objects."""
+    """The Python value of an atom; `look` finds tensors and sizes, `own` the plan's objects."""
     match a:
         case tuple():
             return sequence([value(x, own, look, sequence) for x in a])
@@ -84,9 +84,9 @@ def value(a: Atom, own: Mapping[str, Any], look: Look, sequence: Any = list) -> 
 def failure(
     made: Native, p: Plan, module: Mapping[str, Any], own: Mapping[str, Any]
 ) -> Callable[..., NoReturn]:
-    """The function fail(step, status, tensors, numbers), which raises for a step that failed.
+    """The function fail(step, status, tensors, numbers), which raises for a failed step.
 
-    `tensors` are in slots of the native code, `numbers` are sizes. The step is done again in
+    `tensors` are in the slots of the native code, `numbers` are sizes. The step is repeated in
     Python, which raises eager's error.
     """
     whys = dict(p.comments)
@@ -116,7 +116,7 @@ def failure(
 def _again(
     s: Step, status: int, module: Mapping[str, Any], own: Mapping[str, Any], look: Look
 ) -> None:
-    """Do a failed step again."""
+    """Repeat a failed step."""
     match s:
         case Check():
             executor.raise_failed(status)

@@ -1,8 +1,8 @@
 """Library calls by libtorch's C shims: aoti_torch_<device>_<op>, without Python and the GIL.
 
-A shim takes the tensors of `out=` first, then the arguments of the op's schema in C's types, then
-the places of the results. It gives 0, or another status where the op has raised. Only ops that
-write nothing but `out=` and give no aliases are called so; for all others `shim` says False.
+A shim takes the tensors of `out=` first, then the arguments of the op's schema as C types, then
+pointers for the results. It returns 0, or another status if the op raised. Only ops that write
+nothing but `out=` and return no aliases are called this way; for others `shim` returns False.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lenz.plan.native_text import CODES
 from lenz.sym import Int, Sym, Var
 
 RESULTS: Mapping[str, type] = {"Tensor": str, "int": Sym, "SymInt": Sym}
-NEWEST = 9  # the highest version of a shim that is looked for
+NEWEST = 9  # the highest shim version to look for
 
 
 class _Unfit(Exception):
@@ -57,7 +57,7 @@ def shim(f: Frame, s: CallStep) -> bool:
 
 
 def names(s: CallStep) -> list[str]:
-    """The tensors that a call takes."""
+    """The tensor arguments of a call."""
     return [n for a in (*s.args, *(a for _, a in s.kwargs)) for n in names_in(a)]
 
 
@@ -69,7 +69,7 @@ def names_in(a: Atom) -> list[str]:
 
 
 def _kind(f: Frame, tensors: Sequence[str]) -> str:
-    """The type of device that the call runs on; "" if it is not known."""
+    """The device type that the call runs on; "" if unknown."""
     kinds = {kind_and_number(f.types[n].device)[0] if n in f.types else "" for n in tensors}
     if "cuda" in kinds:
         return "cuda"
@@ -81,7 +81,7 @@ def _symbol(f: Frame, op: str, kind: str) -> str:
     _, name, overload = op.split(".")
     plain = f"aoti_torch_{kind}_{name}" + f"_{overload}" * (overload != "default")
     versions = [f"{plain}_v{n}" for n in range(NEWEST, 1, -1)]
-    # The first version of a shim with others has an older schema than this op.
+    # If a shim has several versions, the first has an older schema than this op.
     return next((x for x in (*versions, plain) if f.layout.has(x)), "")
 
 
@@ -99,14 +99,14 @@ def _returns(s: CallStep, schema: Any) -> bool:
 
 
 def _result(f: Frame, o: object, returned: Any) -> str:
-    """The place of a result."""
+    """The pointer for a result."""
     if str(returned.real_type) != "Tensor":
         return f.out.cell()
     return f.slot(f.new(o if isinstance(o, str) else f"%{len(f.slots)}"))
 
 
 def _arguments(f: Frame, s: CallStep, schema: Any, floats: bool) -> list[str]:
-    """The arguments in C's types; raises _Unfit."""
+    """The arguments as C types; raises _Unfit."""
     given, named = list(s.args), dict(s.kwargs)
     if len(given) > len(schema.arguments):
         raise _Unfit
@@ -126,7 +126,7 @@ def _arguments(f: Frame, s: CallStep, schema: Any, floats: bool) -> list[str]:
         elif s.into and a.is_out and isinstance(value, Ref):
             outs.append(f"ptr {f.handle(value.name)}")
         else:
-            raise _Unfit  # it writes, or gives an alias
+            raise _Unfit  # it writes, or returns an alias
     return outs + args
 
 
@@ -172,7 +172,7 @@ def _single(f: Frame, kind: str, value: Any, floats: bool) -> str:
             return f"double {_double(value)}"
         case "float", int() if not isinstance(value, bool):
             return f"double {_double(float(value))}"
-        # The shim makes a number a float, which promotes integers.
+        # The shim turns a number into a float, which promotes integers.
         case "number", int() if floats and not isinstance(value, bool):
             return f"double {_double(float(value))}"
         case (("float" | "number"), Int()) if floats or kind == "float":
@@ -183,5 +183,5 @@ def _single(f: Frame, kind: str, value: Any, floats: bool) -> str:
 
 
 def _double(value: float) -> str:
-    """LLVM reads the bits of a double in hexadecimal."""
+    """A double as LLVM reads it: its bits in hexadecimal."""
     return f"0x{struct.pack('>d', value).hex().upper()}"

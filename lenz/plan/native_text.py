@@ -1,4 +1,4 @@
-"""LLVM's text of a plan's function while it is written."""
+"""The LLVM text of a plan's function under construction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var
 from lenz.sym.expr import factors, linear
 
-# The codes of c10::ScalarType, which torch never changes: they are in files of models.
+# The codes of c10::ScalarType, which torch never changes: model files hold them.
 CODES: Mapping[str, int] = {
     "u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "c64": 9,
     "c128": 10, "bool": 11, "bf16": 15, "f8e5m2": 23, "f8e4m3fn": 24, "u16": 27, "u32": 28,
@@ -38,12 +38,12 @@ raised:
 
 
 class Lines:
-    """The lines of the function, its constants, and what it declares."""
+    """The lines of the function, its constants and declarations."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.globals: list[str] = []
-        self.scratch: list[str] = []  # what the entry block reserves
+        self.scratch: list[str] = []  # allocations of the entry block
         self._count = 0
         self._arrays: dict[tuple[str, ...], str] = {}
         self._sizes: dict[Sym, str] = {}
@@ -65,19 +65,19 @@ class Lines:
         return f"b{self._count}"
 
     def unless(self, test: str, target: str) -> None:
-        """Go to a block unless a test holds."""
+        """Jump to a block unless a test holds."""
         held, after = self.let(test), self.label()
         self.put(f"br i1 {held}, label %{after}, label %{target}")
         self.lines.append(f"{after}:")
 
     def branch(self, held: str, target: str) -> None:
-        """Go to a block if a bool is true, and on in a new one if not."""
+        """Jump to a block if a bool is true, else continue in a new one."""
         other = self.label()
         self.put(f"br i1 {held}, label %{target}, label %{other}")
         self.lines.append(f"{other}:")
 
     def join(self, target: str) -> None:
-        """Go on in a block."""
+        """Continue in a block."""
         self.put(f"br label %{target}")
         self.lines.append(f"{target}:")
 
@@ -118,10 +118,10 @@ class Lines:
                     held = self.let(f"icmp {kind} i64 {first}, {x}")
                     first = self.let(f"select i1 {held}, i64 {first}, i64 {x}")
                 return first
-        raise TypeError(f"{s!r} is no size")
+        raise TypeError(f"{s!r} is not a size")
 
     def array(self, items: Sequence[str], type: str = "i64") -> str:
-        """The address of numbers or pointers that lie one behind the other."""
+        """The address of an array of numbers or pointers."""
         if not items:
             return "null"
         key = (type, *items)
@@ -148,7 +148,7 @@ class Lines:
         return name
 
     def declare(self, name: str, line: str) -> None:
-        """Declare what other code defines, once."""
+        """Declare an external symbol, once."""
         if name not in self._declared:
             self._declared[name] = None
             self.globals.append(line)
@@ -156,8 +156,8 @@ class Lines:
     def function(self, slots: int, sizes: int, values: int, leave: str) -> str:
         """The text of the function.
 
-        It has `slots` for tensors, remembers so many `sizes`, launches with at most so many
-        `values`, and ends with the instruction `leave` when it fails.
+        It has `slots` for tensors and `sizes`, at most `values` parameters per launch, and ends
+        with the instruction `leave` on failure.
         """
         kind = f"[{max(slots, 1)} x ptr]"
         head = [

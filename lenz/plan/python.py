@@ -74,8 +74,8 @@ if __name__ == "__main__":
 def source(p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = False) -> str:
     """The module's text; `comments` says where each launch came from.
 
-    `sizes` are example values of sizes, for the script. Raises ValueError for a name that is not a
-    Python identifier: the plan may come from a file.
+    `sizes` are example sizes, for the script. Raises ValueError for a name that is not a Python
+    identifier: the plan may come from a file.
     """
     w = _Writer(p, comments)
     lines = w.call()
@@ -124,7 +124,7 @@ def _shape(sizes: Sequence[Sym]) -> str:
 
 
 class _Writer:
-    """Collects the globals that the body of `call` uses."""
+    """Writes the body of `call`, and collects the globals that it uses."""
 
     def __init__(self, p: Plan, comments: bool) -> None:
         self.p = p
@@ -136,7 +136,7 @@ class _Writer:
         current = [_gpu(s.device) for s in p.flat if isinstance(s, Current)]
         self.gpus = tuple(dict.fromkeys(current))
         self.current = self.gpus[0] if self.gpus else -1
-        # Names that the module itself uses; a buffer of that name gets another.
+        # Names used by the module itself; a buffer with such a name gets another.
         self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_"}
         # Sizes use `min` and `max`, which may be names of buffers too.
         self.taken |= {*dir(builtins), *keyword.kwlist}
@@ -189,7 +189,7 @@ class _Writer:
         return self.names[name]
 
     def free(self, name: str) -> str:
-        """A free name like this one: an op and a buffer may have the same name."""
+        """A free name based on this one: an op and a buffer may have the same name."""
         py, k = _safe(name), 0
         while (chosen := py if k == 0 else f"{py}_{k}") in self.taken:
             k += 1
@@ -203,11 +203,11 @@ class _Writer:
         return i.value.name if isinstance(i.value, Var) else f"_size{position}"
 
     def sizes(self) -> list[str]:
-        """Sizes that arguments give; the checks use them."""
+        """Sizes from arguments; the checks use them."""
         return [f"{v.name} = {text}{f' // {c}' * (c > 1)}" for v, text, c in _given(self)]
 
     def checks(self) -> list[str]:
-        """One test per tensor argument; the slow path finds and names the fault."""
+        """One test for all tensor arguments; the slow path finds and names the fault."""
         tensors = [i for i in self.p.inputs if isinstance(i, Input)]
         if not tensors:
             return []
@@ -281,7 +281,7 @@ class _Writer:
         text = f"{self.op(s.op)}({', '.join(args)})"
         if s.into or all(o is None for o in s.outs):
             return [text]
-        # A result may be a number that tracing knows, a size from an assertion say.
+        # A result may be a number known from tracing, such as an asserted size.
         outs = [
             o.name if isinstance(o, Var) else self.var(o) if isinstance(o, str) else "_"
             for o in s.outs
@@ -293,7 +293,7 @@ class _Writer:
         return [f"{', '.join(outs)}, = {text}"]
 
     def empty(self, s: Alloc) -> str:
-        """New memory, by the fastest call for it."""
+        """New memory, by the fastest call."""
         t = s.type
         what = f"{_layout(t)}, {self.dtype(t.dtype)}"
         if t.device == "cpu":
@@ -355,7 +355,7 @@ def _name(text: str) -> str:
 
 
 def _tests(w: _Writer, i: Input) -> list[str]:
-    """Conditions on an argument besides its sizes and strides."""
+    """Conditions on an argument other than its sizes and strides."""
     name = w.var(i.name)
     found = [f"{name}.dtype is {w.dtype(i.type.dtype)}"]
     if not i.anywhere:
@@ -364,7 +364,7 @@ def _tests(w: _Writer, i: Input) -> list[str]:
 
 
 def _given(w: _Writer) -> list[tuple[Var, str, int]]:
-    """Sizes that arguments give: the variable, the text that reads it, and its factor."""
+    """Sizes from arguments: the variable, the text that reads it, and its factor."""
     found: dict[Var, tuple[Var, str, int]] = {}
     for k, i in enumerate(w.p.inputs):
         scaled = as_multiple(i.value) if isinstance(i, SizeInput) else None

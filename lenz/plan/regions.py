@@ -1,8 +1,8 @@
 """The regions of a plan: which of its steps a CUDA graph may hold.
 
-A plan is cut at each step that cannot be captured, which is a region `outside`, with the reason.
-What is between two cuts is a region `graph`, unless it has one launch or call alone, which gains
-nothing. Keys of random numbers are drawn before the graph that uses them.
+A plan is cut at each step that cannot be captured. Such a step is a region `outside`, with the
+reason. The steps between two cuts are a region `graph`, unless it would have only one launch or
+call, which gains nothing. Random keys are drawn before the graph that uses them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from lenz.runtime import executor
 from lenz.sym import Var
 
 ALONE = "one kernel alone gains nothing"
-LOOKS = "it looks at what another step gives"
+LOOKS = "it reads the result of another step"
 
 
 @dataclass(slots=True)
 class _Part:
-    """Steps in a row, the keys that are drawn before them, and why they are outside of graphs."""
+    """Consecutive steps, the random keys drawn before them, and why they are outside graphs."""
 
     steps: list[Step]
     drawn: list[Step] = field(default_factory=list)
@@ -48,7 +48,7 @@ class _Part:
 
 
 def regioned(p: Plan) -> Plan:
-    """The plan, cut into regions."""
+    """The plan, divided into regions."""
     arguments = {i.name for i in p.inputs if isinstance(i, Input)}
     binds = [s for s in p.flat if isinstance(s, BindSize) and s.source in arguments]
     known = {v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars}
@@ -79,7 +79,7 @@ def _parts(steps: Sequence[Step], known: Collection[Var]) -> list[_Part]:
         if _draws(s) or (isinstance(s, Lay) and s.name in drawn):
             parts[-1].drawn.append(s)
         elif (looks := isinstance(s, Lay) and s.name not in own) and not parts[-1].steps:
-            parts[-2].steps.append(s)  # it looks at what the step before it gives
+            parts[-2].steps.append(s)  # it reads the result of the step before
         elif why := LOOKS if looks else _refusal(s, known):
             parts += [_Part([s], why=why), _Part([])]
             own = set()
@@ -94,7 +94,7 @@ def _draws(s: Step) -> bool:
 
 
 def defined(s: Step) -> tuple[str, ...]:
-    """The buffers that a step makes."""
+    """The buffers that a step defines."""
     match s:
         case Alloc() | Keep() | Reuse() | ViewStep():
             return (s.name,)
@@ -111,7 +111,7 @@ def _device(steps: Sequence[Step]) -> tuple[str, str]:
     found = list(dict.fromkeys(d for d in named if d.startswith("cuda")))
     if len(found) == 1:
         return found[0], ""
-    return "", "it runs on more than one GPU" if found else "it has no kernel of a GPU"
+    return "", "it runs on more than one GPU" if found else "it has no GPU kernel"
 
 
 def _refusal(s: Step, known: Collection[Var]) -> str:
@@ -122,9 +122,9 @@ def _refusal(s: Step, known: Collection[Var]) -> str:
         case LaunchStep(grid=None) | Check():
             return "a kernel runs on the CPU"
         case Alloc() if not s.type.device.startswith("cuda"):
-            return "it allocates memory of the CPU"
+            return "it allocates CPU memory"
         case BindSize():
-            return f"{s.source} has a size that only the call tells"
+            return f"{s.source} has a size known only to the call"
         case CallStep():
             return _refused_call(s, known)
     return ""
@@ -137,9 +137,9 @@ def _refused_call(s: CallStep, known: Collection[Var]) -> str:
     if s.holds or s.waits:
         return f"{s.op} is a collective"
     if any(isinstance(o, Var) and o not in known for o in s.outs):
-        return f"{s.op} gives numbers to the CPU"
+        return f"{s.op} returns numbers to the CPU"
     if not s.into and any(r.alias_info is not None for r in op._schema.returns):
-        return f"{s.op} gives an alias of its argument"
+        return f"{s.op} returns an alias of its argument"
     named = [a for a in (*s.args, *(a for _, a in s.kwargs)) if isinstance(a, Named)]
     if any(a.kind == "device" and a.value.startswith("cpu") for a in named):
         return f"{s.op} works on the CPU"

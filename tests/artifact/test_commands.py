@@ -74,8 +74,8 @@ def test_what_cannot_be_run_is_said(artifact: Path, tmp_path: Path, told: Any) -
     cases: list[tuple[list[Any], str]] = [
         ([], "the program takes 2 tensors and sizes, not 0"),
         ([tmp_path / "none.npy"], "there is no file"),
-        ([tmp_path / "objects.npy"], "is no array that torch takes"),
-        ([tmp_path / "short.npy"], "is no array that torch takes"),
+        ([tmp_path / "objects.npy"], "is not an array for torch"),
+        ([tmp_path / "short.npy"], "is not an array for torch"),
         ([3, 4], "argument 0 is of type int, and was a tensor"),
     ]
     for given, why in cases:

@@ -57,7 +57,7 @@ def test_a_plan_that_this_lenz_cannot_read_is_refused(good: bytes) -> None:
     head = json.loads(good[8 : 8 + int.from_bytes(good[:8], "little")])["__metadata__"]
     variants = json.loads(head["lenz"])["variants"]
     variants[0]["plan"] = "plan graph { nonsense }"
-    with pytest.raises(UserError, match="of another lenz"):
+    with pytest.raises(UserError, match="from another lenz"):
         lenz.load(changed(good, variants=variants))
 
 
@@ -119,7 +119,7 @@ def test_each_word_of_a_weight_is_checked(tmp_path: Path) -> None:
 def test_other_files_are_refused(good: bytes, tmp_path: Path) -> None:
     for name, data in {"empty": b"", "text": b"import os\n" * 50, "weights": save({})}.items():
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(UserError, match="no artifact"):
+        with pytest.raises(UserError, match="not a lenz artifact"):
             lenz.load(tmp_path / name)
     with pytest.raises(UserError, match="no file"):
         lenz.load(tmp_path / "absent")

@@ -177,7 +177,7 @@ def test_a_state_that_the_process_cannot_have(
     run, x = begun(lambda x: x.cos() * 2, tmp_path), randn(4)
     with pytest.warns(
         UserWarning,
-        match="stays in eager, .* failed: torch is in another state there: .* for another",
+        match="stays in eager, .* failed: torch has another state there: .* for another",
     ):
         run(x)  # warns already, if the process is as fast
         ready(made, is_right=False)
@@ -208,5 +208,5 @@ def test_a_cache_that_was_emptied_means_eager(made: list[Background], tmp_path: 
     ready(made)
     for entry in tmp_path.rglob("*.*"):
         entry.unlink()
-    with pytest.warns(UserWarning, match="the cache does not have all of it"):
+    with pytest.warns(UserWarning, match="the cache lacks a part of it"):
         assert torch.equal(run(x), x.exp() - 2)

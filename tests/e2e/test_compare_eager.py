@@ -89,7 +89,7 @@ def test_what_may_be_seen_twice_is_not_compared(capsys: pytest.CaptureFixture[st
     run = begun(lambda x: noted(x) * 2)
     assert torch.equal(run(torch.ones(3)), torch.full((3,), 4.0))
     assert calls == [1]
-    assert "is not compared with eager: running it twice might be seen" in capsys.readouterr().err
+    assert "is not compared with eager: a second run might be visible" in capsys.readouterr().err
 
 
 def test_a_failed_comparison_leaves_lenz(

@@ -154,7 +154,7 @@ def test_sizes_that_are_given_twice_or_as_a_multiple() -> None:
     places = gm.graph.find_nodes(op="placeholder")
     assert [(x.target, x.meta["val"]) for x in places] == [("n", 3), ("size1", 3), ("size2", None)]
     assert gm(4, 4, 6) == (4, 3)
-    with pytest.raises(RuntimeError, match="m is no whole number"):
+    with pytest.raises(RuntimeError, match="m is not a whole number"):
         gm(4, 4, 7)
 
 
