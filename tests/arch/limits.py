@@ -140,6 +140,10 @@ TORCH_PRIVATE = {
     "artifact/loaded.py": {
         "torch.utils._pytree": "takes arguments apart as torch.export did",
     },
+    "commands/precise.py": {
+        "torch.utils._python_dispatch": "sees every op below autograd, which no public hook does",
+        "torch._C._current_graph_task_id": "whether autograd's engine runs, which checks dtypes",
+    },
     "debug/counters.py": {
         "torch._dynamo.utils": "torch's counters, where its users look for them",
     },
