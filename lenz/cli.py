@@ -57,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     told = command(explain, "The report of a function without arguments in a file.")
     told.add_argument("file", help="a Python file; it is run")
     told.add_argument("--function", default="main", help="the function to compile (main)")
+    timed = command(
+        compare, "Time eager, lenz and torch's default backend on a function, in turns."
+    )
+    timed.add_argument("file", help="a Python file; each of them runs it anew")
+    timed.add_argument("--function", default="main", help="the function to time (main)")
+    timed.add_argument("--seconds", type=float, default=5.0, help="how long to time (5)")
     made = command(inspect, "What an artifact holds: arguments, weights, code, plan.")
     made.add_argument("artifact", help="a file or folder that lenz.export wrote; nothing is run")
     made.add_argument("--plan", action="store_true", help="also print the plan")
@@ -136,6 +142,14 @@ def explain(parsed: argparse.Namespace) -> int:
     report = explained(function_of(parsed.file, parsed.function))()
     # If the function itself returns a report, that report is printed.
     print(report.result if isinstance(report.result, type(report)) else report)
+    return 0
+
+
+def compare(parsed: argparse.Namespace) -> int:
+    """Time a function of a file in three ways, and print the table."""
+    from lenz.commands.compare import compared_ways
+
+    print(compared_ways(parsed.file, parsed.function, parsed.seconds))
     return 0
 
 
