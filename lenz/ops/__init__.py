@@ -3,7 +3,7 @@
     from lenz import ops
     ops.exp(ops.mul(x, y))
 
-Every builder takes expressions of one type and gives the simplest equal expression (`fold.py`).
+Every builder takes expressions of one type and returns the simplest equal expression (`fold.py`).
 """
 
 from __future__ import annotations
@@ -84,4 +84,4 @@ from lenz.ops.reduce import combine, neutral, of_one, reduce_dtype, total
 from lenz.ops.rules import BEFORE
 from lenz.ops.special import or_libm, scale
 
-OWN = STRUCTURAL + len(all_ops()) - BEFORE  # ops of lenz, without those that a user has added
+OWN = STRUCTURAL + len(all_ops()) - BEFORE  # lenz's own ops, without the user's

@@ -47,7 +47,7 @@ def _emit_abs(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
 
 
 def _extremum(float_pred: str, int_pred: str, *, skip_nan: bool) -> Callable[..., Any]:
-    """select(x < y, x, y) gives y when either is NaN; one more select makes the choice of NaN."""
+    """select(x < y, x, y) gives y if either is NaN; a second select handles NaN."""
 
     def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         x, y = xs
@@ -76,7 +76,7 @@ def _copysign_text(dtype: DType, _: Types, xs: tuple[str, ...], __: Attrs) -> st
 
 
 def _round_text(dtype: DType, args: Types, xs: tuple[str, ...], _: Attrs) -> str:
-    """|x| + 2^23 has no place for a fraction, so the sum is rounded to even; 2^52 in f64."""
+    """|x| + 2^23 has no bits for a fraction, so the sum is rounded to even; 2^52 in f64."""
     limit = {32: 2.0**23, 64: 2.0**52}[dtype.bits]
     rounded = f"(tl.abs({xs[0]}) + {limit}) - {limit}"
     signed = _copysign_text(dtype, args, (rounded, xs[0]), ())
@@ -118,7 +118,7 @@ NEG = Op(
     1,
     same(NUMBERS),
     reference.with_numpy(torch.neg, np.negative),
-    # Triton makes 0.0 of -0.0 in its text, and 0.0 - x would lose the sign of zero.
+    # Triton turns the literal -0.0 into 0.0, and 0.0 - x would lose the sign of zero.
     forms=on(cpu=_emit_neg, cuda=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}")),
     aten=("neg", "negative"),
 )
@@ -153,7 +153,7 @@ FMA = Op(
 
 
 def _rounded(name: str, llvm: str, triton: str | TritonForm, arity: int = 1, **more: Any) -> Op:
-    """A function of floats that has an instruction and rounds once, if at all."""
+    """A float function with an instruction, rounded at most once."""
     forms = on(cpu=intrinsic(f"llvm.{llvm}"), cuda=triton)
     return Op(name, arity, same(FLOATS), getattr(torch, name), forms=forms, **more)
 
@@ -178,7 +178,7 @@ COPYSIGN = _rounded(
 
 
 def _extreme(name: str, types: Types, triton: str | TritonForm) -> Op:
-    """The lesser or greater of two; an op of C's name gives the other operand when one is NaN."""
+    """The minimum or maximum of two; ops with C's names return the other operand if one is NaN."""
     preds = ("olt", "lt") if name in ("minimum", "fmin") else ("ogt", "gt")
     return Op(
         name,
@@ -192,7 +192,7 @@ def _extreme(name: str, types: Types, triton: str | TritonForm) -> Op:
     )
 
 
-# The sign of the zero that minimum(0.0, -0.0) and its like give is not specified, as in torch.
+# As in torch, the sign of the zero in minimum(0.0, -0.0) and the like is not specified.
 MINIMUM = _extreme("minimum", COMPARABLE, _extremum_text("minimum", "&"))
 MAXIMUM = _extreme("maximum", COMPARABLE, _extremum_text("maximum", "|"))
 FMIN = _extreme("fmin", NUMBERS, "tl.minimum({0}, {1})")
@@ -203,14 +203,14 @@ add = binary(ADD, "x + y; logical or for bool.")
 sub = binary(SUB, "x - y.")
 mul = binary(MUL, "x * y; logical and for bool.")
 neg = unary(NEG, "-x.")
-abs = unary(ABS, "The absolute value; the least signed integer stays itself.")
+abs = unary(ABS, "The absolute value; the lowest signed integer stays.")
 div = binary(DIV, "x / y of floats.")
 sqrt = unary(SQRT, "The square root, correctly rounded; NaN below zero.")
 copysign = binary(COPYSIGN, "The magnitude of x with the sign of y.")
-minimum = binary(MINIMUM, "The lesser of the two, NaN when either is NaN; logical and for bool.")
-maximum = binary(MAXIMUM, "The greater of the two, NaN when either is NaN; logical or for bool.")
-fmin = binary(FMIN, "The lesser of the two, or the one that is not NaN.")
-fmax = binary(FMAX, "The greater of the two, or the one that is not NaN.")
+minimum = binary(MINIMUM, "The smaller one, NaN if either is NaN; logical and for bool.")
+maximum = binary(MAXIMUM, "The larger one, NaN if either is NaN; logical or for bool.")
+fmin = binary(FMIN, "The smaller one, or the one that is not NaN.")
+fmax = binary(FMAX, "The larger one, or the one that is not NaN.")
 
 
 def square(x: Expr) -> Expr:
@@ -234,7 +234,7 @@ def rsqrt(x: Expr) -> Expr:
 
 
 def _whole(op: Op, doc: str) -> Callable[[Expr], Expr]:
-    """The function that rounds a float by an op; an integer stays itself."""
+    """The function that rounds a float by an op; an integer stays."""
 
     def build(x: Expr) -> Expr:
         return apply(op, x) if x.dtype.is_float else x
@@ -243,7 +243,7 @@ def _whole(op: Op, doc: str) -> Callable[[Expr], Expr]:
     return build
 
 
-floor = _whole(FLOOR, "The greatest integer not above x; an integer stays itself.")
-ceil = _whole(CEIL, "The least integer not below x; an integer stays itself.")
-trunc = _whole(TRUNC, "The integer next to x towards zero; an integer stays itself.")
-round = _whole(ROUND, "The nearest integer, ties to even; an integer stays itself.")
+floor = _whole(FLOOR, "The largest integer not above x; an integer stays.")
+ceil = _whole(CEIL, "The smallest integer not below x; an integer stays.")
+trunc = _whole(TRUNC, "x rounded towards zero; an integer stays.")
+round = _whole(ROUND, "The nearest integer, ties to even; an integer stays.")

@@ -1,4 +1,4 @@
-"""Operations on the bits of integers; on bool they are the logical ones."""
+"""Operations on the bits of integers; on bool they are logical."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _left(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return torch.bitwise_left_shift(x, count)
 
 
-# The plain shifts need 0 <= count < bits (LLVM gives poison otherwise); what torch says for other
-# counts is in shift_left and shift_right below.
+# The plain shifts need 0 <= count < bits (LLVM gives poison otherwise); shift_left and shift_right
+# below handle other counts as torch does.
 SHL = Op(
     "shl",
     2,
@@ -71,7 +71,7 @@ SHR = Op(
 
 
 def _in_range(count: Expr) -> Expr:
-    # Seen as an integer of the same width without sign, a negative count is a great one.
+    # As an unsigned integer of the same width, a negative count is large.
     bits = const(count.dtype.bits, count.dtype)
     small = count < bits
     if count.dtype.kind == "uint":
@@ -122,8 +122,8 @@ SHIFT_RIGHT = Op(
 
 and_ = binary(AND, "Bitwise and of integers, logical and of bool.")
 or_ = binary(OR, "Bitwise or of integers, logical or of bool.")
-xor = binary(XOR, "Bitwise exclusive or of integers, logical one of bool.")
-not_ = unary(NOT, "All bits of an integer turned round, or the negation of a bool.")
+xor = binary(XOR, "Exclusive or: bitwise of integers, logical of bool.")
+not_ = unary(NOT, "All bits of an integer inverted, or the negation of a bool.")
 shl = binary(SHL, "x << count; needs 0 <= count < bits.")
 shr = binary(SHR, "x >> count, arithmetic for signed types; needs 0 <= count < bits.")
 

@@ -1,16 +1,16 @@
 """Conversions between element types.
 
-Float to integer truncates. Outside the range of the target C leaves the value open; we give what
-torch gives on x86-64, where the machine converts to i32 or i64 and an overflow there is the least
-integer: i8, i16, i32 and u16 are the low bits of the i32 result, i64, u32 and u8 those of the i64
-result (torch itself gives two answers for u32, one in its vector loop and one outside it), and
-u64 is what one subtraction of 2^63 makes of the i64 result. A GPU gives the nearest value that i32,
-i64, u32 or u64 has (for NaN 0, or the top bit alone where one of the types has 64 bits); i8 and i16
-are the low bits of the i32 result, u8 those of the i64 result, and u16 those of the u32 result.
+Float to integer truncates. C leaves values outside the target's range undefined; we follow torch on
+x86-64. The machine converts to i32 or i64, and an overflow gives the lowest integer: i8, i16, i32
+and u16 are the low bits of the i32 result, i64, u32 and u8 those of the i64 result (torch itself
+gives two answers for u32, one in its vector loop and one outside it), and u64 takes one subtraction
+of 2^63 before the i64 conversion. A GPU saturates to i32, i64, u32 or u64 (NaN becomes 0, or the
+top bit alone if one of the types has 64 bits); i8 and i16 are the low bits of the i32 result, u8
+those of the i64 result, and u16 those of the u32 result.
 
-8-bit floats come from f32 and go to it, as in torch, by rounding to nearest even. What is beyond
-the greatest number becomes infinity in f8e5m2. f8e4m3fn has none: torch since 2.12 gives the
-greatest number there (for infinity too), and gave NaN before. Kernels hold them as bytes.
+8-bit floats come from f32 and go to it, as in torch, by rounding to nearest even. Overflow becomes
+infinity in f8e5m2. f8e4m3fn has no infinity: torch since 2.12 gives the largest number (for
+infinity too), and gave NaN before. Kernels hold them as bytes.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from lenz.ops.rules import bitcast_rule, cast_rule, narrow_rule
 
 
 def _float_to_signed(b: Builder, to: DType, frm: DType, x: Any) -> Any:
-    """fptosi with the least integer for NaN and for all that is out of range."""
+    """fptosi, with the lowest integer for NaN and out-of-range values."""
     limit = 2.0 ** (to.bits - 1)
     low = "fcmp ogt" if frm is F64 and to is I32 else "fcmp oge"
-    # In f64 the values above -2^31 - 1 truncate to -2^31 or more; in f32 there are none between.
+    # In f64, values above -2^31 - 1 truncate to -2^31 or more; f32 has no values in between.
     least = -limit - 1.0 if frm is F64 and to is I32 else -limit
     above = b.compare(low, frm, x, b.constant(frm, least))
     below = b.compare("fcmp olt", frm, x, b.constant(frm, limit))
@@ -74,7 +74,7 @@ def _float_to_u64(b: Builder, frm: DType, x: Any) -> Any:
 def _float_to_int(b: Builder, to: DType, frm: DType, x: Any) -> Any:
     if to is U64:
         return _float_to_u64(b, frm, x)
-    # Beyond 2^31 the low byte is 0 of every f32, and of its i32 result.
+    # Beyond 2^31 the low byte of every f32 is 0, and of its i32 result.
     middle = I64 if to in (I64, U32) or (to is U8 and frm is F64) else I32
     found = _float_to_signed(b, middle, frm, x)
     return found if middle.bits == to.bits else b.convert("trunc", to, middle, found)
@@ -97,7 +97,7 @@ def convert(b: Builder, to: DType, frm: DType, x: Any) -> Any:
     if to is frm:
         return x
     if to.is_half:
-        # torch goes through f32 from every type, f64 and the integers too.
+        # torch converts through f32 from every type, also from f64 and integers.
         return b.convert("f32_to_half", to, F32, convert(b, F32, frm, x))
     if frm.is_half:
         return convert(b, to, F32, b.convert("half_to_f32", F32, frm, x))
@@ -137,16 +137,16 @@ def _eager_bitcast(x: torch.Tensor, to: DType) -> torch.Tensor:
     return x.view(to.torch)
 
 
-# The bytes of the greatest result of each type for what is no NaN.
+# The bytes of each type's largest result for numbers.
 _TOP = {F8E4M3FN: float8_bits(F8E4M3FN, 1e9), F8E5M2: 0x7C}
 
 
 def _float8(x: Expr, to: DType) -> Expr:
-    """The nearest 8-bit float of an f32, ties to even, in integers: the sign, and one of two sums.
+    """The nearest 8-bit float of an f32, ties to even, in integer ops: sign, and one of two sums.
 
-    With m bits of mantissa (3 and 2) f32 has 23 - m to round away and a bias that is 120 and 112
-    greater. Below the least normal, f32 addition rounds to a multiple of the least denormal (2^-9
-    and 2^-16): the unit in the last place of 2^14 and 2^7, whose own low byte is 0.
+    With m mantissa bits (3 and 2), f32 has 23 - m bits to round away and a bias that is 120 and 112
+    larger. Below the smallest normal, f32 addition rounds to a multiple of the smallest denormal
+    (2^-9 and 2^-16): the unit in the last place of 2^14 and 2^7, whose own low byte is 0.
     """
     m, bias, magic = (3, 120, 2.0**14) if to is F8E4M3FN else (2, 112, 2.0**7)
     cut = 23 - m
@@ -164,10 +164,10 @@ def _float8(x: Expr, to: DType) -> Expr:
 
 
 def _float8_value(x: Expr) -> Expr:
-    """The f32 of an 8-bit float (exact), by way of f16, whose exponent has 5 bits."""
+    """An 8-bit float as f32 (exact), by way of f16, whose exponent has 5 bits."""
     if x.dtype is F8E5M2:  # the upper byte of an f16
         return cast(bitcast(cast(bitcast(x, U8), U16) << 8, F16), F32)
-    # Sign, sign, exponent and mantissa, less the second sign; f16's bias is greater by 8.
+    # Sign, sign, exponent and mantissa, minus the second sign; f16's bias is larger by 8.
     wide = cast(bitcast(x, I8), I16) << 7
     half = bitcast(wide & 0xBFFF, F16)
     value = cast(half, F32) * 256.0
@@ -175,15 +175,15 @@ def _float8_value(x: Expr) -> Expr:
 
 
 def _expand_cast(x: Expr, to: DType) -> Expr:
-    """Conversions from and to 8-bit floats in terms of others."""
+    """Conversions from and to 8-bit floats, expressed by others."""
     if x.dtype in FLOAT8:
         return cast(_float8_value(x), to)
     return _float8(cast(x, F32), to)
 
 
-# The instruction converts two numbers. ptxas before 13 loses its result where that is one half of a
-# word whose other half is computed from it, as in Triton's own conversion and a sum of bytes after
-# it (docs/upstream). So the second number is 0, and all that is done with the result is a shift.
+# The instruction converts two numbers. ptxas before 13 loses the result if it is one half of a word
+# whose other half is computed from it, as in Triton's own conversion followed by a sum of bytes
+# (docs/upstream). So the second number is 0, and the result is only shifted.
 _UNITS = {F8E4M3FN: "e4m3x2", F8E5M2: "e5m2x2"}
 _PTX = (
     "{{ .reg .b16 h; .reg .b32 w; cvt.rn.satfinite.{}.f32 h, $1, 0f00000000;"
@@ -192,10 +192,10 @@ _PTX = (
 
 
 def _float8_text(to: DType, x: str) -> str:
-    """An f32 by the conversion of GPUs since 8.9, which gives the greatest number for all beyond.
+    """An f32 by the conversion of GPUs since 8.9, which saturates to the largest number.
 
-    The greatest are 448 and 57344; ties with what would follow are 464, down, and 61440, up.
-    Infinity has the byte that follows the greatest number's.
+    The largest are 448 and 57344; the ties with the next step are 464, rounded down, and 61440,
+    rounded up. Infinity's byte follows the largest number's.
     """
     if _TOP[to] == 0x7F:
         x = f'tl.where(tl.abs({x}) > 464.0, float("nan"), {x})'
@@ -206,8 +206,8 @@ def _float8_text(to: DType, x: str) -> str:
     return found if to is F8E4M3FN else f"{found} + tl.cast(tl.abs({x}) >= 61440.0, tl.uint8)"
 
 
-# LLVM may take it that no float is out of an integer's range, and that none is NaN: it leaves out a
-# float between two integers, say. The instruction says what a GPU gives, and LLVM sees no more.
+# LLVM may assume that no float is out of an integer's range or NaN, and drops conversions on that
+# ground. The instruction has the GPU's result, and is opaque to LLVM.
 _REGISTER = {F32: "f", F64: "d", I32: "r", U32: "r", I64: "l", U64: "l"}
 
 
@@ -220,7 +220,7 @@ def _truncated_text(to: DType, frm: DType, x: str) -> str:
 
 
 def cast_text(to: DType, frm: DType, x: str) -> str:
-    """Triton text of the conversion of a value between any two types that loops move."""
+    """Triton text that converts a value between any two types that loops move."""
     if to is frm:
         return x
     if frm is F8E5M2:  # the upper byte of an f16
@@ -240,8 +240,8 @@ def cast_text(to: DType, frm: DType, x: str) -> str:
     if frm.is_float and to.is_integer:
         return _truncated_text(to, frm, x)
     found = f"tl.cast({x}, {triton_type(to)})"
-    # Triton would round once where a narrower float follows; the sum stands between, and costs
-    # nothing, as LLVM knows that no integer becomes -0.0.
+    # Triton would round only once if a narrower float follows. The sum prevents that, and is free:
+    # LLVM knows that no integer becomes -0.0.
     rounds = to.is_float and frm.is_integer and not holds_exactly(to, frm)
     return f"{found} + 0.0" if rounds else found
 
@@ -254,9 +254,9 @@ def _bitcast_text(dtype: DType, _: Types, xs: tuple[str, ...], __: Attrs) -> str
     return f"tl.cast({xs[0]}, {triton_type(dtype)}, bitcast=True)"
 
 
-# CAST is a conversion that the program asks for. NARROW is the rounding to f16 or bf16 at the end
-# of an operation that torch defines on half types; its numerics are those of CAST, but opt/ may
-# leave it out where the rounded value is at once widened again.
+# CAST is a conversion in the program. NARROW is the rounding to f16 or bf16 at the end of an op on
+# half types. It has the numerics of CAST, but opt/ may drop it if the rounded value is widened
+# again at once.
 CAST = Op(
     "cast",
     1,
@@ -277,12 +277,12 @@ BITCAST = Op(
 
 
 def cast(x: Expr, dtype: DType) -> Expr:
-    """x as a value of another type, by the rules at the head of this file; bool is x != 0."""
+    """x converted to another type, by the rules at the top of this file; bool is x != 0."""
     return x if x.dtype is dtype else apply(CAST, x, attrs=(dtype,))
 
 
 def narrow(x: Expr, dtype: DType) -> Expr:
-    """The implicit rounding of an f32 to a half type; x itself when it has the type already."""
+    """The implicit rounding of an f32 to a half type; x itself if it has the type already."""
     return x if x.dtype is dtype else apply(NARROW, x, attrs=(dtype,))
 
 

@@ -1,4 +1,4 @@
-"""Run-time checks as values: an index that is not in range raises, and reads nothing outside.
+"""Run-time checks as values: an out-of-range index raises, and reads nothing outside.
 
 A division of integers by zero raises on CPUs, as in eager; on GPUs it gives some number.
 """
@@ -18,7 +18,7 @@ from lenz.ops.emission import Values
 from lenz.ops.fold import apply
 from lenz.ops.rules import INTS
 
-CODES = {name: code for code, name in enumerate(FAULTS, 1)}  # which a kernel returns
+CODES = {name: code for code, name in enumerate(FAULTS, 1)}  # returned by kernels
 
 
 def _dtype(args: Types, _: Attrs) -> DType:
@@ -28,7 +28,7 @@ def _dtype(args: Types, _: Attrs) -> DType:
 
 
 def _check(name: str) -> Op:
-    """The op i -> i that fails where 0 <= i < n does not hold, as FAULTS says."""
+    """The op i -> i that fails with its fault unless 0 <= i < n."""
     error, what = FAULTS[name]
 
     def eager(i: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -91,20 +91,21 @@ CHECKS = {name: _check(name) for name in FAULTS if name != "assert_nonzero"}
 
 
 def assert_in_range(i: Expr, n: Expr, fault: str = "assert_in_range") -> Expr:
-    """`i` itself where 0 <= i < n (both i64). Elsewhere the call raises the error that FAULTS has
-    for `fault` when the kernel has run, and the value is 0, so that nothing outside is read."""
+    """`i` itself if 0 <= i < n (both i64). Otherwise the value is 0, so that nothing outside is
+    read, and the call raises FAULTS's error for `fault` after the kernel.
+    """
     return apply(CHECKS[fault], i, n)
 
 
 def assert_not(wrong: Expr, x: Expr, fault: str) -> Expr:
-    """`x`, but the call raises what FAULTS has for `fault` where the bool `wrong` holds."""
+    """`x`, but the call raises FAULTS's error for `fault` where the bool `wrong` is true."""
     none = assert_in_range(cast(wrong, I64), const(1, I64), fault)
-    return x + cast(none, x.dtype)  # 0 whether it fails or not
+    return x + cast(none, x.dtype)  # 0 in both cases
 
 
 def assert_nonzero(x: Expr) -> Expr:
-    """The integer `x` itself. Where it is 0 the call raises RuntimeError when the kernel has run.
+    """The integer `x` itself. If it is 0 the call raises RuntimeError after the kernel.
 
-    The second operand of the op says, as for all guarded ops, that positions may be at least 0.
+    As for all guarded ops, the second operand says that positions are at least 0.
     """
     return apply(ASSERT_NONZERO, x, const(1, x.dtype))

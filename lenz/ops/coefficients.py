@@ -1,7 +1,7 @@
 """Coefficients of the minimax polynomials in `poly.py`, lowest power first.
 
-Written by benchmarks/fit_polynomials.py; the error is that of exact evaluation with
-the rounded coefficients, weighted so that it is relative to the function.
+Written by benchmarks/fit_polynomials.py. Errors are for exact evaluation with the rounded
+coefficients, relative to the function.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _INF = float("inf")
 
 def _order(name: str, sign: str, aten: tuple[str, ...], torch_form: Any, numpy_form: Any) -> Op:
     equality = name in ("eq", "ne")
-    # A comparison with NaN is false, but for ne, which is the negation of eq.
+    # A comparison with NaN is false, except for ne, the negation of eq.
     floats = "fcmp une" if name == "ne" else f"fcmp o{name}"
     unsigned = f"icmp {name}" if equality else f"icmp u{name}"
     signed = f"icmp {name}" if equality else f"icmp s{name}"
@@ -109,17 +109,17 @@ def isfinite(x: Expr) -> Expr:
 
 
 def signbit(x: Expr) -> Expr:
-    """True when the sign bit is set, so for -0.0 too; x < 0 for integers."""
+    """True if the sign bit is set, also for -0.0; x < 0 for integers."""
     return apply(SIGNBIT, x) if x.dtype.is_float else x < 0
 
 
 def where(cond: Expr, x: Expr | Number, y: Expr | Number) -> Expr:
-    """x where cond holds, else y; both are evaluated."""
+    """x where cond is true, else y; both are evaluated."""
     return apply(WHERE, cond, *typed(x, y))
 
 
 def sign(x: Expr) -> Expr:
-    """1, 0 or -1; 0 for NaN, as torch has it; a bool stays itself."""
+    """1, 0 or -1; 0 for NaN, as in torch; a bool stays."""
     if x.dtype is BOOL:
         return x
     zero, one = const(0, x.dtype), const(1, x.dtype)

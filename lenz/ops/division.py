@@ -1,7 +1,7 @@
-"""Division with rounding, and remainders, of integers and floats, as torch defines them.
+"""Rounded division and remainders of integers and floats, as in torch.
 
-Integers never trap: x / 0 gives x and a remainder of 0 (eager raises an error there), and the one
-quotient that overflows wraps.
+Integers never trap: x / 0 gives x with remainder 0 (eager raises an error there), and the one
+overflowing quotient wraps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _emit_fmod(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any
     return b.binary("srem" if dtype.kind == "int" else "urem", dtype, xs[0], xs[1])
 
 
-# Division by 0 or -1 is left to one by 1: LLVM says nothing of x / 0 and of the least x / -1.
+# Division by 0 or -1 becomes one by 1: in LLVM x / 0 and (lowest x) / -1 are undefined.
 _BY_ONE = "tl.where({1} == 0, 1, {1})"
 _BY_ONE_SIGNED = "tl.where(({1} == 0) | ({1} == -1), 1, {1})"
 
@@ -45,7 +45,7 @@ def _eager_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _safe_divisor(y: torch.Tensor) -> torch.Tensor:
-    # x % 1 = 0 is the answer for 0, and for -1 as well, where the least integer would trap.
+    # x % 1 = 0 is the answer for 0, and also for -1, where the lowest integer would trap.
     unsafe = y == 0 if y.dtype is torch.uint8 else (y == 0) | (y == -1)
     return torch.where(unsafe, torch.ones_like(y), y)
 
@@ -57,7 +57,7 @@ def _numpy_fmod(x: Any, y: Any) -> Any:
 def _torch_fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if not x.dtype.is_floating_point:
         return torch.fmod(x, _safe_divisor(y))
-    # torch's vector loop gives NaN for denormal divisors and great quotients; C's fmod is exact.
+    # torch's vector loop gives NaN for denormal divisors and large quotients; C's fmod is exact.
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.asarray(np.fmod(x.numpy(), y.numpy())))
 
@@ -91,7 +91,7 @@ def _eager_floor(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _expand_remainder(x: Expr, y: Expr) -> Expr:
-    """fmod, moved by one divisor where its sign differs from that of the divisor."""
+    """fmod, shifted by one divisor if its sign differs from the divisor's."""
     m = apply(FMOD, x, y)
     if y.dtype.kind == "uint":
         return m
@@ -107,24 +107,24 @@ def _expand_floor_int(x: Expr, y: Expr) -> Expr:
     if x.dtype.kind == "uint":
         return quotient
     m = x - quotient * y
-    # Division by zero gives x and no remainder: m is x there, and must not count.
+    # Division by zero gives x without a remainder: m is x there, and must not count.
     apart = ne(m, 0) & ne(y, 0) & ((x ^ y) < 0)
     return where(apart, quotient - 1, quotient)
 
 
 def _expand_floor(x: Expr, y: Expr) -> Expr:
-    """Python's float floor division: floor of the exact quotient, not of the rounded one."""
+    """Python's float floor division: the floor of the exact quotient, not of the rounded one."""
     return floor_in_steps(x, y, lambda e: e) if x.dtype.is_float else _expand_floor_int(x, y)
 
 
 def floor_in_steps(x: Expr, y: Expr, step: Callable[[Expr], Expr]) -> Expr:
-    """Floor division of floats, where `step` rounds the result of each operation."""
+    """Floor division of floats; `step` rounds the result of each operation."""
     zero = const(0.0, x.dtype)
     m = apply(FMOD, x, y)
     quotient = step(step(x - m) / y)
     apart = ne(m, zero) & ne(y < zero, m < zero)
     quotient = where(apart, step(quotient - 1.0), quotient)
-    # (x - m) / y is an integer but for rounding.
+    # (x - m) / y is an integer up to rounding.
     below = floor(quotient)
     high = step(quotient - below) > 0.5
     whole = where(high, step(below + 1.0), below)

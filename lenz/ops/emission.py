@@ -1,15 +1,15 @@
-"""What the CPU form of an op may ask of the builder, and makers of common forms.
+"""The builder's protocol for CPU forms of ops, and helpers for common forms.
 
 A CPU form is a function (builder, result dtype, operand dtypes, operand values, attrs) -> value. A
-guarded op gets a last operand more, the bool "this lane runs". The builder itself stands in
-`machine/cpu/llvm/`; here it is only a protocol, so that the op table imports no code generator.
-Values are opaque; a value is a scalar, or a vector with one lane per iteration of the vector loop.
-A bool value is i1.
+guarded op gets an additional last operand, the bool "this lane runs". The builder itself is in
+`machine/cpu/llvm/`; here is only its protocol, so that the op table imports no code generator.
+Values are opaque: scalars, or vectors with one lane per iteration of the vector loop. A bool value
+is i1.
 
 A GPU form is Triton text: a template with {0} {1} {2}, or a function (result dtype, operand dtypes,
 operand texts, attrs) -> text. `tl` and `libdevice` are in scope. A text of one operation is
-assigned to a name, so that it needs no brackets around it; operands need none either, as they are
-names or constants. Types in Triton text are `triton_type`: bool is tl.int1, u32 is tl.uint32.
+assigned to a name, so it needs no parentheses; operands need none either, since they are names or
+constants. Types in Triton text are `triton_type`: bool is tl.int1, u32 is tl.uint32.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Builder(Protocol):
         """One comparison, e.g. "fcmp olt" or "icmp slt"; the result is i1."""
 
     def select(self, cond: Any, dtype: DType, x: Any, y: Any) -> Any:
-        """`x` where cond holds, else `y`."""
+        """`x` where cond is true, else `y`."""
 
     def intrinsic(self, name: str, dtype: DType, *xs: Any) -> Any:
-        """A call of an intrinsic that is overloaded on its result type."""
+        """A call of an intrinsic overloaded by its result type."""
 
     def convert(self, opcode: str, to_dtype: DType, from_dtype: DType, x: Any) -> Any:
         """One conversion instruction, or half_to_f32 and f32_to_half."""
@@ -49,13 +49,13 @@ class Builder(Protocol):
         """True when the target CPU has the feature, e.g. "avx512f"."""
 
     def rare(self, cond: Any, dtype: DType, fast_value: Any, slow: Callable[[], Any]) -> Any:
-        """`slow()` where cond holds, else `fast_value`; slow runs only if cond holds anywhere."""
+        """`slow()` where cond is true, else `fast_value`; slow only runs if any lane needs it."""
 
 
-Values = tuple[Any, ...]  # the operands, as the builder knows them
+Values = tuple[Any, ...]  # the builder's operands
 
-# Names that `Builder.intrinsic` knows beside those of LLVM: the upper and the lower half of the
-# product of two u32; x * 2^k of f32 x and k, vscalefps of AVX-512, in vectors of any length.
+# Names that `Builder.intrinsic` accepts besides LLVM's: the upper and the lower half of the product
+# of two u32; x * 2^k of f32 x and k (vscalefps of AVX-512, for vectors of any length).
 MUL_HIGH_NAME, MUL_LOW_NAME = "lenz.mul_high", "lenz.mul_low"
 SCALEF = "lenz.scalef"
 
@@ -81,7 +81,7 @@ def compare_by_kind(predicates: Mapping[str, str]) -> Emit:
 
 
 def intrinsic(name: str) -> Emit:
-    """A call of one intrinsic on the operands as they are."""
+    """A call of one intrinsic on the operands."""
 
     def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         return b.intrinsic(name, dtype, *xs)
@@ -90,7 +90,7 @@ def intrinsic(name: str) -> Emit:
 
 
 def library(name: str, arity: int, types: Types | None = None) -> dict[str, OpForm]:
-    """The function that the C library and CUDA's libdevice call by one name, for some types."""
+    """A function with the same name in the C library and CUDA's libdevice, for some types."""
 
     def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         return b.libm(name, dtype, *xs)

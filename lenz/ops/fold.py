@@ -1,7 +1,7 @@
-"""Build expressions: constants are folded and identities applied while a node is made.
+"""Build expressions: constants are folded and identities applied on construction.
 
-Every rule here is exact for all values, NaN, infinities and signed zeros included (the sign and
-payload of a NaN excepted). Rules that trade accuracy or look further than one node stand in `opt/`.
+Every rule here is exact for all values, including NaN, infinities and signed zeros (except the sign
+and payload of a NaN). Rules that trade accuracy or look beyond one node are in `opt/`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the identity of ops: (*operands, *attributes) -> simpler Expr, or None."""
+    """Register an identity of ops: (*operands, *attributes) -> simpler Expr, or None."""
 
     def enter(function: Rule) -> Rule:
         for name in names:
@@ -44,7 +44,7 @@ def value_of(e: Expr) -> bool | int | float | None:
 
 
 def is_value(e: Expr, value: float) -> bool:
-    """True for the constant `value`, where 0.0 and -0.0 differ and bool equals 0 or 1."""
+    """True for the constant `value`; 0.0 and -0.0 differ, and bool equals 0 or 1."""
     found = value_of(e)
     if found is None or found != value:
         return False
@@ -52,9 +52,9 @@ def is_value(e: Expr, value: float) -> bool:
 
 
 def apply(op: Op, *args: Expr, attrs: Attrs = ()) -> Expr:
-    """Make the node in simplest form: folded, simplified, constants of commuting ops on the right.
+    """Make the node in simplest form: folded, with constants of commutative ops on the right.
 
-    Raises TypeError when the op's type rule refuses the operands.
+    Raises TypeError if the op's type rule rejects the operands.
     """
     as_bool = _BOOL_FORMS.get(op.name)
     if as_bool is not None and args[0].dtype is BOOL:
@@ -69,7 +69,7 @@ def apply(op: Op, *args: Expr, attrs: Attrs = ()) -> Expr:
     if simplify is not None:
         found = simplify(*args, *attrs)
         if found is not None:
-            return keep_checks(found, args)  # eager checks what has no part in the result too
+            return keep_checks(found, args)  # eager also checks unused operands
     return expr(op, *args, attrs=attrs)
 
 
@@ -87,7 +87,7 @@ def unary(op: Op, doc: str) -> Callable[[Expr], Expr]:
 def binary(op: Op, doc: str) -> Callable[[Expr | Number, Expr | Number], Expr]:
     """The function that applies an op of two operands; `doc` becomes its docstring.
 
-    A number stands for a constant in the type of the other operand.
+    A number becomes a constant of the other operand's type.
     """
 
     def build(x: Expr | Number, y: Expr | Number) -> Expr:
@@ -99,9 +99,9 @@ def binary(op: Op, doc: str) -> Callable[[Expr | Number, Expr | Number], Expr]:
 
 
 def typed(*operands: Expr | Number) -> tuple[Expr, ...]:
-    """The operands, numbers as constants in the type of the first that is none.
+    """The operands, with numbers as constants in the type of the first expression.
 
-    Raises TypeError where all are numbers, which have no type.
+    Raises TypeError if all are numbers, which have no type.
     """
     like = next((e for e in operands if isinstance(e, Expr)), None)
     if like is None:
@@ -109,8 +109,8 @@ def typed(*operands: Expr | Number) -> tuple[Expr, ...]:
     return tuple([e if isinstance(e, Expr) else const(e, like.dtype) for e in operands])
 
 
-# What torch does with bool tensors in arithmetic: sum, product, least and greatest are logical.
-# The four ops take bool as well, so that the type rule tells the truth about it.
+# As in torch, sum, product, minimum and maximum of bools are logical. The four ops accept bool, so
+# that the type rule shows it.
 _BOOL_FORMS = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
 
 
@@ -125,7 +125,7 @@ def _fold(op: Op, args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
     except (IndexError, RuntimeError):
         if not op.guarded:
             raise
-        return None  # a check that fails whenever it is reached, which a call need not do
+        return None  # a check that always fails if reached; a call may not reach it
     return None if op.name == "bitcast" and math.isnan(value) else const(value, dtype)
 
 
@@ -139,7 +139,7 @@ def _zero(e: Expr) -> bool:
 
 
 def _ones(e: Expr) -> bool:
-    """All bits set: True, -1 or the greatest unsigned value."""
+    """All bits set: True, -1 or the largest unsigned value."""
     value = value_of(e)
     if value is None or e.dtype.is_float:
         return False
@@ -224,7 +224,7 @@ def _not(x: Expr) -> Expr | None:
         return x.args[0]
     opposite = {"eq": "ne", "ne": "eq"}.get(x.op.name)
     if opposite is None and x.args and not x.args[0].dtype.is_float:
-        # With NaN neither x < y nor x >= y holds, so only integers may be turned round.
+        # With NaN neither x < y nor x >= y holds, so only integer comparisons may be inverted.
         opposite = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}.get(x.op.name)
     return None if opposite is None else apply(op_named(opposite), *x.args)
 
@@ -268,7 +268,7 @@ def _where(cond: Expr, x: Expr, y: Expr) -> Expr | None:
 def _cast(x: Expr, to: DType) -> Expr | None:
     if x.dtype is to:
         return x
-    # On GPUs NaN is another integer from f64 than from a narrower float.
+    # On GPUs, NaN in f64 becomes another integer than NaN in a narrower float.
     is_nan_kept = not (
         x.dtype.name == "f64" and to.is_integer and x.args and x.args[0].dtype.is_float
     )

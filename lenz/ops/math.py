@@ -1,7 +1,7 @@
 """Elementary functions: one entry per op, and a function that builds it.
 
 In f32 most are expanded into simpler ops (`poly.py`); in f64 the C math library is called per lane.
-Other types never come here: the lowering computes halves in f32 and makes integers floats.
+Other types never get here: the lowering computes halves in f32 and converts integers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _function(
     on_gpu: Types | None = (F64,),
     ulp_gpu: float | None = None,
 ) -> Op:
-    """The function that torch, `poly.py`, the C library and CUDA's libdevice call by one name."""
+    """A function with the same name in torch, `poly.py`, the C library and CUDA's libdevice."""
     forms = library(name, arity, (F64,))
     forms["cuda"] = replace(forms["cuda"], types=on_gpu, expand=gpu, ulp=ulp_gpu)
     return Op(
@@ -97,7 +97,7 @@ TAN = _function(
     domain=(-1e5, 1e5),
     ulp=3.5,
     on_gpu=None,
-    ulp_gpu=4.0,  # of libdevice, by its manual
+    ulp_gpu=4.0,  # libdevice's, by its manual
 )
 ASIN = _function("asin", cost=17, domain=(-1.0, 1.0), ulp=2.5, aten=("asin", "arcsin"))
 ACOS = _function("acos", cost=18, domain=(-1.0, 1.0), ulp=2.5, aten=("acos", "arccos"))
@@ -178,13 +178,13 @@ log1p = unary(LOG1P, "log(1 + x), exact near zero.")
 tanh = unary(TANH, "The hyperbolic tangent.")
 erf = unary(ERF, "The error function.")
 one_plus_erf = unary(
-    ONE_PLUS_ERF, "1 + erf(x) of an f32, to 1e-7 absolute: what the normal distribution is made of."
+    ONE_PLUS_ERF, "1 + erf(x) of an f32, to 1e-7 absolute, for the normal distribution."
 )
-erfc = unary(ERFC, "1 - erf(x), without loss of digits for great x.")
+erfc = unary(ERFC, "1 - erf(x), without loss of digits for large x.")
 erfinv = unary(ERFINV, "The inverse of erf, for f32; infinite at 1 and -1, NaN beyond.")
 sigmoid = unary(SIGMOID, "1 / (1 + e^-x).")
 lgamma = unary(LGAMMA, "The logarithm of the absolute value of the gamma function.")
-nextafter = binary(NEXTAFTER, "The float next to x on the way to y.")
+nextafter = binary(NEXTAFTER, "The float next to x in the direction of y.")
 sin = unary(SIN, "The sine of an angle in radians.")
 cos = unary(COS, "The cosine of an angle in radians.")
 tan = unary(TAN, "The tangent of an angle in radians.")

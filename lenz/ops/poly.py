@@ -1,9 +1,9 @@
-"""Elementary functions of f32 in simpler ops: what `expand` in `math.py` refers to.
+"""Elementary functions of f32 in simpler ops: the expansions of `math.py`.
 
 Argument reduction and reconstruction follow Cody and Waite, "Software Manual for the Elementary
 Functions" (1980), and Muller, "Elementary Functions" (3rd ed. 2016); the polynomials are our own
-(`coefficients.py`). All forms are free of branches and keep NaN, infinities, signed zeros and
-denormals, and are within 2.2 units in the last place unless the entry in `math.py` says otherwise.
+(`coefficients.py`). All forms are branch-free, keep NaN, infinities, signed zeros and denormals,
+and are within 2.2 units in the last place unless the entry in `math.py` says otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def i32(value: int) -> Expr:
 
 
 def polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
-    """Horner's scheme with fused steps, in the type of x; coefficients lowest power first."""
+    """Horner's scheme with fma, in the type of x; coefficients lowest power first."""
     total = const(coefficients[-1], x.dtype)
     for coefficient in reversed(coefficients[:-1]):
         total = fma(total, x, coefficient)
@@ -49,8 +49,8 @@ def polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
 def to_nearest(x: Expr) -> tuple[Expr, Expr]:
     """The integer nearest to x, as f32 and as i32, for |x| < 2^22.
 
-    Adding 1.5 * 2^23 leaves the integer in the low bits of the sum: no conversion, so nothing is
-    undefined for NaN or infinities (whose integer is of no use).
+    Adding 1.5 * 2^23 leaves the integer in the low bits of the sum. There is no conversion, so NaN
+    and infinities are not undefined (their integer is unused).
     """
     shifted = x + _MAGIC
     whole = shifted - _MAGIC
@@ -109,14 +109,14 @@ def _log_parts(x: Expr) -> tuple[Expr, Expr]:
     """x = m * 2^e with 2/3 <= m < 4/3, for positive finite x: m - 1 and e as i32."""
     tiny = x < 2.0**-126
     bits = bitcast(where(tiny, x * 2.0**23, x), I32)
-    # 0x3f2aaaab is 2/3: its exponent field carries over exactly when the significand reaches 4/3.
+    # 0x3f2aaaab is 2/3: the exponent field carries exactly when the significand reaches 4/3.
     e = (bits - 0x3F2AAAAB) >> 23
     m = bitcast(bits - (e << 23), F32)
     return m - 1.0, where(tiny, e - 23, e)
 
 
 def _log_ends(x: Expr, found: Expr) -> Expr:
-    """Put in the values at and beyond the ends of the domain."""
+    """Insert the values at and beyond the ends of the domain."""
     found = where(x < _INF, found, x)  # infinity and NaN
     found = where(eq(x, 0.0), -_INF, found)
     return where(x < 0.0, _NAN, found)
@@ -156,7 +156,7 @@ def _scaled_log(f: Expr, e: Expr, factor: float, high: float, low: float) -> Exp
     tail = _log_tail(f)
     k = cast(e, F32)
     rest = fma(k, low, fma(tail, first, f * (factor - first)))
-    # f * first without its rounding error, which would count twice when e is zero.
+    # f * first without its rounding error, which would count twice if e is zero.
     return fma(k, high, fma(f, first, rest))
 
 
@@ -209,7 +209,7 @@ def one_plus_erf(x: Expr) -> Expr:
     return where(x < 0.0, below, 2.0 - tail)
 
 
-# pi in three parts: the first two are f32, so that fused steps subtract k * pi to 72 bits.
+# pi in three parts: the first two are f32, so that fma subtracts k * pi to 72 bits.
 _PI = (3.1415927410125732, -8.742277657347586e-08, -3.4302490200117637e-15)
 # Beyond this the parts above no longer suffice.
 _REDUCIBLE = 48000.0
@@ -241,7 +241,7 @@ def sin(x: Expr) -> Expr:
     """The sine of an angle in radians."""
     whole, k = to_nearest(x * (1.0 / math.pi))
     found = _sin_turned(_minus_pi_times(x, whole), k)
-    # x - 0 * pi has lost the sign of a negative zero, no other value.
+    # x - 0 * pi only loses the sign of a negative zero.
     found = where(eq(x, 0.0), x, found)
     return or_libm("sin", _beyond(x), x, found)
 
@@ -288,7 +288,7 @@ def atan2(y: Expr, x: Expr) -> Expr:
     across, up = abs(x), abs(y)
     steep = up > across
     low, high = where(steep, across, up), where(steep, up, across)
-    # Two zeros and two infinities count as the ratios 0 and 1 (C99 annex F).
+    # For two zeros the ratio is 0, for two infinities 1 (C99 annex F).
     ratio = where(eq(high, 0.0), 0.0, low / high)
     ratio = where(eq(low, _INF), 1.0, ratio)
     angle = _atan_unit(ratio)
@@ -296,7 +296,7 @@ def atan2(y: Expr, x: Expr) -> Expr:
     left = bitcast(x, I32) < 0
     turned = 2 * _HALF_PI[0] - (angle - 2 * _HALF_PI[1])
     found = copysign(where(left, turned, angle), y)
-    # The comparisons above drop a NaN in either place; the sum has it.
+    # The comparisons above drop a NaN in either operand; the sum keeps it.
     return where(eq(x, x), where(eq(y, y), found, y), x)
 
 
@@ -349,7 +349,7 @@ def asinh(x: Expr) -> Expr:
     great = size > 2.0**13
     y = where(great, 1.0, size)
     s = y * y
-    # asinh(y) = log1p(y + y^2 / (1 + sqrt(1 + y^2))); for great y it is log(2 y).
+    # asinh(y) = log1p(y + y^2 / (1 + sqrt(1 + y^2))); for large y it is log(2 y).
     near = log1p(y + s / (1.0 + sqrt(s + 1.0)))
     far = log(where(great, size, 1.0)) + _LN2
     found = where(great, far, near)
@@ -375,7 +375,7 @@ def atanh(x: Expr) -> Expr:
 
 
 def erfc(x: Expr) -> Expr:
-    """1 - erf(x), without the loss of digits for great x."""
+    """1 - erf(x), without loss of digits for large x."""
     size = abs(x)
     y = where(size > 11.0, 11.0, size)  # erfc(11) rounds to zero
     # erfc(y) = exp(-y^2) p(u) / (1 + 2 y), u = (y - 4) / (y + 4), after Schonfelder (1978).

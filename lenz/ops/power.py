@@ -24,9 +24,9 @@ _MAGIC = 1.5 * 2.0**52
 
 
 def _log2(x: Expr) -> Expr:
-    """log2 of an f64 that is a positive normal number, to 2^-43 of the result."""
+    """log2 of a positive normal f64, to 2^-43 of the result."""
     bits = bitcast(x, I64)
-    # The bits of sqrt(1/2): the exponent field carries over when the significand passes sqrt(2).
+    # The bits of sqrt(1/2): the exponent field carries when the significand passes sqrt(2).
     e = (bits - 0x3FE6A09E667F3BCD) >> 52
     m = bitcast(bits - (e << 52), F64)
     t = (m - 1.0) / (m + 1.0)
@@ -51,7 +51,7 @@ def _expand_pow(x: Expr, y: Expr) -> Expr:
     exponent = where(eq(size, 0.0), -_INF, _log2(wide))
     exponent = where(isinf(size), _INF, exponent)
     z = cast(y, F64) * exponent
-    # 1^y is 1 for infinite y too, where the product is NaN. The limits are beyond f32's range.
+    # 1^y is 1 also for infinite y, where the product is NaN. The limits are beyond f32's range.
     z = where(eq(size, 1.0), 0.0, z)
     z = where(z > 200.0, 200.0, z)
     z = where(z < -200.0, -200.0, z)
@@ -76,7 +76,7 @@ def _expand_integer_pow(x: Expr, y: Expr) -> Expr:
         power = square(power)
     if x.dtype.kind == "uint":
         return total
-    # A negative exponent leaves a whole number for 1 and -1 only; torch gives 0 for the others.
+    # With a negative exponent only 1 and -1 give an integer; torch gives 0 for other bases.
     signed = where(eq(y & one, 0), one, -1)
     below = where(eq(x, one), one, where(eq(x, -1), signed, 0))
     return where(y < 0, below, total)
@@ -89,7 +89,7 @@ def _expand_hypot(x: Expr, y: Expr) -> Expr:
     return where(isinf(x) | isinf(y), _INF, found)
 
 
-# Integers of the types that torch itself has a power for.
+# Integer types for which torch has a power.
 _POWER_TYPES = tuple(d for d in INTS if d.name not in ("u16", "u32", "u64")) + FLOATS
 POW = Op(
     "pow",
@@ -114,14 +114,14 @@ HYPOT = Op(
     cost=16.0,
     ulp=1.0,
 )
-# Integer exponents up to this take at most 5 products; their error stays below 4 ulp.
+# Integer exponents up to this take at most 5 products, with an error below 4 ulp.
 _MOST_PRODUCTS = 16
 
 
 def pow(x: Expr, y: Expr) -> Expr:
     """x to the power y; small constant exponents become products and roots.
 
-    Integers wrap, and a negative exponent gives 0 but for the bases 1 and -1.
+    Integers wrap, and a negative exponent gives 0 except for the bases 1 and -1.
     """
     value = value_of(y)
     if value is None or is_const(x):
@@ -152,4 +152,4 @@ def _root(x: Expr, value: float) -> Expr:
     return root if value > 0 else reciprocal(root)
 
 
-hypot = binary(HYPOT, "sqrt(x^2 + y^2) without overflow in between.")
+hypot = binary(HYPOT, "sqrt(x^2 + y^2) without intermediate overflow.")

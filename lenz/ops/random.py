@@ -1,10 +1,10 @@
-"""Counter-based random numbers: Philox 2x32-10, and uniform and normal numbers from its bits.
+"""Counter-based random numbers: Philox 2x32-10, with uniform and normal numbers from its bits.
 
-Philox turns a counter of two words and a key of one into two random words of 32 bits. It is defined
-in Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); with ten
+Philox turns a two-word counter and a one-word key into two random 32-bit words. It is defined in
+Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); with ten
 rounds it passes BigCrush with three to spare. Here the key is the lower half of the seed, and the
 counter is the number of the element with the upper half of the seed mixed into its upper word. One
-multiplication a round gives two words; the form with four words needs two a round. Where an element
+multiplication per round gives two words; the four-word form needs two per round. If an element
 needs one word, neighbours may share a counter (`shared_bits`): a GPU computes it once for both.
 """
 
@@ -32,7 +32,7 @@ from lenz.ops.rules import same
 ROUNDS = 10
 MULTIPLIER = 0xD256D193
 WEYL = 0x9E3779B9
-# Set in the upper word of the counter for the third and fourth word of an element.
+# Set in the counter's upper word for the third and fourth word of an element.
 _SECOND_BLOCK = 0x80000000
 Pair = tuple[Expr, Expr]
 
@@ -46,8 +46,8 @@ def _words(x: Any) -> torch.Tensor:
 
 
 # The upper and the lower word of the product of two u32. On CPUs both come from the same products
-# of even and of odd lanes (vpmuludq). On GPUs one instruction gives both, which
-# the compiler takes for a product of 64 bits, but not for two of 32.
+# of even and odd lanes (vpmuludq). GPUs have one instruction for both, which the compiler uses for
+# a 64-bit product, but not for two 32-bit ones.
 _WIDE = "(tl.cast({0}, tl.uint64) * tl.cast({1}, tl.uint64))"
 MUL_HIGH = Op(
     "mul_high",
@@ -74,7 +74,7 @@ MUL_LOW = Op(
 mul_high = binary(MUL_HIGH, "The upper word of the 64-bit product of two u32.")
 mul_low = binary(
     MUL_LOW,
-    "The lower word of the product of two u32: as `mul`, but cheaper where `mul_high` is too.",
+    "The lower word of the product of two u32: like `mul`, but cheaper beside `mul_high`.",
 )
 
 
@@ -91,7 +91,7 @@ def philox(counter: Pair, key: Expr) -> Pair:
 def _halves(x: Expr) -> Pair:
     """The lower and the upper word of an i64."""
     if x.op is ADD and any(_short(a) is not None for a in x.args):
-        # A start and the number of an element: with a carry, so that lanes stay 32 bits wide.
+        # A start plus an element number, with a carry, so that lanes stay 32 bits wide.
         start, number = x.args if _short(x.args[1]) is not None else (x.args[1], x.args[0])
         n = _short(number)
         assert n is not None
@@ -103,7 +103,7 @@ def _halves(x: Expr) -> Pair:
 
 
 def _short(x: Expr) -> Expr | None:
-    """An i64 as a u32: index arithmetic that is known to fit 31 bits, or what was a u32."""
+    """An i64 as a u32, if it is index arithmetic that fits in 31 bits, or was a u32."""
     if x.op is CAST and x.args[0].dtype is U32:
         return x.args[0]
     if x.op is not INDEX or x.args:
@@ -185,7 +185,7 @@ SHARED_BITS = Op("shared_bits", 3, _shared_rule, _eager_shared, expand=_expand_s
 
 
 def shared_bits(seed: Expr, start: Expr, number: Expr) -> Expr:
-    """32 random bits as u32 of element `number` >= 0; two neighbours have one counter."""
+    """32 random bits as u32 of element `number` >= 0; two neighbours share a counter."""
     return apply(SHARED_BITS, seed, start, number)
 
 
@@ -201,7 +201,7 @@ def unit_f64(high: Expr, low: Expr) -> Expr:
 
 
 def uniform(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
-    """A number of [0, 1), f32 or f64, evenly distributed, for element `number` from `start` on."""
+    """A uniform number in [0, 1), f32 or f64, for element `number` counted from `start`."""
     if dtype is F32:
         return unit_f32(shared_bits(seed, start, number))
     counter = start + number
@@ -209,11 +209,11 @@ def uniform(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
 
 
 def normal(seed: Expr, start: Expr, number: Expr, dtype: DType = F32) -> Expr:
-    """A number, f32 or f64, of the normal distribution with mean 0 and variance 1.
+    """A normal number, f32 or f64, with mean 0 and variance 1.
 
     sqrt(-2 log u) cos(2 pi v) for u in (0, 1] and v in [0, 1), in f32 with the sine for odd numbers
-    (Box and Muller 1958): where a thread holds two neighbours, the compiler finds that they have
-    one counter, and one root.
+    (Box and Muller 1958): if a thread holds two neighbours, the compiler shares their counter and
+    root.
     """
     if dtype is F64:
         words = [rand_bits(seed, start + number, i) for i in range(4)]
@@ -239,7 +239,7 @@ def _radius(u: Expr, step: float) -> Expr:
 def below(seed: Expr, start: Expr, number: Expr, count: Expr) -> Expr:
     """An i64 in [0, count), for 0 < count <= 2^32: the high word of bits * count.
 
-    Values differ in probability by at most count / 2^64: 64 random bits are taken.
+    Probabilities differ by at most count / 2^64, since 64 random bits are used.
     """
     size = bitcast(count, U64)
     counter = start + number

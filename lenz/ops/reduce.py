@@ -1,4 +1,4 @@
-"""The type rule of reductions, and how two values of a scan or an update combine."""
+"""The type rule of reductions, and the combination of two values in scans and updates."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lenz.ops.compare import isinf, where
 from lenz.ops.math import exp, log1p
 from lenz.ops.poly import polynomial
 
-_MAGIC = 1.5 * 2.0**52  # what is added to it has its integer in the low bits
-# ln 2, and as high + low; the high part has 32 bits, so that k * high is exact.
+_MAGIC = 1.5 * 2.0**52  # added to a number, it leaves the nearest integer in the low bits
+# ln 2, also as high + low; the high part has 32 bits, so that k * high is exact.
 _LN2, _LN2_HIGH, _LN2_LOW = math.log(2.0), 0.6931471803691238, 1.9082149292705877e-10
 
 
@@ -27,7 +27,7 @@ def reduce_dtype(kind: str, dtype: DType) -> DType:
 
 
 def of_one(kind: str, e: Expr) -> Expr:
-    """The reduction of one element. Sums begin with 0.0, so that none is -0.0."""
+    """The reduction of one element. Sums start with 0.0, so none is -0.0."""
     to = reduce_dtype(kind, e.dtype)
     if kind in ("argmax", "argmin"):
         return const(0, to)
@@ -40,7 +40,7 @@ def total(terms: Sequence[Expr]) -> Expr:
 
 
 def _logaddexp(x: Expr, y: Expr) -> Expr:
-    """log(e^x + e^y) = max + log(1 + e^(min - max)); a greatest operand that is infinite wins."""
+    """log(e^x + e^y) = max + log(1 + e^(min - max)); an infinite maximum wins."""
     high = maximum(x, y)
     below = minimum(x, y) - high
     more = _log1p_exp(below) if x.dtype is F64 else log1p(exp(below))
@@ -83,9 +83,9 @@ _COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 
 
 def combine(kind: str, x: Expr, y: Expr) -> Expr:
-    """Both values of a scan, or of an update of an element, as one; halves are combined in f32.
+    """Combine two values of a scan or an update; halves are combined in f32.
 
-    `x` is the earlier one. Raises TypeError for bool, whose sums are maxima and products minima.
+    `x` is the earlier one. Raises TypeError for bool: use maxima for sums, minima for products.
     """
     dtype = x.dtype
     wide = compute_dtype(dtype)
@@ -93,7 +93,7 @@ def combine(kind: str, x: Expr, y: Expr) -> Expr:
 
 
 def neutral(kind: str, dtype: DType) -> Expr:
-    """The value that changes no reduction, scan or update of the kind."""
+    """The neutral element of this kind of reduction, scan or update."""
     if kind in ("sum", "add", "any"):
         return const(0, dtype)
     if kind in ("prod", "mul", "all"):

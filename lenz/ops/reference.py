@@ -1,6 +1,6 @@
-"""Eager references for what torch itself lacks: wide unsigned integers, exact fused multiply-add.
+"""Eager references for ops that torch lacks: wide unsigned integers, exact fused multiply-add.
 
-They run on CPU tensors and favour plainness over speed.
+They run on CPU tensors and favour clarity over speed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _BARE = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def with_numpy(torch_form: Eager, numpy_form: Callable[..., Any]) -> Eager:
-    """`torch_form`, but `numpy_form` on arrays for the unsigned types that torch does not compute.
+    """`torch_form`, or `numpy_form` on arrays for unsigned types that torch cannot compute with.
 
-    The result keeps the type that NumPy gives; integers wrap.
+    The result has NumPy's type; integers wrap.
     """
 
     def eager(*xs: torch.Tensor) -> torch.Tensor:
@@ -40,8 +40,8 @@ def fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     x, y, z = (t.expand(rough.shape) for t in (x, y, z))
     if x.dtype is torch.float64:
         return _fma_f64(x, y, z)
-    # The product of two f32 is exact in f64. The sum is made round-to-odd (Boldo and Melquiond
-    # 2008): 53 >= 24 + 2 bits, so the last rounding to f32 then equals rounding once.
+    # The product of two f32 is exact in f64. The sum is rounded to odd (Boldo and Melquiond 2008):
+    # 53 >= 24 + 2 bits, so the final rounding to f32 equals a single rounding.
     product = x.double() * y.double()
     addend = z.double()
     total = product + addend

@@ -12,9 +12,9 @@ from lenz.ops.cast import cast
 def widen(body: Expr, kept: Set[Expr] = frozenset()) -> Expr:
     """cast(narrow(x, half), f32) ==> x, everywhere in one expression (x: f32).
 
-    `narrow` is the rounding that an op does when it returns a half tensor. A `cast` to a half type
-    that the user wrote is another op, and is always done; those among `kept` become one. A cast to
-    f64 is one of x as well: a mean in f64, and what it is subtracted from, are of the same number.
+    `narrow` is the rounding of an op that returns a half tensor. A user's `cast` to a half type
+    always stays; roundings in `kept` become such casts. A cast to f64 reads the unrounded x as
+    well: a mean in f64 and the numbers it is subtracted from must agree.
     """
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
@@ -28,5 +28,5 @@ def widen(body: Expr, kept: Set[Expr] = frozenset()) -> Expr:
 
 
 def settled(e: Expr) -> Expr:
-    """narrow(x, half) ==> cast(x, half): a rounding that no reader undoes."""
+    """narrow(x, half) ==> cast(x, half): a rounding that no reader removes."""
     return cast(e.args[0], e.dtype) if e.op.name == "narrow" else e

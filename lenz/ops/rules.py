@@ -1,7 +1,7 @@
-"""Type rules of the ops: operand types and attributes to the result type, or TypeError.
+"""Type rules of ops: operand types and attributes -> the result type, or TypeError.
 
-Scalar arithmetic is strict: operands have one common type, and f16 and bf16 are no arithmetic
-types (the lowering computes in f32 and rounds with `narrow`). Promotion happens in the lowering.
+Scalar arithmetic is strict: operands have the same type, and f16 and bf16 are not arithmetic types
+(the lowering computes in f32 and rounds with `narrow`). Promotion happens in the lowering.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from lenz.ir.dtype import BOOL, F32, F64, I8, I16, I32, I64, MOVED, U8, U16, U32, U64, DType
 from lenz.ir.op import Attrs, DTypeRule, Types, all_ops
 
-BEFORE = len(all_ops())  # structural ops, and what a user added before lenz defines its own
+BEFORE = len(all_ops())  # structural ops, and a user's that precede lenz's own
 FLOATS: Types = (F32, F64)
 SIGNED: Types = (I8, I16, I32, I64)
 UNSIGNED: Types = (U8, U16, U32, U64)
@@ -31,7 +31,7 @@ def _one_type(args: Types, allowed: Types) -> DType:
 
 
 def same(allowed: Types) -> DTypeRule:
-    """The result has the one type of all operands, which must be allowed."""
+    """The result has the common type of the operands, which must be allowed."""
 
     def rule(args: Types, _: Attrs) -> DType:
         return _one_type(args, allowed)
@@ -40,7 +40,7 @@ def same(allowed: Types) -> DTypeRule:
 
 
 def to_bool(allowed: Types) -> DTypeRule:
-    """The operands have one allowed type, the result is bool."""
+    """The operands have the same allowed type, the result is bool."""
 
     def rule(args: Types, _: Attrs) -> DType:
         _one_type(args, allowed)
@@ -63,13 +63,13 @@ def _target(attrs: Attrs) -> DType:
 
 
 def cast_rule(args: Types, attrs: Attrs) -> DType:
-    """Any type that loops move to the one in the attribute."""
+    """From any type that loops move to the one in the attribute."""
     _one_type(args, MOVED)
     return _target(attrs)
 
 
 def narrow_rule(args: Types, attrs: Attrs) -> DType:
-    """f32 to the half type in the attribute."""
+    """From f32 to the half type in the attribute."""
     to = _target(attrs)
     if args[0] is not F32 or not to.is_half:
         raise TypeError(f"narrow goes from f32 to f16 or bf16, got {args[0]} to {to}")
@@ -77,7 +77,7 @@ def narrow_rule(args: Types, attrs: Attrs) -> DType:
 
 
 def bitcast_rule(args: Types, attrs: Attrs) -> DType:
-    """Any type that loops move, but bool, to one of the same width."""
+    """From any type that loops move, except bool, to one of the same width."""
     to = _target(attrs)
     if args[0] not in MOVED or BOOL in (args[0], to) or args[0].bits != to.bits:
         raise TypeError(f"bitcast needs two types of one width and no bool, got {args[0]} to {to}")
@@ -92,5 +92,5 @@ def scale_rule(args: Types, _: Attrs) -> DType:
 
 
 def int_of_width(bits: int, *, signed: bool = True) -> DType:
-    """The integer type of this width; raises KeyError when there is none."""
+    """The integer type of this width; raises KeyError if there is none."""
     return _BY_BITS[("int" if signed else "uint", bits)]

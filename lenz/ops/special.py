@@ -1,4 +1,4 @@
-"""Ops that expansions need beside plain arithmetic: scaling by powers of two, calls where rare."""
+"""Further ops for expansions: scaling by powers of two, and rare calls of libm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lenz.ops.emission import SCALEF, Builder, Values
 from lenz.ops.fold import apply, binary
 from lenz.ops.rules import scale_rule
 
-# A float of at most 2^22 that is added to this has its integer in the low bits of the sum.
+# The sum of this and a float of at most 2^22 has the nearest integer in its low bits.
 _MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000
 
 
@@ -29,7 +29,7 @@ def _whole(k: torch.Tensor) -> torch.Tensor:
 
 
 def _expand_scale(x: Expr, k: Expr) -> Expr:
-    """Two factors of half the exponent: exact but for the last product, so denormals round once."""
+    """Two factors of half the exponent: only the last product rounds, so denormals round once."""
     if k.dtype is F32:
         k = bitcast(k + _MAGIC, I32) - _MAGIC_BITS
     as_int = k.dtype
@@ -43,7 +43,7 @@ def _expand_scale(x: Expr, k: Expr) -> Expr:
 
 
 def _emit_scale(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> Any:
-    """One vscalefps with AVX512; without it ldexp would be a call per lane, 20 times slower."""
+    """One vscalefps with AVX512; ldexp would be a call per lane, 20 times slower."""
     x, k = xs
     as_int = args[1]
     if b.has("avx512f") and b.has("avx512dq"):
@@ -68,9 +68,8 @@ def _emit_scale(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> 
     return b.binary("fmul", dtype, half, power(b.binary("sub", as_int, k, first)))
 
 
-# x * 2^k; k is an integer, or an f32 that holds one (or NaN where x does). Needs |k| <= 252 (2044
-# for f64), and the product of x and 2^(k/2) to be normal unless it is exact; the expansions of exp
-# and log keep to that.
+# x * 2^k; k is an integer, or an f32 with an integer value (or NaN if x is). Needs |k| <= 252 (2044
+# for f64), and x * 2^(k/2) must be normal or exact; the expansions of exp and log ensure that.
 SCALE = Op(
     "scale", 2, scale_rule, _eager_scale, expand=_expand_scale, forms=on(cpu=_emit_scale), cost=4.0
 )
@@ -97,7 +96,7 @@ def _emit_or_libm(b: Builder, dtype: DType, _: Types, xs: Values, attrs: Attrs) 
     return b.rare(cond, dtype, fast, lambda: b.libm(attrs[0], dtype, x))
 
 
-# or_libm(cond, x, fast): the C function of x where cond holds, which is rare, else `fast`.
+# or_libm(cond, x, fast): the C function of x where cond is true (rare), else `fast`.
 OR_LIBM = Op(
     "or_libm",
     3,
@@ -110,9 +109,9 @@ OR_LIBM = Op(
 )
 
 
-scale = binary(SCALE, "x * 2^k for an integer k of moderate size, which may be an f32; see SCALE.")
+scale = binary(SCALE, "x * 2^k for a moderate integer k, which may be an f32; see SCALE.")
 
 
 def or_libm(name: str, cond: Expr, x: Expr, fast: Expr) -> Expr:
-    """The C function `name` of x where cond holds, which should be rare, else `fast`."""
+    """The C function `name` of x where cond is true (should be rare), else `fast`."""
     return apply(OR_LIBM, cond, x, fast, attrs=(name,))

@@ -1,9 +1,9 @@
-"""Elementary functions of f32 on GPUs, whose special function units have 2^x and 1/x.
+"""Elementary functions of f32 on GPUs, by special function units for 2^x and 1/x.
 
 The GPU's expansions in `math.py`; `poly.py` has the forms for machines without such units.
-A unit answers with a relative error of about 2^-23 (PTX ISA, ex2.approx and rcp.approx); arguments
-are reduced so that the error of a function stays near that. With exact units the forms are within
-1.6 units in the last place, sigmoid within 2.4; the bounds in `math.py` add the errors of both.
+A unit's relative error is about 2^-23 (PTX ISA, ex2.approx and rcp.approx); arguments are reduced
+so that the error of a function stays close to it. With exact units the forms are within 1.6 units
+in the last place, sigmoid within 2.4; the bounds in `math.py` add the errors of both.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ def _reciprocal(x: Expr) -> Expr:
 
 
 def exp2(x: Expr) -> Expr:
-    """2^x; the unit gives no denormals, so that they are the squares of their roots."""
+    """2^x; the unit flushes denormals, so these are computed as the square of 2^(x/2)."""
     tiny = x < -126.0
     found = _exp2(where(tiny, x * 0.5, x))
     return where(tiny, found * found, found)
 
 
 def exp(x: Expr) -> Expr:
-    """e^x = 2^k 2^r with k the integer nearest to x log2(e), no more than exponents can hold.
+    """e^x = 2^k 2^r with k the integer nearest to x log2(e), clamped to valid exponents.
 
-    Where k is at its limit r is great, and the product overflows or becomes denormal as it should.
+    If k is clamped, r is large, and the product overflows or becomes denormal as it should.
     """
     n = fma(x, _LOG2_E_PARTS[0], _BIASED)
     n = maximum(minimum(n, _BIASED + 127.0), _BIASED - 126.0)

@@ -1,6 +1,6 @@
-"""Parts of a plan that are captured as one: what is wanted, who runs its steps, what a graph holds.
+"""Parts of a plan captured as one graph: the request, the runner of its steps, the result.
 
-A machine captures (`Loader.capture`), and `replay` in plan/native_cuda.ll reads a `Record`.
+`Loader.capture` of a machine captures, and `replay` in plan/native_cuda.ll reads a `Record`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Resolve: TypeAlias = Callable[[Any, Callable[[Any], Any]], Any]
 
 @dataclass(slots=True)
 class Wanted:
-    """What is captured.
+    """A request to capture.
 
     steps   the steps of the graph
     reads   tensors whose addresses may change, by name
     writes  memory of results, by name
-    fixed   tensors whose addresses do not change: pinned arguments, constants, other graphs'
+    fixed   tensors with fixed addresses: pinned arguments, constants, other graphs' memory
     kept    results that stay in the graph's memory
-    copied  reads and writes that are copied, in the graph, since libraries use them
-    mutated copied reads that are copied back
+    copied  reads and writes copied within the graph, since libraries use them
+    mutated copied reads that are also copied back
     """
 
     steps: Sequence[Step]
@@ -57,7 +57,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class KernelNode:
-    """A launch of a kernel that knows addresses that may change."""
+    """A launch of a kernel whose addresses may change."""
 
     handle: int
     parameters: Any  # CUDA_KERNEL_NODE_PARAMS
@@ -70,10 +70,10 @@ class Captured:
 
     exec: int
     kept: Mapping[str, Tensor]
-    owners: list[tuple[int, int]]  # of kept memory: where they are counted, and how many it has
+    owners: list[tuple[int, int]]  # of kept memory: address of the count, and its value
     nodes: list[KernelNode]
-    uses: Mapping[str, list[tuple[int, int, int]]]  # node, argument, what is added to the address
-    start: Callable[[int], None]  # launches it in a stream, for the addresses of its capture
+    uses: Mapping[str, list[tuple[int, int, int]]]  # node, argument, offset to the address
+    start: Callable[[int], None]  # launches it in a stream, with the captured addresses
     alive: Sequence[object]
 
 
@@ -81,9 +81,9 @@ class Runner:
     """Runs steps of a plan one by one.
 
     functions  the kernels
-    env        tensors, and numbers that ops give, by name
+    env        tensors, and numbers returned by ops, by name
     sizes      the values of sizes
-    value      the Python value of an atom, by what tells its tensors and sizes
+    value      the Python value of an atom, given a look-up of tensors and sizes
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class Runner:
         return tuple(map(self.size, t.shape)), tuple(map(self.size, t.layout.stride))
 
     def look(self, a: Any) -> Any:
-        """The tensor or the number that an atom names."""
+        """The tensor or number that an atom refers to."""
         if isinstance(a, Sym):
             return self.env[f"%{a}"] if f"%{a}" in self.env else self.size(a)
         return self.env[a.name]
 
     def name(self, name: str, t: Tensor, source: str = "") -> None:
-        """Name a tensor, in the memory of `source` perhaps."""
+        """Name a tensor, which may be in the memory of `source`."""
         self.env[name] = t
 
     def step(self, s: Step) -> None:
@@ -176,7 +176,7 @@ class Runner:
                 self.name(o, part)
 
     def launch(self, s: LaunchStep) -> list[int]:
-        """Launch a kernel; its addresses and sizes."""
+        """Launch a kernel; returns its addresses and sizes."""
         given = [self.env[a].data_ptr() for a in s.args] + [self.size(v) for v in s.sizes]
         if s.grid is None:
             self.failed = self.functions[s.kernel](*given)
@@ -186,7 +186,7 @@ class Runner:
 
 
 class Record:
-    """The words that `replay` reads; their meaning stands in plan/native_cuda.ll."""
+    """The words that `replay` reads; plan/native_cuda.ll explains them."""
 
     def __init__(
         self,
@@ -213,22 +213,22 @@ class Record:
 
     @property
     def replays(self) -> int:
-        """How often the graph was replayed."""
+        """The number of replays."""
         return int(self.record[14])
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody holds memory that the graph keeps; see `ready` in native_cuda.ll."""
+        """Whether somebody still holds the graph's memory; see `ready` in native_cuda.ll."""
         pairs = (ctypes.c_uint64 * (2 * self.record[8])).from_address(self.record[7])
         counts = [ctypes.c_uint32.from_address(at).value for at in pairs[::2]]
         return any(now > alone for now, alone in zip(counts, pairs[1::2], strict=True))
 
     def expect(self, sizes: Sequence[int]) -> None:
-        """Say which sizes the graph was made for, in the order of the code that replays it."""
+        """Set the sizes that the graph was made for, in the order of the replaying code."""
         self.record[5], self.record[6] = self.row(sizes), len(sizes)
 
     def row(self, words: Sequence[int]) -> int:
-        """The address of words in a row."""
+        """The address of an array of words."""
         made = (ctypes.c_uint64 * max(len(words), 1))(*[w & (1 << 64) - 1 for w in words])
         self.alive.append(made)
         return ctypes.addressof(made)

@@ -9,7 +9,7 @@ import torch
 
 
 def packed(t: torch.Tensor) -> tuple[str, bytes]:
-    """A name for a constant, the hash of its bytes; and these: type, sizes, strides and memory."""
+    """A constant's name (the hash of its bytes) and bytes: type, sizes, strides and memory."""
     steps = zip(t.shape, t.stride(), strict=True)
     span = 1 + sum((n - 1) * s for n, s in steps) if t.numel() else 0
     memory = torch.as_strided(t.detach(), (span,), (1,)).view(torch.uint8).cpu()
@@ -23,6 +23,6 @@ def unpacked(data: bytes, device: str) -> torch.Tensor:
     head, _, memory = data.partition(b"\n")
     dtype, size, stride = json.loads(head)
     type = getattr(torch, dtype)
-    # frombuffer refuses an empty buffer.
+    # frombuffer rejects an empty buffer.
     flat = torch.frombuffer(bytearray(memory), dtype=type) if memory else torch.empty(0, dtype=type)
     return torch.as_strided(flat.to(device), size, stride)

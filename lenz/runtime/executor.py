@@ -59,7 +59,7 @@ def empty_huge(size: Sizes, stride: Sizes, dtype: torch.dtype) -> torch.Tensor:
     first = -(-start // HUGE) * HUGE
     length = (start + t.untyped_storage().nbytes() - first) // HUGE * HUGE
     if length > 0 and _MADV_HUGEPAGE and _madvise is not None:
-        _madvise(first, length, _MADV_HUGEPAGE)  # only advice: a refusal costs speed
+        _madvise(first, length, _MADV_HUGEPAGE)  # only advice: a failure costs speed
     return t
 
 
@@ -177,12 +177,12 @@ def size(of: Any) -> Any:
 def resolve(op: str, direct: bool = True) -> Callable[..., Any]:
     """The eager function that a plan names: "aten.mm.default", "py.operator.add", "lenz.seed".
 
-    Where torch has a faster function than the OpOverload, it is that one, if `direct`.
+    If `direct`, it is torch's faster function instead of the OpOverload, if there is one.
     """
     if op in _OWN:
         return _OWN[op]
     if op.startswith("py."):
-        _, module, *names = op.split(".", 2)  # one function of the module, nothing that it imports
+        _, module, *names = op.split(".", 2)  # only functions of the module itself
         root: Any = {"torch": torch, "operator": operator, "math": math}[module]
     else:
         root, names = torch.ops, op.split(".")
@@ -234,7 +234,7 @@ def lay(
     op: str,
     aligned: bool = False,
 ) -> torch.Tensor:
-    """The result of an eager call, copied if its strides are not the promised ones; 0.2 us.
+    """The result of an eager call, copied if its strides differ from the promised ones; 0.2 us.
 
     It is also copied if it must be `aligned` and does not start at a multiple of 16 bytes. `place`
     is the number of its GPU, -1 for the CPU, or the name of another device. Raises UserError if
@@ -298,7 +298,7 @@ def refuse_fakes() -> None:
 
 
 def refuse_call(args: list[Any], aligned: bool = True) -> Sequence[Any]:
-    """Raise UserError: in a plan without a fallback this stands for it."""
+    """Raise UserError; takes the place of a fallback in a plan without one."""
     raise UserError("the call breaks an assumption of the plan on a size or an address")
 
 

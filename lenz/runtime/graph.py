@@ -1,8 +1,8 @@
-"""Functions that a plan as an FX graph calls: kernels by number, assertions, ends of lives.
+"""Functions called by a plan as an FX graph: kernels by number, assertions, ends of lifetimes.
 
-An op takes tensors and numbers only, so a graph names a kernel by its number in a table. Kernels of
-GPUs stand in torch's table of Triton kernels too. The tables keep no machine code alive: the nodes
-that launch it do.
+An op takes tensors and numbers only, so a graph names a kernel by its number in a table. GPU
+kernels are also in torch's table of Triton kernels. The tables keep no machine code alive: the
+nodes that launch it do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NumberedKernel:
 
     run    takes pointers, then sizes, and returns the code of a failed check; a GPU's takes its
            stream and the number of programs before these
-    names  the parameters of a GPU's kernel
+    names  the parameters of a GPU kernel
     alive  an object that must live as long as `run`
     """
 
@@ -52,7 +52,7 @@ class NumberedKernel:
 
 @dataclass(frozen=True, slots=True)
 class TableKernel:
-    """A kernel of a GPU in torch's table, launched as Triton's are: `entry[grid](*args)`."""
+    """A GPU kernel in torch's table, launched like Triton's: `entry[grid](*args)`."""
 
     number: int
     arg_names: tuple[str, ...]
@@ -69,10 +69,10 @@ class TableKernel:
 
 
 def _listed(entry: TableKernel) -> tuple[int, int]:
-    """Put a kernel in torch's table; its place, and that of its constants, of which it has none."""
+    """Put a kernel in torch's table; returns its index, and that of its (empty) constants."""
     from torch._higher_order_ops import triton_kernel_wrap as wrap
 
-    has_side_effect(wrap.triton_kernel_wrapper_mutation)  # or else FX takes launches for dead code
+    has_side_effect(wrap.triton_kernel_wrapper_mutation)  # otherwise FX drops launches
     return wrap.kernel_side_table.add_kernel(entry), wrap.kernel_side_table.add_constant_args({})
 
 
@@ -93,7 +93,7 @@ def assert_tensor(
     t: Any, name: str, size: Shape, stride: Shape, dtype: torch.dtype, device: str,
     signed: bool = False,
 ) -> None:  # fmt: skip
-    """Raise UserError unless the argument `name` is such a tensor; "" stands for any device.
+    """Raise UserError unless the argument `name` is such a tensor; the device "" means any.
 
     A `signed` one must not have the negative bit. Strides of dimensions of size 1 are free.
     """
@@ -116,14 +116,14 @@ def assert_aligned(t: torch.Tensor) -> None:
 def laid(
     t: Any, name: str, size: Shape, stride: Shape, dtype: torch.dtype, device: str
 ) -> torch.Tensor:
-    """An argument with the strides it must have, and no negative bit; a copy if it has others."""
+    """An argument with the required strides and no negative bit; a copy if necessary."""
     (made,) = executor.laid((t,), ((name, size, stride, dtype, device),))
     return made  # type: ignore[no-any-return]  # a tensor, as `laid` has checked
 
 
 @has_side_effect
 def delete(t: torch.Tensor) -> None:
-    """Mark the end of a tensor's life: nothing after it uses the tensor, so that FX drops it."""
+    """Mark the end of a tensor's life: no later node uses the tensor, so that FX frees it."""
 
 
 for _asserted in (executor.assert_scalar, executor.exchange_gpu, executor.several):

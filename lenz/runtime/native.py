@@ -1,4 +1,4 @@
-"""Runs native code of plans: where libtorch and CPython keep things, addresses, and callables."""
+"""Runs native code of plans: field offsets of libtorch and CPython, addresses, and callables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-WORDS = 24  # of a tensor's implementation that are searched for its dispatch keys
+WORDS = 24  # words of a tensor's implementation searched for its dispatch keys
 NOOP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
@@ -32,10 +32,10 @@ METH_O = 8
 
 @cache
 def places() -> tuple[int, int, int, int, int, int] | None:
-    """What `Layout` of plan/native_frame.py says of tensors: its first fields, in its order.
+    """The first fields of `TorchLayout` in plan/native_frame.py, in order.
 
-    `plain` is that of CPUs. It is found out by tensors of many kinds; None if this torch or Python
-    keeps them otherwise.
+    `plain` is the CPUs'. They are determined with tensors of many kinds; None if this torch or
+    Python has another layout.
     """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
@@ -64,11 +64,11 @@ def places() -> tuple[int, int, int, int, int, int] | None:
 
 @cache
 def plain_keys(kind: str, mask: int) -> int:
-    """The masked keys of a tensor on this type of device whose memory is as its strides say."""
+    """The masked keys of a plain strided tensor on this type of device."""
     return _keys(torch.empty(0, device=kind)) & mask
 
 
-PLAIN = 5  # of the kinds are plain
+PLAIN = 5  # the first kinds are plain
 
 
 def _kinds() -> list[torch.Tensor]:
@@ -93,7 +93,7 @@ def _word(address: int) -> int:
 
 @cache
 def _libraries(gpu: bool) -> Sequence[Any]:
-    """Where functions of CPython, the C library, libtorch and the CUDA driver are looked for."""
+    """Libraries to search for functions of CPython, the C library, libtorch and the CUDA driver."""
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     names = ["torch_cpu", "torch_python", "c10", *["torch_cuda", "c10_cuda"] * gpu]
     paths = [os.path.join(folder, f"lib{n}.so") for n in names]
@@ -103,7 +103,7 @@ def _libraries(gpu: bool) -> Sequence[Any]:
 
 
 def addresses(names: Sequence[str], gpu: bool) -> dict[str, int]:
-    """The addresses of these functions; those that no library has are left out."""
+    """The addresses of these functions, without those that no library has."""
     found: dict[str, int] = {}
     for name in names:
         for library in _libraries(gpu):
@@ -114,7 +114,7 @@ def addresses(names: Sequence[str], gpu: bool) -> dict[str, int]:
 
 
 def address_of(function: Any) -> int:
-    """The address of a kernel that ctypes calls, or of the record of one that the driver runs."""
+    """The address of a ctypes kernel, or of the launch record of a driver's kernel."""
     record = getattr(function, "record", None)
     if record is not None:
         return ctypes.addressof(record)
@@ -122,18 +122,18 @@ def address_of(function: Any) -> int:
 
 
 def method(address: int, own: tuple[Any, ...], alive: object) -> Callable[[list[Any]], Any]:
-    """Code at an address as a function of CPython; `own` is its `self`."""
+    """Code at an address as a CPython function; `own` is its `self`."""
     described = _MethodDef(b"call", address, METH_O, None)
-    own = (*own, described, alive)  # they live as long as the function
+    own = (*own, described, alive)  # kept alive by the function
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    # CPython's functions have no attributes of their own, and a call of a `partial` costs 20 ns.
+    # CPython's built-in functions have no attributes, and a call of a `partial` costs 20 ns.
     return partial(new(ctypes.addressof(described), own, None))
 
 
 def said() -> str:
-    """What the last call of libtorch's C shim has failed with."""
+    """The error of the last call of libtorch's C shim."""
     path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     try:
         get = ctypes.CDLL(path).torch_exception_get_what_without_backtrace

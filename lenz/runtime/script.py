@@ -20,7 +20,7 @@ UNKNOWN = 64  # value of a size without a known example
 def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], rounds: int) -> None:
     """Run the plan in `module` on random inputs and print the median time of a call.
 
-    For a plan on GPUs the time ends when they have finished the work.
+    For a GPU plan the time includes the GPUs' work.
 
     `module` holds the globals of the printed text; `kernels` are its kernels by name. Raises
     UserError for a plan that calls objects of the user's program, which text cannot hold.

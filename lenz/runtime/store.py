@@ -35,7 +35,8 @@ class Store:
     """A cache of bytes in the folder `root`, safe to share between threads and processes.
 
     `limit` bounds its size in bytes. When one of the 16 folders exceeds its sixteenth, its least
-    recently used entries are deleted first. What is not on the disk is asked of `remote`.
+    recently used entries are deleted first. Entries that are not on the disk are requested from
+    `remote`.
     """
 
     __slots__ = ("_limit", "_lock", "_remote", "_root", "_writes")
@@ -130,8 +131,8 @@ class Store:
     def _evict(self, at: Folder, newest: str) -> None:
         """Delete the oldest entries of a folder until it is within its share, but never `newest`.
 
-        Temporary files left by killed processes are deleted too. A clock that jumped back leaves
-        times of the future: they tell nothing, and count as the oldest.
+        Temporary files of killed processes are deleted too. If the clock jumped back, times in the
+        future mean nothing, and count as the oldest.
         """
         now = time.time()
         used = 0

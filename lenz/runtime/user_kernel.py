@@ -1,4 +1,4 @@
-"""Launch Triton kernels that the user wrote, through Triton itself, as eager does."""
+"""Launch the user's Triton kernels through Triton itself, as eager does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph -> Schedule: flat loops, fusion, order, loop forms. All decisions are data afterwards."""
+"""Graph -> Schedule: flat loops, fusion, order, loop forms. All decisions become data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector loop on a CPU is split where its tests change, so that a copy between borders stays one.
+"""Split a CPU vector loop where its tests change, so that the part between borders has none.
 
     for p in 62 : vector { store(%y, [p], masked(p < 59, load(%x, [max(p, 3) - 3]), 0)) }
     ==>  for p in 3 : vector { store(%y, [p], load(%x, [0])) }
@@ -129,7 +129,7 @@ def is_test(e: Expr) -> bool:
 
 
 def resolved(body: Expr) -> Expr:
-    """The body without the tests that are proved either way: what they chose takes their place."""
+    """The body without tests that are proved true or false: the chosen value replaces each."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         if e.op in _HOLDS and all(x.op is INDEX and not x.args for x in args):

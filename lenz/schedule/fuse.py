@@ -131,7 +131,7 @@ class Partition:
         self.above[w] |= self.above[c] | (1 << c)
 
     def _spread(self, start: int, gone: int | None = None) -> None:
-        """Propagate to all cells after `start` what must now run before them."""
+        """Propagate to all cells after `start` the cells that must now run before them."""
         lost = 0 if gone is None else 1 << gone
         stack = [start]
         while stack:
@@ -269,7 +269,7 @@ def _parts(x: object) -> tuple[Sym, ...]:
 def _writes(n: Extern) -> tuple[str, ...]:
     """What a call writes, and its visible effects: random numbers, say, and collectives.
 
-    Data that it receives, or waits for, is there once it has returned.
+    Received or awaited data is valid once the call has returned.
     """
     late = [b for _, b in n.aliases] if n.holds or n.waits else []
     return (*n.mutates, *late, *[""] * n.is_seen)

@@ -252,7 +252,7 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
 
 
 def _late(nests: tuple[Nest, ...]) -> str | None:
-    """Why a running value is used after its own loop, where it is gone; None if none is.
+    """Why a running value is used after its own loop, where it is gone; None if it is not.
 
     A row runs one loop after the other: values that depend on a reduction are in the next loop.
     """
@@ -263,13 +263,13 @@ def _late(nests: tuple[Nest, ...]) -> str | None:
         k = max((loop[p] for p in parts), default=0)
         for p in parts:
             if running[p] and loop[p] != k:
-                return f"{n.name} uses {p} behind the loop that scans it"
+                return f"{n.name} uses {p} after the loop that scans it"
         is_reduction = isinstance(n.result, (Fold, Sorted))
         loop[n.name] = k + 1 if is_reduction and n.raxes else k
         running[n.name] = not is_reduction and (n.scans or any(running[p] for p in parts))
     for n in nests:  # writes to an input wait for the last loop
         if n.target != n.name and running[n.name] and loop[n.name] != max(loop.values()):
-            return f"{n.name} writes {n.target} behind the loop that scans its values"
+            return f"{n.name} writes {n.target} after the loop that scans its values"
     return None
 
 

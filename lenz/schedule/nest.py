@@ -141,7 +141,7 @@ def nest_of(
 
 
 def _of_one(n: Nest) -> Nest:
-    """A reduction over no axis but those of one element: each element gives a result."""
+    """A reduction over only axes of size 1: each element gives a result."""
     assert isinstance(n.result, Fold)
     one = ops.of_one(n.result.kind, n.body)
     return replace(n, body=replace_ref(n.result.finish, one), result=Each())

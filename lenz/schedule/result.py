@@ -1,4 +1,4 @@
-"""What a nest makes of the values of its body: one of five kinds, each with what it alone has."""
+"""What a nest does with the values of its body: one of five kinds, each with its own fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """The values along R give one element, which is finished.
+    """The values along R are reduced to one element, which is finished.
 
     A fold `across` runs over axes of P, the nest's `raxes`, for each element of its group's rows
     (see `nest.crossing`).
@@ -31,7 +31,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Each value along R, which is one axis, gives that of all up to it, which is finished."""
+    """Each position along R, a single axis, gets the finished fold of all values up to it."""
 
     kind: ScanKind
     finish: Expr
@@ -48,7 +48,7 @@ class Sorted:
 class Update:
     """Each value is combined with the element at an offset in which `@k` is `bound[k]`.
 
-    No two elements of P go to the same place; those of R run in order.
+    No two elements of P update the same place; those of R run in order.
     """
 
     mode: UpdateMode

@@ -1,4 +1,4 @@
-"""Where a scatter works: it becomes a copy of its base and updates in that memory.
+"""The memory of a scatter: it becomes a copy of its base, and updates in place.
 
     %y = scatter add (i: 6) (%x, [@0]; @0 = ..) { .. }
     ==>  map %y = %x  (which fuses with whatever computes %x);  update %y in place

@@ -24,10 +24,10 @@ def interval_product(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _product_unbounded(a: Bounds, b: Bounds) -> Bounds:
-    """x*y where an end is open: each corner is finite, or an infinity whose sign is known."""
+    """x*y with an unbounded end: each corner is finite, or an infinity of known sign."""
     if a == (0, 0) or b == (0, 0):
         return 0, 0
-    signs = (-1, 1)  # of an open end: below, above
+    signs = (-1, 1)  # of an unbounded end: below, above
     ends = [_corner(a[i], signs[i], b[j], signs[j]) for i in (0, 1) for j in (0, 1)]
     lo = None if any(e == "-" for e in ends) else min(e for e in ends if isinstance(e, int))
     hi = None if any(e == "+" for e in ends) else max(e for e in ends if isinstance(e, int))
@@ -63,7 +63,7 @@ def quotient(a: Bounds, b: Bounds) -> Bounds:
         size = max(abs(al), abs(ah))
         return -size, size
     bl = max(bl, 1)
-    # x // y rises with x; for x >= 0 it falls with y, for x < 0 it rises with y.
+    # x // y increases with x; for x >= 0 it decreases with y, for x < 0 it increases with y.
     if al is None:
         lo = None
     elif al >= 0:

@@ -1,12 +1,12 @@
 """Floor division and remainder: every quotient and remainder is built here.
 
-Both come from one split, so that quotient and remainder of one pair always fit together again:
+Both come from one split, so that quotient and remainder of a pair always recombine:
 
     a = k*q + d*r + off,   k = d*k2,   0 <= off < d      =>      a // k = q + r // k2
                                                                  a %  k = d*(r % k2) + off
 
 which holds for floor division when d > 0 and k2 > 0 (k2 of any sign when off is 0). Constant
-divisors are made positive first. Divisors are taken to be nonzero; a constant 0 raises
+divisors are made positive first. Divisors are assumed to be nonzero; a constant 0 raises
 ZeroDivisionError.
 """
 
@@ -96,7 +96,7 @@ def unflatten(flat: Sym, shape: Sequence[Sym]) -> tuple[Sym, ...]:
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not below n, and 1 for none."""
+    """The smallest power of two that is at least n; 1 for n < 1."""
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -177,7 +177,7 @@ def _mod(a: Sym, b: Sym) -> Sym:
 
 
 def split_quotient(a: Sym, b: Sym) -> Split | None:
-    """The split of the module's docstring, None where it would say nothing (q = 0, d = 1)."""
+    """The split of the module's docstring; None if it is trivial (q = 0, d = 1)."""
     if type(b) is Int:
         return _split_int(a, b) if type(a) is Add else None
     found = _SPLITS.get((a, b), _UNKNOWN)
@@ -192,8 +192,8 @@ _UNKNOWN: Split = (ZERO, ZERO, ZERO, ZERO, ZERO)  # no split: d is never 0
 def _split_int(a: Add, b: Int) -> Split | None:
     """The split for an int divisor k > 1.
 
-    Whole multiples of k go to q. Of the other terms, ordered by how much they share with k, a head
-    that d divides stays and the tail that provably lies in one block of length d goes to off.
+    Multiples of k go to q. The other terms are ordered by their common factor with k: a head
+    divisible by d stays, and the tail, which provably lies in one block of length d, goes to off.
     """
     k = b.value
     q_const, rest_const = divmod(a.const, k)
@@ -282,7 +282,7 @@ def _split_symbolic(a: Sym, b: Sym) -> Split | None:
 
 
 def _block(a: Sym, b: Sym) -> int | None:
-    """m where a provably lies in [m*b, (m+1)*b) with m 0 or -1, else None."""
+    """m if a provably lies in [m*b, (m+1)*b) with m = 0 or -1, else None."""
     if (
         (a.lo is None or a.lo >= 0 or a.hi is None or a.hi > 0)
         and prove_lt(a, b)

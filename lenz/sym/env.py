@@ -1,4 +1,4 @@
-"""What is known of the size variables of one graph."""
+"""Facts about the size variables of one graph."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lenz.sym.expr import Int, Sym, Var
 class SymEnv:
     """The variables of a graph with their ranges and example values.
 
-    Immutable: `with_var` gives a new one. What is compiled relies on nothing else about the sizes.
+    Immutable: `with_var` returns a new one. Compiled code relies on no other facts about sizes.
 
     ranges: the variables, ordered by name. hints: (name, example value) pairs. most: (name, upper
-    end) pairs that a call is held to by the plan; only indices in GPU kernels rely on them.
+    bound) pairs that the plan checks in each call; only indices in GPU kernels rely on them.
     """
 
     ranges: tuple[Var, ...] = ()
@@ -30,7 +30,7 @@ class SymEnv:
     def hint(self, e: Sym) -> int:
         """The value of e for the example sizes.
 
-        A variable without a hint counts as its lowest value (at least 1).
+        A variable without a hint counts as its lower bound (at least 1).
         """
         if type(e) is Int:
             return e.value
@@ -42,7 +42,7 @@ class SymEnv:
         return evaluate(e, values)
 
     def with_var(self, v: Var, hint: int | None = None) -> SymEnv:
-        """With a variable more; one of the same name is replaced."""
+        """With one more variable, which replaces one of the same name."""
         kept = [w for w in self.ranges if w.name != v.name]
         hints = dict(self.hints)
         if hint is not None:

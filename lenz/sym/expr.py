@@ -4,11 +4,10 @@ Invariants. A `Sym` never changes after construction. `Add` holds an int constan
 nonzero int coefficients, sorted by key; no term is an `Int` or an `Add`. `Mul` is a product of two
 or more factors without a coefficient, sorted by key; no factor is an `Int`, an `Add` or a `Mul`, so
 that every product is expanded over sums. Division and remainder are Python's (floor). Divisors are
-taken to be nonzero. Nothing here knows torch or a dtype.
+assumed to be nonzero. Nothing here knows torch or a dtype.
 
-`key` is a text that orders nodes the same way in every process; equal keys mean equal nodes. It is
-bounded in length (long ones are replaced by a digest), so that deep expressions do not make sorting
-slow.
+`key` is a text that orders nodes the same way in every process; equal keys mean equal nodes. Long
+keys are replaced by a digest, so that sorting deep expressions stays fast.
 """
 
 from __future__ import annotations
@@ -127,10 +126,10 @@ class Int(Sym):
 
 
 class Var(Sym):
-    """A named integer with lo <= v <= hi and, where `below` is given, v < below.
+    """A named integer with lo <= v <= hi and, if `below` is given, v < below.
 
-    Two variables of one name and other bounds are different objects. `substitute` does not look
-    into `below`.
+    Variables with the same name and different bounds are different objects. `substitute` does not
+    look into `below`.
     """
 
     __slots__ = ("below", "name")
@@ -431,7 +430,7 @@ def division_node(kind: type[FloorDiv] | type[Mod], num: Sym, den: Sym) -> Floor
 
 
 def extreme_node(kind: type[Min] | type[Max], args: Iterable[Sym]) -> Min | Max:
-    """The interned min or max of two or more different args, as it stands."""
+    """The interned min or max of two or more different args, not simplified."""
     found = tuple(sorted(args, key=order_key))
     e = _EXTREMES.get((kind, found))
     if e is None:
@@ -445,5 +444,5 @@ def extreme_node(kind: type[Min] | type[Max], args: Iterable[Sym]) -> Min | Max:
     return e
 
 
-# The operators above need the rules, and the rules need the nodes: these two are the way back.
+# The operators above need the rules, and the rules need the nodes: hence this cycle.
 from lenz.sym import divide, recombine  # noqa: E402  a cycle, see above

@@ -19,7 +19,7 @@ def maximum(a: Sym | int, b: Sym | int) -> Sym:
 
 
 def _extreme(kind: type[Min] | type[Max], a: Sym | int, b: Sym | int) -> Sym:
-    """The operands of both, each once, without those that the bounds of another one pass."""
+    """The operands of both, each once, without those dominated by another one's bounds."""
     parts = (e.args if isinstance(e, kind) else (e,) for e in (sym(a), sym(b)))
     args = list(dict.fromkeys(x for part in parts for x in part))
     ends = [x.hi if kind is Min else x.lo for x in args]
@@ -34,7 +34,7 @@ def _extreme(kind: type[Min] | type[Max], a: Sym | int, b: Sym | int) -> Sym:
 
 
 def _proved(kind: type[Min] | type[Max], args: list[Sym]) -> Sym:
-    """The extreme of args, without those that another one is proved to pass."""
+    """The extreme of args, without those provably dominated by another one."""
     if 1 < len(args) <= PROVE_UP_TO:
         for x in tuple(args):
             others = [y for y in args if y is not x]

@@ -1,4 +1,4 @@
-"""Exact division of terms and sums: what symbolic divisors need.
+"""Exact division of terms and sums, for symbolic divisors.
 
 A monomial is a pair (coefficient, factors sorted by key), the coefficient a nonzero int.
 """
@@ -44,7 +44,7 @@ def from_monomial(m: Monomial) -> Sym:
 
 
 def without(fs: tuple[Sym, ...], gone: tuple[Sym, ...]) -> tuple[Sym, ...] | None:
-    """The factors fs with those of `gone` taken out, None where one is not there."""
+    """The factors fs without those of `gone`; None if one is missing."""
     left = list(fs)
     for f in gone:
         if f not in left:
@@ -77,7 +77,7 @@ def content(e: Sym) -> Monomial:
 
 
 def divide_monomial(e: Sym, d: Monomial) -> Sym | None:
-    """e / d where d divides every term of e, else None."""
+    """e / d if d divides every term of e, else None."""
     coefs: dict[Sym, int] = {}
     const = 0
     for c, fs in monomials(e):
@@ -94,7 +94,7 @@ def lead(e: Sym) -> Monomial:
 
 
 def multiples(e: Sym, d: Monomial) -> Sym:
-    """The sum of t / d over the terms t of e whose factors hold d's, coefficients cut to zero."""
+    """The sum of t / d over terms t of e with d's factors; coefficients round towards zero."""
     found: list[tuple[Sym, int]] = []
     for c, fs in monomials(e):
         rest = without(fs, d[1])
@@ -105,7 +105,7 @@ def multiples(e: Sym, d: Monomial) -> Sym:
 
 
 def exact_quotient(e: Sym, by: Sym) -> Sym | None:
-    """q with e == by*q as polynomials, None where long division leaves a rest."""
+    """q with e == by*q as polynomials; None if long division leaves a remainder."""
     if by is ONE:
         return e
     if isinstance(by, Int) and by.value == 0:

@@ -28,7 +28,7 @@ from lenz.sym.expr import (
 
 _NONNEGATIVE: dict[Sym, bool] = {}
 _DIVISORS: dict[Sym, int] = {}
-MAX_STEPS = 16  # bounds put in per proof: more than an index of 8 dims needs
+MAX_STEPS = 16  # substituted bounds per proof: more than an index of 8 dims needs
 
 
 def prove_eq(a: Sym | int, b: Sym | int) -> bool:
@@ -108,10 +108,10 @@ def _is_nonnegative(e: Sym) -> bool:
 
 
 def _descend(e: Sym) -> bool:
-    """Replace one variable after the other by the end of its range where e is smallest.
+    """Replace one variable after the other by the end of its range that minimises e.
 
-    Sound: where e = c*x + rest with c >= 0 (<= 0), e is at least its value at the lower (upper) end
-    of x.
+    Sound: if e = c*x + rest with c >= 0 (<= 0), e is at least its value at the lower (upper) end of
+    x.
     """
     for _ in range(MAX_STEPS):
         step = _lower(e)
@@ -159,7 +159,7 @@ def _symbolic_top(x: Sym) -> Sym | None:
 
 
 def _replace(e: Sym, x: Sym, top: Sym | None) -> Sym | None:
-    """The smaller end of e over x, None where e is not affine in x or sign or end are unknown."""
+    """The minimum of e over x; None if e is not affine in x, or the sign or end is unknown."""
     const, terms = linear(e)
     coef_items: list[tuple[Sym, int]] = []
     rest: list[tuple[Sym, int]] = [(Int(const), 1)]

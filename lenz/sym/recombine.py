@@ -1,11 +1,11 @@
-"""Rules for sums: an index that was split over several dims and flattened again is the index.
+"""Rules for sums: an index split over several dims and flattened again is the index itself.
 
     c*(n % b) + c*b*(n // b)            = c*n                 div_mod_join
     c*n - c*b*(n // b)                  = c*(n % b)           mod_from_div
     c*(n % b) + c*b*((n // b) % a)      = c*(n % (a*b))       mod_mod_join, a > 0, b > 0
 
-`n // b` stands for its canonical form, which gives the steps between: (x // 8) % 4 pairs with x //
-32. `c` may be a product of an int and symbolic factors. Every rule removes a division or a
+`n // b` stands for its canonical form, which covers intermediate steps: (x // 8) % 4 pairs with x
+// 32. `c` may be a product of an int and symbolic factors. Every rule removes a division or a
 remainder, so the loop ends.
 """
 
@@ -167,7 +167,7 @@ def _remainder(coefs: dict[Sym, int], t: Sym) -> Change | None:
 
 
 def _multiple(e: Sym, by: Sym) -> Sym | None:
-    """e / by for a single-term e, None where by does not divide it."""
+    """e / by for a single-term e; None if by does not divide it."""
     if type(by) is Int:
         if type(e) is Int:
             return Int(e.value // by.value) if e.value % by.value == 0 else None

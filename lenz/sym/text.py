@@ -26,7 +26,7 @@ def show(e: Sym) -> str:
 def to_python(e: Sym) -> str:
     """Python source for e, with the names of its variables.
 
-    Raises ValueError for a name Python would not take.
+    Raises ValueError for a name that is not valid in Python.
     """
     return _show(e, _python_name)[0]
 
@@ -93,9 +93,9 @@ TOKEN = re.compile(r"\s*(?:(\d+)|([@A-Za-z_][A-Za-z0-9_.]*)|(//|[-+*%(),]))")
 
 
 def read_sym(text: str, scope: Mapping[str, Var]) -> Sym:
-    """The symbolic integer a text stands for.
+    """The symbolic integer that a text denotes.
 
-    Names come from scope. Raises ValueError with the place of an error.
+    Names come from scope. Raises ValueError with the position of an error.
     """
     tokens: list[tuple[str, int]] = []
     at = 0
