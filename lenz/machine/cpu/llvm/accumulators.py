@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, U8, DType
-from lenz.ir.kernel import For, Reduce, Scan, Stmt, bodies_of, position, walk
+from lenz.ir.kernel import For, Reduce, Scan, Stmt, position, walk
 from lenz.ir.tensor import Axis
 from lenz.machine.cpu.llvm.access import Place
 from lenz.machine.cpu.llvm.indices import index_type
@@ -22,7 +22,8 @@ from lenz.machine.cpu.llvm.scopes import Cell, Value
 from lenz.machine.cpu.llvm.trips import vector_copies
 from lenz.machine.cpu.llvm.types import iota, memory_type, value_type
 from lenz.machine.cpu.llvm.writer import Writer
-from lenz.sym import ZERO, Sym, Var
+from lenz.machine.reduces import loops_over
+from lenz.sym import ZERO, Sym
 
 
 @dataclass(slots=True)
@@ -214,26 +215,6 @@ def _extent(a: Axis) -> int:
             f"accumulators over {a.name}, whose extent is unbounded", pass_name="codegen"
         )
     return max(a.extent.hi, 1)
-
-
-def loops_over(s: Reduce | Scan) -> tuple[Var, ...]:
-    """The variables of the loops that a statement accumulates over."""
-    return s.over if isinstance(s, Reduce) else (s.over,)
-
-
-def reduces_of(loop: For) -> list[tuple[Reduce | Scan, tuple[For, ...]]]:
-    """The reductions and scans that end with a loop, each with the loops from there down to it."""
-    found: list[tuple[Reduce | Scan, tuple[For, ...]]] = []
-
-    def visit(body: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
-        for s in body:
-            for inner in bodies_of(s):
-                visit(inner, (*path, s) if isinstance(s, For) else path)
-            if isinstance(s, (Reduce, Scan)) and loop.axis.var in loops_over(s):
-                found.append((s, path))
-
-    visit(loop.body, (loop,))
-    return found
 
 
 def names_reduced(body: tuple[Stmt, ...]) -> set[str]:

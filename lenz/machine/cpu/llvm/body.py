@@ -20,10 +20,11 @@ from lenz.ir.kernel import (
 )  # fmt: skip
 from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
 from lenz.machine.cpu.llvm.access import store_pairs
-from lenz.machine.cpu.llvm.accumulators import Accumulator, begin, names_reduced, reduces_of
+from lenz.machine.cpu.llvm.accumulators import Accumulator, begin, names_reduced
 from lenz.machine.cpu.llvm.masks import stores_plainly, tail_mask
 from lenz.machine.cpu.llvm.scopes import Cell, Value
 from lenz.machine.cpu.llvm.writer import Writer, stored
+from lenz.machine.reduces import reduces_of
 from lenz.sym import Int, prove_divides
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from lenz import ops
 from lenz.ir.dtype import BOOL, I64
-from lenz.ir.kernel import For, Reduce, Stmt, bodies_of, position
+from lenz.ir.kernel import For, Reduce, Scan, position
 from lenz.ir.tensor import Axis
-from lenz.machine.cuda.triton.reductions import combine_name, is_arg, neutral_value, state_dtype
+from lenz.machine.cuda.triton.reductions import combine_name, is_arg, state_dtype
 from lenz.machine.cuda.triton.text import Dims, Term
 from lenz.machine.cuda.triton.types import constant
 from lenz.machine.cuda.triton.values import Values
+from lenz.machine.reduces import reduces_of
 from lenz.ops.emission import triton_type
 from lenz.sym import ZERO, Var, substitute
 
@@ -52,13 +54,13 @@ class Accumulators:
         `around` are the dimensions that are open outside the loop.
         """
         found: list[Accumulator] = []
-        for s, axes in _reduces((f,), ()):
-            known = {a.var for a in axes}
-            if f.axis.var not in s.over or s.name in self.open or not known.issuperset(s.over):
+        for s, path in reduces_of(f):
+            axes = {x.axis.var: x.axis for x in path}
+            if isinstance(s, Scan) or s.name in self.open or not axes.keys() >= {*s.over}:
                 continue
-            over = tuple([next(a for a in axes if a.var is v) for v in s.over])
-            lanes = frozenset(self.dims[a.var] for a in over if a.var in self.dims)
-            inner = frozenset(self.dims[a.var] for a in axes if a.var in self.dims)
+            over = tuple([axes[v] for v in s.over])
+            lanes = frozenset(self.dims[v] for v in s.over if v in self.dims)
+            inner = frozenset(self.dims[v] for v in axes if v in self.dims)
             found.append(acc := Accumulator(s, over, around | inner, lanes))
             self.open[s.name] = acc
         return found
@@ -67,7 +69,7 @@ class Accumulators:
         """Create the state that a loop of the text carries, before the loop."""
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
-        first = constant(dtype, neutral_value(s.kind, s.value.dtype))
+        first = constant(dtype, ops.neutral(s.kind, s.value.dtype).attrs[0])
         shape, level = v.lanes.shape(acc.dims), v.text.level
         total, at_name = f"{s.name}_acc", f"{s.name}_at"
         acc.carried = (total, at_name) if is_arg(s.kind) else (total,)
@@ -150,7 +152,7 @@ class Accumulators:
         if dtype is not s.value.dtype:
             text = f"{text}.to({triton_type(dtype)})"
         tails = v.lanes.conditions(acc.lanes)
-        neutral = constant(dtype, neutral_value(s.kind, s.value.dtype))
+        neutral = constant(dtype, ops.neutral(s.kind, s.value.dtype).attrs[0])
         if tails:
             runs = " & ".join([t.text for t in tails])
             text = f"tl.where({runs}, {text}, {neutral})"
@@ -175,16 +177,3 @@ class Accumulators:
 def _plain(text: str) -> str:
     """The number in a constant that is written out."""
     return text.split(",")[1].strip() if text.startswith("tl.full") else text
-
-
-def _reduces(
-    body: tuple[Stmt, ...], axes: tuple[Axis, ...]
-) -> list[tuple[Reduce, tuple[Axis, ...]]]:
-    """Every reduction with the axes of the loops around it, outermost first."""
-    found: list[tuple[Reduce, tuple[Axis, ...]]] = []
-    for s in body:
-        for inner in bodies_of(s):
-            found += _reduces(inner, (*axes, s.axis) if isinstance(s, For) else axes)
-        if isinstance(s, Reduce):
-            found.append((s, axes))
-    return found

@@ -29,9 +29,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from lenz import ops
 from lenz.ir.dtype import F32, F64, DType
 from lenz.ir.kernel import LookBack, Scan, words
-from lenz.machine.cuda.triton.reductions import SCANS, neutral_value
+from lenz.machine.cuda.triton.reductions import combine_name
 from lenz.machine.cuda.triton.text import Dims, Term
 from lenz.machine.cuda.triton.types import constant
 from lenz.machine.cuda.triton.values import Values
@@ -80,7 +81,7 @@ class LookingBack:
     def joined(self, tile: str, running: str) -> str:
         """The scan's tile: `running`, the scan of `tile` alone, after all earlier blocks."""
         text, b, g = self.values.text, self.back.block, self.back.group
-        level, function = text.level, SCANS[self.scan.kind]
+        level, function = text.level, combine_name(self.scan.kind, self.dtype)
         before = maximum(self.blocks - 1, ZERO)
         groups = before + before // g
         others = f"{b.name} < {self.values.indices.term(before, {}).text}"
@@ -124,7 +125,7 @@ class LookingBack:
 
     def _fold(self, tile: str) -> str:
         keep = ", keep_dims=True" if len(self.dims) > 1 else ""
-        return f"tl.reduce({tile}, {self.d}, {SCANS[self.scan.kind]}{keep})"
+        return f"tl.reduce({tile}, {self.d}, {combine_name(self.scan.kind, self.dtype)}{keep})"
 
     def _lane(self) -> Var:
         """A variable over the results of a window, in the dimension of the scan."""
@@ -174,7 +175,7 @@ class LookingBack:
         text.put(level, f"while {flags} == 0:")
         for line in w.loads(again=True):
             text.put(level, f"    {line}")
-        neutral = neutral_value(self.scan.kind, dtype)
+        neutral = ops.neutral(self.scan.kind, dtype).attrs[0]
         if dtype.is_float and neutral == 0:
             neutral = -0.0  # which is neutral for every float, zeros included
         found = f"tl.where({w.runs}, {self._value(w.names)}, {constant(dtype, neutral)})"

@@ -1,4 +1,4 @@
-"""Accumulation in Triton: identities, and the functions that combine two partial results.
+"""Accumulation in Triton: the functions that combine two partial results.
 
 NaN counts as the greatest value of max and argmax and the smallest of min and argmin; of equal
 values the first position wins.
@@ -28,12 +28,11 @@ COMBINE = {
         "    return tl.where((low == high) & (high - high != 0.0), high, both)"
     ),
 }
-# The function of a scan, and the atomic update of a scatter, by kind and mode.
-SCANS = {"sum": "add", "prod": "mul", "max": "greatest", "min": "least", "logaddexp": "logaddexp"}
+# The atomic update of a scatter, by mode.
 UPDATES = {"add": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"}
-_NAMES: dict[ReduceKind, str] = {
+_NAMES: dict[ReduceKind | ScanKind, str] = {
     "sum": "add", "prod": "mul", "max": "greatest", "min": "least", "any": "greatest",
-    "all": "least", "argmax": "greatest", "argmin": "least",
+    "all": "least", "argmax": "greatest", "argmin": "least", "logaddexp": "logaddexp",
 }  # fmt: skip
 
 
@@ -49,27 +48,8 @@ def state_dtype(dtype: DType) -> DType:
     return I32 if dtype is BOOL or (not dtype.is_float and dtype.bits < 32) else dtype
 
 
-def combine_name(kind: ReduceKind, dtype: DType) -> str:
+def combine_name(kind: ReduceKind | ScanKind, dtype: DType) -> str:
     """The function that combines two values of the kind; for bools + is or, and * is and."""
     if dtype is BOOL and kind in ("sum", "prod"):
         return "greatest" if kind == "sum" else "least"
     return _NAMES[kind]
-
-
-def neutral_value(kind: ReduceKind | ScanKind, dtype: DType) -> bool | int | float:
-    """The neutral value for `dtype`."""
-    if dtype is BOOL:
-        return 0 if kind in ("sum", "any", "max", "argmax") else 1
-    match kind:
-        case "sum" | "any":
-            return 0
-        case "prod" | "all":
-            return 1
-        case "max" | "argmax" | "logaddexp":
-            if dtype.is_float:
-                return float("-inf")
-            return -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
-        case "min" | "argmin":
-            if dtype.is_float:
-                return float("inf")
-            return (1 << (dtype.bits - (dtype.kind == "int"))) - 1

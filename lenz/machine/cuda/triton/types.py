@@ -33,7 +33,7 @@ def constant(dtype: DType, value: bool | int | float) -> str:
     if dtype is F32 and (value == 0 or 2.0**-126 <= abs(value) < math.inf):
         return repr(float(value)) if value >= 0 else f"({float(value)!r})"
     if dtype is I32:
-        return str(value) if value >= 0 else f"({value})"
+        return str(int(value)) if value >= 0 else f"({value})"
     if dtype.is_float:
         text = repr(float(value)) if math.isfinite(value) else f'float("{value}")'
     else:
