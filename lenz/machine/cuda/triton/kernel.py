@@ -27,7 +27,7 @@ from lenz.ir.kernel import (
     walk,
 )  # fmt: skip
 from lenz.ir.tensor import Axis
-from lenz.machine.cuda.triton.accumulate import Accumulators
+from lenz.machine.cuda.triton.accumulators import Accumulators
 from lenz.machine.cuda.triton.compile import KernelText
 from lenz.machine.cuda.triton.indices import Indices, fits, joint
 from lenz.machine.cuda.triton.lanes import Lanes, widths_of
