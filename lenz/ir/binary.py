@@ -1,4 +1,4 @@
-"""One compiled GPU kernel: its machine code, and what a launch and a report need to know of it."""
+"""One compiled GPU kernel: its machine code, and facts for launches and reports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ MAX_WARPS = 32  # a block has at most 1024 threads on every GPU
 class Binary:
     """A cubin that holds the one kernel `name`.
 
-    A launch has 32 * `warps` threads a block, `shared` bytes of dynamic shared memory, and after
-    the kernel's own parameters `extra` hidden ones: pointers to scratch memory, which are null
-    since no kernel of ours has any.  `registers` counts 32-bit registers per thread.  `spills`
-    is the stack of a thread in bytes, which is what did not fit into registers.  Both are -1 where
-    they are not known.
+    A launch has 32 * `warps` threads per block, `shared` bytes of dynamic shared memory, and after
+    the kernel's own parameters `extra` hidden ones: pointers to scratch memory, null since our
+    kernels have none. `registers` counts 32-bit registers per thread. `spills` is the stack of a
+    thread in bytes: values that do not fit in registers. Both are -1 if unknown.
     """
 
     name: str
@@ -44,17 +43,17 @@ class Binary:
 
 
 def encode(b: Binary) -> bytes:
-    """Give the bytes from which `decode` makes an equal Binary: SHA-256, a line of JSON, code."""
+    """Return bytes that `decode` reads back: SHA-256, a line of JSON, code."""
     header = json.dumps({**asdict(b), "code": len(b.code)}, sort_keys=True)
     body = header.encode() + b"\n" + b.code
     return hashlib.sha256(body).digest() + body
 
 
 def decode(data: bytes) -> Binary:
-    """Read what `encode` wrote; raise ValueError if one byte is wrong, missing or too many."""
+    """Read the bytes of `encode`; raises ValueError if any byte is wrong, missing or extra."""
     body = data[DIGEST:]
     if hashlib.sha256(body).digest() != data[:DIGEST]:
-        raise ValueError("this binary is damaged, or is none")
+        raise ValueError("this binary is damaged, or is not one")
     header, _, code = body.partition(b"\n")
     try:
         fields = json.loads(header)

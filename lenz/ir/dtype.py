@@ -79,29 +79,29 @@ DTYPES: tuple[DType, ...] = (
 _BY_NAME = {d.name: d for d in DTYPES}
 _BY_TORCH = {d.torch: d for d in DTYPES}
 
-# Types that scalar expressions compute with.
+# Types in which scalar expressions compute.
 NATIVE: tuple[DType, ...] = (BOOL, U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64)
-# As eager, loops do no arithmetic on 8-bit floats: they load, store, choose and convert them.
+# As in eager, loops do no arithmetic on 8-bit floats: they load, store, select and convert them.
 FLOAT8: tuple[DType, ...] = (F8E4M3FN, F8E5M2)
 # Types that loops may move; tensors of any other type pass through `Extern` only.
 MOVED: tuple[DType, ...] = (*NATIVE, *FLOAT8)
 
 
 def dtype_named(name: str) -> DType:
-    """Give the type with this name in the text form; raises KeyError for an unknown name."""
+    """Return the type with this name in the text form; raises KeyError for an unknown name."""
     return _BY_NAME[name]
 
 
 def dtype_of(dtype: torch.dtype) -> DType | None:
-    """Give the type of a torch dtype, or None for one that lenz does not know (quantized types)."""
+    """Return the type of a torch dtype, or None for an unknown one (quantized types)."""
     return _BY_TORCH.get(dtype)
 
 
 def float8_bits(d: DType, value: float) -> int:
-    """The byte of a number that is rounded to an 8-bit float type as torch does."""
+    """The byte of a number rounded to an 8-bit float type as in torch."""
     return int(torch.tensor(value).to(d.torch).view(torch.uint8))
 
 
 def compute_dtype(d: DType) -> DType:
-    """The type arithmetic on `d` is done in: f32 for bf16 and fp16, `d` itself otherwise."""
+    """The type for arithmetic on `d`: f32 for bf16 and fp16, `d` itself otherwise."""
     return F32 if d.is_half else d

@@ -27,12 +27,12 @@ T = TypeVar("T")
 MOST_WALKS = 1 << 14
 Number = bool | int | float
 _TABLE: dict[tuple[Any, ...], Expr] = {}
-# What operators call: the builders of `lenz.ops`, which fold, by the names of their ops.
+# Builders called by operators: those of `lenz.ops`, which fold, by op name.
 _BUILDERS: dict[str, Callable[..., Expr]] = {}
 
 
 def enter_builder(name: str, build: Callable[..., Expr]) -> None:
-    """Make `build` what the operator of the op `name` calls; a number may stand for an operand."""
+    """Register `build` for the operator of the op `name`; an operand may be a number."""
     _BUILDERS[name] = build
 
 
@@ -47,10 +47,10 @@ def _binary(name: str, swapped: bool = False) -> Callable[[Expr, Expr | Number],
 class Expr:
     """One node: an op, its operands, its attributes and the type of its value.
 
-    `checks` says that a check is a part of it: an op that may fail.
+    `checks` says that it contains a check: an op that may fail.
 
-    Operators build larger expressions, folded as by the functions of `lenz.ops`; a Python number
-    takes the type of the other operand. `==` and `hash` are identity: `ops.eq` compares values.
+    Operators build larger expressions, folded like those of `lenz.ops`; a Python number takes the
+    type of the other operand. `==` and `hash` are identity: `ops.eq` compares values.
     """
 
     __slots__ = ("args", "attrs", "checks", "dtype", "op")
@@ -90,7 +90,7 @@ def _attr_key(value: Any) -> Any:
 
 
 def expr(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
-    """Make (or find) the node; raises TypeError when the op's type rule refuses the operands."""
+    """Make (or find) the node; raises TypeError if the op's type rule rejects the operands."""
     if op.arity >= 0 and len(args) != op.arity:
         raise TypeError(f"{op.name} takes {op.arity} operands, got {len(args)}")
     key = (op, args, tuple([_attr_key(a) for a in attrs]))
@@ -104,7 +104,7 @@ def expr(op: Op, *args: Expr, attrs: tuple[Any, ...] = ()) -> Expr:
     put(e, "attrs", attrs)
     put(e, "checks", op.guarded or any(a.checks for a in args))
     put(e, "dtype", op.dtype(tuple([a.dtype for a in args]), attrs))
-    return _TABLE.setdefault(key, e)  # another thread may have been first
+    return _TABLE.setdefault(key, e)  # another thread may be first
 
 
 def const(value: bool | int | float, dtype: DType) -> Expr:
@@ -128,9 +128,9 @@ def load(buffer: str, index: Iterable[Sym], dtype: DType, bound: tuple[Expr, ...
 
 
 def keep_checks(e: Expr, among: tuple[Expr, ...]) -> Expr:
-    """`e`, and the checks among operands that have no part in it: of a row that repeats, say.
+    """`e` with the checks of operands that it does not contain: of a repeated row, say.
 
-    A check of a masked value counts where the mask holds, as before.
+    A check of a masked value only counts where the mask is true, as before.
     """
     return _keep(e, among, _outside_masks((e,)).keys()) if any(a.checks for a in among) else e
 
@@ -148,7 +148,7 @@ def _keep(e: Expr, among: Iterable[Expr], found: Set[Expr]) -> Expr:
 
 
 def _outside_masks(roots: Iterable[Expr]) -> dict[Expr, None]:
-    """The nodes with checks among the roots and below, except for what masks guard.
+    """The nodes with checks in the DAG of the roots, except those guarded by masks.
 
     Users come before operands.
     """
@@ -173,7 +173,7 @@ def ref(name: str, dtype: DType) -> Expr:
 
 
 def masked(cond: Expr, value: Expr, other: Expr) -> Expr:
-    """`value` where cond holds, else `other`; loads inside `value` happen only where it holds."""
+    """`value` where cond is true, else `other`; loads in `value` only happen there."""
     return expr(_op.MASKED, cond, value, other)
 
 
@@ -188,11 +188,11 @@ def canonical_bound(
     """Renumber `@k` by first appearance and drop operands that no index uses."""
     if not bound:
         return index, bound
-    # Operands with other bounds stay apart: the bounds say what the variable may be used for.
+    # Operands with different bounds stay separate: the bounds say how the variable may be used.
     order: list[tuple[Expr, int | None, int | None, Sym | None]] = []
     mapping: dict[Var, Sym] = {}
     for part in index:
-        # By number and not by name, where @10 is before @2: numbered again, they must stay.
+        # By number, not by name, which puts @10 before @2: renumbering must change nothing.
         for v in sorted(filter(is_bound_var, part.free_vars), key=lambda v: int(v.name[1:])):
             if v not in mapping:
                 operand = (bound[int(v.name[1:])], v.lo, v.hi, v.below)
@@ -228,15 +228,15 @@ def interpret(
     return memo[body]
 
 
-# The nodes of bodies, and the loads among them.
+# Memo: the nodes of bodies, and the loads among them.
 _WALKS: dict[Expr, tuple[tuple[Expr, ...], tuple[Expr, ...]]] = {}
 
 
 def _walked(body: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-    """The nodes of one body, and the loads among them: the schedule asks for the same ones often.
+    """The nodes of one body, and its loads. Memoised: the scheduler asks for the same ones often.
 
-    For the 1,233 calls of a training step of ResNet-50 there were 50,000 walks, of 4,000 bodies.
-    Inlining puts a few nodes around a body that was walked before: its walk is the beginning.
+    A training step of ResNet-50 with 1,233 calls took 50,000 walks of 4,000 bodies. Inlining puts a
+    few nodes around a body that was walked before, so that its walk is reused as a prefix.
     """
     found = _WALKS.get(body)
     if found is None:
@@ -282,16 +282,17 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
 
 
 def reindex(body: Expr, mapping: Mapping[Var, Sym], bound: tuple[Expr, ...] = ()) -> Expr:
-    """Substitute index variables in every load and index of the body.
+    """Substitute index variables in all loads and indices of the body.
 
-    The new Syms may use `@k`, which then stands for `bound[k]` (an index that was gathered).
+    The new Syms may use `@k`, which stands for `bound[k]` (a gathered index).
     """
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         syms = syms_of(e)
         if not syms:
             return rebuild(e, tuple(args))
-        # Own operands move behind the outer ones, so that the two numberings cannot clash.
+        # The load's own operands are numbered after the outer ones, so that the numbers cannot
+        # clash.
         own: dict[Var, Sym] = dict(mapping)
         for s in syms:
             for v in s.free_vars:
@@ -303,12 +304,12 @@ def reindex(body: Expr, mapping: Mapping[Var, Sym], bound: tuple[Expr, ...] = ()
         return expr(e.op, *operands, attrs=attrs)
 
     if not bound and all(v is s for v, s in mapping.items()):
-        return body  # equal axes are one variable: most maps of a chain
+        return body  # equal axes are the same variable, as in most chains of maps
     return keep_checks(interpret(body, visit), bound)
 
 
 def replace_loads(body: Expr, replacement: Callable[[Expr], Expr | None]) -> Expr:
-    """Replace loads, innermost first: replacement(load) is the new expression, None keeps it."""
+    """Replace loads, innermost first: replacement(load) is an expression, or None to keep it."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))
@@ -319,5 +320,5 @@ def replace_loads(body: Expr, replacement: Callable[[Expr], Expr | None]) -> Exp
 
 
 def cost_of(*bodies: Expr) -> float:
-    """Arithmetic of one element, in f32 additions: the sum of op costs over distinct nodes."""
+    """Arithmetic per element, in f32 additions: the sum of op costs over distinct nodes."""
     return math.fsum(e.op.cost for e in nodes_of(*bodies))

@@ -11,17 +11,17 @@ from lenz.ir.lexer import Cursor, choice_of
 from lenz.ir.syntax import VALUES, Piece, Slot, piece_of, slots_of
 from lenz.ir.text import Scope
 
-Made: TypeAlias = "dict[str, Any]"  # the fields of a node that have been read
-Show: TypeAlias = "str | Callable[[Any, Scope], str]"  # a text, or what makes it of a node
-Reading: TypeAlias = "str | Callable[[Cursor, Scope, Made], None]"  # a token, or what reads a field
+Made: TypeAlias = "dict[str, Any]"  # the fields of a node read so far
+Show: TypeAlias = "str | Callable[[Any, Scope], str]"  # a text, or a function of the node
+Reading: TypeAlias = "str | Callable[[Cursor, Scope, Made], None]"  # a token, or a field's reader
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a field stands in text: `show` its value, `read` it back; `grammar` is what a page says.
+    """The text form of a field: `show` prints it, `read` reads it; `grammar` is for docs.
 
-    A `whole` kind needs other fields of the node as well: it is given the node, and what has been
-    read of it, into which it puts its fields.
+    A `whole` kind needs other fields of the node as well: `show` gets the node, and `read` gets the
+    fields read so far, to which it adds its own.
     """
 
     show: Callable[..., str]
@@ -31,8 +31,8 @@ class Kind:
 
 
 _WITH_SIZES = "type result results outs args size sym index place axes steps"
-SIZED = VALUES | {*_WITH_SIZES.split()}  # kinds of fields that sizes stand in
-CULPRIT = "\0"  # stands in front of the text of the culprit
+SIZED = VALUES | {*_WITH_SIZES.split()}  # kinds of fields that contain sizes
+CULPRIT = "\0"  # marks the text of the culprit
 
 
 def tokens(text: str) -> list[str]:
@@ -41,7 +41,7 @@ def tokens(text: str) -> list[str]:
 
 
 class TextForm:
-    """The text of one class. `lead` is the number of tokens and fields before its first word."""
+    """The text form of a class. `lead` is the number of tokens and fields before its first word."""
 
     def __init__(self, cls: Any, kinds: Mapping[str, Kind]) -> None:
         self.cls = cls
@@ -61,14 +61,14 @@ class TextForm:
         self._mark = ("%" if "def" in self.kinds else "") if hasattr(cls, "dtype") else None
 
     def show(self, node: Any, s: Scope) -> str:
-        """The text of a node; the name that it defines is in scope afterwards."""
+        """The text of a node; its name enters the scope."""
         text = "".join([x if isinstance(x, str) else x(node, s) for x in self._shows])
         if self._mark is not None:
             s.types[self._mark + node.name] = node.dtype
         return text if node is not s.culprit else CULPRIT + text
 
     def read(self, c: Cursor, s: Scope, lead: Made | None = None) -> Any:
-        """A node; with `lead`, one that has been read up to its first word."""
+        """A node; with `lead`, the fields before its first word have been read already."""
         made: Made = {} if lead is None else lead
         inner = s.inner() if self._nests else s
         for x in self._reads if lead is None else self._reads[self.lead :]:
@@ -83,7 +83,7 @@ class TextForm:
 
 
 def _stops(after: list[Piece]) -> frozenset[str]:
-    """The tokens that may stand behind a piece."""
+    """The tokens that may follow a piece."""
     found: list[str] = []
     for p in after:
         found += tokens(p.items[0])[:1] if isinstance(p.items[0], str) else []
@@ -95,7 +95,7 @@ def _stops(after: list[Piece]) -> frozenset[str]:
 def part_of(
     item: str | Slot, kinds: Mapping[str, Kind], stops: frozenset[str], get: Callable[[Any], Any]
 ) -> tuple[Show, list[Reading], str]:
-    """What prints and reads one text or field, and its grammar; `stops` end a list."""
+    """Printer, reader and grammar of one text or field; `stops` end a list."""
     if isinstance(item, str):
         words = tokens(item)
         return item, [*words], " ".join([f'"{word}"' for word in words])
@@ -130,7 +130,7 @@ def part_of(
 def _piece(
     p: Piece, cls: Any, kinds: Mapping[str, Kind], stops: frozenset[str]
 ) -> tuple[list[Show], list[Reading], str]:
-    """What prints and reads one piece of a SYNTAX, and its grammar."""
+    """Printer, reader and grammar of one piece of a SYNTAX."""
     shows: list[Show] = []
     reads: list[Reading] = []
     grammar = []
@@ -178,7 +178,7 @@ def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Reading]) -> tu
 class TextLines:
     """The lines between the braces of a graph or a plan, made from `LINES`.
 
-    `words` are those that items of a kind begin with, where that is not said by the line.
+    `words` are the first words of items of a kind, if the line does not have them.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class TextLines:
         self.grammar = [line.grammar for line in self._lines]
 
     def rows(self, x: Any, s: Scope, hidden: Collection[str] = ()) -> Iterator[tuple[Any, str]]:
-        """Each line with the value that it shows; none for the fields in `hidden`."""
+        """Each line with the value that it shows, without the fields in `hidden`."""
         for line in self._lines:
             if line.field not in hidden:
                 value = line.get(x)
@@ -200,7 +200,7 @@ class TextLines:
                     yield one, text if one is not s.culprit else CULPRIT + text
 
     def read(self, c: Cursor, s: Scope) -> tuple[Made, dict[str, int]]:
-        """The fields that the lines up to the closing brace give, and where the last of each is."""
+        """The fields in the lines up to the closing brace, and where the last line of each is."""
         made: Made = {line.field: [] if line.each else () for line in self._lines if line.usual}
         places: dict[str, int] = {}
         while not c.accept("}"):
@@ -225,11 +225,11 @@ class TextLines:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in made.items()}, places
 
 
-_FIRST = ("%", "(", "out", "none")  # what a node of a graph begins with
+_FIRST = ("%", "(", "out", "none")  # first tokens of a graph's nodes
 
 
 class _Line:
-    """A line that gives a field, or (`each`) one item of it; `words` are those it begins with."""
+    """A line with a field, or (`each`) one item of it; `words` are its possible first words."""
 
     def __init__(
         self, text: str, kinds: Mapping[str, Kind], words: Mapping[str, tuple[str, ...]]

@@ -36,11 +36,11 @@ def _pair(first: Kind, second: Kind) -> Kind:
     return Kind(lambda v, s: f"{first.show(v[0], s)}: {second.show(v[1], s)}", read, grammar)
 
 
-# What a call gives, and what it is given.
+# Results and arguments of calls.
 
 
 def _result(o: Any, s: Scope) -> str:
-    """One result of a node: a buffer with its type, a size, or nothing."""
+    """One result of a node: a buffer with its type, a size, or none."""
     if isinstance(o, Buffer):
         mark = "out " if o.name in s.outputs else ""
         return f"{mark}{text.show_buffer(o.name)} = {text.show_type(o.type, s)}"
@@ -70,7 +70,7 @@ def _out_of(c: Cursor, s: Scope) -> str | Sym | None:
 
 
 def _results(show: Callable[[Any, Scope], str], read: Callable[..., Any], grammar: str) -> Kind:
-    """`x` for an op that gives one value, `(x, y)` for one that gives a tuple."""
+    """`x` for an op that returns one value, `(x, y)` for one that returns a tuple."""
 
     def shown(n: Any, s: Scope, slot: Slot) -> str:
         outs = [show(o, s) for o in n.outs]
@@ -115,7 +115,7 @@ def _args_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
     made.update(args=tuple(args), kwargs=tuple(kwargs))
 
 
-# Loops, and what runs in them.
+# Loops and their bodies.
 
 
 def _axes(axes: tuple[Axis, ...], s: Scope) -> str:
@@ -167,7 +167,7 @@ def _stmts(body: tuple[Any, ...], s: Scope) -> str:
 
 
 def _stmt(x: Any, s: Scope) -> str:
-    """One statement; a loop around one that is none stands on one line if it fits there."""
+    """One statement; a loop around a single simple statement is on one line if it fits."""
     shown = FORMS[type(x)].show(x, s)
     is_short = isinstance(x, kernel.For) and shown.count("\n") == 2
     if is_short and not isinstance(x.body[0], kernel.For):
@@ -196,7 +196,7 @@ def _stmt_of(c: Cursor, s: Scope) -> Any:
     return STMTS.get(c.text, STMTS[""]).read(c, s, {"name": name})
 
 
-# The head of a kernel: sizes of parameters use the sizes, which stand after them.
+# The head of a kernel: the sizes used by parameters come after them.
 
 
 def _params_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
@@ -244,7 +244,7 @@ def _body_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
     made["body"] = tuple([x for x in found if not isinstance(x, kernel.Local)])
 
 
-# The parts of a value: where it lies, what is done with it when it is complete.
+# Parts of a value: its place, and its finish.
 
 
 def _place(n: Any, s: Scope, slot: Slot) -> str:
@@ -253,7 +253,7 @@ def _place(n: Any, s: Scope, slot: Slot) -> str:
 
 
 def _place_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
-    made[slot.field] = c.place  # `_bound_of` reads it: the bounds of its operands stand behind it
+    made[slot.field] = c.place  # `_bound_of` reads it: the bounds of its operands follow
     c.skip_to("]")
 
 
@@ -286,7 +286,7 @@ def _finish_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
 
 
 def node_of(c: Cursor, s: Scope) -> Any:
-    """One node of a graph; the outputs among its results are added to `s.outputs`."""
+    """One node of a graph; its results marked `out` are added to `s.outputs`."""
     made: Made = {}
     KINDS["results"].read(c, s, made)
     c.expect(":")

@@ -1,9 +1,9 @@
 """The graph level: a list of whole-tensor computations in order, each a loop nest over one body.
 
-A `Graph` is functional: every buffer is written by exactly one node, nodes stand after what they
-read, and inputs never change. Mutation of an input is a pair in `mutations`, meaning "when the
-graph ends, the input holds this value". Indices in loads are logical (one Sym per dimension of the
-buffer that is read); the layout of a buffer says where they lie in memory.
+A `Graph` is functional: exactly one node writes each buffer, nodes come after their operands, and
+inputs never change. Mutation of an input is a pair in `mutations`, meaning "when the graph ends,
+the input holds this value". Indices in loads are logical (one Sym per dimension of the buffer); the
+layout of a buffer maps them to memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Draws = Literal["", "key", "numbers"]
 
 
 def acc_dtype(kind: str, body: DType) -> DType:
-    """Type of what a reduction or scan accumulates: i64 for a position, else that of the body."""
+    """Accumulator type of a reduction or scan: i64 for a position, else the body's."""
     return I64 if kind in ("argmax", "argmin") else body
 
 
@@ -46,8 +46,8 @@ class Ref:
 class Named:
     """A torch object by name: dtype(f32), device(cpu), memory_format(channels_last) and so on.
 
-    kind "op" is an eager op that a higher-order op calls; kind "obj" is an entry of
-    `Graph.objects` (a sub-module of a higher-order op, say).
+    Kind "op" is an eager op called by a higher-order op; kind "obj" is an entry of `Graph.objects`
+    (a sub-module of a higher-order op, say).
     """
 
     kind: Literal["dtype", "device", "layout", "memory_format", "op", "obj"]
@@ -72,11 +72,10 @@ class Reduction:
     """out[axes] = reduce of body over raxes.
 
     The accumulator has the type of the body (for "sum" of halves the body casts to f32 first).
-    Sums of floats begin with 0.0, so that none is -0.0.
-    "argmax" and "argmin" give the flat i64 position over raxes in row-major order, the first of
-    equals; a NaN counts as the greatest (smallest), as in torch. "max" and "min" keep NaN.
-    `finish` is applied to the reduced value, which it sees as `ref("acc")`: a cast, a division. It
-    reads no buffer.
+    Sums of floats start with 0.0, so none is -0.0. "argmax" and "argmin" give the flat i64 position
+    over raxes in row-major order, the first of equals; a NaN counts as the largest (smallest), as
+    in torch. "max" and "min" keep NaN. `finish` is applied to the reduced value `ref("acc")`: a
+    cast, a division. It reads no buffer.
     """
 
     SYNTAX: ClassVar = (
@@ -95,8 +94,8 @@ class Reduction:
 class Scan:
     """out[.., s, ..] = fold of body over s' <= s (s' >= s with `reverse`); s is axis number `dim`.
 
-    The accumulator has the type of the body, and the order of the folding is free: the kinds are
-    associative but for rounding. A sum of -0.0 alone is -0.0. `finish` is as for a reduction, for
+    The accumulator has the type of the body, and the order of folding is free: the kinds are
+    associative up to rounding. A sum of only -0.0 is -0.0. `finish` works as in a reduction, for
     each element.
     """
 
@@ -115,14 +114,14 @@ class Scan:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dim < len(self.axes):
-            raise InternalError(f"%{self.out.name} is scanned along axis {self.dim}, which is none")
+            raise InternalError(f"%{self.out.name} is scanned along a missing axis {self.dim}")
 
 
 @dataclass(frozen=True, slots=True)
 class Sort:
     """out[.., s, ..] is the s-th smallest of the bodies along axis number `dim`, an i32 or an i64.
 
-    `out` may have fewer elements than there are along that axis: then it has the smallest ones.
+    `out` may have fewer elements than that axis: then it has the smallest ones.
     """
 
     SYNTAX: ClassVar = ("{out:result} : sort ({axes:axes}) over {dim:along} {body:block}",)
@@ -133,15 +132,15 @@ class Sort:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dim < len(self.axes):
-            raise InternalError(f"%{self.out.name} is sorted along axis {self.dim}, which is none")
+            raise InternalError(f"%{self.out.name} is sorted along a missing axis {self.dim}")
 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
     """out is `base`, updated at out[index] for every point of the axes, in row-major order.
 
-    `@k` in the index is bound[k]. mode "set" leaves the last value that came to an element; the
-    others combine it with what is there. `base` has the shape and element type of `out`.
+    `@k` in the index is bound[k]. Mode "set" keeps the last value of an element; the others combine
+    values with the old one. `base` has the shape and element type of `out`.
     """
 
     SYNTAX: ClassVar = (
@@ -161,8 +160,8 @@ class Scatter:
 class View:
     """out[axes] is source[index]: other strides over the same storage, no computation.
 
-    `out.type.layout` is given in elements of the storage that `source` lies in.  A result is
-    `detached` where it is no view to autograd, though it lies in that memory.
+    `out.type.layout` counts elements of `source`'s storage. A result is `detached` if it is not a
+    view for autograd, although it shares the memory.
     """
 
     SYNTAX: ClassVar = (
@@ -178,21 +177,21 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """A call of the eager op, with its aliasing and mutation stated.
+    """A call of the eager op, with its aliasing and mutation.
 
     op       qualified overload, "aten.mm.default"; or "obj:NAME" for an entry of Graph.objects
-    outs     one per tensor result; a Var for a size it yields; None for a result nobody uses
-    single   True when the op returns one value and not a tuple or list
+    outs     one per tensor result; a Var for a size result; None for an unused result
+    single   True if the op returns one value, not a tuple or list
     mutates  names of buffers it writes (only buffers that nothing else reads afterwards)
     aliases  pairs (position in outs, buffer it may share memory with)
-    reason   why lenz does not lower it natively; "library" for what is meant to be a library call
-    holds    True where the op may use the memory of its arguments and results when it has returned,
-             until a call that waits for it has run: a collective, or an op that lenz does not know
-    waits    what the calls hold that this one waits for
-    draws    what it takes from torch's generator: nothing, the `key` of numbers that kernels make,
+    reason   why lenz does not lower it natively; "library" for intended library calls
+    holds    True if the op may use the memory of its arguments and results after it has returned,
+             until a call waits for it: a collective, or an op that lenz does not know
+    waits    the buffers held by the calls that this one waits for
+    draws    what it draws from torch's generator: nothing, the `key` of numbers made by kernels,
              which depends on no buffer, or its own random `numbers`
-    refuses  True where it may raise for these arguments, as eager does
-    origin   as that of a buffer; a call may have no buffer that could tell it
+    refuses  True if it may raise for these arguments, as in eager
+    origin   like a buffer's; a call may have no buffer that has it
     """
 
     SYNTAX: ClassVar = (
@@ -221,10 +220,10 @@ class Extern:
 
     @property
     def is_seen(self) -> bool:
-        """True for a call that keeps its order, and is not dropped.
+        """True for a call that must keep its order and is not dropped.
 
-        A collective, which `holds`, is met by that of other processes. A key is drawn in the order
-        in which it stands anyway, since it waits for nothing.
+        A collective, which `holds`, must match those of other processes. Keys keep their order
+        anyway, since they wait for nothing.
         """
         is_met = self.holds or bool(self.waits)
         return self.draws == "numbers" or self.refuses or is_met or not outs_of(self)
@@ -248,8 +247,8 @@ class Mutation:
 class Graph:
     """One traced graph: inputs (tensors and sizes, in call order), nodes in order, outputs.
 
-    An object that calls take, such as a device mesh, is a variable like a size.
-    `free` names outputs that may leave with other strides than they are stated with.
+    An object passed to calls, such as a device mesh, is a variable like a size. `free` names
+    outputs that may have other strides than stated.
     """
 
     LINES: ClassVar = (
@@ -287,7 +286,7 @@ def atom_syms(a: Atom) -> Iterator[Sym]:
 
 
 def origin_of(n: Node) -> tuple[str, ...]:
-    """The FX nodes that a node came from, and the user's lines."""
+    """The FX nodes of a node, and the user's lines."""
     return n.origin if isinstance(n, Extern) else n.out.origin
 
 
@@ -299,12 +298,12 @@ def outs_of(n: Node) -> tuple[Buffer, ...]:
 
 
 def bodies_of(n: Loop) -> tuple[Expr, ...]:
-    """The expressions of a loop node; the last one is the value it gives."""
+    """The expressions of a loop node; the last one is its value."""
     return exprs_in(n)
 
 
 def map_bodies(n: Loop, f: Callable[[Expr], Expr]) -> Loop:
-    """The node with every expression replaced by f of it."""
+    """The node with f applied to every expression."""
     return map_values(n, f)
 
 
@@ -341,7 +340,7 @@ def buffers_of(g: Graph) -> dict[str, Buffer]:
 
 
 def roots_of(steps: Iterable[object]) -> dict[str, str]:
-    """For each view among nodes or steps, the buffer in whose memory it lies."""
+    """Each view among nodes or steps -> the buffer whose memory it shares."""
     roots: dict[str, str] = {}
     for n in steps:
         if isinstance(n, View):
@@ -355,7 +354,7 @@ def held_by(n: Extern) -> tuple[str, ...]:
 
 
 def held_for_good(nodes: Sequence[object]) -> frozenset[str]:
-    """Buffers that are held by a call of which no later one waits for all results."""
+    """Buffers held by a call without a later wait for all its results."""
     waited: set[str] = set()
     found: set[str] = set()
     for n in reversed(nodes):
@@ -367,7 +366,7 @@ def held_for_good(nodes: Sequence[object]) -> frozenset[str]:
 
 
 def rename_reads(n: Node, same: dict[str, str]) -> Node:
-    """The node with buffers that it reads renamed."""
+    """The node with its operands renamed."""
     new: dict[str, Any] = {}
     for slot in slots_in(n, _READ):
         if slot.kind == "use" and slot.is_list:

@@ -1,4 +1,4 @@
-"""The oracle: runs a graph or a kernel by the plainest meaning of its text, on torch tensors.
+"""The oracle: runs a graph on torch tensors, by the plain meaning of its text.
 
 Graphs run vectorised: an axis is an `arange`, an index a tensor, a load advanced indexing. Nothing
 here is shared with lowering or code generation, except the `eager` entry of the op table.
@@ -53,7 +53,7 @@ Call: TypeAlias = Callable[[Extern, "tuple[Any, ...]", "dict[str, Any]"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Interpreted:
-    """What a graph gives: its outputs, and each input (tensor or int) as it is after the call."""
+    """The outputs of a graph, and each input (tensor or int) after the call."""
 
     outputs: tuple[Any, ...]
     inputs: tuple[Any, ...]
@@ -66,12 +66,12 @@ def interp(
     call: Call | None = None,
     objects: Mapping[str, Any] | None = None,
 ) -> Interpreted:
-    """Run a graph on real tensors, one per input; the tensors of the caller are not changed.
+    """Run a graph on real tensors, one per input; the caller's tensors do not change.
 
-    `call(node, args, kwargs)` replaces the eager ops that `Extern` nodes name; `objects` are what
-    "obj:NAME" stands for. Outputs that lie in a mutated input hold what it then holds. Raises
-    UserError for inputs that do not fit the graph, InternalError where the graph itself is wrong
-    (an index out of bounds, a result of another type or shape than stated).
+    `call(node, args, kwargs)` replaces the eager ops of `Extern` nodes; `objects` are the values of
+    "obj:NAME". Outputs in the memory of a mutated input have its new elements. Raises UserError for
+    inputs that do not fit the graph, InternalError if the graph itself is wrong (an index out of
+    bounds, a result of another type or shape than stated).
     """
     run = Run(g, call, objects or {})
     run.bind(inputs, constants)
@@ -98,14 +98,14 @@ class Run:
         self.call = call
         self.objects = objects
         self.sizes: dict[Var, Value] = {}
-        self.numbers: dict[Sym, float] = {}  # made from sizes, and read by calls alone
+        self.numbers: dict[Sym, float] = {}  # made from sizes, read only by calls
         self.tensors: dict[str, torch.Tensor] = {}
         self.base: dict[str, int] = {}  # where the storage of a tensor starts for its layout
 
     # Inputs
 
     def bind(self, inputs: Sequence[torch.Tensor | int], constants: Sequence[torch.Tensor]) -> None:
-        """Enter inputs and constants; sizes come from integers and from shapes."""
+        """Bind inputs and constants; sizes come from integers and from shapes."""
         given = (
             *zip(self.g.inputs, inputs, strict=True),
             *zip(self.g.constants, constants, strict=True),
@@ -117,7 +117,7 @@ class Run:
                 if x.dim() != len(b.shape):
                     raise UserError(f"input %{b.name} has {x.dim()} dimensions, wanted {b.shape}")
                 told = [*zip(b.shape, x.shape, strict=True)]
-                # The stride of a dimension of one element may be anything; any is, of no element.
+                # Strides of size-1 dimensions, and of empty tensors, may be anything.
                 strides = zip(b.type.layout.stride, x.stride(), x.shape, strict=True)
                 told += [(s, step) for s, step, n in strides if n > 1 and x.numel()]
                 for s, n in told:
@@ -132,10 +132,10 @@ class Run:
 
     def _input(self, b: Buffer, x: torch.Tensor) -> None:
         self._check(b, x, UserError, f"input %{b.name}")
-        # A copy of the whole storage in which the first element stands where the layout says.
+        # A copy of the whole storage, with the first element where the layout puts it.
         shift = x.storage_offset() - self.size(b.type.layout.offset)
         total = x.untyped_storage().nbytes() // x.element_size()
-        rest = max(total - max(shift, 0), 0)  # what is empty may begin behind its memory
+        rest = max(total - max(shift, 0), 0)  # an empty tensor may start past its memory
         flat = x.detach().as_strided((rest,), (1,), max(shift, 0)).clone()
         if shift < 0:
             flat = torch.cat([torch.zeros(-shift, dtype=x.dtype), flat])
@@ -180,7 +180,7 @@ class Run:
         return a
 
     def grid(self, axes: Sequence[Axis]) -> tuple[dict[Var, Value], tuple[int, ...]]:
-        """The sizes and one index tensor per axis, along its own dimension; and the shape."""
+        """The sizes, one index tensor per axis along its own dimension, and the shape."""
         env = dict(self.sizes)
         shape = tuple(self.size(a.extent) for a in axes)
         for d, a in enumerate(axes):
@@ -190,7 +190,7 @@ class Run:
         return env, shape
 
     def read(self, e: Expr, index: list[Value]) -> tuple[torch.Tensor, Fault | None]:
-        """Elements of a tensor by logical index, and where that index is out of bounds."""
+        """Elements of a tensor by logical index, and the points where that is out of bounds."""
         name = e.attrs[0]
         t = self.tensors[name]
         if not index:
@@ -300,7 +300,7 @@ class Run:
                     raise InternalError(f"{n.op} gave {value} for the size {out}")
             elif out is not None:
                 for s, size in zip(out.shape, value.shape, strict=False):
-                    _bind_size(self.sizes, s, size)  # one that is found out here
+                    _bind_size(self.sizes, s, size)  # a size determined here
                 value = _laid(value, *self.layout(out.type.layout)[:2])
                 self._check(out, value, InternalError, f"%{out.name} from {n.op}")
                 self.tensors[out.name] = value
@@ -308,7 +308,7 @@ class Run:
 
 
 def _laid(x: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
-    """What a call gave, copied where it has other strides than told, as a plan does."""
+    """The result of a call, copied if its strides differ from the stated ones, as in a plan."""
     if tuple(x.shape) != shape or x.stride() == stride:
         return x
     return torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device).copy_(x)
@@ -348,17 +348,17 @@ def _scatter(run: Run, n: Scatter) -> None:
 
 
 def _bind_size(sizes: dict[Var, Value], s: Sym, n: int) -> None:
-    """Enter the variable of a size that is a multiple of one, unless it is known."""
+    """Bind the variable of a size that is a multiple of it, unless it is known."""
     if (multiple := as_multiple(s)) is None:
         return
     v, step = multiple
     if n % step or (v.lo is not None and n < v.lo * step) or (v.hi is not None and n > v.hi * step):
-        raise UserError(f"size {s} = {n} is outside {v.lo}..{v.hi}, or no multiple of {step}")
+        raise UserError(f"size {s} = {n} is outside {v.lo}..{v.hi}, or not a multiple of {step}")
     sizes.setdefault(v, n // step)
 
 
 def _torch_object(kind: str, value: str, objects: Mapping[str, Any]) -> Any:
-    """What a `Named` argument stands for."""
+    """The value of a `Named` argument."""
     match kind:
         case "dtype":
             return dtype_named(value).torch
@@ -388,12 +388,12 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _seed(device: torch.device | None = None) -> torch.Tensor:
-    """A fixed seed and offset: random ops are counter-based, so all else follows from these."""
+    """A fixed seed and offset: random ops are counter-based, so these determine everything."""
     return torch.tensor([0x1234_5678_9ABC, 0], dtype=torch.int64)
 
 
 def _size(of: Any) -> Any:
-    """A number, or a function of numbers as a list of its name and of those."""
+    """A number, or the value of [name of a function, *arguments]."""
     if not isinstance(of, (list, tuple)):
         return of
     function = getattr(torch if of[0].startswith("sym_") else operator, of[0])
@@ -401,7 +401,7 @@ def _size(of: Any) -> Any:
 
 
 def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function an `Extern` names: an eager op, "py.module.name", or one of the objects."""
+    """The callee of an `Extern`: an eager op, "py.module.name", or one of the objects."""
     if op.startswith("obj:"):
         return objects[op[4:]]  # type: ignore[no-any-return]  # the caller holds Any
     if op == "lenz.seed":
@@ -417,7 +417,7 @@ def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
     if op == "lenz.size":
         return _size
     if op == "lenz.assert_scalar":
-        return lambda condition, message: None  # of sizes that the graph is run with
+        return lambda condition, message: None  # the sizes of this run satisfy it
     found: Any = torch.ops
     parts = op.split(".")
     if parts[0] == "py":

@@ -1,7 +1,7 @@
-"""Evaluation of expressions and reductions on torch tensors, the part that both interpreters share.
+"""Evaluation of expressions and reductions on torch tensors, shared by both interpreters.
 
-A masked value is computed everywhere and selected; a load that fails gives 1 there, and is an error
-only at the points that need it, which is found out backwards from the roots.
+A masked value is computed everywhere and then selected. A failed load gives 1, and is an error only
+at points that need it, which are found backwards from the roots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: tor
 class Fault:
     """Points where a load must not happen, and the message for one: why(shape, position in it).
 
-    `error` is what a check raises, which is the caller's fault.
+    `error` is the exception of a check: the caller's fault.
     """
 
     where: torch.Tensor
@@ -36,12 +36,12 @@ class Fault:
     error: type[Exception] = IndexError
 
 
-# read(load, values of its index) -> elements, and the points where they may not be read
+# read(load, values of its index) -> elements, and the points where reading is an error
 Read: TypeAlias = Callable[[Expr, list[Value]], "tuple[torch.Tensor, Fault | None]"]
 
 
 def sym_value(e: Sym, env: Mapping[Var, Value]) -> Value:
-    """The exact value of `e`, elementwise where variables are i64 tensors; division rounds down."""
+    """The exact value of `e`, elementwise if variables are i64 tensors; division rounds down."""
     found = [env[v] for v in e.free_vars]
     if not any(isinstance(v, torch.Tensor) for v in found):
         return evaluate(e, {v: int(env[v]) for v in e.free_vars})
@@ -91,10 +91,10 @@ def evaluate_exprs(
     value_of: Callable[[str], torch.Tensor],
     read: Read,
 ) -> list[torch.Tensor]:
-    """Values of the roots at every point of the index tensors of `env`, which broadcast together.
+    """Values of the roots at every point of the (broadcast) index tensors of `env`.
 
-    `value_of` gives what a `ref` names, `read` what a load gives. Raises InternalError
-    for a load outside its buffer at a point where it is needed, and what a check raises that fails.
+    `value_of` returns the value of a `ref`, `read` that of a load. Raises InternalError for a load
+    outside its buffer at a point where it is needed, and the error of a failed check.
     """
     nodes = nodes_of(*roots)
     values: dict[Expr, torch.Tensor] = {}
@@ -114,7 +114,7 @@ def evaluate_exprs(
                 faults[e] = fault
         else:
             values[e] = _node(e, args, env, value_of)
-    # What does not depend on the point has been computed even where there is none.
+    # Point-independent values are computed even if there are no points.
     if faults and all(torch.as_tensor(v).numel() for v in env.values()):
         _raise_needed(roots, nodes, values, faults)
     return [values[e] for e in roots]
@@ -123,7 +123,7 @@ def evaluate_exprs(
 def with_bound(
     syms: Sequence[Sym], args: Sequence[torch.Tensor], env: Mapping[Var, Value]
 ) -> Mapping[Var, Value]:
-    """The environment with the values of the variables @k of some Syms."""
+    """The environment with the values of variables @k."""
     if not args:
         return env
     bound = dict.fromkeys(v for s in syms for v in s.free_vars if is_bound_var(v))
@@ -158,7 +158,7 @@ def _node(
 
 
 def _guarded(e: Expr, args: list[torch.Tensor]) -> tuple[torch.Tensor, Fault | None]:
-    """An op that may raise for a value: 0 at the points where it does, which are given too."""
+    """An op that may raise: 0 at the points where it does, and these points."""
     assert e.op.eager is not None
     raised = (IndexError, RuntimeError)
     try:
@@ -184,7 +184,7 @@ def _raise_needed(
     values: dict[Expr, torch.Tensor],
     faults: dict[Expr, Fault],
 ) -> None:
-    """Raise for the first fault at a point that some root needs, going from users to operands."""
+    """Raise for the first fault at a point that a root needs, going from users to operands."""
     need: dict[Expr, torch.Tensor] = {}
 
     def want(e: Expr, where: torch.Tensor) -> None:
@@ -195,7 +195,7 @@ def _raise_needed(
     for e in reversed(nodes):
         where = need[e]
         for k, a in enumerate(e.args):
-            # Only the second operand of `masked` may fail where the condition does not hold.
+            # Only the second operand of `masked` may fail where the condition is false.
             masked = e.op is _op.MASKED and k == 1
             want(a, where & values[e.args[0]] if masked else where)
     for e in nodes:
@@ -205,7 +205,7 @@ def _raise_needed(
         if bool(wrong.any()):
             at = tuple(int(p) for p in wrong.nonzero()[0])
             what = faults[e].why(tuple(wrong.shape), at)
-            if e.op.guarded:  # the caller's fault, and raised as the compiled code raises it
+            if e.op.guarded:  # the caller's fault, raised like in compiled code
                 raise faults[e].error(what)
             raise InternalError(what, rule="in-bounds", line=show_expr(e))
 
@@ -233,7 +233,7 @@ def _extreme(dtype: DType, low: bool) -> Any:
 
 
 def reduce_last(kind: ReduceKind, x: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """Reduce the last dimension; an empty one gives the identity (for a position: an error)."""
+    """Reduce the last dimension; an empty one gives the identity (an error for a position)."""
     if x.shape[-1] == 0:
         if kind in ("argmax", "argmin"):
             raise InternalError(f"{kind} over no elements", rule="reduce-empty")
@@ -271,7 +271,7 @@ _SCANS: Mapping[ScanKind, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _running_sums(x: torch.Tensor) -> torch.Tensor:
-    """As `cumsum`, which begins with 0.0 and so has no -0.0."""
+    """Like `cumsum`, but without its initial 0.0, which drops -0.0."""
     zeros = torch.cumprod((x == 0) & torch.signbit(x), -1).bool()
     return torch.where(zeros, x, torch.cumsum(x, -1, dtype=x.dtype))
 
@@ -285,7 +285,7 @@ def scan_last(kind: ScanKind, x: torch.Tensor) -> torch.Tensor:
 
 
 def update(flat: torch.Tensor, at: torch.Tensor, value: torch.Tensor, mode: UpdateMode) -> None:
-    """Write or combine elements of a 1-d tensor in place, in order where a position repeats."""
+    """Write or combine elements of a 1-d tensor in place; repeated positions in order."""
     if mode != "set":
         flat.scatter_reduce_(0, at, value, _UPDATES[mode])
     elif torch.unique(at).numel() == at.numel():
@@ -296,7 +296,7 @@ def update(flat: torch.Tensor, at: torch.Tensor, value: torch.Tensor, mode: Upda
 
 
 def arg_last(kind: ReduceKind, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The extreme value over the last dimension, NaN first, and the lowest position that has it."""
+    """The extremum over the last dimension (NaN wins), and its lowest position."""
     wide = x.to(_WIDE.get(x.dtype, x.dtype))
     if x.dtype is torch.uint64:
         wide = wide ^ torch.iinfo(torch.int64).min

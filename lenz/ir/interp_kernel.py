@@ -1,8 +1,8 @@
-"""The oracle for kernels: runs the loop tree as it stands, and watches every access.
+"""The oracle for kernels: runs the loop tree literally, and checks every access.
 
-Loops are Python loops; the innermost one runs on vectors where its body stores to nothing that it
-also loads. Checked on the way: bounds, reads of elements that nothing has written, stores to
-inputs, and two parallel iterations that touch one element.
+Loops are Python loops; the innermost one runs on vectors if its body loads nothing that it stores.
+It checks bounds, reads of unwritten elements, stores to inputs, and parallel iterations that touch
+the same element.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis
 from lenz.sym import Var
 
-FAR = 1 << 62  # position of an argmax that has seen nothing
+FAR = 1 << 62  # position of an empty argmax
 
 
 def interp_kernel(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
     """Run a kernel on flat 1-D tensors, one per parameter, by name; stores change them.
 
-    `sizes` gives the value of every size by name. Raises UserError for buffers that do not fit, and
-    InternalError with the broken rule and the statement for an access that a kernel may not do.
+    `sizes` has the value of every size by name. Raises UserError for buffers that do not fit, and
+    InternalError with the broken rule and the statement for an illegal access.
     """
     env: dict[Var, Value] = {}
     for v in k.sizes:
@@ -71,14 +71,14 @@ def interp_kernel(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping
         if p.mode == "work":
             if bool(t[:n].any()):
                 raise InternalError(f"%{p.name} is not zero at the launch", rule="work-only")
-            t[:n] = 1  # that of one launch is of no use to the next
+            t[:n] = 1  # no launch reuses that of another
     for x in k.locals:
         run.memory[x.name] = _Memory(torch.zeros(x.size, dtype=x.dtype.torch), None)
     run.block(k.body, env, {})
 
 
 class _Memory:
-    """One buffer, which elements hold a value, and which parallel iteration wrote them."""
+    """One buffer, its written elements, and the parallel iterations that wrote them."""
 
     __slots__ = ("data", "is_written", "mode", "owner")
 
@@ -91,7 +91,7 @@ class _Memory:
 
 @dataclass(slots=True)
 class _Accumulator:
-    """A reduction under way: one value per point of the lanes."""
+    """A running reduction: one value per point of the lanes."""
 
     stmt: Reduce
     lanes: tuple[Axis, ...]
@@ -126,7 +126,7 @@ class _Accumulator:
             value, at = arg_last(kind, value)
             env = {**env, lane.var: at}
         found = torch.as_tensor(sym_value(position(self.over), env))
-        # The earlier of the two stands first, so that it wins among equals.
+        # The earlier one comes first, so that it wins among equals.
         is_earlier = found < self.position[where]
         old, new = _together(self.value[where], value)
         before, at = _together(self.position[where], found)
@@ -153,7 +153,7 @@ class _Lanes:
 
 
 def _accumulators(body: tuple[Stmt, ...]) -> dict[int, list[_Accumulator]]:
-    """The reductions by the loop (its identity) that ends them: the outermost they run over."""
+    """The reductions by the loop (its id) that ends them: the outermost that they run over."""
     found: dict[int, list[_Accumulator]] = {}
 
     def visit(stmts: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
@@ -184,14 +184,14 @@ class _Run:
         self.memory: dict[str, _Memory] = {}
         self.open: dict[int, list[_Accumulator]] = _accumulators(k.body)
         self.active: dict[int, _Accumulator] = {}
-        self.iteration: Value | None = None  # of the parallel loops around; None outside
+        self.iteration: Value | None = None  # of the enclosing parallel loops; None outside
         self.lane: Axis | None = None  # the loop that runs on vectors
-        self.path: list[Axis] = []  # the loops around
-        self.running: dict[tuple[int, ...], torch.Tensor] = {}  # of a scan, by the loops inside it
+        self.path: list[Axis] = []  # the enclosing loops
+        self.running: dict[tuple[int, ...], torch.Tensor] = {}  # of scans, by the loops inside
         self.types: dict[str, DType] = {"%" + p.name: p.dtype for p in k.params}
 
     def block(self, body: tuple[Stmt, ...], env: dict[Var, Value], refs: dict[str, _Lanes]) -> None:
-        """Run statements in order; `refs` gets the values they define."""
+        """Run statements in order; their values are added to `refs`."""
         for s in body:
             match s:
                 case For():
@@ -284,7 +284,7 @@ class _Run:
         return value
 
     def sort(self, s: Sort, env: dict[Var, Value]) -> None:
-        """Order the elements of a local; those behind the last one that is kept are gone."""
+        """Sort the elements of a local; those after the kept ones become undefined."""
         m = self.memory[s.buffer]
         size, keep = (int(sym_value(x, env)) for x in (s.size, s.keep))
         if not bool(m.is_written[:size].all()):
@@ -297,7 +297,7 @@ class _Run:
             self.memory[x.name].is_written.fill_(False)
 
     def read(self, e: Expr, index: list[Value]) -> tuple[torch.Tensor, Fault | None]:
-        """Elements by flat offset, and where they may not be read."""
+        """Elements by flat offset, and the points where reading is an error."""
         name = e.attrs[0]
         m = self.memory[name]
         at = torch.as_tensor(index[0])
@@ -326,7 +326,7 @@ class _Run:
         return inside, Fault(outside | unwritten | foreign, why)
 
     def store(self, s: Store, env: dict[Var, Value], refs: dict[str, _Lanes]) -> None:
-        """Write the elements, one after the other where an offset occurs twice."""
+        """Write the elements, one by one if an offset repeats."""
         m = self.memory[s.buffer]
         value, *bound = self.values((s.value, *s.bound), env, refs)
         at = torch.as_tensor(sym_value(s.offset, with_bound((s.offset,), bound, env)))
@@ -352,7 +352,7 @@ class _Run:
         self, s: Store, m: _Memory, at: torch.Tensor, value: torch.Tensor, who: torch.Tensor
     ) -> None:
         clash = (m.owner[at] != -1) & (m.owner[at] != who)
-        if s.mode != "set" and self.k.tile.warps:  # updates of memory are whole on a GPU
+        if s.mode != "set" and self.k.tile.warps:  # updates are atomic on a GPU
             clash &= False
         if self.iteration is not None and m.mode is not None and bool(clash.any()):
             what = f"two parallel iterations write %{s.buffer} at {int(at[clash][0])}"
@@ -371,7 +371,7 @@ def _together(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def _is_vector(f: For) -> bool:
-    """True for an innermost loop whose iterations cannot see each other's stores."""
+    """True for an innermost loop whose iterations do not see each other's stores."""
     if any(bodies_of(s) for s in f.body):
         return False
     stored = {s.buffer for s in walk(f.body) if isinstance(s, Store)}

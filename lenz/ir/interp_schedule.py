@@ -26,11 +26,11 @@ def interp_schedule(
     objects: Mapping[str, Any] | None = None,
     run_kernel: RunKernel = interp_kernel,
 ) -> Interpreted:
-    """Run a schedule; arguments as for `interp`. Mutations of inputs are stores of its kernels.
+    """Run a schedule; arguments as in `interp`. Mutations of inputs are stores of its kernels.
 
-    `run_kernel` stands in for the interpreter of kernels where another way to run them is tested.
+    `run_kernel` replaces the interpreter of kernels, to test other ways to run them.
 
-    Raises InternalError as `interp_kernel` does, and for an output that no step defines.
+    Raises InternalError like `interp_kernel`, and for an output that no step defines.
     """
     g = s.graph
     run = Run(g, call, objects or {})
@@ -56,7 +56,7 @@ def interp_schedule(
 def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel) -> None:
     k = step.kernel
     memory: dict[str, torch.Tensor] = {}
-    # The sizes of a kernel may have ends that those of the graph have not.
+    # The sizes of a kernel may have bounds that the graph's lack.
     scope = run.g.env.scope()
     plain = {v: scope.get(v.name, v) for v in k.sizes}
 
@@ -72,7 +72,7 @@ def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: R
                 raise InternalError(f"@{k.name} reads %{name}, which no step defines")
             run.allocate(buffers[name])
         t = run.tensors[name]
-        if not t.numel():  # the formula of its length takes each dimension to have an element
+        if not t.numel():  # the formula of its length assumes nonempty dimensions
             memory[p.name] = t.new_empty(max(0, size(p.size)))
             continue
         base = run.base[name]

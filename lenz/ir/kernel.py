@@ -1,8 +1,8 @@
 """The kernel level: explicit loops over flat offsets. Every decision is in here as data.
 
-A kernel is a list of phases that run one after the other; on CPU each phase is a loop of kind
-"parallel" around the rest, and all of its iterations end before the next phase starts. Offsets are
-flat, in elements from the base pointer of the parameter.
+A kernel is a list of phases that run one after the other. On CPUs each phase is a "parallel" loop
+around the rest, and all its iterations end before the next phase starts. Offsets are flat, in
+elements from the base pointer of the parameter.
 
     kernel @softmax_0 reduction (%x: in f32[1024*s0], %y: out f32[1024*s0]; s0: 1..) {
       for i in s0 : parallel {
@@ -13,26 +13,26 @@ flat, in elements from the base pointer of the parameter.
     }
 
 Meaning of the statements:
-- `For(axis, kind, body)`: the extent may depend on variables of enclosing loops. kind says how the
-  iterations run; it never changes the result, except that "parallel" and "grid" promise that no
-  iteration reads what another one writes.
-- `If(lower, upper, then, orelse)`: runs `then` if lower < upper, and `orelse` if not. Both bounds
-  are the same for all lanes, so that all threads of a program run one body. What a body defines
-  ends with it: its reductions and scans run over loops inside it.
+- `For(axis, kind, body)`: the extent may depend on variables of enclosing loops. The kind says how
+  the iterations run; it never changes the result, but "parallel" and "grid" promise that no
+  iteration reads another's writes.
+- `If(lower, upper, then, orelse)`: runs `then` if lower < upper, else `orelse`. Both bounds are the
+  same for all lanes, so that all threads of a program run the same body. Names defined in a body
+  end with it: its reductions and scans run over loops inside it.
 - `Let(name, value)`: visible to the statements after it in the same and nested bodies.
 - `Reduce(name, kind, value, over)`: accumulates over the enclosing loops named in `over`; the
-  result is `ref(name)` after the outermost of them has closed. Axes of enclosing loops inside that
-  loop which are not in `over` index an array of accumulators: a later loop over the *same* Var
-  reads its own lane (sum over the rows of a panel of columns).
+  result is `ref(name)` after the outermost of them has closed. Enclosing loops inside that loop
+  that are not in `over` index an array of accumulators: a later loop over the *same* Var reads its
+  own lane (sum over the rows of a panel of columns).
 - `Scan(name, kind, value, over)`: inside the loop over the variable `over` (which is not parallel),
-  `ref(name)` after this statement is the fold of the values up to and with this iteration. Loops
-  between that one and the statement have one running value per iteration. With `back` the fold goes
-  on from program to program of a GPU's grid: see `LookBack`. With `every` it starts anew wherever
-  the variable is a multiple of that: short rows that lie one behind the other.
-- `Sort(buffer, size, keep)`: the first `size` elements of a local in ascending order, of which
-  only the first `keep` may be read: `sort(%l0, 512, keep 10)`.
+  `ref(name)` after this statement is the fold of the values up to and including this iteration.
+  Loops between that one and the statement have one running value per iteration. With `back` the
+  fold continues from program to program of a GPU's grid: see `LookBack`. With `every` it restarts
+  wherever the variable is a multiple of that number: short contiguous rows.
+- `Sort(buffer, size, keep)`: the first `size` elements of a local in ascending order, only the
+  first `keep` may be read: `sort(%l0, 512, keep 10)`.
 - `Store(buffer, offset, value)`: `@k` in the offset is bound[k]. With a mode other than "set" the
-  element becomes the sum (product, greater, smaller) of what it was and the value.
+  element becomes the sum (product, maximum, minimum) of its old value and the new one.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ KernelKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A pointer parameter. `size`: elements that may be touched from the base pointer on.
+    """A pointer parameter. `size`: accessible elements from the base pointer.
 
-    `aligned`: the pointer is a multiple of 16 bytes, which whoever launches the kernel ensures.
-    Memory of mode "work" is i64 and zero at each launch; only scans with `back` change it.
+    `aligned`: the launcher ensures that the pointer is a multiple of 16 bytes. Memory of mode
+    "work" is i64 and zero at each launch; only scans with `back` change it.
     """
 
     SYNTAX: ClassVar = ("{name:def}: {mode:mode} {dtype:dtype}[{size:sym}]", "? aligned")
@@ -79,7 +79,7 @@ class Param:
 class Local:
     """Scratch of one parallel iteration, `size` elements, on the stack or in registers.
 
-    On a GPU it is a row of a tile: the loops that store to it and load from it are loops of lanes.
+    On a GPU it is a row of a tile: loops that access it are loops of lanes.
     """
 
     SYNTAX: ClassVar = ("local {name:def}: {dtype:dtype}[{size:int}]",)
@@ -100,7 +100,7 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class If:
-    """One of two bodies, of which the first is not empty."""
+    """One of two bodies; the first is not empty."""
 
     SYNTAX: ClassVar = ("if {lower:sym} < {upper:sym} {then:stmts}", "? else {orelse:stmts}")
     lower: Sym
@@ -143,12 +143,13 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class LookBack:
-    """How a scan goes on behind the programs of the grid loop over `block` before this one.
+    """How a scan continues the results of earlier programs of the grid loop over `block`.
 
-    A program leaves the fold of its own elements in `work`, and so does the last of each `group` of
-    programs for its group, and the last of `group` groups for all elements up to its own. Each
-    takes the results of lower blocks in the order of their numbers, whenever they came: the bits of
-    a scan do not depend on who was first. `at` is the first word of the row: see `slots`, `words`.
+    A program publishes the fold of its own elements in `work`. The last of each `group` of programs
+    also publishes that of its group, and the last of `group` groups that of all elements so far.
+    Each program folds the results of lower blocks in the order of their numbers, no matter which
+    was first, so that the bits of a scan are reproducible. `at` is the first word of the row: see
+    `slots`, `words`.
     """
 
     SYNTAX: ClassVar = ("{block:loop_var} by {work:writes}[{at:sym}] group {group:int}",)
@@ -182,7 +183,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Sort:
-    """The elements of a local in order. `keep` is not above `size`."""
+    """Sorts the elements of a local. `keep` is at most `size`."""
 
     SYNTAX: ClassVar = ("sort({buffer:writes}, {size:sym}", "?, keep {keep=size:sym}", ")")
     buffer: str
@@ -192,7 +193,7 @@ class Sort:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A write of one element, or (mode) an update of it."""
+    """A write of one element, or an update of it by `mode`."""
 
     SYNTAX: ClassVar = (
         "store",
@@ -211,14 +212,14 @@ Stmt: TypeAlias = For | If | Let | Reduce | Scan | Sort | Store
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """Numbers that the emitter takes as they are.
+    """Numbers that the emitter uses unchanged.
 
-    grain     parallel iterations that one task must at least get (1 or more)
-    unroll    copies of a vector loop body that are emitted interleaved
-    rows      rows that one pass of a loop over column accumulators takes at once
-    warps     warps of 32 threads that run one program of a GPU's grid; 0 on CPUs
-    stages    loads of a loop that may be in flight at once on a GPU (Triton's num_stages)
-    registers the most that a thread of a GPU may have; 0 is as many as the assembler likes
+    grain     fewest parallel iterations of a task (1 or more)
+    unroll    interleaved copies of a vector loop body
+    rows      rows per pass of a loop over column accumulators
+    warps     warps of 32 threads per program of a GPU's grid; 0 on CPUs
+    stages    loads of a loop in flight at once on a GPU (Triton's num_stages)
+    registers register limit per GPU thread; 0 leaves it to the assembler
     """
 
     grain: int = 1
@@ -248,12 +249,12 @@ class Kernel:
 
 
 def bodies_of(s: Stmt) -> tuple[tuple[Stmt, ...], ...]:
-    """The bodies of a statement: none of most, one of a loop, two of a branch."""
+    """The bodies of a statement: a loop has one, a branch two, others none."""
     return tuple([slot.get(s) for slot in slots_in(s, _BODIES)])
 
 
 def map_bodies(s: Stmt, f: Callable[[tuple[Stmt, ...]], tuple[Stmt, ...]]) -> Stmt:
-    """The statement with each of its bodies replaced by f of it."""
+    """The statement with f applied to each of its bodies."""
     new: dict[str, Any] = {x.field: f(x.get(s)) for x in slots_in(s, _BODIES)}
     return replace(s, **new) if new else s
 
@@ -267,18 +268,18 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
 
 
 def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:
-    """Every expression that stands in a statement, in order."""
+    """Every expression in the statements, in order."""
     return [e for s in walk(body) for e in exprs_in(s)]
 
 
 def map_leaves(body: tuple[Stmt, ...], f: Callable[[Stmt], Stmt]) -> tuple[Stmt, ...]:
-    """The statements with each that has no body replaced by f of it."""
+    """The statements with f applied to each that has no body."""
     within = lambda inner: map_leaves(inner, f)
     return tuple([map_bodies(s, within) if bodies_of(s) else f(s) for s in body])
 
 
 def moved(s: Stmt | LookBack, at: Mapping[Var, Sym], over: bool = False) -> Any:
-    """A statement over other variables; with `over`, also where it names the loops around it."""
+    """A statement over other variables; with `over`, also where it names enclosing loops."""
     s = map_values(s, lambda e: reindex(e, at))
     new: dict[str, Any] = {}
     for slot in slots_in(s, _MOVED if not over else _MOVED | _LOOPS):
@@ -295,7 +296,7 @@ def moved(s: Stmt | LookBack, at: Mapping[Var, Sym], over: bool = False) -> Any:
 
 
 def with_buffers(s: Stmt | LookBack, names: Mapping[str, str]) -> Any:
-    """A statement that changes buffers of other names."""
+    """A statement with renamed written buffers."""
     new: dict[str, Any] = {}
     for slot in slots_in(s, _WRITES):
         value = slot.get(s)
@@ -307,7 +308,7 @@ def with_buffers(s: Stmt | LookBack, names: Mapping[str, str]) -> Any:
 
 
 def syms_in(s: Stmt | LookBack) -> Iterator[Sym]:
-    """The sizes and offsets that stand in a statement itself."""
+    """The sizes and offsets in a statement itself."""
     for slot in slots_in(s, _MOVED | {"look_back"}):
         value = slot.get(s)
         if isinstance(value, Sym):
@@ -323,9 +324,9 @@ _LOOPS = frozenset({"loop_var", "loop_vars", "look_back"})
 
 
 def position(over: Sequence[Axis]) -> Sym:
-    """The number of an element over the axes of loops, the first of them outermost.
+    """The number of an element over the axes of loops, outermost first.
 
-    The last block of an axis that was cut is shorter than the others: it counts with its bound.
+    The last block of a split axis is shorter than the others; its bound counts.
     """
     sizes: list[Sym] = []
     for k, a in enumerate(over):
@@ -335,16 +336,16 @@ def position(over: Sequence[Axis]) -> Sym:
 
 
 def slots(blocks: Sym, group: int) -> Sym:
-    """Results that the programs of one row leave: of each, of each group, of each group of groups.
+    """The number of results of one row's programs: of each, each group, each group of groups.
 
-    They stand in this order, each in `words` of 64 bits. The last block of a row leaves none.
+    They are stored in this order, each in `words` of 64 bits. The last block of a row has none.
     """
     before = maximum(blocks - 1, ZERO)
     return before + before // group + before // (group * group)
 
 
 def words(dtype: DType) -> int:
-    """64-bit words of a result in a workspace: 32 of their bits are its own, the rest a flag."""
+    """64-bit words of a result in a workspace: each has 32 bits of data, the rest is a flag."""
     return 2 if dtype.bytes == 8 else 1
 
 
@@ -359,7 +360,7 @@ def programs(k: Kernel) -> Sym:
 
 
 def branches(k: Kernel) -> tuple[Kernel, ...]:
-    """The kernel with each of the bodies of which every program runs one; () if it has no such."""
+    """One kernel per body of the top-level branch; () without a branch."""
     match k.body:
         case (For(_, "grid", body) as f,):
             inner = branches(replace(k, body=body))
@@ -370,11 +371,11 @@ def branches(k: Kernel) -> tuple[Kernel, ...]:
 
 
 def overwrites_safely(k: Kernel, read: str, written: str) -> bool:
-    """True when no thread can store to `written` before another has loaded the element of `read`.
+    """True if no thread can store to `written` before another has loaded the element of `read`.
 
-    Threads of a GPU's program run on their own, and a load may give elements to other threads than
-    a store takes. But a value is stored only after all that it depends on: so the one load of
-    `read` must be a part of the value of the one store to `written`, and of no masked value.
+    Threads of a GPU program are not synchronised, and a load may distribute elements differently
+    from a store. But a value is stored only after its operands are loaded: so the only load of
+    `read` must be in the value of the only store to `written`, and not in a masked value.
     """
     if taken := branches(k):
         return all(overwrites_safely(b, read, written) for b in taken)
@@ -394,12 +395,12 @@ def overwrites_safely(k: Kernel, read: str, written: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel with the buffers it is called on, one per parameter.
+    """A kernel with its arguments, one buffer per parameter.
 
-    `candidates` compute the same with other tiles, of which `tune` picks one: the kernel itself,
-    then one for each shape that was asked for. They are no part of the text. `origins` are the FX
-    nodes that this launch computes, and the user's lines: launches of one kernel differ in them.
-    `device` runs the kernel.
+    `candidates` compute the same with other tiles, and `tune` picks one: the kernel itself, then
+    one per requested shape. They are not part of the text. `origins` are the FX nodes that this
+    launch computes, and the user's lines: launches of the same kernel differ in them. `device` runs
+    the kernel.
     """
 
     SYNTAX: ClassVar = ("launch @{kernel:kernel}({args:use*})", "? on {device:word}")

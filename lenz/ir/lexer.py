@@ -1,6 +1,6 @@
-"""Tokens of the text form, a cursor over them, and the error that shows the place.
+"""Tokens of the text form, a cursor over them, and errors with their position.
 
-A size or index expression is the text between two marks, handed to `lenz.sym.read_sym`.
+A size or index expression is the text between two marks, parsed by `lenz.sym.read_sym`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ END = "end of text"
 
 
 class ReadError(UserError):
-    """A text that is no object of the IR; `line` and `column` count from 1."""
+    """A text that is not an object of the IR; `line` and `column` count from 1."""
 
     def __init__(self, what: str, text: str, at: int) -> None:
         start = text.rfind("\n", 0, at) + 1
         row = text[start:].split("\n", 1)[0]
         self.line = text.count("\n", 0, at) + 1
         self.column = at - start + 1
-        # The caret stands under the column: "  at: " is six wide.
+        # The caret is under the column: "  at: " is six wide.
         where = f"{row}\n{' ' * (6 + at - start)}^"
         super().__init__(f"line {self.line}, column {self.column}: {what}", where=where)
 
@@ -60,58 +60,58 @@ class Cursor:
             self._kinds.append(found.lastgroup or "")
             self.words.append(found[group] or END)
             self._starts.append(found.start(group))
-        if self.words[-2:] == [END, END]:  # behind blanks at the end another empty match is found
+        if self.words[-2:] == [END, END]:  # trailing blanks add another empty match
             self.words.pop()
         if "other" in self._kinds:
             self.jump(self._kinds.index("other"))
-            raise self.error(f"{self.text!r} is no part of the text form")
+            raise self.error(f"{self.text!r} is not part of the text form")
         self.jump(0)
 
     def jump(self, place: int) -> None:
-        """Go to a place."""
+        """Move to a token."""
         self.place = place
         self.text, self.kind = self.words[place], self._kinds[place]
 
     def span(self, place: int) -> tuple[int, int]:
-        """Where a token begins and ends."""
+        """The start and end of a token."""
         start = self._starts[place]
         return start, start + len(self.words[place])
 
     def error(self, what: str, place: int | None = None) -> ReadError:
-        """An error at the next token, or at another place."""
+        """An error at the next token, or at another one."""
         return ReadError(what, self.source, self.span(self.place if place is None else place)[0])
 
     def fail(self, wanted: str) -> NoReturn:
-        """Raise: something else was wanted here."""
+        """Raise an error that says what is wanted here."""
         shown = self.text if self.kind == "end" else f"`{self.text}`"
         raise self.error(f"expected {wanted}, found {shown}")
 
     def take(self) -> str:
-        """Pass the next token and give its text."""
+        """Consume the next token and return its text."""
         word = self.text
         if self.kind != "end":
             self.jump(self.place + 1)
         return word
 
     def accept(self, word: str) -> bool:
-        """Pass the token if it is next."""
+        """Consume the token if it is next."""
         if self.text != word or self.kind == "end":
             return False
         self.jump(self.place + 1)
         return True
 
     def expect(self, *words: str) -> None:
-        """Pass these tokens; anything else is an error."""
+        """Consume these tokens; anything else is an error."""
         for word in words:
             if not self.accept(word):
                 self.fail(f"`{word}`")
 
     def glued(self) -> bool:
-        """True when no space stands in front of the next token."""
+        """True if no space precedes the next token."""
         return self.place > 0 and self.span(self.place)[0] == self.span(self.place - 1)[1]
 
     def skip_to(self, *closes: str) -> None:
-        """Go to a closing mark at this level, or to one that closes nothing."""
+        """Skip to a closing mark at this level, or to an unmatched one."""
         depth = 0
         while depth or self.text not in closes:
             if self.kind == "end":
@@ -122,7 +122,7 @@ class Cursor:
             self.take()
 
 
-# Where a size or index expression ends, when no bracket that it opened is open.
+# Marks that end a size or index expression outside its own brackets.
 _STOP = frozenset({",", ":", ";", "|", "=", "<", "{", "}", "]", ")", "@", END})
 
 
@@ -173,13 +173,13 @@ def string_of(c: Cursor) -> str:
 
 
 def buffer_of(c: Cursor) -> str:
-    """A buffer, `%x`; gives its name."""
+    """A buffer, `%x`; returns its name."""
     c.expect("%")
     return name_of(c)
 
 
 def word_of(c: Cursor) -> str:
-    """A word that may end in a number, as `cuda:0`, or a quoted text."""
+    """A word that may end in a number, like `cuda:0`, or a quoted text."""
     if c.kind == "string":
         return string_of(c)
     word = name_of(c)
@@ -201,9 +201,9 @@ def int_of(c: Cursor) -> int:
 
 
 def list_of(c: Cursor, one: Callable[[], T], close: str, until: tuple[str, ...] = ()) -> list[T]:
-    """Items with commas between up to `close`, which is passed; a last comma is allowed.
+    """Comma-separated items up to `close`, which is consumed; a trailing comma is allowed.
 
-    With `until`, up to `close` or one of these, which is next then.
+    With `until`, up to `close` or one of these, which is not consumed.
     """
     stops = (close, *until)
     items: list[T] = []

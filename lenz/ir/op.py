@@ -1,8 +1,7 @@
-"""Scalar operations as data: one `Op` says all that any room needs to know about one operation.
+"""Scalar operations as data: one `Op` has all facts about one operation.
 
-The entries stand in `lenz/ops/`. The structural operations, which are not arithmetic (constants,
-loads, indices, references, guarded evaluation), stand here because the IR itself gives them
-meaning.
+The entries are in `lenz/ops/`. The structural operations, which are not arithmetic (constants,
+loads, indices, references, guarded evaluation), are here because the IR itself defines them.
 Invariant: one `Op` object per name (intern table `_OPS`), so `is` compares operations.
 """
 
@@ -16,15 +15,15 @@ import torch
 
 from lenz.ir.dtype import DType
 
-# How the aten lowering of an op picks its compute and result type from its operands.
+# How the aten lowering of an op derives its compute and result type from its operands.
 Promotion = Literal[
     "default",  # usual torch type promotion
-    "int_to_float",  # as default, but integers and bool become the default float type
-    "bool",  # operands are promoted together, the result is bool
-    "no_bool",  # as default, but bool operands become i64 (sum-like)
+    "int_to_float",  # like default, but integers and bool become the default float type
+    "bool",  # operands are promoted as usual, the result is bool
+    "no_bool",  # like default, but bool operands become i64 (sum-like)
 ]
-Types = tuple[DType, ...]  # of the operands, in their order
-Attrs = tuple[Any, ...]  # what an operation has beside operands
+Types = tuple[DType, ...]  # of the operands, in order
+Attrs = tuple[Any, ...]  # attributes besides operands
 DTypeRule = Callable[[Types, Attrs], DType]
 Emission = str | Callable[..., Any]
 
@@ -35,12 +34,12 @@ class OpForm:
 
     emit    the direct form, as the machine's emitter defines it (`ops/emission.py` describes those
             of CPUs and GPUs); None if there is only an expansion
-    types   element types of operands, and of a conversion's result, for which `emit` exists (None:
+    types   element types of operands, and of a conversion's result, that `emit` supports (None:
             every type that the dtype rule accepts)
-    expand  definition in simpler ops for the other types (None: that of the op)
-    ulp     greatest error of this form (None: that of the op)
-    check   for guarded ops, as `emit`: the bool that must hold in every lane that runs. The emitter
-            asserts it, and `emit` gives a value in range whether it holds or not. None if `emit`
+    expand  definition in simpler ops for the other types (None: the op's)
+    ulp     largest error of this form (None: the op's)
+    check   for guarded ops, like `emit`: the bool that must be true in every active lane. The
+            emitter asserts it, and `emit` gives a value in range in both cases. None if `emit`
             itself checks
     """
 
@@ -61,24 +60,24 @@ def on(**machines: OpForm | Emission) -> dict[str, OpForm]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One scalar operation. A new one enters the table; raises ValueError when the name is taken.
+    """One scalar operation. Construction registers it; raises ValueError if the name is taken.
 
-    name      in the text form; unique
+    name      name in the text form; unique
     arity     number of expression operands; -1 for any number
-    dtype     (operand types, attrs) -> result type; raises TypeError with the reason when illegal
+    dtype     (operand types, attrs) -> result type; raises TypeError with the reason if illegal
     eager     reference on torch tensors: eager(*tensors, *attrs); None for structural ops
-    expand    definition in simpler ops: expand(*operand Exprs, *attrs) -> Expr; used by every
-              machine that has no direct form (None: the op is primitive)
-    forms     how lenz's machines compute it, by the type of their devices (`add_form` for others);
-              an absent machine uses `expand`
+    expand    definition in simpler ops: expand(*operand Exprs, *attrs) -> Expr; used by machines
+              without a direct form (None: the op is primitive)
+    forms     how lenz's machines compute it, by device type (`add_form` adds others); an absent
+              machine uses `expand`
     aten      names of the aten overload packets this op lowers directly, e.g. ("exp",)
     promotion how that lowering picks types
-    commutes  operands may be swapped (used to order operands canonically)
-    cost      run time of one element relative to an f32 addition
-    domain    interval of f32 inputs that tests sample, per operand or one for all
-    ulp       greatest error, in units in the last place of f32, that tests accept inside `domain`
+    commutes  operands may be swapped (to order them canonically)
+    cost      time per element relative to an f32 addition
+    domain    interval of f32 inputs for tests, per operand or one for all
+    ulp       largest error in tests inside `domain`, in units in the last place of f32
     absolute  error below which `ulp` does not count, for results that are only used in sums
-    guarded   the op has an effect, so that emission needs to know which lanes run
+    guarded   the op has an effect, so emission needs the mask of active lanes
     """
 
     name: str
@@ -109,22 +108,22 @@ class Op:
 
 
 _OPS: dict[str, Op] = {}
-_ADDED: dict[tuple[Op, str], OpForm] = {}  # forms of machines outside of lenz
+_ADDED: dict[tuple[Op, str], OpForm] = {}  # forms of machines outside lenz
 
 
 def add_form(op: Op, machine: str, form: OpForm) -> None:
-    """Say how one more machine computes an op; raises ValueError if that is known."""
+    """Register how another machine computes an op; raises ValueError if it has a form already."""
     if machine in op.forms or _ADDED.setdefault((op, machine), form) is not form:
         raise ValueError(f"op {op.name!r} has two forms on {machine}")
 
 
 def op_named(name: str) -> Op:
-    """Give the op with this name; raises KeyError for an unknown name."""
+    """Return the op with this name; raises KeyError for an unknown name."""
     return _OPS[name]
 
 
 def all_ops() -> tuple[Op, ...]:
-    """Every op defined so far, in order of definition."""
+    """Every op so far, in order of definition."""
     return tuple(_OPS.values())
 
 
@@ -147,14 +146,14 @@ def _checked_dtype(args: Types, _: Attrs) -> DType:
     return args[0]
 
 
-# The structural ops. attrs always end in the dtype where the operands do not give it.
+# The structural ops. attrs end in the dtype if the operands do not determine it.
 CONST = Op("const", 0, _attr_dtype, cost=0.0)  # attrs (value, dtype)
 LOAD = Op("load", -1, _attr_dtype, cost=1.0)  # attrs (buffer name, index Syms, dtype)
 INDEX = Op("index", -1, _attr_dtype, cost=0.5)  # attrs (Sym, dtype)
 REF = Op("ref", 0, _attr_dtype, cost=0.0)  # attrs (name of Let or Reduce, dtype)
-# masked(cond, value, other): `value` (and its loads) is evaluated only where cond holds.
+# masked(cond, value, other): `value` (and its loads) is evaluated only where cond is true.
 MASKED = Op("masked", 3, _masked_dtype, cost=1.0)
-# checked(value, i): `value`; i is a guarded op whose check counts, though nothing reads its result.
+# checked(value, i): `value`; i is a guarded op whose check counts, although its result is unused.
 CHECKED = Op(
     "checked",
     2,

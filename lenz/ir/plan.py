@@ -1,4 +1,4 @@
-"""The plan: everything the runtime needs to run one graph, as a list of typed steps.
+"""The plan: everything that the runtime needs to run one graph, as a list of typed steps.
 
 Readers of a plan decide nothing: `plan/python.py` prints it as a module, the report counts it. A
 plan holds no `Graph` and no `Expr`; sizes are Syms over the sizes of the inputs.
@@ -18,8 +18,8 @@ from lenz.sym import Sym, Var
 
 # A plan or a graph as a function: it takes the list of its arguments and empties it.
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-# Who takes a new name of old memory: kernels need its address alone, calls also see its dtype and
-# sizes, and to autograd it must be a view as Python makes it.
+# Who uses a new name for old memory: kernels only need its address, calls also see its dtype and
+# sizes, and for autograd it must be a view made by Python.
 Taker = Literal["kernels", "calls", "autograd"]
 
 
@@ -30,10 +30,10 @@ class Input:
     called    the user's name of an argument, for messages
     anywhere  its device is not checked, because only eager ops use it
     signed    its negative bit is checked, because kernels ignore that bit
-    laid      with other strides or the negative bit it is copied, not refused
-    pinned    it keeps its address over calls: a parameter, or what a forward half has kept
+    laid      with other strides or the negative bit it is copied, not rejected
+    pinned    it keeps its address over calls: a parameter, or a saved tensor
     written   the plan writes into it
-    content   the name of a constant's bytes; empty where the caller gives the constants
+    content   the name of a constant's bytes; empty if the caller provides the constants
     """
 
     SYNTAX: ClassVar = (
@@ -59,9 +59,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SizeInput:
-    """An integer argument: a Var that it binds, a multiple of one, or the number it must equal.
+    """An integer argument: a Var that it binds, a multiple of one, or the required number.
 
-    A Var may also be an object that calls take.
+    A Var may also be an object passed to calls.
     """
 
     SYNTAX: ClassVar = ("{value:sym} : size",)
@@ -70,7 +70,7 @@ class SizeInput:
 
 @dataclass(frozen=True, slots=True)
 class BindSize:
-    """Read a size off a tensor: its size (or stride) `dim` is factor * var."""
+    """Read a size from a tensor: its size (or stride) `dim` is factor * var."""
 
     SYNTAX: ClassVar = (
         "bind {var:size} = {stride:which}({source:use}, {dim:int})",
@@ -87,8 +87,8 @@ class BindSize:
 class Alloc:
     """New memory of the type; `zero` asks for zeroed memory, `huge` for huge pages.
 
-    If nothing else holds the argument `over`, it is that argument's memory, which the next launch
-    may overwrite.
+    If nothing else holds the argument `over`, it takes that argument's memory, which the next
+    launch may overwrite.
     """
 
     SYNTAX: ClassVar = ("alloc {name:def} : {type:type}", "? zero", "? huge", "? over {over:over}")
@@ -101,7 +101,7 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A tensor that the last CUDA graph has made and keeps, as a new tensor in the same memory."""
+    """A new tensor in memory that the last CUDA graph wrote and keeps."""
 
     SYNTAX: ClassVar = ("keep {name:def}",)
     name: str
@@ -109,10 +109,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The memory of `source`, which is dead, under another name.
+    """Another name for the memory of `source`, which is dead.
 
-    It is the `same` tensor or a new one of this type. Autograd takes the new one for a view of the
-    old one unless it is `detached`.
+    It is the `same` tensor or a new one of this type. For autograd the new one is a view of the old
+    one unless it is `detached`.
     """
 
     SYNTAX: ClassVar = (
@@ -129,10 +129,10 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """Other sizes and strides over the memory of `source`, from its first element on.
+    """Other sizes and strides over the memory of `source`, from its first element.
 
-    It is the `same` tensor under another name, or a new one. Autograd takes the new one for a view
-    of `source` unless it is `detached`.
+    It is the `same` tensor under another name, or a new one. For autograd the new one is a view of
+    `source` unless it is `detached`.
     """
 
     SYNTAX: ClassVar = (
@@ -151,7 +151,7 @@ class ViewStep:
 class Current:
     """Make a GPU current. The next launches go to its current stream.
 
-    The first one holds from the beginning of the call. The caller's GPU is current again after it.
+    The first one holds from the start of the call. Afterwards the caller's GPU is current again.
     """
 
     SYNTAX: ClassVar = ("current {device:word}",)
@@ -163,7 +163,7 @@ class LaunchStep:
     """Run a kernel: pointers of `args`, then the sizes.
 
     `grid` is the number of programs, on a machine that runs programs. `device` is "" for the CPU.
-    A CUDA `graph` is launched by the addresses that may change.
+    A CUDA `graph` is launched with the addresses that may change.
     """
 
     SYNTAX: ClassVar = (
@@ -183,10 +183,10 @@ class CallStep:
     """Call an eager op. `into` names allocated outputs for ops with an out= form.
 
     The number of results is checked (`counted`) if the op is not torch's own.
-    An op that `holds` may use the memory of its arguments and results until a call has run that
-    `waits` for its results, or for good. Until then no other buffer gets that memory, and nothing
-    writes into it. `draws` is as of an Extern. An op that `writes` changes its arguments, or may:
-    then these must be to autograd the views that they are.
+    An op that `holds` may use the memory of its arguments and results until a call `waits` for its
+    results, or for good. Until then no other buffer reuses that memory, and nothing writes to it.
+    `draws` is as in Extern. An op that `writes` may change its arguments, so these must be views
+    for autograd too.
     """
 
     SYNTAX: ClassVar = (
@@ -257,9 +257,9 @@ RegionKind = Literal["graph", "outside"]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Steps that a CUDA graph may replay as one, or a step outside of graphs, with the reason.
+    """Steps that a CUDA graph may replay as one, or a step outside graphs, with the reason.
 
-    A reader without graphs runs them as steps of the plan.
+    A reader without graphs runs them as ordinary steps.
     """
 
     SYNTAX: ClassVar = (
@@ -273,14 +273,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One compiled graph. `kernels` are the symbol names that LaunchSteps call, in first use.
+    """One compiled graph. `kernels` are the names that LaunchSteps call, in order of first use.
 
     Kernels assume that the `aligned` arguments start at multiples of 16 bytes and that sizes are at
-    most those of `most`. A call that breaks one of these assumptions, or in which a size is not the
-    multiple that an input says, runs a fallback plan.
-    Where CUDA graphs are asked for, `results` are the types of the outputs, none for no tensor, and
-    `saved` the places of those that only the backward half reads. Comments are by the places of
-    steps in `flat`.
+    most those of `most`. A call that breaks one of these assumptions, or whose size is not the
+    multiple stated by an input, runs a fallback plan. If CUDA graphs are wanted, `results` are the
+    types of the outputs (None for other values), and `saved` the positions of those that only the
+    backward half reads. Comments are keyed by the index of steps in `flat`.
     """
 
     LINES: ClassVar = (
@@ -304,12 +303,12 @@ class Plan:
 
     @property
     def flat(self) -> tuple[Step, ...]:
-        """The steps, those of regions among them."""
+        """The steps, including those of regions."""
         return flat(self.steps)
 
 
 def flat(steps: Iterable[Step | Region]) -> tuple[Step, ...]:
-    """The steps, with those of a region in its place."""
+    """The steps, with each region replaced by its steps."""
     return tuple([x for s in steps for x in (s.steps if isinstance(s, Region) else (s,))])
 
 

@@ -1,8 +1,8 @@
-"""The text form of graphs, kernels, plans and schedules: debug print, golden and cache key in one.
+"""The text form of graphs, kernels, plans and schedules: debug print, test data and cache key.
 
-Canonical: equal objects give equal text, with no address, clock or path in it. `read(show(g)) == g`
-for everything that `verify` accepts; what it does not accept prints as well. docs/ir.md has the
-grammar, syntax.py says where it is declared.
+Canonical: equal objects give equal text, without addresses, times or paths. `read(show(g)) == g`
+for everything that `verify` accepts; other objects print as well. docs/ir.md has the grammar, and
+syntax.py says where it is declared.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = ["line_of", "show", "show_expr", "show_node", "sizes_of"]
 
 
 def show(x: Graph | Kernel | Plan | Schedule, origins: bool = False) -> str:
-    """The text of an object; `origins` adds where each line came from, as comments."""
+    """The text of an object; `origins` adds the origin of each line as a comment."""
     return "\n".join(_rows(x, Scope(), origins)) + "\n"
 
 
 def line_of(x: Graph | Kernel | Plan | Schedule, culprit: object) -> str:
-    """The line that stands for a part of an object, with its number; "" when none does."""
+    """The line of a part of an object, with its number; "" if there is none."""
     rows = "\n".join(_rows(x, Scope(culprit=culprit), origins=False)).split("\n")
     at = next((k for k, row in enumerate(rows) if CULPRIT in row), None)
     return "" if at is None else f"{at + 1}: {rows[at].replace(CULPRIT, '').strip()}"
 
 
 def show_node(x: Any, types: Mapping[str, DType] = NO_TYPES) -> str:
-    """One node, statement or step: the line that stands for it, without the word `out` in front."""
+    """The line of one node, statement or step, without a leading `out`."""
     return FORMS[type(x)].show(x, Scope(types=dict(types)))
 
 
@@ -79,7 +79,7 @@ def _header(word: str, x: Graph | Plan, sizes: tuple[Var, ...], s: Scope) -> str
 
 
 def sizes_of(x: Graph | Plan) -> tuple[Var, ...]:
-    """The sizes of a graph or plan in order of first use, each after those that bound it."""
+    """The sizes of a graph or plan in order of first use, each after its bounds."""
     found: dict[Var, None] = {}
     axes: set[Var] = set()
 
@@ -133,7 +133,7 @@ def _graph(g: Graph, sizes: tuple[Var, ...], s: Scope, origins: bool) -> Iterato
 
 
 def _origins(x: Any) -> str:
-    """Where a line came from, as a comment."""
+    """The origin of a line, as a comment."""
     match x:
         case Launch():
             found = x.origins

@@ -1,7 +1,7 @@
 """Reads the text form back: `read(show(x)) == x` for graphs, kernels, plans and schedules.
 
-By recursive descent, in time linear in the text. Scalar ops are found by name, so `lenz.ops` must
-have been imported. docs/ir.md has the grammar, syntax.py says where it is declared.
+Recursive descent, in time linear in the text. Scalar ops are found by name, so import `lenz.ops`
+first. docs/ir.md has the grammar, and syntax.py says where it is declared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["ReadError", "read", "read_expr", "read_graph"]
 
 
 def read(text: str) -> Graph | Kernel | Plan | Schedule:
-    """The object that a text stands for; raises ReadError with line, column and the line itself."""
+    """The object of a text; raises ReadError with line, column and the line itself."""
     c = Cursor(text)
     word = choice_of(c, ("graph", "kernel", "plan", "schedule"), "what this is")
     x: Graph | Kernel | Plan | Schedule
@@ -45,17 +45,17 @@ def read(text: str) -> Graph | Kernel | Plan | Schedule:
 
 
 def read_graph(text: str) -> Graph:
-    """As `read`, for a text that must be a graph."""
+    """Like `read`, for a text that must be a graph."""
     x = read(text)
     if not isinstance(x, Graph):
-        raise ReadError(f"wanted a graph, this is a {type(x).__name__}", text, 0)
+        raise ReadError(f"expected a graph, this is a {type(x).__name__}", text, 0)
     return x
 
 
 def read_expr(
     text: str, vars: Mapping[str, Var] | None = None, types: Mapping[str, DType] | None = None
 ) -> Expr:
-    """One expression; `types` gives what is known of buffers ("%x") and values ("m")."""
+    """One expression; `types` has the known types of buffers ("%x") and values ("m")."""
     c = Cursor(text)
     e = value_of(c, Scope(dict(vars or {}), dict(types or {})), {})
     if c.kind != "end":
@@ -64,7 +64,7 @@ def read_expr(
 
 
 def _header(c: Cursor, s: Scope) -> tuple[str, tuple[Var, ...]]:
-    """`@name(s0: 1..) on cuda:0 {`: the name, and the sizes, which are in scope then."""
+    """`@name(s0: 1..) on cuda:0 {`: the name, and the sizes, which enter the scope."""
     c.expect("@")
     name = name_of(c)
     c.expect("(")

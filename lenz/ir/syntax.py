@@ -1,21 +1,21 @@
-"""One declaration per node of the IR: how it stands in text, and what each of its fields is.
+"""One declaration per node of the IR: its text form, and the kind of each field.
 
 A class has `SYNTAX`, a tuple of pieces in the order of the text:
 
     SYNTAX = ("alloc {name:def} : {type:type}", "? zero", "? over {over:over}")
 
-- Text stands as it is. `{field:kind}` is a field; `{field:kind*}` has commas between its items.
-- A piece that begins with `?` is left out where its first field has its default, and read where its
-  first word is next. `{keep=size:sym}` has the value of `size` by default. A piece without a field
-  is a flag, named by its word.
-- The kind says how a field is printed and read (`forms.KINDS`), and what it means to walks: `def`
-  is a buffer that begins here, `use` one that is read, `share` one in whose memory the new one
-  lies, `over` one that is overwritten too, `take` one that ends as well, `end` one that only ends;
-  `sym` is a size or an index, `value` and `block` are expressions, `args` arguments of a call;
-  `writes` is a buffer that a statement or a call changes.
+- Text is literal. `{field:kind}` is a field; `{field:kind*}` has commas between its items.
+- A piece that starts with `?` is omitted if its first field has its default, and read if its first
+  word is next. `{keep=size:sym}` has the value of `size` by default. A piece without a field is a
+  flag, named by its word.
+- The kind says how a field is printed and read (`forms.KINDS`), and its role in walks: `def` is a
+  new buffer, `use` one that is read, `share` one whose memory the new one shares, `over` the same
+  and overwritten, `take` the same and dead afterwards, `end` one that only dies; `sym` is a size or
+  an index, `value` and `block` are expressions, `args` arguments of a call; `writes` is a buffer
+  that a statement or a call changes.
 
-A graph and a plan have `LINES` as well, the lines between their braces: one with `+` stands once
-for each item of its field, one with `?` is left out where its field is empty.
+A graph and a plan also have `LINES`, the lines between their braces: one with `+` is repeated for
+each item of its field, one with `?` is omitted if its field is empty.
 
 `form.Form` makes the printer and the reader of a class from it, docs/generate.py its line of the
 grammar, `graph.reads_of` and the verifiers their walks.
@@ -36,17 +36,17 @@ _SLOT = re.compile(r"(\{[a-z.]+(?:=[a-z]+)?:[a-z_]+\*?\})")
 
 
 class Slot(NamedTuple):
-    """A field in a piece of text; `usual` is the field whose value it has by default."""
+    """A field in a piece of text; `usual` is the field that gives its default."""
 
     field: str
     kind: str
     is_list: bool
     usual: str
-    get: Callable[[Any], Any]  # its value in a node
+    get: Callable[[Any], Any]  # reads its value from a node
 
 
 class Piece(NamedTuple):
-    """Texts and fields; `field` is the one that tells whether an optional piece is there."""
+    """Texts and fields; `field` decides whether an optional piece is present."""
 
     items: tuple[str | Slot, ...]
     field: str
@@ -77,14 +77,14 @@ VALUES = frozenset({"value", "block", "finish", "bound"})  # kinds of fields tha
 
 @cache
 def slots_of(cls: Hashable, kinds: frozenset[str] = frozenset()) -> tuple[Slot, ...]:
-    """The fields of a class in the order of its text; with `kinds` those of some kinds."""
+    """The fields of a class in text order; with `kinds`, only those of these kinds."""
     syntax: tuple[str, ...] = getattr(cls, "SYNTAX", ())
     found = [x for text in syntax for x in piece_of(text).items if isinstance(x, Slot)]
     return tuple([x for x in found if not kinds or x.kind in kinds])
 
 
 def slots_in(x: Any, kinds: frozenset[str]) -> tuple[Slot, ...]:
-    """The fields of some kinds of a node."""
+    """The fields of a node that have one of these kinds."""
     cls: Any = type(x)
     return slots_of(cls, kinds)
 
@@ -102,7 +102,7 @@ def exprs_in(x: Any) -> tuple[Any, ...]:
 
 
 def map_values(x: T, f: Callable[[Any], Any]) -> T:
-    """A node or statement with every expression replaced by f of it."""
+    """A node or statement with f applied to every expression."""
     new: dict[str, Any] = {}
     for slot in slots_in(x, VALUES):
         value = slot.get(x)

@@ -45,7 +45,7 @@ def axes_for(shape: Sequence[Sym], prefix: str = "") -> tuple[Axis, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where element [i0, i1, ...] lies: offset + sum(stride[d] * i[d]), in elements."""
+    """Element [i0, i1, ...] is at offset + sum(stride[d] * i[d]), in elements."""
 
     shape: tuple[Sym, ...]
     stride: tuple[Sym, ...]
@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def is_contiguous(self) -> bool:
-        """True when the layout is row-major without gaps and starts at 0."""
+        """True if the layout is row-major without gaps and starts at 0."""
         return self.offset is ZERO and all(
             a is b or size is ONE
             for a, b, size in zip(
@@ -114,7 +114,7 @@ def contiguous(shape: Sequence[Sym]) -> Layout:
 
 
 def strided(axes: tuple[Axis, ...], flat: Sym) -> Layout | None:
-    """The layout whose element [axes] lies at `flat`, or None when `flat` is not affine in them."""
+    """The layout whose element [axes] is at `flat`; None if `flat` is not affine in them."""
     strides: list[Sym] = []
     rest = flat
     for a in axes:

@@ -1,4 +1,4 @@
-"""Text of the parts that all levels share: names, sizes, types, axes, arguments."""
+"""Text of parts shared by all levels: names, sizes, types, axes, arguments."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*(:[0-9]+)?\Z")
 
 @dataclass(slots=True)
 class Scope:
-    """What a printer and a reader know at one place of the text.
+    """The state of a printer or reader at one place of the text.
 
-    `types` gives the dtype of each buffer (under "%name") and value that is defined; what it does
-    not know is printed with its dtype. `indent` is that of the line, `outputs` are the buffers that
-    are marked `out`, `kernels` those of a schedule. `culprit` is what an error shows the line of.
+    `types` has the dtype of each defined buffer (under "%name") and value; others are printed with
+    their dtype. `indent` is the line's, `outputs` are the buffers marked `out`, `kernels` a
+    schedule's. `culprit` is the object whose line an error shows.
     """
 
     vars: dict[str, Var] = field(default_factory=dict)  # sizes, axes
@@ -60,7 +60,7 @@ class Scope:
 
 
 def show_name(name: str) -> str:
-    """A name as it stands, quoted where it is not made of letters, digits, `_` and `.`."""
+    """A name, quoted unless it consists of letters, digits, `_` and `.`."""
     return name if PLAIN.match(name) else json.dumps(name)
 
 
@@ -70,7 +70,7 @@ def show_buffer(name: str) -> str:
 
 
 def show_word(text: str) -> str:
-    """A word such as `cuda:0` as it stands, anything else quoted."""
+    """A word such as `cuda:0`, anything else quoted."""
     return text if _WORD.match(text) else json.dumps(text)
 
 
@@ -97,7 +97,7 @@ def show_size(v: Var) -> str:
 
 
 def size_of(c: Cursor, s: Scope) -> Var:
-    """A declared size, which is in scope from there on."""
+    """A declared size, which enters the scope."""
     name = name_of(c)
     c.expect(":")
     v = s.vars[name] = range_of(c, name, s)
@@ -126,7 +126,7 @@ def axis_of(c: Cursor, s: Scope, between: str = ":") -> Axis:
 
 
 def show_layout(layout: Layout) -> str:
-    """Inside of the brackets: `s0, 4`, or `s0, 4 : 8, 2 @ 1` for what is not row-major from 0."""
+    """The text in brackets: `s0, 4`, or `s0, 4 : 8, 2 @ 1` if it is not row-major from 0."""
     sizes = ", ".join([show_sym(s) for s in layout.shape])
     if layout == contiguous(layout.shape):
         return sizes
@@ -136,7 +136,7 @@ def show_layout(layout: Layout) -> str:
 
 
 def show_type(t: TensorType, s: Scope) -> str:
-    """`f32[s0, 4]`, with the device where it is not the usual one."""
+    """`f32[s0, 4]`, with the device if it is not the default one."""
     on = "" if t.device == s.device else f" on {show_word(t.device)}"
     return f"{t.dtype.name}[{show_layout(t.layout)}]{on}"
 
@@ -168,7 +168,7 @@ def type_of(c: Cursor, s: Scope) -> TensorType:
 
 
 def number_of(c: Cursor) -> int | float:
-    """A number, exact: what `repr` gives; inf and nan by name."""
+    """A number, exact as in `repr`; inf and nan by name."""
     sign = -1 if c.accept("-") else 1
     if c.kind == "int":
         return sign * int(c.take())

@@ -1,7 +1,7 @@
 """Text of expressions, printed and read.
 
-The text of an expression is linear in its DAG: a node that is used more than once, or that stands
-deeper than `MAX_DEPTH`, is printed once as a temporary `t0`, `t1`, ... in front of the value.
+The text of an expression is linear in its DAG: a node that is used more than once, or is deeper
+than `MAX_DEPTH`, is printed once as a temporary `t0`, `t1`, ... before the value.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from lenz.ir.text import (
 from lenz.sym import Int, Sym, Var
 from lenz.sym import show as show_sym
 
-# Nesting of one expression before it is cut in two lines; bounds the recursion of the reader too.
+# Deepest nesting of an expression before it is split into lines; also bounds the reader's
+# recursion.
 MAX_DEPTH = 24
-LINE = 100  # a body that fits in so many characters stays on the line of its node
+LINE = 100  # a body that fits in this many characters stays on the line of its node
 DEEPEST = 200  # nesting of brackets in one value; the printer stays far below
-# Words that the reader takes for something else where a temporary or a value could stand.
+# Words with another meaning for the reader where a temporary or a value may be.
 RESERVED = {*DTYPE_NAMES, *WORDS, "reduce", "scan", "over", "for", "store"}
 NO_TYPES: Mapping[str, DType] = {}
 
@@ -48,7 +49,7 @@ def _const(e: Expr) -> str:
 
 
 def show_bound(index: tuple[Sym, ...], texts: list[str]) -> str:
-    """The operands of a gather, `; @0: 0..9 = text`, with the bounds that the index gives them."""
+    """The operands of a gather, `; @0: 0..9 = text`, with their bounds from the index."""
     found = {v.name: v for part in index for v in part.free_vars if is_bound_var(v)}
     parts = []
     for k, text in enumerate(texts):
@@ -85,10 +86,10 @@ def _is_short(e: Expr) -> bool:
 
 
 def lines_of(body: Expr, types: Mapping[str, DType]) -> list[str]:
-    """The temporaries of an expression, one a line, then its value.
+    """The temporaries of an expression, one per line, then its value.
 
-    `types` gives the dtype of each buffer (under "%name") and value that the reader knows at this
-    point; what it does not know is printed with its dtype.
+    `types` has the dtype of each buffer (under "%name") and value known to the reader at this
+    point; others are printed with their dtype.
     """
     nodes = nodes_of(body)
     uses: dict[Expr, int] = {}
@@ -115,9 +116,9 @@ def lines_of(body: Expr, types: Mapping[str, DType]) -> list[str]:
 
 
 def show_block(body: Expr, types: Mapping[str, DType], indent: str = "") -> str:
-    """`{ value }` or `{ t0 = ...; value }`; over several lines where it is long.
+    """`{ value }` or `{ t0 = ...; value }`; on several lines if it is long.
 
-    `indent` is the indentation of the line that the block begins on.
+    `indent` is the indentation of the block's first line.
     """
     lines = lines_of(body, types)
     if sum(map(len, lines)) + 2 * len(lines) <= LINE:
@@ -126,7 +127,7 @@ def show_block(body: Expr, types: Mapping[str, DType], indent: str = "") -> str:
 
 
 def show_value(e: Expr, types: Mapping[str, DType], indent: str = "") -> str:
-    """An expression where a value stands: plain, or a block when it has temporaries."""
+    """An expression in the place of a value: plain, or a block if it has temporaries."""
     lines = lines_of(e, types)
     return lines[0] if len(lines) == 1 else show_block(e, types, indent)
 
@@ -231,9 +232,9 @@ def _call_of(c: Cursor, name: str, s: Scope, temps: dict[str, Expr]) -> Expr:
 def gathered(
     c: Cursor, s: Scope, temps: dict[str, Expr], place: int, is_list: bool = True
 ) -> tuple[tuple[Sym, ...], tuple[Expr, ...]]:
-    """The index at `place`, which was passed, and its operands here, `; @0: 0..9 = value`.
+    """The index at `place`, earlier in the text, and its operands here, `; @0: 0..9 = value`.
 
-    The index is read behind them: then the bounds of the operands are known.
+    The index is read after them: then the bounds of the operands are known.
     """
     found: dict[str, Var] = {}
 

@@ -55,10 +55,10 @@ __all__ = ["RULES", "verify"]
 
 
 def verify(x: Graph | Kernel | Plan | Schedule, told: Mapping[str, Layout] | None = None) -> None:
-    """Raise InternalError with the rule and the line for the first invariant that does not hold.
+    """Raise InternalError with the rule and the line for the first broken invariant.
 
-    `told` are the layouts that buffers of a graph must have where anybody but loops sees them:
-    those of eager's tensors.
+    `told` are the layouts that buffers must have where code other than loops sees them: those of
+    eager's tensors.
     """
     try:
         match x:
@@ -77,7 +77,7 @@ def verify(x: Graph | Kernel | Plan | Schedule, told: Mapping[str, Layout] | Non
 
 
 def _give(syms: Iterable[Sym], d: Known, culprit: object) -> None:
-    """Sizes that an input or a call gives, with those that bound them."""
+    """Record sizes that an input or a call determines, with those that bound them."""
     for s in syms:
         for v in s.free_vars:
             if v in d.sizes:
@@ -117,7 +117,7 @@ def _check_graph(g: Graph) -> None:
             case Extern():
                 _extern(n, d)
                 written.update(dict.fromkeys(n.mutates, n.op))
-                # A call may give sizes, also by the shape of its results.
+                # A call may determine sizes, also by the shape of its results.
                 _give((o for o in n.outs if isinstance(o, Sym)), d, n)
                 _give((s for b in outs_of(n) for s in b.type.layout.syms), d, n)
             case View():
@@ -160,7 +160,7 @@ def _check_told(g: Graph, told: Mapping[str, Layout]) -> None:
 
 def _mutation(m: Mutation, d: Known, inputs: set[str]) -> None:
     if m.input not in inputs:
-        broken("mutation", f"%{m.input} is no input, or is mutated twice", m)
+        broken("mutation", f"%{m.input} is not an input, or is mutated twice", m)
     value, to = d.use(m.value, m), d.types[m.input]
     if value.dtype is not to.dtype:
         broken("mutation", f"%{m.input} is {to.dtype}, %{m.value} is {value.dtype}", m)
@@ -169,7 +169,7 @@ def _mutation(m: Mutation, d: Known, inputs: set[str]) -> None:
 
 
 def _same_shape(a: tuple[Sym, ...], b: tuple[Sym, ...]) -> bool:
-    """False when the shapes are known to differ."""
+    """False if the shapes are known to differ."""
     return len(a) == len(b) and all(x is y or prove_eq(x, y) for x, y in zip(a, b, strict=True))
 
 

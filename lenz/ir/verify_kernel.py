@@ -30,14 +30,14 @@ from lenz.sym import Int, Sym, Var, power_of_two, prove_le, substitute
 from lenz.sym import show as show_sym
 
 SPREAD = ("parallel", "grid")
-MOST_LANES = 1 << 20  # elements of Triton's largest tensor, whose sides are powers of two
+MOST_LANES = 1 << 20  # elements of Triton's largest tensor; its sides are powers of two
 
 
 @dataclass(slots=True)
 class _Scope:
-    """What stands around a statement: loops, and the values that are visible.
+    """The scope of a statement: enclosing loops and visible values.
 
-    `outside` is the number of loops that are around the innermost branch as well.
+    `outside` is the number of loops around the innermost branch.
     """
 
     loops: tuple[For, ...]
@@ -52,7 +52,7 @@ class _Scope:
 
 
 def check_kernel(k: Kernel) -> None:
-    """Raise Broken for the first rule that does not hold."""
+    """Raise Broken for the first broken rule."""
     buffers: dict[str, Param | Local] = {}
     declared: tuple[Param | Local, ...] = (*k.params, *k.locals)
     for b in declared:
@@ -84,7 +84,7 @@ class _Check:
         self.defined: dict[str, Stmt] = {}
 
     def block(self, body: tuple[Stmt, ...], s: _Scope) -> dict[str, DType]:
-        """Check statements; gives the reductions that a loop further out ends."""
+        """Check statements; returns the reductions that an outer loop ends."""
         pending: dict[str, DType] = {}
         places: dict[tuple[object, ...], Store] = {}
         for x in body:
@@ -110,13 +110,13 @@ class _Check:
         return pending
 
     def walk(self, x: Stmt, s: _Scope) -> None:
-        """Check names, sizes and values of a statement as its declaration says."""
+        """Check names, sizes and values of a statement by its declaration."""
         for slot in FORMS[type(x)].slots:
             value = slot.get(x)
             match slot.kind:
                 case "name":
                     if value in s.visible:
-                        broken("name-once", f"{value} is defined and visible already", x)
+                        broken("name-once", f"{value} is already defined and visible", x)
                     self.defined[value] = x
                 case "writes" if value not in self.buffers:
                     broken("defined-before-use", f"%{value} is no parameter and no local", x)
@@ -149,7 +149,7 @@ class _Check:
         return later
 
     def branch(self, x: If, s: _Scope) -> None:
-        """Check a branch: nothing of its bodies is seen outside."""
+        """Check a branch: names of its bodies are not visible outside."""
         used = {*x.lower.free_vars, *x.upper.free_vars}
         if any(f.kind == "lane" and f.axis.var in used for f in s.loops) or not x.then:
             broken("branch", "the lanes part ways, or the first body is empty", x)
@@ -177,7 +177,7 @@ class _Check:
             broken("sort-local", f"{show_sym(x.keep)} of {show_sym(x.size)} elements", x)
 
     def scan(self, x: Scan, s: _Scope) -> None:
-        """Check the loops of a scan, and the workspace that takes it from program to program."""
+        """Check the loops of a scan, and the workspace that carries it from program to program."""
         if not any(f.axis.var is x.over and f.kind not in SPREAD for f in s.loops[s.outside :]):
             broken("scan-over-enclosing", f"{x.name} runs over {x.over.name}", x)
         if x.every < 0 or (x.every and x.back is not None):

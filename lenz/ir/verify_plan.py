@@ -9,7 +9,7 @@ from lenz.sym import Sym, as_multiple
 
 
 def check_plan(p: Plan) -> None:
-    """Raise Broken for the first rule that does not hold."""
+    """Raise Broken for the first broken rule."""
     m = Known("alloc-before-use")
     for i in (*p.inputs, *p.constants):
         if isinstance(i, Input):

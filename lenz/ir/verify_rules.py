@@ -68,7 +68,7 @@ RULES: dict[str, str] = {
 
 
 class Broken(Exception):
-    """A rule that does not hold, and the object whose line shows it."""
+    """A broken rule, and the object whose line shows it."""
 
     def __init__(self, rule: str, what: str, culprit: object) -> None:
         super().__init__(what)
@@ -84,7 +84,7 @@ def broken(rule: str, what: str, culprit: object) -> NoReturn:
 
 
 class Held:
-    """Memory that calls use after they have returned, with the results that are not waited for."""
+    """Memory that calls use after they have returned, with the results not yet waited for."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[frozenset[str], set[str]]] = []
@@ -92,7 +92,7 @@ class Held:
     def call(
         self, holds: bool, memory: Iterable[str], outs: Iterable[str], waits: Collection[str]
     ) -> None:
-        """A call ends what it waits for, and holds memory of its own."""
+        """A call releases the memory that it waits for, and may hold memory itself."""
         for _, results in self.calls:
             results.difference_update(waits)
         self.calls = [c for c in self.calls if c[1]]
@@ -100,32 +100,32 @@ class Held:
             self.calls.append((frozenset(memory), set(outs) or {""}))
 
     def change(self, memory: str, culprit: object) -> None:
-        """Memory gets other values."""
+        """Record a write to memory."""
         if any(memory in held for held, _ in self.calls):
             broken("held", f"the memory of %{memory} is in use by a call before this", culprit)
 
 
-LENT = ("share", "over", "take")  # kinds of fields whose memory the new buffer has
+LENT = ("share", "over", "take")  # kinds of fields whose memory the new buffer shares
 
 
 class Known:
-    """The buffers that hold memory, those that did, and the sizes that are given so far."""
+    """The buffers with memory, those without it any more, and the sizes known so far."""
 
     def __init__(self, undefined: str) -> None:
-        self.undefined = undefined  # the rule that what is used is defined
+        self.undefined = undefined  # the rule that operands are defined
         self.types: dict[str, Any] = {}
         self.dead: set[str] = set()
         self.sizes: dict[Var, None] = {}
         self.names: dict[str, Var] = {}  # of sizes
-        self.roots: dict[str, str] = {}  # whose memory a name has, where that is another's
+        self.roots: dict[str, str] = {}  # name -> the buffer whose memory it shares
         self.held = Held()
 
     def root(self, name: str) -> str:
-        """The first name of the memory."""
+        """The first name of a buffer's memory."""
         return self.roots.get(name, name)
 
     def define(self, name: str, t: TensorType | None, culprit: object, source: str = "") -> None:
-        """A new name, of new memory or of that of `source`."""
+        """A new name for new memory, or for that of `source`."""
         if name in self.types or name in self.dead:
             broken("name-once", f"%{name} is defined twice", culprit)
         if source:
@@ -141,7 +141,7 @@ class Known:
         return self.types[name]
 
     def need(self, syms: Iterable[Sym], culprit: object, of: str = "this") -> None:
-        """Sizes that must be given."""
+        """Check that sizes are known."""
         for s in syms:
             for v in s.free_vars:
                 if v not in self.sizes:
@@ -155,7 +155,7 @@ class Known:
             self.need(atom_syms(a), culprit)
 
     def walk(self, x: Any) -> None:
-        """Check names, sizes and lifetimes of a node or step as its declaration says."""
+        """Check names, sizes and lifetimes of a node or step by its declaration."""
         source = ""
         for slot in FORMS[type(x)].slots:
             value, kind = slot.get(x), slot.kind
@@ -179,7 +179,7 @@ class Known:
 
 
 def check_vars(s: Sym, scope: Collection[Var], culprit: object, gathers: int = 0) -> None:
-    """Every variable of `s` is in scope, or one of the first @k."""
+    """Check that every variable of `s` is in scope, or one of the first @k."""
     for v in s.free_vars:
         if v in scope or (is_bound_var(v) and v.name[1:].isdigit() and int(v.name[1:]) < gathers):
             continue
@@ -199,7 +199,7 @@ def check_body(
     on_load: Callable[[Expr], None],
     culprit: object,
 ) -> None:
-    """Indices use what is in scope, operands of gathers are canonical, named values are visible."""
+    """Check that indices use names in scope, gathers are canonical, named values are visible."""
     for e in nodes_of(body):
         if e.op is _op.REF:
             name, dtype = e.attrs
@@ -218,7 +218,7 @@ def check_body(
 
 
 def check_gather(syms: Sequence[Sym], operands: tuple[Expr, ...], culprit: object) -> None:
-    """The operands are @0, @1, ..., each used, each i64, each with one pair of bounds."""
+    """Check that the operands are @0, @1, ..., all used, all i64, each with one pair of bounds."""
     found = list(dict.fromkeys(v for s in syms for v in s.free_vars if is_bound_var(v)))
     names = {v.name for v in found}
     if names != {f"@{k}" for k in range(len(operands))}:
@@ -237,9 +237,9 @@ def check_bounds(
     extents: Iterable[Sym],
     culprit: object,
 ) -> None:
-    """No index, with the sizes it must stay below, is outside whatever the variables are."""
+    """Check that no index is outside its size for all values of the variables."""
     wrong = [(e, s) for e, shape in loads if (s := _outside(e.attrs[1], shape)) is not None]
-    # An axis that may be empty proves nothing: its variable counts as 0 and never runs.
+    # An axis that may be empty proves nothing: its variable counts as 0, but the loop may not run.
     if not wrong or any(x.lo is None or x.lo < 1 for x in extents):
         return
     plain = _unmasked(bodies)
@@ -258,7 +258,7 @@ def _outside(index: Sequence[Sym], shape: Sequence[Sym]) -> Sym | None:
 
 
 def _unmasked(bodies: tuple[Expr, ...]) -> set[Expr]:
-    """The nodes that are evaluated whatever the conditions are."""
+    """The nodes that are always evaluated, whatever the conditions."""
     found: set[Expr] = set()
     stack = list(bodies)
     while stack:

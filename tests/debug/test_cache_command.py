@@ -111,7 +111,7 @@ def test_a_bundle_with_other_names_is_refused(say: Say, name: str, tmp_path: Pat
     bundle = tmp_path / "bundle.zip"
     with zipfile.ZipFile(bundle, "w") as made:
         made.writestr(name, b"data")
-    assert "is no bundle of lenz" in say("import", str(bundle), status=1)
+    assert "is not a lenz bundle" in say("import", str(bundle), status=1)
     assert not (tmp_path / "cache").exists()
 
 
@@ -121,7 +121,7 @@ def test_every_cut_bundle_is_refused(say: Say, store: Store, tmp_path: Path) -> 
     whole = bundle.read_bytes()
     for size in range(0, len(whole), 37):
         bundle.write_bytes(whole[:size])
-        assert "bundle of lenz" in say("import", str(bundle), status=1)
+        assert "lenz bundle" in say("import", str(bundle), status=1)
 
 
 def test_flipped_bytes_of_a_bundle_change_no_entry(say: Say, store: Store, tmp_path: Path) -> None:

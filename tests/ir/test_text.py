@@ -169,7 +169,7 @@ ERRORS = [
     ("graph @g() { } }", 1, 16, "expected the end of the text"),
     ("graf @g() { }", 1, 1, "expected what this is"),
     ("graph @g() { in %x : f32[4 : 1, 2] }", 1, 28, "1 sizes but 2 strides"),
-    ("graph @g() {\n  ?\n}", 2, 3, "'?' is no part of the text form"),
+    ("graph @g() {\n  ?\n}", 2, 3, "'?' is not part of the text form"),
     ("kernel @k pointwise () { for i in 4 : fast { } }", 1, 39, "expected a kind of loop"),
     ("kernel @k pointwise (%x: in f32[4]", 1, 35, "expected `)`"),
     ("plan @p() { free x }", 1, 18, "expected `%`"),

@@ -1,4 +1,4 @@
-"""The numbers of CPUs that rooms of the compiler ask for."""
+"""The capabilities of CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiler of the process itself, LLVM: plans and kernels of CPUs are its code."""
+"""The compiler for the host, LLVM: it compiles plans and CPU kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels of CPUs: one object for all of them, linked, their addresses as callables."""
+"""Compiled CPU kernels: one linked object for all of them, with callables at their addresses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The loop form of a CPU kernel: the axis of the vectors, the parallel loops, the tiles.
 
-    reduction        for P: parallel { for R: vector { .. }  .. }      R lies side by side in memory
+    reduction        for P: parallel { for R: vector { .. }  .. }      R is contiguous in memory
     outer_reduction  for P blocks: parallel { for R: seq { for P in a block: vector } .. }  P does
     pointwise        for blocks: parallel { for one axis: vector }                          no R
     transpose        for 16 x 16 tiles: parallel { for u: unroll { for v: vector } }

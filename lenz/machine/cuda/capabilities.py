@@ -1,6 +1,6 @@
-"""The numbers of a GPU that rooms of the compiler ask for: those of an H200.
+"""The capabilities of GPUs: those of an H200.
 
-Other cards take them as well, because the tiles in `shape.py` were fitted on one.
+Other GPUs use them as well, because the tiles in `shape.py` were fitted on an H200.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def capability(number: int) -> int:
 def function(b: Binary, number: int, pointers: int, sizes: int) -> Launcher:
     """A callable for one kernel on GPU `number`.
 
-    Raises RuntimeError with the driver's message if the driver refuses the code or a launch. Errors
+    Raises RuntimeError with the driver's message if the driver rejects the code or a launch. Errors
     inside a kernel surface later, as with every CUDA kernel.
     """
     driver = library()

@@ -1,7 +1,7 @@
 """Capture steps of a plan as a CUDA graph.
 
-The steps run once while the driver records what they launch. Kernels of lenz become nodes whose
-arguments are known, so that addresses in them can be set before a replay.
+The steps run once while the driver records their launches. Kernels of lenz become nodes with known
+arguments, so that their addresses can be set before a replay.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PIECES, PIECE, BLOCKS, THREADS = 160, 1 << 20, 32, 256
 
 @cache
 def side_stream(gpu: int, stream: int) -> torch.cuda.Stream:
-    """The stream on which graphs for a stream are captured. Libraries keep workspaces for it."""
+    """The stream on which graphs of a stream are captured. Libraries keep workspaces for it."""
     return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch's
 
 
 class GraphMemory:
-    """The memory of graphs, which torch gives back when the last of them is dropped."""
+    """The memory of graphs, which torch frees when the last graph is dropped."""
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
@@ -49,12 +49,12 @@ def _pools() -> WeakValueDictionary[tuple[int, int], GraphMemory]:
 
 
 def pool(gpu: int, stream: int) -> GraphMemory:
-    """The memory of what graphs for a stream need only while they run: they run one by one."""
+    """Memory that a stream's graphs share, since they need it only while they run."""
     return _pools().setdefault((gpu, stream), GraphMemory())
 
 
 class Exec:
-    """A graph of the driver that can be launched, until nobody holds it."""
+    """An executable graph of the driver, alive while it is referenced."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -64,19 +64,19 @@ class Exec:
             driver.library().cuGraphExecDestroy(ctypes.c_void_p(self.handle))
 
     def start(self, stream: int) -> None:
-        """Launch it for the addresses of its capture."""
+        """Launch it with the captured addresses."""
         told = ctypes.c_void_p(self.handle), ctypes.c_void_p(stream)
         driver.check(driver.library().cuGraphLaunch(*told), "launching a CUDA graph")
 
 
 def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
-    """Capture a graph on the current device; raises RuntimeError if the driver or torch refuses.
+    """Capture a graph on the current device; raises RuntimeError if the driver or torch cannot.
 
     `like` has the kernels and sizes.
     """
     side = side_stream(gpu, like.stream)
     memory = GraphMemory() if keeps_its_own(w) else pool(gpu, like.stream)
-    copier(gpu)  # nothing may be loaded while a stream is captured
+    copier(gpu)  # no code may be loaded during a capture
     side.wait_stream(torch.cuda.current_stream(gpu))
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     run = _Capture(w, like, gpu, side.cuda_stream)
@@ -90,7 +90,7 @@ def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
             finally:
                 graph.capture_end()
         except RuntimeError:
-            generator.graphsafe_set_state(before)  # else it believes to be captured for good
+            generator.graphsafe_set_state(before)  # otherwise it stays in the capturing state
             raise
     torch.cuda.current_stream(gpu).wait_stream(side)
     exec, raw = ctypes.c_void_p(), ctypes.c_void_p(graph.raw_cuda_graph())
@@ -98,14 +98,14 @@ def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
     driver.check(made, "instantiating a CUDA graph")
     ready = Exec(exec.value or 0)
     alive = graph, memory, like.functions  # constants live with the plan; arguments are not ours
-    # Nobody else holds what is kept yet, so that this is how many owners its memory has alone.
+    # Nothing else holds kept memory yet, so this is the count of its owners without holders.
     counts = [t.untyped_storage()._cdata + 8 for t in run.results.values()]
     owners = [(at, ctypes.c_uint32.from_address(at).value) for at in counts]
     return Captured(ready.handle, run.results, owners, run.nodes, run.uses, ready.start, alive)
 
 
 class _Capture(Runner):
-    """Steps that are captured."""
+    """Runs the steps of a capture."""
 
     def __init__(self, w: Wanted, like: Runner, gpu: int, stream: int) -> None:
         super().__init__(like.functions, {**w.fixed, **w.reads}, like.sizes, like.value, stream)
@@ -115,7 +115,7 @@ class _Capture(Runner):
         self.nodes: list[KernelNode] = []
         self.uses: dict[str, list[tuple[int, int, int]]] = {}
         self.results: dict[str, Tensor] = {}
-        # What is kept must not lie in the pool, which other graphs use too.
+        # Kept memory must not be in the pool, which other graphs share.
         owners, known = kept_memory(w), {*w.writes}
         found = [s for s in w.steps if isinstance(s, Alloc) and s.name in owners - known]
         self.before = {s.name: super(_Capture, self).memory(s) for s in found}
@@ -132,14 +132,14 @@ class _Capture(Runner):
         given = {name: t for name, t in self.w.writes.items() if name in self.w.copied}
         for name, t in given.items():
             if not same_layout(self.results[name], t):
-                raise RuntimeError(f"{name} is not laid as promised")
+                raise RuntimeError(f"{name} has other strides than promised")
         self.copy([(name, t, self.results[name], False) for name, t in given.items()])
         self.copy([(name, taken[name], t, False) for name, t in inside.items()])
         self.results = {name: self.results[name] for name in self.w.kept}
         self.env.clear()
 
     def copy(self, jobs: Sequence[tuple[str, Tensor, Tensor, bool]]) -> None:
-        """Copy memory: the name of what moves, to, from, and whether `from` is what moves."""
+        """Copy memory. A job: the moving tensor, target, source, and whether it is the source."""
         pieces = [
             (name, to.data_ptr() + at, start.data_ptr() + at, min(PIECE, extent(to) - at), moves)
             for name, to, start, moves in jobs
@@ -161,7 +161,7 @@ class _Capture(Runner):
             self.nodes.append(node)
 
     def name(self, name: str, t: Tensor, source: str = "") -> None:
-        """Name a tensor, and remember it if it leaves the graph."""
+        """Name a tensor, and record it if it leaves the graph."""
         self.env[name] = t
         if source in self.origins:
             self.origins[name] = self.origins[source]
@@ -169,14 +169,14 @@ class _Capture(Runner):
             self.results[name] = t
 
     def memory(self, s: Alloc) -> Tensor:
-        """New memory of the graph's, or that of a result."""
+        """New memory of the graph, or that of a result."""
         if s.name in self.w.writes and s.name not in self.w.copied:
             self.origins[s.name] = s.name
             return self.w.writes[s.name]
         return self.before[s.name] if s.name in self.before else super().memory(s)
 
     def launch(self, s: LaunchStep) -> list[int]:
-        """Launch a kernel, and describe its node if it knows an address that may change."""
+        """Launch a kernel, and describe its node if it has an address that may change."""
         given = super().launch(s)
         assert s.grid is not None
         if (programs := self.size(s.grid)) == 0 or not any(a in self.origins for a in s.args):
@@ -201,12 +201,12 @@ class _Capture(Runner):
         asked = driver.library().cuStreamGetCaptureInfo_v2(ctypes.c_void_p(self.stream), *refs)
         driver.check(asked, "capturing a CUDA graph")
         if count.value != 1:
-            raise RuntimeError("the last launch is no single node")
+            raise RuntimeError("the last launch is not a single node")
         return last[0] or 0
 
 
 def kept_memory(w: Wanted) -> set[str]:
-    """The first buffers of the memory that is kept."""
+    """The first buffers of kept memory."""
     roots: dict[str, str] = {}
     for s in w.steps:
         if isinstance(s, Reuse | ViewStep):
@@ -215,14 +215,14 @@ def kept_memory(w: Wanted) -> set[str]:
 
 
 def keeps_its_own(w: Wanted) -> bool:
-    """Whether libraries make some of what is kept, so that the graph needs a pool of its own."""
+    """Whether libraries allocate kept memory, so that the graph needs its own pool."""
     known = {s.name for s in w.steps if isinstance(s, Alloc)} | {*w.fixed, *w.reads}
     return not kept_memory(w) <= known
 
 
 @cache
 def copier(gpu: int) -> int:
-    """The handle of the kernel in copy.ptx, which the driver compiles."""
+    """The handle of the kernel in copy.ptx, compiled by the driver."""
     text = (files("lenz.machine.cuda") / "copy.ptx").read_bytes() + b"\0"
     with torch.cuda.device(gpu):
         return driver.load_function(text, "copy_pieces")
@@ -244,12 +244,12 @@ def node_params(
     made = ctypes.create_string_buffer(struct.calcsize(NODE))
     told = handle, *grid, 1, threads, 1, 1, shared, ctypes.addressof(table), 0, 0, 0
     struct.pack_into(NODE, made, 0, *told)
-    made.alive = (*arguments, zero, table)  # type: ignore[attr-defined]  # of whose addresses it knows
+    made.alive = (*arguments, zero, table)  # type: ignore[attr-defined]  # it holds their addresses
     return made
 
 
 def launch(parameters: Any, stream: int) -> None:
-    """Launch a kernel by the parameters of its node."""
+    """Launch a kernel with the parameters of its node."""
     handle, gx, gy, gz, bx, by, bz, shared, table, *_ = struct.unpack_from(NODE, parameters)
     where = ctypes.c_void_p(stream), ctypes.c_void_p(table), None
     told = ctypes.c_void_p(handle), gx, gy, gz, bx, by, bz, shared
@@ -257,12 +257,12 @@ def launch(parameters: Any, stream: int) -> None:
 
 
 def beside(t: Tensor) -> Tensor:
-    """New memory for a tensor of the same sizes and strides."""
+    """A new tensor with the same sizes and strides."""
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
 
 
 def same_layout(a: Tensor, b: Tensor) -> bool:
-    """Whether elements lie alike: sizes, dtype, and strides but of dimensions of size 1.
+    """Whether sizes, dtype and strides agree, ignoring strides of size-1 dimensions.
 
     cuDNN gives a channels-last gradient of depthwise weights, [n, 1, k, k], another stride there.
     """
@@ -271,7 +271,7 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
 
 
 def extent(t: Tensor) -> int:
-    """Bytes from the first element of a tensor to behind its last one."""
+    """Bytes from the first element of a tensor to just past its last one."""
     if t.numel() == 0:
         return 0
     last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""Compiled kernels of NVIDIA GPUs: a cubin for each of them, which the driver loads."""
+"""Compiled kernels of NVIDIA GPUs: one cubin each, loaded by the driver."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lenz.machines import Counts, Functions, Loader, register
 
 
 def load(pieces: Mapping[str, bytes], kernels: Counts, device: str) -> tuple[Functions, object]:
-    """Load kernels on a GPU, where they stay."""
+    """Load kernels on a GPU; they stay loaded."""
     gpu = torch.device(device).index or 0
     return {n: driver.function(decode(pieces[n]), gpu, *c) for n, c in kernels.items()}, None
 
 
 def key(device: str) -> str:
-    """The card and the compiler."""
+    """The GPU and the compiler."""
     gpu = torch.device(device).index or 0
     return f"{torch.cuda.get_device_name(gpu)} {driver.capability(gpu)} {version()}"
 

@@ -58,7 +58,7 @@ def _machine(target: Target, level: int = 2) -> Any:
 
 
 def compile_module(text: str, target: Target | None = None, level: int = 2) -> bytes:
-    """Compile one module to an object file; raises InternalError for text that LLVM refuses."""
+    """Compile one module to an object file; raises InternalError for text that LLVM rejects."""
     llvm = _binding()
     context = llvm.create_context()
     try:

@@ -98,7 +98,7 @@ class Gpu:
     def load(self, b: Binary, pointers: int, sizes: int) -> Callable[..., None]:
         """The kernel as a function of the number of programs, the pointers and the sizes.
 
-        Raises RuntimeError if the driver refuses the code, or a call.
+        Raises RuntimeError if the driver rejects the code, or a call.
         """
         launch = driver.function(b, self._number, pointers, sizes)
         stream = executor.stream(self._number)
