@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from lenz.debug import torch_logs
 from lenz.debug.counters import count, count_schedule
 from lenz.debug.names import plain, readable
+from lenz.debug.progress import Progress
 from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import LenzError, Unsupported, UserError
 from lenz.failing import recorder_of, say, script, why
@@ -101,7 +102,7 @@ def compile_graph(
     name: str = "",
 ) -> Callable[..., Any]:
     """The backend with parsed options. `name` names the graph in logs, reports and folders."""
-    unit = _Unit(gm, options, watcher, caller(), _arguments(gm))
+    unit = _Unit(gm, options, watcher, caller(), _arguments(gm), Progress(options.progress))
     title, told = name or numbered(), (unit.entered, unit.failed)
     count(recompiles=is_again())
     try:
@@ -120,7 +121,8 @@ def compile_graph(
         from lenz.frontend.capture import capture  # and AOTAutograd, which takes 0.2 s
 
         native = native_names(store_in(options))
-        run = capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
+        with unit.line.at(title, "trace"):
+            run = capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
         if unit.trace is not None:
             unit.trace.traced()
         return run
@@ -189,6 +191,7 @@ class _Unit:
     watcher: Watcher | None
     called: str
     arguments: Sequence[str]  # asked for at once: Dynamo forgets their names
+    line: Progress = field(default_factory=Progress)
     since: float = field(default_factory=time.perf_counter)
     trace: TraceRecord | None = None
 
@@ -210,7 +213,7 @@ class _Unit:
         folder = None
         if options.debug and options.debug_dir is not None:
             folder = new_folder(options.debug_dir, program.name)
-        recorder = Recorder(program.name, options.logs, folder)
+        recorder = Recorder(program.name, options.logs, folder, line=self.line)
         recorder.times["trace"] = time.perf_counter() - self.since
         try:
             with recorder.stage("other"):

@@ -23,6 +23,10 @@ class Trace(Protocol):
         """Time the body of a `with` as the stage `name`; stages may be nested."""
         ...
 
+    def kernels(self, done: int, of: int) -> None:
+        """Tell how many kernels are compiled."""
+        ...
+
     def text(self, stage: str, text: Callable[[], str]) -> None:
         """Offer a text of `stage`. `text` is called only if the text is wanted."""
         ...
@@ -36,6 +40,9 @@ class Silent:
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Time nothing."""
         return nullcontext()
+
+    def kernels(self, done: int, of: int) -> None:
+        """Drop the numbers."""
 
     def text(self, stage: str, text: Callable[[], str]) -> None:
         """Drop the text without making it."""

@@ -126,6 +126,9 @@ class Options:
         "Parent of debug folders and repros; by default lenz in the user's state folder.",
         key=False,
     )
+    progress: bool = option(
+        True, "Show what is compiled, on a terminal, where that takes over 2 seconds.", key=False
+    )
     logs: tuple[str, ...] = option(
         (), "Stages to print to standard error, comma-separated.", key=False, choices=LOGS
     )

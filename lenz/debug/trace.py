@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lenz.debug.names import shown, titled
+from lenz.debug.progress import Progress
 from lenz.debug.torch_logs import is_on, logger
 from lenz.errors import UserError
 from lenz.private import folder, make_above, write
@@ -39,6 +40,7 @@ class Recorder:
 
     `saved` keeps the latest texts as functions, so that a fault can still be written down. `times`
     has the seconds of each stage itself; `failed` is the innermost stage that an error left.
+    `line` shows the stages on a terminal.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Recorder:
     times: dict[str, float] = field(default_factory=dict)
     failed: str = ""
     offered: dict[str, Callable[[], str]] = field(default_factory=dict)
+    line: Progress = field(default_factory=Progress)
     _stack: list[list[float]] = field(default_factory=list)
 
     @contextmanager
@@ -55,7 +58,8 @@ class Recorder:
         start = time.perf_counter()
         self._stack.append([0.0])
         try:
-            yield
+            with self.line.at(self.name, name):
+                yield
         except BaseException:
             self.failed = self.failed or name
             raise
@@ -67,6 +71,10 @@ class Recorder:
         self.times[name] = self.times.get(name, 0.0) + total - inside
         if self._stack:
             self._stack[-1][0] += total
+
+    def kernels(self, done: int, of: int) -> None:
+        """Show how many kernels are compiled."""
+        self.line.count(done, of)
 
     def text(self, stage: str, text: Callable[[], str]) -> None:
         """Print the text if its log is on; write it if there is a debug folder."""

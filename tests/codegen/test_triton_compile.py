@@ -312,14 +312,16 @@ def test_the_store_answers_without_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Absent:
-        def compile(self, kernels: list[KernelText], arch: int) -> list[Binary | Failed]:
+        def compile(self, kernels: list[KernelText], arch: int, tell: Any) -> list[Binary | Failed]:
             asked.extend((k.name, arch) for k in kernels)
             return [Failed(k.name, "asked") for k in kernels]
 
     asked: list[tuple[str, int]] = []
+    told: list[tuple[int, int]] = []
     store = Store(tmp_path)
-    made = compile_all([ADD, WRONG[0], SOFTMAX], 90, store)
+    made = compile_all([ADD, WRONG[0], SOFTMAX], 90, store, lambda *n: told.append(n))
     assert [type(x) for x in made] == [Binary, Failed, Binary]
+    assert told == [(1, 3), (2, 3), (3, 3)], "progress is told with each answer"
     monkeypatch.setattr(pool, "_pool", lambda process: Absent())
     found = compile_all([SOFTMAX, ADD, WRONG[0]], 90, store)
     assert found[:2] == [made[2], made[0]]

@@ -23,8 +23,10 @@ def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[],
     key = hashlib.sha256(f"{cx.target.key()}\n{text}".encode()).hexdigest()
     obj = store.get(LOADER.kind, key) if store is not None else None
     if obj is None:
+        trace.kernels(0, len(kernels))  # LLVM takes them at once
         with trace.stage("llvm"):
             obj = compile_module(text, cx.target)
+        trace.kernels(len(kernels), len(kernels))
         if store is not None:
             store.put(LOADER.kind, key, obj)
     counts = {k.name: (len(k.params), len(k.sizes)) for k in kernels}

@@ -35,7 +35,8 @@ def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[],
         raise Missing(f"{what}, which lenz needs", hint=hint)
     with cx.trace.stage("emit"):
         texts = [emit(k, arch) for k in kernels]
-    begun = ThreadPoolExecutor(1).submit(compile_all, texts, arch, store_in(cx.options))
+    store, tell = store_in(cx.options), cx.trace.kernels
+    begun = ThreadPoolExecutor(1).submit(compile_all, texts, arch, store, tell)
 
     def finish() -> Code:
         with cx.trace.stage("triton"):

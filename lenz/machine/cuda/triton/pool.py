@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 from lenz.errors import InternalError
 from lenz.ir.binary import Binary, decode, encode
@@ -27,6 +28,7 @@ from lenz.machine.cuda.triton.compile import KernelText, compile_text, version
 from lenz.machine.cuda.triton.worker import ALIVE, ANSWER, batch
 from lenz.runtime.store import Store
 
+Tell: TypeAlias = Callable[[int, int], None]
 MAX_WORKERS = 16
 SERVERS = 2  # servers that a batch may lose
 CODE = (
@@ -55,17 +57,18 @@ def keys_of(kernels: Sequence[KernelText], arch: int) -> list[str]:
 
 
 def compile_all(
-    kernels: Sequence[KernelText], arch: int, store: Store | None
+    kernels: Sequence[KernelText], arch: int, store: Store | None, tell: Tell = lambda *_: None
 ) -> list[Binary | Failed]:
     """Compile for compute capability `arch`, or find in `store`; one result per kernel, in order.
 
+    `tell` learns how many are done, and of how many, with each that is compiled.
     Raises Missing if Triton is not installed.
     """
     keys = keys_of(kernels, arch)
     found: list[Binary | Failed | None] = [_stored(store, key) for key in keys]
     missing = [n for n, binary in enumerate(found) if binary is None]
     if missing:
-        made = _pool(os.getpid()).compile([kernels[n] for n in missing], arch)
+        made = _pool(os.getpid()).compile([kernels[n] for n in missing], arch, tell)
         for n, binary in zip(missing, made, strict=True):
             found[n] = binary
             if store is not None and isinstance(binary, Binary):
@@ -104,7 +107,9 @@ class ServerClient:
             if hasattr(os, "fork") and not self._closed:
                 self._start()
 
-    def compile(self, kernels: Sequence[KernelText], arch: int) -> list[Binary | Failed]:
+    def compile(
+        self, kernels: Sequence[KernelText], arch: int, tell: Tell = lambda *_: None
+    ) -> list[Binary | Failed]:
         """Return one result per kernel, in order; a new server takes over from a dead one."""
         if not hasattr(os, "fork"):  # Windows: there is no server
             return [_here(k, arch) for k in kernels]
@@ -116,7 +121,7 @@ class ServerClient:
                 if not left or self._closed:
                     break
                 try:
-                    self._ask(kernels, left, arch, done)
+                    self._ask(kernels, left, arch, done, tell)
                 except (OSError, EOFError) as e:  # it died, cannot start or does not answer
                     self._stop()
                     why = str(e)
@@ -156,6 +161,7 @@ class ServerClient:
         left: Sequence[int],
         arch: int,
         done: dict[int, Binary | Failed],
+        tell: Tell,
     ) -> None:
         """Send the remaining kernels of a batch and put the answers into `done`.
 
@@ -174,6 +180,7 @@ class ServerClient:
             if index != ALIVE:
                 failed = Failed(texts[index].name, data.decode(errors="replace"))
                 done[left[index]] = decode(data) if works else failed
+                tell(len(done), len(kernels))
 
     def _read(self, server: subprocess.Popen[bytes], size: int) -> bytes:
         assert server.stdout is not None
