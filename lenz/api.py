@@ -13,11 +13,11 @@ from torch.fx import GraphModule
 
 from lenz.debug import torch_logs
 from lenz.debug.counters import count, count_schedule
+from lenz.debug.failing import recorder_of, say, script, why
 from lenz.debug.names import plain, readable
 from lenz.debug.progress import Progress
 from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import LenzError, Unsupported, UserError
-from lenz.failing import recorder_of, say, script, why
 from lenz.frontend import FxProgram, caller, origin
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import is_asked

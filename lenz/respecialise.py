@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import torch
 
 from lenz.context import Context
+from lenz.debug.failing import in_eager, script
 from lenz.debug.trace import Recorder
 from lenz.errors import InternalError
-from lenz.failing import in_eager, script
 from lenz.frontend import FxProgram, assuming, kept
 from lenz.frontend.program import Facts
 from lenz.ir.interned import using

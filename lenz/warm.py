@@ -18,8 +18,8 @@ from torch.fx import GraphModule
 from lenz import keys
 from lenz.context import Context
 from lenz.debug.counters import count
+from lenz.debug.failing import fault, in_eager, recorder_of
 from lenz.errors import InternalError
-from lenz.failing import fault, in_eager, recorder_of
 from lenz.frontend import FxProgram
 from lenz.frontend.asked import Moment, asked
 from lenz.frontend.floats import fix_floats

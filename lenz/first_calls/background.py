@@ -25,8 +25,8 @@ from typing import IO, Any
 import torch
 
 from lenz import keys
+from lenz.debug.failing import say
 from lenz.errors import UserError
-from lenz.failing import say
 from lenz.frontend.asked import configured, state
 from lenz.frontend.saved import dumped, statics
 from lenz.frontend.untraced import outside

@@ -44,7 +44,6 @@ RANKS = {
     "ops": 4,
     "debug": 5,
     "context": 6,
-    "failing": 6,
     "machines": 7,
     "kernels": 7,
     "frontend": 8,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn, randn
 
 from lenz import keys, machines
-from lenz.failing import say
+from lenz.debug.failing import say
 from lenz.first_calls import background
 from lenz.first_calls.background import Background, Process, Request
 from lenz.respecialise import Compile
