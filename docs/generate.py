@@ -17,6 +17,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 import lenz.ops  # noqa: E402, F401 - fills the op table
+from lenz.debug.options_table import options_table  # noqa: E402
 from lenz.ir.dtype import FLOAT8, MOVED, NATIVE, DType  # noqa: E402
 from lenz.ir.forms import FORMS, GRAPH, NODES, PLAN, STEPS, STMTS  # noqa: E402
 from lenz.ir.graph import Mutation  # noqa: E402
@@ -25,7 +26,6 @@ from lenz.ir.op import Op, OpForm, all_ops  # noqa: E402
 from lenz.ir.tensor import Buffer  # noqa: E402
 from lenz.lower import native_ops  # noqa: E402
 from lenz.lower.registry import entry_for, pointwise_ops  # noqa: E402
-from lenz.options import options_table  # noqa: E402
 
 HEAD = "<!-- Written by `python docs/generate.py`; a test holds it to the code. -->\n"
 

@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lenz.api import FxBackend, backend, explain
+    from lenz.api import FxBackend, backend
     from lenz.artifact.export import export, standalone_compile
     from lenz.artifact.loaded import CompiledArtifact, load
     from lenz.debug.counters import counters
+    from lenz.explaining import explain, profile
 
 __all__ = [
     "CompiledArtifact",
@@ -22,6 +23,7 @@ __all__ = [
     "explain",
     "export",
     "load",
+    "profile",
     "standalone_compile",
 ]
 
@@ -33,7 +35,9 @@ PLACES = {
     "CompiledArtifact": "lenz.artifact.loaded",
     "counters": "lenz.debug.counters",
     "load": "lenz.artifact.loaded",
+    "explain": "lenz.explaining",
     "export": "lenz.artifact.export",
+    "profile": "lenz.explaining",
     "standalone_compile": "lenz.artifact.export",
 }
 

@@ -1,11 +1,10 @@
-"""The user's entry points: the torch.compile backend, and `explain`."""
+"""The backend of torch.compile: from a graph of Dynamo to a callable."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,15 +13,14 @@ from torch.fx import GraphModule
 from lenz.debug import torch_logs
 from lenz.debug.counters import count, count_schedule
 from lenz.debug.failing import recorder_of, say, script, why
-from lenz.debug.names import plain, readable
+from lenz.debug.names import arguments_of, readable
 from lenz.debug.progress import Progress
 from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import LenzError, Unsupported, UserError
-from lenz.frontend import FxProgram, caller, origin
+from lenz.frontend import FxProgram, caller
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import is_asked
 from lenz.frontend.session import is_again, numbered
-from lenz.frontend.untraced import calling
 from lenz.frontend.values import has_fakes
 from lenz.frontend.wrapping import now
 from lenz.ir.plan import Boxed
@@ -35,9 +33,8 @@ from lenz.warm import TraceRecord, trace_of
 
 if TYPE_CHECKING:  # a cached graph needs no compiler, which takes 0.3 s to import
     from lenz.context import Context
-    from lenz.debug.report import ExternReport, GraphReport, KernelReport, Report
+    from lenz.debug.watch import Watching
     from lenz.pipeline import Compiled
-    from lenz.replay import Replayed
 
 # Modes of torch.compile. On CPUs all of them mean the default: only GPU kernels have tiles to
 # choose from, and only GPUs have graphs.
@@ -100,9 +97,14 @@ def compile_graph(
     options: Options,
     watcher: Watcher | None = None,
     name: str = "",
+    watching: Watching | None = None,
 ) -> Callable[..., Any]:
-    """The backend with parsed options. `name` names the graph in logs, reports and folders."""
-    unit = _Unit(gm, options, watcher, caller(), _arguments(gm), Progress(options.progress))
+    """The backend with parsed options. `name` names the graph in logs, reports and folders.
+
+    `watcher` sees what is compiled, `watching` how it runs.
+    """
+    progress = Progress(options.progress)
+    unit = _Unit(gm, options, watcher, caller(), arguments_of(gm), progress, watching)
     title, told = name or numbered(), (unit.entered, unit.failed)
     count(recompiles=is_again())
     try:
@@ -192,6 +194,7 @@ class _Unit:
     called: str
     arguments: Sequence[str]  # asked for at once: Dynamo forgets their names
     line: Progress = field(default_factory=Progress)
+    watching: Watching | None = None
     since: float = field(default_factory=time.perf_counter)
     trace: TraceRecord | None = None
 
@@ -199,7 +202,8 @@ class _Unit:
     def is_watched(self) -> bool:
         """Whether somebody watches the stages, so that all of them must run."""
         shown = bool(set(self.options.logs) - {"time"}) or self.options.debug
-        return shown or self.watcher is not None or torch_logs.any_is_on()
+        shown = shown or torch_logs.any_is_on() or self.options.watched
+        return shown or self.watcher is not None or self.watching is not None
 
     def entered(self, kind: str, gm: GraphModule) -> None:
         """Time before a backward graph belongs to the user or to the forward graph."""
@@ -234,7 +238,12 @@ class _Unit:
         finally:
             self.since = time.perf_counter()
         if made is not None:
+            made = self.watched(made, cx)
             run = made.call if self.watcher is None else self.watcher.compiled(made, recorder)
+            if options.ranges != "off":
+                from lenz.debug.ranges import ranged
+
+                run = ranged(run, program.name)
             run.strides = made.strides
         return run  # type: ignore[no-any-return]  # an Any, because it has an attribute
 
@@ -250,6 +259,16 @@ class _Unit:
         for file, data in made.files.items() if recorder.folder is not None else ():
             recorder.binary(file, data)
         return made
+
+    def watched(self, made: Compiled, cx: Context) -> Compiled:
+        """The graph, watched as it runs if that is asked for."""
+        if self.watching is None and not self.options.watched:
+            return made
+        from lenz.debug.watch import watching_of
+        from lenz.pipeline import watched
+
+        watching = self.watching or watching_of(self.options)
+        return made if watching is None else watched(made, cx, watching)
 
     def failed(self, e: Exception, kind: str) -> None:
         """Raise the error that stopped a capture, or warn that the graph runs in eager."""
@@ -281,16 +300,6 @@ def _run_of(program: FxProgram, cx: Context) -> Boxed:
     from lenz.pipeline import run_of
 
     return run_of(program, cx)
-
-
-def _arguments(gm: Any) -> tuple[str, ...]:
-    """The user's name of each argument of Dynamo's graph; empty if it has none."""
-    names = []
-    for node in gm.graph.nodes if isinstance(gm, GraphModule) else ():
-        if node.op == "placeholder":
-            source = getattr(node.meta.get("grapharg"), "source", None)
-            names.append(plain(str(source.name)) if source is not None else "")
-    return tuple(names)
 
 
 class FxBackend:
@@ -349,136 +358,3 @@ class FxBackend:
 
         call.__dict__["kernels"] = kernels  # `run` needs them; the user's graph may not
         return call
-
-
-@dataclass(slots=True)
-class Explainer:
-    """A Watcher that describes graphs and what their calls launch."""
-
-    graphs: list[GraphReport] = field(default_factory=list)
-    launches: list[KernelReport | ExternReport] = field(default_factory=list)
-    replayed: dict[int, Replayed] = field(default_factory=dict)  # by index in `graphs`
-
-    def backend(self, options: Options) -> Callable[..., Any]:
-        """A backend of torch.compile that reports to this object."""
-
-        def watched(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_graph(gm, example_inputs, options, self)
-
-        return watched
-
-    def report(self, result: object = None) -> Report:
-        """The report so far."""
-        from lenz.debug.report import Report
-
-        for k, plan in self.replayed.items():
-            self.graphs[k] = replace(self.graphs[k], cuda_graph=plan.told)
-        return Report(tuple(self.graphs), tuple(self.launches), result)
-
-    def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
-        """Describe a graph."""
-        from lenz.debug.report import ExternReport, GraphReport, KernelReport
-        from lenz.debug.report import allocs_report as allocs
-        from lenz.debug.report import launches_report as launches
-        from lenz.debug.timeline import timeline
-        from lenz.ir.printer import show
-        from lenz.replay import Replayed
-
-        p = made.program
-        if isinstance(made.call, Replayed):
-            self.replayed[len(self.graphs)] = made.call
-        steps = launches(made.schedule, {q.name: q.source for q in p.placeholders})
-        self.graphs.append(
-            GraphReport(
-                name=p.name,
-                kind=p.kind,
-                kernels=tuple(s for s in steps if isinstance(s, KernelReport)),
-                externs=tuple(s for s in steps if isinstance(s, ExternReport)),
-                allocs=allocs(made.plan, made.graph.env),
-                rejected=made.schedule.rejected,
-                timings=dict(recorder.times),
-                ir=show(made.graph, origins=True),
-                source=made.told,
-                guards=p.guards,
-                ended_by=p.ended_by,
-                facts=tuple(text for name, f in p.facts.items() for text in f.told(name)),
-                autotune=made.tuned,
-                calls=p.calls,
-                timeline=timeline(made.plan, made.schedule, made.graph.env),
-            )
-        )
-        return self.counted(made.call, steps)
-
-    def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
-        """Describe a graph that runs in eager: each op is a launch."""
-        from lenz.debug.report import ExternReport, GraphReport
-
-        steps = tuple(
-            ExternReport(str(n.target), why, (n.name,), (), (n.name, origin(n, program.called)))
-            for n in program.nodes
-        )
-        self.graphs.append(
-            GraphReport(
-                name=program.name,
-                kind=program.kind,
-                externs=steps,
-                skips=(why,),
-                guards=program.guards,
-                ended_by=program.ended_by,
-                calls=program.calls,
-            )
-        )
-        return self.counted(run, steps)
-
-    def counted(self, run: Boxed, steps: tuple[KernelReport | ExternReport, ...]) -> Boxed:
-        """`run`, recording what each call launches."""
-
-        def call(args: list[Any]) -> Sequence[Any]:
-            self.launches.extend(steps)
-            return run(args)
-
-        return call
-
-
-def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function with its own code object.
-
-    Dynamo caches compilations at the code object, and falls back to eager after eight of them.
-    Reports would use up the limit of the user's own torch.compile.
-    """
-    fn = getattr(fn, "_torchdynamo_orig_callable", fn)
-    own: Any = fn if isinstance(fn, FunctionType) else calling(fn)
-    made = FunctionType(
-        own.__code__.replace(), own.__globals__, own.__name__, own.__defaults__, own.__closure__
-    )
-    made.__kwdefaults__ = own.__kwdefaults__
-    made.__dict__.update(own.__dict__)
-    return made
-
-
-def explain(
-    fn: Callable[..., Any],
-    dynamic: bool | None = None,
-    options: Mapping[str, object] | None = None,
-    calls: int = 1,
-) -> Callable[..., Report]:
-    """Return a function that compiles `fn`, runs it on its arguments, and returns a report.
-
-        report = lenz.explain(f)(x, y)
-        len(report.launches), report.graphs[0].kernels[0].bytes_read
-
-    `dynamic` and `options` are those of torch.compile. The report includes a backward pass if `fn`
-    runs it. It describes the last of `calls` calls, and says what CUDA graphs did in all of them.
-    Raises any error of `fn` and of the compiler.
-    """
-    chosen = Options.from_environment(options)
-
-    def explained(*args: Any, **kwargs: Any) -> Report:
-        seen = Explainer()
-        run = torch.compile(_fresh(fn), backend=seen.backend(chosen), dynamic=dynamic)
-        for _ in range(calls - 1):
-            run(*args, **kwargs)
-            seen.launches.clear()
-        return seen.report(run(*args, **kwargs))
-
-    return explained

@@ -113,7 +113,7 @@ def doctor(parsed: argparse.Namespace) -> int:
 
 def options(parsed: argparse.Namespace) -> int:
     """Print the options as a Markdown table."""
-    from lenz.options import options_table
+    from lenz.debug.options_table import options_table
 
     print(options_table(), end="")
     return 0
@@ -136,8 +136,8 @@ def _letter(name: str) -> str:
 
 def explain(parsed: argparse.Namespace) -> int:
     """Compile and run a function of a file, and print the report."""
-    from lenz.api import explain as explained
     from lenz.commands.script import function_of
+    from lenz.explaining import explain as explained
 
     report = explained(function_of(parsed.file, parsed.function))()
     # If the function itself returns a report, that report is printed.

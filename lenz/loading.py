@@ -63,15 +63,19 @@ def load(
     otherwise: Callable[..., Sequence[Any]] | None = None,
     fast: bool = False,
     store: Store | None = None,
+    watch: object = None,
 ) -> Boxed:
     """Print a plan as a module, execute it, and put kernels, constants and objects into it.
 
     functions  the kernels; their code lives as long as `alive`
     otherwise  the fallback for calls that break an assumption of the plan
     fast       run native code if possible; `store` caches it
+    watch      a `debug.watch.Watch` that sees each step
     """
     module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
-    exec(compile(source(p), f"<lenz {p.name}>", "exec"), module)
+    text = source(p, watched=watch is not None)
+    exec(compile(text, f"<lenz {p.name}>", "exec"), module)
+    module["watch"] = watch
     module.update(functions)
     module.update((c.name, aligned(constants[c.name])) for c in p.constants)
     module.update((py, objects[o]) for py, o in module["OBJECTS"].items())

@@ -129,6 +129,24 @@ class Options:
     progress: bool = option(
         True, "Show what is compiled, on a terminal, where that takes over 2 seconds.", key=False
     )
+    profile: bool = option(
+        False, "Time each kernel and library call; tell when the process ends.", key=False
+    )
+    profile_output: str | None = option(
+        None,
+        "Write that to a file, not to standard error: a table, or a trace for Chrome and Perfetto"
+        " if the name ends in .json.",
+        key=False,
+    )
+    profile_device_time: bool = option(
+        True, "Leave the time between kernels out of their GB/s.", key=False
+    )
+    ranges: Literal["off", "calls", "kernels"] = option(
+        "off",
+        "Ranges of torch.profiler: of each call of a compiled graph, or of its kernels too.",
+        key=False,
+        choices=("off", "calls", "kernels"),
+    )
     logs: tuple[str, ...] = option(
         (), "Stages to print to standard error, comma-separated.", key=False, choices=LOGS
     )
@@ -168,6 +186,11 @@ class Options:
                 env, "XDG_STATE_HOME", ".local/state", "Application Support"
             )
         return cls(**values)
+
+    @property
+    def watched(self) -> bool:
+        """Whether graphs must be compiled in this process, to be watched as they run."""
+        return self.profile or self.ranges != "off"
 
     def key(self) -> str:
         """Return the text of all options that change code, for the key of a compiled graph."""
@@ -275,19 +298,3 @@ def _user_folder(env: Mapping[str, str], variable: str, default: str, mac: str) 
         # The XDG base directory specification tells us to ignore a path that is not absolute.
         root = xdg if os.path.isabs(xdg) else os.path.join(home, default)
     return os.path.join(root, "lenz")
-
-
-def options_table() -> str:
-    """Return the options as a Markdown table, for the documentation."""
-    rows = [
-        "| option | environment | default | changes code | what it does |",
-        "|---|---|---|---|---|",
-    ]
-    for f in fields(Options):
-        shown = ",".join(f.default) if isinstance(f.default, tuple) else str(f.default)
-        choices = f.metadata["choices"]
-        help = f.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
-        keyed = "yes" if f.metadata["key"] else "no"
-        cells = (f"`{f.name}`", f"`{PREFIX}{f.name.upper()}`", f"`{shown}`" if shown else "")
-        rows.append(f"| {' | '.join((*cells, keyed, help))} |")
-    return "\n".join(rows) + "\n"

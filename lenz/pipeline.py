@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from lenz.context import Context
 from lenz.debug.report import TuneReport, fusions
+from lenz.debug.watch import Watched, Watching, shown_to
 from lenz.frontend import FxProgram
 from lenz.halves import Entry
 from lenz.ir.dtype import dtype_of
@@ -21,7 +22,7 @@ from lenz.ir.printer import show
 from lenz.ir.tensor import Layout, TensorType
 from lenz.ir.verify import verify
 from lenz.keys import key_of
-from lenz.loading import aligned, complete
+from lenz.loading import aligned, complete, load
 from lenz.lower import lower
 from lenz.machines import Code, Refused, assemble, machine_of, runs_programs
 from lenz.opt import PASSES
@@ -32,7 +33,7 @@ from lenz.plan.fx import graph_module
 from lenz.plan.python import source
 from lenz.recall import context as context
 from lenz.recall import keep, recall
-from lenz.respecialise import constants_of, load_program
+from lenz.respecialise import Respecialised, constants_of, load_program, needs_of
 from lenz.runtime.graph import NumberedKernel as Listed
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
@@ -127,6 +128,17 @@ def compile_program(program: FxProgram, cx: Context, key: str | None = None) -> 
             refused |= e.origins
             message = f"lenz runs the ops of {names} in eager: the kernels do not compile: {e}"
             warnings.warn(message, stacklevel=2)
+
+
+def watched(made: Compiled, cx: Context, watching: Watching) -> Compiled:
+    """The same graph, run by Python between calls of a watch; so are its fallbacks."""
+    p, code = made.program, made.code
+    again = lambda program, cx: watched(compile_program(program, cx), cx, watching).call
+    needs, otherwise = needs_of(made.plan, p), Respecialised(p, cx, again)
+    labels = {q.name: q.source for q in p.placeholders}
+    watch = watching(Watched(p.name, made.plan, made.schedule, labels, code.functions, p.eager))
+    given = made.plan, code.functions, code.alive, needs.constants, needs.modules, otherwise
+    return replace(made, call=shown_to(watch, load(*given, watch=watch)))
 
 
 def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compiled:

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from lenz.api import explain
 from lenz.entry import FORMAT, SHARDS
 from lenz.errors import LenzError, UserError
+from lenz.explaining import explain
 from lenz.machines import host
 from lenz.options import Options
 from lenz.private import folder, unlink, write

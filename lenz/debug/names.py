@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import GraphModule
 
 ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
@@ -52,3 +55,13 @@ def titled(name: str) -> str:
     """
     found = NUMBERED.fullmatch(name)
     return f"{name} [{found[1]}/{found[2] or 0}]" if found else name
+
+
+def arguments_of(gm: Any) -> tuple[str, ...]:
+    """The user's name of each argument of Dynamo's graph; empty if it has none."""
+    names = []
+    for node in gm.graph.nodes if isinstance(gm, GraphModule) else ():
+        if node.op == "placeholder":
+            source = getattr(node.meta.get("grapharg"), "source", None)
+            names.append(plain(str(source.name)) if source is not None else "")
+    return tuple(names)

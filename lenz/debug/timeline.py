@@ -1,13 +1,25 @@
-"""The memory of a plan over time: bytes that are alive at each launch and call."""
+"""A graph as data for a report, with its memory over time: bytes alive at each launch and call."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from lenz.debug.report import MemoryReport, nbytes
-from lenz.ir.graph import Extern, outs_of
+from torch.fx import Node
+
+from lenz.debug.report import (
+    ExternReport,
+    GraphReport,
+    KernelReport,
+    MemoryReport,
+    allocs_report,
+    nbytes,
+)
+from lenz.ir.graph import Extern, Graph, outs_of
 from lenz.ir.kernel import Schedule
 from lenz.ir.plan import Alloc, CallStep, Free, Input, Keep, LaunchStep, Plan, Reuse, ViewStep
+from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
 from lenz.sym import SymEnv
 
@@ -78,3 +90,38 @@ def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
             case Free():
                 alive.drop(step.name)
     return tuple(found)
+
+
+def graph_report(
+    program: Any, g: Graph, s: Schedule, p: Plan, steps: Sequence[KernelReport | ExternReport]
+) -> GraphReport:
+    """Describe a graph of a `frontend.FxProgram` by what became of it; `steps` are its launches."""
+    return GraphReport(
+        name=program.name,
+        kind=program.kind,
+        kernels=tuple(x for x in steps if isinstance(x, KernelReport)),
+        externs=tuple(x for x in steps if isinstance(x, ExternReport)),
+        allocs=allocs_report(p, g.env),
+        rejected=s.rejected,
+        ir=show(g, origins=True),
+        guards=program.guards,
+        ended_by=program.ended_by,
+        facts=tuple(text for name, f in program.facts.items() for text in f.told(name)),
+        calls=program.calls,
+        timeline=timeline(p, s, g.env),
+    )
+
+
+def refused_report(program: Any, why: str, calls: Sequence[tuple[Node, str]]) -> GraphReport:
+    """Describe a graph that runs in eager, by its calls with the user's lines."""
+    return GraphReport(
+        name=program.name,
+        kind=program.kind,
+        externs=tuple(
+            ExternReport(str(n.target), why, (n.name,), (), (n.name, line)) for n, line in calls
+        ),
+        skips=(why,),
+        guards=program.guards,
+        ended_by=program.ended_by,
+        calls=program.calls,
+    )

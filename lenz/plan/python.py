@@ -10,6 +10,7 @@ import builtins
 import keyword
 from collections.abc import Sequence
 
+from lenz.debug.between import between
 from lenz.errors import InternalError
 from lenz.ir.dtype import DTYPES, DType, dtype_named
 from lenz.ir.graph import Atom, Named, Ref
@@ -71,13 +72,15 @@ if __name__ == "__main__":
 """
 
 
-def source(p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = False) -> str:
+def source(
+    p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = False, watched: bool = False
+) -> str:
     """The module's text; `comments` says where each launch came from.
 
     `sizes` are example sizes, for the script. Raises ValueError for a name that is not a Python
     identifier: the plan may come from a file.
     """
-    w = _Writer(p, comments)
+    w = _Writer(p, comments, watched)
     lines = w.call()
     guard = GUARDED.format(device=w.gpus[0]) if w.gpus else ""
     head = HEAD.format(
@@ -126,8 +129,8 @@ def _shape(sizes: Sequence[Sym]) -> str:
 class _Writer:
     """Writes the body of `call`, and collects the globals that it uses."""
 
-    def __init__(self, p: Plan, comments: bool) -> None:
-        self.p = p
+    def __init__(self, p: Plan, comments: bool, watched: bool) -> None:
+        self.p, self.watched = p, watched
         self.comments = dict(p.comments) if comments else {}
         self.ops: dict[str, str] = {}
         self.dtypes: dict[DType, str] = {}
@@ -137,7 +140,7 @@ class _Writer:
         self.gpus = tuple(dict.fromkeys(current))
         self.current = self.gpus[0] if self.gpus else -1
         # Names used by the module itself; a buffer with such a name gets another.
-        self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_"}
+        self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_", "watch"}
         # Sizes use `min` and `max`, which may be names of buffers too.
         self.taken |= {*dir(builtins), *keyword.kwlist}
         self.taken |= {"otherwise", *(f"stream{n}" for n in self.gpus)}
@@ -166,7 +169,8 @@ class _Writer:
         for k, step in enumerate(p.flat):
             if k in self.comments:
                 lines.append(f"# {self.comments[k]}")
-            lines.extend(self.step(step))
+            made = self.step(step)
+            lines.extend(between(k, step, made, self.var) if self.watched else made)
         results = ", ".join(self.atom(a) for a in p.outputs)
         lines.append(f"return ({results}{',' if len(p.outputs) == 1 else ''})")
         return lines

@@ -65,10 +65,11 @@ RANKS = {
     "artifact": 17,
     "upkeep": 17,
     "api": 18,
-    "commands": 19,
-    "cli": 20,
-    "__main__": 21,
-    "__init__": 21,
+    "explaining": 19,
+    "commands": 20,
+    "cli": 21,
+    "__main__": 22,
+    "__init__": 22,
 }
 
 # Files that import each other in a circle, also where an import is for types only: operators of a
@@ -182,6 +183,7 @@ WRITING_FILES = {
     "private.py": "the disk cache, debug folders and repros, in folders of this user alone",
     "runtime/store.py": "deletes old entries of the disk cache",
     "debug/trace.py": "makes debug folders",
+    "debug/profile.py": "profiles and traces that the user asks for",
     "debug/report.py": "reports that the user asks for",
     "remote.py": "opens the file of its secret, for reading",
     "commands/doctor.py": "an empty file in the folder of the cache, which is deleted at once",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lenz.cli import main
-from lenz.options import options_table
+from lenz.debug.options_table import options_table
 from lenz.runtime import script
 
 PROGRAM = """

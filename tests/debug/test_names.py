@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lenz.api import Explainer
 from lenz.debug.names import titled
+from lenz.explaining import Explainer
 from lenz.options import Options
 
 X, Y = torch.randn(4), torch.randn(6)
@@ -31,13 +31,14 @@ def test_a_title_has_torchs_numbers() -> None:
 
 def test_a_graph_has_one_name_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch.compiler.reset()
-    options = {"debug": True, "debug_dir": str(tmp_path), "logs": "time"}
+    options = {"debug": True, "debug_dir": str(tmp_path), "logs": "time", "ranges": "calls"}
     seen = Explainer()
     backend = seen.backend(Options.from_environment(options))
-    torch.compile(first, backend=backend)(X)
-    compiled = torch.compile(second, backend=backend, dynamic=False)
-    compiled(X), compiled(Y)
-    report = seen.report()
+    with torch.profiler.profile() as profile:
+        torch.compile(first, backend=backend)(X)
+        compiled = torch.compile(second, backend=backend, dynamic=False)
+        compiled(X), compiled(Y)
+    report, ranges = seen.report(), {e.name for e in profile.events()}
     names = [g.name for g in report.graphs]
     titles = [titled(name) for name in names]
     # Two functions, and the second one again for another size.
@@ -48,4 +49,5 @@ def test_a_graph_has_one_name_everywhere(tmp_path: Path, capfd: pytest.CaptureFi
     for name, title in zip(names, titles, strict=True):
         assert f"[lenz time] {title}\n" in logged
         assert f"\n{title}: 1 kernel" in f"\n{report}"
+        assert title in ranges
         assert name in (tmp_path / name / "plan.py").read_text()

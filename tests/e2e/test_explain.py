@@ -14,8 +14,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import lenz
 from benchmarks.memory import allocated
-from lenz.api import Explainer
 from lenz.debug.report import ExternReport, KernelReport, Report
+from lenz.explaining import Explainer
 from lenz.options import Options
 
 Tensors = list[torch.Tensor]

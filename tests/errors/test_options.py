@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from lenz.debug.options_table import options_table
 from lenz.errors import UserError
-from lenz.options import LOGS, Options, options_table
+from lenz.options import LOGS, Options
 
 OTHER: dict[str, Any] = {
     "cuda_graphs": "on",

@@ -20,8 +20,8 @@ from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from lenz.api import Explainer
 from lenz.debug.report import Report
+from lenz.explaining import Explainer
 from lenz.options import Options
 from tests.models.example import Example
 from tests.models.families import example

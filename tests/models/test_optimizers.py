@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lenz.api import Explainer
 from lenz.debug.report import Report
+from lenz.explaining import Explainer
 from lenz.options import Options
 
 SHAPES = ((3, 4), (8, 9), (1,), (2, 3, 5), (70, 3))

@@ -1,0 +1,39 @@
+"""The text of a watched plan: calls of `watch` between the lines of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lenz.ir.graph import atom_refs
+from lenz.ir.plan import Alloc, CallStep, LaunchStep, Step
+from lenz.sym import to_python
+
+
+def taken_and_made(s: Step) -> tuple[list[str], list[str]]:
+    """The buffers that a step takes, and those that it defines; of other steps none."""
+    if isinstance(s, LaunchStep):
+        return list(s.args), []
+    if isinstance(s, CallStep):
+        atoms = (*s.args, *(a for _, a in s.kwargs))
+        taken = dict.fromkeys(name for a in atoms for name in atom_refs(a))
+        return list(taken), [] if s.into else [o for o in s.outs if isinstance(o, str)]
+    return [], []
+
+
+def title_of(s: Step) -> str:
+    """The name of a kernel, or of the op that a step calls."""
+    return s.kernel if isinstance(s, LaunchStep) else s.op if isinstance(s, CallStep) else ""
+
+
+def between(k: int, s: Step, lines: list[str], var: Callable[[str], str]) -> list[str]:
+    """The lines of step `k`, between those that show it; `var` is the variable of a buffer."""
+    if isinstance(s, Alloc) and not s.zero and not s.over:
+        return [*lines, f"watch.made({k}, {var(s.name)})"]
+    if not isinstance(s, (LaunchStep, CallStep)):
+        return lines
+    taken, made = taken_and_made(s)
+    before = "".join(f"{var(name)}, " for name in taken)
+    after = before + "".join(f"{var(name)}, " for name in made)
+    sizes = "".join(f"{to_python(v)}, " for v in s.sizes) if isinstance(s, LaunchStep) else ""
+    told = f"({before}), ({sizes})" if sizes else f"({before})"
+    return [f"watch.before({k}, {told})", *lines, f"watch.after({k}, ({after}))"]
