@@ -10,6 +10,7 @@ import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -255,11 +256,8 @@ class Run:
     def _reduction(self, n: Reduction) -> None:
         env, shape = self.grid((*n.axes, *n.raxes))
         (value,) = evaluate_exprs((n.body,), env, _no_value, self.read)
-        kept = shape[: len(n.axes)]
-        numel = 1
-        for size in shape[len(n.axes) :]:
-            numel *= size
-        acc = reduce_last(n.kind, value.expand(shape).reshape(*kept, numel), n.body.dtype)
+        kept, over = shape[: len(n.axes)], prod(shape[len(n.axes) :])
+        acc = reduce_last(n.kind, value.expand(shape).reshape(*kept, over), n.body.dtype)
         env, _ = self.grid(n.axes)
         (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, self.read)
         self.put(n.out, out.expand(kept))
@@ -274,9 +272,8 @@ class Run:
         if fault is not None and bool(fault.where.any()):
             raise InternalError(f"the index leaves %{n.source}", rule="in-bounds")
         if not _same_bits(t, picked.expand(shape)):
-            raise InternalError(
-                f"the layout of %{n.out.name} and its index differ", rule="view-layout"
-            )
+            what = f"the layout of %{n.out.name} and its index differ"
+            raise InternalError(what, rule="view-layout")
         self.tensors[n.out.name] = t
         self.base[n.out.name] = self.base[n.source]
 

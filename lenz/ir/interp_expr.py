@@ -243,24 +243,20 @@ def reduce_last(kind: ReduceKind, x: torch.Tensor, dtype: DType) -> torch.Tensor
     wide = x.to(_WIDE.get(x.dtype, x.dtype))
     if x.dtype is torch.uint64 and kind in ("max", "min"):
         wide = wide ^ torch.iinfo(torch.int64).min  # keeps the order of unsigned numbers
-    match kind:
-        case "sum":
-            out = torch.sum(wide, -1, dtype=wide.dtype)
-        case "prod":
-            out = torch.prod(wide, -1, dtype=wide.dtype)
-        case "max":
-            out = torch.amax(wide, -1)
-        case "min":
-            out = torch.amin(wide, -1)
-        case "any":
-            out = torch.any(wide, -1)
-        case _:
-            out = torch.all(wide, -1)
+    out = _REDUCTIONS[kind](wide)
     if x.dtype is torch.uint64 and kind in ("max", "min"):
         out = out ^ torch.iinfo(torch.int64).min
     return out.to(dtype.torch)
 
 
+_REDUCTIONS: Mapping[ReduceKind, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: torch.sum(x, -1, dtype=x.dtype),
+    "prod": lambda x: torch.prod(x, -1, dtype=x.dtype),
+    "max": lambda x: torch.amax(x, -1),
+    "min": lambda x: torch.amin(x, -1),
+    "any": lambda x: torch.any(x, -1),
+    "all": lambda x: torch.all(x, -1),
+}
 _SCANS: Mapping[ScanKind, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda x: _running_sums(x),
     "prod": lambda x: torch.cumprod(x, -1, dtype=x.dtype),

@@ -163,10 +163,8 @@ def _accumulators(body: tuple[Stmt, ...]) -> dict[int, list[_Accumulator]]:
             if isinstance(s, Reduce):
                 inside = [f for f in path if f.axis.var in s.over]
                 if not inside or len(inside) != len(s.over):
-                    raise InternalError(
-                        f"{s.name} is reduced over a loop that is not around it",
-                        rule="reduce-over-enclosing",
-                    )
+                    what = f"{s.name} is reduced over a loop that is not around it"
+                    raise InternalError(what, rule="reduce-over-enclosing")
                 axes = [f.axis for f in path[path.index(inside[0]) :]]
                 lanes = tuple(a for a in axes if a.var not in s.over)
                 over = tuple(next(a for a in axes if a.var is v) for v in s.over)

@@ -280,30 +280,25 @@ def map_leaves(body: tuple[Stmt, ...], f: Callable[[Stmt], Stmt]) -> tuple[Stmt,
 
 def moved(s: Stmt | LookBack, at: Mapping[Var, Sym], over: bool = False) -> Any:
     """A statement over other variables; with `over`, also where it names enclosing loops."""
-    s = map_values(s, lambda e: reindex(e, at))
-    new: dict[str, Any] = {}
-    for slot in slots_in(s, _MOVED if not over else _MOVED | _LOOPS):
-        value = slot.get(s)
-        if slot.kind in _MOVED:
-            new[slot.field] = substitute(value, at)
-        elif isinstance(value, tuple):
-            new[slot.field] = tuple([at.get(v, v) for v in value])
-        elif isinstance(value, Var):
-            new[slot.field] = at.get(value, value)
-        elif value is not None:
-            new[slot.field] = moved(value, at, over)
-    return replace(s, **new) if new else s
+    new = lambda x: substitute(x, at) if isinstance(x, Sym) else tuple([at.get(v, v) for v in x])
+    kinds = _MOVED | _LOOPS if over else _MOVED
+    return _with_fields(map_values(s, lambda e: reindex(e, at)), kinds, new)
 
 
 def with_buffers(s: Stmt | LookBack, names: Mapping[str, str]) -> Any:
     """A statement with renamed written buffers."""
+    return _with_fields(s, _WRITES, lambda name: names.get(name, name))
+
+
+def _with_fields(s: Stmt | LookBack, kinds: frozenset[str], f: Callable[[Any], Any]) -> Any:
+    """The statement with each field of some kinds replaced by f of it; also within a look-back."""
     new: dict[str, Any] = {}
-    for slot in slots_in(s, _WRITES):
+    for slot in slots_in(s, kinds):
         value = slot.get(s)
-        if isinstance(value, str):
-            new[slot.field] = names.get(value, value)
+        if slot.kind != "look_back":
+            new[slot.field] = f(value)
         elif value is not None:
-            new[slot.field] = with_buffers(value, names)
+            new[slot.field] = _with_fields(value, kinds, f)
     return replace(s, **new) if new else s
 
 

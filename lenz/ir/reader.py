@@ -13,12 +13,7 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr
 from lenz.ir.forms import FORMS, GRAPH, PLAN, node_of
 from lenz.ir.graph import Extern, Graph, Ref, View
-from lenz.ir.kernel import (
-    Kernel,
-    Launch,
-    Rejected,
-    Schedule,
-)
+from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule
 from lenz.ir.lexer import Cursor, ReadError, choice_of, list_of, name_of, word_of
 from lenz.ir.plan import Plan, launched
 from lenz.ir.text import Scope, size_of

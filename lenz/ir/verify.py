@@ -221,9 +221,7 @@ def _loop(n: Loop, d: Known) -> None:
 def _scatter(n: Scatter, d: Known, scope: set[Var]) -> None:
     base = d.use(n.base, n)
     if base.dtype is not n.out.dtype or not _same_shape(base.shape, n.out.shape):
-        broken(
-            "scatter-base", f"%{n.base} is {base.dtype}, or has another shape than the result", n
-        )
+        broken("scatter-base", f"%{n.base} is {base.dtype}, or its shape not the result's", n)
     if len(n.index) != base.rank:
         broken("rank", f"{len(n.index)} indices for %{n.base} of {base.rank} dimensions", n)
     for s in n.index:
