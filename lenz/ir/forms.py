@@ -389,7 +389,7 @@ KINDS: Mapping[str, Kind] = {
     "size": Kind(lambda v, s: str(v.name), text.var_of, "NAME"),
     "axes": Kind(_axes, _axes_of, "axis,*"),
     "along": Kind(_along, _along_of, "NAME", whole=True),
-    "loop": Kind(lambda v, s: text.show_axis(v, " in "), _loop_of, 'NAME ["as" range] "in" sym'),
+    "loop": Kind(lambda v, s: text.show_axis(v, " in "), _loop_of, 'NAME ["as" range] "in" extent'),
     "loop_var": Kind(lambda v, s: str(v.name), _loop_var, "NAME"),
     "loop_vars": Kind(
         lambda v, s: ", ".join([x.name for x in v]) or "none", _loop_vars_of, '("none" | NAME,*)'

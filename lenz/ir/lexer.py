@@ -122,8 +122,8 @@ class Cursor:
             self.take()
 
 
-# Marks that end a size or index expression outside its own brackets.
-_STOP = frozenset({",", ":", ";", "|", "=", "<", "{", "}", "]", ")", "@", END})
+# Tokens that end a size or index expression outside its own brackets.
+_STOP = frozenset({",", ":", ";", "|", "=", "<", "{", "}", "]", ")", "@", "below", END})
 
 
 def sym_of(c: Cursor, scope: Mapping[str, Var], may_gather: bool = False) -> Sym:

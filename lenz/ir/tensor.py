@@ -6,21 +6,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from lenz.errors import InternalError
 from lenz.ir.dtype import DType
-from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, maximum, product
+from lenz.sym import ONE, ZERO, Int, Min, Sym, Var, affine_in, maximum, power_of_two, product
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One loop axis: the variable runs over 0 <= var < extent."""
+    """One loop axis: the variable runs over 0 <= var < extent.
+
+    Lanes of a tile have a `width`, a power of two, and those below all of `ends` run: the extent is
+    the minimum of all these. Without ends every lane runs, and the extent is the width.
+    """
 
     var: Var
     extent: Sym
+    width: int = 0
+    ends: tuple[Sym, ...] = ()
 
     @property
     def name(self) -> str:
         """Name of the variable."""
         return self.var.name
+
+
+def lane_axis(a: Axis) -> Axis:
+    """The axis as lanes of the smallest tile that holds it."""
+    if a.extent.hi is None:
+        raise InternalError(f"lanes over {a.name}, which has no bound")
+    width = power_of_two(a.extent.hi)
+    ends = a.extent.args if isinstance(a.extent, Min) else (a.extent,)
+    return Axis(a.var, a.extent, width, tuple([e for e in ends if e is not Int(width)]))
 
 
 def axis(name: str, extent: Sym) -> Axis:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, cast
 
 from lenz.ir.dtype import DTYPES, DType
@@ -23,7 +24,7 @@ from lenz.ir.lexer import (
     word_of,
 )
 from lenz.ir.tensor import Axis, Layout, TensorType, axis, contiguous, contiguous_strides
-from lenz.sym import ZERO, Sym, Var
+from lenz.sym import ZERO, Int, Sym, Var, minimum
 from lenz.sym import show as show_sym
 
 DTYPE_NAMES: Mapping[str, DType] = {d.name: d for d in DTYPES}
@@ -110,10 +111,14 @@ def var_of(c: Cursor, s: Scope, what: str = "a size") -> Var:
 
 
 def show_axis(a: Axis, between: str = ": ") -> str:
-    """`i: s0`, or `i as 0..9: s0` where the bounds do not follow from the extent."""
+    """`i: s0`, or `i as 0..9: s0` where the bounds do not follow from the extent.
+
+    Lanes of which not all run: `r0 in 1024 below s0`.
+    """
     own = axis(a.name, a.extent).var is a.var
     name = a.name if own else f"{a.name} as {show_range(a.var)}"
-    return name + between + show_sym(a.extent)
+    below = f"{a.width} below {', '.join(map(show_sym, a.ends))}"
+    return name + between + (below if a.ends else show_sym(a.extent))
 
 
 def axis_of(c: Cursor, s: Scope, between: str = ":") -> Axis:
@@ -121,8 +126,14 @@ def axis_of(c: Cursor, s: Scope, between: str = ":") -> Axis:
     name = name_of(c)
     given = range_of(c, name, s) if c.accept("as") else None
     c.expect(between)
-    extent = sym_of(c, s.vars)
-    return axis(name, extent) if given is None else Axis(given, extent)
+    extent, ends = sym_of(c, s.vars), list[Sym]()
+    if between == "in" and c.accept("below"):
+        ends = list_of(c, lambda: sym_of(c, s.vars), ":", (":",))
+    least = reduce(minimum, ends, extent)
+    a = axis(name, least) if given is None else Axis(given, least)
+    is_lane = ends or c.words[c.place : c.place + 2] == [":", "lane"]
+    width = extent.value if is_lane and isinstance(extent, Int) else 0
+    return replace(a, width=width, ends=tuple(ends))
 
 
 def show_layout(layout: Layout) -> str:

@@ -26,7 +26,7 @@ from lenz.ir.kernel import (
     words,
 )  # fmt: skip
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
-from lenz.sym import Int, Sym, Var, power_of_two, prove_le, substitute
+from lenz.sym import Int, Sym, Var, prove_le, substitute
 from lenz.sym import show as show_sym
 
 SPREAD = ("parallel", "grid")
@@ -134,9 +134,10 @@ class _Check:
             broken("vector-loop-innermost", f"{f.axis.name} has a loop or a branch in it", f)
         if f.kind in SPREAD and any(o.kind not in SPREAD for o in s.loops):
             broken("parallel-outermost", f"{f.axis.name} is inside a loop that is not parallel", f)
-        ends = [o.axis.extent.hi for o in (*s.loops, f) if o.kind == "lane"]
-        if None in ends or prod(power_of_two(n or 0) for n in ends) > MOST_LANES:
-            broken("lanes", f"{f.axis.name} is one of {len(ends)} axes of lanes", f)
+        widths = [o.axis.width for o in (*s.loops, f) if o.kind == "lane"]
+        is_odd = (f.kind == "lane") != (f.axis.width > 0) or f.axis.width & (f.axis.width - 1)
+        if is_odd or prod(widths) > MOST_LANES:
+            broken("lanes", f"{f.axis.name} is one of {len(widths)} axes of lanes", f)
         inner = _Scope((*s.loops, f), s.sizes, dict(s.visible), s.outside)
         pending = self.block(f.body, inner)
         later: dict[str, DType] = {}

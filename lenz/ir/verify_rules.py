@@ -55,7 +55,7 @@ RULES: dict[str, str] = {
     "update-inout": "a store that updates goes to a local or to a parameter with the mode inout",
     "branch": "all lanes run the same body of a branch, of which the first is not empty",
     "vector-loop-innermost": "a vector loop has no loop and no branch inside",
-    "lanes": "the lanes around a statement are bounded, and no more than Triton's largest tensor",
+    "lanes": "lane loops have a power of two as width, and together fit Triton's largest tensor",
     "parallel-outermost": "only parallel and grid loops stand around a parallel or grid loop",
     "launch": "a launch passes one buffer of the right type and device per parameter",
     # plans

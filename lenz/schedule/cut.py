@@ -8,7 +8,7 @@ from functools import reduce
 
 from lenz.ir import kernel
 from lenz.ir.kernel import For, LoopKind, Reduce, Stmt
-from lenz.ir.tensor import Axis, axis
+from lenz.ir.tensor import Axis, axis, lane_axis
 from lenz.schedule.stages import Statement
 from lenz.sym import ZERO, Int, Sym, Var, ceildiv, maximum, minimum, prove_le, prove_lt, substitute
 
@@ -16,7 +16,7 @@ from lenz.sym import ZERO, Int, Sym, Var, ceildiv, maximum, minimum, prove_le, p
 def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """Loops of one kind around a body, the first axis outermost."""
     for a in reversed(axes):
-        body = (For(a, kind, body),)
+        body = (For(lane_axis(a) if kind == "lane" else a, kind, body),)
     return body
 
 
@@ -90,7 +90,7 @@ def bounded(body: tuple[Stmt, ...], ends: Mapping[Var, Var]) -> tuple[Stmt, ...]
     for s in body:
         if isinstance(s, For):
             a = axis(s.axis.name, substitute(s.axis.extent, ends))
-            made.append(replace(s, axis=a, body=bounded(s.body, {**ends, s.axis.var: a.var})))
+            made += nested((a,), s.kind, bounded(s.body, {**ends, s.axis.var: a.var}))
         else:
             new = kernel.moved(s, ends, over=True)
             made.append(kernel.map_bodies(new, lambda inner: bounded(inner, ends)))

@@ -15,7 +15,7 @@ from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, index, load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
 from lenz.ir.reader import read
-from lenz.ir.tensor import axis
+from lenz.ir.tensor import axis, lane_axis
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import Int, Sym, Var, show, substitute
@@ -55,7 +55,7 @@ def trees(batch: int, bounded: bool) -> list[tuple[Tree, Expr]]:
 
 def kernel(exprs: list[Expr]) -> Kernel:
     """One store per expression; a lane is an assignment to the variables."""
-    v = axis("v", Int(LANES))
+    v = lane_axis(axis("v", Int(LANES)))
     stores = tuple(Store("y", LANES * k + v.var, e) for k, e in enumerate(exprs))
     params = (
         Param("x", I64, Int(LANES * len(VARS)), "in"),

@@ -226,7 +226,7 @@ ORDERED: dict[str, str] = {
 def test_statements_that_must_keep_their_order(name: str) -> None:
     """What the interpreter of kernels cannot run, lane after lane, as threads of a GPU do."""
     k = read(f"""kernel @k pointwise (%a0: inout f32[100], %a1: out f32[100]) tile(warps: 4) {{
-      for i in 100 : lane {{{ORDERED[name]}
+      for i in 128 below 100 : lane {{{ORDERED[name]}
       }}
     }}""")
     text = emit(k)  # type: ignore[arg-type]
@@ -258,8 +258,8 @@ def test_a_branch_runs_one_of_its_bodies() -> None:
           for r in 8 : lane { v0 = reduce max { load(%a0, [8*b + r]) } over r }
           for r in 8 : lane { store(%a1, [8*b + r], sub(load(%a0, [8*b + r]), v0)) }
         } else {
-          for r in min(8, n - 8*b) : lane { v0 = reduce sum { load(%a0, [8*b + r]) } over r }
-          for r in min(8, n - 8*b) : lane { store(%a1, [8*b + r], mul(load(%a0, [8*b + r]), v0)) }
+          for r in 8 below n - 8*b : lane { v0 = reduce sum { load(%a0, [8*b + r]) } over r }
+          for r in 8 below n - 8*b : lane { store(%a1, [8*b + r], mul(load(%a0, [8*b + r]), v0)) }
         }
       }
     }""")

@@ -18,7 +18,7 @@ from lenz import ops
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load
 from lenz.ir.interp_kernel import interp_kernel
-from lenz.ir.kernel import For, Kernel, LoopKind, Param, Store, TileConfig
+from lenz.ir.kernel import Kernel, LoopKind, Param, Store, TileConfig
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.ir.tensor import axis
@@ -26,6 +26,7 @@ from lenz.machine.cpu import loader
 from lenz.machine.cpu.llvm.compile import compile_module, host_target, link
 from lenz.machine.cpu.llvm.module import emit_module
 from lenz.runtime import threads
+from lenz.schedule.cut import nested
 from lenz.sym import Int, Sym, Var, evaluate, read_sym, substitute, to_python
 from lenz.sym import show as show_sym
 from tests.sym.test_sym_properties import VARS, Tree, build, random_tree, values
@@ -157,7 +158,7 @@ def kernel(found: Sequence[Case], kind: LoopKind) -> Kernel:
         Param("y", I64, Int(LANES * len(found)), "out"),
     )
     tile = TileConfig(warps=1) if kind == "lane" else TileConfig()
-    return Kernel("indices_0", "pointwise", params, (), (For(v, kind, stores),), tile=tile)
+    return Kernel("indices_0", "pointwise", params, (), nested((v,), kind, stores), tile=tile)
 
 
 def compare(found: Sequence[Case], points: Sequence[dict[Var, int]], y: torch.Tensor) -> int:

@@ -57,7 +57,7 @@ from lenz.ir.plan import (
     SizeInput,
     ViewStep,
 )
-from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous
+from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, lane_axis
 from lenz.sym import Int, Sym, SymEnv, Var, maximum, minimum, sym
 
 S0, S1 = Var("s0", 1), Var("s1", 2, 64)
@@ -369,8 +369,9 @@ def running() -> Kernel:
 
 def looking_back() -> Kernel:
     """Sums along rows, each of them by several programs."""
-    b, r = axis("b", (S0 + 15) // 16), axis("r", Int(16))
-    at = 16 * b.var + r.var
+    b = axis("b", (S0 + 11) // 12)
+    r = lane_axis(axis("r", minimum(12, S0 - 12 * b.var)))
+    at = 12 * b.var + r.var
     back = LookBack(b.var, "w", Int(3), 4)
     stmts = (
         Running("c", "sum", load("x", (at,), F32), r.var, back),

@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 from lenz.ir.dtype import FLOAT8, I64, DType
 from lenz.ir.expr import load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
-from lenz.ir.tensor import axis
+from lenz.ir.tensor import axis, lane_axis
 from lenz.machine.cuda.triton.compile import KernelText, compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.ops import assert_in_range
@@ -97,7 +97,7 @@ def test_the_forms_agree_with_eager(part: int, tmp_path: Path) -> None:
 
 def gather(name: str) -> KernelText:
     """out[i] = x[i] for 4 elements, each checked against the limit n[0]."""
-    v = axis("v", sym(4))
+    v = lane_axis(axis("v", sym(4)))
     value = assert_in_range(load("x", (v.var,), I64), load("n", (sym(0),), I64))
     sizes = {"x": 4, "n": 1, "out": 4}
     params = [Param(p, I64, sym(n), "out" if p == "out" else "in") for p, n in sizes.items()]

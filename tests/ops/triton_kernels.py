@@ -14,7 +14,7 @@ import torch
 from lenz.ir.dtype import F32, FLOAT8, I32, DType
 from lenz.ir.expr import Expr, const, expr, load
 from lenz.ir.kernel import For, Kernel, Param, Store, TileConfig
-from lenz.ir.tensor import axis
+from lenz.ir.tensor import axis, lane_axis
 from lenz.machine.cuda.triton.compile import KernelText
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.sym import sym
@@ -99,7 +99,7 @@ def check_form(form: Form, got: torch.Tensor, xs: tuple[torch.Tensor, ...], ulp:
 
 def kernel(name: str, forms: Sequence[Form], count: int, block: int) -> Kernel:
     """out<n> = op(x<n>_0, ...) for every form, each over `count` elements."""
-    g, v = axis("g", sym(count // block)), axis("v", sym(block))
+    g, v = axis("g", sym(count // block)), lane_axis(axis("v", sym(block)))
     at = block * g.var + v.var
     params, stores = [], []
     for n, form in enumerate(forms):

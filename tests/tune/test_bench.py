@@ -150,7 +150,7 @@ kernel @k pointwise (%a: in f32[s0], %b: out f32[3*s0]; s0: 1..) {
 """
 GATHER = """
 kernel @k pointwise (%a: in i8[500], %b: in f32[{n}], %c: out f32[500]) {{
-  for i in 500 : lane {{
+  for i in 512 below 500 : lane {{
     store(%c, [i], load(%b, [@0]; @0: 0..{last} = assert_in_range({index}, index({n}, i64))))
   }}
 }}

@@ -56,7 +56,7 @@ def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] 
     def lanes(row: Sym, start: Sym, count: Sym) -> tuple[Stmt, ...]:
         """The elements of one row that a tile holds, from position `start` of the flat row."""
         own = {**digits(axes[:-1], row), last.var: start + lane - last.extent * row}
-        return (For(Axis(lane, count), "lane", all_moved(s.rows[0], own)),)
+        return nested((Axis(lane, count),), "lane", all_moved(s.rows[0], own))
 
     part = axis("part", (end - 1) // last.extent - row + 1)
     own = row + part.var

@@ -39,7 +39,7 @@ from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.machine.cuda.triton.types import constant, memory_type
 from lenz.machine.cuda.triton.values import Values
 from lenz.ops.random import SHARED_BITS
-from lenz.sym import ONE, Add, Int, Min, Sym, Var, affine_in, power_of_two
+from lenz.sym import ONE, Add, Sym, Var, affine_in, power_of_two
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -192,7 +192,7 @@ class _Body:
         """Open a dimension of the tile while its statements are written."""
         d = self.dims[f.axis.var]
         self.lanes.vars[d], self.lanes.widths[d] = f.axis.var, self.widths[f.axis.var]
-        self.lanes.tails[d] = self.tail(f.axis, self.lanes.widths[d])
+        self.lanes.tails[d] = self.tail(f.axis)
         ending = self.accs.ending(f, self.around)
         self.around |= {d}
         self.statements(f.body)
@@ -235,18 +235,16 @@ class _Body:
             self.text.pop(head)
             self.values.floor, self.text.least, self.fence = floor, least, fence
 
-    def tail(self, a: Axis, width: int) -> Term | None:
+    def tail(self, a: Axis) -> Term | None:
         """The condition under which a lane has an element; None if all have one."""
-        ends = a.extent.args if isinstance(a.extent, Min) else (a.extent,)
-        ends = tuple([x for x in ends if x is not Int(width)])
-        if not ends:
+        if not a.ends:
             return None
-        key = ("tail", a.var, ends)
+        key = ("tail", a.var, a.ends)
         found = self.text.memo.get(key)
         if found is None:
             # W*block + lane < N: in this form Triton knows which groups of lanes agree.
             tests: list[tuple[Term, Term]] = []
-            for end in ends:
+            for end in a.ends:
                 terms = end.terms if isinstance(end, Add) else ()
                 moved = sum_of([(t, -c) for t, c in terms if c < 0])
                 sides = self.indices.term(a.var + moved, {}), self.indices.term(end + moved, {})

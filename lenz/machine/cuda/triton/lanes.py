@@ -10,23 +10,15 @@ from lenz.ir.kernel import For, Kernel, walk
 from lenz.machine.cuda.triton.random import Pairs
 from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term
 from lenz.ops.emission import triton_type
-from lenz.sym import Var, power_of_two
+from lenz.sym import Var
 
 
 def widths_of(k: Kernel) -> dict[Var, int]:
-    """The lane variables of a kernel in the order of the dimensions, with their widths.
-
-    A width is the smallest power of two that holds the longest block. Raises InternalError for an
-    unbounded axis.
-    """
-    found: dict[Var, int] = {}
-    for s in walk(k.body):
-        if isinstance(s, For) and s.kind == "lane":
-            if s.axis.extent.hi is None:
-                message = f"lanes over {s.axis.name}, which has no bound"
-                raise InternalError(message, pass_name="codegen")
-            found[s.axis.var] = power_of_two(s.axis.extent.hi)
-    return found
+    """The lane variables of a kernel in the order of the dimensions, with their widths."""
+    loops = [s for s in walk(k.body) if isinstance(s, For) and s.kind == "lane"]
+    if not all(s.axis.width for s in loops):
+        raise InternalError(f"{k.name} has lanes without a width", pass_name="codegen")
+    return {s.axis.var: s.axis.width for s in loops}
 
 
 @dataclass(slots=True)
