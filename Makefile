@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start options clean \
-	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks
+	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks package
 
 help:
 	@echo "make test     install what is missing, then lint, check types, run tests (similar cases are sampled)"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-triton   check all GPU kernels without a GPU: resources and results"
 	@echo "make fuzz     run random programs (MINUTES=5 SEED=n); failures are shrunk and printed"
 	@echo "make test-gpu, make bench-gpu   need a GPU, and a Python with torch for it"
+	@echo "make package  build the wheel and the sdist, into dist/"
 	@echo "make format   format the code and sort its imports"
 	@echo "make options  print the table of options"
 	@echo "make errors   print who raises for each bad input of torch's database"
@@ -112,6 +113,9 @@ leaks: $(STAMP)
 # FLAGS="--device cuda" or "--large" or "--way triton"; see tests/fuzz.
 fuzz: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FLAGS)
+
+package: $(STAMP)
+	$(BIN)/python -m build --no-isolation
 
 format: $(STAMP)
 	$(BIN)/ruff check --select I --fix .

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lenz.debug.counters import counters
     from lenz.explaining import explain, profile
 
+__version__ = "0.1.0"
 __all__ = [
     "CompiledArtifact",
     "FxBackend",

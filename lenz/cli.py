@@ -28,9 +28,8 @@ CACHE = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0 for success, 1 for a fault, 2 for wrong usage."""
     parsed = _parser().parse_args(arguments)
-    run: Command = parsed.run
     try:
-        status = run(parsed)
+        status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader, `head` say, has enough
@@ -57,9 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     told = command(explain, "The report of a function without arguments in a file.")
     told.add_argument("file", help="a Python file; it is run")
     told.add_argument("--function", default="main", help="the function to compile (main)")
-    timed = command(
-        compare, "Time eager, lenz and torch's default backend on a function, in turns."
-    )
+    timed = command(compare, "Time a function in eager, lenz and torch's default backend.")
     timed.add_argument("file", help="a Python file; each of them runs it anew")
     timed.add_argument("--function", default="main", help="the function to time (main)")
     timed.add_argument("--seconds", type=float, default=5.0, help="how long to time (5)")
@@ -80,17 +77,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def info(parsed: argparse.Namespace) -> int:
     """Print the facts for a bug report."""
-    from importlib.metadata import version
-
     import torch
 
+    import lenz
     from lenz.machines import host
     from lenz.options import Options
 
     target = host().target()
     vectors = [f for f in ("avx512f", "avx2", "neon", "sve") if target.has(f)]
     rows = {
-        "lenz": version("lenz"),
+        "lenz": lenz.__version__,
         "torch": torch.__version__,
         "compiler": target.version,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
