@@ -31,7 +31,7 @@ __all__ = [
 STARTED = time.time()  # before any other file of lenz is read
 
 
-# The module of each public name, so that a process imports only what it asks for.
+# The module of each public name, so that a process only imports the ones it uses.
 PLACES = {
     "CompiledArtifact": "lenz.artifact.loaded",
     "counters": "lenz.debug.counters",

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader, `head` say, has enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.pipe()[1], sys.stdout.fileno())  # discards what is still buffered
         return 0
     except LenzError as e:
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     timed.add_argument("file", help="a Python file; each of them runs it anew")
     timed.add_argument("--function", default="main", help="the function to time (main)")
     timed.add_argument("--seconds", type=float, default=5.0, help="how long to time (5)")
-    made = command(inspect, "What an artifact holds: arguments, weights, code, plan.")
+    made = command(inspect, "The contents of an artifact: arguments, weights, code, plan.")
     made.add_argument("artifact", help="a file or folder that lenz.export wrote; nothing is run")
     made.add_argument("--plan", action="store_true", help="also print the plan")
     made = command(run, "Run an artifact on arrays from files.")
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     given = "a .npy file, or an integer; once for each argument, in order"
     made.add_argument("--input", action="append", default=[], metavar="FILE", help=given)
     made.add_argument("--output", metavar="FOLDER", help="where to write the results, as .npy")
-    kept = command(cache, "The disk cache: where it is, what is in it; check, clear or carry it.")
+    kept = command(cache, "The disk cache: locate, list, check, clear or carry it.")
     kept.add_argument("what", choices=CACHE, help="; ".join(f"{k}: {v}" for k, v in CACHE.items()))
     kept.add_argument("file", nargs="?", help="the bundle of export and import")
     command(bench, "lenz beside eager and torch's default backend; needs the repository.")
@@ -101,7 +101,7 @@ def info(parsed: argparse.Namespace) -> int:
 
 
 def doctor(parsed: argparse.Namespace) -> int:
-    """Say of everything that lenz needs whether it is there, or what to do."""
+    """Check everything that lenz needs, and say what to do."""
     from lenz.commands.doctor import examine
 
     return examine()
@@ -150,7 +150,7 @@ def compare(parsed: argparse.Namespace) -> int:
 
 
 def inspect(parsed: argparse.Namespace) -> int:
-    """Print what an artifact says of itself; nothing of it is run."""
+    """Print the contents of an artifact; nothing of it is run."""
     from lenz.artifact.container import read
     from lenz.artifact.show import summary
 

@@ -97,8 +97,8 @@ def sources(again: bool = False) -> str:
 @cache
 def _say_changed() -> None:
     warnings.warn(
-        "lenz's files have changed since this process began to import them. What it compiles from"
-        " now on is not kept in the cache; a new process does that again.",
+        "lenz's files have changed since this process began to import them. Code compiled from"
+        " now on is not cached; restart the process to use the cache.",
         RuntimeWarning,
         stacklevel=2,
     )

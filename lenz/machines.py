@@ -1,10 +1,10 @@
 """The machines that lenz compiles for: their protocol and their registry.
 
 A machine belongs to a type of PyTorch's devices ("cpu", "cuda"). It has two halves: a `Machine` for
-the compiler, and a `Loader`, which runs what was compiled and imports no compiler. They are found
-at first use: in the modules `machine` and `loader` of `lenz.machine.<type>`, or through entry
-points of the groups `lenz.machines` and `lenz.loaders` that have the name of the type. These
-modules register them on import.
+the compiler, and a `Loader`, which runs compiled code and imports no compiler. They are found at
+first use: in the modules `machine` and `loader` of `lenz.machine.<type>`, or through entry points
+of the groups `lenz.machines` and `lenz.loaders` that have the name of the type. These modules
+register them on import.
 """
 
 from __future__ import annotations

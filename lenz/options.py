@@ -20,7 +20,7 @@ LOGS = ("graph", "ir", "schedule", "code", "time")
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off", "")
 
-# A pass of the user: "module:function", and the keyword arguments that it is called with.
+# A user's pass: "module:function", and its keyword arguments.
 Pass: TypeAlias = tuple[str, tuple[tuple[str, object], ...]]
 PLAIN = (bool, int, float, str, type(None))
 
@@ -43,7 +43,7 @@ class Options:
         False, "Round between fused half-precision ops wherever eager does.", key=True
     )
     eager_random: bool = option(
-        False, "Draw eager's own random numbers, by calls outside of kernels.", key=True
+        False, "Draw eager's own random numbers, by calls outside kernels.", key=True
     )
     aligned: bool = option(
         True,
@@ -64,8 +64,8 @@ class Options:
     )
     memory_budget: float | None = option(
         None,
-        "How much a training step saves for its backward pass: a part of the usual up to 1, or"
-        " bytes. The cheapest results are computed again.",
+        "Limit on the saved tensors of a training step: a fraction of the default up to 1, or"
+        " bytes. The cheapest results are recomputed.",
         key=True,
     )
     passes: tuple[Pass, ...] = option(
@@ -74,9 +74,7 @@ class Options:
         " a pair of that and keyword arguments.",
         key=True,
     )
-    native: bool = option(
-        True, "Run plans by native code between kernels, where they allow it.", key=False
-    )
+    native: bool = option(True, "Run plans by native code between kernels, if possible.", key=False)
     cuda_graphs: Literal["off", "on", "auto"] = option(
         "off",
         "Replay plans of GPUs as CUDA graphs: `on` wherever a graph can hold them, `auto` where"
@@ -85,7 +83,7 @@ class Options:
         choices=("off", "on", "auto"),
     )
     cuda_graph_sizes: int = option(
-        8, "How many sets of sizes of a plan have CUDA graphs at once; at least 1.", key=False
+        8, "Sets of sizes of a plan that may have CUDA graphs at once; at least 1.", key=False
     )
     background: bool = option(
         False,
@@ -235,8 +233,8 @@ def _checked(name: str, kind: object, choices: tuple[str, ...], value: object) -
             return value
         case "float | None", int() | float() if not isinstance(value, bool):
             if not (0 < value <= 1 or (1 < value < 2**63 and value == int(value))):
-                hint = "give a part of the usual, such as 0.5, or a whole number of bytes"
-                raise UserError(f"option {name}: {value} is no budget", hint=hint)
+                hint = "give a fraction of the default, such as 0.5, or a whole number of bytes"
+                raise UserError(f"option {name}: {value} is not a budget", hint=hint)
             return float(value)
         case "float | None", None:
             return None

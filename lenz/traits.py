@@ -65,11 +65,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-# An op stands without "aten." and ".default".  A name without an overload is of all overloads that
-# do not stand by themselves.  An encoder layer in evaluation is as fast as its parts in kernels of
-# ours between matrix products.  Tokens and `with_effects` keep calls in order that have effects,
-# such as the check that a matrix could be inverted.  Products with vectors are calls for complex
-# numbers alone.
+# Ops are written without "aten." and ".default". A name without an overload means all overloads
+# without their own entry. An encoder layer in evaluation is as fast as our kernels between matrix
+# products. Tokens and `with_effects` keep calls with effects in order, such as the check that a
+# matrix could be inverted. Products with vectors are calls only for complex numbers.
 _TABLE = """
 library: addbmm addmv mv dot vdot linear mkldnn_rnn_layer
     convolution convolution_backward _convolution

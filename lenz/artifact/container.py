@@ -144,7 +144,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
         head, tensors = _from_bytes(source) if isinstance(source, bytes) else _from_file(source)
         text = head["lenz"]
         if hashlib.sha256(text.encode()).hexdigest() != head["sha256"]:
-            raise UserError("this artifact is damaged: the manifest is not what was written")
+            raise UserError("this artifact is damaged: the manifest has changed")
         manifest = json.loads(text)
     except (SafetensorError, KeyError, ValueError, TypeError) as e:
         raise UserError(f"this is not a lenz artifact, or a damaged one: {e}") from e
@@ -154,7 +154,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
         raise UserError("this artifact is damaged: tensors are missing")
     for name, t in tensors.items():
         if digest(name, t) != manifest["sums"][name]:
-            raise UserError(f"this artifact is damaged: {name!r} is not what was written")
+            raise UserError(f"this artifact is damaged: {name!r} has changed")
     return Contents(manifest, tensors)
 
 

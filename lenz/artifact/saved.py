@@ -111,7 +111,7 @@ class SavedRun:
 
     def __call__(self, *args: Any) -> Any:
         """Run on the arguments of Dynamo's graph, in torch's state at the time of saving."""
-        if self._made is None:  # now that guards have compared that state, which is looked at
+        if self._made is None:  # guards have now compared that state, which is read here
             second = self._second and outside(self._second, "a backward pass compiled by lenz")
             given = boxed(self._first), second and boxed(second)
             run = wrapped(self._metadata, self._detach, *given, _graph)

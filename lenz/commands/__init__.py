@@ -1,1 +1,1 @@
-"""What some commands of `python -m lenz` do: `cli.py` reads their arguments and calls them."""
+"""The larger commands of `python -m lenz`: `cli.py` parses their arguments and calls them."""

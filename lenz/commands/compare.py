@@ -1,6 +1,6 @@
 """`python -m lenz compare`: a function in eager, in lenz and in torch's default backend, in turns.
 
-Each of them runs the file anew after the same seed, so that none sees what another has trained.
+Each backend runs the file afresh with the same seed, so that none sees another's training.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lenz.commands.script import function_of
 EAGER, LENZ, DEFAULT = "eager", "lenz", "inductor"  # the last one is torch's default backend
 WARM = 3  # calls before the clock starts: CUDA graphs are captured in the second
 LEAST, MOST = 5, 1000  # rounds
-SAMPLE = 2e-3  # seconds; shorter ones are mostly the clock's own
+SAMPLE = 2e-3  # seconds; shorter samples are mostly the clock's own time
 
 
 @dataclass(slots=True)
 class Row:
-    """One way to run the function: its times in seconds, and its results of the first call."""
+    """One way to run the function: its times in seconds, and the results of the first call."""
 
     name: str
     call: Callable[[], Any] | None = None
@@ -37,14 +37,14 @@ class Row:
     failed: str = ""
 
     def stance(self) -> AbstractContextManager[Any]:
-        """What a call runs under: the file may compile parts itself, which eager runs as they are.
+        """The context of a call: in eager, parts that the file compiles itself run uncompiled.
 
-        Entering takes half a millisecond, so that no clock may run.
+        Entering takes half a millisecond, so it must not be timed.
         """
         return torch.compiler.set_stance("force_eager") if self.name == EAGER else nullcontext()
 
     def timed(self, calls: int) -> float:
-        """Seconds of a call, out of several in a row."""
+        """Seconds per call, of several calls in a row."""
         assert self.call is not None
         with self.stance():
             _wait()
@@ -64,7 +64,7 @@ def compared_ways(file: str, name: str, seconds: float) -> str:
 
 
 def exact(file: str, name: str) -> Row:
-    """The function in double precision; `failed` says why there are no such results."""
+    """The function in double precision; `failed` says why there is no result."""
     row = Row("float64")
     fn = _function(file, name)
     before = torch.random.get_rng_state()
@@ -110,7 +110,7 @@ def _function(file: str, name: str) -> Callable[[], Any]:
 
 
 def in_turns(rows: Sequence[Row], seconds: float) -> None:
-    """Time all in rounds, in an order that moves on from round to round."""
+    """Time all in rounds, in an order that rotates from round to round."""
     gc.collect()
     calls = max(1, round(SAMPLE / max(1e-7, min(row.timed(3) for row in rows))))
     end, turn = time.perf_counter() + seconds, 0
@@ -170,5 +170,5 @@ def _wait() -> None:
 
 
 def _line(e: Exception) -> str:
-    """The error in one line. Dynamo's errors have that of the backend in their second one."""
+    """The error in one line. Dynamo's errors have the backend's message in the second line."""
     return " ".join(f"{type(e).__name__}: {e}".split("\n")[:2]).strip()[:200]

@@ -1,7 +1,7 @@
-"""`python -m lenz doctor`: what lenz needs, whether it is there and works, and if not, what to do.
+"""`python -m lenz doctor`: checks that everything lenz needs works, and says what to do if not.
 
 Each check yields findings. The last ones compile and run a kernel on the CPU and on each GPU, which
-shows more than any version does.
+shows more than versions do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lenz.private import folder, unlink, write
 from lenz.remote import remote_at
 from lenz.runtime.store import Store
 
-# The least version of each package, and the first that is too new. A test compares pyproject.toml.
+# The lowest version of each package, and the first that is too new. A test compares pyproject.toml.
 VERSIONS = {"torch": ((2, 11), (2, 14)), "llvmlite": ((0, 46), None), "triton": ((3, 6), None)}
 PYTHON = (3, 10)
 PROBE = "doctor-probe"  # a file that is written and deleted at once
@@ -39,9 +39,10 @@ PROBE = "doctor-probe"  # a file that is written and deleted at once
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at and found.
+    """One line of output: the subject and the finding.
 
-    `do` is empty if all is well. `fails` tells what stops lenz from what costs time or is optional.
+    `do` is empty if all is well. `fails` is true if the finding stops lenz, not if it costs time or
+    is optional.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Finding:
 
 
 def examine() -> int:
-    """Print every finding as it is made; 1 if one of them is a failure, else 0."""
+    """Print every finding at once; returns 1 if one is a failure, else 0."""
     failed = 0
     for check in (_python, _packages, _cpu, _gpus, _options, _runs):
         for found in check():
@@ -107,7 +108,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _cpu() -> Iterator[Finding]:
-    """The instructions that kernels use, and the threads that they run on."""
+    """The instructions that kernels use, and their threads."""
     try:
         target = host().target()
     except ImportError as e:
@@ -172,7 +173,7 @@ def _options() -> Iterator[Finding]:
 
 
 def _cache(options: Options) -> Iterator[Finding]:
-    """Whether the folder is this user's alone and takes files, and how full it is."""
+    """Whether the folder is private and writable, and how full it is."""
     root = os.path.realpath(options.cache_dir or "")
     if not options.cache:
         yield Finding("cache", "off", "unset LENZ_CACHE: each process compiles again", fails=False)
@@ -234,7 +235,7 @@ def _run(device: str) -> Finding:
         torch.testing.assert_close(report.result, small(x))
         if not any(g.kernels for g in report.graphs):
             raise LenzError("the graph ran in eager", hint="see the warning above")
-    except Exception as e:  # noqa: BLE001  # whatever it is, it is the finding
+    except Exception as e:  # noqa: BLE001  # any error is a finding
         lenz = next((x for x in _causes(e) if isinstance(x, LenzError)), None)
         what = lenz.what if lenz is not None else f"{type(e).__name__}: {e}"
         hint = lenz.hint if lenz is not None else ""

@@ -1,4 +1,4 @@
-"""A program in double precision, as it stands: the reference that errors are measured against."""
+"""Runs an unchanged program in double precision: the reference for errors."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ CAST = "aten::_to_copy"
 
 
 class Precise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is untyped here
-    """Every op of eager, below autograd, takes and gives doubles where the program has floats.
+    """Runs every eager op, below autograd, on doubles instead of the program's floats.
 
-    Weights and inputs keep their values and dtypes: an op gets wider copies of them. An op that
-    writes to them works on such a copy, which is then rounded into the tensor. Views stay views.
+    Weights and inputs keep their values and dtypes: an op gets wider copies. An op that writes to
+    them works on such a copy, which is then rounded into the tensor. Views stay views.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one op."""
         kwargs = kwargs or {}
-        with self:  # in inference mode ops arrive whole that autograd takes apart
+        with self:  # in inference mode, ops arrive undecomposed
             made = func.decompose(*args, **kwargs)
         if made is not NotImplemented:
             return made
@@ -36,7 +36,7 @@ class Precise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is u
         aliases = {a.name: a.alias_info.is_write for a in func._schema.arguments if a.alias_info}
         given = dict(zip(named, args, strict=False)) | kwargs
         is_view = bool(aliases) and not any(aliases.values())
-        # Autograd rounds a gradient to the dtype of its leaf, and checks that it has done so.
+        # Autograd rounds a gradient to the dtype of its leaf, and checks the dtype.
         is_gradient = func.name() == CAST and torch._C._current_graph_task_id() >= 0
         if is_view or is_gradient:
             return func(*args, **kwargs)
@@ -53,7 +53,7 @@ class Precise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is u
 
 @contextmanager
 def precise() -> Iterator[None]:
-    """Run in double precision, without libraries and kernels that only take less."""
+    """Run in double precision, without libraries and kernels that lack it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TF32 acceleration")  # which these flags touch as well
         libraries = torch.backends.mkldnn.flags(enabled=False)
@@ -62,14 +62,14 @@ def precise() -> Iterator[None]:
 
 
 def wider(x: Any) -> Any:
-    """A tensor of floats as doubles, a dtype of floats as that of doubles, others as they are."""
+    """A float tensor as doubles, a float dtype as double, other values unchanged."""
     if isinstance(x, Tensor):
         return x.to(WIDER[x.dtype]) if x.dtype in WIDER else x
     return WIDER.get(x, x) if isinstance(x, torch.dtype) else x
 
 
 def each_of(f: Callable[[Any], Any], x: Any) -> Any:
-    """`f` of what stands in lists and tuples."""
+    """Apply `f` to the items of lists and tuples."""
     if isinstance(x, (list, tuple)):
         return type(x)(each_of(f, y) for y in x)
     return f(x)

@@ -14,8 +14,8 @@ from lenz.errors import UserError, near_names
 def function_of(file: str, name: str) -> Callable[..., Any]:
     """Run a Python file, and return one of its functions.
 
-    The file may import its neighbours, as under `python FILE`. Each call runs it again, with
-    globals of its own. Raises UserError if the file or the function is missing.
+    The file may import its neighbours, as under `python FILE`. Each call runs it again, with its
+    own globals. Raises UserError if the file or the function is missing.
     """
     path = Path(file)
     if not path.is_file():

@@ -16,10 +16,10 @@ from lenz.ir.tensor import Buffer
 
 @contextmanager
 def blaming(subject: FxNode | Node | Kernel | Launch | Buffer) -> Iterator[None]:
-    """Say that errors which leave the body of this `with` are about a node, kernel or result.
+    """Mark errors that leave the body of this `with` as being about a node, kernel or result.
 
-    The innermost `with` counts. The error carries the node, so nothing is left of one that somebody
-    handles.
+    The innermost `with` counts. The error carries the node, so a handled error leaves nothing
+    behind.
     """
     try:
         yield

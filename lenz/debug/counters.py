@@ -1,4 +1,4 @@
-"""Counters of what was compiled, among torch's: `torch._dynamo.utils.counters["lenz"]`."""
+"""Counters of compilations, among torch's: `torch._dynamo.utils.counters["lenz"]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count(**more: int) -> None:
 
 
 def count_schedule(s: Schedule) -> None:
-    """Add what a graph that was compiled now consists of."""
+    """Count the kernels and calls of a newly compiled graph."""
     launches = [step for step in s.steps if isinstance(step, Launch)]
     loops = sum(isinstance(n, LOOPS) for n in s.graph.nodes)
     count(
@@ -33,17 +33,17 @@ def count_schedule(s: Schedule) -> None:
 
 
 def counters() -> dict[str, int]:
-    """Return what lenz has compiled in this process.
+    """Return the counters of this process.
 
     graphs        graphs that were compiled or loaded; a training step has two
     kernels       different kernels of the graphs compiled now
     externs       library and eager calls in them
     fusions       loops that share a kernel with an earlier loop
-    recompiles    graphs of code that had one already, for other sizes say
-    cache_hits, cache_misses  graphs that the disk cache had, or had not
+    recompiles    further graphs of code that already has one, for other sizes say
+    cache_hits, cache_misses  graphs found or not found in the disk cache
     eager         graphs that run in eager
 
-    The same numbers stand in `torch._dynamo.utils.counters["lenz"]`. Clearing those, or
+    The same numbers are in `torch._dynamo.utils.counters["lenz"]`. Clearing those, or
     `torch.compiler.reset()`, sets them to 0.
     """
     from torch._dynamo.utils import counters as of_torch

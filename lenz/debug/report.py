@@ -1,4 +1,4 @@
-"""What lenz made of a program, as data: the result of `lenz.explain`.
+"""The compilation of a program, as data: the result of `lenz.explain`.
 
 Tests of generated code use these fields, never text.
 """
@@ -74,7 +74,7 @@ class AllocReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The bytes that a graph holds, beside its arguments, while it launches or calls `what`."""
+    """The bytes that a graph holds, without its arguments, while it launches or calls `what`."""
 
     what: str
     nbytes: int
@@ -118,13 +118,13 @@ class GraphReport:
     timings     seconds of each stage itself; "trace" is torch's part
     ir, source  the graph after all passes, and the plan as Python
     skips       why the graph, or a part of it, runs in eager; else empty
-    guards      how many conditions Dynamo checks before a call
+    guards      the number of conditions that Dynamo checks before a call
     ended_by    reason and line of the graph break after it, if there is one
     facts       assumptions about sizes beyond those guards, until a call breaks one
     autotune    measurements that chose the tiles of GPU kernels, with option `autotune`
     timeline    bytes alive at each launch and call of the plan, at the example sizes
     cuda_graph  whether a CUDA graph replays it, or why not; empty without option `cuda_graphs`
-    calls       how often the graph calls each op, before anything is fused or dropped
+    calls       the number of calls of each op, before anything is fused or dropped
     """
 
     name: str
@@ -147,7 +147,7 @@ class GraphReport:
 
     @property
     def peak(self) -> int:
-        """The most bytes alive at once, beside arguments and what libraries allocate."""
+        """The most bytes alive at once, without arguments and memory of libraries."""
         return max((m.nbytes for m in self.timeline), default=0)
 
     @property
@@ -200,7 +200,7 @@ class Report:
 
     @property
     def op_calls(self) -> tuple[int, int, int]:
-        """How many op calls are computed by kernels (or are views), by libraries, and by eager.
+        """The numbers of op calls computed by kernels (or as views), by libraries, and by eager.
 
         Each graph counts once, as captured: before anything is fused or dropped.
         """
@@ -226,7 +226,7 @@ def fusions(s: Schedule) -> str:
 
 
 def _some(things: Sequence[object], noun: str) -> str:
-    """Their number and what they are."""
+    """Their number, with the noun."""
     ending = "" if len(things) == 1 else "es" if noun.endswith("ch") else "s"
     return f"{len(things)} {noun}{ending}"
 

@@ -26,7 +26,7 @@ from lenz.sym import SymEnv
 
 @dataclass(slots=True)
 class Alive:
-    """Memories with the names that hold them, and the bytes of all."""
+    """Live memory with the names that hold it, and the bytes in all."""
 
     roots: dict[str, str] = field(default_factory=dict)
     names: dict[str, set[str]] = field(default_factory=dict)
@@ -34,19 +34,19 @@ class Alive:
     bytes: int = 0
 
     def add(self, name: str, size: int) -> None:
-        """Add new memory, under one name."""
+        """Add new memory under a name."""
         self.roots[name], self.names[name], self.sizes[name] = name, {name}, size
         self.bytes += size
 
     def share(self, name: str, source: str) -> None:
-        """Add a name for the memory of `source`; that of an unknown one is the caller's."""
+        """Add a name for the memory of `source`; an unknown source is the caller's memory."""
         if source not in self.roots:
             self.add(source, 0)
         self.roots[name] = self.roots[source]
         self.names[self.roots[name]].add(name)
 
     def drop(self, name: str) -> None:
-        """Take a name away, and the memory with its last name."""
+        """Drop a name, and the memory with its last name."""
         root = self.roots.pop(name)
         self.names[root].discard(name)
         if not self.names[root]:
@@ -56,8 +56,8 @@ class Alive:
 def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
     """Return the bytes alive at each launch and call of a plan, at the sizes of the example.
 
-    Arguments and constants count nothing, nor does what a library allocates for itself.  A result
-    of a call counts as its own memory unless it aliases an argument.
+    Arguments, constants and memory that libraries allocate for themselves do not count. A result of
+    a call counts as its own memory unless it aliases an argument.
     """
     calls = [n for n in s.steps if isinstance(n, Extern)]
     made = {b.name: nbytes(b.type, env) for n in calls for b in outs_of(n)}

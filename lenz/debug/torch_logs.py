@@ -1,7 +1,7 @@
 """torch's logs: `TORCH_LOGS="+lenz"`, and its artifacts `output_code`, `fusion` and `schedule`.
 
-Artifacts are children of the logger `torch`, which has torch's handler; torch gives the logger
-`lenz` one where it is asked for by name.
+Artifacts are children of the logger `torch`, which has torch's handler; the logger `lenz` gets one
+from torch if the user names it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ARTIFACTS = ("fusion", "output_code", "schedule")
 
 @cache
 def logger(artifact: str = "") -> logging.Logger:
-    """The logger of an artifact; of everything else without one."""
+    """The logger of an artifact, or of everything else."""
     if artifact not in ARTIFACTS:
         return logging.getLogger("lenz")
     from torch._logging import getArtifactLogger

@@ -1,4 +1,4 @@
-"""How many elements of each parameter a kernel launch touches, counted from its accesses."""
+"""The elements of each parameter that a kernel launch touches, counted from its accesses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Touched:
 
 
 def touched(k: Kernel, env: SymEnv) -> Touched:
-    """Count what a launch reads and writes, at the example sizes of `env`.
+    """Count the reads and writes of a launch, at the example sizes of `env`.
 
     An access counts the distinct values of its offset over the loops. Equal accesses of one
     parameter count once, however their loops are split; different ones add up, to at most the
@@ -94,7 +94,7 @@ def _extent_at(extent: Sym, outer: Sequence[Var], iteration: int, env: SymEnv) -
 def _distinct(
     offset: Sym, bound: tuple[Expr, ...], loops: Loops, env: SymEnv
 ) -> tuple[object, int]:
-    """The identity of an access, and how many elements it touches."""
+    """The identity of an access, and the number of elements that it touches."""
     extent = loops.extent
     rest, dims = offset, []
     for v in offset.free_vars:

@@ -1,4 +1,4 @@
-"""The bodies of branches and loops, compiled like graphs of their own.
+"""The bodies of branches and loops, compiled as separate graphs.
 
     cond(p, true_graph, false_graph, (x,))   ==>   the same call of two compiled functions
 

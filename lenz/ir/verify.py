@@ -278,7 +278,7 @@ def _check_steps(s: Schedule) -> None:
                     broken("launch", f"%{name} is a workspace, and a buffer of the graph", step)
                 continue
             if name not in types:
-                broken("launch", f"%{name} is no buffer of the graph", step)
+                broken("launch", f"%{name} is not a buffer of the graph", step)
             if p.mode != "in" and roots.get(name, name) not in own:
                 held.change(roots.get(name, name), step)
             type = types[name]

@@ -170,7 +170,7 @@ class _Check:
         """Check a sort."""
         b = self.buffers[x.buffer]
         if not isinstance(b, Local) or b.dtype not in (I32, I64):
-            broken("sort-local", f"%{x.buffer} is no local of i32 or i64", x)
+            broken("sort-local", f"%{x.buffer} is not a local of i32 or i64", x)
         for size in (x.size, x.keep):
             if size.hi is None or size.hi > b.size:
                 broken("sort-local", f"%{x.buffer} may not have {show_sym(size)} elements", x)
@@ -190,7 +190,7 @@ class _Check:
             broken("scan-over-enclosing", f"{x.name} goes on over {x.back.block.name}", x)
         b = self.buffers.get(x.back.work)
         if not isinstance(b, Param) or b.mode != "work" or b.dtype is not I64:
-            broken("work-only", f"%{x.back.work} is no workspace of i64", x)
+            broken("work-only", f"%{x.back.work} is not a workspace of i64", x)
         check_vars(x.back.at, s.vars, x)
         last: dict[Var, Sym] = {}  # of the loops, the last turn: panels of 16 of 24 rows end at 24
         for f in s.loops:

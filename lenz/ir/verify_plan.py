@@ -25,7 +25,7 @@ def check_plan(p: Plan) -> None:
     if p.results and len(p.results) != len(p.outputs):
         broken("results", f"{len(p.results)} types of {len(p.outputs)} outputs", p)
     if any(k >= len(p.results) for k in p.saved):
-        broken("results", f"a saved result is none of {len(p.results)}", p)
+        broken("results", f"a saved result is not one of {len(p.results)}", p)
     for name in p.kernels:
         if name not in launched(p.steps):
             broken("kernel-listed", f"@{name} is listed, but not launched", p)

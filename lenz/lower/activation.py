@@ -89,7 +89,7 @@ def tanh_backward(g: Expr, y: Expr) -> Expr:
 
 @elementwise("logit_backward", tensors=2)
 def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
-    """g / (x * (1 - x)), 0 (or NaN without eps) outside of the domain."""
+    """g / (x * (1 - x)), 0 (or NaN without eps) outside the domain."""
     low = 0.0 if eps is None else eps
     outside = (x < low) | (x > 1.0 - low)
     slope = g / (x * (1.0 - x))
@@ -110,7 +110,7 @@ def hardtanh(x: Expr, min_val: Number = -1, max_val: Number = 1) -> Expr:
 
 @elementwise("hardtanh_backward", tensors=2)
 def hardtanh_backward(g: Expr, x: Expr, min_val: Number, max_val: Number) -> Expr:
-    """g strictly inside of the bounds."""
+    """g strictly inside the bounds."""
     outside = (x <= min_val) | (x >= max_val)
     return ops.where(outside, 0, g)
 

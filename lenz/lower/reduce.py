@@ -113,7 +113,7 @@ def extremum(
     type: TensorType | None = None,
     name: str | None = None,
 ) -> Value:
-    """Greatest or smallest element of each row; NaN if there is one."""
+    """Largest or smallest element of each row; NaN if there is one."""
     if x.dtype is BOOL:
         kind = "any" if kind == "max" else "all"
     return reduce_over(b, kind, s, keepdim, x.compute, type=type, name=name)

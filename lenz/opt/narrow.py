@@ -3,8 +3,8 @@
     lt(index(j, i64), index(50257, i64))          ==>  lt(index(j, i32), index(50257, i32))
     eq(load(%target, [i]):i64, index(j, i64))     ==>  eq(cast(clamp(target), i32), index(j, i32))
 
-In the second rule, all numbers outside of the positions become one number that is not a position.
-It applies if a row has one such number and many positions.
+In the second rule, all numbers outside the positions become one number that is not a position. It
+applies if a row has one such number and many positions.
 """
 
 from __future__ import annotations

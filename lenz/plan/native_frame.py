@@ -79,7 +79,7 @@ class Frame:
         self.buffers: dict[str, NativeBuffer] = {}
         self.slots: dict[str, int] = {}  # of all buffers so far
         self.sizes: dict[Var, str] = {}
-        self.types: dict[str, TensorType] = {}  # as far as the plan has them
+        self.types: dict[str, TensorType] = {}  # where the plan has them
         self.shims: list[str] = []
         self.step = 0  # the number of the current step
         self.values = 0  # most parameters of a GPU kernel

@@ -1,4 +1,4 @@
-"""The form of a CPU kernel: its loops, and how much a thread does at once. What a join costs."""
+"""The form of a CPU kernel: its loops, and the work per thread. The cost of a join."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lenz.schedule.legal import Group
 from lenz.schedule.stages import stages
 from lenz.sym import SymEnv
 
-# How many copies of a body are emitted interleaved, by its arithmetic (in f32 additions). A chain
-# of operations waits for results. The processor looks some 500 instructions ahead: in short bodies
-# it finds other elements to work on by itself, in long ones only if copies alternate. ns per
-# element with 1, 2, 4, 8 copies (AVX-512, in cache): exp (10) .152 .155 .147 .144, gelu (25) .397
-# .335 .307 .343, five functions in a row (90) 2.43 1.94 1.58 1.22. Beyond that compile time matters
-# more; it grows with the text.
+# The number of interleaved copies of a body, by its arithmetic (in f32 additions). A chain of
+# operations waits for results. The processor looks some 500 instructions ahead: in short bodies it
+# finds other elements to work on by itself, in long ones only if copies alternate. ns per element
+# with 1, 2, 4, 8 copies (AVX-512, in cache): exp (10) .152 .155 .147 .144, gelu (25) .397 .335 .307
+# .343, five functions in a row (90) 2.43 1.94 1.58 1.22. Beyond that compile time matters more; it
+# grows with the text.
 SHALLOW, DEEP, DEEPEST = 20.0, 250.0, 700.0
 # Nanoseconds on one core, from findings-cpu.md section 2. exp (cost 10) takes 0.15 to 0.3 ns per
 # element. Streaming takes 0.05 ns per byte from cache and twice that from memory.
@@ -75,7 +75,7 @@ def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
 
 
 def _grain(body: tuple[Stmt, ...], env: SymEnv) -> int:
-    """How many parallel iterations make a task worth a thread."""
+    """The number of parallel iterations that make a task worth a thread."""
     while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
         body = body[0].body
     return max(1, round(NS_PER_TASK / max(_time(body, env), 0.01)))

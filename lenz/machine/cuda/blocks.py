@@ -56,7 +56,7 @@ FEW = 4 * CAN.units  # programs
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a rule decides: lanes per axis, elements per thread, stages (0: those of the shape)."""
+    """The result of a rule: lanes per axis, elements per thread, stages (0: those of the shape)."""
 
     kind: KernelKind
     widths: dict[Axis, int]

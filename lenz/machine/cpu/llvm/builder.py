@@ -1,4 +1,4 @@
-"""The builder for the LLVM forms of the op table: instructions, and what takes several of them."""
+"""The builder for the LLVM forms of the op table: instructions and sequences of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lenz.machine.cpu.llvm.instructions import Instructions, Names
 from lenz.machine.cpu.llvm.types import suffix, value_type, vector
 from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, SCALEF
 
-# Those with a form of their own.
+# Intrinsics with a special form.
 OWN = {
     "llvm.copysign": library.copysign,
     "llvm.ldexp": library.ldexp,
@@ -26,7 +26,7 @@ _DIVISIONS = ("sdiv", "udiv", "srem", "urem")
 
 
 class Builder(Instructions):
-    """Instructions, and what takes several of them."""
+    """Instructions and sequences of them."""
 
     __slots__ = ()
 

@@ -39,7 +39,7 @@ class Writer:
 
     @abstractmethod
     def plain_loop(self, s: For) -> None:
-        """Emit a loop that is no vector loop."""
+        """Emit a loop that is not a vector loop."""
 
     @abstractmethod
     def counted(self, s: For, start: str, stop: str, step: int, copies: int) -> None:
