@@ -131,10 +131,8 @@ class Accumulator:
         if have is want:
             return value
         b = w.scopes.builder(value.level, value.lanes, len(value.names))
-        if want.is_half:
-            names = b.convert("f32_to_half", want, F32, value.names)
-        else:
-            names = b.convert("sext" if have.bits < want.bits else "trunc", want, have, value.names)
+        wider = "sext" if have.bits < want.bits else "trunc"
+        names = b.convert("f32_to_half" if want.is_half else wider, want, have, value.names)
         return Value(names, value.level, value.lanes)
 
     def element(self, w: Writer) -> Value:

@@ -30,11 +30,6 @@ def tail_mask(scopes: Scopes, left: Value) -> Value:
     return Value(b.compare("icmp slt", I32, numbers, limit), left.level, True)
 
 
-def constant_lanes(mask: str) -> int | None:
-    """How many leading lanes a mask has set; None if unknown here."""
-    return mask.count("i1 true") if mask[0] == "<" else None
-
-
 def pieces(first: int, count: int) -> list[tuple[int, int]]:
     """Lanes first to first + count - 1 as (start, size) with powers of two, the largest first."""
     found = []
@@ -75,9 +70,9 @@ def store_tail(
 
     With `reverse` the vectors are already reversed; the mask is not.
     """
-    count = constant_lanes(mask)
-    if count is None or not stores_plainly(dtype):
+    if mask[0] != "<" or not stores_plainly(dtype):
         return False
+    count = mask.count("i1 true")
     first = scopes.width - count if reverse else 0
     for value, at in zip(values, pointers, strict=True):
         level = scopes.fn.level

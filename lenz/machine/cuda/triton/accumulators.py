@@ -114,7 +114,8 @@ class Accumulators:
             if s.value.dtype.is_float:  # if there is a NaN, the result is NaN
                 hit = f"({hit}) | ({state[0]} != {state[0]})"
             v.functions["least"] = None
-            there = v.text.let(f"tl.where({hit}, {state[1]}, {self._far()})", acc.dims, level)
+            far = (1 << (63 if v.indices.wide else 31)) - 1  # after all others: no element is there
+            there = v.text.let(f"tl.where({hit}, {state[1]}, {far})", acc.dims, level)
             result = self._across(acc, there.text, "least", dims) if acc.lanes else state[1]
         cast = ""
         if is_arg(s.kind):
@@ -163,10 +164,6 @@ class Accumulators:
             at_text = v.lanes.spread(at, acc.dims, v.indices.dtype)
             parts.append(v.text.let(at_text, acc.dims, level).text)
         return tuple(parts)
-
-    def _far(self) -> str:
-        """A position after all others, for lanes without an element."""
-        return str((1 << 63) - 1 if self.values.indices.wide else (1 << 31) - 1)
 
     def _function(self, s: Reduce) -> str:
         name = combine_name(s.kind, s.value.dtype)
