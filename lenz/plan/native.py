@@ -82,6 +82,7 @@ def native(p: Plan, layout: TorchLayout) -> Native:
         f.out.put(f"%before = call i32 @exchange(i32 {gpus[0]})")
     for number in gpus:
         f.out.put(f"%stream{number} = call ptr @stream_of(i32 {number})")
+        f.out.put(f"%captured{number} = call i64 @captured(ptr %stream{number})")
     for c in p.constants:
         item = f.object(("constant", c.name))
         f.out.put(f"call void @Py_IncRef(ptr {item})")
@@ -249,8 +250,8 @@ def _launch(f: Frame, s: LaunchStep) -> None:
     told = f'ptr @"{s.kernel}", ptr %stream{number}, i64 {f.number(s.grid)}, ptr %values'
     if s.graph:
         f.hold()  # a replay changes the graph's launch record
-    name = "replay" if s.graph else "launch"
-    f.succeed(f.out.let(f"call i32 @{name}({told}, i64 {len(args)})"))
+    name, last = ("replay", "") if s.graph else ("launch", f", i64 %captured{number}")
+    f.succeed(f.out.let(f"call i32 @{name}({told}, i64 {len(args)}{last})"))
 
 
 def _call(f: Frame, s: CallStep) -> None:

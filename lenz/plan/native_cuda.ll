@@ -16,6 +16,16 @@ define ptr @stream_of(i32 %device) {
   ret ptr %stream
 }
 
+; Not 0 if a stream is captured.
+define i64 @captured(ptr %stream) {
+  %at = alloca i32
+  store i32 0, ptr %at
+  call i32 @cuStreamIsCapturing(ptr %stream, ptr %at)
+  %status = load i32, ptr %at
+  %wide = zext i32 %status to i64
+  ret i64 %wide
+}
+
 ; Make a GPU current; the one that was.
 define i32 @exchange(i32 %device) {
   %narrow = trunc i32 %device to i8
@@ -27,9 +37,11 @@ define i32 @exchange(i32 %device) {
 ; Launch a kernel of `count` arguments of 8 bytes each; the driver's status.
 ;
 ; `record` is CUlaunchConfig of the CUDA driver API (56 bytes: grid x y z, block x y z, shared memory,
-; 4 bytes of padding, stream at 32, attributes at 40, their number at 48), then the kernel's handle.
+; 4 bytes of padding, stream at 32, attributes at 40, their number at 48), then the kernel's handle,
+; then what is not 0 once it was captured: the graph does not hold the kernel. lenz's own do, and are
+; captured by Python.
 ; The kernel may have up to 4 hidden arguments, which are null.
-define i32 @launch(ptr %record, ptr %stream, i64 %grid, ptr %values, i64 %count) {
+define i32 @launch(ptr %record, ptr %stream, i64 %grid, ptr %values, i64 %count, i64 %captured) {
   %is_empty = icmp eq i64 %grid, 0
   br i1 %is_empty, label %nothing, label %start
 start:
@@ -59,6 +71,13 @@ put:
   %after = add i64 %k, 1
   br label %next
 call:
+  %is_captured = icmp ne i64 %captured, 0
+  br i1 %is_captured, label %note, label %run
+note:
+  %noted_at = getelementptr i8, ptr %record, i64 64
+  store i64 %captured, ptr %noted_at
+  br label %run
+run:
   %status = call i32 @cuLaunchKernelEx(ptr %config, ptr %kernel, ptr %table, ptr null)
   ret i32 %status
 nothing:

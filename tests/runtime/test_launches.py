@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lenz.ir.binary import Binary
 from lenz.machine.cuda.driver import Launcher, _launcher
@@ -19,6 +20,11 @@ STREAM_AT = 32  # bytes before the stream in CUlaunchConfig
 BINARY = Binary("kernel", b"code", 4, 0, 2, 32, 0)
 
 Driver = Callable[[int, int, int, int], int]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
 def launcher(driver: Driver) -> Launcher:

@@ -3,6 +3,11 @@
 Nothing is compiled here: the driver (libcuda) takes a cubin and launches it. A launch packs its
 arguments and its geometry into one block of memory and makes one call, `cuLaunchKernelEx`. The
 layout is that of CUlaunchConfig in the CUDA driver API (12.0 and later).
+
+The module of a kernel that nobody holds any more is unloaded before the next one is loaded. Garbage
+collection itself calls no driver: it may come while work of the kernel is queued, while a stream is
+captured, in a forked process, or after CUDA has ended. A kernel that was captured into a graph of
+somebody else stays loaded for good, because nothing tells when that graph is dropped.
 """
 
 from __future__ import annotations
@@ -10,8 +15,11 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+from collections import deque
+from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol, cast
+from weakref import finalize
 
 import torch
 
@@ -21,14 +29,20 @@ from lenz.ir.binary import Binary
 # CUlaunchConfig: gridDim x y z, blockDim x y z, sharedMemBytes, stream, attributes, their number.
 CONFIG = "7I4xQQI4x"
 CONFIG_BYTES = struct.calcsize("=" + CONFIG)
+CAPTURED = slice(CONFIG_BYTES + 8, CONFIG_BYTES + 16)  # of a record: whether a graph has the kernel
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 FREE_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
+
+
+class OwnStream(int):
+    """A stream that is captured into a graph which holds the kernels that it launches."""
 
 
 class Launcher(Protocol):
     """Launches one kernel: (stream, programs, pointers.., sizes..) -> None.
 
-    Native code launches by its `record`: the configuration, then the kernel's handle in 8 bytes.
+    Native code launches by its `record`: the configuration, the kernel's handle in 8 bytes, and 8
+    bytes that are not 0 once it was captured into a graph that does not hold it.
     """
 
     record: Any
@@ -73,22 +87,47 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launcher:
     driver = library()
     with torch.cuda.device(number):
         torch.cuda.current_stream(number).query()  # creates the device's context
-        handle = load_function(b.code, b.name)
+        unload(number)
+        module, handle = load_function(b.code, b.name)
+        made = _launcher(driver, handle, b, pointers, sizes)
+        finalize(made, unused(number).append, (module, made.record)).atexit = False
         if b.shared > FREE_SHARED:
-            value = ctypes.c_void_p(handle), MAX_DYNAMIC_SHARED, b.shared
-            check(
-                driver.cuFuncSetAttribute(*value), f"{b.shared} bytes of shared memory for {b.name}"
-            )
-    return _launcher(driver, handle, b, pointers, sizes)
+            told = ctypes.c_void_p(handle), MAX_DYNAMIC_SHARED, b.shared
+            check(driver.cuFuncSetAttribute(*told), f"{b.shared} bytes of shared memory: {b.name}")
+    return made
 
 
-def load_function(code: bytes, name: str) -> int:
-    """The handle of one kernel of a cubin or of PTX text, on the current GPU."""
+@cache
+def unused(number: int) -> deque[tuple[int, Any]]:
+    """Modules of a GPU whose kernels nobody holds, and the records of these kernels."""
+    return deque()
+
+
+def unload(number: int) -> None:
+    """Unload the unused modules of the current GPU, after all work that was queued."""
+    mine: list[tuple[int, Any]] = []
+    with suppress(IndexError):  # none is left; another thread may unload too
+        while True:
+            mine.append(unused(number).popleft())
+    # Nobody can wait for the GPU while another thread captures a stream: the next load tries again.
+    # After any other error of the driver, the load itself fails and says so.
+    with suppress(RuntimeError):
+        if mine:
+            torch.cuda.synchronize(number)
+        while mine:
+            module, record = mine.pop()
+            if not any(record[CAPTURED]):
+                check(library().cuModuleUnload(ctypes.c_void_p(module)), "unloading a kernel")
+    unused(number).extend(mine)
+
+
+def load_function(code: bytes, name: str) -> tuple[int, int]:
+    """The module of a cubin or of PTX text on the current GPU, and the handle of its kernel."""
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     check(library().cuModuleLoadData(ctypes.byref(module), code), f"loading {name}")
     found = library().cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
     check(found, f"finding {name}")
-    return handle.value or 0
+    return module.value or 0, handle.value or 0
 
 
 def _block(values: int) -> tuple[Any, int, int]:
@@ -111,6 +150,7 @@ def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) ->
     values = pointers + sizes + b.extra
     pack = struct.Struct(f"={CONFIG}{pointers}Q{sizes}q").pack_into
     call, threads, shared = driver.cuLaunchKernelEx, b.threads, b.shared
+    captures = torch.cuda.is_current_stream_capturing
     # A launch owns its block until the driver has copied it: between packing and the call another
     # thread or a signal handler may run. Taking and returning a block costs 0.06 us.
     blocks = [_block(values)]
@@ -123,6 +163,8 @@ def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) ->
             mine = take()
         except IndexError:  # every block is in use
             mine = _block(values)
+        if captures() and not isinstance(stream, OwnStream):
+            record[CAPTURED] = [b"\1"] * 8
         block, start, table = mine
         pack(block, 0, programs, 1, 1, threads, 1, 1, shared, stream, 0, 0, *args)
         status = call(start, handle, table, 0)
@@ -130,7 +172,7 @@ def _launcher(driver: Any, handle: int, b: Binary, pointers: int, sizes: int) ->
         if status:
             check(status, f"launching {b.name}")
 
-    record = ctypes.create_string_buffer(CONFIG_BYTES + 8)
+    record = ctypes.create_string_buffer(CAPTURED.stop)
     struct.pack_into(f"={CONFIG}Q", record, 0, 0, 1, 1, threads, 1, 1, shared, 0, 0, 0, handle)
     launch.record = record  # type: ignore[attr-defined]  # functions may have any
     return cast("Launcher", launch)

@@ -26,6 +26,7 @@ HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
 # CUDA_KERNEL_NODE_PARAMS: function, grid x y z, block x y z, shared memory, arguments, and three
 # fields that are null.
 NODE = "=Q7I4xQQQQ"
+RECORD = f"={driver.CONFIG}Q"  # grid, block and shared memory of a launch, ..., the handle
 # One launch of copy.ptx: pieces, bytes of a piece (8 rounds of its 32 blocks), blocks, threads.
 PIECES, PIECE, BLOCKS, THREADS = 160, 1 << 20, 32, 256
 
@@ -79,7 +80,7 @@ def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
     copier(gpu)  # no code may be loaded during a capture
     side.wait_stream(torch.cuda.current_stream(gpu))
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    run = _Capture(w, like, gpu, side.cuda_stream)
+    run = _Capture(w, like, gpu, driver.OwnStream(side.cuda_stream))
     with torch.cuda.stream(side), torch.no_grad():
         generator = torch.cuda.default_generators[gpu]
         before = generator.clone_state()
@@ -181,7 +182,8 @@ class _Capture(Runner):
         assert s.grid is not None
         if (programs := self.size(s.grid)) == 0 or not any(a in self.origins for a in s.args):
             return given
-        (_, _, _, threads, _, _, shared), handle = launch_fields(self.functions[s.kernel].record)
+        record = self.functions[s.kernel].record
+        _, _, _, threads, _, _, shared, *_, handle = struct.unpack_from(RECORD, record)
         values = (ctypes.c_int64 * len(given))(*[v - (1 << 64) if v >> 63 else v for v in given])
         each = [ctypes.c_int64.from_buffer(values, 8 * k) for k in range(len(given))]
         params = node_params(handle, (programs, 1), threads, shared, each)
@@ -225,13 +227,7 @@ def copier(gpu: int) -> int:
     """The handle of the kernel in copy.ptx, compiled by the driver."""
     text = (files("lenz.machine.cuda") / "copy.ptx").read_bytes() + b"\0"
     with torch.cuda.device(gpu):
-        return driver.load_function(text, "copy_pieces")
-
-
-def launch_fields(record: Any) -> tuple[tuple[int, ...], int]:
-    """The grid, block and shared memory of a launch's record, and the kernel's handle."""
-    fields = struct.unpack_from(f"={driver.CONFIG}Q", record)
-    return fields[:7], fields[-1]
+        return driver.load_function(text, "copy_pieces")[1]
 
 
 def node_params(
