@@ -61,13 +61,13 @@ test-all: check
 test-fast:
 	@$(MAKE) --no-print-directory pytest CASES="--fast $(FAST:%=tests/%)"
 
-# A graph that is taken for another one gives a wrong number in the second run.
+# A wrong cache hit gives a wrong number in the second run.
 test-warm: $(STAMP)
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && for run in cold warm; do \
 		TEST_CACHE="$$folder" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/e2e tests/models \
 		|| exit; done
 
-# Plans by their Python functions, which run what native code cannot: CASES=--all for all parts.
+# Plans run by their Python functions, the fallback of native code: CASES=--all for all parts.
 test-python: $(STAMP)
 	@OMP_NUM_THREADS=1 TEST_NATIVE=0 $(BIN)/python -m pytest -q -n $(WORKERS) $(CASES) tests/e2e/test_sweep.py
 
@@ -81,11 +81,11 @@ typecheck: $(STAMP)
 	$(BIN)/mypy
 
 # Workers share the cores, so that each test process gets one thread unless it asks for more.
-# An idle worker takes over tests of another one: the longest ones stand together at the end.
+# An idle worker takes over tests of another one: the longest tests come together at the end.
 pytest: $(STAMP)
 	@OMP_NUM_THREADS=1 TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CASES)
 
-# No GPU is needed: Triton compiles for those that are not there, and its interpreter runs here.
+# No GPU is needed: Triton compiles for absent GPUs, and its interpreter runs here.
 test-triton: $(STAMP)
 	@$(BIN)/python -m pytest -q --all --all-kernels tests/codegen/test_triton_cubins.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --all --all-kernels tests/codegen -k triton
@@ -101,7 +101,7 @@ models: $(STAMP)
 accuracy: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.accuracy $(FLAGS)
 
-# Goes on where it was stopped; OPINFO=--fresh begins anew, OPINFO=--again repeats what failed.
+# Resumes where it was stopped; OPINFO=--fresh starts over, OPINFO=--again repeats failures.
 opinfo: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/e2e/opinfo.py --workers $(WORKERS) $(OPINFO)
 
@@ -131,7 +131,7 @@ bench: $(STAMP)
 bench-start: $(STAMP)
 	@$(BIN)/python -m benchmarks start
 
-# The pinned torch is for CPUs: these two run in PYTHON as it is.
+# The pinned torch is for CPUs: these two run in PYTHON, unchanged.
 test-gpu:
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(GPU_WORKERS) --all tests/gpu
 

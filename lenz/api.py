@@ -261,7 +261,7 @@ class _Unit:
         return made
 
     def watched(self, made: Compiled, cx: Context) -> Compiled:
-        """The graph, watched as it runs if that is asked for."""
+        """The graph, watched as it runs if the options ask for it."""
         if self.watching is None and not self.options.watched:
             return made
         from lenz.debug.watch import watching_of

@@ -1,4 +1,4 @@
-"""`explain` and `profile`: compile a function, run it, and tell what was made and what it takes."""
+"""`explain` and `profile`: compile a function, run it, and describe its graphs and times."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def profile(
     options: Mapping[str, object] | None = None,
     calls: int = 10,
 ) -> Callable[..., Profile]:
-    """Return a function that compiles `fn`, runs it, and returns what its kernels take.
+    """Return a function that compiles `fn`, runs it, and returns the times of its kernels.
 
         print(lenz.profile(f)(x, y))
         lenz.profile(f)(x, y).save("trace.json")

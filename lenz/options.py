@@ -125,7 +125,7 @@ class Options:
         key=False,
     )
     progress: bool = option(
-        True, "Show what is compiled, on a terminal, where that takes over 2 seconds.", key=False
+        True, "Show progress on a terminal if a compilation takes more than 2 seconds.", key=False
     )
     profile: bool = option(
         False, "Time each kernel and library call; tell when the process ends.", key=False

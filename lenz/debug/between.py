@@ -1,4 +1,4 @@
-"""The text of a watched plan: calls of `watch` between the lines of its steps."""
+"""The text of a watched plan, with calls of `watch` between the lines of its steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lenz.sym import to_python
 
 
 def taken_and_made(s: Step) -> tuple[list[str], list[str]]:
-    """The buffers that a step takes, and those that it defines; of other steps none."""
+    """The buffers that a launch or call takes, and those that it defines; empty for other steps."""
     if isinstance(s, LaunchStep):
         return list(s.args), []
     if isinstance(s, CallStep):
@@ -26,7 +26,7 @@ def title_of(s: Step) -> str:
 
 
 def between(k: int, s: Step, lines: list[str], var: Callable[[str], str]) -> list[str]:
-    """The lines of step `k`, between those that show it; `var` is the variable of a buffer."""
+    """The lines of step `k`, with calls of `watch` around them; `var` maps buffers to variables."""
     if isinstance(s, Alloc) and not s.zero and not s.over:
         return [*lines, f"watch.made({k}, {var(s.name)})"]
     if not isinstance(s, (LaunchStep, CallStep)):

@@ -1,4 +1,4 @@
-"""The options for people: of `python -m lenz options`, and of the documentation."""
+"""The table of options, for `python -m lenz options` and the documentation."""
 
 from __future__ import annotations
 

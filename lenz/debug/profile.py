@@ -1,4 +1,4 @@
-"""What a run spends its time on: per kernel and call, on the host and on the device.
+"""Times of a run per kernel and call, on the host and on the device.
 
 The result of `lenz.profile`, and of the option `profile`.
 """
@@ -24,7 +24,7 @@ from lenz.debug.traffic import touched
 from lenz.debug.watch import Tensors, Watch, Watched
 from lenz.ir.plan import LaunchStep
 
-STREAM = 1 << 26  # bytes that are copied to measure the bandwidth: more than caches hold
+STREAM = 1 << 26  # bytes copied to measure the bandwidth: more than caches hold
 ROUNDS = 5
 
 
@@ -32,9 +32,9 @@ ROUNDS = 5
 class Ran:
     """One launch or call. Times are microseconds; `start` is the host's, of the whole process.
 
-    gap     from the end of the step before until this one starts, on its device
+    gap     from the end of the previous step to the start of this one, on its device
     host    until the launch or call returned
-    device  until its work is done: on CPUs the same
+    device  until its work is done; on CPUs the same as `host`
     """
 
     graph: str
@@ -53,7 +53,7 @@ class Ran:
 class ProfileRow:
     """A kernel or library call of one graph: medians per launch, in microseconds.
 
-    share  part of the bandwidth that a copy reaches on this device; above 1 where caches help
+    share  fraction of the bandwidth of a copy on this device; above 1 if caches help
     """
 
     graph: str
@@ -96,13 +96,13 @@ class Profile:
         return Timer(graph, self)
 
     def clear(self) -> None:
-        """Forget everything so far."""
+        """Drop all measurements so far."""
         self.ran.clear()
         self.calls.clear()
 
     @property
     def rows(self) -> tuple[ProfileRow, ...]:
-        """Kernels and calls, those that take the longest in all first."""
+        """Kernels and calls, longest total time first."""
         groups: dict[tuple[str, str, str], list[Ran]] = {}
         for r in self.ran:
             groups.setdefault((r.graph, r.name, r.line), []).append(r)
@@ -162,7 +162,7 @@ class Profile:
         for r in self.ran:
             told = {"graph": r.graph, "line": r.line, "bytes": r.nbytes}
             made.append(_event(r.name, "host", r.start, r.host, **told))
-            if r.place != "cpu":  # its clock is not the host's: work begins at the launch or later
+            if r.place != "cpu":  # its clock is not the host's: work starts at the launch or later
                 begin = max(r.start, ends.get(r.place, 0.0) + r.gap)
                 ends[r.place] = begin + r.device
                 made.append(_event(r.name, r.place, begin, r.device, **told))
@@ -182,7 +182,7 @@ def _event(name: str, place: str, start: float, us: float, **told: Any) -> dict[
 
 
 class Timer(Watch):
-    """Times the steps of one graph. On GPUs by events, which are read at the end of a call."""
+    """Times the steps of one graph; on GPUs with events, which are read at the end of a call."""
 
     def __init__(self, graph: Watched, profile: Profile) -> None:
         super().__init__(graph)
@@ -258,7 +258,7 @@ def _recorded(place: str) -> Any:
 
 @cache
 def bandwidth(place: str) -> float:
-    """GB/s of a copy on a device, read and written bytes together: the best of several."""
+    """GB/s of a copy on a device, counting read and written bytes: the best of several."""
     source = torch.zeros(STREAM, dtype=torch.uint8, device=place)
     target, times = torch.zeros_like(source), list[float]()
     for _ in range(ROUNDS):
@@ -275,7 +275,7 @@ def bandwidth(place: str) -> float:
 
 @cache
 def of_process(path: str | None, has_device_time: bool) -> Profile:
-    """The profile of all graphs with these options, told when the process ends."""
+    """The profile of all graphs with these options, printed or written when the process ends."""
     made = Profile(has_gaps=not has_device_time)
     atexit.register(made.tell, path)
     return made

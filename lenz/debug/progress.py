@@ -1,7 +1,7 @@
-"""The line that a terminal shows while a graph compiles for more than two seconds.
+"""A progress line on the terminal while a graph compiles for more than two seconds.
 
-It names the graph, the stage, and how many kernels are compiled. Pipes, files and notebooks have no
-line: none of them is a terminal. tqdm draws it, so that it stands beside the bars of the program.
+It shows the graph, the stage, and the number of compiled kernels. Pipes, files and notebooks get no
+line, since they are not terminals. tqdm draws it, so that it works with the program's own bars.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVERY = 0.2  # seconds between two looks at the stage
 
 @dataclass(slots=True)
 class Progress:
-    """What the compilation of one graph is doing; `is_on` is the option."""
+    """The progress of one graph's compilation; `is_on` is the option."""
 
     is_on: bool = False
     _stages: list[tuple[str, str]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Progress:
 
     @contextmanager
     def at(self, name: str, stage: str) -> Iterator[None]:
-        """Run the body as a stage of the graph `name`. The outermost stage has the line."""
+        """Run the body as a stage of the graph `name`. The outermost stage owns the line."""
         is_first = not self._stages and self.is_on and is_terminal()
         self._stages.append((name, stage))
         if is_first:
@@ -48,7 +48,7 @@ class Progress:
             self._stages.pop()
 
     def count(self, done: int, of: int) -> None:
-        """Tell how many kernels are compiled."""
+        """Set the number of compiled kernels."""
         self._kernels = f", {done} of {of} kernels"
 
     def _show(self) -> None:

@@ -1,4 +1,4 @@
-"""Ranges of torch.profiler: of each call of a compiled graph, and of each of its steps."""
+"""Ranges of torch.profiler for each call of a compiled graph, and for each of its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watch a compiled graph run: every launch and call, before and after it, with its tensors.
+"""Watches a running compiled graph: every launch and call, before and after, with its tensors.
 
 A watched plan is printed with calls of `watch` around its steps, and run by Python. The text of
 other plans does not change, so that watching costs nothing when it is off.
@@ -21,7 +21,7 @@ Tensors: TypeAlias = Sequence[Any]  # tensors; results of calls may be other val
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A compiled graph: its name, and what its steps are made of.
+    """A compiled graph: its name, and the data behind its steps.
 
     labels     the user's names of its arguments
     functions  the kernels
@@ -47,22 +47,22 @@ class Watched:
 
 
 class Watch:
-    """Sees the calls of one graph. Steps have their place in `Plan.flat`. Does nothing itself."""
+    """Sees the calls of one graph; does nothing by default. Steps count as in `Plan.flat`."""
 
     def __init__(self, graph: Watched) -> None:
         self.graph, self.steps = graph, graph.plan.flat
 
     def begin(self, args: Tensors) -> None:
-        """A call begins."""
+        """A call starts."""
 
     def made(self, k: int, t: torch.Tensor) -> None:
-        """A step has allocated memory that holds anything."""
+        """A step has allocated uninitialised memory."""
 
     def before(self, k: int, tensors: Tensors, sizes: Sequence[int] = ()) -> None:
         """A launch or call is next; `tensors` are its arguments, `sizes` those of a kernel."""
 
     def after(self, k: int, tensors: Tensors) -> None:
-        """The launch or call has returned; results that are new follow its arguments."""
+        """The launch or call has returned; new results follow its arguments in `tensors`."""
 
     def end(self, results: Tensors) -> None:
         """The call returns."""
@@ -100,7 +100,7 @@ class Several(Watch):
 
 
 def shown_to(watch: Watch, run: Boxed) -> Boxed:
-    """`run`, with the beginning and the end of each call shown."""
+    """`run`, with the start and end of each call reported to `watch`."""
 
     def call(args: list[Any]) -> Sequence[Any]:
         watch.begin(args)

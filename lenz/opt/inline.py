@@ -71,7 +71,7 @@ GPU_TABLE = 16.0
 class Uses:
     """The readers of a buffer.
 
-    elements  how many elements all loops together read
+    elements  elements read by all loops together
     reads     the same, but reads that inner axes do not change count once per tile (GPUs only)
     apart     some reader, direct or indirect, does not read each element just once (GPUs only)
     """
@@ -190,7 +190,7 @@ def _moving(n: Pointwise) -> list[Expr]:
 
 
 def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv, lanes: int) -> int:
-    """How often a GPU evaluates a load in a loop."""
+    """The number of times that a GPU evaluates a load in a loop."""
     outer, inner = list(axes), 1
     if not e.args:
         moved = {v for s in e.attrs[1] for v in s.free_vars}

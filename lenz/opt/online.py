@@ -97,7 +97,7 @@ def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:
 
 
 def _before(top: Reduction, r: Axis, layouts: Mapping[str, Layout]) -> Sym:
-    """How many elements a row starts after the preceding multiple of 16 bytes."""
+    """The offset of a row from the preceding multiple of 16 bytes, in elements."""
     for e in loads_of(top.body):
         step, first = affine_in(layouts[e.attrs[0]].at(e.attrs[1]), r.var) or (ZERO, ZERO)
         if step is ONE:

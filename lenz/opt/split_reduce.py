@@ -73,7 +73,7 @@ def _beside_rows(n: Reduction, chunks: int) -> int:
 
 
 def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
-    """How many parts a reduction is split into."""
+    """The number of parts of a split reduction."""
     if runs_programs(n.out.type.device):
         return _gpu_chunks(n, layouts, env)
     results = env.hint(product(a.extent for a in n.axes))

@@ -1,8 +1,8 @@
-; What the native code of every plan calls, compiled once and kept in the store.
+; Helpers of every plan's native code, compiled once and kept in the store.
 ;
 ; A tensor is a handle of libtorch's C shim (aoti_torch_*): a pointer to an at::Tensor. The slots of a
 ; plan's function are two arrays of pointers: handles, which the function owns, and Python tensors.
-; A function that cannot give what it is asked for gives null, or a status other than 0.
+; A function that fails returns null, or a status other than 0.
 
 declare i32 @aoti_torch_delete_tensor_object(ptr)
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
@@ -43,7 +43,7 @@ declare i32 @PyTuple_SetItem(ptr, i64, ptr)
 declare void @Py_DecRef(ptr)
 declare void @Py_IncRef(ptr)
 
-; These give what a call of the shim writes; -1 or null if it fails.
+; These return the value that a call of the shim writes; -1 or null if it fails.
 define ptr @data(ptr %handle) {
   %at = alloca ptr
   store ptr null, ptr %at
@@ -108,7 +108,7 @@ define i64 @bytes_of(ptr %handle) {
   ret i64 %value
 }
 
-; The value of a number; -1 if it is no integer.
+; The value of a number; -1 if it is not an integer.
 define i64 @whole(ptr %number) {
   %value = call i64 @PyLong_AsLongLong(ptr %number)
   %may = icmp eq i64 %value, -1
@@ -142,7 +142,7 @@ define i1 @is_either(ptr %object, i64 %a, i64 %b) {
   ret i1 %is
 }
 
-; Whether a tensor has these of the masked dispatch keys.
+; Whether the masked dispatch keys of a tensor are these.
 define i1 @is_plain(ptr %handle, i64 %keys, i64 %mask, i64 %plain) {
   %implementation = load ptr, ptr %handle
   %at = getelementptr i8, ptr %implementation, i64 %keys
@@ -244,7 +244,7 @@ none:
   ret ptr null
 }
 
-; Ask for huge pages (2 MiB = 2097152 bytes) where the memory has two of them or more.
+; Ask for huge pages (2 MiB = 2097152 bytes) if the memory spans two of them or more.
 define void @advise(ptr %slot) {
   %handle = load ptr, ptr %slot
   %data = call ptr @data(ptr %handle)
@@ -288,7 +288,7 @@ define void @drop(ptr %slot) {
   ret void
 }
 
-; Make a Python tensor of a handle, and move it to the other slot.
+; Make a Python tensor from a handle, and move it to the other slot.
 define void @wrapped(ptr %from, ptr %to) {
   %handle = load ptr, ptr %from
   %object = call ptr @_Z16THPVariable_WrapRKN2at10TensorBaseE(ptr %handle)
@@ -315,7 +315,7 @@ done:
   ret void
 }
 
-; A view of a tensor, from an element of it on, in a slot.
+; A view of a tensor, starting at one of its elements, in a slot.
 define i32 @view(ptr %handle, i64 %rank, ptr %sizes, ptr %strides, i64 %offset, ptr %slot) {
   %status = call i32 @aoti_torch__reinterpret_tensor(ptr %handle, i64 %rank, ptr %sizes,
     ptr %strides, i64 %offset, ptr %slot)
@@ -331,7 +331,7 @@ define i32 @alias(ptr %handle, ptr %slot) {
   ret i32 %status
 }
 
-; Another tensor in the memory of a dead one, from its first byte on, in a slot.
+; Another tensor in the memory of a dead one, from its first byte, in a slot.
 define i32 @reuse(ptr %handle, i64 %rank, ptr %sizes, ptr %strides, ptr %slot) {
   %own = call i64 @offset_of(ptr %handle)
   %back = sub i64 0, %own
@@ -339,7 +339,7 @@ define i32 @reuse(ptr %handle, i64 %rank, ptr %sizes, ptr %strides, ptr %slot) {
   ret i32 %status
 }
 
-; Call an op of libtorch below autograd: the guard that this begins leaves these keys out.
+; Call an op of libtorch below autograd: the guard created here excludes these keys.
 define void @below(ptr %guard, i64 %keys) {
   call void @_ZN3c104impl23ExcludeDispatchKeyGuardC1ENS_14DispatchKeySetE(ptr %guard, i64 %keys)
   ret void
@@ -350,14 +350,14 @@ define void @above(ptr %guard) {
   ret void
 }
 
-; A tensor that is None to Python, in a slot.
+; An undefined tensor (None in Python), in a slot.
 define void @undefined(ptr %slot) {
   call i32 @aoti_torch_new_uninitialized_tensor(ptr %slot)
   ret void
 }
 
-; Call fail(step, status, tensors, numbers), which raises, with what all slots hold, which are empty
-; then.
+; Call fail(step, status, tensors, numbers), which raises, with the contents of all slots, and empty
+; them.
 define void @failed(ptr %fail, i64 %step, i64 %status, ptr %handles, ptr %objects, i64 %count,
     ptr %numbers, i64 %sizes) {
   %given = alloca [4 x ptr]
@@ -422,7 +422,7 @@ call:
   ret void
 }
 
-; The quotient that is rounded down, as Python has it.
+; The quotient rounded down, as in Python.
 define i64 @floor_div(i64 %a, i64 %b) {
   %quotient = sdiv i64 %a, %b
   %rest = srem i64 %a, %b

@@ -1,4 +1,4 @@
-; What the native code of plans for GPUs calls besides native.ll.
+; Further helpers of native code for GPUs, besides native.ll.
 
 declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr)
 declare i8 @_ZN3c104cuda14ExchangeDeviceEa(i8)
@@ -26,7 +26,7 @@ define i64 @captured(ptr %stream) {
   ret i64 %wide
 }
 
-; Make a GPU current; the one that was.
+; Make a GPU current; returns the previous one.
 define i32 @exchange(i32 %device) {
   %narrow = trunc i32 %device to i8
   %before = call i8 @_ZN3c104cuda14ExchangeDeviceEa(i8 %narrow)
@@ -34,7 +34,7 @@ define i32 @exchange(i32 %device) {
   ret i32 %wide
 }
 
-; Launch a kernel of `count` arguments of 8 bytes each; the driver's status.
+; Launch a kernel with `count` arguments of 8 bytes each; returns the driver's status.
 ;
 ; `record` is CUlaunchConfig of the CUDA driver API (56 bytes: grid x y z, block x y z, shared memory,
 ; 4 bytes of padding, stream at 32, attributes at 40, their number at 48), then the kernel's handle,
@@ -89,10 +89,10 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 ; The record of a CUDA graph is a row of 8-byte words (runtime/captured.py):
 ;   0 the executable graph          5 sizes that it was made for      10 addresses that may change
 ;   1 its stream                    6 their number                    11 their number
-;   2 pinned arguments: pairs of    7 kept memory: pairs of the       12 nodes to be told of them
+;   2 pinned arguments: pairs of    7 kept memory: pairs of the       12 nodes that use them
 ;     an argument's number and        address of its count of owners  13 their number
-;     its address                     and that count without others   14 how often it was replayed
-;                                                                     15 whether a call is under way
+;     its address                     and that count without others   14 number of replays
+;                                                                     15 whether a call is running
 ;   3 their number                  8 their number
 
 define i64 @word(ptr %record, i64 %k) {
@@ -107,8 +107,8 @@ define ptr @list(ptr %record, i64 %k) {
   ret ptr %value
 }
 
-; Whether a graph may be replayed: in this stream, which nobody captures, with pinned arguments where
-; they were, for the same sizes, and with nobody else holding the memory that it keeps.
+; Whether a graph may be replayed: the stream is its own and not being captured, pinned arguments have
+; not moved, the sizes are the same, and nobody else holds its kept memory.
 define i1 @ready(ptr %record, ptr %stream, ptr %starts, ptr %sizes) {
   %status = alloca i32
   store i32 1, ptr %status
@@ -181,8 +181,8 @@ no:
   ret i1 false
 }
 
-; Begin a call of a plan with graphs, of which this is the first; false if another call is under way,
-; in another thread or around this one, since graphs leave things to one another in their memory.
+; Start a call of a plan at its first graph; false if another call is running, in another thread or
+; around this one, since graphs pass values to one another in their memory.
 define i1 @enter(ptr %record) {
   %at = getelementptr i64, ptr %record, i64 15
   %busy = load i64, ptr %at
@@ -201,10 +201,10 @@ define void @leave(ptr %record) {
   ret void
 }
 
-; Replay a graph with these addresses; the driver's status.
+; Replay a graph with these addresses; returns the driver's status.
 ;
 ; An address that may change has 3 words: the present address, a list, and its length. The list is of
-; triples: a word of a node's arguments, what is added to the address, the node's number. A node has
+; triples: a word of a node's arguments, an offset to the address, the node's number. A node has
 ; 3 words: its handle, its parameters, and whether they have changed.
 define i32 @replay(ptr %record, ptr %stream, i64 %grid, ptr %values, i64 %count) {
   %exec = call ptr @list(ptr %record, i64 0)

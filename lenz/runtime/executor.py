@@ -303,7 +303,7 @@ def refuse_call(args: list[Any], aligned: bool = True) -> Sequence[Any]:
 
 
 def refuse(got: Sequence[Any], wanted: Sequence[Wanted]) -> None:
-    """Raise the UserError that names the first wrong argument, what it should be and what it is."""
+    """Raise a UserError with the first wrong argument, its expected and its actual type."""
     for t, (name, size, stride, dtype, device) in zip(got, wanted, strict=True):
         if not isinstance(t, torch.Tensor):
             raise UserError(f"argument {name} must be a tensor, got {type(t).__name__}")

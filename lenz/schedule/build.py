@@ -130,7 +130,7 @@ def _finish(
 
 
 def kernel_name(g: Group) -> str:
-    """fused_<last values>: what a profiler shows; the pipeline adds a number."""
+    """fused_<last values>: the name in profilers; the pipeline adds a number."""
     names = [n.name.split(".")[0].rstrip("_0123456789") for n in g.nests]
     picked = list(dict.fromkeys(x for x in names if x))[-3:]
     return "_".join(["fused", *picked])[:48]

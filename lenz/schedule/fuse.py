@@ -32,7 +32,7 @@ from lenz.sym import Sym, SymEnv, Var
 Item = Nest | Extern | View
 Cell = Group | Extern | View
 
-# How many cells that read the same buffer are tried for sharing the read, newest first.
+# Most cells reading the same buffer that are tried for sharing the read, newest first.
 MAX_SIBLINGS = 4
 # Namespaces whose calls cannot fail on a value: lenz's own ops, and arithmetic on sizes.
 OWN = ("lenz", "py")

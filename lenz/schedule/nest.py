@@ -414,7 +414,7 @@ def _over(n: Nest, pairs: list[tuple[Axes, Axes]], d: Domain) -> Nest:
 
 
 def divisions(n: Nest, columns: bool) -> int:
-    """How many divisions the indices need per element: the cost of a domain.
+    """Divisions per element in the indices: the cost of a domain.
 
     Divisions of outer variables alone happen once per row and cost nothing next to the row.
     `columns`: the lanes will run along P and not along R.

@@ -13,7 +13,7 @@ FAR, NEAR = 128, 32  # maximum of cells between two such kernels: tiny ones, oth
 
 
 def gathers(a: Group, b: Group, env: SymEnv) -> int:
-    """How many cells may lie between two kernels that are joined only to save a launch.
+    """The largest number of cells between two kernels that are joined only to save a launch.
 
     They run over the same number of elements in the same way, and hardly longer than a launch
     takes. The inputs of the first stay alive until the second, so only tiny kernels may be far

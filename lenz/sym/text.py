@@ -38,7 +38,7 @@ def _plain_name(v: Var) -> str:
 def _python_name(v: Var) -> str:
     name = v.name
     if not name.isidentifier() or keyword.iskeyword(name) or name in ("min", "max"):
-        raise ValueError(f"Var {name!r} cannot stand in Python source: give it another name first")
+        raise ValueError(f"Var {name!r} is not valid in Python source: give it another name first")
     return name
 
 

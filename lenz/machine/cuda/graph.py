@@ -99,7 +99,7 @@ def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
     driver.check(made, "instantiating a CUDA graph")
     ready = Exec(exec.value or 0)
     alive = graph, memory, like.functions  # constants live with the plan; arguments are not ours
-    # Nothing else holds kept memory yet, so this is the count of its owners without holders.
+    # Nothing else holds kept memory yet, so these are its reference counts when unused.
     counts = [t.untyped_storage()._cdata + 8 for t in run.results.values()]
     owners = [(at, ctypes.c_uint32.from_address(at).value) for at in counts]
     return Captured(ready.handle, run.results, owners, run.nodes, run.uses, ready.start, alive)

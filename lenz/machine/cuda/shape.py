@@ -44,5 +44,5 @@ class Shape:
 
     @property
     def is_usual(self) -> bool:
-        """True unless it is a variant: one is taken as it is, and times decide."""
+        """True for the cost model's shape; variants are used unchanged, and timing decides."""
         return self == Shape()

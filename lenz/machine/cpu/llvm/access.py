@@ -30,7 +30,7 @@ SHORT_STEPS = (Int(2), Int(3), Int(4))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the elements of one access lie.
+    """The memory positions of one access.
 
     step      elements from lane to lane: 0, 1, -1 or 2 to 4; None for a gather
     pointers  addresses of lane 0 (of the last lane for step -1), one per copy; vectors for a gather

@@ -1,4 +1,4 @@
-"""One function while it is written: what its loops and statements share."""
+"""A function under construction: the state shared by its loops and statements."""
 
 from __future__ import annotations
 

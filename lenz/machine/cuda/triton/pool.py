@@ -61,8 +61,8 @@ def compile_all(
 ) -> list[Binary | Failed]:
     """Compile for compute capability `arch`, or find in `store`; one result per kernel, in order.
 
-    `tell` learns how many are done, and of how many, with each that is compiled.
-    Raises Missing if Triton is not installed.
+    `tell` gets the number of compiled kernels, and of all, after each one. Raises Missing if Triton
+    is not installed.
     """
     keys = keys_of(kernels, arch)
     found: list[Binary | Failed | None] = [_stored(store, key) for key in keys]
