@@ -1,12 +1,16 @@
-"""Runs the files tests/files/<room>/*.ir: a pass, its input, and the lines it must give.
+"""Runs the files tests/files/<room>/*.ir: passes, their inputs, and the lines they must give.
 
-    ; run: inline              names of PASSES with commas between, in order
+A file has one case or several; a line `; --- NAME` begins the next one.
+
+    ; run: inline              names of PASSES with commas between, in order; as before if absent
     ; options: inline=false    optional, `name=value` with spaces between
     graph @g(...) { ... }
     ; want: %b = ...           a line of the result, without the indentation
     ; lacks: %a                a text that must not be in the result
+    ; same: WHY                instead of both: the graph must stay as it is
     ; raises: store-once       instead of want: the rule of the InternalError that must come
 
+A graph that stays as it is without `same` is an error, so no case passes if its pass does nothing.
 Around each pass the interpreter checks that the graph still gives the same results; kernels for a
 GPU run in Triton's interpreter as well. With
 UPDATE_FILES=1 in the environment the `want` lines are rewritten: all lines that the pass changed.
@@ -15,6 +19,7 @@ UPDATE_FILES=1 in the environment the `want` lines are rewritten: all lines that
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +44,7 @@ from tests.oracle import assert_same, assert_schedule, roundtrip
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*/*.ir"))
-LONGEST = 40
+LONGEST, NEXT = 40, "; ---"
 
 
 def _show(x: Any, cx: Context) -> Any:
@@ -61,21 +66,36 @@ PASSES: dict[str, Callable[[Any, Context], Any]] = {
 
 @dataclass(slots=True)
 class Case:
-    """One file."""
+    """One case of a file: `source` is its part of the file."""
 
     passes: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
     text: str = ""
+    name: str = ""
+    same: str = ""
     want: list[str] = field(default_factory=list)
     lacks: list[str] = field(default_factory=list)
     raises: str = ""
 
 
+def cases(text: str) -> list[Case]:
+    """The cases of a file."""
+    parts = [p for p in re.split(f"^(?={NEXT})", text, flags=re.MULTILINE) if p]
+    found = [parse(p) for p in parts]
+    for case in found:
+        case.passes = case.passes or found[0].passes
+    return found
+
+
 def parse(text: str) -> Case:
-    """Take a file apart; raises ValueError for a header that nobody knows."""
-    case = Case()
+    """Take a case apart; raises ValueError for a header that nobody knows."""
+    case = Case(source=text)
     body: list[str] = []
     for line in text.splitlines():
+        if line.startswith(NEXT):
+            case.name = line.removeprefix(NEXT).strip()
+            continue
         if not line.startswith(";"):
             body.append(line)
             continue
@@ -92,6 +112,8 @@ def parse(text: str) -> Case:
                 case.want.append(value)
             case "lacks":
                 case.lacks.append(value)
+            case "same":
+                case.same = value
             case "raises":
                 case.raises = value
             case other:
@@ -122,20 +144,30 @@ def run(case: Case) -> Any:
     return x
 
 
-def updated(source: str, case: Case, result: str) -> str:
-    """The file with new `want` lines."""
+def updated(case: Case, result: str) -> str:
+    """The case's part of its file with new `want` lines."""
     old = {line.strip() for line in case.text.splitlines()}
     fresh = [f"; want: {line.strip()}" for line in result.splitlines() if line.strip() not in old]
-    kept = [line for line in source.rstrip().splitlines() if not line.startswith("; want:")]
+    kept = [line for line in case.source.rstrip().splitlines() if not line.startswith("; want:")]
     at = next((k for k, line in enumerate(kept) if line.startswith("; lacks:")), len(kept))
     return "\n".join([*kept[:at], *fresh, *kept[at:]]) + "\n"
 
 
-@pytest.mark.parametrize("path", FILES, ids=[f"{p.parent.name}/{p.stem}" for p in FILES])
-def test_file(path: Path) -> None:
-    source = path.read_text()
-    assert len(source.splitlines()) < LONGEST, "a file test has under 40 lines"
-    case = parse(source)
+def numbered() -> list[Any]:
+    """Each file with the numbers of its cases."""
+    found: list[Any] = []
+    for p in FILES:
+        for k, case in enumerate(cases(p.read_text())):
+            number = f"[{k}]" if case.name else ""
+            found.append(pytest.param(p, k, id=f"{p.parent.name}/{p.stem}{number}"))
+    return found
+
+
+@pytest.mark.parametrize(("path", "number"), numbered())
+def test_file(path: Path, number: int) -> None:
+    found = cases(path.read_text())
+    case = found[number]
+    assert len(case.source.splitlines()) < LONGEST, "a case has under 40 lines"
     if case.raises:
         with pytest.raises(InternalError) as caught:
             run(case)
@@ -144,10 +176,13 @@ def test_file(path: Path) -> None:
             assert line in str(caught.value)
         return
     result = show(run(case))
+    is_same = set(case.passes) <= OPT.keys() and result == show(read(case.text))
+    assert bool(case.same) == is_same, f"; same: {case.same}\n{result}"
     if os.environ.get("UPDATE_FILES"):
-        path.write_text(updated(source, case, result))
+        texts = [updated(c, result) if c is case and not c.same else c.source for c in found]
+        path.write_text("\n".join(t.rstrip("\n") for t in texts) + "\n")
         return
-    assert case.want or case.lacks, "the file checks nothing"
+    assert case.want or case.lacks or case.same, "the case checks nothing"
     lines = [line.strip() for line in result.splitlines()]
     for line in case.want:
         assert line in lines, f"no line\n  {line}\nin\n{result}"
@@ -173,10 +208,21 @@ def test_wrong_want_fails(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.ir"
     wrong.write_text("; run: show\ngraph @g() {\n}\n; want: %a = nothing\n")
     with pytest.raises(AssertionError, match="no line"):
-        test_file(wrong)
+        test_file(wrong, 0)
+
+
+def test_a_pass_that_does_nothing_fails(tmp_path: Path) -> None:
+    idle = tmp_path / "idle.ir"
+    graph = "graph @g() on cpu {\n  in %x : f32[4]\n  out %a = f32[4] : map (i: 4) { 1.0:f32 }\n}\n"
+    head, wrong = "; --- no wish\n; run: drop\n", "; lacks: exp\n"
+    idle.write_text(f"{head}{graph}{wrong}; --- two\n{graph}; same: nothing is dead\n")
+    with pytest.raises(AssertionError, match="same"):
+        test_file(idle, 0)
+    test_file(idle, 1)
+    assert [c.name for c in cases(idle.read_text())] == ["no wish", "two"]
 
 
 def test_update_writes_the_changed_lines() -> None:
     case = parse("; run: show\na\nb\n; want: old\n; lacks: z\n")
-    text = updated("; run: show\na\nb\n; want: old\n; lacks: z\n", case, "a\n  new\n")
+    text = updated(case, "a\n  new\n")
     assert text == "; run: show\na\nb\n; want: new\n; lacks: z\n"
