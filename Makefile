@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start options clean \
-	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks package
+	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks package docs
 
 help:
 	@echo "make test     install what is missing, then lint, check types, run tests (similar cases are sampled)"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-triton   check all GPU kernels without a GPU: resources and results"
 	@echo "make fuzz     run random programs (MINUTES=5 SEED=n); failures are shrunk and printed"
 	@echo "make test-gpu, make bench-gpu   need a GPU, and a Python with torch for it"
+	@echo "make docs     build the documentation site, into site/"
 	@echo "make package  build the wheel and the sdist, into dist/"
 	@echo "make format   format the code and sort its imports"
 	@echo "make options  print the table of options"
@@ -46,7 +47,7 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'lenz needs Python 3.10 or newer')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --only-binary=:all: -c constraints.txt -e ".[test,demo]"
+	$(BIN)/python -m pip install --quiet --only-binary=:all: -c constraints.txt -e ".[test,demo,docs]"
 	@touch $(STAMP)
 
 setup: $(STAMP)
@@ -113,6 +114,9 @@ leaks: $(STAMP)
 # FLAGS="--device cuda" or "--large" or "--way triton"; see tests/fuzz.
 fuzz: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FLAGS)
+
+docs: $(STAMP)
+	@$(BIN)/python -m mkdocs build --strict --quiet
 
 package: $(STAMP)
 	$(BIN)/python -m build --no-isolation

@@ -1,4 +1,4 @@
-"""Write the pages that follow from code: options.md, ops.md, lowerings.md, the grammar in ir.md.
+"""Write the pages that follow from code: options, ops, lowerings, errors, the grammar in ir.md.
 
     python docs/generate.py
 
@@ -18,6 +18,7 @@ sys.path.insert(0, str(DOCS.parent))
 
 import lenz.ops  # noqa: E402, F401 - fills the op table
 from lenz.debug.options_table import options_table  # noqa: E402
+from lenz.errors import FAULTS, InternalError, Missing, Unsupported, UserError  # noqa: E402
 from lenz.ir.dtype import FLOAT8, MOVED, NATIVE, DType  # noqa: E402
 from lenz.ir.forms import FORMS, GRAPH, NODES, PLAN, STEPS, STMTS  # noqa: E402
 from lenz.ir.graph import Mutation  # noqa: E402
@@ -72,6 +73,37 @@ are declined, become calls of the eager op: an `Extern` with its reason
 Some calls pass torch's fake tensors and decompositions although eager may reject the types, shapes
 or values of their arguments. These run in eager too, which raises its own error. They are listed in
 `lenz/frontend/refusals.py`; an entry that covers too much only costs speed.
+"""
+
+ERRORS = """\
+# Errors
+
+An error of lenz says what went wrong, where (`at:`), and what to do next (`try:`). Its class says
+whose fault it is. All are subclasses of `lenz.errors.LenzError`.
+
+| class | what it means | what becomes of the graph |
+|---|---|---|
+"""
+
+BECOMES = {
+    Unsupported: "it runs in eager, with one warning; a single op becomes a call of eager",
+    UserError: "the error is raised",
+    Missing: 'it runs in eager, with one warning; with `on_error="raise"` the error is raised',
+    InternalError: "it runs in eager, with one warning that names saved files; with"
+    ' `on_error="raise"` the error is raised',
+}
+
+CHECKS = """
+Any other exception inside of the compiler becomes an `InternalError`. Errors of your own program
+are raised as they are.
+
+## Errors of kernels
+
+Kernels check values where eager does, and the call raises eager's error. On GPUs a failed check
+stops the context, as it does in eager.
+
+| check | raises | message |
+|---|---|---|
 """
 
 GROUPS = (
@@ -203,12 +235,25 @@ def ir_page() -> str:
     return f"{head}<!-- declared -->\n```\n{declared()}```{rest.partition('```')[2]}"
 
 
+def errors_page() -> str:
+    """docs/errors.md."""
+    parts = [HEAD, ERRORS]
+    for kind, becomes in BECOMES.items():
+        meaning = (kind.__doc__ or "").partition("\n\n")[0].replace("\n", " ").strip()
+        parts.append(f"| `{kind.__name__}` | {meaning} | {becomes} |\n")
+    parts.append(CHECKS)
+    for name, (raised, message) in FAULTS.items():
+        parts.append(f"| `{name}` | `{raised.__name__}` | {message} |\n")
+    return "".join(parts)
+
+
 def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
     return {
         "options.md": HEAD + OPTIONS + options_table(),
         "ops.md": ops_page(),
         "lowerings.md": lowerings_page(),
+        "errors.md": errors_page(),
         "ir.md": ir_page(),
     }
 

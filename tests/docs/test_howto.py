@@ -1,4 +1,4 @@
-"""docs/howto/*.md: each page runs in a process of its own, since it adds ops, lowerings and faults.
+"""docs/howto/*.md and two more pages run, each in a process of its own: some add ops and faults.
 
 `python tests/docs/blocks.py PAGE --update` rewrites the outputs of a page.
 """
@@ -15,7 +15,8 @@ import pytest
 
 from tests.docs.blocks import REPOSITORY, blocks_of, wrong_outputs
 
-PAGES = sorted((REPOSITORY / "docs" / "howto").glob("*.md"))
+DOCS = REPOSITORY / "docs"
+PAGES = [DOCS / "index.md", DOCS / "choose-a-backend.md", *sorted((DOCS / "howto").glob("*.md"))]
 # Processes are forked from one that has imported torch, which takes 3 s.
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 
@@ -56,4 +57,9 @@ def test_every_page_is_there() -> None:
         "run-your-own-passes",
         "use-cuda-graphs",
         "debug-a-miscompile",
+        "get-the-same-numbers",
+        "read-a-report",
+        "speed-up-a-slow-model",
+        "train-a-model",
+        "use-dynamic-shapes",
     }
