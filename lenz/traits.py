@@ -49,7 +49,7 @@ twins       the second result has the strides of the first
     like       an argument without its gaps
     iteration  an iteration over all operands
     among      the same, where one operand is a number, as a tensor
-    power      the same, but contiguous where the base is a number
+    power      the same, with the power of a number as a dense operand
     roll       the format of the argument if each step joins two parts; dense if one part is empty
     spread     the fake strides, gaps and all; contiguous if one is 0
     cut        a copy of the unpadded part: torch has no rule for symbolic widths of 0

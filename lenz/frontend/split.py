@@ -194,7 +194,7 @@ def behind_tangents(graph: Graph) -> set[Node]:
 
 
 def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
-    """Say whether a reader can recompute the value in its own loop, in backward.
+    """Say whether a reader needs no value from memory in backward: it is in forward, or fuses.
 
     Results of the graph and arguments of library calls must be in memory.
     """

@@ -25,7 +25,7 @@ ITERATION: StrideRule = ("iteration", 0)
 VIEW: StrideRule = ("view", 0)
 # The order of channels last, outermost dimension first, by the number of dimensions.
 LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
-# Devices on which `ldexp` computes powers of a tensor of 2, not of the number.
+# Types in which `ldexp` computes powers of a tensor of 2, not of the number.
 TENSOR_POWERS = (torch.float64, torch.float16, torch.bfloat16)
 
 

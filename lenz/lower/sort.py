@@ -34,8 +34,8 @@ LONGEST, LONGEST_CPU = 4096, 16384
 # Eager sorts longer rows faster on an H200: 4096 x 2048 f32 in 277 us, here 778 with positions and
 # 382 without (bf16: 180, 290); 8192 x 1024 f32 without positions in 295 us, here 95.
 LONGEST_SORT = 1024
-# On CPUs eager keeps the top k in a heap if k is less than this fraction of the row, at 1.1 ns per
-# element of rows of 512 (a sort takes 2.0, of halves 1.1); else it takes 30 to 100 ns.
+# On CPUs eager keeps the top k in a heap if k is less than 1/HEAP of the row, at 1.1 ns per element
+# of rows of 512 (a sort takes 2.0, of halves 1.1); else it takes 30 to 100 ns.
 HEAP, HEAP_ROW = 64, 256
 # Bits of sign and mantissa that distinguish NaNs made by processors.
 LEAST_REST = 4
