@@ -97,7 +97,7 @@ def compile_graph(
     options: Options,
     watcher: Watcher | None = None,
     name: str = "",
-    watching: Watching | None = None,
+    watching: Sequence[Watching] = (),
 ) -> Callable[..., Any]:
     """The backend with parsed options. `name` names the graph in logs, reports and folders.
 
@@ -194,7 +194,7 @@ class _Unit:
     called: str
     arguments: Sequence[str]  # asked for at once: Dynamo forgets their names
     line: Progress = field(default_factory=Progress)
-    watching: Watching | None = None
+    watching: Sequence[Watching] = ()
     since: float = field(default_factory=time.perf_counter)
     trace: TraceRecord | None = None
 
@@ -203,7 +203,7 @@ class _Unit:
         """Whether somebody watches the stages, so that all of them must run."""
         shown = bool(set(self.options.logs) - {"time"}) or self.options.debug
         shown = shown or torch_logs.any_is_on() or self.options.watched
-        return shown or self.watcher is not None or self.watching is not None
+        return shown or self.watcher is not None or bool(self.watching)
 
     def entered(self, kind: str, gm: GraphModule) -> None:
         """Time before a backward graph belongs to the user or to the forward graph."""
@@ -238,12 +238,11 @@ class _Unit:
         finally:
             self.since = time.perf_counter()
         if made is not None:
-            made = self.watched(made, cx)
-            run = made.call if self.watcher is None else self.watcher.compiled(made, recorder)
-            if options.ranges != "off":
-                from lenz.debug.ranges import ranged
+            if self.watching or options.watched:
+                from lenz.pipeline import watched
 
-                run = ranged(run, program.name)
+                made = watched(made, cx, self.watching)
+            run = made.call if self.watcher is None else self.watcher.compiled(made, recorder)
             run.strides = made.strides
         return run  # type: ignore[no-any-return]  # an Any, because it has an attribute
 
@@ -259,16 +258,6 @@ class _Unit:
         for file, data in made.files.items() if recorder.folder is not None else ():
             recorder.binary(file, data)
         return made
-
-    def watched(self, made: Compiled, cx: Context) -> Compiled:
-        """The graph, watched as it runs if the options ask for it."""
-        if self.watching is None and not self.options.watched:
-            return made
-        from lenz.debug.watch import watching_of
-        from lenz.pipeline import watched
-
-        watching = self.watching or watching_of(self.options)
-        return made if watching is None else watched(made, cx, watching)
 
     def failed(self, e: Exception, kind: str) -> None:
         """Raise the error that stopped a capture, or warn that the graph runs in eager."""

@@ -150,7 +150,7 @@ def profile(
         from lenz.debug.profile import Profile
 
         seen = Profile(has_gaps=not chosen.profile_device_time)
-        backend = lambda gm, xs: compile_graph(gm, xs, chosen, watching=seen.watch)
+        backend = lambda gm, xs: compile_graph(gm, xs, chosen, watching=[seen.watch])
         run = torch.compile(_fresh(fn), backend=backend, dynamic=dynamic)
         run(*args, **kwargs)
         seen.clear()

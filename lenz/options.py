@@ -145,6 +145,15 @@ class Options:
         key=False,
         choices=("off", "calls", "kernels"),
     )
+    debug_values: str | None = option(
+        None, "Show the tensors around launches and calls: 1 prints them, save writes.", key=False
+    )
+    debug_kernels: str | None = option(
+        None, "Show only those of these kernels and ops, comma-separated.", key=False
+    )
+    nans: bool = option(
+        False, "Stop at the first kernel or call that makes a NaN from numbers.", key=False
+    )
     logs: tuple[str, ...] = option(
         (), "Stages to print to standard error, comma-separated.", key=False, choices=LOGS
     )
@@ -188,7 +197,7 @@ class Options:
     @property
     def watched(self) -> bool:
         """Whether graphs must be compiled in this process, to be watched as they run."""
-        return self.profile or self.ranges != "off"
+        return self.profile or self.nans or bool(self.debug_values) or self.ranges != "off"
 
     def key(self) -> str:
         """Return the text of all options that change code, for the key of a compiled graph."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch.fx import GraphModule
 
 from lenz.context import Context
+from lenz.debug.ranges import ranged
 from lenz.debug.report import TuneReport, fusions
-from lenz.debug.watch import Watched, Watching, shown_to
+from lenz.debug.watch import Several, Watched, Watching, shown_to, watching_of
 from lenz.frontend import FxProgram
 from lenz.halves import Entry
 from lenz.ir.dtype import dtype_of
@@ -130,15 +132,16 @@ def compile_program(program: FxProgram, cx: Context, key: str | None = None) -> 
             warnings.warn(message, stacklevel=2)
 
 
-def watched(made: Compiled, cx: Context, watching: Watching) -> Compiled:
-    """The same graph, run by Python between calls of a watch; so are its fallbacks."""
-    p, code = made.program, made.code
-    again = lambda program, cx: watched(compile_program(program, cx), cx, watching).call
-    needs, otherwise = needs_of(made.plan, p), Respecialised(p, cx, again)
-    labels = {q.name: q.source for q in p.placeholders}
-    watch = watching(Watched(p.name, made.plan, made.schedule, labels, code.functions, p.eager))
-    given = made.plan, code.functions, code.alive, needs.constants, needs.modules, otherwise
-    return replace(made, call=shown_to(watch, load(*given, watch=watch)))
+def watched(made: Compiled, cx: Context, more: Sequence[Watching] = ()) -> Compiled:
+    """The same graph, watched as it runs, if options or the caller ask; its fallbacks too."""
+    p, code, run = made.program, made.code, made.call
+    if asked := [*watching_of(cx.options), *more]:
+        again = lambda program, cx: watched(compile_program(program, cx), cx, more).call
+        needs, otherwise = needs_of(made.plan, p), Respecialised(p, cx, again)
+        watch = Several(Watched(p, made.plan, made.schedule, code.functions), asked)
+        given = made.plan, code.functions, code.alive, needs.constants, needs.modules, otherwise
+        run = shown_to(watch, load(*given, watch=watch))
+    return replace(made, call=run if cx.options.ranges == "off" else ranged(run, p.name))
 
 
 def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compiled:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -21,19 +22,26 @@ Tensors: TypeAlias = Sequence[Any]  # tensors; results of calls may be other val
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A compiled graph: its name, and the data behind its steps.
+    """A compiled graph, and the data behind its steps.
 
-    labels     the user's names of its arguments
+    program    the `frontend.FxProgram`
     functions  the kernels
-    eager      makes the function that runs the graph op by op
     """
 
-    name: str
+    program: Any
     plan: Plan
     schedule: Schedule
-    labels: Mapping[str, str]
     functions: Mapping[str, Callable[..., Any]]
-    eager: Callable[[], Boxed]
+
+    @property
+    def name(self) -> str:
+        """The graph's name."""
+        return str(self.program.name)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The user's names of its arguments."""
+        return {p.name: p.source for p in self.program.placeholders}
 
     @property
     def kernels(self) -> dict[str, Kernel]:
@@ -111,15 +119,20 @@ def shown_to(watch: Watch, run: Boxed) -> Boxed:
     return call
 
 
-def watching_of(options: Options) -> Watching | None:
-    """The watches that options ask for; None without any."""
+def watching_of(options: Options) -> Sequence[Watching]:
+    """The watches that options ask for."""
     found: list[Watching] = []
-    if options.profile:
-        from lenz.debug.profile import of_process
-
-        found.append(of_process(options.profile_output, options.profile_device_time).watch)
     if options.ranges == "kernels":
         from lenz.debug.ranges import Ranges
 
         found.append(Ranges)
-    return (lambda graph: Several(graph, found)) if found else None
+    if options.profile:
+        from lenz.debug.profile import of_process
+
+        found.append(of_process(options.profile_output, options.profile_device_time).watch)
+    if options.debug_values or options.nans:
+        from lenz.debug.values import Nans, Shown
+
+        found += [partial(Shown, options=options)] * bool(options.debug_values)
+        found += [Nans] * options.nans
+    return found

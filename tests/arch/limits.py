@@ -184,6 +184,7 @@ WRITING_FILES = {
     "runtime/store.py": "deletes old entries of the disk cache",
     "debug/trace.py": "makes debug folders",
     "debug/profile.py": "profiles and traces that the user asks for",
+    "debug/values.py": "values that the user asks for, in a debug folder",
     "debug/report.py": "reports that the user asks for",
     "remote.py": "opens the file of its secret, for reading",
     "commands/doctor.py": "an empty file in the folder of the cache, which is deleted at once",
