@@ -81,12 +81,12 @@ ERRORS = """\
 An error of lenz says what went wrong, where (`at:`), and what to do next (`try:`). Its class says
 whose fault it is. All are subclasses of `lenz.errors.LenzError`.
 
-| class | what it means | what becomes of the graph |
+| class | meaning | what happens to the graph |
 |---|---|---|
 """
 
 BECOMES = {
-    Unsupported: "it runs in eager, with one warning; a single op becomes a call of eager",
+    Unsupported: "it runs in eager, with one warning; a single op runs in eager",
     UserError: "the error is raised",
     Missing: 'it runs in eager, with one warning; with `on_error="raise"` the error is raised',
     InternalError: "it runs in eager, with one warning that names saved files; with"
@@ -94,7 +94,7 @@ BECOMES = {
 }
 
 CHECKS = """
-Any other exception inside of the compiler becomes an `InternalError`. Errors of your own program
+Any other exception inside the compiler becomes an `InternalError`. Errors of your own program
 are raised as they are.
 
 ## Errors of kernels

@@ -1,7 +1,7 @@
-"""What mkdocs runs while it builds the site: pages that stand outside of docs/, and links.
+"""Hooks of mkdocs for building the site: pages outside docs/, and links.
 
-In the repository, pages link to files as they lie there. On the site a link to a page leads to the
-page, and a link to any other file of the repository becomes its name.
+In the repository, pages link to files by path. On the site a link to a page leads to the page, and
+a link to any other file becomes its name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-# Pages of the site that stand elsewhere in the repository.
+# Pages of the site from elsewhere in the repository.
 ELSEWHERE = {
     "ARCHITECTURE.md": "ARCHITECTURE.md",
     "CHANGELOG.md": "CHANGELOG.md",
@@ -25,7 +25,7 @@ BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from elsewhere, and let the pages of decisions stand outside of the menu."""
+    """Add the pages from elsewhere, and keep decision pages out of the menu."""
     for name, path in ELSEWHERE.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text))
@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links of the repository into links of the site. Blocks of code stay as they are."""
+    """Turn links of the repository into links of the site. Code blocks stay unchanged."""
     here = page.file.src_uri
     place = ELSEWHERE.get(here, f"docs/{here}")
     sources = {file.src_uri for file in files.documentation_pages()}
@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if path in pages:
             to = posixpath.relpath(pages[path], posixpath.dirname(here) or ".")
             return f"[{text}]({to}{part})"
-        # A link to nothing stays one: mkdocs names it, and --strict fails.
+        # A broken link stays: mkdocs reports it, and --strict fails.
         return text if (ROOT / path).exists() else found[0]
 
     parts, end = [], 0

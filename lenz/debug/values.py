@@ -17,7 +17,7 @@ from lenz.errors import UserError
 from lenz.ir.plan import LaunchStep
 from lenz.options import Options
 
-FIRST = 8  # values that are printed
+FIRST = 8  # printed values
 
 
 def _lines(t: torch.Tensor) -> str:
@@ -42,7 +42,7 @@ def _lines(t: torch.Tensor) -> str:
 class Shown(Watch):
     """Prints the tensors around each launch and call, or saves them, one file each.
 
-    With option `debug_kernels` only those of kernels and ops of these names.
+    With the option `debug_kernels`, only those of the named kernels and ops.
     """
 
     def __init__(self, graph: Watched, options: Options) -> None:
@@ -78,7 +78,7 @@ class Shown(Watch):
         name = title_of(self.steps[k])
         if self.names and name not in self.names:
             return
-        # Results come after the step; a kernel that works in place has a buffer twice.
+        # Results come after the step; an in-place kernel has a buffer twice.
         for buffer, t in dict(zip(names_of(self.graph, k), tensors, strict=False)).items():
             if not isinstance(t, torch.Tensor):
                 continue
@@ -92,7 +92,7 @@ class Shown(Watch):
 
 
 def names_of(graph: Watched, k: int) -> list[str]:
-    """The names of what a step takes and makes, the user's if there are any."""
+    """The names of a step's operands and results, the user's if there are any."""
     taken, made = taken_and_made(graph.plan.flat[k])
     return [graph.labels.get(name, name) for name in (*taken, *made)]
 
@@ -100,7 +100,7 @@ def names_of(graph: Watched, k: int) -> list[str]:
 class Nans(Watch):
     """Stops at the first launch or call that makes a NaN although none of its operands has one.
 
-    New memory is zeroed, since it may hold anything, NaN too.
+    New memory is zeroed, since uninitialised memory may hold NaN.
     """
 
     def made(self, k: int, t: torch.Tensor) -> None:
