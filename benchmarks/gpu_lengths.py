@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import Row
+from benchmarks.measure import Row, backend_of
 
 SIDES = ("off", "on", "auto")
 WIDTH, LENGTHS, ROUNDS = 256, 200, 7
@@ -57,7 +57,7 @@ def measure(case: str, tiny: bool, device: str) -> Row:
     for how in SIDES:
         options: dict[str, Any] = {"cuda_graphs": how}
         own = copy.deepcopy(model)  # Dynamo keeps one compilation per module
-        runs[how] = torch.compile(own, backend="lenz", dynamic=True, options=options)
+        runs[how] = torch.compile(own, backend=backend_of("lenz"), dynamic=True, options=options)
     inputs = [torch.randn(1, n, WIDTH, device=device) for n in lengths(CASES[case], tiny)]
     seen: dict[str, list[float]] = {how: [] for how in SIDES}
     with torch.no_grad():

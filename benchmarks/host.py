@@ -33,6 +33,7 @@ from benchmarks.measure import (
     Call,
     Row,
     agree,
+    backend_of,
     compiled,
     fresh,
     note,
@@ -97,7 +98,8 @@ def behind(fn: Callable[[Tensor], Tensor], name: str) -> Callable[[Tensor], Tens
     if name not in (PYTHON, LENZ_GRAPHS):
         return compiled(fn, name)  # type: ignore[no-any-return]
     how: dict[str, Any] = {"native": False} if name == PYTHON else {"cuda_graphs": "on"}
-    return torch.compile(fresh(fn), backend="lenz", dynamic=False, fullgraph=True, options=how)  # type: ignore[no-any-return]
+    own: dict[str, Any] = {"backend": backend_of("lenz"), "options": how}
+    return torch.compile(fresh(fn), dynamic=False, fullgraph=True, **own)  # type: ignore[no-any-return]
 
 
 def batch(call: Call) -> float:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from benchmarks.measure import MARK, PEER, Row, agree, caches, note
+from benchmarks.measure import MARK, PEER, Row, agree, backend_of, caches, note
 from benchmarks.start_cases import CASES, Case
 
 TRACED = ("dynamo", "aot_eager", "lenz", PEER)
@@ -34,15 +34,6 @@ FILES = ("saved", "load")
 SIDES = ("eager", *TRACED, *FILES)
 TURNS = ("cold", "warm")
 Run = Callable[..., Any]
-
-
-def backend(side: str) -> Any:
-    """What torch.compile gets; lenz as a function, since it need not be installed."""
-    if side != "lenz":
-        return "eager" if side == "dynamo" else side
-    from lenz.api import backend
-
-    return backend
 
 
 def has(case: Case, side: str) -> bool:
@@ -55,7 +46,9 @@ def starter(case: Case, side: str, turn: str, file: Path) -> Callable[[], Run]:
     if side == "eager":
         return lambda: case.fn
     if side in TRACED:
-        return lambda: torch.compile(case.fn, backend=backend(side))
+        return lambda: torch.compile(
+            case.fn, backend=backend_of("eager" if side == "dynamo" else side)
+        )
     if side == "saved":
         return (lambda: _saved(case, file)) if turn == "cold" else (lambda: _loaded(file))
     if side == "load":
@@ -64,7 +57,7 @@ def starter(case: Case, side: str, turn: str, file: Path) -> Callable[[], Run]:
 
 
 def _saved(case: Case, file: Path) -> Run:
-    whole: Any = torch.compile(case.fn, backend=backend("lenz"), fullgraph=True)
+    whole: Any = torch.compile(case.fn, backend=backend_of("lenz"), fullgraph=True)
     made: Any = whole.aot_compile((case.calls[0], {}))
     made.save_compiled_function(str(file))
     run: Run = made

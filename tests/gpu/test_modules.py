@@ -77,22 +77,22 @@ def dropped(*made: Callable[..., Any]) -> None:
     gc.collect()
 
 
-def test_modules_of_200_graphs_go_with_them(modules: Modules) -> None:
+def test_modules_of_60_graphs_go_with_them(modules: Modules) -> None:
     x = randn(64, 128, device="cuda")
     living = {k: kept(k, x) for k in (1000, 1001)}
     living[1002] = kept(1002, x, cuda_graphs="on")
     most = 0
-    for k in range(200):
+    for k in range(60):
         run = torch.compile(function(k), backend="lenz", dynamic=False, options=OPTIONS)
         close(run(x), function(k)(x))
         most = max(most, len(modules.loaded))
         if k % 10 == 9:
             del run
             dropped()
-        if k % 25 == 0:
+        if k % 15 == 0:
             for n, call in living.items():
                 close(call(x), function(n)(x))
-    assert modules.unloaded >= 180, "modules of dropped graphs stay"
+    assert modules.unloaded >= 40, "modules of dropped graphs stay"
     assert most <= 20, f"{most} modules were loaded at once, by 13 living graphs"
     for n, call in living.items():
         close(call(x), function(n)(x))
