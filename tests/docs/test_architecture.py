@@ -69,6 +69,14 @@ def test_a_page_names_what_exists(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_site_has_every_guide_in_its_menu() -> None:
+    """`make docs` fails without; here it is seen at once, and where mkdocs is not installed."""
+    menu = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
+    guides = [p.name for p in (REPOSITORY / "docs" / "howto").glob("*.md")]
+    missing = [name for name in guides if f": howto/{name}\n" not in menu]
+    assert guides and not missing, f"add to nav in mkdocs.yml: {missing}"
+
+
 BLOCKS = [
     pytest.param(block, id=f"{page.stem}-{n}")
     for page in PAGES
