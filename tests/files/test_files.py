@@ -12,8 +12,8 @@ A file has one case or several; a line `; --- NAME` begins the next one.
 
 A graph that stays as it is without `same` is an error, so no case passes if its pass does nothing.
 Around each pass the interpreter checks that the graph still gives the same results; kernels for a
-GPU run in Triton's interpreter as well. With
-UPDATE_FILES=1 in the environment the `want` lines are rewritten: all lines that the pass changed.
+GPU run in Triton's interpreter as well. With UPDATE_FILES=1 in the environment the `want` lines are
+rewritten: all lines that the pass changed, and those that were wanted before and still come.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ def run(case: Case) -> Any:
 
 def updated(case: Case, result: str) -> str:
     """The case's part of its file with new `want` lines."""
-    old = {line.strip() for line in case.text.splitlines()}
-    fresh = [f"; want: {line.strip()}" for line in result.splitlines() if line.strip() not in old]
+    old = {line.strip() for line in case.text.splitlines()} - set(case.want)
+    lines = [line.strip() for line in result.splitlines()]
+    fresh = [f"; want: {line}" for line in lines if line not in old]
     kept = [line for line in case.source.rstrip().splitlines() if not line.startswith("; want:")]
     at = next((k for k, line in enumerate(kept) if line.startswith("; lacks:")), len(kept))
     return "\n".join([*kept[:at], *fresh, *kept[at:]]) + "\n"
