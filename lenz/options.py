@@ -96,7 +96,9 @@ class Options:
         " one runs from then on.",
         key=False,
     )
-    verify: bool = option(False, "Check the IR after every pass.", key=False)
+    verify: bool | str = option(
+        False, "Check the IR after every pass; `kernels` checks what they compute too.", key=False
+    )
     on_error: Literal["raise", "eager"] = option(
         "eager",
         "What to do if lenz itself fails on a graph: raise, or warn and run the graph in eager.",
@@ -197,7 +199,8 @@ class Options:
     @property
     def watched(self) -> bool:
         """Whether graphs must be compiled in this process, to be watched as they run."""
-        return self.profile or self.nans or bool(self.debug_values) or self.ranges != "off"
+        is_checked = self.nans or self.verify == "kernels"
+        return self.profile or is_checked or bool(self.debug_values) or self.ranges != "off"
 
     def key(self) -> str:
         """Return the text of all options that change code, for the key of a compiled graph."""
@@ -209,11 +212,13 @@ def _parse(variable: str, kind: str, text: str) -> object:
     """Turn the text of an environment variable into a value for an option of type `kind`."""
     text = text.strip()
     match kind:
-        case "bool":
+        case "bool" | "bool | str":
             if text.lower() in YES:
                 return True
             if text.lower() in NO:
                 return False
+            if kind == "bool | str":
+                return text
             raise UserError(f"{variable}={text}: expected a truth value", hint="use 1 or 0")
         case "int":
             try:
@@ -234,7 +239,7 @@ def _parse(variable: str, kind: str, text: str) -> object:
 def _checked(name: str, kind: object, choices: tuple[str, ...], value: object) -> object:
     """Return `value` as the type the option holds, or raise a UserError that names the option."""
     match kind, value:
-        case "bool", bool():
+        case ("bool", bool()) | ("bool | str", bool() | "kernels"):
             return value
         case "int", int() if not isinstance(value, bool):
             if value < (least := 1 if name == "cuda_graph_sizes" else -1):

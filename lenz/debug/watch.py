@@ -135,4 +135,8 @@ def watching_of(options: Options) -> Sequence[Watching]:
 
         found += [partial(Shown, options=options)] * bool(options.debug_values)
         found += [Nans] * options.nans
+    if options.verify == "kernels":
+        from lenz.debug.oracle import Oracle
+
+        found.append(Oracle)
     return found
