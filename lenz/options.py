@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from lenz.errors import UserError, near_names
 
 PREFIX = "LENZ_"
-LOGS = ("graph", "ir", "schedule", "code", "time")
+LOGS = ("graph", "ir", "schedule", "fusion", "code", "time")
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off", "")
 

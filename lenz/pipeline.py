@@ -162,7 +162,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
                 tuned += more
     kernels = kernels_of(s)
     trace.text("schedule", lambda: show(s))
-    trace.text("fusion", lambda: fusions(s))
+    trace.text("fusion", lambda: fusions(s, tuned))
     with trace.stage("codegen"):
         code_of = assemble(kernels, cx)
     with trace.stage("plan"):

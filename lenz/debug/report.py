@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from lenz.debug.names import titled
 from lenz.debug.traffic import touched
 from lenz.ir.expr import nodes_of
-from lenz.ir.graph import Extern, outs_of, roots_of
+from lenz.ir.graph import Extern, buffers_of, outs_of, reads_of, roots_of
 from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule, exprs_of
 from lenz.ir.plan import Alloc, Free, Plan, Reuse
 from lenz.ir.printer import show
@@ -218,11 +220,32 @@ class Report:
         return "\n".join([*map(repr, self.graphs), whole])
 
 
-def fusions(s: Schedule) -> str:
-    """What each kernel computes, and the computations that were not fused, with the reasons."""
-    made = [kernel_report(x, {}, s.graph.env) for x in s.steps if isinstance(x, Launch)]
-    apart = [f"{r.first} and {r.second} are not fused: {r.why}" for r in s.rejected]
-    return "\n".join([*map(_line, made), *apart])
+def fusions(s: Schedule, tuned: Sequence[TuneReport] = ()) -> str:
+    """What launches and calls compute, and about how long; what was not fused, and why; tuning.
+
+    The time is that of moving their bytes at the measured bandwidth of the device.
+    """
+    types = {name: b.type for name, b in buffers_of(s.graph).items()}
+    env, lines = s.graph.env, list[str]()
+    for x in s.steps:
+        if isinstance(x, Launch):
+            k = kernel_report(x, {}, env)
+            lines.append(_line(k) + _estimate(k.bytes_read + k.bytes_written, x.device))
+        elif isinstance(x, Extern):
+            names = dict.fromkeys([*reads_of(x), *(b.name for b in outs_of(x))])
+            moved = sum(nbytes(types[n], env) for n in names if n in types)
+            at = next((types[n].device for n in names if n in types), "cpu")
+            lines.append(f"call {x.op}: {x.reason}{_at(x.origin)}{_estimate(moved, at)}")
+    lines += [f"{r.first} and {r.second} are not fused: {r.why}" for r in s.rejected]
+    return "\n".join([*lines, *(f"tuned {t}" for t in tuned)])
+
+
+def _estimate(moved: int, device: str) -> str:
+    from lenz.debug.profile import bandwidth
+
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        return ""  # compiled for a device that is not here
+    return f", about {moved / bandwidth(device) / 1e3:.2f} us by its bytes"
 
 
 def _some(things: Sequence[object], noun: str) -> str:

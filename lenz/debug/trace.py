@@ -27,7 +27,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "fx": ("graph", "", "fx_transformed.py"),
     "graph": ("graph", "", "graph.ir"),
     "ir": ("ir", "", "ir_before_fusion.ir"),
-    "fusion": ("", "fusion", "fusion.txt"),
+    "fusion": ("fusion", "fusion", "fusion.txt"),
     "schedule": ("schedule", "schedule", "ir_after_fusion.ir"),
     "module": ("", "", "kernels.ll"),
     "code": ("code", "output_code", "plan.py"),

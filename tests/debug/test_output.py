@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from lenz.debug.names import plain, readable
+from lenz.debug.profile import bandwidth
+from lenz.debug.report import Tried, TuneReport, fusions
 from lenz.debug.trace import Recorder, new_folder, write_in
 from lenz.errors import UserError
 from lenz.ir.graph import Graph
@@ -40,6 +42,7 @@ SIGNS = {
     "graph": "torch.ops.aten.mm.default",
     "ir": "[lenz ir]",
     "schedule": "launch @",
+    "fusion": "us by its bytes",
     "code": "def call(args):",
     "time": "total",
 }
@@ -64,6 +67,22 @@ def test_each_log_prints_its_stage_only(log: str, capfd: pytest.CaptureFixture[s
     assert set(re.findall(r"^\[lenz (\w+)\]", err, re.MULTILINE)) == {log}
     assert SIGNS[log] in err
     assert not [sign for k, sign in SIGNS.items() if k != log and sign in err]
+
+
+def test_launches_and_calls_have_an_estimated_time(capfd: pytest.CaptureFixture[str]) -> None:
+    run(logs="fusion")
+    call, kernel = capfd.readouterr().err.splitlines()[1:3]
+    rate = 1e3 * bandwidth("cpu")  # bytes in a microsecond
+    for line, start, moved in ((call, "call aten.mm", 128), (kernel, "kernel fused_", 64)):
+        assert line.startswith(start) and f"at {__file__}:" in line
+        took = float(line.split("about ")[1].removesuffix(" us by its bytes"))
+        assert took == pytest.approx(4 * moved / rate, abs=0.006)
+
+
+def test_what_tuning_chose_is_logged() -> None:
+    tried = (Tried("warps 4", 3.0), Tried("warps 8", 2.0))
+    text = fusions(Schedule(Graph("g", (), (), ()), ()), [TuneReport("fused_0", 1, tried)])
+    assert text == "tuned fused_0: 2.0 us with warps 8, 3.0 us with warps 4"
 
 
 def test_each_graph_has_a_name_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
