@@ -140,7 +140,7 @@ def write_repro(
     """
     if options.debug_dir is None:
         return ""
-    texts = {TEXTS.get(k, (k, f"{k}.txt"))[1]: _made(text) for k, text in offered.items()}
+    texts = {TEXTS.get(k, ("", "", f"{k}.txt"))[2]: _made(text) for k, text in offered.items()}
     texts["options.txt"] = "".join(
         f"{f.name} = {getattr(options, f.name)!r}\n" for f in fields(options)
     )
