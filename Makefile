@@ -116,7 +116,7 @@ fuzz: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FLAGS)
 
 docs: $(STAMP)
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 package: $(STAMP)
 	$(BIN)/python -m build --no-isolation
