@@ -3,8 +3,8 @@
 python -m benchmarks [kernels] [models] [start] [host] [memory] [--quick] [--json FILE]
 
 Writes benchmarks/results/cpu.json after each group, and the tables that `python -m
-benchmarks.report` makes of it.  Groups that are not run, or fail, keep their former results if the
-machine is the same.
+benchmarks.report` makes of it.  Groups that are not run, or fail, keep their former results.  Each
+group has its machine and its commit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import memory, report, start
-from benchmarks.measure import Row, caches, child, load, machine, note
+from benchmarks.measure import Row, caches, child, commit, load, machine, note
 from benchmarks.models import MODELS
 from benchmarks.start_cases import CASES
 
@@ -96,6 +96,8 @@ def run(
                 continue
             results[group] = {
                 "rows": rows,
+                "machine": machine(),
+                "commit": commit(),
                 "load": [round(before, 2), round(load(), 2)],
                 "seconds": round(time.perf_counter() - began, 1),
             }
@@ -104,11 +106,9 @@ def run(
 
 
 def merged(former: Path, made: dict[str, Any]) -> dict[str, Any]:
-    """Keep the groups of an earlier run on the same machine that were not run now."""
+    """Keep the groups of an earlier run that were not run now; each has its machine."""
     if former.exists():
-        old = json.loads(former.read_text())
-        if old.get("machine") == made["machine"]:
-            made["groups"] = {**old["groups"], **made["groups"]}
+        made["groups"] = {**report.lifted(json.loads(former.read_text())), **made["groups"]}
     made["groups"] = {g: made["groups"][g] for g in GROUPS if g in made["groups"]}
     return made
 

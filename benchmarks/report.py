@@ -179,9 +179,26 @@ def figure_table(found: Sequence[Figure]) -> list[str]:
     ]
 
 
+def lifted(made: dict[str, Any]) -> Groups:
+    """The groups of results, each with its machine: older files have it only once."""
+    return {name: {"machine": made["machine"], **g} for name, g in made["groups"].items()}
+
+
+def _measured(group: dict[str, Any]) -> str:
+    """On what machine and at which commit a group was measured."""
+    m, commit = group["machine"], group.get("commit")
+    loads = [x for x in group["load"] if not math.isnan(x)]
+    note = f"; load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""
+    return (
+        f"Measured on {m['cpu']} with {m['vector']}, {m['cores']} cores, {m['memory_gib']} GiB, "
+        f"{m['system']}, Python {m['python']}, torch {m['torch']}; "
+        f"commit {commit or 'not noted'}{note}."
+    )
+
+
 def summary(made: dict[str, Any]) -> str:
-    """Return the machine and the table of targets."""
-    m, groups = made["machine"], made["groups"]
+    """Return the table of targets, and what failed."""
+    groups = made["groups"]
     lines = figure_table(figures(groups))
     failed = [
         f"- failed: {' '.join(str(r[k]) for k in ('kind', 'size', 'model', 'mode') if k in r)}: "
@@ -190,12 +207,9 @@ def summary(made: dict[str, Any]) -> str:
         for r in g["rows"]
         if "failed" in r
     ]
-    loads = [x for g in groups.values() for x in g["load"] if not math.isnan(x)]
-    note = f" Load average during the run: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
     head = (
-        f"Measured on {m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}, "
-        f"Python {m['python']}, torch {m['torch']}. The peer is torch's default backend. Medians "
-        f"of interleaved rounds; a ratio below 1 means that lenz is faster.{note}"
+        "The peer is torch's default backend. Medians of interleaved rounds; a ratio below 1 means "
+        "that lenz is faster. Each section has its machine: ratios compare, times do not."
     )
     return "\n".join([head, "", *lines, *([""] if failed else []), *failed])
 
@@ -276,11 +290,13 @@ TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
 
 def details(made: dict[str, Any]) -> str:
     """Return every table of rows."""
-    groups = made["groups"]
+    groups = lifted(made)
     shown = [
-        (title, show(rows_of(groups, g))) for g, (title, show) in TABLES.items() if g in groups
+        (title, _measured(groups[g]), show(rows_of(groups, g)))
+        for g, (title, show) in TABLES.items()
+        if g in groups
     ]
-    return "\n\n".join(f"## {title}\n\n{body}" for title, body in shown)
+    return "\n\n".join(f"## {title}\n\n{where}\n\n{body}" for title, where, body in shown)
 
 
 def document(made: dict[str, Any]) -> str:
