@@ -9,9 +9,9 @@ from lenz.sym.expr import factors, linear
 
 # The codes of c10::ScalarType, which torch never changes: model files hold them.
 CODES: Mapping[str, int] = {
-    "u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "c64": 9,
-    "c128": 10, "bool": 11, "bf16": 15, "f8e5m2": 23, "f8e4m3fn": 24, "u16": 27, "u32": 28,
-    "u64": 29,
+    "u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "c32": 8,
+    "c64": 9, "c128": 10, "bool": 11, "bf16": 15, "f8e5m2": 23, "f8e4m3fn": 24, "f8e5m2fnuz": 25,
+    "f8e4m3fnuz": 26, "u16": 27, "u32": 28, "u64": 29,
 }  # fmt: skip
 
 ENDS = """

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, randn
 
 from lenz import loading
+from lenz.ir.dtype import DTYPES
 from lenz.plan.native import native
 from lenz.plan.native_frame import NotNative
 from lenz.runtime.native import places
@@ -283,3 +284,20 @@ def test_memory_under_another_dtype() -> None:
     x = randn(64, 64)
     for got, want in zip(compiled(cast)(x), cast(x), strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [d.torch for d in DTYPES], ids=str)
+def test_every_dtype_is_kept_for_the_backward(dtype: torch.dtype, made: list[str]) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = torch.ops.aten._to_copy(x, dtype=dtype)
+        z = y.to(torch.complex64 if dtype.is_complex else torch.float32)
+        return torch.addcmul(z, z, z, value=2).abs()
+
+    x, y = (torch.tensor(3.0, requires_grad=True) for _ in range(2))
+    got, want = torch.compile(f, backend="lenz")(x), f(y)
+    if want.requires_grad:
+        got.backward()
+        want.backward()
+    assert torch.equal(got, want)
+    assert (x.grad is None and y.grad is None) or torch.equal(x.grad, y.grad)
+    assert set(made) == {"native"}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lenz.ir.dtype import F32, I64, DType
+from lenz.ir.dtype import DTYPES, F32, I64, DType
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import CallStep
 from lenz.ir.tensor import Layout as Strides
 from lenz.ir.tensor import TensorType
 from lenz.plan.native_frame import Frame, TorchLayout
 from lenz.plan.native_shim import shim
+from lenz.plan.native_text import CODES
 from lenz.sym import sym
 
 HEADERS = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch/generated"
@@ -135,3 +138,12 @@ def test_the_newest_version_is_called() -> None:
     f = frame("cpu", known)
     assert shim(f, call("aten.abs.default", Ref("x")))
     assert f.shims == ["aoti_torch_cpu_abs_v3"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_codes_of_dtypes_are_torchs(dtype: DType) -> None:
+    folder = Path(torch.__file__).parent / "lib"
+    name = "torch_cpu.dll" if sys.platform == "win32" else "libtorch_cpu"
+    [file] = [p for p in folder.glob(f"{name}*") if p.suffix in (".so", ".dylib", ".dll")]
+    said = getattr(ctypes.CDLL(str(file)), f"aoti_torch_dtype_{str(dtype.torch).split('.')[1]}")
+    assert CODES[dtype.name] == said()
