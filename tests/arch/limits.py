@@ -14,7 +14,7 @@ CLASS_METHODS = 15
 CODE_LINES = {
     ".": 2_665,
     "artifact": 720,
-    "commands": 400,
+    "commands": 760,
     "debug": 1_600,
     "first_calls": 340,
     "frontend": 3_820,
@@ -28,7 +28,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 35_250
+TOTAL_CODE_LINES = 36_090
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
