@@ -11,12 +11,13 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from lenz.errors import UserError, near_names
 
 PREFIX = "LENZ_"
-LOGS = ("graph", "ir", "schedule", "fusion", "code", "time")
+Log: TypeAlias = Literal["graph", "ir", "schedule", "fusion", "code", "time"]
+LOGS: tuple[str, ...] = get_args(Log)
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off", "")
 
@@ -25,9 +26,14 @@ Pass: TypeAlias = tuple[str, tuple[tuple[str, object], ...]]
 PLAIN = (bool, int, float, str, type(None))
 
 
-def option(default: Any, help: str, *, key: bool, choices: tuple[str, ...] = ()) -> Any:
+def option(default: Any, help: str, *, key: bool) -> Any:
     """Declare one option: its default, one sentence of help, and whether it changes code."""
-    return field(default=default, metadata={"help": help, "key": key, "choices": choices})
+    return field(default=default, metadata={"help": help, "key": key})
+
+
+def choices_of(kind: object) -> tuple[str, ...]:
+    """Return the words that the type of an option, as text, allows; empty if it allows any."""
+    return LOGS if kind == "tuple[Log, ...]" else tuple(re.findall(r"['\"](\w+)['\"]", str(kind)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +86,6 @@ class Options:
         "Replay plans of GPUs as CUDA graphs: `on` wherever a graph can hold them, `auto` where"
         " that is faster.",
         key=True,
-        choices=("off", "on", "auto"),
     )
     cuda_graph_sizes: int = option(
         8, "Sets of sizes of a plan that may have CUDA graphs at once; at least 1.", key=False
@@ -96,14 +101,13 @@ class Options:
         " one runs from then on.",
         key=False,
     )
-    verify: bool | str = option(
+    verify: bool | Literal["kernels"] = option(
         False, "Check the IR after every pass; `kernels` checks what they compute too.", key=False
     )
     on_error: Literal["raise", "eager"] = option(
         "eager",
         "What to do if lenz itself fails on a graph: raise, or warn and run the graph in eager.",
         key=False,
-        choices=("raise", "eager"),
     )
     cache: bool = option(True, "Keep compiled code on disk.", key=False)
     cache_dir: str | None = option(
@@ -145,9 +149,8 @@ class Options:
         "off",
         "Ranges of torch.profiler: of each call of a compiled graph, or of its kernels too.",
         key=False,
-        choices=("off", "calls", "kernels"),
     )
-    debug_values: str | None = option(
+    debug_values: Literal["1", "save"] | None = option(
         None, "Show the tensors around launches and calls: 1 prints them, save writes.", key=False
     )
     debug_kernels: str | None = option(
@@ -156,8 +159,8 @@ class Options:
     nans: bool = option(
         False, "Stop at the first kernel or call that makes a NaN from numbers.", key=False
     )
-    logs: tuple[str, ...] = option(
-        (), "Stages to print to standard error, comma-separated.", key=False, choices=LOGS
+    logs: tuple[Log, ...] = option(
+        (), "Stages to print to standard error, comma-separated.", key=False
     )
 
     @classmethod
@@ -187,7 +190,7 @@ class Options:
                 raise UserError(f"unknown option {name!r}", hint=near_names(name, known))
             values[name] = value
         for name, value in values.items():
-            values[name] = _checked(name, known[name].type, known[name].metadata["choices"], value)
+            values[name] = _checked(name, str(known[name].type), value)
         if values.get("cache_dir") is None:
             values["cache_dir"] = _user_folder(env, "XDG_CACHE_HOME", ".cache", "Caches")
         if values.get("debug_dir") is None:
@@ -212,12 +215,10 @@ def _parse(variable: str, kind: str, text: str) -> object:
     """Turn the text of an environment variable into a value for an option of type `kind`."""
     text = text.strip()
     match kind:
-        case "bool" | "bool | str":
-            if text.lower() in YES:
-                return True
-            if text.lower() in NO:
-                return False
-            if kind == "bool | str":
+        case str() if kind.startswith("bool"):
+            if text.lower() in YES + NO:
+                return text.lower() in YES
+            if choices_of(kind):
                 return text
             raise UserError(f"{variable}={text}: expected a truth value", hint="use 1 or 0")
         case "int":
@@ -230,16 +231,19 @@ def _parse(variable: str, kind: str, text: str) -> object:
                 return float(text) if text and text != "None" else None
             except ValueError:
                 raise UserError(f"{variable}={text}: expected a number") from None
-        case "str | None":
+        case str() if kind.endswith("| None"):
             return text or None
         case _:
             return text
 
 
-def _checked(name: str, kind: object, choices: tuple[str, ...], value: object) -> object:
+def _checked(name: str, kind: str, value: object) -> object:
     """Return `value` as the type the option holds, or raise a UserError that names the option."""
+    choices = choices_of(kind)
     match kind, value:
-        case ("bool", bool()) | ("bool | str", bool() | "kernels"):
+        case str(), bool() if kind.startswith("bool"):
+            return value
+        case str(), None if kind.endswith("| None"):
             return value
         case "int", int() if not isinstance(value, bool):
             if value < (least := 1 if name == "cuda_graph_sizes" else -1):
@@ -250,13 +254,9 @@ def _checked(name: str, kind: object, choices: tuple[str, ...], value: object) -
                 hint = "give a fraction of the default, such as 0.5, or a whole number of bytes"
                 raise UserError(f"option {name}: {value} is not a budget", hint=hint)
             return float(value)
-        case "float | None", None:
-            return None
         case (("str" | "str | None"), (str() | os.PathLike())):
             return os.fspath(value)
-        case "str | None", None:
-            return value
-        case "tuple[str, ...]", (str() | tuple() | list()):
+        case "tuple[Log, ...]", (str() | tuple() | list()):
             return _words(name, choices, value)
         case "tuple[Pass, ...]", (str() | tuple() | list()):
             given = [w for w in value.split(",") if w] if isinstance(value, str) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from lenz.options import PREFIX, Options
+from lenz.options import PREFIX, Options, choices_of
 
 
 def options_table() -> str:
@@ -15,7 +15,7 @@ def options_table() -> str:
     ]
     for f in fields(Options):
         shown = ",".join(f.default) if isinstance(f.default, tuple) else str(f.default)
-        choices = f.metadata["choices"]
+        choices = () if isinstance(f.default, bool) else choices_of(f.type)
         help = f.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
         keyed = "yes" if f.metadata["key"] else "no"
         cells = (f"`{f.name}`", f"`{PREFIX}{f.name.upper()}`", f"`{shown}`" if shown else "")

@@ -13,7 +13,6 @@ from lenz.debug.between import taken_and_made, title_of
 from lenz.debug.names import titled
 from lenz.debug.trace import file_name, new_folder, write_in
 from lenz.debug.watch import Tensors, Watch, Watched
-from lenz.errors import UserError
 from lenz.ir.plan import LaunchStep
 from lenz.options import Options
 
@@ -47,9 +46,6 @@ class Shown(Watch):
 
     def __init__(self, graph: Watched, options: Options) -> None:
         super().__init__(graph)
-        if options.debug_values not in ("1", "save"):
-            given = f"option debug_values: {options.debug_values!r}"
-            raise UserError(given, hint="1 prints values, save writes them")
         wanted = (options.debug_kernels or "").split(",")
         self.names = {name.strip() for name in wanted if name.strip()}
         there = dict.fromkeys(filter(None, map(title_of, self.steps)))
