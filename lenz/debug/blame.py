@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from torch.fx import Node as FxNode
 
@@ -14,18 +13,26 @@ from lenz.ir.printer import show_node
 from lenz.ir.tensor import Buffer
 
 
-@contextmanager
-def blaming(subject: FxNode | Node | Kernel | Launch | Buffer) -> Iterator[None]:
+class blaming:
     """Mark errors that leave the body of this `with` as being about a node, kernel or result.
 
     The innermost `with` counts. The error carries the node, so a handled error leaves nothing
-    behind.
+    behind. A class, as every pass enters one per node: 0.4 us, where a generator takes 1.4 us.
     """
-    try:
-        yield
-    except Exception as e:
-        vars(e).setdefault("about", subject)
-        raise
+
+    __slots__ = ("subject",)
+
+    def __init__(self, subject: FxNode | Node | Kernel | Launch | Buffer) -> None:
+        self.subject = subject
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if isinstance(e, Exception):
+            vars(e).setdefault("about", self.subject)
 
 
 def blame(e: BaseException) -> tuple[str, str]:
