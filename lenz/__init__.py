@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from lenz.artifact.loaded import CompiledArtifact, load
     from lenz.debug.counters import counters
     from lenz.explaining import explain, profile
+    from lenz.version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "CompiledArtifact",
     "FxBackend",
+    "__version__",
     "backend",
     "counters",
     "explain",
@@ -33,6 +34,7 @@ STARTED = time.time()  # before any other file of lenz is read
 
 # The module of each public name, so that a process only imports the ones it uses.
 PLACES = {
+    "__version__": "lenz.version",
     "CompiledArtifact": "lenz.artifact.loaded",
     "counters": "lenz.debug.counters",
     "load": "lenz.artifact.loaded",

@@ -36,16 +36,6 @@ class Contents:
     tensors: Mapping[str, Tensor]
 
 
-def own_version() -> str:
-    """The version of this lenz."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("lenz")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def of_bytes(data: bytes) -> Tensor:
     """Bytes as a tensor."""
     flat = torch.empty(len(data), dtype=torch.uint8)

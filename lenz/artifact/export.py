@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from lenz.artifact.container import Contents, of_bytes, own_version
+from lenz.artifact.container import Contents, of_bytes
 from lenz.artifact.levels import targets, usual
 from lenz.artifact.loaded import CompiledArtifact, foreign
 from lenz.context import Context, Silent
@@ -33,6 +33,7 @@ from lenz.options import Options
 from lenz.pipeline import Compiled, compile_program
 from lenz.runtime.store import Store, store_at
 from lenz.target import HOST
+from lenz.version import __version__
 
 # An artifact holds one plan, without a fallback for calls that break an assumption.
 FIXED: Mapping[str, object] = {"aligned": False, "size_facts": False, "on_error": "raise"}
@@ -155,7 +156,7 @@ class _Job:
     def contents(self, call: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Contents:
         """The whole artifact."""
         manifest = {
-            "lenz": own_version(), "torch": torch.__version__, "machine": platform.machine(),
+            "lenz": __version__, "torch": torch.__version__, "machine": platform.machine(),
             "name": self.name, "call": call, "devices": self.devices, "variants": self.variants,
         }  # fmt: skip
         return Contents(manifest, {**self.tensors, **weights})

@@ -22,7 +22,6 @@ from lenz.artifact.container import (
     Manifest,
     as_bytes,
     of_bytes,
-    own_version,
     read,
     to_bytes,
 )  # fmt: skip
@@ -40,6 +39,7 @@ from lenz.options import Options
 from lenz.plan.python import signatures
 from lenz.runtime.store import Store, store_in
 from lenz.target import HOST
+from lenz.version import __version__
 
 # A saved function has no graph, so no fallback can be compiled.
 FIXED: Mapping[str, Any] = {"aligned": False, "size_facts": False, "background": False}
@@ -163,7 +163,7 @@ def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
     devices = {device for p in plans for _, _, device in signatures(p).values() if device}
     target = host().target()
     manifest = {
-        "kind": "graph", "lenz": own_version(), "torch": torch.__version__,
+        "kind": "graph", "lenz": __version__, "torch": torch.__version__,
         "machine": platform.machine(),
         "features": [f[1:] for f in target.features.split(",") if f.startswith("+")],
         "devices": {d: loader_of(d).key(d) for d in sorted(devices - {HOST})},
@@ -183,7 +183,7 @@ def _check(m: Manifest) -> None:
     """Reject a file that is not for this machine, torch or lenz."""
     if m.get("kind") != "graph":
         raise UserError("this is an artifact, but not a graph saved by `aot_compile`")
-    here = {"lenz": own_version(), "torch": torch.__version__, "machine": platform.machine()}
+    here = {"lenz": __version__, "torch": torch.__version__, "machine": platform.machine()}
     for what, is_here in here.items():
         if m[what] != is_here:
             raise UserError(f"this graph was saved for {what} {m[what]}, and this is {is_here}")

@@ -33,6 +33,7 @@ TOTAL_CODE_LINES = 36_090
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
     "errors": 0,
+    "version": 0,
     "entry": 1,
     "options": 1,
     "target": 1,
