@@ -117,7 +117,7 @@ def in_background(
             raise UserError("it cannot be taken from the cache")
         if any(not isinstance(s, int) for x in trace.inputs for s in _sizes(x)):
             raise UserError("it has dynamic sizes")
-        graph = dumped(trace.gm, {})
+        graph = dumped(trace.gm)
     except UserError as e:
         say(f"lenz compiles a graph before its first call, not in the background: {e.what}")
         return None

@@ -58,7 +58,7 @@ def compile_request(request: Request, compile_for: CompileFor) -> str:
         options = Options.from_environment({**given, "logs": tuple(given["logs"]), "passes": ()})
         with ExitStack() as stack:
             apply(request.settings, stack)
-            gm, inputs, _ = stack.enter_context(load_graph(request.graph))
+            gm, inputs = stack.enter_context(load_graph(request.graph))
             pairs = zip(request.state.splitlines(), state().splitlines(), strict=False)
             for there, here in pairs:
                 if there != here:

@@ -1,14 +1,14 @@
-"""Dynamo's graph as bytes, for `torch.compile(...).aot_compile`, and back in another process.
+"""Dynamo's graph as bytes, for the background process, and back there.
 
-torch's own class for graphs writes and reads the bytes, as for torch's `eager` backend. They are
-part of a torch file that is a pickle, so only load a file you trust. They hold the graph with the
-user's source lines and the types of its arguments: enough to compile it again.
+torch's own class for graphs writes and reads the bytes, which are a pickle. They only go through
+the pipe to a child process, never into a file. They hold the graph with the user's source lines and
+the types of its arguments: enough to compile it there.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,8 +40,8 @@ def is_asked() -> bool:
     return bool(getattr(functorch_config, "bundled_autograd_cache", False))
 
 
-def dumped(gm: GraphModule, given: Mapping[str, object]) -> bytes:
-    """Return a Dynamo graph, and plain values, as bytes.
+def dumped(gm: GraphModule) -> bytes:
+    """Return a Dynamo graph as bytes.
 
     Raises UserError if an argument is not a plain tensor or shares memory with another, or if the
     graph calls something without a name in torch, such as a user's kernel.
@@ -55,26 +55,26 @@ def dumped(gm: GraphModule, given: Mapping[str, object]) -> bytes:
     inputs = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
     shared = [s for v in inputs if (s := storage_of(v)) is not None]
     if len(shared) != len(set(shared)):
-        raise UserError("this graph cannot be saved: two of its arguments share memory")
+        raise UserError("this graph cannot be sent to another process: two arguments share memory")
     try:
-        return GraphPickler.dumps((own, [*map(_described, inputs)], dict(given)), how)
+        return GraphPickler.dumps((own, [*map(_described, inputs)]), how)
     except (NotImplementedError, AttributeError, TypeError, AssertionError) as e:
-        raise UserError(f"this graph cannot be saved: {e}") from e
+        raise UserError(f"this graph cannot be sent to another process: {e}") from e
 
 
 @contextmanager
-def load_graph(data: bytes) -> Iterator[tuple[GraphModule, list[Any], dict[str, object]]]:
-    """Yield the graph, fake arguments and plain values, ready to compile as if just traced."""
+def load_graph(data: bytes) -> Iterator[tuple[GraphModule, list[Any]]]:
+    """Yield the graph and fake arguments, ready to compile as if just traced."""
     from torch.fx._graph_pickler import GraphPickler
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
     found: Any = GraphPickler.loads(data, mode)
-    gm, described, given = found
+    gm, described = found
     gm.recompile()
     with mode:
         inputs = [_made(*d) if isinstance(d, tuple) else d for d in described]
     with tracing(TracingContext(mode)):
-        yield gm, inputs, given
+        yield gm, inputs
 
 
 def statics(gm: GraphModule) -> list[Any]:
