@@ -36,8 +36,9 @@ LOOKS = 60
 BOUNDS = {"resident KiB": 2048.0, "files": 0.0, "maps": 4.0, "GPU KiB": 0.0}
 # Cycles: resident memory may grow this many times as much as aot_eager's, plus the above.
 BESIDE = 1.3
-# KiB of one cycle: llvmlite keeps 12 of each of four objects, kernels and plan of two halves.
-LINKED = 4 * 12.0
+# KiB of one cycle: llvmlite keeps 8 of each of four objects, kernels and plan of two halves
+# (docs/upstream/llvmlite_linked_objects.py).
+LINKED = 4 * 8.0
 WIDTH = 16
 
 
