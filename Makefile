@@ -47,7 +47,7 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'lenz needs Python 3.10 or newer')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --only-binary=:all: -c constraints.txt -e ".[test,demo,docs]"
+	$(BIN)/python -m pip install --quiet --only-binary=:all: -c constraints.txt -e ".[test,demo,docs,recipes]"
 	@touch $(STAMP)
 
 setup: $(STAMP)

@@ -1,4 +1,4 @@
-"""docs/howto/*.md and two more pages run, each in a process of its own: some add ops and faults.
+"""The guides, the recipes and two more pages run, each in a process of its own: some add ops.
 
 `python tests/docs/blocks.py PAGE --update` rewrites the outputs of a page.
 """
@@ -16,7 +16,11 @@ import pytest
 from tests.docs.blocks import REPOSITORY, blocks_of, wrong_outputs
 
 DOCS = REPOSITORY / "docs"
-PAGES = [DOCS / "index.md", DOCS / "choose-a-backend.md", *sorted((DOCS / "howto").glob("*.md"))]
+PAGES = [
+    *(DOCS / "index.md", DOCS / "choose-a-backend.md"),
+    *sorted((DOCS / "howto").glob("*.md")),
+    *sorted((DOCS / "recipes").glob("*.md")),
+]
 # Processes are forked from one that has imported torch, which takes 3 s.
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 
@@ -49,6 +53,10 @@ def test_a_howto_runs(page: Path) -> None:
 def test_every_page_is_there() -> None:
     assert {p.stem for p in PAGES} >= {
         "add-an-op",
+        "diffusers",
+        "distributed",
+        "lightning",
+        "transformers",
         "add-a-lowering",
         "add-a-pass",
         "add-a-target",
