@@ -19,8 +19,8 @@ DOCS = REPOSITORY / "docs"
 PAGES = [
     *(DOCS / "index.md", DOCS / "choose-a-backend.md"),
     *sorted((DOCS / "howto").glob("*.md")),
-    *sorted((DOCS / "recipes").glob("*.md")),
 ]
+RECIPES = sorted((DOCS / "recipes").glob("*.md"))
 # Processes are forked from one that has imported torch, which takes 3 s.
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 
@@ -36,6 +36,17 @@ def faults(page: Path, said: Connection) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=[p.stem for p in PAGES])
 def test_a_howto_runs(page: Path) -> None:
+    runs(page)
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("page", RECIPES, ids=[p.stem for p in RECIPES])
+def test_a_recipe_runs(page: Path) -> None:
+    runs(page)
+
+
+def runs(page: Path) -> None:
+    """Assert that the blocks of a page run and print what it says."""
     assert blocks_of(page), "a page has a worked example"
     context: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
     if FORKS:
@@ -51,7 +62,7 @@ def test_a_howto_runs(page: Path) -> None:
 
 
 def test_every_page_is_there() -> None:
-    assert {p.stem for p in PAGES} >= {
+    assert {p.stem for p in (*PAGES, *RECIPES)} >= {
         "add-an-op",
         "diffusers",
         "distributed",
