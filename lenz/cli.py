@@ -56,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     told = command(explain, "The report of a function without arguments in a file.")
     told.add_argument("file", help="a Python file; it is run")
     told.add_argument("--function", default="main", help="the function to compile (main)")
+    told.add_argument(
+        "--save", metavar="FILE", help="write it to FILE as an HTML page, or as .json"
+    )
+    told.add_argument("--profile", type=int, default=0, metavar="N", help="also time N calls")
     timed = command(compare, "Time a function in eager, lenz and torch's default backend.")
     timed.add_argument("file", help="a Python file; each of them runs it anew")
     timed.add_argument("--function", default="main", help="the function to time (main)")
@@ -135,9 +139,16 @@ def explain(parsed: argparse.Namespace) -> int:
     from lenz.commands.script import function_of
     from lenz.explaining import explain as explained
 
-    report = explained(function_of(parsed.file, parsed.function))()
+    report = explained(function_of(parsed.file, parsed.function), profile=parsed.profile)()
     # If the function itself returns a report, that report is printed.
-    print(report.result if isinstance(report.result, type(report)) else report)
+    report = report.result if isinstance(report.result, type(report)) else report
+    print(report)
+    if parsed.save is not None:
+        try:
+            report.save(parsed.save)
+        except OSError as e:
+            raise UserError(f"cannot write {parsed.save}: {e.strerror}") from e
+        print(f"written to {Path(parsed.save).resolve()}")
     return 0
 
 

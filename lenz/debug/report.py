@@ -1,4 +1,4 @@
-"""The compilation of a program, as data: the result of `lenz.explain`.
+"""The compilation of a graph, as data: what `lenz.explain` tells of each.
 
 Tests of generated code use these fields, never text.
 """
@@ -158,10 +158,10 @@ class GraphReport:
         return tuple(e for e in self.externs if e.is_fallback)
 
     def __repr__(self) -> str:
-        made = _some(self.kernels, "kernel"), _some(self.externs, "library or eager call")
+        made = some(self.kernels, "kernel"), some(self.externs, "library or eager call")
         took = f"{sum(self.timings.values()) * 1e3:.0f} ms to compile"
         lines = [
-            f"{titled(self.name)}: {', '.join((*made, _some(self.allocs, 'allocation'), took))}"
+            f"{titled(self.name)}: {', '.join((*made, some(self.allocs, 'allocation'), took))}"
         ]
         lines += [f"  {text}" for text in _counted([*map(_line, self.kernels)])]
         calls = [f"call {e.op}: {e.reason}{_at(e.origins)}" for e in self.externs]
@@ -182,42 +182,6 @@ class GraphReport:
         at, most = max(enumerate(self.timeline), key=lambda m: m[1].nbytes)
         where = f"step {at + 1} of {len(self.timeline)}, {most.what}"
         return [f"memory: at most {self.peak / 1e6:.3f} MB beside the arguments, at {where}"]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Report:
-    """A whole call: graphs in order of compilation, launches in order of execution.
-
-    Printed, or displayed by a notebook, it is a few lines per graph.
-    """
-
-    graphs: tuple[GraphReport, ...]
-    launches: tuple[KernelReport | ExternReport, ...]
-    result: object
-
-    @property
-    def allocs(self) -> tuple[AllocReport, ...]:
-        """Allocations of all graphs."""
-        return tuple(a for g in self.graphs for a in g.allocs)
-
-    @property
-    def op_calls(self) -> tuple[int, int, int]:
-        """The numbers of op calls computed by kernels (or as views), by libraries, and by eager.
-
-        Each graph counts once, as captured: before anything is fused or dropped.
-        """
-        every = sum(n for g in self.graphs for n in g.calls.values())
-        called = [e for g in self.graphs for e in g.externs if e.op in g.calls]
-        fallbacks = sum(e.is_fallback for e in called)
-        return every - len(called), len(called) - fallbacks, fallbacks
-
-    def __repr__(self) -> str:
-        native, library, fallback = self.op_calls
-        whole = (
-            f"{_some(self.launches, 'launch')} in this call;"
-            f" ops: {native} in kernels, {library} in libraries, {fallback} in eager"
-        )
-        return "\n".join([*map(repr, self.graphs), whole])
 
 
 def fusions(s: Schedule, tuned: Sequence[TuneReport] = ()) -> str:
@@ -248,7 +212,7 @@ def _estimate(moved: int, device: str) -> str:
     return f", about {moved / bandwidth(device) / 1e3:.2f} us by its bytes"
 
 
-def _some(things: Sequence[object], noun: str) -> str:
+def some(things: Sequence[object], noun: str) -> str:
     """Their number, with the noun."""
     ending = "" if len(things) == 1 else "es" if noun.endswith("ch") else "s"
     return f"{len(things)} {noun}{ending}"

@@ -23,6 +23,7 @@ CODE_LINES = {
     "machine": 5_730,
     "ops": 2_332,
     "opt": 1_597,
+    "page": 480,
     "plan": 2_310,
     "runtime": 820,
     "schedule": 1_650,
@@ -66,11 +67,12 @@ RANKS = {
     "artifact": 17,
     "upkeep": 17,
     "api": 18,
-    "explaining": 19,
-    "commands": 20,
-    "cli": 21,
-    "__main__": 22,
-    "__init__": 22,
+    "page": 19,
+    "explaining": 20,
+    "commands": 21,
+    "cli": 22,
+    "__main__": 23,
+    "__init__": 23,
 }
 
 # Files that import each other in a circle, also where an import is for types only: operators of a
@@ -157,6 +159,10 @@ TORCH_PRIVATE = {
     "lower/walk.py": {
         "torch._ops": "the classes of operators have no public name",
     },
+    "page/guards.py": {
+        "torch._dynamo.utils": "why torch recompiled, which it tells its logs alone",
+        "torch._guards.TracingContext": "the conditions of the graph that is being compiled",
+    },
     "runtime/executor.py": {
         "torch._C._dynamo.guards": "checks a tensor, and allocates one, in a tenth of the time",
         "torch._C._AutoDispatchBelowAutograd": "what operators that call bodies use themselves",
@@ -186,7 +192,7 @@ WRITING_FILES = {
     "debug/trace.py": "makes debug folders",
     "debug/profile.py": "profiles and traces that the user asks for",
     "debug/values.py": "values that the user asks for, in a debug folder",
-    "debug/report.py": "reports that the user asks for",
+    "page/report.py": "reports that the user asks for",
     "remote.py": "opens the file of its secret, for reading",
     "commands/doctor.py": "an empty file in the folder of the cache, which is deleted at once",
     "upkeep.py": "bundles of the cache, where the user asks for them",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lenz.debug.names import titled
-from lenz.explaining import Explainer
 from lenz.options import Options
+from lenz.page.explainer import Explainer
 
 X, Y = torch.randn(4), torch.randn(6)
 

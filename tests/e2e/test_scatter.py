@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lenz
-from lenz.debug.report import KernelReport, Report
+from lenz.debug.report import KernelReport
+from lenz.page.report import Report
 from tests.e2e.sides import agree, gradients_agree
 
 K = torch.tensor([3, 0, 3, 5])

@@ -20,9 +20,9 @@ from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from lenz.debug.report import Report
-from lenz.explaining import Explainer
 from lenz.options import Options
+from lenz.page.explainer import Explainer
+from lenz.page.report import Report
 from tests.models.example import Example
 from tests.models.families import example
 

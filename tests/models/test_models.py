@@ -31,7 +31,7 @@ def test_the_page_has_every_model() -> None:
 
 def sides(eager: Tensor, lenz: Tensor) -> Sides:
     """Sides of one result, whose exact value is ones."""
-    from lenz.debug.report import Report
+    from lenz.page.report import Report
 
     exact = torch.ones(100, dtype=torch.float64)
     report = Report((), (), None)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lenz.debug.report import Report
-from lenz.explaining import Explainer
 from lenz.options import Options
+from lenz.page.explainer import Explainer
+from lenz.page.report import Report
 
 SHAPES = ((3, 4), (8, 9), (1,), (2, 3, 5), (70, 3))
 STEPS = 3

@@ -1,0 +1,87 @@
+"""Sees graphs while they are compiled, and describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.fx import GraphModule
+
+from lenz.api import compile_graph
+from lenz.debug.report import ExternReport, GraphReport, KernelReport, launches_report
+from lenz.debug.timeline import graph_report, refused_report
+from lenz.debug.trace import Recorder
+from lenz.debug.watch import Watching
+from lenz.frontend import FxProgram, origin
+from lenz.ir.plan import Boxed
+from lenz.options import Options
+from lenz.page.guards import conditions, symbols
+from lenz.page.report import Report
+from lenz.page.sections import eager_data, graph_data
+from lenz.pipeline import Compiled
+from lenz.replay import Replayed
+
+
+@dataclass(slots=True)
+class Explainer:
+    """A Watcher that describes graphs and what their calls launch."""
+
+    graphs: list[GraphReport] = field(default_factory=list)
+    launches: list[KernelReport | ExternReport] = field(default_factory=list)
+    details: list[dict[str, Any]] = field(default_factory=list)
+    replayed: dict[int, Replayed] = field(default_factory=dict)  # by index in `graphs`
+
+    def backend(self, options: Options, watching: Sequence[Watching] = ()) -> Callable[..., Any]:
+        """A backend of torch.compile that reports to this object."""
+
+        def watched(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compile_graph(gm, example_inputs, options, self, watching=watching)
+
+        return watched
+
+    def report(self, result: object = None, **more: Any) -> Report:
+        """The report so far; `more` are other fields of it."""
+        for k, plan in self.replayed.items():
+            self.graphs[k] = replace(self.graphs[k], cuda_graph=plan.told)
+        told = tuple(self.graphs), tuple(self.launches), result, tuple(self.details)
+        return Report(*told, **more)
+
+    def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
+        """Describe a graph."""
+        p = made.program
+        if isinstance(made.call, Replayed):
+            self.replayed[len(self.graphs)] = made.call
+        steps = launches_report(made.schedule, {q.name: q.source for q in p.placeholders})
+        told = graph_report(p, made.graph, made.schedule, made.plan, steps)
+        rest: dict[str, Any] = {
+            "timings": dict(recorder.times),
+            "source": made.told,
+            "autotune": made.tuned,
+        }
+        self.graphs.append(replace(told, **rest))
+        self.note(p, graph_data(made.schedule, made.plan, made.code.text, steps))
+        return self.counted(made.call, steps)
+
+    def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
+        """Describe a graph that runs in eager: each op is a launch."""
+        calls = [(n, origin(n, program.called)) for n in program.nodes]
+        told = refused_report(program, why, calls)
+        self.graphs.append(told)
+        self.note(program, eager_data(told))
+        return self.counted(run, told.externs)
+
+    def note(self, program: FxProgram, data: dict[str, Any]) -> None:
+        """Keep the data of a graph, with torch's."""
+        env = program.symbols.shape_env
+        told = symbols(program.env, env)
+        self.details.append({**data, "symbols": told, "conditions": conditions(env)})
+
+    def counted(self, run: Boxed, steps: tuple[KernelReport | ExternReport, ...]) -> Boxed:
+        """`run`, recording what each call launches."""
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            self.launches.extend(steps)
+            return run(args)
+
+        return call

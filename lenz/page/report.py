@@ -1,0 +1,158 @@
+"""The result of `lenz.explain`: a whole call, printed in a few lines or saved as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lenz.debug.names import titled
+from lenz.debug.profile import Profile, Ran, bandwidth
+from lenz.debug.report import AllocReport, ExternReport, GraphReport, KernelReport, some
+from lenz.debug.work import is_here, rates
+from lenz.page.sections import report_data
+from lenz.page.texts import sources_of
+from lenz.page.write import page
+
+MOST = 10  # launches and calls that a printed report lists
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """A whole call: graphs in order of compilation, launches in order of execution.
+
+    Printed, or displayed by a notebook, it is its totals and the ten costliest launches and calls.
+    `save` writes all of it. `details` has the data of each graph that only the page shows, `ran`
+    the timed calls, if there were any.
+    """
+
+    graphs: tuple[GraphReport, ...]
+    launches: tuple[KernelReport | ExternReport, ...]
+    result: object
+    details: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    ran: Profile | None = None
+    recompiles: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def allocs(self) -> tuple[AllocReport, ...]:
+        """Allocations of all graphs."""
+        return tuple(a for g in self.graphs for a in g.allocs)
+
+    @property
+    def op_calls(self) -> tuple[int, int, int]:
+        """The numbers of op calls computed by kernels (or as views), by libraries, and by eager.
+
+        Each graph counts once, as captured: before anything is fused or dropped.
+        """
+        every = sum(n for g in self.graphs for n in g.calls.values())
+        called = [e for g in self.graphs for e in g.externs if e.op in g.calls]
+        fallbacks = sum(e.is_fallback for e in called)
+        return every - len(called), len(called) - fallbacks, fallbacks
+
+    def save(self, path: str) -> None:
+        """Write the report as one HTML file, which opens offline; as data if it ends in `.json`.
+
+        The file holds the lines of the user's that the report names. Raises OSError.
+        """
+        data = self.data()
+        is_data = str(path).endswith(".json")
+        text = json.dumps(data, indent=1) + "\n" if is_data else page(data)
+        Path(path).write_text(text, encoding="utf-8")
+
+    def data(self) -> dict[str, Any]:
+        """All of it as plain data: numbers, texts, lists and dicts."""
+        told = zip(self.graphs, self.details, strict=True)
+        graphs = [{**report_data(g), **d, "steps": self._steps(g, d)} for g, d in told]
+        steps = [s for g in graphs for s in g["steps"]]
+        places = sorted({s["place"] for s in steps if is_here(s["place"])})
+        return {
+            "graphs": graphs,
+            "launches": len(self.launches),
+            "ops": dict(zip(("kernels", "libraries", "eager"), self.op_calls, strict=True)),
+            "machines": {p: {"gbps": bandwidth(p), "gflops": rates(p)} for p in places},
+            "recompiles": self.recompiles,
+            "sources": sources_of(line for s in steps for line in s["lines"]),
+            "profile": self.ran and {"summary": self.ran.summary, "events": _last(self.ran)},
+        }
+
+    def _steps(self, g: GraphReport, details: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The steps of a graph with their estimated and their measured microseconds."""
+        steps: list[dict[str, Any]] = details["steps"]
+        ran = [r for r in self.ran.ran if r.graph == g.name] if self.ran is not None else []
+        order = [m.what for m in g.timeline]
+        # Calls that broke an assumption ran other steps: then none is known to be timed.
+        same = len(order) == len(steps) and [r.name for r in ran] == order * (
+            len(ran) // max(1, len(order))
+        )
+        return [s | _times(s, ran[k :: len(steps)] if same else []) for k, s in enumerate(steps)]
+
+    def __repr__(self) -> str:
+        steps = self._costliest()
+        native, library, eager = self.op_calls
+        moved = sum(s["times"] * (s["bytes_read"] + s["bytes_written"]) for s in steps)
+        peak = max((g.peak for g in self.graphs), default=0)
+        took = sum(sum(g.timings.values()) for g in self.graphs)
+        counts = some(self.graphs, "graph"), f"{some(self.launches, 'launch')} in this call"
+        ops = f"ops: {native} in kernels, {library} in libraries, {eager} in eager"
+        memory = f"{moved / 1e6:.3f} MB read and written, at most {peak / 1e6:.3f} MB alive"
+        lines = ["; ".join((*counts, ops)), f"{memory}, {took * 1e3:.0f} ms to compile"]
+        lines += [f"  {_told(s)}" for s in steps[:MOST]]
+        if len(steps) > MOST:
+            lines.append(f"  and {len(steps) - MOST} more, which `save` writes")
+        lines += [repr(g).partition("\n")[0] for g in self.graphs[:MOST]]
+        for g in self.graphs:
+            notes = [f"runs in eager: {why}" for why in g.skips]
+            notes += [f"graph break: {g.ended_by}"] * bool(g.ended_by)
+            notes += [f"CUDA graph: {g.cuda_graph}"] * bool(g.cuda_graph)
+            lines += [f"{titled(g.name)}: {note}" for note in notes]
+        return "\n".join(lines)
+
+    def _costliest(self) -> list[dict[str, Any]]:
+        """Launches and calls with their times, the costliest first; equal ones are counted."""
+        found: dict[tuple[object, ...], dict[str, Any]] = {}
+        for g, d in zip(self.graphs, self.details, strict=True):
+            for s in self._steps(g, d):
+                key = g.name, s["name"], *s["lines"]
+                found.setdefault(key, s | {"times": 0})["times"] += 1
+        return sorted(found.values(), key=lambda s: -_us(s) * s["times"])
+
+
+def _us(s: Mapping[str, Any]) -> float:
+    """Microseconds of a launch or call, measured or else estimated."""
+    timed: Mapping[str, float] | None = s["measured"]
+    return timed["device"] if timed is not None else float(s["us"] or 0.0)
+
+
+def _told(s: Mapping[str, Any]) -> str:
+    """A launch or call in a line."""
+    about = "" if s["measured"] is not None else "about "
+    us = _us(s)
+    took = about + (f"{us:.1f} us" if us < 1e3 else f"{us / 1e3:.2f} ms")
+    at = f" at {s['lines'][-1]}" if s["lines"] else ""
+    times = f" ({s['times']} times)" if s["times"] > 1 else ""
+    if s["what"] != "kernel":
+        return f"call {s['name']} ({s['kind']}): {took}{at}{times}"
+    nodes = [o for o in s["origins"] if o not in s["lines"]]
+    more = f" and {len(nodes) - 6} more" if len(nodes) > 6 else ""
+    moved = f"{s['bytes_read'] / 1e6:.3f} MB in, {s['bytes_written'] / 1e6:.3f} MB out"
+    what = f"kernel {s['name']} ({s['kind']}): {took}, {moved}"
+    return f"{what}, from {', '.join(nodes[:6])}{more}{at}{times}"
+
+
+def _times(s: Mapping[str, Any], ran: Sequence[Ran]) -> dict[str, Any]:
+    """Microseconds of a step: estimated by its work if its device is here, and measured."""
+    us, place = None, s["place"]
+    if is_here(place):
+        moving = (s["bytes_read"] + s["bytes_written"]) / bandwidth(place) / 1e3
+        us = max(moving, s["flops"] / max(rates(place).values()) / 1e3)
+    parts = {p: median(getattr(r, p) for r in ran) for p in ("device", "host", "gap") if ran}
+    return {"us": us, "measured": parts or None}
+
+
+def _last(ran: Profile) -> list[dict[str, Any]]:
+    """The events of the last timed call of each graph."""
+    since = {name: start for name, start, _ in ran.calls}
+    return [e for e in ran.events() if e["args"] and e["ts"] >= since[e["args"]["graph"]]]
