@@ -120,18 +120,6 @@ done:
   ret i64 %value
 }
 
-; An argument of the list, borrowed; null if the list has another length.
-define ptr @item(ptr %list, i64 %k, i64 %n) {
-  %size = call i64 @PyList_Size(ptr %list)
-  %fits = icmp eq i64 %size, %n
-  br i1 %fits, label %take, label %none
-take:
-  %item = call ptr @PyList_GetItem(ptr %list, i64 %k)
-  ret ptr %item
-none:
-  ret ptr null
-}
-
 ; Whether the type of an object is one of two.
 define i1 @is_either(ptr %object, i64 %a, i64 %b) {
   %at = getelementptr i8, ptr %object, i64 8
@@ -229,19 +217,120 @@ define i1 @is_aligned(ptr %handle) {
   ret i1 %is
 }
 
-; New memory in a slot; its address, or null.
-define ptr @empty(ptr %slot, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %kind,
+; Whether the tensors of a list of arguments are as a plan was told. `rows` has 8-byte words for each:
+;   0 its place in the list   3 their value in a plain tensor    5 the code of its dtype
+;   1 its GPU, or -1          4 whether it has to start at a     6 its rank, then its sizes and strides;
+;   2 the dispatch keys         multiple of 16 bytes               -1 if others check its layout
+;     that are checked
+; The tensors are put into `objects`, borrowed.
+define i1 @are_as_told(ptr %list, i64 %n, ptr %rows, i64 %count, i64 %a, i64 %b, i64 %behind,
+    i64 %keys, ptr %objects) {
+  %length = call i64 @PyList_Size(ptr %list)
+  %same_length = icmp eq i64 %length, %n
+  br i1 %same_length, label %begin, label %no
+begin:
+  br label %next
+next:
+  %k = phi i64 [ 0, %begin ], [ %k_next, %good ]
+  %row = phi ptr [ %rows, %begin ], [ %row_next, %good ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %look, label %yes
+look:
+  %place = load i64, ptr %row
+  %object = call ptr @PyList_GetItem(ptr %list, i64 %place)
+  %mask_at = getelementptr i64, ptr %row, i64 2
+  %plain_at = getelementptr i64, ptr %row, i64 3
+  %mask = load i64, ptr %mask_at
+  %plain = load i64, ptr %plain_at
+  %is_plain = call i1 @is_plain_object(ptr %object, i64 %a, i64 %b, i64 %behind, i64 %keys,
+    i64 %mask, i64 %plain)
+  br i1 %is_plain, label %gpu, label %no
+gpu:
+  %handle = getelementptr i8, ptr %object, i64 %behind
+  %slot = getelementptr ptr, ptr %objects, i64 %k
+  store ptr %object, ptr %slot
+  %gpu_at = getelementptr i64, ptr %row, i64 1
+  %gpu_told = load i64, ptr %gpu_at
+  %is_anywhere = icmp slt i64 %gpu_told, 0
+  br i1 %is_anywhere, label %start, label %index
+index:
+  %own_gpu = call i32 @index_of(ptr %handle)
+  %own_gpu_wide = sext i32 %own_gpu to i64
+  %same_gpu = icmp eq i64 %own_gpu_wide, %gpu_told
+  br i1 %same_gpu, label %start, label %no
+start:
+  %aligned_at = getelementptr i64, ptr %row, i64 4
+  %aligned = load i64, ptr %aligned_at
+  %may_start = icmp eq i64 %aligned, 0
+  br i1 %may_start, label %layout, label %align
+align:
+  %is_aligned = call i1 @is_aligned(ptr %handle)
+  br i1 %is_aligned, label %layout, label %no
+layout:
+  %dtype_at = getelementptr i64, ptr %row, i64 5
+  %dtype = load i64, ptr %dtype_at
+  %code = trunc i64 %dtype to i32
+  %rank_at = getelementptr i64, ptr %row, i64 6
+  %rank = load i64, ptr %rank_at
+  %sizes = getelementptr i64, ptr %row, i64 7
+  %is_known = icmp sge i64 %rank, 0
+  br i1 %is_known, label %fit, label %good
+fit:
+  %strides = getelementptr i64, ptr %sizes, i64 %rank
+  %fits = call i1 @fits(ptr %handle, i32 %code, i64 %rank, ptr %sizes, ptr %strides)
+  br i1 %fits, label %good, label %no
+good:
+  %held = phi i64 [ 0, %layout ], [ %rank, %fit ]
+  %twice = mul i64 %held, 2
+  %row_next = getelementptr i64, ptr %sizes, i64 %twice
+  %k_next = add i64 %k, 1
+  br label %next
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Take ownership of the first objects.
+define void @own(ptr %objects, i64 %count) {
+  br label %next
+next:
+  %k = phi i64 [ 0, %0 ], [ %after, %more ]
+  %left = icmp slt i64 %k, %count
+  br i1 %left, label %more, label %done
+more:
+  %slot = getelementptr ptr, ptr %objects, i64 %k
+  %object = load ptr, ptr %slot
+  call void @Py_IncRef(ptr %object)
+  %after = add i64 %k, 1
+  br label %next
+done:
+  ret void
+}
+
+; Let other threads run Python, and stop them again.
+define void @release(ptr %state) {
+  %thread = call ptr @PyEval_SaveThread()
+  store ptr %thread, ptr %state
+  ret void
+}
+
+define void @hold(ptr %state) {
+  %thread = load ptr, ptr %state
+  call void @PyEval_RestoreThread(ptr %thread)
+  ret void
+}
+
+; New memory in a slot; not 0 if there is none.
+define i32 @empty(ptr %handles, i64 %k, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %kind,
     i32 %device) {
+  %slot = getelementptr ptr, ptr %handles, i64 %k
   call i32 @aoti_torch_empty_strided(i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %kind,
     i32 %device, ptr %slot)
   %handle = load ptr, ptr %slot
   %is_none = icmp eq ptr %handle, null
-  br i1 %is_none, label %none, label %made
-made:
-  %data = call ptr @data(ptr %handle)
-  ret ptr %data
-none:
-  ret ptr null
+  %status = zext i1 %is_none to i32
+  ret i32 %status
 }
 
 ; Ask for huge pages (2 MiB = 2097152 bytes) if the memory spans two of them or more.
@@ -268,7 +357,8 @@ done:
 }
 
 ; Empty a slot of a handle.
-define void @delete(ptr %slot) {
+define void @delete(ptr %handles, i64 %k) {
+  %slot = getelementptr ptr, ptr %handles, i64 %k
   %handle = load ptr, ptr %slot
   store ptr null, ptr %slot
   %is_none = icmp eq ptr %handle, null
@@ -281,7 +371,8 @@ done:
 }
 
 ; Empty a slot of an object.
-define void @drop(ptr %slot) {
+define void @drop(ptr %objects, i64 %k) {
+  %slot = getelementptr ptr, ptr %objects, i64 %k
   %object = load ptr, ptr %slot
   store ptr null, ptr %slot
   call void @Py_DecRef(ptr %object)
@@ -289,11 +380,29 @@ define void @drop(ptr %slot) {
 }
 
 ; Make a Python tensor from a handle, and move it to the other slot.
-define void @wrapped(ptr %from, ptr %to) {
+define void @wrapped(ptr %handles, ptr %objects, i64 %k) {
+  %from = getelementptr ptr, ptr %handles, i64 %k
+  %to = getelementptr ptr, ptr %objects, i64 %k
   %handle = load ptr, ptr %from
   %object = call ptr @_Z16THPVariable_WrapRKN2at10TensorBaseE(ptr %handle)
   store ptr %object, ptr %to
-  call void @delete(ptr %from)
+  call void @delete(ptr %handles, i64 %k)
+  ret void
+}
+
+; Set slots to null that hold nothing.
+define void @clear(ptr %slots, i64 %count) {
+  br label %next
+next:
+  %k = phi i64 [ 0, %0 ], [ %after, %more ]
+  %left = icmp slt i64 %k, %count
+  br i1 %left, label %more, label %done
+more:
+  %slot = getelementptr ptr, ptr %slots, i64 %k
+  store ptr null, ptr %slot
+  %after = add i64 %k, 1
+  br label %next
+done:
   ret void
 }
 
@@ -305,10 +414,8 @@ next:
   %left = icmp slt i64 %k, %count
   br i1 %left, label %more, label %done
 more:
-  %handle = getelementptr ptr, ptr %handles, i64 %k
-  call void @delete(ptr %handle)
-  %object = getelementptr ptr, ptr %objects, i64 %k
-  call void @drop(ptr %object)
+  call void @delete(ptr %handles, i64 %k)
+  call void @drop(ptr %objects, i64 %k)
   %after = add i64 %k, 1
   br label %next
 done:
@@ -374,7 +481,7 @@ look:
   %is_none = icmp eq ptr %handle, null
   br i1 %is_none, label %own, label %wrap
 wrap:
-  call void @wrapped(ptr %handle_at, ptr %object_at)
+  call void @wrapped(ptr %handles, ptr %objects, i64 %k)
   br label %own
 own:
   %object = load ptr, ptr %object_at

@@ -139,20 +139,16 @@ def _alloc(f: Frame, s: Alloc) -> None:
     told = f"{f.layout_of(s.type)}, {tensor(s.type)}, i32 {int(kind == 'cuda')}, i32 {number}"
     done = _over(f, s) if s.over else ""
     b = f.buffers[s.name] if done else f.new(s.name)
-    slot = f.slot(NativeBuffer(b.slot))
-    data = f.out.let(f"call ptr @empty(ptr {slot}, {told})")
-    made = f.out.let(f"load ptr, ptr {slot}")
-    is_none = f.out.let(f"icmp eq ptr {made}, null")
-    f.succeed(f.out.let(f"zext i1 {is_none} to i32"))
+    f.succeed(f.out.let(f"call i32 @empty(ptr %h, i64 {b.slot}, {told})"))
+    slot = f.slot(NativeBuffer(b.slot)) if s.huge or s.zero else ""
     if s.huge:
         f.out.put(f"call void @advise(ptr {slot})")
     if s.zero:
+        made = f.out.let(f"load ptr, ptr {slot}")
         f.succeed(f.out.let(f"call i32 @aoti_torch_zero_(ptr {made})"))
     if done:
-        f.out.put(f"call void @wrapped(ptr {slot}, ptr {f.slot(b)})")
+        f.out.put(f"call void @wrapped(ptr %h, ptr %o, i64 {b.slot})")
         f.out.join(done)
-    else:
-        b.data = data
     b.whole, b.dtype = True, s.type.dtype
 
 
@@ -165,7 +161,7 @@ def _over(f: Frame, s: Alloc) -> str:
     none, _ = _value(f, None)
     done = f.out.label()
     f.out.branch(f.out.let(f"icmp ne ptr {found}, {none}"), done)
-    f.out.put(f"call void @drop(ptr {f.slot(b)})")
+    f.out.put(f"call void @drop(ptr %o, i64 {b.slot})")
     return done
 
 
@@ -311,13 +307,12 @@ def _lay(f: Frame, s: Lay) -> None:
         x = f.layout
         told = type_addresses(f, "type_tensor", "type_parameter")
         told += f", i64 {x.handle}, i64 {x.keys}, i64 {x.mask}"
-        plain = out.let(f"call i1 @is_plain_object(ptr {item}, {told}, i64 {x.plain[kind]})")
-        out.unless(f"icmp eq i1 {plain}, true", differs)
+        out.unless(f"call i1 @is_plain_object(ptr {item}, {told}, i64 {x.plain[kind]})", differs)
     handle = f.inside(item) if b.is_object else item
     tests = [f"call i1 @fits(ptr {handle}, {tensor(t)}, {shown})"]
     tests += [f"call i1 @is_aligned(ptr {handle})"] * s.aligned
-    for test in map(out.let, tests):
-        out.unless(f"icmp eq i1 {test}, true", differs)
+    for test in tests:
+        out.unless(test, differs)
     found = out.let(f"call i32 @index_of(ptr {handle})")
     out.branch(out.let(f"icmp eq i32 {found}, {number}"), done)
     out.join(differs)
@@ -329,10 +324,10 @@ def _lay(f: Frame, s: Lay) -> None:
     new = _vectorcall(f, f.object("lay"), [(item, not b.is_object), *given], 7, "null")
     slot = f.slot(b)
     if b.is_object:
-        out.put(f"call void @drop(ptr {slot})")
+        out.put(f"call void @drop(ptr %o, i64 {b.slot})")
         out.put(f"store ptr {new}, ptr {slot}")
     else:
-        out.put(f"call void @delete(ptr {slot})")
+        out.put(f"call void @delete(ptr %h, i64 {b.slot})")
         out.put(f"call i32 @aoti_torch_new_tensor_handle(ptr {f.inside(new)}, ptr {slot})")
         out.put(f"call void @Py_DecRef(ptr {new})")
     if was_released:

@@ -124,9 +124,8 @@ class Frame:
         b = self.buffers[name]
         if not b.is_object:
             self.hold()
-            handles = self.slot(b)
             b.is_object = True
-            self.out.put(f"call void @wrapped(ptr {handles}, ptr {self.slot(b)})")
+            self.out.put(f"call void @wrapped(ptr %h, ptr %o, i64 {b.slot})")
         return self.out.let(f"load ptr, ptr {self.slot(b)}")
 
     def drop(self, name: str) -> None:
@@ -134,7 +133,8 @@ class Frame:
         b = self.buffers.pop(name)
         if b.is_object:
             self.hold()
-        self.out.put(f"call void @{'drop' if b.is_object else 'delete'}(ptr {self.slot(b)})")
+        told = "drop(ptr %o" if b.is_object else "delete(ptr %h"
+        self.out.put(f"call void @{told}, i64 {b.slot})")
 
     def bind(self, var: Var, number: str) -> None:
         """Name the value of a size, and keep it for messages."""
@@ -155,14 +155,13 @@ class Frame:
     def hold(self) -> None:
         """Take the GIL back."""
         if self.released:
-            thread = self.out.let("load ptr, ptr %state")
-            self.out.put(f"call void @PyEval_RestoreThread(ptr {thread})")
+            self.out.put("call void @hold(ptr %state)")
             self.released = False
 
     def release(self) -> None:
         """Let other threads run Python."""
         if not self.released:
-            self.out.put(f"store ptr {self.out.let('call ptr @PyEval_SaveThread()')}, ptr %state")
+            self.out.put("call void @release(ptr %state)")
             self.released = True
 
     def succeed(self, status: str, bits: int = 32) -> None:
