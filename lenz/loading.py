@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from lenz.plan.native import native, on_gpu
 from lenz.plan.native_frame import TYPES, NotNative, TorchLayout
 from lenz.plan.native_link import Unavailable, linked
 from lenz.plan.native_objects import objects
-from lenz.plan.python import signatures, source
+from lenz.plan.python import own_names, signatures, source
 from lenz.runtime import executor
 from lenz.runtime.constants import packed
 from lenz.runtime.native import address_of, addresses, method, places, plain_keys
@@ -65,26 +65,33 @@ def load(
     store: Store | None = None,
     watch: object = None,
 ) -> Boxed:
-    """Print a plan as a module, execute it, and put kernels, constants and objects into it.
+    """The callable of a plan. Python runs what native code does not, and is printed when it does.
 
     functions  the kernels; their code lives as long as `alive`
     otherwise  the fallback for calls that break an assumption of the plan
     fast       run native code if possible; `store` caches it
     watch      a `debug.watch.Watch` that sees each step
+
+    Raises ValueError for a plan with a name that cannot be one in code.
     """
-    module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
-    text = source(p, watched=watch is not None)
-    exec(compile(text, f"<lenz {p.name}>", "exec"), module)
-    module["watch"] = watch
-    module.update(functions)
-    module.update((c.name, aligned(constants[c.name])) for c in p.constants)
-    module.update((py, objects[o]) for py, o in module["OBJECTS"].items())
-    if otherwise is not None:
-        module["otherwise"] = otherwise
-    module["_alive"] = alive
-    call: Boxed = module["call"]
-    quick = fast_call(p, functions, module, call, store) if fast else None
-    return call if quick is None else quick.call
+    own_names(p)  # native code has them too
+    values = {**functions, **{c.name: aligned(constants[c.name]) for c in p.constants}}
+    own = {o: objects[o] for o in p.objects}
+
+    @cache
+    def python() -> Boxed:
+        module: dict[str, Any] = {"__name__": f"lenz.{p.name}", "__file__": f"<{p.name}>"}
+        text = source(p, watched=watch is not None)
+        exec(compile(text, f"<lenz {p.name}>", "exec"), module)
+        module.update(values, watch=watch, _alive=alive)
+        module.update((py, own[o]) for py, o in module["OBJECTS"].items())
+        if otherwise is not None:
+            module["otherwise"] = otherwise
+        return module["call"]  # type: ignore[no-any-return]  # a Boxed, as printed
+
+    slow = lambda args: python()(args)
+    quick = fast_call(p, values, own, slow, store, alive) if fast else None
+    return python() if quick is None else quick.call
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +103,14 @@ class Fast:
 
 
 def fast_call(
-    p: Plan, functions: Mapping[str, Any], module: Mapping[str, Any], slow: Boxed,
-    store: Store | None,
+    p: Plan, values: Mapping[str, Any], own: Mapping[str, Any], slow: Boxed,
+    store: Store | None, alive: object = None,
 ) -> Fast | None:  # fmt: skip
     """The native function of a plan; None if only Python can run the plan.
 
-    functions  the kernels: callables, or objects with their record
-    module     holds constants and objects
-    slow       runs calls that the native function rejects
+    values  the constants, and the kernels: callables, or objects with their record
+    own     the plan's objects
+    slow    runs calls that the native function rejects
     """
     found = places()
     if found is None:
@@ -117,13 +124,13 @@ def fast_call(
     try:
         layout = TorchLayout(handle, keys, mask, tensors, negative, autograd, *ops)
         made = native(p, layout)
-        imports = {name: address_of(f) for name, f in functions.items()}
+        imports = {name: address_of(values[name]) for name in signatures(p)}
         imports |= {name: id(type) for name, type in TYPES.items()} | addresses(made.shims, gpu)
         library = linked(made.text, imports, gpu, store)
     except (NotNative, Unavailable):
         return None
-    own = objects(made, p, module, slow)
-    call = method(library.addresses["call"], own, (library, functions, module))
+    given = objects(made, p, values, own, slow)
+    call = method(library.addresses["call"], given, (library, values, own, alive))
     return Fast(call, tuple(made.sizes))
 
 

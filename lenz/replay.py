@@ -140,11 +140,6 @@ class Replayable:
     objects: Mapping[str, Any]
     store: Store | None = None
 
-    @property
-    def places(self) -> dict[str, str]:
-        """The plan's objects by their names in code."""
-        return {f"obj_{k}": name for k, name in enumerate(self.plan.objects)}
-
 
 class Replayed:
     """A plan as a callable that takes a list of arguments and empties it.
@@ -360,11 +355,9 @@ class Replayed:
         }
         kept = {n: t for c in run.captured.values() for n, t in c.kept.items()}
         given = self.given
-        own = {py: given.objects[o] for py, o in given.places.items()}
-        module = {"OBJECTS": given.places, **own, **given.functions, **given.constants, **kept}
-        functions = {**given.functions, **records}
+        values = {**given.functions, **given.constants, **kept, **records}
         ways: tuple[Boxed, Any] = self.decide, lambda args: None
-        found = [fast_call(g.plan, functions, module, w, given.store) for w in ways]
+        found = [fast_call(g.plan, values, given.objects, w, given.store) for w in ways]
         if found[0] is None or found[1] is None:
             return None
         for record in records.values():

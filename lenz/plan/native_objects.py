@@ -10,7 +10,7 @@ import torch
 from lenz.errors import InternalError, annotate
 from lenz.ir.dtype import dtype_named
 from lenz.ir.graph import Atom, Named, Ref
-from lenz.ir.plan import Alloc, CallStep, Check, LaunchStep, Plan, Step
+from lenz.ir.plan import Alloc, Boxed, CallStep, Check, LaunchStep, Plan, Step
 from lenz.plan.native import Native
 from lenz.runtime import executor
 from lenz.runtime.native import said
@@ -20,16 +20,18 @@ Look: TypeAlias = Callable[[Ref | Sym], Any]
 
 
 def objects(
-    made: Native, p: Plan, module: Mapping[str, Any], slow: Callable[..., Any]
+    made: Native, p: Plan, values: Mapping[str, Any], own: Mapping[str, Any], slow: Boxed
 ) -> tuple[Any, ...]:
-    """The objects, of a plan whose Python function is `slow`, in a `module`."""
-    own = {name: module[py] for py, name in module["OBJECTS"].items()}
-    fail = failure(made, p, module, own)
-    return tuple([_object(x, module, own, slow, fail) for x in made.objects])
+    """The objects of a plan's native code.
+
+    `values` are kernels and constants, `own` the plan's objects, `slow` is its Python function.
+    """
+    fail = failure(made, p, values, own)
+    return tuple([_object(x, values, own, slow, fail) for x in made.objects])
 
 
 def _object(
-    what: Any, module: Mapping[str, Any], own: Mapping[str, Any], slow: Any, fail: Any
+    what: Any, values: Mapping[str, Any], own: Mapping[str, Any], slow: Any, fail: Any
 ) -> Any:
     match what:
         case "slow":
@@ -41,7 +43,7 @@ def _object(
         case str():
             return getattr(executor, what)
         case ("constant", name):
-            return module[name]
+            return values[name]
         case ("op", name):
             return executor.resolve(name)
         case ("names", names):
@@ -82,7 +84,7 @@ def value(a: Atom, own: Mapping[str, Any], look: Look, sequence: Any = list) -> 
 
 
 def failure(
-    made: Native, p: Plan, module: Mapping[str, Any], own: Mapping[str, Any]
+    made: Native, p: Plan, values: Mapping[str, Any], own: Mapping[str, Any]
 ) -> Callable[..., NoReturn]:
     """The function fail(step, status, tensors, numbers), which raises for a failed step.
 
@@ -102,7 +104,7 @@ def failure(
 
         what, s = said(), p.flat[step]
         try:
-            _again(s, status, module, own, look)
+            _again(s, status, values, own, look)
             raise RuntimeError(f"{what} (status {status})")
         except Exception as e:
             name = s.op if isinstance(s, CallStep) else type(s).__name__
@@ -114,7 +116,7 @@ def failure(
 
 
 def _again(
-    s: Step, status: int, module: Mapping[str, Any], own: Mapping[str, Any], look: Look
+    s: Step, status: int, values: Mapping[str, Any], own: Mapping[str, Any], look: Look
 ) -> None:
     """Repeat a failed step."""
     match s:
@@ -132,4 +134,4 @@ def _again(
         case LaunchStep() if s.grid is not None:
             given = [look(Ref(a)).data_ptr() for a in s.args] + [look(x) for x in s.sizes]
             stream = executor.stream(torch.device(s.device).index)
-            module[s.kernel](stream, look(s.grid), *given)
+            values[s.kernel](stream, look(s.grid), *given)

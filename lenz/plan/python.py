@@ -145,7 +145,7 @@ class _Writer:
         self.taken |= {*dir(builtins), *keyword.kwlist}
         self.taken |= {"otherwise", *(f"stream{n}" for n in self.gpus)}
         self.taken |= {d.name.replace("u", "uint") for d in DTYPES}
-        self.taken |= set(map(_name, _own_names(p)))
+        self.taken |= set(own_names(p))
         self.names.update({c.name: c.name for c in p.constants})
         self.objects = {o: self.free(f"obj_{o}") for o in p.objects}
 
@@ -342,13 +342,17 @@ class _Writer:
                 return repr(a)
 
 
-def _own_names(p: Plan) -> list[str]:
-    """Names that the text uses unchanged: kernels, constants, sizes."""
+def own_names(p: Plan) -> list[str]:
+    """Names that code uses unchanged: kernels, constants, sizes.
+
+    Raises ValueError for a name that is not a Python identifier: the plan may come from a file.
+    """
     given = [v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars]
     read = [s.var for s in p.flat if isinstance(s, BindSize)]
     made = [o for s in p.flat if isinstance(s, CallStep) for o in s.outs if isinstance(o, Var)]
     sizes = [v.name for v in (*given, *read, *made)] + [name for name, _ in p.most]
-    return [*p.kernels, *signatures(p), *(c.name for c in p.constants), *sizes]
+    names = [*p.kernels, *signatures(p), *(c.name for c in p.constants), *sizes]
+    return list(map(_name, names))
 
 
 def _name(text: str) -> str:

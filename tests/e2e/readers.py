@@ -43,13 +43,13 @@ def watched(count: Counter[str]) -> Iterator[None]:
 
         return noted
 
-    def fast(p: Any, functions: Any, module: Any, slow: Boxed, store: Any) -> Any:
+    def fast(p: Any, values: Any, own: Any, slow: Boxed, *rest: Any) -> Any:
         def left(args: list[Any]) -> Sequence[Any]:
             # Strides and bits of a tensor without elements are seldom what fake tensors told.
             count[LEFT] += all(x.numel() > 0 for x in args if isinstance(x, torch.Tensor))
             return slow(args)
 
-        made = fast_call(p, functions, module, left, store)
+        made = fast_call(p, values, own, left, *rest)
         count[NATIVE] += made is not None
         return made
 
