@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ def explain(
     options: Mapping[str, object] | None = None,
     calls: int = 1,
     profile: int = 0,
+    others: Sequence[tuple[Any, ...]] = (),
 ) -> Callable[..., Report]:
     """Return a function that compiles `fn`, runs it on its arguments, and returns a report.
 
@@ -50,7 +51,8 @@ def explain(
     `dynamic` and `options` are those of torch.compile. The report includes a backward pass if `fn`
     runs it. It describes the last of `calls` calls, and says what CUDA graphs did in all of them.
     Then `profile` more calls are timed step by step, as `lenz.profile` does; with it, all calls run
-    without CUDA graphs. Raises any error of `fn` and of the compiler.
+    without CUDA graphs. Then `fn` is called with each tuple of arguments in `others`: the report
+    has the graphs and recompiles that they cause. Raises any error of `fn` and of the compiler.
     """
     chosen = Options.from_environment(options)
 
@@ -66,12 +68,14 @@ def explain(
         for _ in range(calls):
             seen.launches.clear()
             result = run(*args, **kwargs)
+        launches = [*seen.launches]
         if ran is not None:
-            launches = [*seen.launches]
             ran.clear()
             for _ in range(profile):
                 run(*args, **kwargs)
-            seen.launches = launches
+        for more in others:
+            run(*more)
+        seen.launches = launches
         return seen.report(result, ran=ran, recompiles=tuple(recompiles(since)))
 
     return explained

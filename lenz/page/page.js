@@ -11,7 +11,8 @@ const cost = (x) => (x.measured ? x.measured.device : x.us);
 let unpacked = null;
 function heavy() {
   unpacked ||= (async () => {
-    const packed = Uint8Array.from(atob(document.getElementById("heavy").textContent), (c) => c.charCodeAt(0));
+    const text = atob(document.getElementById("heavy").textContent), packed = new Uint8Array(text.length);
+    for (let k = 0; k < text.length; k++) packed[k] = text.charCodeAt(k);
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     return JSON.parse(await new Response(stream).text());
   })();
@@ -103,7 +104,7 @@ function steps(graph, index) {
 }
 
 function facts(x, users) {
-  const parts = [`${x.what === "kernel" ? x.kind + " kernel" : x.what + " call, " + x.kind} on ${x.place}`, `reads ${x.loads.join(", ") || "nothing"}`, `writes ${x.stores.join(", ") || "nothing"}`];
+  const parts = [`${x.what === "kernel" ? x.kind + " kernel" : x.what === "library" ? "library call" : `eager call (${x.kind})`} on ${x.place}`, `reads ${x.loads.join(", ") || "nothing"}`, `writes ${x.stores.join(", ") || "nothing"}`];
   if (x.mutated_args.length) parts.push(`changes the arguments ${x.mutated_args.join(", ")}`);
   parts.push(`${bytes(x.bytes_read)} in, ${bytes(x.bytes_written)} out, ${count(x.flops)} FLOP`);
   if (x.us !== null) parts.push(`about ${micros(x.us)}`);
@@ -146,7 +147,7 @@ function kernels(graph, pick) {
     ["of the limit", (r) => r.limit, (r) => (r.limit === null ? "" : `${(100 * r.limit).toFixed(0)}%`), true], ["launch", (r) => r.measured?.host ?? null, (r) => micros(r.measured?.host), true], ["gap before", (r) => r.measured?.gap ?? null, (r) => micros(r.measured?.gap), true]);
   const order = timed ? 7 : 6, text = (r) => `${r.name} ${r.kind} ${r.line} ${r.origins.join(" ")}`;
   return [table(columns, costs(graph), { order, text, hint: "Filter by name, kind, op or line", pick: (r) => pick(r.step) }),
-    timed ? null : note("Only estimates: the time that the bytes take at the bandwidth of a copy, or the operations at the rate of a matrix product. lenz.explain(fn, profile=10) measures.")];
+    timed ? null : note(graph.steps.every((x) => x.us === null) ? "No times: the device is not on the machine that wrote the page." : "Only estimates: the time that the bytes take at the bandwidth of a copy, or the operations at the rate of a matrix product. lenz.explain(fn, profile=10) measures.")];
 }
 
 function roof(graph, pick) {
@@ -263,7 +264,7 @@ function start() {
     put("cuda-graphs", graphs(graph));
     put("tuning", tuning(graph));
     list.draw();
-    list.first();
+    requestAnimationFrame(() => setTimeout(list.first)); // the tables come first
   };
   const nav = document.querySelector("nav");
   for (const section of document.querySelectorAll("section")) nav.append(h("a", { href: `#${section.id}` }, section.querySelector("h2").textContent));

@@ -26,7 +26,7 @@ const count = (n) => scaled(n, [[1, ""], [1e3, "k"], [1e6, "M"], [1e9, "G"], [1e
 const some = (n, noun, many) => `${n.toLocaleString("en")} ${n === 1 ? noun : many || noun + "s"}`;
 
 function plot(width, height, label, ...parts) {
-  return s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, ...parts);
+  return s("svg", { class: width > 1000 ? "plot wide" : "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, ...parts);
 }
 const text = (x, y, what, more) => s("text", { x, y, ...(more || {}) }, what);
 const told = (what) => s("title", {}, what);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,7 +53,7 @@ class Report:
         fallbacks = sum(e.is_fallback for e in called)
         return every - len(called), len(called) - fallbacks, fallbacks
 
-    def save(self, path: str) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the report as one HTML file, which opens offline; as data if it ends in `.json`.
 
         The file holds the lines of the user's that the report names. Raises OSError.
@@ -116,8 +117,9 @@ class Report:
         for g, d in zip(self.graphs, self.details, strict=True):
             for s in self._steps(g, d):
                 key = g.name, s["name"], *s["lines"]
-                found.setdefault(key, s | {"times": 0})["times"] += 1
-        return sorted(found.values(), key=lambda s: -_us(s) * s["times"])
+                row = found.setdefault(key, s | {"times": 0, "total": 0.0})
+                row["times"], row["total"] = row["times"] + 1, row["total"] + _us(s)
+        return sorted(found.values(), key=lambda s: -s["total"])
 
 
 def _us(s: Mapping[str, Any]) -> float:
@@ -129,10 +131,10 @@ def _us(s: Mapping[str, Any]) -> float:
 def _told(s: Mapping[str, Any]) -> str:
     """A launch or call in a line."""
     about = "" if s["measured"] is not None else "about "
-    us = _us(s)
+    us = s["total"]
     took = about + (f"{us:.1f} us" if us < 1e3 else f"{us / 1e3:.2f} ms")
     at = f" at {s['lines'][-1]}" if s["lines"] else ""
-    times = f" ({s['times']} times)" if s["times"] > 1 else ""
+    times = f" ({s['times']} times together)" if s["times"] > 1 else ""
     if s["what"] != "kernel":
         return f"call {s['name']} ({s['kind']}): {took}{at}{times}"
     nodes = [o for o in s["origins"] if o not in s["lines"]]
