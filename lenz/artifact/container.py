@@ -80,10 +80,18 @@ def as_bytes(contents: Contents) -> bytes:
     return save(*tensors_and_header(contents))
 
 
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Raise UserError if the folder for a file is missing."""
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {str(folder)!r}", hint="make it first")
+
+
 def write(path: str | os.PathLike[str], contents: Contents) -> None:
-    """Write the file atomically."""
+    """Write the file atomically. Raises UserError if its folder is missing."""
     import tempfile
 
+    check_folder(path)
     data, path = as_bytes(contents), Path(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from lenz.artifact.container import Contents, of_bytes
+from lenz.artifact.container import Contents, check_folder, of_bytes
 from lenz.artifact.levels import targets, usual
 from lenz.artifact.loaded import CompiledArtifact, foreign
 from lenz.context import Context, Silent
@@ -57,8 +57,10 @@ def export(
     levels          the CPU levels to compile for: "v2", "v3", "v4" of x86-64, "generic"
                     elsewhere, or "host" for this machine; by default all but "host"
 
-    Raises UserError if lenz cannot compile all of it, or if a file cannot hold it.
+    Raises UserError if lenz cannot compile all of it, if a file cannot hold it, or if the folder of
+    the file is missing.
     """
+    check_folder(path)  # compiling takes longer
     if isinstance(program, ExportedProgram):
         exported = program
     else:

@@ -248,6 +248,15 @@ def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
         lenz.export(perceptron(), tmp_path / "m.lenz", (torch.randn(3, 6),), levels=("v9",))
 
 
+def test_a_missing_folder_is_named_before_anything_is_compiled(tmp_path: Path) -> None:
+    class Unused(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("it was traced")
+
+    with pytest.raises(UserError, match=r"there is no folder .*none"):
+        lenz.export(Unused(), tmp_path / "none" / "m.lenz", (torch.ones(2),))
+
+
 def test_a_folder_for_people(tmp_path: Path) -> None:
     made("perceptron", tmp_path / "m.lenz", levels=("host",))
     run = lenz.load(tmp_path / "m.lenz")
