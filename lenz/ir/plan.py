@@ -307,6 +307,12 @@ class Plan:
         return flat(self.steps)
 
 
+def place_of(plan: str, k: int, s: Step, why: str | None) -> str:
+    """How an error names step `k` of a plan: its op or kernel, and the user's lines if known."""
+    what = f"kernel {s.kernel}" if isinstance(s, LaunchStep) else getattr(s, "op", type(s).__name__)
+    return ", ".join(filter(None, (f"{plan}, step {k}: {what}", why)))
+
+
 def flat(steps: Iterable[Step | Region]) -> tuple[Step, ...]:
     """The steps, with each region replaced by its steps."""
     return tuple([x for s in steps for x in (s.steps if isinstance(s, Region) else (s,))])

@@ -10,7 +10,7 @@ import torch
 from lenz.errors import InternalError, annotate
 from lenz.ir.dtype import dtype_named
 from lenz.ir.graph import Atom, Named, Ref
-from lenz.ir.plan import Alloc, Boxed, CallStep, Check, LaunchStep, Plan, Step
+from lenz.ir.plan import Alloc, Boxed, CallStep, Check, LaunchStep, Plan, Step, place_of
 from lenz.plan.native import Native
 from lenz.runtime import executor
 from lenz.runtime.native import said
@@ -107,9 +107,10 @@ def failure(
             _again(s, status, values, own, look)
             raise RuntimeError(f"{what} (status {status})")
         except Exception as e:
-            name = s.op if isinstance(s, CallStep) else type(s).__name__
-            said_by = f"{p.name}, step {step}: {name}", whys.get(step)
-            annotate(e, ", ".join(filter(None, said_by)))
+            at = step
+            while isinstance(p.flat[at], Check):  # it is about the launch before it
+                at -= 1
+            annotate(e, place_of(p.name, at, p.flat[at], whys.get(at)))
             raise
 
     return fail

@@ -30,6 +30,7 @@ from lenz.ir.plan import (
     SizeInput,
     Step,
     ViewStep,
+    place_of,
 )  # fmt: skip
 from lenz.ir.tensor import TensorType
 from lenz.sym import ZERO, Sym, Var, as_multiple, show, to_python
@@ -132,6 +133,7 @@ class _Writer:
     def __init__(self, p: Plan, comments: bool, watched: bool) -> None:
         self.p, self.watched = p, watched
         self.comments = dict(p.comments) if comments else {}
+        self.whys, self.about = dict(p.comments), ""  # the last launch, for the check behind it
         self.ops: dict[str, str] = {}
         self.dtypes: dict[DType, str] = {}
         self.names: dict[str, str] = {}
@@ -169,6 +171,8 @@ class _Writer:
         for k, step in enumerate(p.flat):
             if k in self.comments:
                 lines.append(f"# {self.comments[k]}")
+            if isinstance(step, LaunchStep):
+                self.about = place_of(p.name, k, step, self.whys.get(k))
             made = self.step(step)
             lines.extend(between(k, step, made, self.var) if self.watched else made)
         results = ", ".join(self.atom(a) for a in p.outputs)
@@ -267,7 +271,7 @@ class _Writer:
             case CallStep():
                 return self.eager(s)
             case Check():
-                return ["if failed:", "    rt.raise_failed(failed)"]
+                return ["if failed:", f"    rt.raise_failed(failed, {self.about!r})"]
             case Free():
                 return [f"del {self.var(s.name)}"]
 

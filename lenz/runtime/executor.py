@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import guards
 
-from lenz.errors import FAULTS, UserError
+from lenz.errors import FAULTS, UserError, annotate
 from lenz.runtime.user_kernel import user_kernel
 
 # check(tensor, sizes, strides): torch's own C function, about 0.1 us. Raises AssertionError.
@@ -265,10 +265,13 @@ def several(results: Any, count: int, op: str) -> Any:
     return results
 
 
-def raise_failed(code: int) -> None:
-    """Raise the error for the code of a failed check."""
+def raise_failed(code: int, where: str = "") -> None:
+    """Raise the error for the code of a failed check, with a note that says where."""
     error, what = tuple(FAULTS.values())[code - 1]
-    raise error(what)
+    e = error(what)
+    if where:
+        annotate(e, where)
+    raise e
 
 
 Wanted = tuple[str, Sizes, Sizes, torch.dtype, str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -304,3 +305,17 @@ def test_every_dtype_is_kept_for_the_backward(dtype: torch.dtype, made: list[str
     else:
         assert torch.equal(x.grad, y.grad)
     assert set(made) == {"native"}
+
+
+@pytest.mark.parametrize("is_native", ("1", "0"))
+def test_an_index_out_of_range_says_where(is_native: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Tensor, i: Tensor) -> Tensor:
+        return (x * 2)[i] + 1
+
+    monkeypatch.setenv("LENZ_NATIVE", is_native)
+    run = torch.compile(f, backend="lenz", options={"cache": False})
+    run(randn(3), torch.tensor([1]))
+    with pytest.raises(IndexError, match="index out of range") as raised:
+        run(randn(3), torch.tensor([5]))
+    (note,) = getattr(raised.value, "__notes__", ())
+    assert re.fullmatch(r"graph0.inference, step \d: kernel \w+, \S+test_native.py:\d+, .*", note)
