@@ -41,16 +41,16 @@ def eager_data(g: GraphReport) -> dict[str, Any]:
 def steps_of(s: Schedule, reports: Sequence[Any]) -> list[dict[str, Any]]:
     """The launches and calls in order: the work of each, what it needs, and its nodes."""
     buffers, roots, nodes = buffers_of(s.graph), roots_of(s.steps), nodes_by_step(s)
+    rows = node_rows(s.graph, nodes)
     env, writer, made = s.graph.env, dict[str, int](), list[dict[str, Any]]()
     for (k, step), told in zip(calls_of(s).items(), reports, strict=True):
         taken, given = taken_by(step), given_by(step)
         if isinstance(step, Launch):
-            mine = nodes.get(k, ())
             row = kernel_row(told, step.device) | {
                 "flops": kernel_flops(step.kernel, env),
                 "args": _arguments(step),
-                "values": values_of(step.kernel, mine),
-                "nodes": node_rows(mine, s.graph),
+                "values": values_of(step.kernel, nodes.get(k, ())),
+                "nodes": rows.get(k, []),
             }
         else:
             types = {a: buffers[a].type for a in (*taken, *given) if a in buffers}

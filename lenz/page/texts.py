@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lenz.debug.names import shown
@@ -83,19 +83,17 @@ def nodes_by_step(s: Schedule) -> dict[int, list[Loop]]:
     return made
 
 
-def node_rows(nodes: Sequence[Loop], g: Graph) -> list[dict[str, Any]]:
-    """The text of each node, what it defines and reads, and the user's lines of it."""
+def node_rows(g: Graph, by_step: Mapping[int, Sequence[Loop]]) -> dict[int, list[dict[str, Any]]]:
+    """The text of each node, what it defines and reads, and the user's lines of it, by step."""
     types = {"%" + name: b.type.dtype for name, b in buffers_of(g).items()}
     targets: dict[str, list[str]] = {m.value: [m.input] for m in g.mutations}
-    return [
-        {
-            "text": show_node(n, types),
-            "defines": [n.out.name, *targets.get(n.out.name, [])],
-            "reads": list(reads_of(n)),
-            "lines": user_lines(origin_of(n)),
-        }
-        for n in nodes
-    ]
+
+    def row(n: Loop) -> dict[str, Any]:
+        defines = [n.out.name, *targets.get(n.out.name, [])]
+        told = {"text": show_node(n, types), "defines": defines, "reads": reads_of(n)}
+        return told | {"lines": user_lines(origin_of(n))}
+
+    return {k: [row(n) for n in nodes] for k, nodes in by_step.items()}
 
 
 def values_of(k: Kernel, nodes: Sequence[Loop]) -> dict[str, str]:
