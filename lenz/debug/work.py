@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from lenz.debug.profile import bandwidth
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Atom, Extern, Ref
 from lenz.ir.kernel import For, If, Kernel, Reduce, Scan, Stmt
@@ -82,9 +83,14 @@ def call_flops(n: Extern, buffers: Mapping[str, Buffer], env: SymEnv) -> int:
         return 0  # a form of the op that torch's formula does not know
 
 
-def is_here(place: str) -> bool:
-    """Whether a device can be measured: reports may describe a GPU that is elsewhere."""
-    return place == HOST or (place.startswith("cuda") and torch.cuda.is_available())
+def machine(place: str) -> dict[str, Any] | None:
+    """Measured GB/s and GFLOP/s of a device; None if it is elsewhere or has no memory left."""
+    if place != HOST and not (place.startswith("cuda") and torch.cuda.is_available()):
+        return None
+    try:
+        return {"gbps": bandwidth(place), "gflops": rates(place)}
+    except torch.OutOfMemoryError:
+        return None
 
 
 @cache

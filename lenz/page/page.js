@@ -85,6 +85,7 @@ function steps(graph, index) {
     list.setAttribute("aria-activedescendant", `step-${k}`);
     draw();
     arcs();
+    if (typeof DecompressionStream === "undefined") return below.replaceChildren(note("Lines, IR and code need a browser of 2023 or later."));
     const all = (await heavy())[index];
     if (chosen !== k) return; // another one was chosen meanwhile
     const step = rows[k], kernel = step.what === "kernel" ? all.kernels[step.name] : null;

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from lenz.debug.names import titled
-from lenz.debug.profile import Profile, Ran, bandwidth
+from lenz.debug.profile import Profile, Ran
 from lenz.debug.report import AllocReport, ExternReport, GraphReport, KernelReport, some
-from lenz.debug.work import is_here, rates
+from lenz.debug.work import machine
 from lenz.page.sections import report_data
 from lenz.page.texts import sources_of
 from lenz.page.write import page
@@ -68,12 +68,12 @@ class Report:
         told = zip(self.graphs, self.details, strict=True)
         graphs = [{**report_data(g), **d, "steps": self._steps(g, d)} for g, d in told]
         steps = [s for g in graphs for s in g["steps"]]
-        places = sorted({s["place"] for s in steps if is_here(s["place"])})
+        machines = {p: machine(p) for p in sorted({s["place"] for s in steps})}
         return {
             "graphs": graphs,
             "launches": len(self.launches),
             "ops": dict(zip(("kernels", "libraries", "eager"), self.op_calls, strict=True)),
-            "machines": {p: {"gbps": bandwidth(p), "gflops": rates(p)} for p in places},
+            "machines": {p: m for p, m in machines.items() if m is not None},
             "recompiles": self.recompiles,
             "sources": sources_of(line for s in steps for line in s["lines"]),
             "profile": self.ran and {"summary": self.ran.summary, "events": _last(self.ran)},
@@ -145,11 +145,11 @@ def _told(s: Mapping[str, Any]) -> str:
 
 
 def _times(s: Mapping[str, Any], ran: Sequence[Ran]) -> dict[str, Any]:
-    """Microseconds of a step: estimated by its work if its device is here, and measured."""
-    us, place = None, s["place"]
-    if is_here(place):
-        moving = (s["bytes_read"] + s["bytes_written"]) / bandwidth(place) / 1e3
-        us = max(moving, s["flops"] / max(rates(place).values()) / 1e3)
+    """Microseconds of a step: estimated by its work if its device is known, and measured."""
+    us, here = None, machine(s["place"])
+    if here is not None:
+        moving = (s["bytes_read"] + s["bytes_written"]) / here["gbps"] / 1e3
+        us = max(moving, s["flops"] / max(here["gflops"].values()) / 1e3)
     parts = {p: median(getattr(r, p) for r in ran) for p in ("device", "host", "gap") if ran}
     return {"us": us, "measured": parts or None}
 

@@ -205,6 +205,17 @@ def test_times_are_those_of_the_steps(report: Report) -> None:
     assert all(s["measured"] is None and s["us"] > 0 for s in untimed["graphs"][0]["steps"])
 
 
+def test_a_device_without_memory_has_no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(place: str) -> float:
+        raise torch.OutOfMemoryError("a test")
+
+    monkeypatch.setattr("lenz.debug.work.bandwidth", full)
+    told = lenz.explain(block)(X, W)
+    assert str(told).startswith("1 graph; 4 launches")
+    assert told.data()["machines"] == {} and Parsed(page(told.data()))
+    assert all(s["us"] is None for s in told.data()["graphs"][0]["steps"])
+
+
 def test_the_work_of_kernels_and_calls() -> None:
     (graph,) = lenz.explain(lambda x, w: (x @ w).exp() * 2 + 1)(
         torch.randn(5, 7), torch.randn(7, 3)
