@@ -50,9 +50,10 @@ def explain(
 
     `dynamic` and `options` are those of torch.compile. The report includes a backward pass if `fn`
     runs it. It describes the last of `calls` calls, and says what CUDA graphs did in all of them.
-    Then `profile` more calls are timed step by step, as `lenz.profile` does; with it, all calls run
-    without CUDA graphs. Then `fn` is called with each tuple of arguments in `others`: the report
-    has the graphs and recompiles that they cause. Raises any error of `fn` and of the compiler.
+    Then `fn` is called with each tuple of arguments in `others`: the report has the graphs and
+    recompiles that they cause. At last `profile` more calls are timed step by step, as
+    `lenz.profile` does; with it, all calls run without CUDA graphs. Raises any error of `fn` and of
+    the compiler.
     """
     chosen = Options.from_environment(options)
 
@@ -69,12 +70,12 @@ def explain(
             seen.launches.clear()
             result = run(*args, **kwargs)
         launches = [*seen.launches]
+        for more in others:
+            run(*more)
         if ran is not None:
             ran.clear()
             for _ in range(profile):
                 run(*args, **kwargs)
-        for more in others:
-            run(*more)
         seen.launches = launches
         return seen.report(result, ran=ran, recompiles=tuple(recompiles(since)))
 

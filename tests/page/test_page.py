@@ -237,7 +237,8 @@ def test_recompiles_name_the_guard_and_what_to_mark() -> None:
         return x.sin() * k
 
     first, others = (torch.ones(3, 4), 2), [(torch.ones(5, 4), 2), (torch.ones(5, 4), 3)]
-    told = lenz.explain(scaled, dynamic=False, others=others)(*first)
+    told = lenz.explain(scaled, dynamic=False, others=others, profile=2)(*first)
+    assert told.ran is not None and len(told.ran.calls) == 2, "the others are not timed"
     assert len(told.graphs) == 3 and len(told.launches) == 1, "the launches are of the first call"
     size, value = told.data()["recompiles"]
     assert size["guard"] == "tensor 'x' size mismatch at index 0. expected 3, actual 5"
