@@ -91,6 +91,7 @@ def test_the_page_is_the_readme_without_links_into_the_repository(metadata: Mess
     assert page.startswith("# lenz\n") and "```python\n" in page
     links = re.findall(r"\]\(([^)]*)\)", page)
     assert not [x for x in links if not x.startswith(("https://", "#"))], links
+    assert "!" not in page.replace("!=", ""), "half a picture"
 
 
 def test_what_is_installed_compiles(wheel: Path, tmp_path: Path) -> None:
