@@ -185,7 +185,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 def cache(parsed: argparse.Namespace) -> int:
     """Show, check, clear or carry the disk cache."""
-    from lenz import upkeep
+    from lenz.commands import upkeep
     from lenz.options import Options
     from lenz.runtime.store import store_in
 
