@@ -22,6 +22,7 @@ from lenz.frontend.saved import is_asked
 from lenz.frontend.session import is_again, numbered
 from lenz.frontend.values import has_fakes
 from lenz.frontend.wrapping import now
+from lenz.ir.interned import uncollected
 from lenz.ir.plan import Boxed
 from lenz.keys import key_of, native_names
 from lenz.machines import is_known, loader_of
@@ -72,7 +73,8 @@ def backend(
     chosen = _chosen(mode, options)
     if is_asked():
         return _savable(gm, example_inputs, chosen)
-    run = compile_graph(gm, example_inputs, chosen)
+    with uncollected():
+        run = compile_graph(gm, example_inputs, chosen)
     if chosen.compare_eager:
         from lenz.first_calls.compare import compared
 

@@ -78,7 +78,7 @@ def _digest(root: str, files: Mapping[str, State]) -> str:
             data = file.read()
             if _state(os.fstat(file.fileno())) != state:
                 return ""
-        digest.update(f"{os.path.relpath(path, root)} {len(data)}\n".encode() + data)
+        digest.update(f"{path.removeprefix(root)[1:]} {len(data)}\n".encode() + data)
     return digest.hexdigest()
 
 

@@ -217,6 +217,7 @@ def undynamic(compiler: Compiler) -> Compiler:
     """
 
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-        return boxed(outside(compiler(gm, example_inputs), "a backward pass compiled by lenz"))
+        with uncollected():
+            return boxed(outside(compiler(gm, example_inputs), "a backward pass compiled by lenz"))
 
     return outside(compile_part, "a compiler of lenz")
