@@ -118,18 +118,18 @@ function facts(x, users) {
 function costs(graph) {
   const found = new Map();
   graph.steps.forEach((x, k) => {
-    const line = x.lines.at(-1) || "", key = `${x.name}\n${line}`, row = found.get(key) || { ...x, line, step: k, launches: 0, total: 0, nbytes: 0, work: 0 };
+    const line = x.lines.at(-1) || "", key = `${x.name}\n${line}`, row = found.get(key) || { ...x, line, step: k, launches: 0, total: 0, nbytes: 0, work: 0, estimate: x.us === null ? null : 0 };
     row.launches++;
     row.total += cost(x) || 0;
+    if (x.us !== null) row.estimate += x.us;
     row.nbytes += x.bytes_read + x.bytes_written;
     row.work += x.flops;
     found.set(key, row);
   });
   for (const r of found.values()) {
     r.gbps = r.measured && r.total ? r.nbytes / r.total / 1e3 : null;
-    r.gflops = r.measured && r.total ? r.work / r.total / 1e3 : null;
-    const roof = DATA.machines[r.place];
-    r.limit = r.measured && roof && r.us ? r.us / r.measured.device : null;
+    r.gflops = r.measured && r.total && (r.work || r.what === "kernel") ? r.work / r.total / 1e3 : null;
+    r.limit = r.measured && r.total && r.estimate !== null ? r.estimate / r.total : null;
   }
   return [...found.values()];
 }
@@ -141,7 +141,7 @@ function kernels(graph, pick) {
     ["name", (r) => r.name, (r) => h("div", { class: "cut mono", title: r.name }, h("i", { class: `key ${r.what}` }), r.name)],
     ["kind", (r) => r.kind], ["line", (r) => r.line, (r) => h("div", { class: "cut", title: r.line }, short(r.line))],
     ["launches", (r) => r.launches, null, true], ["bytes", (r) => r.nbytes, (r) => bytes(r.nbytes), true], ["FLOP", (r) => r.work, (r) => (r.work || r.what === "kernel" ? count(r.work) : "no formula"), true],
-    ["estimated", (r) => (r.us === null ? null : r.us * r.launches), (r) => micros(r.us === null ? null : r.us * r.launches), true],
+    ["estimated", (r) => r.estimate, (r) => micros(r.estimate), true],
   ];
   if (timed) columns.push(
     ["measured", (r) => (r.measured ? r.total : null), (r) => (r.measured ? micros(r.total) : ""), true], ["GB/s", (r) => r.gbps, (r) => (r.gbps === null ? "" : round(r.gbps)), true], ["GFLOP/s", (r) => r.gflops, (r) => (r.gflops === null ? "" : round(r.gflops)), true],
@@ -211,7 +211,7 @@ function times(graph) {
     last[e.tid] = e;
   }
   gaps.sort((a, b) => b.us - a.us);
-  return [timeline(mine, kinds), h("h3", {}, "The longest gaps"), gaps.length ? table([["gap", (g) => g.us, (g) => micros(g.us), true], ["after", (g) => g.before, (g) => mono(g.before)], ["before", (g) => g.after, (g) => mono(g.after)]], gaps.slice(0, 10)) : note("There is one launch alone."), note(`Watched calls run by Python and without CUDA graphs, so that gaps are longer than otherwise. ${DATA.profile.summary}`)];
+  return [timeline(mine, kinds), h("h3", {}, "The longest gaps"), gaps.length ? table([["gap", (g) => g.us, (g) => micros(g.us), true], ["after", (g) => g.after, (g) => mono(g.after)], ["before", (g) => g.before, (g) => mono(g.before)]], gaps.slice(0, 10)) : note("There is one launch alone."), note(`Watched calls run by Python and without CUDA graphs, so that gaps are longer than otherwise. ${DATA.profile.summary}`)];
 }
 
 function torchSide(graph) {

@@ -56,7 +56,7 @@ function roofline(place, machine, points, pick) {
     parts.push(s("path", { class: "roof", d: `M${X(from)} ${Y(rate)}H${W - right}` }), text(W - right, Y(rate) - 5, `${round(rate)} GFLOP/s in products of ${name}`, { class: "strong", "text-anchor": "end" }));
   }
   parts.push(s("path", { class: "roof", d: `M${X(x0)} ${Y(x0 * machine.gbps)}L${X(ridge)} ${Y(peak)}` }));
-  parts.push(text(X(x0) + 8, Y(x0 * machine.gbps * 2.2) - 8, `${round(machine.gbps)} GB/s`, { class: "strong" }));
+  parts.push(text(X(x0) + 8, Y(x0 * machine.gbps * 3) - 10, `${round(machine.gbps)} GB/s`, { class: "strong" }));
   const most = Math.max(...points.map((p) => p.us), 1e-9);
   for (const p of points) {
     const go = () => pick(p.step);

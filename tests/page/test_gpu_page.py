@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lenz.debug.profile import Profile, Ran
 from lenz.debug.report import Tried, TuneReport, launches_report
 from lenz.debug.timeline import graph_report
 from lenz.lower import lower
@@ -63,6 +64,37 @@ def test_regions_say_what_no_graph_holds(report: Report) -> None:
     assert {r["kind"] for r in regions} == {"graph", "outside"}
     for r in regions:
         assert r["steps"] and bool(r["why"]) == (r["kind"] == "outside")
+
+
+def test_a_browser_draws_the_host_and_the_device(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches take 5 us on the host and 20 on the device, which waits once for 7."""
+    known = {"gbps": 3000.0, "gflops": {"float32": 5e4, "bfloat16": 7e5}}
+    monkeypatch.setattr("lenz.page.report.machine", lambda place: known)
+    monkeypatch.setattr("lenz.debug.profile.bandwidth", lambda place: 3000.0)
+    (graph,) = report.graphs
+    names = [m.what for m in graph.timeline]
+    ran = [
+        Ran(graph.name, name, "", "cuda:0", 100.0 * call + 6 * k, 7.0 * (k == 3), 5, 20, 1000, True)
+        for call in range(2)
+        for k, name in enumerate(names)
+    ]
+    profile = Profile(ran=ran, calls=[(graph.name, 0.0, 30.0), (graph.name, 100.0, 30.0)])
+    told = replace(report, ran=profile)
+    steps = told.data()["graphs"][0]["steps"]
+    assert [s["measured"]["device"] for s in steps] == [20] * len(names)
+    assert [s["measured"]["gap"] for s in steps] == [0, 0, 0, 7, 0]
+    told.save(tmp_path / "x.html")
+    with browser(tmp_path / "profile") as b:
+        b.open(tmp_path / "x.html")
+        assert b.run("document.querySelectorAll('#time .bar').length") == 2 * len(names)
+        assert b.run("document.querySelectorAll('#time .k-gap').length") == 2, "two lanes"
+        row = "[...document.querySelector('#time tbody tr').cells].map((c) => c.textContent)"
+        assert b.run(row) == ["7 µs", names[2], names[3]], "the gap, after what, before what"
+        roofs = b.run("document.getElementById('roofline').textContent")
+        assert "700000 GFLOP/s in products of bfloat16" in roofs and "3000 GB/s" in roofs
+        assert not b.errors
 
 
 def test_a_browser_links_tritons_lines(report: Report, tmp_path: Path) -> None:
