@@ -6,6 +6,7 @@ Loading imports neither Dynamo, nor AOTAutograd, nor a pass of lenz.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +19,6 @@ from lenz.plan.native_frame import TYPES, NotNative, TorchLayout
 from lenz.plan.native_link import Unavailable, linked
 from lenz.plan.native_objects import objects
 from lenz.plan.python import own_names, signatures, source
-from lenz.records import dataclass, replace
 from lenz.runtime import executor
 from lenz.runtime.constants import packed
 from lenz.runtime.native import address_of, addresses, method, places, plain_keys

@@ -10,11 +10,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from lenz.errors import UserError, near_names
-from lenz.records import dataclass, field
 
 PREFIX = "LENZ_"
 Log: TypeAlias = Literal["graph", "ir", "schedule", "fusion", "code", "time"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ from lenz.plan.fx import graph_module
 from lenz.plan.python import source
 from lenz.recall import context as context
 from lenz.recall import keep, recall
-from lenz.records import dataclass, replace
 from lenz.respecialise import Respecialised, constants_of, load_program, needs_of
 from lenz.runtime.graph import NumberedKernel as Listed
 from lenz.runtime.store import store_in

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Any, TypeAlias
@@ -25,7 +26,6 @@ from lenz.loading import fast_call
 from lenz.machines import Functions, loader_of
 from lenz.plan.graphs import Graphed, Replay, Uncaptured, graphed
 from lenz.plan.native_objects import value
-from lenz.records import dataclass, field
 from lenz.runtime import executor
 from lenz.runtime.captured import Captured, Record, Runner, Wanted
 from lenz.runtime.store import Store

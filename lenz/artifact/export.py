@@ -7,6 +7,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +31,6 @@ from lenz.keys import native_names
 from lenz.machines import loader_of
 from lenz.options import Options
 from lenz.pipeline import Compiled, compile_program
-from lenz.records import dataclass, field, replace
 from lenz.runtime.store import Store, store_at
 from lenz.target import HOST
 from lenz.version import __version__

@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from lenz.commands.precise import leaves, precise
 from lenz.commands.script import function_of
-from lenz.records import dataclass, field
 
 EAGER, LENZ, DEFAULT = "eager", "lenz", "inductor"  # the last one is torch's default backend
 WARM = 3  # calls before the clock starts: CUDA graphs are captured in the second

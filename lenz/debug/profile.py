@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,6 @@ from lenz.debug.names import titled
 from lenz.debug.traffic import touched
 from lenz.debug.watch import Tensors, Watch, Watched
 from lenz.ir.plan import LaunchStep
-from lenz.records import dataclass, field, replace
 
 STREAM = 1 << 26  # bytes copied to measure the bandwidth: more than caches hold
 ROUNDS = 5

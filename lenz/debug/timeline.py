@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import Node
@@ -20,7 +21,6 @@ from lenz.ir.kernel import Schedule
 from lenz.ir.plan import Alloc, CallStep, Free, Input, Keep, LaunchStep, Plan, Reuse, ViewStep
 from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
-from lenz.records import dataclass, field
 from lenz.sym import SymEnv
 
 

@@ -7,13 +7,13 @@ node by node and rebuilt, with a memo.  Nothing here adds a guard.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
 from lenz.errors import Unsupported
 from lenz.frontend.values import storage_of
-from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var, as_multiple, maximum, minimum
 
 if TYPE_CHECKING:

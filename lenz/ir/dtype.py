@@ -5,11 +5,10 @@ Invariant: one `DType` object per element type, so `is` compares them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-
-from lenz.records import dataclass
 
 Kind = Literal["bool", "uint", "int", "float", "complex"]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 from lenz.ir.lexer import Cursor, choice_of
 from lenz.ir.syntax import VALUES, Piece, Slot, piece_of, slots_of
 from lenz.ir.text import Scope
-from lenz.records import dataclass
 
 Made: TypeAlias = "dict[str, Any]"  # the fields of a node read so far
 Show: TypeAlias = "str | Callable[[Any, Scope], str]"  # a text, or a function of the node

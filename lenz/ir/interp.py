@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
@@ -44,7 +45,6 @@ from lenz.ir.interp_expr import (
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
-from lenz.records import dataclass
 from lenz.sym import Sym, Var, as_multiple, evaluate
 
 __all__ = ["Interpreted", "interp", "interp_kernel"]

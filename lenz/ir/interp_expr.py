@@ -7,6 +7,7 @@ at points that need it, which are found backwards from the roots.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +18,6 @@ from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
 from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode
 from lenz.ir.text_expr import show_expr
-from lenz.records import dataclass
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, evaluate
 
 Value: TypeAlias = "int | torch.Tensor"

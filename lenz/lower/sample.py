@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from lenz import ops
@@ -18,7 +19,6 @@ from lenz.lower.index import computed
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import update
 from lenz.machines import runs_programs
-from lenz.records import dataclass, replace
 from lenz.sym import ZERO, Int, Sym
 
 LINEAR, NEAREST, CUBIC = 0, 1, 2

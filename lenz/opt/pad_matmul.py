@@ -16,6 +16,7 @@ products of zeros, which changes no bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from lenz.context import Context
 from lenz.debug.blame import blaming
@@ -36,7 +37,6 @@ from lenz.ir.graph import (
 )
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, strided
 from lenz.machines import capabilities_of
-from lenz.records import dataclass, replace
 from lenz.sym import ONE, Int, Sym, Var, substitute
 from lenz.target import Capabilities
 from lenz.traits import has, trait

@@ -12,6 +12,7 @@ largest, and their roundings are most of the error.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lenz import ops
 from lenz.context import Context
@@ -22,7 +23,6 @@ from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.each import each
 from lenz.opt.unloop import finished
-from lenz.records import dataclass, replace
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
 from lenz.target import Capabilities
 

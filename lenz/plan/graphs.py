@@ -14,6 +14,7 @@ graph reads stay in the graph's memory (`kept`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lenz.ir.graph import Ref
 from lenz.ir.plan import (
@@ -35,7 +36,6 @@ from lenz.ir.plan import (
 from lenz.ir.tensor import TensorType
 from lenz.plan.native_shim import names
 from lenz.plan.regions import defined
-from lenz.records import dataclass, replace
 from lenz.sym import ONE
 
 GRAPH = "cuda_graph"  # prefix of graph names among a plan's kernels

@@ -14,6 +14,7 @@ step fails, all values go to `fail`, which raises eager's error.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import (
@@ -43,7 +44,6 @@ from lenz.plan.native_frame import (
     type_addresses,
 )
 from lenz.plan.native_shim import shim
-from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var
 
 

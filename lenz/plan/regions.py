@@ -8,6 +8,7 @@ call, which gains nothing. Random keys are drawn before the graph that uses them
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +31,6 @@ from lenz.ir.plan import (
     Step,
     ViewStep,
 )  # fmt: skip
-from lenz.records import dataclass, field, replace
 from lenz.runtime import executor
 from lenz.sym import Var
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -26,7 +27,6 @@ from lenz.ir.plan import (
     ViewStep,
 )
 from lenz.ir.tensor import TensorType
-from lenz.records import dataclass
 from lenz.runtime import executor
 from lenz.sym import Sym, Var, evaluate
 

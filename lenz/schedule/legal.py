@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.machines import machine_of
-from lenz.records import dataclass, replace
 from lenz.schedule.nest import (
     Axes,
     Domain,

@@ -34,7 +34,6 @@ TOTAL_CODE_LINES = 36_090
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
     "errors": 0,
-    "records": 0,
     "version": 0,
     "entry": 1,
     "options": 1,
@@ -91,7 +90,6 @@ RUNTIME_IMPORTS = (
     "lenz.errors",
     "lenz.options",
     "lenz.private",
-    "lenz.records",
     "lenz.remote",
     "lenz.sym",
     "lenz.ir.binary",
@@ -206,7 +204,6 @@ WRITING_FILES = {
 # Files that run text as code, and where they have it from.
 EXEC_FILES = {
     "loading.py": "the Python source of a plan, printed just before",
-    "records.py": "`__init__` of a class, from the names of its fields",
     "machine/cuda/triton/compile.py": "Triton takes kernels as functions, just emitted",
 }
 

@@ -8,6 +8,8 @@ registers that the loops carry, one per copy of the body. An accumulator is made
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, U8, DType
 from lenz.ir.kernel import For, Reduce, Scan, Stmt, position, walk
@@ -21,7 +23,6 @@ from lenz.machine.cpu.llvm.trips import vector_copies
 from lenz.machine.cpu.llvm.types import iota, memory_type, value_type
 from lenz.machine.cpu.llvm.writer import Writer
 from lenz.machine.reduces import loops_over
-from lenz.records import dataclass, field
 from lenz.sym import ZERO, Sym
 
 

@@ -8,8 +8,7 @@ once. A body's values are forgotten when it closes.
 from __future__ import annotations
 
 from collections.abc import Hashable
-
-from lenz.records import dataclass
+from dataclasses import dataclass
 
 Dims = frozenset[int]
 NO_DIMS: Dims = frozenset()
