@@ -4,7 +4,9 @@ python -m benchmarks.start [--only TEXT,...] [--sides eager,lenz,...] [--turns 3
 
 A cold start has empty caches; a warm one is another process with the caches that the cold one left.
 The clock starts after torch and Dynamo are imported, the model is built, and eager has run once, so
-that the context, the allocator and the libraries' handles are there.  What a side imports counts.
+that the context, the allocator and the libraries' handles are there.  What a side imports counts;
+lenz's files are bytecode, as an installer leaves them, and Python's collector has just run, so that
+no side pays for what came before it.
 "dynamo" is Dynamo alone.  Two sides are files: "saved" is `aot_compile` of torch, "load" is
 `lenz.export` and `lenz.load`.  Cold, they compile and save the file; warm, they load and call it.
 Each side takes its turn; rows hold medians.
@@ -13,6 +15,8 @@ Each side takes its turn; rows hold medians.
 from __future__ import annotations
 
 import argparse
+import compileall
+import gc
 import json
 import os
 import statistics
@@ -33,6 +37,7 @@ TRACED = ("dynamo", "aot_eager", "lenz", PEER)
 FILES = ("saved", "load")
 SIDES = ("eager", *TRACED, *FILES)
 TURNS = ("cold", "warm")
+ROOT = Path(__file__).parent.parent
 Run = Callable[..., Any]
 
 
@@ -121,6 +126,7 @@ def first(name: str, side: str, turn: str, device: str, file: Path) -> Row:
                 # torch 2.13 saves a model with gradients that it cannot load.
                 if isinstance(model, torch.nn.Module):
                     model.zero_grad(set_to_none=True)
+            gc.collect()
             began = time.perf_counter()
             got = called(case, start())
             sync()
@@ -150,7 +156,7 @@ def child(
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.start", *args],
             env={**os.environ, **env, "TOKENIZERS_PARALLELISM": "false"},
-            cwd=Path(__file__).parent.parent,
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=False,
@@ -174,6 +180,8 @@ def measure(
     A process may take `limit` seconds.
     """
     took: dict[str, list[float]] = {}
+    # A checkout has none where the environment forbids it: then each process compiles 130 files.
+    compileall.compile_dir(ROOT / "lenz", quiet=1)
     row: Row = {"case": name, "turns": turns}
     for k in range(turns):
         for side in sides[k % len(sides) :] + sides[: k % len(sides)]:
