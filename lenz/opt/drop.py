@@ -48,8 +48,9 @@ def drop(g: Graph, cx: Context) -> Graph:
         for n in g.nodes
     ]
     kept = _needed(g, nodes, None)
-    done = {c for n in kept for c in checks_of(n)}
-    return replace(g, nodes=tuple(_needed(g, nodes, done)))
+    if any(map(checks_of, nodes)):
+        kept = _needed(g, nodes, {c for n in kept for c in checks_of(n)})
+    return replace(g, nodes=tuple(kept))
 
 
 def _needed(g: Graph, nodes: list[Node], done: Set[Condition] | None) -> list[Node]:
@@ -58,8 +59,7 @@ def _needed(g: Graph, nodes: list[Node], done: Set[Condition] | None) -> list[No
     The walk is from the end: checks of one such loop may need the values of another, which stays.
     """
     live = {r for a in g.outputs for r in atom_refs(a)}
-    for m in g.mutations:
-        live |= {m.input, m.value}
+    live |= {name for m in g.mutations for name in (m.input, m.value)}
     kept: list[Node] = []
     given = {v for b in g.inputs for s in _sizes(b) for v in s.free_vars}
     for n in reversed(nodes):
