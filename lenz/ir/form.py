@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -35,9 +36,10 @@ SIZED = VALUES | {*_WITH_SIZES.split()}  # kinds of fields that contain sizes
 CULPRIT = "\0"  # marks the text of the culprit
 
 
-def tokens(text: str) -> list[str]:
-    """The tokens of a piece of text."""
-    return Cursor(text).words[:-1]
+@cache
+def tokens(text: str) -> tuple[str, ...]:
+    """The tokens of a piece of text. Forms have the same few pieces."""
+    return tuple(Cursor(text).words[:-1])
 
 
 class TextForm:
