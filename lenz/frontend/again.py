@@ -90,8 +90,8 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
         mean, rstd = given["running_mean"], given["running_var"]
     if is_small(value) or any(s is None or s.meta["val"].dtype != exact for s in (mean, rstd)):
         return
-    if not are_same(value.stride(), x.meta["val"].stride()):
-        return
+    if not are_same(value.stride(), x.meta["val"].stride()) or isinstance(given.get("C"), Node):
+        return  # the channels of a group would be a size to compute
     for u in parts.values():
         n.append(u)  # right behind the op
     last = n.next

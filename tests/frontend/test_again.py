@@ -1,0 +1,42 @@
+"""Values that a backward pass computes again, when no size is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, randn
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# Each norm is followed by ops that the backward half would rather compute again than save.
+FUNCTIONS: dict[str, Function] = {
+    "group_norm": lambda x, w, b: F.group_norm(x.flatten(2), 2, w, b).cumsum(1),
+    "group_norm_of_one": lambda x, w, b: F.group_norm(x, 1).tanh().square(),
+    "batch_norm": lambda x, w, b: F.batch_norm(x, None, None, w, b, True).tanh().square(),
+    "instance_norm": lambda x, w, b: F.instance_norm(x, weight=w, bias=b).tanh().square(),
+    "layer_norm": lambda x, w, b: F.layer_norm(x, x.shape[-1:]).tanh().square(),
+    "rms_norm": lambda x, w, b: F.rms_norm(x, x.shape[-1:]).tanh().square(),
+    "attention": lambda x, w, b: F.scaled_dot_product_attention(
+        x, x[:, :2], x[:, :2], enable_gqa=True
+    ),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_gradients_where_all_sizes_are_symbols(function: Function) -> None:
+    """Channels of arguments are symbols as well, unlike those of a model's parameters."""
+    run = torch.compile(function, backend="lenz", dynamic=True, options={"on_error": "raise"})
+    for sizes in ((8, 8, 32, 32), (16, 64, 32, 32)):
+        x, w, b = randn(sizes), randn(sizes[1]), randn(sizes[1])
+        mine, theirs = ([t.clone().requires_grad_() for t in (x, w, b)] for _ in range(2))
+        got, want = run(*mine), function(*theirs)
+        torch.testing.assert_close(got, want)
+        given = torch.randn_like(want)
+        got.backward(given)
+        want.backward(given)
+        for a, e in zip(mine, theirs, strict=True):
+            if e.grad is not None:
+                torch.testing.assert_close(a.grad, e.grad, rtol=1e-3, atol=2e-3)
