@@ -10,7 +10,6 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from lenz.errors import LenzError, UserError
 
@@ -64,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     timed.add_argument("file", help="a Python file; each of them runs it anew")
     timed.add_argument("--function", default="main", help="the function to time (main)")
     timed.add_argument("--seconds", type=float, default=5.0, help="how long to time (5)")
+    searched = command(bisect, "Find the first graph, pass, rewrite or kernel that is wrong.")
+    searched.add_argument("--function", default="main", help="the function to compile (main)")
+    searched.add_argument("--seconds", type=float, default=300.0, help="limit of one run (300)")
+    searched.add_argument("file", help="a Python file; many processes run it anew")
+    searched.add_argument("arguments", nargs=argparse.REMAINDER, help="the file's own")
     made = command(inspect, "The contents of an artifact: arguments, weights, code, plan.")
     made.add_argument("artifact", help="a file or folder that lenz.export wrote; nothing is run")
     made.add_argument("--plan", action="store_true", help="also print the plan")
@@ -160,6 +164,13 @@ def compare(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def bisect(parsed: argparse.Namespace) -> int:
+    """Find what is wrong with a function of a file under lenz."""
+    from lenz.commands.bisect import bisected
+
+    return bisected(parsed.file, parsed.function, parsed.arguments, parsed.seconds)
+
+
 def inspect(parsed: argparse.Namespace) -> int:
     """Print the contents of an artifact; nothing of it is run."""
     from lenz.artifact.container import read
@@ -218,31 +229,3 @@ def bench(parsed: argparse.Namespace) -> int:
         raise UserError("there are no benchmarks here", hint="run it in a clone of the repository")
     runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
     return 0
-
-
-def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
-    """Run a plan of a debug folder as a script, with the kernels and constants beside it.
-
-    `module` are the globals of the script, `file` its path. Raises UserError if one of these files
-    is missing.
-    """
-    from lenz.machines import load_kernels
-    from lenz.runtime.constants import unpacked
-    from lenz.runtime.script import main as run_script
-
-    folder = Path(file).resolve().parent
-    kernels, module["_alive"] = load_kernels(
-        module["KERNELS"],
-        lambda _, loader, counts: {n: _beside(folder, f) for n, f in loader.files(counts).items()},
-    )
-    for name, (place, content) in module["CONSTANTS"].items():
-        module[name] = unpacked(_beside(folder, f"{content}.constant"), place)
-    run_script(module, kernels, rounds)
-
-
-def _beside(folder: Path, name: str) -> bytes:
-    """A file that the compiler wrote next to a plan."""
-    path = folder / name
-    if not path.is_file():
-        raise UserError(f"{path} is missing", hint="LENZ_DEBUG=1 writes it next to the plan")
-    return path.read_bytes()

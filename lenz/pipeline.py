@@ -166,7 +166,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     with trace.stage("codegen"):
         code_of = assemble(kernels, cx)
     with trace.stage("plan"):
-        plan = build_plan(s, cx, _given(program, cx.options))
+        plan = build_plan(s, cx, caller_facts(program, cx.options))
     try:
         with trace.stage("codegen"):
             code = code_of()
@@ -182,7 +182,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     return made
 
 
-def _given(program: FxProgram, options: Options) -> CallerFacts:
+def caller_facts(program: FxProgram, options: Options) -> CallerFacts:
     """What the caller guarantees for the arguments, and requires of the results."""
     places = program.placeholders
     graphs = options.cuda_graphs != "off" and program.kind != "body"

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lenz.commands.precise import leaves, precise
 from lenz.commands.script import function_of
+from lenz.debug.precise import leaves, precise
 
 EAGER, LENZ, DEFAULT = "eager", "lenz", "inductor"  # the last one is torch's default backend
 WARM = 3  # calls before the clock starts: CUDA graphs are captured in the second
@@ -66,11 +66,11 @@ def compared_ways(file: str, name: str, seconds: float) -> str:
 def exact(file: str, name: str) -> Row:
     """The function in double precision; `failed` says why there is no result."""
     row = Row("float64")
-    fn = _function(file, name)
+    fn = fresh(file, name)
     before = torch.random.get_rng_state()
     try:
         with torch.compiler.set_stance("force_eager"), precise():
-            row.results = _kept(fn())
+            row.results = tensors_of(fn())
     except Exception as e:  # noqa: BLE001  # an op that has no double form, say
         row.failed = f"it does not run in float64: {_line(e)}"
     if not torch.equal(before, torch.random.get_rng_state()):
@@ -82,7 +82,7 @@ def exact(file: str, name: str) -> Row:
 
 def _begun(file: str, name: str, way: str) -> Row:
     """Compile the function and call it a few times; `failed` says why that is not possible."""
-    row, fn = Row(way), _function(file, name)
+    row, fn = Row(way), fresh(file, name)
     run = fn if way == EAGER else torch.compile(fn, backend=way)
     try:
         with row.stance():
@@ -90,7 +90,7 @@ def _begun(file: str, name: str, way: str) -> Row:
             out = run()
             _wait()
             row.first = time.perf_counter() - since
-            row.results = _kept(out)
+            row.results = tensors_of(out)
             for _ in range(WARM):
                 run()
         row.call = run
@@ -101,7 +101,7 @@ def _begun(file: str, name: str, way: str) -> Row:
     return row
 
 
-def _function(file: str, name: str) -> Callable[[], Any]:
+def fresh(file: str, name: str) -> Callable[[], Any]:
     """The function, from a new run of the file; the seed makes all runs the same."""
     torch.manual_seed(0)
     fn = function_of(file, name)
@@ -142,9 +142,18 @@ def shown_rows(title: str, rows: Sequence[Row], reference: Row) -> Iterator[str]
 
 
 def worst(results: Sequence[Tensor], reference: Sequence[Tensor]) -> str:
-    """The largest error of some tensors: relative to the largest magnitude of each."""
+    """The largest error of some tensors, as text."""
+    same = [r.shape for r in results] == [w.shape for w in reference]
+    return f"{distance(results, reference):.1e}" if same else "shapes"  # differ
+
+
+def distance(results: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """The largest error of some tensors: relative to the largest magnitude of each.
+
+    Infinite if their shapes differ.
+    """
     if [r.shape for r in results] != [w.shape for w in reference]:
-        return "shapes"  # differ
+        return float("inf")
     found = 0.0
     for have, want in zip(results, reference, strict=True):
         if not want.numel():
@@ -155,10 +164,10 @@ def worst(results: Sequence[Tensor], reference: Sequence[Tensor]) -> str:
         scale = float(finite.max()) if finite.numel() else 0.0
         far = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)
         found = max(found, float(far.max()) / (scale or 1.0))
-    return f"{found:.1e}"
+    return found
 
 
-def _kept(out: Any) -> list[Tensor]:
+def tensors_of(out: Any) -> list[Tensor]:
     """Copies of the tensors of a result: a later call may write into them."""
     return [t.detach().cpu().clone() for t in leaves(out)]
 

@@ -1,4 +1,4 @@
-"""Functions of the user's files."""
+"""Functions of the user's files; plans of a debug folder as scripts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lenz.errors import UserError, near_names
+from lenz.machines import load_kernels
+from lenz.runtime.constants import unpacked
+from lenz.runtime.script import main as run_script
 
 
 def function_of(file: str, name: str) -> Callable[..., Any]:
@@ -29,3 +32,27 @@ def function_of(file: str, name: str) -> Callable[..., Any]:
         hint = near_names(name, (k for k, v in found.items() if callable(v)))
         raise UserError(f"{path} has no function {name!r}", hint=hint)
     return fn
+
+
+def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
+    """Run a plan of a debug folder as a script, with the kernels and constants beside it.
+
+    `module` are the globals of the script, `file` its path. Raises UserError if one of these files
+    is missing.
+    """
+    folder = Path(file).resolve().parent
+    kernels, module["_alive"] = load_kernels(
+        module["KERNELS"],
+        lambda _, loader, counts: {n: _beside(folder, f) for n, f in loader.files(counts).items()},
+    )
+    for name, (place, content) in module["CONSTANTS"].items():
+        module[name] = unpacked(_beside(folder, f"{content}.constant"), place)
+    run_script(module, kernels, rounds)
+
+
+def _beside(folder: Path, name: str) -> bytes:
+    """A file that the compiler wrote next to a plan."""
+    path = folder / name
+    if not path.is_file():
+        raise UserError(f"{path} is missing", hint="LENZ_DEBUG=1 writes it next to the plan")
+    return path.read_bytes()

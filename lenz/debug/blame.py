@@ -44,23 +44,23 @@ def blame(e: BaseException) -> tuple[str, str]:
         case None:
             return "", ""
         case Launch() as step:
-            return f"kernel @{step.kernel.name}", _last_line(step.origins)
+            return f"kernel @{step.kernel.name}", last_line(step.origins)
         case Buffer() as out:
-            return f"%{out.name}", _last_line(out.origin)
+            return f"%{out.name}", last_line(out.origin)
         case Kernel() as kernel:
             return f"kernel @{kernel.name}", ""
         case FxNode() as node:
-            return str(node.format_node()), _user_line(node)
+            return str(node.format_node()), user_line(node)
         case node:
-            return " ".join(show_node(node).split()), _last_line(origin_of(node))
+            return " ".join(show_node(node).split()), last_line(origin_of(node))
 
 
-def _last_line(origins: tuple[str, ...]) -> str:
+def last_line(origins: tuple[str, ...]) -> str:
     """The last file:line: a node's own comes after those of the nodes it absorbed."""
     return next((o for o in reversed(origins) if ":" in o), "")
 
 
-def _user_line(node: FxNode) -> str:
+def user_line(node: FxNode) -> str:
     stack = str(node.meta.get("stack_trace") or "")
     lines = [x.strip() for x in stack.splitlines() if x.strip().startswith("File ")]
     return shown(lines[-1]) if lines else ""

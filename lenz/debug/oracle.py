@@ -45,12 +45,12 @@ class Oracle(Watch):
         self.calls += 1
         self.is_on, self.results = self.calls <= CALLS, None
         if self.is_on and self.can_repeat:
-            copies = _copies(args)
+            own = copies(args)
             written = [isinstance(i, Input) and i.written for i in self.graph.plan.inputs]
-            pairs = zip(self.graph.plan.inputs, args, copies, written, strict=True)
+            pairs = zip(self.graph.plan.inputs, args, own, written, strict=True)
             self.written = [(i.name, a, c) for i, a, c, w in pairs if w and isinstance(i, Input)]
             with torch.no_grad():
-                self.results = self.graph.program.eager()(list(copies))
+                self.results = self.graph.program.eager()(list(own))
 
     def made(self, k: int, t: torch.Tensor) -> None:
         if self.is_on and t.numel():
@@ -63,7 +63,7 @@ class Oracle(Watch):
             return
         kernel = self.kernels[step.kernel]
         self.sizes = {v.name: n for v, n in zip(kernel.sizes, sizes, strict=True)}
-        self.want = self.memory(kernel, _copies(tensors, "cpu"))
+        self.want = memory_of(kernel, copies(tensors, "cpu"), self.sizes)
         self.largest = max([_largest(t) for t in tensors], default=0.0)
         try:
             interp_kernel(kernel, self.want, self.sizes)
@@ -76,22 +76,13 @@ class Oracle(Watch):
         step = self.steps[k]
         if self.is_on and isinstance(step, LaunchStep) and not all(t.is_cpu for t in tensors):
             kernel = self.kernels[step.kernel]
-            self.compare(k, kernel, self.memory(kernel, _copies(tensors, "cpu")))
-
-    def memory(self, kernel: Kernel, tensors: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The elements that each parameter of a kernel may touch."""
-        env = {v: self.sizes[v.name] for v in kernel.sizes}
-        found = {}
-        for p, t in zip(kernel.params, tensors, strict=True):
-            n = evaluate(p.size, env) if t.numel() else 0
-            found[p.name] = t.as_strided((n,), (1,), t.storage_offset())
-        return found
+            self.compare(k, kernel, memory_of(kernel, copies(tensors, "cpu"), self.sizes))
 
     def guarded(
         self, k: int, kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
     ) -> dict[str, torch.Tensor]:
         """What the kernel makes of copies of its arguments, which lie between canaries."""
-        memory = self.memory(kernel, tensors)
+        memory = memory_of(kernel, tensors, self.sizes)
         spans = {name: (t.data_ptr(), t.data_ptr() + t.nbytes) for name, t in memory.items()}
         blocks: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
         for start, end in _joined(spans.values()):
@@ -160,6 +151,17 @@ class Oracle(Watch):
         return InternalError(f"{name} {what}", where=self.lines.get(k, ""), hint=NEXT)
 
 
+def memory_of(
+    k: Kernel, tensors: Sequence[Any], sizes: Mapping[str, int]
+) -> dict[str, torch.Tensor]:
+    """The elements that each parameter of a kernel may touch, as flat views of its arguments."""
+    env, found = {v: sizes[v.name] for v in k.sizes}, {}
+    for p, t in zip(k.params, tensors, strict=True):
+        n = evaluate(p.size, env) if t.numel() else 0
+        found[p.name] = t.as_strided((n,), (1,), t.storage_offset())
+    return found
+
+
 def _is_simple(target: Any) -> bool:
     """Whether an op gives the same again, and does nothing else."""
     if "empty" in str(target):
@@ -168,7 +170,7 @@ def _is_simple(target: Any) -> bool:
     return space in SIMPLE and torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ())
 
 
-def _copies(tensors: Tensors, device: str = "") -> list[Any]:
+def copies(tensors: Tensors, device: str = "") -> list[Any]:
     """Copies of tensors, which share memory where the originals do."""
     memory: dict[int, Any] = {}
     made: list[Any] = []

@@ -20,53 +20,61 @@ from lenz.options import Options
 SMALL = 64  # largest constant that is written out; larger ones are drawn at random
 
 SCRIPT = '''\
-"""Compiles one graph again, without the program it came from: inputs and weights are random."""
+"""Compiles one graph again, without its program; inputs and weights are {inputs_are}."""
 
 import math
 import operator
+from pathlib import Path
 
 import torch
 from torch import device, inf, nan
 
 from lenz.runtime.script import random_tensor
+{head}
 
 {classes}
 
-def tensor(shape, stride, dtype):
-    return random_tensor(tuple(map(str, shape)), tuple(map(str, stride)), dtype, "cpu", {{}})
+def tensor(shape, stride, dtype, where="cpu"):
+    return random_tensor(tuple(map(str, shape)), tuple(map(str, stride)), dtype, where, {{}})
 
 
-INPUTS = [
-{inputs}]
+torch.manual_seed(0)
+INPUTS = {inputs}
+GRAPH = {root}()
+
+
+def main():
+    with torch.no_grad():
+        return GRAPH(*INPUTS)
+
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    run = torch.compile(
-        {root}(),
-        backend="lenz",
-        dynamic={dynamic},
-        options={options!r},
-    )
     with torch.no_grad():
-        made = run(*INPUTS)
+        made = torch.compile(GRAPH, backend="lenz", dynamic={dynamic}, options={options!r})(*INPUTS)
     print("compiled and ran; results:", len(made))
 '''
 
 
-def runnable(gm: GraphModule, options: Options) -> str:
-    """A script that compiles `gm` on inputs of the types it was traced for."""
+def runnable(gm: GraphModule, options: Options, head: str = "", saved: bool = False) -> str:
+    """A script that compiles `gm` on inputs of the types it was traced for.
+
+    It raises the error of a graph that cannot be compiled. Its `main()` is one for the commands
+    compare and bisect. `head` runs first; `saved` inputs are in `inputs.pt` beside it.
+    """
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     values = [n.meta.get("val") for n in places]
-    inputs = [f"    {_value(v)},  # {n.name}\n" for n, v in zip(places, values, strict=True)]
+    inputs = "".join(f"    {_value(v)},  # {n.name}\n" for n, v in zip(places, values, strict=True))
     classes: dict[str, str] = {}
     root = _class(gm, "Graph", classes)
     dynamic = any(isinstance(v, torch.SymInt) for v in values)
     return SCRIPT.format(
+        inputs_are="the program's" if saved else "random",
+        head=head,
         classes="\n\n".join(classes.values()),
-        inputs="".join(inputs),
+        inputs='torch.load(Path(__file__).with_name("inputs.pt"))' if saved else f"[\n{inputs}]",
         root=root,
         dynamic=dynamic,
-        options=_changed(options),
+        options={**_changed(options), "cache": False, "on_error": "raise"},
     )
 
 
@@ -103,7 +111,8 @@ def _value(v: Any) -> str:
                 return f"None  # {v.dtype}: not kept"
             shape, stride = tuple(map(_size, v.shape)), tuple(map(_size, v.stride()))
             grad = ".requires_grad_()" if v.requires_grad else ""
-            return f"tensor({shape}, {stride}, {dtype.name!r}){grad}"
+            where = "" if v.device.type == "cpu" else f", {str(v.device)!r}"
+            return f"tensor({shape}, {stride}, {dtype.name!r}{where}){grad}"
         case torch.SymInt() | torch.SymFloat():
             return repr(_size(v))
         case bool() | int() | float() | complex() | str() | None:

@@ -67,7 +67,7 @@ OBJECTS = {objects}
 SIZES = {sizes}
 
 if __name__ == "__main__":
-    from lenz.cli import time_plan
+    from lenz.commands.script import time_plan
 
     time_plan(globals(), __file__)
 """

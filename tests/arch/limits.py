@@ -34,6 +34,7 @@ TOTAL_CODE_LINES = 36_090
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
     "errors": 0,
+    "process": 0,
     "version": 0,
     "entry": 1,
     "options": 1,
@@ -142,9 +143,12 @@ TORCH_PRIVATE = {
     "artifact/loaded.py": {
         "torch.utils._pytree": "takes arguments apart as torch.export did",
     },
-    "commands/precise.py": {
+    "debug/precise.py": {
         "torch.utils._python_dispatch": "sees every op below autograd, which no public hook does",
         "torch._C._current_graph_task_id": "whether autograd's engine runs, which checks dtypes",
+    },
+    "commands/minimise.py": {
+        "torch._functorch.fx_minifier": "torch's delta debugging of graphs has no public name",
     },
     "debug/counters.py": {
         "torch._dynamo.utils": "torch's counters, where its users look for them",
@@ -193,6 +197,7 @@ WRITING_FILES = {
     "debug/values.py": "values that the user asks for, in a debug folder",
     "page/report.py": "reports that the user asks for",
     "remote.py": "opens the file of its secret, for reading",
+    "commands/minimise.py": "a script that shows a fault, in a debug folder",
     "commands/doctor.py": "an empty file in the folder of the cache, which is deleted at once",
     "commands/upkeep.py": "bundles of the cache, where the user asks for them",
     "artifact/container.py": "artifacts, where the user asks for them",

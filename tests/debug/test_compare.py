@@ -17,7 +17,7 @@ from torch._dynamo import register_backend
 from lenz.cli import main
 from lenz.commands import compare
 from lenz.commands.compare import Row, exact, in_turns, worst
-from lenz.commands.precise import leaves, precise
+from lenz.debug.precise import leaves, precise
 
 PROGRAM = """
 import torch

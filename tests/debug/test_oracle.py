@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import lenz.pipeline
 from lenz.debug.between import between
-from lenz.debug.oracle import CALLS, Oracle, _copies
+from lenz.debug.oracle import CALLS, Oracle, copies
 from lenz.debug.watch import Watched
 from lenz.errors import InternalError
 from lenz.ir.dtype import I64
@@ -146,7 +146,7 @@ def test_a_workspace_that_is_not_zeroed_is_named() -> None:
 
 def test_arguments_that_share_memory_are_copied_together() -> None:
     x = torch.arange(12.0)
-    a, b, n, text = _copies([x, x[2:].view(2, 5).t(), torch._neg_view(x), "text"])
+    a, b, n, text = copies([x, x[2:].view(2, 5).t(), torch._neg_view(x), "text"])
     assert torch.equal(a, x) and torch.equal(b, x[2:].view(2, 5).t()) and text == "text"
     assert torch.equal(n, -x)
     a.zero_()

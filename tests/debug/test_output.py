@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from lenz.commands.script import function_of
 from lenz.debug.names import plain, readable
 from lenz.debug.profile import bandwidth
 from lenz.debug.report import Tried, TuneReport, fusions
@@ -225,6 +226,34 @@ def test_the_dumped_files_run_alone(tmp_path: Path) -> None:
     folder = next(f for f in tmp_path.iterdir() if "forward" in f.name)
     assert re.search(r"median of \d+ calls [\d.]+ us", script(folder / "plan.py"))
     assert "compiled and ran" in script(folder / "fx_runnable.py")
+
+
+BROKEN = """
+import runpy, sys
+import lenz.opt
+def broken(g, cx):
+    raise RuntimeError("planted")
+lenz.opt.PASSES["inline"] = broken
+"""
+
+
+@pytest.mark.slow
+def test_the_repro_of_a_failed_graph_fails_alone(tmp_path: Path) -> None:
+    """It compiles the graph again, without the cache and without a way out to eager."""
+    end = "runpy.run_path(sys.argv[1], run_name='__main__')"
+    lines = "import torch\nprint(torch.compile(torch.tanh, backend='lenz')(torch.ones(3)).sum())"
+    env = {**PYTHON, "LENZ_DEBUG_DIR": str(tmp_path), "LENZ_ON_ERROR": "eager"}
+    command = [sys.executable, "-c", BROKEN + lines]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert "tensor(2.2848)" in done.stdout and "fx_runnable" not in done.stdout, done
+    (repro,) = tmp_path.iterdir()
+    assert f"saved: {repro}" in done.stderr
+    command = [sys.executable, "-c", BROKEN + end, str(repro / "fx_runnable.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "planted" in done.stderr and not done.stdout, done
+    assert "compiled and ran" in script(repro / "fx_runnable.py"), "when the fault is gone"
+    want = function_of(str(repro / "fx_runnable.py"), "main")()
+    assert [x.shape for x in want] == [(3,)], "commands run the main() of the script"
 
 
 @pytest.mark.slow

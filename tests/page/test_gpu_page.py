@@ -18,7 +18,7 @@ from lenz.machine.cuda.triton.kernel import emit
 from lenz.page.report import Report
 from lenz.page.sections import graph_data
 from lenz.page.write import page
-from lenz.pipeline import _given, kernels_of, named, optimise
+from lenz.pipeline import caller_facts, kernels_of, named, optimise
 from lenz.plan.build import build
 from lenz.schedule import schedule
 from tests.cuda import cuda_program
@@ -36,7 +36,7 @@ def report() -> Report:
     p, cx = cuda_program(step, (32, 32), (32, 32)), gpu_context()
     g = optimise(lower(p, cx), cx)
     s = named(schedule(g, cx))
-    plan = build(s, cx, _given(p, replace(cx.options, cuda_graphs="on")))
+    plan = build(s, cx, caller_facts(p, replace(cx.options, cuda_graphs="on")))
     told = launches_report(s, {q.name: q.source for q in p.placeholders})
     tuned = TuneReport("k", 1, (Tried("rows", 2.0), Tried("flat", 1.5), Tried("panel", None, "no")))
     graph = replace(graph_report(p, g, s, plan, told), autotune=(tuned,))

@@ -21,7 +21,7 @@ from lenz.ir.verify import verify
 from lenz.loading import op_of
 from lenz.lower import lower
 from lenz.machine.cpu.llvm.compile import compile_module
-from lenz.pipeline import _given, named, optimise
+from lenz.pipeline import caller_facts, named, optimise
 from lenz.plan import regions
 from lenz.plan.build import build
 from lenz.plan.graphs import GRAPH, Graphed, Replay, Uncaptured, graphed
@@ -37,7 +37,7 @@ from tests.gpu_oracle import gpu_context as context
 
 def plan_of(p: FxProgram) -> Plan:
     cx = context()
-    given = _given(p, replace(cx.options, cuda_graphs="on"))
+    given = caller_facts(p, replace(cx.options, cuda_graphs="on"))
     return build(named(schedule(optimise(lower(p, cx), cx), cx)), cx, given)
 
 

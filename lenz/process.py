@@ -1,0 +1,49 @@
+"""Run a job in a process of its own, which may die or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+def ask(job: Callable[..., Any], *args: Any, seconds: float) -> tuple[Any, str]:
+    """Run a job in a new process, which is killed after so many seconds.
+
+    Returns its value, or None and how it ended.
+    """
+    forks = "forkserver" in multiprocessing.get_all_start_methods()
+    place: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
+    if forks:
+        place.set_forkserver_preload(["torch._dynamo", job.__module__])
+    here, there = place.Pipe(duplex=False)
+    process = place.Process(target=_serve, args=(there, job, args))
+    process.start()
+    there.close()
+    try:
+        if not here.poll(seconds):
+            return None, f"hangs: it has no result after {seconds:.0f} s"
+        value, why = here.recv()
+        process.join(10)  # it frees what it shares with others
+        return value, why
+    except EOFError:
+        process.join()
+        code = process.exitcode
+        return None, f"dies of {signal.Signals(-code).name}" if code < 0 else f"exits with {code}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _serve(said: Any, job: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Send what a job returns; what it prints is dropped."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            answer = job(*args), ""
+    except BaseException:  # noqa: BLE001  # also a SystemExit of the program
+        answer = None, traceback.format_exc()
+    said.send(answer)
