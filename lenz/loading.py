@@ -5,6 +5,7 @@ Loading imports neither Dynamo, nor AOTAutograd, nor a pass of lenz.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lenz.ir.plan import Boxed, Plan
+from lenz.ir.plan import Boxed, CallStep, Plan
 from lenz.machines import Counts, Functions, Loader, load_kernels
 from lenz.plan.native import native, on_gpu
 from lenz.plan.native_frame import TYPES, NotNative, TorchLayout
@@ -26,6 +27,8 @@ from lenz.runtime.store import Store
 from lenz.sym import Var
 
 NONE: Mapping[str, Any] = {}
+# Namespaces of torch's ops, arithmetic of sizes, lenz's random keys.
+OWN = ("aten.", "prims.", "lenz.", "py.operator.", "py.math.", "py.torch.sym_")
 
 
 def kernels(
@@ -89,9 +92,21 @@ def load(
             module["otherwise"] = otherwise
         return module["call"]  # type: ignore[no-any-return]  # a Boxed, as printed
 
-    slow = lambda args: python()(args)
+    def slow(args: list[Any]) -> Sequence[Any]:
+        checks = sys.modules.get("lenz.frontend.untraced") if executor.modes() else None
+        if checks is not None and not foreign(p) and (context := checks.unchecked()) is not None:
+            with context:
+                return quick.call(args) if quick is not None else python()(args)
+        return python()(args)
+
     quick = fast_call(p, values, own, slow, store, alive) if fast else None
     return python() if quick is None else quick.call
+
+
+def foreign(p: Plan) -> list[str]:
+    """Callees of a plan other than torch's own ops and lenz's random keys."""
+    calls = [s.op for s in p.flat if isinstance(s, CallStep)]
+    return [*p.objects, *(op for op in calls if not op.startswith(OWN))]
 
 
 @dataclass(frozen=True, slots=True)

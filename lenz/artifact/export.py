@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from lenz.artifact.container import Contents, check_folder, of_bytes
 from lenz.artifact.levels import targets, usual
-from lenz.artifact.loaded import CompiledArtifact, foreign
+from lenz.artifact.loaded import CompiledArtifact
 from lenz.context import Context, Silent
 from lenz.errors import UserError
 from lenz.frontend import FxProgram
@@ -28,6 +28,7 @@ from lenz.frontend.capture import capture
 from lenz.ir.plan import Boxed
 from lenz.ir.printer import show
 from lenz.keys import native_names
+from lenz.loading import foreign
 from lenz.machines import loader_of
 from lenz.options import Options
 from lenz.pipeline import Compiled, compile_program

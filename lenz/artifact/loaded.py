@@ -16,8 +16,9 @@ from lenz.artifact.container import Contents, Manifest, read, to_bytes, write, w
 from lenz.errors import UserError
 from lenz.ir.interned import uncollected
 from lenz.ir.lexer import ReadError
-from lenz.ir.plan import Boxed, CallStep, Plan
+from lenz.ir.plan import Boxed, Plan
 from lenz.ir.reader import read as read_text
+from lenz.loading import foreign
 from lenz.loading import load as load_plan
 from lenz.machines import Counts, Loader, host, load_kernels
 from lenz.options import Options
@@ -25,9 +26,6 @@ from lenz.plan.python import signatures
 from lenz.runtime.constants import unpacked
 from lenz.runtime.store import store_in
 from lenz.target import HOST
-
-# Namespaces that an artifact may call: torch's ops, arithmetic of sizes, lenz's random keys.
-OWN = ("aten.", "prims.", "lenz.", "py.operator.", "py.math.", "py.torch.sym_")
 
 
 def release_of(version: str) -> str:
@@ -180,12 +178,6 @@ def _loaded(contents: Contents) -> Boxed:
     functions, alive = load_kernels(signatures(v.plan), code)
     store = store_in(Options.from_environment({}))
     return load_plan(v.plan, functions, alive, constants, {}, _refuse, True, store)
-
-
-def foreign(p: Plan) -> list[str]:
-    """Callees of a plan other than torch's own ops and lenz's random keys."""
-    calls = [s.op for s in p.flat if isinstance(s, CallStep)]
-    return [*p.objects, *(op for op in calls if not op.startswith(OWN))]
 
 
 def _refuse(*args: Any) -> NoReturn:

@@ -25,7 +25,6 @@ from lenz.artifact.container import (
     read,
     to_bytes,
 )  # fmt: skip
-from lenz.artifact.loaded import foreign
 from lenz.errors import UserError
 from lenz.frontend.program import boxed
 from lenz.frontend.saved import Savable
@@ -34,6 +33,7 @@ from lenz.frontend.wrapping import from_json, wrapped
 from lenz.halves import loaded_half, plan_in
 from lenz.ir.interned import uncollected
 from lenz.ir.plan import Boxed
+from lenz.loading import foreign
 from lenz.machines import host, loader_of
 from lenz.options import Options
 from lenz.plan.python import signatures

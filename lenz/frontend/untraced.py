@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 from torch._dynamo import trace_rules
 from torch._dynamo.external_utils import wrap_inline
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
 def outside(run: Callable[..., Any], reason: str) -> Callable[..., Any]:
@@ -28,6 +29,16 @@ def calling(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a module, method or other callable as a plain function, which Dynamo does trace."""
     made: Callable[..., Any] = wrap_inline(fn)
     return made
+
+
+def unchecked() -> Any:
+    """A context without AOTAutograd's check of custom ops; None under another mode.
+
+    The check is a dispatch mode around the first call of a graph, so that all its ops go through
+    Python, those of torch too.
+    """
+    names = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+    return _disable_current_modes() if names == ["_AnalyzeCustomOpInputOutputMode"] else None
 
 
 def skip_frames() -> None:

@@ -7,17 +7,19 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, randn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lenz import loading
 from lenz.ir.dtype import DTYPES
 from lenz.plan.native import native
 from lenz.plan.native_frame import NotNative
+from lenz.plan.python import source
 from lenz.runtime.native import places
 
 pytestmark = pytest.mark.skipif(places() is None, reason="this torch keeps its tensors otherwise")
@@ -319,3 +321,65 @@ def test_an_index_out_of_range_says_where(is_native: str, monkeypatch: pytest.Mo
         run(randn(3), torch.tensor([5]))
     (note,) = getattr(raised.value, "__notes__", ())
     assert re.fullmatch(r"graph0.inference, step \d: kernel \w+, \S+test_native.py:\d+, .*", note)
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The plans that are printed as Python, because a call needs that; torch checks first calls."""
+    found: list[str] = []
+
+    def noted(p: Any, *rest: Any, **more: Any) -> str:
+        found.append(p.name)
+        return source(p, *rest, **more)
+
+    monkeypatch.setattr(loading, "source", noted)
+    with torch._functorch.config.patch(check_custom_op_aliasing=True):
+        yield found
+
+
+def test_the_first_call_needs_no_python(printed: list[str]) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return layers(x, w).square().sum()
+
+    ours, eager = ([randn(4, 4, requires_grad=True) for _ in range(2)] for _ in range(2))
+    with torch.no_grad():
+        for a, b in zip(ours, eager, strict=True):
+            b.copy_(a)
+        assert torch.allclose(compiled(layers)(*ours), layers(*eager), atol=1e-5)
+    compiled(f)(*ours).backward()
+    f(*eager).backward()
+    for a, b in zip(ours, eager, strict=True):
+        assert a.grad is not None and b.grad is not None
+        assert torch.allclose(a.grad, b.grad, atol=1e-4)
+    assert not printed
+
+
+def test_a_mode_of_the_user_sees_every_call(printed: list[str]) -> None:
+    seen: list[str] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
+    f, x, w = compiled(layers), randn(4, 4), randn(4, 4)
+    want = f(x, w)
+    assert not printed
+    with Mode():
+        assert torch.equal(f(x, w), want)
+    assert printed and "aten.mm.out" in seen
+
+
+def test_torch_still_checks_the_users_ops(printed: list[str]) -> None:
+    with torch.library._scoped_library("lenz_native", "FRAGMENT") as library:
+        library.define("same(Tensor x) -> Tensor")
+        library.impl("same", lambda x: x[:], "CompositeExplicitAutograd")
+        with pytest.warns(UserWarning, match="lenz_native::same.* must not"):
+            compiled(lambda x: torch.ops.lenz_native.same(x.exp()) + 1)(randn(4))
+    assert printed
