@@ -64,19 +64,21 @@ def linked(text: str, own: Mapping[str, int], gpu: bool, store: Store | None) ->
 
     The result must stay alive while the code is used. Raises Unavailable.
     """
-    helpers = _linked(gpu, store)
-    imports = {**{n: helpers.addresses[n] for n in _used(text, gpu)}, **own}
-    return host().link(_object(declared(text, gpu), 0, store), ["call"], imports)
+    helpers, heads = _linked(gpu, store), _used(text, gpu)
+    imports = {**{n: helpers.addresses[n] for n in heads}, **own}
+    whole = "\n".join([*heads.values(), text])
+    return host().link(_object(whole, 0, store), ["call"], imports)
 
 
 def declared(text: str, gpu: bool) -> str:
     """The text of a plan with the declarations of its callees."""
-    return "\n".join([*(_heads(gpu)[n] for n in _used(text, gpu)), text])
+    return "\n".join([*_used(text, gpu).values(), text])
 
 
-def _used(text: str, gpu: bool) -> list[str]:
-    """The helpers and library functions that a plan calls."""
-    return [n for n in dict.fromkeys(USED.findall(text)) if n in _heads(gpu)]
+def _used(text: str, gpu: bool) -> dict[str, str]:
+    """The helpers and library functions that a plan calls, with their declarations."""
+    heads = _heads(gpu)
+    return {n: heads[n] for n in dict.fromkeys(USED.findall(text)) if n in heads}
 
 
 def _object(text: str, level: int, store: Store | None) -> bytes:
