@@ -150,6 +150,9 @@ class Options:
         "Ranges of torch.profiler: of each call of a compiled graph, or of its kernels too.",
         key=False,
     )
+    perf_map: bool = option(
+        False, "Name CPU kernels for Linux `perf`, in /tmp/perf-PID.map.", key=False
+    )
     debug_values: Literal["1", "save"] | None = option(
         None, "Show the tensors around launches and calls: 1 prints them, save writes.", key=False
     )
@@ -202,7 +205,7 @@ class Options:
     @property
     def watched(self) -> bool:
         """Whether graphs must be compiled in this process, to be watched as they run."""
-        is_checked = self.nans or self.verify == "kernels"
+        is_checked = self.nans or self.verify == "kernels" or self.perf_map
         return self.profile or is_checked or bool(self.debug_values) or self.ranges != "off"
 
     def key(self) -> str:

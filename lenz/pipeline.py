@@ -29,6 +29,7 @@ from lenz.lower import lower
 from lenz.machines import Code, Refused, assemble, machine_of, runs_programs
 from lenz.opt import PASSES
 from lenz.options import Options
+from lenz.perf_map import map_kernels
 from lenz.plan.build import CallerFacts
 from lenz.plan.build import build as build_plan
 from lenz.plan.fx import graph_module
@@ -176,6 +177,8 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
         raise
     with trace.stage("plan"):
         call = load_program(plan, code.functions, code.alive, program, cx, run_of)
+    if cx.options.perf_map:
+        map_kernels(code)
     trace.text("module", lambda: code.text)
     made = Compiled(program, g, s, plan, code, call, tuned)
     trace.text("code", lambda: source(made.complete[0], g.env.hints, comments=True))
