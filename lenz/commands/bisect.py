@@ -65,8 +65,9 @@ class Bisection(Judged):
     def launch(self, low: int) -> tuple[str, list[str], str]:
         """The last wrong kernel, or the plan if it is none. `low` rewrites are right."""
         kernels, right = self.run(given=0), self.run(given=ALL)
-        if not kernels.kind or not right.lines:
-            return "the plan; its kernels are right", [], ""
+        if kernels.kind in ("", "unknown") or not right.lines:
+            title = kernels.kind and f"a kernel or the plan: {kernels.what}"
+            return title or "the plan; its kernels are right", [], ""
         n, name = self.rewrite(low, right.used, lambda n: self.run(fuel=n))
         if right.kind:
             both = [self.run(fuel=k, given=ALL) for k in (n - 1, n)]

@@ -34,7 +34,7 @@ from lenz.ir.plan import Boxed
 from lenz.ir.printer import show, show_node
 from lenz.keys import native_names
 from lenz.lower import lower
-from lenz.machines import assemble
+from lenz.machines import assemble, runs_programs
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.pipeline import compile_program, kernels_of, named
@@ -176,6 +176,9 @@ class Bench:
         self.seen.lines = [(show(x.kernel), last_line(x.origins)) for x in steps]
         wanted, done = {x.kernel.name for x in steps[p.given :]}, count()
         kernels = {name: k for name, k in kernels_of(s).items() if name in wanted}
+        if any(runs_programs(device) for _, device in kernels.values()):
+            self.seen.fail(Unsupported("kernels of GPUs are not run one by one"), "unknown")
+            return program.eager()
         code = assemble(kernels, cx)()
 
         def run(k: Kernel, memory: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
