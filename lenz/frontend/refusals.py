@@ -176,7 +176,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
         "binary_cross_entropy_with_logits",
         lambda x, y, w=None, p=None, *_: bool(_tensors(p)) and of(*BOOL)(p),
     ),
-    ("linspace logspace", lambda *a, **_: bool(_tensors(a))),
+    ("arange linspace logspace", lambda *a, dtype=None, **_: dtype in BOOL or bool(_tensors(a))),
     ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
     ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),
     ("upsample_bilinear2d upsample_bicubic2d", of(*BOOL, *INTS[1:])),

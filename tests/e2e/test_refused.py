@@ -86,6 +86,9 @@ VALUES: dict[str, Case] = {
     "embedding": (lambda i, x: F.embedding(i, x), (tensor([0, -1]), rand(3, 2))),
     "one_hot of -1": (lambda i: F.one_hot(i, 4), (tensor([0, -1]),)),
     "one_hot of 4": (lambda i: F.one_hot(i, 4), (tensor([0, 4]),)),
+    "arange of bools": (lambda x: x == torch.arange(2, dtype=torch.bool), (ONES > 0,)),
+    "linspace of bools": (lambda x: x == torch.linspace(0, 1, 2, dtype=torch.bool), (ONES > 0,)),
+    "logspace of bools": (lambda x: x == torch.logspace(0, 1, 2, dtype=torch.bool), (ONES > 0,)),
     "cross_entropy": (lambda x, i: F.cross_entropy(x, i), (rand(2, 3), tensor([0, -1]))),
     "max_unpool1d": (lambda x, i: F.max_unpool1d(x, i, 2), (rand(1, 1, 2), tensor([[[0, 9]]]))),  # type: ignore[arg-type]
     "max_unpool2d": (lambda x, i: F.max_unpool2d(x, i, 2), (rand(1, 1, 1), tensor([[[-1]]]))),  # type: ignore[arg-type]
