@@ -17,7 +17,7 @@ CODE_LINES = {
     "commands": 760,
     "debug": 1_600,
     "first_calls": 340,
-    "frontend": 3_820,
+    "frontend": 3_832,
     "ir": 4_160,
     "lower": 5_922,
     "machine": 5_730,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_650,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 36_090
+TOTAL_CODE_LINES = 36_102
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
