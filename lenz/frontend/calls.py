@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from types import FunctionType
 from typing import Any
 
@@ -122,6 +123,32 @@ def copied(gm: GraphModule) -> GraphModule:
         if (body := checkpointed(n)) is not None:
             state["_modules"][str(n.args[0].target)] = copied(body)
     return new
+
+
+def overlooked(gm: GraphModule, inputs: Sequence[Any]) -> bool:
+    """Say whether a graph may write to one of two arguments that overlap though torch denies it.
+
+    AOTAutograd would trace them as if they were apart: docs/upstream/torch_overlapping_views.py.
+    """
+    shared: dict[int, list[torch.Tensor]] = {}
+    for x in inputs:
+        if isinstance(x, torch.Tensor) and x.dim() == 2 and (s := storage_of(x)) is not None:
+            shared.setdefault(s, []).append(x)
+    pairs = (pair for group in shared.values() for pair in combinations(group, 2))
+    return any(map(_overlooked, pairs)) and any(map(writes, gm.graph.nodes))
+
+
+def _overlooked(pair: Sequence[torch.Tensor]) -> bool:
+    """Rows at one distance, the first column of one among the columns of the other, further down.
+
+    torch sees it if both are contiguous or if columns are wrapped around.
+    """
+    facts = [(t.storage_offset(), *t.stride(), *t.shape) for t in pair]
+    x, y = sorted([s if isinstance(s, int) else s.node.hint or 0 for s in f] for f in facts)
+    (at, step, one, n, m), (to, *steps, rows, columns) = x, y
+    row, column = divmod(to - at, max(step, 1))
+    is_seen = column + columns > step or (m == step and (columns == step or rows == 1))
+    return steps == [step, 1] == [step, one] and 0 < row < n and column < m and not is_seen
 
 
 def in_place(n: Node) -> bool:

@@ -172,10 +172,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("mse_loss", only(*BOOL, *INTS)),
     ("log_sigmoid_forward clamp clamp_min le lt ge gt", of(torch.complex64, torch.complex128)),
     ("binary_cross_entropy_with_logits", lambda x, y, *_, **__: y.dtype in (*BOOL, *INTS)),
-    (
-        "binary_cross_entropy_with_logits",
-        lambda x, y, w=None, p=None, *_: bool(_tensors(p)) and of(*BOOL)(p),
-    ),
+    ("binary_cross_entropy_with_logits", lambda x, y, w=None, p=None, *_: of(*BOOL)(p)),
     ("arange linspace logspace", lambda *a, dtype=None, **_: dtype in BOOL or bool(_tensors(a))),
     ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
     ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),
@@ -183,10 +180,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("complex polar heaviside linalg_cross mv addmv _cdist_forward binary_cross_entropy", mixed),
     ("grid_sampler_2d grid_sampler_3d", mixed),
     (f"native_layer_norm native_group_norm {NORMS}", _norm),
-    (
-        f"{NORMS} native_group_norm",
-        lambda _, *args, **kwargs: any(t.dim() != 1 for t in _tensors(args, kwargs)),
-    ),
+    (f"{NORMS} native_group_norm", lambda _, *a, **k: any(t.dim() != 1 for t in _tensors(a, k))),
     (TRAINING, lambda x, *_, **__: any(type(n) is int and n == 0 for n in x.shape)),
     (f"{FILLED} clamp", _overflows),
     ("masked_fill index_fill", _narrows),
