@@ -137,7 +137,9 @@ class Frame:
         self.out.put(f"call void @{told}, i64 {b.slot})")
 
     def bind(self, var: Var, number: str) -> None:
-        """Name the value of a size, and keep it for messages."""
+        """Name the value of a size, and keep it for messages. It may be an argument twice."""
+        if var in self.sizes:
+            return
         at = self.out.let(f"getelementptr i64, ptr %n, i64 {len(self.sizes)}")
         self.out.put(f"store i64 {number}, ptr {at}")
         self.sizes[var] = number
