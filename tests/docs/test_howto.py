@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,17 @@ PAGES = [
 RECIPES = sorted((DOCS / "recipes").glob("*.md"))
 # Processes are forked from one that has imported torch, which takes 3 s.
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    """The process that forks is one of these tests: others preload parts that pages change."""
+    running: Any = multiprocessing.forkserver._forkserver if FORKS else None  # type: ignore[attr-defined]
+    if running is not None:
+        running._stop()
+    yield
+    if running is not None:
+        running._stop()
 
 
 def faults(page: Path, said: Connection) -> None:
