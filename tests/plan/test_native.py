@@ -386,3 +386,22 @@ def test_torch_still_checks_the_users_ops(printed: list[str]) -> None:
         with pytest.warns(UserWarning, match="lenz_native::same.* must not"):
             compiled(lambda x: torch.ops.lenz_native.same(x.exp()) + 1)(randn(4))
     assert printed
+
+
+def test_a_size_that_is_an_argument_twice_has_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places for sizes are on the stack, one for each; `expand` gets s64 three times."""
+    texts: list[str] = []
+
+    def noted(*args: Any) -> Any:
+        code = native(*args)
+        texts.append(code.text)
+        return code
+
+    monkeypatch.setattr(loading, "native", noted)
+    x = randn(5, 1, 5)
+    run = torch.compile(lambda x, *n: x.expand(n), backend="lenz", dynamic=True)
+    assert torch.equal(run(x, 5, 5, 5), x.expand(5, 5, 5))
+    (text,) = texts
+    (places,) = re.findall(r"%n = alloca \[(\d+) x i64\]", text)
+    used = re.findall(r"getelementptr i64, ptr %n, i64 (\d+)", text)
+    assert used and max(map(int, used)) < int(places)
