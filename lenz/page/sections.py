@@ -127,13 +127,13 @@ def apart(s: Schedule) -> list[dict[str, Any]]:
         at = [k for k in near if k is not None]
         if len({*at}) != 1 or len(at) == 1:  # else another way to join them was found later
             found.setdefault((r.first, r.second, r.why), [number[k] for k in at if k in number])
-    tried, writer = [*found.values()], dict[str, int]()
+    tried, writer = {(*at,) for at in found.values()}, dict[str, int]()
     for k, x in steps.items():
         for name in dict.fromkeys(roots.get(a, a) for a in taken_by(x)):
             before = writer.get(name, k)
             pair, at = (steps[before], x), [number[before], number[k]]
             calls = [y for y in pair if isinstance(y, Extern)]
-            if before != k and len(calls) < 2 and (calls or at not in tried):
+            if before != k and len(calls) < 2 and (calls or (*at,) not in tried):
                 first, second = (y.kernel.name if isinstance(y, Launch) else y.op for y in pair)
                 found.setdefault((first, second, _why_apart(calls)), at)
         writer.update({roots.get(a, a): k for a in given_by(x)})
