@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lenz.context import Context
 from lenz.debug.blame import blaming
+from lenz.ir import plan as ir
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import (
     Extern,
@@ -21,23 +22,6 @@ from lenz.ir.graph import (
     roots_of,
 )
 from lenz.ir.kernel import Launch, Param, Schedule, exprs_of, programs
-from lenz.ir.plan import (
-    Alloc,
-    BindSize,
-    CallStep,
-    Check,
-    Current,
-    Free,
-    Input,
-    LaunchStep,
-    Lay,
-    Plan,
-    Reuse,
-    SizeInput,
-    Step,
-    ViewStep,
-    launched,
-)  # fmt: skip
 from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.plan.forms import formed
@@ -78,7 +62,7 @@ class CallerFacts:
     results: Sequence[TensorType | None] = ()
     kept: Sequence[int] = ()
 
-    def input(self, b: Buffer, launched: bool) -> Input:
+    def input(self, b: Buffer, launched: bool) -> ir.Input:
         """An argument, with the checks at each call. That of the negative bit takes 35 ns.
 
         The bit is not checked for tensors of modules and saved tensors, which were checked before.
@@ -90,13 +74,13 @@ class CallerFacts:
         signed = is_new and b.type.dtype.kind in ("float", "complex")
         called = user if user != b.name else ""
         stays = b.name in self.pinned, b.name in self.written
-        return Input(b.name, b.type, called, not launched, signed, self.saved, *stays)
+        return ir.Input(b.name, b.type, called, not launched, signed, self.saved, *stays)
 
 
 USUAL = CallerFacts()
 
 
-def build(s: Schedule, cx: Context, given: CallerFacts = USUAL) -> Plan:
+def build(s: Schedule, cx: Context, given: CallerFacts = USUAL) -> ir.Plan:
     """Lay out memory for a schedule."""
     p = formed(_Builder(s, cx, given).run())
     return regioned(p) if given.graphs else p
@@ -107,7 +91,7 @@ class _Builder:
     schedule: Schedule
     cx: Context
     given: CallerFacts
-    steps: list[Step | None] = field(default_factory=list)
+    steps: list[ir.Step | None] = field(default_factory=list)
     comments: list[tuple[int, str]] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
@@ -130,7 +114,7 @@ class _Builder:
     current: str = ""  # the GPU of the last launch
     scope: Mapping[str, Var] = field(default_factory=dict)  # kernels may also know upper bounds
 
-    def run(self) -> Plan:
+    def run(self) -> ir.Plan:
         g = self.schedule.graph
         self.buffers, self.roots = buffers_of(g), roots_of(self.schedule.steps)
         self.bases = _bases(self.schedule)
@@ -160,45 +144,45 @@ class _Builder:
                             place = replace(kind.layout, offset=kind.layout.offset - first)
                             kind = replace(kind, layout=place)
                         self.steps.append(
-                            ViewStep(step.out.name, root, kind, detached=step.detached)
+                            ir.ViewStep(step.out.name, root, kind, detached=step.detached)
                         )
                         self.defined[step.out.name] = None
                 self.release(k)
-        constants = tuple(Input(b.name, b.type) for b in g.constants)
+        constants = tuple(ir.Input(b.name, b.type) for b in g.constants)
         steps, comments = self.without_withdrawn()
         aligned = self.aligned()
         known = {v.name for v in self.known}
         most = tuple((name, end) for name, end in g.env.most if name in known)
-        kernels = launched(steps)
+        kernels = ir.launched(steps)
         told = tuple(self.given.results), tuple(self.given.kept)
         rest = g.objects, comments, aligned, most, *told
-        return Plan(g.name, inputs, constants, steps, g.outputs, kernels, *rest)
+        return ir.Plan(g.name, inputs, constants, steps, g.outputs, kernels, *rest)
 
     def aligned(self) -> tuple[str, ...]:
         """Arguments that a kernel assumes to be aligned."""
         names = (i.name for i in self.schedule.graph.inputs if isinstance(i, Buffer))
         return tuple(n for n in names if n in self.aligned_at_launch)
 
-    def without_withdrawn(self) -> tuple[tuple[Step, ...], tuple[tuple[int, str], ...]]:
+    def without_withdrawn(self) -> tuple[tuple[ir.Step, ...], tuple[tuple[int, str], ...]]:
         """The steps without the frees that a reuse cancelled; comments move with their steps."""
         moved: dict[int, int] = {}
-        steps: list[Step] = []
+        steps: list[ir.Step] = []
         for k, step in enumerate(self.steps):
             moved[k] = len(steps)
             if step is not None:
                 steps.append(step)
         return tuple(steps), tuple((moved[k], text) for k, text in self.comments)
 
-    def inputs(self, g: Graph) -> tuple[Input | SizeInput, ...]:
+    def inputs(self, g: Graph) -> tuple[ir.Input | ir.SizeInput, ...]:
         """Arguments, and sizes that only tensor arguments determine."""
-        made: list[Input | SizeInput] = []
+        made: list[ir.Input | ir.SizeInput] = []
         bound = self.known
         bound.update(dict.fromkeys(i for i in g.inputs if isinstance(i, Var)))
         multiples = [as_multiple(i) for i in g.inputs if isinstance(i, Sym)]
         bound.update(dict.fromkeys(m[0] for m in multiples if m is not None))
         for i in g.inputs:
             if isinstance(i, Sym):
-                made.append(SizeInput(i))
+                made.append(ir.SizeInput(i))
                 continue
             made.append(self.given.input(i, i.name in self.launched))
             self.defined[i.name] = None
@@ -208,7 +192,7 @@ class _Builder:
                     scaled = as_multiple(part)
                     if scaled is not None and scaled[0] not in bound:
                         bound[scaled[0]] = None
-                        self.steps.append(BindSize(scaled[0], i.name, dim, stride, scaled[1]))
+                        self.steps.append(ir.BindSize(scaled[0], i.name, dim, stride, scaled[1]))
         self.defined.update(dict.fromkeys(b.name for b in g.constants))
         return tuple(made)
 
@@ -237,7 +221,7 @@ class _Builder:
                 plain = {v: self.scope.get(v.name, v) for v in step.kernel.sizes}
                 kind = TensorType(p.dtype, device, contiguous((substitute(p.size, plain),)))
                 self.buffers[name] = Buffer(name, kind)
-                self.steps.append(Alloc(name, kind, zero=True, huge=_is_huge(kind)))
+                self.steps.append(ir.Alloc(name, kind, zero=True, huge=_is_huge(kind)))
                 self.own.add(name)
                 self.defined[name] = None
             if p.mode == "out" and name not in self.defined:
@@ -250,27 +234,27 @@ class _Builder:
                 else:
                     self.drop_views(dying)
                     kind = self.buffers[name].type
-                    self.steps.append(Alloc(name, kind, huge=_is_huge(kind), over=dying))
+                    self.steps.append(ir.Alloc(name, kind, huge=_is_huge(kind), over=dying))
                     self.own.add(name)
                     self.defined[name] = None
                     taken[dying] = dying
         symbol, device = step.kernel.name, step.device
         if runs_programs(device) and device != self.current:
-            self.steps.append(Current(device))
+            self.steps.append(ir.Current(device))
             self.current = device
         self.comment(step)
         args = tuple(taken.get(a, a) for a in step.args)
         if not runs_programs(device):
             where = "" if device == HOST else device
-            self.steps.append(LaunchStep(symbol, args, step.kernel.sizes, device=where))
+            self.steps.append(ir.LaunchStep(symbol, args, step.kernel.sizes, device=where))
         else:
             sizes = tuple(self.scope.get(v.name, v) for v in step.kernel.sizes)
             plain = dict(zip(step.kernel.sizes, sizes, strict=True))
             grid = substitute(programs(step.kernel), plain)
-            self.steps.append(LaunchStep(symbol, args, sizes, grid, device))
+            self.steps.append(ir.LaunchStep(symbol, args, sizes, grid, device))
             return  # on a GPU a failed check traps, as in eager
         if any(e.op.guarded for e in nodes_of(*exprs_of(step.kernel.body))):
-            self.steps.append(Check())
+            self.steps.append(ir.Check())
 
     def dying(self, k: int, step: Launch, out: Param, taken: Mapping[str, str]) -> str | None:
         """An argument that is last read by this launch and that the result may overwrite."""
@@ -303,13 +287,13 @@ class _Builder:
         """Free the views of memory about to be overwritten or freed."""
         for view in self.views.get(source, ()):
             if view in self.defined:
-                self.steps.append(Free(view))
+                self.steps.append(ir.Free(view))
                 del self.defined[view]
 
     def take_over(self, name: str, source: str) -> None:
         """Give the memory of `source` to the new buffer `name`."""
         self.drop_views(source)
-        self.steps.append(Reuse(name, source, self.buffers[name].type))
+        self.steps.append(ir.Reuse(name, source, self.buffers[name].type))
         del self.defined[source]
         self.own.add(name)
         self.defined[name] = None
@@ -328,7 +312,7 @@ class _Builder:
             self.allocate(only)
             kwargs = (*step.kwargs, ("out", Ref(only.name)))
             self.comment(step)
-            self.steps.append(CallStep(out, step.args, kwargs, (only.name,), True, into=True))
+            self.steps.append(ir.CallStep(out, step.args, kwargs, (only.name,), True, into=True))
             return
         # Shared memory is dropped after its last use here, and never reused.
         shared = {*step.mutates, *(source for _, source in step.aliases)}
@@ -342,7 +326,7 @@ class _Builder:
         is_untold = step.op.startswith(UNTOLD) and any(reads_of(step))
         writes = bool(step.mutates) or is_untold
         told = False, step.holds, step.waits, counted, step.draws, writes
-        self.steps.append(CallStep(step.op, step.args, step.kwargs, outs, step.single, *told))
+        self.steps.append(ir.CallStep(step.op, step.args, step.kwargs, outs, step.single, *told))
         # `getitem` extracts a result of a tuple; the maker is the op that returned the tuple.
         of = step.args[0] if step.op == "py.operator.getitem" else None
         maker = self.makers.get(of.name, step.op) if isinstance(of, Ref) else step.op
@@ -351,24 +335,26 @@ class _Builder:
                 self.makers[o.name] = maker
                 self.bind_new_sizes(o)
                 if o.name in self.addressed and o.name not in self.late:
-                    self.steps.append(Lay(o.name, o.type, maker, o.name in self.aligned_at_launch))
+                    self.steps.append(
+                        ir.Lay(o.name, o.type, maker, o.name in self.aligned_at_launch)
+                    )
 
     def bind_new_sizes(self, out: Buffer) -> None:
         """Read data-dependent sizes (of nonzero, say) from the result."""
         for dim, part in enumerate(out.shape):
             if isinstance(part, Var) and part not in self.known:
                 self.known[part] = None
-                self.steps.append(BindSize(part, out.name, dim))
+                self.steps.append(ir.BindSize(part, out.name, dim))
 
     def allocate(self, b: Buffer) -> None:
         """Reuse dead memory of the same size, or allocate."""
         source = self.pool.take(b.type) if self.cx.options.reuse_buffers else None
         if source is None:
-            self.steps.append(Alloc(b.name, b.type, huge=_is_huge(b.type)))
+            self.steps.append(ir.Alloc(b.name, b.type, huge=_is_huge(b.type)))
         else:
             # The memory lives on under the new name, so its Free goes.
             self.steps[self.freed.pop(source)] = None
-            self.steps.append(Reuse(b.name, source, b.type))
+            self.steps.append(ir.Reuse(b.name, source, b.type))
         self.own.add(b.name)
         self.defined[b.name] = None
 
@@ -385,7 +371,7 @@ class _Builder:
             if name in self.own:
                 self.freed[name] = len(self.steps)
                 self.pool.give(name, self.buffers[name].type)
-            self.steps.append(Free(name))
+            self.steps.append(ir.Free(name))
 
 
 def _is_huge(t: TensorType) -> bool:

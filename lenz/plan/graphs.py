@@ -16,23 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lenz.ir import plan as ir
 from lenz.ir.graph import Ref
-from lenz.ir.plan import (
-    Alloc,
-    BindSize,
-    CallStep,
-    Current,
-    Free,
-    Input,
-    Keep,
-    LaunchStep,
-    Plan,
-    Region,
-    Reuse,
-    Step,
-    ViewStep,
-    launched,
-)  # fmt: skip
 from lenz.ir.tensor import TensorType
 from lenz.plan.native_shim import names
 from lenz.plan.regions import defined
@@ -61,7 +46,7 @@ class Replay:
     """
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[ir.Step, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     kept: tuple[str, ...]
@@ -75,7 +60,7 @@ class Replay:
 class Graphed:
     """The graphs of a plan, and the outer plan; `outside` says why steps are not in graphs."""
 
-    plan: Plan
+    plan: ir.Plan
     device: str
     replays: tuple[Replay, ...]
     outside: tuple[str, ...]
@@ -86,51 +71,51 @@ class Graphed:
         return tuple(dict.fromkeys(n for r in self.replays for n in r.pinned))
 
 
-def graphed(p: Plan, moved: Collection[str] = ()) -> Graphed:
+def graphed(p: ir.Plan, moved: Collection[str] = ()) -> Graphed:
     """The graphs of a plan with regions, and the outer plan. Raises Uncaptured.
 
     Pinned arguments that have `moved` may be anywhere.
     """
-    parts = [s if isinstance(s, Region) else Region("outside", (s,)) for s in p.steps]
+    parts = [s if isinstance(s, ir.Region) else ir.Region("outside", (s,)) for s in p.steps]
     places, inside = _places(p), [x for x in parts if x.kind == "graph"]
     outside = [x.why + places.get(id(x.steps[0]), "") for x in parts if x.why]
     if not inside:
         raise Uncaptured(outside[0])
-    arguments = {i.name for i in p.inputs if isinstance(i, Input)}
-    binds = [s for s in p.flat if isinstance(s, BindSize) and s.source in arguments]
+    arguments = {i.name for i in p.inputs if isinstance(i, ir.Input)}
+    binds = [s for s in p.flat if isinstance(s, ir.BindSize) and s.source in arguments]
     roots = _roots(p.flat)
     writes = _writes(p, inside, roots)
     used = {a.name for a in p.outputs if isinstance(a, Ref)}
-    replays, around = list[Replay](), list[list[Step]]()
+    replays, around = list[Replay](), list[list[ir.Step]]()
     for x in reversed(parts):
         if x.kind != "graph":
             used |= {n for s in x.steps for n in _named(s)}
-            around.append([s for s in x.steps if not isinstance(s, Current) and s not in binds])
+            around.append([s for s in x.steps if not isinstance(s, ir.Current) and s not in binds])
             continue
         chain = _chain(x, used, roots, writes)
         name = f"{GRAPH}{len(inside) - len(replays) - 1}"
         r = _replay(name, x, used, roots, writes, {s.name for s in chain})
         used |= {*r.reads, *(s.source for s in chain)}
         replays.append(r)
-        allocs = [Alloc(n, writes[n]) for n in r.writes]
-        launch = LaunchStep(r.name, (), (), ONE, x.device, graph=True)
-        around.append([*allocs, launch, *map(Keep, r.kept), *chain])
+        allocs = [ir.Alloc(n, writes[n]) for n in r.writes]
+        launch = ir.LaunchStep(r.name, (), (), ONE, x.device, graph=True)
+        around.append([*allocs, launch, *map(ir.Keep, r.kept), *chain])
     found = _settled(p, moved, replays[::-1], roots)
     calls = {r.name: (*r.reads, *r.writes) for r in found}
     told = [
-        replace(s, args=calls[s.kernel]) if isinstance(s, LaunchStep) and s.graph else s
+        replace(s, args=calls[s.kernel]) if isinstance(s, ir.LaunchStep) and s.graph else s
         for part in reversed(around)
         for s in part
     ]
     names = {*arguments, *(c.name for c in p.constants), *(n for s in told for n in defined(s))}
-    told = [s for s in told if not isinstance(s, Free) or s.name in names]
+    told = [s for s in told if not isinstance(s, ir.Free) or s.name in names]
     device = inside[0].device
-    whole = (*binds, Current(device), *told)
-    plan = replace(p, steps=whole, kernels=launched(whole), comments=())
+    whole = (*binds, ir.Current(device), *told)
+    plan = replace(p, steps=whole, kernels=ir.launched(whole), comments=())
     return Graphed(plan, device, tuple(found), tuple(dict.fromkeys(outside)))
 
 
-def _places(p: Plan) -> dict[int, str]:
+def _places(p: ir.Plan) -> dict[int, str]:
     """The user's source lines of launches and calls, by step identity."""
     found, steps = dict[int, str](), p.flat
     for k, text in p.comments:
@@ -140,14 +125,16 @@ def _places(p: Plan) -> dict[int, str]:
     return found
 
 
-def _writes(p: Plan, parts: Sequence[Region], roots: Mapping[str, str]) -> dict[str, TensorType]:
+def _writes(
+    p: ir.Plan, parts: Sequence[ir.Region], roots: Mapping[str, str]
+) -> dict[str, TensorType]:
     """Buffers that graphs write into the caller's memory, with their types.
 
     For memory allocated by the plan, it is the first buffer of a result's memory. Memory allocated
     by a library, or a view of it, is copied with its own type.
     """
     inside = [s for x in parts for s in x.steps]
-    made = {s.name: s.type for s in inside if isinstance(s, Alloc)}
+    made = {s.name: s.type for s in inside if isinstance(s, ir.Alloc)}
     own = {n for s in inside for n in defined(s)}
     found, taken = dict[str, TensorType](), list[str]()
     for k, (a, type) in enumerate(zip(p.outputs, p.results, strict=True)):
@@ -165,13 +152,13 @@ def _writes(p: Plan, parts: Sequence[Region], roots: Mapping[str, str]) -> dict[
 
 
 def _chain(
-    x: Region, used: Collection[str], roots: Mapping[str, str], writes: Collection[str]
-) -> list[Reuse | ViewStep]:
+    x: ir.Region, used: Collection[str], roots: Mapping[str, str], writes: Collection[str]
+) -> list[ir.Reuse | ir.ViewStep]:
     """The views that the outer plan repeats, since their memory is not the graph's."""
     own = {n for s in x.steps for n in defined(s)}
-    wanted, found = {*used}, list[Reuse | ViewStep]()
+    wanted, found = {*used}, list[ir.Reuse | ir.ViewStep]()
     for s in reversed(x.steps):
-        if isinstance(s, Reuse | ViewStep) and s.name in wanted and s.name not in writes:
+        if isinstance(s, ir.Reuse | ir.ViewStep) and s.name in wanted and s.name not in writes:
             root = roots[s.name]
             if root in writes or root not in own:
                 found.append(s)
@@ -181,7 +168,7 @@ def _chain(
 
 def _replay(
     name: str,
-    x: Region,
+    x: ir.Region,
     used: Collection[str],
     roots: Mapping[str, str],
     writes: Collection[str],
@@ -200,17 +187,17 @@ def _replay(
 
 
 def _settled(
-    p: Plan, moved: Collection[str], replays: Sequence[Replay], roots: Mapping[str, str]
+    p: ir.Plan, moved: Collection[str], replays: Sequence[Replay], roots: Mapping[str, str]
 ) -> list[Replay]:
     """The graphs with operands sorted by kind, and the copies."""
-    tensors = [i for i in p.inputs if isinstance(i, Input)]
+    tensors = [i for i in p.inputs if isinstance(i, ir.Input)]
     pinned = {i.name for i in tensors if i.pinned and i.name not in moved}
     # Buffers kept by one graph for another are copied back as well.
     last = {i.name for i in tensors if not i.written}
     fixed = {c.name for c in p.constants} | {n for r in replays for n in r.kept}
     found = []
     for r in replays:
-        made = {s.name for s in r.steps if isinstance(s, Alloc) and not s.zero}
+        made = {s.name for s in r.steps if isinstance(s, ir.Alloc) and not s.zero}
         reads = tuple(n for n in r.reads if n not in fixed and n not in pinned)
         touched = {roots.get(n, n) for s in r.steps for n in _handled(s)}
         moving = [roots.get(n, n) for n in (*reads, *r.writes)]
@@ -225,28 +212,28 @@ def _settled(
     return found
 
 
-def _roots(steps: Sequence[Step]) -> dict[str, str]:
+def _roots(steps: Sequence[ir.Step]) -> dict[str, str]:
     """Each buffer in another's memory -> the first buffer of that memory."""
     roots: dict[str, str] = {}
     for s in steps:
-        if isinstance(s, Reuse | ViewStep):
+        if isinstance(s, ir.Reuse | ir.ViewStep):
             roots[s.name] = roots.get(s.source, s.source)
     return roots
 
 
-def _named(s: Step) -> tuple[str, ...]:
+def _named(s: ir.Step) -> tuple[str, ...]:
     """The buffers that a step uses."""
     match s:
-        case Reuse() | ViewStep():
+        case ir.Reuse() | ir.ViewStep():
             return (s.source,)
-        case LaunchStep():
+        case ir.LaunchStep():
             return s.args
-        case CallStep():
+        case ir.CallStep():
             return tuple(names(s))
         case _:
             return ()
 
 
-def _handled(s: Step) -> tuple[str, ...]:
+def _handled(s: ir.Step) -> tuple[str, ...]:
     """The buffers whose addresses a library may keep."""
-    return tuple(names(s)) if isinstance(s, CallStep) else ()
+    return tuple(names(s)) if isinstance(s, ir.CallStep) else ()

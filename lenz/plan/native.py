@@ -16,23 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lenz.ir import plan as ir
 from lenz.ir.graph import Atom, Named, Ref
-from lenz.ir.plan import (
-    Alloc,
-    BindSize,
-    CallStep,
-    Check,
-    Current,
-    Free,
-    Input,
-    Keep,
-    LaunchStep,
-    Lay,
-    Plan,
-    Reuse,
-    Step,
-    ViewStep,
-)  # fmt: skip
 from lenz.plan.native_args import take_arguments
 from lenz.plan.native_frame import (
     Frame,
@@ -65,17 +50,17 @@ class Native:
     shims: tuple[str, ...]
 
 
-def native(p: Plan, layout: TorchLayout) -> Native:
+def native(p: ir.Plan, layout: TorchLayout) -> Native:
     """The code of a plan. Raises Refused."""
     f = Frame(layout)
     for s in (*p.inputs, *p.constants, *p.flat):
-        if isinstance(s, Input | Alloc | Reuse | ViewStep | Lay):
+        if isinstance(s, ir.Input | ir.Alloc | ir.Reuse | ir.ViewStep | ir.Lay):
             f.types[s.name] = s.type
     take_arguments(f, p)
     gpus = tuple(
-        dict.fromkeys(kind_and_number(s.device)[1] for s in p.flat if isinstance(s, Current))
+        dict.fromkeys(kind_and_number(s.device)[1] for s in p.flat if isinstance(s, ir.Current))
     )
-    graphs = [s.kernel for s in p.flat if isinstance(s, LaunchStep) and s.graph]
+    graphs = [s.kernel for s in p.flat if isinstance(s, ir.LaunchStep) and s.graph]
     leaves = [f'call void @leave(ptr @"{name}")' for name in graphs[:1]]
     leave = "\n  ".join([*leaves, *["call i32 @exchange(i32 %before)"] * bool(gpus)])
     if gpus:
@@ -97,43 +82,43 @@ def native(p: Plan, layout: TorchLayout) -> Native:
     return Native(text, tuple(f.objects), f.slots, numbers, tuple(f.shims))
 
 
-def on_gpu(p: Plan) -> bool:
+def on_gpu(p: ir.Plan) -> bool:
     """Whether a tensor that the plan names is on a GPU."""
     typed = (*p.inputs, *p.constants, *p.flat)
-    types = [s.type for s in typed if isinstance(s, Input | Alloc | Lay)]
+    types = [s.type for s in typed if isinstance(s, ir.Input | ir.Alloc | ir.Lay)]
     return any(t.device.startswith("cuda") for t in types)
 
 
-def _step(f: Frame, s: Step) -> None:
+def _step(f: Frame, s: ir.Step) -> None:
     match s:
-        case BindSize():
+        case ir.BindSize():
             if s.var not in f.sizes:
                 which = "strides" if s.stride else "sizes"
                 read = f"call i64 @read_{which}(ptr {f.handle(s.source)}, i64 {s.dim})"
                 f.bind(s.var, f.out.let(read))
-        case Alloc():
+        case ir.Alloc():
             _alloc(f, s)
-        case Keep():
+        case ir.Keep():
             kept = f.inside(f.object(("constant", s.name)))
             f.succeed(f.out.let(f"call i32 @alias(ptr {kept}, ptr {f.slot(f.new(s.name))})"))
-        case Reuse() | ViewStep():
+        case ir.Reuse() | ir.ViewStep():
             _view(f, s)
-        case LaunchStep():
+        case ir.LaunchStep():
             _launch(f, s)
-        case CallStep():
+        case ir.CallStep():
             if not shim(f, s):
                 _call(f, s)
-        case Lay():
+        case ir.Lay():
             _lay(f, s)
-        case Free():
+        case ir.Free():
             f.drop(s.name)
-        case Check():
+        case ir.Check():
             f.succeed(f.out.let("load i64, ptr %status"), 64)
-        case Current():
+        case ir.Current():
             f.out.put(f"call i32 @exchange(i32 {kind_and_number(s.device)[1]})")
 
 
-def _alloc(f: Frame, s: Alloc) -> None:
+def _alloc(f: Frame, s: ir.Alloc) -> None:
     """New memory, or that of an argument which nothing else holds."""
     kind, number = kind_and_number(s.type.device)
     told = f"{f.layout_of(s.type)}, {tensor(s.type)}, i32 {int(kind == 'cuda')}, i32 {number}"
@@ -152,7 +137,7 @@ def _alloc(f: Frame, s: Alloc) -> None:
     b.whole, b.dtype = True, s.type.dtype
 
 
-def _over(f: Frame, s: Alloc) -> str:
+def _over(f: Frame, s: ir.Alloc) -> str:
     """Take the memory of an argument if it is free, and go to the returned label."""
     given = [_value(f, a, "tuple") for a in (s.type.shape, s.type.layout.stride)]
     item = f.python(s.over)
@@ -165,9 +150,9 @@ def _over(f: Frame, s: Alloc) -> str:
     return done
 
 
-def _view(f: Frame, s: Reuse | ViewStep) -> None:
+def _view(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
     """Another name for the memory of a buffer."""
-    ends, source = isinstance(s, Reuse), f.buffers[s.source]
+    ends, source = isinstance(s, ir.Reuse), f.buffers[s.source]
     is_seen, is_taken = s.taker == "autograd", s.taker != "kernels"
     if s.same and (not s.detached or not is_seen):
         if ends:
@@ -192,12 +177,12 @@ def _view(f: Frame, s: Reuse | ViewStep) -> None:
         f.drop(s.source)
 
 
-def _rename(f: Frame, s: Reuse | ViewStep) -> None:
+def _rename(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
     f.buffers[s.name] = f.buffers.pop(s.source)
     f.slots[s.name] = f.buffers[s.name].slot
 
 
-def _share(f: Frame, s: Reuse | ViewStep) -> None:
+def _share(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
     """One tensor under two names, each dropped by itself."""
     b = f.buffers[s.source]
     found = f.out.let(f"load ptr, ptr {f.slot(b)}")
@@ -210,12 +195,12 @@ def _share(f: Frame, s: Reuse | ViewStep) -> None:
         f.out.put(f"call i32 @aoti_torch_new_tensor_handle(ptr {found}, ptr {f.slot(other)})")
 
 
-def _seen(f: Frame, s: Reuse | ViewStep) -> None:
+def _seen(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
     """The same in Python, which keeps autograd's data."""
     item, t = f.python(s.source), s.type
     if not s.same:
         layout = [_value(f, a, "tuple") for a in (t.shape, t.layout.stride)]
-        if isinstance(s, Reuse):
+        if isinstance(s, ir.Reuse):
             name, last = "reuse", _value(f, Named("dtype", t.dtype.name))
         else:
             name, last = "view", _value(f, t.layout.offset)
@@ -225,7 +210,7 @@ def _seen(f: Frame, s: Reuse | ViewStep) -> None:
     f.new(s.name, item).dtype = t.dtype
 
 
-def _launch(f: Frame, s: LaunchStep) -> None:
+def _launch(f: Frame, s: ir.LaunchStep) -> None:
     """Run a kernel."""
     args = [f"ptr {f.data(a)}" for a in s.args] + [f"i64 {f.number(v)}" for v in s.sizes]
     if s.grid is None and s.device:
@@ -250,7 +235,7 @@ def _launch(f: Frame, s: LaunchStep) -> None:
     f.succeed(f.out.let(f"call i32 @{name}({told}, i64 {len(args)}{last})"))
 
 
-def _call(f: Frame, s: CallStep) -> None:
+def _call(f: Frame, s: ir.CallStep) -> None:
     """Call an eager op by its Python function."""
     keywords = tuple([k for k, _ in s.kwargs])
     given = [_value(f, a) for a in (*s.args, *(a for _, a in s.kwargs))]
@@ -295,7 +280,7 @@ def _bind(f: Frame, o: str | Sym | None, item: str) -> None:
         f.out.put(f"call void @Py_DecRef(ptr {item})")
 
 
-def _lay(f: Frame, s: Lay) -> None:
+def _lay(f: Frame, s: ir.Lay) -> None:
     """Check a result, and copy it in Python if its strides differ."""
     t, out, b = s.type, f.out, f.buffers[s.name]
     kind, number = kind_and_number(t.device)
@@ -371,7 +356,7 @@ def _is_known(a: Atom) -> bool:
     return not isinstance(a, Ref) and (not isinstance(a, Sym) or isinstance(a, Int))
 
 
-def _results(f: Frame, p: Plan, leave: str) -> None:
+def _results(f: Frame, p: ir.Plan, leave: str) -> None:
     """Make the tuple of results, and drop the rest."""
     items = [_owned(f, *_value(f, a)) for a in p.outputs]
     f.hold()

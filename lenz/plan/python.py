@@ -12,26 +12,9 @@ from collections.abc import Sequence
 
 from lenz.debug.between import between
 from lenz.errors import InternalError
+from lenz.ir import plan as ir
 from lenz.ir.dtype import DTYPES, DType, dtype_named
 from lenz.ir.graph import Atom, Named, Ref
-from lenz.ir.plan import (
-    Alloc,
-    BindSize,
-    CallStep,
-    Check,
-    Current,
-    Free,
-    Input,
-    Keep,
-    LaunchStep,
-    Lay,
-    Plan,
-    Reuse,
-    SizeInput,
-    Step,
-    ViewStep,
-    place_of,
-)  # fmt: skip
 from lenz.ir.tensor import TensorType
 from lenz.sym import ZERO, Sym, Var, as_multiple, show, to_python
 
@@ -74,7 +57,7 @@ if __name__ == "__main__":
 
 
 def source(
-    p: Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = False, watched: bool = False
+    p: ir.Plan, sizes: Sequence[tuple[str, int]] = (), comments: bool = False, watched: bool = False
 ) -> str:
     """The module's text; `comments` says where each launch came from.
 
@@ -103,10 +86,12 @@ def source(
     )
 
 
-def signatures(p: Plan) -> dict[str, tuple[int, int, str]]:
+def signatures(p: ir.Plan) -> dict[str, tuple[int, int, str]]:
     """The number of pointers and of sizes that each kernel takes, and its GPU."""
     return {
-        s.kernel: (len(s.args), len(s.sizes), s.device) for s in p.flat if isinstance(s, LaunchStep)
+        s.kernel: (len(s.args), len(s.sizes), s.device)
+        for s in p.flat
+        if isinstance(s, ir.LaunchStep)
     }
 
 
@@ -114,8 +99,8 @@ def _listed(items: Sequence[str]) -> str:
     return "[\n" + "".join(f"    {i},\n" for i in items) + "]" if items else "[]"
 
 
-def _described(i: Input | SizeInput) -> str:
-    if isinstance(i, SizeInput):
+def _described(i: ir.Input | ir.SizeInput) -> str:
+    if isinstance(i, ir.SizeInput):
         return repr(str(i.value))
     t = i.type
     shape, stride = tuple(map(show, t.shape)), tuple(map(show, t.layout.stride))
@@ -130,15 +115,15 @@ def _shape(sizes: Sequence[Sym]) -> str:
 class _Writer:
     """Writes the body of `call`, and collects the globals that it uses."""
 
-    def __init__(self, p: Plan, comments: bool, watched: bool) -> None:
+    def __init__(self, p: ir.Plan, comments: bool, watched: bool) -> None:
         self.p, self.watched = p, watched
         self.comments = dict(p.comments) if comments else {}
         self.whys, self.about = dict(p.comments), ""  # the last launch, for the check behind it
         self.ops: dict[str, str] = {}
         self.dtypes: dict[DType, str] = {}
         self.names: dict[str, str] = {}
-        self.inputs = {i.name for i in p.inputs if isinstance(i, Input)}
-        current = [_gpu(s.device) for s in p.flat if isinstance(s, Current)]
+        self.inputs = {i.name for i in p.inputs if isinstance(i, ir.Input)}
+        current = [_gpu(s.device) for s in p.flat if isinstance(s, ir.Current)]
         self.gpus = tuple(dict.fromkeys(current))
         self.current = self.gpus[0] if self.gpus else -1
         # Names used by the module itself; a buffer with such a name gets another.
@@ -154,7 +139,7 @@ class _Writer:
     def call(self) -> list[str]:
         """Lines of the function."""
         p, lines = self.p, []
-        names = [self.var(i.name) if isinstance(i, Input) else self.size(k) for k, i in
+        names = [self.var(i.name) if isinstance(i, ir.Input) else self.size(k) for k, i in
                  enumerate(p.inputs)]  # fmt: skip
         if names:
             lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
@@ -171,8 +156,8 @@ class _Writer:
         for k, step in enumerate(p.flat):
             if k in self.comments:
                 lines.append(f"# {self.comments[k]}")
-            if isinstance(step, LaunchStep):
-                self.about = place_of(p.name, k, step, self.whys.get(k))
+            if isinstance(step, ir.LaunchStep):
+                self.about = ir.place_of(p.name, k, step, self.whys.get(k))
             made = self.step(step)
             lines.extend(between(k, step, made, self.var) if self.watched else made)
         results = ", ".join(self.atom(a) for a in p.outputs)
@@ -207,7 +192,7 @@ class _Writer:
     def size(self, position: int) -> str:
         """The variable of an integer argument."""
         i = self.p.inputs[position]
-        assert isinstance(i, SizeInput)
+        assert isinstance(i, ir.SizeInput)
         return i.value.name if isinstance(i.value, Var) else f"_size{position}"
 
     def sizes(self) -> list[str]:
@@ -216,7 +201,7 @@ class _Writer:
 
     def checks(self) -> list[str]:
         """One test for all tensor arguments; the slow path finds and names the fault."""
-        tensors = [i for i in self.p.inputs if isinstance(i, Input)]
+        tensors = [i for i in self.p.inputs if isinstance(i, ir.Input)]
         if not tensors:
             return []
         names = ", ".join(self.var(i.name) for i in tensors)
@@ -236,46 +221,46 @@ class _Writer:
             f"    {slow}(({names},), ({wanted},))",
         ]
 
-    def step(self, s: Step) -> list[str]:
+    def step(self, s: ir.Step) -> list[str]:
         """Lines of one step."""
         match s:
-            case BindSize():
+            case ir.BindSize():
                 return [] if s.source in self.inputs else [f"{s.var.name} = {_read(self, s)}"]
-            case Alloc():
+            case ir.Alloc():
                 made = [f"{self.var(s.name)} = {self.empty(s)}"]
                 if s.over:
                     taken = f"rt.over({self.var(s.over)}, {_layout(s.type)})"
                     test = f"if {self.var(s.name)} is None:"
                     return [f"{self.var(s.name)} = {taken}", test, f"    {made[0]}"]
                 return [*made, f"{self.var(s.name)}.zero_()"] if s.zero else made
-            case Keep():
+            case ir.Keep():
                 raise InternalError("native code alone replays graphs", pass_name="plan")
-            case Reuse():
+            case ir.Reuse():
                 old, new, t = self.var(s.source), self.var(s.name), s.type
                 form = f"rt.reuse({old}, {_layout(t)}, {self.dtype(t.dtype)})"
                 form = (old if s.same else form) + ".detach()" * s.detached
                 return [f"{new} = {form}", f"del {old}"]
-            case ViewStep():
+            case ir.ViewStep():
                 return [f"{self.var(s.name)} = {_view(self, s)}"]
-            case Current():
+            case ir.Current():
                 before, self.current = self.current, _gpu(s.device)
                 # The first GPU is current when `run` begins.
                 return [f"rt.exchange_gpu({self.current})"] if self.current != before else []
-            case Lay():
+            case ir.Lay():
                 name = self.var(s.name)
                 t = s.type
                 told = f"{_layout(t)}, {self.dtype(t.dtype)}, {place(t.device)!r}, {s.op!r}"
                 return [f"{name} = rt.lay({name}, {told}{', True' * s.aligned})"]
-            case LaunchStep():
+            case ir.LaunchStep():
                 return self.launch(s)
-            case CallStep():
+            case ir.CallStep():
                 return self.eager(s)
-            case Check():
+            case ir.Check():
                 return ["if failed:", f"    rt.raise_failed(failed, {self.about!r})"]
-            case Free():
+            case ir.Free():
                 return [f"del {self.var(s.name)}"]
 
-    def launch(self, s: LaunchStep) -> list[str]:
+    def launch(self, s: ir.LaunchStep) -> list[str]:
         args = [f"{self.var(a)}.data_ptr()" for a in s.args]
         args += [to_python(v) for v in s.sizes]
         if s.grid is None:
@@ -283,7 +268,7 @@ class _Writer:
         stream = f"stream{_gpu(s.device)}"
         return [f"{s.kernel}({stream}, {to_python(s.grid)}, {', '.join(args)})"]
 
-    def eager(self, s: CallStep) -> list[str]:
+    def eager(self, s: ir.CallStep) -> list[str]:
         args = [self.atom(a) for a in s.args]
         args += [f"{_name(k)}={self.atom(a)}" for k, a in s.kwargs]
         text = f"{self.op(s.op)}({', '.join(args)})"
@@ -300,7 +285,7 @@ class _Writer:
             text = f"rt.several({text}, {len(outs)}, {s.op!r})"
         return [f"{', '.join(outs)}, = {text}"]
 
-    def empty(self, s: Alloc) -> str:
+    def empty(self, s: ir.Alloc) -> str:
         """New memory, by the fastest call."""
         t = s.type
         what = f"{_layout(t)}, {self.dtype(t.dtype)}"
@@ -346,14 +331,14 @@ class _Writer:
                 return repr(a)
 
 
-def own_names(p: Plan) -> list[str]:
+def own_names(p: ir.Plan) -> list[str]:
     """Names that code uses unchanged: kernels, constants, sizes.
 
     Raises ValueError for a name that is not a Python identifier: the plan may come from a file.
     """
-    given = [v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars]
-    read = [s.var for s in p.flat if isinstance(s, BindSize)]
-    made = [o for s in p.flat if isinstance(s, CallStep) for o in s.outs if isinstance(o, Var)]
+    given = [v for i in p.inputs if isinstance(i, ir.SizeInput) for v in i.value.free_vars]
+    read = [s.var for s in p.flat if isinstance(s, ir.BindSize)]
+    made = [o for s in p.flat if isinstance(s, ir.CallStep) for o in s.outs if isinstance(o, Var)]
     sizes = [v.name for v in (*given, *read, *made)] + [name for name, _ in p.most]
     names = [*p.kernels, *signatures(p), *(c.name for c in p.constants), *sizes]
     return list(map(_name, names))
@@ -366,7 +351,7 @@ def _name(text: str) -> str:
     return text
 
 
-def _tests(w: _Writer, i: Input) -> list[str]:
+def _tests(w: _Writer, i: ir.Input) -> list[str]:
     """Conditions on an argument other than its sizes and strides."""
     name = w.var(i.name)
     found = [f"{name}.dtype is {w.dtype(i.type.dtype)}"]
@@ -379,11 +364,11 @@ def _given(w: _Writer) -> list[tuple[Var, str, int]]:
     """Sizes from arguments: the variable, the text that reads it, and its factor."""
     found: dict[Var, tuple[Var, str, int]] = {}
     for k, i in enumerate(w.p.inputs):
-        scaled = as_multiple(i.value) if isinstance(i, SizeInput) else None
+        scaled = as_multiple(i.value) if isinstance(i, ir.SizeInput) else None
         if scaled is not None and scaled[1] > 1:
             found.setdefault(scaled[0], (scaled[0], w.size(k), scaled[1]))
     for s in w.p.flat:
-        if isinstance(s, BindSize) and s.source in w.inputs:
+        if isinstance(s, ir.BindSize) and s.source in w.inputs:
             found.setdefault(s.var, (s.var, _read(w, s), s.factor))
     return list(found.values())
 
@@ -394,11 +379,11 @@ def _broken(w: _Writer) -> list[str]:
     return tests + [f"{name} > {end}" for name, end in w.p.most]
 
 
-def _read(w: _Writer, s: BindSize) -> str:
+def _read(w: _Writer, s: ir.BindSize) -> str:
     return f"{w.var(s.source)}.{'stride' if s.stride else 'size'}({s.dim})"
 
 
-def _view(w: _Writer, s: ViewStep) -> str:
+def _view(w: _Writer, s: ir.ViewStep) -> str:
     source, t = w.var(s.source), s.type
     own = ".detach()" * s.detached
     if s.same:

@@ -13,24 +13,8 @@ from typing import Any
 
 import torch
 
+from lenz.ir import plan as ir
 from lenz.ir.graph import Named, atom_syms
-from lenz.ir.plan import (
-    Alloc,
-    BindSize,
-    CallStep,
-    Check,
-    Current,
-    Input,
-    Keep,
-    LaunchStep,
-    Lay,
-    Plan,
-    Region,
-    Reuse,
-    SizeInput,
-    Step,
-    ViewStep,
-)  # fmt: skip
 from lenz.runtime import executor
 from lenz.sym import Var
 
@@ -42,28 +26,30 @@ LOOKS = "it reads the result of another step"
 class _Part:
     """Consecutive steps, the random keys drawn before them, and why they are outside graphs."""
 
-    steps: list[Step]
-    drawn: list[Step] = field(default_factory=list)
+    steps: list[ir.Step]
+    drawn: list[ir.Step] = field(default_factory=list)
     why: str = ""
 
 
-def regioned(p: Plan) -> Plan:
+def regioned(p: ir.Plan) -> ir.Plan:
     """The plan, divided into regions."""
-    arguments = {i.name for i in p.inputs if isinstance(i, Input)}
-    binds = [s for s in p.flat if isinstance(s, BindSize) and s.source in arguments]
-    known = {v for i in p.inputs if isinstance(i, SizeInput) for v in i.value.free_vars}
+    arguments = {i.name for i in p.inputs if isinstance(i, ir.Input)}
+    binds = [s for s in p.flat if isinstance(s, ir.BindSize) and s.source in arguments]
+    known = {v for i in p.inputs if isinstance(i, ir.SizeInput) for v in i.value.free_vars}
     known |= {s.var for s in binds}
     rest, (device, why) = [s for s in p.flat if s not in binds], _device(p.flat)
-    steps: list[Step | Region] = [*binds]
+    steps: list[ir.Step | ir.Region] = [*binds]
     for x in [] if why else _parts(rest, known):
-        is_graph = not x.why and sum(isinstance(s, LaunchStep | CallStep) for s in x.steps) > 1
+        is_graph = (
+            not x.why and sum(isinstance(s, ir.LaunchStep | ir.CallStep) for s in x.steps) > 1
+        )
         if is_graph or x.why:
             kind: Any = "graph" if is_graph else "outside"
-            steps += [*x.drawn, Region(kind, tuple(x.steps), x.why, device * is_graph)]
+            steps += [*x.drawn, ir.Region(kind, tuple(x.steps), x.why, device * is_graph)]
         else:
             steps += [*x.drawn, *x.steps]
-    if not any(isinstance(s, Region) for s in steps):
-        steps = [*binds, Region("outside", tuple(rest), why or ALONE)]
+    if not any(isinstance(s, ir.Region) for s in steps):
+        steps = [*binds, ir.Region("outside", tuple(rest), why or ALONE)]
     old = p.flat
     whys = {id(old[k]): text for k, text in p.comments}
     made = replace(p, steps=tuple(steps))
@@ -71,14 +57,14 @@ def regioned(p: Plan) -> Plan:
     return replace(made, comments=comments)
 
 
-def _parts(steps: Sequence[Step], known: Collection[Var]) -> list[_Part]:
+def _parts(steps: Sequence[ir.Step], known: Collection[Var]) -> list[_Part]:
     """Cut the steps where one cannot be captured."""
     parts, own = [_Part([]), _Part([])], set[str]()
     drawn = {n for s in steps if _draws(s) for n in defined(s)}
     for s in steps:
-        if _draws(s) or (isinstance(s, Lay) and s.name in drawn):
+        if _draws(s) or (isinstance(s, ir.Lay) and s.name in drawn):
             parts[-1].drawn.append(s)
-        elif (looks := isinstance(s, Lay) and s.name not in own) and not parts[-1].steps:
+        elif (looks := isinstance(s, ir.Lay) and s.name not in own) and not parts[-1].steps:
             parts[-2].steps.append(s)  # it reads the result of the step before
         elif why := LOOKS if looks else _refusal(s, known):
             parts += [_Part([s], why=why), _Part([])]
@@ -89,48 +75,48 @@ def _parts(steps: Sequence[Step], known: Collection[Var]) -> list[_Part]:
     return [x for x in parts if x.steps or x.drawn]
 
 
-def _draws(s: Step) -> bool:
-    return isinstance(s, CallStep) and s.draws == "key"
+def _draws(s: ir.Step) -> bool:
+    return isinstance(s, ir.CallStep) and s.draws == "key"
 
 
-def defined(s: Step) -> tuple[str, ...]:
+def defined(s: ir.Step) -> tuple[str, ...]:
     """The buffers that a step defines."""
     match s:
-        case Alloc() | Keep() | Reuse() | ViewStep():
+        case ir.Alloc() | ir.Keep() | ir.Reuse() | ir.ViewStep():
             return (s.name,)
-        case CallStep() if not s.into:
+        case ir.CallStep() if not s.into:
             return tuple(o for o in s.outs if isinstance(o, str))
         case _:
             return ()
 
 
-def _device(steps: Sequence[Step]) -> tuple[str, str]:
+def _device(steps: Sequence[ir.Step]) -> tuple[str, str]:
     """The GPU of a plan, or why it has no graph."""
-    named = [s.device for s in steps if isinstance(s, Current)]
-    named += [s.type.device for s in steps if isinstance(s, Alloc | Lay)]
+    named = [s.device for s in steps if isinstance(s, ir.Current)]
+    named += [s.type.device for s in steps if isinstance(s, ir.Alloc | ir.Lay)]
     found = list(dict.fromkeys(d for d in named if d.startswith("cuda")))
     if len(found) == 1:
         return found[0], ""
     return "", "it runs on more than one GPU" if found else "it has no GPU kernel"
 
 
-def _refusal(s: Step, known: Collection[Var]) -> str:
+def _refusal(s: ir.Step, known: Collection[Var]) -> str:
     """Why a graph cannot hold this step; "" if it can."""
     if not _sizes(s) <= {*known}:
         return "its sizes depend on values"
     match s:
-        case LaunchStep(grid=None) | Check():
+        case ir.LaunchStep(grid=None) | ir.Check():
             return "a kernel runs on the CPU"
-        case Alloc() if not s.type.device.startswith("cuda"):
+        case ir.Alloc() if not s.type.device.startswith("cuda"):
             return "it allocates CPU memory"
-        case BindSize():
+        case ir.BindSize():
             return f"{s.source} has a size known only to the call"
-        case CallStep():
+        case ir.CallStep():
             return _refused_call(s, known)
     return ""
 
 
-def _refused_call(s: CallStep, known: Collection[Var]) -> str:
+def _refused_call(s: ir.CallStep, known: Collection[Var]) -> str:
     if not s.op.startswith("aten."):
         return f"{s.op} may do anything"
     op: Any = executor.resolve(s.op, direct=False)
@@ -148,14 +134,14 @@ def _refused_call(s: CallStep, known: Collection[Var]) -> str:
     return f"{s.op} draws random numbers" if s.draws else ""
 
 
-def _sizes(s: Step) -> set[Var]:
+def _sizes(s: ir.Step) -> set[Var]:
     """The variables in the sizes of a step."""
     match s:
-        case Alloc() | Reuse() | ViewStep() | Lay():
+        case ir.Alloc() | ir.Reuse() | ir.ViewStep() | ir.Lay():
             told = (*s.type.shape, *s.type.layout.stride, s.type.layout.offset)
-        case LaunchStep():
+        case ir.LaunchStep():
             told = (*s.sizes, *(() if s.grid is None else (s.grid,)))
-        case CallStep():
+        case ir.CallStep():
             told = tuple(x for a in (*s.args, *(a for _, a in s.kwargs)) for x in atom_syms(a))
         case _:
             told = ()

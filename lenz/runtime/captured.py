@@ -13,19 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lenz.ir.plan import (
-    Alloc,
-    BindSize,
-    CallStep,
-    Check,
-    Current,
-    Free,
-    LaunchStep,
-    Lay,
-    Reuse,
-    Step,
-    ViewStep,
-)
+from lenz.ir import plan as ir
 from lenz.ir.tensor import TensorType
 from lenz.runtime import executor
 from lenz.sym import Sym, Var, evaluate
@@ -46,7 +34,7 @@ class Wanted:
     mutated copied reads that are also copied back
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[ir.Step]
     reads: Mapping[str, Tensor]
     writes: Mapping[str, Tensor]
     fixed: Mapping[str, Tensor]
@@ -112,55 +100,55 @@ class Runner:
         """Name a tensor, which may be in the memory of `source`."""
         self.env[name] = t
 
-    def step(self, s: Step) -> None:
+    def step(self, s: ir.Step) -> None:
         """Run one step."""
         match s:
-            case BindSize():
+            case ir.BindSize():
                 t = self.env[s.source]
                 self.sizes[s.var] = (t.stride(s.dim) if s.stride else t.size(s.dim)) // s.factor
-            case Alloc():
+            case ir.Alloc():
                 self.name(s.name, self.memory(s))
                 if s.zero:
                     self.env[s.name].zero_()
-            case Reuse() | ViewStep():
+            case ir.Reuse() | ir.ViewStep():
                 self.view(s)
-            case LaunchStep():
+            case ir.LaunchStep():
                 self.launch(s)
-            case CallStep():
+            case ir.CallStep():
                 self.call(s)
-            case Lay():
+            case ir.Lay():
                 place = -1 if s.type.device == "cpu" else torch.device(s.type.device).index
                 told = *self.layout(s.type), s.type.dtype.torch, place, s.op, s.aligned
                 self.name(s.name, executor.lay(self.env[s.name], *told))
-            case Free():
+            case ir.Free():
                 self.env.pop(s.name, None)
-            case Check():
+            case ir.Check():
                 if self.failed:
                     executor.raise_failed(self.failed)
-            case Current():
+            case ir.Current():
                 pass
             case _:
                 raise RuntimeError(f"nobody runs a {type(s).__name__}")
 
-    def memory(self, s: Alloc) -> Tensor:
+    def memory(self, s: ir.Alloc) -> Tensor:
         """New memory."""
         shape, stride = self.layout(s.type)
         return torch.empty_strided(shape, stride, dtype=s.type.dtype.torch, device=s.type.device)
 
-    def view(self, s: Reuse | ViewStep) -> None:
+    def view(self, s: ir.Reuse | ir.ViewStep) -> None:
         """The memory of another buffer."""
         t, source = s.type, self.env[s.source]
         if s.same:
             made = source
-        elif isinstance(s, Reuse):
+        elif isinstance(s, ir.Reuse):
             made = executor.reuse(source, *self.layout(t), t.dtype.torch)
         else:
             made = executor.view(source, *self.layout(t), self.size(t.layout.offset))
         self.name(s.name, made.detach() if s.detached else made, s.source)
-        if isinstance(s, Reuse):
+        if isinstance(s, ir.Reuse):
             del self.env[s.source]
 
-    def call(self, s: CallStep) -> None:
+    def call(self, s: ir.CallStep) -> None:
         """Call an eager op."""
         args = [self.value(a, self.look) for a in s.args]
         got = executor.resolve(s.op)(*args, **{k: self.value(a, self.look) for k, a in s.kwargs})
@@ -175,7 +163,7 @@ class Runner:
             elif isinstance(o, str):
                 self.name(o, part)
 
-    def launch(self, s: LaunchStep) -> list[int]:
+    def launch(self, s: ir.LaunchStep) -> list[int]:
         """Launch a kernel; returns its addresses and sizes."""
         given = [self.env[a].data_ptr() for a in s.args] + [self.size(v) for v in s.sizes]
         if s.grid is None:
