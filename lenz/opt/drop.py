@@ -15,23 +15,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from lenz.context import Context
+from lenz.ir import graph as ir
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, keep_checks, nodes_of, syms_of
-from lenz.ir.graph import (
-    LOOPS,
-    Extern,
-    Graph,
-    Loop,
-    Node,
-    Pointwise,
-    Reduction,
-    Scan,
-    atom_refs,
-    bodies_of,
-    loop_axes,
-    outs_of,
-    reads_of,
-)
 from lenz.ir.op import MASKED
 from lenz.ir.tensor import Axis, Buffer, TensorType, contiguous
 from lenz.sym import ZERO, Sym, Var
@@ -39,11 +25,11 @@ from lenz.sym import ZERO, Sym, Var
 Condition: TypeAlias = tuple[tuple[Axis, ...], Expr]
 
 
-def drop(g: Graph, cx: Context) -> Graph:
+def drop(g: ir.Graph, cx: Context) -> ir.Graph:
     """Keep the nodes that outputs, mutations, effects, sizes and checks need."""
-    nodes: list[Node] = [
-        Pointwise(n.out, n.axes, const(0, n.out.dtype))
-        if isinstance(n, (Pointwise, Reduction, Scan)) and ZERO in n.out.type.shape
+    nodes: list[ir.Node] = [
+        ir.Pointwise(n.out, n.axes, const(0, n.out.dtype))
+        if isinstance(n, (ir.Pointwise, ir.Reduction, ir.Scan)) and ZERO in n.out.type.shape
         else n
         for n in g.nodes
     ]
@@ -53,51 +39,51 @@ def drop(g: Graph, cx: Context) -> Graph:
     return replace(g, nodes=tuple(kept))
 
 
-def _needed(g: Graph, nodes: list[Node], done: Set[Condition] | None) -> list[Node]:
+def _needed(g: ir.Graph, nodes: list[ir.Node], done: Set[Condition] | None) -> list[ir.Node]:
     """The needed nodes; with `done`, also the remaining checks of loops whose values are unused.
 
     The walk is from the end: checks of one such loop may need the values of another, which stays.
     """
-    live = {r for a in g.outputs for r in atom_refs(a)}
+    live = {r for a in g.outputs for r in ir.atom_refs(a)}
     live |= {name for m in g.mutations for name in (m.input, m.value)}
-    kept: list[Node] = []
+    kept: list[ir.Node] = []
     given = {v for b in g.inputs for s in _sizes(b) for v in s.free_vars}
     for n in reversed(nodes):
-        if not _has_effect(n, given) and not any(b.name in live for b in outs_of(n)):
-            if done is None or not isinstance(n, LOOPS) or not checks_of(n) - done:
+        if not _has_effect(n, given) and not any(b.name in live for b in ir.outs_of(n)):
+            if done is None or not isinstance(n, ir.LOOPS) or not checks_of(n) - done:
                 continue
             n = only_checks(n)
         kept.append(n)
-        live.update(reads_of(n))
+        live.update(ir.reads_of(n))
     return kept[::-1]
 
 
-def checks_of(n: Node) -> set[Condition]:
+def checks_of(n: ir.Node) -> set[Condition]:
     """The ops of a loop that may fail, with the loop's axes."""
-    if not isinstance(n, LOOPS) or not any(e.checks for e in bodies_of(n)):
+    if not isinstance(n, ir.LOOPS) or not any(e.checks for e in ir.bodies_of(n)):
         return set()
-    return {(loop_axes(n), e) for e in nodes_of(*bodies_of(n)) if e.op.guarded}
+    return {(ir.loop_axes(n), e) for e in nodes_of(*ir.bodies_of(n)) if e.op.guarded}
 
 
-def only_checks(n: Loop) -> Loop:
+def only_checks(n: ir.Loop) -> ir.Loop:
     """Only the checks of a map, along the axes that they depend on; any other loop as it is."""
-    if not isinstance(n, Pointwise) or any(e.op is MASKED for e in nodes_of(n.body)):
+    if not isinstance(n, ir.Pointwise) or any(e.op is MASKED for e in nodes_of(n.body)):
         return n
     body = keep_checks(const(False, BOOL), (n.body,))
     moving = {v for e in nodes_of(body) for s in syms_of(e) for v in s.free_vars}
     axes = tuple(a for a in n.axes if a.var in moving)
     kind = TensorType(BOOL, n.out.type.device, contiguous([a.extent for a in axes]))
-    return Pointwise(replace(n.out, type=kind), axes, body)
+    return ir.Pointwise(replace(n.out, type=kind), axes, body)
 
 
-def _has_effect(n: Node, given: Collection[Var]) -> bool:
+def _has_effect(n: ir.Node, given: Collection[Var]) -> bool:
     # A call must happen if it writes, has visible effects, or yields a size.
-    if not isinstance(n, Extern):
+    if not isinstance(n, ir.Extern):
         return False
-    if n.mutates or n.is_seen or len(outs_of(n)) < sum(o is not None for o in n.outs):
+    if n.mutates or n.is_seen or len(ir.outs_of(n)) < sum(o is not None for o in n.outs):
         return True
     # Sizes that the call determines at run time: an assertion may be their only reader.
-    return any(v not in given for b in outs_of(n) for s in _sizes(b) for v in s.free_vars)
+    return any(v not in given for b in ir.outs_of(n) for s in _sizes(b) for v in s.free_vars)
 
 
 def _sizes(b: Buffer | Sym) -> tuple[Sym, ...]:

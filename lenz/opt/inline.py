@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz.context import Context
+from lenz.ir import graph as ir
 from lenz.ir.expr import (
     Expr,
     cost_of,
@@ -28,25 +29,6 @@ from lenz.ir.expr import (
     reindex,
     replace_loads,
     syms_of,
-)
-from lenz.ir.graph import (
-    LOOPS,
-    Extern,
-    Graph,
-    Loop,
-    Node,
-    Pointwise,
-    Reduction,
-    Scan,
-    Scatter,
-    Sort,
-    View,
-    atom_refs,
-    bodies_of,
-    buffers_of,
-    loop_axes,
-    map_bodies,
-    reads_of,
 )
 from lenz.ir.op import LOAD, MASKED
 from lenz.ir.tensor import Axis, Buffer
@@ -84,51 +66,51 @@ class Uses:
     apart: bool = False
 
 
-def inline(g: Graph, cx: Context) -> Graph:
+def inline(g: ir.Graph, cx: Context) -> ir.Graph:
     """Substitute producers into readers, in one walk from the first node to the last."""
     if not cx.options.inline:
         return g
     g = drop(g, cx)  # dead nodes do not count as readers
     uses = uses_of(g)
     # A read may not move past a call that writes its buffer.
-    written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
-    bodies: dict[str, Pointwise] = {}
+    written = {name for n in g.nodes if isinstance(n, ir.Extern) for name in n.mutates}
+    bodies: dict[str, ir.Pointwise] = {}
     kept: dict[str, tuple[Sym, ...]] = {}
     covered: set[str] = set()  # producers with checks that some reader repeats in full
 
-    def substituted(n: Node) -> Node:
-        if isinstance(n, LOOPS):
+    def substituted(n: ir.Node) -> ir.Node:
+        if isinstance(n, ir.LOOPS):
             n = _substitute(n, bodies, covered)
         if (
-            isinstance(n, Pointwise)
+            isinstance(n, ir.Pointwise)
             and _inlines(n, uses[n.out.name], kept, g.env)
             and not any(e.attrs[0] in written for e in loads_of(n.body))
             and cx.allow("inline", n.out.name)
         ):
             bodies[n.out.name] = n
-        elif isinstance(n, LOOPS):
+        elif isinstance(n, ir.LOOPS):
             kept[n.out.name] = n.out.shape
         return n
 
     return _without(each(g, substituted), bodies, covered)
 
 
-def _without(g: Graph, inlined: Collection[str], covered: Collection[str]) -> Graph:
+def _without(g: ir.Graph, inlined: Collection[str], covered: Collection[str]) -> ir.Graph:
     """The graph without nodes that were inlined everywhere; checks that would be lost stay."""
-    read = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
+    read = {r for a in g.outputs for r in ir.atom_refs(a)} | {m.value for m in g.mutations}
 
-    def checks(n: Node) -> Node | Sequence[Node]:
-        if isinstance(n, Pointwise) and n.out.name in inlined and n.out.name not in read:
+    def checks(n: ir.Node) -> ir.Node | Sequence[ir.Node]:
+        if isinstance(n, ir.Pointwise) and n.out.name in inlined and n.out.name not in read:
             if not n.body.checks or n.out.name in covered:
                 return ()
             n = only_checks(n)
-        read.update(reads_of(n))
+        read.update(ir.reads_of(n))
         return n
 
     return each(g, checks, last_first=True)
 
 
-def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: SymEnv) -> bool:
+def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: SymEnv) -> bool:
     if u.loops == 0:
         return False
     size = len(nodes_of(n.body))
@@ -155,7 +137,7 @@ def _inlines(n: Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: Sy
     return cost <= CHEAP and loads <= 2 and factor <= 4 * u.loads
 
 
-def _pays_on_gpu(n: Pointwise, u: Uses, own: int, launch: bool) -> bool:
+def _pays_on_gpu(n: ir.Pointwise, u: Uses, own: int, launch: bool) -> bool:
     """Compare the cost of recomputing with a store, the loads and, if needed, a kernel.
 
     Readers that read each element at their own position can share its kernel, so only additional
@@ -177,7 +159,7 @@ def _pays_on_gpu(n: Pointwise, u: Uses, own: int, launch: bool) -> bool:
     return (u.reads - own) * each <= 2 * own * size + can.moved * launch
 
 
-def _moving(n: Pointwise) -> list[Expr]:
+def _moving(n: ir.Pointwise) -> list[Expr]:
     """The nodes that vary along the innermost axis; a GPU computes the rest once per tile row."""
     inner = [a.var for a in n.axes if a.extent is not ONE][-1:]
     memo: dict[Expr, bool] = {}
@@ -199,18 +181,18 @@ def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv, lanes: int) -> int:
     return env.hint(product(a.extent for a in outer)) * -(-inner // lanes)
 
 
-def _covers(e: Expr, n: Loop, p: Pointwise) -> bool:
+def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise) -> bool:
     """True if a loop loads a map's result at all indices at which the map's checks differ."""
     checks = only_checks(p).axes
     every = list(zip(e.attrs[1], p.out.shape, strict=True))
     pairs = [d for a, d in zip(p.axes, every, strict=True) if a in checks]
     inside = {x for i, size in every for x in (i, size - 1 - i)}
-    for m in nodes_of(*bodies_of(n)):
+    for m in nodes_of(*ir.bodies_of(n)):
         masks = m.op is MASKED and any(x.attrs == e.attrs for x in loads_of(m.args[1]))
         # Tests may only say that the index is inside the result.
         if masks and any(spare_of(t) not in inside for t in tests_of(m.args[0])):
             return False
-    axes = loop_axes(n)
+    axes = ir.loop_axes(n)
     moved = [v for i, _ in pairs for v in i.free_vars]
     if len(set(moved)) == len(moved) and all(_all_along(i, size, axes) for i, size in pairs):
         return True
@@ -250,7 +232,7 @@ def _takes_each_once(dims: Sequence[tuple[Sym, Sym]], axes: Sequence[Axis]) -> b
     return rest is ZERO and not steps and step is product(size for _, size in dims)
 
 
-def _substitute(n: Loop, bodies: dict[str, Pointwise], covered: set[str]) -> Loop:
+def _substitute(n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str]) -> ir.Loop:
     budget = MAX_NODES
     origins: dict[str, None] = {}
 
@@ -269,30 +251,30 @@ def _substitute(n: Loop, bodies: dict[str, Pointwise], covered: set[str]) -> Loo
         at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
         return reindex(p.body, at, e.args)
 
-    if not any(name in bodies for name in reads_of(n)):
+    if not any(name in bodies for name in ir.reads_of(n)):
         return n
-    new = map_bodies(n, lambda e: replace_loads(e, replacement))
+    new = ir.map_bodies(n, lambda e: replace_loads(e, replacement))
     origin = tuple(dict.fromkeys((*origins, *n.out.origin)))
     return replace(new, out=replace(n.out, origin=origin))
 
 
-def uses_of(g: Graph) -> dict[str, Uses]:
+def uses_of(g: ir.Graph) -> dict[str, Uses]:
     """Count the readers of every buffer."""
     uses: dict[str, Uses] = {}
-    shapes = {name: b.shape for name, b in buffers_of(g).items()}
+    shapes = {name: b.shape for name, b in ir.buffers_of(g).items()}
 
     def of(name: str) -> Uses:
         return uses.setdefault(name, Uses())
 
     for n in g.nodes:
         match n:
-            case Pointwise() | Reduction() | Scan() | Sort() | Scatter():
-                if isinstance(n, Scatter):
+            case ir.Pointwise() | ir.Reduction() | ir.Scan() | ir.Sort() | ir.Scatter():
+                if isinstance(n, ir.Scatter):
                     of(n.base).other += 1
-                axes, can = loop_axes(n), capabilities_of(n.out.type.device)
+                axes, can = ir.loop_axes(n), capabilities_of(n.out.type.device)
                 elements = max(g.env.hint(product(a.extent for a in axes)), 1)
                 seen: dict[str, int] = {}
-                for e in loads_of(*bodies_of(n)):
+                for e in loads_of(*ir.bodies_of(n)):
                     name = e.attrs[0]
                     if can.units:
                         once = name not in seen and _takes_each_once(
@@ -307,24 +289,24 @@ def uses_of(g: Graph) -> dict[str, Uses]:
                     u.loads += count
                     u.elements += elements * count
                 of(n.out.name)
-            case View():
+            case ir.View():
                 of(n.source).other += 1
                 of(n.out.name)
-            case Extern():
+            case ir.Extern():
                 for o in n.outs:
                     if isinstance(o, Buffer):
                         of(o.name)
                 for a in (*n.args, *(v for _, v in n.kwargs)):
-                    for r in atom_refs(a):
+                    for r in ir.atom_refs(a):
                         of(r).other += 1
     for a in g.outputs:
-        for r in atom_refs(a):
+        for r in ir.atom_refs(a):
             of(r).other += 1
     for m in g.mutations:
         of(m.value).loops += 1
         of(m.value).loads += 1
     for n in reversed(g.nodes):
-        if isinstance(n, Pointwise) and of(n.out.name).apart:
+        if isinstance(n, ir.Pointwise) and of(n.out.name).apart:
             for e in loads_of(n.body):
                 of(e.attrs[0]).apart = True
     return uses
