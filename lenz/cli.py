@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     searched.add_argument("--seconds", type=float, default=300.0, help="limit of one run (300)")
     searched.add_argument("file", help="a Python file; many processes run it anew")
     searched.add_argument("arguments", nargs=argparse.REMAINDER, help="the file's own")
+    alone = command(repro, "Write one kernel as a script: its error, its time and the limit.")
+    alone.add_argument("kernel", help="its name, as reports and profiles show it")
+    where = "a folder that LENZ_DEBUG=1 wrote, or one of several (LENZ_DEBUG_DIR)"
+    alone.add_argument("folder", nargs="?", help=where)
     made = command(inspect, "The contents of an artifact: arguments, weights, code, plan.")
     made.add_argument("artifact", help="a file or folder that lenz.export wrote; nothing is run")
     made.add_argument("--plan", action="store_true", help="also print the plan")
@@ -79,7 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     kept = command(cache, "The disk cache: locate, list, check, clear or carry it.")
     kept.add_argument("what", choices=CACHE, help="; ".join(f"{k}: {v}" for k, v in CACHE.items()))
     kept.add_argument("file", nargs="?", help="the bundle of export and import")
-    command(bench, "lenz beside eager and torch's default backend; needs the repository.")
     return parser
 
 
@@ -171,6 +172,16 @@ def bisect(parsed: argparse.Namespace) -> int:
     return bisected(parsed.file, parsed.function, parsed.arguments, parsed.seconds)
 
 
+def repro(parsed: argparse.Namespace) -> int:
+    """Write one kernel of a debug folder as a script that runs alone."""
+    from lenz.commands.kernel import kernel_script
+    from lenz.options import Options
+
+    folder = parsed.folder or Options.from_environment().debug_dir
+    print(f"written to {kernel_script(parsed.kernel, str(folder))}: run it with Python")
+    return 0
+
+
 def inspect(parsed: argparse.Namespace) -> int:
     """Print the contents of an artifact; nothing of it is run."""
     from lenz.artifact.container import read
@@ -220,12 +231,4 @@ def cache(parsed: argparse.Namespace) -> int:
             print(f"{upkeep.export(store, bundle)} entries written to {bundle}")
         case "import":
             print(f"{upkeep.include(store, bundle)} entries added")
-    return 0
-
-
-def bench(parsed: argparse.Namespace) -> int:
-    """Run the benchmarks of the repository."""
-    if importlib.util.find_spec("benchmarks") is None:
-        raise UserError("there are no benchmarks here", hint="run it in a clone of the repository")
-    runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
     return 0

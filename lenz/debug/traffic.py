@@ -52,6 +52,15 @@ def touched(k: Kernel, env: SymEnv) -> Touched:
     return Touched(_sum(loads, sizes, loops, env), _sum(stores, sizes, loops, env) | works)
 
 
+def bytes_moved(k: Kernel, env: SymEnv) -> tuple[int, int]:
+    """The bytes that a launch reads and writes, at the example sizes."""
+    counts, width = touched(k, env), {p.name: p.dtype.bytes for p in k.params}
+    read, written = (
+        sum(n * width[name] for name, n in part.items()) for part in (counts.read, counts.written)
+    )
+    return read, written
+
+
 def _sum(
     accesses: Iterable[tuple[str, Sym, tuple[Expr, ...]]],
     sizes: Mapping[str, int],
