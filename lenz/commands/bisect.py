@@ -12,6 +12,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from math import sqrt
 
 from lenz.commands.minimise import minimise
 from lenz.commands.probe import ALL, STAGES, Judged, Outcome, Probe
@@ -99,6 +100,8 @@ def bisected(file: str, function: str, arguments: Sequence[str], seconds: float)
     if not (whole := search.run()).kind:
         print(f"Nothing is wrong in {len(whole.graphs)} graphs: {whole.what or search.why}.")
         return 0
+    if whole.error > 0:  # the interpreter may round less well than compiled code
+        search.most = max(search.most, sqrt(search.most * min(whole.error, 1.0)))
     captured = search.run(last=0)
     if captured.kind:
         print(f"It is wrong before lenz compiles: {captured.what}. Try backend='aot_eager'.")

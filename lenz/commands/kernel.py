@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lenz.options import Options
 from lenz.pipeline import context  # which fills the table of scalar ops, for the reader
 from lenz.runtime.executor import raise_failed
 from lenz.runtime.script import random_tensor
-from lenz.sym import SymEnv
+from lenz.sym import SymEnv, evaluate
 
 FILE = "ir_after_fusion.ir"
 NARROW = re.compile(r"\b(bf16|f16|f32|f8e\w+)\b")  # types in the text of a kernel
@@ -86,15 +86,11 @@ def run_kernel(text: str, sizes: Mapping[str, int], device: str) -> None:
     wide, near = (_interpreted(x, given, sizes) for x in forms)
     code = assemble({k.name: (k, device)}, context(Options(cache=False)))()
     own = [t.to(device, copy=True) for t in given]
-    args = [*(t.data_ptr() for t in own), *(sizes[v.name] for v in k.sizes)]
-    if runs_programs(device):
-        args = [torch.cuda.current_stream(device).cuda_stream, env.hint(programs(k)), *args]
 
     def run() -> None:
         for t in _those(k, own, "work"):
             t.zero_()
-        if failed := code.functions[k.name](*args):
-            raise_failed(failed)
+        call_kernel(code.functions[k.name], k, own, sizes, device)
 
     run()
     error = distance([t.cpu() for t in _those(k, own, "out", "inout")], wide)
@@ -106,6 +102,23 @@ def run_kernel(text: str, sizes: Mapping[str, int], device: str) -> None:
     print(f"error against float64  {error:.1e}; {by_interpreter}")
     print(f"time of a launch       {us:.2f} us on {device}, for {nbytes / 1e6:.3f} MB")
     print(f"of the limit           {limit / us:.1%}: a copy of that takes {limit:.2f} us")
+
+
+def call_kernel(
+    call: Callable[..., Any],
+    k: Kernel,
+    tensors: Sequence[Tensor],
+    sizes: Mapping[str, int],
+    device: str,
+) -> None:
+    """Run a compiled kernel on tensors of its device; raises the error of a failed check."""
+    values = {v: sizes[v.name] for v in k.sizes}
+    args = [*(t.data_ptr() for t in tensors), *values.values()]
+    if runs_programs(device):
+        stream = torch.cuda.current_stream(device).cuda_stream
+        args = [stream, evaluate(programs(k), values), *args]
+    if failed := call(*args):
+        raise_failed(failed)
 
 
 def _interpreted(k: Kernel, given: Sequence[Tensor], sizes: Mapping[str, int]) -> list[Tensor]:

@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from lenz.commands.compare import distance, exact, fresh, tensors_of
+from lenz.commands.kernel import call_kernel
 from lenz.context import Context
 from lenz.debug.blame import blame, last_line
 from lenz.debug.names import shown, titled
@@ -34,13 +35,12 @@ from lenz.ir.plan import Boxed
 from lenz.ir.printer import show, show_node
 from lenz.keys import native_names
 from lenz.lower import lower
-from lenz.machines import assemble, runs_programs
+from lenz.machines import assemble
 from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.pipeline import compile_program, kernels_of, named
 from lenz.process import ask
 from lenz.recall import context
-from lenz.runtime.executor import raise_failed
 from lenz.schedule import schedule
 
 STAGES = ("lower", *PASSES)
@@ -58,7 +58,7 @@ class Probe:
     last      so many graphs are compiled, in their order; later ones run in eager
     stage     the last pass of graph `last - 1`, whose result the interpreter runs; "" for all
     fuel      the optional rewrites of that graph
-    given     so many of its launches are interpreted, others compiled (on CPUs); without a plan
+    given     so many of its launches are interpreted, others compiled; without a plan
     """
 
     file: str
@@ -84,6 +84,7 @@ class Outcome:
     lines       IR and the user's line: of each node of the last graph after its last stage, of each
                 kernel, or of an error
     used, rewrite  the number of the last graph's optional rewrites, and the last of them
+    error       the distance from float64, if there is one
     """
 
     kind: str = ""
@@ -94,6 +95,7 @@ class Outcome:
     lines: list[tuple[str, str]] = field(default_factory=list)
     used: int = 0
     rewrite: str = ""
+    error: float = 0.0
 
     def keep(self, out: Any) -> None:
         """Keep the tensors of a result."""
@@ -176,18 +178,17 @@ class Bench:
         self.seen.lines = [(show(x.kernel), last_line(x.origins)) for x in steps]
         wanted, done = {x.kernel.name for x in steps[p.given :]}, count()
         kernels = {name: k for name, k in kernels_of(s).items() if name in wanted}
-        if any(runs_programs(device) for _, device in kernels.values()):
-            self.seen.fail(Unsupported("kernels of GPUs are not run one by one"), "unknown")
-            return program.eager()
         code = assemble(kernels, cx)()
 
         def run(k: Kernel, memory: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
             if next(done) < p.given:
                 interp_kernel(k, memory, sizes)
                 return
-            args = [*(t.data_ptr() for t in memory.values()), *(sizes[v.name] for v in k.sizes)]
-            if failed := code.functions[k.name](*args):
-                raise_failed(failed)
+            device = kernels[k.name][1]
+            own = [t.to(device) for t in memory.values()]
+            call_kernel(code.functions[k.name], k, own, sizes, device)
+            for t, made in zip(memory.values(), own, strict=True):
+                t.copy_(made)
 
         return self.interpreted(program, g, partial(interp_schedule, run_kernel=run), s)
 
@@ -239,7 +240,7 @@ class Judged:
         found, why = ask(observe, replace(self.program, **how), seconds=self.seconds)
         seen = Outcome("dies", why) if found is None else found
         if not seen.kind and not self.why:
-            error = self.error(seen)
-            seen.what = f"error {error:.1e}, eager's {self.near:.1e}"
-            seen.kind = "wrong" if error > self.most else ""
+            seen.error = self.error(seen)
+            seen.what = f"error {seen.error:.1e}, eager's {self.near:.1e}"
+            seen.kind = "wrong" if seen.error > self.most else ""
         return seen

@@ -158,15 +158,6 @@ def test_a_planted_fault_is_named(
         assert trial.run().kind == "wrong", "the script has a main() for bisect and compare"
 
 
-@pytest.mark.slow
-def test_kernels_of_gpus_are_not_run_on_memory_of_the_cpu(folder: Path) -> None:
-    as_gpu = "import lenz.commands.probe as p\np.runs_programs = lambda device: True\n"
-    trial = probed(written(folder, as_gpu))
-    seen = trial.run(last=1, given=0)
-    assert (seen.kind, "of GPUs are not run one by one" in seen.what) == ("unknown", True)
-    assert not trial.run(last=1, given=ALL).kind, "the interpreter runs all of them"
-
-
 def test_a_right_program_has_status_0_and_each_state_of_it_is_right(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,3 +186,41 @@ def test_a_replayed_graph_says_so(cuda: str) -> None:
     options: dict[str, Any] = {"cuda_graphs": "on", "cache": False}
     report = lenz.explain(several, options=options)(*inputs(cuda))
     assert report.graphs and all(g.cuda_graph for g in report.graphs)
+
+
+FAULT = """
+import lenz.commands.probe
+import lenz.pipeline
+from lenz.ir.printer import show
+from lenz.ir.reader import read
+
+real = lenz.pipeline.assemble
+
+def assemble(kernels, cx):
+    changed = {n: (show(k).replace("0.5:f32", "0.75:f32"), d) for n, (k, d) in kernels.items()}
+    return real({n: (read(text), d) for n, (text, d) in changed.items()}, cx)
+
+lenz.pipeline.assemble = lenz.commands.probe.assemble = assemble
+"""
+WRONG = """
+import torch
+
+x = torch.linspace(-1, 1, 64 * 64, device="{device}").view(64, 64)
+
+def main():
+    y = torch.softmax(x, -1) @ x
+    return torch.exp(y * 0.5).sum(0)  # the line of the fault
+"""
+
+
+def test_bisect_names_the_kernel(
+    device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LENZ_DEBUG_DIR", str(tmp_path / "debug"))
+    file = tmp_path / "program.py"
+    file.write_text(FAULT + WRONG.format(device=device))
+    lines = file.read_text().splitlines()
+    line = next(k for k, text in enumerate(lines, 1) if "the line of the fault" in text)
+    assert main(["bisect", "--seconds", "40", str(file)]) == 1
+    told = capfd.readouterr().out
+    assert "The fault is in kernel fused_" in told and f"at {file}:{line}" in told, told
