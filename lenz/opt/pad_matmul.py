@@ -20,21 +20,9 @@ from dataclasses import dataclass, replace
 
 from lenz.context import Context
 from lenz.debug.blame import blaming
+from lenz.ir import graph as ir
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, reindex
-from lenz.ir.graph import (
-    Extern,
-    Graph,
-    Node,
-    Pointwise,
-    Reduction,
-    Ref,
-    Scatter,
-    View,
-    atom_refs,
-    buffers_of,
-    roots_of,
-)
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, strided
 from lenz.machines import capabilities_of
 from lenz.sym import ONE, Int, Sym, Var, substitute
@@ -45,14 +33,14 @@ UNIT = 8  # 2-byte numbers that the library moves at once
 Shape = tuple[Sym, ...]
 
 
-def pad_matmul(g: Graph, cx: Context) -> Graph:
+def pad_matmul(g: ir.Graph, cx: Context) -> ir.Graph:
     """Pad products of half types on GPUs with a ragged dimension, if that pays.
 
     A result that stays inside the graph, or is in `g.free`, becomes a view of its padded memory.
     """
     p = _Padder(g)
     for n in g.nodes:
-        if isinstance(n, Extern) and has(n.op, "product"):
+        if isinstance(n, ir.Extern) and has(n.op, "product"):
             with blaming(n):
                 p.decide(n, cx)
     if not p.products:
@@ -87,22 +75,22 @@ class _Copy:
 class _Padder:
     """First decides which products to pad and which maps to stretch for them, then rewrites."""
 
-    def __init__(self, g: Graph) -> None:
-        self.types = {name: b.type for name, b in buffers_of(g).items()}
-        self.maps = {n.out.name: n for n in g.nodes if isinstance(n, Pointwise)}
-        self.views = {n.out.name: n for n in g.nodes if isinstance(n, View)}
-        roots = roots_of(g.nodes)
+    def __init__(self, g: ir.Graph) -> None:
+        self.types = {name: b.type for name, b in ir.buffers_of(g).items()}
+        self.maps = {n.out.name: n for n in g.nodes if isinstance(n, ir.Pointwise)}
+        self.views = {n.out.name: n for n in g.nodes if isinstance(n, ir.View)}
+        roots = ir.roots_of(g.nodes)
         self.fixed = {roots.get(x, x) for x in _fixed(g)}
         self.pinned = frozenset(_pinned(g))
         self.products: dict[str, _Product] = {}
         self.stretched: dict[str, Shape] = {}
         self.copies: dict[_Copy, str] = {}
-        self.nodes: list[Node] = []
+        self.nodes: list[ir.Node] = []
         self.homes: dict[str, str] = {}  # for stretched maps, the buffers that they view
         self.laid: dict[str, Layout] = {}
         self.given: dict[tuple[str, Shape], str] = {}
 
-    def decide(self, n: Extern, cx: Context) -> None:
+    def decide(self, n: ir.Extern, cx: Context) -> None:
         """Record a product that is worth padding, and the maps to stretch for it."""
         out, sizes = n.outs[0], _sizes(n, self.types)
         if sizes is None or not isinstance(out, Buffer):
@@ -182,29 +170,29 @@ class _Padder:
             wanted = _swapped(wanted)
         return _Copy(self.shown(name)[0], layout, wanted)
 
-    def write(self, n: Node) -> None:
+    def write(self, n: ir.Node) -> None:
         """Append the replacement of a node."""
         match n:
-            case Pointwise() if n.out.name in self.stretched:
+            case ir.Pointwise() if n.out.name in self.stretched:
                 axes, at = _widened(n.axes, self.stretched[n.out.name])
                 body = _inside(axes, n.out.shape, reindex(n.body, at))
                 home = self.define(n.out, contiguous(self.stretched[n.out.name]))
-                self.nodes.append(Pointwise(home, axes, body))
+                self.nodes.append(ir.Pointwise(home, axes, body))
                 self.homes[n.out.name] = home.name
                 self.part(n.out, home)
-            case Reduction():
+            case ir.Reduction():
                 self.reduction(n)
-            case View() if n.source in self.laid:
+            case ir.View() if n.source in self.laid:
                 layout = strided(n.axes, self.laid[n.source].at(n.index))
                 assert layout is not None, n.out.name  # checked by `relays`
                 self.laid[n.out.name] = layout
                 self.nodes.append(replace(n, out=_with(n.out, layout)))
-            case Extern(outs=(Buffer(name) as out,)) if name in self.products:
+            case ir.Extern(outs=(Buffer(name) as out,)) if name in self.products:
                 self.product(n, out, self.products[name])
             case _:
                 self.nodes.append(n)
 
-    def reduction(self, n: Reduction) -> None:
+    def reduction(self, n: ir.Reduction) -> None:
         """A reduction includes the padding, to share the kernel of the map that has it.
 
         %s = reduce sum (j: 13 | r: 8) { load(%a, [r, j]) }
@@ -230,17 +218,17 @@ class _Padder:
         wide = self.stretched.get(root, old)
         return [(substitute(s, at), a, b) for s, a, b in zip(where, old, wide, strict=True)]
 
-    def product(self, n: Extern, out: Buffer, p: _Product) -> None:
+    def product(self, n: ir.Extern, out: Buffer, p: _Product) -> None:
         """A product of padded arguments; the unpadded part keeps the result's name."""
         args = list(n.args)
         for k, wanted in p.args.items():
-            args[k] = Ref(self.argument(_name(n, k), wanted))
+            args[k] = ir.Ref(self.argument(_name(n, k), wanted))
         home = out if p.out.shape == out.shape else self.define(out, p.out)
         self.nodes.append(replace(n, args=tuple(args), outs=(home,)))
         if p.is_copied:
             axes = axes_for(out.shape)
             body = load(home.name, [a.var for a in axes], out.dtype)
-            self.nodes.append(Pointwise(out, axes, body))
+            self.nodes.append(ir.Pointwise(out, axes, body))
         elif home is not out:
             self.part(out, home)
 
@@ -249,7 +237,7 @@ class _Padder:
         axes = axes_for(out.shape)
         self.laid[out.name] = Layout(out.shape, home.type.layout.stride)
         kept = _with(out, self.laid[out.name])
-        self.nodes.append(View(kept, home.name, axes, tuple(a.var for a in axes)))
+        self.nodes.append(ir.View(kept, home.name, axes, tuple(a.var for a in axes)))
 
     def argument(self, name: str, wanted: Shape) -> str:
         """A buffer with the `wanted` shape: a view of a stretched map, or a copy."""
@@ -273,7 +261,7 @@ class _Padder:
         shown = strided(wide, layout.at(where))
         assert shown is not None, name
         view = self.define(Buffer(name, self.types[name]), shown)
-        self.nodes.append(View(view, source, wide, where))
+        self.nodes.append(ir.View(view, source, wide, where))
         self.given[name, wanted] = view.name
         return view.name
 
@@ -285,7 +273,7 @@ class _Padder:
             where = tuple(a.var for a in axes)
             is_swapped = _is_transposed(self.types[name].layout)
             body = load(name, _swapped(where) if is_swapped else where, home.dtype)
-            self.nodes.append(Pointwise(home, axes, _inside(axes, copy.layout.shape, body)))
+            self.nodes.append(ir.Pointwise(home, axes, _inside(axes, copy.layout.shape, body)))
             self.copies[copy] = home.name
         return self.copies[copy]
 
@@ -310,34 +298,34 @@ def _common(a: Axis, reads: Iterable[list[tuple[Sym, Sym, Sym]]]) -> Sym:
     return found[0] if found and all(size is found[0] for size in found) else a.extent
 
 
-def _fixed(g: Graph) -> Iterator[str]:
+def _fixed(g: ir.Graph) -> Iterator[str]:
     """Buffers whose memory others write or alias."""
     for m in g.mutations:
         yield from (m.input, m.value)
     for n in g.nodes:
-        if isinstance(n, Scatter):
+        if isinstance(n, ir.Scatter):
             yield n.base
-        elif isinstance(n, Extern):
+        elif isinstance(n, ir.Extern):
             yield from (*n.mutates, *(name for _, name in n.aliases))
 
 
-def _pinned(g: Graph) -> Iterator[str]:
+def _pinned(g: ir.Graph) -> Iterator[str]:
     """Buffers with observable strides; other calls may derive their results' strides from them."""
     for a in g.outputs:
-        yield from (name for name in atom_refs(a) if name not in g.free)
+        yield from (name for name in ir.atom_refs(a) if name not in g.free)
     for n in g.nodes:
-        if isinstance(n, Extern) and not has(n.op, "product"):
+        if isinstance(n, ir.Extern) and not has(n.op, "product"):
             for a in (*n.args, *(v for _, v in n.kwargs)):
-                yield from atom_refs(a)
+                yield from ir.atom_refs(a)
 
 
-def _name(n: Extern, k: int) -> str:
+def _name(n: ir.Extern, k: int) -> str:
     a = n.args[k]
-    assert isinstance(a, Ref)
+    assert isinstance(a, ir.Ref)
     return a.name
 
 
-def _sizes(n: Extern, types: Mapping[str, TensorType]) -> list[int] | None:
+def _sizes(n: ir.Extern, types: Mapping[str, TensorType]) -> list[int] | None:
     """Batch, M, K and N of a product of half types by tensor cores; None if unknown."""
     first = int(trait(n.op, "product") or 0)
     out, a, b = n.outs[0], types[_name(n, first)], types[_name(n, first + 1)]
@@ -352,7 +340,7 @@ def _sizes(n: Extern, types: Mapping[str, TensorType]) -> list[int] | None:
 
 
 def _arguments(
-    n: Extern, types: Mapping[str, TensorType]
+    n: ir.Extern, types: Mapping[str, TensorType]
 ) -> tuple[dict[int, Shape], frozenset[str]]:
     """The arguments that need other shapes, and which of m, k and n are ragged and contiguous."""
     first = int(trait(n.op, "product") or 0)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from lenz import ops
 from lenz.context import Context
+from lenz.ir import graph as ir
 from lenz.ir.dtype import I64
 from lenz.ir.expr import (
     Expr,
@@ -28,17 +29,6 @@ from lenz.ir.expr import (
     reindex,
     replace_loads,
     syms_of,
-)
-from lenz.ir.graph import (
-    LOOPS,
-    Extern,
-    Graph,
-    Node,
-    Pointwise,
-    Reduction,
-    Sort,
-    buffers_of,
-    reads_of,
 )
 from lenz.ir.op import INDEX, REF
 from lenz.ir.tensor import Axis, Layout
@@ -59,36 +49,36 @@ COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 }  # fmt: skip
 
 
-def unloop(g: Graph, cx: Context) -> Graph:
+def unloop(g: ir.Graph, cx: Context) -> ir.Graph:
     """Unroll short reductions, and solve those whose body is zero except for one element."""
-    layouts = {name: b.type.layout for name, b in buffers_of(g).items()}
+    layouts = {name: b.type.layout for name, b in ir.buffers_of(g).items()}
     uses = uses_of(g)
     # A read may not move past a call that writes its buffer.
-    written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}
-    loops = {n.out.name for n in g.nodes if isinstance(n, LOOPS)}
-    sorts = {n.out.name for n in g.nodes if isinstance(n, Sort)}
-    hot: dict[str, Pointwise] = {}
+    written = {name for n in g.nodes if isinstance(n, ir.Extern) for name in n.mutates}
+    loops = {n.out.name for n in g.nodes if isinstance(n, ir.LOOPS)}
+    sorts = {n.out.name for n in g.nodes if isinstance(n, ir.Sort)}
+    hot: dict[str, ir.Pointwise] = {}
 
-    def straight(n: Node) -> Node:
-        if isinstance(n, Pointwise) and not written & set(reads_of(n)) and _one_hot(n.body):
+    def straight(n: ir.Node) -> ir.Node:
+        if isinstance(n, ir.Pointwise) and not written & set(ir.reads_of(n)) and _one_hot(n.body):
             hot[n.out.name] = n
-        if isinstance(n, Reduction) and runs_programs(n.out.type.device):
+        if isinstance(n, ir.Reduction) and runs_programs(n.out.type.device):
             u, body = uses[n.out.name], None
             # Readers that need the result for each element of its row share the row's kernel, and
             # so do nodes that store or sort those elements.
             rows = u.elements > u.loads * max(g.env.hint(product(n.out.shape)), 1)
-            stored = [r for r in reads_of(n) if r in loops and uses[r].other]
-            if not rows and not stored and not sorts & set(reads_of(n)):
+            stored = [r for r in ir.reads_of(n) if r in loops and uses[r].other]
+            if not rows and not stored and not sorts & set(ir.reads_of(n)):
                 body = written_out(n, layouts)
             body = _solved(n, hot) if body is None else body
             if body is not None and cx.allow("unloop", n.out.name):
-                return Pointwise(n.out, n.axes, finished(n.finish, body))
+                return ir.Pointwise(n.out, n.axes, finished(n.finish, body))
         return n
 
     return each(g, straight)
 
 
-def written_out(n: Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
+def written_out(n: ir.Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
     """The body of a short reduction, repeated for each element of the row."""
     lengths = [a.extent.value if isinstance(a.extent, Int) else LONGEST + 1 for a in n.raxes]
     combine = COMBINE.get(n.kind)
@@ -129,7 +119,7 @@ def _one_hot(e: Expr) -> list[Expr] | None:
     return conditions if any(c.op is EQ for c in conditions) else None
 
 
-def _solved(n: Reduction, hot: Mapping[str, Pointwise]) -> Expr | None:
+def _solved(n: ir.Reduction, hot: Mapping[str, ir.Pointwise]) -> Expr | None:
     """The only element of a sum that may be nonzero."""
     long = [a for a in n.raxes if a.extent is not ONE]
     if n.kind != "sum" or len(long) != 1:
