@@ -10,13 +10,16 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def ask(job: Callable[..., Any], *args: Any, seconds: float) -> tuple[Any, str]:
     """Run a job in a new process, which is killed after so many seconds.
 
     Returns its value, or None and how it ended.
     """
-    forks = "forkserver" in multiprocessing.get_all_start_methods()
+    # Dynamo's import may ask for GPUs, and a fork of a process that did so cannot use them.
+    forks = "forkserver" in multiprocessing.get_all_start_methods() and not torch.version.cuda
     place: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
         place.set_forkserver_preload(["torch._dynamo", job.__module__])

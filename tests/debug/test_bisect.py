@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from lenz.cli import main
 from lenz.commands.bisect import changed, halve
@@ -178,6 +180,21 @@ def test_a_right_program_has_status_0_and_each_state_of_it_is_right(
         assert not seen.kind, f"{state}: {seen.what}"
         assert seen.graphs == graphs
         assert bool(seen.lines) == bool({"stage", "given"} & state.keys())
+
+
+def test_where_torch_has_gpus_no_process_is_a_fork(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork of a process that asked for GPUs cannot use them, and Dynamo's import may ask."""
+    methods: list[str] = []
+    context = multiprocessing.get_context
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(
+        multiprocessing, "get_context", lambda m: [methods.append(m), context(m)][1]
+    )
+    trial = probed(written(folder), function="told", arguments=("5",))
+    assert [x.tolist() for x in trial.want] == [[2.0, 5.0]]
+    assert set(methods) == {"spawn"}
 
 
 def test_a_failure_in_eager_has_status_2(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
