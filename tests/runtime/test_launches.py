@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lenz.ir.binary import Binary
+from lenz.machine.cuda import driver
 from lenz.machine.cuda.driver import Launcher, _launcher
 
 THREADS, POINTERS, SIZES = 8, 3, 2
@@ -120,3 +121,14 @@ def test_wrong_arguments_leave_the_next_launch_whole() -> None:
     launch(2, 2, *[2] * (POINTERS + SIZES))
     launch(3, 0, *[3] * (POINTERS + SIZES))
     assert seen == [wanted(2)], "a launch of no programs is none"
+
+
+@pytest.mark.parametrize(("status", "kind"), [(1, RuntimeError), (2, torch.OutOfMemoryError)])
+def test_a_launch_without_memory_raises_the_error_that_programs_catch(
+    status: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strings = SimpleNamespace(cuGetErrorString=lambda status, text: 0)
+    monkeypatch.setattr(driver, "library", lambda: strings)
+    with pytest.raises(RuntimeError, match=f"launching kernel: CUDA error {status}") as e:
+        launcher(lambda *_: status)(1, 1, *[1] * (POINTERS + SIZES))
+    assert e.type is kind

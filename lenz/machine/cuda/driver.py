@@ -31,6 +31,7 @@ CONFIG = "7I4xQQI4x"
 CONFIG_BYTES = struct.calcsize("=" + CONFIG)
 CAPTURED = slice(CONFIG_BYTES + 8, CONFIG_BYTES + 16)  # of a record: whether a graph has the kernel
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY; a kernel whose registers spill takes memory too
 FREE_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 
 
@@ -69,7 +70,8 @@ def check(status: int, what: str) -> None:
         text = ctypes.c_char_p()
         library().cuGetErrorString(status, ctypes.byref(text))
         said = text.value.decode() if text.value else f"CUDA error {status}"
-        raise RuntimeError(f"{what}: {said}")
+        error = torch.OutOfMemoryError if status == OUT_OF_MEMORY else RuntimeError
+        raise error(f"{what}: {said}")
 
 
 def capability(number: int) -> int:
