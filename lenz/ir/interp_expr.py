@@ -282,7 +282,9 @@ def scan_last(kind: ScanKind, x: torch.Tensor) -> torch.Tensor:
 
 def update(flat: torch.Tensor, at: torch.Tensor, value: torch.Tensor, mode: UpdateMode) -> None:
     """Write or combine elements of a 1-d tensor in place; repeated positions in order."""
-    if mode != "set":
+    if mode == "add" and flat.dtype in (torch.bfloat16, torch.float16):  # rounds after each value
+        flat.index_add_(0, at, value)
+    elif mode != "set":
         flat.scatter_reduce_(0, at, value, _UPDATES[mode])
     elif torch.unique(at).numel() == at.numel():
         flat[at] = value

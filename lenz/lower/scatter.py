@@ -35,19 +35,24 @@ def update(
     over: Sequence[Sym],
     place: Callable[[Index], Place],
     value: Callable[[Index], Expr],
+    once: bool = False,
 ) -> Value:
-    """x with value(i) written to, or combined with, the element at place(i) for all i."""
+    """x with value(i) written to, or combined with, the element at place(i) for all i.
+
+    Sums and products of halves are rounded `once`, or on CPUs after each value, as eager's op does:
+    then 256 + 1 is 256 in bf16, but no wider copy of x is made.
+    """
     if ZERO in over:
         return b.map(x.at)
     if x.dtype is BOOL:  # a sum of bools is an or
         logical: dict[UpdateMode, UpdateMode] = {"add": "max", "mul": "min"}
         mode = logical.get(mode, mode)
-    if not runs_programs(x.device) or mode == "set":
+    on_gpu, half = runs_programs(x.device), x.dtype.is_half
+    if mode == "set" or not (on_gpu or (half and once and mode in ("add", "mul"))):
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
     # Updates of one element come in any order, so each must be one atomic instruction.
-    if mode == "mul" or (x.dtype.bits < 32 and not x.dtype.is_half):
+    if on_gpu and (mode == "mul" or (x.dtype.bits < 32 and not half)):
         raise Decline(f"{mode} updates of {x.dtype} that may collide")
-    half = x.dtype.is_half
     if not half and not (x.dtype.is_float and mode in ("max", "min")):
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
 
@@ -106,7 +111,7 @@ def _scatter(
     def value(i: Index) -> Expr:
         return src.at(i[: src.rank]) if isinstance(src, Value) else exact(src, i, x.dtype)
 
-    return update(b, MODES[reduce], x, index.shape, place, value)
+    return update(b, MODES[reduce], x, index.shape, place, value, once=True)
 
 
 lowering("scatter.src", any_dtype=True)(_scatter)
@@ -131,7 +136,7 @@ def _combined(
     if not include_self:
         none = ops.neutral(mode, x.dtype)
         start = b.scatter("set", x, over, lambda i: (*place(i), none), name=f"{x.name}_start")
-    total = update(b, mode, start, over, place, value)
+    total = update(b, mode, start, over, place, value, once=True)
     if reduce != "mean":
         return total
     own = const(1 if include_self else 0, I64)
@@ -268,7 +273,8 @@ def index_add(
     # Eager runs these as a scatter, which raises another error.
     is_scatter = alpha == 1 and index.dtype is I64 and x.rank > 1 and d in (0, x.rank - 1)
     fault = "assert_in_bounds" if is_scatter else "assert_in_range"
-    return update(b, "add", x, *_slices(x, dim, index, value, fault=fault))
+    slices = _slices(x, dim, index, value, fault=fault)
+    return update(b, "add", x, *slices, once=is_scatter)
 
 
 @lowering("index_copy", any_dtype=True)
