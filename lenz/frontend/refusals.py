@@ -162,6 +162,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     (f"{WIDE} _cdist_forward _pdist_forward", of(*HALVES)),
     ("avg_pool3d rrelu_with_noise rrelu_with_noise_functional", on_cpu(*HALVES)),
     ("complex polar", of(torch.bfloat16)),
+    ("nansum", on_cpu(torch.complex64, torch.complex128)),
     (FIRST, lambda x, *_, **__: x.dtype in (*BOOL, *INTS)),
     (f"{NUMERIC} randint_like", of(*BOOL)),
     ("pow clamp floor_divide remainder fmod", bools),

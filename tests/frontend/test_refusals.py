@@ -63,6 +63,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     ),
     "of no elements": (F.softsign, (B[:0],), (K[:0],)),
     "of no complex numbers": (lambda x: torch.where(x > 1, x, 0), (X[:0] * 1j,), (X[:0],)),
+    "sums of no complex numbers": (lambda x: x.nansum(0), (X * 1j,), (X,)),
     "of no complex margins": (lambda x: x.clamp(min=0) + 1, (X[:0] * 1j,), (X[:0],)),
     "some elements": (lambda x: torch.median(x, 0).values, (X[:0],), (X,)),
     "the second dimension": (torch.index_select, (X, 1, K + 5), (X, 1, K)),
