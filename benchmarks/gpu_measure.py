@@ -25,16 +25,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from benchmarks.measure import (
-    LENZ_GRAPHS,
-    LENZ_ON,
-    PEER,
-    PEER_GRAPHS,
-    Call,
-    Row,
-    compiled,
-    fresh,
-)
+from benchmarks.measure import LENZ_GRAPHS, LENZ_ON, PEER, PEER_GRAPHS, Call, Row, compiled, fresh
 from lenz.api import compile_graph
 from lenz.debug.trace import Recorder
 from lenz.frontend import FxProgram

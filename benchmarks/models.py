@@ -104,10 +104,7 @@ def resnet(batch: int = 8, size: int = 96) -> Example:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     config = ResNetConfig(
-        embedding_size=32,
-        hidden_sizes=[32, 64, 128, 256],
-        depths=[2, 2, 2, 2],
-        layer_type="basic",
+        embedding_size=32, hidden_sizes=[32, 64, 128, 256], depths=[2, 2, 2, 2], layer_type="basic"
     )
     config.num_labels = 100
     model = ResNetForImageClassification(config)

@@ -39,12 +39,7 @@ def needs_of(p: Plan, program: FxProgram) -> Needs:
 
 
 def load_program(
-    p: Plan,
-    functions: Functions,
-    alive: object,
-    program: FxProgram,
-    cx: Context,
-    again: Compile,
+    p: Plan, functions: Functions, alive: object, program: FxProgram, cx: Context, again: Compile
 ) -> Boxed:
     """The callable of a program; `again` compiles its fallbacks."""
     otherwise = Respecialised(program, cx, again)

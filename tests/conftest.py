@@ -77,7 +77,7 @@ LIMITS = {
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
+    }
 }
 BEYOND = ("avx512", "avx10", "amx-", "avx-vnni", "avxvnni", "avxifma", "avxneconvert")
 

@@ -236,9 +236,7 @@ def _described(value: Any, ranges: Mapping[Any, Any] | None = None) -> dict[str,
     }
 
 
-def _weights(
-    weights: Mapping[str, Tensor],
-) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _weights(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Where each weight is in the file, and the stored tensors: shared memory only once."""
     tensors: dict[str, Tensor] = {}
     seen: dict[Any, str] = {}

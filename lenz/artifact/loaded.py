@@ -71,9 +71,7 @@ class CompiledArtifact:
         return dict(zip(names, self._weights, strict=True))
 
     def save(
-        self,
-        path: str | os.PathLike[str],
-        format: Literal["binary", "unpacked"] = "binary",
+        self, path: str | os.PathLike[str], format: Literal["binary", "unpacked"] = "binary"
     ) -> None:
         """Write the artifact for `lenz.load`: one file, or a folder with readable texts."""
         if format not in ("binary", "unpacked"):

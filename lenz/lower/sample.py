@@ -52,12 +52,7 @@ def cubic(t: Expr) -> tuple[list[Expr], list[Expr]]:
     a = CURVE
     near, far = (a + 2, -(a + 3), 0.0, 1.0), (a, -5 * a, 8 * a, -4 * a)
     back = 1.0 - t
-    places = [
-        (far, t + 1.0, 1.0),
-        (near, t, 1.0),
-        (near, back, -1.0),
-        (far, back + 1.0, -1.0),
-    ]
+    places = [(far, t + 1.0, 1.0), (near, t, 1.0), (near, back, -1.0), (far, back + 1.0, -1.0)]
     weights = [poly(p, x) for p, x, _ in places]
     slopes = [poly((3 * p[0], 2 * p[1], p[2]), x) * s for p, x, s in places]
     return weights, slopes

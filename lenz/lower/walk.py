@@ -14,17 +14,7 @@ from lenz.context import Context
 from lenz.debug.blame import blaming
 from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
-from lenz.ir.graph import (
-    LOOPS,
-    Atom,
-    Graph,
-    Named,
-    Node,
-    Reduction,
-    Ref,
-    Scatter,
-    atom_refs,
-)
+from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, Scatter, atom_refs
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.complex import PARTS, Complex, Complexes

@@ -73,8 +73,7 @@ MUL_LOW = Op(
 
 mul_high = binary(MUL_HIGH, "The upper word of the 64-bit product of two u32.")
 mul_low = binary(
-    MUL_LOW,
-    "The lower word of the product of two u32: like `mul`, but cheaper beside `mul_high`.",
+    MUL_LOW, "The lower word of the product of two u32: like `mul`, but cheaper beside `mul_high`."
 )
 
 

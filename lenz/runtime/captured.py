@@ -177,11 +177,7 @@ class Record:
     """The words that `replay` reads; plan/native_cuda.ll explains them."""
 
     def __init__(
-        self,
-        c: Captured,
-        stream: int,
-        order: Sequence[str],
-        pinned: Sequence[tuple[int, int]],
+        self, c: Captured, stream: int, order: Sequence[str], pinned: Sequence[tuple[int, int]]
     ) -> None:
         self.alive: list[Any] = [c]
         places = list[int]()

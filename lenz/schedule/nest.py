@@ -12,16 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz import ops
-from lenz.ir.expr import (
-    Expr,
-    interpret,
-    load,
-    loads_of,
-    nodes_of,
-    rebuild,
-    reindex,
-    syms_of,
-)
+from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex, syms_of
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import position
 from lenz.ir.op import LOAD, REF

@@ -78,13 +78,7 @@ RANKS = {
 
 # Files that import each other in a circle, also where an import is for types only: operators of a
 # Sym build canonical ones, whose rules ask for bounds and factors of Syms.
-CIRCLE = (
-    "sym/divide.py",
-    "sym/expr.py",
-    "sym/polynomial.py",
-    "sym/prove.py",
-    "sym/recombine.py",
-)
+CIRCLE = ("sym/divide.py", "sym/expr.py", "sym/polynomial.py", "sym/prove.py", "sym/recombine.py")
 
 # The runtime runs with the compiler absent.
 RUNTIME_IMPORTS = (
@@ -139,30 +133,20 @@ BANNED_IMPORTS = ("torch._inductor", "pickle", "marshal", "shelve", "dill", "clo
 # Private modules and functions of torch outside of frontend/, each with its reason.
 TORCH_PRIVATE = {
     "artifact/export.py": {
-        "torch.utils._pytree": "torch.export describes arguments and results in its terms",
+        "torch.utils._pytree": "torch.export describes arguments and results in its terms"
     },
-    "artifact/loaded.py": {
-        "torch.utils._pytree": "takes arguments apart as torch.export did",
-    },
+    "artifact/loaded.py": {"torch.utils._pytree": "takes arguments apart as torch.export did"},
     "debug/precise.py": {
         "torch.utils._python_dispatch": "sees every op below autograd, which no public hook does",
         "torch._C._current_graph_task_id": "whether autograd's engine runs, which checks dtypes",
     },
     "commands/minimise.py": {
-        "torch._functorch.fx_minifier": "torch's delta debugging of graphs has no public name",
+        "torch._functorch.fx_minifier": "torch's delta debugging of graphs has no public name"
     },
-    "debug/counters.py": {
-        "torch._dynamo.utils": "torch's counters, where its users look for them",
-    },
-    "debug/torch_logs.py": {
-        "torch._logging": "the loggers behind TORCH_LOGS have no public door",
-    },
-    "lower/fallback.py": {
-        "torch._ops": "the classes of operators have no public name",
-    },
-    "lower/walk.py": {
-        "torch._ops": "the classes of operators have no public name",
-    },
+    "debug/counters.py": {"torch._dynamo.utils": "torch's counters, where its users look for them"},
+    "debug/torch_logs.py": {"torch._logging": "the loggers behind TORCH_LOGS have no public door"},
+    "lower/fallback.py": {"torch._ops": "the classes of operators have no public name"},
+    "lower/walk.py": {"torch._ops": "the classes of operators have no public name"},
     "page/guards.py": {
         "torch._dynamo.utils": "why torch recompiled, which it tells its logs alone",
         "torch._guards.TracingContext": "the conditions of the graph that is being compiled",
@@ -178,7 +162,7 @@ TORCH_PRIVATE = {
         "torch._C._storage_Use_Count": "how many tensors hold a memory, which nothing public tells",
     },
     "runtime/graph.py": {
-        "torch._higher_order_ops.triton_kernel_wrap": "the table in which graphs name GPU kernels",
+        "torch._higher_order_ops.triton_kernel_wrap": "the table in which graphs name GPU kernels"
     },
     "runtime/native.py": {
         "torch._C._dispatch_keys": "finds out where a tensor keeps them, for one comparison",

@@ -7,15 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.arch import limits
-from tests.arch.source import (
-    Source,
-    classes_of,
-    code_lines,
-    functions_of,
-    lines_of,
-    parse,
-    sources,
-)
+from tests.arch.source import Source, classes_of, code_lines, functions_of, lines_of, parse, sources
 
 
 def too_large(source: Source) -> list[str]:

@@ -49,10 +49,7 @@ def test_several_kernels_in_one_module() -> None:
     params = (Param("a", F32, sym(20), "in"), Param("out", F32, sym(20), "out"))
     kernels = [
         Kernel(name, "pointwise", params, (), (For(v, "vector", (Store("out", v.var, value),)),))
-        for name, value in (
-            ("first", ops.sin(at("a", v.var))),
-            ("second", ops.neg(at("a", v.var))),
-        )
+        for name, value in (("first", ops.sin(at("a", v.var))), ("second", ops.neg(at("a", v.var))))
     ]
     functions, library = compiled(kernels)
     a, out = torch.randn(20), torch.empty(20)

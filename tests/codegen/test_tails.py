@@ -67,10 +67,7 @@ def test_no_tail_touches_what_is_outside(chain: tuple[DType, DType, DType]) -> N
     functions, library = compiled(kernels)
     for k in kernels:
         (n,) = {p.size.lo or 0 for p in k.params}
-        buffers = {
-            "a": samples(n, chain[0]),
-            "out": torch.full((n,), 1, dtype=chain[2].torch),
-        }
+        buffers = {"a": samples(n, chain[0]), "out": torch.full((n,), 1, dtype=chain[2].torch)}
         wanted = {name: t.clone() for name, t in buffers.items()}
         interp_kernel(k, wanted, {})
         for at_end in (True, False):

@@ -31,10 +31,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, s: aten.masked_scatter_backward(x, s > 0, [10, 20]),
         (X, S),
     ),
-    "checks of what nobody reads": (
-        lambda x, j: (x.long()[j] * 0, x[j][:1] * 2),
-        (X, J),
-    ),
+    "checks of what nobody reads": (lambda x, j: (x.long()[j] * 0, x[j][:1] * 2), (X, J)),
     "adaptive pools": (
         lambda x: (aten._adaptive_avg_pool2d(x, (4, 3)), *aten.adaptive_max_pool2d(x, (5, 3))),
         (X[None],),

@@ -35,10 +35,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "scatter": (lambda x, s, j: x.scatter(0, j[:, None].expand(50, 70), s), (X, S, J)),
     "accumulate": (lambda x, s, j: x.index_put((j,), s, accumulate=True), (X, S, J)),
     "index_copy": (lambda x, s, j: x.index_copy(0, j[:9] % 9 * 2, s[:9]), (X, S, J)),
-    "amax": (
-        lambda x, s, j: x.scatter_reduce(0, j[:, None].expand(50, 70), s, "amax"),
-        (X, S, J),
-    ),
+    "amax": (lambda x, s, j: x.scatter_reduce(0, j[:, None].expand(50, 70), s, "amax"), (X, S, J)),
     "mean of halves": (
         lambda x, s, j: x.scatter_reduce(0, j[:, None].expand(50, 70), s, "mean"),
         (X.bfloat16(), S.bfloat16(), J),

@@ -18,10 +18,7 @@ import pytest
 from tests.docs.blocks import REPOSITORY, blocks_of, wrong_outputs
 
 DOCS = REPOSITORY / "docs"
-PAGES = [
-    *(DOCS / "index.md", DOCS / "choose-a-backend.md"),
-    *sorted((DOCS / "howto").glob("*.md")),
-]
+PAGES = [*(DOCS / "index.md", DOCS / "choose-a-backend.md"), *sorted((DOCS / "howto").glob("*.md"))]
 RECIPES = sorted((DOCS / "recipes").glob("*.md"))
 # Processes are forked from one that has imported torch, which takes 3 s.
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()

@@ -22,9 +22,7 @@ def test_no_op_is_farther_from_float64_than_twice_eager(name: str) -> None:
     forms = CASES[name].forms
     for form, n, draws in ((forms[0], 1000, 16), (forms[-1], 20_000, 6)):
         for what, pair in zip(
-            ("result", "gradient"),
-            ratios(name, form, n, torch.float32, "cpu", draws),
-            strict=True,
+            ("result", "gradient"), ratios(name, form, n, torch.float32, "cpu", draws), strict=True
         ):
             assert not breaks(*pair, torch.float32), f"{what} of {form} of {n}: {pair}"
 

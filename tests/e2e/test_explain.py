@@ -290,9 +290,7 @@ def test_dead_buffers_are_reused() -> None:
     assert len(fresh) <= 2
     assert sum(a.reused_from is not None for a in report.allocs) >= 8
     without = explained(
-        chain,
-        [torch.randn(16, 16), torch.randn(16, 16) / 4],
-        options={"reuse_buffers": False},
+        chain, [torch.randn(16, 16), torch.randn(16, 16) / 4], options={"reuse_buffers": False}
     )
     assert all(a.reused_from is None for a in without.allocs)
 

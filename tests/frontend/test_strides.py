@@ -16,14 +16,7 @@ from torch._prims_common import suggest_memory_format
 from lenz.frontend.strides import eager_strides, expanded, rule_of, viewed
 
 # Made of several operations before lenz sees them, or of two that draw.
-COMPOSED = (
-    "relu6",
-    "isfinite",
-    "float_power",
-    "ldexp",
-    "pow.Scalar",
-    "rrelu",
-)
+COMPOSED = ("relu6", "isfinite", "float_power", "ldexp", "pow.Scalar", "rrelu")
 WHOLE = ("bitwise", "__", "gcd", "lcm")  # ops of integers
 
 

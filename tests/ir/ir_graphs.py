@@ -116,9 +116,7 @@ def padded() -> Graph:
     x = buf("x", S0)
     (i,) = axes_for((S0 + 2,))
     inside = call(
-        "and",
-        call("ge", index(i.var), const(1, I64)),
-        call("lt", index(i.var - 1), index(S0)),
+        "and", call("ge", index(i.var), const(1, I64)), call("lt", index(i.var - 1), index(S0))
     )
     body = masked(inside, load("x", (i.var - 1,), F32), const(-0.0, F32))
     return Graph("pad", (x,), (Pointwise(buf("y", S0 + 2), (i,), body),), (Ref("y"),), env=ONE)
@@ -277,18 +275,7 @@ def bins() -> Graph:
 
 GRAPHS = {
     g.__name__: g
-    for g in (
-        softmax,
-        gather,
-        padded,
-        constants,
-        calls,
-        deep,
-        odd_axes,
-        reductions,
-        bins,
-        ordered,
-    )
+    for g in (softmax, gather, padded, constants, calls, deep, odd_axes, reductions, bins, ordered)
 }
 
 
@@ -309,11 +296,7 @@ def row_softmax(tile: TileConfig = USUAL) -> Kernel:
                 Reduce("d", "sum", ref("e", F32), (r.var,)),
             ),
         ),
-        For(
-            r,
-            "vector",
-            (Store("y", at, call("div", load("row", (r.var,), F32), ref("d", F32))),),
-        ),
+        For(r, "vector", (Store("y", at, call("div", load("row", (r.var,), F32), ref("d", F32))),)),
     )
     params = (Param("x", F32, 7 * S0, "in"), Param("y", F32, 7 * S0, "out"))
     loop = For(i, "parallel", body)
@@ -373,10 +356,7 @@ def looking_back() -> Kernel:
     r = lane_axis(axis("r", minimum(12, S0 - 12 * b.var)))
     at = 12 * b.var + r.var
     back = LookBack(b.var, "w", Int(3), 4)
-    stmts = (
-        Running("c", "sum", load("x", (at,), F32), r.var, back),
-        Store("y", at, ref("c", F32)),
-    )
+    stmts = (Running("c", "sum", load("x", (at,), F32), r.var, back), Store("y", at, ref("c", F32)))
     body = (For(b, "grid", (For(r, "lane", stmts),)),)
     params = (
         Param("x", F32, S0, "in"),

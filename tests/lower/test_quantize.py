@@ -19,8 +19,7 @@ RANGE = (-8, 7)
 def test_per_tensor(zero: int) -> None:
     for scale in (0.25, 0.1, 3.0):
         check(
-            lambda x, s=scale: aten.fake_quantize_per_tensor_affine_cachemask(x, s, zero, *RANGE),
-            X,
+            lambda x, s=scale: aten.fake_quantize_per_tensor_affine_cachemask(x, s, zero, *RANGE), X
         )
     check(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.5, zero, *RANGE), X[:3])
 

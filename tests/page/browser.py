@@ -107,12 +107,7 @@ class Browser:
         )
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.call(
-                "Input.dispatchMouseEvent",
-                type=kind,
-                x=at[0],
-                y=at[1],
-                button="left",
-                clickCount=1,
+                "Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1
             )
 
     def key(self, name: str) -> None:

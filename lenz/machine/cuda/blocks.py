@@ -462,13 +462,4 @@ def _loops(
     return nested(grid, "grid", nested(lanes, "lane", body))
 
 
-RULES = (
-    _scan_parts,
-    _scans,
-    _rows_and_columns,
-    _transposed,
-    _flat,
-    _elements,
-    _columns,
-    _rows,
-)
+RULES = (_scan_parts, _scans, _rows_and_columns, _transposed, _flat, _elements, _columns, _rows)
