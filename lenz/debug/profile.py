@@ -26,6 +26,10 @@ from lenz.ir.plan import LaunchStep
 
 STREAM = 1 << 26  # bytes copied to measure the bandwidth: more than caches hold
 ROUNDS = 5
+# A GPU is kept busy while a step is launched, so that events around the step time its work and not
+# its launch: at first for these microseconds, then for twice what the launch took.
+LAUNCH_US = 100.0
+CYCLES_PER_US = 2000  # of a GPU's clock; a slower one is busy for longer
 
 
 @dataclass(slots=True)
@@ -34,7 +38,7 @@ class Ran:
 
     gap     from the end of the previous step to the start of this one, on its device
     host    until the launch or call returned
-    device  until its work is done; on CPUs the same as `host`
+    device  its work; on CPUs the same as `host`
     """
 
     graph: str
@@ -182,51 +186,67 @@ def _event(name: str, place: str, start: float, us: float, **told: Any) -> dict[
 
 
 class Timer(Watch):
-    """Times the steps of one graph; on GPUs with events, which are read at the end of a call."""
+    """Times the steps of one graph; on GPUs with events, which are read at the end of a call.
+
+    `clock` is the host's time in a call without what the timer itself takes. Gaps on a GPU follow
+    from it: work starts when it is launched and the work before it is done.
+    """
 
     def __init__(self, graph: Watched, profile: Profile) -> None:
         super().__init__(graph)
         self.profile, self.kernels, self.lines = profile, graph.kernels, graph.lines
         self.moved: dict[tuple[str, tuple[int, ...]], int] = {}
-        self.pending: list[tuple[Ran, Any, Any]] = []
-        self.ended = self.start = self.left = 0.0
+        self.pending: list[tuple[Ran, Any, Any, float]] = []
+        self.launch: dict[int, float] = {}  # microseconds that the launch of a step took
+        self.clock = self.held = self.left = 0.0
 
     def begin(self, args: Tensors) -> None:
         self.pending.clear()
-        self.began = self.left = _now()
+        self.clock, self.began = 0.0, _now()
+        self.left = self.began
 
     def before(self, k: int, tensors: Tensors, sizes: Sequence[int] = ()) -> None:
         gap = _now() - self.left
+        self.clock += gap
         step = self.steps[k]
         place = str(next((t.device for t in tensors if isinstance(t, torch.Tensor)), "cpu"))
         is_kernel = isinstance(step, LaunchStep)
         nbytes = self.bytes_of(step.kernel, tuple(sizes)) if isinstance(step, LaunchStep) else 0
         line = self.lines.get(k, "").split(",")[0]
+        start = self.began + self.clock
         self.now = Ran(
-            self.graph.name, title_of(step), line, place, 0, gap, 0, 0, nbytes, is_kernel
+            self.graph.name, title_of(step), line, place, start, gap, 0, 0, nbytes, is_kernel
         )
-        self.event = _recorded(place)
-        self.now.start = _now()
+        self.held = 2 * self.launch.get(k, LAUNCH_US / 2)
+        self.event = _recorded(place, self.held)
+        self.since = _now()
 
     def after(self, k: int, tensors: Tensors) -> None:
-        ran = self.now
-        ran.host = ran.device = _now() - ran.start
+        ran, took = self.now, _now() - self.since
+        if self.event is not None:
+            done = _recorded(ran.place)
+            waited = self.event.query()  # for the GPU, or the launch took longer than expected
+            took = max(0.0, took - self.held) if waited else took
+            self.launch[k] = took
+            launched = self.clock + (0.0 if waited else took)
+            self.pending.append((ran, self.event, done, launched))
+        self.clock += took
+        ran.host = ran.device = took
         if not ran.is_kernel:
             alive = {t.data_ptr(): t.nbytes for t in tensors if isinstance(t, torch.Tensor)}
             ran.nbytes = sum(alive.values())
         self.profile.ran.append(ran)
-        if self.event is not None:
-            self.pending.append((ran, self.event, _recorded(ran.place)))
         self.left = _now()
 
     def end(self, results: Tensors) -> None:
-        self.profile.calls.append((self.graph.name, self.began, _now() - self.began))
-        last: dict[str, Any] = {}
-        for ran, start, end in self.pending:
+        self.clock += _now() - self.left
+        self.profile.calls.append((self.graph.name, self.began, self.clock))
+        ends: dict[str, float] = {}
+        for ran, start, end, launched in self.pending:
             end.synchronize()
             ran.device = 1e3 * start.elapsed_time(end)
-            ran.gap = 1e3 * last[ran.place].elapsed_time(start) if ran.place in last else 0.0
-            last[ran.place] = end
+            ran.gap = max(0.0, launched - ends.get(ran.place, launched))
+            ends[ran.place] = max(launched, ends.get(ran.place, launched)) + ran.device
 
     def bytes_of(self, name: str, sizes: tuple[int, ...]) -> int:
         """The bytes that a launch reads and writes, for its sizes."""
@@ -242,13 +262,15 @@ def _now() -> float:
     return time.perf_counter_ns() / 1e3
 
 
-def _recorded(place: str) -> Any:
-    """An event on the current stream of a GPU; None elsewhere."""
+def _recorded(place: str, busy: float = 0.0) -> Any:
+    """An event on the current stream of a GPU, after `busy` microseconds; None elsewhere."""
     if not place.startswith("cuda"):
         return None
     with torch.cuda.device(place):
-        made: Any = torch.cuda.Event  # torch gives its methods no types
-        event = made(enable_timing=True)
+        cuda: Any = torch.cuda  # torch gives these functions no types
+        if busy:
+            cuda._sleep(int(busy * CYCLES_PER_US))
+        event = cuda.Event(enable_timing=True)
         event.record()
     return event
 

@@ -95,10 +95,7 @@ def _expand_remainder(x: Expr, y: Expr) -> Expr:
     m = apply(FMOD, x, y)
     if y.dtype.kind == "uint":
         return m
-    if y.dtype.is_float:
-        apart = ne(m < 0, y < 0)
-    else:
-        apart = (m ^ y) < 0
+    apart = ne(m < 0, y < 0) if y.dtype.is_float else (m ^ y) < 0
     return where(ne(m, 0) & apart, m + y, m)
 
 

@@ -41,9 +41,8 @@ def conditions(shape_env: Any) -> list[dict[str, str]]:
         at = g.user_stack[-1] if g.user_stack else None
         line = f"{at.filename}:{at.lineno}" if at is not None else ""
         found.append({"kind": g.create_fn_name(), "on": plain(g.name), "line": shown(line)})
-    for e in getattr(shape_env, "guards", ()):
-        found.append({"kind": "SIZES", "on": str(e.expr), "line": ""})
-    return found
+    sizes = getattr(shape_env, "guards", ())
+    return [*found, *({"kind": "SIZES", "on": str(e.expr), "line": ""} for e in sizes)]
 
 
 def recompiles(since: int) -> list[dict[str, str]]:
