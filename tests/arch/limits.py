@@ -12,17 +12,17 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_665,
+    ".": 2_659,
     "artifact": 720,
     "commands": 855,
-    "debug": 1_615,
+    "debug": 1_629,
     "first_calls": 340,
     "frontend": 3_832,
     "ir": 4_160,
-    "lower": 5_922,
+    "lower": 5_890,
     "machine": 5_730,
     "ops": 2_332,
-    "opt": 1_560,
+    "opt": 1_584,
     "page": 480,
     "plan": 2_240,
     "runtime": 820,
