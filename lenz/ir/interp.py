@@ -384,9 +384,9 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(a, b))
 
 
-def _seed(device: torch.device | None = None) -> torch.Tensor:
-    """A fixed seed and offset: random ops are counter-based, so these determine everything."""
-    return torch.tensor([0x1234_5678_9ABC, 0], dtype=torch.int64)
+def _seed(count: int = 1, device: torch.device | None = None) -> torch.Tensor:
+    """Fixed seeds and offsets: random ops are counter-based, so these determine everything."""
+    return torch.tensor([0x1234_5678_9ABC, 0] * count, dtype=torch.int64)
 
 
 def _size(of: Any) -> Any:

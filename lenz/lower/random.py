@@ -2,7 +2,7 @@
 
 The numbers differ from eager's, but `torch.manual_seed` determines them: the runtime draws the seed
 from the default generator of the result's device ("lenz.seed": on devices other than the CPU it is
-i64[2], a key and the first counter). Each op of a graph draws its own seed.
+i64[2], a key and the first counter). Each op of a graph has its own seed.
 """
 
 from __future__ import annotations

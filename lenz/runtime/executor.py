@@ -133,9 +133,9 @@ def _as_held(x: object) -> int:
 CPU = torch.device("cpu")
 
 
-def seed(device: torch.device = CPU) -> torch.Tensor:
-    """Draw two i64 from the device's default generator: the key of this call's random numbers."""
-    return torch.randint(-(1 << 63), (1 << 63) - 1, (2,), dtype=torch.int64, device=device)
+def seed(count: int = 1, device: torch.device = CPU) -> torch.Tensor:
+    """Draw the keys of random numbers, two i64 each, from the device's default generator."""
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (2 * count,), dtype=torch.int64, device=device)
 
 
 def to_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:

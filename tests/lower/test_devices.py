@@ -166,7 +166,10 @@ def test_the_runtime_moves_and_draws() -> None:
     torch.manual_seed(1)
     a = seed()
     torch.manual_seed(1)
-    assert torch.equal(a, seed(torch.device("cpu")))
+    b = seed(3, torch.device("cpu"))
+    torch.manual_seed(1)
+    assert torch.equal(b, seed(3)) and b.shape == (6,) and not torch.equal(b, seed(3))
+    assert torch.equal(a, b[:2])
 
 
 POSITIONS = Fake((5,), torch.int64)
