@@ -226,7 +226,7 @@ function torchSide(graph) {
 
 function graphs(graph) {
   const told = graph.cuda_graph ? note(`In the calls of this report: ${graph.cuda_graph}`) : null;
-  if (!graph.regions.length) return [told, note("None: option cuda_graphs is off, or the graph has no GPU kernel. mode=\"reduce-overhead\" turns it on.")];
+  if (!graph.regions.length) return [told, note("None: option cuda_graphs is off, or the graph has nothing on a GPU. mode=\"reduce-overhead\" turns it on.")];
   return [told, table([["part", (r) => r.kind, (r) => (r.kind === "graph" ? "one CUDA graph" : "outside of graphs")], ["device", (r) => r.device], ["launches and calls", (r) => r.steps.length, null, true], ["why", (r) => r.why, null, false, true], ["first", (r) => r.steps[0], (r) => mono(r.steps[0] || "")]], graph.regions)];
 }
 

@@ -37,7 +37,7 @@ def regioned(p: ir.Plan) -> ir.Plan:
     binds = [s for s in p.flat if isinstance(s, ir.BindSize) and s.source in arguments]
     known = {v for i in p.inputs if isinstance(i, ir.SizeInput) for v in i.value.free_vars}
     known |= {s.var for s in binds}
-    rest, (device, why) = [s for s in p.flat if s not in binds], _device(p.flat)
+    rest, (device, why) = [s for s in p.flat if s not in binds], _device(p)
     steps: list[ir.Step | ir.Region] = [*binds]
     for x in [] if why else _parts(rest, known):
         is_graph = (
@@ -90,14 +90,15 @@ def defined(s: ir.Step) -> tuple[str, ...]:
             return ()
 
 
-def _device(steps: Sequence[ir.Step]) -> tuple[str, str]:
+def _device(p: ir.Plan) -> tuple[str, str]:
     """The GPU of a plan, or why it has no graph."""
-    named = [s.device for s in steps if isinstance(s, ir.Current)]
-    named += [s.type.device for s in steps if isinstance(s, ir.Alloc | ir.Lay)]
+    named = [s.device for s in p.flat if isinstance(s, ir.Current)]
+    named += [s.type.device for s in p.flat if isinstance(s, ir.Alloc | ir.Lay)]
+    named += [i.type.device for i in p.inputs if isinstance(i, ir.Input)]
     found = list(dict.fromkeys(d for d in named if d.startswith("cuda")))
     if len(found) == 1:
         return found[0], ""
-    return "", "it runs on more than one GPU" if found else "it has no GPU kernel"
+    return "", "it runs on more than one GPU" if found else "it has no tensor on a GPU"
 
 
 def _refusal(s: ir.Step, known: Collection[Var]) -> str:

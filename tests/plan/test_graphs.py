@@ -79,6 +79,29 @@ def test_both_halves_of_a_training_step(dynamic: bool) -> None:
             assert not region.kept and len(region.writes) == 2 and region.pinned
 
 
+def test_keys_are_drawn_together() -> None:
+    def several(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = F.dropout(x @ x, 0.5)
+        return x.sum(0)
+
+    for grad in (False, True):
+        forward = cuda_programs(several, (64, 64), grad=grad)[0]
+        calls = [s for s in split(forward).plan.steps if isinstance(s, CallStep)]
+        assert [(s.op, s.args[0]) for s in calls] == [("lenz.seed", 3)]
+
+
+def test_libraries_alone_are_captured() -> None:
+    """Nothing that lenz allocates, and no kernel of it: the arguments tell which GPU it is."""
+
+    def twice(q: Tensor) -> Tensor:
+        once = F.scaled_dot_product_attention(q, q, q)
+        return F.scaled_dot_product_attention(once, q, q)
+
+    (p,) = cuda_programs(twice, (2, 4, 64, 32))
+    assert len([s for s in plan_of(p).flat if isinstance(s, CallStep)]) == 2 and only(p).writes
+
+
 def test_what_libraries_use_is_copied_or_pinned() -> None:
     forward, backward = map(only, programs())
     assert {"primals_1"} <= forward.copied, "a product takes it, and it is no parameter"
