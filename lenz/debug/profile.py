@@ -27,8 +27,9 @@ from lenz.ir.plan import LaunchStep
 STREAM = 1 << 26  # bytes copied to measure the bandwidth: more than caches hold
 ROUNDS = 5
 # A GPU is kept busy while a step is launched, so that events around the step time its work and not
-# its launch: at first for these microseconds, then for twice what the launch took.
-LAUNCH_US = 100.0
+# its launch: for twice the time of the last launch, at first this one, and that of two events.
+LAUNCH_US = 50.0
+EVENTS_US = 50.0
 CYCLES_PER_US = 2000  # of a GPU's clock; a slower one is busy for longer
 
 
@@ -217,7 +218,7 @@ class Timer(Watch):
         self.now = Ran(
             self.graph.name, title_of(step), line, place, start, gap, 0, 0, nbytes, is_kernel
         )
-        self.held = 2 * self.launch.get(k, LAUNCH_US / 2)
+        self.held = EVENTS_US + 2 * self.launch.get(k, LAUNCH_US)
         self.event = _recorded(place, self.held)
         self.since = _now()
 

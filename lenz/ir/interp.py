@@ -384,9 +384,9 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(a, b))
 
 
-def _seed(count: int = 1, device: torch.device | None = None) -> torch.Tensor:
-    """Fixed seeds and offsets: random ops are counter-based, so these determine everything."""
-    return torch.tensor([0x1234_5678_9ABC, 0] * count, dtype=torch.int64)
+def _seed(device: torch.device | None = None) -> torch.Tensor:
+    """A fixed seed and offset: random ops are counter-based, so these determine everything."""
+    return torch.tensor([0x1234_5678_9ABC, 0], dtype=torch.int64)
 
 
 def _size(of: Any) -> Any:
@@ -403,6 +403,8 @@ def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
         return objects[op[4:]]  # type: ignore[no-any-return]  # the caller holds Any
     if op == "lenz.seed":
         return _seed
+    if op == "lenz.seeds":
+        return lambda count, device=None: [_seed()] * count
     if op == "lenz.to_device":
         return lambda t, device: t.clone(memory_format=torch.contiguous_format)
     if op == "lenz.as_strided":

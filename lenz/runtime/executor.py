@@ -133,9 +133,15 @@ def _as_held(x: object) -> int:
 CPU = torch.device("cpu")
 
 
-def seed(count: int = 1, device: torch.device = CPU) -> torch.Tensor:
-    """Draw the keys of random numbers, two i64 each, from the device's default generator."""
-    return torch.randint(-(1 << 63), (1 << 63) - 1, (2 * count,), dtype=torch.int64, device=device)
+def seed(device: torch.device = CPU) -> torch.Tensor:
+    """Draw two i64 from the device's default generator: the key of this call's random numbers."""
+    return seeds(1, device)[0]
+
+
+def seeds(count: int, device: torch.device = CPU) -> Sequence[torch.Tensor]:
+    """Draw several keys at once."""
+    size = count, 2
+    return torch.randint(-(1 << 63), (1 << 63) - 1, size, dtype=torch.int64, device=device).unbind()
 
 
 def to_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -211,6 +217,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.offset": torch.Tensor.storage_offset,
     "lenz.size": size,
     "lenz.seed": seed,
+    "lenz.seeds": seeds,
     "lenz.to_device": to_device,
     "lenz.user_kernel": user_kernel,
     "lenz.view_as_complex": view_as_complex,
