@@ -133,15 +133,14 @@ def _as_held(x: object) -> int:
 CPU = torch.device("cpu")
 
 
-def seed(device: torch.device = CPU) -> torch.Tensor:
+def seed(device: torch.device = CPU, size: Sequence[int] = (2,)) -> torch.Tensor:
     """Draw two i64 from the device's default generator: the key of this call's random numbers."""
-    return seeds(1, device)[0]
+    return torch.randint(-(1 << 63), (1 << 63) - 1, size, dtype=torch.int64, device=device)
 
 
 def seeds(count: int, device: torch.device = CPU) -> Sequence[torch.Tensor]:
     """Draw several keys at once."""
-    size = count, 2
-    return torch.randint(-(1 << 63), (1 << 63) - 1, size, dtype=torch.int64, device=device).unbind()
+    return seed(device, (count, 2)).unbind()
 
 
 def to_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
