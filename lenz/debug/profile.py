@@ -22,6 +22,7 @@ from lenz.debug.between import title_of
 from lenz.debug.names import titled
 from lenz.debug.traffic import bytes_moved
 from lenz.debug.watch import Tensors, Watch, Watched
+from lenz.ir.graph import Named
 from lenz.ir.plan import LaunchStep
 
 STREAM = 1 << 26  # bytes copied to measure the bandwidth: more than caches hold
@@ -210,7 +211,9 @@ class Timer(Watch):
         gap = _now() - self.left
         self.clock += gap
         step = self.steps[k]
-        place = str(next((t.device for t in tensors if isinstance(t, torch.Tensor)), "cpu"))
+        named = [a.value for a in getattr(step, "args", ()) if isinstance(a, Named)]
+        found = [str(t.device) for t in tensors if isinstance(t, torch.Tensor)] + named
+        place = next((p for p in found if p.startswith("cuda")), "cpu")
         is_kernel = isinstance(step, LaunchStep)
         nbytes = self.bytes_of(step.kernel, tuple(sizes)) if isinstance(step, LaunchStep) else 0
         line = self.lines.get(k, "").split(",")[0]
@@ -227,8 +230,7 @@ class Timer(Watch):
         if self.event is not None:
             done = _recorded(ran.place)
             waited = self.event.query()  # for the GPU, or the launch took longer than expected
-            took = max(0.0, took - self.held) if waited else took
-            self.launch[k] = took
+            took = self.launch[k] = max(0.0, took - self.held) if waited else took
             launched = self.clock + (0.0 if waited else took)
             self.pending.append((ran, self.event, done, launched))
         self.clock += took
