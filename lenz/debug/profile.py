@@ -204,8 +204,8 @@ class Timer(Watch):
 
     def begin(self, args: Tensors) -> None:
         self.pending.clear()
-        self.clock, self.began = 0.0, _now()
-        self.left = self.began
+        self.clock = 0.0
+        self.began = self.left = _now()
 
     def before(self, k: int, tensors: Tensors, sizes: Sequence[int] = ()) -> None:
         gap = _now() - self.left
