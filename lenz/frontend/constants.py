@@ -22,7 +22,7 @@ from lenz.frontend.evaluate import FAULTS, is_plain, run_calls
 from lenz.frontend.normalise import is_pure, prune, touched_by
 from lenz.traits import has
 
-full = torch.ops.aten.full.default
+full, as_strided = torch.ops.aten.full.default, torch.ops.aten.as_strided.default
 SMALL = 1 << 14  # bytes of a constant: 4096 positions
 LIMIT = 1 << 20  # most elements computed to see whether all are equal: about 1 ms
 
@@ -92,17 +92,18 @@ def is_uniform(value: torch.Tensor) -> bool:
 
 
 def fill(gm: GraphModule, n: Node, value: torch.Tensor) -> Node:
-    """Insert a fill in place of a uniform node."""
+    """Insert a fill for a uniform node, with its strides, on which those of others depend."""
     fake = n.meta["val"]
-    with gm.graph.inserting_before(n):
-        made = gm.graph.call_function(
-            full,
-            (list(fake.shape), value.reshape(-1)[0].item()),
-            {"dtype": fake.dtype, "device": fake.device, "pin_memory": False},
-        )
-    with fake.fake_mode:  # new_empty fails on a zero tensor (gradient of round, of sgn)
-        told = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
-    made.meta = {**n.meta, "val": told}
+    steps = zip(fake.shape, fake.stride(), strict=True)
+    shape = fake.shape if fake.is_contiguous() else [1 + sum((k - 1) * s for k, s in steps)]
+    how = {"dtype": fake.dtype, "device": fake.device}
+    number = value.reshape(-1)[0].item()
+    with fake.fake_mode, gm.graph.inserting_before(n):
+        made = gm.graph.call_function(full, (list(shape), number), {**how, "pin_memory": False})
+        made.meta = {**n.meta, "val": torch.empty(shape, **how)}  # new_empty fails on zero tensors
+        if not fake.is_contiguous():
+            made = gm.graph.call_function(as_strided, (made, [*fake.shape], [*fake.stride()]))
+            made.meta = {**n.meta, "val": torch.empty_strided(fake.shape, fake.stride(), **how)}
     return made
 
 

@@ -58,6 +58,23 @@ def test_uniform_values_become_fills(mask: Callable[[Tensor], Tensor]) -> None:
     assert not p.constants
 
 
+@pytest.mark.parametrize(
+    "known",
+    [
+        lambda x: torch.zeros_like(x.mT),
+        lambda x: torch.arange(8)[:, None].ge(0).expand(8, 8),
+        lambda x: torch.zeros(8, 16)[:, ::2].mT,
+    ],
+)
+def test_fills_have_the_strides_of_what_they_replace(known: Callable[[Tensor], Tensor]) -> None:
+    """In eager, which runs the graph where lenz cannot, they decide on the strides of results."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return known(x).to(x.dtype).neg(), torch.where(known(x) > 1, x.mT, 1.0)
+
+    assert "aten.full.default" in targets(program(f, torch.randn(8, 8)))
+
+
 def test_zeros_of_both_signs_are_not_uniform() -> None:
     def f(x: Tensor) -> tuple[Tensor]:
         return (x / torch.where(torch.arange(8) < 4, 0.0, -0.0),)
