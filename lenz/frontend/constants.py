@@ -96,10 +96,10 @@ def fill(gm: GraphModule, n: Node, value: torch.Tensor) -> Node:
     fake = n.meta["val"]
     steps = zip(fake.shape, fake.stride(), strict=True)
     shape = fake.shape if fake.is_contiguous() else [1 + sum((k - 1) * s for k, s in steps)]
-    how = {"dtype": fake.dtype, "device": fake.device}
+    how = {"dtype": fake.dtype, "device": fake.device, "pin_memory": False}
     number = value.reshape(-1)[0].item()
     with fake.fake_mode, gm.graph.inserting_before(n):
-        made = gm.graph.call_function(full, (list(shape), number), {**how, "pin_memory": False})
+        made = gm.graph.call_function(full, (list(shape), number), how)
         made.meta = {**n.meta, "val": torch.empty(shape, **how)}  # new_empty fails on zero tensors
         if not fake.is_contiguous():
             made = gm.graph.call_function(as_strided, (made, [*fake.shape], [*fake.stride()]))

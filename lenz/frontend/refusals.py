@@ -89,17 +89,19 @@ def _unfit(x: Tensor, places: Sequence[Tensor | None], src: Tensor, *_: Any, **_
 def _unmatched(x: Tensor, dim: int, at: Tensor, src: Tensor, *_: Any, **__: Any) -> bool:
     """The source's shape is not that of `x` with the index's size in the dimension."""
     want = _sizes(x)
-    if not -len(want) <= dim < len(want):
-        return True  # a number has no dimension: leave it to eager
-    want[dim] = _hint(at.numel())
+    if want:
+        want[dim] = _hint(at.numel())
     return want != _sizes(src)
+
+
+def _several(x: Tensor, *args: Any, **_: Any) -> bool:
+    """`x` has no dimension, and the tensors beside it are not all [], or all [1]."""
+    return not x.dim() and {(*_sizes(t),) for t in _tensors(args)} not in ({()}, {(1,)})
 
 
 def on_cpu(*kinds: torch.dtype) -> Refusal:
     """Some tensor has one of these types, on a CPU: GPUs have kernels for them."""
-    return lambda *args, **_: any(
-        t.dtype in kinds and t.device.type == "cpu" for t in _tensors(args)
-    )
+    return lambda *a, **_: any(t.dtype in kinds and t.device.type == "cpu" for t in _tensors(a))
 
 
 def _lacks(x: Tensor, dim: Any) -> bool:
@@ -129,6 +131,7 @@ def _narrows(x: Tensor, *args: Any, **_: Any) -> bool:
 
 
 _hint: Callable[[Any], Any] = lambda n: n.node.hint if isinstance(n, torch.SymInt) else n
+_expr: Callable[[Any], Any] = lambda n: n.node.expr if isinstance(n, torch.SymInt) else n
 mixed: Refusal = lambda *args, **kwargs: len({t.dtype for t in _tensors(args, kwargs)}) > 1
 foreign: Refusal = lambda x, *args, **_: _tensors(args)[-1].dtype is not x.dtype
 TRAINING = """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
@@ -192,14 +195,15 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("median nanmedian", lambda x, *_, **__: 0 in _sizes(x)),
     ("bucketize", lambda x, edges, *_, **__: edges.dim() != 1),
     ("searchsorted", lambda *_, sorter=None, **__: sorter is not None and sorter.dtype != INTS[4]),
-    ("gather scatter scatter_add scatter_reduce", lambda x, *_, **__: not x.dim()),
+    (f"gather scatter scatter_add scatter_reduce {PLACED}", _several),
     ("scatter_reduce", lambda x, dim, at, new, how, **_: how == "mean" and of(*BOOL)(x)),
-    (PLACED, lambda x, dim, at, *_, **__: at.dim() > 1 or not x.dim()),
+    (PLACED, lambda x, dim, at, *_, **__: at.dim() > 1),
     ("index_fill index_copy", lambda x, dim, at, *_, **__: at.dtype is not torch.int64),
     ("index_fill", lambda x, *a, **_: any(t.is_complex() for t in _tensors(a)) > x.is_complex()),
     ("index_add index_reduce index_copy", _unmatched),
     ("index_put _unsafe_index_put", _unfit),
     ("put index_copy index_add index_reduce index_put _unsafe_index_put", foreign),
+    ("put", lambda x, at, new, *_, **__: _expr(at.numel()) != _expr(new.numel())),
     ("diagonal_scatter", _other_than(Tensor.diagonal)),
     ("select_scatter", _other_than(Tensor.select)),
     ("slice_scatter", _other_than(torch.ops.aten.slice.Tensor)),

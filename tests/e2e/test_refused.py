@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,8 @@ SHAPES: dict[str, Case] = {
     "diagonal_scatter": (torch.diagonal_scatter, (rand(3, 3), rand(2))),
     "select_scatter": (lambda x, y: x.select_scatter(y, 0, 0), (rand(3, 3), rand(1, 3))),
     "slice_scatter": (lambda x, y: x.slice_scatter(y, 0, 0, 2), (rand(3, 3), rand(1, 3))),
+    "put of more values": (lambda x, y: x.put(tensor([0]), y), (rand(3), rand(2))),
+    "put of fewer values": (lambda x, y: x.put(tensor([0, 1, 2]), y), (rand(3), rand(2))),
     "addmv": (torch.addmv, (rand(2, 3), rand(3, 3), rand(3))),
     "statistics of rows": (lambda x, m: F.batch_norm(x, m, m), (rand(2, 3), rand(1, 3))),
 }
@@ -152,3 +155,35 @@ def test_what_eager_takes_is_compiled() -> None:
     report = lenz.explain(fn)(*args)
     assert not [e.op for g in report.graphs for e in g.externs]
     torch.testing.assert_close(report.result, fn(*args))
+
+
+NUMBER: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "gather": lambda x, i, y: x.gather(-1, i),
+    "scatter": lambda x, i, y: x.scatter(0, i, y),
+    "scatter of a number": lambda x, i, y: x.scatter(0, i, 1.5),
+    "scatter_add": lambda x, i, y: x.scatter_add(-1, i, y),
+    "scatter_reduce": lambda x, i, y: x.scatter_reduce(0, i, y, "mean"),
+    "index_select": lambda x, i, y: x.index_select(0, i),
+    "index_fill": lambda x, i, y: x.index_fill(0, i, 1.5),
+    "index_copy": lambda x, i, y: x.index_copy(-1, i, y),
+    "index_add": lambda x, i, y: x.index_add(0, i, y, alpha=3),
+    "index_reduce": lambda x, i, y: x.index_reduce(0, i, y, "amax"),
+    "put": lambda x, i, y: x.put(i, y),
+}
+
+
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager", "ignore:index_reduce")
+@pytest.mark.parametrize("name", NUMBER)
+def test_a_scalar_has_places_as_in_eager(name: str) -> None:
+    """Native where each argument has one element; where eager raises, so does lenz."""
+    for at, of in itertools.product([(), (1,), (2,), (0,), (1, 1)], repeat=2):
+        args = tensor(3.0), torch.zeros(at, dtype=I64), torch.full(of, 2.0)
+        wanted = refusal(NUMBER[name], args)
+        torch._dynamo.reset()
+        if wanted is not None:
+            assert refusal(torch.compile(NUMBER[name], backend="lenz"), args) is not None, (at, of)
+            continue
+        report = lenz.explain(NUMBER[name])(*args)
+        torch.testing.assert_close(report.result, NUMBER[name](*args), rtol=0, atol=0)
+        if at == of == ():
+            assert not [e.op for g in report.graphs for e in g.externs]

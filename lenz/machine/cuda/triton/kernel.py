@@ -286,10 +286,8 @@ class _Body:
             greatest = constant(dtype, (1 << (dtype.bits - 1)) - 1)
             text = f"tl.where({tail.text}, {text}, {greatest})"
         few = power_of_two(s.keep.hi or 1)
-        if few < self.lanes.widths[last]:  # the largest complements, in descending order
-            text = f"~tl.topk(~{text}, {few})"
-        else:
-            text = f"tl.sort({text})"
+        # The least are the largest complements, in descending order.
+        text = f"~tl.topk(~{text}, {few})" if few < self.lanes.widths[last] else f"tl.sort({text})"
         v.forget(s.buffer)
         v.locals[s.buffer] = (self.text.let(text, tile.dims, self.text.level), dtype)
 
