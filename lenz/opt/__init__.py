@@ -10,10 +10,10 @@ from collections.abc import Callable
 from lenz.context import Context
 from lenz.ir.graph import Graph
 from lenz.opt.dedup import dedup
+from lenz.opt.draws import draws
 from lenz.opt.drop import drop
 from lenz.opt.equal_terms import equal_terms
 from lenz.opt.inline import inline
-from lenz.opt.keys import keys
 from lenz.opt.narrow import narrow
 from lenz.opt.online import online
 from lenz.opt.pad_matmul import pad_matmul
@@ -48,5 +48,5 @@ PASSES: dict[str, Pass] = {
     "unmask": unmask,
     "narrow": narrow,
     "drop": drop,
-    "keys": keys,
+    "draws": draws,
 }

@@ -18,7 +18,7 @@ from lenz.ir.tensor import Buffer
 from lenz.opt.each import each
 
 
-def keys(g: Graph, cx: Context) -> Graph:
+def draws(g: Graph, cx: Context) -> Graph:
     """Let the first draw on each device give the keys of the others."""
     drawn: dict[str, list[Buffer]] = defaultdict(list)
     for n in g.nodes:
