@@ -41,7 +41,7 @@ def bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
     zeros = b.map(lambda i: const(0, I64), row)
 
     def mark(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        at = checked(offsets.at(i), count + 1, wraps=False, fault="assert_in_bounds")
+        at = checked(offsets.at(i), count + 1, fault="assert_in_bounds")
         return (computed(0, count + 1),), (at,), const(1, I64)
 
     marks = b.scatter("add", zeros, offsets.shape, mark, row)
@@ -136,7 +136,7 @@ def _side_results(
 
 def _looked_up(indices: Value, at: Index, rows: Sym) -> tuple[Expr]:
     """The row of the index at a position; raises if the row does not exist."""
-    return (checked(indices.at(at), rows, wraps=False, fault="assert_in_bounds"),)
+    return (checked(indices.at(at), rows, fault="assert_in_bounds"),)
 
 
 def _unless(padding: int, indices: Value, at: Index, e: Expr) -> Expr:
@@ -164,7 +164,7 @@ def embedding_dense_backward(
     rows = table.shape[0]
 
     def place(i: Index) -> Place:
-        return (computed(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows, wraps=False),)
+        return (computed(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows),)
 
     def value(i: Index) -> Expr:
         return _unless(padding_idx, indices, i[:-1], grad.at(i))
@@ -189,7 +189,7 @@ def _few_rows(
     own = b.map(lambda i: index(lookups), owners)
 
     def row(i: Index) -> tuple[Expr]:
-        return (checked(indices.at(i), rows, wraps=False),)
+        return (checked(indices.at(i), rows),)
 
     def number(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         return (computed(0, rows),), row(i), index(flatten(i, indices.shape))

@@ -132,8 +132,7 @@ def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
 
     def gap(i: Index, r: Index) -> Expr:
         e, f = (
-            x.compute((computed(0, rows), r[0]), (checked(v.at(i), rows, wraps=False),))
-            for v in (low, high)
+            x.compute((computed(0, rows), r[0]), (checked(v.at(i), rows),)) for v in (low, high)
         )
         return abs(e - f)
 
@@ -152,7 +151,7 @@ def pdist_backward(b: GraphBuilder, grad: Value, x: Value, p: float, distance: V
         low, high = ops.minimum(own, other), ops.maximum(own, other)
         at = _pairs_before(low, index(rows)) + (high - low - 1)
         same = ops.eq(own, other)
-        at = checked(ops.where(same, 0, at), pairs, wraps=False)
+        at = checked(ops.where(same, 0, at), pairs)
         dy, far = (v.compute((computed(0, pairs),), (at,)) for v in (grad, distance))
         slope = _slope(x.compute(i) - x.compute((r[0], i[1])), far, dy, p, x.device)
         return ops.where(same, 0.0, slope)

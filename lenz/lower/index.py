@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from lenz import ops
 from lenz.ir.dtype import I64
@@ -14,13 +15,15 @@ from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, ZERO, Sym, Var, product, unflatten
 
+Element: TypeAlias = Callable[[Index], Expr]
+
 
 def computed(k: int, size: Sym) -> Var:
     """The variable of a load's k-th computed position, in a dimension of this size."""
     return axis(f"@{k}", size).var
 
 
-def checked(e: Expr, size: Sym, *, wraps: bool, fault: str = "assert_in_range") -> Expr:
+def checked(e: Expr, size: Sym, *, wraps: bool = False, fault: str = "assert_in_range") -> Expr:
     """A position from a tensor, as i64 in [0, size); a negative one may count from the end.
 
     Out of range it raises eager's error (`errors.FAULTS`).
@@ -30,6 +33,19 @@ def checked(e: Expr, size: Sym, *, wraps: bool, fault: str = "assert_in_range") 
     if wraps:
         e = ops.where(e < 0, e + n, e)
     return ops.assert_in_range(e, n, fault)
+
+
+def in_scalar(x: Value, index: Value, value: Element, **how: Any) -> Element:
+    """`value`, which also checks the positions if x is a scalar: that has no place to check.
+
+    `how` is as for `checked`.
+    """
+
+    def of_scalar(i: Index) -> Expr:
+        at = checked(index.at(i[: index.rank] or (ZERO,) * index.rank), ONE, **how)
+        return ops.where(ops.eq(at, 0), value(i), 0)
+
+    return value if x.rank else of_scalar
 
 
 def is_position(x: Value) -> bool:
@@ -85,14 +101,14 @@ def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool 
         return b.map(lambda i: const(0, x.dtype))
     _check_reads(x, index)
     if x.rank == 0:
-        return b.map(lambda i: x.at((), ()))
+        return b.map(in_scalar(x, index, lambda i: x.at(()), fault="assert_in_bounds"))
     d = wrapped(dim, x.rank)
 
     def fn(i: Index) -> Expr:
         at = i if index.rank else ()
         where: list[Sym] = list(i) if index.rank else [ZERO] * x.rank
         where[d] = computed(0, x.shape[d])
-        e = checked(index.at(at), x.shape[d], wraps=False, fault="assert_in_bounds")
+        e = checked(index.at(at), x.shape[d], fault="assert_in_bounds")
         return x.at(where, (e,))
 
     return b.map(fn)
@@ -105,14 +121,13 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
     d = wrapped(dim, x.rank)
     # Eager has a special kernel for the second dimension, which raises another error.
     fault = "assert_in_bounds" if d == 1 else "assert_in_range"
+    if not x.rank:
+        return b.map(in_scalar(x, index, lambda i: x.at(())))
 
     def fn(i: Index) -> Expr:
-        e = index.at((i[d],) if index.rank and i else (ZERO,) * index.rank)
-        if not x.rank:
-            only = ops.eq(checked(e, ONE, wraps=False), 0)
-            return ops.where(only, x.at(()), 0)
+        e = index.at((i[d],) if index.rank else ())
         where = (*i[:d], computed(0, x.shape[d]), *i[d + 1 :])
-        return x.at(where, (checked(e, x.shape[d], wraps=False, fault=fault),))
+        return x.at(where, (checked(e, x.shape[d], fault=fault),))
 
     return b.map(fn)
 
@@ -131,7 +146,7 @@ def embedding(
     rows = weight.shape[0]
 
     def fn(i: Index) -> Expr:
-        e = checked(indices.at(i[: indices.rank]), rows, wraps=False)
+        e = checked(indices.at(i[: indices.rank]), rows)
         return weight.at((computed(0, rows), *i[indices.rank :]), (e,))
 
     return b.map(fn)

@@ -227,7 +227,7 @@ def _unpooled(
     zeros = b.map(lambda i: const(0, wide), flat)
 
     def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        at = checked(indices.at(i), count, wraps=False, fault="assert_in_bounds")
+        at = checked(indices.at(i), count, fault="assert_in_bounds")
         return (*i[:lead], computed(0, count)), (at,), x.at(i)
 
     out = b.scatter(mode, zeros, x.shape, update, flat)
@@ -273,7 +273,7 @@ def _enter_fractional(rank: int) -> None:
             at = ((e + u) * step for e in (index(i[lead + d], t), const(0, t)))
             begin = reduce(ops.sub, [ops.cast(e, I64) for e in at])
             begin = ops.where(ops.eq(index(i[lead + d]), index(count - 1)), index(span), begin)
-            return checked(begin, span + 1, wraps=False, fault="assert_in_bounds")
+            return checked(begin, span + 1, fault="assert_in_bounds")
 
         def taps(i: Index) -> list[tuple[Expr, Expr]]:
             begins, found = [first(i, d) for d in range(rank)], []

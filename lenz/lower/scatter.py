@@ -14,7 +14,7 @@ from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
-from lenz.lower.index import at_positions, checked, computed, is_position
+from lenz.lower.index import at_positions, checked, computed, in_scalar, is_position
 from lenz.lower.known import gathered
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
@@ -97,7 +97,7 @@ def _along(x: Value, dim: int, index: Value) -> Callable[[Index], Place]:
         at: list[Sym] = list(i) if index.rank else [ZERO]
         at[d] = computed(0, x.shape[d])
         e = index.at(i if index.rank else ())
-        return tuple(at), (checked(e, x.shape[d], wraps=False, fault="assert_in_bounds"),)
+        return tuple(at), (checked(e, x.shape[d], fault="assert_in_bounds"),)
 
     return place
 
@@ -111,7 +111,8 @@ def _scatter(
     def value(i: Index) -> Expr:
         return src.at(i[: src.rank]) if isinstance(src, Value) else exact(src, i, x.dtype)
 
-    return update(b, MODES[reduce], x, index.shape, place, value, once=True)
+    made = in_scalar(x, index, value, fault="assert_in_bounds")
+    return update(b, MODES[reduce], x, index.shape, place, made, once=True)
 
 
 lowering("scatter.src", any_dtype=True)(_scatter)
@@ -165,9 +166,8 @@ def scatter_reduce(
 ) -> Value:
     """out[.., index[i], ..] combined with src[i] by sum, prod, mean, amax or amin."""
     place = _along(x, dim, index)
-    return _combined(
-        b, x, index.shape, place, lambda i: src.at(i[: src.rank]), reduce, include_self
-    )
+    value = in_scalar(x, index, lambda i: src.at(i[: src.rank]), fault="assert_in_bounds")
+    return _combined(b, x, index.shape, place, value, reduce, include_self)
 
 
 def _put_masked(
@@ -247,13 +247,8 @@ def _slices(
         at = (*i[:d], computed(0, x.shape[d]), *i[d + 1 :])
         return at, (checked(e, x.shape[d], wraps=wraps, fault=fault),)
 
-    def of_scalar(i: Index) -> Expr:
-        e = value(i)
-        at = checked(index.at(i if index.rank else ()), ONE, wraps=wraps)
-        return ops.where(ops.eq(at, 0), e, 0)
-
     over = (*x.shape[:d], count, *x.shape[d + 1 :])
-    return over, place, value if x.rank else of_scalar
+    return over, place, in_scalar(x, index, value, wraps=wraps)
 
 
 @lowering("index_add")
@@ -318,7 +313,8 @@ def put(b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool
     def value(i: Index) -> Expr:
         return source.at(unflatten(flatten(i, index.shape), source.shape))
 
-    return update(b, "add" if accumulate else "set", x, index.shape, place, value)
+    made = in_scalar(x, index, value, wraps=True)
+    return update(b, "add" if accumulate else "set", x, index.shape, place, made)
 
 
 def _numbered(b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], Expr]) -> Value:
@@ -342,7 +338,7 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
     def fn(i: Index) -> Expr:
         at = number.at((flatten(i, shape),)) - 1
         where = unflatten(computed(0, total), source.shape)
-        at = checked(at, total, wraps=False, fault="assert_in_bounds")
+        at = checked(at, total, fault="assert_in_bounds")
         taken = source.at(where, (at,))
         return masked(holds(i), taken, x.at(broadcast(x, i)))
 

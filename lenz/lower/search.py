@@ -60,7 +60,7 @@ def searchsorted(
         def at(k: Expr) -> Expr:
             if sorter is not None:
                 k = sorter.at((*row, computed(0, size)), (k,))
-                k = checked(k, size, wraps=False, fault="assert_in_bounds")
+                k = checked(k, size, fault="assert_in_bounds")
             return ops.cast(sequence.at((*row, computed(0, size)), (k,)), t)
 
         e = ops.cast(x.at(i), t) if isinstance(x, Value) else number(x, t)
@@ -115,7 +115,7 @@ def histc(
         at = ops.where(inside, at, bins)
         return (
             (computed(0, Int(bins + 1)),),
-            (checked(at, Int(bins + 1), wraps=False, fault="assert_finite"),),
+            (checked(at, Int(bins + 1), fault="assert_finite"),),
             const(1, I64),
         )
 

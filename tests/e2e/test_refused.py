@@ -187,3 +187,14 @@ def test_a_scalar_has_places_as_in_eager(name: str) -> None:
         torch.testing.assert_close(report.result, NUMBER[name](*args), rtol=0, atol=0)
         if at == of == ():
             assert not [e.op for g in report.graphs for e in g.externs]
+
+
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager", "ignore:index_reduce")
+@pytest.mark.parametrize("place", (-2, -1, 1, 99))
+@pytest.mark.parametrize("name", NUMBER)
+def test_places_of_a_scalar_are_checked(name: str, place: int) -> None:
+    shape = () if "index" in name else (1,)
+    args = tensor(3.0), torch.full((1,), place), torch.full(shape, 2.0)
+    wanted = refusal(NUMBER[name], args)
+    got = refusal(torch.compile(NUMBER[name], backend="lenz"), args)
+    assert type(got) is type(wanted), (got, wanted)
