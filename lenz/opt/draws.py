@@ -28,10 +28,10 @@ def draws(g: Graph, cx: Context) -> Graph:
     def once(n: Node) -> Node | Sequence[Node]:
         if not isinstance(n, Extern) or n.draws != "key":
             return n
-        outs = tuple(drawn[outs_of(n)[0].type.device])
-        if len(outs) == 1:
-            return n
-        made = replace(n, op="lenz.seeds", outs=outs, args=(len(outs), *n.args), single=False)
-        return made if outs[0] is n.outs[0] else ()
+        outs = drawn[outs_of(n)[0].type.device]
+        if len(outs) == 1 or outs[0] is not n.outs[0]:
+            return n if len(outs) == 1 else ()
+        args = len(outs), *n.args
+        return replace(n, op="lenz.seeds", outs=tuple(outs), args=args, single=False)
 
     return each(g, once)
