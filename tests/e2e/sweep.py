@@ -469,7 +469,7 @@ _CHANGES: tuple[tuple[range, str, Callable[[torch.Tensor], torch.Tensor]], ...] 
 
 # Ops that give two answers in eager for NaN or infinity: by the place of an element in its row, in
 # loops over vectors and outside of them, or by what was in memory.
-TWO_ANSWERS = (
+TWO_ANSWERS: tuple[str, ...] = (
     "nn.functional.celu", "nn.functional.elu", "nn.functional.gelu", "nn.functional.hardswish",
     "nn.functional.hardtanh", "nn.functional.relu6", "nn.functional.selu",
     "nn.functional.softshrink", "logit", "var_mean", "std_mean",
