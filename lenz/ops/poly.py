@@ -8,6 +8,7 @@ and are within 2.2 units in the last place unless the entry in `math.py` says ot
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 
@@ -26,16 +27,6 @@ _LN2 = math.log(2.0)
 # ln 2 = high + low; the high part has 15 bits, so that k * high is exact for |k| <= 2^9.
 _LN2_HIGH = 0.693145751953125
 _LN2_LOW = 1.4286068203094173e-06
-
-
-def f32(value: float) -> Expr:
-    """An f32 constant."""
-    return const(value, F32)
-
-
-def i32(value: int) -> Expr:
-    """An i32 constant."""
-    return const(value, I32)
 
 
 def polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
@@ -100,7 +91,7 @@ def expm1(x: Expr) -> Expr:
     # Below -18 the result rounds to -1. Half of 2^k stays finite where the result does.
     r, k = _exp_parts(_clamp(x, -18.0, 89.0))
     p = fma(r * r, polynomial(c.EXPM1, r), r)
-    half = scale(f32(1.0), k - 1.0)
+    half = scale(const(1.0, F32), k - 1.0)
     found = fma(half, p, half - 0.5) * 2.0
     return where(eq(x, 0.0), x, found)
 
@@ -152,19 +143,12 @@ def log10(x: Expr) -> Expr:
 
 def _scaled_log(f: Expr, e: Expr, factor: float, high: float, low: float) -> Expr:
     """factor * log(1 + f) + e * (high + low), the factor in two parts of f32."""
-    first = _nearest_f32(factor)
+    first = ctypes.c_float(factor).value  # the nearest f32
     tail = _log_tail(f)
     k = cast(e, F32)
     rest = fma(k, low, fma(tail, first, f * (factor - first)))
     # f * first without its rounding error, which would count twice if e is zero.
     return fma(k, high, fma(f, first, rest))
-
-
-def _nearest_f32(value: float) -> float:
-    import struct
-
-    found: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    return found
 
 
 def log1p(x: Expr) -> Expr:
