@@ -95,16 +95,11 @@ class Accesses:
         key = ("moved", start.names, by.names, dtype)
         if found := self.scopes.memo.get(key):
             return found
-        level, copies = max(start.level, by.level), max(len(start.names), len(by.names))
-        b = self.scopes.builder(level, False, copies)
-        starts = self.scopes.spread(start, I64, False, copies)
-        moves = self.scopes.spread(by, I64, False, copies)
-        head, rows = (
-            f"getelementptr inbounds {memory_type(dtype)}, ",
-            zip(starts, moves, strict=True),
-        )
-        names = b.fn.lets(level, (f"{head}ptr {p}, i64 {n}" for p, n in rows))
-        return self.scopes.keep(key, Value(names, level))
+        b, pair = self.scopes.operands((I64, I64), start, by)
+        head = f"getelementptr inbounds {memory_type(dtype)}, "
+        rows = zip(*pair, strict=True)
+        names = b.fn.lets(b.level, (f"{head}ptr {p}, i64 {n}" for p, n in rows))
+        return self.scopes.keep(key, Value(names, b.level))
 
     def _gep(self, base: str, dtype: DType, index: Value, index_dtype: DType) -> Value:
         lanes = self.scopes.width if index.lanes else 1

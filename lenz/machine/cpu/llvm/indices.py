@@ -8,7 +8,8 @@ unsigned if the bounds of the Sym prove its operands non-negative.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import I32, I64, DType
@@ -111,12 +112,17 @@ class Indices:
         """
         if (known := _folded(opcode, x, y)) is not None:
             return Value((known,), max(x.level, y.level))
-        level, lanes = max(x.level, y.level), x.lanes or y.lanes
-        copies = max(len(x.names), len(y.names))
-        b = self.scopes.builder(level, lanes, copies)
-        spread = self.scopes.spread
-        xs, ys = spread(x, dtype, lanes, copies), spread(y, dtype, lanes, copies)
-        return Value(b.each(f"{opcode} {b.type(dtype)}", xs, ys), level, lanes)
+        b, pair = self.scopes.operands((dtype, dtype), x, y)
+        if opcode in ("smin", "smax"):
+            names = b.intrinsic(f"llvm.{opcode}", dtype, *pair)
+        else:
+            names = b.binary(opcode, dtype, *pair)
+        return Value(names, b.level, x.lanes or y.lanes)
+
+    def _all(self, opcode: str, values: Iterable[Value], dtype: DType) -> Value:
+        """The values combined, from those known earliest."""
+        ordered = sorted(values, key=lambda x: (x.lanes, x.level))
+        return reduce(lambda x, y: self.combine(opcode, x, y, dtype), ordered)
 
     def _arithmetic(self, s: Sym, bound: Bound, dtype: DType, lanes: bool) -> Value:
         def part(e: Sym) -> Value:
@@ -126,16 +132,11 @@ class Indices:
             case Add():
                 return self._sum(s, bound, dtype, lanes)
             case Mul():
-                values = sorted([part(f) for f in s.factors], key=lambda x: (x.lanes, x.level))
-                total = values[0]
-                for value in values[1:]:
-                    total = self.combine("mul", total, value, dtype)
-                return total
+                return self._all("mul", map(part, s.factors), dtype)
             case FloorDiv() | Mod():
                 return self._quotient(s, part(s.num), part(s.den), dtype)
             case Min() | Max():
-                values = [part(a) for a in s.args]
-                return self._extremum("smin" if isinstance(s, Min) else "smax", values, dtype)
+                return self._all("smin" if isinstance(s, Min) else "smax", map(part, s.args), dtype)
             case _:
                 raise InternalError(f"no index arithmetic for {s}", pass_name="codegen")
 
@@ -146,26 +147,9 @@ class Indices:
             if coefficient != 1:
                 value = self.combine("mul", value, Value((str(coefficient),), 0), dtype)
             terms.append(value)
-        terms.sort(key=lambda x: (x.lanes, x.level))
-        total = terms[0]
-        for value in terms[1:]:
-            total = self.combine("add", total, value, dtype)
+        total = self._all("add", terms, dtype)
         if s.const:
             total = self.combine("add", total, Value((str(s.const),), 0), dtype)
-        return total
-
-    def _extremum(self, kind: str, values: list[Value], dtype: DType) -> Value:
-        values.sort(key=lambda x: (x.lanes, x.level))
-        total = values[0]
-        for value in values[1:]:
-            level, lanes = max(total.level, value.level), total.lanes or value.lanes
-            if (known := _folded(kind, total, value)) is not None:
-                total = Value((known,), level)
-                continue
-            copies = max(len(total.names), len(value.names))
-            b = self.scopes.builder(level, lanes, copies)
-            pair = [self.scopes.spread(x, dtype, lanes, copies) for x in (total, value)]
-            total = Value(b.intrinsic(f"llvm.{kind}", dtype, *pair), level, lanes)
         return total
 
     def _quotient(self, s: FloorDiv | Mod, num: Value, den: Value, dtype: DType) -> Value:
@@ -177,12 +161,10 @@ class Indices:
                 ("ashr", s.den.value.bit_length() - 1) if is_div else ("and", s.den.value - 1)
             )
             return self.combine(opcode, num, Value((str(by),), 0), dtype)
-        level, lanes = max(num.level, den.level), num.lanes or den.lanes
+        lanes = num.lanes or den.lanes
         if (known := _folded("div" if is_div else "mod", num, den)) is not None:
-            return Value((known,), level)
-        copies = max(len(num.names), len(den.names))
-        b = self.scopes.builder(level, lanes, copies)
-        x, y = (self.scopes.spread(v, dtype, lanes, copies) for v in (num, den))
+            return Value((known,), max(num.level, den.level))
+        b, (x, y) = self.scopes.operands((dtype, dtype), num, den)
         by_constant = isinstance(s.den, Int)
         loaded = any(is_bound_var(v) for v in s.den.free_vars)
         if not by_constant and (loaded or not _at_least(s.den, 1)):
@@ -196,7 +178,7 @@ class Indices:
             names = b.each(f"{'udiv' if is_div else 'urem'} {b.type(dtype)}", x, y)
         else:
             names = _floor(b, is_div, dtype, x, y)
-        return Value(names, level, lanes)
+        return Value(names, b.level, lanes)
 
 
 _FOLDS: Mapping[str, Callable[[int, int], int]] = {

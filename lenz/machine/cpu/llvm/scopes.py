@@ -7,7 +7,7 @@ forgets a value when its scope closes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from lenz.ir.dtype import DType
@@ -72,6 +72,16 @@ class Scopes:
         if lanes and not value.lanes:
             names = self._splat(value, value_type(dtype))
         return names * copies if len(names) < copies else names
+
+    def operands(self, dtypes: Sequence[DType], *values: Value) -> tuple[Builder, list[Names]]:
+        """A builder where all of the values are known, and their names as its operands."""
+        level = max([v.level for v in values], default=0)
+        lanes = any(v.lanes for v in values)
+        copies = max([len(v.names) for v in values], default=1)
+        pairs = zip(values, dtypes, strict=True)
+        return self.builder(level, lanes, copies), [
+            self.spread(v, d, lanes, copies) for v, d in pairs
+        ]
 
     def _splat(self, value: Value, element: str) -> Names:
         if value.names[0][0] != "%":

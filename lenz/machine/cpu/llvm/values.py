@@ -61,16 +61,12 @@ class Values(Walk[Value]):
         return self._apply(e, parts, dtypes)
 
     def _apply(self, e: Expr, parts: list[Value], dtypes: tuple[DType, ...]) -> Value:
-        level = max([p.level for p in parts], default=0)
+        b, xs = self.scopes.operands(dtypes, *parts)
         lanes = any(p.lanes for p in parts)
-        copies = max([len(p.names) for p in parts], default=1)
-        b = self.scopes.builder(level, lanes, copies)
-        spread = self.scopes.spread
-        xs = tuple([spread(p, d, lanes, copies) for p, d in zip(parts, dtypes, strict=True)])
         if e.op is MASKED:
-            return Value(b.select(xs[0], e.dtype, xs[1], xs[2]), level, lanes)
+            return Value(b.select(xs[0], e.dtype, xs[1], xs[2]), b.level, lanes)
         emit: Any = e.op.form(MACHINE).emit
-        return Value(emit(b, e.dtype, dtypes, xs, e.attrs), level, lanes)
+        return Value(emit(b, e.dtype, dtypes, tuple(xs), e.attrs), b.level, lanes)
 
     def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, Value]:
         """The values of the variables @k."""
@@ -152,11 +148,8 @@ class Values(Walk[Value]):
         return self.scopes.keep(key, total)
 
     def _both(self, x: Value, y: Value) -> Value:
-        level, lanes = max(x.level, y.level), x.lanes or y.lanes
-        copies = max(len(x.names), len(y.names))
-        b = self.scopes.builder(level, lanes, copies)
-        xs, ys = (self.scopes.spread(v, BOOL, lanes, copies) for v in (x, y))
-        return Value(b.binary("and", BOOL, xs, ys), level, lanes)
+        b, pair = self.scopes.operands((BOOL, BOOL), x, y)
+        return Value(b.binary("and", BOOL, *pair), b.level, x.lanes or y.lanes)
 
 
 def _unsure_sizes(positions: tuple[Expr, ...]) -> tuple[Expr, ...]:
