@@ -19,7 +19,7 @@ from lenz.machine.cpu.llvm.indices import Indices, index_type
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.masks import store_tail
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
-from lenz.machine.cpu.llvm.types import memory_type, splat, suffix, value_type, vector
+from lenz.machine.cpu.llvm.types import memory_type, shuffle, splat, suffix, value_type, vector
 from lenz.sym import Int, Sym, Var, affine_in
 
 Bound = Mapping[Var, Value]
@@ -279,15 +279,13 @@ def store_pairs(
 
 def _interleaved(b: Builder, t: str, x: str, y: str, half: int) -> str:
     """The vector x0 y0 x1 y1 ... of one half of the lanes of two vectors."""
-    order = ", ".join(f"i32 {(half * b.lanes + i) // 2 + i % 2 * b.lanes}" for i in range(b.lanes))
-    text = f"shufflevector {t} {x}, {t} {y}, <{b.lanes} x i32> <{order}>"
-    return b.fn.let(b.level, text)
+    lanes = [(half * b.lanes + i) // 2 + i % 2 * b.lanes for i in range(b.lanes)]
+    return b.fn.let(b.level, shuffle(t, x, y, lanes))
 
 
 def _reverse(b: Builder, t: str, names: Names) -> Names:
-    order = ", ".join(f"i32 {b.lanes - 1 - i}" for i in range(b.lanes))
-    mask = f"<{b.lanes} x i32> <{order}>"
-    return b.fn.lets(b.level, (f"shufflevector {t} {n}, {t} poison, {mask}" for n in names))
+    lanes = range(b.lanes - 1, -1, -1)
+    return b.fn.lets(b.level, (shuffle(t, n, "poison", lanes) for n in names))
 
 
 def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
@@ -306,10 +304,8 @@ def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
         ]
         loaded = b.fn.lets(b.level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in at))
         lanes = [n + i * step - start if homes[i] == k else i for i in range(n)]
-        order = ", ".join(f"i32 {i}" for i in lanes)
         rows = zip(found or loaded, loaded, strict=True)
-        texts = (f"shufflevector {t} {x}, {t} {y}, <{n} x i32> <{order}>" for x, y in rows)
-        found = b.fn.lets(b.level, texts)
+        found = b.fn.lets(b.level, [shuffle(t, x, y, lanes) for x, y in rows])
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lenz.ir.dtype import F32, U32, U64, DType
 from lenz.machine.cpu.llvm.function import Module
 from lenz.machine.cpu.llvm.instructions import Instructions, Names
-from lenz.machine.cpu.llvm.types import suffix, value_type, vector
+from lenz.machine.cpu.llvm.types import shuffle, suffix, value_type, vector
 
 
 def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) -> str:
@@ -93,9 +93,8 @@ def _sixteen(b: Instructions, name: str) -> str:
     if b.lanes == 1:
         text = f"insertelement <16 x float> zeroinitializer, float {name}, i32 0"
     else:
-        order = ", ".join(f"i32 {min(i, b.lanes)}" for i in range(16))
-        t = vector("float", b.lanes)
-        text = f"shufflevector {t} {name}, {t} zeroinitializer, <16 x i32> <{order}>"
+        lanes = [min(i, b.lanes) for i in range(16)]
+        text = shuffle(vector("float", b.lanes), name, "zeroinitializer", lanes)
     return b.fn.let(b.level, text)
 
 
@@ -104,9 +103,7 @@ def _first(b: Instructions, name: str) -> str:
         return name
     if b.lanes == 1:
         return b.fn.let(b.level, f"extractelement <16 x float> {name}, i32 0")
-    order = ", ".join(f"i32 {i}" for i in range(b.lanes))
-    text = f"shufflevector <16 x float> {name}, <16 x float> poison, <{b.lanes} x i32> <{order}>"
-    return b.fn.let(b.level, text)
+    return b.fn.let(b.level, shuffle("<16 x float>", name, "poison", range(b.lanes)))
 
 
 def mul_high(b: Instructions, _: DType, x: Names, y: Names) -> Names:
@@ -131,16 +128,15 @@ def _product_part(b: Instructions, x: Names, y: Names, part: int) -> Names:
         if part:
             product = b.binary("lshr", U64, product, b.constant(U64, 32))
         return b.cast("trunc", "i64", "i32", product)
-    n, half = b.lanes, b.lanes // 2
+    n = b.lanes
     t = vector("i32", n)
     # The products are visible wherever the operands of these names are.
     found = b.fn.products.get((x, y))
     if found is None:
         found = b.fn.products[(x, y)] = _products(b, x, y)
-    order = ", ".join(f"i32 {2 * i + part}, i32 {n + 2 * i + part}" for i in range(half))
+    lanes = [k * n + 2 * i + part for i in range(n // 2) for k in (0, 1)]
     rows = zip(*found, strict=True)
-    texts = (f"shufflevector {t} {p}, {t} {q}, <{n} x i32> <{order}>" for p, q in rows)
-    return b.fn.lets(b.level, texts)
+    return b.fn.lets(b.level, (shuffle(t, p, q, lanes) for p, q in rows))
 
 
 def _products(b: Instructions, x: Names, y: Names) -> tuple[Names, Names]:

@@ -13,7 +13,7 @@ from lenz.ir.dtype import F32, F64, I32, DType
 from lenz.machine.cpu.llvm.function import Function
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
-from lenz.machine.cpu.llvm.types import memory_type, vector
+from lenz.machine.cpu.llvm.types import memory_type, shuffle, vector
 
 
 def tail_mask(scopes: Scopes, left: Value) -> Value:
@@ -56,9 +56,7 @@ def store_lanes(
         elif size == width:
             part = value
         else:
-            order = ", ".join(f"i32 {start + i}" for i in range(size))
-            text = f"shufflevector {whole} {value}, {whole} poison, <{size} x i32> <{order}>"
-            part = fn.let(level, text)
+            part = fn.let(level, shuffle(whole, value, "poison", range(start, start + size)))
         place = fn.let(level, f"getelementptr {element}, ptr {at}, i64 {start}") if start else at
         fn.put(level, f"  store {vector(element, size)} {part}, ptr {place}, align {dtype.bytes}")
 

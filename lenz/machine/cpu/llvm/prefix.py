@@ -21,7 +21,7 @@ from lenz.machine.cpu.llvm.accumulators import Accumulator
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.legalise import legal_expr
 from lenz.machine.cpu.llvm.scopes import Value
-from lenz.machine.cpu.llvm.types import iota, value_type
+from lenz.machine.cpu.llvm.types import iota, shuffle, value_type, vector
 from lenz.machine.cpu.llvm.writer import Writer
 
 
@@ -53,9 +53,8 @@ def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
     t = value_type(dtype, width)
     start = acc.monoid.identity(width, scan=True)
 
-    def shuffle(name: str, lanes: list[int]) -> str:
-        order = ", ".join(f"i32 {i}" for i in lanes)
-        return fn.let(level, f"shufflevector {t} {name}, {t} {start}, <{width} x i32> <{order}>")
+    def picked(name: str, lanes: list[int]) -> str:
+        return fn.let(level, shuffle(t, name, start, lanes))
 
     lane = w.indices.lane
     # A row shorter than a vector needs fewer steps.
@@ -68,7 +67,7 @@ def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
     while step < min(count, every or count):
         inside = [i >= step and not (whole and i % every < step) for i in range(width)]
         lanes = [i - step if inside[i] else width for i in range(width)]
-        new = combine(w, acc, tuple([shuffle(v, lanes) for v in value]), value)
+        new = combine(w, acc, tuple([picked(v, lanes) for v in value]), value)
         if places and every % width:
             within = b.compare("icmp uge", I32, places, (f"splat (i32 {step})",) * len(value))
             new = b.select(within, dtype, new, value)
@@ -76,7 +75,7 @@ def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
         step *= 2
     if whole:
         return value
-    lasts = [shuffle(v, [width - 1] * width) for v in value]
+    lasts = [picked(v, [width - 1] * width) for v in value]
     ((carry,),) = acc.cells
     carries = []
     began = b.compare("icmp ugt", I32, places, (iota("i32", width),) * len(value)) if places else ()
@@ -85,12 +84,8 @@ def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
         carries.append(carry.name)
         (carry.name,) = combine(w, acc, (carry.name,), (last,))
         if began:
-            order = ", ".join([f"i32 {width - 1}"] * width)
-            all_began = fn.let(
-                level,
-                f"shufflevector <{width} x i1> {began[k]}, <{width} x i1> poison,"
-                f" <{width} x i32> <{order}>",
-            )
+            text = shuffle(vector("i1", width), began[k], "poison", [width - 1] * width)
+            all_began = fn.let(level, text)
             (carry.name,) = one.select((all_began,), dtype, (carry.name,), (last,))
     new = combine(w, acc, tuple(carries), value)
     return b.select(began, dtype, new, value) if began else new

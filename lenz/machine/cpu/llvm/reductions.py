@@ -14,7 +14,7 @@ from lenz.ir.dtype import BOOL, DType
 from lenz.ir.graph import ReduceKind, ScanKind
 from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.instructions import Names
-from lenz.machine.cpu.llvm.types import constant, splat, suffix, value_type, vector
+from lenz.machine.cpu.llvm.types import constant, shuffle, splat, suffix, value_type, vector
 
 Parts = tuple[Names, ...]
 # The kinds that are one instruction: on floats, on integers and on bools.
@@ -106,9 +106,8 @@ class Monoid:
         # Halve: combine each lane with the one half a width further on.
         half = width // 2
         while half:
-            order = ", ".join(f"i32 {(i + half) % width}" for i in range(width))
-            behind = f"poison, <{width} x i32> <{order}>"
-            moved = _each(b, x, [f"shufflevector {t} {{}}, {t} {behind}" for t in types])
+            lanes = [(i + half) % width for i in range(width)]
+            moved = _each(b, x, [shuffle(t, "{}", "poison", lanes) for t in types])
             x = self.combine(vectors, x, moved)
             half //= 2
         return _each(b, x, [f"extractelement {t} {{}}, i32 0" for t in types])

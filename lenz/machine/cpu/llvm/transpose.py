@@ -5,7 +5,7 @@ from __future__ import annotations
 from lenz.ir.dtype import DType
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes
-from lenz.machine.cpu.llvm.types import memory_type
+from lenz.machine.cpu.llvm.types import memory_type, shuffle
 from lenz.sym import Int, Sym, Var, affine_in, substitute
 
 
@@ -48,16 +48,12 @@ def transpose(scopes: Scopes, vectors: list[str], t: str, level: int) -> list[st
     while half:
         low = [i if not i & half else width + i - half for i in range(width)]
         high = [i + half if not i & half else width + i for i in range(width)]
-        masks = [
-            f"<{width} x i32> <{', '.join(f'i32 {i}' for i in order)}>" for order in (low, high)
-        ]
         new = list(vectors)
         for i in range(width):
             if not i & half:
                 x, y = vectors[i], vectors[i + half]
-                new[i], new[i + half] = (
-                    fn.let(level, f"shufflevector {t} {x}, {t} {y}, {mask}") for mask in masks
-                )
+                new[i] = fn.let(level, shuffle(t, x, y, low))
+                new[i + half] = fn.let(level, shuffle(t, x, y, high))
         vectors = new
         half //= 2
     return vectors

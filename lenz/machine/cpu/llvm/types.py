@@ -8,6 +8,7 @@ same reason.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 from lenz.errors import InternalError
@@ -40,6 +41,12 @@ def memory_type(dtype: DType, lanes: int = 1) -> str:
 def vector(element: str, lanes: int) -> str:
     """The vector type of an element type (the element itself for one lane)."""
     return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def shuffle(t: str, x: str, y: str, lanes: Iterable[int]) -> str:
+    """An instruction that picks lanes of two vectors; those of `y` count on from those of `x`."""
+    order = [f"i32 {i}" for i in lanes]
+    return f"shufflevector {t} {x}, {t} {y}, <{len(order)} x i32> <{', '.join(order)}>"
 
 
 def suffix(element: str, lanes: int) -> str:
