@@ -7,6 +7,7 @@ same reason.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -74,10 +75,7 @@ def _double_bits(x: float) -> int:
 
 
 def _to_f32(x: float) -> float:
-    try:
-        return float(struct.unpack("f", struct.pack("f", x))[0])
-    except OverflowError:  # out of f32's range: rounds to infinity, as a cast does
-        return float("inf") if x > 0 else float("-inf")
+    return ctypes.c_float(x).value  # infinite out of f32's range, as by a cast
 
 
 def _half_bits(x: float) -> int:
