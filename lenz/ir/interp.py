@@ -10,6 +10,7 @@ import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any, TypeAlias
 
@@ -78,17 +79,10 @@ def interp(
     run.bind(inputs, constants)
     for n in g.nodes:
         run.node(n)
-    after: list[Any] = []
     finals = {m.input: run.tensors[m.value].clone() for m in g.mutations}
-    for b, given in zip(g.inputs, inputs, strict=True):
-        if isinstance(b, Buffer):
-            t = run.tensors[b.name]
-            after.append(t.copy_(finals[b.name]) if b.name in finals else t)
-        else:
-            after.append(given)
-    outputs = tuple(run.atom(a) for a in g.outputs)
-    outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
-    return Interpreted(outputs, tuple(after))
+    for name, final in finals.items():
+        run.tensors[name].copy_(final)
+    return results_of(run, inputs)
 
 
 class Run:
@@ -216,11 +210,9 @@ class Run:
         try:
             match n:
                 case Pointwise():
-                    env, shape = self.grid(n.axes)
-                    (value,) = evaluate_exprs((n.body,), env, _no_value, self.read)
-                    self.put(n.out, value.expand(shape))
+                    self.put(n.out, _body(self, n, n.axes))
                 case Reduction():
-                    self._reduction(n)
+                    _reduction(self, n)
                 case Scan():
                     _scan(self, n)
                 case Sort():
@@ -252,15 +244,6 @@ class Run:
         self.tensors[b.name] = flat.as_strided(shape, stride, offset)
         self.base[b.name] = 0
         return self.tensors[b.name]
-
-    def _reduction(self, n: Reduction) -> None:
-        env, shape = self.grid((*n.axes, *n.raxes))
-        (value,) = evaluate_exprs((n.body,), env, _no_value, self.read)
-        kept, over = shape[: len(n.axes)], prod(shape[len(n.axes) :])
-        acc = reduce_last(n.kind, value.expand(shape).reshape(*kept, over), n.body.dtype)
-        env, _ = self.grid(n.axes)
-        (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, self.read)
-        self.put(n.out, out.expand(kept))
 
     def _view(self, n: View) -> None:
         shape, stride, offset = self.layout(n.out.type.layout)
@@ -311,20 +294,41 @@ def _laid(x: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
     return torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def _scan(run: Run, n: Scan) -> None:
-    env, shape = run.grid(n.axes)
+def results_of(run: Run, inputs: Sequence[torch.Tensor | int]) -> Interpreted:
+    """The results of a run after its last node."""
+    outputs = tuple(map(run.atom, run.g.outputs))
+    outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
+    given = zip(run.g.inputs, inputs, strict=True)
+    after = tuple(run.tensors[b.name] if isinstance(b, Buffer) else x for b, x in given)
+    return Interpreted(outputs, after)
+
+
+def _body(run: Run, n: Pointwise | Reduction | Scan | Sort, axes: Sequence[Axis]) -> torch.Tensor:
+    env, shape = run.grid(axes)
     (value,) = evaluate_exprs((n.body,), env, _no_value, run.read)
-    row = value.expand(shape).movedim(n.dim, -1)
-    row = scan_last(n.kind, row.flip(-1)).flip(-1) if n.reverse else scan_last(n.kind, row)
-    acc = row.movedim(-1, n.dim)
+    return value.expand(shape)
+
+
+def _finish(run: Run, n: Reduction | Scan, acc: torch.Tensor) -> None:
+    env, shape = run.grid(n.axes)
     (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, run.read)
     run.put(n.out, out.expand(shape))
 
 
+def _reduction(run: Run, n: Reduction) -> None:
+    value = _body(run, n, (*n.axes, *n.raxes))
+    kept, over = value.shape[: len(n.axes)], prod(value.shape[len(n.axes) :])
+    _finish(run, n, reduce_last(n.kind, value.reshape(*kept, over), n.body.dtype))
+
+
+def _scan(run: Run, n: Scan) -> None:
+    row = _body(run, n, n.axes).movedim(n.dim, -1)
+    row = scan_last(n.kind, row.flip(-1)).flip(-1) if n.reverse else scan_last(n.kind, row)
+    _finish(run, n, row.movedim(-1, n.dim))
+
+
 def _sort(run: Run, n: Sort) -> None:
-    env, shape = run.grid(n.axes)
-    (value,) = evaluate_exprs((n.body,), env, _no_value, run.read)
-    row = value.expand(shape).sort(n.dim)[0]
+    row = _body(run, n, n.axes).sort(n.dim)[0]
     run.put(n.out, row.narrow(n.dim, 0, run.size(n.out.shape[n.dim])))
 
 
@@ -397,31 +401,28 @@ def _size(of: Any) -> Any:
     return function(*map(_size, of[1:]))
 
 
+_OWN: Mapping[str, Callable[..., Any]] = {
+    "lenz.as_strided": torch.as_strided,
+    "lenz.assert_scalar": lambda condition, message: None,  # the sizes of this run satisfy it
+    "lenz.offset": torch.Tensor.storage_offset,
+    "lenz.seed": _seed,
+    "lenz.seeds": lambda count, device=None: [_seed()] * count,
+    "lenz.size": _size,
+    "lenz.to_device": lambda t, device: t.clone(memory_format=torch.contiguous_format),
+    "lenz.view_as_complex": lambda t: torch.view_as_complex(t.resolve_conj()),
+    "lenz.view_as_real": lambda t: torch.view_as_real(t.resolve_conj()),
+}
+
+
 def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
     """The callee of an `Extern`: an eager op, "py.module.name", or one of the objects."""
     if op.startswith("obj:"):
         return objects[op[4:]]  # type: ignore[no-any-return]  # the caller holds Any
-    if op == "lenz.seed":
-        return _seed
-    if op == "lenz.seeds":
-        return lambda count, device=None: [_seed()] * count
-    if op == "lenz.to_device":
-        return lambda t, device: t.clone(memory_format=torch.contiguous_format)
-    if op == "lenz.as_strided":
-        return torch.as_strided
-    if op == "lenz.offset":
-        return torch.Tensor.storage_offset
-    if op.startswith("lenz.view_as_"):
-        return lambda t: getattr(torch, op[5:])(t.resolve_conj())
-    if op == "lenz.size":
-        return _size
-    if op == "lenz.assert_scalar":
-        return lambda condition, message: None  # the sizes of this run satisfy it
+    if op in _OWN:
+        return _OWN[op]
     found: Any = torch.ops
     parts = op.split(".")
     if parts[0] == "py":
         found = importlib.import_module(parts[1])
         parts = parts[2:]
-    for part in parts:
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]  # torch.ops gives Any
+    return reduce(getattr, parts, found)  # type: ignore[no-any-return]  # torch.ops gives Any

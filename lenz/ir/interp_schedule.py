@@ -9,7 +9,7 @@ import torch
 
 from lenz.errors import InternalError
 from lenz.ir.graph import atom_refs, buffers_of
-from lenz.ir.interp import Call, Interpreted, Run
+from lenz.ir.interp import Call, Interpreted, Run, results_of
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.tensor import Buffer
@@ -44,13 +44,7 @@ def interp_schedule(
     missing = [r for a in g.outputs for r in atom_refs(a) if r not in run.tensors]
     if missing:
         raise InternalError(f"no step defines the output %{missing[0]}", rule="output-defined")
-    outputs = tuple(run.atom(a) for a in g.outputs)
-    outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
-    after = [
-        run.tensors[b.name] if isinstance(b, Buffer) else x
-        for b, x in zip(g.inputs, inputs, strict=True)
-    ]
-    return Interpreted(outputs, tuple(after))
+    return results_of(run, inputs)
 
 
 def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel) -> None:
