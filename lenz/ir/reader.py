@@ -6,21 +6,17 @@ first. docs/ir.md has the grammar, and syntax.py says where it is declared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr
 from lenz.ir.forms import FORMS, GRAPH, PLAN, node_of
 from lenz.ir.graph import Extern, Graph, Ref, View
 from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule
 from lenz.ir.lexer import Cursor, ReadError, choice_of, list_of, name_of, word_of
 from lenz.ir.plan import Plan, launched
 from lenz.ir.text import Scope, size_of
-from lenz.ir.text_expr import value_of
 from lenz.sym import SymEnv, Var
 
-__all__ = ["ReadError", "read", "read_expr", "read_graph"]
+__all__ = ["ReadError", "read"]
 
 
 def read(text: str) -> Graph | Kernel | Plan | Schedule:
@@ -37,25 +33,6 @@ def read(text: str) -> Graph | Kernel | Plan | Schedule:
     if c.kind != "end":
         c.fail("the end of the text")
     return x
-
-
-def read_graph(text: str) -> Graph:
-    """Like `read`, for a text that must be a graph."""
-    x = read(text)
-    if not isinstance(x, Graph):
-        raise ReadError(f"expected a graph, this is a {type(x).__name__}", text, 0)
-    return x
-
-
-def read_expr(
-    text: str, vars: Mapping[str, Var] | None = None, types: Mapping[str, DType] | None = None
-) -> Expr:
-    """One expression; `types` has the known types of buffers ("%x") and values ("m")."""
-    c = Cursor(text)
-    e = value_of(c, Scope(dict(vars or {}), dict(types or {})), {})
-    if c.kind != "end":
-        c.fail("the end of the text")
-    return e
 
 
 def _header(c: Cursor, s: Scope) -> tuple[str, tuple[Var, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
@@ -10,15 +11,29 @@ from typing import Any
 import pytest
 
 from lenz.errors import UserError
-from lenz.ir.dtype import F32, I64
-from lenz.ir.expr import const, load
+from lenz.ir.dtype import F32, I64, DType
+from lenz.ir.expr import Expr, const, load
 from lenz.ir.forms import FORMS
+from lenz.ir.lexer import Cursor
 from lenz.ir.printer import show, show_expr
-from lenz.ir.reader import ReadError, read, read_expr, read_graph
+from lenz.ir.reader import ReadError, read
 from lenz.ir.tensor import axis
+from lenz.ir.text import Scope
+from lenz.ir.text_expr import value_of
 from lenz.sym import Int, Var
 from tests.ir import ir_graphs as make
 from tests.oracle import roundtrip
+
+
+def read_expr(
+    text: str, vars: Mapping[str, Var] | None = None, types: Mapping[str, DType] | None = None
+) -> Expr:
+    """One expression; `types` has the types of buffers ("%x") and values ("m")."""
+    c = Cursor(text)
+    e = value_of(c, Scope(dict(vars or {}), dict(types or {})), {})
+    assert c.kind == "end", f"{c.text!r} is left of {text!r}"
+    return e
+
 
 OBJECTS: dict[str, Any] = {**make.GRAPHS, **make.KERNELS, "plan": make.plan}
 
@@ -137,7 +152,7 @@ def test_expression_without_context() -> None:
 
 
 def test_hand_written_text_may_be_loose() -> None:
-    g = read_graph(
+    g = read(
         """graph @g(s0: 1..) on cpu {  # a comment
         in %x : f32[s0,]
         out %y = f32[s0] : map (i: s0) { t0 = neg(
@@ -235,7 +250,7 @@ def test_every_lost_token_is_an_error_or_another_object() -> None:
 
 
 def test_var_of_a_size_is_shared() -> None:
-    g = read_graph("graph @g(s0: 1.., u0: 0..9 < s0) on cpu { in %x : f32[s0, u0] }")
+    g: Any = read("graph @g(s0: 1.., u0: 0..9 < s0) on cpu { in %x : f32[s0, u0] }")
     (x,) = g.inputs
-    assert x.shape == (Var("s0", 1), Var("u0", 0, 9, Var("s0", 1)))  # type: ignore[union-attr]
+    assert x.shape == (Var("s0", 1), Var("u0", 0, 9, Var("s0", 1)))
     assert I64 is const(1, I64).dtype

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import lenz
 from lenz.ir.graph import Extern, Graph, Pointwise, buffers_of
-from lenz.ir.reader import read_graph
+from lenz.ir.reader import read
 from lenz.ir.tensor import Buffer
 from lenz.ir.verify import verify
 from lenz.machines import capabilities_of
@@ -40,7 +40,8 @@ def eager_to_pad(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def padded(body: str, device: str = "cuda:0") -> Graph:
     """The graph with those lines after the pass, which must keep what it computes."""
-    g = read_graph(f"graph @g() on {device} {{\n{body}\n}}")
+    g = read(f"graph @g() on {device} {{\n{body}\n}}")
+    assert isinstance(g, Graph)
     after = pad_matmul(g, gpu_context())
     verify(after)
     if after is not g:
