@@ -82,7 +82,7 @@ def interp(
     finals = {m.input: run.tensors[m.value].clone() for m in g.mutations}
     for name, final in finals.items():
         run.tensors[name].copy_(final)
-    return results_of(run, inputs)
+    return outcome_of(run, inputs)
 
 
 class Run:
@@ -294,7 +294,7 @@ def _laid(x: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
     return torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def results_of(run: Run, inputs: Sequence[torch.Tensor | int]) -> Interpreted:
+def outcome_of(run: Run, inputs: Sequence[torch.Tensor | int]) -> Interpreted:
     """The results of a run after its last node."""
     outputs = tuple(map(run.atom, run.g.outputs))
     outputs = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)

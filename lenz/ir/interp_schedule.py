@@ -9,7 +9,7 @@ import torch
 
 from lenz.errors import InternalError
 from lenz.ir.graph import atom_refs, buffers_of
-from lenz.ir.interp import Call, Interpreted, Run, results_of
+from lenz.ir.interp import Call, Interpreted, Run, outcome_of
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.tensor import Buffer
@@ -44,7 +44,7 @@ def interp_schedule(
     missing = [r for a in g.outputs for r in atom_refs(a) if r not in run.tensors]
     if missing:
         raise InternalError(f"no step defines the output %{missing[0]}", rule="output-defined")
-    return results_of(run, inputs)
+    return outcome_of(run, inputs)
 
 
 def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel) -> None:
