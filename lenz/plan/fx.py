@@ -18,9 +18,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from lenz.errors import InternalError
 from lenz.ir import plan as ir
-from lenz.ir.dtype import DType, dtype_named
+from lenz.ir.dtype import DType
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.tensor import TensorType
+from lenz.plan.native_objects import torch_object
 from lenz.plan.python import place
 from lenz.runtime import executor, graph
 from lenz.runtime.graph import NumberedKernel
@@ -285,12 +286,6 @@ class _Reader(_Sizes):
                 return [*map(self.value, a)]
             case Named("obj", value):
                 return self.graph.create_node("get_attr", self.attributes[value])
-            case Named("op", value):
-                return executor.resolve(value)
-            case Named("dtype", value):
-                return dtype_named(value).torch
-            case Named("device", value):
-                return torch.device(value)
-            case Named(_, value):
-                return reduce(getattr, value.split("."), torch)
+            case Named():
+                return torch_object(a)
         return a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NoReturn, TypeAlias
 
 import torch
@@ -68,19 +69,22 @@ def value(a: Atom, own: Mapping[str, Any], look: Look, sequence: Any = list) -> 
             return look(a)
         case Named("obj", name):
             return own[name]
+        case Named():
+            return torch_object(a)
+        case _:
+            return a
+
+
+def torch_object(named: Named) -> Any:
+    """The object of torch that an argument names: a type, a device, an op or a format."""
+    match named:
         case Named("device", name):
             return torch.device(name)
         case Named("op", name):
             return executor.resolve(name)
         case Named("dtype", name):
             return dtype_named(name).torch
-        case Named(_, name):
-            found: Any = torch
-            for part in name.split("."):
-                found = getattr(found, part)
-            return found
-        case _:
-            return a
+    return reduce(getattr, named.value.split("."), torch)
 
 
 def failure(
