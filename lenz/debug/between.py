@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lenz.ir.graph import atom_refs
+from lenz.ir.graph import names_in
 from lenz.ir.plan import Alloc, CallStep, LaunchStep, Step
 from lenz.sym import to_python
 
@@ -14,9 +14,8 @@ def taken_and_made(s: Step) -> tuple[list[str], list[str]]:
     if isinstance(s, LaunchStep):
         return list(s.args), []
     if isinstance(s, CallStep):
-        atoms = (*s.args, *(a for _, a in s.kwargs))
-        taken = dict.fromkeys(name for a in atoms for name in atom_refs(a))
-        return list(taken), [] if s.into else [o for o in s.outs if isinstance(o, str)]
+        taken = list(dict.fromkeys(names_in(s)))
+        return taken, [] if s.into else [o for o in s.outs if isinstance(o, str)]
     return [], []
 
 

@@ -276,6 +276,12 @@ def atom_refs(a: Atom) -> Iterator[str]:
             yield from atom_refs(part)
 
 
+def names_in(call: Any) -> tuple[str, ...]:
+    """Names of the buffers in the arguments of a call, of a graph or a plan, in order."""
+    given = (*call.args, *(a for _, a in call.kwargs))
+    return tuple(name for a in given for name in atom_refs(a))
+
+
 def atom_syms(a: Atom) -> Iterator[Sym]:
     """The sizes in an argument, in order."""
     if isinstance(a, Sym):
@@ -322,7 +328,7 @@ def reads_of(n: Node) -> tuple[str, ...]:
         if slot.kind == "use":
             names += slot.get(n) if slot.is_list else (slot.get(n),)
         elif isinstance(n, Extern):
-            names += [r for a in (*n.args, *dict(n.kwargs).values()) for r in atom_refs(a)]
+            names += names_in(n)
     return tuple(dict.fromkeys(names))
 
 

@@ -321,3 +321,12 @@ def flat(steps: Iterable[Step | Region]) -> tuple[Step, ...]:
 def launched(steps: Iterable[Step | Region]) -> tuple[str, ...]:
     """Names of the kernels in order of first launch."""
     return tuple(dict.fromkeys(s.kernel for s in flat(steps) if isinstance(s, LaunchStep)))
+
+
+def owners_of(steps: Iterable[Step]) -> dict[str, str]:
+    """Each buffer in another's memory -> the first buffer of that memory."""
+    found: dict[str, str] = {}
+    for s in steps:
+        if isinstance(s, Reuse | ViewStep):
+            found[s.name] = found.get(s.source, s.source)
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lenz.ir.graph import atom_refs
+from lenz.ir.graph import atom_refs, names_in
 from lenz.ir.plan import BindSize, CallStep, Input, LaunchStep, Plan, Step, launched
 from lenz.ir.verify_rules import Known, broken
 from lenz.sym import Sym, as_multiple
@@ -44,7 +44,7 @@ def _step(s: Step, m: Known, p: Plan) -> None:
 
 def _call(s: CallStep, m: Known) -> None:
     outs = [o for o in s.outs if isinstance(o, str)]
-    given = [name for a in (*s.args, *(a for _, a in s.kwargs)) for name in atom_refs(a)]
+    given = names_in(s)
     if s.draws == "key" and given:
         broken("key-first", f"a key depends on %{given[0]}", s)
     m.held.call(s.holds, map(m.root, (*given, *outs)), outs, s.waits)

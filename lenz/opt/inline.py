@@ -296,9 +296,8 @@ def uses_of(g: ir.Graph) -> dict[str, Uses]:
                 for o in n.outs:
                     if isinstance(o, Buffer):
                         of(o.name)
-                for a in (*n.args, *(v for _, v in n.kwargs)):
-                    for r in ir.atom_refs(a):
-                        of(r).other += 1
+                for r in ir.names_in(n):
+                    of(r).other += 1
     for a in g.outputs:
         for r in ir.atom_refs(a):
             of(r).other += 1

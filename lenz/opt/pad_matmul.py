@@ -315,8 +315,7 @@ def _pinned(g: ir.Graph) -> Iterator[str]:
         yield from (name for name in ir.atom_refs(a) if name not in g.free)
     for n in g.nodes:
         if isinstance(n, ir.Extern) and not has(n.op, "product"):
-            for a in (*n.args, *(v for _, v in n.kwargs)):
-                yield from ir.atom_refs(a)
+            yield from ir.names_in(n)
 
 
 def _name(n: ir.Extern, k: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lenz.ir.graph import Atom, Ref, atom_refs
+from lenz.ir.graph import Atom, Ref, atom_refs, names_in
 from lenz.ir.plan import Alloc, CallStep, Lay, Plan, Reuse, Step, ViewStep
 from lenz.ir.tensor import TensorType
 from lenz.sym import ZERO
@@ -103,6 +103,4 @@ def _whole(view: TensorType, base: TensorType) -> bool:
 
 
 def _named(s: CallStep) -> Iterable[str]:
-    for a in (*s.args, *(a for _, a in s.kwargs)):
-        yield from atom_refs(a)
-    yield from (o for o in s.outs if isinstance(o, str))
+    return (*names_in(s), *(o for o in s.outs if isinstance(o, str)))

@@ -17,9 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz.ir import plan as ir
-from lenz.ir.graph import Ref
+from lenz.ir.graph import Ref, names_in
 from lenz.ir.tensor import TensorType
-from lenz.plan.native_shim import names
 from lenz.plan.regions import defined
 from lenz.sym import ONE
 
@@ -83,7 +82,7 @@ def graphed(p: ir.Plan, moved: Collection[str] = ()) -> Graphed:
         raise Uncaptured(outside[0])
     arguments = {i.name for i in p.inputs if isinstance(i, ir.Input)}
     binds = [s for s in p.flat if isinstance(s, ir.BindSize) and s.source in arguments]
-    roots = _roots(p.flat)
+    roots = ir.owners_of(p.flat)
     writes = _writes(p, inside, roots)
     used = {a.name for a in p.outputs if isinstance(a, Ref)}
     replays, around = list[Replay](), list[list[ir.Step]]()
@@ -212,15 +211,6 @@ def _settled(
     return found
 
 
-def _roots(steps: Sequence[ir.Step]) -> dict[str, str]:
-    """Each buffer in another's memory -> the first buffer of that memory."""
-    roots: dict[str, str] = {}
-    for s in steps:
-        if isinstance(s, ir.Reuse | ir.ViewStep):
-            roots[s.name] = roots.get(s.source, s.source)
-    return roots
-
-
 def _named(s: ir.Step) -> tuple[str, ...]:
     """The buffers that a step uses."""
     match s:
@@ -229,11 +219,11 @@ def _named(s: ir.Step) -> tuple[str, ...]:
         case ir.LaunchStep():
             return s.args
         case ir.CallStep():
-            return tuple(names(s))
+            return names_in(s)
         case _:
             return ()
 
 
 def _handled(s: ir.Step) -> tuple[str, ...]:
     """The buffers whose addresses a library may keep."""
-    return tuple(names(s)) if isinstance(s, ir.CallStep) else ()
+    return names_in(s) if isinstance(s, ir.CallStep) else ()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lenz.ir.dtype import dtype_named
-from lenz.ir.graph import Atom, Named, Ref
+from lenz.ir.graph import Named, Ref, names_in
 from lenz.ir.plan import CallStep
 from lenz.plan.native_frame import Frame, kind_and_number
 from lenz.plan.native_text import CODES
@@ -29,7 +29,7 @@ class _Unfit(Exception):
 def shim(f: Frame, s: CallStep) -> bool:
     """Call an op by its shim, if it has one for these arguments."""
     schema = f.layout.schema(s.op)
-    tensors = names(s)
+    tensors = names_in(s)
     kind = _kind(f, tensors)
     if schema is None or not s.op.startswith("aten.") or not kind or s.counted:
         return False
@@ -54,18 +54,6 @@ def shim(f: Frame, s: CallStep) -> bool:
         if isinstance(o, Var):
             f.bind(o, f.out.let(f"load i64, ptr {at}"))
     return True
-
-
-def names(s: CallStep) -> list[str]:
-    """The tensor arguments of a call."""
-    return [n for a in (*s.args, *(a for _, a in s.kwargs)) for n in names_in(a)]
-
-
-def names_in(a: Atom) -> list[str]:
-    """The tensors in a value."""
-    if isinstance(a, tuple):
-        return [name for x in a for name in names_in(x)]
-    return [a.name] if isinstance(a, Ref) else []
 
 
 def _kind(f: Frame, tensors: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from lenz.ir.plan import Alloc, LaunchStep, Reuse, ViewStep
+from lenz.ir.plan import Alloc, LaunchStep, owners_of
 from lenz.machine.cuda import driver
 from lenz.runtime.captured import Captured, KernelNode, Runner, Wanted
 
@@ -209,11 +209,8 @@ class _Capture(Runner):
 
 def kept_memory(w: Wanted) -> set[str]:
     """The first buffers of kept memory."""
-    roots: dict[str, str] = {}
-    for s in w.steps:
-        if isinstance(s, Reuse | ViewStep):
-            roots[s.name] = roots.get(s.source, s.source)
-    return {roots.get(n, n) for n in w.kept}
+    owners = owners_of(w.steps)
+    return {owners.get(n, n) for n in w.kept}
 
 
 def keeps_its_own(w: Wanted) -> bool:
