@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from operator import attrgetter
@@ -73,15 +73,20 @@ class TextForm:
         """A node; with `lead`, the fields before its first word have been read already."""
         made: Made = {} if lead is None else lead
         inner = s.inner() if self._nests else s
-        for x in self._reads if lead is None else self._reads[self.lead :]:
-            if isinstance(x, str):
-                c.expect(x)
-            else:
-                x(c, inner, made)
+        _take(self._reads if lead is None else self._reads[self.lead :], c, inner, made)
         node = self.cls(**made)
         if self._mark is not None:
             s.types[self._mark + node.name] = node.dtype
         return node
+
+
+def _take(reads: Sequence[Reading], c: Cursor, s: Scope, made: Made) -> None:
+    """Read tokens and fields."""
+    for x in reads:
+        if isinstance(x, str):
+            c.expect(x)
+        else:
+            x(c, s, made)
 
 
 def _stops(after: list[Piece]) -> frozenset[str]:
@@ -166,11 +171,7 @@ def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Reading]) -> tu
         if c.kind != "word" if first is None else c.text != first:
             made[field] = made[usual] if usual else default
             return
-        for x in reads:
-            if isinstance(x, str):
-                c.expect(x)
-            else:
-                x(c, s, made)
+        _take(reads, c, s, made)
         if is_flag:
             made[field] = True
 
@@ -215,11 +216,7 @@ class TextLines:
                 raise c.error(f"a second line `{c.text}`")
             places[line.field] = c.place
             found: Made = {}
-            for x in line.reads:
-                if isinstance(x, str):
-                    c.expect(x)
-                else:
-                    x(c, s, found)
+            _take(line.reads, c, s, found)
             if line.each:
                 made[line.field].append(found[line.field])
             else:
