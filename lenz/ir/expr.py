@@ -270,6 +270,25 @@ def syms_of(e: Expr) -> tuple[Sym, ...]:
     return (e.attrs[0],) if e.op is _op.INDEX else ()
 
 
+def all_syms(*bodies: Expr) -> list[Sym]:
+    """The Syms in the attributes of all nodes of the bodies."""
+    return [s for e in nodes_of(*bodies) for s in syms_of(e)]
+
+
+def vars_of(*bodies: Expr) -> set[Var]:
+    """The axes and sizes in the Syms of the bodies."""
+    return {v for s in all_syms(*bodies) for v in s.free_vars}
+
+
+def finished(finish: Expr, acc: Expr) -> Expr:
+    """A reduction's finish with its result in place of ref(acc)."""
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        return acc if e.op is _op.REF and e.attrs[0] == "acc" else rebuild(e, tuple(args))
+
+    return interpret(finish, visit)
+
+
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     """The same node over other operands."""
     if args == e.args:

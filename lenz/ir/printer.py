@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
+from lenz.ir.expr import Expr, all_syms, is_bound_var
 from lenz.ir.form import CULPRIT
 from lenz.ir.forms import FORMS, GRAPH, PLAN
 from lenz.ir.graph import Graph, Node, Ref, origin_of, outs_of
@@ -104,7 +104,7 @@ def sizes_of(x: Graph | Plan) -> tuple[Var, ...]:
             take(part.extent)
             axes.add(part.var)
         elif kind is Expr:
-            for s in [s for e in nodes_of(part) for s in syms_of(e)]:
+            for s in all_syms(part):
                 take(s)
         elif kind in FORMS:
             for get in FORMS[kind].sized:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from lenz.context import Context
 from lenz.ir import graph as ir
 from lenz.ir.dtype import BOOL
-from lenz.ir.expr import Expr, const, keep_checks, nodes_of, syms_of
+from lenz.ir.expr import Expr, const, keep_checks, nodes_of, vars_of
 from lenz.ir.op import MASKED
 from lenz.ir.tensor import Axis, Buffer, TensorType, contiguous
 from lenz.sym import ZERO, Sym, Var
@@ -70,7 +70,7 @@ def only_checks(n: ir.Loop) -> ir.Loop:
     if not isinstance(n, ir.Pointwise) or any(e.op is MASKED for e in nodes_of(n.body)):
         return n
     body = keep_checks(const(False, BOOL), (n.body,))
-    moving = {v for e in nodes_of(body) for s in syms_of(e) for v in s.free_vars}
+    moving = vars_of(body)
     axes = tuple(a for a in n.axes if a.var in moving)
     kind = TensorType(BOOL, n.out.type.device, contiguous([a.extent for a in axes]))
     return ir.Pointwise(replace(n.out, type=kind), axes, body)

@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from lenz import ops
 from lenz.context import Context
-from lenz.ir.expr import nodes_of, ref, syms_of
+from lenz.ir.expr import finished, ref, vars_of
 from lenz.ir.graph import Graph, Node, Pointwise, Reduction, buffers_of
 from lenz.machines import runs_programs
 from lenz.opt.each import each
-from lenz.opt.unloop import finished, written_out
+from lenz.opt.unloop import written_out
 from lenz.sym import Int
 
 
@@ -42,7 +42,7 @@ def equal_terms(g: Graph, cx: Context) -> Graph:
 
 def _fewer(n: Reduction) -> Reduction | None:
     """The reduction without such axes; None if there are none."""
-    varies = {v for e in nodes_of(n.body) for s in syms_of(e) for v in s.free_vars}
+    varies = vars_of(n.body)
     count, raxes = 1, []
     for a in n.raxes:
         if a.var in varies or not isinstance(a.extent, Int) or a.extent.value < 1:

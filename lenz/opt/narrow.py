@@ -12,7 +12,7 @@ from __future__ import annotations
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import BOOL, I32, I64
-from lenz.ir.expr import Expr, index, interpret, nodes_of, rebuild, syms_of
+from lenz.ir.expr import Expr, index, interpret, rebuild, vars_of
 from lenz.ir.graph import Graph, map_bodies
 from lenz.ir.op import INDEX
 from lenz.ops.compare import EQ, NE
@@ -37,7 +37,7 @@ def _visit(e: Expr, args: list[Expr]) -> Expr:
     if e.op in (EQ, NE) and _is_place(x) != _is_place(y):
         place, number = (x, y) if _is_place(x) else (y, x)
         s: Sym = place.attrs[0]
-        if s.lo is not None and s.lo >= 0 and not _vars(number).issuperset(s.free_vars):
+        if s.lo is not None and s.lo >= 0 and not vars_of(number).issuperset(s.free_vars):
             held = ops.minimum(ops.maximum(number, -1), MOST)
             return rebuild(e, (ops.cast(held, I32), _short(place)))
     return e
@@ -53,7 +53,3 @@ def _is_place(e: Expr) -> bool:
 
 def _short(e: Expr) -> Expr:
     return index(e.attrs[0], I32)
-
-
-def _vars(e: Expr) -> frozenset[object]:
-    return frozenset(v for n in nodes_of(e) for s in syms_of(n) for v in s.free_vars)

@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import F32, F64, I64
-from lenz.ir.expr import index, load, loads_of, masked, ref, reindex
+from lenz.ir.expr import finished, index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.each import each
-from lenz.opt.unloop import finished
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
 from lenz.target import Capabilities
 

@@ -21,16 +21,16 @@ from lenz.ir.dtype import I64
 from lenz.ir.expr import (
     Expr,
     const,
+    finished,
     index,
-    interpret,
     loads_of,
     nodes_of,
     rebuild,
     reindex,
     replace_loads,
-    syms_of,
+    vars_of,
 )
-from lenz.ir.op import INDEX, REF
+from lenz.ir.op import INDEX
 from lenz.ir.tensor import Axis, Layout
 from lenz.machines import runs_programs
 from lenz.ops.bits import AND
@@ -152,13 +152,4 @@ def _solved(n: ir.Reduction, hot: Mapping[str, ir.Pointwise]) -> Expr | None:
         return rebuild(e, (chosen(e.args[0]),))
 
     new = ops.of_one("sum", chosen(body))
-    return None if any(r.var in s.free_vars for e in nodes_of(new) for s in syms_of(e)) else new
-
-
-def finished(finish: Expr, acc: Expr) -> Expr:
-    """A reduction's finish with its result in place of ref(acc)."""
-
-    def visit(e: Expr, args: list[Expr]) -> Expr:
-        return acc if e.op is REF else rebuild(e, tuple(args))
-
-    return interpret(finish, visit)
+    return None if r.var in vars_of(new) else new

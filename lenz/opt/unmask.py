@@ -26,7 +26,7 @@ from lenz.ir.expr import (
     nodes_of,
     rebuild,
     replace_loads,
-    syms_of,
+    vars_of,
 )
 from lenz.ir.graph import Graph, Loop, Reduction, buffers_of, map_bodies
 from lenz.ir.op import INDEX, MASKED
@@ -84,7 +84,7 @@ def _for_load(
     test: Expr, place: Sym, x: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]
 ) -> Expr | None:
     """The test that remains for one load: none, the same, or the end of the padded row."""
-    if isinstance(place, Var) and not x.args and not _vars(x) & {place, *inner}:
+    if isinstance(place, Var) and not x.args and not vars_of(x) & {place, *inner}:
         return None
     n = test.args[1].attrs[0].value
     end = -(-n // UNIT) * UNIT
@@ -125,12 +125,7 @@ def _own_place(test: Expr, tests: list[Expr]) -> Sym | None:
     if test.op is not LT or any(x.op is not INDEX or x.args for x in test.args):
         return None
     s, n = (x.attrs[0] for x in test.args)
-    others = _vars(*(t for t in tests if t is not test))
-    if not isinstance(n, Int) or n.value < 1 or s.lo != 0 or _vars(test) & others:
+    others = vars_of(*(t for t in tests if t is not test))
+    if not isinstance(n, Int) or n.value < 1 or s.lo != 0 or vars_of(test) & others:
         return None
     return s  # type: ignore[no-any-return]  # attributes are Any
-
-
-def _vars(*exprs: Expr) -> set[Var]:
-    """The axes and sizes that the expressions depend on."""
-    return {v for e in nodes_of(*exprs) for s in syms_of(e) for v in s.free_vars}

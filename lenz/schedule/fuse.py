@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lenz.context import Context
-from lenz.ir.expr import loads_of, nodes_of, syms_of
+from lenz.ir.expr import all_syms, loads_of
 from lenz.ir.graph import Extern, View, outs_of, reads_of
 from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
@@ -248,7 +248,7 @@ def _sizes_of(item: Item, learned: frozenset[Var]) -> tuple[str, ...]:
     if isinstance(item, Nest):
         syms += [a.extent for a in (*item.axes, *item.raxes)]
         syms += [*_parts(item.out), item.offset]
-        syms += [s for e in nodes_of(*item.exprs) for s in syms_of(e)]
+        syms += all_syms(*item.exprs)
     elif isinstance(item, View):
         syms += _parts(item.out)
     else:

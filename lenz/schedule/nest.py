@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz import ops
-from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex, syms_of
+from lenz.ir.expr import Expr, all_syms, finished, interpret, load, loads_of, rebuild, reindex
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import position
-from lenz.ir.op import LOAD, REF
+from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, axis
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
@@ -135,24 +135,14 @@ def _of_one(n: Nest) -> Nest:
     """A reduction over only axes of size 1: each element gives a result."""
     assert isinstance(n.result, Fold)
     one = ops.of_one(n.result.kind, n.body)
-    return replace(n, body=replace_ref(n.result.finish, one), result=Each())
-
-
-def replace_ref(e: Expr, result: Expr, name: str = "acc") -> Expr:
-    """`result` in place of ref(name)."""
-
-    def visit(x: Expr, args: list[Expr]) -> Expr:
-        return result if x.op is REF and x.attrs[0] == name else rebuild(x, tuple(args))
-
-    return interpret(e, visit)
+    return replace(n, body=finished(n.result.finish, one), result=Each())
 
 
 def _merged(n: Nest) -> Nest:
     axes, raxes = _by_stride(n.axes, [n.offset]), n.raxes
     if not n.finds_place and not n.updates:
         raxes = _by_stride(raxes, [e.attrs[1][0] for e in loads_of(n.body)])
-    syms = [n.offset] + [s for e in nodes_of(*n.exprs) for s in syms_of(e)]
-    syms = list(dict.fromkeys(syms))
+    syms = list(dict.fromkeys([n.offset, *all_syms(*n.exprs)]))
     at: dict[Var, Sym] = {}
     axes = _merge(axes, "p", syms, at)
     # argmax gives a position over all R axes in order, which merging row-major axes preserves.
@@ -412,9 +402,8 @@ def divisions(n: Nest, columns: bool) -> int:
     """
     inner = _inner(n, columns)
     count = _divisions(n.offset, inner)
-    for e in nodes_of(n.body):
-        for s in syms_of(e):
-            count += _divisions(s, inner)
+    for s in all_syms(n.body):
+        count += _divisions(s, inner)
     return count
 
 

@@ -17,6 +17,7 @@ from lenz import ops
 from lenz.ir.expr import (
     Expr,
     cost_of,
+    finished,
     interpret,
     load,
     loads_of,
@@ -31,7 +32,7 @@ from lenz.ir.op import LOAD, REF
 from lenz.ops.rounding import settled, widen
 from lenz.schedule.accesses import columns_win
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import Nest, replace_ref
+from lenz.schedule.nest import Nest
 from lenz.schedule.result import Fold, Running, Sorted
 from lenz.sym import Int, Sym, SymEnv, Var, power_of_two
 
@@ -145,7 +146,7 @@ class _Staging:
             self.out.loop(k).append(Reduce(acc, how.kind, body, over))
             self.ready[acc] = k = k + 1
             result = ref(acc, ops.reduce_dtype(how.kind, body.dtype))
-        finish = self.settled(n, self.inlined(replace_ref(how.finish, result)))
+        finish = self.settled(n, self.inlined(finished(how.finish, result)))
         self.values[n.name] = value = self.keep(finish, k)
         if n.name in self.stored:
             self.out.row(k).append(Store(n.target, n.offset, value))
@@ -155,13 +156,13 @@ class _Staging:
         self.out.loop(k).append(Reduce(acc, how.kind, body, tuple(a.var for a in n.raxes)))
         self.ready[acc] = k + 1
         result = ref(acc, ops.reduce_dtype(how.kind, body.dtype))
-        self.out.columns.append(Store(n.target, n.offset, replace_ref(how.finish, result)))
+        self.out.columns.append(Store(n.target, n.offset, finished(how.finish, result)))
 
     def scan(self, n: Nest, how: Running, body: Expr, k: int) -> None:
         name = f"v{len(self.ready)}"
         self.out.loop(k).append(Scan(name, how.kind, body, n.raxes[0].var))
         self.ready[name] = k
-        self.element(n, self.inlined(replace_ref(how.finish, ref(name, body.dtype))), k)
+        self.element(n, self.inlined(finished(how.finish, ref(name, body.dtype))), k)
 
     def sort(self, n: Nest, body: Expr, k: int) -> None:
         (r,), keep = n.raxes, (n.kept or n.raxes)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lenz.ir.expr import nodes_of, syms_of
+from lenz.ir.expr import all_syms
 from lenz.ir.kernel import For, LoopKind, Scan, Stmt, Store
 from lenz.ir.tensor import Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
@@ -162,7 +162,7 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
         r = n.raxes[-1].var
         names = {v.name for v in n.offset.free_vars}
         used = [e for k, e in enumerate(bound) if f"@{k}" in names]
-        parts = [n.offset, *(s for e in nodes_of(*used) for s in syms_of(e))]
+        parts = [n.offset, *all_syms(*used)]
         moves = mode == "set" and any(r in s.free_vars for s in parts)
         last: LoopKind = "vector" if moves else "seq"
         body = nested(n.raxes[:-1], "seq", (For(n.raxes[-1], last, body),))

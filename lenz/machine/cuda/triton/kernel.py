@@ -11,7 +11,7 @@ from __future__ import annotations
 from lenz.debug.blame import blaming
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
-from lenz.ir.expr import loads_of, nodes_of, syms_of
+from lenz.ir.expr import all_syms, loads_of, nodes_of
 from lenz.ir.kernel import (
     For,
     If,
@@ -72,7 +72,7 @@ def emit(k: Kernel, arch: int = 80) -> KernelText:
 
 def _indices(k: Kernel) -> list[Sym]:
     """Every index of a kernel: offsets, positions and extents."""
-    found = [s for e in nodes_of(*exprs_of(k.body)) for s in syms_of(e)]
+    found = all_syms(*exprs_of(k.body))
     for s in walk(k.body):
         if isinstance(s, Store):
             found.append(s.offset)

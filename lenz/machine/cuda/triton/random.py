@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lenz.ir.expr import Expr, nodes_of, syms_of
+from lenz.ir.expr import Expr, vars_of
 from lenz.ir.op import INDEX
 from lenz.ir.tensor import axis
 from lenz.ops.random import MULTIPLIER, ROUNDS, SHARED_BITS, WEYL
@@ -42,7 +42,7 @@ class Pairs:
         return parts[1] // 2 + self.half if divisor(parts[1]) % 2 == 0 else None
 
     def _moves(self, *exprs: Expr) -> bool:
-        return any(self.lane in s.free_vars for e in nodes_of(*exprs) for s in syms_of(e))
+        return self.lane in vars_of(*exprs)
 
 
 def pairs_of(lanes: Mapping[Var, int]) -> Pairs | None:
