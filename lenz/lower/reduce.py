@@ -246,23 +246,29 @@ for _name in ("var", "std", "var_mean", "std_mean"):
     _enter_spread(_name, root=_name.startswith("std"), with_mean=_name.endswith("mean"))
 
 
-def norm_over(
+@lowering("linalg_vector_norm")
+@lowering("norm.Scalar", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype")
+def norm(
     b: GraphBuilder,
-    p: Scalar,
-    s: Split,
-    keepdim: bool,
-    at: Callable[[Index], Expr],
-    type: TensorType | None = None,
+    x: Value,
+    ord: Scalar | None = 2,
+    dim: Dim = None,
+    keepdim: bool = False,
+    **given: Any,
 ) -> Value:
-    """(sum |x|^p)^(1/p); for inf and -inf the extrema of |x|, for 0 the count of x != 0."""
+    """The vector norm over some dimensions, or all, of elements in the result's type.
 
-    type = b.result if type is None else type
+    (sum |x|^p)^(1/p); for inf and -inf the extrema of |x|, for 0 the count of x != 0.
+    """
+    p, to = given.get("p", ord), b.result.dtype
+    p = 2 if p is None else p
+    s = cut(x.shape, dim)
     if p == math.inf and s.is_empty:
         # The norm of an empty row is 0, unlike max over |x|.
-        return b.map(lambda i: const(0, type.dtype), type)
+        return b.map(lambda i: const(0, to))
 
     def term(i: Index) -> Expr:
-        e = at(i)
+        e = converted(x, i, to)
         if p == 0:
             return ops.cast(ops.ne(e, 0), e.dtype)
         if p == 2:
@@ -275,20 +281,4 @@ def norm_over(
         return ops.sqrt(a) if p == 2 else ops.pow(a, const(1.0 / p, a.dtype))
 
     kinds: dict[Scalar, ReduceKind] = {math.inf: "max", -math.inf: "min"}
-    return reduce_over(b, kinds.get(p, "sum"), s, keepdim, term, root, type)
-
-
-@lowering("linalg_vector_norm")
-@lowering("norm.Scalar", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype")
-def norm(
-    b: GraphBuilder,
-    x: Value,
-    ord: Scalar | None = 2,
-    dim: Dim = None,
-    keepdim: bool = False,
-    **given: Any,
-) -> Value:
-    """The vector norm over some dimensions, or all, of elements in the result's type."""
-    p, to = given.get("p", ord), b.result.dtype
-    s = cut(x.shape, dim)
-    return norm_over(b, 2 if p is None else p, s, keepdim, lambda i: converted(x, i, to))
+    return reduce_over(b, kinds.get(p, "sum"), s, keepdim, term, root)
