@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 WORDS = 24  # words of a tensor's implementation searched for its dispatch keys
-NOOP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class _MethodDef(ctypes.Structure):
