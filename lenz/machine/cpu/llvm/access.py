@@ -203,14 +203,12 @@ class Accesses:
         names = fn.lets(level, texts)
         return _reverse(b, t, names) if step == -1 else names
 
-    def _intrinsic(self, kind: str, dtype: DType, result: str, pointer: str, *args: str) -> str:
+    def _intrinsic(self, kind: str, dtype: DType, result: str, *args: str) -> str:
         width = self.scopes.width
         own = suffix(memory_type(dtype), width)
         address = f"v{width}p0" if kind in ("gather", "scatter") else "p0"
         name = f"llvm.masked.{kind}.{own}.{address}"
-        if kind in ("gather", "load"):
-            return self.scopes.fn.module.declare(name, result, pointer, *args)
-        return self.scopes.fn.module.declare(name, "void", result, pointer, *args)
+        return self.scopes.fn.module.declare(name, result, *args)
 
     def store(self, place: Place, dtype: DType, value: Value, mask: Value | None) -> None:
         """Write one element per lane, here and now."""
@@ -243,7 +241,7 @@ class Accesses:
         masks = masks or ("splat (i1 true)",) * copies
         kind = "scatter" if place.step is None else "store"
         p_type, m = (vector("ptr", b.lanes) if place.step is None else "ptr"), b.type(BOOL)
-        callee = self._intrinsic(kind, dtype, t, p_type, "i32", m)
+        callee = self._intrinsic(kind, dtype, "void", t, p_type, "i32", m)
         for n, p, c in zip(names, pointers, masks, strict=True):
             fn.put(
                 level, f"  call void {callee}({t} {n}, {p_type} {p}, i32 {dtype.bytes}, {m} {c})"
@@ -271,7 +269,7 @@ def store_pairs(
             if mask is None:
                 fn.put(level, f"  store {t} {both}, ptr {at}, align {dtype.bytes}")
                 continue
-            callee = a._intrinsic("store", dtype, t, "ptr", "i32", m)
+            callee = a._intrinsic("store", dtype, "void", t, "ptr", "i32", m)
             lanes = _interleaved(b, m, c, c, half)
             rest = f"ptr {at}, i32 {dtype.bytes}, {m} {lanes}"
             fn.put(level, f"  call void {callee}({t} {both}, {rest})")
