@@ -133,14 +133,7 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
 
 
 @lowering("embedding", any_dtype=True)
-def embedding(
-    b: GraphBuilder,
-    weight: Value,
-    indices: Value,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Value:
+def embedding(b: GraphBuilder, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
     """Rows of a table, by their positions."""
     _check_reads(weight, indices)
     rows = weight.shape[0]
