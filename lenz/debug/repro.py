@@ -6,6 +6,7 @@ import hashlib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,7 @@ def _class(gm: GraphModule, name: str, classes: dict[str, str]) -> str:
     """Add the class of a module after those of its submodules; returns its name."""
     lines = ["    def __init__(self):", "        super().__init__()"]
     for target in dict.fromkeys(str(n.target) for n in gm.graph.nodes if n.op == "get_attr"):
-        value: Any = gm
-        for part in target.split("."):
-            value = getattr(value, part)
+        value = attrgetter(target)(gm)
         if isinstance(value, torch.Tensor):
             lines.append(f"        self.{target} = {_constant(value)}")
         elif isinstance(value, GraphModule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -158,12 +159,8 @@ def attributes_of(gm: GraphModule) -> tuple[Mapping[str, torch.Tensor], Mapping[
     """Return the tensors and the other objects that `get_attr` nodes name, by first use."""
     constants: dict[str, torch.Tensor] = {}
     modules: dict[str, Any] = {}
-    for node in gm.graph.nodes:
-        if node.op != "get_attr":
-            continue
-        value: Any = gm
-        for part in node.target.split("."):
-            value = getattr(value, part)
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = attrgetter(node.target)(gm)
         if isinstance(value, torch.Tensor):
             constants[node.target] = value
         else:

@@ -102,11 +102,9 @@ def touched_by(graph: Graph) -> TouchedStorages:
 
 def forward_writes(graph: Graph) -> None:
     """Make readers of `copy_(x, v)` read `x`: an in-place op returns its first argument."""
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target is aten.copy_.default and node.users:
-            place = node.args[0]
-            # A reader between the write and the end sees the new value either way.
-            node.replace_all_uses_with(place)
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        # A reader between the write and the end sees the new value either way.
+        node.replace_all_uses_with(node.args[0])
 
 
 def view_strided(graph: Graph) -> None:
