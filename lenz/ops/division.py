@@ -133,11 +133,15 @@ def _expand_trunc(x: Expr, y: Expr) -> Expr:
     return trunc(x / y)
 
 
-DIV_TRUNC = Op(
+def _division(name: str, eager: Callable[..., Any], *, cost: float, **given: Any) -> Op:
+    """A quotient or a remainder of two numbers of one type."""
+    return Op(name, 2, same(NUMBERS), eager, cost=cost, domain=(-100.0, 100.0), **given)
+
+
+DIV_TRUNC = _division(
     "div_trunc",
-    2,
-    same(NUMBERS),
     _eager_quotient,
+    cost=8.0,
     expand=_expand_trunc,
     forms=on(
         cpu=OpForm(_emit_quotient, types=INTS),
@@ -149,14 +153,11 @@ DIV_TRUNC = Op(
             types=INTS,
         ),
     ),
-    cost=8.0,
-    domain=(-100.0, 100.0),
 )
-FMOD = Op(
+FMOD = _division(
     "fmod",
-    2,
-    same(NUMBERS),
     reference.with_numpy(_torch_fmod, _numpy_fmod),
+    cost=10.0,
     forms=on(
         cpu=_emit_fmod,
         cuda=text_by_kind(
@@ -166,28 +167,16 @@ FMOD = Op(
         ),
     ),
     aten=("fmod",),
-    cost=10.0,
-    domain=(-100.0, 100.0),
 )
-DIV_FLOOR = Op(
-    "div_floor",
-    2,
-    same(NUMBERS),
-    _eager_floor,
-    expand=_expand_floor,
-    aten=("floor_divide",),
-    cost=14.0,
-    domain=(-100.0, 100.0),
+DIV_FLOOR = _division(
+    "div_floor", _eager_floor, cost=14.0, expand=_expand_floor, aten=("floor_divide",)
 )
-REMAINDER = Op(
+REMAINDER = _division(
     "remainder",
-    2,
-    same(NUMBERS),
     reference.with_numpy(_torch_remainder, _numpy_fmod),
+    cost=14.0,
     expand=_expand_remainder,
     aten=("remainder",),
-    cost=14.0,
-    domain=(-100.0, 100.0),
 )
 
 
