@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lenz.artifact.container import Contents
+from lenz.artifact.container import Contents, Manifest
 from lenz.errors import UserError
+from lenz.target import HOST
 
 MIB = 2**20
 SHOWN = 6  # first elements of a result
@@ -67,8 +69,15 @@ def _size(n: int) -> str:
     return f"{n / MIB:.1f} MiB" if n >= MIB else f"{n / 1024:.1f} KiB"
 
 
-def array_of(text: str) -> Tensor | int:
-    """An argument from the command line: the path of a .npy file, or an integer."""
+def arguments_of(texts: Sequence[str], m: Manifest) -> list[Tensor | int]:
+    """Arguments from the command line, on the devices of the program's own."""
+    devices = [g.get("device", HOST) for g in m["call"]["given"] if "is" not in g]
+    found = zip(map(_array_of, texts), chain(devices, repeat(HOST)), strict=False)
+    return [x.to(device) if isinstance(x, Tensor) else x for x, device in found]
+
+
+def _array_of(text: str) -> Tensor | int:
+    """The array in a .npy file, or an integer."""
     if text.removeprefix("-").isdecimal():
         return int(text)
     if not Path(text).is_file():
