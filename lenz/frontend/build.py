@@ -19,7 +19,7 @@ from lenz.frontend.expand import expand
 from lenz.frontend.kernels import bind_kernels
 from lenz.frontend.normalise import multiply_in_pairs, normalise, written_by
 from lenz.frontend.program import FxProgram, GraphKind, Output, Placeholder, ValueKind
-from lenz.frontend.rebase import rebase
+from lenz.frontend.rebase import is_apart, rebase, returned_of, told_of
 from lenz.frontend.refusals import mark_refused
 from lenz.frontend.restride import restride
 from lenz.frontend.symbols import SymbolMap
@@ -73,6 +73,7 @@ def build(
     name_objects(gm)
     constants, modules = attributes_of(gm)
     outputs = outputs_of(gm.graph, placeholders, symbols, traced)
+    told = told_of(gm.graph, metadata) if kind == "forward" else {}
     return FxProgram(
         name=name,
         kind=kind,
@@ -87,6 +88,7 @@ def build(
         guards=guards_so_far(context, mode.shape_env if mode is not None else None),
         ended_by=ended_by,
         saved=saved_of(outputs, metadata) if kind == "forward" else (),
+        apart=tuple(k for k in told if is_apart(told[k])),
     )
 
 
@@ -190,12 +192,6 @@ def layout_of(value: Any, symbols: SymbolMap) -> tuple[tuple[Sym, ...], tuple[Sy
         return (), (), ZERO
     offset = symbols.sym(value.storage_offset())
     return symbols.syms(value.shape), symbols.syms(value.stride()), offset
-
-
-def returned_of(graph: Graph) -> Sequence[Any]:
-    """Return the results of a graph, in order."""
-    returned = graph.output_node().args[0]
-    return returned if isinstance(returned, (tuple, list)) else (returned,)
 
 
 def outputs_of(

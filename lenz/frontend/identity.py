@@ -62,6 +62,7 @@ class IdentityText:
         lines += [f"constant {name} {self.value(t)}" for name, t in p.constants.items()]
         # The nodes and storage numbers of results show what they share.
         lines += [f"result {self.value(o.node)} {self.value(o.value)}" for o in p.outputs]
+        lines.append(f"apart {p.apart}")
         lines += [str(b) for b in p.symbols.bindings]
         lines += [f"{name} {fact}" for name, fact in sorted(p.facts.items())]
         lines += about(p.symbols, [self.symbols[name] for name in sorted(self.symbols)])

@@ -97,7 +97,9 @@ class FxProgram:
     of higher-order operators, to be called as they are.  `guards` counts the guards of Dynamo and
     ShapeEnv; `ended_by` is the reason and line of the graph break that ended the graph, empty where
     the function ended by itself.  `saved` holds the positions of results that only the backward
-    half reads: they may have other strides than `outputs` says. `facts` are the assumptions in
+    half reads: they may have other strides than `outputs` says. `apart` holds those of the user's
+    results in a forward half that are no views for autograd, which forbids to write views made
+    inside of a half. `facts` are the assumptions in
     `symbols` beyond torch's guards (see `facts.py`). `called` is the user's line that caused the
     compilation, for calls without a line of the user's. `deterministic` says whether torch uses
     deterministic algorithms.
@@ -115,6 +117,7 @@ class FxProgram:
     guards: int
     ended_by: str
     saved: Sequence[int] = ()
+    apart: Sequence[int] = ()
     facts: Facts = field(default_factory=dict)
     called: str = ""
     deterministic: bool = False

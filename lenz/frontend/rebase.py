@@ -11,10 +11,11 @@ than `x`. A view of `x` itself is right, and `v` need not exist. `lower` reads t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
+from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType, ViewAndMutationMeta
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -31,25 +32,34 @@ def rebase(graph: Graph, metadata: ViewAndMutationMeta | None) -> None:
 
     Only for graphs without a backward pass, whose results autograd does not see.
     """
-    output = graph.output_node()
-    results = output.args[0]
-    descriptions = output.meta.get("desc")
-    if metadata is None or descriptions is None or not isinstance(results, (tuple, list)):
+    if not (sources := written_from(graph)):
         return
-    sources = written_from(graph)
-    if not sources or len(descriptions) != len(results):
-        return
-    moved = list(results)
+    output, moved = graph.output_node(), list(returned_of(graph))
     with graph.inserting_before(output):
-        for i, (result, description) in enumerate(zip(results, descriptions, strict=True)):
-            place = getattr(description, "idx", None)
-            if type(description).__name__ != "PlainAOTOutput" or place is None:
-                continue
-            if metadata.output_info[place].output_type in REBUILT and isinstance(result, Node):
-                chain = views_down_to(result, sources)
+        for i, told in told_of(graph, metadata).items():
+            if told.output_type in REBUILT and isinstance(moved[i], Node):
+                chain = views_down_to(moved[i], sources)
                 if chain is not None:
                     moved[i] = replay(graph, chain, sources[chain[0]])
     output.args = (tuple(moved),)
+
+
+def told_of(graph: Graph, metadata: ViewAndMutationMeta | None) -> dict[int, OutputAliasInfo]:
+    """Return what AOTAutograd says of the user's results, by position."""
+    told: Any = graph.output_node().meta.get("desc") if metadata is not None else None
+    places = {i: d.idx for i, d in enumerate(told or ()) if type(d).__name__ == "PlainAOTOutput"}
+    return {i: cast(Any, metadata).output_info[k] for i, k in places.items()}
+
+
+def is_apart(told: OutputAliasInfo) -> bool:
+    """Return whether a result with a gradient is no view for autograd."""
+    return told.requires_grad and told.output_type is OutputType.non_alias
+
+
+def returned_of(graph: Graph) -> Sequence[Any]:
+    """Return the results of a graph, in order."""
+    returned = graph.output_node().args[0]
+    return returned if isinstance(returned, (tuple, list)) else (returned,)
 
 
 def written_from(graph: Graph) -> dict[Node, Node]:

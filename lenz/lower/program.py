@@ -15,7 +15,8 @@ class Program(Protocol):
     """A normalised FX graph and its facts.
 
     `constants` are the tensors among its attributes, by name. `saved` are positions of results that
-    may have other strides than their fake tensors. `deterministic` asks for reproducible results.
+    may have other strides than their fake tensors, `apart` of those that are no views for autograd.
+    `deterministic` asks for reproducible results.
     `env` holds facts about sizes, `sym` converts a size of a fake tensor, and `origin` returns the
     user's source line of a node.
     """
@@ -28,6 +29,8 @@ class Program(Protocol):
     def constants(self) -> Mapping[str, Tensor]: ...
     @property
     def saved(self) -> Sequence[int]: ...
+    @property
+    def apart(self) -> Sequence[int]: ...
     @property
     def deterministic(self) -> bool: ...
     @property

@@ -14,7 +14,7 @@ from lenz.context import Context
 from lenz.debug.blame import blaming
 from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
-from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, Scatter, atom_refs
+from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, Scatter, View, atom_refs
 from lenz.ir.tensor import Buffer, Layout, TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Value
 from lenz.lower.complex import PARTS, Complex, Complexes
@@ -45,8 +45,15 @@ def lower(p: Program, cx: Context, refused: frozenset[str] = frozenset()) -> Gra
     g = _Walk(p, types(), refused, b, Complexes(b)).run()
     names = [name for a in g.outputs for name in atom_refs(a)]
     free = [g.outputs[k] for k in p.saved]
+    apart = {r for k in p.apart for r in atom_refs(g.outputs[k])}
+    nodes = [
+        replace(n, detached=True) if isinstance(n, View) and n.out.name in apart else n
+        for n in g.nodes
+    ]
     return replace(
-        g, free=tuple(a.name for a in free if isinstance(a, Ref) and names.count(a.name) == 1)
+        g,
+        nodes=tuple(nodes),
+        free=tuple(a.name for a in free if isinstance(a, Ref) and names.count(a.name) == 1),
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, randn
@@ -147,3 +149,31 @@ def test_a_compiled_optimizer_step() -> None:
         return [p.detach() for p in params]
 
     torch.testing.assert_close(run("lenz"), run(None))
+
+
+# Ops whose results lenz takes as views of something, with the shape of an argument.
+NO_VIEWS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
+    "rot90": (lambda x: x.rot90(), (2, 3)),
+    "unsafe_chunk": (lambda x: torch.unsafe_chunk(x, 2), (5, 5)),
+    "unfold": (lambda x: F.unfold(x, 2), (1, 2, 5, 5)),
+    "max_unpool": (lambda x: F.max_unpool2d(x, torch.arange(8).view(2, 2, 2), [2, 2]), (2, 2, 2)),
+    "transposed sum": (lambda x: (x + 1).t(), (2, 3)),
+    "view of an argument": (lambda x: x.t(), (2, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_VIEWS)
+def test_results_may_be_written(name: str) -> None:
+    """They leave an autograd.Function, which forbids writing to the views that it made."""
+    fn, shape = NO_VIEWS[name]
+
+    def step(run: Callable[[Tensor], Any]) -> tuple[list[Tensor], Tensor]:
+        torch.manual_seed(0)
+        leaf = randn(shape, requires_grad=True)
+        results = run(leaf * 1)
+        results = list(results) if isinstance(results, (tuple, list)) else [results]
+        for t in results:
+            t.mul_(2)
+        return results, torch.autograd.grad(sum(t.square().sum() for t in results), leaf)[0]
+
+    torch.testing.assert_close(step(torch.compile(fn, backend="lenz")), step(fn))

@@ -156,7 +156,7 @@ def test_no_guard_is_added() -> None:
 
 
 TOLD = {
-    FxProgram: "kind gm placeholders outputs mutated constants modules symbols saved facts "
+    FxProgram: "kind gm placeholders outputs mutated constants modules symbols saved apart facts "
     "deterministic",
     Placeholder: "name kind value is_static source is_donated",
     Output: "node value",
