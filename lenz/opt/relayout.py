@@ -15,7 +15,16 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir.expr import loads_of
-from lenz.ir.graph import Graph, Node, Pointwise, Scatter, atom_refs, buffers_of, reads_of
+from lenz.ir.graph import (
+    Graph,
+    Node,
+    Pointwise,
+    Reduction,
+    Scatter,
+    atom_refs,
+    buffers_of,
+    reads_of,
+)
 from lenz.ir.tensor import Layout, contiguous_strides
 from lenz.opt.each import each
 from lenz.sym import Int
@@ -28,7 +37,7 @@ def relayout(g: Graph, cx: Context) -> Graph:
     made = {b.name: b.type.layout for b in buffers_of(g).values()}
 
     def moved(n: Node) -> Node:
-        if isinstance(n, Pointwise) and n.out.name not in seen:
+        if isinstance(n, (Pointwise, Reduction)) and n.out.name not in seen:
             n = _moved(n, wanted.get(n.out.name))
         elif isinstance(n, Scatter) and n.out.name not in seen and wanted.get(n.out.name):
             n = _like_its_values(n, made)
@@ -42,7 +51,7 @@ def relayout(g: Graph, cx: Context) -> Graph:
     return each(g, moved, last_first=True)
 
 
-def _moved(n: Pointwise, layouts: set[Layout] | None) -> Pointwise:
+def _moved(n: Pointwise | Reduction, layouts: set[Layout] | None) -> Pointwise | Reduction:
     """The node with the layout of all its readers, if they agree and it has no gaps."""
     if layouts is None or len(layouts) != 1:
         return n
