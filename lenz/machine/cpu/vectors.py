@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lenz.ir.expr import all_syms
@@ -12,7 +13,7 @@ from lenz.schedule.accesses import coefficient
 from lenz.schedule.borders import at, spans_of
 from lenz.schedule.cut import all_moved, cut, joined, nested
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import SHORT, Nest
+from lenz.schedule.nest import SHORT, Axes, Nest
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, product
@@ -90,17 +91,29 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
 
 
 def elements(g: Group, s: Stages, choice: LoopForm, env: SymEnv) -> tuple[Stmt, ...]:
-    """Parallel blocks of one axis, which is the vector; in spans if that decides tests.
+    """Parallel blocks of one axis, which is the vector; in spans if that decides tests."""
+    statements: list[Statement] = [x for row in s.rows for x in row]
+    if choice.vector is None:
+        return tuple(statements)
+    return _in_spans(g.domain.axes, choice.vector, statements, env)
+
+
+def _in_spans(
+    axes: Axes, v: Axis, statements: Sequence[Statement], env: SymEnv
+) -> tuple[Stmt, ...]:
+    """The loops of `elements`. The spans of an axis outside the vector are loops of their own.
 
     Few rows are split into blocks inside each span; the spans are successive loops.
     """
-    statements: list[Statement] = [x for row in s.rows for x in row]
-    v = choice.vector
-    if v is None:
-        return tuple(statements)
-    outer = [a for a in g.domain.axes if a is not v]
-    later = outer[g.domain.axes.index(v) :]  # axes that lie inside v in memory
-    outer = outer[: len(outer) - len(later)]
+    at_v = axes.index(v)
+    outer, later = axes[:at_v], axes[at_v + 1 :]  # `later` lies inside v in memory
+    made: list[Stmt] = []
+    for a in outer:
+        if spans := spans_of(a, statements):
+            for span in spans:
+                part, stores = at(a, *span, statements)
+                made += _in_spans(tuple(part if x is a else x for x in axes), v, stores, env)
+            return tuple(made)
     spans = spans_of(v, statements)
     if not spans:
         block, lane = cut(v, BLOCK)
@@ -110,7 +123,6 @@ def elements(g: Group, s: Stages, choice: LoopForm, env: SymEnv) -> tuple[Stmt, 
         return nested([*outer, *block], "parallel", nested(later, "seq", loop))
     rows = env.hint(product([a.extent for a in outer]))
     is_long = rows < ROWS and env.hint(v.extent) > BLOCK
-    made: list[Stmt] = []
     for span in spans:
         part, stores = at(v, *span, statements)
         block, lane = cut(part, BLOCK) if is_long else ([], part)
