@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from lenz.schedule.nest import SHORT, Domain
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in
 
+BACK = Int(-1)
+
 
 def columns_win(d: Domain, offsets: Sequence[Sym], env: SymEnv) -> bool:
     """True if lanes should run along the results of a reduction, not along the reduced axis."""
@@ -20,9 +22,11 @@ def columns_win(d: Domain, offsets: Sequence[Sym], env: SymEnv) -> bool:
 
 
 def score(offsets: Sequence[Sym], v: Var) -> float:
-    """Contiguous accesses count for the axis, strided ones against it; invariant ones are free."""
+    """Contiguous accesses count for the axis, in either direction, strided ones against it;
+    invariant ones are free.
+    """
     moves = [coefficient(s, v) for s in offsets]
-    return sum(1.0 if m is ONE else 0.0 if m is ZERO else -1.0 for m in moves)
+    return sum(1.0 if m in (ONE, BACK) else 0.0 if m is ZERO else -1.0 for m in moves)
 
 
 def coefficient(s: Sym, v: Var) -> Sym | None:

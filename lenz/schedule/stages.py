@@ -19,6 +19,7 @@ from lenz.ir.expr import (
     cost_of,
     finished,
     interpret,
+    is_bound_var,
     load,
     loads_of,
     nodes_of,
@@ -34,7 +35,7 @@ from lenz.schedule.accesses import columns_win
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest
 from lenz.schedule.result import Fold, Running, Sorted
-from lenz.sym import Int, Sym, SymEnv, Var, power_of_two
+from lenz.sym import ZERO, Int, Sym, SymEnv, Var, power_of_two
 
 # A value of this cost (about one exp) that two loops need is kept in a scratch row.
 DEAR = 8.0
@@ -65,7 +66,7 @@ class Stages:
         found: list[Sym] = []
         parts = self.loops if any(self.loops) else self.rows
         for x in [x for part in parts for x in part]:
-            found.extend(e.attrs[1][0] for e in loads_of(x.value))
+            found.extend(_moves(e) for e in loads_of(x.value))
             if isinstance(x, Store):
                 found.append(x.offset)
         return list(dict.fromkeys(found))
@@ -83,6 +84,14 @@ class Stages:
             self.loops.append([])
             self.rows.append([])
         return self.rows[k]
+
+
+def _moves(e: Expr) -> Sym:
+    """The offset of a load. A place read from memory jumps as its index moves: like a square."""
+    offset: Sym = e.attrs[1][0]
+    syms = [s for x in nodes_of(*e.args) for s in syms_of(x)]
+    jumps = {v for s in syms for v in s.free_vars if not is_bound_var(v)}
+    return offset + sum([v * v for v in jumps], ZERO)
 
 
 @dataclass(slots=True)
