@@ -39,7 +39,9 @@ SLOWER = 1.02  # a graph this much slower than launches is not used,
 # long.
 SAVED = 0.25
 TWINS = 2  # graphs for one set of sizes, when the memory of the first is in use
-REST = 64  # misses after which an unused graph makes room for others
+REST = 64  # misses after which an unused graph makes room for others; twice as many each time that
+# one was never replayed. If 200 sizes take turns, each graph had gone before its size came again,
+# and 25 of 200 calls captured one for nothing.
 MOVES = 8  # calls in a row with new addresses, after which arguments count as moving
 
 # How a call was run, in the words of the report.
@@ -155,7 +157,7 @@ class Replayed:
         self.trials: dict[Key, Trial] = {}
         self.slow: set[Sizes] = set()
         self.did: Counter[str] = Counter()
-        self.misses = self.replays = 0
+        self.misses, self.replays, self.rest = 0, 0, REST
         self.moving: set[str] = set()
         self.addresses: dict[Sizes, list[tuple[int, ...]]] = {}
         self.lock = threading.RLock()
@@ -287,8 +289,10 @@ class Replayed:
         if len(self.made) < self.asked.sizes:
             return True
         oldest = next(iter(self.made))
-        if self.misses - self.used[oldest] <= REST:
+        if self.misses - self.used[oldest] <= self.rest:
             return False
+        if not replays([self.made[oldest]]):
+            self.rest *= 2
         self.drop(oldest)
         return True
 

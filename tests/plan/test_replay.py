@@ -360,3 +360,16 @@ def test_memory_that_somebody_holds() -> None:
     assert record.is_held
     count.value = 1
     assert not record.is_held
+
+
+def test_many_sizes_that_take_turns_keep_their_graphs(
+    made: list[replay.Replayed], simulated: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that gives way before its size comes again is made for nothing, and soon none is."""
+    monkeypatch.setattr(replay, "REST", 8)
+    run, w = compiled(soft, cuda_graph_sizes=2, dynamic=True), randn(8, 8)
+    for _ in range(6):
+        for n in range(2, 62):
+            run(randn(n, 8), w)
+    assert len(simulated) < 10, "without doubling, 30 graphs"
+    assert sum(g.replays for g in simulated) >= 4
