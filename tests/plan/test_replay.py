@@ -22,6 +22,7 @@ from lenz import replay
 from lenz.errors import UserError
 from lenz.ir.plan import CallStep, Check, LaunchStep, Step
 from lenz.machine.cuda import graph
+from lenz.page import explainer  # noqa: F401  # it takes the class that tests replace
 from lenz.plan import regions
 from lenz.runtime import executor
 from lenz.runtime.captured import Record, Runner
