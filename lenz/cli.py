@@ -194,10 +194,10 @@ def inspect(parsed: argparse.Namespace) -> int:
 def run(parsed: argparse.Namespace) -> int:
     """Run an artifact on arrays from files, and print or write its results."""
     from lenz.artifact.loaded import load
-    from lenz.artifact.show import arguments_of, result_line, write_arrays
+    from lenz.artifact.show import arrays_for, result_line, write_arrays
 
     program = load(parsed.artifact)
-    results = program.flat_call(arguments_of(parsed.input, program.manifest))
+    results = program.flat_call(arrays_for(parsed.input, program.manifest))
     for k, value in enumerate(results):
         print(result_line(k, value))
     if parsed.output is not None:

@@ -69,7 +69,7 @@ def _size(n: int) -> str:
     return f"{n / MIB:.1f} MiB" if n >= MIB else f"{n / 1024:.1f} KiB"
 
 
-def arguments_of(texts: Sequence[str], m: Manifest) -> list[Tensor | int]:
+def arrays_for(texts: Sequence[str], m: Manifest) -> list[Tensor | int]:
     """Arguments from the command line, on the devices of the program's own."""
     devices = [g.get("device", HOST) for g in m["call"]["given"] if "is" not in g]
     found = zip(map(_array_of, texts), chain(devices, repeat(HOST)), strict=False)
