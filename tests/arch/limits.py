@@ -19,17 +19,17 @@ CODE_LINES = {
     "first_calls": 340,
     "frontend": 3_832,
     "ir": 4_139,
-    "lower": 5_874,
+    "lower": 5_879,
     "machine": 5_682,
-    "ops": 2_311,
-    "opt": 1_559,
+    "ops": 2_314,
+    "opt": 1_565,
     "page": 480,
     "plan": 2_217,
     "runtime": 819,
     "schedule": 1_645,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 36_082
+TOTAL_CODE_LINES = 36_010
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
