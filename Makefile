@@ -16,7 +16,7 @@ STAMP := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start options clean \
+.PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start bench-ops options clean \
 	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks package docs
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test-python  a part of torch's op database by plans in Python, without native code"
 	@echo "make demo     run real models with eager and lenz; compare results and times"
 	@echo "make bench    time lenz, eager and torch's default backend (which needs g++)"
+	@echo "make bench-ops  list ops that are slower than eager"
 	@echo "make models   compare about 60 models with eager and float64; writes docs/models.md"
 	@echo "make opinfo   compare all ops of torch's database with eager, in every dtype; writes docs/coverage.md"
 	@echo "make special  the same with NaN, infinities and zeros in all inputs"
@@ -134,6 +135,10 @@ bench: $(STAMP)
 # First results of new processes: eager, aot_eager, lenz, the peer, and files. About half an hour.
 bench-start: $(STAMP)
 	@$(BIN)/python -m benchmarks start
+
+# Ops that are slower than eager. FLAGS="--above 2 --forms last sum" for images with channels last, and sums.
+bench-ops: $(STAMP)
+	@$(BIN)/python -m benchmarks.ops $(FLAGS)
 
 # The pinned torch is for CPUs: these two run in PYTHON, unchanged.
 test-gpu:
