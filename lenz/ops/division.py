@@ -45,17 +45,15 @@ def _float_fmod(b: Builder, dtype: DType, x: Any, y: Any, exact: Callable[[], An
     quotient = b.intrinsic("llvm.trunc", dtype, b.binary("fdiv", dtype, x, y))
     whole = 2.0**23 if dtype.bytes == 4 else 2.0**52
     size = b.intrinsic("llvm.fabs", dtype, quotient)
-    usual = b.compare("fcmp olt", dtype, size, b.constant(dtype, whole))
-    finite = b.compare(
-        "fcmp one", dtype, b.intrinsic("llvm.fabs", dtype, y), b.constant(dtype, np.inf)
-    )
+    large = b.compare("fcmp uge", dtype, size, b.constant(dtype, whole))  # or NaN
+    divisor = b.intrinsic("llvm.fabs", dtype, y)
+    infinite = b.compare("fcmp oeq", dtype, divisor, b.constant(dtype, np.inf))
     minus = b.binary("fsub", dtype, b.constant(dtype, -0.0), quotient)
     rest = b.intrinsic("llvm.fma", dtype, minus, y, x)
     signed = b.intrinsic("llvm.copysign", dtype, rest, x)
     back = b.binary("fadd", dtype, rest, b.intrinsic("llvm.copysign", dtype, y, x))
     found = b.select(b.compare("fcmp one", dtype, rest, signed), dtype, back, signed)
-    unusual = b.binary("xor", BOOL, b.binary("and", BOOL, usual, finite), b.constant(BOOL, True))
-    return b.rare(unusual, dtype, found, exact)
+    return b.rare(b.binary("or", BOOL, large, infinite), dtype, found, exact)
 
 
 # Division by 0 or -1 becomes one by 1: in LLVM x / 0 and (lowest x) / -1 are undefined.
