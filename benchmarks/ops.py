@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FORMS = ("plain", "odd", "transposed", "last", "bf16")
-CALL = 150e-6  # seconds: shorter ones are mostly guards and autograd's bookkeeping
+# Seconds on a GPU and on a CPU: smaller differences are mostly guards and autograd's bookkeeping.
+CALL = 15e-6, 150e-6
 ROUNDS, CALLS = 4, 3
 Op = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -180,55 +181,36 @@ def seconds(run: Callable[[], Any], device: str) -> float:
     return float(ends[0].elapsed_time(ends[1])) / CALLS / 1e3
 
 
-def times(fn: Callable[..., Any], args: tuple[Any, ...], device: str) -> tuple[float, float]:
-    """Seconds in eager and in lenz, in turns."""
-    sides = fn, torch.compile(fn, backend="lenz", dynamic=False)
-    for f in (*sides, sides[1]):
-        f(*args)
-    rounds = [[seconds(partial(f, *args), device) for f in sides] for _ in range(ROUNDS)]
-    eager, lenz = map(min, zip(*rounds, strict=True))
-    return eager, lenz
+def forward(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Callable[[], Any]]:
+    """A call in eager and one in lenz."""
+    return [partial(f, *args) for f in (fn, torch.compile(fn, backend="lenz", dynamic=False))]
 
 
-def training(fn: Callable[..., Any], args: tuple[Any, ...]) -> Op | None:
-    """The gradients of all floats among the arguments; None if there are none."""
+def training(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Callable[[], Any]]:
+    """The same with the gradients of all floats; empty if the op has none."""
     leaves = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
-    leaves = [a if b.stride() == a.stride() else a.as_strided(b.shape, b.stride())
-              for a, b in zip(leaves, args, strict=True)]  # fmt: skip
+    asked = [a for a in leaves if a.requires_grad]
 
     def first(*given: Any) -> Any:
         out = fn(*given)
         return out if isinstance(out, Tensor) else out[0]
 
     out = first(*leaves)
-    asked = [a for a in leaves if a.requires_grad]
     if not asked or not out.requires_grad:
-        return None
+        return []
     g = torch.randn_like(out)
-    return first, (leaves, asked, g)
+    calls = forward(first, tuple(leaves))
+    return [lambda f=f: torch.autograd.grad(f(), asked, g, allow_unused=True) for f in calls]
 
 
-def told(name: str, form: str, kind: str, fn: Any, args: Any, device: str, above: float) -> None:
-    """Print a row if lenz is slower."""
-    torch._dynamo.reset()
-    if kind == "training":
-        if (found := training(fn, args)) is None:
-            return
-        first, (leaves, asked, g) = found
-        sides = [first, torch.compile(first, backend="lenz", dynamic=False)]
-        steps = [
-            lambda f=f: torch.autograd.grad(f(*leaves), asked, g, allow_unused=True) for f in sides
-        ]
-        for step in (*steps, steps[1]):
-            step()
-        rounds = [[seconds(step, device) for step in steps] for _ in range(ROUNDS)]
-        eager, lenz = map(min, zip(*rounds, strict=True))
-    else:
-        with torch.no_grad():
-            eager, lenz = times(fn, args, device)
-    if lenz > above * eager and lenz - eager > CALL * (1 if device == "cpu" else 0.1):
-        us = f"{1e6 * eager:9.0f} {1e6 * lenz:9.0f}"
-        print(f"{name:22} {form:11} {kind:9} {us} {lenz / eager:7.2f}", flush=True)
+def told(title: str, sides: Sequence[Callable[[], Any]], device: str, above: float) -> None:
+    """Print a row if the second side, lenz, is slower."""
+    for run in (*sides, *sides[1:]):
+        run()
+    rounds = [[seconds(run, device) for run in sides] for _ in range(ROUNDS)]
+    eager, lenz = map(min, zip(*rounds, strict=True))
+    if lenz > above * eager and lenz - eager > CALL[device == "cpu"]:
+        print(f"{title} {1e6 * eager:9.0f} {1e6 * lenz:9.0f} {lenz / eager:7.2f}", flush=True)
 
 
 def main() -> None:
@@ -248,11 +230,15 @@ def main() -> None:
         for name, (fn, args) in ops(Operands.of(form, given.device)):
             if given.names and not any(part in name for part in given.names):
                 continue
-            for kind in ("forward", "training"):
+            for kind in (forward, training):
+                title = f"{name:22} {form:11} {kind.__name__:9}"
+                torch._dynamo.reset()
                 try:
-                    told(name, form, kind, fn, args, given.device, given.above)
+                    with torch.set_grad_enabled(kind is training):
+                        if sides := kind(fn, args):
+                            told(title, sides, given.device, given.above)
                 except (RuntimeError, NotImplementedError) as e:
-                    print(f"{name:22} {form:11} {kind:9} {str(e).splitlines()[0][:60]}", flush=True)
+                    print(f"{title} {str(e).splitlines()[0][:60]}", flush=True)
 
 
 if __name__ == "__main__":
