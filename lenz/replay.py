@@ -40,8 +40,8 @@ SLOWER = 1.02  # a graph this much slower than launches is not used,
 SAVED = 0.25
 TWINS = 2  # graphs for one set of sizes, when the memory of the first is in use
 REST = 64  # misses after which an unused graph makes room for others; twice as many each time that
-# one was never replayed. If 200 sizes take turns, each graph had gone before its size came again,
-# and 25 of 200 calls captured one for nothing.
+# one was never replayed. With 200 sizes in turn, each graph was dropped before its size came back:
+# 25 of 200 calls captured one for nothing.
 MOVES = 8  # calls in a row with new addresses, after which arguments count as moving
 
 # How a call was run, in the words of the report.

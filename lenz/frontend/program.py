@@ -98,11 +98,10 @@ class FxProgram:
     ShapeEnv; `ended_by` is the reason and line of the graph break that ended the graph, empty where
     the function ended by itself.  `saved` holds the positions of results that only the backward
     half reads: they may have other strides than `outputs` says. `apart` holds those of the user's
-    results in a forward half that are no views for autograd, which forbids to write views made
-    inside of a half. `facts` are the assumptions in
-    `symbols` beyond torch's guards (see `facts.py`). `called` is the user's line that caused the
-    compilation, for calls without a line of the user's. `deterministic` says whether torch uses
-    deterministic algorithms.
+    results in a forward half that are not views: autograd forbids writes to views made in a half.
+    `facts` are the assumptions in `symbols` beyond torch's guards (see `facts.py`). `called` is the
+    user's line that caused the compilation, for calls without a line of the user's. `deterministic`
+    says whether torch uses deterministic algorithms.
     """
 
     name: str

@@ -15,8 +15,8 @@ class Program(Protocol):
     """A normalised FX graph and its facts.
 
     `constants` are the tensors among its attributes, by name. `saved` are positions of results that
-    may have other strides than their fake tensors, `apart` of those that are no views for autograd.
-    `deterministic` asks for reproducible results.
+    may have other strides than their fake tensors, `apart` of those that autograd must
+    not see as views. `deterministic` asks for reproducible results.
     `env` holds facts about sizes, `sym` converts a size of a fake tensor, and `origin` returns the
     user's source line of a node.
     """

@@ -22,9 +22,7 @@ def columns_win(d: Domain, offsets: Sequence[Sym], env: SymEnv) -> bool:
 
 
 def score(offsets: Sequence[Sym], v: Var) -> float:
-    """Contiguous accesses count for the axis, in either direction, strided ones against it;
-    invariant ones are free.
-    """
+    """Contiguous accesses, in either direction, count for the axis; strided ones against it."""
     moves = [coefficient(s, v) for s in offsets]
     return sum(1.0 if m in (ONE, BACK) else 0.0 if m is ZERO else -1.0 for m in moves)
 

@@ -27,6 +27,7 @@ from lenz.ir.expr import (
     ref,
     replace_loads,
     syms_of,
+    vars_of,
 )
 from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store, position
 from lenz.ir.op import LOAD, REF
@@ -89,9 +90,7 @@ class Stages:
 def _moves(e: Expr) -> Sym:
     """The offset of a load. A place read from memory jumps as its index moves: like a square."""
     offset: Sym = e.attrs[1][0]
-    syms = [s for x in nodes_of(*e.args) for s in syms_of(x)]
-    jumps = {v for s in syms for v in s.free_vars if not is_bound_var(v)}
-    return offset + sum([v * v for v in jumps], ZERO)
+    return offset + sum([v * v for v in vars_of(*e.args) if not is_bound_var(v)], ZERO)
 
 
 @dataclass(slots=True)
