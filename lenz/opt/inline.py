@@ -55,7 +55,8 @@ class Uses:
 
     elements  elements read by all loops together
     reads     the same, but reads that inner axes do not change count once per tile (GPUs only)
-    apart     some reader, direct or indirect, does not read each element just once (GPUs only)
+    once      some loop reads each element just once (GPUs only)
+    apart     some reader, direct or indirect, does not (GPUs only)
     """
 
     loops: int = 0
@@ -63,6 +64,7 @@ class Uses:
     other: int = 0
     elements: int = 0
     reads: int = 0
+    once: bool = False
     apart: bool = False
 
 
@@ -111,10 +113,7 @@ def _without(g: ir.Graph, inlined: Collection[str], covered: Collection[str]) ->
 
 
 def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: SymEnv) -> bool:
-    if u.loops == 0:
-        return False
-    size = len(nodes_of(n.body))
-    if size > MAX_NODES:
+    if u.loops == 0 or len(nodes_of(n.body)) > MAX_NODES:
         return False
     own = max(env.hint(product(n.out.shape)), 1)
     loads = len(loads_of(n.body))
@@ -126,7 +125,7 @@ def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env:
     if u.other:  # It is in memory anyway, so reading it is one load.
         return False
     if runs_programs(n.out.type.device):
-        launch = not any(
+        launch = not u.once and not any(
             e.attrs[0] in kept
             and _takes_each_once(list(zip(e.attrs[1], kept[e.attrs[0]], strict=True)), n.axes)
             for e in loads_of(n.body)
@@ -142,7 +141,8 @@ def _pays_on_gpu(n: ir.Pointwise, u: Uses, own: int, launch: bool) -> bool:
 
     Readers that read each element at their own position can share its kernel, so only additional
     kernels cost. Other readers need a kernel before theirs, but find repeated reads in cache.
-    `launch`: no existing kernel could store the value.
+    `launch`: no existing kernel could store the value, neither one that makes an operand nor a
+    reader.
     """
     size, can = n.out.type.dtype.bytes, capabilities_of(n.out.type.device)
     if not loads_of(n.body) and cost_of(n.body) <= GPU_TABLE:
@@ -222,7 +222,8 @@ def _takes_each_once(dims: Sequence[tuple[Sym, Sym]], axes: Sequence[Axis]) -> b
     steps: dict[Sym, Sym] = {}
     for a in axes:
         parts = affine_in(rest, a.var)
-        if a.extent is ONE:
+        if a.extent is ONE and parts is not None:
+            rest = parts[1]
             continue
         if parts is None or parts[0] in steps:
             return False
@@ -280,6 +281,7 @@ def uses_of(g: ir.Graph) -> dict[str, Uses]:
                         once = name not in seen and _takes_each_once(
                             list(zip(e.attrs[1], shapes[name], strict=True)), axes
                         )
+                        of(name).once |= once
                         of(name).apart |= not once
                         of(name).reads += _reads(e, axes, g.env, can.lanes)
                     seen[name] = seen.get(name, 0) + 1
