@@ -131,7 +131,7 @@ def test_no_word_has_an_8_bit_float_and_what_is_computed_from_it(
     several = [c for c in chains(torch.float16, 3) if c[0] is to and c[2] in (E4, torch.float16)]
     p = cuda_program(
         lambda x: [*converted(x, several), x.amax(0, keepdim=True).to(to).float()],
-        Fake((999,), torch.float16),
+        Fake((999_999,), torch.float16),
     )
     g = lower(p, CX)
     texts = []

@@ -202,7 +202,7 @@ def test_a_position_is_a_number_of_64_bits() -> None:
       out %b = u32[70000] : map (i: 70000) { rand_bits(load(%x, [0]), index(i, i64), 0) }
     }""")
     s = assert_triton(g)  # type: ignore[arg-type]
-    assert "tl.arange(0, 1024)\n" in "".join(texts_of(s)), "the indices have 64 bits"
+    assert "tl.arange(0, 512)\n" in "".join(texts_of(s)), "the indices have 64 bits"
     assert all(b.code for b in cubins(s)), "the bits of a position are 64"
 
 

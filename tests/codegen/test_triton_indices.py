@@ -167,10 +167,10 @@ def test_indices_have_64_bits_where_32_are_not_enough(name: str) -> None:
 
 def test_the_last_element_that_32_bits_reach() -> None:
     made = emit(
-        graph("""graph @g(s0: 1..1000) on cpu {
-          in %x : i8[s0, 2147483]
+        graph("""graph @g(s0: 1..512) on cpu {
+          in %x : i8[s0, 4194303]
           in %i : i64[s0]
-          out %y = i8[s0] : map (i: s0) { load(%x, [i, @0]; @0: 0..2147482 = load(%i, [i])) }
+          out %y = i8[s0] : map (i: s0) { load(%x, [i, @0]; @0: 0..4194302 = load(%i, [i])) }
         }""")
     )
     assert "tl.int64" not in made.text.replace(".to(tl.int32)", "")

@@ -58,4 +58,33 @@ def test_all_lanes_are_reduced_in_one_dimension() -> None:
 @pytest.mark.slow
 def test_a_value_per_row_of_a_tile_is_loaded_as_a_vector() -> None:
     ((text, _),) = texts(lambda x, w: x * w[:, None], torch.empty(64, 32), torch.empty(64))
-    assert "tl.load(tl.reshape(a1 + ((32 * p0b) + p0), [32]))[:, None]" in text
+    assert "tl.load(tl.reshape(a1 + ((8 * p0b) + p0), [8]))[:, None]" in text
+
+
+@pytest.mark.parametrize(("size", "tile"), [(8192, 256), (180224, 512), (1 << 20, 1024)])
+def test_few_elements_have_small_tiles_and_8_warps(size: int, tile: int) -> None:
+    ((text, warps),) = texts(lambda x: x.sin() * x, torch.empty(size, dtype=BF16))
+    assert f"tl.arange(0, {tile})" in text and warps == (4 if tile == 1024 else 8)
+
+
+@pytest.mark.parametrize(("rows", "each"), [(512, 4), (1 << 16, 16)])
+def test_few_short_rows_are_spread_over_programs(rows: int, each: int) -> None:
+    ((text, warps),) = texts(lambda x: x.softmax(1), torch.empty(rows, 64))
+    assert f"tl.arange(0, {each})[:, None]" in text and warps == 1
+
+
+@pytest.mark.parametrize(("edge", "tile"), [(256, 32), (2048, 64)])
+def test_a_small_matrix_is_transposed_in_small_tiles(edge: int, tile: int) -> None:
+    ((text, _),) = texts(lambda x: (x.t() + 1).contiguous(), torch.empty(edge, edge))
+    assert f"tl.arange(0, {tile})[:, None]" in text
+
+
+def scaled(x: Tensor, w: Tensor) -> Tensor:
+    return x * x.square().mean(1, keepdim=True) * w
+
+
+@pytest.mark.parametrize(("rows", "early"), [(8, True), (1 << 16, False)])
+def test_later_loads_are_in_flight_while_threads_wait(rows: int, early: bool) -> None:
+    """Unless they fill registers: 32 elements per thread do, where rows are many."""
+    ((text, _),) = texts(scaled, torch.empty(rows, 1024), torch.empty(1024))
+    assert (text.index("tl.load(a1") < text.index("tl.reduce")) is early
