@@ -8,6 +8,8 @@ later loop over the same lanes finds them in registers.
 
 from __future__ import annotations
 
+from math import prod
+
 from lenz.debug.blame import blaming
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL
@@ -24,6 +26,7 @@ from lenz.ir.kernel import (
     Store,
     exprs_of,
     overwrites_safely,
+    syms_in,
     walk,
 )  # fmt: skip
 from lenz.ir.tensor import Axis
@@ -43,6 +46,7 @@ from lenz.sym import ONE, Add, Sym, Var, affine_in, power_of_two
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
+EARLY = 8  # elements per thread up to which the loads of later loops are in flight early
 LIBDEVICE = "from triton.language.extra import libdevice\n"
 
 
@@ -74,12 +78,9 @@ def _indices(k: Kernel) -> list[Sym]:
     """Every index of a kernel: offsets, positions and extents."""
     found = all_syms(*exprs_of(k.body))
     for s in walk(k.body):
-        if isinstance(s, Store):
-            found.append(s.offset)
-        elif isinstance(s, For):
+        found += syms_in(s)
+        if isinstance(s, For):
             found.append(s.axis.extent)
-        elif isinstance(s, If):
-            found += (s.lower, s.upper)
         elif isinstance(s, Scan) and s.back is not None:
             found.append(next(p.size for p in k.params if p.name == s.back.work))
     return found
@@ -167,12 +168,12 @@ class _Body:
 
     def statements(self, body: tuple[Stmt, ...]) -> None:
         """Write statements in order."""
-        for s in body:
+        for k, s in enumerate(body, 1):
             if not isinstance(s, (For, If, Sort)):
                 self.values.ahead(s.value)
             match s:
                 case For(_, "lane", _):
-                    self.lane(s)
+                    self.lane(s, body[k:])
                 case For():
                     self.loop(s)
                 case If():
@@ -188,14 +189,22 @@ class _Body:
                 case Store():
                     self.store(s)
 
-    def lane(self, f: For) -> None:
-        """Open a dimension of the tile while its statements are written."""
+    def lane(self, f: For, later: tuple[Stmt, ...]) -> None:
+        """Open a dimension of the tile while its statements are written.
+
+        What `later` loops over these lanes load is loaded before a reduction, for which all threads
+        wait, if registers allow it.
+        """
         d = self.dims[f.axis.var]
         self.lanes.vars[d], self.lanes.widths[d] = f.axis.var, self.widths[f.axis.var]
         self.lanes.tails[d] = self.tail(f.axis)
         ending = self.accs.ending(f, self.around)
         self.around |= {d}
         self.statements(f.body)
+        if ending and prod(self.lanes.widths) <= EARLY * 32 * self.k.tile.warps:
+            same = [x for x in later if isinstance(x, For) and x.axis == f.axis]
+            for x in [y for loop in same for y in loop.body if isinstance(y, Let | Reduce | Store)]:
+                self.values.load(x.value)
         self.around -= {d}
         for acc in ending:
             self.accs.finish(acc)

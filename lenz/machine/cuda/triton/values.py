@@ -68,13 +68,7 @@ class Values(Walk[Term]):
         A division is a branch: a load after it waits for it, and a value before it stays alive.
         """
         varies: dict[Expr, bool] = {}
-        nodes: dict[Expr, None] = {}
-        stack = [e]
-        while stack:
-            x = stack.pop()
-            if x not in nodes:
-                nodes[x] = None
-                stack += (x.args[0], x.args[2]) if x.op is MASKED else x.args
+        nodes = _always(e)
         if all(x.op is not DIV for x in nodes):
             return
 
@@ -87,6 +81,13 @@ class Values(Walk[Term]):
         loads = [x for x in nodes if x.op is LOAD and not x.args]
         for x in (*loads, *(x for x in nodes if not varies[x])):
             self.value(x)
+
+    def load(self, e: Expr) -> None:
+        """Write the loads of an expression at once, of buffers that the kernel does not write."""
+        own = self.written | self.locals.keys()
+        for x in _always(e):
+            if x.op is LOAD and not x.args and x.attrs[0] not in own:
+                self.value(x)
 
     def visit(self, e: Expr, mask: Mask) -> Term:
         """The value of a node."""
@@ -223,6 +224,18 @@ class Values(Walk[Term]):
             return None
         dims, level = joint(parts)
         return Term(" & ".join([p.text for p in parts]), dims, level)
+
+
+def _always(e: Expr) -> dict[Expr, None]:
+    """The nodes of an expression, without those that a condition may skip."""
+    nodes: dict[Expr, None] = {}
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        if x not in nodes:
+            nodes[x] = None
+            stack += (x.args[0], x.args[2]) if x.op is MASKED else x.args
+    return nodes
 
 
 def _written(form: Any, e: Expr, texts: tuple[str, ...]) -> str:
