@@ -89,14 +89,21 @@ def intrinsic(name: str) -> Emit:
     return emit
 
 
-def library(name: str, arity: int, types: Types | None = None) -> dict[str, OpForm]:
-    """A function with the same name in the C library and CUDA's libdevice, for some types."""
+def library(
+    name: str, arity: int, types: Types | None = None, gpu: Types | None = None,
+    ulp: float | None = None,
+) -> dict[str, OpForm]:  # fmt: skip
+    """A function with the same name in the C library and CUDA's libdevice, for some types.
+
+    `gpu`: libdevice's types, if they are others, with its error in f32.
+    """
 
     def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
         return b.libm(name, dtype, *xs)
 
     operands = ", ".join(f"{{{i}}}" for i in range(arity))
-    return {"cpu": OpForm(emit, types), "cuda": OpForm(f"libdevice.{name}({operands})", types)}
+    cuda = OpForm(f"libdevice.{name}({operands})", gpu or types, ulp=ulp)
+    return {"cpu": OpForm(emit, types), "cuda": cuda}
 
 
 TritonForm = Callable[[DType, Types, tuple[str, ...], Attrs], str]

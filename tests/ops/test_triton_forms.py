@@ -38,7 +38,8 @@ NOT_INTERPRETED = {
     "nextafter": "f32 f64", "exp": "f64", "exp2": "f64", "expm1": "f64", "log": "f64",
     "log2": "f64", "log10": "f64", "log1p": "f64", "tanh": "f64", "erf": "f64", "erfc": "f64",
     "asin": "f64", "acos": "f64", "atan": "f64", "atan2": "f64", "sinh": "f64", "cosh": "f64",
-    "asinh": "f64", "acosh": "f64", "atanh": "f64", "sigmoid": "f64", "pow": "f64", "hypot": "f64",
+    "asinh": "f64", "acosh": "f64", "atanh": "f64", "sigmoid": "f64", "pow": "f32 f64",
+    "hypot": "f32 f64",
 }  # fmt: skip
 
 
