@@ -32,7 +32,8 @@ from lenz.sym import ONE, ZERO, Int, Sym, maximum, product, unflatten
 # Most keys that a GPU program sorts in registers, and keys in 128 KiB of a CPU's stack.
 LONGEST, LONGEST_CPU = 4096, 16384
 # Eager sorts longer rows faster on an H200: 4096 x 2048 f32 in 277 us, here 778 with positions and
-# 382 without (bf16: 180, 290); 8192 x 1024 f32 without positions in 295 us, here 95.
+# 382 without (bf16: 180, 290); 8192 x 1024 f32 without positions in 295 us, here 95. So do medians
+# and k-th values: 2048 x 2048 f32 119 us, here 385 (bf16: 117, 142); 4096 x 1024: 168 us, here 109.
 LONGEST_SORT = 1024
 # On CPUs eager keeps the top k in a heap if k is less than 1/HEAP of the row, at 1.1 ns per element
 # of rows of 512 (a sort takes 2.0, of halves 1.1); else it takes 30 to 100 ns.
@@ -204,9 +205,15 @@ def _of_rows(
 
 
 def _ordered(
-    b: GraphBuilder, x: Value, d: int, keys: Keys, type: TensorType | None = None
-) -> Value:
-    """The sorted keys of a tensor along dimension d: as many as the type has, or all."""
+    b: GraphBuilder, x: Value, d: int, keys: Keys, type: TensorType | None = None,
+    most: int = LONGEST_SORT,
+) -> Value:  # fmt: skip
+    """The sorted keys of a tensor along dimension d: as many as the type has, or all.
+
+    Declines rows of more than `most` elements on GPUs.
+    """
+    if runs_programs(x.device) and (x.shape[d].hi or 0) > most:
+        raise Decline(f"a sort of rows of more than {most} elements")
     made = b.temp(x.shape, keys.type) if type is None else replace(type, dtype=keys.type)
     return b.sort(d, x.shape[d], lambda i: keys.of(x.at(i), i[d]), made)
 
@@ -233,12 +240,7 @@ def sort(
     b: GraphBuilder, x: Value, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> Pair:
     """The sorted elements and their positions; stable."""
-
-    def ordered(d: int, keys: Keys) -> Value:
-        if runs_programs(x.device) and (x.shape[d].hi or 0) > LONGEST_SORT:
-            raise Decline(f"a sort of rows of more than {LONGEST_SORT} elements")
-        return _ordered(b, x, d, keys, b.result)
-
+    ordered = lambda d, keys: _ordered(b, x, d, keys, b.result)
     return _of_rows(b, x, dim, descending, ordered, named=bool(stable))
 
 
@@ -344,7 +346,7 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
         raise Decline("a row of floats may have NaN, whose order is eager's")
 
     def find(d: int, keys: Keys) -> Value:
-        row = _ordered(b, x, d, keys)
+        row = _ordered(b, x, d, keys, most=LONGEST)
         s, size = cut(x.shape, d), index(x.shape[d] - 1, I64)
 
         def start(i: Index) -> Expr:

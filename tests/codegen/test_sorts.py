@@ -121,7 +121,7 @@ def test_a_gpu_keeps_few_elements_without_sorting_the_others() -> None:
 
 
 def test_long_rows_take_no_local_memory_of_a_gpu() -> None:
-    s = assert_function(lambda x: x.kthvalue(9, 1), torch.randn(2, 2100).bfloat16())
+    s = assert_function(lambda x: x.topk(9), torch.randn(2, 2100).bfloat16())
     assert kinds_of(s) == ["sort"] and [b.spills for b in cubins(s)] == [0]
 
 
@@ -129,6 +129,10 @@ def test_a_gpu_leaves_sorts_of_long_rows_to_eager() -> None:
     for n, left in ((1024, 0), (1025, 1)):
         s = assert_function(lambda x: x.sort(1), torch.randn(2, n).bfloat16())
         assert len([x for x in s.steps if isinstance(x, Extern)]) == left
+    for n, left in ((1024, 0), (1025, 1)):
+        for f in (lambda x: x.kthvalue(9, 1), lambda x: x.median(1), lambda x: x.nanmedian(1)):
+            s = assert_function(f, torch.randn(2, n))
+            assert len([x for x in s.steps if isinstance(x, Extern)]) == left
     for k, left in ((16, 0), (17, 1)):
         s = assert_function(lambda x, k=k: x.topk(k), torch.randn(1, 2049))
         assert len([x for x in s.steps if isinstance(x, Extern)]) == left
