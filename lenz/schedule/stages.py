@@ -63,14 +63,14 @@ class Stages:
 
     @property
     def offsets(self) -> list[Sym]:
-        """Flat offsets of all accesses in the loops, or of the rows if there are no loops."""
+        """Flat offsets of each loop's accesses, or of the rows' if there are no loops."""
         found: list[Sym] = []
         parts = self.loops if any(self.loops) else self.rows
-        for x in [x for part in parts for x in part]:
-            found.extend(_moves(e) for e in loads_of(x.value))
-            if isinstance(x, Store):
-                found.append(x.offset)
-        return list(dict.fromkeys(found))
+        for part in parts:
+            own = [_moves(e) for x in part for e in loads_of(x.value)]
+            own += [x.offset for x in part if isinstance(x, Store)]
+            found += dict.fromkeys(own)
+        return found
 
     def loop(self, k: int) -> list[Statement]:
         """Statements of loop k."""
@@ -257,7 +257,9 @@ def stages(
     _read_before_writing(made)
     if named and scratch:
         _keep_dear_values(g, made)
-    made.in_columns = columns_win(g.domain, made.offsets, env)
+    # A loop reads again what an earlier one has read, unless the row stays in registers.
+    offsets = made.offsets if scratch else [*dict.fromkeys(made.offsets)]
+    made.in_columns = columns_win(g.domain, offsets, env)
     return made
 
 
@@ -291,10 +293,7 @@ def _keep_dear_values(g: Group, s: Stages) -> None:
             where.setdefault(e, []).append(k)
     at = (position(g.domain.raxes),)
     inner = {a.var for a in g.domain.raxes}
-    dear: dict[Expr, None] = {}
-    for e, loops in where.items():
-        if len(loops) > 1 and _is_dear(e, inner):
-            dear[e] = None
+    dear = {e: None for e, loops in where.items() if len(loops) > 1 and _is_dear(e, inner)}
     # Only the outermost: the operands of a kept value are not recomputed anyway.
     covered = {x for e in dear for x in nodes_of(*e.args)}
     for e in dear:
