@@ -56,6 +56,8 @@ MOST = 200
 UNDEFINED = (
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 )  # fmt: skip
+# The first results of ops whose others, a seed and an offset, nobody sets where nothing is drawn.
+SET = {f"torch.ops.aten._{kind}_attention_forward": 2 for kind in ("efficient", "flash")}
 # Ops that may give the place of any of several equal elements.
 TIES = ("sort", "argsort", "msort", "topk", "kthvalue", "median", "nanmedian", "mode")
 
@@ -420,7 +422,8 @@ def sweep(
         return row
 
     def fn(first: Any, args: Any, kwargs: Any) -> Any:
-        return op.op(first, *args, **kwargs)
+        found = op.op(first, *args, **kwargs)
+        return found[: SET[op.name]] if op.name in SET else found
 
     given = [(s.input, s.args, s.kwargs) for _, s in inputs]
     exact = op.name not in UNDEFINED
