@@ -17,14 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from lenz.artifact.container import (
-    Contents,
-    Manifest,
-    as_bytes,
-    of_bytes,
-    read,
-    to_bytes,
-)  # fmt: skip
+from lenz.artifact.container import Contents, Manifest, as_bytes, of_bytes, read, to_bytes
 from lenz.errors import UserError
 from lenz.frontend.program import boxed
 from lenz.frontend.saved import Savable

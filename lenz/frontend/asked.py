@@ -19,10 +19,7 @@ from torch._guards import TracingContext, tracing
 from torch.fx import GraphModule, Node
 from torch.fx.node import _get_qualified_name
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)  # fmt: skip
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from lenz.frontend.guards import ask_again, is_backed, texts_of, told_since
 from lenz.frontend.identity import PLAIN, IdentityText, Untold

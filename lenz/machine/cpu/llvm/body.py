@@ -6,18 +6,7 @@ from dataclasses import dataclass, field
 
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import (
-    For,
-    If,
-    Let,
-    Reduce,
-    Scan,
-    Sort,
-    Stmt,
-    Store,
-    bodies_of,
-    walk,
-)  # fmt: skip
+from lenz.ir.kernel import For, If, Let, Reduce, Scan, Sort, Stmt, Store, bodies_of, walk
 from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
 from lenz.machine.cpu.llvm.access import store_pairs
 from lenz.machine.cpu.llvm.accumulators import Accumulator, begin, names_reduced
