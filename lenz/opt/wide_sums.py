@@ -6,7 +6,8 @@
 Eager adds f32 in cascades, whose error hardly grows with the length. Running sums of n numbers in k
 lanes are off by sqrt(n / k) units in the last place: for 10^6 numbers, 5 times eager's error.
 Columns have one lane each; if they are split, `split_reduce` adds their parts in f64. In a product
-the errors of all factors add up. In cache f64 takes 5 to 30% longer, a cost that short rows avoid.
+the errors of all factors add up. In cache f64 takes 5 to 30% longer, a cost that short rows avoid;
+if a loop over a long row does nothing else, the CPU's loops sum parts of it in f32 again.
 """
 
 from __future__ import annotations

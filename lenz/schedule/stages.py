@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from lenz import ops
+from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import (
     Expr,
     cost_of,
@@ -31,6 +32,7 @@ from lenz.ir.expr import (
 )
 from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store, position
 from lenz.ir.op import LOAD, REF
+from lenz.ops.cast import CAST
 from lenz.ops.rounding import settled, widen
 from lenz.schedule.accesses import columns_win
 from lenz.schedule.legal import Group
@@ -51,6 +53,7 @@ class Stages:
     """The statements of each loop over R, and between the loops, for one row.
 
     in_columns  the lanes run along the results of reductions, and not along the rows
+    wide        the sums of f32 that are accumulated in f64 only to be more accurate
     """
 
     loops: list[list[Statement]] = field(default_factory=list)
@@ -60,6 +63,7 @@ class Stages:
     sorts: dict[int, list[Sort]] = field(default_factory=dict)  # before row k
     kept: list[Statement] = field(default_factory=list)  # after the last row, over domain.kept
     in_columns: bool = False
+    wide: set[str] = field(default_factory=set)
 
     @property
     def offsets(self) -> list[Sym]:
@@ -81,9 +85,8 @@ class Stages:
 
     def row(self, k: int) -> list[Statement]:
         """Statements before loop k."""
-        while len(self.rows) <= k:
-            self.loops.append([])
-            self.rows.append([])
+        if k:
+            self.loop(k - 1)
         return self.rows[k]
 
 
@@ -154,6 +157,9 @@ class _Staging:
             self.out.loop(k).append(Reduce(acc, how.kind, body, over))
             self.ready[acc] = k = k + 1
             result = ref(acc, ops.reduce_dtype(how.kind, body.dtype))
+            is_wide = how.kind == "sum" and body.op is CAST and body.dtype is F64
+            if is_wide and how.finish.dtype is body.args[0].dtype is F32:
+                self.out.wide.add(acc)
         finish = self.settled(n, self.inlined(finished(how.finish, result)))
         self.values[n.name] = value = self.keep(finish, k)
         if n.name in self.stored:

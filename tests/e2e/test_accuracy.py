@@ -52,6 +52,20 @@ def test_a_million(name: str) -> None:
         assert not breaks(*pair, torch.float32), pair
 
 
+@pytest.mark.parametrize("length", (4097, 8192, 100_003))
+def test_long_sums_in_parts(length: int) -> None:
+    x = torch.randn(300, length, generator=torch.Generator().manual_seed(length))
+
+    def compiled(fn: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.compile(fn, backend="lenz", dynamic=False)(x)
+
+    def off(y: Tensor) -> float:
+        return float((y.double() - x.double().sum(1)).square().mean().sqrt())
+
+    assert off(compiled(lambda x: x.sum(1))) <= 1.5 * off(x.sum(1))
+    assert torch.equal(compiled(lambda x: x.double().sum(1).float()), x.double().sum(1).float())
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
 @pytest.mark.parametrize("name", ("sum", "mean", "cumsum", "softmax", "norm 2", "layer_norm"))
 def test_halves(name: str, dtype: torch.dtype) -> None:

@@ -114,5 +114,5 @@ def loss(g: Group, env: SymEnv) -> str | None:
         # loops 0.7.
         return f"{last.name} is stored by rows, and its operand reduced by columns"
     tasks = -(-rows // vectors.PANEL) if g.has_columns else rows
-    is_few = tasks < ENOUGH and (tasks < 4 or rows < 4 * vectors.PANEL)
-    return f"{last.name} would run in {tasks} parallel parts only" if is_few else None
+    is_enough = tasks >= (4 if rows >= 4 * vectors.PANEL else ENOUGH)
+    return None if is_enough else f"{last.name} would run in {tasks} parallel parts only"

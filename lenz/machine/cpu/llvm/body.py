@@ -149,10 +149,9 @@ class Body(Writer):
                 if isinstance(y, (For, If, Store, Scan)):
                     return 1
                 if isinstance(y, Reduce):
-                    acc = self.accs[y.name]
-                    has_columns |= bool(acc.axes)
-                    if not acc.axes or y.over != (s.axis.var,):
+                    if y.over != (s.axis.var,) or not self.accs[y.name].axes:
                         return 1
+                    has_columns = True
         return rows if has_columns else 1
 
     def vector_loop(self, s: For) -> None:
