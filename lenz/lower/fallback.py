@@ -12,7 +12,7 @@ from lenz.errors import Unsupported
 from lenz.ir.graph import Atom, Draws, Extern, Named, Ref, View, atom_refs, held_by
 from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import GraphBuilder, Value, maker
-from lenz.sym import Sym, Var
+from lenz.sym import ZERO, Sym, Var
 from lenz.traits import has, is_random
 
 # Functions that the runtime evaluates, since conditions on sizes are data here.
@@ -74,7 +74,9 @@ def call_eager(
         holds=name.partition(".")[0] not in KNOWN and name not in WAIT,
         waits=waited(b, given[0]) if name in WAIT else (),
         draws=drawn(n),
-        refuses=bool(n.meta.get("refused")),
+        # What has no elements is not read, but eager still checks its types.
+        refuses="refused" in n.meta
+        or all(isinstance(o, TensorType) and ZERO in o.shape for o in outs),
     )
     return made[0] if single else made
 

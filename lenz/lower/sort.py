@@ -148,13 +148,9 @@ class Keys:
 
 
 def keys_for(
-    dtype: DType,
-    size: Sym,
-    falls: bool,
-    device: str,
-    longest: int | None = None,
+    dtype: DType, size: Sym, falls: bool, device: str, longest: int | None = None,
     named: bool = True,
-) -> Keys:
+) -> Keys:  # fmt: skip
     """The keys of rows of a type and length; declines rows and types that eager sorts.
 
     `longest` replaces the limit for ops that do not sort. Positions are kept only if `named`.

@@ -142,6 +142,16 @@ def test_what_eager_refuses_raises_its_error(name: str, dynamic: bool) -> None:
 
 
 @pytest.mark.filterwarnings("error:lenz")
+@pytest.mark.parametrize("fn", (torch.special.ndtr, lambda x: torch.lgamma(x).real + 1))
+def test_types_of_what_has_no_elements_are_checked(fn: Any) -> None:
+    """Nothing reads the call's result, since it has no elements."""
+    x = torch.empty(0, 3, dtype=torch.complex64)
+    with pytest.raises(NotImplementedError, match="not implemented for 'ComplexFloat'"):
+        fn(x)
+    with pytest.raises(NotImplementedError, match="not implemented for 'ComplexFloat'"):
+        torch.compile(fn, backend="lenz")(x)
+
+
 def test_what_eager_takes_is_compiled() -> None:
     """What the rules do not mean stays native: promotions, half types beside f32, out= that fit."""
 
