@@ -158,15 +158,8 @@ def dense_as(call: Callable[..., Node], told: Any, made: Node) -> Node:
 
 def readers_of(n: Node) -> dict[Node, None]:
     """Return the readers of a value, direct or through views."""
-    found: dict[Node, None] = {}
-    for u in n.users:
-        found.update(readers_of(u) if moves_nothing(u) else {u: None})
-    return found
-
-
-def moves_nothing(n: Node) -> bool:
-    """Say whether a call moves no elements."""
-    return has(n.target, "view")
+    read = [readers_of(u) if has(u.target, "view") else (u,) for u in n.users]
+    return dict.fromkeys(r for found in read for r in found)
 
 
 def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
@@ -174,7 +167,7 @@ def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
     for u in tuple(old.users):
         if u in backward:
             u.replace_input_with(old, new)
-        elif moves_nothing(u) and not backward.isdisjoint(readers_of(u)):
+        elif has(u.target, "view") and not backward.isdisjoint(readers_of(u)):
             view = graph.node_copy(u, lambda a: new if a is old else a)
             hand_on(graph, u, view, backward)
 

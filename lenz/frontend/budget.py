@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
-from lenz.frontend.again import moves_nothing
 from lenz.frontend.symbols import hints_of
 from lenz.machines import capabilities_of
-from lenz.traits import is_random
+from lenz.traits import has, is_random
 
 USUAL = MinCutOptions(True, True, True, True, True)
 # Loops are recomputed wherever that saves memory, also before matrix products and far away.
@@ -55,7 +54,7 @@ def kept_bytes(saved: Iterable[Node]) -> int:
     found: dict[Node, int] = {}
     for n in saved:
         base = n
-        while moves_nothing(base) and base.all_input_nodes:
+        while has(base.target, "view") and base.all_input_nodes:
             base = base.all_input_nodes[0]
         if base.op != "placeholder":
             found[base] = bytes_of(base)

@@ -196,6 +196,5 @@ def with_order(
         dense = called(gm, at, "clone", whole, like=n, **how)  # `contiguous` keeps strides of 1s
     else:
         dense = called(gm, at, "contiguous", whole, like=n)
-    if is_sorted:
-        return dense
-    return called(gm, at, "permute", dense, tuple(order.index(d) for d in sorted(order)), like=n)
+    back = tuple(order.index(d) for d in sorted(order))
+    return dense if is_sorted else called(gm, at, "permute", dense, back, like=n)

@@ -14,14 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
-from lenz.frontend.again import (
-    NORMS,
-    dropout_in_parts,
-    moves_nothing,
-    norm_again,
-    norm_in_parts,
-    softmax_in_parts,
-)
+from lenz.frontend.again import NORMS, dropout_in_parts, norm_again, norm_in_parts, softmax_in_parts
 from lenz.frontend.budget import choose_saved
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
 from lenz.frontend.places import SIZED, by_sign, places_below, shorten, without_elements
@@ -200,7 +193,7 @@ def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
     """
     if n.op == "output":
         return False
-    if moves_nothing(n):
+    if has(n.target, "view"):
         return all(is_fused(u, backward, native) for u in n.users)
     name = str(n.target)
     return n not in backward or name in native or name.rpartition(".")[0] in native
