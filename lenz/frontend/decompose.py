@@ -13,12 +13,16 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
 from lenz.frontend.cells import CELLS
 from lenz.frontend.refusals import kept_whole
 from lenz.frontend.strides import laid_as_in_eager, rule_of
+from lenz.machines import capabilities_of
 from lenz.traits import has
+
+LAST = torch.channels_last
 
 
 @lru_cache(maxsize=4)
@@ -37,10 +41,24 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
             continue
         name = str(op)  # "aten.gelu.default"
         packet = name.rsplit(".", 1)[0]
-        if op not in core and not has(name, "parts"):
-            continue
-        if name in native or packet in native or has(name, "library"):
+        is_kept = op not in core and not has(name, "parts")
+        if is_kept or name in native or packet in native or has(name, "library"):
             continue
         rule = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
         table[op] = kept_whole(packet, rule)
-    return {**table, **CELLS}
+    return {**table, **CELLS, torch.ops.aten.convolution.default: convolution}
+
+
+def convolution(x: Tensor, w: Tensor, b: Tensor | None, *rest: Any) -> Any:
+    """On a GPU, add the bias and lay out the weights by kernels that fuse with others.
+
+    ATen adds a bias in a kernel of its own, and copies weights to channels last in a slow one: 22
+    convolutions of a U-Net for one image spend 108 us of 477 on both (H100, bf16).
+    """
+    last = x.dim() == 4 and x.is_contiguous(memory_format=LAST) and not x.is_contiguous()
+    moves = last and rest[-1] == 1 and not w.is_contiguous(memory_format=LAST)
+    if not capabilities_of(x.device.type).products or not (moves or b is not None):
+        return NotImplemented
+    w = w.contiguous(memory_format=LAST) if moves else w
+    y = torch.ops.aten.convolution.default(x, w, None, *rest)
+    return y if b is None else y + b.reshape(-1, *[1] * (x.dim() - 2))

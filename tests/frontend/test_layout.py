@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, symbolic_trace
+from torch.fx import GraphModule, Node, symbolic_trace
 
 from lenz.frontend import FxProgram, layout
 from tests.cuda import Fake, fake_cuda, programs_of
@@ -45,10 +45,15 @@ def captured(
             return programs_of(model, x)
 
 
+def calls(p: FxProgram, op: str) -> list[Node]:
+    """The calls of an op."""
+    return [n for n in p.nodes if str(n.target) == f"aten.{op}.default"]
+
+
 def images(p: FxProgram, op: str) -> list[Tensor]:
     """The inputs of the calls of an op."""
     place = 1 if "backward" in op else 0
-    return [n.args[place].meta["val"] for n in p.nodes if str(n.target) == f"aten.{op}.default"]  # type: ignore[union-attr]
+    return [n.args[place].meta["val"] for n in calls(p, op)]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -57,12 +62,31 @@ def test_one_conversion_at_each_border(grad: bool) -> None:
     (p, *backward) = programs
     assert len(images(p, "convolution")) == 2
     assert all(x.is_contiguous(memory_format=LAST) for x in images(p, "convolution"))
-    # The image, the features that are returned, and those that are viewed as rows.
-    assert sum("clone" in str(n.target) for n in p.nodes) <= 3
+    # The image, the features that are returned, those that are viewed as rows, and both weights.
+    assert sum("clone" in str(n.target) for n in p.nodes) <= 5
     assert p.outputs[0].value.is_contiguous()
     for b in backward:
         found = images(b, "convolution_backward")
         assert len(found) == 2 and all(x.is_contiguous(memory_format=LAST) for x in found)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_bias_and_layout_of_weights_are_kernels(grad: bool) -> None:
+    def build(**options: Any) -> nn.Module:
+        depthwise = nn.Conv2d(16, 16, 3, groups=16, **options)
+        return nn.Sequential(nn.Conv2d(8, 16, 3, **options), nn.ReLU(), depthwise, nn.ReLU(),
+                             nn.Conv2d(16, 8, 1, bias=False, **options))  # fmt: skip
+
+    p = captured(build, grad, (2, 8, 9, 9), dtype=torch.bfloat16)[0]
+    found = calls(p, "convolution")
+    assert len(found) == 3 and all(n.args[2] is None for n in found)
+    weights = [n.args[1] for n in found]
+    assert weights[0].target is torch.ops.aten.clone.default  # type: ignore[union-attr]
+    assert weights[0].meta["val"].is_contiguous(memory_format=LAST)  # type: ignore[union-attr]
+    assert [w.op for w in weights[1:]] == ["placeholder", "placeholder"]  # type: ignore[union-attr]
+    (p, *_) = captured(build, grad, (2, 8, 9, 9))  # f32 as it lies
+    assert [n.args[1].op for n in calls(p, "convolution")] == ["placeholder"] * 3  # type: ignore[union-attr]
+    assert all(n.args[2] is None for n in calls(p, "convolution"))
 
 
 @pytest.mark.parametrize("turned", [False, True])
