@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_645,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 36_010
+TOTAL_CODE_LINES = 36_000
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
