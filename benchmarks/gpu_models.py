@@ -284,6 +284,32 @@ def cached(tiny: bool) -> Example:
     return Example(*gpu_nets.cached(tiny), gpu_nets.cached_logits)
 
 
+def _one_image(name: str, tiny: bool) -> Example:
+    """A network of timm on one image, channels first as its users leave it: small kernels."""
+    images = torch.randn(1, 3, *[64 if tiny else 224] * 2).to(BF16)
+    return Example(gpu_nets.timm_net(name, tiny, {}), (images,), _plain)
+
+
+def one_resnet(tiny: bool) -> Example:
+    """ResNet-50 on one image."""
+    return _one_image("resnet18" if tiny else "resnet50", tiny)
+
+
+def one_convnext(tiny: bool) -> Example:
+    """Depthwise convolutions of 7 x 7 and layer norms, ConvNeXt-T."""
+    return _one_image("convnext_atto" if tiny else "convnext_tiny", tiny)
+
+
+def one_unet(tiny: bool) -> Example:
+    """A step of diffusion on one image."""
+    return Example(*gpu_nets.unet(tiny), _denoised)
+
+
+def _denoised(model: nn.Module, x: Tensor, time: Tensor) -> Tensor:
+    made: Tensor = model(x, time)
+    return made
+
+
 MODELS: dict[str, Callable[[bool], Example]] = {
     "BERT-base forward 16x512": bert,
     "GPT-2 124M training 4x1024": gpt2,
@@ -296,6 +322,9 @@ MODELS: dict[str, Callable[[bool], Example]] = {
     "EfficientNet-B0 training 64": efficientnet,
     "T5-small training 8x512": encoder_decoder,
     "Llama-like decode, cache of 128": cached,
+    "ResNet-50 forward 1": one_resnet,
+    "ConvNeXt-T forward 1": one_convnext,
+    "U-Net forward 1": one_unet,
 }
 
 

@@ -111,3 +111,65 @@ def cached_logits(model: nn.Module, ids: Tensor, at: Tensor) -> Tensor:
     """The logits of the next token."""
     made: Tensor = model(ids, at)
     return made
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions after group norms, with the time between them."""
+
+    def __init__(self, width: int, time: int, groups: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = (nn.GroupNorm(groups, width) for _ in range(2))
+        self.conv1, self.conv2 = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.time = nn.Linear(time, width)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """x: [batch, width, height, columns]; time: [batch, time]."""
+        y = self.conv1(F.silu(self.norm1(x))) + self.time(F.silu(time))[:, :, None, None]
+        made: Tensor = x + self.conv2(F.silu(self.norm2(y)))
+        return made
+
+
+class UNet(nn.Module):
+    """A small U-Net of diffusion: two resolutions, attention at the lower one."""
+
+    def __init__(self, width: int, heads: int, groups: int) -> None:
+        super().__init__()
+        self.half, self.heads = width, heads
+        blocks = lambda n: nn.ModuleList(ResidualBlock(n, 2 * width, groups) for _ in range(3))
+        self.first, self.last = nn.Conv2d(4, width, 3, 1, 1), nn.Conv2d(width, 4, 3, 1, 1)
+        self.down, self.up = (
+            nn.Conv2d(width, 2 * width, 3, 2, 1),
+            nn.Conv2d(2 * width, width, 3, 1, 1),
+        )
+        self.before, self.inner, self.after = blocks(width), blocks(2 * width), blocks(width)
+        self.norm = nn.GroupNorm(groups, 2 * width)
+        self.qkv, self.out = nn.Linear(2 * width, 6 * width), nn.Linear(2 * width, 2 * width)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """x: [batch, 4, height, columns]; time: [batch] -> like x."""
+        angle = time[:, None] * torch.exp(torch.arange(self.half, device=x.device) * -0.07)
+        t = torch.cat([angle.sin(), angle.cos()], -1).to(x.dtype)
+        x = self.first(x)
+        for block in self.before:
+            x = block(x, t)
+        y = self.down(x)
+        for block in self.inner:
+            y = block(y, t)
+        y = y + self.attention(self.norm(y).flatten(2).mT).mT.view(y.shape)
+        x = x + self.up(F.interpolate(y, scale_factor=2.0))
+        for block in self.after:
+            x = block(x, t)
+        made: Tensor = self.last(x)
+        return made
+
+    def attention(self, h: Tensor) -> Tensor:
+        """h: [batch, places, width] -> the same shape."""
+        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        made: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return made
+
+
+def unet(tiny: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """One image of 64 x 64."""
+    model, size = (UNet(16, 2, 4), 16) if tiny else (UNet(128, 4, 32), 64)
+    return model.to(BF16), (torch.randn(1, 4, size, size).to(BF16), torch.rand(1))
