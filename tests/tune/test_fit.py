@@ -23,16 +23,16 @@ WIDE, NARROW = Shape(tile=4096), Shape(tile=512)
 
 
 def point(case: str, usual: float | None, wide: float | None, narrow: float | None) -> Point:
-    """x + x of 100,000 elements with three tiles, and what each took."""
+    """x + x of a million elements with three tiles, and what each took."""
     g = read(
-        "graph @g() on cpu {\n  in %x : f32[100000]\n"
-        "  out %y = f32[100000] : map (i: 100000) { add(load(%x, [i]), load(%x, [i])) }\n}"
+        "graph @g() on cpu {\n  in %x : f32[1000000]\n"
+        "  out %y = f32[1000000] : map (i: 1000000) { add(load(%x, [i]), load(%x, [i])) }\n}"
     )
     assert isinstance(g, Graph)
     shapes = (Shape(), WIDE, NARROW)
     (step,) = schedule(on_gpu(g), gpu_context(), lambda *_: shapes[1:]).steps
     assert isinstance(step, Launch) and len(set(step.candidates)) == 3
-    p = Point(case, "pointwise", 100_000, 1, shapes, step.candidates, SymEnv())
+    p = Point(case, "pointwise", 1_000_000, 1, shapes, step.candidates, SymEnv())
     times = zip(step.candidates, (usual, wide, narrow), strict=True)
     p.tried = {config(k): Tried(config(k), us, "" if us else "failed") for k, us in times}
     return p
@@ -59,7 +59,7 @@ def test_a_kernel_without_a_time_of_the_cost_model_is_no_part_of_it() -> None:
 
 def test_bytes_and_failures_are_in_the_file() -> None:
     row = point("a", 10.0, None, 20.0).row()
-    assert row["bytes"] == 800_000
+    assert row["bytes"] == 8_000_000
     assert row["us"] == {"p0 1024, 4 warps": 10.0, "p0 512, 4 warps": 20.0}
     assert row["usual"] == "p0 1024, 4 warps"
     assert list(row["out"].values()) == ["failed"]
