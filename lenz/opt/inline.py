@@ -141,8 +141,7 @@ def _pays_on_gpu(n: ir.Pointwise, u: Uses, own: int, launch: bool) -> bool:
 
     Readers that read each element at their own position can share its kernel, so only additional
     kernels cost. Other readers need a kernel before theirs, but find repeated reads in cache.
-    `launch`: no existing kernel could store the value, neither one that makes an operand nor a
-    reader.
+    `launch`: neither the kernel of an operand nor that of a reader could store the value.
     """
     size, can = n.out.type.dtype.bytes, capabilities_of(n.out.type.device)
     if not loads_of(n.body) and cost_of(n.body) <= GPU_TABLE:
