@@ -43,7 +43,7 @@ class Builder(Protocol):
         """A constant in every lane."""
 
     def libm(self, name: str, dtype: DType, *xs: Any) -> Any:
-        """The C math function of this name for the type, called once per lane."""
+        """The C math function of this name for the type."""
 
     def has(self, feature: str) -> bool:
         """True when the target CPU has the feature, e.g. "avx512f"."""

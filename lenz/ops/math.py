@@ -1,6 +1,6 @@
 """Elementary functions: one entry per op, and a function that builds it.
 
-In f32 most are expanded into simpler ops (`poly.py`); in f64 the C math library is called per lane.
+In f32 most are expanded into simpler ops (`poly.py`); in f64 Sleef or the C math library is called.
 Other types never get here: the lowering computes halves in f32 and converts integers.
 """
 

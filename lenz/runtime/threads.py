@@ -1,4 +1,4 @@
-"""Addresses of C functions that kernels call: torch's thread pool, libm, memory functions.
+"""Addresses of C functions that kernels call: torch's thread pool, libm, Sleef, memory functions.
 
 Kernels run in parallel through `torch_parallel_for` of libtorch's C shim (torch 2.10 and later), so
 they share the pool and the thread count of eager ops. If no torch library exports it, kernels run
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -27,9 +28,18 @@ LIBM = (
 )  # fmt: skip
 
 
+def imports(code: bytes = b"") -> dict[str, int]:
+    """Name -> address of every function that compiled kernels may call.
+
+    Of Sleef's functions, only those that `code`, an object, names and libtorch exports.
+    """
+    names = {name.decode() for name in re.findall(rb"Sleef_\w+", code)}
+    known = {name: _address(x, name) for x in _torch_libraries() for name in names}
+    return {**_imports(), **{name: address for name, address in known.items() if address}}
+
+
 @cache
-def imports() -> Mapping[str, int]:
-    """Name -> address of every function that compiled kernels may call."""
+def _imports() -> Mapping[str, int]:
     found: dict[str, int] = {}
     for library in _c_libraries():
         for name in (*MEMORY, *LIBM, *[n + "f" for n in LIBM]):
@@ -67,6 +77,7 @@ def _serial_loop() -> Any:
     return kind(run)
 
 
+@cache
 def _torch_libraries() -> list[ctypes.CDLL]:
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     names = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")

@@ -75,7 +75,8 @@ def compiled(kernels: Sequence[Kernel], target: Target | None = None):  # type: 
     """(callables by name, library) of the kernels."""
     target = target or (current[-1] if current else host_target())
     text = emit_module(kernels, target)
-    library = link(compile_module(text, target), [k.name for k in kernels], threads.imports())
+    code = compile_module(text, target)
+    library = link(code, [k.name for k in kernels], threads.imports(code))
     return {
         k.name: loader.function(library.addresses[k.name], len(k.params), len(k.sizes))
         for k in kernels

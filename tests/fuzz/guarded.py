@@ -35,7 +35,8 @@ def kernel_runner(s: Schedule, target: Target | None = None) -> RunKernel:
     kernels = {show_key(x.kernel): x.kernel for x in named(s).steps if isinstance(x, Launch)}
     text = emit_module(list(kernels.values()), target)
     names = [k.name for k in kernels.values()]
-    library = link(compile_module(text, target), names, threads.imports())
+    code = compile_module(text, target)
+    library = link(code, names, threads.imports(code))
 
     def run(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
         known = kernels[show_key(k)]

@@ -208,7 +208,8 @@ def in_llvm(kind: LoopKind) -> Way:
     def run(found: Sequence[Case], points: Sequence[dict[Var, int]]) -> torch.Tensor:
         k, target = kernel(found, kind), host_target()
         text = emit_module([k], target)
-        library = link(compile_module(text, target), [k.name], threads.imports())
+        code = compile_module(text, target)
+        library = link(code, [k.name], threads.imports(code))
         x, y = table(points), torch.zeros(len(found) * LANES, dtype=torch.int64)
         loader.function(library.addresses[k.name], 2, 0)(x.data_ptr(), y.data_ptr())
         return y

@@ -32,7 +32,8 @@ def function(address: int, pointers: int, sizes: int) -> Callable[..., int]:
 
 def load(pieces: Mapping[str, bytes], kernels: Counts, device: str) -> tuple[Functions, object]:
     """Link the object; the functions live as long as the library."""
-    library = link(pieces[""], list(kernels), imports())
+    code = pieces[""]
+    library = link(code, list(kernels), imports(code))
     return {n: function(library.addresses[n], *c) for n, c in kernels.items()}, library
 
 

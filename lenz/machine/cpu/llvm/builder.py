@@ -8,7 +8,7 @@ from lenz.ir.dtype import DType
 from lenz.machine.cpu.llvm import convert, divide, library
 from lenz.machine.cpu.llvm.function import COLD
 from lenz.machine.cpu.llvm.instructions import Instructions, Names
-from lenz.machine.cpu.llvm.types import suffix, value_type, vector
+from lenz.machine.cpu.llvm.types import suffix, value_type
 from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, SCALEF
 
 # Intrinsics with a special form.
@@ -57,11 +57,8 @@ class Builder(Instructions):
         return self.cast(opcode, a, b, x)
 
     def libm(self, name: str, dtype: DType, *xs: Names) -> Names:
-        """The C math function of this name for the type, called once per lane."""
-        element = value_type(dtype)
-        symbol = name + "f" if dtype.name == "f32" else name
-        callee = library.lanewise(self.fn.module, symbol, element, len(xs), self.lanes)
-        return _call(self, vector(element, self.lanes), callee, xs)
+        """The C math function of this name for the type."""
+        return library.math(self, name, dtype, *xs)
 
     def fail(self, cond: Names, code: int) -> None:
         """Record that cond held somewhere; the kernel returns the code of one that did."""

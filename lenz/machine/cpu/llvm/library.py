@@ -1,37 +1,87 @@
-"""C math functions applied lane by lane, and operations that LLVM lowers badly."""
+"""C math functions of vectors, and operations that LLVM lowers badly."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from lenz.ir.dtype import F32, U32, U64, DType
 from lenz.machine.cpu.llvm.function import Module
 from lenz.machine.cpu.llvm.instructions import Instructions, Names
 from lenz.machine.cpu.llvm.types import shuffle, suffix, value_type, vector
+from lenz.target import Target
+
+# Sleef's functions on vectors, with their greatest error in tenths of a unit in the last place. Its
+# asinh and acosh are infinite from 1e154 on, its sinh and cosh from 709.8 on.
+SLEEF = dict.fromkeys(
+    ["acos", "asin", "atan", "atan2", "atanh", "cos", "erf", "exp", "exp2", "expm1", "lgamma",
+     "log", "log10", "log1p", "log2", "pow", "sin", "tan", "tanh"], "u10",
+)  # fmt: skip
+SLEEF |= {"erfc": "u15", "hypot": "u05", "nextafter": ""}
 
 
-def lanewise(module: Module, symbol: str, element: str, arity: int, lanes: int) -> str:
+def math(b: Instructions, name: str, dtype: DType, *xs: Names) -> Names:
+    """The C math function of this name for the type, in every lane.
+
+    Sleef has most of them for whole vectors. libtorch exports Sleef, and eager calls it. The
+    definitions here are weak, so they only serve where libtorch exports none.
+    """
+    element, symbol = value_type(dtype), name + "f" * (dtype is F32)
+    family, bits = _family(b.fn.module.target)
+    if family and name in SLEEF:
+        width = bits // (8 * dtype.bytes)
+        full = f"Sleef_{name}{element[0]}{width}_{SLEEF[name]}{family}"
+        callee = _lanewise(b.fn.module, f"weak {full}", symbol, element, len(xs), width)
+        return tuple([_by_parts(b, callee, element, x, width) for x in zip(*xs, strict=True)])
+    full = f"lanes.{symbol}.{suffix(element, b.lanes)}"
+    callee = _lanewise(b.fn.module, f"internal {full}", symbol, element, len(xs), b.lanes)
+    return tuple([_called(b, callee, element, x, b.lanes) for x in zip(*xs, strict=True)])
+
+
+def _family(target: Target) -> tuple[str, int]:
+    """Sleef's name of a processor's widest vectors, and their bits."""
+    if target.triple.startswith(("aarch64", "arm64")):
+        return "advsimd", 128
+    if target.has("avx512f"):
+        return "avx512f", 512
+    return ("avx2", 256) if target.has("avx2") and target.has("fma") else ("", 0)
+
+
+def _by_parts(b: Instructions, callee: str, element: str, xs: Sequence[str], width: int) -> str:
+    """Apply a function of `width` lanes to vectors of b's lanes: twice as many, or no more."""
+    if b.lanes <= width:
+        whole = [_widened(b, element, x, width) for x in xs]
+        return _first(b, element, _called(b, callee, element, whole, width), width)
+    t, found = vector(element, b.lanes), []
+    for half in (range(width), range(width, b.lanes)):
+        parts = [b.fn.let(b.level, shuffle(t, x, "poison", half)) for x in xs]
+        found.append(_called(b, callee, element, parts, width))
+    low, high = found
+    return b.fn.let(b.level, shuffle(vector(element, width), low, high, range(b.lanes)))
+
+
+def _called(b: Instructions, callee: str, element: str, xs: Sequence[str], lanes: int) -> str:
+    t = vector(element, lanes)
+    return b.fn.let(b.level, f"call {t} {callee}({', '.join([f'{t} {x}' for x in xs])})")
+
+
+def _lanewise(module: Module, head: str, symbol: str, element: str, arity: int, lanes: int) -> str:
     """The name (with @) of a function on vectors that calls `symbol` on each lane."""
     callee = module.declare(symbol, element, *([element] * arity))
     if lanes == 1:
         return callee
-    name = f"lanes.{symbol}.{suffix(element, lanes)}"
+    linkage, name = head.split()
     if name not in module.functions:
-        t = vector(element, lanes)
-        lines = []
-        before = "poison"
-        for lane in range(lanes):
-            for k in range(arity):
-                lines.append(f"  %x{k}.{lane} = extractelement {t} %x{k}, i32 {lane}")
-            args = ", ".join(f"{element} %x{k}.{lane}" for k in range(arity))
-            lines.append(f"  %y.{lane} = call {element} {callee}({args})")
-            lines.append(
-                f"  %r.{lane} = insertelement {t} {before}, {element} %y.{lane}, i32 {lane}"
-            )
-            before = f"%r.{lane}"
+        t, before = vector(element, lanes), "poison"
+        lines = list[str]()
+        for i in range(lanes):
+            lines += [f"  %x{k}.{i} = extractelement {t} %x{k}, i32 {i}" for k in range(arity)]
+            args = ", ".join(f"{element} %x{k}.{i}" for k in range(arity))
+            lines.append(f"  %y.{i} = call {element} {callee}({args})")
+            lines.append(f"  %r.{i} = insertelement {t} {before}, {element} %y.{i}, i32 {i}")
+            before = f"%r.{i}"
         params = ", ".join(f"{t} %x{k}" for k in range(arity))
-        body = "\n".join(lines)
-        module.functions[name] = (
-            f"define internal {t} @{name}({params}) noinline #0 {{\n{body}\n  ret {t} {before}\n}}"
-        )
+        body = "\n".join([f"@{name}({params}) noinline #0 {{", *lines, f"  ret {t} {before}", "}"])
+        module.functions[name] = f"define {linkage} {t} {body}"
     return f"@{name}"
 
 
@@ -79,31 +129,35 @@ def scalef(b: Instructions, _: DType, x: Names, k: Names) -> Names:
     rest = "<16 x float> zeroinitializer, i16 -1, i32 4"
     out: list[str] = []
     for a, c in zip(x, k, strict=True):
-        p, q = (_sixteen(b, n) for n in (a, c))
+        p, q = (_widened(b, "float", n, 16) for n in (a, c))
         whole = fn.let(
             level, f"call <16 x float> {callee}(<16 x float> {p}, <16 x float> {q}, {rest})"
         )
-        out.append(_first(b, whole))
+        out.append(_first(b, "float", whole, 16))
     return tuple(out)
 
 
-def _sixteen(b: Instructions, name: str) -> str:
-    if b.lanes == 16:
+def _widened(b: Instructions, element: str, name: str, width: int) -> str:
+    """The lanes of a vector, then zeros."""
+    if b.lanes == width:
         return name
     if b.lanes == 1:
-        text = f"insertelement <16 x float> zeroinitializer, float {name}, i32 0"
+        t = vector(element, width)
+        text = f"insertelement {t} zeroinitializer, {element} {name}, i32 0"
     else:
-        lanes = [min(i, b.lanes) for i in range(16)]
-        text = shuffle(vector("float", b.lanes), name, "zeroinitializer", lanes)
+        lanes = [min(i, b.lanes) for i in range(width)]
+        text = shuffle(vector(element, b.lanes), name, "zeroinitializer", lanes)
     return b.fn.let(b.level, text)
 
 
-def _first(b: Instructions, name: str) -> str:
-    if b.lanes == 16:
+def _first(b: Instructions, element: str, name: str, width: int) -> str:
+    """The first lanes of a vector of `width` lanes, as many as b has."""
+    t = vector(element, width)
+    if b.lanes == width:
         return name
     if b.lanes == 1:
-        return b.fn.let(b.level, f"extractelement <16 x float> {name}, i32 0")
-    return b.fn.let(b.level, shuffle("<16 x float>", name, "poison", range(b.lanes)))
+        return b.fn.let(b.level, f"extractelement {t} {name}, i32 0")
+    return b.fn.let(b.level, shuffle(t, name, "poison", range(b.lanes)))
 
 
 def mul_high(b: Instructions, _: DType, x: Names, y: Names) -> Names:
