@@ -75,6 +75,8 @@ def storages(n: Node) -> Iterator[int]:
 
 def is_torch(target: Any) -> bool:
     """Say whether a function is torch's own or an operator, whose name shows its effects."""
+    if target is getattr:  # x.mT; no attribute of a tensor tells its strides
+        return True
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace in ("aten", "prims")
     name = getattr(target, "__name__", "")

@@ -70,6 +70,23 @@ def test_one_conversion_at_each_border(grad: bool) -> None:
         assert len(found) == 2 and all(x.is_contiguous(memory_format=LAST) for x in found)
 
 
+class Turned(Block):
+    """Attributes between the convolutions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features, added to their transposed matrices."""
+        y = self.first(x)
+        made: Tensor = self.second(y + y.flatten(2).mT.mT.view(y.shape).real)
+        return made
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_attribute_tells_no_strides(grad: bool) -> None:
+    p = captured(Turned, grad, (2, 3, 8, 8), dtype=torch.bfloat16)[0]
+    found = images(p, "convolution")
+    assert len(found) == 2 and all(x.is_contiguous(memory_format=LAST) for x in found)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_bias_and_layout_of_weights_are_kernels(grad: bool) -> None:
     def build(**options: Any) -> nn.Module:
