@@ -92,7 +92,9 @@ library strides=fourier of=1: _fft_r2c _fft_c2r
 library into product=0: mm bmm
 library into product=1: addmm baddbmm
 parts: dist narrow_copy permute_copy split_with_sizes_copy tril_indices triu_indices unbind_copy
-    view_copy rrelu_with_noise_backward
+    view_copy rrelu_with_noise_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    upsample_bilinear2d upsample_trilinear3d
 view: reshape slice permute squeeze select t transpose unsqueeze diagonal
 view strides=view: view _unsafe_view
 view strides=view of=1: expand

@@ -33,6 +33,7 @@ from lenz.frontend.program import CompileFX, GraphKind, boxed, boxed_eager
 from lenz.frontend.session import compiling, interning
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
+from lenz.frontend.upsampling import upsampling
 from lenz.frontend.values import is_same_size
 from lenz.ir.interned import uncollected
 from lenz.ir.plan import Boxed
@@ -98,7 +99,7 @@ def capture(
         return compile_part if kind != "backward" else rescued(compile_part, failed)
 
     counters["aot_autograd"]["total"] += 1
-    with functorch_config.patch({**CONFIG, **KEEPING}), uncollected(), compiling():
+    with functorch_config.patch({**CONFIG, **KEEPING}), uncollected(), compiling(), upsampling():
         compiled = aot_module_simplified(
             gm,
             example_inputs,

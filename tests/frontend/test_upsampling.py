@@ -1,0 +1,75 @@
+"""Upsampling stays one op for autograd on CPUs, and torch's tables are as before afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lenz.frontend.upsampling import CPU, NAMES
+from tests.cuda import Fake, fake_cuda, programs_of
+
+WAYS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "linear": (1, lambda x: F.interpolate(x, scale_factor=2.5, mode="linear")),
+    "bilinear": (2, lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear")),
+    "corners": (2, lambda x: F.interpolate(x, (9, 5), mode="bilinear", align_corners=True)),
+    "trilinear": (3, lambda x: F.interpolate(x, scale_factor=1.5, mode="trilinear")),
+    "nearest1d": (1, lambda x: F.interpolate(x, scale_factor=3.0)),
+    "nearest2d": (2, lambda x: F.interpolate(x, scale_factor=(2.0, 1.5))),
+    "nearest3d": (3, lambda x: F.interpolate(x, (5, 7, 9))),
+    "exact": (2, lambda x: F.interpolate(x, scale_factor=1.7, mode="nearest-exact")),
+    "recomputed": (2, lambda x: F.interpolate(x, scale_factor=1.7, recompute_scale_factor=True)),
+}
+
+
+def names_of(x: Tensor, fn: Callable[[Tensor], Tensor]) -> list[set[str]]:
+    """The ops of each half."""
+    return [{str(n.target) for n in p.nodes} for p in programs_of(fn, x)]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_is_one_op_and_eagers(way: str, last: bool) -> None:
+    dims, fn = WAYS[way]
+    x = torch.randn(2, 3, *(4, 5, 6)[:dims], dtype=torch.float64)
+    if last and dims == 2:
+        x = x.to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    forward, backward = names_of(x, lambda x: fn(x.sin()))
+    assert not any("upsample" in name for name in forward), "the forward half is in parts"
+    assert sum("upsample" in name for name in backward) == 1
+    assert not any("index_put" in name for name in backward)
+    want, got = fn(x), torch.compile(fn, backend="lenz")(x)
+    torch.testing.assert_close(got, want)
+    dy = torch.randn_like(want)
+    dx, dx2 = (torch.autograd.grad(y, x, dy)[0] for y in (want, got))
+    torch.testing.assert_close(dx2, dx)
+    assert dx2.stride() == dx.stride()
+
+
+def test_sizes_may_be_symbolic() -> None:
+    fn = torch.compile(WAYS["bilinear"][1], backend="lenz", dynamic=True)
+    for n in (4, 7, 9):
+        x = torch.randn(2, 3, n, n + 1, requires_grad=True)
+        y = fn(x)
+        y.sum().backward()
+        torch.testing.assert_close(y, WAYS["bilinear"][1](x))
+        assert x.grad is not None and x.grad.sum().item() == pytest.approx(y.numel(), rel=1e-4)
+
+
+def test_gpus_have_scatters() -> None:
+    with fake_cuda():
+        x = Fake((2, 3, 4, 4), torch.float32).make().requires_grad_()
+        _, backward = names_of(x, WAYS["bilinear"][1])
+    assert any("index_put" in name for name in backward)
+
+
+def test_torch_is_as_before() -> None:
+    ops = [getattr(torch.ops.aten, name).vec for name in NAMES]
+    before = [{**op.py_kernels} for op in ops]
+    torch.compile(WAYS["bilinear"][1], backend="lenz")(torch.randn(1, 1, 2, 2, requires_grad=True))
+    assert [{**op.py_kernels} for op in ops] == before
+    assert not any(CPU in op._dispatch_cache for op in ops)
