@@ -12,15 +12,15 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_659,
+    ".": 2_661,
     "artifact": 720,
     "commands": 855,
     "debug": 1_628,
     "first_calls": 340,
-    "frontend": 3_832,
+    "frontend": 3_862,
     "ir": 4_139,
-    "lower": 5_879,
-    "machine": 5_682,
+    "lower": 5_795,
+    "machine": 5_712,
     "ops": 2_314,
     "opt": 1_565,
     "page": 480,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_645,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 36_000
+TOTAL_CODE_LINES = 35_992
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
