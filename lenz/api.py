@@ -124,7 +124,7 @@ def compile_graph(
             if (later := in_background(unit.trace, options, title, _run_of)) is not None:
                 return later
         if unit.trace is not None or store_in(options) is None or unit.is_watched:
-            start(example_inputs)  # else the halves may be in the cache
+            start(example_inputs, options)  # else the halves may be in the cache
         from lenz.frontend.capture import capture  # and AOTAutograd, which takes 0.2 s
 
         native = native_names(store_in(options))
@@ -176,17 +176,21 @@ def compile_for(
     assert store is not None
     unit.trace = TraceRecord(gm, "", options, store, unit.named)
     unit.trace.key = key
-    start(inputs)
+    start(inputs, options)
     with now():
         capture(gm, inputs, unit.compile_fx, options, native_names(store), name, unit.entered)
     unit.trace.traced()
 
 
-def start(values: Iterable[object]) -> None:
-    """Start the kernel compilers for the devices of these tensors: they will be needed."""
+def start(values: Iterable[object], options: Options) -> None:
+    """Start the compilers for the devices of these tensors: they will be needed."""
     types = dict.fromkeys(x.device.type for x in values if isinstance(x, torch.Tensor))
     for type in filter(is_known, types):
         loader_of(type).start()
+        if options.native:
+            from lenz.plan.native_link import begun
+
+            begun(type == "cuda", store_in(options))
 
 
 @dataclass(slots=True)
@@ -255,7 +259,7 @@ class _Unit:
         self, program: FxProgram, cx: Context, recorder: Recorder, key: str | None
     ) -> Compiled:
         """Compile the program and cache it under `key`."""
-        start(p.value for p in program.placeholders)
+        start((p.value for p in program.placeholders), self.options)
         with recorder.stage("import"):
             from lenz.pipeline import compile_program
         made = compile_program(program, cx, key)

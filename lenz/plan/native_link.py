@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import cache
 from importlib.resources import files
 
 from lenz.machines import Library, host
 from lenz.runtime.native import addresses
 from lenz.runtime.store import Store
+from lenz.runtime.threads import in_thread
 
 DEFINED = re.compile(r"^define (\S+) @(\w+)\(([^)]*)\)", re.MULTILINE)
 DECLARED = re.compile(r"^declare .* @(\w+)\(.*$", re.MULTILINE)
@@ -45,6 +47,11 @@ def _heads(gpu: bool) -> Mapping[str, str]:
 
 
 @cache
+def begun(gpu: bool, store: Store | None) -> Future[Library]:
+    """The helpers, which a thread links: it may begin before a plan needs them."""
+    return in_thread(_linked, gpu, store)
+
+
 def _linked(gpu: bool, store: Store | None) -> Library:
     """The helpers, linked; raises Unavailable."""
     text = _helpers(gpu)
@@ -64,7 +71,7 @@ def linked(text: str, own: Mapping[str, int], gpu: bool, store: Store | None) ->
 
     The result must stay alive while the code is used. Raises Unavailable.
     """
-    helpers, heads = _linked(gpu, store), _used(text, gpu)
+    helpers, heads = begun(gpu, store).result(), _used(text, gpu)
     imports = {**{n: helpers.addresses[n] for n in heads}, **own}
     whole = "\n".join([*heads.values(), text])
     return host().link(_object(whole, 0, store), ["call"], imports)

@@ -11,7 +11,8 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -36,6 +37,14 @@ def imports(code: bytes = b"") -> dict[str, int]:
     names = {name.decode() for name in re.findall(rb"Sleef_\w+", code)}
     known = {name: _address(x, name) for x in _torch_libraries() for name in names}
     return {**_imports(), **{name: address for name, address in known.items() if address}}
+
+
+def in_thread(made: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Call a function in a thread. LLVM does not hold the GIL, so Python goes on meanwhile."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(made, *args)
+    pool.shutdown(wait=False)
+    return future
 
 
 @cache

@@ -14,27 +14,37 @@ from lenz.machine.cpu.loader import LOADER
 from lenz.machine.cpu.schedule import forms, loss
 from lenz.machines import Code, Machine, register
 from lenz.runtime.store import store_in
+from lenz.runtime.threads import in_thread
 
 
 def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[], Code]:
-    """One LLVM module for all kernels; it is ready at once."""
+    """One LLVM module for all kernels."""
     store, trace = store_in(cx.options), cx.trace
     text = emit_module(kernels, cx.target)
     key = hashlib.sha256(f"{cx.target.key()}\n{text}".encode()).hexdigest()
-    obj = store.get(LOADER.kind, key) if store is not None else None
-    if obj is None:
-        trace.kernels(0, len(kernels))  # LLVM takes them at once
-        with trace.stage("llvm"):
+
+    def compiled() -> bytes:
+        obj = store.get(LOADER.kind, key) if store is not None else None
+        if obj is None:
             obj = compile_module(text, cx.target)
+            if store is not None:
+                store.put(LOADER.kind, key, obj)
+        return obj
+
+    trace.kernels(0, len(kernels))  # LLVM takes them at once
+    obj_of = in_thread(compiled)
+
+    def finish() -> Code:
+        with trace.stage("llvm"):
+            obj = obj_of.result()
         trace.kernels(len(kernels), len(kernels))
-        if store is not None:
-            store.put(LOADER.kind, key, obj)
-    counts = {k.name: (len(k.params), len(k.sizes)) for k in kernels}
-    with trace.stage("link"):
-        functions, library = LOADER.load({"": obj}, counts, device)
-    (file,) = LOADER.files(counts).values()
-    code = Code(text, {file: obj}, {device: {"": key}}, functions, (library,))
-    return lambda: code
+        counts = {k.name: (len(k.params), len(k.sizes)) for k in kernels}
+        with trace.stage("link"):
+            functions, library = LOADER.load({"": obj}, counts, device)
+        (file,) = LOADER.files(counts).values()
+        return Code(text, {file: obj}, {device: {"": key}}, functions, (library,))
+
+    return finish
 
 
 register("cpu", Machine(CAN, forms, loss, lambda s, store: (s, ()), compile))
