@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_661,
+    ".": 2_664,
     "artifact": 720,
     "commands": 855,
     "debug": 1_628,
     "first_calls": 340,
-    "frontend": 3_862,
+    "frontend": 3_861,
     "ir": 4_139,
-    "lower": 5_795,
-    "machine": 5_712,
+    "lower": 5_781,
+    "machine": 5_718,
     "ops": 2_314,
     "opt": 1_565,
     "page": 480,
-    "plan": 2_217,
+    "plan": 2_220,
     "runtime": 819,
     "schedule": 1_645,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 35_992
+TOTAL_CODE_LINES = 36_000
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
