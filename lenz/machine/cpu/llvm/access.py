@@ -8,7 +8,7 @@ reads a local zero instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from lenz.errors import InternalError
@@ -21,10 +21,13 @@ from lenz.machine.cpu.llvm.masks import store_tail
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import memory_type, shuffle, splat, suffix, value_type, vector
 from lenz.sym import Int, Sym, Var, affine_in
+from lenz.sym.prove import divisor
 
 Bound = Mapping[Var, Value]
 
 
+LINE = 64  # bytes
+STREAMED = "!nontemporal !1"
 SHORT_STEPS = (Int(2), Int(3), Int(4))
 
 
@@ -34,20 +37,26 @@ class Place:
 
     step      elements from lane to lane: 0, 1, -1 or 2 to 4; None for a gather
     pointers  addresses of lane 0 (of the last lane for step -1), one per copy; vectors for a gather
+    lines     vectors are parts of cache lines, or whole ones, of a streamed buffer
     """
 
     step: int | None
     pointers: Value
+    lines: bool = False
 
 
 class Accesses:
-    """Emits the loads and stores of one function."""
+    """Emits the loads and stores of one function.
 
-    __slots__ = ("bases", "dummy", "indices", "scopes", "tile")
+    Stores to buffers that are `streamed` pass by the caches; these start at a cache line.
+    """
 
-    def __init__(self, scopes: Scopes, indices: Indices, bases: Mapping[str, str]) -> None:
-        self.scopes = scopes
-        self.indices = indices
+    __slots__ = ("bases", "dummy", "indices", "scopes", "streamed", "tile")
+
+    def __init__(
+        self, scopes: Scopes, indices: Indices, bases: Mapping[str, str], streamed: Collection[str]
+    ) -> None:
+        self.scopes, self.indices, self.streamed = scopes, indices, streamed
         self.bases = dict(bases)  # buffer -> SSA name of the base pointer
         self.dummy = ""
         self.tile: Var | None = None  # the row variable of an open tile
@@ -67,7 +76,11 @@ class Accesses:
             if affine is not None and isinstance(affine[0], Int) and abs(affine[0].value) == 1:
                 step = affine[0].value
                 if step == 1:
-                    return Place(1, self._pointer(base, dtype, affine[1], lane, bound))
+                    # Vector loops count from 0 in whole vectors.
+                    length = 1 if lane.hi is None or self.tile is not None else lane.hi + 1
+                    aligned = [n * dtype.bytes % LINE == 0 for n in (length, divisor(affine[1]))]
+                    lines = buffer in self.streamed and all(aligned)
+                    return Place(1, self._pointer(base, dtype, affine[1], lane, bound), lines)
                 last = offset - (self.scopes.width - 1)
                 return Place(-1, self._pointer(base, dtype, last, None, bound))
             if whole and affine is not None and affine[0] in SHORT_STEPS:
@@ -235,8 +248,11 @@ class Accesses:
         if place.step == -1:
             masks = _reverse(b, b.type(BOOL), masks) if masks else None
         if masks is None and place.step is not None:
+            how = f"align {dtype.bytes}"
+            if place.lines:
+                how = f"align {min(b.lanes * dtype.bytes, LINE)}, {STREAMED}"
             for n, p in zip(names, pointers, strict=True):
-                fn.put(level, f"  store {t} {n}, ptr {p}, align {dtype.bytes}")
+                fn.put(level, f"  store {t} {n}, ptr {p}, {how}")
             return
         masks = masks or ("splat (i1 true)",) * copies
         kind = "scatter" if place.step is None else "store"

@@ -9,14 +9,15 @@ or directly if there are no more iterations than the grain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lenz.debug.blame import blaming
 from lenz.errors import InternalError
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Kernel, Let, Stmt, Store, walk
+from lenz.ir.kernel import For, Kernel, Let, Stmt, Store, exprs_of, walk
 from lenz.ir.tensor import Axis
-from lenz.machine.cpu.llvm.access import Accesses
+from lenz.machine.cpu.capabilities import LARGE
+from lenz.machine.cpu.llvm.access import LINE, STREAMED, Accesses
 from lenz.machine.cpu.llvm.body import Body
 from lenz.machine.cpu.llvm.builder import FAILED
 from lenz.machine.cpu.llvm.function import Module
@@ -39,7 +40,7 @@ def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
     attributes = (
         f'attributes #0 = {{ nounwind "target-cpu"="{target.cpu}" '
         f'"target-features"="{target.features}" "prefer-vector-width"="512" }}\n'
-        '!0 = !{!"branch_weights", i32 1, i32 2000}'
+        '!0 = !{!"branch_weights", i32 1, i32 2000}\n!1 = !{i32 1}'
     )
     declared = [module.declarations[name] for name in sorted(module.declarations)]
     helpers = [module.functions[name] for name in sorted(module.functions)]
@@ -92,9 +93,25 @@ def _collapse(s: For) -> tuple[tuple[Axis, ...], tuple[Stmt, ...]]:
 def _kernel(module: Module, k: Kernel) -> list[str]:
     with blaming(k):
         k = legalise(k)
-        phases = phases_of(k)
-        texts = [_phase(module, k, n, phase) for n, phase in enumerate(phases)]
-        return [*texts, _entry(module, k, phases)]
+        phases, streamed = phases_of(k), _streamed(k, module.target)
+        texts = [_phase(module, k, n, x, ()) for n, x in enumerate(phases)]
+        more = [_phase(module, k, n, x, streamed) for n, x in enumerate(phases) if streamed]
+        if not any(STREAMED in text for text in more):
+            more, streamed = [], ()
+        return [*texts, *more, _entry(module, k, phases, streamed)]
+
+
+def _streamed(k: Kernel, target: Target) -> tuple[str, ...]:
+    """Results whose stores pass by the caches, which they would leave before they are read.
+
+    A plain store first reads the line that it fills (docs/decisions/0039).
+    """
+    if not target.triple.startswith("x86_64"):
+        return ()
+    used = {e.attrs[0] for e in loads_of(*exprs_of(k.body))}
+    used |= {s.buffer for s in walk(k.body) if isinstance(s, Store) and s.mode != "set"}
+    large = [p for p in k.params if p.mode == "out" and p.name not in used]
+    return tuple(p.name for p in large if (p.size.lo or 0) * p.dtype.bytes >= LARGE)
 
 
 def _scopes(module: Module, k: Kernel) -> tuple[Scopes, Indices]:
@@ -105,7 +122,7 @@ def _scopes(module: Module, k: Kernel) -> tuple[Scopes, Indices]:
     return scopes, indices
 
 
-def _phase(module: Module, k: Kernel, number: int, phase: Phase) -> str:
+def _phase(module: Module, k: Kernel, number: int, phase: Phase, streamed: Collection[str]) -> str:
     """The function that runs iterations begin <= i < end of one phase."""
     scopes, indices = _scopes(module, k)
     fn = scopes.fn
@@ -118,7 +135,7 @@ def _phase(module: Module, k: Kernel, number: int, phase: Phase) -> str:
     for x in k.locals:
         bases[x.name] = fn.alloca(memory_type(x.dtype), x.size)
     written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
-    accesses = Accesses(scopes, indices, bases)
+    accesses = Accesses(scopes, indices, bases, streamed)
     values = Values(scopes, indices, accesses, written)
     body = Body(scopes, indices, accesses, values, k.tile, {x.name: x for x in k.locals})
     axes, stmts = phase
@@ -129,8 +146,11 @@ def _phase(module: Module, k: Kernel, number: int, phase: Phase) -> str:
             body.parallel(stmts, tuple(x.name for x in k.locals))
     else:
         body.statements(stmts)
-    head = f"define internal void @{k.name}.p{number}(i64 %begin, i64 %end, ptr %context) #0 {{"
-    return f"{head}\n{fn.text()}\n  ret void\n}}"
+    name = f"@{k.name}.p{number}{'.streamed' if streamed else ''}"
+    head = f"define internal void {name}(i64 %begin, i64 %end, ptr %context) #0 {{"
+    # Streamed stores are only in order after a fence.
+    end = "  fence seq_cst\n  ret void" if streamed else "  ret void"
+    return f"{head}\n{fn.text()}\n{end}\n}}"
 
 
 def _unflatten(indices: Indices, axes: tuple[Axis, ...], counter: str) -> None:
@@ -150,7 +170,7 @@ def _arguments(k: Kernel) -> list[str]:
     return [f"%p{n}" for n in range(len(k.params))] + [f"%s{n}" for n in range(len(k.sizes))]
 
 
-def _entry(module: Module, k: Kernel, phases: list[Phase]) -> str:
+def _entry(module: Module, k: Kernel, phases: list[Phase], streamed: Collection[str]) -> str:
     """The function that is called from outside."""
     scopes, indices = _scopes(module, k)
     fn = scopes.fn
@@ -162,8 +182,18 @@ def _entry(module: Module, k: Kernel, phases: list[Phase]) -> str:
         fn.put(0, f"  store {kind} {name}, ptr {at}, align 8")
     fn.put(0, f"  {FAILED} = getelementptr inbounds i64, ptr {context}, i64 {len(names)}")
     fn.put(0, f"  store i64 0, ptr {FAILED}, align 8")
+    starts = [f"%p{n}" for n, p in enumerate(k.params) if p.name in streamed]
+    if starts:
+        bits = "0"
+        for p in starts:
+            bits = fn.let(0, f"or i64 {bits}, {fn.let(0, f'ptrtoint ptr {p} to i64')}")
+        rest = fn.let(0, f"and i64 {bits}, {LINE - 1}")
+        whole = fn.let(0, f"icmp eq i64 {rest}, 0")
     for number, (axes, _) in enumerate(phases):
-        _call_phase(indices, k, number, product([a.extent for a in axes]), context)
+        phase = f"@{k.name}.p{number}"
+        if starts:
+            phase = fn.let(0, f"select i1 {whole}, ptr {phase}.streamed, ptr {phase}")
+        _call_phase(indices, phase, k.tile.grain, product([a.extent for a in axes]), context)
     params = [f"ptr %p{n}" for n in range(len(k.params))]
     params += [f"i64 %s{n}" for n in range(len(k.sizes))]
     result = fn.let(0, f"load i64, ptr {FAILED}, align 8")
@@ -171,10 +201,9 @@ def _entry(module: Module, k: Kernel, phases: list[Phase]) -> str:
     return f"{head}\n{fn.text()}\n  ret i64 {result}\n}}"
 
 
-def _call_phase(indices: Indices, k: Kernel, number: int, count: Sym, context: str) -> None:
+def _call_phase(indices: Indices, phase: str, grain: int, count: Sym, context: str) -> None:
     scopes, fn = indices.scopes, indices.scopes.fn
-    phase = f"@{k.name}.p{number}"
-    grain = max(k.tile.grain, 1)
+    grain = max(grain, 1)
     if count is ONE:
         fn.put(0, f"  call void {phase}(i64 0, i64 1, ptr {context})")
         return
