@@ -20,7 +20,7 @@ CODE_LINES = {
     "frontend": 3_861,
     "ir": 4_139,
     "lower": 5_781,
-    "machine": 5_718,
+    "machine": 5_753,
     "ops": 2_314,
     "opt": 1_565,
     "page": 480,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_645,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 36_000
+TOTAL_CODE_LINES = 36_034
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
