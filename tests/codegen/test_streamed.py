@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from lenz import ops
-from lenz.ir.dtype import BF16, BOOL, F32, F64, I64, DType
+from lenz.ir.dtype import BF16, BOOL, F32, F64, I8, I64, DType
 from lenz.machine.cpu.llvm import module
 from lenz.machine.cpu.llvm.compile import host_target
 from lenz.machine.cpu.llvm.module import emit_module
 from tests.codegen.codegen_kernels import pointwise
-from tests.codegen.codegen_run import compiled
+from tests.codegen.codegen_run import compiled, targets
 
 STORE = "!nontemporal"
 X86 = host_target().triple.startswith("x86_64")
@@ -51,14 +51,15 @@ def test_what_a_kernel_reads_is_not_streamed() -> None:
     assert STORE not in emit_module([both], host_target())
 
 
+@pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("offset", [0, 1, 8, 16])
-@pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, BOOL], ids=str)
-def test_results_at_any_address(dtype: DType, offset: int) -> None:
+@pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, I8, BOOL], ids=str)
+def test_results_at_any_address(dtype: DType, offset: int, name: str) -> None:
     """A result that starts within a cache line takes the usual stores."""
     f = ops.logical_not if dtype is BOOL else ops.neg
     wide = F32 if dtype is BF16 else dtype  # in which halves are computed
     k = pointwise(lambda e: ops.cast(f(ops.cast(e, wide)), dtype), N, (dtype,), dtype)
-    functions, library = compiled([k])
+    functions, library = compiled([k], targets()[name])
     x = torch.randn(N + offset) * 9
     x = (x > 0) if dtype is BOOL else x.to(dtype.torch)
     out = torch.zeros_like(x)

@@ -73,11 +73,10 @@ def test_one_conversion_at_each_border(grad: bool) -> None:
 class Turned(Block):
     """Attributes between the convolutions."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The features, added to their transposed matrices."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of both, the second from twice the first."""
         y = self.first(x)
-        made: Tensor = self.second(y + y.flatten(2).mT.mT.view(y.shape).real)
-        return made
+        return y, self.second(y + y.flatten(2).mT.mT.view(y.shape).real)
 
 
 @pytest.mark.parametrize("grad", [False, True])
