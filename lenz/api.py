@@ -187,10 +187,10 @@ def start(values: Iterable[object], options: Options) -> None:
     types = dict.fromkeys(x.device.type for x in values if isinstance(x, torch.Tensor))
     for type in filter(is_known, types):
         loader_of(type).start()
-        if options.native:
-            from lenz.plan.native_link import begun
+    if options.native:
+        from lenz.plan.native_link import begun
 
-            begun(type == "cuda", store_in(options))
+        begun("cuda" in types, store_in(options))  # one library serves a plan on both
 
 
 @dataclass(slots=True)

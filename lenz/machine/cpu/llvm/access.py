@@ -48,7 +48,7 @@ class Place:
 class Accesses:
     """Emits the loads and stores of one function.
 
-    Stores to buffers that are `streamed` pass by the caches; these start at a cache line.
+    Stores to `streamed` buffers bypass the caches; such a buffer starts at a cache line.
     """
 
     __slots__ = ("bases", "dummy", "indices", "scopes", "streamed", "tile")

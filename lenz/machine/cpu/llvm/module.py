@@ -102,7 +102,7 @@ def _kernel(module: Module, k: Kernel) -> list[str]:
 
 
 def _streamed(k: Kernel, target: Target) -> tuple[str, ...]:
-    """Results whose stores pass by the caches, which they would leave before they are read.
+    """Results too large to stay cached until they are read: their stores bypass the caches.
 
     A plain store first reads the line that it fills (docs/decisions/0039).
     """
