@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -135,7 +135,7 @@ def fast_call(
     if gpu and not torch.cuda.is_available():
         return None
     tensors = {"cpu": plain, **({"cuda": plain_keys("cuda", mask)} if gpu else {})}
-    ops = lambda op: getattr(op_of(op), "_schema", None), partial(_has, gpu)
+    ops = lambda op: getattr(op_of(op), "_schema", None), lambda name: bool(addresses((name,), gpu))
     try:
         layout = TorchLayout(handle, keys, mask, tensors, negative, autograd, *ops)
         made = native(p, layout)
@@ -153,11 +153,6 @@ def op_of(op: str) -> Any:
     """The OpOverload of an op; None for a function of another kind."""
     found = executor.resolve(op, direct=False)
     return found if hasattr(found, "_schema") else None
-
-
-def _has(gpu: bool, name: str) -> bool:
-    """Whether torch's library exports a function."""
-    return bool(addresses((name,), gpu))
 
 
 def aligned(t: torch.Tensor) -> torch.Tensor:

@@ -129,11 +129,8 @@ def in_background(
 
 
 def _sizes(x: Any) -> tuple[Any, ...]:
-    return tuple(x.shape) if isinstance(x, torch.Tensor) else (x,) if _is_symbol(x) else ()
-
-
-def _is_symbol(x: Any) -> bool:
-    return isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    is_symbol = isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return tuple(x.shape) if isinstance(x, torch.Tensor) else (x,) if is_symbol else ()
 
 
 def settings() -> dict[str, Any]:

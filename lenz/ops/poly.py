@@ -48,11 +48,6 @@ def to_nearest(x: Expr) -> tuple[Expr, Expr]:
     return whole, bitcast(shifted, I32) - 0x4B400000
 
 
-def _nearest_multiple(x: Expr, factor: float) -> Expr:
-    """The integer nearest to x * factor, as f32, for products below 2^22."""
-    return fma(x, factor, _MAGIC) - _MAGIC
-
-
 def _clamp(x: Expr, low: float, high: float) -> Expr:
     # Comparisons with NaN are false, so a NaN stays.
     x = where(x > high, high, x)
@@ -61,7 +56,7 @@ def _clamp(x: Expr, low: float, high: float) -> Expr:
 
 def _exp_parts(x: Expr) -> tuple[Expr, Expr]:
     """x = k ln2 + r with |r| <= ln2/2: r and the integer k, as f32."""
-    k = _nearest_multiple(x, 1.0 / _LN2)
+    k = fma(x, 1.0 / _LN2, _MAGIC) - _MAGIC  # the integer nearest to x / ln2, below 2^22
     r = fma(k, -_LN2_HIGH, x)
     return fma(k, -_LN2_LOW, r), k
 

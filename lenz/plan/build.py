@@ -150,18 +150,13 @@ class _Builder:
                 self.release(k)
         constants = tuple(ir.Input(b.name, b.type) for b in g.constants)
         steps, comments = self.without_withdrawn()
-        aligned = self.aligned()
+        given = (i.name for i in g.inputs if isinstance(i, Buffer))
+        aligned = tuple(n for n in given if n in self.aligned_at_launch)
         known = {v.name for v in self.known}
         most = tuple((name, end) for name, end in g.env.most if name in known)
         kernels = ir.launched(steps)
-        told = tuple(self.given.results), tuple(self.given.kept)
-        rest = g.objects, comments, aligned, most, *told
-        return ir.Plan(g.name, inputs, constants, steps, g.outputs, kernels, *rest)
-
-    def aligned(self) -> tuple[str, ...]:
-        """Arguments that a kernel assumes to be aligned."""
-        names = (i.name for i in self.schedule.graph.inputs if isinstance(i, Buffer))
-        return tuple(n for n in names if n in self.aligned_at_launch)
+        rest = comments, aligned, most, tuple(self.given.results), tuple(self.given.kept)
+        return ir.Plan(g.name, inputs, constants, steps, g.outputs, kernels, g.objects, *rest)
 
     def without_withdrawn(self) -> tuple[tuple[ir.Step, ...], tuple[tuple[int, str], ...]]:
         """The steps without the frees that a reuse cancelled; comments move with their steps."""
@@ -215,28 +210,25 @@ class _Builder:
 
     def launch(self, k: int, step: Launch) -> None:
         taken: dict[str, str] = {}
+        plain = {v: self.scope.get(v.name, v) for v in step.kernel.sizes}
         for p, name in zip(step.kernel.params, step.args, strict=True):
             if p.mode == "work":
                 device = self.buffers[step.args[0]].type.device
-                plain = {v: self.scope.get(v.name, v) for v in step.kernel.sizes}
                 kind = TensorType(p.dtype, device, contiguous((substitute(p.size, plain),)))
                 self.buffers[name] = Buffer(name, kind)
-                self.steps.append(ir.Alloc(name, kind, zero=True, huge=_is_huge(kind)))
-                self.own.add(name)
-                self.defined[name] = None
+                self.make(name, zero=True)
             if p.mode == "out" and name not in self.defined:
                 dying = self.dying(k, step, p, taken)
                 if dying is None:
                     self.allocate(self.buffers[name])
                 elif dying in self.own:
-                    self.take_over(name, dying)
+                    self.drop_views(dying)
+                    self.reuse(name, dying)
+                    del self.defined[dying]
                     taken[dying] = name
                 else:
                     self.drop_views(dying)
-                    kind = self.buffers[name].type
-                    self.steps.append(ir.Alloc(name, kind, huge=_is_huge(kind), over=dying))
-                    self.own.add(name)
-                    self.defined[name] = None
+                    self.make(name, over=dying)
                     taken[dying] = dying
         symbol, device = step.kernel.name, step.device
         if runs_programs(device) and device != self.current:
@@ -248,10 +240,8 @@ class _Builder:
             where = "" if device == HOST else device
             self.steps.append(ir.LaunchStep(symbol, args, step.kernel.sizes, device=where))
         else:
-            sizes = tuple(self.scope.get(v.name, v) for v in step.kernel.sizes)
-            plain = dict(zip(step.kernel.sizes, sizes, strict=True))
             grid = substitute(programs(step.kernel), plain)
-            self.steps.append(ir.LaunchStep(symbol, args, sizes, grid, device))
+            self.steps.append(ir.LaunchStep(symbol, args, tuple(plain.values()), grid, device))
             return  # on a GPU a failed check traps, as in eager
         if any(e.op.guarded for e in nodes_of(*exprs_of(step.kernel.body))):
             self.steps.append(ir.Check())
@@ -289,14 +279,6 @@ class _Builder:
             if view in self.defined:
                 self.steps.append(ir.Free(view))
                 del self.defined[view]
-
-    def take_over(self, name: str, source: str) -> None:
-        """Give the memory of `source` to the new buffer `name`."""
-        self.drop_views(source)
-        self.steps.append(ir.Reuse(name, source, self.buffers[name].type))
-        del self.defined[source]
-        self.own.add(name)
-        self.defined[name] = None
 
     def comment(self, step: Launch | Extern) -> None:
         """Record the origin of the next step: the user's lines, then the nodes."""
@@ -350,13 +332,24 @@ class _Builder:
         """Reuse dead memory of the same size, or allocate."""
         source = self.pool.take(b.type) if self.cx.options.reuse_buffers else None
         if source is None:
-            self.steps.append(ir.Alloc(b.name, b.type, huge=_is_huge(b.type)))
+            self.make(b.name)
         else:
             # The memory lives on under the new name, so its Free goes.
             self.steps[self.freed.pop(source)] = None
-            self.steps.append(ir.Reuse(b.name, source, b.type))
-        self.own.add(b.name)
-        self.defined[b.name] = None
+            self.reuse(b.name, source)
+
+    def make(self, name: str, zero: bool = False, over: str = "") -> None:
+        """New memory, or that of argument `over` if nothing else holds it."""
+        kind = self.buffers[name].type
+        self.steps.append(ir.Alloc(name, kind, zero=zero, huge=_is_huge(kind), over=over))
+        self.own.add(name)
+        self.defined[name] = None
+
+    def reuse(self, name: str, source: str) -> None:
+        """The memory of `source` under a new name."""
+        self.steps.append(ir.Reuse(name, source, self.buffers[name].type))
+        self.own.add(name)
+        self.defined[name] = None
 
     def release(self, k: int) -> None:
         """Free, or keep for reuse, all memory whose last use was step k."""

@@ -175,16 +175,15 @@ class _Reader(_Sizes):
                 if s.source not in self.inputs:
                     self.sizes[s.var.name] = self.read(s)
             case ir.Alloc():
-                self.nodes[s.name] = self.empty(s.type)
+                new = {"dtype": s.type.dtype.torch, "device": torch.device(s.type.device)}
+                self.nodes[s.name] = self.call(torch.empty_strided, *self.form(s.type), **new)
                 if s.zero:
                     self.call(torch.ops.aten.zero_.default, self.nodes[s.name])
             case ir.Reuse():
-                node = self.nodes.pop(s.source)
+                node, to = self.nodes.pop(s.source), s.type.dtype
                 if not s.same:
-                    is_same = self.dtypes.get(s.source) is s.type.dtype
-                    op, last = (
-                        (torch.as_strided, 0) if is_same else (executor.reuse, s.type.dtype.torch)
-                    )
+                    is_same = self.dtypes.get(s.source) is to
+                    op, last = (torch.as_strided, 0) if is_same else (executor.reuse, to.torch)
                     node = self.call(op, node, *self.form(s.type), last)
                 self.nodes[s.name] = self.cut(node, s.detached)
             case ir.ViewStep():
@@ -212,11 +211,6 @@ class _Reader(_Sizes):
             self.own.add(s.name)
         if isinstance(s, (ir.Alloc, ir.Reuse, ir.ViewStep, ir.Lay)):
             self.dtypes[s.name] = s.type.dtype
-
-    def empty(self, t: TensorType) -> Any:
-        """New memory."""
-        where = torch.device(t.device)
-        return self.call(torch.empty_strided, *self.form(t), dtype=t.dtype.torch, device=where)
 
     def view(self, s: ir.ViewStep) -> Any:
         """Other sizes and strides, from the first element of the source."""

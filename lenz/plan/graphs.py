@@ -198,7 +198,9 @@ def _settled(
     for r in replays:
         made = {s.name for s in r.steps if isinstance(s, ir.Alloc) and not s.zero}
         reads = tuple(n for n in r.reads if n not in fixed and n not in pinned)
-        touched = {roots.get(n, n) for s in r.steps for n in _handled(s)}
+        # A library may keep the addresses of its arguments.
+        calls = [s for s in r.steps if isinstance(s, ir.CallStep)]
+        touched = {roots.get(n, n) for s in calls for n in names_in(s)}
         moving = [roots.get(n, n) for n in (*reads, *r.writes)]
         copied = frozenset(n for n in (*reads, *r.writes) if roots.get(n, n) in touched)
         copied |= {n for n in r.writes if n not in made}
@@ -222,8 +224,3 @@ def _named(s: ir.Step) -> tuple[str, ...]:
             return names_in(s)
         case _:
             return ()
-
-
-def _handled(s: ir.Step) -> tuple[str, ...]:
-    """The buffers whose addresses a library may keep."""
-    return names_in(s) if isinstance(s, ir.CallStep) else ()

@@ -183,7 +183,7 @@ class _Writer:
 
     def free(self, name: str) -> str:
         """A free name based on this one: an op and a buffer may have the same name."""
-        py, k = _safe(name), 0
+        py, k = "".join(c if c.isascii() and c.isalnum() else "_" for c in name), 0
         while (chosen := py if k == 0 else f"{py}_{k}") in self.taken:
             k += 1
         self.taken.add(chosen)
@@ -413,7 +413,3 @@ def _place(device: str) -> str:
 
 def _layout(t: TensorType) -> str:
     return f"{_shape(t.shape)}, {_shape(t.layout.stride)}"
-
-
-def _safe(name: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)

@@ -274,7 +274,7 @@ def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> 
         orders = [tuple(_first(a, d) for a in order) for order in orders]
         return [_over(n, [(n.axes, order)], few) for order in orders]
     if rows is d.rows:
-        return [_over(n, [(n.axes, d.axes)], replace_rows(d))]
+        return [_over(n, [(n.axes, d.axes)], Domain(d.axes, ()))]
     return []
 
 
@@ -376,11 +376,6 @@ def turned(n: Nest, columns: Domain, d: Domain, at: Mapping[Var, Sym], inside: A
     if not n.is_reduction and n.raxes == columns.raxes:
         return _substituted(n, d.axes, d.raxes, dict(at))
     return None
-
-
-def replace_rows(d: Domain) -> Domain:
-    """The domain of values that each row has once."""
-    return Domain(d.axes, ())
 
 
 def _over(n: Nest, pairs: list[tuple[Axes, Axes]], d: Domain) -> Nest:
