@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Kernel, Stmt, Store, bodies_of, branches, overwrites_safely
 from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import TensorType
-from lenz.sym import Sym, Var
+from lenz.sym import Min, Sym, affine_in, prove_le, prove_lt
+
+_Loops: TypeAlias = tuple[For, ...]
 
 
 @dataclass(slots=True)
@@ -39,8 +42,9 @@ def size_key(kind: TensorType) -> tuple[str, Sym]:
 def may_overwrite(k: Kernel, read: str, written: str) -> bool:
     """True if parameter `written` may share the memory of parameter `read`.
 
-    There must be one store to `written`, every load of `read` must be of the element that it
-    overwrites, and no load may come after it. Then each element is read before it is overwritten.
+    There must be one store to `written`, no load of `read` may come after it, and every load must
+    be of an element that the same iteration of the shared loops overwrites: of the same offset, or
+    of the row that the store's own loop writes. Then each element is read before it is overwritten.
     Kernels with transposed tiles read whole squares ahead, so they never overwrite.
     """
     if taken := branches(k):
@@ -54,23 +58,52 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
     store, loops = order[stores[0]]
     assert isinstance(store, Store)
     # A loop whose variable is not in the offset would overwrite an element and read it again.
-    if store.bound or any(v not in store.offset.free_vars for v in loops):
+    if store.bound or any(f.axis.var not in store.offset.free_vars for f in loops):
         return False
-    for n, (s, _) in enumerate(order):
+    for n, (s, around) in enumerate(order):
         for e in loads_of(*exprs_in(s)):
-            if e.attrs[0] == written:
-                return False
-            if e.attrs[0] == read and (e.attrs[1][0] is not store.offset or n > stores[0]):
+            at, is_read = e.attrs[1][0], e.attrs[0] == read
+            is_safe = n <= stores[0] and (at is store.offset or _in_row(at, around, store, loops))
+            if e.attrs[0] == written or (is_read and not is_safe):
                 return False
     return True
 
 
-def _leaves(
-    body: tuple[Stmt, ...], loops: tuple[Var, ...]
-) -> Iterator[tuple[Stmt, tuple[Var, ...]]]:
-    """All statements except loops, in order, with the variables of their enclosing loops."""
+def _in_row(at: Sym, around: _Loops, store: Store, loops: _Loops) -> bool:
+    """True if `at`, inside the loops `around`, is in the row that `store` in `loops[-1]` writes.
+
+    The row must be contiguous, and all loops around its own, but not its own, around the load too.
+    """
+    own = len(loops) - 1
+    if own < 0 or around[:own] != loops[:own] or loops[own] in around:
+        return False
+    row = loops[own].axis
+    start = store.offset - row.var
+    is_contiguous = row.var not in start.free_vars
+    ahead = at - start
+    return is_contiguous and prove_le(0, ahead) and _is_below(ahead, around[own:], row.extent)
+
+
+def _is_below(e: Sym, loops: _Loops, end: Sym) -> bool:
+    """True if e < end for all values of the loops' variables.
+
+    Each variable, innermost first, is replaced by its last value. Of an extent that is a minimum,
+    every member is an upper bound, and one that proves it is enough.
+    """
+    if not loops:
+        return prove_lt(e, end)
+    parts = affine_in(e, loops[-1].axis.var)
+    if parts is None or not prove_le(0, parts[0]):
+        return False
+    extent = loops[-1].axis.extent
+    ends = extent.args if isinstance(extent, Min) else (extent,)
+    return any(_is_below(parts[0] * (x - 1) + parts[1], loops[:-1], end) for x in ends)
+
+
+def _leaves(body: tuple[Stmt, ...], loops: _Loops) -> Iterator[tuple[Stmt, _Loops]]:
+    """All statements except loops, in order, with their enclosing loops."""
     for s in body:
         if not isinstance(s, For):
             yield s, loops
         for inner in bodies_of(s):
-            yield from _leaves(inner, (*loops, s.axis.var) if isinstance(s, For) else loops)
+            yield from _leaves(inner, (*loops, s) if isinstance(s, For) else loops)

@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_664,
+    ".": 2_662,
     "artifact": 720,
     "commands": 855,
     "debug": 1_628,
@@ -21,12 +21,12 @@ CODE_LINES = {
     "ir": 4_139,
     "lower": 5_781,
     "machine": 5_753,
-    "ops": 2_314,
+    "ops": 2_312,
     "opt": 1_565,
     "page": 480,
-    "plan": 2_220,
+    "plan": 2_226,
     "runtime": 819,
-    "schedule": 1_645,
+    "schedule": 1_643,
     "sym": 1_290,
 }
 TOTAL_CODE_LINES = 36_034
