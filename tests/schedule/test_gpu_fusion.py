@@ -163,6 +163,28 @@ def test_small_kernels_over_equal_loops_share_a_launch() -> None:
     assert_kernels(schedule_of(maps, (8192, 4096), (8192, 4096)), 2)
 
 
+def test_copies_that_are_alive_at_once_share_a_launch_only_if_they_are_small() -> None:
+    def transposed(x: Tensor, *weights: Tensor) -> Tensor:
+        for w in weights:
+            x = F.conv2d(x, w.contiguous(memory_format=torch.channels_last), padding=1)
+        return x
+
+    def steps(*weights: Tensor) -> Tensor:
+        for w in weights:
+            w.mul_(0.5)
+        return weights[0].sum()
+
+    def kernels(fn: Callable[..., Any], width: int) -> int:
+        image = torch.empty(1, width, 8, 8, dtype=BF16).to(memory_format=torch.channels_last)
+        weights = tensors(((width, width, 3, 3),) * 3)
+        inputs = [image, *weights] if fn is transposed else weights
+        return len(kernels_of(scheduled(on_gpu(lowered(fn, inputs)))))
+
+    assert kernels(transposed, 128) == 1  # 0.28 MiB each
+    assert kernels(transposed, 512) == 3  # 4.5 MiB
+    assert kernels(steps, 512) == 3  # updates need no new memory; the sum is two kernels
+
+
 def test_long_rows_are_not_read_again_where_no_cache_holds_them() -> None:
     def centred(x: Tensor) -> Tensor:
         return x - x.mean(1, keepdim=True)
