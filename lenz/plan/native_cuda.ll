@@ -2,6 +2,10 @@
 
 declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr)
 declare i8 @_ZN3c104cuda14ExchangeDeviceEa(i8)
+declare i32 @cuCtxGetCurrent(ptr)
+declare i32 @cuCtxSetCurrent(ptr)
+declare i32 @cuDeviceGet(ptr, i32)
+declare i32 @cuDevicePrimaryCtxRetain(ptr, i32)
 declare i32 @cuGraphExecKernelNodeSetParams_v2(ptr, ptr, ptr)
 declare i32 @cuGraphLaunch(ptr, ptr)
 declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)
@@ -31,7 +35,30 @@ define i32 @exchange(i32 %device) {
   %narrow = trunc i32 %device to i8
   %before = call i8 @_ZN3c104cuda14ExchangeDeviceEa(i8 %narrow)
   %wide = sext i8 %before to i32
+  call void @attach(i32 %device)
   ret i32 %wide
+}
+
+; Give this thread the GPU's context if it has none. CUDA's runtime does so by itself, but the driver's
+; launches do not, and a thread whose memory comes from the cache may not have called the runtime yet.
+define void @attach(i32 %device) {
+  %context = alloca ptr
+  %number = alloca i32
+  store ptr null, ptr %context
+  call i32 @cuCtxGetCurrent(ptr %context)
+  %current = load ptr, ptr %context
+  %is_new = icmp eq ptr %current, null
+  br i1 %is_new, label %new, label %done
+new:
+  store i32 0, ptr %number
+  call i32 @cuDeviceGet(ptr %number, i32 %device)
+  %told = load i32, ptr %number
+  call i32 @cuDevicePrimaryCtxRetain(ptr %context, i32 %told)
+  %primary = load ptr, ptr %context
+  call i32 @cuCtxSetCurrent(ptr %primary)
+  br label %done
+done:
+  ret void
 }
 
 ; Launch a kernel with `count` arguments of 8 bytes each; returns the driver's status.

@@ -134,9 +134,9 @@ def _again(
         case CallStep():
             named = {k: value(a, own, look) for k, a in s.kwargs}
             executor.resolve(s.op)(*[value(a, own, look) for a in s.args], **named)
-        case LaunchStep(graph=True):
-            raise RuntimeError(f"replaying a CUDA graph failed: CUDA error {status}")
         case LaunchStep() if s.grid is not None:
-            given = [look(Ref(a)).data_ptr() for a in s.args] + [look(x) for x in s.sizes]
-            stream = executor.stream(torch.device(s.device).index)
-            values[s.kernel](stream, look(s.grid), *given)
+            if not s.graph:
+                given = [look(Ref(a)).data_ptr() for a in s.args] + [look(x) for x in s.sizes]
+                stream = executor.stream(torch.device(s.device).index)
+                values[s.kernel](stream, look(s.grid), *given)
+            raise RuntimeError(f"{s.kernel} was not launched: CUDA error {status}")

@@ -91,6 +91,20 @@ def test_backward_in_another_thread(device: str) -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("graphs", ("off", "on"))
+def test_a_thread_that_has_not_called_cuda_yet(cuda: str, graphs: str) -> None:
+    """Its memory comes from the cache, so the kernel's launch is its first call of the driver."""
+    run = torch.compile(lambda x: x.sin() * 2, backend="lenz", options={"cuda_graphs": graphs})
+    x = randn(1 << 16, device=cuda)
+    want = x.sin() * 2
+    for _ in range(4):
+        run(x)
+    torch.cuda.synchronize()
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            torch.testing.assert_close(pool.submit(run, x).result(), want)
+
+
 def test_threads_with_streams_of_their_own(cuda: str) -> None:
     run = torch.compile(chain, backend="lenz")
     w = randn(64, 64, device=cuda)

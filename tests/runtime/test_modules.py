@@ -19,7 +19,7 @@ import torch
 from lenz.ir.binary import Binary
 from lenz.machine.cuda import driver
 from lenz.machine.cuda.driver import Launcher, OwnStream
-from lenz.machines import host
+from lenz.machines import Library, host
 from lenz.plan.native_link import DECLARED, _helpers, _object
 
 BINARY = Binary("kernel", b"code", 4, 0, 2, 32, 0)
@@ -208,6 +208,63 @@ def test_the_end_of_the_process_calls_no_driver() -> None:
     assert (ran.stdout, ran.stderr) == ("end\n", "")
 
 
+def linked_with(own: dict[str, Any], *names: str) -> Library:
+    """The helpers of native code for GPUs, with `own` functions of Python in place of others."""
+    text = _helpers(True)
+    unused = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda: 1)
+    given = dict.fromkeys((m[1] for m in DECLARED.finditer(text)), address(unused))
+    given = {n: at for n, at in given.items() if not n.startswith("llvm")}
+    return host().link(
+        _object(text, 2, None), names, given | {n: address(f) for n, f in own.items()}
+    )
+
+
+def address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@pytest.mark.parametrize("current", (None, 5))
+def test_native_code_gives_a_new_thread_its_context(current: int | None) -> None:
+    """The runtime's ExchangeDevice sets none if the device is the thread's already."""
+    done: list[tuple[str, int]] = []
+
+    def writes(name: str, value: int | None) -> Any:
+        def call(to: Any, given: int) -> int:
+            done.append((name, given if name != "get" else 0))
+            to[0] = value
+            return 0
+
+        return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int32)(
+            call
+        )
+
+    def number(to: Any, given: int) -> int:
+        done.append(("device", given))
+        to[0] = 40 + given
+        return 0
+
+    def take(context: int) -> int:
+        done.append(("set", context))
+        return 0
+
+    own = {
+        "_ZN3c104cuda14ExchangeDeviceEa": ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_int8)(
+            lambda n: 2
+        ),
+        "cuCtxGetCurrent": writes("get", current),
+        "cuDeviceGet": ctypes.CFUNCTYPE(
+            ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
+        )(number),
+        "cuDevicePrimaryCtxRetain": writes("retain", 9),
+        "cuCtxSetCurrent": ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(take),
+    }
+    library = linked_with(own, "exchange")
+    exchange = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(library.addresses["exchange"])
+    assert exchange(1) == 2
+    new = [("device", 1), ("retain", 41), ("set", 9)]
+    assert done == [("get", 0), *(new if current is None else [])]
+
+
 @pytest.mark.parametrize("is_capturing", (False, True))
 def test_native_code_notes_what_is_captured(is_capturing: bool) -> None:
     """The helpers of native code for GPUs, with functions of Python in place of the driver's."""
@@ -224,11 +281,7 @@ def test_native_code_notes_what_is_captured(is_capturing: bool) -> None:
         return 0
 
     own = {"cuStreamIsCapturing": asked(capturing), "cuLaunchKernelEx": launched(launch)}
-    text = _helpers(True)
-    nothing = ctypes.cast(launched(launch), ctypes.c_void_p).value or 0
-    given = {m[1]: nothing for m in DECLARED.finditer(text) if not m[1].startswith("llvm")}
-    given |= {n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in own.items()}
-    library = host().link(_object(text, 2, None), ["captured", "launch"], given)
+    library = linked_with(own, "captured", "launch")
     status = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(library.addresses["captured"])
     kinds = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p] + [ctypes.c_int64] * 2
     run = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(library.addresses["launch"])
