@@ -104,21 +104,6 @@ def addmv(
     return b.map(fn)
 
 
-def extremum(
-    b: GraphBuilder,
-    kind: ReduceKind,
-    x: Value,
-    s: Split,
-    keepdim: bool,
-    type: TensorType | None = None,
-    name: str | None = None,
-) -> Value:
-    """Largest or smallest element of each row; NaN if there is one."""
-    if x.dtype is BOOL:
-        kind = "any" if kind == "max" else "all"
-    return reduce_over(b, kind, s, keepdim, x.compute, type=type, name=name)
-
-
 def full_rows(x: Value, dim: Dim) -> Split:
     """The rows of an extremum; declines rows that may be empty: eager raises for them."""
     s = cut(x.shape, dim)
@@ -127,46 +112,38 @@ def full_rows(x: Value, dim: Dim) -> Split:
     return s
 
 
-def place_of(
-    b: GraphBuilder,
-    kind: ReduceKind,
-    x: Value,
-    s: Split,
-    keepdim: bool,
-    type: TensorType | None = None,
-) -> Value:
-    """Position of the extremum in each row, the first of equals (i64)."""
-
-    def at(i: Index) -> Expr:
-        return ops.cast(x.at(i), U8) if x.dtype is BOOL else x.compute(i)
-
-    return reduce_over(b, kind, s, keepdim, at, type=type)
-
-
 def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
     """Register the maximum or minimum, of rows or of all, and its position.
 
     With several dimensions, one, or none; `place` is a position along one or in the flattened
-    tensor.
+    tensor. NaN is the extremum, the first of equals has its place.
     """
+    truth: ReduceKind = "any" if kind == "max" else "all"
+
+    def best(b: GraphBuilder, x: Value, s: Split, keep: bool, to: TensorType | None) -> Value:
+        return reduce_over(b, truth if x.dtype is BOOL else kind, s, keep, x.compute, type=to)
+
+    def first(b: GraphBuilder, x: Value, s: Split, keep: bool, to: TensorType | None) -> Value:
+        at = (lambda i: ops.cast(x.at(i), U8)) if x.dtype is BOOL else x.compute
+        return reduce_over(b, place, s, keep, at, type=to)
 
     @lowering(f"a{kind}")
     def over(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value:
-        return extremum(b, kind, x, full_rows(x, dim), keepdim)
+        return best(b, x, full_rows(x, dim), keepdim, None)
 
     @lowering(f"{kind}.default")
     def full(b: GraphBuilder, x: Value) -> Value:
-        return extremum(b, kind, x, full_rows(x, None), False)
+        return best(b, x, full_rows(x, None), False, None)
 
     @lowering(f"{kind}.dim")
     def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         s = full_rows(x, dim)
-        values = extremum(b, kind, x, s, keepdim, b.results[0])
-        return values, place_of(b, place, x, s, keepdim, b.results[1])
+        values = best(b, x, s, keepdim, b.results[0])
+        return values, first(b, x, s, keepdim, b.results[1])
 
     @lowering(place)
     def where(b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-        return place_of(b, place, x, full_rows(x, dim), keepdim)
+        return first(b, x, full_rows(x, dim), keepdim, None)
 
 
 _enter_extremum("max", "argmax")

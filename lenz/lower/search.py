@@ -8,9 +8,10 @@ from lenz import ops
 from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.dims import reduce_over
 from lenz.lower.index import checked, computed
 from lenz.lower.operand import Operand, number, promote
-from lenz.lower.reduce import extremum, full_rows
+from lenz.lower.reduce import full_rows
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.sym import ZERO, Int, Sym
@@ -95,8 +96,8 @@ def histc(
     low, high = const(min, t), const(max, t)
     if min == max:
         s, made = full_rows(x, None), b.temp((), t)
-        low = extremum(b, "min", x, s, False, made, "min").at(())
-        high = extremum(b, "max", x, s, False, made, "max").at(())
+        low = reduce_over(b, "min", s, False, x.compute, type=made, name="min").at(())
+        high = reduce_over(b, "max", s, False, x.compute, type=made, name="max").at(())
         wrong = ops.logical_not(ops.isfinite(abs(high) - abs(low)))
         low = ops.assert_not(wrong, low, "assert_finite")
         flat = ops.eq(low, high)

@@ -7,6 +7,11 @@
 C depends only on sizes, not on the number of threads, so results are the same on any machine.
 Partial results keep the accumulator's type. Those in f32 are added in f64: the last sums are the
 largest, and their roundings are most of the error.
+
+    %s = reduce argmax (| r: N) { f(r) }
+    ==>  %p = reduce max (c: C | r: K) { f(c*K + r) };  %q = reduce argmax (c: C | r: K) { .. }
+         %b = reduce max (| c: C) { load(%p, [c]) }
+         %s = reduce min (| c: C) { where(eq(load(%p, [c]), load(%b, [])), c*K + load(%q, [c]), N) }
 """
 
 from __future__ import annotations
@@ -17,21 +22,21 @@ from dataclasses import dataclass, replace
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import F32, F64, I64
-from lenz.ir.expr import finished, index, load, loads_of, masked, ref, reindex
-from lenz.ir.graph import Graph, Node, Reduction, buffers_of
+from lenz.ir.expr import Expr, finished, index, load, loads_of, masked, ref, reindex
+from lenz.ir.graph import Graph, Node, ReduceKind, Reduction, acc_dtype, buffers_of
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.each import each
-from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, power_of_two, product
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, flatten, power_of_two, product
 from lenz.target import Capabilities
 
+Axes = tuple[Axis, ...]
 # Below this many elements one core finishes before another wakes (findings-cpu.md section 5).
 MIN_ELEMENTS = 65536
 CHUNK = 16384
 MAX_CHUNKS = 32
 # Rows per part whose columns are added in f32 (opt/wide_sums.py).
 CPU_ROWS = 512
-SPLIT_KINDS = ("sum", "prod", "max", "min", "any", "all")
 
 
 def split_reduce(g: Graph, cx: Context) -> Graph:
@@ -52,7 +57,7 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     return each(g, parts)
 
 
-def _count(axes: tuple[Axis, ...]) -> Sym:
+def _count(axes: Axes) -> Sym:
     return product(a.extent for a in axes)
 
 
@@ -77,10 +82,9 @@ def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
         return _gpu_chunks(n, layouts, env)
     results = env.hint(product(a.extent for a in n.axes))
     length = env.hint(product(a.extent for a in n.raxes))
-    if n.kind not in SPLIT_KINDS or results * length < MIN_ELEMENTS or results == 0:
-        return 1
     outer = is_outer(n, layouts)
-    if results >= 8 and not (results < 512 and length >= 1024 and outer):
+    are_few = results < 8 or (results < 512 and length >= 1024 and outer)
+    if results * length < MIN_ELEMENTS or not are_few:
         return 1
     chunks = min(MAX_CHUNKS, max(2, results * length // CHUNK))
     return max(chunks, -(-length // CPU_ROWS)) if outer else chunks
@@ -90,19 +94,15 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
     """Parts that give every GPU multiprocessor several programs, none of them too short."""
     results = max(env.hint(product(a.extent for a in n.axes)), 1)
     length = env.hint(product(a.extent for a in n.raxes))
-    if n.kind not in SPLIT_KINDS:
-        return 1
     outer = is_outer(n, layouts)
-    # One program holds it all, so loops that read the results may share its kernel.
     can = capabilities_of(n.out.type.device)
-    if length <= (can.held // 2 // min(results, can.panel) if outer else can.held):
-        return 1
-    # Such columns finish in programs of 8 columns each before a second kernel could start.
-    if outer and results * length <= can.launch:
-        return 1
     programs = -(-results // can.panel) if outer else results
     shortest = can.least_rows if outer else can.least_row
-    if programs >= can.enough:
+    # One program holds it all, so loops that read the results may share its kernel.
+    is_held = length <= (can.held // 2 // min(results, can.panel) if outer else can.held)
+    # Such columns finish in programs of 8 columns each before a second kernel could start.
+    is_short = outer and results * length <= can.launch
+    if is_held or is_short or programs >= can.enough:
         return 1
     return max(1, min(can.programs // programs, length // shortest))
 
@@ -117,7 +117,7 @@ def is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     return any(_is_contiguous(s, a) for s in matrices for a in n.axes)
 
 
-def _moves(flat: Sym, axes: tuple[Axis, ...]) -> bool:
+def _moves(flat: Sym, axes: Axes) -> bool:
     return any(a.var in flat.free_vars and a.extent is not ONE for a in axes)
 
 
@@ -133,8 +133,8 @@ class _Cut:
     `position` runs along the split axes, which have `length` elements.
     """
 
-    parts: tuple[Axis, ...]
-    inside: tuple[Axis, ...]
+    parts: Axes
+    inside: Axes
     at: dict[Var, Sym]
     position: Sym
     length: Sym
@@ -149,13 +149,35 @@ def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
     if x.length is not product(a.extent for a in x.inside[:1]) * x.parts[-1].extent:
         inside = index(x.position, I64) < index(x.length, I64)
         body = masked(inside, body, ops.neutral(n.kind, body.dtype))
-    acc = ref("acc", body.dtype)
-    layout = contiguous((*(a.extent for a in x.parts), *n.out.shape))
-    kind = TensorType(body.dtype, n.out.type.device, layout)
-    partial = Buffer(f"{n.out.name}.part", kind, n.out.origin)
-    first = Reduction(partial, (*x.parts, *n.axes), x.inside, n.kind, body, acc)
-    again = load(partial.name, [a.var for a in (*x.parts, *n.axes)], body.dtype)
+    if n.kind in ("argmax", "argmin"):
+        return _place(n, x, body)
+    first, again = _reduced(n, "part", (*x.parts, *n.axes), x.inside, n.kind, body)
     return first, in_f64(replace(n, raxes=x.parts, body=again))
+
+
+def _reduced(
+    n: Reduction, name: str, axes: Axes, raxes: Axes, kind: ReduceKind, body: Expr
+) -> tuple[Reduction, Expr]:
+    """An intermediate reduction of `n`, and the load of its result."""
+    to = acc_dtype(kind, body.dtype)
+    type = TensorType(to, n.out.type.device, contiguous([a.extent for a in axes]))
+    out = Buffer(f"{n.out.name}.{name}", type, n.out.origin)
+    made = Reduction(out, axes, raxes, kind, body, ref("acc", to))
+    return made, load(out.name, [a.var for a in axes], to)
+
+
+def _place(n: Reduction, x: _Cut, body: Expr) -> tuple[Reduction, ...]:
+    """The place in the first part whose best value is the best of all; NaN is the best."""
+    kind: ReduceKind = "max" if n.kind == "argmax" else "min"
+    axes = (*x.parts, *n.axes)
+    first, own = _reduced(n, "part", axes, x.inside, kind, body)
+    second, place = _reduced(n, "place", axes, x.inside, n.kind, body)
+    third, best = _reduced(n, "best", n.axes, x.parts, kind, own)
+    same = ops.eq(own, best) | (ops.ne(own, own) & ops.ne(best, best))
+    outer = flatten([a.var for a in x.parts[:-1]], [a.extent for a in x.parts[:-1]])
+    start = (outer * x.length + x.position - x.inside[0].var) * _count(x.inside[1:])
+    at = ops.where(same, index(start, I64) + place, index(_count(n.raxes), I64))
+    return first, second, third, replace(n, kind="min", raxes=x.parts, body=at)
 
 
 def in_f64(n: Reduction) -> Reduction:
@@ -166,7 +188,7 @@ def in_f64(n: Reduction) -> Reduction:
     return replace(n, body=ops.cast(n.body, F64), finish=finished(n.finish, narrow))
 
 
-def _cut(raxes: tuple[Axis, ...], chunks: int) -> _Cut:
+def _cut(raxes: Axes, chunks: int) -> _Cut:
     """Split the outermost axis if it is long enough; else number all elements in one row."""
     outer = raxes[0]
     whole = isinstance(outer.extent, Int) and outer.extent.value >= chunks
@@ -180,7 +202,7 @@ def _cut(raxes: tuple[Axis, ...], chunks: int) -> _Cut:
     return _Cut((c,), (r,), _unflatten(raxes, position), position, length)
 
 
-def _cut_axes(raxes: tuple[Axis, ...], chunks: int, env: SymEnv, can: Capabilities) -> _Cut:
+def _cut_axes(raxes: Axes, chunks: int, env: SymEnv, can: Capabilities) -> _Cut:
     """Number the parts by outer axes and by blocks of the next one: no index needs a division."""
     k = 0
     while k + 1 < len(raxes) and env.hint(raxes[k].extent) < chunks:
@@ -215,7 +237,7 @@ def _whole_tiles(chunk: int, can: Capabilities) -> Int:
     return Int(-(-chunk // unit) * unit)
 
 
-def _unflatten(axes: tuple[Axis, ...], position: Sym) -> dict[Var, Sym]:
+def _unflatten(axes: Axes, position: Sym) -> dict[Var, Sym]:
     at: dict[Var, Sym] = {}
     step: Sym = Int(1)
     for k, a in reversed(list(enumerate(axes))):
