@@ -15,7 +15,7 @@ from functools import reduce
 
 from lenz import ops
 from lenz.ir.dtype import I64
-from lenz.ir.expr import Expr, const, index
+from lenz.ir.expr import Expr, const, index, masked
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import computed
 from lenz.lower.registry import lowering
@@ -115,8 +115,8 @@ class Sampler:
         inside = reduce(ops.and_, [t.inside for t in point])
         weight = reduce(ops.mul, [t.weight for t in point])
         if self.mode == CUBIC:
-            return weight * ops.where(inside, e, 0.0)
-        return ops.where(inside, weight * e, 0.0)
+            return weight * masked(inside, e, _c(0.0, e))
+        return masked(inside, weight * e, _c(0.0, e))
 
 
 @lowering("grid_sampler_2d", "grid_sampler_3d")

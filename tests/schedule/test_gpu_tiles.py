@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -88,3 +89,21 @@ def test_later_loads_are_in_flight_while_threads_wait(rows: int, early: bool) ->
     """Unless they fill registers: 32 elements per thread do, where rows are many."""
     ((text, _),) = texts(scaled, torch.empty(rows, 1024), torch.empty(1024))
     assert (text.index("tl.load(a1") < text.index("tl.reduce")) is early
+
+
+def test_updates_along_the_last_dimension_read_whole_lines() -> None:
+    """The other dimension has no contiguous access to any operand."""
+    x, i = torch.empty(2048, 2048), torch.zeros(2048, 2048, dtype=torch.int64)
+    _, (across, _) = texts(lambda x, i: x.scatter_add(0, i, x), x, i)
+    _, (along, _) = texts(lambda x, i: x.scatter_add(1, i, x), x, i)
+    assert re.findall(r"tl\.load\(.*\b(\w+)\)\)", across) == ["p0", "p0"]
+    assert re.findall(r"tl\.load\(.*\b(\w+)\)\)", along) == ["r0", "r0"]
+
+
+def test_rows_that_lanes_read_anywhere_are_tiles_of_their_own() -> None:
+    x, i = torch.empty(16, 64, 3136), torch.zeros(16, 1, 3136, dtype=torch.int64)
+    ((text, warps),) = texts(lambda x, i: x.gather(2, i.expand_as(x)), x, i)
+    assert text.count("tl.arange") == 1 and "tl.arange(0, 256)" in text and warps == 4
+    table, at = torch.empty(1000, 192), torch.zeros(8192, dtype=torch.int64)
+    ((text, _),) = texts(lambda x, i: x[i].exp(), table, at)
+    assert text.count("tl.arange") == 2  # lanes read a row of the table in order
