@@ -30,7 +30,7 @@ def _function(
     domain: tuple[Any, ...],
     ulp: float,
     arity: int = 1,
-    aten: tuple[str, ...] = (),
+    also: str = "",
     gpu: Callable[..., Expr] | None = None,
     on_gpu: Types | None = (F64,),
     ulp_gpu: float | None = None,
@@ -45,7 +45,7 @@ def _function(
         getattr(torch, name),
         expand=getattr(poly, name),
         forms=forms,
-        aten=aten or (name,),
+        aten=(name, also)[: 1 + bool(also)],
         promotion="int_to_float",
         cost=cost,
         domain=domain,
@@ -59,21 +59,19 @@ EXP2 = _function(
     cost=9,
     domain=(-149.0, 127.9),
     ulp=1.5,
-    aten=("exp2", "special_exp2"),
+    also="special_exp2",
     gpu=units.exp2,
     ulp_gpu=2.5,
 )
-EXPM1 = _function("expm1", cost=13, domain=(-20.0, 88.7), ulp=2.2, aten=("expm1", "special_expm1"))
+EXPM1 = _function("expm1", cost=13, domain=(-20.0, 88.7), ulp=2.2, also="special_expm1")
 LOG = _function("log", cost=16, domain=(1e-40, _LARGEST), ulp=1.5)
 LOG2 = _function("log2", cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
 LOG10 = _function("log10", cost=18, domain=(1e-40, _LARGEST), ulp=2.2)
 LOG1P = _function(
-    "log1p", cost=24, domain=(-0.99999, 1e30), ulp=2.2, aten=("log1p", "special_log1p")
+    "log1p", cost=24, domain=(-0.99999, 1e30), ulp=2.2, also="special_log1p", on_gpu=None
 )
 TANH = _function("tanh", cost=22, domain=(-10.0, 10.0), ulp=2.2, gpu=units.tanh, ulp_gpu=3.0)
-ERF = _function(
-    "erf", cost=26, domain=(-5.0, 5.0), ulp=2.2, aten=("erf", "special_erf"), gpu=units.erf
-)
+ERF = _function("erf", cost=26, domain=(-5.0, 5.0), ulp=2.2, also="special_erf", gpu=units.erf)
 ONE_PLUS_ERF = Op(
     "one_plus_erf",
     1,
@@ -87,29 +85,25 @@ ONE_PLUS_ERF = Op(
     absolute=1.2e-7,
 )
 ERFC = _function(
-    "erfc", cost=32, domain=(-5.0, 10.0), ulp=5.0, ulp_gpu=6.0, aten=("erfc", "special_erfc")
+    "erfc", cost=32, domain=(-5.0, 10.0), ulp=5.0, also="special_erfc", on_gpu=None, ulp_gpu=6.0
 )
 SIN = _function("sin", cost=12, domain=(-1e5, 1e5), ulp=2.2, on_gpu=None)
 COS = _function("cos", cost=12, domain=(-1e5, 1e5), ulp=2.2, on_gpu=None)
-TAN = _function(
-    "tan",
-    cost=18,
-    domain=(-1e5, 1e5),
-    ulp=3.5,
-    on_gpu=None,
-    ulp_gpu=4.0,  # libdevice's, by its manual
-)
-ASIN = _function("asin", cost=17, domain=(-1.0, 1.0), ulp=2.5, aten=("asin", "arcsin"))
-ACOS = _function("acos", cost=18, domain=(-1.0, 1.0), ulp=2.5, aten=("acos", "arccos"))
-ATAN = _function("atan", cost=19, domain=(-100.0, 100.0), ulp=2.5, aten=("atan", "arctan"))
-ATAN2 = _function(
-    "atan2", cost=24, domain=(-10.0, 10.0), ulp=3.0, arity=2, aten=("atan2", "arctan2")
-)
-SINH = _function("sinh", cost=30, domain=(-89.0, 89.0), ulp=3.0)
+# libdevice's errors are those of its manual.
+TAN = _function("tan", cost=18, domain=(-1e5, 1e5), ulp=3.5, on_gpu=None, ulp_gpu=4.0)
+ASIN = _function("asin", cost=17, domain=(-1.0, 1.0), ulp=2.5, also="arcsin")
+ACOS = _function("acos", cost=18, domain=(-1.0, 1.0), ulp=2.5, also="arccos")
+ATAN = _function("atan", cost=19, domain=(-100.0, 100.0), ulp=2.5, also="arctan")
+ATAN2 = _function("atan2", cost=24, domain=(-10.0, 10.0), ulp=3.0, arity=2, also="arctan2")
+SINH = _function("sinh", cost=30, domain=(-89.0, 89.0), ulp=3.0, on_gpu=None)
 COSH = _function("cosh", cost=16, domain=(-89.0, 89.0), ulp=2.5)
-ASINH = _function("asinh", cost=60, domain=(-1e6, 1e6), ulp=3.5, aten=("asinh", "arcsinh"))
-ACOSH = _function("acosh", cost=60, domain=(1.0, 1e6), ulp=3.5, aten=("acosh", "arccosh"))
-ATANH = _function("atanh", cost=32, domain=(-0.99999, 0.99999), ulp=3.5, aten=("atanh", "arctanh"))
+ASINH = _function("asinh", cost=60, domain=(-1e6, 1e6), ulp=3.5, also="arcsinh", on_gpu=None)
+ACOSH = _function(
+    "acosh", cost=60, domain=(1.0, 1e6), ulp=3.5, also="arccosh", on_gpu=None, ulp_gpu=4.0
+)
+ATANH = _function(
+    "atanh", cost=32, domain=(-0.99999, 0.99999), ulp=3.5, also="arctanh", on_gpu=None
+)
 
 
 def _expand_sigmoid(x: Expr) -> Expr:
@@ -139,6 +133,7 @@ ERFINV = Op(
     same((F32,)),
     torch.erfinv,
     expand=poly.erfinv,
+    forms=on(cuda=OpForm("libdevice.erfinv({0})")),
     aten=("erfinv", "special_erfinv"),
     promotion="int_to_float",
     cost=48.0,

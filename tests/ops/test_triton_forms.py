@@ -36,10 +36,10 @@ NOT_INTERPRETED = {
     "fmod": "f32 f64", "div_floor": "f32 f64", "remainder": "f32 f64", "or_libm": "f32 f64",
     "sin": "f32 f64", "cos": "f32 f64", "tan": "f32 f64", "lgamma": "f32 f64",
     "nextafter": "f32 f64", "exp": "f64", "exp2": "f64", "expm1": "f64", "log": "f64",
-    "log2": "f64", "log10": "f64", "log1p": "f64", "tanh": "f64", "erf": "f64", "erfc": "f64",
-    "asin": "f64", "acos": "f64", "atan": "f64", "atan2": "f64", "sinh": "f64", "cosh": "f64",
-    "asinh": "f64", "acosh": "f64", "atanh": "f64", "sigmoid": "f64", "pow": "f32 f64",
-    "hypot": "f32 f64",
+    "log2": "f64", "log10": "f64", "log1p": "f32 f64", "tanh": "f64", "erf": "f64",
+    "erfc": "f32 f64", "asin": "f64", "acos": "f64", "atan": "f64", "atan2": "f64",
+    "sinh": "f32 f64", "cosh": "f64", "asinh": "f32 f64", "acosh": "f32 f64", "atanh": "f32 f64",
+    "sigmoid": "f64", "pow": "f32 f64", "hypot": "f32 f64", "erfinv": "f32",
 }  # fmt: skip
 
 
