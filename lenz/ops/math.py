@@ -55,13 +55,7 @@ def _function(
 
 EXP = _function("exp", cost=10, domain=(-103.0, 88.7), ulp=1.5, gpu=units.exp, ulp_gpu=2.2)
 EXP2 = _function(
-    "exp2",
-    cost=9,
-    domain=(-149.0, 127.9),
-    ulp=1.5,
-    also="special_exp2",
-    gpu=units.exp2,
-    ulp_gpu=2.5,
+    "exp2", cost=9, domain=(-149, 127.9), ulp=1.5, gpu=units.exp2, ulp_gpu=2.5, also="special_exp2"
 )
 EXPM1 = _function("expm1", cost=13, domain=(-20.0, 88.7), ulp=2.2, also="special_expm1")
 LOG = _function("log", cost=16, domain=(1e-40, _LARGEST), ulp=1.5)

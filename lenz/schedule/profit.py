@@ -17,19 +17,14 @@ def gathers(a: Group, b: Group, env: SymEnv) -> int:
 
     They run over the same number of elements in the same way, and hardly longer than a launch
     takes. The inputs of the first stay alive until the second, so only tiny kernels may be far
-    apart. The new memory of all is alive at once: three copies of weights of 4.5 MiB, each read by
-    the next convolution, were most of a ResNet's peak.
+    apart.
     """
     can = min((capabilities(g) for g in (a, b)), key=lambda c: c.launch)
     same = a.has_columns is b.has_columns and a.has_reduction is b.has_reduction
     if not can.launch or not same or not are_alike(a, b):
         return 0
     size = env.hint(a.domain.rows) * env.hint(a.domain.length)
-    nests = (*a.nests, *b.nests)
-    updates = {e.attrs[0] for n in nests if n.target != n.name for e in loads_of(n.body)}
-    own = [n.out for n in nests if n.target == n.name and n.name not in updates]
-    held = sum(env.hint(product(b.shape)) * b.dtype.bytes for b in own)
-    if len(nests) > GATHERED or size > can.moved // 2 or held > can.moved // 8:
+    if len(a.nests) + len(b.nests) > GATHERED or size > can.moved // 2:
         return 0
     return FAR if size <= can.launch else NEAR
 

@@ -174,6 +174,9 @@ def test_copies_that_are_alive_at_once_share_a_launch_only_if_they_are_small() -
             w.mul_(0.5)
         return weights[0].sum()
 
+    def doubled(*weights: Tensor) -> list[Tensor]:
+        return [w * 2 for w in weights]
+
     def kernels(fn: Callable[..., Any], width: int) -> int:
         image = torch.empty(1, width, 8, 8, dtype=BF16).to(memory_format=torch.channels_last)
         weights = tensors(((width, width, 3, 3),) * 3)
@@ -182,6 +185,7 @@ def test_copies_that_are_alive_at_once_share_a_launch_only_if_they_are_small() -
 
     assert kernels(transposed, 128) == 1  # 0.28 MiB each
     assert kernels(transposed, 512) == 3  # 4.5 MiB
+    assert kernels(doubled, 512) == 1  # results are alive at the end anyway
     assert kernels(steps, 512) == 3  # updates need no new memory; the sum is two kernels
 
 

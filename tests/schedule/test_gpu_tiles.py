@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lenz.machine.cuda.triton.kernel import emit
-from tests.gpu_oracle import kernels_of, on_gpu, scheduled
+from tests.gpu_oracle import assert_function, kernels_of, on_gpu, scheduled
 from tests.lower.harness import lowered
 
 BF16 = torch.bfloat16
@@ -107,3 +107,29 @@ def test_rows_that_lanes_read_anywhere_are_tiles_of_their_own() -> None:
     table, at = torch.empty(1000, 192), torch.zeros(8192, dtype=torch.int64)
     ((text, _),) = texts(lambda x, i: x[i].exp(), table, at)
     assert text.count("tl.arange") == 2  # lanes read a row of the table in order
+
+
+def test_a_row_of_odd_length_tests_its_last_tile_alone() -> None:
+    ((text, _),) = texts(torch.relu, torch.empty(2049, 2047, dtype=BF16))
+    whole, last = text.split("else:")
+    assert "if " in whole and re.findall(r"tl\.(?:load|store)\(.*\)", whole)
+    assert not re.search(r"tl\.load\(.*, t\d+\)", whole) and re.search(
+        r"tl\.load\(.*, t\d+\)", last
+    )
+    ((text, _),) = texts(torch.relu, torch.empty(2048, 2047, dtype=BF16))
+    assert "if " not in text  # a whole number of tiles
+
+
+@pytest.mark.parametrize(("reduced", "rows"), [(torch.sum, 64), (torch.argmax, 8)])
+def test_one_warp_adds_up_few_rows(reduced: Any, rows: int) -> None:
+    ((text, warps),) = texts(lambda x: reduced(x, 0), torch.empty(rows, 1 << 16))
+    assert warps == 1 and "r0 = tl.arange(0, 8)" in text
+    (_, warps), *_ = texts(lambda x: reduced(x, 0), torch.empty(512, 1 << 16))
+    assert warps > 1
+
+
+@pytest.mark.parametrize(("stride", "kind"), [(1, "pointwise"), (7, "reduction")])
+def test_windows_that_overlap_are_written_out(stride: int, kind: str) -> None:
+    x = torch.randn(2, 3, 14, 14)
+    s = assert_function(lambda x: torch.nn.functional.avg_pool2d(x, 7, stride), x)
+    assert [k.kind for k in kernels_of(s)] == [kind]

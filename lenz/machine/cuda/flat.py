@@ -1,4 +1,4 @@
-"""Treat the elements of long rows of odd length as one row, on GPUs.
+"""Treat the elements of long rows of odd length as one row, and test its last tile alone, on GPUs.
 
     for i in R: for j in N { y[N*i + j] = f(x[N*i + j], m[i]) }
     ==>  for b in ceil(N*R / T) : grid {
@@ -25,14 +25,15 @@ from lenz.schedule.nest import digits
 from lenz.schedule.stages import Stages
 from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, maximum, minimum, product
 
-# Bytes. Softmax over 8192 rows of 10001 bf16 takes 127 us, of 10002 or 10004 95, of 10008 96.
-WORD = 4
+# Bytes. Softmax over 8192 rows of 10001 bf16 takes 127 us, of 10002 or 10004 95, of 10008 96. One
+# row has one tile of another kind: 2049 x 2047 bf16 take 18 us if every tile tests where it ends.
+WORD, LONG_WORD = 4, 16
 
 
 def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] | None:
     """The loops over tiles of `width` elements; None if they gain nothing."""
     axes = g.domain.axes
-    if len(axes) < 2 or (axes[-1].extent.lo or 0) < 8 * width:
+    if not axes or (axes[-1].extent.lo or 0) < 8 * width:
         return None
     last, place, length = axes[-1], position(axes), env.hint(axes[-1].extent)
     moving: list[tuple[Sym, int]] = []  # offsets that move along the rows, with bytes
@@ -42,7 +43,8 @@ def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] 
             moving.append((x.offset, x.value.dtype.bytes))
     moving = [(at, size) for at, size in moving if last.var in at.free_vars]
     flat = [size for at, size in moving if at is place]
-    if all(size * (length & -length) >= WORD for size in flat):
+    word = WORD if len(axes) > 1 else LONG_WORD
+    if all(size * (length & -length) >= word for size in flat):
         return None
     if 2 * sum(flat) <= sum(size for _, size in moving):
         return None
