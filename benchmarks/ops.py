@@ -1,11 +1,12 @@
-"""Ops that are slower than eager: some 190 of them, alone, for a look at what no model shows.
+"""Ops that are slower than eager: some 200 of them, alone, for a look at what no model shows.
 
 python -m benchmarks.ops [NAME ...] [--device cuda] [--above 1.5] [--forms plain,transposed,...]
 
 Each op runs in eager and in lenz in turns, forward and as a training step. A row is printed if lenz
 takes more than `--above` times as long as eager, and longer than the cost of a call explains. The
 forms: `plain` (sizes are powers of two), `odd` sizes, `transposed` first operands, `last` (images
-have channels last), `bf16`. On a GPU the times are those of a busy queue.
+have channels last), `bf16`, and matrices alone that are `tall` (rows of 8) or `long` (8 rows). On a
+GPU the times are those of a busy queue.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FORMS = ("plain", "odd", "transposed", "last", "bf16")
+FORMS = ("plain", "odd", "transposed", "last", "bf16", "tall", "long")
+SHORT = 8
 # Seconds on a GPU and on a CPU: smaller differences are mostly guards and autograd's bookkeeping.
 CALL = 15e-6, 150e-6
 ROUNDS, CALLS = 4, 3
@@ -61,11 +63,11 @@ class Operands:
         x, images = draw(n, n), draw(32 if large else 8, 32 - odd, 64 - odd, 64 - odd)
         if form == "last":
             images = images.to(memory_format=torch.channels_last)
-        x = x.t() if form == "transposed" else x
+        x, y = x.t() if form == "transposed" else x, draw(n, n)
+        if form in ("tall", "long"):
+            x, y = (t.view((-1, SHORT) if form == "tall" else (SHORT, -1)) for t in (x, y))
         places, rows = whole((n, n)), whole((n,))
-        return cls(
-            x, draw(n, n), draw(n), places, rows, images, draw(8 * (1 + large), 128, 512 - odd)
-        )
+        return cls(x, y, draw(n), places, rows, images, draw(8 * (1 + large), 128, 512 - odd))
 
 
 def ops(o: Operands) -> Iterator[tuple[str, Op]]:
@@ -81,6 +83,10 @@ def ops(o: Operands) -> Iterator[tuple[str, Op]]:
     for name in OVER.split():
         for dim in (0, 1):
             yield f"{name} {dim}", (partial(getattr(torch, name), dim=dim), (x,))
+    for name in ("sum", "var", "max", "argmax"):
+        yield f"{name} all", (getattr(torch, name), (x,))
+    if SHORT in x.shape:
+        return
     for name, how in indexed(places, rows).items():
         yield name, (how, (x, y))
     for name, over in images().items():
@@ -88,7 +94,6 @@ def ops(o: Operands) -> Iterator[tuple[str, Op]]:
     for name, along in sequences().items():
         yield name, (along, (o.words,))
     rest: dict[str, Op] = {
-        "sum all": (torch.sum, (x,)), "var all": (torch.var, (x,)), "max all": (torch.max, (x,)),
         "topk": (lambda t: torch.topk(t, 10), (x,)),
         "kthvalue": (lambda t: torch.kthvalue(t, 10)[0], (x,)),
         "where": (lambda t: torch.where(mask, t, 0.0), (x,)),
@@ -144,6 +149,8 @@ def images() -> Mapping[str, Callable[..., Any]]:
         "group_norm": lambda t: F.group_norm(t, 1), "instance_norm": F.instance_norm,
         "max_pool2d": lambda t: F.max_pool2d(t, 3, 2, 1),
         "avg_pool2d": lambda t: F.avg_pool2d(t, 3, 2, 1),
+        "avg_pool2d of 7 x 7": lambda t: F.avg_pool2d(t, 7, 1, 3),
+        "max_pool2d of 7 x 7": lambda t: F.max_pool2d(t, 7, 1, 3),
         "adaptive_avg_pool2d": lambda t: F.adaptive_avg_pool2d(t, 7),
         "mean of an image": lambda t: t.mean((2, 3)),
         "reflection pad": lambda t: F.pad(t, (3, 3, 3, 3), mode="reflect"),

@@ -113,6 +113,17 @@ class Layout:
             last = last + (size - 1) * s
         return maximum(last + 1, ZERO)
 
+    def packed(self, shape: Sequence[Sym]) -> Layout:
+        """Another shape of this rank without gaps, with its dimensions in the order of these.
+
+        Row-major if the strides do not tell the order.
+        """
+        steps = {d: s.value for d, s in enumerate(self.stride) if isinstance(s, Int)}
+        is_told = len(set(steps.values())) == self.rank
+        order = sorted(range(self.rank), key=lambda d: -steps[d] if is_told else d)
+        strides = contiguous_strides([shape[d] for d in order])
+        return Layout(tuple(shape), tuple(strides[order.index(d)] for d in range(self.rank)))
+
 
 def contiguous_strides(shape: Sequence[Sym]) -> tuple[Sym, ...]:
     """Row-major strides in elements, as torch makes them (sizes 0 count as 1)."""

@@ -139,8 +139,8 @@ def _along(b: GraphBuilder, dy: Value, w: Adaptive, d: int, dim: int) -> Value:
 
     if not d:
         return b.map(at)
-    shape = (*dy.shape[:dim], w.sizes[d], *dy.shape[dim + 1 :])
-    return b.map(at, b.temp(shape, compute_dtype(dy.dtype)))
+    layout = b.result.layout.packed((*dy.shape[:dim], w.sizes[d], *dy.shape[dim + 1 :]))
+    return b.map(at, replace(b.temp((), compute_dtype(dy.dtype)), layout=layout))
 
 
 _enter_avg("avg_pool2d", 2)

@@ -25,9 +25,8 @@ from lenz.ir.graph import (
     buffers_of,
     reads_of,
 )
-from lenz.ir.tensor import Layout, contiguous_strides
+from lenz.ir.tensor import Layout
 from lenz.opt.each import each
-from lenz.sym import Int
 
 
 def relayout(g: Graph, cx: Context) -> Graph:
@@ -69,23 +68,12 @@ def _like_its_values(n: Scatter, made: Mapping[str, Layout]) -> Scatter:
     """
     here = tuple(a.var for a in n.axes)
     for e in loads_of(n.value):
-        layout = made[e.attrs[0]]
-        if e.attrs[1] != here or e.args or len(here) != n.out.type.rank:
+        layout, own = made[e.attrs[0]], n.out.type
+        if e.attrs[1] != here or e.args or len(here) != own.rank:
             continue
-        steps = [s.value if isinstance(s, Int) else 0 for s in layout.stride]
-        if (
-            layout.is_contiguous
-            or len(set(steps)) < len(steps)
-            or layout.storage is not layout.numel
-        ):
+        if layout.is_contiguous or layout.storage is not layout.numel:
             continue
-        order = sorted(range(len(steps)), key=lambda d: -steps[d])
-        shape = n.out.type.shape
-        packed = contiguous_strides([shape[d] for d in order])
-        stride = tuple(packed[order.index(d)] for d in range(len(order)))
-        return replace(
-            n, out=replace(n.out, type=replace(n.out.type, layout=Layout(shape, stride)))
-        )
+        return replace(n, out=replace(n.out, type=replace(own, layout=layout.packed(own.shape))))
     return n
 
 

@@ -18,18 +18,18 @@ CODE_LINES = {
     "debug": 1_628,
     "first_calls": 337,
     "frontend": 3_861,
-    "ir": 4_139,
+    "ir": 4_145,
     "lower": 5_768,
     "machine": 5_768,
     "ops": 2_300,
-    "opt": 1_576,
+    "opt": 1_566,
     "page": 480,
     "plan": 2_224,
     "runtime": 819,
     "schedule": 1_649,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 36_034
+TOTAL_CODE_LINES = 36_028
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.lower.harness import check, lowered
+from lenz.ir.graph import Pointwise
+from tests.lower.harness import check, evaluated, lowered
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
@@ -178,3 +179,13 @@ def test_number_of_loops() -> None:
     assert (
         len(lowered(lambda x: functional.avg_pool2d(x, 2), (torch.randn(1, 1, 4, 4),)).nodes) == 1
     )
+
+
+def test_sums_along_one_dimension_keep_the_order_of_the_result() -> None:
+    """Else two of the three loops would transpose images with channels last."""
+    x = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
+    dy = torch.randn(2, 3, 7, 7).to(memory_format=torch.channels_last)
+    g, (got,) = evaluated(aten._adaptive_avg_pool2d_backward, dy, x)
+    torch.testing.assert_close(got, aten._adaptive_avg_pool2d_backward(dy, x))
+    strides = [n.out.type.layout.stride for n in g.nodes if isinstance(n, Pointwise)]
+    assert [[int(str(s)) for s in one] for one in strides] == [[336, 1, 48, 3], [768, 1, 48, 3]]
