@@ -81,6 +81,15 @@ def test_rows_that_gain_nothing_stay(shape: Any, dtype: torch.dtype) -> None:
     assert len(loops(kernels_of(s)[0])) > 2
 
 
+@pytest.mark.parametrize(("dtype", "length"), [(BF16, 1517), (F32, 1518), (torch.uint8, 1519)])
+@pytest.mark.parametrize("over", [False, True], ids=["new", "in place"])
+def test_one_row_tests_its_last_tile_alone(dtype: torch.dtype, length: int, over: bool) -> None:
+    x = torch.randint(0, 9, (length,)).to(dtype)
+    fn = (lambda x: x.add_(1)) if over else (lambda x: (x + 1, x * 2))
+    s = assert_function(fn, x, tiles=TINY)
+    assert [loops(k) for k in kernels_of(s)] == [FLAT]
+
+
 def test_odd_rows_of_dynamic_sizes() -> None:
     x, m = torch.randn(5, 131).to(BF16), torch.randn(5, 1).to(BF16)
     assert_function(of_rows, x, m, tiles=TINY, dynamic=True)
