@@ -43,8 +43,9 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
     """True if parameter `written` may share the memory of parameter `read`.
 
     There must be one store to `written`, no load of `read` may come after it, and every load must
-    be of an element that the same iteration of the shared loops overwrites: of the same offset, or
-    of the row that the store's own loop writes. Then each element is read before it is overwritten.
+    be of an element that the same iteration of the shared loops overwrites: of the same offset, or,
+    in an earlier loop, of the row that the store's own loop writes. Then each element is read
+    before it is overwritten.
     Kernels with transposed tiles read whole squares ahead, so they never overwrite.
     """
     if taken := branches(k):
@@ -72,10 +73,12 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
 def _in_row(at: Sym, around: _Loops, store: Store, loops: _Loops) -> bool:
     """True if `at`, inside the loops `around`, is in the row that `store` in `loops[-1]` writes.
 
-    The row must be contiguous, and all loops around its own, but not its own, around the load too.
+    The row must be contiguous. All loops around its own are around the load too, which is in a loop
+    beside it. There is at least one: a value outside of all loops is computed again in each phase
+    of the kernel.
     """
     own = len(loops) - 1
-    if own < 0 or around[:own] != loops[:own] or loops[own] in around:
+    if not 0 < own < len(around) or around[:own] != loops[:own] or loops[own] in around:
         return False
     row = loops[own].axis
     start = store.offset - row.var

@@ -43,6 +43,14 @@ for i in 2 : parallel {
     store(%y, [32*i + r], m)
   }
 }"""
+ONE_VALUE = """
+t = load(%a, [3])
+for r in 64 : parallel { store(%y, [r], t) }"""
+A_VALUE_PER_ROW = """
+for i in 2 : parallel {
+  t = load(%a, [32*i + 3])
+  for r in 32 : vector { store(%y, [32*i + r], t) }
+}"""
 READ_LATER = """
 for i in 8 : parallel {
   for r in 8 : vector { store(%y, [8*i + r], load(%a, [8*i + r])) }
@@ -71,6 +79,8 @@ REVISITED = "for s in 2 : seq { for i in 64 : vector { store(%y, [i], load(%a, [
         (ROWS_OF_OTHERS, "reduction", False, True),
         (GAPS, "reduction", False, True),
         (REVERSED, "pointwise", False, True),
+        (ONE_VALUE, "pointwise", False, True),
+        (A_VALUE_PER_ROW, "pointwise", False, True),
         (READ_LATER, "reduction", False, True),
         (REVISITED, "pointwise", False, False),
         (BRANCHES, "pointwise", True, False),
