@@ -59,6 +59,9 @@ def axes_for(shape: Sequence[Sym], prefix: str = "") -> tuple[Axis, ...]:
     return tuple(axis(prefix + axis_name(d), extent) for d, extent in enumerate(shape))
 
 
+Axes = tuple[Axis, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Element [i0, i1, ...] is at offset + sum(stride[d] * i[d]), in elements."""
@@ -114,7 +117,7 @@ class Layout:
         return maximum(last + 1, ZERO)
 
     def packed(self, shape: Sequence[Sym]) -> Layout:
-        """Another shape of this rank without gaps, with its dimensions in the order of these.
+        """A layout of `shape` without gaps, its dimensions in this layout's order.
 
         Row-major if the strides do not tell the order.
         """

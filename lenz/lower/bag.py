@@ -94,6 +94,7 @@ def embedding_bag(
         first = b.reduce("argmax", where.shape, (size,), term, None, where, "first")
 
         def best(i: Index) -> Expr:
+            # Of at least one element, some element is the largest.
             at = first.at(i) if size.lo else ops.assert_in_range(first.at(i), index(size))
             return ops.cast(indices.at((i[0] * size + computed(0, size),), (at,)), I64)
 

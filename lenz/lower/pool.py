@@ -25,7 +25,8 @@ from lenz.lower.windows import UNKNOWN, WRITTEN_OUT, Adaptive, Offsets, Windows,
 from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Int, Sym, flatten, maximum, minimum
 
-# Most elements of a window whose maximum is unrolled: 49 taps take 4 ms, in eager 17 ms.
+# Most elements of a window whose maximum is unrolled: 49 taps take 4 ms, in eager 17 ms. So is the
+# mean of windows that overlap on GPUs: 49 taps take 37 us, as a reduction 261.
 MOST_TAPS = 128
 
 

@@ -24,13 +24,13 @@ from lenz.context import Context
 from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import Expr, finished, index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, ReduceKind, Reduction, acc_dtype, buffers_of
-from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
+from lenz.ir.tensor import Axes, Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
+from lenz.opt.dedup import dedup
 from lenz.opt.each import each
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, flatten, power_of_two, product
 from lenz.target import Capabilities
 
-Axes = tuple[Axis, ...]
 # Below this many elements one core finishes before another wakes (findings-cpu.md section 5).
 MIN_ELEMENTS = 65536
 CHUNK = 16384
@@ -54,7 +54,9 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
             return _split(n, chunks, g.env)
         return n
 
-    return each(g, parts)
+    made = each(g, parts)
+    # The parts of an extremum are also those of its place.
+    return dedup(made, cx) if len(made.nodes) > len(g.nodes) else made
 
 
 def _count(axes: Axes) -> Sym:

@@ -93,7 +93,9 @@ class Partition:
 
     def held(self, c: int) -> int:
         """Bytes of a kernel's results that other cells read."""
-        outs = [n.out for n in getattr(self.cells[c], "nests", ())]
+        cell = self.cells[c]
+        assert isinstance(cell, Group)
+        outs = [n.out for n in cell.nests]
         read = [b for b in outs if any(self.find(r) != c for r in self.readers.get(b.name, ()))]
         return sum(self.env.hint(product(b.shape)) * b.dtype.bytes for b in read)
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lenz.ir.expr import Expr, cost_of, loads_of
+from lenz.ir.tensor import Axes
 from lenz.machines import machine_of
 from lenz.schedule.nest import (
-    Axes,
     Domain,
     Nest,
     crossing,

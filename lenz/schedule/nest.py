@@ -16,12 +16,10 @@ from lenz.ir.expr import Expr, all_syms, finished, interpret, load, loads_of, re
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import position
 from lenz.ir.op import LOAD
-from lenz.ir.tensor import Axis, Buffer, Layout, axis
+from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
 from lenz.sym.expr import children
-
-Axes = tuple[Axis, ...]
 
 SHORT = 8  # a shorter innermost axis is not worth vectors of its own
 

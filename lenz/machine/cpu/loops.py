@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lenz.ir.kernel import KernelKind
-from lenz.ir.tensor import Axis
+from lenz.ir.tensor import Axes, Axis
 from lenz.schedule.accesses import coefficient, score
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import SHORT, Axes
+from lenz.schedule.nest import SHORT
 from lenz.schedule.stages import Stages
 from lenz.sym import ONE, ZERO, Sym, SymEnv
 

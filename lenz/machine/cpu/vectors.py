@@ -9,13 +9,13 @@ from lenz import ops
 from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import all_syms, ref
 from lenz.ir.kernel import For, LoopKind, Reduce, Scan, Stmt, Store
-from lenz.ir.tensor import Axis, axis
+from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
 from lenz.schedule.accesses import coefficient
 from lenz.schedule.borders import at, spans_of
 from lenz.schedule.cut import all_moved, cut, joined, nested
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import SHORT, Axes, Nest
+from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, product

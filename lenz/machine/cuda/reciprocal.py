@@ -20,9 +20,9 @@ from lenz.ir.dtype import F32
 from lenz.ir.expr import Expr, const, interpret, nodes_of, rebuild, syms_of
 from lenz.ir.kernel import Let
 from lenz.ir.op import CONST, REF
+from lenz.ir.tensor import Axes
 from lenz.ops.arith import DIV
 from lenz.ops.cast import CAST, NARROW
-from lenz.schedule.nest import Axes
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import Var
 
