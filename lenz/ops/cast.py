@@ -133,10 +133,6 @@ def _eager_cast(x: torch.Tensor, to: DType) -> torch.Tensor:
     return x.to(to.torch)
 
 
-def _eager_bitcast(x: torch.Tensor, to: DType) -> torch.Tensor:
-    return x.view(to.torch)
-
-
 # The bytes of each type's largest result for numbers.
 _TOP = {F8E4M3FN: float8_bits(F8E4M3FN, 1e9), F8E5M2: 0x7C}
 
@@ -270,7 +266,7 @@ BITCAST = Op(
     "bitcast",
     1,
     bitcast_rule,
-    _eager_bitcast,
+    lambda x, to: x.view(to.torch),
     forms=on(cpu=_emit_bitcast, cuda=_bitcast_text),
     cost=0.0,
 )

@@ -152,10 +152,6 @@ def floor_in_steps(x: Expr, y: Expr, step: Callable[[Expr], Expr]) -> Expr:
     return where(eq(y, zero), x / y, whole)
 
 
-def _expand_trunc(x: Expr, y: Expr) -> Expr:
-    return trunc(x / y)
-
-
 def _division(name: str, eager: Callable[..., Any], *, cost: float, **given: Any) -> Op:
     """A quotient or a remainder of two numbers of one type."""
     return Op(name, 2, same(NUMBERS), eager, cost=cost, domain=(-100.0, 100.0), **given)
@@ -165,7 +161,7 @@ DIV_TRUNC = _division(
     "div_trunc",
     _eager_quotient,
     cost=8.0,
-    expand=_expand_trunc,
+    expand=lambda x, y: trunc(x / y),
     forms=on(
         cpu=OpForm(_emit_quotient, types=INTS),
         cuda=OpForm(

@@ -56,7 +56,7 @@ def graph_module(
             r.last.meta["origin"] = comments[k]
     results = tuple(map(r.value, p.outputs))
     if r.current:
-        r.call(executor.exchange_gpu, r.before)
+        r.call(executor.restore_gpu, r.before)
     r.graph.output(results)
     r.graph.lint()
     held = {

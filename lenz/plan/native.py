@@ -62,7 +62,7 @@ def native(p: ir.Plan, layout: TorchLayout) -> Native:
     )
     graphs = [s.kernel for s in p.flat if isinstance(s, ir.LaunchStep) and s.graph]
     leaves = [f'call void @leave(ptr @"{name}")' for name in graphs[:1]]
-    leave = "\n  ".join([*leaves, *["call i32 @exchange(i32 %before)"] * bool(gpus)])
+    leave = "\n  ".join([*leaves, *["call void @restore(i32 %before)"] * bool(gpus)])
     if gpus:
         f.out.put(f"%before = call i32 @exchange(i32 {gpus[0]})")
     for number in gpus:

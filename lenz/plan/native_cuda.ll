@@ -2,6 +2,7 @@
 
 declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr)
 declare i8 @_ZN3c104cuda14ExchangeDeviceEa(i8)
+declare i8 @_ZN3c104cuda19MaybeExchangeDeviceEa(i8)
 declare i32 @cuCtxGetCurrent(ptr)
 declare i32 @cuCtxSetCurrent(ptr)
 declare i32 @cuDeviceGet(ptr, i32)
@@ -37,6 +38,13 @@ define i32 @exchange(i32 %device) {
   %wide = sext i8 %before to i32
   call void @attach(i32 %device)
   ret i32 %wide
+}
+
+; Make the caller's GPU current again, but give it no context if it has none: one takes 500 MB.
+define void @restore(i32 %device) {
+  %narrow = trunc i32 %device to i8
+  call i8 @_ZN3c104cuda19MaybeExchangeDeviceEa(i8 %narrow)
+  ret void
 }
 
 ; Give this thread the GPU's context if it has none. CUDA's runtime does so by itself, but the driver's

@@ -37,7 +37,7 @@ GUARDED = """def call(args):
         return run(args)
     finally:
         if before != {device}:
-            rt.exchange_gpu(before)
+            rt.restore_gpu(before)
 
 
 """

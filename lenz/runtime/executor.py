@@ -37,6 +37,11 @@ def exchange_gpu(number: int) -> int:
     return int(torch._C._cuda_exchangeDevice(number))
 
 
+def restore_gpu(number: int) -> int:
+    """Make the caller's GPU current again, but give it no context if it has none."""
+    return int(torch._C._cuda_maybeExchangeDevice(number))
+
+
 def stream(number: int) -> int:
     """The driver's handle of a GPU's current stream."""
     return int(torch._C._cuda_getCurrentRawStream(number))

@@ -126,5 +126,5 @@ def delete(t: torch.Tensor) -> None:
     """Mark the end of a tensor's life: no later node uses the tensor, so that FX frees it."""
 
 
-for _asserted in (executor.assert_scalar, executor.exchange_gpu, executor.several):
-    has_side_effect(_asserted)
+for _name in ("assert_scalar", "exchange_gpu", "restore_gpu", "several"):
+    has_side_effect(getattr(executor, _name))

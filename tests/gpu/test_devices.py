@@ -49,6 +49,30 @@ def test_tensors_of_another_gpu_than_the_current_one(cuda: str) -> None:
     torch.testing.assert_close(run(y, v), f(y, v), rtol=1e-4, atol=1e-5)
 
 
+ONE_OF_TWO = """
+import sys, torch, lenz
+backend = lambda graph, inputs: lenz.backend(graph, inputs, options={option})
+run = torch.compile(lambda x: x.softmax(-1) @ x, backend=backend)
+x = torch.ones(64, 64, device="cuda:1", requires_grad=True)
+for _ in range(3):
+    run(x).sum().backward()
+torch.cuda.synchronize(1)
+print([torch._C._cuda_hasPrimaryContext(n) for n in range(2)])
+"""
+
+
+@pytest.mark.parametrize("option", ({}, {"native": False}))
+def test_a_gpu_that_is_not_used_gets_no_context(cuda: str, option: dict[str, bool]) -> None:
+    """A context takes 500 MB: without this, each process takes one of the first GPU."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_OF_TWO.replace("{option}", repr(option))],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "[False, True]", done.stdout + done.stderr
+
+
 def test_two_gpus_in_one_graph(cuda: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")

@@ -265,6 +265,16 @@ def test_native_code_gives_a_new_thread_its_context(current: int | None) -> None
     assert done == [("get", 0), *(new if current is None else [])]
 
 
+def test_native_code_gives_the_callers_gpu_no_context() -> None:
+    """MaybeExchangeDevice makes none for a GPU that the program does not use."""
+    restored: list[int] = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_int8)
+    own = {"_ZN3c104cuda19MaybeExchangeDeviceEa": kind(lambda n: restored.append(n) or 1)}
+    library = linked_with(own, "restore")
+    ctypes.CFUNCTYPE(None, ctypes.c_int32)(library.addresses["restore"])(3)
+    assert restored == [3]
+
+
 @pytest.mark.parametrize("is_capturing", (False, True))
 def test_native_code_notes_what_is_captured(is_capturing: bool) -> None:
     """The helpers of native code for GPUs, with functions of Python in place of the driver's."""
