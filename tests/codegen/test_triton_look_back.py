@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -102,6 +103,15 @@ def test_long_rows_are_read_once_by_one_kernel() -> None:
     s = lowered(lambda x: x.sin().cumsum(-1).exp(), 10, 131072)
     assert kinds_of(s) == ["split_scan"]
     assert kinds_of(lowered(lambda x: x.cumsum(-1), 10, 30000)) == ["scan"]
+
+
+def test_scans_with_logarithms_have_small_tiles() -> None:
+    """Triton takes minutes to compile large ones."""
+    (k,) = kernels_of(lowered(lambda x: x.logcumsumexp(0), 300, 64))
+    lanes = [int(n) for n in re.findall(r"tl.arange\(0, (\d+)\)", emit(k).text)]
+    assert math.prod(lanes) == 4096 and 512 in lanes
+    assert kinds_of(lowered(lambda x: x.logcumsumexp(-1), 64, 4096)) == ["scan"]
+    assert kinds_of(lowered(lambda x: x.logcumsumexp(-1), 64, 4100)) == ["split_scan"]
 
 
 def test_what_a_row_has_once_is_computed_by_other_kernels() -> None:

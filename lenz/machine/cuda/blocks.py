@@ -39,7 +39,7 @@ from lenz.machine.cuda.whole import untested
 from lenz.machines import Form
 from lenz.schedule.accesses import coefficient, score
 from lenz.schedule.cut import all_moved, cut_all, nested, over_parts, undecided
-from lenz.schedule.legal import Group, in_parts
+from lenz.schedule.legal import Group, in_parts, scanned
 from lenz.schedule.nest import Domain, Nest
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
@@ -96,7 +96,7 @@ def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     else:
         (r,), columns = g.domain.raxes, s.in_columns
         row = max(2, power_of_two(_length(r, env)))  # an axis of one lane would be a loop
-        room, most = shape.panel if columns else shape.rows // row, shape.row
+        room, most = shape.panel if columns else shape.rows // row, min(shape.row, scanned(g))
         if sorts:
             most = shape.sort
             if 512 <= row <= 1024 and not columns and not shape.thread:
