@@ -233,12 +233,10 @@ class Retraced:
         """Run on boxed arguments; `aligned` is False if one is not at a multiple of 16 bytes."""
         with self._lock:
             if self._made is None:
-                self._made = self._trace.half(self._kind, self._fallbacks)
+                again = lambda program, cx: Respecialised(program, cx, self._again)
+                self._made = self._trace.half(self._kind, again)
             made = self._made
         return made(args, aligned) if isinstance(made, Respecialised) else made(args)
-
-    def _fallbacks(self, program: FxProgram, cx: Context) -> Respecialised:
-        return Respecialised(program, cx, self._again)
 
 
 class Late:

@@ -72,11 +72,8 @@ SHR = Op(
 
 def _in_range(count: Expr) -> Expr:
     # As an unsigned integer of the same width, a negative count is large.
-    bits = const(count.dtype.bits, count.dtype)
-    small = count < bits
-    if count.dtype.kind == "uint":
-        return small
-    return apply(AND, small, apply(NOT, count < 0))
+    small = count < count.dtype.bits
+    return small if count.dtype.kind == "uint" else small & ~(count < 0)
 
 
 def _expand_shift_left(x: Expr, count: Expr) -> Expr:

@@ -49,14 +49,12 @@ def _emit_isnan(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any
     return b.compare("fcmp uno", args[0], xs[0], xs[0])
 
 
-def _emit_isinf(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
-    magnitude = b.intrinsic("llvm.fabs", args[0], xs[0])
-    return b.compare("fcmp oeq", args[0], magnitude, b.constant(args[0], _INF))
+def _against_infinity(predicate: str) -> Emit:
+    def emit(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
+        magnitude = b.intrinsic("llvm.fabs", args[0], xs[0])
+        return b.compare(predicate, args[0], magnitude, b.constant(args[0], _INF))
 
-
-def _emit_isfinite(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
-    magnitude = b.intrinsic("llvm.fabs", args[0], xs[0])
-    return b.compare("fcmp olt", args[0], magnitude, b.constant(args[0], _INF))
+    return emit
 
 
 def _emit_signbit(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
@@ -75,8 +73,8 @@ def _test(name: str, emit: Emit, triton: str | TritonForm) -> Op:
 
 
 ISNAN = _test("isnan", _emit_isnan, "{0} != {0}")
-ISINF = _test("isinf", _emit_isinf, "tl.abs({0}) == float('inf')")
-ISFINITE = _test("isfinite", _emit_isfinite, "tl.abs({0}) < float('inf')")
+ISINF = _test("isinf", _against_infinity("fcmp oeq"), "tl.abs({0}) == float('inf')")
+ISFINITE = _test("isfinite", _against_infinity("fcmp olt"), "tl.abs({0}) < float('inf')")
 _SIGNBIT_TEXT = text_by_kind(
     f32="tl.cast({0}, tl.int32, bitcast=True) < 0", f64="tl.cast({0}, tl.int64, bitcast=True) < 0"
 )

@@ -16,11 +16,14 @@ from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr
 from lenz.ir.op import Op, OpForm, Types, on
 from lenz.ops import poly, units
+from lenz.ops.arith import abs, copysign
+from lenz.ops.compare import where
 from lenz.ops.emission import library
 from lenz.ops.fold import binary, unary
 from lenz.ops.rules import FLOATS, same
 
 _LARGEST = 3.4e38
+_HALF_E = 1.3591409142295225
 
 
 def _function(
@@ -34,16 +37,22 @@ def _function(
     gpu: Callable[..., Expr] | None = None,
     on_gpu: Types | None = (F64,),
     ulp_gpu: float | None = None,
+    expand: Callable[..., Expr] | None = None,
 ) -> Op:
-    """A function with the same name in torch, `poly.py`, the C library and CUDA's libdevice."""
+    """A function with the same name in torch, `poly.py`, the C library and CUDA's libdevice.
+
+    `expand` is for all types, in place of the two on CPUs.
+    """
     forms = library(name, arity, (F64,))
+    if expand:
+        del forms["cpu"]
     forms["cuda"] = replace(forms["cuda"], types=on_gpu, expand=gpu, ulp=ulp_gpu)
     return Op(
         name,
         arity,
         same(FLOATS),
         getattr(torch, name),
-        expand=getattr(poly, name),
+        expand=expand or getattr(poly, name),
         forms=forms,
         aten=(name, also)[: 1 + bool(also)],
         promotion="int_to_float",
@@ -89,8 +98,26 @@ ASIN = _function("asin", cost=17, domain=(-1.0, 1.0), ulp=2.5, also="arcsin")
 ACOS = _function("acos", cost=18, domain=(-1.0, 1.0), ulp=2.5, also="arccos")
 ATAN = _function("atan", cost=19, domain=(-100.0, 100.0), ulp=2.5, also="arctan")
 ATAN2 = _function("atan2", cost=24, domain=(-10.0, 10.0), ulp=3.0, arity=2, also="arctan2")
-SINH = _function("sinh", cost=30, domain=(-89.0, 89.0), ulp=3.0, on_gpu=None)
-COSH = _function("cosh", cost=16, domain=(-89.0, 89.0), ulp=2.5)
+
+
+def _expand_sinh(x: Expr) -> Expr:
+    size = abs(x)
+    # Where e^x overflows and the result may not, it is e^(x - 1) e/2.
+    great = size > (88.0 if x.dtype is F32 else 709.0)
+    t = expm1(where(great, size - 1.0, size))
+    return copysign(where(great, t * _HALF_E, (t + t / (t + 1.0)) * 0.5), x)
+
+
+def _expand_cosh(x: Expr) -> Expr:
+    if x.dtype is F32:
+        return poly.cosh(x)
+    great = abs(x) > 709.0  # as above
+    t = exp(where(great, abs(x) - 1.0, abs(x)))
+    return where(great, t * _HALF_E, t * 0.5) + 0.5 / t
+
+
+SINH = _function("sinh", cost=22, domain=(-89.0, 89.0), ulp=3.0, on_gpu=None, expand=_expand_sinh)
+COSH = _function("cosh", cost=16, domain=(-89.0, 89.0), ulp=2.5, expand=_expand_cosh)
 ASINH = _function("asinh", cost=60, domain=(-1e6, 1e6), ulp=3.5, also="arcsinh", on_gpu=None)
 ACOSH = _function(
     "acosh", cost=60, domain=(1.0, 1e6), ulp=3.5, also="arccosh", on_gpu=None, ulp_gpu=4.0

@@ -307,15 +307,6 @@ def acos(x: Expr) -> Expr:
     return where(great, where(x < 0.0, pi, twice), middle)
 
 
-def sinh(x: Expr) -> Expr:
-    """The hyperbolic sine."""
-    size = abs(x)
-    t = expm1(where(size > 20.0, 20.0, size))
-    near = (t + t / (t + 1.0)) * 0.5
-    far = exp(size, shift=-1)  # exp(-size) is below half a unit in the last place
-    return copysign(where(size > 15.0, far, near), x)
-
-
 def cosh(x: Expr) -> Expr:
     """The hyperbolic cosine."""
     half = exp(abs(x), shift=-1)

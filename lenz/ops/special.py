@@ -74,26 +74,15 @@ SCALE = Op(
     "scale", 2, scale_rule, _eager_scale, expand=_expand_scale, forms=on(cpu=_emit_scale), cost=4.0
 )
 
-_LIBM_REFERENCES = {"sin": torch.sin, "cos": torch.cos, "tan": torch.tan}
+_LIBM = {"sin": torch.sin, "cos": torch.cos, "tan": torch.tan}
 
 
 def _or_libm_rule(args: Types, attrs: Attrs) -> DType:
     if args[0] is not BOOL or args[1] not in (F32, F64) or args[1] is not args[2]:
         raise TypeError(f"or_libm needs (bool, T, T) with T f32 or f64, got {args}")
-    if len(attrs) != 1 or attrs[0] not in _LIBM_REFERENCES:
-        raise TypeError(f"or_libm knows {sorted(_LIBM_REFERENCES)}, got {attrs}")
+    if len(attrs) != 1 or attrs[0] not in _LIBM:
+        raise TypeError(f"or_libm knows {sorted(_LIBM)}, got {attrs}")
     return args[1]
-
-
-def _eager_or_libm(
-    cond: torch.Tensor, x: torch.Tensor, fast: torch.Tensor, name: str
-) -> torch.Tensor:
-    return torch.where(cond, _LIBM_REFERENCES[name](x.double()).to(x.dtype), fast)
-
-
-def _emit_or_libm(b: Builder, dtype: DType, _: Types, xs: Values, attrs: Attrs) -> Any:
-    cond, x, fast = xs
-    return b.rare(cond, dtype, fast, lambda: b.libm(attrs[0], dtype, x))
 
 
 # or_libm(cond, x, fast): the C function of x where cond is true (rare), else `fast`.
@@ -101,9 +90,9 @@ OR_LIBM = Op(
     "or_libm",
     3,
     _or_libm_rule,
-    _eager_or_libm,
+    lambda rare, x, fast, name: torch.where(rare, _LIBM[name](x.double()).to(x.dtype), fast),
     forms=on(
-        cpu=_emit_or_libm,
+        cpu=lambda b, t, _, xs, attrs: b.rare(xs[0], t, xs[2], lambda: b.libm(attrs[0], t, xs[1])),
         cuda=lambda _, __, xs, attrs: f"tl.where({xs[0]}, libdevice.{attrs[0]}({xs[1]}), {xs[2]})",
     ),
 )
