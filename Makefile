@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start bench-ops options clean \
-	test-gpu test-triton bench-gpu fuzz models opinfo special accuracy errors leaks package docs
+	test-gpu test-triton bench-gpu fuzz models architectures opinfo special accuracy errors leaks package docs
 
 help:
 	@echo "make test     install what is missing, then lint, check types, run tests (similar cases are sampled)"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench    time lenz, eager and torch's default backend (which needs g++)"
 	@echo "make bench-ops  list ops that are slower than eager"
 	@echo "make models   compare about 60 models with eager and float64; writes docs/models.md"
+	@echo "make architectures   the same with hundreds of architectures of transformers, small ones: about an hour"
 	@echo "make opinfo   compare all ops of torch's database with eager, in every dtype; writes docs/coverage.md"
 	@echo "make special  the same with NaN, infinities and zeros in all inputs"
 	@echo "make leaks    measure memory and files over 1,000 compilations and 10^6 calls"
@@ -98,6 +99,10 @@ special: $(STAMP)
 
 models: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.models --jobs $(WORKERS)
+
+# FLAGS="--only bert mixtral" or "--device cuda".
+architectures: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.models --architectures --jobs $(WORKERS) $(FLAGS)
 
 # FLAGS="--lengths 10000000 --ops cumsum sum" or "--device cuda"; fails where docs/numerics.md is broken.
 accuracy: $(STAMP)

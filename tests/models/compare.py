@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from lenz.options import Options
 from lenz.page.explainer import Explainer
 from lenz.page.report import Report
+from tests.models.architectures import Unbuilt
 from tests.models.example import Example
 from tests.models.families import example
 
@@ -112,30 +113,35 @@ def judge(name: str, kind: str, device: str = "cpu") -> tuple[Sides, list[str]]:
 
 
 def compare(
-    name: str, kind: str, device: str = "cpu", dynamic: bool | None = None, draw: int = 0
-) -> Sides:
+    name: str, kind: str, device: str = "cpu", dynamic: bool | None = None, draw: int = 0,
+    backend: str = "",
+) -> Sides:  # fmt: skip
     """Run the model called `name` on all sides; `kind` is one of `families.kinds`.
 
-    `dynamic` is torch.compile's; `draw` numbers the draws of weights and inputs.
+    `dynamic` is torch.compile's; `draw` numbers the draws of weights and inputs; `backend` stands
+    in lenz's place. Raises Unbuilt.
     """
     dtype = torch.bfloat16 if kind.endswith("bf16") else torch.float32
     run = _infer if kind.startswith("inference") else _train
     count = DRAWS if run is _infer else 1
     seeds = range(draw * count, (draw + 1) * count)
-    made = [_cast(example(name, seed), dtype, device) for seed in seeds]
-    with in_double():
-        exact = run([_cast(m, torch.float64, device) for m in made], lambda fn: fn)
-    if kind.endswith("autocast"):
-        dtype, made = torch.bfloat16, [_autocast(m, device) for m in made]
-    eager = run(made, lambda fn: fn)
+    try:
+        made = [_cast(example(name, seed), dtype, device) for seed in seeds]
+        with in_double():
+            exact = run([_cast(m, torch.float64, device) for m in made], lambda fn: fn)
+        if kind.endswith("autocast"):
+            dtype, made = torch.bfloat16, [_autocast(m, device) for m in made]
+        eager = run(made, lambda fn: fn)
+    except Exception as e:
+        raise Unbuilt(f"{name} does not run in eager: {e}") from e
     seen = Explainer()
     torch._dynamo.reset()
     counters["graph_break"].clear()
     options = Options.from_environment({"on_error": "raise"})
     with warnings.catch_warnings(), torch._dynamo.config.patch(**made[0].dynamo):
         warnings.simplefilter("ignore")
-        backend = seen.backend(options)
-        compiled = run(made, lambda fn: torch.compile(fn, backend=backend, dynamic=dynamic))
+        used = backend or seen.backend(options)
+        compiled = run(made, lambda fn: torch.compile(fn, backend=used, dynamic=dynamic))
     double = {k: t.double() for k, t in exact.items()}
     breaks = {why.split("\n")[0]: n for why, n in counters["graph_break"].items()}
     return Sides(double, eager, compiled, seen.report(), breaks, dtype)

@@ -18,6 +18,7 @@ from tests.models import (
     translators,
     vision,
 )
+from tests.models.architectures import architecture
 from tests.models.example import Example
 
 MODELS: dict[str, Callable[[], Example]] = {
@@ -35,9 +36,12 @@ MODELS: dict[str, Callable[[], Example]] = {
 
 
 def example(name: str, seed: int = 0) -> Example:
-    """The model called `name`, its weights and inputs drawn from one seed."""
+    """The model called `name`, its weights and inputs drawn from one seed.
+
+    Other names are those of architectures; raises Unbuilt.
+    """
     torch.manual_seed(seed)
-    return MODELS[name]()
+    return MODELS[name]() if name in MODELS else architecture(name)
 
 
 def kinds(made: Example) -> tuple[str, ...]:

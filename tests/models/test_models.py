@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.models.architectures import Unbuilt, names
 from tests.models.compare import Sides, in_double, judge
 from tests.models.example import Example
 from tests.models.families import MODELS, example, kinds
+from tests.models.table import work
 
 
 @pytest.mark.one_in(8)
@@ -27,6 +29,23 @@ def test_the_page_has_every_model() -> None:
     assert len(MODELS) >= 25
     for name in MODELS:
         assert f"\n| {name} | inference |" in page, f"{name}: run make models"
+
+
+def test_an_architecture_is_small_and_right() -> None:
+    made = example("afmoe", 3)
+    assert sum(p.numel() for p in made.module.parameters()) < 1_000_000
+    assert all(p.any() for p in made.module.parameters()), "its router was zeros"
+    again = example("afmoe", 3)
+    torch.testing.assert_close(made.module.state_dict(), again.module.state_dict(), rtol=0, atol=0)
+    sides, faults = judge("afmoe", "inference")
+    assert not faults and not sides.skips
+
+
+def test_a_type_of_configuration_without_a_model_is_left_out() -> None:
+    assert "aimv2_text_model" in names()
+    with pytest.raises(Unbuilt, match="aimv2_text_model"):
+        example("aimv2_text_model")
+    assert work("aimv2_text_model", "cpu") == []
 
 
 def sides(eager: Tensor, lenz: Tensor) -> Sides:
