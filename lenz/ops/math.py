@@ -41,7 +41,7 @@ def _function(
 ) -> Op:
     """A function with the same name in torch, `poly.py`, the C library and CUDA's libdevice.
 
-    `expand` is for all types, in place of the two on CPUs.
+    With `expand`, CPUs compute all types by it, and neither by `poly.py` nor by the C library.
     """
     forms = library(name, arity, (F64,))
     if expand:

@@ -40,7 +40,7 @@ define i32 @exchange(i32 %device) {
   ret i32 %wide
 }
 
-; Make the caller's GPU current again, but give it no context if it has none: one takes 500 MB.
+; Make the caller's GPU current again. It gets no context if it has none: a context takes memory.
 define void @restore(i32 %device) {
   %narrow = trunc i32 %device to i8
   call i8 @_ZN3c104cuda19MaybeExchangeDeviceEa(i8 %narrow)

@@ -37,9 +37,9 @@ def exchange_gpu(number: int) -> int:
     return int(torch._C._cuda_exchangeDevice(number))
 
 
-def restore_gpu(number: int) -> int:
-    """Make the caller's GPU current again, but give it no context if it has none."""
-    return int(torch._C._cuda_maybeExchangeDevice(number))
+def restore_gpu(number: int) -> None:
+    """Make the caller's GPU current again. It gets no context if it has none."""
+    torch._C._cuda_maybeExchangeDevice(number)
 
 
 def stream(number: int) -> int:

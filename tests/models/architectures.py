@@ -1,4 +1,4 @@
-"""Every architecture of transformers, small: `make architectures`.
+"""Architectures of transformers, made small: `make architectures`.
 
 A model is built from its own default configuration, with fewer and narrower layers, and called with
 the first inputs that it accepts. Types of configuration that give no model this way are left out.

@@ -12,7 +12,7 @@ from tests.models.architectures import Unbuilt, names
 from tests.models.compare import Sides, in_double, judge
 from tests.models.example import Example
 from tests.models.families import MODELS, example, kinds
-from tests.models.table import work
+from tests.models.table import Row, total, work
 
 
 @pytest.mark.one_in(8)
@@ -46,6 +46,12 @@ def test_a_type_of_configuration_without_a_model_is_left_out() -> None:
     with pytest.raises(Unbuilt, match="aimv2_text_model"):
         example("aimv2_text_model")
     assert work("aimv2_text_model", "cpu") == []
+
+
+def test_a_row_that_eager_cannot_judge_does_not_pass() -> None:
+    row: Row = {"model": "m", "kind": "inference", "faults": [], "calls": (1, 0, 0)}
+    assert total([row]).startswith("1 of 1 rows pass. ")
+    assert total([row | {"traced": True}]).startswith("0 of 1 rows pass, 1 cannot be judged. ")
 
 
 def sides(eager: Tensor, lenz: Tensor) -> Sides:
