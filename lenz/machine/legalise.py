@@ -25,11 +25,9 @@ def is_direct(e: Expr, machine: str, more: Types = ()) -> bool:
 
 
 def legalise_kernel(
-    k: Kernel,
-    machine: str,
-    is_legal: Callable[[Expr], bool],
-    store: Callable[[Store], Store] = lambda s: s,
-) -> Kernel:
+    k: Kernel, machine: str, is_legal: Callable[[Expr], bool], store: Callable[[Store], Store] =
+    lambda s: s,
+) -> Kernel:  # fmt: skip
     """The same kernel over nodes that a machine emits; others are expanded.
 
     `store` rewrites each store first. Raises InternalError for an op without a definition.

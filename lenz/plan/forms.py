@@ -63,14 +63,13 @@ def taken(outputs: Iterable[Atom], steps: Sequence[Step]) -> Iterable[Step]:
 def forms_of(p: Plan) -> dict[str, TensorType]:
     """The form of every buffer that the plan allocates, by name."""
     called = {r for a in p.outputs for r in atom_refs(a)}
+    views: dict[str, list[TensorType]] = {}
     for s in p.steps:
         if isinstance(s, CallStep):
             called.update(_named(s))
         elif isinstance(s, Lay):
             called.add(s.name)
-    views: dict[str, list[TensorType]] = {}
-    for s in p.steps:
-        if isinstance(s, ViewStep):
+        elif isinstance(s, ViewStep):
             views.setdefault(s.source, []).append(s.type)
     found: dict[str, TensorType] = {}
     for s in p.steps:
@@ -97,9 +96,7 @@ def same_form(a: TensorType, b: TensorType) -> bool:
 def _whole(view: TensorType, base: TensorType) -> bool:
     """True if the view spans all memory of the base."""
     x = view.layout
-    return (
-        view.dtype is base.dtype and x.offset is ZERO and x.storage is base.layout.storage
-    )  # fmt: skip
+    return view.dtype is base.dtype and x.offset is ZERO and x.storage is base.layout.storage
 
 
 def _named(s: CallStep) -> Iterable[str]:

@@ -40,12 +40,9 @@ OPERATORS: Mapping[type, Callable[..., Any]] = {
 
 
 def graph_module(
-    p: ir.Plan,
-    kernels: Mapping[str, NumberedKernel],
-    constants: Mapping[str, torch.Tensor] = NONE,
-    objects: Mapping[str, Any] = NONE,
-    values: Mapping[str, Any] = NONE,
-) -> GraphModule:
+    p: ir.Plan, kernels: Mapping[str, NumberedKernel], constants: Mapping[str, torch.Tensor] = NONE,
+    objects: Mapping[str, Any] = NONE, values: Mapping[str, Any] = NONE,
+) -> GraphModule:  # fmt: skip
     """The plan as a graph. `values` are the `meta["val"]` of its arguments, by name."""
     r = _Reader(p, kernels)
     r.arguments(p, values)

@@ -303,9 +303,8 @@ def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, in
     pays = bounded or (_reads_again(s) and not numbered)
     if pays and _area(whole) <= shape.row and len(raxes) < MOST_AXES:
         return whole
-    if numbered:
-        return {}  # the index of an element over several axes must not depend on a cut
-    return _widths(raxes, shape.chunk, env, shape.idle)
+    # The index of an element over several axes must not depend on a cut.
+    return {} if numbered else _widths(raxes, shape.chunk, env, shape.idle)
 
 
 def _row_room(

@@ -68,10 +68,8 @@ def _rewritten(
 def _rounded_away(values: Sequence[Expr]) -> set[Expr]:
     """Divisions whose every use rounds the result to a half type."""
     nodes = nodes_of(*values)
-    kept = set(values)
-    for e in nodes:
-        if not (e.dtype.is_half and e.op in (CAST, NARROW)):
-            kept.update(e.args)
+    others = [e.args for e in nodes if not (e.dtype.is_half and e.op in (CAST, NARROW))]
+    kept = {*values}.union(*others)
     return {e for e in nodes if e.op is DIV and e not in kept}
 
 

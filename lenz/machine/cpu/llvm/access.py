@@ -134,9 +134,10 @@ class Accesses:
         assert lane is not None and row is not None
         level = scopes.fn.level
         start, step = transpose.at_row(offset, row, lane)
+        base, at = self.bases[buffer], self.indices.scalar  # of lane 0 of this part of the tile
         pointers = [
             [
-                self._tile_pointer(buffer, dtype, start + step * i + block, bound)
+                self._gep(base, dtype, at(start + step * i + block, bound), I64).names[0]
                 for i in range(scopes.width)
             ]
             for block in range(0, scopes.copies, scopes.width)
@@ -144,12 +145,6 @@ class Accesses:
         names = transpose.load_transposed(scopes, pointers, dtype, level)
         value = Value(names, level, True)
         return self._to_bool(value) if dtype is BOOL else value
-
-    def _tile_pointer(self, buffer: str, dtype: DType, offset: Sym, bound: Bound) -> str:
-        # The lane's variable is lane 0 of this part of the tile.
-        return self._gep(self.bases[buffer], dtype, self.indices.scalar(offset, bound), I64).names[
-            0
-        ]
 
     def load(self, place: Place, dtype: DType, mask: Value | None, level: int) -> Value:
         """Read one element per lane (one in all for step 0) at `level` or further in."""

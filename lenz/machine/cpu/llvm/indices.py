@@ -236,9 +236,7 @@ def _vector_by_double(
     q = b.each(f"fdiv {d}", b.cast("sitofp", t, d, x), b.cast("sitofp", t, d, y))
     q = tuple([b.fn.let(b.level, f"call {d} {callee}({d} {n})") for n in q])
     whole = b.cast("fptosi", d, t, q)
-    if is_div:
-        return whole
-    return b.each(f"sub {t}", x, b.each(f"mul {t}", whole, y))
+    return whole if is_div else b.each(f"sub {t}", x, b.each(f"mul {t}", whole, y))
 
 
 def index_type(s: Sym, bound: Bound = _NONE) -> DType:

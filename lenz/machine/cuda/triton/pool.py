@@ -156,13 +156,9 @@ class ServerClient:
         return self._server
 
     def _ask(
-        self,
-        kernels: Sequence[KernelText],
-        left: Sequence[int],
-        arch: int,
-        done: dict[int, Binary | Failed],
-        tell: Tell,
-    ) -> None:
+        self, kernels: Sequence[KernelText], left: Sequence[int], arch: int, done: dict[int, Binary
+        | Failed], tell: Tell,
+    ) -> None:  # fmt: skip
         """Send the remaining kernels of a batch and put the answers into `done`.
 
         Raises OSError or EOFError if the server is gone or silent.

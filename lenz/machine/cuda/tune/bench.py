@@ -106,12 +106,9 @@ class Gpu:
 
 
 def measure(
-    call: Call,
-    gpu: Device,
-    restore: Call | None = None,
-    seconds: float = SECONDS,
-    best: float = math.inf,
-) -> float:
+    call: Call, gpu: Device, restore: Call | None = None, seconds: float = SECONDS, best: float =
+    math.inf,
+) -> float:  # fmt: skip
     """GPU time of one `call` in microseconds, the median of up to MOST calls.
 
     `restore` undoes the call's mutations and runs before each call. `best` is the time to beat.
