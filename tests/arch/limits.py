@@ -162,6 +162,12 @@ TORCH_PRIVATE = {
         "torch._C._TorchDispatchModeKey": "the name of that mode",
         "torch._C._storage_Use_Count": "how many tensors hold a memory, which nothing public tells",
     },
+    "machine/cuda/graph.py": {
+        "torch._C._cuda_beginAllocateCurrentThreadToPool": "a pool that frees nothing by itself",
+        "torch._C._cuda_endAllocateToPool": "where MemPool calls cudaFree, which ends a capture",
+        "torch._C._cuda_releasePool": "the same",
+        "torch.cuda._sleep": "a node of a graph without memory, so that torch does not warn",
+    },
     "runtime/graph.py": {
         "torch._higher_order_ops.triton_kernel_wrap": "the table in which graphs name GPU kernels"
     },
