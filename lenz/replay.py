@@ -1,7 +1,8 @@
 """Replays of a plan as CUDA graphs: when a graph is made, and which one runs a call.
 
 A graph is made for one set of sizes in one stream. The first call with these sizes runs without a
-graph, so that one-off sizes cost nothing; the second call captures it. Some calls run without their
+graph, so that one-off sizes cost nothing; the second call in the same thread captures it (libraries
+make a thread's handles in its first call, which cannot be captured). Some calls run without their
 graph: the memory that it keeps for the backward half is still in use, an argument has moved, or the
 user captures a graph of their own. The report counts all of these.
 
@@ -153,7 +154,7 @@ class Replayed:
         self.given, self.plain, self.asked = given, plain, asked
         self.made: OrderedDict[Key, list[GraphCall]] = OrderedDict()
         self.used: dict[Key, int] = {}  # the last miss at which its graph was chosen
-        self.seen: Counter[Key] = Counter()
+        self.seen: Counter[tuple[Key, int]] = Counter()  # calls of a thread without a graph
         self.trials: dict[Key, Trial] = {}
         self.slow: set[Sizes] = set()
         self.did: Counter[str] = Counter()
@@ -245,9 +246,9 @@ class Replayed:
             if len(self.seen) > 64 * self.asked.sizes:
                 self.seen.clear()
                 self.trials = {k: t for k, t in self.trials.items() if k in self.made}
-            self.seen[key] += 1
-            is_timed = self.asked.is_measured and self.seen[key] == WARM + 1
-            may_be = self.seen[key] > WARM and not is_timed
+            self.seen[mine := (key, threading.get_ident())] += 1
+            is_timed = self.asked.is_measured and self.seen[mine] == WARM + 1
+            may_be = self.seen[mine] > WARM and not is_timed
             if not may_be:
                 what = TIMED if is_timed else WARM_UP
             elif not self.has_room(key):

@@ -7,6 +7,7 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, randn
 
 from lenz import replay
+from lenz.machine.cuda import graph as cuda_graph
 
 
 @pytest.fixture
@@ -298,6 +300,28 @@ def test_attention_with_dropout_in_training(made: list[replay.Replayed]) -> None
     for a, b in zip(*results, strict=True):
         close(a, b)
     assert sum(replays(made)) >= 2
+
+
+def test_another_thread_draws_during_a_capture(
+    made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture leaves torch's generator to others, unless the graph itself draws."""
+    real, drawn = cuda_graph._Capture.all, list[Tensor]()
+
+    def slow(self: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            drawn.append(pool.submit(lambda: torch.rand(8, device="cuda")).result())
+        real(self)
+
+    monkeypatch.setattr(cuda_graph._Capture, "all", slow)
+    run, w = graphed(layer), randn(64, 64, device="cuda")
+    torch.rand(8, device="cuda")
+    torch.manual_seed(3)
+    for _ in range(3):
+        close(run(w, w), layer(w, w))
+    torch.manual_seed(3)
+    assert torch.equal(drawn[0], torch.rand(8, device="cuda"))
+    assert len(drawn) == 1 and replays(made) == [1]
 
 
 def test_why_there_is_no_graph(made: list[replay.Replayed]) -> None:

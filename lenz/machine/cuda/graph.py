@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ NODE = "=Q7I4xQQQQ"
 RECORD = f"={driver.CONFIG}Q"  # grid, block and shared memory of a launch, ..., the handle
 # One launch of copy.ptx: pieces, bytes of a piece (8 rounds of its 32 blocks), blocks, threads.
 PIECES, PIECE, BLOCKS, THREADS = 160, 1 << 20, 32, 256
+THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may call the driver
 
 
 @cache
@@ -40,34 +41,23 @@ def side_stream(gpu: int, stream: int) -> torch.cuda.Stream:
 class GraphMemory:
     """The memory of graphs, which torch frees when the last graph is dropped."""
 
-    def __init__(self) -> None:
-        self.handle = torch.cuda.graph_pool_handle()
+    def __init__(self, gpu: int) -> None:
+        self.id = torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(gpu, self.id)  # makes a user of the pool
+        torch._C._cuda_endAllocateToPool(gpu, self.id)
+        finalize(self, torch._C._cuda_releasePool, gpu, self.id).atexit = False
 
 
 @cache
-def _pools() -> WeakValueDictionary[tuple[int, int], GraphMemory]:
+def pools() -> WeakValueDictionary[tuple[int, int], GraphMemory]:
+    """By GPU and stream, memory that a stream's graphs share: they need it only while they run."""
     return WeakValueDictionary()
 
 
-def pool(gpu: int, stream: int) -> GraphMemory:
-    """Memory that a stream's graphs share, since they need it only while they run."""
-    return _pools().setdefault((gpu, stream), GraphMemory())
-
-
-class Exec:
-    """An executable graph of the driver, alive while it is referenced."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __del__(self) -> None:
-        with suppress(Exception):  # the process ends, and the driver is gone
-            driver.library().cuGraphExecDestroy(ctypes.c_void_p(self.handle))
-
-    def start(self, stream: int) -> None:
-        """Launch it with the captured addresses."""
-        told = ctypes.c_void_p(self.handle), ctypes.c_void_p(stream)
-        driver.check(driver.library().cuGraphLaunch(*told), "launching a CUDA graph")
+@cache
+def one_by_one() -> threading.Lock:
+    """Held while a graph is captured: two threads would share a side stream."""
+    return threading.Lock()
 
 
 def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
@@ -75,34 +65,42 @@ def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
 
     `like` has the kernels and sizes.
     """
+    with one_by_one():
+        return _captured(w, like, gpu)
+
+
+def _captured(w: Wanted, like: Runner, gpu: int) -> Captured:
     side = side_stream(gpu, like.stream)
-    memory = GraphMemory() if keeps_its_own(w) else pool(gpu, like.stream)
+    memory: Any = GraphMemory(gpu)
+    if not keeps_its_own(w):
+        memory = pools().setdefault((gpu, like.stream), memory)
     copier(gpu)  # no code may be loaded during a capture
     side.wait_stream(torch.cuda.current_stream(gpu))
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
     run = _Capture(w, like, gpu, driver.OwnStream(side.cuda_stream))
-    with torch.cuda.stream(side), torch.no_grad():
-        generator = torch.cuda.default_generators[gpu]
-        before = generator.clone_state()
-        graph.capture_begin(pool=memory.handle, capture_error_mode="thread_local")
+    calls, place = driver.library(), ctypes.c_void_p(side.cuda_stream)
+    graph, exec = ctypes.c_void_p(), ctypes.c_void_p()
+    here, inside = torch.cuda.stream(side), torch.cuda.use_mem_pool(memory, gpu)
+    with torch.no_grad(), here, inside:
+        driver.check(calls.cuStreamBeginCapture_v2(place, THREAD_LOCAL), "starting a capture")
         try:
-            try:
-                run.all()
-            finally:
-                graph.capture_end()
-        except RuntimeError:
-            generator.graphsafe_set_state(before)  # otherwise it stays in the capturing state
-            raise
+            run.all()
+        finally:
+            ended = calls.cuStreamEndCapture(place, ctypes.byref(graph))
+        driver.check(ended, "ending a capture")
     torch.cuda.current_stream(gpu).wait_stream(side)
-    exec, raw = ctypes.c_void_p(), ctypes.c_void_p(graph.raw_cuda_graph())
-    made = driver.library().cuGraphInstantiateWithFlags(ctypes.byref(exec), raw, 0)
-    driver.check(made, "instantiating a CUDA graph")
-    ready = Exec(exec.value or 0)
-    alive = graph, memory, like.functions  # constants live with the plan; arguments are not ours
+    driver.check(calls.cuGraphInstantiateWithFlags(ctypes.byref(exec), graph, 0), "making a graph")
+
+    def start(stream: int) -> None:
+        driver.check(calls.cuGraphLaunch(exec, ctypes.c_void_p(stream)), "launching a CUDA graph")
+
+    finalize(start, calls.cuGraphExecDestroy, exec).atexit = False
+    finalize(start, calls.cuGraphDestroy, graph).atexit = False
     # Nothing else holds kept memory yet, so these are its reference counts when unused.
     counts = [t.untyped_storage()._cdata + 8 for t in run.results.values()]
     owners = [(at, ctypes.c_uint32.from_address(at).value) for at in counts]
-    return Captured(ready.handle, run.results, owners, run.nodes, run.uses, ready.start, alive)
+    # Constants live with the plan; arguments are not ours.
+    rest = run.nodes, run.uses, start, (memory, like.functions)
+    return Captured(exec.value or 0, run.results, owners, *rest)
 
 
 class _Capture(Runner):
@@ -149,12 +147,10 @@ class _Capture(Runner):
         for k in range(0, len(pieces), PIECES):
             rows = pieces[k : k + PIECES]
             table = (ctypes.c_uint64 * (3 * PIECES))(*[x for p in rows for x in p[1:4]])
-            node = KernelNode(0, None, table)
-            node.parameters = node_params(
-                copier(self.gpu), (BLOCKS, len(rows)), THREADS, 0, [table]
-            )
-            launch(node.parameters, self.stream)
-            node.handle = self.last()
+            grid = BLOCKS, len(rows)
+            params = node_params(copier(self.gpu), grid, THREADS, 0, [table])
+            launch(params, self.stream)
+            node = KernelNode(self.last(), params, table)
             for row, (name, to, start, _, moves) in enumerate(rows):
                 origin = self.given[name].data_ptr()
                 place, address = (3 * row + 1, start) if moves else (3 * row, to)
@@ -265,7 +261,5 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
 
 def extent(t: Tensor) -> int:
     """Bytes from the first element of a tensor to just past its last one."""
-    if t.numel() == 0:
-        return 0
     last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return (last + 1) * t.itemsize
+    return (last + 1) * t.itemsize if t.numel() else 0
