@@ -361,8 +361,9 @@ class Replayed:
         kept = {n: t for c in run.captured.values() for n, t in c.kept.items()}
         given = self.given
         values = {**given.functions, **given.constants, **kept, **records}
+        own = {**given.objects, **{name: c.fresh for name, c in run.captured.items()}}
         ways: tuple[Boxed, Any] = self.decide, lambda args: None
-        found = [fast_call(g.plan, values, given.objects, w, given.store) for w in ways]
+        found = [fast_call(g.plan, values, own, w, given.store) for w in ways]
         if found[0] is None or found[1] is None:
             return None
         for record in records.values():
@@ -392,6 +393,8 @@ class Recorded(Runner):
         """Run one step."""
         if self.why and isinstance(s, Keep | Reuse | ViewStep) and s.name in self.env:
             return  # made by the steps of a graph
+        if getattr(s, "op", "") == "lenz.renew":
+            return  # `launch` does it
         if isinstance(s, Keep):
             found = next(c.kept[s.name] for c in self.captured.values() if s.name in c.kept)
             self.name(s.name, torch.as_strided(found, found.shape, found.stride()).detach())
@@ -421,7 +424,7 @@ class Recorded(Runner):
         others = {n: t for c in self.captured.values() for n, t in c.kept.items()}
         reads, writes, pins = ({n: self.env[n] for n in x} for x in (r.reads, r.writes, r.pinned))
         fixed = {**pins, **{n: others[n] if n in others else self.env[n] for n in r.fixed}}
-        w = Wanted(r.steps, reads, writes, fixed, r.kept, r.copied, r.mutated)
+        w = Wanted(r.steps, reads, writes, fixed, r.kept, r.copied, r.mutated, r.draws)
         found: Captured = loader_of(self.device).capture(w, self, self.gpu)
         return found
 

@@ -9,6 +9,8 @@ views       the same, as a list of tensors
 alias       gives its first argument
 copy        copies its first argument
 across      may take tensors of other devices
+replayed=s  a CUDA graph may hold it, although its numbers are random: their seed is in the GPU's
+            memory, and is "drawn" or "given"
 unset       gives uninitialised memory
 fill        gives one number everywhere
 offset      counts from the start of a storage
@@ -74,9 +76,7 @@ _TABLE = """
 library: addbmm addmv mv dot vdot linear mkldnn_rnn_layer
     convolution convolution_backward _convolution
     _scaled_dot_product_flash_attention_for_cpu_backward
-    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
     _transformer_encoder_layer_fwd _native_multi_head_attention
     _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd
     linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
@@ -86,6 +86,9 @@ library: addbmm addmv mv dot vdot linear mkldnn_rnn_layer
     miopen_batch_norm_backward multilabel_margin_loss_forward
     mm.dtype bmm.dtype addmm.dtype baddbmm.dtype prims._make_token prims._sink_tokens
     higher_order.with_effects
+library replayed=drawn: _scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention
+library replayed=given: _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_cudnn_attention_backward
 library type=log_sum: _scaled_dot_product_flash_attention_for_cpu
 library strides=fourier: _fft_c2c
 library strides=fourier of=1: _fft_r2c _fft_c2r

@@ -17,10 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lenz.ir import plan as ir
-from lenz.ir.graph import Ref, names_in
+from lenz.ir.graph import Named, Ref, names_in
 from lenz.ir.tensor import TensorType
 from lenz.plan.regions import defined
 from lenz.sym import ONE
+from lenz.traits import trait
 
 GRAPH = "cuda_graph"  # prefix of graph names among a plan's kernels
 
@@ -53,6 +54,12 @@ class Replay:
     fixed: tuple[str, ...]
     copied: frozenset[str]
     mutated: frozenset[str]
+
+    @property
+    def draws(self) -> bool:
+        """Whether its library calls draw random numbers."""
+        calls = [s for s in self.steps if isinstance(s, ir.CallStep) and s.draws]
+        return any(trait(s.op, "replayed") == "drawn" for s in calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,9 @@ def graphed(p: ir.Plan, moved: Collection[str] = ()) -> Graphed:
         replays.append(r)
         allocs = [ir.Alloc(n, writes[n]) for n in r.writes]
         launch = ir.LaunchStep(r.name, (), (), ONE, x.device, graph=True)
-        around.append([*allocs, launch, *map(ir.Keep, r.kept), *chain])
+        renew = ir.CallStep("lenz.renew", (Named("obj", r.name),), (), (), single=False)
+        draws = [renew] if r.draws else []
+        around.append([*allocs, *draws, launch, *map(ir.Keep, r.kept), *chain])
     found = _settled(p, moved, replays[::-1], roots)
     calls = {r.name: (*r.reads, *r.writes) for r in found}
     told = [
@@ -166,13 +175,9 @@ def _chain(
 
 
 def _replay(
-    name: str,
-    x: ir.Region,
-    used: Collection[str],
-    roots: Mapping[str, str],
-    writes: Collection[str],
-    chain: Collection[str],
-) -> Replay:
+    name: str, x: ir.Region, used: Collection[str], roots: Mapping[str, str], writes:
+    Collection[str], chain: Collection[str],
+) -> Replay:  # fmt: skip
     """A graph; its `reads` are all its external operands."""
     own = dict.fromkeys(n for s in x.steps for n in defined(s))
     taken = tuple(dict.fromkeys(n for s in x.steps for n in _named(s) if n not in own))

@@ -17,6 +17,7 @@ from lenz.ir import plan as ir
 from lenz.ir.graph import Named, atom_syms
 from lenz.runtime import executor
 from lenz.sym import Var
+from lenz.traits import has
 
 ALONE = "one kernel alone gains nothing"
 LOOKS = "it reads the result of another step"
@@ -132,7 +133,7 @@ def _refused_call(s: ir.CallStep, known: Collection[Var]) -> str:
         return f"{s.op} works on the CPU"
     if torch.Tag.cudagraph_unsafe in op.tags:
         return f"{s.op} is tagged as unsafe for CUDA graphs"
-    return f"{s.op} draws random numbers" if s.draws else ""
+    return f"{s.op} draws random numbers" if s.draws and not has(s.op, "replayed") else ""
 
 
 def _sizes(s: ir.Step) -> set[Var]:

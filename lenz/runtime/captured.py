@@ -32,6 +32,7 @@ class Wanted:
     kept    results that stay in the graph's memory
     copied  reads and writes copied within the graph, since libraries use them
     mutated copied reads that are also copied back
+    draws   whether the graph draws torch's random numbers
     """
 
     steps: Sequence[ir.Step]
@@ -41,6 +42,7 @@ class Wanted:
     kept: Collection[str]
     copied: Collection[str]
     mutated: Collection[str]
+    draws: bool = False
 
 
 @dataclass(slots=True)
@@ -54,7 +56,10 @@ class KernelNode:
 
 @dataclass(slots=True)
 class Captured:
-    """A graph that can be launched; `alive` holds the memory that it uses."""
+    """A graph that can be launched; `alive` holds the memory that it uses.
+
+    If it draws random numbers, `fresh` is called before each launch; `start` does it.
+    """
 
     exec: int
     kept: Mapping[str, Tensor]
@@ -63,6 +68,7 @@ class Captured:
     uses: Mapping[str, list[tuple[int, int, int]]]  # node, argument, offset to the address
     start: Callable[[int], None]  # launches it in a stream, with the captured addresses
     alive: Sequence[object]
+    fresh: Callable[[], None] | None = None
 
 
 class Runner:

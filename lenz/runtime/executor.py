@@ -220,6 +220,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.assert_scalar": assert_scalar,
     "lenz.offset": torch.Tensor.storage_offset,
     "lenz.size": size,
+    "lenz.renew": lambda fresh: fresh(),  # random numbers for a graph
     "lenz.seed": seed,
     "lenz.seeds": seeds,
     "lenz.to_device": to_device,

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn, randn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lenz import replay
 from lenz.machine.cuda import graph as cuda_graph
@@ -302,6 +304,63 @@ def test_attention_with_dropout_in_training(made: list[replay.Replayed]) -> None
     assert sum(replays(made)) >= 2
 
 
+@pytest.mark.parametrize("kernel", ["FLASH_ATTENTION", "CUDNN_ATTENTION"])
+def test_attention_draws_in_a_graph(kernel: str, made: list[replay.Replayed]) -> None:
+    """Replays draw the numbers that launches draw, in the same order as the keys of kernels."""
+    w = randn(3, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def fn(x: Tensor) -> Tensor:
+        x = F.dropout(x, 0.1)
+        q, k, v = ((x @ p).view(2, 32, 4, 16).transpose(1, 2) for p in w)
+        for _ in range(2):
+            v = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2)
+        return F.dropout(v, 0.5).float().square().sum()
+
+    results, offsets, x = [], [], randn(2, 32, 64, device="cuda", dtype=torch.bfloat16)
+    for how in ("off", "on"):
+        torch._dynamo.reset()
+        run, got = graphed(fn, how), list[Tensor]()
+        torch.manual_seed(5)
+        with sdpa_kernel(getattr(SDPBackend, kernel)):
+            for _ in range(8):
+                w.grad = None
+                loss = run(x)
+                loss.backward()
+                assert w.grad is not None
+                got += [loss.detach().clone(), w.grad.clone()]
+        results.append(got)
+        offsets.append(torch.cuda.default_generators[0].get_offset())
+    for a, b in zip(*results, strict=True):
+        close(a, b)
+    assert len({float(x) for x in results[0][::2]}) == 8, "each call draws other numbers"
+    assert offsets[0] == offsets[1]
+    forward, backward = made
+    assert replays([forward])[0] >= 4 and replays([backward])[0] >= 1
+    assert all(r.graphed and len(r.graphed.replays) == 1 and not r.graphed.outside for r in made)
+
+
+def test_two_threads_capture_at_once(made: list[replay.Replayed]) -> None:
+    """Two functions on one stream, both of which draw: each gets its graph."""
+    start = threading.Barrier(2, timeout=60)
+    x = randn(2, 4, 32, 16, device="cuda", dtype=torch.bfloat16)
+    fns = [
+        lambda x: F.scaled_dot_product_attention(x.exp(), x, x, dropout_p=0.2).cos(),
+        lambda x: F.scaled_dot_product_attention(x.sin(), x, x, dropout_p=0.3).sin() + 1,
+    ]
+    runs = [graphed(fn) for fn in fns]
+    for run in runs:
+        run(x)  # compiles, and does not capture
+
+    def work(run: Callable[..., Any]) -> None:
+        for _ in range(6):
+            start.wait()
+            run(x)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, runs))
+    assert [r.why for r in made] == ["", ""] and min(replays(made)) >= 2
+
+
 def test_another_thread_draws_during_a_capture(
     made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +381,33 @@ def test_another_thread_draws_during_a_capture(
     torch.manual_seed(3)
     assert torch.equal(drawn[0], torch.rand(8, device="cuda"))
     assert len(drawn) == 1 and replays(made) == [1]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_failed_capture_leaves_the_generator_as_it_was(
+    breaks: bool, made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the driver gives up all captures of the thread."""
+    w = randn(64, 64, device="cuda", dtype=torch.bfloat16)
+
+    def fn(x: Tensor) -> Tensor:
+        q = (x @ w).view(2, 32, 4, 16).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.2).float().exp() + 1
+
+    def fails(self: Any) -> None:
+        if breaks:
+            torch.cuda.synchronize()
+        raise RuntimeError("no")
+
+    run, x = graphed(fn), randn(2, 32, 64, device="cuda", dtype=torch.bfloat16)
+    monkeypatch.setattr(cuda_graph._Capture, "all", fails)
+    got = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        got.append([run(x) for _ in range(4)])
+    for a, b in zip(*got, strict=True):
+        close(a, b)
+    assert "capturing it failed" in made[0].why and not torch.equal(got[0][0], got[0][1])
 
 
 def test_why_there_is_no_graph(made: list[replay.Replayed]) -> None:

@@ -34,6 +34,11 @@ from lenz.sym import Var, sym
 from tests.cuda import cuda_programs
 from tests.gpu_oracle import gpu_context as context
 
+LAYOUT = TorchLayout(
+    16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0,
+    lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
+)  # fmt: skip
+
 
 def plan_of(p: FxProgram) -> Plan:
     cx = context()
@@ -148,6 +153,27 @@ def test_keys_are_drawn_before_the_region() -> None:
     assert "key" not in [x.draws for x in inside if isinstance(x, CallStep)]
 
 
+@pytest.mark.parametrize("kernel", ["flash", "cudnn", "efficient"])
+def test_numbers_drawn_by_attention(kernel: Any) -> None:
+    """A graph draws them if their seed is in GPU memory; the key of a kernel is drawn before."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        h = F.dropout((x @ w).exp(), 0.5)
+        return F.scaled_dot_product_attention(h, h, h, dropout_p=0.1).exp() @ w
+
+    forward, backward = map(split, programs(fn, attention=kernel))
+    calls = [s for s in forward.plan.steps if isinstance(s, CallStep | LaunchStep)]
+    names = [s.op if isinstance(s, CallStep) else s.kernel for s in calls]
+    if kernel == "efficient":
+        assert "efficient_attention.default draws" in forward.outside[0] and backward.outside
+        assert "lenz.renew" not in names
+        return
+    assert names == ["lenz.seed", "lenz.renew", f"{GRAPH}0"]
+    assert [r.draws for g in (forward, backward) for r in g.replays] == [True, False]
+    assert not forward.outside and not backward.outside
+    assert ("op", "lenz.renew") in native(forward.plan, LAYOUT).objects
+
+
 def test_inputs_say_what_of_them_stays_and_what_is_written() -> None:
     """A gradient that is given moves; what the forward half has kept does not."""
 
@@ -170,15 +196,12 @@ def test_inputs_say_what_of_them_stays_and_what_is_written() -> None:
 
 def test_the_plan_around_a_graph_is_text_and_native_code() -> None:
     """It reads as it prints, and LLVM takes its code."""
-    layout = TorchLayout(
-        16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0,
-        lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
-    )  # fmt: skip
     moving = cuda_programs(lambda x, w: (x @ w).softmax(-1) @ w, (8, 8), (8, 8), dynamic=True)
-    for p in [*programs(), *moving]:
+    drawing = programs(lambda x, w: F.scaled_dot_product_attention(x @ w, x, x, None, 0.1) @ w)
+    for p in [*programs(), *moving, *drawing]:
         g = split(p)
         assert read(show(g.plan)) == g.plan
-        text = native(g.plan, layout).text
+        text = native(g.plan, LAYOUT).text
         assert "@ready" in text and "@replay" in text
         assert compile_module(declared(text, True))
 
@@ -253,12 +276,8 @@ def test_why_a_plan_has_no_graph() -> None:
 
 def test_a_plan_with_graphs_is_left_on_every_way_out() -> None:
     """A flag says that a call is under way: it is set once and cleared before each return."""
-    layout = TorchLayout(
-        16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0,
-        lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
-    )  # fmt: skip
     (p,) = cuda_programs(cut, (32, 32), (32, 32))
-    blocks = native(split(p).plan, layout).text.split("\n")
+    blocks = native(split(p).plan, LAYOUT).text.split("\n")
     entered = next(k for k, line in enumerate(blocks) if "@enter" in line)
     ends = [k for k, line in enumerate(blocks) if line.strip().startswith("ret ")]
     assert len(ends) == 4

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -33,9 +34,9 @@ THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may call 
 
 
 @cache
-def side_stream(gpu: int, stream: int) -> torch.cuda.Stream:
+def side_stream(gpu: int, stream: int, priority: int = 0) -> torch.cuda.Stream:
     """The stream on which graphs of a stream are captured. Libraries keep workspaces for it."""
-    return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch's
+    return torch.cuda.Stream(gpu, priority)  # type: ignore[no-untyped-call]  # torch's
 
 
 class GraphMemory:
@@ -55,8 +56,8 @@ def pools() -> WeakValueDictionary[tuple[int, int], GraphMemory]:
 
 
 @cache
-def one_by_one() -> threading.Lock:
-    """Held while a graph is captured: two threads would share a side stream."""
+def capture_lock() -> threading.Lock:
+    """Held while a graph is captured: two threads would share a side stream and the generator."""
     return threading.Lock()
 
 
@@ -65,7 +66,7 @@ def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
 
     `like` has the kernels and sizes.
     """
-    with one_by_one():
+    with capture_lock():
         return _captured(w, like, gpu)
 
 
@@ -79,8 +80,9 @@ def _captured(w: Wanted, like: Runner, gpu: int) -> Captured:
     run = _Capture(w, like, gpu, driver.OwnStream(side.cuda_stream))
     calls, place = driver.library(), ctypes.c_void_p(side.cuda_stream)
     graph, exec = ctypes.c_void_p(), ctypes.c_void_p()
+    draws = numbers(gpu) if w.draws else nullcontext()
     here, inside = torch.cuda.stream(side), torch.cuda.use_mem_pool(memory, gpu)
-    with torch.no_grad(), here, inside:
+    with torch.no_grad(), draws as fresh, here, inside:
         driver.check(calls.cuStreamBeginCapture_v2(place, THREAD_LOCAL), "starting a capture")
         try:
             run.all()
@@ -91,6 +93,8 @@ def _captured(w: Wanted, like: Runner, gpu: int) -> Captured:
     driver.check(calls.cuGraphInstantiateWithFlags(ctypes.byref(exec), graph, 0), "making a graph")
 
     def start(stream: int) -> None:
+        if fresh is not None:
+            fresh()
         driver.check(calls.cuGraphLaunch(exec, ctypes.c_void_p(stream)), "launching a CUDA graph")
 
     finalize(start, calls.cuGraphExecDestroy, exec).atexit = False
@@ -99,8 +103,38 @@ def _captured(w: Wanted, like: Runner, gpu: int) -> Captured:
     counts = [t.untyped_storage()._cdata + 8 for t in run.results.values()]
     owners = [(at, ctypes.c_uint32.from_address(at).value) for at in counts]
     # Constants live with the plan; arguments are not ours.
-    rest = run.nodes, run.uses, start, (memory, like.functions)
+    rest = run.nodes, run.uses, start, (memory, like.functions), fresh
     return Captured(exec.value or 0, run.results, owners, *rest)
+
+
+@contextmanager
+def numbers(gpu: int) -> Iterator[Callable[[], None]]:
+    """A function that draws random numbers for the graph captured meanwhile.
+
+    Captured kernels read the seed and the offset of torch's generator from its own memory. Torch
+    writes them, and advances the generator, when it replays a graph that it has captured. This one
+    has one node, and spans the same draws. Meanwhile torch refuses draws in other threads.
+    """
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.stream(side_stream(gpu, 0, -1))
+    generator = torch.cuda.default_generators[gpu]
+    before = generator.clone_state()
+
+    def fresh() -> None:
+        with capture_lock():
+            graph.replay()
+
+    try:
+        with here:
+            graph.capture_begin(capture_error_mode="thread_local")
+            torch.cuda._sleep(0)  # type: ignore[no-untyped-call]  # a graph needs a node
+        try:
+            yield fresh
+        finally:
+            with here:
+                graph.capture_end()
+    except RuntimeError:
+        generator.graphsafe_set_state(before)  # otherwise it stays in the capturing state
+        raise
 
 
 class _Capture(Runner):
