@@ -95,8 +95,8 @@ def _chosen(mode: str | None, options: Mapping[str, object] | None) -> Options:
 
 
 def compile_graph(
-    gm: GraphModule, example_inputs: Sequence[Any], options: Options, watcher: Watcher | None =
-    None, name: str = "", watching: Sequence[Watching] = (),
+    gm: GraphModule, example_inputs: Sequence[Any], options: Options,
+    watcher: Watcher | None = None, name: str = "", watching: Sequence[Watching] = (),
 ) -> Callable[..., Any]:  # fmt: skip
     """The backend with parsed options. `name` names the graph in logs, reports and folders.
 

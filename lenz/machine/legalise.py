@@ -25,8 +25,8 @@ def is_direct(e: Expr, machine: str, more: Types = ()) -> bool:
 
 
 def legalise_kernel(
-    k: Kernel, machine: str, is_legal: Callable[[Expr], bool], store: Callable[[Store], Store] =
-    lambda s: s,
+    k: Kernel, machine: str, is_legal: Callable[[Expr], bool],
+    store: Callable[[Store], Store] = lambda s: s,
 ) -> Kernel:  # fmt: skip
     """The same kernel over nodes that a machine emits; others are expanded.
 

@@ -34,8 +34,8 @@ class NumberedKernel:
     """
 
     def __init__(
-        self, run: Callable[..., Any], names: Sequence[str] = (), gpu: int = -1, alive: object =
-        None,
+        self, run: Callable[..., Any], names: Sequence[str] = (), gpu: int = -1,
+        alive: object = None,
     ) -> None:  # fmt: skip
         self.run, self.alive, self.number = run, alive, next(_NUMBERS)
         self.names = tuple(names)

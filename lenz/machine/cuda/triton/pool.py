@@ -156,8 +156,8 @@ class ServerClient:
         return self._server
 
     def _ask(
-        self, kernels: Sequence[KernelText], left: Sequence[int], arch: int, done: dict[int, Binary
-        | Failed], tell: Tell,
+        self, kernels: Sequence[KernelText], left: Sequence[int], arch: int,
+        done: dict[int, Binary | Failed], tell: Tell,
     ) -> None:  # fmt: skip
         """Send the remaining kernels of a batch and put the answers into `done`.
 

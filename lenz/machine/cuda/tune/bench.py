@@ -106,8 +106,8 @@ class Gpu:
 
 
 def measure(
-    call: Call, gpu: Device, restore: Call | None = None, seconds: float = SECONDS, best: float =
-    math.inf,
+    call: Call, gpu: Device, restore: Call | None = None, seconds: float = SECONDS,
+    best: float = math.inf,
 ) -> float:  # fmt: skip
     """GPU time of one `call` in microseconds, the median of up to MOST calls.
 
