@@ -58,16 +58,11 @@ def complete(p: Plan, constants: Mapping[str, torch.Tensor]) -> tuple[Plan, dict
 
 
 def load(
-    p: Plan,
-    functions: Functions,
-    alive: object = None,
-    constants: Mapping[str, torch.Tensor] = NONE,
-    objects: Mapping[str, Any] = NONE,
-    otherwise: Callable[..., Sequence[Any]] | None = None,
-    fast: bool = False,
-    store: Store | None = None,
-    watch: object = None,
-) -> Boxed:
+    p: Plan, functions: Functions, alive: object = None,
+    constants: Mapping[str, torch.Tensor] = NONE, objects: Mapping[str, Any] = NONE,
+    otherwise: Callable[..., Sequence[Any]] | None = None, fast: bool = False,
+    store: Store | None = None, watch: object = None,
+) -> Boxed:  # fmt: skip
     """The callable of a plan. Python runs what native code does not, and is printed when it does.
 
     functions  the kernels; their code lives as long as `alive`

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -43,6 +43,7 @@ TWINS = 2  # graphs for one set of sizes, when the memory of the first is in use
 REST = 64  # misses after which an unused graph makes room for others; twice as many each time that
 # one was never replayed. With 200 sizes in turn, each graph was dropped before its size came back:
 # 25 of 200 calls captured one for nothing.
+FAILURES = 3  # captures that fail before none is tried: another thread may have broken the first
 MOVES = 8  # calls in a row with new addresses, after which arguments count as moving
 
 # How a call was run, in the words of the report.
@@ -56,6 +57,7 @@ MOVED = "without a graph because arguments move"
 
 Sizes: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[Sizes, tuple[int, ...]]
+Result = TypeVar("Result", bound=Sequence[Any] | None)
 Seconds: TypeAlias = tuple[float, float]  # of a call, and of the host's part of it
 
 
@@ -70,16 +72,28 @@ class Asked:
 
 @dataclass(slots=True)
 class Trial:
-    """Times of alternating calls with and without a graph: in all, and on the host."""
+    """Times of alternating calls with and without a graph on a GPU: in all, and on the host."""
 
+    gpu: int
     plain: list[Seconds] = field(default_factory=list)
     replayed: list[Seconds] = field(default_factory=list)
 
-    def launches(self, plain: Boxed, args: list[Any]) -> Sequence[Any]:
-        """Run a call without a graph, and time it."""
-        took, results = _timed(plain, args)
-        self.plain.append(took)
-        return list(results)
+    def timed(
+        self, times: list[Seconds], run: Callable[[list[Any]], Result], args: list[Any]
+    ) -> Result:
+        """The results of a call, whose times are noted; None for a call that a graph rejects.
+
+        It waits for its stream only: another thread may capture another stream of the GPU.
+        """
+        wait = torch.cuda.current_stream(self.gpu).synchronize
+        wait()
+        start = time.perf_counter()
+        results = run(args)
+        host = time.perf_counter() - start
+        wait()
+        if results is not None:
+            times.append((time.perf_counter() - start, host))
+        return results
 
     @property
     def is_plains_turn(self) -> bool:
@@ -158,7 +172,7 @@ class Replayed:
         self.trials: dict[Key, Trial] = {}
         self.slow: set[Sizes] = set()
         self.did: Counter[str] = Counter()
-        self.misses, self.replays, self.rest = 0, 0, REST
+        self.misses, self.replays, self.rest, self.failures = 0, 0, REST, 0
         self.moving: set[str] = set()
         self.addresses: dict[Sizes, list[tuple[int, ...]]] = {}
         self.lock = threading.RLock()
@@ -224,16 +238,13 @@ class Replayed:
             known, trial = tuple(self.made.get(key, ())), self.trials.get(key)
         if known and trial is not None and trial.is_plains_turn:
             self.did[TIMED] += 1
-            return trial.launches(self.plain, args)
-        for made in known:
-            took, results = (
-                ((0, 0), made.tried(args)) if trial is None else _timed(made.tried, args)
-            )
+            return trial.timed(trial.plain, self.plain, args)
+        for m in known:
+            results = m.tried(args) if trial is None else trial.timed(trial.replayed, m.tried, args)
             if results is not None:
                 if trial is not None:
-                    trial.replayed.append(took)
                     self.judge(key, trial)
-                self.choose(key, made)
+                self.choose(key, m)
                 return results
         return self.without(key, args, known)
 
@@ -254,14 +265,13 @@ class Replayed:
             elif not self.has_room(key):
                 held = any(m.is_held for m in known)
                 what = FULL if not known else ALIVE if held else BUSY
-            elif takes(self.given.plan, args):
-                self.did[RECORD] += 1
+            elif takes(self.graphed.plan, args):
                 return self.make(key, args)
             else:
                 what = UNFIT
             self.did[what] += 1
-            trial = self.trials.setdefault(key, Trial()) if is_timed else None
-        return self.plain(args) if trial is None else trial.launches(self.plain, args)
+            trial = self.trials.setdefault(key, Trial(gpu_of(self.graphed))) if is_timed else None
+        return self.plain(args) if trial is None else trial.timed(trial.plain, self.plain, args)
 
     def judge(self, key: Key, trial: Trial) -> None:
         """Stop making graphs of these sizes, or any graphs, if launches are faster."""
@@ -337,8 +347,12 @@ class Replayed:
                 run.step(s)
         made = None if run.why else self.linked(g, key, [n for n in names if n], run)
         if made is None:
-            self.stop(run.why or "native code does not run it")
+            self.did[f"without a graph because {run.why}"] += 1
+            self.failures += 1
+            if not run.why or self.failures == FAILURES:
+                self.stop(run.why or "native code does not run it")
         else:
+            self.did[RECORD] += 1
             self.made.setdefault(key, []).append(made)
             self.used[key] = self.misses
             self.choose(key, made)
@@ -437,16 +451,6 @@ def gpu_of(g: Graphed) -> int:
 def replays(made: Iterable[Sequence[GraphCall]]) -> int:
     """The number of replays of these graphs."""
     return sum(m.replays for twins in made for m in twins)
-
-
-def _timed(run: Callable[[list[Any]], Any], args: list[Any]) -> tuple[Seconds, Any]:
-    """The seconds of a call and its results."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    results = run(args)
-    host = time.perf_counter() - start
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start, host), results
 
 
 def _value(own: Mapping[str, Any], a: Any, look: Callable[[Any], Any]) -> Any:

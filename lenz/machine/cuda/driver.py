@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+import threading
 from collections import deque
 from contextlib import suppress
 from functools import cache
@@ -100,6 +101,12 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launcher:
 
 
 @cache
+def capture_lock() -> threading.Lock:
+    """Held while lenz captures a graph: nobody may wait for the GPU, or capture another one."""
+    return threading.Lock()
+
+
+@cache
 def unused(number: int) -> deque[tuple[int, Any]]:
     """Modules of a GPU whose kernels nobody holds, and the records of these kernels."""
     return deque()
@@ -111,9 +118,9 @@ def unload(number: int) -> None:
     with suppress(IndexError):  # none is left; another thread may unload too
         while True:
             mine.append(unused(number).popleft())
-    # Nobody can wait for the GPU while another thread captures a stream: the next load tries again.
-    # After any other error of the driver, the load itself fails and says so.
-    with suppress(RuntimeError):
+    # Nobody can wait for the GPU while the user captures a stream: the next load tries again. After
+    # any other error of the driver, the load itself fails and says so.
+    with suppress(RuntimeError), capture_lock():
         if mine:
             torch.cuda.synchronize(number)
         while mine:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -55,18 +54,12 @@ def pools() -> WeakValueDictionary[tuple[int, int], GraphMemory]:
     return WeakValueDictionary()
 
 
-@cache
-def capture_lock() -> threading.Lock:
-    """Held while a graph is captured: two threads would share a side stream and the generator."""
-    return threading.Lock()
-
-
 def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
     """Capture a graph on the current device; raises RuntimeError if the driver or torch cannot.
 
     `like` has the kernels and sizes.
     """
-    with capture_lock():
+    with driver.capture_lock():
         return _captured(w, like, gpu)
 
 
@@ -120,7 +113,7 @@ def numbers(gpu: int) -> Iterator[Callable[[], None]]:
     before = generator.clone_state()
 
     def fresh() -> None:
-        with capture_lock():
+        with driver.capture_lock():
             graph.replay()
 
     try:
