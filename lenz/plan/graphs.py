@@ -118,8 +118,13 @@ def graphed(p: ir.Plan, moved: Collection[str] = ()) -> Graphed:
     names = {*arguments, *(c.name for c in p.constants), *(n for s in told for n in defined(s))}
     told = [s for s in told if not isinstance(s, ir.Free) or s.name in names]
     device = inside[0].device
+    # Attention's seeds are on the CPU unless it is captured, and no graph can read them there.
+    read = {n for r in found for n in (*r.reads, *r.pinned)}
+    tensors = [i for i in p.inputs if isinstance(i, ir.Input) and i.name in read]
+    here = {i: replace(i, anywhere=False) for i in tensors}
     whole = (*binds, ir.Current(device), *told)
-    plan = replace(p, steps=whole, kernels=ir.launched(whole), comments=())
+    inputs = tuple([here.get(i, i) if isinstance(i, ir.Input) else i for i in p.inputs])
+    plan = replace(p, inputs=inputs, steps=whole, kernels=ir.launched(whole), comments=())
     return Graphed(plan, device, tuple(found), tuple(dict.fromkeys(outside)))
 
 
@@ -175,8 +180,8 @@ def _chain(
 
 
 def _replay(
-    name: str, x: ir.Region, used: Collection[str], roots: Mapping[str, str], writes:
-    Collection[str], chain: Collection[str],
+    name: str, x: ir.Region, used: Collection[str], roots: Mapping[str, str],
+    writes: Collection[str], chain: Collection[str],
 ) -> Replay:  # fmt: skip
     """A graph; its `reads` are all its external operands."""
     own = dict.fromkeys(n for s in x.steps for n in defined(s))

@@ -155,10 +155,7 @@ def _view(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
     ends, source = isinstance(s, ir.Reuse), f.buffers[s.source]
     is_seen, is_taken = s.taker == "autograd", s.taker != "kernels"
     if s.same and (not s.detached or not is_seen):
-        if ends:
-            _rename(f, s)
-        else:
-            _share(f, s)
+        (_rename if ends else _share)(f, s)
     elif is_seen or (is_taken and source.dtype is not s.type.dtype):
         _seen(f, s)
     elif ends and source.whole and not is_taken:

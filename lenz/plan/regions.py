@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from lenz.ir import plan as ir
-from lenz.ir.graph import Named, atom_syms
+from lenz.ir.graph import Named, atom_syms, names_in
 from lenz.runtime import executor
 from lenz.sym import Var
 from lenz.traits import has
 
 ALONE = "one kernel alone gains nothing"
+NAMED = ir.Input | ir.Alloc | ir.Reuse | ir.ViewStep | ir.Lay  # they give a buffer a type
 LOOKS = "it reads the result of another step"
 
 
@@ -40,15 +41,14 @@ def regioned(p: ir.Plan) -> ir.Plan:
     known |= {s.var for s in binds}
     rest, (device, why) = [s for s in p.flat if s not in binds], _device(p)
     steps: list[ir.Step | ir.Region] = [*binds]
-    for x in [] if why else _parts(rest, known):
-        is_graph = (
-            not x.why and sum(isinstance(s, ir.LaunchStep | ir.CallStep) for s in x.steps) > 1
-        )
-        if is_graph or x.why:
-            kind: Any = "graph" if is_graph else "outside"
-            steps += [*x.drawn, ir.Region(kind, tuple(x.steps), x.why, device * is_graph)]
-        else:
-            steps += [*x.drawn, *x.steps]
+    named = (s for s in (*p.inputs, *rest) if isinstance(s, NAMED))
+    there = {s.name for s in named if s.type.device == "cpu"}
+    for x in [] if why else _parts(rest, known, there):
+        work = [s for s in x.steps if isinstance(s, ir.LaunchStep | ir.CallStep)]
+        is_graph = not x.why and len(work) > 1
+        kind: Any = "graph" if is_graph else "outside"
+        region = ir.Region(kind, tuple(x.steps), x.why, device * is_graph)
+        steps += [*x.drawn, *([region] if is_graph or x.why else x.steps)]
     if not any(isinstance(s, ir.Region) for s in steps):
         steps = [*binds, ir.Region("outside", tuple(rest), why or ALONE)]
     old = p.flat
@@ -58,8 +58,8 @@ def regioned(p: ir.Plan) -> ir.Plan:
     return replace(made, comments=comments)
 
 
-def _parts(steps: Sequence[ir.Step], known: Collection[Var]) -> list[_Part]:
-    """Cut the steps where one cannot be captured."""
+def _parts(steps: Sequence[ir.Step], known: Collection[Var], there: Collection[str]) -> list[_Part]:
+    """Cut the steps where one cannot be captured; buffers `there` are on the CPU."""
     parts, own = [_Part([]), _Part([])], set[str]()
     drawn = {n for s in steps if _draws(s) for n in defined(s)}
     for s in steps:
@@ -67,7 +67,7 @@ def _parts(steps: Sequence[ir.Step], known: Collection[Var]) -> list[_Part]:
             parts[-1].drawn.append(s)
         elif (looks := isinstance(s, ir.Lay) and s.name not in own) and not parts[-1].steps:
             parts[-2].steps.append(s)  # it reads the result of the step before
-        elif why := LOOKS if looks else _refusal(s, known):
+        elif why := LOOKS if looks else _refusal(s, known, there):
             parts += [_Part([s], why=why), _Part([])]
             own = set()
         else:
@@ -94,15 +94,14 @@ def defined(s: ir.Step) -> tuple[str, ...]:
 def _device(p: ir.Plan) -> tuple[str, str]:
     """The GPU of a plan, or why it has no graph."""
     named = [s.device for s in p.flat if isinstance(s, ir.Current)]
-    named += [s.type.device for s in p.flat if isinstance(s, ir.Alloc | ir.Lay)]
-    named += [i.type.device for i in p.inputs if isinstance(i, ir.Input)]
+    named += [s.type.device for s in (*p.inputs, *p.flat) if isinstance(s, NAMED)]
     found = list(dict.fromkeys(d for d in named if d.startswith("cuda")))
     if len(found) == 1:
         return found[0], ""
     return "", "it runs on more than one GPU" if found else "it has no tensor on a GPU"
 
 
-def _refusal(s: ir.Step, known: Collection[Var]) -> str:
+def _refusal(s: ir.Step, known: Collection[Var], there: Collection[str]) -> str:
     """Why a graph cannot hold this step; "" if it can."""
     if not _sizes(s) <= {*known}:
         return "its sizes depend on values"
@@ -113,6 +112,8 @@ def _refusal(s: ir.Step, known: Collection[Var]) -> str:
             return "it allocates CPU memory"
         case ir.BindSize():
             return f"{s.source} has a size known only to the call"
+        case ir.CallStep() if {*names_in(s)} & {*there}:
+            return f"{s.op} takes a tensor on the CPU"
         case ir.CallStep():
             return _refused_call(s, known)
     return ""

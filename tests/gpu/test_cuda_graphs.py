@@ -8,6 +8,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -339,6 +340,42 @@ def test_attention_draws_in_a_graph(kernel: str, made: list[replay.Replayed]) ->
     assert all(r.graphed and len(r.graphed.replays) == 1 and not r.graphed.outside for r in made)
 
 
+def test_tensors_on_the_cpu(made: list[replay.Replayed]) -> None:
+    """Indices on the CPU may differ in each call."""
+
+    def fn(x: Tensor, w: Tensor, at: Tensor) -> Tensor:
+        return ((x @ w)[at].exp() @ w).sin()
+
+    run, x = graphed(fn), randn(32, 32, device="cuda") * 0.1
+    for _ in range(8):
+        at = torch.randint(0, 32, (16,))
+        close(run(x, x, at), fn(x, x, at))
+    assert sum(replays(made)) >= 5 and "takes a tensor on the CPU" in made[0].told
+
+
+@pytest.mark.parametrize("how", ["on", "auto"])
+def test_attention_whose_forward_is_launched(how: str, made: list[replay.Replayed]) -> None:
+    """Its seeds are then on the CPU, where no graph of the backward half may read them."""
+    w = randn(3, 32, 32, device="cuda", requires_grad=True)
+
+    def fn(x: Tensor) -> Tensor:
+        q, k, v = ((x @ p).view(1, -1, 4, 8).transpose(1, 2) for p in w)
+        return F.scaled_dot_product_attention(q, k, v).exp().square().mean()
+
+    run, xs = graphed(fn, how), [randn(64, 32, device="cuda") * 0.1 for _ in range(4)]
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        for n in (1, 4, 1, 4, 4, 1, 4, 4, 4, 1, 4, 4):  # of four, two are launched
+            found = list[Tensor]()
+            for f in (run, fn):
+                w.grad = None
+                for loss in [f(x) for x in xs[:n]]:
+                    loss.backward()
+                assert w.grad is not None
+                found.append(w.grad.clone())
+            close(*found)
+    assert sum(replays(made)) >= 4
+
+
 def test_two_threads_capture_at_once(made: list[replay.Replayed]) -> None:
     """Two functions on one stream, both of which draw: each gets its graph."""
     start = threading.Barrier(2, timeout=60)
@@ -381,6 +418,44 @@ def test_another_thread_draws_during_a_capture(
     torch.manual_seed(3)
     assert torch.equal(drawn[0], torch.rand(8, device="cuda"))
     assert len(drawn) == 1 and replays(made) == [1]
+
+
+def test_auto_measures_while_another_thread_captures(
+    made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for its own stream: nobody may wait for a GPU on which a stream is captured."""
+    real, w, inside = cuda_graph._Capture.all, randn(64, 64, device="cuda"), list[Tensor]()
+    timed, captured = graphed(lambda x, w: layer(x, w).cos() @ w, "auto"), graphed(layer)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(timed, w, w).result()  # to warm up; cuBLAS makes the thread's handle
+
+        def slow(self: Any) -> None:
+            inside.append(pool.submit(timed, w, w).result())
+            real(self)
+
+        monkeypatch.setattr(cuda_graph._Capture, "all", slow)
+        for _ in range(2):
+            close(captured(w, w), layer(w, w))
+    close(inside, [layer(w, w).cos() @ w])
+    assert made[0].did[replay.TIMED] == 1 and made[1].did[replay.RECORD] == 1
+
+
+def test_a_capture_that_another_thread_breaks_is_tried_again(
+    made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, w = cuda_graph._Capture.all, randn(64, 64, device="cuda")
+
+    def broken(self: Any) -> None:
+        monkeypatch.undo()
+        with ThreadPoolExecutor(1) as pool, suppress(RuntimeError):
+            pool.submit(torch.cuda.synchronize).result()
+        real(self)
+
+    monkeypatch.setattr(cuda_graph._Capture, "all", broken)
+    run = graphed(layer)
+    for _ in range(5):
+        close(run(w, w), layer(w, w))
+    assert made[0].failures == 1 and replays(made) == [2]
 
 
 @pytest.mark.parametrize("breaks", [False, True])

@@ -31,7 +31,7 @@ from lenz.plan.native_link import declared
 from lenz.plan.python import source
 from lenz.schedule import schedule
 from lenz.sym import Var, sym
-from tests.cuda import cuda_programs
+from tests.cuda import Fake, cuda_programs
 from tests.gpu_oracle import gpu_context as context
 
 LAYOUT = TorchLayout(
@@ -239,8 +239,33 @@ def test_numbers_that_a_call_decides_are_in_no_graph() -> None:
     takes = CallStep("aten.full.default", ((sym(2), n), 0.5), (), ("y",), True)
     launch = LaunchStep("k", ("x",), (n * 2,), sym(1), "cuda:0")
     for s in (gives, takes, launch):
-        assert regions._refusal(s, ())
-    assert not regions._refusal(takes, {n}) and not regions._refusal(launch, {n})
+        assert regions._refusal(s, (), ())
+    assert not regions._refusal(takes, {n}, ()) and not regions._refusal(launch, {n}, ())
+
+
+def test_tensors_on_the_cpu_are_in_no_graph() -> None:
+    """An op that reads one would keep its values, and a copy would read memory of the CPU."""
+    square, places = Fake((32, 32)), Fake((4,), torch.int64, "cpu")
+    (p,) = cuda_programs(lambda x, w, i: ((x @ w)[i].exp() @ w).sin(), square, square, places)
+    g = split(p)
+    assert "aten.index.Tensor takes a tensor on the CPU" in g.outside[0]
+    assert not any("aten.index.Tensor" in names(r.steps) for r in g.replays)
+
+
+def test_a_graph_takes_the_seeds_of_attention_on_the_gpu_alone() -> None:
+    """The efficient kernel gives them on the CPU unless it is captured."""
+    _, backward = programs(
+        lambda x, w: F.scaled_dot_product_attention(x @ w, x, x).exp() @ w, attention="efficient"
+    )
+    plan, g = plan_of(backward), split(backward)
+    loose = {i.name for i in plan.inputs if isinstance(i, Input) and i.anywhere}
+    assert loose & {*g.pinned} and not g.outside
+    assert not any(i.anywhere for i in g.plan.inputs if isinstance(i, Input))
+
+
+def names(steps: Any) -> list[str]:
+    """The ops that steps call."""
+    return [s.op for s in steps if isinstance(s, CallStep)]
 
 
 def test_a_plan_is_cut_where_a_step_is_outside() -> None:
