@@ -398,6 +398,16 @@ def test_two_threads_capture_at_once(made: list[replay.Replayed]) -> None:
     assert [r.why for r in made] == ["", ""] and min(replays(made)) >= 2
 
 
+def test_captures_have_streams_of_their_own(made: list[replay.Replayed]) -> None:
+    """torch has 32 streams for all who ask: none of them is one on which lenz captures."""
+    run, w = graphed(layer), randn(64, 64, device="cuda")
+    for _ in range(3):
+        close(run(w, w), layer(w, w))
+    theirs = {torch.cuda.Stream().cuda_stream for _ in range(64)}
+    own = cuda_graph.side_stream(0, torch.cuda.current_stream().cuda_stream).cuda_stream
+    assert len(theirs) == 32 and own not in theirs and replays(made) == [1]
+
+
 def test_another_thread_draws_during_a_capture(
     made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:

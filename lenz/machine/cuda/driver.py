@@ -114,20 +114,16 @@ def unused(number: int) -> deque[tuple[int, Any]]:
 
 def unload(number: int) -> None:
     """Unload the unused modules of the current GPU, after all work that was queued."""
-    mine: list[tuple[int, Any]] = []
-    with suppress(IndexError):  # none is left; another thread may unload too
-        while True:
-            mine.append(unused(number).popleft())
+    waiting = unused(number)
     # Nobody can wait for the GPU while the user captures a stream: the next load tries again. After
     # any other error of the driver, the load itself fails and says so.
     with suppress(RuntimeError), capture_lock():
-        if mine:
+        if ready := len(waiting):
             torch.cuda.synchronize(number)
-        while mine:
-            module, record = mine.pop()
+        for _ in range(ready):
+            module, record = waiting.popleft()
             if not any(record[CAPTURED]):
                 check(library().cuModuleUnload(ctypes.c_void_p(module)), "unloading a kernel")
-    unused(number).extend(mine)
 
 
 def load_function(code: bytes, name: str) -> tuple[int, int]:

@@ -29,13 +29,20 @@ NODE = "=Q7I4xQQQQ"
 RECORD = f"={driver.CONFIG}Q"  # grid, block and shared memory of a launch, ..., the handle
 # One launch of copy.ptx: pieces, bytes of a piece (8 rounds of its 32 blocks), blocks, threads.
 PIECES, PIECE, BLOCKS, THREADS = 160, 1 << 20, 32, 256
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: it does not wait for the default stream
 THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may call the driver
 
 
 @cache
-def side_stream(gpu: int, stream: int, priority: int = 0) -> torch.cuda.Stream:
-    """The stream on which graphs of a stream are captured. Libraries keep workspaces for it."""
-    return torch.cuda.Stream(gpu, priority)  # type: ignore[no-untyped-call]  # torch's
+def side_stream(gpu: int, stream: int) -> torch.cuda.Stream:
+    """The stream on which graphs of a stream are captured. Libraries keep workspaces for it.
+
+    It is not one of the 32 streams that torch gives out again and again: a capture would take what
+    another thread launches on it.
+    """
+    made = ctypes.c_void_p()
+    driver.check(driver.library().cuStreamCreate(ctypes.byref(made), NON_BLOCKING), "new stream")
+    return torch.cuda.ExternalStream(made.value, gpu)  # type: ignore[no-untyped-call]  # torch's
 
 
 class GraphMemory:
@@ -108,7 +115,7 @@ def numbers(gpu: int) -> Iterator[Callable[[], None]]:
     writes them, and advances the generator, when it replays a graph that it has captured. This one
     has one node, and spans the same draws. Meanwhile torch refuses draws in other threads.
     """
-    graph, here = torch.cuda.CUDAGraph(), torch.cuda.stream(side_stream(gpu, 0, -1))
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.stream(side_stream(gpu, -1))
     generator = torch.cuda.default_generators[gpu]
     before = generator.clone_state()
 
