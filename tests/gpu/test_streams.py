@@ -188,7 +188,8 @@ def test_memory_does_not_grow_over_a_hundred_calls(make: Any, cuda: str) -> None
     before, reserved = held(), torch.cuda.memory_reserved()
     for _ in range(100):
         call()
-    assert held() == before, f"{held() - before} bytes are held after 100 calls"
+    grown = held() - before  # less than 0 if garbage of an earlier test is freed meanwhile
+    assert grown <= 0, f"{grown} bytes are held after 100 calls"
     assert torch.cuda.memory_reserved() <= reserved
 
 
