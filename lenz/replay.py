@@ -347,10 +347,11 @@ class Replayed:
                 run.step(s)
         made = None if run.why else self.linked(g, key, [n for n in names if n], run)
         if made is None:
-            self.did[f"without a graph because {run.why}"] += 1
+            why = run.why or "native code does not run it"
+            self.did[f"without a graph because {why}"] += 1
             self.failures += 1
             if not run.why or self.failures == FAILURES:
-                self.stop(run.why or "native code does not run it")
+                self.stop(why)
         else:
             self.did[RECORD] += 1
             self.made.setdefault(key, []).append(made)

@@ -398,6 +398,31 @@ def test_two_threads_capture_at_once(made: list[replay.Replayed]) -> None:
     assert [r.why for r in made] == ["", ""] and min(replays(made)) >= 2
 
 
+def test_graphs_of_a_stream_share_memory(made: list[replay.Replayed]) -> None:
+    """Three graphs, two of them across a graph break, reserve what one does."""
+
+    def part(x: Tensor, w: Tensor) -> Tensor:
+        return ((x @ w).sin() @ w).cos() @ w
+
+    def broken(x: Tensor, w: Tensor) -> Tensor:
+        y = part(x, w)
+        torch._dynamo.graph_break()
+        return part(y.sin(), w)
+
+    def reserved() -> int:
+        own = {memory.id for memory in cuda_graph.pools().values()}
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if s["segment_pool_id"] in own)
+
+    w, found = randn(1024, 1024, device="cuda") / 32, list[int]()
+    for fn in (part, broken):
+        run = graphed(fn)
+        for _ in range(4):
+            close(run(w, w), fn(w, w))
+        found.append(reserved())
+    assert found[0] == found[1] >= w.nbytes and [n > 0 for n in replays(made)] == [True] * 3
+
+
 def test_captures_have_streams_of_their_own(made: list[replay.Replayed]) -> None:
     """torch has 32 streams for all who ask: none of them is one on which lenz captures."""
     run, w = graphed(layer), randn(64, 64, device="cuda")
