@@ -1,8 +1,8 @@
 """Replays of a plan as CUDA graphs: when a graph is made, and which one runs a call.
 
 A graph is made for one set of sizes in one stream. The first call with these sizes runs without a
-graph, so that one-off sizes cost nothing; the second call in the same thread captures it (libraries
-make a thread's handles in its first call, which cannot be captured). Some calls run without their
+graph, so that one-off sizes cost nothing; the second call captures it, in the same thread: no
+capture survives its first, in which libraries make their handles. Some calls run without their
 graph: the memory that it keeps for the backward half is still in use, an argument has moved, or the
 user captures a graph of their own. The report counts all of these.
 
@@ -16,7 +16,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 from typing import Any, TypeAlias, TypeVar
 
@@ -34,15 +33,14 @@ from lenz.sym import Int, Var, as_multiple, evaluate
 
 WARM = 1  # calls without a graph before one is made for their sizes; one more to measure
 TURNS = 3  # timed calls each way: the host's and the GPU's clocks make a single call noisy
-SLOWER = 1.02  # a graph this much slower than launches is not used,
-# unless the loss is less than this part of the host time that it saves, which other work may need:
-# GPT-2's halves, timed alone, are as fast by launches, but its training step then takes 1.18x as
-# long.
-SAVED = 0.25
+# A graph this much slower than launches is not used, unless the loss is less than this part of the
+# host time that it saves, which other work may need: GPT-2's halves, timed alone, are as fast by
+# launches, but its training step then takes 1.18x as long.
+SLOWER, SAVED = 1.02, 0.25
 TWINS = 2  # graphs for one set of sizes, when the memory of the first is in use
-REST = 64  # misses after which an unused graph makes room for others; twice as many each time that
-# one was never replayed. With 200 sizes in turn, each graph was dropped before its size came back:
-# 25 of 200 calls captured one for nothing.
+# Misses after which an unused graph makes room for others; twice as many each time that one was
+# never replayed. With 200 sizes in turn, 25 of 200 calls captured a graph for nothing.
+REST = 64
 FAILURES = 3  # captures that fail before none is tried: another thread may have broken the first
 MOVES = 8  # calls in a row with new addresses, after which arguments count as moving
 
@@ -78,21 +76,10 @@ class Trial:
     plain: list[Seconds] = field(default_factory=list)
     replayed: list[Seconds] = field(default_factory=list)
 
-    def timed(
-        self, times: list[Seconds], run: Callable[[list[Any]], Result], args: list[Any]
-    ) -> Result:
-        """The results of a call, whose times are noted; None for a call that a graph rejects.
-
-        It waits for its stream only: another thread may capture another stream of the GPU.
-        """
-        wait = torch.cuda.current_stream(self.gpu).synchronize
-        wait()
-        start = time.perf_counter()
-        results = run(args)
-        host = time.perf_counter() - start
-        wait()
-        if results is not None:
-            times.append((time.perf_counter() - start, host))
+    def timed(self, times: list[Seconds], run: Callable[[Any], Result], args: list[Any]) -> Result:
+        """The results of a call, whose times are noted; None for a call that a graph rejects."""
+        took, results = _timed(run, args, self.gpu)
+        times += [took] if results is not None else []
         return results
 
     @property
@@ -340,8 +327,8 @@ class Replayed:
         g, given = self.graphed, self.given
         names = [i.name if isinstance(i, Input) else "" for i in given.plan.inputs]
         env = {**dict(zip(names, args, strict=True)), **given.constants}
-        value: Any = partial(_value, given.objects)
-        run = Recorded(self, env, sizes_given(given.plan, args), value, key[0][0])
+        resolve: Any = lambda a, look: value(a, given.objects, look)
+        run = Recorded(self, env, sizes_given(given.plan, args), resolve, key[0][0])
         with torch.cuda.device(g.device), torch.no_grad():
             for s in g.plan.flat:
                 run.step(s)
@@ -357,7 +344,7 @@ class Replayed:
             self.made.setdefault(key, []).append(made)
             self.used[key] = self.misses
             self.choose(key, made)
-        results = [value(a, run.look) for a in g.plan.outputs]
+        results = [resolve(a, run.look) for a in g.plan.outputs]
         args.clear()
         return results
 
@@ -454,8 +441,15 @@ def replays(made: Iterable[Sequence[GraphCall]]) -> int:
     return sum(m.replays for twins in made for m in twins)
 
 
-def _value(own: Mapping[str, Any], a: Any, look: Callable[[Any], Any]) -> Any:
-    return value(a, own, look)
+def _timed(run: Callable[[Any], Result], args: list[Any], gpu: int) -> tuple[Seconds, Result]:
+    """The seconds of a call and its results; another thread may capture a stream meanwhile."""
+    wait = torch.cuda.current_stream(gpu).synchronize  # of the whole GPU, it would be an error
+    wait()
+    start = time.perf_counter()
+    results = run(args)
+    host = time.perf_counter() - start
+    wait()
+    return (time.perf_counter() - start, host), results
 
 
 def takes(p: Plan, args: Sequence[Any]) -> bool:
