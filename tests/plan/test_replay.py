@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -254,6 +255,21 @@ def test_the_report_says_that_native_code_is_off(made: list[replay.Replayed]) ->
         told(report)
         == "none, since only native code replays graphs, and the option `native` is off"
     )
+
+
+def test_the_first_call_of_a_thread_captures_nothing(
+    made: list[replay.Replayed], simulated: list[Graph]
+) -> None:
+    """Libraries make a thread's handles in it."""
+    run, x, w = compiled(soft), randn(8, 8), randn(8, 8)
+    run(x, w)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):  # torch checks custom ops in the first one, which does not count
+            pool.submit(run, x, w).result()
+        assert made[0].told == "all of it; calls: 2 warm-up"
+        pool.submit(run, x, w).result()
+    run(x, w)
+    assert made[0].told == "all of it; calls: 2 warm-up, 1 record, 1 replay"
 
 
 def test_a_forward_before_the_backward_of_the_last_one_is_reported(
