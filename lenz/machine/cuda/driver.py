@@ -102,7 +102,7 @@ def function(b: Binary, number: int, pointers: int, sizes: int) -> Launcher:
 
 @cache
 def capture_lock() -> threading.Lock:
-    """Held while lenz captures a graph: nobody may wait for the GPU, or capture another one."""
+    """Held during a capture: no other thread may capture, wait for the GPU, or draw for a graph."""
     return threading.Lock()
 
 

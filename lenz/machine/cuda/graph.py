@@ -112,8 +112,9 @@ def numbers(gpu: int) -> Iterator[Callable[[], None]]:
     """A function that draws random numbers for the graph captured meanwhile.
 
     Captured kernels read the seed and the offset of torch's generator from its own memory. Torch
-    writes them, and advances the generator, when it replays a graph that it has captured. This one
-    has one node, and spans the same draws. Meanwhile torch refuses draws in other threads.
+    writes them, and advances the generator, when it replays a graph that it has captured. So it
+    captures one with a single node, which spans the same draws. During the capture, torch refuses
+    draws in other threads.
     """
     graph, here = torch.cuda.CUDAGraph(), torch.cuda.stream(side_stream(gpu, -1))
     generator = torch.cuda.default_generators[gpu]
