@@ -12,12 +12,10 @@ With `auto`, launches and replays of the same sizes alternate until each was tim
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,13 +28,9 @@ from lenz.runtime import executor
 from lenz.runtime.captured import Captured, Record, Runner, Wanted
 from lenz.runtime.store import Store
 from lenz.sym import Int, Var, as_multiple, evaluate
+from lenz.trial import Trial
 
 WARM = 1  # calls without a graph before one is made for their sizes; one more to measure
-TURNS = 3  # timed calls each way: the host's and the GPU's clocks make a single call noisy
-# A graph this much slower than launches is not used, unless the loss is less than this part of the
-# host time that it saves, which other work may need: GPT-2's halves, timed alone, are as fast by
-# launches, but its training step then takes 1.18x as long.
-SLOWER, SAVED = 1.02, 0.25
 TWINS = 2  # graphs for one set of sizes, when the memory of the first is in use
 # Misses after which an unused graph makes room for others; twice as many each time that one was
 # never replayed. With 200 sizes in turn, 25 of 200 calls captured a graph for nothing.
@@ -55,8 +49,6 @@ MOVED = "without a graph because arguments move"
 
 Sizes: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[Sizes, tuple[int, ...]]
-Result = TypeVar("Result", bound=Sequence[Any] | None)
-Seconds: TypeAlias = tuple[float, float]  # of a call, and of the host's part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,49 +58,6 @@ class Asked:
     is_measured: bool = False
     sizes: int = 8
     is_native: bool = True
-
-
-@dataclass(slots=True)
-class Trial:
-    """Times of alternating calls with and without a graph on a GPU: in all, and on the host."""
-
-    gpu: int
-    plain: list[Seconds] = field(default_factory=list)
-    replayed: list[Seconds] = field(default_factory=list)
-
-    def timed(self, times: list[Seconds], run: Callable[[Any], Result], args: list[Any]) -> Result:
-        """The results of a call, whose times are noted; None for a call that a graph rejects."""
-        took, results = _timed(run, args, self.gpu)
-        times += [took] if results is not None else []
-        return results
-
-    @property
-    def is_plains_turn(self) -> bool:
-        """Whether the next call is timed without a graph."""
-        return len(self.plain) <= len(self.replayed)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether both kinds were timed often enough."""
-        return min(len(self.plain), len(self.replayed)) >= TURNS
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether a replay takes longer than launches and saves too little host time."""
-        (replay, on_host), (launches, host) = medians(self.replayed), medians(self.plain)
-        return replay > SLOWER * launches and replay - launches > SAVED * (host - on_host)
-
-    def __str__(self) -> str:
-        ways = [1e3 * t for way in (self.replayed, self.plain) for t in medians(way)]
-        return "a replay takes {:.3f} ms ({:.3f} on the host), launches {:.3f} ({:.3f})".format(
-            *ways
-        )
-
-
-def medians(times: Sequence[Seconds]) -> Seconds:
-    """The median of each of the two times."""
-    whole, host = zip(*times, strict=True)
-    return median(whole), median(host)
 
 
 @dataclass(slots=True)
@@ -439,17 +388,6 @@ def gpu_of(g: Graphed) -> int:
 def replays(made: Iterable[Sequence[GraphCall]]) -> int:
     """The number of replays of these graphs."""
     return sum(m.replays for twins in made for m in twins)
-
-
-def _timed(run: Callable[[Any], Result], args: list[Any], gpu: int) -> tuple[Seconds, Result]:
-    """The seconds of a call and its results; another thread may capture a stream meanwhile."""
-    wait = torch.cuda.current_stream(gpu).synchronize  # of the whole GPU, it would be an error
-    wait()
-    start = time.perf_counter()
-    results = run(args)
-    host = time.perf_counter() - start
-    wait()
-    return (time.perf_counter() - start, host), results
 
 
 def takes(p: Plan, args: Sequence[Any]) -> bool:

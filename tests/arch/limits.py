@@ -42,6 +42,7 @@ RANKS = {
     "private": 1,
     "remote": 2,
     "traits": 1,
+    "trial": 1,
     "sym": 2,
     "ir": 3,
     "ops": 4,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, randn
 
 import lenz
-from lenz import replay
+from lenz import replay, trial
 from lenz.errors import UserError
 from lenz.ir.plan import CallStep, Check, LaunchStep, Step
 from lenz.machine.cuda import graph
@@ -297,12 +297,12 @@ def clocked(
 ) -> None:  # fmt: skip
     """Calls take these milliseconds, in turn; launches take `host` of them on the host."""
 
-    def timed(run: Any, args: list[Any], gpu: int) -> tuple[replay.Seconds, Any]:
+    def timed(run: Any, args: list[Any], gpu: int) -> tuple[trial.Seconds, Any]:
         is_plain = any(run is r.plain for r in made)
         took = (plain if is_plain else replayed).pop(0)
         return (took / 1e3, host / 1e3 if is_plain else 0.0), run(args)
 
-    monkeypatch.setattr(replay, "_timed", timed)
+    monkeypatch.setattr(trial, "timed_call", timed)
 
 
 @pytest.mark.parametrize(
