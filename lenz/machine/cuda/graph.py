@@ -82,6 +82,15 @@ def _captured(w: Wanted, like: Runner, gpu: int) -> Captured:
     graph, exec = ctypes.c_void_p(), ctypes.c_void_p()
     draws = numbers(gpu) if w.draws else nullcontext()
     here, inside = torch.cuda.stream(side), torch.cuda.use_mem_pool(memory, gpu)
+
+    def start(stream: int) -> None:
+        if fresh is not None:
+            fresh()
+        driver.check(calls.cuGraphLaunch(exec, ctypes.c_void_p(stream)), "launching a CUDA graph")
+
+    # Without a graph they return an error, which nobody needs.
+    finalize(start, calls.cuGraphExecDestroy, exec).atexit = False
+    finalize(start, calls.cuGraphDestroy, graph).atexit = False
     with torch.no_grad(), draws as fresh, here, inside:
         driver.check(calls.cuStreamBeginCapture_v2(place, THREAD_LOCAL), "starting a capture")
         try:
@@ -91,14 +100,6 @@ def _captured(w: Wanted, like: Runner, gpu: int) -> Captured:
         driver.check(ended, "ending a capture")
     torch.cuda.current_stream(gpu).wait_stream(side)
     driver.check(calls.cuGraphInstantiateWithFlags(ctypes.byref(exec), graph, 0), "making a graph")
-
-    def start(stream: int) -> None:
-        if fresh is not None:
-            fresh()
-        driver.check(calls.cuGraphLaunch(exec, ctypes.c_void_p(stream)), "launching a CUDA graph")
-
-    finalize(start, calls.cuGraphExecDestroy, exec).atexit = False
-    finalize(start, calls.cuGraphDestroy, graph).atexit = False
     # Nothing else holds kept memory yet, so these are its reference counts when unused.
     counts = [t.untyped_storage()._cdata + 8 for t in run.results.values()]
     owners = [(at, ctypes.c_uint32.from_address(at).value) for at in counts]
