@@ -19,13 +19,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lenz.ir.plan import BindSize, Boxed, Input, Keep, LaunchStep, Plan, Reuse, Step, ViewStep
+from lenz.ir import plan as ir
 from lenz.loading import fast_call
 from lenz.machines import Functions, loader_of
 from lenz.plan.graphs import Graphed, Replay, Uncaptured, graphed
 from lenz.plan.native_objects import value
+from lenz.plan.regions import regioned
 from lenz.runtime import executor
-from lenz.runtime.captured import Captured, Record, Runner, Wanted
+from lenz.runtime.captured import Captured, Record, Refused, Runner, Wanted
 from lenz.runtime.store import Store
 from lenz.sym import Int, Var, as_multiple, evaluate
 from lenz.trial import Trial
@@ -35,7 +36,9 @@ TWINS = 2  # graphs for one set of sizes, when the memory of the first is in use
 # Misses after which an unused graph makes room for others; twice as many each time that one was
 # never replayed. With 200 sizes in turn, 25 of 200 calls captured a graph for nothing.
 REST = 64
-FAILURES = 3  # captures that fail before none is tried: another thread may have broken the first
+# Captures that fail before the op at fault is left outside of graphs, or none is tried again:
+# another thread may have broken the first.
+FAILURES = 3
 MOVES = 8  # calls in a row with new addresses, after which arguments count as moving
 
 # How a call was run, in the words of the report.
@@ -68,7 +71,7 @@ class GraphCall:
     tried  the same, but returns None for such a call
     """
 
-    call: Boxed
+    call: ir.Boxed
     tried: Callable[[list[Any]], Sequence[Any] | None]
     records: tuple[Record, ...]
 
@@ -87,7 +90,7 @@ class GraphCall:
 class Replayable:
     """A plan with its kernels and objects."""
 
-    plan: Plan
+    plan: ir.Plan
     functions: Functions
     constants: Mapping[str, torch.Tensor]
     objects: Mapping[str, Any]
@@ -100,7 +103,7 @@ class Replayed:
     `why` says why no graph is made; empty while graphs may be made. `did` counts calls.
     """
 
-    def __init__(self, given: Replayable, plain: Boxed, asked: Asked) -> None:
+    def __init__(self, given: Replayable, plain: ir.Boxed, asked: Asked) -> None:
         self.given, self.plain, self.asked = given, plain, asked
         self.made: OrderedDict[Key, list[GraphCall]] = OrderedDict()
         self.used: dict[Key, int] = {}  # the last miss at which its graph was chosen
@@ -109,11 +112,11 @@ class Replayed:
         self.slow: set[Sizes] = set()
         self.did: Counter[str] = Counter()
         self.misses, self.replays, self.rest, self.failures = 0, 0, REST, 0
-        self.moving: set[str] = set()
+        self.moving, self.refused = set[str](), set[str]()
         self.addresses: dict[Sizes, list[tuple[int, ...]]] = {}
         self.lock = threading.RLock()
         self.why = self.choice = ""
-        self.now: Boxed = self.decide
+        self.now: ir.Boxed = self.decide
         self.graphed = self.split()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -139,7 +142,8 @@ class Replayed:
         try:
             if not self.asked.is_native:
                 raise Uncaptured("only native code replays graphs, and the option `native` is off")
-            return graphed(self.given.plan, self.moving)
+            p = self.given.plan
+            return graphed(regioned(p, self.refused) if self.refused else p, self.moving)
         except Uncaptured as e:
             self.stop(str(e))
             return None
@@ -257,16 +261,22 @@ class Replayed:
             return False
         pairs = zip(self.graphed.pinned, known[-2], starts, strict=True)
         self.moving |= {name for name, a, b in pairs if a != b}
+        self.again()
+        return True
+
+    def again(self) -> None:
+        """Split the plan anew: other arguments may move, or ops be outside."""
         self.drop(*self.made)
         self.addresses.clear()
         self.now, self.graphed = self.decide, self.split()
-        return True
 
     def key(self, args: Sequence[Any]) -> Key:
         """The sizes and stream of a call, and the addresses of pinned arguments."""
         assert self.graphed is not None
         p = self.given.plan
-        tensors = {i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, Input)}
+        tensors = {
+            i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, ir.Input)
+        }
         sizes = executor.stream(gpu_of(self.graphed)), *sizes_given(p, args).values()
         return sizes, tuple([tensors[n].data_ptr() for n in self.graphed.pinned])
 
@@ -274,7 +284,7 @@ class Replayed:
         """Make graphs for calls like this one, and run this one."""
         assert self.graphed is not None
         g, given = self.graphed, self.given
-        names = [i.name if isinstance(i, Input) else "" for i in given.plan.inputs]
+        names = [i.name if isinstance(i, ir.Input) else "" for i in given.plan.inputs]
         env = {**dict(zip(names, args, strict=True)), **given.constants}
         resolve: Any = lambda a, look: value(a, given.objects, look)
         run = Recorded(self, env, sizes_given(given.plan, args), resolve, key[0][0])
@@ -286,7 +296,11 @@ class Replayed:
             why = run.why or "native code does not run it"
             self.did[f"without a graph because {why}"] += 1
             self.failures += 1
-            if not run.why or self.failures == FAILURES:
+            if self.failures == FAILURES and run.refused:
+                self.refused.add(run.refused)
+                self.failures = 0
+                self.again()
+            elif not run.why or self.failures == FAILURES:
                 self.stop(why)
         else:
             self.did[RECORD] += 1
@@ -313,7 +327,7 @@ class Replayed:
         given = self.given
         values = {**given.functions, **given.constants, **kept, **records}
         own = {**given.objects, **{name: c.fresh for name, c in run.captured.items()}}
-        ways: tuple[Boxed, Any] = self.decide, lambda args: None
+        ways: tuple[ir.Boxed, Any] = self.decide, lambda args: None
         found = [fast_call(g.plan, values, own, w, given.store) for w in ways]
         if found[0] is None or found[1] is None:
             return None
@@ -325,7 +339,8 @@ class Replayed:
 class Recorded(Runner):
     """Runs a plan and captures its graphs; `known` are the sizes of the arguments.
 
-    If a capture fails, `why` says so, and the steps of this and later graphs run one by one.
+    If a capture fails, `why` says so, and the steps of this and later graphs run one by one. An op
+    that failed is in `refused`.
     """
 
     def __init__(
@@ -338,21 +353,30 @@ class Recorded(Runner):
         self.known = frozenset(sizes)
         self.by_name = {r.name: r for r in of.graphed.replays}
         self.captured: dict[str, Captured] = {}
-        self.why = ""
+        self.why = self.refused = ""
 
-    def step(self, s: Step) -> None:
+    def step(self, s: ir.Step) -> None:
         """Run one step."""
-        if self.why and isinstance(s, Keep | Reuse | ViewStep) and s.name in self.env:
+        if self.why and isinstance(s, ir.Keep | ir.Reuse | ir.ViewStep) and s.name in self.env:
             return  # made by the steps of a graph
         if getattr(s, "op", "") == "lenz.renew":
             return  # `launch` does it
-        if isinstance(s, Keep):
+        if isinstance(s, ir.Keep):
             found = next(c.kept[s.name] for c in self.captured.values() if s.name in c.kept)
             self.name(s.name, torch.as_strided(found, found.shape, found.stride()).detach())
             return
         super().step(s)
 
-    def launch(self, s: LaunchStep) -> list[int]:
+    def call(self, s: ir.CallStep) -> None:
+        """Call an eager op."""
+        try:
+            super().call(s)
+        except RuntimeError:
+            if not self.why:
+                raise
+            super().call(s)  # cuSOLVER returns the error of a failed capture once more
+
+    def launch(self, s: ir.LaunchStep) -> list[int]:
         """Capture a graph and launch it, or launch a kernel."""
         if not s.graph:
             return super().launch(s)
@@ -362,8 +386,9 @@ class Recorded(Runner):
                 self.captured[r.name] = self.capture(r)
                 self.captured[r.name].start(self.stream)
                 return []
-        except (RuntimeError, torch.AcceleratorError) as e:
+        except RuntimeError as e:
             self.why = f"capturing it failed: {e}".splitlines()[0]
+            self.refused = e.op if isinstance(e, Refused) else ""
         for name in r.writes:
             del self.env[name]  # memory that the steps allocate themselves
         for x in r.steps:
@@ -390,13 +415,13 @@ def replays(made: Iterable[Sequence[GraphCall]]) -> int:
     return sum(m.replays for twins in made for m in twins)
 
 
-def takes(p: Plan, args: Sequence[Any]) -> bool:
+def takes(p: ir.Plan, args: Sequence[Any]) -> bool:
     """Whether the plan accepts these arguments without a copy or a fallback."""
     sizes = sizes_given(p, args)
     if any(v.name == name and size > most for v, size in sizes.items() for name, most in p.most):
         return False
     for i, a in zip(p.inputs, args, strict=True):
-        if not isinstance(i, Input):
+        if not isinstance(i, ir.Input):
             if type(a) is not int:
                 return False
             continue
@@ -414,16 +439,16 @@ def takes(p: Plan, args: Sequence[Any]) -> bool:
     return True
 
 
-def sizes_given(p: Plan, args: Sequence[Any]) -> dict[Var, int]:
+def sizes_given(p: ir.Plan, args: Sequence[Any]) -> dict[Var, int]:
     """The sizes that a call's arguments determine."""
     places, found = {}, dict[Var, int]()
     for i, a in zip(p.inputs, args, strict=True):
-        if isinstance(i, Input):
+        if isinstance(i, ir.Input):
             places[i.name] = a
         elif not isinstance(i.value, Int) and (whole := as_multiple(i.value)):
             found.setdefault(whole[0], _divided(a, whole[1]))
     for s in p.flat:
-        if isinstance(s, BindSize) and s.source in places and s.var not in found:
+        if isinstance(s, ir.BindSize) and s.source in places and s.var not in found:
             t = places[s.source]
             found[s.var] = _divided(t.stride(s.dim) if s.stride else t.size(s.dim), s.factor)
     return found

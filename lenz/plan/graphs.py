@@ -84,7 +84,7 @@ def graphed(p: ir.Plan, moved: Collection[str] = ()) -> Graphed:
     """
     parts = [s if isinstance(s, ir.Region) else ir.Region("outside", (s,)) for s in p.steps]
     places, inside = _places(p), [x for x in parts if x.kind == "graph"]
-    outside = [x.why + places.get(id(x.steps[0]), "") for x in parts if x.why]
+    outside = [x.why + places.get(id(next(iter(x.steps), None)), "") for x in parts if x.why]
     if not inside:
         raise Uncaptured(outside[0])
     arguments = {i.name for i in p.inputs if isinstance(i, ir.Input)}

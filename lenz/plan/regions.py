@@ -24,6 +24,22 @@ NAMED = ir.Input | ir.Alloc | ir.Reuse | ir.ViewStep | ir.Lay  # they give a buf
 LOOKS = "it reads the result of another step"
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What decides whether a graph can hold a step.
+
+    known   the sizes that arguments determine
+    there   buffers on the CPU
+    sized   buffers whose sizes the call itself determines
+    refused ops that failed when they were captured
+    """
+
+    known: Collection[Var] = ()
+    there: Collection[str] = ()
+    sized: Collection[str] = ()
+    refused: Collection[str] = ()
+
+
 @dataclass(slots=True)
 class _Part:
     """Consecutive steps, the random keys drawn before them, and why they are outside graphs."""
@@ -33,8 +49,8 @@ class _Part:
     why: str = ""
 
 
-def regioned(p: ir.Plan) -> ir.Plan:
-    """The plan, divided into regions."""
+def regioned(p: ir.Plan, refused: Collection[str] = ()) -> ir.Plan:
+    """The plan, divided into regions; the `refused` ops failed when a graph was captured."""
     arguments = {i.name for i in p.inputs if isinstance(i, ir.Input)}
     binds = [s for s in p.flat if isinstance(s, ir.BindSize) and s.source in arguments]
     known = {v for i in p.inputs if isinstance(i, ir.SizeInput) for v in i.value.free_vars}
@@ -43,7 +59,8 @@ def regioned(p: ir.Plan) -> ir.Plan:
     steps: list[ir.Step | ir.Region] = [*binds]
     named = (s for s in (*p.inputs, *rest) if isinstance(s, NAMED))
     there = {s.name for s in named if s.type.device == "cpu"}
-    for x in [] if why else _parts(rest, known, there):
+    sized = {s.source for s in rest if isinstance(s, ir.BindSize)}
+    for x in [] if why else _parts(rest, Facts(known, there, sized, refused)):
         work = [s for s in x.steps if isinstance(s, ir.LaunchStep | ir.CallStep)]
         is_graph = not x.why and len(work) > 1
         kind: Any = "graph" if is_graph else "outside"
@@ -58,8 +75,8 @@ def regioned(p: ir.Plan) -> ir.Plan:
     return replace(made, comments=comments)
 
 
-def _parts(steps: Sequence[ir.Step], known: Collection[Var], there: Collection[str]) -> list[_Part]:
-    """Cut the steps where one cannot be captured; buffers `there` are on the CPU."""
+def _parts(steps: Sequence[ir.Step], facts: Facts) -> list[_Part]:
+    """Cut the steps where one cannot be captured."""
     parts, own = [_Part([]), _Part([])], set[str]()
     drawn = {n for s in steps if _draws(s) for n in defined(s)}
     for s in steps:
@@ -67,7 +84,7 @@ def _parts(steps: Sequence[ir.Step], known: Collection[Var], there: Collection[s
             parts[-1].drawn.append(s)
         elif (looks := isinstance(s, ir.Lay) and s.name not in own) and not parts[-1].steps:
             parts[-2].steps.append(s)  # it reads the result of the step before
-        elif why := LOOKS if looks else _refusal(s, known, there):
+        elif why := LOOKS if looks else _refusal(s, facts):
             parts += [_Part([s], why=why), _Part([])]
             own = set()
         else:
@@ -101,9 +118,9 @@ def _device(p: ir.Plan) -> tuple[str, str]:
     return "", "it runs on more than one GPU" if found else "it has no tensor on a GPU"
 
 
-def _refusal(s: ir.Step, known: Collection[Var], there: Collection[str]) -> str:
+def _refusal(s: ir.Step, facts: Facts) -> str:
     """Why a graph cannot hold this step; "" if it can."""
-    if not _sizes(s) <= {*known}:
+    if not _sizes(s) <= {*facts.known}:
         return "its sizes depend on values"
     match s:
         case ir.LaunchStep(grid=None) | ir.Check():
@@ -112,20 +129,24 @@ def _refusal(s: ir.Step, known: Collection[Var], there: Collection[str]) -> str:
             return "it allocates CPU memory"
         case ir.BindSize():
             return f"{s.source} has a size known only to the call"
-        case ir.CallStep() if any(n in there for n in names_in(s)):
+        case ir.CallStep() if any(n in facts.there for n in names_in(s)):
             return f"{s.op} takes a tensor on the CPU"
         case ir.CallStep():
-            return _refused_call(s, known)
+            return _refused_call(s, facts)
     return ""
 
 
-def _refused_call(s: ir.CallStep, known: Collection[Var]) -> str:
+def _refused_call(s: ir.CallStep, facts: Facts) -> str:
+    if s.op in facts.refused:
+        return f"{s.op} failed when it was captured"
+    if any(n in facts.sized for n in defined(s)):
+        return f"{s.op} has a result whose size depends on values"
     if not s.op.startswith("aten."):
         return f"{s.op} may do anything"
     op: Any = executor.resolve(s.op, direct=False)
     if s.holds or s.waits:
         return f"{s.op} is a collective"
-    if any(isinstance(o, Var) and o not in known for o in s.outs):
+    if any(isinstance(o, Var) and o not in facts.known for o in s.outs):
         return f"{s.op} returns numbers to the CPU"
     if not s.into and any(r.alias_info is not None for r in op._schema.returns):
         return f"{s.op} returns an alias of its argument"

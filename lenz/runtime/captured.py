@@ -21,6 +21,14 @@ from lenz.sym import Sym, Var, evaluate
 Resolve: TypeAlias = Callable[[Any, Callable[[Any], Any]], Any]
 
 
+class Refused(RuntimeError):
+    """A library op failed during a capture."""
+
+    def __init__(self, op: str, why: str) -> None:
+        super().__init__(f"{op}: {why}")
+        self.op = op
+
+
 @dataclass(slots=True)
 class Wanted:
     """A request to capture.

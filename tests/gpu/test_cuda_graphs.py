@@ -520,6 +520,35 @@ def test_a_failed_capture_leaves_the_generator_as_it_was(
     assert "capturing it failed" in made[0].why and not torch.equal(got[0][0], got[0][1])
 
 
+LINALG = {
+    "svd": lambda x: torch.linalg.svdvals(x),
+    "eigh": lambda x: torch.linalg.eigvalsh(x),
+    "eig": lambda x: torch.linalg.eigvals(x).abs().sort().values,
+    "matrix_exp": lambda x: torch.linalg.matrix_exp(0.01 * x),
+    "pinv": lambda x: torch.linalg.pinv(x),
+    "histc": lambda x: torch.histc(x, 16),
+}
+
+
+@pytest.mark.parametrize("name", LINALG)
+def test_an_op_that_cannot_be_captured_is_left_outside(
+    name: str, made: list[replay.Replayed]
+) -> None:
+    """The steps around it are captured, once it is known that it fails."""
+    op, x = LINALG[name], randn(32, 32, device="cuda")
+
+    def fn(x: Tensor) -> Tensor:
+        y = (x @ x.t()).tanh()
+        y = op(y + y.t() + 30 * torch.eye(32, device="cuda"))
+        return y.cumsum(-1).softmax(-1).cumsum(-1)
+
+    run, want = graphed(fn), fn(x)
+    for _ in range(replay.FAILURES + 5):
+        close(run(x), want)
+    (r,) = made
+    assert "failed when it was captured" in r.told and replays(made)[0] >= 2, r.told
+
+
 def test_why_there_is_no_graph(made: list[replay.Replayed]) -> None:
     x, w = randn(64, 64, device="cuda"), randn(64, 64, device="cuda")
     cases: dict[str, Callable[..., Tensor]] = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,69 +20,16 @@ from torch import Tensor, nn, randn
 import lenz
 from lenz import replay, trial
 from lenz.errors import UserError
-from lenz.ir.plan import CallStep, Check, LaunchStep, Step
-from lenz.machine.cuda import graph
-from lenz.page import explainer  # noqa: F401  # it takes the class that tests replace
+from lenz.ir.plan import CallStep, Step
 from lenz.plan import regions
-from lenz.runtime import executor
-from lenz.runtime.captured import Record, Runner
-
-
-class Simulated(graph._Capture):
-    """A capture that runs its steps."""
-
-    def launch(self, s: LaunchStep) -> list[int]:
-        return Runner.launch(self, s)
-
-    def copy(self, jobs: Any) -> None:
-        for _, to, start, _ in jobs:
-            n = graph.extent(to) // to.itemsize
-            flat = [torch.as_strided(t, (n,), (1,), t.storage_offset()) for t in (to, start)]
-            flat[0].copy_(flat[1])
+from lenz.runtime.captured import Record, Refused
+from tests.simulated_graphs import cut, simulate
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[replay.Replayed]:
     """The plans, whose graphs are simulated in the first call."""
-    found: list[replay.Replayed] = []
-
-    class Noted(replay.Replayed):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            found.append(self)
-
-        def linked(self, *args: Any) -> None:
-            return None
-
-    def capture(w: Any, like: Any, *where: Any) -> Any:
-        run = Simulated(w, like, 0, 0)
-        with torch.no_grad():
-            run.all()
-        return SimpleNamespace(kept=run.results, start=lambda stream: None)
-
-    monkeypatch.setattr(replay, "Replayed", Noted)
-    monkeypatch.setattr(replay, "WARM", 0)
-    monkeypatch.setattr(replay, "loader_of", lambda device: SimpleNamespace(capture=capture))
-    monkeypatch.setattr(executor, "stream", lambda gpu: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda d: nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(regions, "_device", lambda steps: ("cpu", ""))
-    monkeypatch.setattr(replay, "gpu_of", lambda g: 0)
-    return found
-
-
-def cut(monkeypatch: pytest.MonkeyPatch, every: int, calls: bool) -> None:
-    """Leave some steps outside: one launch of so many, library calls perhaps, and checks."""
-    count = 0
-
-    def refusal(s: Step, *facts: Any) -> str:
-        nonlocal count
-        count += isinstance(s, LaunchStep | CallStep)
-        if isinstance(s, Check) or (calls and isinstance(s, CallStep)):
-            return "not here"
-        return "not this one" if isinstance(s, LaunchStep) and every and not count % every else ""
-
-    monkeypatch.setattr(regions, "_refusal", refusal)
+    return simulate(monkeypatch)
 
 
 def compiled(fn: Callable[..., Any], dynamic: bool | None = None, **how: Any) -> Callable[..., Any]:
@@ -164,6 +110,36 @@ def test_training(
     assert len(made) == 2
     if fails:
         assert "not permitted" in made[1].why and f"{replay.FAILURES} without" in made[1].told
+
+
+def test_an_op_that_fails_in_a_capture_is_left_outside(
+    made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it failed several times; the rest of the plan is captured."""
+
+    def refusal(s: Step, facts: regions.Facts) -> str:
+        return "it failed" if isinstance(s, CallStep) and s.op in facts.refused else ""
+
+    monkeypatch.setattr(regions, "_refusal", refusal)
+    real = getattr(replay, "loader_of")("cpu").capture  # noqa: B009 - the one of the fixture
+
+    def capture(w: Any, *where: Any) -> Any:
+        for s in w.steps:
+            if isinstance(s, CallStep) and "inv" in s.op:
+                raise Refused(s.op, "it waits for the GPU")
+        return real(w, *where)
+
+    monkeypatch.setattr(replay, "loader_of", lambda device: SimpleNamespace(capture=capture))
+    fn = lambda x: torch.linalg.inv(x.cumsum(0) @ x).softmax(-1) @ x.sin().cumsum(1)
+    run, x = compiled(fn), torch.eye(8) + 0.1 * randn(8, 8)
+    for k in range(replay.FAILURES + 1):
+        torch.testing.assert_close(run(x), fn(x), rtol=1e-4, atol=1e-4)
+        (r,) = made
+        if k < replay.FAILURES - 1:
+            assert r.graphed is not None and not r.graphed.outside
+        elif k < replay.FAILURES:
+            assert r.graphed is not None and r.graphed.outside[0].startswith("it failed")
+    assert r.why == "native code does not run it", "its other steps have been captured"
 
 
 def test_arguments_that_the_plan_does_not_take(

@@ -18,9 +18,9 @@ from weakref import WeakValueDictionary, finalize
 import torch
 from torch import Tensor
 
-from lenz.ir.plan import Alloc, LaunchStep, owners_of
+from lenz.ir.plan import Alloc, CallStep, LaunchStep, owners_of
 from lenz.machine.cuda import driver
-from lenz.runtime.captured import Captured, KernelNode, Runner, Wanted
+from lenz.runtime.captured import Captured, KernelNode, Refused, Runner, Wanted
 
 HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
 # CUDA_KERNEL_NODE_PARAMS: function, grid x y z, block x y z, shared memory, arguments, and three
@@ -207,6 +207,13 @@ class _Capture(Runner):
             self.origins[s.name] = s.name
             return self.w.writes[s.name]
         return self.before[s.name] if s.name in self.before else super().memory(s)
+
+    def call(self, s: CallStep) -> None:
+        """Call an eager op, which may refuse to be captured."""
+        try:
+            super().call(s)
+        except RuntimeError as e:
+            raise Refused(s.op, str(e)) from e
 
     def launch(self, s: LaunchStep) -> list[int]:
         """Launch a kernel, and describe its node if it has an address that may change."""
