@@ -5,16 +5,18 @@ interpreter after every pass; "guarded" runs compiled kernels on memory between 
 "guarded avx2" and "guarded sse2" those for older processors;
 "triton" and "tiny" run the kernels for a GPU, with tiles of the usual and of tiny size, in Triton's
 interpreter, and with " cubins" behind it they are compiled as well; "threads" calls it from several
-threads at once, "steps" trains with it; "aot_eager" is torch's own half alone.
+threads at once, "steps" trains with it, "graphs" calls it until CUDA graphs replay it, or
+simulates them on a CPU; "aot_eager" is torch's own half alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -43,11 +45,13 @@ from tests.fuzz.compare import Outcome, agree, outcome
 from tests.fuzz.lies import honest
 from tests.fuzz.program import Program, analyse
 from tests.fuzz.runs import agree_on_steps, steps, threaded
+from tests.simulated_graphs import cut_at_random, simulate
 
 __all__ = ["Notes", "Stages", "compare", "copied", "failure"]
 
-CALLED = ("threads", "steps")  # how it is called; the code is that of "cpu"
+CALLED = ("threads", "steps", "graphs")  # how it is called; the code is that of "cpu"
 PLAIN = ("cpu", *CALLED)
+REPLAYED = 4  # calls: one by launches, one that is captured, two that are replayed
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)  # what asks for values raises
 # A result that is written later is one that lenz has saved, and eager another: README, "Limits".
 SAVED = "RuntimeError: one of the variables needed for gradient computation has been modified"
@@ -375,31 +379,46 @@ def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[st
     options = replace(Options.from_environment({"cache": False}), verify=True, on_error="raise")
     if way not in PLAIN:  # stages are compared for all sizes, and graphs of CPUs taken to a GPU
         options = replace(options, size_facts=False)
+    if "graphs" in way:
+        options = replace(options, cuda_graphs="on")
     backend: Any = "aot_eager" if "aot_eager" in way else Stages(options, way, seen).backend
     how: dict[str, Any] = {"backend": backend, "dynamic": p.dynamic or None}
     try:
-        if "steps" in way and p.grad:
-            _steps_agree(p, m, lambda f: torch.compile(f, **how))
+        with simulated(p) if way == "graphs" and device == "cpu" else nullcontext():
+            _called(p, m, way, device, expected, how)
             return ""
-        fn: Callable[..., Any] = torch.compile(p.function(), fullgraph=p.whole, **how)
-        if "threads" in way:
-            found = threaded(p, fn, len(expected))
-        else:
-            found = [
-                (k, outcome(p, fn, p.arguments(device, second=bool(k))))
-                for k in range(len(expected))
-            ]
-        for k, got in found:
-            want, ideal = expected[k]
-            try:
-                agree(p, m, got, want, ideal)
-            except AssertionError as e:
-                if "strides" not in str(e):
-                    raise
-                agree(p, m, got, want, ideal, _told(p, device, bool(k)))
     except Exception as e:  # noqa: BLE001  # whatever is raised is the finding
         return f"{type(e).__name__}: {e}"
-    return ""
+
+
+def _called(p: Program, m: Any, way: str, device: str, expected: Any, how: dict[str, Any]) -> None:
+    """Call the program; raises an error if it differs."""
+    if "steps" in way and p.grad:
+        _steps_agree(p, m, lambda f: torch.compile(f, **how))
+        return
+    fn: Callable[..., Any] = torch.compile(p.function(), fullgraph=p.whole, **how)
+    if "threads" in way:
+        found = threaded(p, fn, len(expected))
+    else:
+        calls = [*range(len(expected))] * (REPLAYED if "graphs" in way else 1)
+        found = [(k, outcome(p, fn, p.arguments(device, second=bool(k)))) for k in calls]
+    for k, got in found:
+        want, ideal = expected[k]
+        try:
+            agree(p, m, got, want, ideal)
+        except AssertionError as e:
+            if "strides" not in str(e):
+                raise
+            agree(p, m, got, want, ideal, _told(p, device, bool(k)))
+
+
+@contextmanager
+def simulated(p: Program) -> Iterator[None]:
+    """Captures of CUDA graphs are simulated on a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        simulate(patch)
+        cut_at_random(patch, p.tag)
+        yield
 
 
 def _steps_agree(p: Program, m: Any, compiled: Callable[..., Any]) -> None:
