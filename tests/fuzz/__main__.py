@@ -44,6 +44,7 @@ from tests.fuzz.shrink import kind_of, shrink
 TRITON = ("triton", "tiny") if find_spec("triton") else ()
 GUARDED = ("guarded", "guarded avx2", "guarded sse2")
 WAYS = ("oracle",) * 6 + (*GUARDED, "threads", "steps", "graphs", *TRITON)
+WAYS_OF_GPUS = ("cpu", "graphs", "graphs", "graphs threads", "graphs steps")
 REFUSED = find_spec("expecttest") is not None  # which torch's op database needs
 WAYS_OF_LARGE = ("cpu", "guarded")  # the others are too slow
 FORKS = hasattr(os, "fork")
@@ -94,7 +95,7 @@ def way_of(seed: int, o: argparse.Namespace) -> str:
     if REFUSED and seed % 16 == 11 and o.device == "cpu":
         return "refused"
     ways = WAYS_OF_LARGE if is_large(seed, o) else WAYS
-    return random.Random(seed).choice(ways if o.device == "cpu" else ("cpu", "graphs"))
+    return random.Random(seed).choice(ways if o.device == "cpu" else WAYS_OF_GPUS)
 
 
 def is_large(seed: int, o: argparse.Namespace) -> bool:
@@ -195,7 +196,7 @@ def options() -> argparse.Namespace:
     a.add_argument(
         "--way",
         default="",
-        help="cpu, oracle, guarded, triton, tiny, graphs, refused; else a mix; or indices",
+        help="cpu, oracle, guarded, triton, tiny, graphs ..., refused; else a mix; or indices",
     )
     a.add_argument("--device", default="cpu")
     a.add_argument("--shrink", type=float, default=90, help="seconds for making a failure small")

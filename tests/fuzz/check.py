@@ -44,12 +44,18 @@ from lenz.schedule import schedule
 from tests.fuzz.compare import Outcome, agree, outcome
 from tests.fuzz.lies import honest
 from tests.fuzz.program import Program, analyse
-from tests.fuzz.runs import agree_on_steps, steps, threaded
+from tests.fuzz.runs import CALLS, STEPS, agree_on_steps, steps, threaded
 from tests.simulated_graphs import cut_at_random, simulate
 
 __all__ = ["Notes", "Stages", "compare", "copied", "failure"]
 
-CALLED = ("threads", "steps", "graphs")  # how it is called; the code is that of "cpu"
+CALLED = (
+    "threads",
+    "steps",
+    "graphs",
+    "graphs threads",
+    "graphs steps",
+)  # how it is called; the code is that of "cpu"
 PLAIN = ("cpu", *CALLED)
 REPLAYED = 4  # calls: one by launches, one that is captured, two that are replayed
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)  # what asks for values raises
@@ -394,14 +400,16 @@ def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[st
 def _called(p: Program, m: Any, way: str, device: str, expected: Any, how: dict[str, Any]) -> None:
     """Call the program; raises an error if it differs."""
     if "steps" in way and p.grad:
-        _steps_agree(p, m, lambda f: torch.compile(f, **how))
+        count = REPLAYED if "graphs" in way else STEPS
+        _steps_agree(p, m, lambda f: torch.compile(f, **how), device, count)
         return
     fn: Callable[..., Any] = torch.compile(p.function(), fullgraph=p.whole, **how)
     if "threads" in way:
-        found = threaded(p, fn, len(expected))
+        calls = len(expected) * REPLAYED if "graphs" in way else CALLS
+        found = threaded(p, fn, len(expected), device, calls)
     else:
-        calls = [*range(len(expected))] * (REPLAYED if "graphs" in way else 1)
-        found = [(k, outcome(p, fn, p.arguments(device, second=bool(k)))) for k in calls]
+        ks = [*range(len(expected))] * (REPLAYED if "graphs" in way else 1)
+        found = [(k, outcome(p, fn, p.arguments(device, second=bool(k)))) for k in ks]
     for k, got in found:
         want, ideal = expected[k]
         try:
@@ -421,12 +429,12 @@ def simulated(p: Program) -> Iterator[None]:
         yield
 
 
-def _steps_agree(p: Program, m: Any, compiled: Callable[..., Any]) -> None:
-    want = steps(p, lambda f: f)
+def _steps_agree(p: Program, m: Any, compiled: Callable[..., Any], device: str, count: int) -> None:
+    want = steps(p, lambda f: f, False, device, count)
     with defaults_to_double():
-        ideal = steps(p, lambda f: f, double=True)
+        ideal = steps(p, lambda f: f, True, device, count)
     unit = max([*m.unit.values(), float(torch.finfo(torch.float32).eps)])
-    agree_on_steps(steps(p, compiled), want, ideal, unit)
+    agree_on_steps(steps(p, compiled, False, device, count), want, ideal, unit)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from tests.fuzz.compare import Outcome, outcome, same
 from tests.fuzz.program import Program
 
-__all__ = ["THREADS", "agree_on_steps", "steps", "threaded"]
+__all__ = ["CALLS", "STEPS", "THREADS", "agree_on_steps", "steps", "threaded"]
 
 THREADS, CALLS, STEPS = 4, 3, 2
 OPTIMIZERS: tuple[Callable[[list[Any]], torch.optim.Optimizer], ...] = (
@@ -24,37 +24,47 @@ OPTIMIZERS: tuple[Callable[[list[Any]], torch.optim.Optimizer], ...] = (
 )
 
 
-def threaded(p: Program, fn: Callable[..., Any], count: int) -> list[tuple[int, Outcome]]:
+def threaded(
+    p: Program, fn: Callable[..., Any], count: int, device: str = "cpu", each: int = CALLS
+) -> list[tuple[int, Outcome]]:
     """What several threads get that call one function at once, also the first time.
 
-    Each outcome has beside it whether it is of the second arguments.
+    Each outcome has beside it whether it is of the second arguments. On a GPU each thread has a
+    stream of its own.
     """
 
     def calls(number: int) -> list[tuple[int, Outcome]]:
-        ks = [(number + k) % count for k in range(CALLS)]
-        return [(k, outcome(p, fn, p.arguments(second=bool(k)))) for k in ks]
+        ks = [(number + k) % count for k in range(each)]
+        with torch.cuda.stream(None if device == "cpu" else torch.cuda.Stream()):
+            found = [(k, outcome(p, fn, p.arguments(device, second=bool(k)))) for k in ks]
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return found
 
     with ThreadPoolExecutor(THREADS) as pool:
         return [x for found in pool.map(calls, range(THREADS)) for x in found]
 
 
-def steps(p: Program, compiled: Callable[..., Any], double: bool = False) -> dict[str, Any]:
+def steps(
+    p: Program, compiled: Callable[..., Any], double: bool = False, device: str = "cpu",
+    count: int = STEPS,
+) -> dict[str, Any]:  # fmt: skip
     """Losses and arguments of a few steps of training, which `compiled` makes of a function."""
     f = p.function(double)
-    args = p.arguments(double=double)
+    args = p.arguments(device, double=double)
     leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
     optimizer = random.Random(p.tag).choice(OPTIMIZERS)(leaves)
 
     def step(*args: Any) -> torch.Tensor:
         optimizer.zero_grad()
         outs = [x for x in f(*args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        loss = sum([x.mean() for x in outs if x.numel()], torch.zeros(()))
+        loss = sum([x.mean() for x in outs if x.numel()], torch.zeros((), device=device))
         loss.backward()
         optimizer.step()
         return loss.detach()
 
     run, found = compiled(step), {}
-    for k in range(STEPS):
+    for k in range(count):
         found[f"loss {k}"] = run(*args)
         for n, a in zip(p.specs, args, strict=True):
             found[f"{n.name} after step {k}"] = a.detach().clone() if n.dtype is not None else a
