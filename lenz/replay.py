@@ -26,7 +26,7 @@ from lenz.plan.graphs import Graphed, Replay, Uncaptured, graphed
 from lenz.plan.native_objects import value
 from lenz.plan.regions import regioned
 from lenz.runtime import executor
-from lenz.runtime.captured import Captured, Record, Refused, Runner, Wanted
+from lenz.runtime.captured import Captured, CaptureError, Record, Runner, Wanted
 from lenz.runtime.store import Store
 from lenz.sym import Int, Var, as_multiple, evaluate
 from lenz.trial import Trial
@@ -168,7 +168,7 @@ class Replayed:
             self.did[CAPTURED] += 1
             return self.plain(args)
         try:
-            key = self.key(args)
+            key = key_of(self.given.plan, self.graphed, args)
         except (AssertionError, AttributeError, TypeError, ValueError):
             return self.plain(args)  # the plan raises an error or runs a fallback
         if key[0] in self.slow:
@@ -269,16 +269,6 @@ class Replayed:
         self.drop(*self.made)
         self.addresses.clear()
         self.now, self.graphed = self.decide, self.split()
-
-    def key(self, args: Sequence[Any]) -> Key:
-        """The sizes and stream of a call, and the addresses of pinned arguments."""
-        assert self.graphed is not None
-        p = self.given.plan
-        tensors = {
-            i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, ir.Input)
-        }
-        sizes = executor.stream(gpu_of(self.graphed)), *sizes_given(p, args).values()
-        return sizes, tuple([tensors[n].data_ptr() for n in self.graphed.pinned])
 
     def make(self, key: Key, args: list[Any]) -> Sequence[Any]:
         """Make graphs for calls like this one, and run this one."""
@@ -388,7 +378,7 @@ class Recorded(Runner):
                 return []
         except RuntimeError as e:
             self.why = f"capturing it failed: {e}".splitlines()[0]
-            self.refused = e.op if isinstance(e, Refused) else ""
+            self.refused = e.op if isinstance(e, CaptureError) else ""
         for name in r.writes:
             del self.env[name]  # memory that the steps allocate themselves
         for x in r.steps:
@@ -403,6 +393,13 @@ class Recorded(Runner):
         w = Wanted(r.steps, reads, writes, fixed, r.kept, r.copied, r.mutated, r.draws)
         found: Captured = loader_of(self.device).capture(w, self, self.gpu)
         return found
+
+
+def key_of(p: ir.Plan, g: Graphed, args: Sequence[Any]) -> Key:
+    """The sizes and stream of a call, and the addresses of pinned arguments."""
+    tensors = {i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, ir.Input)}
+    sizes = executor.stream(gpu_of(g)), *sizes_given(p, args).values()
+    return sizes, tuple([tensors[n].data_ptr() for n in g.pinned])
 
 
 def gpu_of(g: Graphed) -> int:

@@ -70,7 +70,7 @@ def cut_at_random(patch: pytest.MonkeyPatch, seed: str) -> None:
     chance, size = random.Random(seed), regions._sizes
     every = chance.choice((1.0, 0.7))
 
-    def refusal(s: Step, facts: regions.Facts) -> str:
+    def refusal(s: Step, facts: regions.CaptureFacts) -> str:
         if isinstance(s, Check | BindSize) or not size(s) <= {*facts.known}:
             return "not here"
         if isinstance(s, CallStep):

@@ -58,8 +58,8 @@ def export(
     levels          the CPU levels to compile for: "v2", "v3", "v4" of x86-64, "generic"
                     elsewhere, or "host" for this machine; by default all but "host"
 
-    Raises UserError if lenz cannot compile all of it, if a file cannot hold it, or if the folder of
-    the file is missing.
+    Raises Unsupported if lenz cannot compile all of it, UserError if a file cannot hold it, or if
+    the folder of the file is missing.
     """
     check_folder(path)  # compiling takes longer
     if isinstance(program, ExportedProgram):

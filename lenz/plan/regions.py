@@ -25,7 +25,7 @@ LOOKS = "it reads the result of another step"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CaptureFacts:
     """What decides whether a graph can hold a step.
 
     known   the sizes that arguments determine
@@ -60,7 +60,7 @@ def regioned(p: ir.Plan, refused: Collection[str] = ()) -> ir.Plan:
     named = (s for s in (*p.inputs, *rest) if isinstance(s, NAMED))
     there = {s.name for s in named if s.type.device == "cpu"}
     sized = {s.source for s in rest if isinstance(s, ir.BindSize)}
-    for x in [] if why else _parts(rest, Facts(known, there, sized, refused)):
+    for x in [] if why else _parts(rest, CaptureFacts(known, there, sized, refused)):
         work = [s for s in x.steps if isinstance(s, ir.LaunchStep | ir.CallStep)]
         is_graph = not x.why and len(work) > 1
         kind: Any = "graph" if is_graph else "outside"
@@ -75,7 +75,7 @@ def regioned(p: ir.Plan, refused: Collection[str] = ()) -> ir.Plan:
     return replace(made, comments=comments)
 
 
-def _parts(steps: Sequence[ir.Step], facts: Facts) -> list[_Part]:
+def _parts(steps: Sequence[ir.Step], facts: CaptureFacts) -> list[_Part]:
     """Cut the steps where one cannot be captured."""
     parts, own = [_Part([]), _Part([])], set[str]()
     drawn = {n for s in steps if _draws(s) for n in defined(s)}
@@ -118,7 +118,7 @@ def _device(p: ir.Plan) -> tuple[str, str]:
     return "", "it runs on more than one GPU" if found else "it has no tensor on a GPU"
 
 
-def _refusal(s: ir.Step, facts: Facts) -> str:
+def _refusal(s: ir.Step, facts: CaptureFacts) -> str:
     """Why a graph cannot hold this step; "" if it can."""
     if not _sizes(s) <= {*facts.known}:
         return "its sizes depend on values"
@@ -136,7 +136,7 @@ def _refusal(s: ir.Step, facts: Facts) -> str:
     return ""
 
 
-def _refused_call(s: ir.CallStep, facts: Facts) -> str:
+def _refused_call(s: ir.CallStep, facts: CaptureFacts) -> str:
     if s.op in facts.refused:
         return f"{s.op} failed when it was captured"
     if any(n in facts.sized for n in defined(s)):

@@ -21,7 +21,7 @@ from lenz.sym import Sym, Var, evaluate
 Resolve: TypeAlias = Callable[[Any, Callable[[Any], Any]], Any]
 
 
-class Refused(RuntimeError):
+class CaptureError(RuntimeError):
     """A library op failed during a capture."""
 
     def __init__(self, op: str, why: str) -> None:

@@ -239,12 +239,12 @@ def test_numbers_that_a_call_decides_are_in_no_graph() -> None:
     takes = CallStep("aten.full.default", ((sym(2), n), 0.5), (), ("y",), True)
     launch = LaunchStep("k", ("x",), (n * 2,), sym(1), "cuda:0")
     for s in (gives, takes, launch):
-        assert regions._refusal(s, regions.Facts())
+        assert regions._refusal(s, regions.CaptureFacts())
     for s in (takes, launch):
-        assert not regions._refusal(s, regions.Facts(known={n}))
+        assert not regions._refusal(s, regions.CaptureFacts(known={n}))
     sized = replace(gives, op="aten.bincount.default", outs=("y",))
-    assert regions._refusal(sized, regions.Facts(sized={"y"}))
-    assert not regions._refusal(sized, regions.Facts())
+    assert regions._refusal(sized, regions.CaptureFacts(sized={"y"}))
+    assert not regions._refusal(sized, regions.CaptureFacts())
 
 
 def test_tensors_on_the_cpu_are_in_no_graph() -> None:

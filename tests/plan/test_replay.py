@@ -22,7 +22,7 @@ from lenz import replay, trial
 from lenz.errors import UserError
 from lenz.ir.plan import CallStep, Step
 from lenz.plan import regions
-from lenz.runtime.captured import Record, Refused
+from lenz.runtime.captured import CaptureError, Record
 from tests.simulated_graphs import cut, simulate
 
 
@@ -117,7 +117,7 @@ def test_an_op_that_fails_in_a_capture_is_left_outside(
 ) -> None:
     """After it failed several times; the rest of the plan is captured."""
 
-    def refusal(s: Step, facts: regions.Facts) -> str:
+    def refusal(s: Step, facts: regions.CaptureFacts) -> str:
         return "it failed" if isinstance(s, CallStep) and s.op in facts.refused else ""
 
     monkeypatch.setattr(regions, "_refusal", refusal)
@@ -126,7 +126,7 @@ def test_an_op_that_fails_in_a_capture_is_left_outside(
     def capture(w: Any, *where: Any) -> Any:
         for s in w.steps:
             if isinstance(s, CallStep) and "inv" in s.op:
-                raise Refused(s.op, "it waits for the GPU")
+                raise CaptureError(s.op, "it waits for the GPU")
         return real(w, *where)
 
     monkeypatch.setattr(replay, "loader_of", lambda device: SimpleNamespace(capture=capture))
@@ -183,7 +183,9 @@ class Graph:
         return self.of.decide(args) if results is None else results
 
     def tried(self, args: list[Any]) -> Any:
-        if self.is_held or self.is_busy or self.of.key(args) != self.key:
+        assert self.of.graphed is not None
+        key = replay.key_of(self.of.given.plan, self.of.graphed, args)
+        if self.is_held or self.is_busy or key != self.key:
             return None
         self.replays += 1
         return self.of.plain(args)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lenz.ir.plan import Alloc, CallStep, LaunchStep, owners_of
 from lenz.machine.cuda import driver
-from lenz.runtime.captured import Captured, KernelNode, Refused, Runner, Wanted
+from lenz.runtime.captured import Captured, CaptureError, KernelNode, Runner, Wanted
 
 HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
 # CUDA_KERNEL_NODE_PARAMS: function, grid x y z, block x y z, shared memory, arguments, and three
@@ -213,7 +213,7 @@ class _Capture(Runner):
         try:
             super().call(s)
         except RuntimeError as e:
-            raise Refused(s.op, str(e)) from e
+            raise CaptureError(s.op, str(e)) from e
 
     def launch(self, s: LaunchStep) -> list[int]:
         """Launch a kernel, and describe its node if it has an address that may change."""
