@@ -43,8 +43,9 @@ from tests.fuzz.shrink import kind_of, shrink
 
 TRITON = ("triton", "tiny") if find_spec("triton") else ()
 GUARDED = ("guarded", "guarded avx2", "guarded sse2")
-WAYS = ("oracle",) * 6 + (*GUARDED, "threads", "steps", "graphs", *TRITON)
-WAYS_OF_GPUS = ("cpu", "graphs", "graphs", "graphs threads", "graphs steps")
+CALLS = ("threads", "steps", "graphs", "options", "warm", "exported")
+WAYS = ("oracle",) * 8 + (*GUARDED, *CALLS, *TRITON)
+WAYS_OF_GPUS = ("cpu", "graphs", "graphs threads", "graphs steps", "options", "warm", "exported")
 REFUSED = find_spec("expecttest") is not None  # which torch's op database needs
 WAYS_OF_LARGE = ("cpu", "guarded")  # the others are too slow
 FORKS = hasattr(os, "fork")
@@ -194,9 +195,7 @@ def options() -> argparse.Namespace:
     a.add_argument("--count", type=int, default=1 << 40, help="of programs, at most")
     a.add_argument("--large", action="store_true", help="sizes up to 300")
     a.add_argument(
-        "--way",
-        default="",
-        help="cpu, oracle, guarded, triton, tiny, graphs ..., refused; else a mix; or indices",
+        "--way", default="", help="one of those in check.py, refused or indices; a mix if not given"
     )
     a.add_argument("--device", default="cpu")
     a.add_argument("--shrink", type=float, default=90, help="seconds for making a failure small")

@@ -1,12 +1,21 @@
 """One check of a program: eager, the graph after every pass, the schedule, and compiled code agree.
 
-`backends` names the ways of running a program: "cpu" is what users get; "oracle" has beside it the
-interpreter after every pass; "guarded" runs compiled kernels on memory between forbidden pages, and
-"guarded avx2" and "guarded sse2" those for older processors;
-"triton" and "tiny" run the kernels for a GPU, with tiles of the usual and of tiny size, in Triton's
-interpreter, and with " cubins" behind it they are compiled as well; "threads" calls it from several
-threads at once, "steps" trains with it, "graphs" calls it until CUDA graphs replay it, or
-simulates them on a CPU; "aot_eager" is torch's own half alone.
+A program is run in one of these ways:
+
+cpu         as users get it
+oracle      with the interpreter beside it, after every pass
+guarded     with kernels on memory between forbidden pages; "guarded avx2" and "guarded sse2" for
+            older processors
+triton      with the kernels of a GPU in Triton's interpreter; "triton cubins" compiles them too,
+            and "tiny" has tiny tiles
+threads     called by several threads at once
+steps       as steps of training
+options     with options by chance
+warm        a second time, from the disk cache
+exported    by way of an artifact
+graphs      called until CUDA graphs replay it; on a CPU, captures are simulated. Also "graphs
+            threads" and "graphs steps"
+aot_eager   by torch's own half alone
 """
 
 from __future__ import annotations
@@ -14,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,6 +35,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
+import lenz
 from lenz.errors import Unsupported
 from lenz.frontend import FxProgram
 from lenz.frontend.capture import capture
@@ -41,21 +52,18 @@ from lenz.opt import PASSES
 from lenz.options import Options
 from lenz.pipeline import compile_program, context
 from lenz.schedule import schedule
+from tests.fuzz.artifacts import Skipped, exported
 from tests.fuzz.compare import Outcome, agree, outcome
 from tests.fuzz.lies import honest
 from tests.fuzz.program import Program, analyse
-from tests.fuzz.runs import CALLS, STEPS, agree_on_steps, steps, threaded
+from tests.fuzz.runs import CALLS, STEPS, agree_on_steps, some_options, steps, threaded
 from tests.simulated_graphs import cut_at_random, simulate
 
 __all__ = ["Notes", "Stages", "compare", "copied", "failure"]
 
-CALLED = (
-    "threads",
-    "steps",
-    "graphs",
-    "graphs threads",
-    "graphs steps",
-)  # how it is called; the code is that of "cpu"
+# How it is called; the code is that of "cpu".
+CALLED = ("threads", "steps", "graphs", "graphs threads", "graphs steps")
+WHOLE = ("options", "warm")  # by the backend that users name
 PLAIN = ("cpu", *CALLED)
 REPLAYED = 4  # calls: one by launches, one that is captured, two that are replayed
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)  # what asks for values raises
@@ -330,15 +338,23 @@ def failure(
     except Exception as e:  # noqa: BLE001  # eager has no gradient for it, say: not a program
         notes.skipped = f"eager: {type(e).__name__}: {e}"
         return ""
-    why = _why(p, m, way, device, expected, notes.ops)
+    try:
+        why = _why(p, m, way, device, expected, notes.ops)
+    except Skipped as e:
+        notes.skipped = str(e)
+        return ""
     if why.startswith((SAVED, BASES)):
         notes.skipped = why
         return ""
     if not why or "aot_eager" in way:
         return why
     if "ops.fuzz" in p.source():  # what follows a custom op has the layout that was told
-        with honest():
-            told = [_expected(p, k, device) for k in range(1 + bool(p.second))]
+        try:
+            with honest():
+                told = [_expected(p, k, device) for k in range(1 + bool(p.second))]
+        except RuntimeError as e:  # as_strided beyond the smaller memory
+            notes.skipped = f"as told: {e}"
+            return ""
         why = _why(p, m, way, device, told, []) and why
     torchs = f"aot_eager {way}" if way in CALLED else "aot_eager"
     if why and (theirs := _why(p, m, torchs, device, expected, [])):
@@ -381,7 +397,6 @@ def _told(p: Program, device: str, second: bool) -> list[Outcome]:
 
 
 def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[str]) -> str:
-    torch._dynamo.reset()
     options = replace(Options.from_environment({"cache": False}), verify=True, on_error="raise")
     if way not in PLAIN:  # stages are compared for all sizes, and graphs of CPUs taken to a GPU
         options = replace(options, size_facts=False)
@@ -389,12 +404,36 @@ def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[st
         options = replace(options, cuda_graphs="on")
     backend: Any = "aot_eager" if "aot_eager" in way else Stages(options, way, seen).backend
     how: dict[str, Any] = {"backend": backend, "dynamic": p.dynamic or None}
+    simulation = simulated(p) if way == "graphs" and device == "cpu" else nullcontext()
+    given: dict[str, Any] = {}
     try:
-        with simulated(p) if way == "graphs" and device == "cpu" else nullcontext():
-            _called(p, m, way, device, expected, how)
+        with simulation, TemporaryDirectory() as folder:
+            if way == "exported":
+                _exported_agrees(p, m, device, *expected[0])
+                return ""
+            if way == "options":
+                given = some_options(p, folder)
+            elif way == "warm":
+                given = {"cache_dir": folder, "on_error": "raise"}
+            how |= {"backend": lenz.backend, "options": given} if given else {}
+            for _ in range(1 + (way in WHOLE)):  # the second time from the disk
+                torch._dynamo.reset()
+                _called(p, m, way, device, expected, how)
             return ""
+    except Skipped:
+        raise
     except Exception as e:  # noqa: BLE001  # whatever is raised is the finding
-        return f"{type(e).__name__}: {e}"
+        return f"{type(e).__name__}: {e}" + (f"\nwith {given}" if given else "")
+
+
+def _exported_agrees(p: Program, m: Any, device: str, want: Outcome, ideal: Any) -> None:
+    want = replace(want, shared=frozenset())
+    ours, theirs = exported(p, device, want)
+    try:
+        agree(p, m, theirs, want, ideal)
+    except AssertionError as e:
+        raise Skipped(f"torch.export: {e}") from e
+    agree(p, m, ours, want, ideal)
 
 
 def _called(p: Program, m: Any, way: str, device: str, expected: Any, how: dict[str, Any]) -> None:
@@ -408,7 +447,8 @@ def _called(p: Program, m: Any, way: str, device: str, expected: Any, how: dict[
         calls = len(expected) * REPLAYED if "graphs" in way else CALLS
         found = threaded(p, fn, len(expected), device, calls)
     else:
-        ks = [*range(len(expected))] * (REPLAYED if "graphs" in way else 1)
+        are_many = "graphs" in way or (way in WHOLE and device != "cpu")
+        ks = [*range(len(expected))] * (REPLAYED if are_many else 1)
         found = [(k, outcome(p, fn, p.arguments(device, second=bool(k)))) for k in ks]
     for k, got in found:
         want, ideal = expected[k]

@@ -12,7 +12,7 @@ import torch
 from tests.fuzz.compare import Outcome, outcome, same
 from tests.fuzz.program import Program
 
-__all__ = ["CALLS", "STEPS", "THREADS", "agree_on_steps", "steps", "threaded"]
+__all__ = ["CALLS", "STEPS", "THREADS", "agree_on_steps", "some_options", "steps", "threaded"]
 
 THREADS, CALLS, STEPS = 4, 3, 2
 OPTIMIZERS: tuple[Callable[[list[Any]], torch.optim.Optimizer], ...] = (
@@ -22,6 +22,24 @@ OPTIMIZERS: tuple[Callable[[list[Any]], torch.optim.Optimizer], ...] = (
     lambda leaves: torch.optim.AdamW(leaves, lr=0.01, eps=0.1, amsgrad=True),
     lambda leaves: torch.optim.Adagrad(leaves, lr=0.01, eps=0.1),
 )
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("fuse", "fuse_reductions", "inline", "horizontal"), (True, True, False)),
+    **dict.fromkeys(("reuse_buffers", "aligned", "size_facts", "native"), (True, True, False)),
+    **dict.fromkeys(("emulate_rounding", "compare_eager"), (True, False, False)),
+    "fuel": (-1, -1, 0, 3, 20),
+    "memory_budget": (None, None, 0.2, 0.6, 1, 100, 10_000),
+    "ranges": ("off", "off", "calls", "kernels"),
+    "cache": (True, False),
+    "cuda_graphs": ("off", "on", "auto"),
+}
+
+
+def some_options(p: Program, folder: str) -> dict[str, Any]:
+    """Options by chance, by the tag of a program; a cache in `folder`, or none."""
+    chance = random.Random(p.tag)
+    return {name: chance.choice(values) for name, values in OPTIONS.items()} | {
+        "cache_dir": folder, "verify": True, "on_error": "raise",
+    }  # fmt: skip
 
 
 def threaded(
