@@ -18,7 +18,8 @@ from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
 from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode
 from lenz.ir.text_expr import show_expr
-from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, evaluate
+from lenz.sym import Sym, Var
+from lenz.sym.evaluate import evaluate_with
 
 Value: TypeAlias = "int | torch.Tensor"
 _WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}
@@ -42,47 +43,16 @@ Read: TypeAlias = Callable[[Expr, list[Value]], "tuple[torch.Tensor, Fault | Non
 
 def sym_value(e: Sym, env: Mapping[Var, Value]) -> Value:
     """The exact value of `e`, elementwise if variables are i64 tensors; division rounds down."""
-    found = [env[v] for v in e.free_vars]
-    if not any(isinstance(v, torch.Tensor) for v in found):
-        return evaluate(e, {v: int(env[v]) for v in e.free_vars})
-    return _sym(e, env, {})
+    found: Value = evaluate_with(e, dict(env), _minimum, _maximum)
+    return found
 
 
-def _sym(e: Sym, env: Mapping[Var, Value], memo: dict[Sym, Value]) -> Value:
-    if isinstance(e, Int):
-        return e.value
-    if isinstance(e, Var):
-        return env[e]
-    if e in memo:
-        return memo[e]
-    out: Value
-    match e:
-        case Add():
-            out = e.const
-            for term, c in e.terms:
-                out = out + c * _sym(term, env, memo)
-        case Mul():
-            out = 1
-            for f in e.factors:
-                out = out * _sym(f, env, memo)
-        case FloorDiv():
-            out = _floor(torch.floor_divide, _sym(e.num, env, memo), _sym(e.den, env, memo))
-        case Mod():
-            out = _floor(torch.remainder, _sym(e.num, env, memo), _sym(e.den, env, memo))
-        case Min() | Max():
-            pick = torch.minimum if isinstance(e, Min) else torch.maximum
-            first, *rest = [torch.as_tensor(_sym(a, env, memo)) for a in e.args]
-            for other in rest:
-                first = pick(first, other)
-            out = first
-        case _:
-            raise TypeError(f"no value for {type(e).__name__}")
-    memo[e] = out
-    return out
+def _minimum(a: Value, b: Value) -> Value:
+    return torch.minimum(torch.as_tensor(a), torch.as_tensor(b))
 
 
-def _floor(f: Callable[..., torch.Tensor], a: Value, b: Value) -> torch.Tensor:
-    return f(torch.as_tensor(a), torch.as_tensor(b))
+def _maximum(a: Value, b: Value) -> Value:
+    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
 
 
 def evaluate_exprs(

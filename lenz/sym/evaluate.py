@@ -5,8 +5,9 @@ Values, substitution, and affine parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, reduce
+from typing import Any, TypeAlias
 
 from lenz.sym.divide import floordiv, mod
 from lenz.sym.expr import (
@@ -27,6 +28,8 @@ from lenz.sym.expr import (
 )
 from lenz.sym.extremum import maximum, minimum
 
+Pick: TypeAlias = Callable[[Any, Any], Any]
+
 
 def product(items: Iterable[Sym | int]) -> Sym:
     """The product of the items, 1 for none."""
@@ -41,37 +44,41 @@ def evaluate(e: Sym, mapping: Mapping[Var, int]) -> int:
 
     Raises KeyError for a variable without a value, ZeroDivisionError for a zero divisor.
     """
-    return _value(e, mapping, {})
+    value: int = evaluate_with(e, dict(mapping), min, max)
+    return value
 
 
-def _value(e: Sym, mapping: Mapping[Var, int], memo: dict[Sym, int]) -> int:
+def evaluate_with(e: Sym, known: dict[Any, Any], low: Pick, high: Pick) -> Any:
+    """The value of e for those of its variables in `known`, which gets the values of its parts.
+
+    They are numbers, or tensors, whose operators are those of integers. `low` and `high` give the
+    smaller and the larger one of two.
+    """
     if type(e) is Int:
         return e.value
-    if type(e) is Var:
-        return mapping[e]
-    found = memo.get(e)
+    found = known.get(e)
     if found is not None:
         return found
     match e:
+        case Var():
+            raise KeyError(e)
         case Add():
-            out = e.const
+            out: Any = e.const
             for t, c in e.terms:
-                out += c * _value(t, mapping, memo)
+                out = out + c * evaluate_with(t, known, low, high)
         case Mul():
             out = 1
             for f in e.factors:
-                out *= _value(f, mapping, memo)
-        case FloorDiv():
-            out = _value(e.num, mapping, memo) // _value(e.den, mapping, memo)
-        case Mod():
-            out = _value(e.num, mapping, memo) % _value(e.den, mapping, memo)
-        case Min():
-            out = min([_value(x, mapping, memo) for x in e.args])
-        case Max():
-            out = max([_value(x, mapping, memo) for x in e.args])
+                out = out * evaluate_with(f, known, low, high)
+        case FloorDiv() | Mod():
+            a, b = evaluate_with(e.num, known, low, high), evaluate_with(e.den, known, low, high)
+            out = a // b if type(e) is FloorDiv else a % b
+        case Min() | Max():
+            parts = [evaluate_with(x, known, low, high) for x in e.args]
+            out = reduce(low if type(e) is Min else high, parts)
         case _:
             raise TypeError(f"not a symbolic integer: {type(e).__name__}")
-    memo[e] = out
+    known[e] = out
     return out
 
 

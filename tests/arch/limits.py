@@ -18,7 +18,7 @@ CODE_LINES = {
     "debug": 1_628,
     "first_calls": 337,
     "frontend": 3_861,
-    "ir": 4_146,
+    "ir": 4_116,
     "lower": 5_768,
     "machine": 5_768,
     "ops": 2_300,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_649,
     "sym": 1_290,
 }
-TOTAL_CODE_LINES = 36_028
+TOTAL_CODE_LINES = 35_999
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
