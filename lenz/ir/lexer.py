@@ -1,6 +1,9 @@
-"""Tokens of the text form, a cursor over them, and errors with their position.
+"""Tokens of the text form, a cursor over them, and errors with their position; sizes and indices.
 
-A size or index expression is the text between two marks, parsed by `lenz.sym.read_sym`.
+sum     = ["-"] product { ("+" | "-") product }
+product = unary { ("*" | "//" | "%") unary }          left to right, as in Python
+unary   = ["-"] atom
+atom    = int | name | "@" int | "(" sum ")" | ("min" | "max") "(" sum { "," sum } ")"
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from lenz.errors import UserError
-from lenz.sym import Int, Sym, Var, read_sym
+from lenz.sym import Int, Sym, Var, maximum, minimum
+from lenz.sym.expr import multiply, sum_of
 
 T = TypeVar("T")
 
@@ -122,33 +126,73 @@ class Cursor:
             self.take()
 
 
-# Tokens that end a size or index expression outside its own brackets.
+# Tokens that end a size or index expression.
 _STOP = frozenset({",", ":", ";", "|", "=", "<", "{", "}", "]", ")", "@", "below", END})
+_UNFINISHED = "expected an operator or the end"
 
 
-def sym_of(c: Cursor, scope: Mapping[str, Var], may_gather: bool = False) -> Sym:
-    """A size or index expression over the variables in scope; `may_gather` allows `@0`, `@1`."""
-    first = c.place
+def read_sym(text: str, scope: Mapping[str, Var]) -> Sym:
+    """The symbolic integer that a whole text denotes, over the variables in scope."""
+    c = Cursor(text)
+    e = _sum(c, scope)
+    if c.kind != "end":
+        raise c.error(_UNFINISHED)
+    return e
+
+
+def sym_of(c: Cursor, scope: Mapping[str, Var]) -> Sym:
+    """A size or index expression over the variables in scope, `@0`, `@1` of a gather among them."""
     is_int = c.kind == "int"
-    if (is_int or c.text in scope) and c.words[first + 1] in _STOP:
+    if (is_int or c.text in scope) and c.words[c.place + 1] in _STOP:
         word = c.take()
         return Int(int(word)) if is_int else scope[word]
-    depth = 0
-    while depth or c.text not in _STOP or (may_gather and c.text == "@"):
-        depth += (c.text == "(") - (c.text == ")")
-        if c.kind == "end":
-            break
-        c.take()
-    if c.place == first:
+    if c.text in _STOP and not (c.text == "@" and "@0" in scope):
         c.fail("a size or index expression")
-    start = c.span(first)[0]
-    text = c.source[start : c.span(c.place - 1)[1]]
-    try:
-        return read_sym(text, scope)
-    except ValueError as e:
-        found = re.search(r"column (\d+): (.*)", str(e))
-        column, why = (int(found[1]) - 1, found[2]) if found else (0, str(e))
-        raise ReadError(why, c.source, start + column) from e
+    e = _sum(c, scope)
+    if c.text not in _STOP:
+        raise c.error(_UNFINISHED)
+    return e
+
+
+def _sum(c: Cursor, scope: Mapping[str, Var]) -> Sym:
+    parts = [(_product(c, scope), 1)]
+    while c.text in ("+", "-"):
+        sign = 1 if c.take() == "+" else -1
+        parts.append((_product(c, scope), sign))
+    return parts[0][0] if len(parts) == 1 else sum_of(parts)
+
+
+def _product(c: Cursor, scope: Mapping[str, Var]) -> Sym:
+    e = _unary(c, scope)
+    while c.text in ("*", "//", "%"):
+        op, other = c.take(), _unary(c, scope)
+        e = multiply(e, other) if op == "*" else e // other if op == "//" else e % other
+    return e
+
+
+def _unary(c: Cursor, scope: Mapping[str, Var]) -> Sym:
+    return -_unary(c, scope) if c.accept("-") else _atom(c, scope)
+
+
+def _atom(c: Cursor, scope: Mapping[str, Var]) -> Sym:
+    if c.kind == "int":
+        return Int(int(c.take()))
+    is_call = c.text in ("min", "max") and c.words[c.place + 1] == "("
+    pick = maximum if is_call and c.take() == "max" else minimum
+    if c.accept("("):
+        e = _sum(c, scope)
+        while is_call and c.accept(","):
+            e = pick(e, _sum(c, scope))
+        if not c.accept(")"):
+            raise c.error("expected ')'")
+        return e
+    is_operand = c.text == "@"
+    name = f"@{c.words[c.place + 1]}" if is_operand else c.text
+    if name not in scope:
+        is_name = is_operand or c.kind == "word"
+        raise c.error(f"unknown name {name!r}" if is_name else "expected a value")
+    c.jump(c.place + 1 + is_operand)
+    return scope[name]
 
 
 def name_of(c: Cursor) -> str:

@@ -253,7 +253,7 @@ def gathered(
     scope = {**s.vars, **found} if found else s.vars
 
     def size() -> Sym:
-        return sym_of(c, scope, bool(found))
+        return sym_of(c, scope)
 
     where = list_of(c, size, "]") if is_list else [size()]
     c.jump(end)

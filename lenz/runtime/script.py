@@ -12,7 +12,8 @@ import torch
 
 from lenz.errors import UserError
 from lenz.ir.dtype import dtype_named
-from lenz.sym import Var, evaluate, read_sym
+from lenz.ir.lexer import read_sym
+from lenz.sym import Var, evaluate
 
 UNKNOWN = 64  # value of a size without a known example
 

@@ -21,4 +21,4 @@ from lenz.sym.expr import (
 )
 from lenz.sym.extremum import maximum, minimum
 from lenz.sym.prove import divisor, prove_divides, prove_eq, prove_le, prove_lt
-from lenz.sym.text import read_sym, show, to_python
+from lenz.sym.text import show, to_python

@@ -24,7 +24,7 @@ class SymEnv:
     most: tuple[tuple[str, int], ...] = ()
 
     def scope(self) -> Mapping[str, Var]:
-        """Name -> variable, for `read_sym`."""
+        """Name -> variable, as readers of sizes take them."""
         return {v.name: v for v in self.ranges}
 
     def hint(self, e: Sym) -> int:

@@ -19,6 +19,7 @@ from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import Kernel, LoopKind, Param, Store, TileConfig
+from lenz.ir.lexer import read_sym
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.ir.tensor import axis
@@ -27,7 +28,7 @@ from lenz.machine.cpu.llvm.compile import compile_module, host_target, link
 from lenz.machine.cpu.llvm.module import emit_module
 from lenz.runtime import threads
 from lenz.schedule.cut import nested
-from lenz.sym import Int, Sym, Var, evaluate, read_sym, substitute, to_python
+from lenz.sym import Int, Sym, Var, evaluate, substitute, to_python
 from lenz.sym import show as show_sym
 from tests.sym.test_sym_properties import VARS, Tree, build, random_tree, values
 

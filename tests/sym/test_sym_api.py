@@ -6,6 +6,7 @@ import copy
 
 import pytest
 
+from lenz.ir.lexer import ReadError, read_sym
 from lenz.sym import (
     ONE,
     ZERO,
@@ -29,7 +30,6 @@ from lenz.sym import (
     prove_eq,
     prove_le,
     prove_lt,
-    read_sym,
     show,
     substitute,
     sym,
@@ -95,14 +95,14 @@ def test_show_and_read(e: Sym, text: str) -> None:
         ("i +", "column 4: expected a value"),
         ("i j", "column 3: expected an operator"),
         ("(i", "column 3: expected '\\)'"),
-        ("i / 2", "column 3: not a token"),
+        ("i / 2", "column 3: '/' is not part of the text form"),
         ("k + 1", "column 1: unknown name 'k'"),
         ("min(i, )", "column 8: expected a value"),
         ("", "column 1: expected a value"),
     ],
 )
 def test_read_errors(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(ReadError, match=why):
         read_sym(text, SCOPE)
 
 

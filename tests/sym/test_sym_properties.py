@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lenz.ir.lexer import read_sym
 from lenz.sym import (
     Int,
     Sym,
@@ -30,7 +31,6 @@ from lenz.sym import (
     prove_eq,
     prove_le,
     prove_lt,
-    read_sym,
     show,
     substitute,
     to_python,
