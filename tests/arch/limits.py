@@ -12,10 +12,10 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_662,
+    ".": 2_657,
     "artifact": 720,
     "commands": 855,
-    "debug": 1_628,
+    "debug": 1_634,
     "first_calls": 337,
     "frontend": 3_861,
     "ir": 4_146,
