@@ -7,45 +7,11 @@ answer of `allow`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from lenz.debug.trace import Trace
 from lenz.options import Options
 from lenz.target import Target
-
-
-class Trace(Protocol):
-    """Receives the compiler's timings and texts."""
-
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """Time the body of a `with` as the stage `name`; stages may be nested."""
-        ...
-
-    def kernels(self, done: int, of: int) -> None:
-        """Tell how many kernels are compiled."""
-        ...
-
-    def text(self, stage: str, text: Callable[[], str]) -> None:
-        """Offer a text of `stage`. `text` is called only if the text is wanted."""
-        ...
-
-
-class Silent:
-    """A trace that records nothing."""
-
-    __slots__ = ()
-
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """Time nothing."""
-        return nullcontext()
-
-    def kernels(self, done: int, of: int) -> None:
-        """Drop the numbers."""
-
-    def text(self, stage: str, text: Callable[[], str]) -> None:
-        """Drop the text without making it."""
 
 
 class Fuel:
@@ -75,7 +41,7 @@ class Context:
 
     options: Options
     target: Target
-    trace: Trace = field(default_factory=Silent, repr=False, compare=False)
+    trace: Trace = field(default_factory=Trace, repr=False, compare=False)
     fuel: Fuel = field(default_factory=Fuel, repr=False, compare=False)
 
     def allow(self, kind: str, *what: object) -> bool:

@@ -11,7 +11,8 @@ import json
 from dataclasses import asdict
 
 from lenz import keys
-from lenz.context import Context, Silent, Trace
+from lenz.context import Context
+from lenz.debug.trace import Trace
 from lenz.frontend import FxProgram
 from lenz.halves import Entry, loaded
 from lenz.ir.plan import Boxed
@@ -23,7 +24,7 @@ from lenz.runtime.store import Store, store_in
 
 def context(options: Options, trace: Trace | None = None) -> Context:
     """The context of one compilation for this machine's CPU."""
-    return Context(options, host().target(), Silent() if trace is None else trace)
+    return Context(options, host().target(), Trace() if trace is None else trace)
 
 
 def keep(store: Store, key: str, entry: Entry) -> None:

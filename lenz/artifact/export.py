@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from lenz.artifact.container import Contents, check_folder, of_bytes
 from lenz.artifact.levels import targets, usual
 from lenz.artifact.loaded import CompiledArtifact
-from lenz.context import Context, Silent
+from lenz.context import Context
 from lenz.errors import UserError
 from lenz.frontend import FxProgram
 from lenz.frontend.alone import ends_of, listed, traced_context, traced_inputs
@@ -131,7 +131,7 @@ class _Job:
             raise UserError(f"an artifact is for inference, and this is a {p.kind}")
         options = replace(self.options, cache_dir=self.folder.name)
         for k, (target, needs) in enumerate(targets(self.levels)):
-            made = compile_program(p, Context(options, target, Silent()))
+            made = compile_program(p, Context(options, target))
             self.add(made, k, needs)
         return p.eager()
 

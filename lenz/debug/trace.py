@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,8 +34,24 @@ TEXTS: dict[str, tuple[str, str, str]] = {
 }
 
 
+class Trace:
+    """Receives the compiler's timings and texts; this one records nothing."""
+
+    __slots__ = ()
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Time the body of a `with` as the stage `name`; stages may be nested."""
+        return nullcontext()
+
+    def kernels(self, done: int, of: int) -> None:
+        """Tell how many kernels are compiled."""
+
+    def text(self, stage: str, text: Callable[[], str]) -> None:
+        """Offer a text of `stage`. `text` is called only if the text is wanted."""
+
+
 @dataclass(slots=True)
-class Recorder:
+class Recorder(Trace):
     """Times stages and routes texts to standard error (`logs`), to torch's logs, and to a folder.
 
     `saved` keeps the latest texts as functions, so that a fault can still be written down. `times`

@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_657,
+    ".": 2_643,
     "artifact": 720,
     "commands": 855,
     "debug": 1_634,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_649,
     "sym": 1_215,
 }
-TOTAL_CODE_LINES = 35_954
+TOTAL_CODE_LINES = 35_946
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
