@@ -52,7 +52,7 @@ from lenz.ir.printer import show
 from lenz.lower import lower
 from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.triton.pool import Failed, wake
-from lenz.machine.cuda.tune.bench import Device, Gpu
+from lenz.machine.cuda.tune.bench import Gpu
 from lenz.machine.cuda.tune.search import Choice, built, config, race
 from lenz.machine.cuda.tune.space import space
 from lenz.options import Options
@@ -312,7 +312,7 @@ def report(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-class Counting:
+class Counting(Gpu):
     """A GPU that is not there: a launch takes as long as it has programs, in nanoseconds."""
 
     place, name, arch = torch.device("cpu"), "none", 90
@@ -345,7 +345,7 @@ class Counting:
         return launch
 
 
-def binaries(found: Sequence[Point], gpu: Device, quick: bool) -> Iterator[Binary | Failed]:
+def binaries(found: Sequence[Point], gpu: Gpu, quick: bool) -> Iterator[Binary | Failed]:
     """The compiled candidates of all points, in order."""
     kernels = [k for p in found for k in p.choice.candidates]
     if quick:
@@ -385,7 +385,7 @@ def measured(
     found: Sequence[Point], quick: bool, limit: float, lap: Callable[[str], None]
 ) -> list[str]:
     """Time all candidates of all points; gives the points for which there was no time."""
-    gpu: Device = Counting() if quick else Gpu(0)
+    gpu: Gpu = Counting() if quick else Gpu(0)
     made = binaries(found, gpu, quick)
     lap(f"{sum(len(p.choice.candidates) for p in found)} candidates until")
     late: list[str] = []

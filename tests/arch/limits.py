@@ -20,7 +20,7 @@ CODE_LINES = {
     "frontend": 3_861,
     "ir": 4_146,
     "lower": 5_768,
-    "machine": 5_768,
+    "machine": 5_757,
     "ops": 2_300,
     "opt": 1_565,
     "page": 480,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_649,
     "sym": 1_215,
 }
-TOTAL_CODE_LINES = 35_946
+TOTAL_CODE_LINES = 35_935
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

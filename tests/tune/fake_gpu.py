@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from lenz.ir.binary import Binary
+from lenz.machine.cuda.tune.bench import Gpu
 
 FLUSH_US, LAUNCH_US = 60.0, 3.0
 
 
-class FakeGpu:
-    """A `Device` whose clock is a sum.
+class FakeGpu(Gpu):
+    """A GPU whose clock is a sum.
 
     took     microseconds of a launch, from the kernel's binary; may raise what the driver raises
     calls    what was asked, in order

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -38,24 +38,8 @@ SMALL = 128  # integers are random below this, or below the kernel's own limit
 Call = Callable[[], Any]
 
 
-class Device(Protocol):
-    """What a benchmark needs from a GPU; `place` is the torch device of its tensors."""
-
-    place: torch.device
-    name: str
-    arch: int
-
-    def current(self) -> AbstractContextManager[Any]: ...
-    def sync(self) -> None: ...
-    def flush(self) -> None: ...
-    def mark(self) -> Any: ...
-    def us(self, start: Any, end: Any) -> float: ...
-    def now(self) -> float: ...
-    def load(self, b: Binary, pointers: int, sizes: int) -> Callable[..., None]: ...
-
-
 class Gpu:
-    """GPU `number`; `api` is torch.cuda or a stand-in."""
+    """GPU `number`; `api` is torch.cuda or a stand-in, `place` the torch device of its tensors."""
 
     def __init__(self, number: int, api: Any = torch.cuda, place: str = "") -> None:
         self._number = number
@@ -106,7 +90,7 @@ class Gpu:
 
 
 def measure(
-    call: Call, gpu: Device, restore: Call | None = None, seconds: float = SECONDS,
+    call: Call, gpu: Gpu, restore: Call | None = None, seconds: float = SECONDS,
     best: float = math.inf,
 ) -> float:  # fmt: skip
     """GPU time of one `call` in microseconds, the median of up to MOST calls.
@@ -125,7 +109,7 @@ def measure(
     return statistics.median(took)
 
 
-def _times(call: Call, gpu: Device, restore: Call | None, count: int) -> list[float]:
+def _times(call: Call, gpu: Gpu, restore: Call | None, count: int) -> list[float]:
     marks = []
     for _ in range(count):
         if restore is not None:

@@ -21,7 +21,7 @@ from lenz.ir.kernel import For, Kernel, Launch, Schedule, programs, walk
 from lenz.machine.cuda.triton.compile import KernelText, version
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.triton.pool import Failed, compile_all
-from lenz.machine.cuda.tune.bench import SECONDS, Device, Gpu, example_args, measure, restoring
+from lenz.machine.cuda.tune.bench import SECONDS, Gpu, example_args, measure, restoring
 from lenz.runtime.store import Store
 from lenz.sym import SymEnv
 
@@ -40,7 +40,7 @@ class Choice:
     candidates: tuple[Kernel, ...]
     env: SymEnv
 
-    def key(self, gpu: Device) -> str:
+    def key(self, gpu: Gpu) -> str:
         """The key of the choice: the kernel, its sizes, the other candidates, the GPU."""
         usual = replace(self.candidates[0], name="k")
         sizes = [f"{v.name}={self.env.hint(v)}" for v in usual.sizes]
@@ -66,7 +66,7 @@ def config(k: Kernel) -> str:
 
 
 def tune(
-    s: Schedule, store: Store | None, gpu_at: Callable[[int], Device] = Gpu
+    s: Schedule, store: Store | None, gpu_at: Callable[[int], Gpu] = Gpu
 ) -> tuple[Schedule, tuple[TuneReport, ...]]:
     """The schedule with a candidate chosen for each launch, and the measurements.
 
@@ -96,7 +96,7 @@ def tune(
     return replace(s, steps=tuple(steps)), tuple(reports)
 
 
-def _decide(choices: Sequence[Choice], gpu: Device, store: Store | None) -> list[TuneReport]:
+def _decide(choices: Sequence[Choice], gpu: Gpu, store: Store | None) -> list[TuneReport]:
     """Choose for each kernel: from the store, or by measuring every candidate."""
     keys = [c.key(gpu) for c in choices]
     known = [_recall(store, key, c) for key, c in zip(keys, choices, strict=True)]
@@ -129,7 +129,7 @@ def _recall(store: Store | None, key: str, c: Choice) -> TuneReport | None:
         return None
 
 
-def built(kernels: Sequence[Kernel], gpu: Device, store: Store | None) -> list[Binary | Failed]:
+def built(kernels: Sequence[Kernel], gpu: Gpu, store: Store | None) -> list[Binary | Failed]:
     """Compile kernels in one batch, without their checks: a failed one would stop the GPU.
 
     Nothing out of bounds is read or written even so.
@@ -145,7 +145,7 @@ def built(kernels: Sequence[Kernel], gpu: Device, store: Store | None) -> list[B
 
 
 def race(
-    c: Choice, binaries: Sequence[Binary | Failed], gpu: Device, seconds: float = SECONDS
+    c: Choice, binaries: Sequence[Binary | Failed], gpu: Gpu, seconds: float = SECONDS
 ) -> tuple[Tried, ...]:
     """Measure the candidates on the same arguments, each for up to `seconds`.
 
