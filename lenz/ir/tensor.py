@@ -111,10 +111,7 @@ class Layout:
         """Elements of storage from the base pointer to just after the last element."""
         if any(size is ZERO for size in self.shape):
             return ZERO
-        last = self.offset
-        for size, s in zip(self.shape, self.stride, strict=True):
-            last = last + (size - 1) * s
-        return maximum(last + 1, ZERO)
+        return maximum(self.at([size - 1 for size in self.shape]) + 1, ZERO)
 
     def packed(self, shape: Sequence[Sym]) -> Layout:
         """A layout of `shape` without gaps, its dimensions in this layout's order.

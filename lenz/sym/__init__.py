@@ -2,7 +2,7 @@
 
 from lenz.sym.divide import ceildiv, flatten, power_of_two, unflatten
 from lenz.sym.env import SymEnv
-from lenz.sym.evaluate import affine_in, as_multiple, evaluate, product, substitute
+from lenz.sym.evaluate import as_multiple, evaluate, product, substitute
 from lenz.sym.expr import (
     ONE,
     ZERO,
@@ -20,5 +20,6 @@ from lenz.sym.expr import (
     sym,
 )
 from lenz.sym.extremum import maximum, minimum
+from lenz.sym.polynomial import affine_in
 from lenz.sym.prove import divisor, prove_divides, prove_eq, prove_le, prove_lt
 from lenz.sym.text import show, to_python

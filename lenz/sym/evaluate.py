@@ -1,12 +1,9 @@
-"""Evaluation of symbolic integers.
-
-Values, substitution, and affine parts.
-"""
+"""Evaluation of symbolic integers: values and substitution."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any, TypeAlias
 
 from lenz.sym.divide import floordiv, mod
@@ -22,7 +19,6 @@ from lenz.sym.expr import (
     Sym,
     Var,
     accumulate,
-    sum_of,
     sym,
     total,
 )
@@ -134,32 +130,3 @@ def as_multiple(e: Sym) -> tuple[Var, int] | None:
         return None
     ((v, c),) = e.terms
     return (v, c) if type(v) is Var and c >= 1 else None
-
-
-@lru_cache(maxsize=1 << 14)
-def affine_in(e: Sym, v: Var) -> tuple[Sym, Sym] | None:
-    """(coefficient, rest) with e == coefficient*v + rest, both free of v.
-
-    None if e is not affine in v. Memoised: a training step of ResNet-50 asks 31,500 times for 1,000
-    of them.
-    """
-    if type(e) is not Add:
-        parts: list[tuple[Sym, int]] = [(e, 1)]
-        const = 0
-    else:
-        parts, const = list(e.terms), e.const
-    coef: list[tuple[Sym, int]] = []
-    rest: list[tuple[Sym, int]] = [(Int(const), 1)]
-    for t, c in parts:
-        if t is v:
-            coef.append((ONE, c))
-        elif v not in t.free_vars:
-            rest.append((t, c))
-        elif type(t) is Mul and t.factors.count(v) == 1:
-            others = [f for f in t.factors if f is not v]
-            if any(v in f.free_vars for f in others):
-                return None
-            coef.append((product(others), c))
-        else:
-            return None
-    return sum_of(coef), sum_of(rest)

@@ -5,7 +5,7 @@ True means proved for all values; False means only: not proved.
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, prod
 
 from lenz.sym.expr import (
     DIV,
@@ -22,9 +22,9 @@ from lenz.sym.expr import (
     Var,
     factors,
     linear,
-    sum_of,
     sym,
 )
+from lenz.sym.polynomial import affine_in
 
 _NONNEGATIVE: dict[Sym, bool] = {}
 _DIVISORS: dict[Sym, int] = {}
@@ -84,10 +84,7 @@ def _divisor(e: Sym) -> int:
         case Add():
             return gcd(e.const, *[c * divisor(t) for t, c in e.terms])
         case Mul():
-            out = 1
-            for f in e.factors:
-                out *= divisor(f)
-            return out
+            return prod(map(divisor, e.factors))
         case Mod():
             return gcd(divisor(e.num), divisor(e.den))
         case Min() | Max():
@@ -160,32 +157,13 @@ def _symbolic_top(x: Sym) -> Sym | None:
 
 def _replace(e: Sym, x: Sym, top: Sym | None) -> Sym | None:
     """The minimum of e over x; None if e is not affine in x, or the sign or end is unknown."""
-    const, terms = linear(e)
-    coef_items: list[tuple[Sym, int]] = []
-    rest: list[tuple[Sym, int]] = [(Int(const), 1)]
-    for t, c in terms:
-        fs = factors(t)
-        times = fs.count(x)
-        if times == 0:
-            if x in e.free_vars and x in t.free_vars:
-                return None
-            rest.append((t, c))
-        elif times == 1:
-            others = list(fs)
-            others.remove(x)
-            if any(x in f.free_vars for f in others):
-                return None
-            cofactor: Sym = Int(1)
-            for f in others:
-                cofactor = cofactor * f
-            coef_items.append((cofactor, c))
-        else:
-            return None
-    coef = sum_of(coef_items)
+    if (parts := affine_in(e, x)) is None:
+        return None
+    coef, rest = parts
     if coef.lo is not None and coef.lo >= 0:
         end: Sym | None = None if x.lo is None else Int(x.lo)
     elif coef.hi is not None and coef.hi <= 0:
         end = top
     else:
         return None
-    return None if end is None else coef * end + sum_of(rest)
+    return None if end is None else coef * end + rest

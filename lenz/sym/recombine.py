@@ -94,10 +94,8 @@ def _cofactors(t: Sym, kind: type[Sym]) -> list[tuple[Sym, Sym]]:
     out: list[tuple[Sym, Sym]] = []
     for i, f in enumerate(t.factors):
         if type(f) is kind and f not in t.factors[:i]:
-            rest: Sym = ONE
-            for g in t.factors[:i] + t.factors[i + 1 :]:
-                rest = rest * g
-            out.append((f, rest))
+            others = t.factors[:i] + t.factors[i + 1 :]
+            out.append((f, polynomial.from_monomial((1, others))))
     return out
 
 
