@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
 from lenz.errors import Unsupported
 from lenz.frontend.values import storage_of
-from lenz.sym import Int, Sym, Var, as_multiple, maximum, minimum
+from lenz.sym import ZERO, Int, Sym, Var, as_multiple, maximum, minimum, product
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -142,10 +143,7 @@ class SymbolMap:
             case "Mul":
                 return self._product(e)
             case "Pow" | "PowByNatural" if args[1].is_Integer and 0 <= int(args[1]) <= 64:
-                power: Sym = Int(1)
-                for _ in range(int(args[1])):
-                    power = power * self._expr(args[0])
-                return power
+                return product([self._expr(args[0])] * int(args[1]))
             case "FloorDiv" | "CleanDiv":
                 return self._expr(args[0]) // self._expr(args[1])
             case "CeilDiv":
@@ -156,10 +154,7 @@ class SymbolMap:
                 return self._expr(args[0]) // self._expr(args[1]) % self._expr(args[2])
             case "Min" | "Max" as name:
                 fold = minimum if name == "Min" else maximum
-                result = self._expr(args[0])
-                for a in args[1:]:
-                    result = fold(result, self._expr(a))
-                return result
+                return reduce(fold, map(self._expr, args))
             case "CeilToInt" | "FloorToInt" if type(args[0]).__name__ == "IntTrueDiv":
                 # Attention on GPUs pads its statistics to 32 * ceil(n / 32), for one.
                 n, d = (self._expr(a) for a in args[0].args)
@@ -172,10 +167,7 @@ class SymbolMap:
     def _sum(self, e: Any) -> Sym:
         if any(a.is_Rational and not a.is_Integer for t in e.args for a in (t, *t.args)):
             return self._fraction(e)
-        total: Sym = Int(0)
-        for a in e.args:
-            total = total + self._expr(a)
-        return total
+        return sum(map(self._expr, e.args), ZERO)
 
     def _product(self, e: Any) -> Sym:
         if any(
@@ -183,10 +175,7 @@ class SymbolMap:
             for a in e.args
         ):
             return self._fraction(e)
-        product: Sym = Int(1)
-        for a in e.args:
-            product = product * self._expr(a)
-        return product
+        return product(map(self._expr, e.args))
 
     def _fraction(self, e: Any) -> Sym:
         """Rebuild n/d, which ShapeEnv only keeps if d divides n."""

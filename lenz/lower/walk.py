@@ -403,14 +403,6 @@ def _values(args: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _foreign(nodes: Sequence[Node]) -> DType | None:
-    """The first type that loops cannot move, if any."""
-    for n in nodes:
-        if isinstance(n, LOOPS) and n.out.dtype not in MOVED:
-            return n.out.dtype
-    return None
-
-
 def _unfit(made: list[Node], any_dtype: bool) -> str | None:
     """Why the nodes made by a lowering are not valid; None if they are."""
     if any(isinstance(x, LOOPS) and _overlaps(x.out.type.layout) for x in made):
@@ -418,8 +410,8 @@ def _unfit(made: list[Node], any_dtype: bool) -> str | None:
     if any(isinstance(x, Reduction) and len(x.axes) != len(x.out.shape) for x in made):
         return "tracing gives another rank than the op"  # norm of one element in torch 2.11
     # Views of any type are fine, but kernels move elements of some types only.
-    foreign = _foreign(made) if any_dtype else None
-    return None if foreign is None else f"dtype {foreign}"
+    kinds = (n.out.dtype for n in made if any_dtype and isinstance(n, LOOPS))
+    return next((f"dtype {d}" for d in kinds if d not in MOVED), None)
 
 
 def _is_left_to_chance(n: Node) -> bool:

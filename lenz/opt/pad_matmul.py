@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 
+from lenz import ops
 from lenz.context import Context
 from lenz.debug.blame import blaming
 from lenz.ir import graph as ir
@@ -25,7 +27,7 @@ from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, reindex
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, strided
 from lenz.machines import capabilities_of
-from lenz.sym import ONE, Int, Sym, Var, substitute
+from lenz.sym import ONE, Int, Sym, Var, product, substitute
 from lenz.target import Capabilities
 from lenz.traits import has, trait
 
@@ -368,11 +370,9 @@ def _pays(can: Capabilities, sizes: list[int], ragged: frozenset[str], moved: li
     )
     after = max(2 * batch * m * k * n / can.products, least)
     for shape in moved:
-        numel = 1
-        for s in shape:
-            assert isinstance(s, Int)
-            numel *= s.value
-        after += 2 * 2 * numel / can.bandwidth + can.start
+        numel = product(shape)
+        assert isinstance(numel, Int)
+        after += 2 * 2 * numel.value / can.bandwidth + can.start
     return after < before
 
 
@@ -403,10 +403,7 @@ def _inside(axes: tuple[Axis, ...], shape: Shape, body: Expr) -> Expr:
         for a, size in zip(axes, shape, strict=True)
         if a.extent is not size
     ]
-    cond = tests[0]
-    for test in tests[1:]:
-        cond = cond & test
-    return masked(cond, body, const(0, body.dtype))
+    return masked(reduce(ops.and_, tests), body, const(0, body.dtype))
 
 
 def _is_transposed(layout: Layout) -> bool:

@@ -394,10 +394,7 @@ def divisions(n: Nest, columns: bool) -> int:
     `columns`: the lanes will run along P and not along R.
     """
     inner = _inner(n, columns)
-    count = _divisions(n.offset, inner)
-    for s in all_syms(n.body):
-        count += _divisions(s, inner)
-    return count
+    return sum(_divisions(s, inner) for s in (n.offset, *all_syms(n.body)))
 
 
 def _inner(n: Nest, columns: bool) -> tuple[Var, ...]:

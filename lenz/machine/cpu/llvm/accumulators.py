@@ -9,6 +9,7 @@ registers that the loops carry, one per copy of the body. An accumulator is made
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, U8, DType
@@ -23,7 +24,7 @@ from lenz.machine.cpu.llvm.trips import vector_copies
 from lenz.machine.cpu.llvm.types import iota, memory_type, value_type
 from lenz.machine.cpu.llvm.writer import Writer
 from lenz.machine.reduces import loops_over
-from lenz.sym import ZERO, Sym
+from lenz.sym import Int, Sym, flatten
 
 
 @dataclass(slots=True)
@@ -56,10 +57,7 @@ class Accumulator:
     @property
     def offset(self) -> Sym:
         """The flat position in the arrays, over the variables of the axes."""
-        flat: Sym = ZERO
-        for a in self.axes:
-            flat = flat * _extent(a) + a.var
-        return flat
+        return flatten([a.var for a in self.axes], [Int(_extent(a)) for a in self.axes])
 
     def take(self, w: Writer) -> None:
         """Accumulate one value of the body."""
@@ -180,10 +178,8 @@ def begin(w: Writer, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
 def _start_arrays(w: Writer, acc: Accumulator) -> None:
     scopes, fn = w.scopes, w.scopes.fn
     width = scopes.width
-    size = 1
-    for a in acc.axes:
-        size *= _extent(a)
-    size = -(-size // width) * width + width  # a partial last vector stays in bounds
+    # A partial last vector stays in bounds.
+    size = -(-prod(map(_extent, acc.axes)) // width) * width + width
     acc.arrays = tuple([f"{acc.stmt.name}.{part}" for part in range(len(acc.dtypes))])
     for name, dtype in zip(acc.arrays, acc.dtypes, strict=True):
         base = w.accesses.bases[name] = fn.alloca(memory_type(dtype), size)
