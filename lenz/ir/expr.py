@@ -132,12 +132,13 @@ def keep_checks(e: Expr, among: tuple[Expr, ...]) -> Expr:
 
     A check of a masked value only counts where the mask is true, as before.
     """
-    return _keep(e, among, _outside_masks((e,)).keys()) if any(a.checks for a in among) else e
+    is_checked = any(a.checks for a in among)
+    return _keep(e, among, unmasked((e,), checks=True).keys()) if is_checked else e
 
 
 def _keep(e: Expr, among: Iterable[Expr], found: Set[Expr]) -> Expr:
     """`e` and the checks of `among` that are not `found` already."""
-    nodes = _outside_masks(among)
+    nodes = unmasked(among, checks=True)
     for c in (c for c in reversed(nodes) if c not in found):
         if c.op.guarded:
             e = expr(_op.CHECKED, e, c)
@@ -147,15 +148,15 @@ def _keep(e: Expr, among: Iterable[Expr], found: Set[Expr]) -> Expr:
     return e
 
 
-def _outside_masks(roots: Iterable[Expr]) -> dict[Expr, None]:
-    """The nodes with checks in the DAG of the roots, except those guarded by masks.
+def unmasked(roots: Iterable[Expr], checks: bool = False) -> dict[Expr, None]:
+    """The nodes in the DAG of the roots that are evaluated whatever the masks; users come first.
 
-    Users come before operands.
+    With `checks`, only those that contain a check.
     """
     nodes, stack = dict[Expr, None](), [*roots]
     while stack:
         x = stack.pop()
-        if x.checks and x not in nodes:
+        if x not in nodes and (x.checks or not checks):
             nodes[x] = None
             stack += (x.args[0], x.args[2]) if x.op is _op.MASKED else x.args
     return nodes

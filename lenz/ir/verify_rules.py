@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from lenz.ir import op as _op
 from lenz.ir.dtype import I64, DType
-from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
+from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of, unmasked
 from lenz.ir.forms import FORMS
 from lenz.ir.graph import Atom, atom_refs, atom_syms
 from lenz.ir.tensor import TensorType
@@ -242,7 +242,7 @@ def check_bounds(
     # An axis that may be empty proves nothing: its variable counts as 0, but the loop may not run.
     if not wrong or any(x.lo is None or x.lo < 1 for x in extents):
         return
-    plain = _unmasked(bodies)
+    plain = unmasked(bodies)
     for e, s in wrong:
         if e in plain:
             broken("index-in-bounds", f"{show_sym(s)} is outside, in {show_expr(e)}", culprit)
@@ -255,16 +255,3 @@ def _outside(index: Sequence[Sym], shape: Sequence[Sym]) -> Sym | None:
         if s.lo is not None and s.lo > 0 and prove_le(size, s):
             return s
     return None
-
-
-def _unmasked(bodies: tuple[Expr, ...]) -> set[Expr]:
-    """The nodes that are always evaluated, whatever the conditions."""
-    found: set[Expr] = set()
-    stack = list(bodies)
-    while stack:
-        e = stack.pop()
-        if e in found:
-            continue
-        found.add(e)
-        stack.extend((e.args[0], e.args[2]) if e.op is _op.MASKED else e.args)
-    return found

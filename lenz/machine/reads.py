@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from lenz.errors import InternalError
-from lenz.ir.expr import Expr
+from lenz.ir.expr import Expr, is_bound_var
 from lenz.ir.op import LOAD, MASKED
+from lenz.sym import Sym, Var
 
 Mask = tuple[Expr, ...]
 Item = tuple[Expr, Mask]
@@ -70,6 +71,15 @@ class Walk(Generic[V]):
     def operands(self, e: Expr, mask: Mask) -> list[V]:
         """The values of all operands of a node."""
         return [self.operand(*part) for part in _parts_of((e, mask))]
+
+    def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, V]:
+        """The values of the variables @k of an index, whose operands are `args`."""
+        found = [v for s in syms for v in s.free_vars if is_bound_var(v)]
+        return {v: self.place(args[int(v.name[1:])], mask) for v in found}
+
+    def place(self, e: Expr, mask: Mask) -> V:
+        """The value of an operand as an index."""
+        return self.operand(e, mask)
 
     def expires(self, key: Hashable, e: Expr) -> None:
         """This key's value depends on `e`: it is stale once a buffer that `e` reads is written."""

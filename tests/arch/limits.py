@@ -18,9 +18,9 @@ CODE_LINES = {
     "debug": 1_634,
     "first_calls": 337,
     "frontend": 3_850,
-    "ir": 4_143,
+    "ir": 4_134,
     "lower": 5_763,
-    "machine": 5_752,
+    "machine": 5_733,
     "ops": 2_300,
     "opt": 1_562,
     "page": 480,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_646,
     "sym": 1_180,
 }
-TOTAL_CODE_LINES = 35_870
+TOTAL_CODE_LINES = 35_842
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

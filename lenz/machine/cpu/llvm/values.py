@@ -7,7 +7,7 @@ from typing import Any
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, DType
-from lenz.ir.expr import Expr, is_bound_var, nodes_of
+from lenz.ir.expr import Expr, nodes_of
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.machine.cpu.llvm.access import Accesses
 from lenz.machine.cpu.llvm.indices import Indices, index_type
@@ -15,7 +15,6 @@ from lenz.machine.cpu.llvm.legalise import MACHINE
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import constant
 from lenz.machine.reads import Mask, Walk
-from lenz.sym import Sym, Var
 
 
 class Values(Walk[Value]):
@@ -67,15 +66,6 @@ class Values(Walk[Value]):
             return Value(b.select(xs[0], e.dtype, xs[1], xs[2]), b.level, lanes)
         emit: Any = e.op.form(MACHINE).emit
         return Value(emit(b, e.dtype, dtypes, tuple(xs), e.attrs), b.level, lanes)
-
-    def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, Value]:
-        """The values of the variables @k."""
-        return {
-            v: self.operand(args[int(v.name[1:])], mask)
-            for s in syms
-            for v in s.free_vars
-            if is_bound_var(v)
-        }
 
     def _index(self, e: Expr, mask: Mask) -> Value:
         s, dtype = e.attrs[0], e.dtype

@@ -9,7 +9,7 @@ from typing import Any
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, DType
-from lenz.ir.expr import Expr, interpret, is_bound_var, syms_of
+from lenz.ir.expr import Expr, interpret, syms_of, unmasked
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.machine.cuda.triton.indices import Indices, joint
 from lenz.machine.cuda.triton.lanes import Lanes
@@ -68,7 +68,7 @@ class Values(Walk[Term]):
         A division is a branch: a load after it waits for it, and a value before it stays alive.
         """
         varies: dict[Expr, bool] = {}
-        nodes = _always(e)
+        nodes = unmasked((e,))
         if all(x.op is not DIV for x in nodes):
             return
 
@@ -85,7 +85,7 @@ class Values(Walk[Term]):
     def load(self, e: Expr) -> None:
         """Write the loads of an expression at once, of buffers that the kernel does not write."""
         own = self.written | self.locals.keys()
-        for x in _always(e):
+        for x in unmasked((e,)):
             if x.op is LOAD and not x.args and x.attrs[0] not in own:
                 self.value(x)
 
@@ -128,18 +128,9 @@ class Values(Walk[Term]):
         self.text.put(level, line)
         return level
 
-    def bound(self, syms: tuple[Sym, ...], args: tuple[Expr, ...], mask: Mask) -> dict[Var, Term]:
-        """The values of the variables @k, as indices."""
-        found: dict[Var, Term] = {}
-        for s in syms:
-            for v in s.free_vars:
-                if is_bound_var(v):
-                    arg = args[int(v.name[1:])]
-                    term = self.operand(arg, mask)
-                    found[v] = self._cast_index(arg, term)
-        return found
-
-    def _cast_index(self, e: Expr, term: Term) -> Term:
+    def place(self, e: Expr, mask: Mask) -> Term:
+        """The value of an operand as an index."""
+        term = self.operand(e, mask)
         held = self.indices.dtype
         if e.dtype is held:
             return term
@@ -224,18 +215,6 @@ class Values(Walk[Term]):
             return None
         dims, level = joint(parts)
         return Term(" & ".join([p.text for p in parts]), dims, level)
-
-
-def _always(e: Expr) -> dict[Expr, None]:
-    """The nodes of an expression, without those that a condition may skip."""
-    nodes: dict[Expr, None] = {}
-    stack = [e]
-    while stack:
-        x = stack.pop()
-        if x not in nodes:
-            nodes[x] = None
-            stack += (x.args[0], x.args[2]) if x.op is MASKED else x.args
-    return nodes
 
 
 def _written(form: Any, e: Expr, texts: tuple[str, ...]) -> str:
