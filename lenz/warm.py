@@ -128,7 +128,7 @@ class TraceRecord:
             metadata, halves = from_json(entry["metadata"]), entry["halves"]
             with interning():
                 made = {
-                    kind: loaded_half(half, self.store, self.options, Retraced(self, kind, again))
+                    kind: loaded_half(half, self.store, self.options, Retraced(self, again, kind))
                     for kind, half in halves.items()
                 }
             if None in made.values():
@@ -219,51 +219,49 @@ def trace_of(
     return None if text is None else TraceRecord(gm, text, options, store, named)
 
 
-class Retraced:
-    """The fallback of a half that was not traced; the first call traces its graph."""
-
-    __slots__ = ("_again", "_kind", "_lock", "_made", "_trace")
-
-    def __init__(self, trace: TraceRecord, kind: str, again: Compile) -> None:
-        self._trace, self._kind, self._again = trace, kind, again
-        self._lock = threading.RLock()
-        self._made: Respecialised | Boxed | None = None
-
-    def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
-        """Run on boxed arguments; `aligned` is False if one is not at a multiple of 16 bytes."""
-        with self._lock:
-            if self._made is None:
-                again = lambda program, cx: Respecialised(program, cx, self._again)
-                self._made = self._trace.half(self._kind, again)
-            made = self._made
-        return made(args, aligned) if isinstance(made, Respecialised) else made(args)
-
-
 class Late:
     """A backward half that no process has needed so far, traced and compiled at first call.
 
     torch does the same with new graphs.
     """
 
-    __slots__ = ("_again", "_lock", "_made", "_trace")
+    __slots__ = ("_again", "_kind", "_lock", "_made", "_trace")
 
-    def __init__(self, trace: TraceRecord, again: Compile) -> None:
-        self._trace, self._again = trace, again
+    def __init__(self, trace: TraceRecord, again: Compile, kind: str = "backward") -> None:
+        self._trace, self._again, self._kind = trace, again, kind
         self._lock = threading.RLock()
         self._made: Boxed | None = None
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run on boxed arguments."""
+        return self.made()(args)
+
+    def made(self) -> Boxed:
+        """The half, which the first call makes."""
         with self._lock:
             if self._made is None:
-                self._made = self._trace.half("backward", self._compiled)
-        return self._made(args)
+                self._made = self._trace.half(self._kind, self._compiled)
+        return self._made
 
     def _compiled(self, program: FxProgram, cx: Context) -> Boxed:
         with interning():
             run = self._again(program, cx)
         self._trace.note(program, keys.key_of(program, cx), None)
         return run
+
+
+class Retraced(Late):
+    """The fallback of a half that was not traced; the first call traces its graph."""
+
+    __slots__ = ()
+
+    def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
+        """Run on boxed arguments; `aligned` is False if one is not at a multiple of 16 bytes."""
+        made = self.made()
+        return made(args, aligned) if isinstance(made, Respecialised) else made(args)
+
+    def _compiled(self, program: FxProgram, cx: Context) -> Boxed:
+        return Respecialised(program, cx, self._again)
 
 
 def _told(p: Plan, needs: Needs, store: Store) -> Half | None:

@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_643,
+    ".": 2_639,
     "artifact": 720,
     "commands": 855,
     "debug": 1_634,
@@ -20,7 +20,7 @@ CODE_LINES = {
     "frontend": 3_850,
     "ir": 4_134,
     "lower": 5_763,
-    "machine": 5_733,
+    "machine": 5_731,
     "ops": 2_300,
     "opt": 1_562,
     "page": 480,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_646,
     "sym": 1_180,
 }
-TOTAL_CODE_LINES = 35_842
+TOTAL_CODE_LINES = 35_836
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

@@ -126,8 +126,7 @@ def _phase(module: Module, k: Kernel, number: int, phase: Phase, streamed: Colle
     """The function that runs iterations begin <= i < end of one phase."""
     scopes, indices = _scopes(module, k)
     fn = scopes.fn
-    for n, name in enumerate(_arguments(k)):
-        kind = "ptr" if n < len(k.params) else "i64"
+    for n, (kind, name) in enumerate(_arguments(k)):
         at = fn.let(0, f"getelementptr inbounds i64, ptr %context, i64 {n}")
         fn.put(0, f"  {name} = load {kind}, ptr {at}, align 8")
     fn.put(0, f"  {FAILED} = getelementptr inbounds i64, ptr %context, i64 {len(_arguments(k))}")
@@ -166,21 +165,22 @@ def _unflatten(indices: Indices, axes: tuple[Axis, ...], counter: str) -> None:
     indices.vars[axes[0].var] = Value((rest,), level)
 
 
-def _arguments(k: Kernel) -> list[str]:
-    return [f"%p{n}" for n in range(len(k.params))] + [f"%s{n}" for n in range(len(k.sizes))]
+def _arguments(k: Kernel) -> list[tuple[str, str]]:
+    """The type and the name of each argument."""
+    pointers = [("ptr", f"%p{n}") for n in range(len(k.params))]
+    return pointers + [("i64", f"%s{n}") for n in range(len(k.sizes))]
 
 
 def _entry(module: Module, k: Kernel, phases: list[Phase], streamed: Collection[str]) -> str:
     """The function that is called from outside."""
     scopes, indices = _scopes(module, k)
     fn = scopes.fn
-    names = _arguments(k)
-    context = fn.alloca("i64", len(names) + 1)
-    for n, name in enumerate(names):
-        kind = "ptr" if n < len(k.params) else "i64"
+    given = _arguments(k)
+    context = fn.alloca("i64", len(given) + 1)
+    for n, (kind, name) in enumerate(given):
         at = fn.let(0, f"getelementptr inbounds i64, ptr {context}, i64 {n}")
         fn.put(0, f"  store {kind} {name}, ptr {at}, align 8")
-    fn.put(0, f"  {FAILED} = getelementptr inbounds i64, ptr {context}, i64 {len(names)}")
+    fn.put(0, f"  {FAILED} = getelementptr inbounds i64, ptr {context}, i64 {len(given)}")
     fn.put(0, f"  store i64 0, ptr {FAILED}, align 8")
     starts = [f"%p{n}" for n, p in enumerate(k.params) if p.name in streamed]
     if starts:
@@ -194,10 +194,9 @@ def _entry(module: Module, k: Kernel, phases: list[Phase], streamed: Collection[
         if starts:
             phase = fn.let(0, f"select i1 {whole}, ptr {phase}.streamed, ptr {phase}")
         _call_phase(indices, phase, k.tile.grain, product([a.extent for a in axes]), context)
-    params = [f"ptr %p{n}" for n in range(len(k.params))]
-    params += [f"i64 %s{n}" for n in range(len(k.sizes))]
     result = fn.let(0, f"load i64, ptr {FAILED}, align 8")
-    head = f"define i64 @{k.name}({', '.join(params)}) #0 {{"
+    params = ", ".join([f"{kind} {name}" for kind, name in given])
+    head = f"define i64 @{k.name}({params}) #0 {{"
     return f"{head}\n{fn.text()}\n  ret i64 {result}\n}}"
 
 
