@@ -20,9 +20,9 @@ from lenz.ir.graph import Graph, Node, Pointwise, Reduction, reads_of
 from lenz.ir.op import INDEX, MASKED
 from lenz.ir.tensor import axis
 from lenz.machines import machine_of
-from lenz.ops.bits import AND
 from lenz.ops.compare import LT
 from lenz.opt.each import each
+from lenz.opt.unmask import tests_of
 from lenz.sym import Int, Sym, product
 
 
@@ -51,12 +51,10 @@ def _row(n: Pointwise) -> Sym | None:
     A row that is too long for a program is read again for the map anyway.
     """
     held = machine_of(n.out.type.device).capabilities.held
-    conds = [n.body.args[0]] if n.body.op is MASKED and n.axes and held else []
-    while conds:
-        e = conds.pop()
-        if e.op is AND:
-            conds.extend(e.args)
-        elif e.op is LT and [x.op for x in e.args] == [INDEX, INDEX]:
+    if n.body.op is not MASKED or not n.axes or not held:
+        return None
+    for e in tests_of(n.body.args[0]):
+        if e.op is LT and [x.op for x in e.args] == [INDEX, INDEX]:
             place, size = (x.attrs[0] for x in e.args)
             if place is n.axes[-1].var and isinstance(size, Int) and size.value <= held:
                 return size

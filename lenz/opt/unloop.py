@@ -33,11 +33,11 @@ from lenz.ir.expr import (
 from lenz.ir.op import INDEX
 from lenz.ir.tensor import Axis, Layout
 from lenz.machines import runs_programs
-from lenz.ops.bits import AND
 from lenz.ops.cast import CAST, NARROW
 from lenz.ops.compare import EQ, WHERE
 from lenz.opt.each import each
 from lenz.opt.inline import uses_of
+from lenz.opt.unmask import tests_of
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, product
 
 # Longest row that is unrolled; the same for a contiguous row, where a kernel over rows reads whole
@@ -109,13 +109,7 @@ def _one_hot(e: Expr) -> list[Expr] | None:
         e = e.args[0]
     if e.op is not WHERE or e.args[2] is not const(0, e.dtype):
         return None
-    conditions, todo = [], [e.args[0]]
-    while todo:
-        c = todo.pop()
-        if c.op is AND:
-            todo += c.args
-        else:
-            conditions.append(c)
+    conditions = tests_of(e.args[0])
     return conditions if any(c.op is EQ for c in conditions) else None
 
 
@@ -143,7 +137,7 @@ def _solved(n: ir.Reduction, hot: Mapping[str, ir.Pointwise]) -> Expr | None:
         return None
     hit, t, _ = hits[0]
     inside = ops.le(0, t) & (t < index(r.extent, I64))
-    for c in conditions:
+    for c in reversed(conditions):
         inside = inside if c is hit else inside & c
 
     def chosen(e: Expr) -> Expr:
