@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_639,
+    ".": 2_660,
     "artifact": 720,
     "commands": 855,
     "debug": 1_634,
@@ -20,16 +20,16 @@ CODE_LINES = {
     "frontend": 3_850,
     "ir": 4_134,
     "lower": 5_763,
-    "machine": 5_731,
+    "machine": 5_737,
     "ops": 2_300,
     "opt": 1_554,
     "page": 480,
-    "plan": 2_224,
-    "runtime": 819,
+    "plan": 2_237,
+    "runtime": 825,
     "schedule": 1_646,
     "sym": 1_180,
 }
-TOTAL_CODE_LINES = 35_828
+TOTAL_CODE_LINES = 35_880
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
