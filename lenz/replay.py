@@ -168,7 +168,7 @@ class Replayed:
             self.did[CAPTURED] += 1
             return self.plain(args)
         try:
-            key = key_of(self.given.plan, self.graphed, args)
+            key = call_key(self.given.plan, self.graphed, args)
         except (AssertionError, AttributeError, TypeError, ValueError):
             return self.plain(args)  # the plan raises an error or runs a fallback
         if key[0] in self.slow:
@@ -395,7 +395,7 @@ class Recorded(Runner):
         return found
 
 
-def key_of(p: ir.Plan, g: Graphed, args: Sequence[Any]) -> Key:
+def call_key(p: ir.Plan, g: Graphed, args: Sequence[Any]) -> Key:
     """The sizes and stream of a call, and the addresses of pinned arguments."""
     tensors = {i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, ir.Input)}
     sizes = executor.stream(gpu_of(g)), *sizes_given(p, args).values()

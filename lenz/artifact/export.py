@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -256,11 +256,16 @@ def _weights(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], dict[
 
 
 def _written(exported: ExportedProgram, weights: Sequence[str]) -> list[tuple[int, int]]:
-    """The (result, weight) pairs: results that are written into weights."""
+    """The (result, place) pairs: results that are written into a weight, or into an argument.
+
+    Weights come first, then the arguments that are no constants.
+    """
+    given = [s.arg for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+    places = [*weights, *(a.name for a in given if not isinstance(a, ConstantArgument))]
     found = []
     for k, spec in enumerate(exported.graph_signature.output_specs):
-        if spec.kind is OutputKind.BUFFER_MUTATION:
-            found.append((k, weights.index(spec.target or "")))
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            found.append((k, places.index(spec.target or "")))
         elif spec.kind is not OutputKind.USER_OUTPUT:
             raise UserError(f"an artifact cannot return a {spec.kind.name.lower()}")
     return found

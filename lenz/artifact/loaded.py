@@ -95,9 +95,10 @@ class CompiledArtifact:
         for value, (k, g) in zip(values, given, strict=True):
             _check(k, value, g)
         with torch.no_grad():
-            results = list(self._run([*self._weights, *values]))
+            held = [*self._weights, *values]
+            results = list(self._run([*held]))
             for place, k in self._written:
-                self._weights[k].copy_(results[place])
+                held[k].copy_(results[place])
         return results[len(self._written) :]
 
     def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -35,8 +35,10 @@ def _lines(contents: Contents, plan: bool) -> Iterator[str]:
         yield f"device    {device!a}: {key!a}"
     for k, g in enumerate(call["given"]):
         yield f"argument  {k}: {_argument(g)}"
+    taken = [f"argument {k}" for k, g in enumerate(call["given"]) if "is" not in g]
+    held = [*(ascii(w["name"]) for w in call["weights"]), *taken]
     for place, k in call["written"]:
-        yield f"writes    {call['weights'][k]['name']!a}, by result {place}"
+        yield f"writes    {held[k]}, by result {place}"
     for w in call["weights"]:
         yield f"weight    {w['name']!a}: {_weight(w, contents.tensors)}"
     for v in m["variants"]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import lenz
-from lenz.artifact import levels, loaded
+from lenz.artifact import container, levels, loaded, show
 from lenz.errors import UserError
 from lenz.machine.cpu.llvm import compile
 from lenz.machines import host
@@ -134,6 +134,36 @@ def test_views_of_arguments_are_views(tmp_path: Path) -> None:
     x = torch.randn(5, 2)
     got = lenz.load(tmp_path / "m.lenz")(x)
     assert got[4] is x and got[3]._base is x
+
+
+class Cached(nn.Module):
+    """A cache that the caller owns, and a count; both are written, as is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, twice: bool, cache: Tensor, count: Tensor) -> Tensor:
+        self.get_buffer("calls").add_(1)
+        cache[:, 1:].copy_(cache[:, :-1].clone())
+        cache[:, 0] = x * (2 if twice else 1)
+        count.add_(1)
+        return cache.softmax(1) @ x
+
+
+def test_arguments_that_are_written(tmp_path: Path) -> None:
+    module, path = Cached(), tmp_path / "m.lenz"
+    given = torch.randn(4), True, torch.zeros(8, 4).t()[:, :4], torch.zeros((), dtype=torch.int64)
+    lenz.export(module, path, given)
+    run, mine, theirs = lenz.load(path), [*given], [*given]
+    mine[2:], theirs[2:] = ([a.clone() for a in given[2:]] for _ in range(2))
+    for _ in range(3):
+        x = torch.randn(4)
+        same(run(x, *mine[1:]), module(x, *theirs[1:]))
+        same(mine[2:], theirs[2:])
+    assert int(run.weights["calls"]) == 3
+    text = show.summary(container.read(path), plan=False)
+    assert "writes    'calls'" in text and "writes    argument 2" in text
 
 
 def test_random_numbers_are_of_the_seed(tmp_path: Path) -> None:

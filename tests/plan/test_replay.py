@@ -184,7 +184,7 @@ class Graph:
 
     def tried(self, args: list[Any]) -> Any:
         assert self.of.graphed is not None
-        key = replay.key_of(self.of.given.plan, self.of.graphed, args)
+        key = replay.call_key(self.of.given.plan, self.of.graphed, args)
         if self.is_held or self.is_busy or key != self.key:
             return None
         self.replays += 1
