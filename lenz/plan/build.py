@@ -304,7 +304,7 @@ class _Builder:
         self.known.update(dict.fromkeys(o for o in outs if isinstance(o, Var)))
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.comment(step)
-        counted = not (step.single or step.op.startswith(TRUSTED)) and any(outs)
+        counted = not (step.single or step.op.startswith(TRUSTED)) and outs != (None,) * len(outs)
         is_untold = step.op.startswith(UNTOLD) and any(reads_of(step))
         writes = bool(step.mutates) or is_untold
         told = False, step.holds, step.waits, counted, step.draws, writes

@@ -272,8 +272,9 @@ def _bind(f: Frame, o: str | Sym | None, item: str) -> None:
         return
     if isinstance(o, Var):
         f.bind(o, f.out.let(f"call i64 @whole(ptr {item})"))
+    if isinstance(o, Var) and f"%{o.name}" not in f.buffers:
         f.new(f"%{o.name}", item)  # it may be a float, as an argument of calls
-    else:
+    else:  # nobody reads it, or another call has returned the same size
         f.out.put(f"call void @Py_DecRef(ptr {item})")
 
 

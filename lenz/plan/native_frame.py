@@ -87,6 +87,7 @@ class Frame:
 
     def new(self, name: str, item: str = "") -> NativeBuffer:
         """A buffer of this name with its own slot, which takes ownership of the object `item`."""
+        assert name not in self.slots
         self.slots[name] = len(self.slots)
         b = self.buffers[name] = NativeBuffer(self.slots[name], is_object=bool(item))
         if item:

@@ -93,6 +93,23 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@op("lenz_custom::counts", mutates_args=())
+def counts(x: Tensor) -> tuple[int, int]:
+    return int((x > 0).sum()), int((x <= 0).sum())
+
+
+@counts.register_fake
+def _(x: Tensor) -> tuple[int, int]:
+    context = torch.library.get_ctx()
+    return context.new_dynamic_size(), context.new_dynamic_size()  # type: ignore[return-value]
+
+
+LIB = torch.library.Library("lenz_custom", "FRAGMENT")
+LIB.define("swapped(Tensor x, SymInt a, SymInt b) -> (Tensor, SymInt, SymInt)")
+LIB.impl("swapped", lambda x, a, b: (x + 1, b, a), "CPU")
+LIB.impl("swapped", lambda x, a, b: (torch.empty_like(x), b, a), "Meta")
+
+
 CASES: list[Callable[..., Any]] = [
     lambda x, y: triple(x + 1, 2.0).sin(),
     lambda x, y: (inc_all([x, y + 0, y]), x + y)[1],
@@ -121,6 +138,33 @@ def test_a_size_that_only_the_op_knows() -> None:
     config = torch._dynamo.config
     with config.patch(capture_dynamic_output_shape_ops=True):
         agree(lambda x: places(x > 0) * 2, lambda: (randn(5, 6),), fullgraph=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_only_the_op_knows() -> None:
+    config = torch._dynamo.config
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = counts(x)
+        torch._check(a >= 0)
+        torch._check(b >= 0)
+        return torch.zeros(a), torch.ones(b)
+
+    with config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        agree(fn, lambda: (randn(5, 6),), fullgraph=True)
+
+
+def test_ops_that_return_sizes_which_are_known() -> None:
+    """The second op returns the sizes of the first again."""
+
+    def fn(x: Tensor) -> tuple[Any, ...]:
+        y, b, a = torch.ops.lenz_custom.swapped(x, x.shape[0], x.shape[1])
+        z, d, c = torch.ops.lenz_custom.swapped(y, a, b)
+        return z * 2, a, b, c, d
+
+    run = torch.compile(fn, backend="lenz", dynamic=True)
+    for n in (7, 2, 1000, 1000, 3):
+        assert run(randn(n, 5))[1:] == (n, 5, n, 5)
 
 
 def test_a_fake_form_with_other_strides() -> None:
