@@ -98,6 +98,18 @@ def test_numbers_made_from_sizes_that_are_no_integers() -> None:
         serves(fn, lambda n: (torch.tensor([n > 5, True]), randn(5)), (5, 9))
 
 
+def test_numbers_beyond_64_bits() -> None:
+    """Python's integers do not wrap."""
+
+    def fn(x: Tensor, n: int, m: int) -> tuple[Any, ...]:
+        return x + 1, n * 2, n * n, n - 2**62 - 2**62, n // 3 * m, n * m % 7, x.shape[0] * n
+
+    run = torch.compile(fn, backend="lenz", dynamic=True)
+    for n in (3, 2**31, -(2**40), 2**62, -(2**62), 5):
+        for m in (2, -(2**33), 2**62):
+            assert run(randn(4), n, m)[1:] == fn(randn(4), n, m)[1:]
+
+
 def test_a_branch_on_a_size() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.cond(x.shape[0] > 10, lambda a: a * 2, lambda a: a * 3, (x,)) + 1
