@@ -149,6 +149,12 @@ def elu(x: Expr, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) 
     return ops.where(x < 0.0, low, x * scale)
 
 
+@elementwise("celu")
+def celu(x: Expr, alpha: Number = 1) -> Expr:
+    """x above 0, alpha * (exp(x / alpha) - 1) below."""
+    return elu(x, alpha, 1, 1 / float(alpha))
+
+
 @elementwise("leaky_relu")
 def leaky_relu(x: Expr, negative_slope: Number = 0.01) -> Expr:
     """x above 0, slope * x below."""

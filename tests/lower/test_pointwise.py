@@ -221,6 +221,32 @@ def test_pow_by_scalar(exponent: float, dtype: torch.dtype) -> None:
         check(lambda x: x**exponent, ints(dtype, 5))
 
 
+@pytest.mark.parametrize("exponents", [torch.int64, torch.int32, torch.int8, torch.uint8])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_ldexp_by_integers(dtype: torch.dtype, exponents: torch.dtype) -> None:
+    """Exact, also where a power of two alone overflows, and where the result is denormal."""
+    f = torch.finfo(dtype)
+    top = int(math.log2(f.max))
+    scales = 2.0 ** torch.randint(-top, top, (500,))
+    some = torch.tensor([0.0, -0.0, math.inf, math.nan, f.tiny, f.max])
+    x = torch.cat([torch.randn(500, dtype=torch.float64) * scales, some]).to(dtype)
+    k = torch.randint(-3 * top, 3 * top, x.shape).to(exponents)
+    run = torch.compile(torch.ldexp, backend="lenz")
+    torch.testing.assert_close(run(x, k), torch.ldexp(x, k), rtol=0, atol=0, equal_nan=True)
+
+
+def test_parameters_at_their_edges() -> None:
+    """A celu of infinite scale, and powers that are 0 in single precision alone."""
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, -2.5, math.inf, -math.inf, math.nan])
+    for fn in (
+        lambda x: F.celu(x, math.inf), lambda x: F.celu(x, 0.3), lambda x: F.celu(x, math.nan),
+        lambda x: x**1e-50, lambda x: x**-1e-46,
+    ):  # fmt: skip
+        torch._dynamo.reset()
+        got = torch.compile(fn, backend="lenz")(x)
+        torch.testing.assert_close(got, fn(x), equal_nan=True)
+
+
 def test_integer_powers() -> None:
     x = torch.tensor([1, -1, 2, -3, 0])
     check(torch.pow, x[:, None], torch.tensor([0, 1, 2, 3, 40]))
