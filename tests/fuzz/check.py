@@ -409,7 +409,7 @@ def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[st
     try:
         with simulation, TemporaryDirectory() as folder:
             if way == "exported":
-                _exported_agrees(p, m, device, *expected[0])
+                _exported_agrees(p, m, device, expected)
                 return ""
             if way == "options":
                 given = some_options(p, folder)
@@ -426,14 +426,15 @@ def _why(p: Program, m: Any, way: str, device: str, expected: Any, seen: list[st
         return f"{type(e).__name__}: {e}" + (f"\nwith {given}" if given else "")
 
 
-def _exported_agrees(p: Program, m: Any, device: str, want: Outcome, ideal: Any) -> None:
-    want = replace(want, shared=frozenset())
-    ours, theirs = exported(p, device, want)
-    try:
-        agree(p, m, theirs, want, ideal)
-    except AssertionError as e:
-        raise Skipped(f"torch.export: {e}") from e
-    agree(p, m, ours, want, ideal)
+def _exported_agrees(p: Program, m: Any, device: str, expected: Any) -> None:
+    pairs = exported(p, device, [want for want, _ in expected])
+    for (ours, theirs), (want, ideal) in zip(pairs, expected, strict=True):
+        alone = replace(want, shared=frozenset())
+        try:
+            agree(p, m, theirs, alone, ideal)
+        except AssertionError as e:
+            raise Skipped(f"torch.export: {e}") from e
+        agree(p, m, ours, alone, ideal)
 
 
 def _called(p: Program, m: Any, way: str, device: str, expected: Any, how: dict[str, Any]) -> None:

@@ -31,6 +31,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "ranges": ("off", "off", "calls", "kernels"),
     "cache": (True, False),
     "cuda_graphs": ("off", "on", "auto"),
+    "debug": (True, False, False, False),
+    "debug_values": (None, None, None, "save"),
+    "profile": (False, False, False, True),
 }
 
 
@@ -38,7 +41,8 @@ def some_options(p: Program, folder: str) -> dict[str, Any]:
     """Options by chance, by the tag of a program; a cache in `folder`, or none."""
     chance = random.Random(p.tag)
     return {name: chance.choice(values) for name, values in OPTIONS.items()} | {
-        "cache_dir": folder, "verify": True, "on_error": "raise",
+        "cache_dir": folder, "debug_dir": folder, "profile_output": f"{folder}/profile.json",
+        "verify": True, "on_error": "raise",
     }  # fmt: skip
 
 
