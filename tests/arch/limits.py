@@ -19,17 +19,17 @@ CODE_LINES = {
     "first_calls": 337,
     "frontend": 3_850,
     "ir": 4_134,
-    "lower": 5_763,
+    "lower": 5_777,
     "machine": 5_737,
     "ops": 2_300,
     "opt": 1_554,
     "page": 480,
-    "plan": 2_237,
+    "plan": 2_256,
     "runtime": 825,
     "schedule": 1_646,
     "sym": 1_180,
 }
-TOTAL_CODE_LINES = 35_880
+TOTAL_CODE_LINES = 35_910
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
