@@ -72,6 +72,8 @@ def outcome_of(p: Program, run: Callable[..., Any], args: list[Any], want: Outco
     for name in {n for pair in want.shared for n in pair} & results.keys():
         # A view of a written argument is one of its new value, with strides of its own.
         x, y = results[name], want.values[name]
-        results[name] = torch.empty_strided(y.shape, y.stride(), dtype=x.dtype).copy_(x)
+        results[name] = torch.empty_strided(
+            y.shape, y.stride(), dtype=x.dtype, device=x.device
+        ).copy_(x)
     given = {f"argument {s.name}": a for s, a in zip(p.specs, args, strict=True)}
     return Outcome({**want.values, **results, **given}, frozenset())
