@@ -12,7 +12,7 @@ from lenz.ir.dtype import BOOL, F16, F32, I32, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.operand import Operand, divisor, element, elementwise, keeps, stepped
+from lenz.lower.operand import Operand, divisor, element, elementwise, exact, keeps, stepped
 from lenz.lower.registry import lowering
 from lenz.ops.division import floor_in_steps
 from lenz.sym import Sym
@@ -172,15 +172,15 @@ def ldexp(b: GraphBuilder, x: Value, exponent: Value) -> Value:
     """x times two to the power of the exponent; exact where that is an integer."""
     t = b.result.dtype
     if x.dtype.is_float and exponent.dtype.is_integer:
-        return b.map(lambda i: _scaled(element(x, i, t), exponent.compute(i)))
+        return b.map(lambda i: _scaled(element(x, i, t), exact(exponent, i, I64)))
     return b.map(lambda i: element(x, i, t) * stepped(ops.exp2(element(exponent, i, t)), t))
 
 
 def _scaled(e: Expr, k: Expr) -> Expr:
-    """e * 2**k: the last of three factors is the largest, so that denormals are rounded once."""
+    """e * 2**k, k of i64: the last of three factors is the largest; denormals are rounded once."""
     word, low, most = (I32, 23, 126) if e.dtype is F32 else (I64, 52, 1022)
     inside: Callable[[Expr, int], Expr] = lambda x, n: ops.maximum(ops.minimum(x, n), -n)
-    k = ops.cast(inside(ops.cast(k, I64), 3 * most), word)
+    k = ops.cast(inside(k, 3 * most), word)
     for times in (2, 1, 0):
         left = inside(k, times * most)
         e = e * ops.bitcast((k - left + (most + 1)) << low, e.dtype)
