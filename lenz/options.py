@@ -70,8 +70,8 @@ class Options:
     )
     memory_budget: float | None = option(
         None,
-        "Limit on the saved tensors of a training step: a fraction of the default up to 1, or"
-        " bytes. The cheapest results are recomputed.",
+        "Limit on the saved tensors of a training step: a fraction of the default, above 0 and"
+        " up to 1, or bytes. The cheapest results are recomputed.",
         key=True,
     )
     passes: tuple[Pass, ...] = option(
