@@ -409,6 +409,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.seeds": lambda count, device=None: [_seed()] * count,
     "lenz.size": _size,
     "lenz.to_device": lambda t, device: t.clone(memory_format=torch.contiguous_format),
+    "lenz.round": round,
     "lenz.view_as_complex": lambda t: torch.view_as_complex(t.resolve_conj()),
     "lenz.view_as_real": lambda t: torch.view_as_real(t.resolve_conj()),
 }

@@ -32,6 +32,8 @@ def op_name(target: Any) -> str:
     name = getattr(target, "__name__", "")
     if module in ("_operator", "operator", "torch", "math") and name:
         return f"py.{module.lstrip('_')}.{name}"
+    if target is round:
+        return "lenz.round"
     raise Unsupported(f"a call of {target!r}")
 
 

@@ -219,6 +219,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "lenz.as_strided": torch.as_strided,
     "lenz.assert_scalar": assert_scalar,
     "lenz.offset": torch.Tensor.storage_offset,
+    "lenz.round": round,
     "lenz.size": size,
     "lenz.renew": lambda fresh: fresh(),  # random numbers for a graph
     "lenz.seed": seed,

@@ -98,6 +98,15 @@ def test_numbers_made_from_sizes_that_are_no_integers() -> None:
         serves(fn, lambda n: (torch.tensor([n > 5, True]), randn(5)), (5, 9))
 
 
+@pytest.mark.filterwarnings("error:lenz")
+def test_rounded_quotients_of_sizes() -> None:
+    def fn(x: Tensor) -> tuple[Any, ...]:
+        n, m = x.shape
+        return x * round(n * 0.3), round(n / m), x.sum(0) * round(n * 0.3, 1)
+
+    serves(fn, lambda n: (randn(n, 7),), (5, 9, 33, 3, 2), dynamic=True)
+
+
 def test_numbers_beyond_64_bits() -> None:
     """Python's integers do not wrap."""
 
