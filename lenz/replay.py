@@ -265,7 +265,7 @@ class Replayed:
         return True
 
     def again(self) -> None:
-        """Split the plan anew: other arguments may move, or ops be outside."""
+        """Split the plan again, because arguments move or an op has to stay outside."""
         self.drop(*self.made)
         self.addresses.clear()
         self.now, self.graphed = self.decide, self.split()

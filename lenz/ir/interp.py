@@ -6,12 +6,11 @@ here is shared with lowering or code generation, except the `eager` entry of the
 
 from __future__ import annotations
 
-import importlib
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -317,7 +316,7 @@ def _finish(run: Run, n: Reduction | Scan, acc: torch.Tensor) -> None:
 
 def _reduction(run: Run, n: Reduction) -> None:
     value = _body(run, n, (*n.axes, *n.raxes))
-    kept, over = value.shape[: len(n.axes)], prod(value.shape[len(n.axes) :])
+    kept, over = value.shape[: len(n.axes)], math.prod(value.shape[len(n.axes) :])
     _finish(run, n, reduce_last(n.kind, value.reshape(*kept, over), n.body.dtype))
 
 
@@ -424,6 +423,6 @@ def _callee(op: str, objects: Mapping[str, Any]) -> Callable[..., Any]:
     found: Any = torch.ops
     parts = op.split(".")
     if parts[0] == "py":
-        found = importlib.import_module(parts[1])
+        found = {"math": math, "operator": operator, "torch": torch}[parts[1]]
         parts = parts[2:]
     return reduce(getattr, parts, found)  # type: ignore[no-any-return]  # torch.ops gives Any

@@ -19,12 +19,13 @@ from lenz.sym.expr import multiply, sum_of
 
 T = TypeVar("T")
 
+# Python reads no integer of more than 4300 digits.
 _TOKEN = re.compile(
     r"""(?:[ \t\r\n]+|\#[^\n]*)*
     (?: (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
       | (?P<mark>\.\.|<-|//|[-+*%@:;,=<|(){}\[\]])
       | (?P<float>\d+\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
-      | (?P<int>\d+)
+      | (?P<int>\d{1,400}(?!\d))
       | (?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<end>\Z)
       | (?P<other>.))""",
@@ -144,8 +145,7 @@ def sym_of(c: Cursor, scope: Mapping[str, Var]) -> Sym:
     """A size or index expression over the variables in scope, `@0`, `@1` of a gather among them."""
     is_int = c.kind == "int"
     if (is_int or c.text in scope) and c.words[c.place + 1] in _STOP:
-        word = c.take()
-        return Int(int(word)) if is_int else scope[word]
+        return Int(int(c.take())) if is_int else scope[c.take()]
     if c.text in _STOP and not (c.text == "@" and "@0" in scope):
         c.fail("a size or index expression")
     e = _sum(c, scope)

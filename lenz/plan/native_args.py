@@ -10,7 +10,8 @@ from lenz.plan.native_frame import Frame, kind_and_number, tensor, type_addresse
 from lenz.plan.native_text import CODES
 from lenz.sym import Int, Sym, Var, as_multiple, children, substitute
 
-FITTING = (62, 46, 31, 20, 15)  # numbers of bits for which results are checked
+# Bits of integer arguments: the most for which all results fit in 64 bits is allowed.
+FITTING = (62, 46, 31, 20, 15)
 
 
 def take_arguments(f: Frame, p: Plan) -> None:
@@ -63,10 +64,10 @@ def _check_results(f: Frame, p: Plan) -> None:
     numbers = [a for a in p.outputs if isinstance(a, Sym) and not isinstance(a, Int | Var)]
     types = [i.type for i in p.inputs if isinstance(i, Input)]
     sizes = {v for t in types for s in (*t.shape, *t.layout.stride) for v in s.free_vars}
-    free = {v for e in numbers for v in e.free_vars}.intersection(f.sizes) - sizes
-    bits = next((k for k in FITTING if all(_fits(e, k) for e in numbers)), 0) if free else 62
+    used = {v for e in numbers for v in e.free_vars} - sizes
+    bits = next((k for k in FITTING if all(_fits(e, k) for e in numbers)), 0) if used else 62
     for v in f.sizes:
-        if v in free and bits < 62:
+        if v in used and bits < 62:  # -2**bits <= v < 2**bits
             far = f.out.let(f"add i64 {f.sizes[v]}, {1 << bits}")
             expect(f, f"icmp ult i64 {far}, {2 << bits}")
 
@@ -74,8 +75,8 @@ def _check_results(f: Frame, p: Plan) -> None:
 def _fits(e: Sym, bits: int) -> bool:
     """Whether all parts of a number fit in 64 bits if its variables have so many bits."""
     most = 1 << bits
-    ends = {v: (-most if v.lo is None else v.lo, most) for v in e.free_vars}
-    wide = substitute(e, {v: Var(v.name, *x) for v, x in ends.items()})
+    lows = {v: -most if v.lo is None else v.lo for v in e.free_vars}
+    wide = substitute(e, {v: Var(v.name, low, max(low, most)) for v, low in lows.items()})
     if wide.lo is None or wide.hi is None or wide.lo < -(1 << 63) or wide.hi >= 1 << 63:
         return False
     return all(_fits(x, bits) for x in children(e))

@@ -99,6 +99,7 @@ def test_show_and_read(e: Sym, text: str) -> None:
         ("k + 1", "column 1: unknown name 'k'"),
         ("min(i, )", "column 8: expected a value"),
         ("", "column 1: expected a value"),
+        ("i + " + "9" * 5000, "column 5: '9' is not part of the text form"),
     ],
 )
 def test_read_errors(text: str, why: str) -> None:
