@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import lenz
+
 FORMS = ("plain", "odd", "transposed", "last", "bf16", "tall", "long")
 SHORT = 8
 # Seconds on a GPU and on a CPU: smaller differences are mostly guards and autograd's bookkeeping.
@@ -190,7 +192,7 @@ def seconds(run: Callable[[], Any], device: str) -> float:
 
 def forward(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Callable[[], Any]]:
     """A call in eager and one in lenz."""
-    return [partial(f, *args) for f in (fn, torch.compile(fn, backend="lenz", dynamic=False))]
+    return [partial(f, *args) for f in (fn, torch.compile(fn, backend=lenz.backend, dynamic=False))]
 
 
 def training(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Callable[[], Any]]:
