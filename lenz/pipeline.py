@@ -32,12 +32,10 @@ from lenz.options import Options
 from lenz.perf_map import map_kernels
 from lenz.plan.build import CallerFacts
 from lenz.plan.build import build as build_plan
-from lenz.plan.fx import graph_module
 from lenz.plan.python import source
 from lenz.recall import context as context
 from lenz.recall import keep, recall
 from lenz.respecialise import Respecialised, constants_of, load_program, needs_of
-from lenz.runtime.graph import NumberedKernel as Listed
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
 from lenz.sym import Int
@@ -86,11 +84,15 @@ class Compiled:
 
     def fx(self) -> GraphModule:
         """The plan as an executable FX graph."""
+        # Imported here: torch takes 20 ms to register the op that such graphs launch kernels by.
+        from lenz.plan.fx import graph_module
+        from lenz.runtime.graph import NumberedKernel
+
         p, kernels = self.program, {}
         for name, (k, device) in kernels_of(self.schedule).items():
             names = [x.name for x in k.params] + [x.name for x in k.sizes]
             gpu = torch.device(device).index if runs_programs(device) else -1
-            kernels[name] = Listed(self.code.functions[name], names, gpu, self.code.alive)
+            kernels[name] = NumberedKernel(self.code.functions[name], names, gpu, self.code.alive)
         values = {**{q.name: q.value for q in p.placeholders}, **dict(self.graph.env.hints)}
         constants = {n: aligned(t) for n, t in constants_of(self.plan, p).items()}
         gm = graph_module(self.plan, kernels, constants, p.modules, values)

@@ -83,6 +83,20 @@ def test_heavy_packages_are_imported_late_and_in_few_files() -> None:
                 assert i.lazy, f"{where} when it is loaded"
 
 
+def test_a_compilation_loads_no_file_that_registers_ops() -> None:
+    """`register_fake` takes torch 20 ms: it looks for the caller among all modules."""
+    files = {s.module: s for s in sources()}
+    seen, ahead = set[str](), ["lenz.api", "lenz.pipeline"]
+    while ahead:
+        if (module := ahead.pop()) not in seen and module in files:
+            seen.add(module)
+            ahead += [i.module for i in imports_of(files[module]) if not i.lazy]
+            ahead += [i.module.rpartition(".")[0] for i in imports_of(files[module]) if not i.lazy]
+    register = [m for m, s in files.items() if "torch.library.register_fake(" in s.text]
+    assert register and not seen & {*register}
+    assert {"lenz.ir.graph", "lenz.lower", "lenz.plan.build"} <= seen
+
+
 def test_torch_private_modules_stay_in_the_frontend() -> None:
     found = []
     for source in sources():
