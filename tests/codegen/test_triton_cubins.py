@@ -43,6 +43,11 @@ GRAPHS: dict[str, tuple[KernelKind, str]] = {
         masked(lt(t0, 8388608:u32), load(%x, [i]), 0.0:f32)
       }
     }"""),
+    "a long formula of odd rows": ("pointwise", """graph @g() on cpu {
+      in %x : f32[16769025]
+      in %y : f32[16769025]
+      out %z = f32[16769025] : map (i: 16769025) { atan2(load(%x, [i]), load(%y, [i])) }
+    }"""),
     "functions of doubles": ("pointwise", """graph @g() on cpu {
       in %x : f64[100000]
       out %z = f64[100000] : map (i: 100000) { add(exp(load(%x, [i])), tanh(load(%x, [i]))) }

@@ -18,7 +18,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from lenz.ir.expr import loads_of, vars_of
+from lenz.ir.expr import cost_of, loads_of, vars_of
 from lenz.ir.kernel import (
     If,
     KernelKind,
@@ -53,6 +53,7 @@ MOST_AXES = 3
 SHORT = 8
 ONE_WARP = 32  # elements per thread of tiles that one warp reduces
 FEW = 4 * CAN.units  # programs
+BRIEF, LONG = 32, 96  # costs of the formulas of a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +141,21 @@ def _flat(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
     """Elements, without a division of their number into rows."""
     if g.domain.raxes or not (flat := flattened(g, s, env, shape.tile)):
         return None
-    each = shape.thread or 16
+    each = shape.thread or _each(g, 16 if len(g.domain.axes) > 1 else 8)
     warps = max(1, shape.tile // (32 * each))
-    # 48 registers per thread are enough. The gradient of cross-entropy for 8192 x 50257 bf16 takes
-    # 413 us with 48, 447 with 64, and 458 with 72, the assembler's choice.
-    return Form("pointwise", flat, TileConfig(warps=warps, registers=max(32, 3 * each)))
+    # 48 registers hold 16 elements of short formulas. The gradient of cross-entropy for 8192 x
+    # 50257 bf16 takes 413 us with 48, 447 with 64, and 458 with 72, the assembler's choice.
+    return Form("pointwise", flat, TileConfig(warps=warps, registers=3 * each if each > 8 else 0))
+
+
+def _each(g: Group, most: int) -> int:
+    """Elements per thread: fewer of long formulas, whose values would be spilled.
+
+    4095 x 4095 f32 of atan2 take 160 us with 16 elements in 48 registers and 75 with 8; of digamma
+    838 us, 151 with 8, and 122 with 4.
+    """
+    cost = cost_of(*(n.body for n in g.nests))
+    return 4 if cost > LONG else min(most, 8) if cost > BRIEF else most
 
 
 def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
@@ -166,7 +177,7 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         return Tile("pointwise", widths, max(1, _area(widths) // 128))
     # Odd rows are loaded and stored element by element: twice the tile is 18% faster.
     twice = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
-    return Tile("pointwise", _widths(axes, shape.tile << twice, env), 8)
+    return Tile("pointwise", _widths(axes, shape.tile << twice, env), _each(g, 8))
 
 
 def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
@@ -298,9 +309,8 @@ def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, in
     """Lanes per axis of R: the whole row if it fits in registers, else a part of it."""
     raxes = g.domain.raxes
     whole = {a: power_of_two(_length(a, env)) for a in raxes if a.extent is not ONE}
-    bounded = all(a.extent.hi is not None for a in raxes)
     numbered = len(raxes) > 1 and any(n.finds_place for n in g.nests)
-    pays = bounded or (_reads_again(s) and not numbered)
+    pays = all(a.extent.hi is not None for a in raxes) or (_reads_again(s) and not numbered)
     if pays and _area(whole) <= shape.row and len(raxes) < MOST_AXES:
         return whole
     # The index of an element over several axes must not depend on a cut.
@@ -372,8 +382,7 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
     # in tiles of 32.
     if not few and raxes[-1:] and _length(raxes[-1], env) % rows and not _odd(raxes[-1], env, 16):
         rows = 16
-    is_even = bool(raxes) and not _odd(raxes[-1], env)
-    if shape.is_usual and is_even and _many_halves(g, widths, env):
+    if shape.is_usual and raxes and not _odd(raxes[-1], env) and _many_halves(g, widths, env):
         rows = SHORT
     return widths | _widths(raxes, rows, env)
 
