@@ -126,6 +126,7 @@ def probed(file: str, **how: object) -> Judged:
     return trial
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=[pytest.mark.slow] * (f != "a rewrite")) for f in FAULTS]
 )
