@@ -5,6 +5,7 @@ Invariant: one `DType` object per element type, so `is` compares them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,24 +73,15 @@ F8E5M2 = DType("f8e5m2", "float", 1, torch.float8_e5m2)
 F8E4M3FNUZ = DType("f8e4m3fnuz", "float", 1, torch.float8_e4m3fnuz)
 F8E5M2FNUZ = DType("f8e5m2fnuz", "float", 1, torch.float8_e5m2fnuz)
 
-DTYPES: tuple[DType, ...] = (
-    BOOL, U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64, C32, C64, C128,
-    F8E4M3FN, F8E5M2, F8E4M3FNUZ, F8E5M2FNUZ,
-)  # fmt: skip
-_BY_NAME = {d.name: d for d in DTYPES}
-_BY_TORCH = {d.torch: d for d in DTYPES}
-
 # Types in which scalar expressions compute.
 NATIVE: tuple[DType, ...] = (BOOL, U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64)
 # As in eager, loops do no arithmetic on 8-bit floats: they load, store, select and convert them.
 FLOAT8: tuple[DType, ...] = (F8E4M3FN, F8E5M2)
 # Types that loops may move; tensors of any other type pass through `Extern` only.
 MOVED: tuple[DType, ...] = (*NATIVE, *FLOAT8)
-
-
-def dtype_named(name: str) -> DType:
-    """Return the type with this name in the text form; raises KeyError for an unknown name."""
-    return _BY_NAME[name]
+DTYPES: tuple[DType, ...] = (*NATIVE, C32, C64, C128, *FLOAT8, F8E4M3FNUZ, F8E5M2FNUZ)
+BY_NAME: Mapping[str, DType] = {d.name: d for d in DTYPES}
+_BY_TORCH = {d.torch: d for d in DTYPES}
 
 
 def dtype_of(dtype: torch.dtype) -> DType | None:

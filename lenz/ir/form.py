@@ -8,7 +8,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from lenz.ir.lexer import Cursor, choice_of
+from lenz.ir.lexer import Cursor, choice_of, items_of
 from lenz.ir.syntax import VALUES, Piece, Slot, piece_of, slots_of
 from lenz.ir.text import Scope
 
@@ -89,18 +89,18 @@ def _take(reads: Sequence[Reading], c: Cursor, s: Scope, made: Made) -> None:
             x(c, s, made)
 
 
-def _stops(after: list[Piece]) -> frozenset[str]:
+def _stops(after: list[Piece]) -> tuple[str, ...]:
     """The tokens that may follow a piece."""
     found: list[str] = []
     for p in after:
         found += tokens(p.items[0])[:1] if isinstance(p.items[0], str) else []
         if not p.field:
             break
-    return frozenset(found)
+    return tuple(found)
 
 
 def part_of(
-    item: str | Slot, kinds: Mapping[str, Kind], stops: frozenset[str], get: Callable[[Any], Any]
+    item: str | Slot, kinds: Mapping[str, Kind], stops: tuple[str, ...], get: Callable[[Any], Any]
 ) -> tuple[Show, list[Reading], str]:
     """Printer, reader and grammar of one text or field; `stops` end a list."""
     if isinstance(item, str):
@@ -119,14 +119,7 @@ def part_of(
         made[field] = read(c, s)
 
     def several(c: Cursor, s: Scope, made: Made) -> None:
-        items: list[Any] = []
-        while c.text not in stops:
-            if items:
-                c.expect(",")
-                if c.text in stops:
-                    break
-            items.append(read(c, s))
-        made[field] = tuple(items)
+        made[field] = tuple(items_of(c, lambda: read(c, s), *stops))
 
     if not item.is_list:
         return lambda node, s: show(get(node), s), [one], kind.grammar
@@ -135,7 +128,7 @@ def part_of(
 
 
 def _piece(
-    p: Piece, cls: Any, kinds: Mapping[str, Kind], stops: frozenset[str]
+    p: Piece, cls: Any, kinds: Mapping[str, Kind], stops: tuple[str, ...]
 ) -> tuple[list[Show], list[Reading], str]:
     """Printer, reader and grammar of one piece of a SYNTAX."""
     shows: list[Show] = []
@@ -143,7 +136,7 @@ def _piece(
     grammar = []
     for k, item in enumerate(p.items):
         behind = [x for x in p.items[k + 1 :] if isinstance(x, str)]
-        ends = frozenset(tokens(behind[0])[:1]) if behind else stops
+        ends = tokens(behind[0])[:1] if behind else stops
         get = item.get if isinstance(item, Slot) else str
         show, read, text = part_of(item, kinds, ends, get)
         shows.append(show)
@@ -236,7 +229,7 @@ class _Line:
         self.each = text.endswith("+")
         p = piece_of(text.removesuffix("+"))
         slot = next(x for x in p.items if isinstance(x, Slot))
-        parts = [part_of(x, kinds, frozenset(")"), lambda value: value) for x in p.items]
+        parts = [part_of(x, kinds, (")",), lambda value: value) for x in p.items]
         self.field, self.get = slot.field, slot.get
         self.optional = bool(p.field)
         self.usual = self.each or self.optional

@@ -19,8 +19,9 @@ from lenz.sym import Sym, Var
 from lenz.sym import show as show_sym
 
 
-def _choice(table: tuple[str, ...], what: str, grammar: str) -> Kind:
-    """One of some words."""
+def _choice(words: Any, what: str, grammar: str) -> Kind:
+    """One of the words of a `Literal`."""
+    table = tuple(filter(None, get_args(words)))
     return Kind(lambda v, s: str(v), lambda c, s: lexer.choice_of(c, table, what), grammar)
 
 
@@ -111,7 +112,7 @@ def _args_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
         else:
             args.append(text.atom_of(c, s))
 
-    lexer.list_of(c, one, ")", (")",))
+    lexer.items_of(c, one, ")")
     made.update(args=tuple(args), kwargs=tuple(kwargs))
 
 
@@ -123,7 +124,7 @@ def _axes(axes: tuple[Axis, ...], s: Scope) -> str:
 
 
 def _axes_of(c: Cursor, s: Scope) -> tuple[Axis, ...]:
-    axes = tuple(lexer.list_of(c, lambda: text.axis_of(c, s), ")", ("|",)))
+    axes = tuple(lexer.items_of(c, lambda: text.axis_of(c, s), ")", "|"))
     s.vars.update((a.name, a.var) for a in axes)
     return axes
 
@@ -211,10 +212,10 @@ def _sizes(k: kernel.Kernel, s: Scope, slot: Slot) -> str:
 def _sizes_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
     sizes: list[Var] = []
     if c.accept(";"):
-        sizes = lexer.list_of(c, lambda: text.size_of(c, s), ")", (")",))
+        sizes = lexer.items_of(c, lambda: text.size_of(c, s), ")")
     end = c.place
     c.jump(made["params"])
-    params = lexer.list_of(c, lambda: FORMS[kernel.Param].read(c, s), ")", (";",))
+    params = lexer.items_of(c, lambda: FORMS[kernel.Param].read(c, s), ")", ";")
     c.jump(end)
     made.update(params=tuple(params), sizes=tuple(sizes))
 
@@ -234,7 +235,7 @@ def _tile_of(c: Cursor, s: Scope) -> kernel.TileConfig:
         c.expect(":")
         found[name] = text.number_of(c)
 
-    lexer.list_of(c, one, ")", (")",))
+    lexer.items_of(c, one, ")")
     return kernel.TileConfig(**found)
 
 
@@ -430,15 +431,15 @@ KINDS: Mapping[str, Kind] = {
     "step": Kind(_show, _step_of, "step"),
     "steps": Kind(_stmts, _steps_of, '"{" step* "}"'),
     # one of some words
-    "reduction": _choice(graph.REDUCE_KINDS, "a kind of reduction", "RKIND"),
-    "scan": _choice(graph.SCAN_KINDS, "a kind of scan", "SKIND"),
-    "draws": _choice(get_args(graph.Draws)[1:], "what is drawn", '("key" | "numbers")'),
-    "region": _choice(get_args(plan.RegionKind), "a kind of region", '("graph" | "outside")'),
-    "taker": _choice(get_args(plan.Taker), "who takes it", '("kernels" | "calls" | "autograd")'),
-    "update": _choice(graph.UPDATE_MODES, "a mode of update", "MODE"),
-    "loop_kind": _choice(kernel.LOOP_KINDS, "a kind of loop", "LKIND"),
-    "kernel_kind": _choice(get_args(kernel.KernelKind), "a kind of kernel", "KKIND"),
-    "mode": _choice(get_args(kernel.Mode), "a mode", '("in" | "out" | "inout" | "work")'),
+    "reduction": _choice(graph.ReduceKind, "a kind of reduction", "RKIND"),
+    "scan": _choice(graph.ScanKind, "a kind of scan", "SKIND"),
+    "draws": _choice(graph.Draws, "what is drawn", '("key" | "numbers")'),
+    "region": _choice(plan.RegionKind, "a kind of region", '("graph" | "outside")'),
+    "taker": _choice(plan.Taker, "who takes it", '("kernels" | "calls" | "autograd")'),
+    "update": _choice(graph.UpdateMode, "a mode of update", "MODE"),
+    "loop_kind": _choice(kernel.LoopKind, "a kind of loop", "LKIND"),
+    "kernel_kind": _choice(kernel.KernelKind, "a kind of kernel", "KKIND"),
+    "mode": _choice(kernel.Mode, "a mode", '("in" | "out" | "inout" | "work")'),
     "which": Kind(
         lambda v, s: "stride" if v else "size",
         lambda c, s: lexer.choice_of(c, ("size", "stride"), "what it is") == "stride",

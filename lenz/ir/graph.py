@@ -20,13 +20,8 @@ from lenz.ir.tensor import Axis, Buffer
 from lenz.sym import Sym, SymEnv
 
 ReduceKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "any", "all"]
-REDUCE_KINDS: tuple[ReduceKind, ...] = (
-    "sum", "prod", "max", "min", "argmax", "argmin", "any", "all",
-)  # fmt: skip
 ScanKind = Literal["sum", "prod", "max", "min", "logaddexp"]
-SCAN_KINDS: tuple[ScanKind, ...] = ("sum", "prod", "max", "min", "logaddexp")
 UpdateMode = Literal["set", "add", "mul", "max", "min"]
-UPDATE_MODES: tuple[UpdateMode, ...] = ("set", "add", "mul", "max", "min")
 Draws = Literal["", "key", "numbers"]
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lenz.errors import InternalError, UserError
-from lenz.ir.dtype import dtype_named
+from lenz.ir.dtype import BY_NAME
 from lenz.ir.expr import Expr, load
 from lenz.ir.graph import (
     Atom,
@@ -361,7 +361,7 @@ def _torch_object(kind: str, value: str, objects: Mapping[str, Any]) -> Any:
     """The value of a `Named` argument."""
     match kind:
         case "dtype":
-            return dtype_named(value).torch
+            return BY_NAME[value].torch
         case "device":
             return torch.device(value)
         case "obj":

@@ -51,7 +51,6 @@ from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, substitute
 from lenz.target import HOST
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
-LOOP_KINDS: tuple[LoopKind, ...] = ("grid", "lane", "vector", "parallel", "unroll", "seq")
 Mode = Literal["in", "out", "inout", "work"]
 KernelKind = Literal[
     "pointwise", "reduction", "outer_reduction", "transpose", "scan", "split_scan", "sort",

@@ -244,21 +244,20 @@ def int_of(c: Cursor) -> int:
     return sign * int(c.take())
 
 
-def list_of(c: Cursor, one: Callable[[], T], close: str, until: tuple[str, ...] = ()) -> list[T]:
-    """Comma-separated items up to `close`, which is consumed; a trailing comma is allowed.
-
-    With `until`, up to `close` or one of these, which is not consumed.
-    """
-    stops = (close, *until)
+def items_of(c: Cursor, one: Callable[[], T], *stops: str) -> list[T]:
+    """Comma-separated items up to one of `stops`, which is next; a trailing comma is allowed."""
     items: list[T] = []
     while c.kind != "mark" or c.text not in stops:
-        if items:
-            c.expect(",")
-            if c.kind == "mark" and c.text in stops:
-                break
         items.append(one())
-    if not until:
-        c.expect(close)
+        if c.kind != "mark" or c.text not in stops:
+            c.expect(",")
+    return items
+
+
+def list_of(c: Cursor, one: Callable[[], T], close: str) -> list[T]:
+    """The same up to `close`, which is consumed."""
+    items = items_of(c, one, close)
+    c.expect(close)
     return items
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, cast
 
-from lenz.ir.dtype import DTYPES, DType
+from lenz.ir.dtype import BY_NAME, DType
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.lexer import (
     Cursor,
@@ -17,6 +17,7 @@ from lenz.ir.lexer import (
     choice_of,
     enclosed,
     int_of,
+    items_of,
     list_of,
     name_of,
     string_of,
@@ -27,7 +28,6 @@ from lenz.ir.tensor import Axis, Layout, TensorType, axis, contiguous, contiguou
 from lenz.sym import ZERO, Int, Sym, Var, minimum
 from lenz.sym import show as show_sym
 
-DTYPE_NAMES: Mapping[str, DType] = {d.name: d for d in DTYPES}
 WORDS: Mapping[str, Atom] = {
     "true": True, "false": False, "none": None, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
@@ -128,7 +128,7 @@ def axis_of(c: Cursor, s: Scope, between: str = ":") -> Axis:
     c.expect(between)
     extent, ends = sym_of(c, s.vars), list[Sym]()
     if between == "in" and c.accept("below"):
-        ends = list_of(c, lambda: sym_of(c, s.vars), ":", (":",))
+        ends = items_of(c, lambda: sym_of(c, s.vars), ":")
     least = reduce(minimum, ends, extent)
     a = axis(name, least) if given is None else Axis(given, least)
     is_lane = ends or c.words[c.place : c.place + 2] == [":", "lane"]
@@ -154,7 +154,7 @@ def show_type(t: TensorType, s: Scope) -> str:
 
 def dtype_of(c: Cursor) -> DType:
     """An element type by name."""
-    return DTYPE_NAMES[choice_of(c, DTYPE_NAMES, "an element type")]
+    return BY_NAME[choice_of(c, BY_NAME, "an element type")]
 
 
 def type_of(c: Cursor, s: Scope) -> TensorType:
@@ -165,11 +165,11 @@ def type_of(c: Cursor, s: Scope) -> TensorType:
     def size() -> Sym:
         return sym_of(c, s.vars)
 
-    shape = tuple(list_of(c, size, "]", (":", "@")))
+    shape = tuple(items_of(c, size, "]", ":", "@"))
     stride = contiguous_strides(shape)
     place = c.place
     if c.accept(":"):
-        stride = tuple(list_of(c, size, "]", ("@",)))
+        stride = tuple(items_of(c, size, "]", "@"))
         if len(stride) != len(shape):
             raise c.error(f"{len(shape)} sizes but {len(stride)} strides", place)
     offset = size() if c.accept("@") else ZERO

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lenz.ir import op as _op
-from lenz.ir.dtype import BOOL, DType
+from lenz.ir.dtype import BOOL, BY_NAME, DType
 from lenz.ir.expr import Expr, const, expr, index, is_bound_var, load, nodes_of, ref, syms_of
-from lenz.ir.lexer import Cursor, buffer_of, list_of, string_of, sym_of
+from lenz.ir.lexer import Cursor, buffer_of, items_of, list_of, string_of, sym_of
 from lenz.ir.text import (
-    DTYPE_NAMES,
     PLAIN,
     WORDS,
     Scope,
@@ -36,7 +35,7 @@ MAX_DEPTH = 24
 LINE = 100  # a body that fits in this many characters stays on the line of its node
 DEEPEST = 200  # nesting of brackets in one value; the printer stays far below
 # Words with another meaning for the reader where a temporary or a value may be.
-RESERVED = {*DTYPE_NAMES, *WORDS, "reduce", "scan", "over", "for", "store"}
+RESERVED = {*BY_NAME, *WORDS, "reduce", "scan", "over", "for", "store"}
 NO_TYPES: Mapping[str, DType] = {}
 
 
@@ -224,7 +223,7 @@ def _call_of(c: Cursor, name: str, s: Scope, temps: dict[str, Expr]) -> Expr:
         c.expect(",")
 
     def attr() -> Any:
-        return DTYPE_NAMES[c.take()] if c.text in DTYPE_NAMES else atom_of(c, s)
+        return BY_NAME[c.take()] if c.text in BY_NAME else atom_of(c, s)
 
     return expr(op, *args, attrs=tuple(list_of(c, attr, ")")))
 
@@ -247,7 +246,7 @@ def gathered(
         c.expect("=")
         return value_of(c, s, temps)
 
-    bound = list_of(c, one, ")", (")",)) if c.accept(";") else []
+    bound = items_of(c, one, ")") if c.accept(";") else []
     end = c.place
     c.jump(place)
     scope = {**s.vars, **found} if found else s.vars

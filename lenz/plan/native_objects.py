@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 
 from lenz.errors import InternalError, annotate
-from lenz.ir.dtype import dtype_named
+from lenz.ir.dtype import BY_NAME
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.plan import Alloc, Boxed, CallStep, Check, LaunchStep, Plan, Step, place_of
 from lenz.plan.native import Native
@@ -83,7 +83,7 @@ def torch_object(named: Named) -> Any:
         case Named("op", name):
             return executor.resolve(name)
         case Named("dtype", name):
-            return dtype_named(name).torch
+            return BY_NAME[name].torch
     return reduce(getattr, named.value.split("."), torch)
 
 

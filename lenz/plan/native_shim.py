@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lenz.ir.dtype import dtype_named
+from lenz.ir.dtype import BY_NAME
 from lenz.ir.graph import Named, Ref, names_in
 from lenz.ir.plan import CallStep
 from lenz.plan.native_frame import Frame, kind_and_number
@@ -166,7 +166,7 @@ def _single(f: Frame, kind: str, value: Any, floats: bool) -> str:
         case (("float" | "number"), Int()) if floats or kind == "float":
             return f"double {_double(float(value.value))}"
         case "ScalarType", Named("dtype", name):
-            return f"i32 {CODES[dtype_named(name).name]}"
+            return f"i32 {CODES[BY_NAME[name].name]}"
     raise _Unfit
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from lenz.debug.between import between
 from lenz.errors import InternalError
 from lenz.ir import plan as ir
-from lenz.ir.dtype import DTYPES, DType, dtype_named
+from lenz.ir.dtype import BY_NAME, DTYPES, DType
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.tensor import TensorType
 from lenz.sym import ZERO, Sym, Var, as_multiple, show, to_python
@@ -316,7 +316,7 @@ class _Writer:
             case Named("op", value):
                 return self.op(value)
             case Named("dtype", value):
-                return str(dtype_named(value).torch)
+                return str(BY_NAME[value].torch)
             case Named(_, value):
                 return ".".join(["torch", *map(_name, value.split("."))])
             case Sym():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lenz.errors import UserError
-from lenz.ir.dtype import dtype_named
+from lenz.ir.dtype import BY_NAME
 from lenz.ir.lexer import read_sym
 from lenz.sym import Var, evaluate
 
@@ -65,7 +65,7 @@ def random_tensor(
     """
     dims = tuple(size_value(s, sizes) for s in shape)
     steps = tuple(size_value(s, sizes) for s in stride)
-    t = torch.empty_strided(dims, steps, dtype=dtype_named(dtype).torch, device=device)
+    t = torch.empty_strided(dims, steps, dtype=BY_NAME[dtype].torch, device=device)
     storage = torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
     if t.is_floating_point() or t.is_complex():
         storage.copy_(torch.rand(storage.shape))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import get_args
 
 import pytest
 import torch
 
-from lenz.ir.graph import SCAN_KINDS, ScanKind
+from lenz.ir.graph import ScanKind
 from lenz.ir.kernel import Kernel
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
 from tests.codegen.codegen_run import check
 
+KINDS = get_args(ScanKind)
 pytestmark = pytest.mark.usefixtures("target")
 
 
@@ -42,23 +44,21 @@ def rows(
 
 
 @pytest.mark.diagonal(2)
-@pytest.mark.parametrize("kind", SCAN_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", (1, 3, 8, 15, 16, 33, 64, 100))
 def test_along_vectors(kind: ScanKind, n: int) -> None:
     check(rows(kind, n, unroll=4), {"x": some(3 * n)}, rtol=1e-5)
 
 
 @pytest.mark.diagonal(2)
-@pytest.mark.parametrize("kind", SCAN_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unroll", (1, 4))
 def test_one_by_one(kind: ScanKind, unroll: int) -> None:
     for n in (1, 7, 8):
         check(rows(kind, n, loop="seq", unroll=unroll), {"x": some(3 * n)}, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"), list(product(("i64", "i32", "u8", "f64"), SCAN_KINDS[:4]))
-)
+@pytest.mark.parametrize(("dtype", "kind"), list(product(("i64", "i32", "u8", "f64"), KINDS[:4])))
 def test_types(dtype: str, kind: ScanKind) -> None:
     torch_type = {"i64": torch.int64, "i32": torch.int32, "u8": torch.uint8, "f64": torch.float64}
     check(rows(kind, 37, dtype), {"x": some(111, torch_type[dtype])}, rtol=1e-12)
@@ -72,7 +72,7 @@ def test_nan_and_infinity() -> None:
 
 
 @pytest.mark.diagonal(2)
-@pytest.mark.parametrize("kind", SCAN_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", (5, 16, 40))
 def test_down_columns(kind: ScanKind, width: int) -> None:
     k = kernel(
@@ -149,7 +149,7 @@ def test_a_known_tail_writes_only_its_own_lanes(dtype: str, n: int) -> None:
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize("kind", SCAN_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", (1, 2, 3, 4, 5, 8, 16, 17, 24, 32, 40))
 def test_rows_behind_each_other(kind: ScanKind, n: int) -> None:
     """Rows begin in the middle of vectors, in a partial last one, and in any copy of the body."""
