@@ -253,7 +253,7 @@ class Run:
         picked, fault = self.read(load(n.source, n.index, n.out.dtype), index)
         if fault is not None and bool(fault.where.any()):
             raise InternalError(f"the index leaves %{n.source}", rule="in-bounds")
-        if not _same_bits(t, picked.expand(shape)):
+        if not torch.equal(_bits(t), _bits(picked.expand(shape))):
             what = f"the layout of %{n.out.name} and its index differ"
             raise InternalError(what, rule="view-layout")
         self.tensors[n.out.name] = t
@@ -377,14 +377,8 @@ def _no_value(name: str) -> torch.Tensor:
     raise InternalError(f"no value is called {name} here", rule="ref-scope")
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.is_floating_point() or a.is_complex():
-        return bool(
-            torch.equal(
-                torch.nan_to_num(a.to(torch.complex128)), torch.nan_to_num(b.to(torch.complex128))
-            )
-        )
-    return bool(torch.equal(a, b))
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def _seed(device: torch.device | None = None) -> torch.Tensor:

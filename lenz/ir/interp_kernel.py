@@ -119,25 +119,17 @@ class _Accumulator:
         where = tuple(torch.as_tensor(env[a.var]) for a in self.lanes)
         if not self.is_arg:
             new = reduce_last(kind, value, dtype) if is_over else value
-            both = torch.stack(_together(self.value[where], new), -1)
-            self.value[where] = reduce_last(kind, both, dtype)
+            self.value[where] = reduce_last(kind, _pairs(self.value[where], new), dtype)
             return
         if is_over and lane is not None:
             value, at = arg_last(kind, value)
             env = {**env, lane.var: at}
         found = torch.as_tensor(sym_value(position(self.over), env))
         # The earlier one comes first, so that it wins among equals.
-        is_earlier = found < self.position[where]
-        old, new = _together(self.value[where], value)
-        before, at = _together(self.position[where], found)
-        pair = torch.stack(
-            (torch.where(is_earlier, new, old), torch.where(is_earlier, old, new)), -1
-        )
-        places = torch.stack(
-            (torch.where(is_earlier, at, before), torch.where(is_earlier, before, at)), -1
-        )
-        self.value[where], pick = arg_last(kind, pair)
-        self.position[where] = torch.gather(places, -1, pick.unsqueeze(-1)).squeeze(-1)
+        places, order = _pairs(self.position[where], found).sort(-1)
+        pairs = _pairs(self.value[where], value).gather(-1, order)
+        self.value[where], pick = arg_last(kind, pairs)
+        self.position[where] = places.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
 
     def result(self) -> torch.Tensor:
         """The reduced values, over the lanes."""
@@ -276,8 +268,7 @@ class _Run:
         is_lane = self.lane is not None and self.lane.var is s.over
         firsts = [0 if v is s.over and is_lane else env[v] for v in over]
         if any(x % s.every if s.every else x for x in firsts):
-            pair = torch.stack(_together(self.running[key], value), -1)
-            value = scan_last(s.kind, pair)[..., -1]
+            value = scan_last(s.kind, _pairs(self.running[key], value))[..., -1]
         self.running[key] = value[-1] if is_lane else value
         return value
 
@@ -363,9 +354,9 @@ class _Run:
         return InternalError(what, rule=rule, line=show_node(s, self.types))
 
 
-def _together(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = a.shape if a.dim() >= b.dim() else b.shape  # each a scalar or one value per lane
-    return a.expand(shape), b.expand(shape)
+def _pairs(*both: torch.Tensor) -> torch.Tensor:
+    shape = max((x.shape for x in both), key=len)  # each is a scalar or has one value per lane
+    return torch.stack([x.expand(shape) for x in both], -1)
 
 
 def _is_vector(f: For) -> bool:
