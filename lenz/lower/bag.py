@@ -76,10 +76,11 @@ def embedding_bag(
         return ops.ne(row, padding_idx)
 
     def term(i: Index, r: Index) -> Expr:
-        at = _looked_up(indices, (i[0] * size + r[0],), rows)
-        e = weight.compute((computed(0, rows), i[1]), at)
+        at = (i[0] * size + r[0],)
+        looked_up = checked(indices.at(at), rows, fault="assert_in_bounds")
+        e = weight.compute((computed(0, rows), i[1]), (looked_up,))
         if per_sample_weights is not None:
-            e = e * per_sample_weights.compute((i[0] * size + r[0],))
+            e = e * per_sample_weights.compute(at)
         return e if padding_idx < 0 else ops.where(counts(i[0], r[0]), e, 0)
 
     row = b.temp((bags,), I64)
@@ -133,11 +134,6 @@ def _side_results(
         b.map(at_size, counts, "bag_size"),
         b.map(best, maxima, "maxima"),
     )
-
-
-def _looked_up(indices: Value, at: Index, rows: Sym) -> tuple[Expr]:
-    """The row of the index at a position; raises if the row does not exist."""
-    return (checked(indices.at(at), rows, fault="assert_in_bounds"),)
 
 
 def _unless(padding: int, indices: Value, at: Index, e: Expr) -> Expr:

@@ -41,11 +41,6 @@ class Split:
         """The shape with 1 for each reduced dimension (keepdim)."""
         return tuple(ONE if d in self.reduced else s for d, s in enumerate(self.shape))
 
-    @property
-    def is_empty(self) -> bool:
-        """True when a reduced dimension is known to have no elements."""
-        return any(s is ZERO for s in self.over)
-
     def row(self, i: Index) -> Index:
         """The row index within a full (or padded) index."""
         return tuple(v for d, v in enumerate(i) if d not in self.reduced)

@@ -99,29 +99,17 @@ def huber_slope(x: Expr, y: Expr, delta: float) -> Expr:
     return ops.where(z < -delta, -delta, ops.where(z > high, high, z))
 
 
-def soft_margin(x: Expr, y: Expr) -> Expr:
-    """log(1 + exp(-y x)) = max(z, 0) + log(1 + exp(-|z|)) with z = -y x, which cannot overflow."""
-    return softplus(-(x * y))
-
-
-def soft_margin_slope(x: Expr, y: Expr) -> Expr:
-    """-y / (1 + exp(y x))."""
-    return -y / (1 + ops.exp(y * x))
-
-
-def twice(x: Expr, y: Expr) -> Expr:
-    """2 (x - y)."""
-    return 2 * (x - y)
-
-
-_enter_loss("mse_loss", lambda x, y: ops.square(x - y), twice)
+_enter_loss("mse_loss", lambda x, y: ops.square(x - y), lambda x, y: 2 * (x - y))
 _enter_loss("smooth_l1_loss", smooth_l1, smooth_l1_slope)
 _enter_loss("huber_loss", huber, huber_slope)
-_enter_loss("soft_margin_loss", soft_margin, soft_margin_slope)
+# log(1 + exp(-y x)) and -y / (1 + exp(y x)).
+_enter_loss(
+    "soft_margin_loss", lambda x, y: softplus(-(x * y)), lambda x, y: -y / (1 + ops.exp(y * x))
+)
 
 
 def softplus(z: Expr) -> Expr:
-    """log(1 + exp(z)) without overflow."""
+    """log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|)), which cannot overflow."""
     tail = ops.log1p(ops.exp(-abs(z)))
     return ops.maximum(z, 0) + tail
 

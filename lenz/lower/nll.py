@@ -10,19 +10,9 @@ from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const, index
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import cut, reduce_over
+from lenz.lower.index import computed
 from lenz.lower.loss import MEAN, NONE
 from lenz.lower.registry import lowering
-from lenz.sym import Sym, Var
-
-
-def class_var(classes: Sym) -> Var:
-    """The bound variable of a checked target."""
-    return Var("@0", 0, None if classes.hi is None else classes.hi - 1, classes)
-
-
-def with_class(i: Index, c: Sym, rank: int) -> Index:
-    """Index in [N, C, ...] (or [C]) of class c at a position [n, ...] (or [])."""
-    return (*i[:1], c, *i[1:]) if rank > 1 else (c,)
 
 
 @lowering("nll_loss_forward", "nll_loss2d_forward")
@@ -41,7 +31,7 @@ def nll_loss_forward(
     """
     acc = compute_dtype(x.dtype)
     classes = x.shape[1 if x.rank > 1 else 0]
-    chosen = class_var(classes)
+    chosen = computed(0, classes)
 
     def kept(i: Index) -> Expr:
         return ops.ne(ops.cast(target.at(i), I64), ignore_index)
@@ -56,7 +46,8 @@ def nll_loss_forward(
         return ops.cast(weight.compute((chosen,), bound(i)), acc)
 
     def loss(i: Index) -> Expr:
-        e = -x.compute(with_class(i, chosen, x.rank), bound(i))
+        # x is [N, C, ...] for targets [N, ...], or [C] for one target.
+        e = -x.compute((*i[:1], chosen, *i[1:]) if x.rank > 1 else (chosen,), bound(i))
         return ops.where(kept(i), weight_at(i) * e, 0)
 
     weight_type = b.kind(1)

@@ -182,27 +182,12 @@ def native_batch_norm_backward(
 
     In the form with the library's `reserve`, the saved "variance" is 1/sqrt(var + eps).
     """
-    if train:
-        if save_mean is None or save_invstd is None:
-            raise Decline("batch norm backward without saved statistics")
-        return _batch_backward(b, grad, x, weight, save_mean, save_invstd, True, output_mask)
-    if running_mean is None or running_var is None:
-        raise Decline("batch norm backward without running statistics")
-    invstd = invstd_of(b, running_var, eps, b.temp(running_var.shape, compute_dtype(x.dtype), x))
-    return _batch_backward(b, grad, x, weight, running_mean, invstd, False, output_mask)
-
-
-def _batch_backward(
-    b: GraphBuilder,
-    grad: Value,
-    x: Value,
-    weight: Value | None,
-    mean: Value,
-    rstd: Value,
-    train: bool,
-    mask: Sequence[bool],
-) -> tuple[Value | None, ...]:
+    mean, given = (save_mean, save_invstd) if train else (running_mean, running_var)
+    if mean is None or given is None:
+        which = "saved" if train else "running"
+        raise Decline(f"batch norm backward without {which} statistics")
     acc = compute_dtype(x.dtype)
+    rstd = given if train else invstd_of(b, given, eps, b.temp(given.shape, acc, x))
     s, dy = Split(x.shape, tuple(d for d in range(x.rank) if d != 1)), reader(grad, acc)
 
     def scale(i: Index) -> Expr:
@@ -214,9 +199,9 @@ def _batch_backward(
     def total(at: At, name: str) -> Value:
         return reduce_over(b, "sum", s, False, at, None, b.temp(s.rows, acc, x), name)
 
-    in_dx = train and mask[0]
-    dbias = total(dy, "dbias") if mask[2] or in_dx else None
-    dweight = total(lambda i: dy(i) * xhat(i), "dweight") if mask[1] or in_dx else None
+    in_dx = train and output_mask[0]
+    dbias = total(dy, "dbias") if output_mask[2] or in_dx else None
+    dweight = total(lambda i: dy(i) * xhat(i), "dweight") if output_mask[1] or in_dx else None
 
     def dx(i: Index) -> Expr:
         """invstd * weight * (dy - sum(dy)/n - xhat * sum(dy * xhat)/n); in evaluation no sums."""
@@ -232,7 +217,7 @@ def _batch_backward(
         return v if v is None or type is None or v.dtype is type.dtype else b.map(v.at, type)
 
     return (
-        b.map(dx) if mask[0] else None,
-        result(dweight, 1) if mask[1] else None,
-        result(dbias, 2) if mask[2] else None,
+        b.map(dx) if output_mask[0] else None,
+        result(dweight, 1) if output_mask[1] else None,
+        result(dbias, 2) if output_mask[2] else None,
     )

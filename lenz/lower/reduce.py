@@ -20,7 +20,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, count, cut, reduce_over
 from lenz.lower.operand import broadcast, number, reader
 from lenz.lower.registry import lowering
-from lenz.sym import Sym
+from lenz.sym import ZERO, Sym
 
 Dim = int | Sequence[int] | None
 Scalar = int | float
@@ -240,7 +240,7 @@ def norm(
     p, to = given.get("p", ord), b.result.dtype
     p = 2 if p is None else p
     s = cut(x.shape, dim)
-    if p == math.inf and s.is_empty:
+    if p == math.inf and ZERO in s.over:
         # The norm of an empty row is 0, unlike max over |x|.
         return b.map(lambda i: const(0, to))
 

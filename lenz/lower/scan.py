@@ -8,14 +8,14 @@ of integers are i64 unless `dtype` is given.
 from __future__ import annotations
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, F32, F64, I32, I64, U8, DType, compute_dtype
+from lenz.ir.dtype import BOOL, F32, F64, I32, I64, U8, compute_dtype
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ScanKind
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.reduce import converted
 from lenz.lower.registry import lowering
-from lenz.sym import ONE, Sym
+from lenz.sym import ONE
 
 
 def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value:
@@ -60,17 +60,15 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
 
     best = b.scan(kind, d, at, values)
 
+    most = x.shape[d].hi
+    to = I32 if most is not None and most < 2**31 else I64
+
     def newest(i: Index) -> Expr:
         e, high = x.compute(i), best.compute(i)
         hit = ops.eq(e, high) | ops.isnan(e)
-        to = _position_type(x.shape[d])
         return ops.where(hit, index(i[d], to), 0)
 
     return best, b.scan("max", d, newest, positions, f"{best.name}_at")
-
-
-def _position_type(size: Sym) -> DType:
-    return I32 if size.hi is not None and size.hi < 2**31 else I64
 
 
 lowering("cummax")(lambda b, x, dim: _extremum(b, "max", x, dim))

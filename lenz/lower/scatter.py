@@ -317,12 +317,6 @@ def put(b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool
     return update(b, "add" if accumulate else "set", x, index.shape, place, made)
 
 
-def _numbered(b: GraphBuilder, shape: tuple[Sym, ...], holds: Callable[[Index], Expr]) -> Value:
-    """For each element in row-major order, the number of true ones up to it: a row of i64."""
-    row = b.temp((product(shape),), I64)
-    return b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
-
-
 @lowering("masked_scatter", any_dtype=True)
 def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Value:
     """The elements where the mask is true replaced, in row-major order, by those of source."""
@@ -333,7 +327,9 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
     def holds(i: Index) -> Expr:
         return mask.at(broadcast(mask, i))
 
-    number = _numbered(b, shape, holds)
+    # For each element in row-major order, the number of true ones up to it.
+    row = b.temp((product(shape),), I64)
+    number = b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
 
     def fn(i: Index) -> Expr:
         at = number.at((flatten(i, shape),)) - 1

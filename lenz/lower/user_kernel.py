@@ -81,7 +81,7 @@ def _memory(b: GraphBuilder, n: FxNode, name: str, env: Env, type: TensorType) -
         if node.op == "placeholder":
             if _is_written_back(b, n, name, node, env):
                 return x
-        elif len(node.users) == 1 and is_own(b, x) and _names_of(x, env) == 1:
+        elif len(node.users) == 1 and is_own(b, x) and list(env.values()).count(x) == 1:
             if has(node.target, "unset"):
                 _leave_unfilled(b, x)
             return x
@@ -95,11 +95,6 @@ def _given(n: FxNode) -> Mapping[str, Any]:
     asked: Any = n.kwargs
     given: Mapping[str, Any] = asked["kwargs"]
     return given
-
-
-def _names_of(x: Value, env: Env) -> int:
-    """The number of FX nodes that became the buffer."""
-    return sum(isinstance(v, Value) and v.buffer is x.buffer for v in env.values())
 
 
 def _leave_unfilled(b: GraphBuilder, x: Value) -> None:

@@ -258,23 +258,20 @@ class _Walk:
         try:
             made = entry.fn(self.b, *args, **kwargs)
         except Decline as e:
-            self.b.nodes[before:], self.b.mutations = [], mutations
-            return str(e)
+            why: str | None = str(e)
         except TypeError:
-            if odd is not None:  # in some cases it computes with elements after all
-                del self.b.nodes[before:]
-                return f"dtype {odd}"
             # A few lowerings need the number itself, not float(s0) of a size argument.
-            if not any(isinstance(a, Sym) for a in (*args, *kwargs.values())):
+            if odd is None and not any(isinstance(a, Sym) for a in (*args, *kwargs.values())):
                 raise
-            del self.b.nodes[before:]
-            return "a scalar that is a symbolic size"
-        new = self.b.nodes[before:]
-        why = _unfit(new, entry.any_dtype)
-        if self.b.mutations is not mutations and _overlaps(args[0].buffer.type.layout):
-            why = SHARED  # eager decides which of two elements is written last
-        if self.p.deterministic and any(_is_left_to_chance(x) for x in new):
-            why = "deterministic algorithms are enabled"
+            # In some cases it computes with elements after all.
+            why = "a scalar that is a symbolic size" if odd is None else f"dtype {odd}"
+        else:
+            new = self.b.nodes[before:]
+            why = _unfit(new, entry.any_dtype)
+            if self.b.mutations is not mutations and _overlaps(args[0].buffer.type.layout):
+                why = SHARED  # eager decides which of two elements is written last
+            if self.p.deterministic and any(_is_left_to_chance(x) for x in new):
+                why = "deterministic algorithms are enabled"
         if why is not None:
             self.b.nodes[before:], self.b.mutations = [], mutations
             return why
