@@ -88,10 +88,6 @@ def _int_to_int(b: Builder, to: DType, frm: DType, x: Any) -> Any:
     return b.convert("sext" if frm.kind == "int" else "zext", to, frm, x)
 
 
-def _float_to_float(b: Builder, to: DType, frm: DType, x: Any) -> Any:
-    return b.convert("fpext" if to.bits > frm.bits else "fptrunc", to, frm, x)
-
-
 def convert(b: Builder, to: DType, frm: DType, x: Any) -> Any:
     """Emit the conversion of a value between any two native types."""
     if to is frm:
@@ -108,7 +104,7 @@ def convert(b: Builder, to: DType, frm: DType, x: Any) -> Any:
         return b.convert("uitofp" if to.is_float else "zext", to, frm, x)
     match frm.is_float, to.is_float:
         case True, True:
-            return _float_to_float(b, to, frm, x)
+            return b.convert("fpext" if to.bits > frm.bits else "fptrunc", to, frm, x)
         case True, False:
             return _float_to_int(b, to, frm, x)
         case False, True:

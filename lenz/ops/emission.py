@@ -64,29 +64,17 @@ Emit = Callable[[Builder, DType, Types, Values, Attrs], Any]
 
 def by_kind(opcodes: Mapping[str, str]) -> Emit:
     """An instruction chosen by the kind of the result type."""
-
-    def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
-        return b.binary(opcodes[dtype.kind], dtype, xs[0], xs[1])
-
-    return emit
+    return lambda b, dtype, _, xs, __: b.binary(opcodes[dtype.kind], dtype, xs[0], xs[1])
 
 
 def compare_by_kind(predicates: Mapping[str, str]) -> Emit:
     """A comparison chosen by the kind of the operands' type."""
-
-    def emit(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
-        return b.compare(predicates[args[0].kind], args[0], xs[0], xs[1])
-
-    return emit
+    return lambda b, _, args, xs, __: b.compare(predicates[args[0].kind], args[0], xs[0], xs[1])
 
 
 def intrinsic(name: str) -> Emit:
     """A call of one intrinsic on the operands."""
-
-    def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
-        return b.intrinsic(name, dtype, *xs)
-
-    return emit
+    return lambda b, dtype, _, xs, __: b.intrinsic(name, dtype, *xs)
 
 
 def library(
@@ -97,10 +85,7 @@ def library(
 
     `gpu`: libdevice's types, if they are others, with its error in f32.
     """
-
-    def emit(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
-        return b.libm(name, dtype, *xs)
-
+    emit: Emit = lambda b, dtype, _, xs, __: b.libm(name, dtype, *xs)
     operands = ", ".join(f"{{{i}}}" for i in range(arity))
     cuda = OpForm(f"libdevice.{name}({operands})", gpu or types, ulp=ulp)
     return {"cpu": OpForm(emit, types), "cuda": cuda}

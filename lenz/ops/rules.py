@@ -32,11 +32,7 @@ def _one_type(args: Types, allowed: Types) -> DType:
 
 def same(allowed: Types) -> DTypeRule:
     """The result has the common type of the operands, which must be allowed."""
-
-    def rule(args: Types, _: Attrs) -> DType:
-        return _one_type(args, allowed)
-
-    return rule
+    return lambda args, _: _one_type(args, allowed)
 
 
 def to_bool(allowed: Types) -> DTypeRule:

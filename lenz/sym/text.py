@@ -12,7 +12,7 @@ SUM, PRODUCT, ATOM = 0, 1, 2  # how tightly a text binds
 
 def show(e: Sym) -> str:
     """The canonical text of e, with minimal parentheses."""
-    return _show(e, _plain_name)[0]
+    return _show(e, lambda v: v.name)[0]
 
 
 def to_python(e: Sym) -> str:
@@ -21,10 +21,6 @@ def to_python(e: Sym) -> str:
     Raises ValueError for a name that is not valid in Python.
     """
     return _show(e, _python_name)[0]
-
-
-def _plain_name(v: Var) -> str:
-    return v.name
 
 
 def _python_name(v: Var) -> str:

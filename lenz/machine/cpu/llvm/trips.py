@@ -51,14 +51,11 @@ def nonempty(indices: Indices, extent: Sym, cells: list[Cell]) -> Iterator[str]:
     text = indices.scalar(extent).names[0]
     if extent.lo is not None and extent.lo >= 1:
         yield text
-    elif text[0] != "%" and int(text) <= 0:
-        with scopes.when("false", cells):
-            yield text
-    else:
-        fn = scopes.fn
-        cond = fn.let(fn.level, f"icmp sgt i64 {text}, 0")
-        with scopes.when(cond, cells):
-            yield text
+        return
+    fn, is_empty = scopes.fn, text[0] != "%" and int(text) <= 0
+    cond = "false" if is_empty else fn.let(fn.level, f"icmp sgt i64 {text}, 0")
+    with scopes.when(cond, cells):
+        yield text
 
 
 def rounded(fn: Function, extent: Sym, text: str, step: int) -> str:
