@@ -23,7 +23,6 @@ from lenz.ir.graph import (
     bodies_of,
     outs_of,
     reads_of,
-    roots_of,
 )
 from lenz.ir.tensor import Buffer, Layout, axes_for
 from lenz.schedule.nest import Nest, nest_of
@@ -65,14 +64,7 @@ def _loads(n: Scatter) -> set[str]:
 
 def _is_needed(g: Graph, name: str, at: int) -> bool:
     """True if node number `at`, or a later one, may read the memory of an input."""
-    roots = roots_of(g.nodes)
-    shared = {name}
-    for n in g.nodes:
-        if isinstance(n, Extern):
-            pairs = [(k, roots.get(source, source)) for k, source in n.aliases]
-            shared |= {b.name for b in outs_of(n) if any(s in shared for _, s in pairs)}
-        elif isinstance(n, View) and roots[n.out.name] in shared:
-            shared.add(n.out.name)
+    shared = _sharing(g, name)
     returned = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
     n = g.nodes[at]
     assert isinstance(n, Scatter)
@@ -82,18 +74,23 @@ def _is_needed(g: Graph, name: str, at: int) -> bool:
 
 def _escapes(g: Graph, name: str) -> bool:
     """True if the value, or a possible alias of it, is returned or written elsewhere."""
+    shared = _sharing(g, name)
+    if any(m in shared for n in g.nodes if isinstance(n, Extern) for m in n.mutates):
+        return True
+    returned = {r for a in g.outputs for r in atom_refs(a)}
+    values = [m.value for m in g.mutations]
+    return bool(shared & returned) or sum(v in shared for v in values) > 1
+
+
+def _sharing(g: Graph, name: str) -> set[str]:
+    """A buffer, and those that may share its memory."""
     shared = {name}
     for n in g.nodes:
         if isinstance(n, View) and n.source in shared:
             shared.add(n.out.name)
-        elif isinstance(n, Extern):
-            if any(m in shared for m in n.mutates):
-                return True
-            if any(source in shared for _, source in n.aliases):
-                shared |= {b.name for b in outs_of(n)}
-    returned = {r for a in g.outputs for r in atom_refs(a)}
-    values = [m.value for m in g.mutations]
-    return bool(shared & returned) or sum(v in shared for v in values) > 1
+        elif isinstance(n, Extern) and any(source in shared for _, source in n.aliases):
+            shared |= {b.name for b in outs_of(n)}
+    return shared
 
 
 def parts_of(
