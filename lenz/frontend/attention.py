@@ -156,10 +156,8 @@ def fit(gm: GraphModule, n: Node) -> None:
         else:
             first.args = (laid, *first.args[1:])
     own = {*storages(n)}
-    if any(
-        writes(m) and not own.isdisjoint(x for a in m.all_input_nodes for x in storages(a))
-        for m in gm.graph.nodes
-    ):
+    written = (s for m in gm.graph.nodes if writes(m) for s in storages(*m.all_input_nodes))
+    if not own.isdisjoint(written):
         after.append(("clone",))  # a fused kernel's result is saved and must not be written
     shown, value = seen_by_calls(gm, [n], results=True), fake_of(n)
     order = None if value is None else dense_order(value.shape, value.stride())

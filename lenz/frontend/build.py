@@ -14,6 +14,7 @@ from torch._library.opaque_object import is_opaque_value_type
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree
 
+from lenz.frontend.calls import storages
 from lenz.frontend.constants import fold_known
 from lenz.frontend.expand import expand
 from lenz.frontend.kernels import bind_kernels
@@ -159,31 +160,19 @@ def name_objects(gm: GraphModule) -> None:
 
 def attributes_of(gm: GraphModule) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
     """Return the tensors and the other objects that `get_attr` nodes name, by first use."""
-    constants: dict[str, torch.Tensor] = {}
-    modules: dict[str, Any] = {}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value = attrgetter(node.target)(gm)
-        if isinstance(value, torch.Tensor):
-            constants[node.target] = value
-        else:
-            modules[node.target] = value
+    found = {n.target: attrgetter(n.target)(gm) for n in gm.graph.find_nodes(op="get_attr")}
+    constants = {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
+    modules = {name: x for name, x in found.items() if name not in constants}
     return MappingProxyType(constants), MappingProxyType(modules)
 
 
 def mutated_of(graph: Graph, places: Sequence[Node]) -> tuple[int, ...]:
     """Return the positions of the arguments whose storage the graph writes into."""
-    keys: dict[int, None] = {}
-    nodes: dict[Node, None] = {}
-    for node in graph.nodes:
-        if node.op == "call_function":
-            for n in written_by(node):
-                nodes[n] = None
-                key = storage_of(n.meta.get("val"))
-                if key is not None:
-                    keys[key] = None
-    return tuple(
-        i for i, p in enumerate(places) if p in nodes or storage_of(p.meta.get("val")) in keys
-    )
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    nodes = dict.fromkeys(n for call in calls for n in written_by(call))
+    keys = {*storages(*nodes)}
+    written = (p in nodes or not keys.isdisjoint(storages(p)) for p in places)
+    return tuple(i for i, is_written in enumerate(written) if is_written)
 
 
 def layout_of(value: Any, symbols: SymbolMap) -> tuple[tuple[Sym, ...], tuple[Sym, ...], Sym]:
@@ -198,11 +187,8 @@ def outputs_of(
     graph: Graph, placeholders: Sequence[Placeholder], symbols: SymbolMap, traced: Sequence[Any]
 ) -> tuple[Output, ...]:
     """Describe the results, in order, with the strides of the values that were `traced`."""
-    owners: dict[int, int] = {}
-    for i, p in enumerate(placeholders):
-        key = storage_of(p.value)
-        if key is not None:
-            owners.setdefault(key, i)
+    # The first argument of each storage.
+    owners = {storage_of(p.value): i for i, p in reversed([*enumerate(placeholders)])}
     found: list[Output] = []
     for node, told in zip(returned_of(graph), traced, strict=True):
         value = node.meta.get("val") if isinstance(node, Node) else node

@@ -64,13 +64,13 @@ def operands(n: Node) -> list[Node]:
     return [a for a in found if not isinstance(traced(a), torch.SymInt)]
 
 
-def storages(n: Node) -> Iterator[int]:
-    """Yield the storage of each tensor that a node returns."""
-    value = traced(n)
-    for leaf in (value,) if isinstance(value, torch.Tensor) else _pytree.tree_leaves(value):
-        key = storage_of(leaf)
-        if key is not None:
-            yield key
+def storages(*nodes: Node) -> Iterator[int]:
+    """Yield the storage of each tensor that the nodes return."""
+    for value in map(traced, nodes):
+        for leaf in (value,) if isinstance(value, torch.Tensor) else _pytree.tree_leaves(value):
+            key = storage_of(leaf)
+            if key is not None:
+                yield key
 
 
 def is_torch(target: Any) -> bool:

@@ -69,15 +69,11 @@ def is_native(n: Node, native: frozenset[str]) -> bool:
 
 def evaluated(n: Node, known: Mapping[Node, None], values: dict[Node, Any]) -> torch.Tensor | None:
     """Compute a known node; None if that fails or does not give a tensor."""
-    needed: dict[Node, None] = {}
-    todo = [n]
-    while todo:
-        a = todo.pop()
-        if a not in needed and a not in values:
-            needed[a] = None
-            todo += operands(a)
+    needed = {n}
+    for a in reversed([*known]):
+        needed.update(operands(a) if a in needed and a not in values else ())
     try:
-        run_calls([a for a in known if a in needed], values)
+        run_calls([a for a in known if a in needed and a not in values], values)
     except FAULTS:  # a type without CPU kernels
         return None
     found = values[n]

@@ -84,12 +84,8 @@ class KnownValues:
                 touched.update(dict.fromkeys(storages(n)))
                 todo += operands(n)
             if not todo:  # also everything that may write into one of these tensors
-                todo = [
-                    w
-                    for w in earlier
-                    if w not in needed
-                    and any(s in touched for a in w.all_input_nodes for s in storages(a))
-                ]
+                left = (w for w in earlier if w not in needed)
+                todo = [w for w in left if any(s in touched for s in storages(*w.all_input_nodes))]
         nodes = tuple(sorted(needed, key=self._place.__getitem__))
         if not all(map(is_plain, nodes)) and not follow_pattern(nodes):
             raise Unknown

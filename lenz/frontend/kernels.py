@@ -6,6 +6,7 @@ process. `torch._dynamo.reset` empties that table, so both are read from it at o
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from torch._ops import HigherOrderOperator
@@ -30,10 +31,7 @@ def bind_kernels(gm: GraphModule) -> None:
         inner = kernel
         while not hasattr(inner, "__name__"):  # an autotuner around the function
             inner = inner.fn
-        count, name = 0, f"{inner.__name__}_0"
-        while hasattr(gm, name):
-            count += 1
-            name = f"{inner.__name__}_{count}"
+        name = next(x for k in count() if not hasattr(gm, x := f"{inner.__name__}_{k}"))
         setattr(gm, name, (kernel, dict(constants)))
         with gm.graph.inserting_before(n):
             n.meta["user_kernel"] = gm.graph.create_node("get_attr", name)

@@ -84,9 +84,7 @@ def seen_by_calls(gm: GraphModule, changed: Sequence[Node], results: bool = Fals
     something writes into.
     """
     after, found = dict.fromkeys(changed), Seen()
-    written = {
-        s for n in gm.graph.nodes if writes(n) for a in n.all_input_nodes for s in storages(a)
-    }
+    written = {s for n in gm.graph.nodes if writes(n) for s in storages(*n.all_input_nodes)}
     for n in gm.graph.nodes:
         taken = [a for a in n.all_input_nodes if a in after]
         if taken and n.op in (*CALLS, "call_module"):
@@ -172,7 +170,7 @@ def views_of(gm: GraphModule) -> list[Node] | None:
     found: list[Node] = []
     viewed: dict[int, None] = {}
     for n in gm.graph.nodes:
-        if writes(n) and any(s in viewed for a in n.all_input_nodes for s in storages(a)):
+        if writes(n) and any(s in viewed for s in storages(*n.all_input_nodes)):
             return None
         if n.op == "call_method" and n.target == "view" and n.args[1:]:
             if isinstance(n.args[1], torch.dtype):

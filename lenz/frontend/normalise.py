@@ -228,7 +228,7 @@ def dedup(gm: GraphModule) -> None:
         earlier = seen.setdefault(key, node)
         if earlier is node or node in touched.outputs:
             continue
-        given = {s for n in node.all_input_nodes for s in storages(n)}
+        given = {*storages(*node.all_input_nodes)}
         fresh = [s for s in storages(node) if s not in given]
         if node.op == "get_attr" or pinned.isdisjoint(fresh):
             if pinned_by_write(earlier, touched) and node.op != "get_attr":

@@ -151,5 +151,4 @@ def have_same_layouts(old: Any, new: Any) -> bool:
 
 def is_aliased(node: Node) -> bool:
     """Say whether a result aliases an argument."""
-    given = {s for a in node.all_input_nodes for s in storages(a)}
-    return not given.isdisjoint(storages(node))
+    return not {*storages(*node.all_input_nodes)}.isdisjoint(storages(node))

@@ -146,15 +146,7 @@ def compared_with_own(n: Node) -> set[Node]:
     if not n.args[0].meta["val"].is_floating_point():  # type: ignore[union-attr]  # a tensor
         return set()
     a, b = (source(x) for x in n.args)
-    found: set[Node] = set()
-    for x, y in ((a, b), (b, a)):
-        seen, stack = {y}, [y]
-        while stack and x not in seen:
-            new = [m for m in stack.pop().all_input_nodes if m not in seen]
-            seen.update(new)
-            stack += new
-        found |= {x} & seen if x.op == "call_function" else set()
-    return found
+    return {x for x, y in ((a, b), (b, a)) if x.op == "call_function" and x in behind(y)}
 
 
 def made_of_nothing(indices: Any) -> dict[Node, None]:
@@ -164,15 +156,20 @@ def made_of_nothing(indices: Any) -> dict[Node, None]:
     """
     found: dict[Node, None] = {}
     for x in indices:
-        stack = [] if x is None else [x]
-        seen = dict.fromkeys(stack)
-        while stack:
-            new = [m for m in stack.pop().all_input_nodes if m not in seen]
-            seen.update(dict.fromkeys(new))
-            stack += new
+        seen = [] if x is None else [*behind(x)]
         if all(n.op == "call_function" and not is_random(n.target) for n in seen):
-            found.update(seen)
+            found.update(dict.fromkeys(seen))
     return found
+
+
+def behind(n: Node) -> Iterator[Node]:
+    """Yield a value and those that it is computed from."""
+    seen, stack = {n}, [n]
+    while stack:
+        yield stack[-1]
+        new = [m for m in stack.pop().all_input_nodes if m not in seen]
+        seen.update(new)
+        stack += new
 
 
 def behind_tangents(graph: Graph) -> set[Node]:
