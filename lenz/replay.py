@@ -347,7 +347,7 @@ class Recorded(Runner):
 
     def step(self, s: ir.Step) -> None:
         """Run one step."""
-        if self.why and isinstance(s, ir.Keep | ir.Reuse | ir.ViewStep) and s.name in self.env:
+        if self.why and isinstance(s, ir.Keep | ir.Alias) and s.name in self.env:
             return  # made by the steps of a graph
         if getattr(s, "op", "") == "lenz.renew":
             return  # `launch` does it

@@ -18,7 +18,7 @@ from lenz.debug.report import (
 )
 from lenz.ir.graph import Extern, Graph, outs_of
 from lenz.ir.kernel import Schedule
-from lenz.ir.plan import Alloc, CallStep, Free, Input, Keep, LaunchStep, Plan, Reuse, ViewStep
+from lenz.ir.plan import Alias, Alloc, CallStep, Free, Input, Keep, LaunchStep, Plan, Reuse
 from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
 from lenz.sym import SymEnv
@@ -74,7 +74,7 @@ def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
                 alive.add(step.name, nbytes(step.type, env))
             case Keep():
                 alive.add(step.name, 0)
-            case Reuse() | ViewStep():
+            case Alias():
                 alive.share(step.name, step.source)
                 if isinstance(step, Reuse):
                     alive.drop(step.source)

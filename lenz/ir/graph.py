@@ -342,11 +342,15 @@ def buffers_of(g: Graph) -> dict[str, Buffer]:
 
 def roots_of(steps: Iterable[object]) -> dict[str, str]:
     """Each view among nodes or steps -> the buffer whose memory it shares."""
-    roots: dict[str, str] = {}
-    for n in steps:
-        if isinstance(n, View):
-            roots[n.out.name] = roots.get(n.source, n.source)
-    return roots
+    return first_names((n.out.name, n.source) for n in steps if isinstance(n, View))
+
+
+def first_names(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Each (name, source) in order: the name -> the first name of the memory that it shares."""
+    found: dict[str, str] = {}
+    for name, source in pairs:
+        found[name] = found.get(source, source)
+    return found
 
 
 def held_by(n: Extern) -> tuple[str, ...]:

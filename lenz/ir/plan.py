@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from lenz.ir.graph import Atom, Draws
+from lenz.ir.graph import Atom, Draws, first_names
 from lenz.ir.tensor import TensorType
 from lenz.sym import Sym, Var
 
@@ -108,17 +108,13 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """Another name for the memory of `source`, which is dead.
+class Alias:
+    """Another name for the memory of `source`.
 
     It is the `same` tensor or a new one of this type. For autograd the new one is a view of the old
     one unless it is `detached`.
     """
 
-    SYNTAX: ClassVar = (
-        "reuse {name:def} : {type:type} of {source:take}", "? same", "? detached",
-        "? for {taker:taker}",
-    )  # fmt: skip
     name: str
     source: str
     type: TensorType
@@ -128,23 +124,23 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewStep:
-    """Other sizes and strides over the memory of `source`, from its first element.
+class Reuse(Alias):
+    """A name for the memory of a buffer that is dead from here on."""
 
-    It is the `same` tensor under another name, or a new one. For autograd the new one is a view of
-    `source` unless it is `detached`.
-    """
+    SYNTAX: ClassVar = (
+        "reuse {name:def} : {type:type} of {source:take}", "? same", "? detached",
+        "? for {taker:taker}",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep(Alias):
+    """Other sizes and strides over the memory of a buffer, from its first element."""
 
     SYNTAX: ClassVar = (
         "view {name:def} : {type:type} of {source:share}", "? same", "? detached",
         "? for {taker:taker}",
     )  # fmt: skip
-    name: str
-    source: str
-    type: TensorType
-    same: bool = False
-    detached: bool = False
-    taker: Taker = "calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +321,4 @@ def launched(steps: Iterable[Step | Region]) -> tuple[str, ...]:
 
 def owners_of(steps: Iterable[Step]) -> dict[str, str]:
     """Each buffer in another's memory -> the first buffer of that memory."""
-    found: dict[str, str] = {}
-    for s in steps:
-        if isinstance(s, Reuse | ViewStep):
-            found[s.name] = found.get(s.source, s.source)
-    return found
+    return first_names((s.name, s.source) for s in steps if isinstance(s, Alias))

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from lenz import ops
 from lenz.errors import Unsupported
 from lenz.ir.expr import Expr, index, reindex
-from lenz.ir.graph import LOOPS, Ref, Scan, View
+from lenz.ir.graph import LOOPS, Ref, Scan, roots_of
 from lenz.ir.tensor import Layout, TensorType, axis, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
@@ -295,10 +295,7 @@ def _refuse_gaps(b: GraphBuilder, x: Value, of: Layout, offset: Size | None) -> 
 
     A loop of this graph makes a tensor with the view's strides, and nothing in its gaps.
     """
-    sources = {n.out.name: n.source for n in b.nodes if isinstance(n, View)}
-    root = x.name
-    while root in sources:
-        root = sources[root]
+    root = roots_of(b.nodes).get(x.name, x.name)
     made = next((n.out for n in b.nodes if isinstance(n, LOOPS) and n.out.name == root), None)
     if made is None:
         return

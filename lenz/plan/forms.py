@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lenz.ir.graph import Atom, Ref, atom_refs, names_in
-from lenz.ir.plan import Alloc, CallStep, Lay, Plan, Reuse, Step, ViewStep
+from lenz.ir.plan import Alias, Alloc, CallStep, Lay, Plan, Reuse, Step, ViewStep
 from lenz.ir.tensor import TensorType
 from lenz.sym import ZERO
 
@@ -50,7 +50,7 @@ def taken(outputs: Iterable[Atom], steps: Sequence[Step]) -> Iterable[Step]:
                 seen.update(_named(s) if s.writes else ())
             case Lay():
                 named.add(s.name)
-            case Reuse() | ViewStep():
+            case Alias():
                 is_seen, is_named = s.name in seen, s.name in named
                 s = replace(s, taker="autograd" if is_seen else "calls" if is_named else "kernels")
                 seen.update([s.source] * is_seen)

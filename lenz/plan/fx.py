@@ -206,7 +206,7 @@ class _Reader(_Sizes):
                 raise InternalError(f"an FX graph cannot express {s}")
         if isinstance(s, (ir.Alloc, ir.Reuse)):
             self.own.add(s.name)
-        if isinstance(s, (ir.Alloc, ir.Reuse, ir.ViewStep, ir.Lay)):
+        if isinstance(s, (ir.Alloc, ir.Alias, ir.Lay)):
             self.dtypes[s.name] = s.type.dtype
 
     def view(self, s: ir.ViewStep) -> Any:

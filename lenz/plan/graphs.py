@@ -171,7 +171,7 @@ def _chain(
     own = {n for s in x.steps for n in defined(s)}
     wanted, found = {*used}, list[ir.Reuse | ir.ViewStep]()
     for s in reversed(x.steps):
-        if isinstance(s, ir.Reuse | ir.ViewStep) and s.name in wanted and s.name not in writes:
+        if isinstance(s, ir.Alias) and s.name in wanted and s.name not in writes:
             root = roots[s.name]
             if root in writes or root not in own:
                 found.append(s)
@@ -226,7 +226,7 @@ def _settled(
 def _named(s: ir.Step) -> tuple[str, ...]:
     """The buffers that a step uses."""
     match s:
-        case ir.Reuse() | ir.ViewStep():
+        case ir.Alias():
             return (s.source,)
         case ir.LaunchStep():
             return s.args

@@ -54,7 +54,7 @@ def native(p: ir.Plan, layout: TorchLayout) -> Native:
     """The code of a plan. Raises Refused."""
     f = Frame(layout)
     for s in (*p.inputs, *p.constants, *p.flat):
-        if isinstance(s, ir.Input | ir.Alloc | ir.Reuse | ir.ViewStep | ir.Lay):
+        if isinstance(s, ir.Input | ir.Alloc | ir.Alias | ir.Lay):
             f.types[s.name] = s.type
     take_arguments(f, p)
     gpus = tuple(
@@ -101,7 +101,7 @@ def _step(f: Frame, s: ir.Step) -> None:
         case ir.Keep():
             kept = f.inside(f.object(("constant", s.name)))
             f.succeed(f.out.let(f"call i32 @alias(ptr {kept}, ptr {f.slot(f.new(s.name))})"))
-        case ir.Reuse() | ir.ViewStep():
+        case ir.Alias():
             _view(f, s)
         case ir.LaunchStep():
             _launch(f, s)
@@ -150,7 +150,7 @@ def _over(f: Frame, s: ir.Alloc) -> str:
     return done
 
 
-def _view(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
+def _view(f: Frame, s: ir.Alias) -> None:
     """Another name for the memory of a buffer."""
     ends, source = isinstance(s, ir.Reuse), f.buffers[s.source]
     is_seen, is_taken = s.taker == "autograd", s.taker != "kernels"
@@ -174,12 +174,12 @@ def _view(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
         f.drop(s.source)
 
 
-def _rename(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
+def _rename(f: Frame, s: ir.Alias) -> None:
     f.buffers[s.name] = f.buffers.pop(s.source)
     f.slots[s.name] = f.buffers[s.name].slot
 
 
-def _share(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
+def _share(f: Frame, s: ir.Alias) -> None:
     """One tensor under two names, each dropped by itself."""
     b = f.buffers[s.source]
     found = f.out.let(f"load ptr, ptr {f.slot(b)}")
@@ -192,7 +192,7 @@ def _share(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
         f.out.put(f"call i32 @aoti_torch_new_tensor_handle(ptr {found}, ptr {f.slot(other)})")
 
 
-def _seen(f: Frame, s: ir.Reuse | ir.ViewStep) -> None:
+def _seen(f: Frame, s: ir.Alias) -> None:
     """The same in Python, which keeps autograd's data."""
     item, t = f.python(s.source), s.type
     if not s.same:

@@ -20,7 +20,7 @@ from lenz.sym import Var
 from lenz.traits import has
 
 ALONE = "one kernel alone gains nothing"
-NAMED = ir.Input | ir.Alloc | ir.Reuse | ir.ViewStep | ir.Lay  # they give a buffer a type
+NAMED = ir.Input | ir.Alloc | ir.Alias | ir.Lay  # they give a buffer a type
 LOOKS = "it reads the result of another step"
 
 
@@ -100,7 +100,7 @@ def _draws(s: ir.Step) -> bool:
 def defined(s: ir.Step) -> tuple[str, ...]:
     """The buffers that a step defines."""
     match s:
-        case ir.Alloc() | ir.Keep() | ir.Reuse() | ir.ViewStep():
+        case ir.Alloc() | ir.Keep() | ir.Alias():
             return (s.name,)
         case ir.CallStep() if not s.into:
             return tuple(o for o in s.outs if isinstance(o, str))
@@ -161,7 +161,7 @@ def _refused_call(s: ir.CallStep, facts: CaptureFacts) -> str:
 def _sizes(s: ir.Step) -> set[Var]:
     """The variables in the sizes of a step."""
     match s:
-        case ir.Alloc() | ir.Reuse() | ir.ViewStep() | ir.Lay():
+        case ir.Alloc() | ir.Alias() | ir.Lay():
             told = (*s.type.shape, *s.type.layout.stride, s.type.layout.offset)
         case ir.LaunchStep():
             told = (*s.sizes, *(() if s.grid is None else (s.grid,)))

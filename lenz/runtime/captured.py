@@ -124,7 +124,7 @@ class Runner:
                 self.name(s.name, self.memory(s))
                 if s.zero:
                     self.env[s.name].zero_()
-            case ir.Reuse() | ir.ViewStep():
+            case ir.Alias():
                 self.view(s)
             case ir.LaunchStep():
                 self.launch(s)
@@ -149,7 +149,7 @@ class Runner:
         shape, stride = self.layout(s.type)
         return torch.empty_strided(shape, stride, dtype=s.type.dtype.torch, device=s.type.device)
 
-    def view(self, s: ir.Reuse | ir.ViewStep) -> None:
+    def view(self, s: ir.Alias) -> None:
         """The memory of another buffer."""
         t, source = s.type, self.env[s.source]
         if s.same:
