@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_660,
-    "artifact": 720,
-    "commands": 855,
+    ".": 2_658,
+    "artifact": 708,
+    "commands": 852,
     "debug": 1_634,
-    "first_calls": 337,
-    "frontend": 3_850,
-    "ir": 4_135,
-    "lower": 5_779,
-    "machine": 5_737,
-    "ops": 2_300,
+    "first_calls": 331,
+    "frontend": 3_814,
+    "ir": 4_093,
+    "lower": 5_742,
+    "machine": 5_734,
+    "ops": 2_285,
     "opt": 1_554,
-    "page": 480,
+    "page": 472,
     "plan": 2_256,
-    "runtime": 825,
-    "schedule": 1_646,
-    "sym": 1_180,
+    "runtime": 824,
+    "schedule": 1_639,
+    "sym": 1_177,
 }
-TOTAL_CODE_LINES = 35_910
+TOTAL_CODE_LINES = 35_773
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
