@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_658,
+    ".": 2_704,
     "artifact": 708,
     "commands": 852,
     "debug": 1_634,
     "first_calls": 331,
-    "frontend": 3_814,
+    "frontend": 3_830,
     "ir": 4_093,
     "lower": 5_742,
     "machine": 5_734,
     "ops": 2_285,
     "opt": 1_554,
     "page": 472,
-    "plan": 2_256,
+    "plan": 2_259,
     "runtime": 824,
     "schedule": 1_639,
     "sym": 1_177,
 }
-TOTAL_CODE_LINES = 35_773
+TOTAL_CODE_LINES = 35_835
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
