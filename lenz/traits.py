@@ -70,22 +70,21 @@ import torch
 
 # Ops are written without "aten." and ".default". A name without an overload means all overloads
 # without their own entry. An encoder layer in evaluation is as fast as our kernels between matrix
-# products. Tokens and `with_effects` keep calls with effects in order, such as the check that a
-# matrix could be inverted. Products with vectors are calls only for complex numbers.
+# products. Tokens and `with_effects` keep calls with effects of other libraries in order. Products
+# with vectors are calls only for complex numbers.
 _TABLE = """
 library: addbmm addmv mv dot vdot linear mkldnn_rnn_layer
     convolution convolution_backward _convolution
     _scaled_dot_product_flash_attention_for_cpu_backward
     _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
     _transformer_encoder_layer_fwd _native_multi_head_attention
-    _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd
-    linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
-    linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp
-    linalg_pinv linalg_qr linalg_solve_triangular cholesky cholesky_inverse cholesky_solve geqrf
-    lu_unpack ormqr triangular_solve cudnn_batch_norm cudnn_batch_norm_backward
-    miopen_batch_norm_backward multilabel_margin_loss_forward
-    mm.dtype bmm.dtype addmm.dtype baddbmm.dtype prims._make_token prims._sink_tokens
-    higher_order.with_effects
+    _linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex
+    _linalg_svd linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex
+    linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve
+    linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular cholesky cholesky_inverse
+    cholesky_solve geqrf lu_unpack ormqr triangular_solve cudnn_batch_norm cudnn_batch_norm_backward
+    miopen_batch_norm_backward multilabel_margin_loss_forward mm.dtype bmm.dtype addmm.dtype
+    baddbmm.dtype prims._make_token prims._sink_tokens higher_order.with_effects
 library replayed=drawn: _scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention
 library replayed=given: _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_cudnn_attention_backward

@@ -45,6 +45,7 @@ def normalise(gm: GraphModule) -> None:
     drop_noops(gm.graph, touched_by(gm.graph))
     dedup(gm)
     prune(gm.graph)
+    drop_tokens(gm.graph)
 
 
 def multiply_in_pairs(graph: Graph) -> None:
@@ -234,6 +235,25 @@ def dedup(gm: GraphModule) -> None:
             if pinned_by_write(earlier, touched) and node.op != "get_attr":
                 continue
             replace(gm.graph, node, earlier)
+
+
+def drop_tokens(graph: Graph) -> None:
+    """Call aten's checks of values without tokens, which only keep them in the graph, in order.
+
+    From here on, nothing drops a call. An artifact can hold the check that an inverse exists.
+    """
+    tied, token = torch.ops.higher_order.with_effects, torch.ops.prims._make_token.default
+    calls = graph.find_nodes(op="call_function", target=tied)
+    if any(n.args[1].namespace != "aten" or n.args[1]._schema.returns for n in calls):
+        return
+    for node in calls if graph.find_nodes(op="call_function", target=token) else ():
+        with graph.inserting_before(node):
+            check = graph.call_function(node.args[1], node.args[2:], node.kwargs)
+        check.meta = {**node.meta, "val": None}
+    ties = (tied, token, torch.ops.prims._sink_tokens.default, operator.getitem)
+    for node in reversed(graph.nodes):
+        if calls and node.target in ties and not node.users:
+            graph.erase_node(node)
 
 
 def pinned_by_write(node: Node, touched: TouchedStorages) -> bool:

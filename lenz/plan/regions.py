@@ -153,6 +153,8 @@ def _refused_call(s: ir.CallStep, facts: CaptureFacts) -> str:
     named = [a for a in (*s.args, *(a for _, a in s.kwargs)) if isinstance(a, Named)]
     if any(a.kind == "device" and a.value.startswith("cpu") for a in named):
         return f"{s.op} works on the CPU"
+    if s.op == "aten._linalg_check_errors.default":
+        return f"{s.op} looks at values"
     if torch.Tag.cudagraph_unsafe in op.tags:
         return f"{s.op} is tagged as unsafe for CUDA graphs"
     return f"{s.op} draws random numbers" if s.draws and not has(s.op, "replayed") else ""

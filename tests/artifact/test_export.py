@@ -260,6 +260,18 @@ def test_other_arguments_are_refused(tmp_path: Path) -> None:
             run(*args)
 
 
+def test_an_inverse_is_checked(tmp_path: Path) -> None:
+    class Inverse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(x) @ x
+
+    lenz.export(Inverse(), tmp_path / "m.lenz", (torch.eye(3) * 2,))
+    run = lenz.load(tmp_path / "m.lenz")
+    torch.testing.assert_close(run(torch.eye(3) * 3), torch.eye(3))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        run(torch.zeros(3, 3))
+
+
 def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
     class Custom(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
