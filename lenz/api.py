@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -30,6 +29,7 @@ from lenz.keys import key_of, native_names
 from lenz.machines import is_known, loader_of
 from lenz.options import Options
 from lenz.recall import context, recall
+from lenz.records import dataclass, field, replace
 from lenz.runtime.store import store_in
 from lenz.warm import TraceRecord, trace_of
 

@@ -7,10 +7,9 @@ answer of `allow`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from lenz.debug.trace import Trace
 from lenz.options import Options
+from lenz.records import dataclass, field
 from lenz.target import Target
 
 

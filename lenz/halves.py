@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lenz.ir.lexer import ReadError
@@ -15,6 +14,7 @@ from lenz.ir.plan import Boxed, Plan
 from lenz.ir.reader import read
 from lenz.loading import kernels
 from lenz.options import Options
+from lenz.records import dataclass
 from lenz.respecialise import Needs, load_plan
 from lenz.runtime.constants import unpacked
 from lenz.runtime.store import Store

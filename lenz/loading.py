@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,6 +19,7 @@ from lenz.plan.native_frame import TYPES, NotNative, TorchLayout
 from lenz.plan.native_link import Unavailable, linked
 from lenz.plan.native_objects import objects
 from lenz.plan.python import own_names, signatures, source
+from lenz.records import dataclass, replace
 from lenz.runtime import executor
 from lenz.runtime.constants import packed
 from lenz.runtime.native import address_of, addresses, method, places, plain_keys

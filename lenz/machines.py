@@ -13,12 +13,12 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lenz.errors import InternalError
+from lenz.records import dataclass
 from lenz.target import HOST, Capabilities, Target
 
 if TYPE_CHECKING:  # a process that compiles nothing imports none of these

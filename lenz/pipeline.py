@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from lenz.plan.build import build as build_plan
 from lenz.plan.python import source
 from lenz.recall import context as context
 from lenz.recall import keep, recall
+from lenz.records import dataclass, replace
 from lenz.respecialise import Respecialised, constants_of, load_program, needs_of
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule

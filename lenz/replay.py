@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +24,7 @@ from lenz.machines import Functions, loader_of
 from lenz.plan.graphs import Graphed, Replay, Uncaptured, graphed
 from lenz.plan.native_objects import value
 from lenz.plan.regions import regioned
+from lenz.records import dataclass
 from lenz.runtime import executor
 from lenz.runtime.captured import Captured, CaptureError, Record, Runner, Wanted
 from lenz.runtime.store import Store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +19,7 @@ from lenz.ir.plan import Boxed, Plan, Region
 from lenz.loading import aligned, load
 from lenz.machines import Functions
 from lenz.options import Options
+from lenz.records import dataclass, replace
 from lenz.runtime.store import Store, store_in
 
 Compile: TypeAlias = Callable[[FxProgram, Context], Boxed]

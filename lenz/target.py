@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lenz.errors import InternalError
+from lenz.records import dataclass
 
 HOST = "cpu"  # the device that plans run on
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+
+from lenz.records import dataclass, field
 
 TURNS = 3  # timed calls each way: the host's and the GPU's clocks make a single call noisy
 # A graph this much slower than launches is not used, unless the loss is less than this part of the

@@ -13,7 +13,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lenz.errors import UserError
+from lenz.records import dataclass
 
 FORMAT = 2
 ROW = 1 << 12  # words of 8 bytes

@@ -7,7 +7,6 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from lenz.loading import foreign
 from lenz.machines import loader_of
 from lenz.options import Options
 from lenz.pipeline import Compiled, compile_program
+from lenz.records import dataclass, field, replace
 from lenz.runtime.store import Store, store_at
 from lenz.target import HOST
 from lenz.version import __version__

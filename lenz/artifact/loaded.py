@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -23,6 +22,7 @@ from lenz.loading import load as load_plan
 from lenz.machines import Counts, Loader, host, load_kernels
 from lenz.options import Options
 from lenz.plan.python import signatures
+from lenz.records import dataclass
 from lenz.runtime.constants import unpacked
 from lenz.runtime.store import store_in
 from lenz.target import HOST

@@ -9,7 +9,6 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from lenz.commands.script import function_of
 from lenz.debug.precise import leaves, precise
+from lenz.records import dataclass, field
 
 EAGER, LENZ, DEFAULT = "eager", "lenz", "inductor"  # the last one is torch's default backend
 WARM = 3  # calls before the clock starts: CUDA graphs are captured in the second

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,6 +27,7 @@ from lenz.explaining import explain
 from lenz.machines import host
 from lenz.options import Options
 from lenz.private import folder, unlink, write
+from lenz.records import dataclass
 from lenz.remote import remote_at
 from lenz.runtime.store import Store
 

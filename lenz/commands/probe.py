@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -41,6 +40,7 @@ from lenz.options import Options
 from lenz.pipeline import compile_program, kernels_of, named
 from lenz.process import ask
 from lenz.recall import context
+from lenz.records import dataclass, field, replace
 from lenz.schedule import schedule
 
 STAGES = ("lower", *PASSES)

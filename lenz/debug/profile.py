@@ -10,7 +10,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -24,6 +23,7 @@ from lenz.debug.traffic import bytes_moved
 from lenz.debug.watch import Tensors, Watch, Watched
 from lenz.ir.graph import Named
 from lenz.ir.plan import LaunchStep
+from lenz.records import dataclass, field, replace
 
 STREAM = 1 << 26  # bytes copied to measure the bandwidth: more than caches hold
 ROUNDS = 5

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from lenz.debug.names import titled
+from lenz.records import dataclass, field
 
 AFTER = 2.0  # seconds without a line
 EVERY = 0.2  # seconds between two looks at the stage

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
@@ -19,6 +18,7 @@ from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule, exprs_of
 from lenz.ir.plan import Alloc, Free, Plan, Reuse
 from lenz.ir.printer import show
 from lenz.ir.tensor import TensorType
+from lenz.records import dataclass, field
 from lenz.sym import Sym, SymEnv
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import Node
@@ -21,6 +20,7 @@ from lenz.ir.kernel import Schedule
 from lenz.ir.plan import Alias, Alloc, CallStep, Free, Input, Keep, LaunchStep, Plan, Reuse
 from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer
+from lenz.records import dataclass, field
 from lenz.sym import SymEnv
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from lenz.debug.names import shown, titled
@@ -19,6 +18,7 @@ from lenz.debug.progress import Progress
 from lenz.debug.torch_logs import is_on, logger
 from lenz.errors import UserError
 from lenz.private import folder, make_above, write
+from lenz.records import dataclass, field
 
 # A text that the compiler offers -> its log, torch's artifact, and its file in a debug folder.
 TEXTS: dict[str, tuple[str, str, str]] = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
 from lenz.ir.expr import Expr, is_bound_var, loads_of, nodes_of, syms_of
 from lenz.ir.kernel import For, If, Kernel, Stmt, Store, exprs_of, map_bodies, walk
+from lenz.records import dataclass, replace
 from lenz.sym import Int, Sym, SymEnv, Var, affine_in, show, substitute
 
 

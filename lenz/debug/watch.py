@@ -7,7 +7,6 @@ other plans does not change, so that watching costs nothing when it is off.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,6 +15,7 @@ import torch
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Boxed, Plan
 from lenz.options import Options
+from lenz.records import dataclass
 
 Tensors: TypeAlias = Sequence[Any]  # tensors; results of calls may be other values
 

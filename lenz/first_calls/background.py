@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from queue import SimpleQueue
 from typing import IO, Any
@@ -31,6 +31,7 @@ from lenz.frontend.asked import configured, state
 from lenz.frontend.saved import dumped, statics
 from lenz.frontend.untraced import outside
 from lenz.options import Options
+from lenz.records import dataclass
 from lenz.respecialise import Compile
 from lenz.warm import TraceRecord
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.utils import _pytree
 from lenz.frontend.calls import storages
 from lenz.frontend.collectives import is_collective
 from lenz.frontend.values import is_same_layout
+from lenz.records import dataclass
 from lenz.traits import has, is_random
 
 aten = torch.ops.aten

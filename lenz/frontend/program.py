@@ -12,7 +12,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -22,6 +21,7 @@ from torch.fx.graph import _BoxedCodeGen
 from lenz.debug.names import shown
 from lenz.frontend.symbols import SymbolMap
 from lenz.ir.plan import Boxed
+from lenz.records import dataclass, field, replace
 from lenz.sym import Sym, SymEnv
 
 GraphKind: TypeAlias = Literal["inference", "forward", "backward", "body"]

@@ -7,7 +7,6 @@ node by node and rebuilt, with a memo.  Nothing here adds a guard.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -15,6 +14,7 @@ import torch
 
 from lenz.errors import Unsupported
 from lenz.frontend.values import storage_of
+from lenz.records import dataclass
 from lenz.sym import ZERO, Int, Sym, Var, as_multiple, maximum, minimum, product
 
 if TYPE_CHECKING:

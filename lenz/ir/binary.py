@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from lenz.errors import InternalError
+from lenz.records import dataclass
 
 DIGEST = hashlib.sha256().digest_size
 MAX_WARPS = 32  # a block has at most 1024 threads on every GPU

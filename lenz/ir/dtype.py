@@ -6,10 +6,11 @@ Invariant: one `DType` object per element type, so `is` compares them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+from lenz.records import dataclass
 
 Kind = Literal["bool", "uint", "int", "float", "complex"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from lenz.ir.lexer import Cursor, choice_of, items_of
 from lenz.ir.syntax import VALUES, Piece, Slot, piece_of, slots_of
 from lenz.ir.text import Scope
+from lenz.records import dataclass
 
 Made: TypeAlias = "dict[str, Any]"  # the fields of a node read so far
 Show: TypeAlias = "str | Callable[[Any, Scope], str]"  # a text, or a function of the node

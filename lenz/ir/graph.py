@@ -9,7 +9,6 @@ layout of a buffer maps them to memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.errors import InternalError
@@ -17,6 +16,7 @@ from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
 from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis, Buffer
+from lenz.records import dataclass, field, replace
 from lenz.sym import Sym, SymEnv
 
 ReduceKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "any", "all"]

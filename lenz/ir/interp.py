@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -45,6 +44,7 @@ from lenz.ir.interp_expr import (
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
+from lenz.records import dataclass
 from lenz.sym import Sym, Var, as_multiple, evaluate
 
 __all__ = ["Interpreted", "interp", "interp_kernel"]

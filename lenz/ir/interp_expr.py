@@ -7,7 +7,6 @@ at points that need it, which are found backwards from the roots.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +17,7 @@ from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
 from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode
 from lenz.ir.text_expr import show_expr
+from lenz.records import dataclass
 from lenz.sym import Sym, Var
 from lenz.sym.evaluate import evaluate_with
 

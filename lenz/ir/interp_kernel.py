@@ -8,7 +8,6 @@ the same element.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
@@ -45,6 +44,7 @@ from lenz.ir.kernel import (
 )  # fmt: skip
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis
+from lenz.records import dataclass, field
 from lenz.sym import Var
 
 FAR = 1 << 62  # position of an empty argmax

@@ -38,7 +38,6 @@ Meaning of the statements:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.ir.dtype import DType
@@ -47,6 +46,7 @@ from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View,
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis
+from lenz.records import dataclass, field, replace
 from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, substitute
 from lenz.target import HOST
 

@@ -8,12 +8,12 @@ Invariant: one `Op` object per name (intern table `_OPS`), so `is` compares oper
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from lenz.ir.dtype import DType
+from lenz.records import dataclass, field
 
 # How the aten lowering of an op derives its compute and result type from its operands.
 Promotion = Literal[

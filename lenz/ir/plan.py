@@ -9,11 +9,11 @@ after its Free; outputs are never freed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.ir.graph import Atom, Draws, first_names
 from lenz.ir.tensor import TensorType
+from lenz.records import dataclass, field
 from lenz.sym import Sym, Var
 
 # A plan or a graph as a function: it takes the list of its arguments and empties it.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import DType
+from lenz.records import dataclass, field
 from lenz.sym import ONE, ZERO, Int, Min, Sym, Var, affine_in, maximum, power_of_two, product
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from lenz.ir.lexer import (
     word_of,
 )
 from lenz.ir.tensor import Axis, Layout, TensorType, axis, contiguous, contiguous_strides
+from lenz.records import dataclass, field, replace
 from lenz.sym import ZERO, Int, Sym, Var, minimum
 from lenz.sym import show as show_sym
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from lenz.ir.dtype import BOOL, I32, I64, DType
@@ -26,6 +25,7 @@ from lenz.ir.kernel import (
     words,
 )  # fmt: skip
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
+from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var, prove_le, substitute
 from lenz.sym import show as show_sym
 

@@ -8,7 +8,6 @@ shape, dtype and strides are torch's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from lenz import ops
@@ -34,6 +33,7 @@ from lenz.ir.graph import (
 )
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous, strided
+from lenz.records import dataclass, replace
 from lenz.sym import ONE, ZERO, Sym, substitute
 
 Index = tuple[Sym, ...]

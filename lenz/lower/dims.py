@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from lenz import ops
 from lenz.ir.dtype import DType
@@ -11,6 +10,7 @@ from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.records import dataclass
 from lenz.sym import ONE, ZERO, Int, Sym, product
 
 

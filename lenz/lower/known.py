@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 from lenz import ops
@@ -21,6 +20,7 @@ from lenz.ir.graph import Graph, Node, Pointwise, Ref, View, reads_of
 from lenz.lower.builder import GraphBuilder, Index, Value, maker
 from lenz.lower.operand import broadcast
 from lenz.machines import runs_programs
+from lenz.records import dataclass
 from lenz.sym import ONE, Int, Sym, product
 
 LONGEST = 1 << 14  # positions of one dimension, computed at compile time

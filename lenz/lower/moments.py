@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from lenz import ops
 from lenz.ir.dtype import F64, I64, DType, compute_dtype
@@ -28,6 +27,7 @@ from lenz.ir.tensor import TensorType, axes_for
 from lenz.lower.builder import GraphBuilder, Index, Value
 from lenz.lower.dims import count
 from lenz.machines import capabilities_of
+from lenz.records import dataclass
 from lenz.sym import ONE, ZERO, Int, Sym, affine_in, ceildiv, minimum, power_of_two
 
 # Fractions of a tile that the chunk of a row has, or a tile of column chunks: the largest that

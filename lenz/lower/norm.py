@@ -11,7 +11,6 @@ computed in two passes, mean first: the second pass finds the data in cache, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from lenz.lower.moments import Sets, moments
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
+from lenz.records import dataclass, replace
 from lenz.sym import ZERO, Sym, product, prove_divides, sym
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from lenz import ops
 from lenz.ir.op import Op, all_ops
+from lenz.records import dataclass
 
 Lowering: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Lowering)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 from lenz import ops
@@ -20,6 +19,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.index import computed
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
+from lenz.records import dataclass
 from lenz.sym import ZERO, Int, Sym
 
 LINEAR, NEAREST, CUBIC = 0, 1, 2

@@ -17,7 +17,6 @@ then has 32 bits: its own, with -0.0 below 0.0 and NaNs of both signs above all 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from lenz import ops
 from lenz.ir.dtype import BF16, F16, F32, FLOAT8, I16, I32, I64, DType
@@ -27,6 +26,7 @@ from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import cut, reduce_over, wrapped
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
+from lenz.records import dataclass, replace
 from lenz.sym import ONE, ZERO, Int, Sym, maximum, product, unflatten
 
 # Most keys that a GPU program sorts in registers, and keys in 128 KiB of a CPU's stack.

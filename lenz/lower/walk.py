@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from lenz.lower.program import Program
 from lenz.lower.registry import Entry, entry_for
 from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
 from lenz.machines import runs_programs, types
+from lenz.records import dataclass, field, replace
 from lenz.sym import ONE, ZERO, Int, Sym, Var, evaluate, maximum, prove_le, sym
 from lenz.traits import has
 

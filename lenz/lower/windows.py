@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 from lenz import ops
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.lower.builder import Decline, Index, Value
+from lenz.records import dataclass
 from lenz.sym import ONE, ZERO, Int, Sym, ceildiv, maximum, prove_le, sym
 
 # A window with more elements is reduced in a loop, not unrolled.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from lenz.context import Context
 from lenz.ir import graph as ir
@@ -36,6 +35,7 @@ from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.drop import drop, only_checks
 from lenz.opt.each import each
 from lenz.opt.unmask import spare_of, tests_of
+from lenz.records import dataclass, replace
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
 
 # Cost (f32 additions) up to which a value is recomputed rather than stored and loaded. A load and a

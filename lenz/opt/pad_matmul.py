@@ -16,7 +16,6 @@ products of zeros, which changes no bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import reduce
 
 from lenz import ops
@@ -27,6 +26,7 @@ from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, reindex
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, strided
 from lenz.machines import capabilities_of
+from lenz.records import dataclass, replace
 from lenz.sym import ONE, Int, Sym, Var, product, substitute
 from lenz.target import Capabilities
 from lenz.traits import has, trait

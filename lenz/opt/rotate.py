@@ -10,7 +10,6 @@ element instead of twice: 50.7 us instead of 56 with an RMS norm over 4096 colum
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lenz import ops
 from lenz.context import Context
@@ -21,6 +20,7 @@ from lenz.ops.arith import NEG
 from lenz.ops.compare import LT, WHERE
 from lenz.ops.rounding import widen
 from lenz.opt.each import each_on_gpus
+from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var
 
 

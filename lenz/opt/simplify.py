@@ -7,7 +7,6 @@ every value that a program can observe.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lenz import ops
 from lenz.context import Context
@@ -19,6 +18,7 @@ from lenz.ops.arith import ADD
 from lenz.ops.fold import apply
 from lenz.ops.math import ERF
 from lenz.opt.each import each
+from lenz.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ largest, and their roundings are most of the error.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from lenz import ops
 from lenz.context import Context
@@ -28,6 +27,7 @@ from lenz.ir.tensor import Axes, Axis, Buffer, Layout, TensorType, axis, contigu
 from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.dedup import dedup
 from lenz.opt.each import each
+from lenz.records import dataclass, replace
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, flatten, power_of_two, product
 from lenz.target import Capabilities
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.fx import GraphModule
@@ -20,6 +19,7 @@ from lenz.page.guards import conditions, symbols
 from lenz.page.report import Report
 from lenz.page.sections import eager_data, graph_data
 from lenz.pipeline import Compiled
+from lenz.records import dataclass, field, replace
 from lenz.replay import Replayed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ from lenz.debug.work import machine
 from lenz.page.sections import report_data
 from lenz.page.texts import sources_of
 from lenz.page.write import page
+from lenz.records import dataclass, field
 
 MOST = 10  # launches and calls that a printed report lists
 

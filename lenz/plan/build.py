@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from lenz.context import Context
 from lenz.debug.blame import blaming
@@ -27,6 +26,7 @@ from lenz.machines import capabilities_of, runs_programs
 from lenz.plan.forms import formed
 from lenz.plan.memory import FreeList, may_overwrite, size_key
 from lenz.plan.regions import regioned
+from lenz.records import dataclass, field, replace
 from lenz.sym import Int, Sym, Var, as_multiple, substitute
 from lenz.target import HOST
 from lenz.traits import has

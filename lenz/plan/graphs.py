@@ -14,12 +14,12 @@ graph reads stay in the graph's memory (`kept`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from lenz.ir import plan as ir
 from lenz.ir.graph import Named, Ref, names_in
 from lenz.ir.tensor import TensorType
 from lenz.plan.regions import defined
+from lenz.records import dataclass, replace
 from lenz.sym import ONE
 from lenz.traits import trait
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Kernel, Stmt, Store, bodies_of, branches, overwrites_safely
 from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import TensorType
+from lenz.records import dataclass, field
 from lenz.sym import Min, Sym, affine_in, prove_le, prove_lt
 
 _Loops: TypeAlias = tuple[For, ...]

@@ -14,7 +14,6 @@ step fails, all values go to `fail`, which raises eager's error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from lenz.ir import plan as ir
 from lenz.ir.graph import Atom, Named, Ref
@@ -29,6 +28,7 @@ from lenz.plan.native_frame import (
     type_addresses,
 )
 from lenz.plan.native_shim import shim
+from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var
 
 

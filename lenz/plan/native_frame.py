@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from lenz.ir.dtype import DType
 from lenz.ir.tensor import TensorType
 from lenz.plan.native_text import CODES, Lines
+from lenz.records import dataclass
 from lenz.sym import Sym, Var
 
 # The types of arguments, by their name in the code.

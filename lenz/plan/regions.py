@@ -8,13 +8,13 @@ call, which gains nothing. Random keys are drawn before the graph that uses them
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from lenz.ir import plan as ir
 from lenz.ir.graph import Named, atom_syms, names_in
+from lenz.records import dataclass, field, replace
 from lenz.runtime import executor
 from lenz.sym import Var
 from lenz.traits import has

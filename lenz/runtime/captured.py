@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from lenz.ir import plan as ir
 from lenz.ir.tensor import TensorType
+from lenz.records import dataclass
 from lenz.runtime import executor
 from lenz.sym import Sym, Var, evaluate
 

@@ -8,7 +8,6 @@ nodes that launch it do.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -17,6 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.fx import has_side_effect
 
+from lenz.records import dataclass
 from lenz.runtime import executor
 from lenz.runtime.executor import Shape
 

@@ -7,13 +7,12 @@ exactly if a third cell lies between them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from lenz.context import Context
 from lenz.ir.expr import all_syms, loads_of
 from lenz.ir.graph import Extern, View, outs_of, reads_of
 from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
+from lenz.records import dataclass, field
 from lenz.schedule.legal import (
     Fuse,
     Group,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.ir.tensor import Axes
 from lenz.machines import machine_of
+from lenz.records import dataclass, replace
 from lenz.schedule.nest import (
     Domain,
     Nest,

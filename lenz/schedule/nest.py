@@ -9,7 +9,6 @@ P axes are named p0, p1, ... and R axes r0, r1, ...; no extent is the constant 1
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from lenz import ops
 from lenz.ir.expr import Expr, all_syms, finished, interpret, load, loads_of, rebuild, reindex
@@ -17,6 +16,7 @@ from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import position
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
+from lenz.records import dataclass, replace
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
 from lenz.sym.expr import children

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from lenz.ir.expr import Expr
 from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode
 from lenz.ir.tensor import Axis
+from lenz.records import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from the few elements that it keeps come last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
 from lenz import ops
 from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import (
@@ -34,6 +32,7 @@ from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store, position
 from lenz.ir.op import LOAD, REF
 from lenz.ops.cast import CAST
 from lenz.ops.rounding import settled, widen
+from lenz.records import dataclass, field, replace
 from lenz.schedule.accesses import columns_win
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import Nest

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+from lenz.records import dataclass, replace
 from lenz.sym.evaluate import evaluate
 from lenz.sym.expr import Int, Sym, Var
 

@@ -12,15 +12,15 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_704,
+    ".": 2_699,
     "artifact": 708,
     "commands": 852,
     "debug": 1_634,
-    "first_calls": 331,
+    "first_calls": 332,
     "frontend": 3_830,
-    "ir": 4_093,
+    "ir": 4_095,
     "lower": 5_742,
-    "machine": 5_734,
+    "machine": 5_736,
     "ops": 2_285,
     "opt": 1_554,
     "page": 472,

@@ -74,6 +74,13 @@ def test_nobody_imports_what_is_banned() -> None:
         assert "_inductor" not in source.text, f"{source.name} names the peer's module"
 
 
+def test_the_standard_dataclass_is_that_of_options_alone() -> None:
+    """`lenz.records` makes classes faster. Users hold Options, which refuse an assignment."""
+    name = "dataclasses.dataclass"
+    users = {s.name for s in sources() if name in [i.module for i in imports_of(s)]}
+    assert users == {"options.py", "records.py"}
+
+
 def test_heavy_packages_are_imported_late_and_in_few_files() -> None:
     for source in sources():
         for i in imports_of(source):

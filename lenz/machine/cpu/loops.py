@@ -11,10 +11,9 @@ The choice counts accesses that are contiguous along the vector axis (findings-c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lenz.ir.kernel import KernelKind
 from lenz.ir.tensor import Axes, Axis
+from lenz.records import dataclass
 from lenz.schedule.accesses import coefficient, score
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT

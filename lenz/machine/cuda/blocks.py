@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
 
 from lenz.ir.expr import cost_of, loads_of, vars_of
 from lenz.ir.kernel import (
@@ -37,6 +36,7 @@ from lenz.machine.cuda.flat import flattened
 from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.whole import untested
 from lenz.machines import Form
+from lenz.records import dataclass, replace
 from lenz.schedule.accesses import coefficient, score
 from lenz.schedule.cut import all_moved, cut_all, nested, over_parts, undecided
 from lenz.schedule.legal import Group, in_parts, scanned

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lenz.machine.cuda.capabilities import CAN
+from lenz.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ reads a local zero instead.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64, DType
@@ -20,6 +19,7 @@ from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.masks import store_tail
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import memory_type, shuffle, splat, suffix, value_type, vector
+from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var, affine_in
 from lenz.sym.prove import divisor
 

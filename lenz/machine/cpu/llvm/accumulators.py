@@ -8,7 +8,6 @@ registers that the loops carry, one per copy of the body. An accumulator is made
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import prod
 
 from lenz.errors import InternalError
@@ -24,6 +23,7 @@ from lenz.machine.cpu.llvm.trips import vector_copies
 from lenz.machine.cpu.llvm.types import iota, memory_type, value_type
 from lenz.machine.cpu.llvm.writer import Writer
 from lenz.machine.reduces import loops_over
+from lenz.records import dataclass, field
 from lenz.sym import Int, Sym, flatten
 
 

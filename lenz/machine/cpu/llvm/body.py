@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, If, Let, Reduce, Scan, Sort, Stmt, Store, bodies_of, walk
@@ -14,6 +12,7 @@ from lenz.machine.cpu.llvm.masks import stores_plainly, tail_mask
 from lenz.machine.cpu.llvm.scopes import Cell, Value
 from lenz.machine.cpu.llvm.writer import Writer, stored
 from lenz.machine.reduces import reduces_of
+from lenz.records import dataclass, field
 from lenz.sym import Int, prove_divides
 
 

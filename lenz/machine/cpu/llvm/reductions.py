@@ -7,14 +7,13 @@ position wins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lenz import ops
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.graph import ReduceKind, ScanKind
 from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.types import constant, shuffle, splat, suffix, value_type, vector
+from lenz.records import dataclass
 
 Parts = tuple[Names, ...]
 # The kinds that are one instruction: on floats, on integers and on bools.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from lenz.errors import InternalError
 from lenz.ir.kernel import For, Local, Stmt, Store, TileConfig, walk
@@ -13,6 +12,7 @@ from lenz.machine.cpu.llvm.access import Accesses
 from lenz.machine.cpu.llvm.indices import Indices
 from lenz.machine.cpu.llvm.scopes import Cell, Scopes
 from lenz.machine.cpu.llvm.values import Values
+from lenz.records import dataclass, field
 
 
 @dataclass(slots=True, eq=False)

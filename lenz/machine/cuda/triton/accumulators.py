@@ -6,7 +6,6 @@ a loop of the text carries a tile of partial results through the loop and reduce
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from lenz import ops
@@ -19,6 +18,7 @@ from lenz.machine.cuda.triton.types import constant
 from lenz.machine.cuda.triton.values import Values
 from lenz.machine.reduces import reduces_of
 from lenz.ops.emission import triton_type
+from lenz.records import dataclass
 from lenz.sym import ZERO, Var, substitute
 
 

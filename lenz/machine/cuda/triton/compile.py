@@ -14,13 +14,14 @@ import linecache
 import os
 import re
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lenz.errors import InternalError, Missing
 from lenz.ir.binary import Binary
+from lenz.records import dataclass
 
 LIBDEVICE = re.compile(r"\b(libdevice\.|tl\.(floor|ceil)\()")
 ENTRY = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")

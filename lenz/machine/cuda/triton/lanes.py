@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from lenz.errors import InternalError
 from lenz.ir.dtype import DType
 from lenz.ir.kernel import For, Kernel, walk
 from lenz.machine.cuda.triton.random import Pairs
 from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term
 from lenz.ops.emission import triton_type
+from lenz.records import dataclass, field
 from lenz.sym import Var
 
 

@@ -26,7 +26,6 @@ and does not preempt them: the lowest running program waits for nobody.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from lenz import ops
@@ -37,6 +36,7 @@ from lenz.machine.cuda.triton.text import Dims, Term
 from lenz.machine.cuda.triton.types import constant
 from lenz.machine.cuda.triton.values import Values
 from lenz.ops.emission import triton_type
+from lenz.records import dataclass
 from lenz.sym import ZERO, Sym, Var, maximum
 
 VALUE = -(1 << 32)  # the bits of a word for the value

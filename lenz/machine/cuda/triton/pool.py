@@ -18,7 +18,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
@@ -26,6 +25,7 @@ from lenz.errors import InternalError
 from lenz.ir.binary import Binary, decode, encode
 from lenz.machine.cuda.triton.compile import KernelText, compile_text, version
 from lenz.machine.cuda.triton.worker import ALIVE, ANSWER, batch
+from lenz.records import dataclass
 from lenz.runtime.store import Store
 
 Tell: TypeAlias = Callable[[int, int], None]

@@ -9,12 +9,12 @@ registers where a thread holds neighbours anyway. Dropout plus a residual of 819
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from lenz.ir.expr import Expr, vars_of
 from lenz.ir.op import INDEX
 from lenz.ir.tensor import axis
 from lenz.ops.random import MULTIPLIER, ROUNDS, SHARED_BITS, WEYL
+from lenz.records import dataclass
 from lenz.sym import ONE, Sym, Var, affine_in, divisor, sym
 
 FUNCTION = "random_pairs"

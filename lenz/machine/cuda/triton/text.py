@@ -8,7 +8,8 @@ once. A body's values are forgotten when it closes.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+
+from lenz.records import dataclass
 
 Dims = frozenset[int]
 NO_DIMS: Dims = frozenset()

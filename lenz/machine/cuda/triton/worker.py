@@ -25,13 +25,13 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, Any
 
 from lenz.errors import InternalError
 from lenz.ir.binary import encode
 from lenz.machine.cuda.triton.compile import KernelText, compile_text
 from lenz.private import folder, opened
+from lenz.records import dataclass
 
 FRAME = struct.Struct("<Q")  # bytes that follow
 ANSWER = struct.Struct("<I?Q")  # index in the batch, is it a Binary, bytes that follow

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple
 from functools import partial
 
 import torch
@@ -22,6 +22,7 @@ from lenz.machine.cuda.triton.compile import KernelText, version
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.triton.pool import Failed, compile_all
 from lenz.machine.cuda.tune.bench import SECONDS, Gpu, example_args, measure, restoring
+from lenz.records import dataclass, replace
 from lenz.runtime.store import Store
 from lenz.sym import SymEnv
 
