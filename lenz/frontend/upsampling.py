@@ -45,7 +45,8 @@ def _differentiated(op: Any) -> Callable[..., Any]:
 
     def vec(*args: Any) -> Any:
         x, sizes, *corners, factors = args
-        if not all(isinstance(n, int) for n in x.shape):
+        # torch's fake kernel fails for an empty batch (docs/upstream/torch_empty_upsampling.py).
+        if not all(isinstance(n, int) and n for n in x.shape):
             return in_parts(*args)
         sizes = sizes_of(x.shape, sizes, factors)
         scales = factors or [None] * len(sizes)

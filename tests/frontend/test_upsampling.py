@@ -73,3 +73,13 @@ def test_torch_is_as_before() -> None:
     torch.compile(WAYS["bilinear"][1], backend="lenz")(torch.randn(1, 1, 2, 2, requires_grad=True))
     assert [{**op.py_kernels} for op in ops] == before
     assert not any(CPU in op._dispatch_cache for op in ops)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+def test_an_empty_batch(mode: str) -> None:
+    """torch's fake kernel refuses it."""
+    x = torch.randn(0, 2, 4, requires_grad=True)
+    y = torch.compile(lambda x: F.interpolate(x, scale_factor=2.0, mode=mode), backend="lenz")(x)
+    assert y.shape == (0, 2, 8)
+    y.sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape
