@@ -329,6 +329,21 @@ def position(over: Sequence[Axis]) -> Sym:
     return flatten([a.var for a in over], sizes)
 
 
+def digits(axes: Sequence[Axis], position: Sym) -> dict[Var, Sym]:
+    """The indices of element `position` in row-major order over the axes."""
+    if len(axes) == 1:
+        return {axes[0].var: position}
+    if any(a.extent is ZERO for a in axes):  # no elements, and no divisor
+        return {a.var: ZERO for a in axes}
+    at: dict[Var, Sym] = {}
+    step: Sym = ONE
+    for k in reversed(range(len(axes))):
+        digit = position // step
+        at[axes[k].var] = digit if k == 0 else digit % axes[k].extent
+        step = step * axes[k].extent
+    return at
+
+
 def slots(blocks: Sym, group: int) -> Sym:
     """The number of results of one row's programs: of each, each group, each group of groups.
 

@@ -23,6 +23,7 @@ from lenz.context import Context
 from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import Expr, finished, index, load, loads_of, masked, ref, reindex
 from lenz.ir.graph import Graph, Node, ReduceKind, Reduction, acc_dtype, buffers_of
+from lenz.ir.kernel import digits
 from lenz.ir.tensor import Axes, Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.dedup import dedup
@@ -201,7 +202,7 @@ def _cut(raxes: Axes, chunks: int) -> _Cut:
     position = c.var * chunk + r.var
     if whole:
         return _Cut((c,), (r, *raxes[1:]), {outer.var: position}, position, length)
-    return _Cut((c,), (r,), _unflatten(raxes, position), position, length)
+    return _Cut((c,), (r,), digits(raxes, position), position, length)
 
 
 def _cut_axes(raxes: Axes, chunks: int, env: SymEnv, can: Capabilities) -> _Cut:
@@ -237,14 +238,3 @@ def _whole_tiles(chunk: int, can: Capabilities) -> Int:
     if can.least_row <= chunk < can.chunk:
         unit = power_of_two(chunk)
     return Int(-(-chunk // unit) * unit)
-
-
-def _unflatten(axes: Axes, position: Sym) -> dict[Var, Sym]:
-    at: dict[Var, Sym] = {}
-    step: Sym = Int(1)
-    for k, a in reversed(list(enumerate(axes))):
-        digit = position // step
-        # Positions past the end are masked, so the outermost digit needs no modulo.
-        at[a.var] = digit if k == 0 else digit % a.extent
-        step = step * a.extent
-    return at

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from lenz import ops
 from lenz.ir.expr import Expr, all_syms, finished, interpret, load, loads_of, rebuild, reindex
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
-from lenz.ir.kernel import position
+from lenz.ir.kernel import digits, position
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
 from lenz.records import dataclass, replace
@@ -194,21 +194,6 @@ def _joins(s: Sym, outer: Axis, inner: Axis) -> bool:
     if first is None or second is None:
         return False
     return first[0] is second[0] * inner.extent
-
-
-def digits(axes: Sequence[Axis], position: Sym) -> dict[Var, Sym]:
-    """The indices of element `position` in row-major order over the axes."""
-    if len(axes) == 1:
-        return {axes[0].var: position}
-    if any(a.extent is ZERO for a in axes):  # no elements, and no divisor
-        return {a.var: ZERO for a in axes}
-    at: dict[Var, Sym] = {}
-    step: Sym = ONE
-    for k in reversed(range(len(axes))):
-        digit = position // step
-        at[axes[k].var] = digit if k == 0 else digit % axes[k].extent
-        step = step * axes[k].extent
-    return at
 
 
 def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:

@@ -17,11 +17,10 @@ us, the same as a copy, and 477 us row by row; the gradient of cross-entropy 413
 from __future__ import annotations
 
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, If, Stmt, Store, position
+from lenz.ir.kernel import For, If, Stmt, Store, digits, position
 from lenz.ir.tensor import Axis, axis
 from lenz.schedule.cut import all_moved, nested
 from lenz.schedule.legal import Group
-from lenz.schedule.nest import digits
 from lenz.schedule.stages import Stages
 from lenz.sym import Int, Sym, SymEnv, Var, ceildiv, maximum, minimum, product
 
