@@ -1,7 +1,8 @@
 """The options of the compiler: few, frozen, documented.  This is the only reader of `os.environ`.
 
 `options=` of torch.compile overrides the environment variable `LENZ_<NAME>`, which overrides the
-default below. `key=True` marks options that change generated code; `Options.key` is their text.
+default below. `key=False` marks those that do not change generated code; `Options.key` is the text
+of all others, so that one that nobody marked is in the keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Pass: TypeAlias = tuple[str, tuple[tuple[str, object], ...]]
 PLAIN = (bool, int, float, str, type(None))
 
 
-def option(default: Any, help: str, *, key: bool) -> Any:
+def option(default: Any, help: str, *, key: bool = True) -> Any:
     """Declare one option: its default, one sentence of help, and whether it changes code."""
     return field(default=default, metadata={"help": help, "key": key})
 
@@ -40,52 +41,42 @@ def choices_of(kind: object) -> tuple[str, ...]:
 class Options:
     """Every option of one compilation. `from_environment` builds it at the border."""
 
-    fuse: bool = option(True, "Fuse loops with one another.", key=True)
-    fuse_reductions: bool = option(True, "Fuse producers and epilogues into reductions.", key=True)
-    inline: bool = option(True, "Recompute cheap values in their readers.", key=True)
-    horizontal: bool = option(True, "Fuse independent loops that share reads.", key=True)
-    reuse_buffers: bool = option(True, "Reuse the memory of dead buffers.", key=True)
+    fuse: bool = option(True, "Fuse loops with one another.")
+    fuse_reductions: bool = option(True, "Fuse producers and epilogues into reductions.")
+    inline: bool = option(True, "Recompute cheap values in their readers.")
+    horizontal: bool = option(True, "Fuse independent loops that share reads.")
+    reuse_buffers: bool = option(True, "Reuse the memory of dead buffers.")
     emulate_rounding: bool = option(
-        False, "Round between fused half-precision ops wherever eager does.", key=True
+        False, "Round between fused half-precision ops wherever eager does."
     )
-    eager_random: bool = option(
-        False, "Draw eager's own random numbers, by calls outside kernels.", key=True
-    )
+    eager_random: bool = option(False, "Draw eager's own random numbers, by calls outside kernels.")
     aligned: bool = option(
-        True,
-        "Assume that GPU tensors start at multiples of 16 bytes; recompile for others.",
-        key=True,
+        True, "Assume that GPU tensors start at multiples of 16 bytes; recompile for others."
     )
     size_facts: bool = option(
         True,
         "On GPUs, assume that dynamic sizes are multiples of 8, or not large, if those of the first"
         " call are; recompile for others.",
-        key=True,
     )
-    autotune: bool = option(
-        False, "Time several tiles for each GPU kernel; has no effect on CPUs.", key=True
-    )
+    autotune: bool = option(False, "Time several tiles for each GPU kernel; has no effect on CPUs.")
     fuel: int = option(
-        -1, "Allow only this many optional rewrites, to bisect a bug; -1 allows all.", key=True
+        -1, "Allow only this many optional rewrites, to bisect a bug; -1 allows all."
     )
     memory_budget: float | None = option(
         None,
         "Limit on the saved tensors of a training step: a fraction of the default, above 0 and"
         " up to 1, or bytes. The cheapest results are recomputed.",
-        key=True,
     )
     passes: tuple[Pass, ...] = option(
         (),
         "Your functions that change each FX graph before it is lowered, in order: `module:name`, or"
         " a pair of that and keyword arguments.",
-        key=True,
     )
     native: bool = option(True, "Run plans by native code between kernels, if possible.", key=False)
     cuda_graphs: Literal["off", "on", "auto"] = option(
         "off",
         "Replay plans of GPUs as CUDA graphs: `on` wherever a graph can hold them, `auto` where"
         " that is faster.",
-        key=True,
     )
     cuda_graph_sizes: int = option(
         8, "Sets of sizes of a plan that may have CUDA graphs at once; at least 1.", key=False
