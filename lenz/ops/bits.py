@@ -18,7 +18,7 @@ from lenz.ops.rules import BITS, INTS, same
 
 
 def _emit_not(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
-    return b.binary("xor", dtype, xs[0], b.constant(dtype, dtype is BOOL or -1))
+    return b.binary("xor", dtype, xs[0], dtype is BOOL or -1)
 
 
 def _logical(name: str, sign: str) -> Op:

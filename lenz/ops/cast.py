@@ -54,8 +54,8 @@ def _float_to_signed(b: Builder, to: DType, frm: DType, x: Any) -> Any:
     low = "fcmp ogt" if frm is F64 and to is I32 else "fcmp oge"
     # In f64, values above -2^31 - 1 truncate to -2^31 or more; f32 has no values in between.
     least = -limit - 1.0 if frm is F64 and to is I32 else -limit
-    above = b.compare(low, frm, x, b.constant(frm, least))
-    below = b.compare("fcmp olt", frm, x, b.constant(frm, limit))
+    above = b.compare(low, frm, x, least)
+    below = b.compare("fcmp olt", frm, x, limit)
     ok = b.binary("and", BOOL, above, below)
     safe = b.select(ok, frm, x, b.constant(frm, 0.0))
     found = b.convert("fptosi", to, frm, safe)
@@ -63,12 +63,11 @@ def _float_to_signed(b: Builder, to: DType, frm: DType, x: Any) -> Any:
 
 
 def _float_to_u64(b: Builder, frm: DType, x: Any) -> Any:
-    half = b.constant(frm, 2.0**63)
+    half = 2.0**63
     great = b.compare("fcmp oge", frm, x, half)
     lowered = b.select(great, frm, b.binary("fsub", frm, x, half), x)
     found = _float_to_signed(b, I64, frm, lowered)
-    top = b.constant(I64, -(1 << 63))
-    return b.select(great, U64, b.binary("xor", I64, found, top), found)
+    return b.select(great, U64, b.binary("xor", I64, found, -(1 << 63)), found)
 
 
 def _float_to_int(b: Builder, to: DType, frm: DType, x: Any) -> Any:

@@ -70,7 +70,7 @@ def _eager_nonzero(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 
 def _emit_nonzero(b: Any, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     x, _one, runs = xs
-    zero = b.compare("icmp eq", dtype, x, b.constant(dtype, 0))
+    zero = b.compare("icmp eq", dtype, x, 0)
     b.fail(b.binary("and", BOOL, zero, runs), CODES["assert_nonzero"])
     return x
 

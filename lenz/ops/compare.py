@@ -52,7 +52,7 @@ def _emit_isnan(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any
 def _against_infinity(predicate: str) -> Emit:
     def emit(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
         magnitude = b.intrinsic("llvm.fabs", args[0], xs[0])
-        return b.compare(predicate, args[0], magnitude, b.constant(args[0], _INF))
+        return b.compare(predicate, args[0], magnitude, _INF)
 
     return emit
 
@@ -60,7 +60,7 @@ def _against_infinity(predicate: str) -> Emit:
 def _emit_signbit(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:
     as_int = int_of_width(args[0].bits)
     bits = b.convert("bitcast", as_int, args[0], xs[0])
-    return b.compare("icmp slt", as_int, bits, b.constant(as_int, 0))
+    return b.compare("icmp slt", as_int, bits, 0)
 
 
 def _emit_where(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:

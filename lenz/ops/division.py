@@ -45,9 +45,9 @@ def _float_fmod(b: Builder, dtype: DType, x: Any, y: Any, exact: Callable[[], An
     quotient = b.intrinsic("llvm.trunc", dtype, b.binary("fdiv", dtype, x, y))
     whole = 2.0**23 if dtype.bytes == 4 else 2.0**52
     size = b.intrinsic("llvm.fabs", dtype, quotient)
-    large = b.compare("fcmp uge", dtype, size, b.constant(dtype, whole))  # or NaN
+    large = b.compare("fcmp uge", dtype, size, whole)  # or NaN
     divisor = b.intrinsic("llvm.fabs", dtype, y)
-    infinite = b.compare("fcmp oeq", dtype, divisor, b.constant(dtype, np.inf))
+    infinite = b.compare("fcmp oeq", dtype, divisor, np.inf)
     minus = b.binary("fsub", dtype, b.constant(dtype, -0.0), quotient)
     rest = b.intrinsic("llvm.fma", dtype, minus, y, x)
     signed = b.intrinsic("llvm.copysign", dtype, rest, x)

@@ -25,7 +25,10 @@ class Builder(Protocol):
     """The part of the LLVM builder that the op table uses."""
 
     def binary(self, opcode: str, dtype: DType, x: Any, y: Any) -> Any:
-        """One two-operand instruction: fadd, sub, sdiv, xor, lshr and so on."""
+        """One two-operand instruction: fadd, sub, sdiv, xor, lshr and so on.
+
+        A number as `y`, here and in `compare`, is a constant in every lane.
+        """
 
     def compare(self, pred: str, operand_dtype: DType, x: Any, y: Any) -> Any:
         """One comparison, e.g. "fcmp olt" or "icmp slt"; the result is i1."""

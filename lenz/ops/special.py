@@ -53,17 +53,17 @@ def _emit_scale(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> 
             k = b.convert("trunc", I32, as_int, k)
         return b.intrinsic("llvm.ldexp", dtype, x, k)
     if as_int is F32:
-        shifted = b.binary("fadd", F32, k, b.constant(F32, _MAGIC))
+        shifted = b.binary("fadd", F32, k, _MAGIC)
         bits, as_int = b.convert("bitcast", I32, F32, shifted), I32
-        k = b.binary("sub", I32, bits, b.constant(I32, _MAGIC_BITS))
+        k = b.binary("sub", I32, bits, _MAGIC_BITS)
     bias, place = (127, 23) if as_int is I32 else (1023, 52)
 
     def power(e: Any) -> Any:
-        biased = b.binary("add", as_int, e, b.constant(as_int, bias))
-        bits = b.binary("shl", as_int, biased, b.constant(as_int, place))
+        biased = b.binary("add", as_int, e, bias)
+        bits = b.binary("shl", as_int, biased, place)
         return b.convert("bitcast", dtype, as_int, bits)
 
-    first = b.binary("ashr", as_int, k, b.constant(as_int, 1))
+    first = b.binary("ashr", as_int, k, 1)
     half = b.binary("fmul", dtype, x, power(first))
     return b.binary("fmul", dtype, half, power(b.binary("sub", as_int, k, first)))
 

@@ -53,6 +53,7 @@ class Lanes:
 
     def binary(self, opcode: str, dtype: DType, x: Any, y: Any) -> Any:
         """One instruction; division as the builder in codegen defines it."""
+        y = self.operand(dtype, y)
         assert x.dtype.itemsize == y.dtype.itemsize == _numpy(dtype).itemsize
         with np.errstate(all="ignore"):
             if opcode in _FLOAT:
@@ -67,6 +68,10 @@ class Lanes:
                 return np.right_shift(as_kind(x), as_kind(y))
             return self._divide(opcode, x, y)
 
+    def operand(self, dtype: DType, y: Any) -> Any:
+        """A value as it is, a number as a constant."""
+        return self.constant(dtype, y) if isinstance(y, int | float) else y
+
     def _divide(self, opcode: str, x: Any, y: Any) -> Any:
         signed = opcode[0] == "s"
         x, y = (_signed(x), _signed(y)) if signed else (_unsigned(x), _unsigned(y))
@@ -79,6 +84,7 @@ class Lanes:
 
     def compare(self, pred: str, operand_dtype: DType, x: Any, y: Any) -> Any:
         """One comparison."""
+        y = self.operand(operand_dtype, y)
         kind, code = pred.split(" ")
         if kind == "fcmp":
             assert operand_dtype.is_float

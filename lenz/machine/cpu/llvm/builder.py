@@ -30,10 +30,10 @@ class Builder(Instructions):
 
     __slots__ = ()
 
-    def binary(self, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
+    def binary(self, opcode: str, dtype: DType, x: Names, y: Names | float) -> Names:
         """One two-operand instruction. Integer division by zero gives some value without a trap."""
         if opcode in _DIVISIONS:
-            return divide.divide(self, opcode, dtype, x, y)
+            return divide.divide(self, opcode, dtype, x, self.operand(dtype, y))
         return super().binary(opcode, dtype, x, y)
 
     def intrinsic(self, name: str, dtype: DType, *xs: Names) -> Names:

@@ -21,26 +21,20 @@ def half_to_f32(b: Instructions, dtype: DType, x: Names) -> Names:
     i16, i32, f32 = (vector(t, b.lanes) for t in ("i16", "i32", "float"))
     if dtype.name == "bf16":
         wide = b.cast("zext", i16, i32, x)
-        return b.cast("bitcast", i32, f32, b.binary("shl", U32, wide, b.constant(U32, 16)))
+        return b.cast("bitcast", i32, f32, b.binary("shl", U32, wide, 16))
     if has_half(b):
         f16 = vector("half", b.lanes)
         return b.cast("fpext", f16, f32, b.cast("bitcast", i16, f16, x))
     # Shift exponent and mantissa into place and multiply by 2^112, the difference of the exponent
     # biases. This is exact for denormals too. Infinity and NaN get the top exponent.
     wide = b.cast("zext", i16, i32, x)
-    magnitude = b.binary(
-        "shl", U32, b.binary("and", U32, wide, b.constant(U32, 0x7FFF)), b.constant(U32, 13)
-    )
-    scaled = b.binary(
-        "fmul", F32, b.cast("bitcast", i32, f32, magnitude), b.constant(F32, 2.0**112)
-    )
+    magnitude = b.binary("shl", U32, b.binary("and", U32, wide, 0x7FFF), 13)
+    scaled = b.binary("fmul", F32, b.cast("bitcast", i32, f32, magnitude), 2.0**112)
     bits = b.cast("bitcast", f32, i32, scaled)
-    special = b.compare("icmp uge", U32, magnitude, b.constant(U32, 0x0F800000))
-    top = b.binary("or", U32, magnitude, b.constant(U32, 0x7F800000))
+    special = b.compare("icmp uge", U32, magnitude, 0x0F800000)
+    top = b.binary("or", U32, magnitude, 0x7F800000)
     bits = b.select(special, U32, top, bits)
-    sign = b.binary(
-        "shl", U32, b.binary("and", U32, wide, b.constant(U32, 0x8000)), b.constant(U32, 16)
-    )
+    sign = b.binary("shl", U32, b.binary("and", U32, wide, 0x8000), 16)
     return b.cast("bitcast", i32, f32, b.binary("or", U32, bits, sign))
 
 
@@ -49,10 +43,10 @@ def f32_to_half(b: Instructions, dtype: DType, x: Names) -> Names:
     i16, i32, f32 = (vector(t, b.lanes) for t in ("i16", "i32", "float"))
     if dtype.name == "bf16":
         bits = b.cast("bitcast", f32, i32, x)
-        upper = b.binary("lshr", U32, bits, b.constant(U32, 16))
-        odd = b.binary("and", U32, upper, b.constant(U32, 1))
-        up = b.binary("add", U32, b.binary("add", U32, bits, b.constant(U32, 0x7FFF)), odd)
-        rounded = b.binary("lshr", U32, up, b.constant(U32, 16))
+        upper = b.binary("lshr", U32, bits, 16)
+        odd = b.binary("and", U32, upper, 1)
+        up = b.binary("add", U32, b.binary("add", U32, bits, 0x7FFF), odd)
+        rounded = b.binary("lshr", U32, up, 16)
         nan = b.compare("fcmp uno", F32, x, x)
         whole = b.select(nan, U32, b.constant(U32, 0x7FC0), rounded)
         return b.cast("trunc", i32, i16, whole)
@@ -65,22 +59,20 @@ def f32_to_half(b: Instructions, dtype: DType, x: Names) -> Names:
 def _f32_to_f16(b: Instructions, x: Names) -> Names:
     i16, i32, f32 = (vector(t, b.lanes) for t in ("i16", "i32", "float"))
     bits = b.cast("bitcast", f32, i32, x)
-    magnitude = b.binary("and", U32, bits, b.constant(U32, 0x7FFFFFFF))
-    sign = b.binary("lshr", U32, b.binary("xor", U32, bits, magnitude), b.constant(U32, 16))
+    magnitude = b.binary("and", U32, bits, 0x7FFFFFFF)
+    sign = b.binary("lshr", U32, b.binary("xor", U32, bits, magnitude), 16)
     # Below 2^-14: adding 0.5 lets the f32 adder round to a multiple of 2^-24.
-    small = b.binary("fadd", F32, b.cast("bitcast", i32, f32, magnitude), b.constant(F32, 0.5))
-    denormal = b.binary("sub", U32, b.cast("bitcast", f32, i32, small), b.constant(U32, 0x3F000000))
+    small = b.binary("fadd", F32, b.cast("bitcast", i32, f32, magnitude), 0.5)
+    denormal = b.binary("sub", U32, b.cast("bitcast", f32, i32, small), 0x3F000000)
     # Else: rebias the exponent (112 less) and round to even by integers.
-    odd = b.binary(
-        "and", U32, b.binary("lshr", U32, magnitude, b.constant(U32, 13)), b.constant(U32, 1)
-    )
-    up = b.binary("add", U32, magnitude, b.constant(U32, 0xFFF - (112 << 23)))
-    normal = b.binary("lshr", U32, b.binary("add", U32, up, odd), b.constant(U32, 13))
-    is_small = b.compare("icmp ult", U32, magnitude, b.constant(U32, 113 << 23))
+    odd = b.binary("and", U32, b.binary("lshr", U32, magnitude, 13), 1)
+    up = b.binary("add", U32, magnitude, 0xFFF - (112 << 23))
+    normal = b.binary("lshr", U32, b.binary("add", U32, up, odd), 13)
+    is_small = b.compare("icmp ult", U32, magnitude, 113 << 23)
     result = b.select(is_small, U32, denormal, normal)
     # 65520 and above round to infinity.
-    large = b.compare("icmp uge", U32, magnitude, b.constant(U32, 0x477FF000))
+    large = b.compare("icmp uge", U32, magnitude, 0x477FF000)
     result = b.select(large, U32, b.constant(U32, 0x7C00), result)
-    nan = b.compare("icmp ugt", I32, magnitude, b.constant(U32, 0x7F800000))
+    nan = b.compare("icmp ugt", I32, magnitude, 0x7F800000)
     result = b.select(nan, U32, b.constant(U32, 0x7E00), result)
     return b.cast("trunc", i32, i16, b.binary("or", U32, result, sign))

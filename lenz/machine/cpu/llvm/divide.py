@@ -19,7 +19,7 @@ def divide(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -> Na
         return b.each(f"{opcode} {b.type(dtype)}", x, y)
     one, zero = b.constant(dtype, 1), b.constant(dtype, 0)
     bad = b.compare("icmp eq", dtype, y, zero)
-    negate = b.compare("icmp eq", dtype, y, b.constant(dtype, -1)) if signed else bad
+    negate = b.compare("icmp eq", dtype, y, -1) if signed else bad
     if signed:
         bad = b.binary("or", BOOL, bad, negate)
     safe = b.select(bad, dtype, one, y)

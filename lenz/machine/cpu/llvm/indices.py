@@ -170,7 +170,7 @@ class Indices:
         if not by_constant and (loaded or not _at_least(s.den, 1)):
             # Code hoisted out of a loop that runs zero times may see a size of 0, and inactive
             # lanes load 0: x86 would trap.
-            zero = b.compare("icmp eq", dtype, y, b.constant(dtype, 0))
+            zero = b.compare("icmp eq", dtype, y, 0)
             y = b.select(zero, dtype, b.constant(dtype, 1), y)
         if lanes and not by_constant and _fits_double(s.num):
             names = _vector_by_double(b, is_div, dtype, x, y)
@@ -215,14 +215,13 @@ def _floor(
     b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]
 ) -> tuple[str, ...]:
     t = b.type(dtype)
-    zero = b.constant(dtype, 0)
     remainder = b.each(f"srem {t}", x, y)
-    inexact = b.compare("icmp ne", dtype, remainder, zero)
-    opposite = b.compare("icmp slt", dtype, b.each(f"xor {t}", remainder, y), zero)
+    inexact = b.compare("icmp ne", dtype, remainder, 0)
+    opposite = b.compare("icmp slt", dtype, b.each(f"xor {t}", remainder, y), 0)
     fix = b.each(f"and {vector('i1', b.lanes)}", inexact, opposite)
     if is_div:
         quotient = b.each(f"sdiv {t}", x, y)
-        return b.select(fix, dtype, b.each(f"sub {t}", quotient, b.constant(dtype, 1)), quotient)
+        return b.select(fix, dtype, b.binary("sub", dtype, quotient, 1), quotient)
     return b.select(fix, dtype, b.each(f"add {t}", remainder, y), remainder)
 
 

@@ -34,13 +34,17 @@ class Instructions:
         texts = (f"{head} {', '.join(xs)}" for xs in zip(*operands, strict=True))
         return self.fn.lets(self.level, texts)
 
-    def binary(self, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
-        """One two-operand instruction."""
-        return self.each(f"{opcode} {self.type(dtype)}", x, y)
+    def binary(self, opcode: str, dtype: DType, x: Names, y: Names | float) -> Names:
+        """One two-operand instruction; a number is a constant in every lane."""
+        return self.each(f"{opcode} {self.type(dtype)}", x, self.operand(dtype, y))
 
-    def compare(self, pred: str, operand_dtype: DType, x: Names, y: Names) -> Names:
+    def compare(self, pred: str, operand_dtype: DType, x: Names, y: Names | float) -> Names:
         """One comparison, "fcmp olt" or "icmp slt"; the result is i1."""
-        return self.each(f"{pred} {self.type(operand_dtype)}", x, y)
+        return self.each(f"{pred} {self.type(operand_dtype)}", x, self.operand(operand_dtype, y))
+
+    def operand(self, dtype: DType, y: Names | float) -> Names:
+        """A value as it is, a number as a constant."""
+        return y if isinstance(y, tuple) else self.constant(dtype, y)
 
     def select(self, cond: Names, dtype: DType, x: Names, y: Names) -> Names:
         """`x` where cond holds, else `y`."""

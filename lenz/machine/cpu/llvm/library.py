@@ -115,7 +115,7 @@ def copysign(b: Instructions, dtype: DType, x: Names, y: Names) -> Names:
     own, to = b.type(dtype), b.type(bits)
 
     def part(z: Names, mask: int) -> Names:
-        return b.binary("and", bits, b.cast("bitcast", own, to, z), b.constant(bits, mask))
+        return b.binary("and", bits, b.cast("bitcast", own, to, z), mask)
 
     return b.cast("bitcast", to, own, b.binary("or", bits, part(x, top - 1), part(y, top)))
 
@@ -180,7 +180,7 @@ def _product_part(b: Instructions, x: Names, y: Names, part: int) -> Names:
         wide = [b.cast("zext", "i32", "i64", n) for n in (x, y)]
         product = b.binary("mul", U64, *wide)
         if part:
-            product = b.binary("lshr", U64, product, b.constant(U64, 32))
+            product = b.binary("lshr", U64, product, 32)
         return b.cast("trunc", "i64", "i32", product)
     n = b.lanes
     t = vector("i32", n)

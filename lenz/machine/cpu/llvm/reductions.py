@@ -86,7 +86,7 @@ class Monoid:
         same = b.compare("fcmp ueq", dtype, q, p)  # equal, or one of them NaN
         nans = [b.compare("fcmp uno", dtype, x, x) for x in (p, q)]
         one = b.binary("xor", BOOL, *nans)
-        return b.binary("and", BOOL, same, b.binary("xor", BOOL, one, b.constant(BOOL, True)))
+        return b.binary("and", BOOL, same, b.binary("xor", BOOL, one, True))
 
     def tree(self, b: Builder, state: Parts) -> Parts:
         """One state of all copies, combined pairwise; b has one copy."""

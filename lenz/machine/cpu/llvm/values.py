@@ -81,7 +81,7 @@ class Values(Walk[Value]):
         b = self.scopes.builder(value.level, value.lanes, len(value.names))
         names = self.scopes.spread(value, source, value.lanes, len(value.names))
         if dtype is BOOL:
-            names = b.compare("icmp ne", source, names, b.constant(source, 0))
+            names = b.compare("icmp ne", source, names, 0)
         elif dtype.is_half:
             names = b.convert("f32_to_half", dtype, F32, b.convert("sitofp", F32, source, names))
         elif dtype.is_float:
@@ -113,7 +113,7 @@ class Values(Walk[Value]):
         """The bool size > 0 of an i64. If it is false, even position 0 is out of bounds."""
         n = self.value(size, mask)
         b = self.scopes.builder(n.level, n.lanes, len(n.names))
-        return Value(b.compare("icmp sgt", I64, n.names, b.constant(I64, 0)), n.level, n.lanes)
+        return Value(b.compare("icmp sgt", I64, n.names, 0), n.level, n.lanes)
 
     def _mask(self, mask: Mask, step: int | None) -> Value | None:
         """The lanes in which all conditions hold, minus the tail for accesses of many elements."""
