@@ -20,23 +20,21 @@ def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tupl
     return body
 
 
-def cut(a: Axis, width: int, suffix: str = "b") -> tuple[list[Axis], Axis]:
+def cut(a: Axis, width: int, suffix: str = "b") -> tuple[list[Axis], Axis, Sym]:
     """Split an axis into blocks and lanes; there is no block axis if one block holds it all.
 
     for i in N   ==>   for ib in ceil(N/w): for i in min(w, N - w*ib)
+
+    The position on the axis comes last: w*ib + i.
     """
     if isinstance(a.extent, Int) and a.extent.value <= width:
-        return [], axis(a.name, a.extent)
+        lane = axis(a.name, a.extent)
+        return [], lane, lane.var
     block = axis(f"{a.name}{suffix}", ceildiv(a.extent, Int(width)))
     whole = isinstance(a.extent, Int) and a.extent.value % width == 0
     rest = Int(width) if whole else minimum(Int(width), a.extent - block.var * width)
-    return [block], axis(a.name, rest)
-
-
-def joined(block: list[Axis], lane: Axis | Sym, width: int) -> Sym:
-    """The position on a split axis: block * width + lane."""
-    inner = lane.var if isinstance(lane, Axis) else lane
-    return block[0].var * width + inner if block else inner
+    lane = axis(a.name, rest)
+    return [block], lane, block.var * width + lane.var
 
 
 def cut_all(
@@ -58,10 +56,10 @@ def cut_all(
         elif a.extent.hi is not None and a.extent.hi <= width:
             lanes.append(a)
         else:
-            block, lane = cut(a, width)
+            block, lane, at[a.var] = cut(a, width)
             if most is not None:
                 block, lane = [], axis(a.name, minimum(Int(most[a]), a.extent))
-            at[a.var] = joined(block, lane, width)
+                at[a.var] = lane.var
             blocks += block
             lanes.append(lane)
     return blocks, lanes

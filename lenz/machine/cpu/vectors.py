@@ -13,12 +13,12 @@ from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
 from lenz.schedule.accesses import coefficient
 from lenz.schedule.borders import at, spans_of
-from lenz.schedule.cut import all_moved, cut, joined, nested
+from lenz.schedule.cut import all_moved, cut, nested
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import ONE, Int, Sym, SymEnv, Var, product
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, product, substitute
 
 # Longest row that is scanned together with its neighbours. Rows of 8 f32 take 0.15 ns per element
 # that way, and 0.73 alone; rows of 32 0.24 and 0.39; rows of 48 the same.
@@ -55,14 +55,14 @@ def _row_loop(g: Group, s: Stages, k: int) -> tuple[Stmt, ...]:
     take 120 us, without parts 207.
     """
     *more, r = g.domain.raxes
-    block, lane = cut(r, PART)
+    block, lane, place = cut(r, PART)
     sums = [x for x in s.loops[k] if isinstance(x, Reduce) and x.name in s.wide]
     if more or len(sums) < len(s.loops[k]) or not block:
         return (For(r, "vector", tuple(s.loops[k])),)
-    at, over = {r.var: joined(block, lane, PART)}, (block[0].var,)
+    over = (block[0].var,)
     parts = [Reduce(f"{x.name}p", "sum", x.value.args[0], (lane.var,)) for x in sums]
     whole = [Reduce(x.name, "sum", ops.cast(ref(f"{x.name}p", F32), F64), over) for x in sums]
-    return nested(block, "seq", (For(lane, "vector", all_moved(parts, at)), *whole))
+    return nested(block, "seq", (For(lane, "vector", all_moved(parts, {r.var: place})), *whole))
 
 
 def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
@@ -83,9 +83,8 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     if steps not in ({(ONE, n)}, {(Int(-1), n)}):
         return None
     flat = axis(r.name, p.extent * n)
-    width = BLOCK // n.value * n.value
-    block, lane = cut(flat, width)
-    row = joined(block, lane, width) // n
+    block, lane, place = cut(flat, BLOCK // n.value * n.value)
+    row = place // n
     at = {p.var: row if (ONE, n) in steps else p.extent - 1 - row, r.var: lane.var % n}
     body = [
         replace(x, over=lane.var, every=n.value) if isinstance(x, Scan) else x for x in s.loops[0]
@@ -98,8 +97,8 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
     """Panels of columns in parallel; R runs in sequence over vectors of P."""
     *outer, p = g.domain.axes
     width = WIDE_PANEL if env.hint(p.extent) >= 4 * WIDE_PANEL else PANEL
-    block, lane = cut(p, width)
-    at: dict[Var, Sym] = {p.var: joined(block, lane, width)}
+    block, lane, place = cut(p, width)
+    at: dict[Var, Sym] = {p.var: place}
     inside: list[Stmt] = []
     for k, row in enumerate(s.rows):
         if row:
@@ -136,17 +135,15 @@ def _in_spans(
             return tuple(made)
     spans = spans_of(v, statements)
     if not spans:
-        block, lane = cut(v, BLOCK)
-        loop: tuple[Stmt, ...] = (
-            For(lane, "vector", all_moved(statements, {v.var: joined(block, lane, BLOCK)})),
-        )
+        block, lane, place = cut(v, BLOCK)
+        loop: tuple[Stmt, ...] = (For(lane, "vector", all_moved(statements, {v.var: place})),)
         return nested([*outer, *block], "parallel", nested(later, "seq", loop))
     rows = env.hint(product([a.extent for a in outer]))
     is_long = rows < ROWS and env.hint(v.extent) > BLOCK
     for span in spans:
         part, stores = at(v, *span, statements)
-        block, lane = cut(part, BLOCK) if is_long else ([], part)
-        loop = (For(lane, "vector", all_moved(stores, {part.var: joined(block, lane, BLOCK)})),)
+        block, lane, place = cut(part, BLOCK) if is_long else ([], part, part.var)
+        loop = (For(lane, "vector", all_moved(stores, {part.var: place})),)
         loop = nested(later, "seq", loop)
         made.extend(nested([*outer, *block], "parallel", loop) if is_long else loop)
     return tuple(made) if is_long else nested(outer, "parallel", tuple(made))
@@ -162,9 +159,9 @@ def tiles(g: Group, s: Stages, choice: LoopForm) -> tuple[Stmt, ...]:
     blocks: list[Axis] = []
     lanes: list[Axis] = []
     for a in (u, v):
-        square, part = cut(a, SQUARE, "s")
-        block, lane = cut(part, TILE)
-        at[a.var] = joined(square, joined(block, lane, TILE), SQUARE)
+        square, part, place = cut(a, SQUARE, "s")
+        block, lane, inner = cut(part, TILE)
+        at[a.var] = substitute(place, {part.var: inner})
         squares += square
         blocks += block
         lanes.append(lane)
@@ -184,9 +181,9 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
     store = Store(n.target, n.offset, n.body, bound, mode)
     p = n.axes[-1] if n.axes else None
     if p is not None and coefficient(n.offset, p.var) is ONE and env.hint(p.extent) >= SHORT:
-        block, lane = cut(p, SCATTER_PANEL)
-        panel = all_moved([store], {p.var: joined(block, lane, SCATTER_PANEL)})
-        loop = nested(n.raxes, "seq", (For(lane, "vector", panel),))
+        block, lane, place = cut(p, SCATTER_PANEL)
+        panel = For(lane, "vector", all_moved([store], {p.var: place}))
+        loop = nested(n.raxes, "seq", (panel,))
         return nested([*n.axes[:-1], *block], "parallel", loop)
     body: tuple[Stmt, ...] = (store,)
     if n.raxes:
