@@ -21,6 +21,7 @@ from lenz.page import explainer  # noqa: F401  # it takes the class that is repl
 from lenz.plan import regions
 from lenz.runtime import executor
 from lenz.runtime.captured import Runner
+from lenz.runtime.constants import whole_memory
 
 
 class Simulated(graph._Capture):
@@ -31,9 +32,7 @@ class Simulated(graph._Capture):
 
     def copy(self, jobs: Any) -> None:
         for _, to, start, _ in jobs:
-            n = graph.extent(to) // to.itemsize
-            flat = [torch.as_strided(t, (n,), (1,), t.storage_offset()) for t in (to, start)]
-            flat[0].copy_(flat[1])
+            whole_memory(to).copy_(whole_memory(start))
 
 
 def simulate(patch: pytest.MonkeyPatch) -> list[replay.Replayed]:

@@ -32,6 +32,7 @@ from lenz.machines import loader_of
 from lenz.options import Options
 from lenz.pipeline import Compiled, compile_program
 from lenz.records import dataclass, field, replace
+from lenz.runtime.constants import whole_memory
 from lenz.runtime.store import Store, store_at
 from lenz.target import HOST
 from lenz.version import __version__
@@ -246,10 +247,8 @@ def _weights(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], dict[
         place = t.untyped_storage().data_ptr(), t.storage_offset(), t.shape, t.stride(), t.dtype
         own = seen.setdefault(place, f"weight.{name}")
         if own not in tensors:
-            steps = zip(t.shape, t.stride(), strict=True)
-            span = 1 + sum((n - 1) * s for n, s in steps) if t.numel() else 0
-            flat = t if t.is_contiguous() else torch.as_strided(t, (span,), (1,))
-            tensors[own] = flat.cpu().clone() if flat.is_cpu else flat.cpu()
+            memory = t if t.is_contiguous() else whole_memory(t)
+            tensors[own] = memory.cpu().clone() if memory.is_cpu else memory.cpu()
         found.append({"name": name, "tensor": own, "size": [*t.shape], "stride": [*t.stride()],
                       "device": t.device.type})  # fmt: skip
     return found, tensors

@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from lenz.first_calls.background import Background
 from lenz.frontend.asked import asked
 from lenz.frontend.untraced import outside
+from lenz.runtime.constants import whole_memory
 
 WARM = 3  # a plan is captured as a CUDA graph in its second call
 ROUNDS = 15
@@ -113,9 +114,7 @@ def _copy(x: Any) -> Any:
     if not isinstance(x, Tensor):
         return x
     with torch.no_grad():
-        extent = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) + 1
-        flat = x.as_strided((extent if x.numel() else 0,), (1,)).clone()
-        made = flat.as_strided(x.shape, x.stride(), 0).detach()
+        made = whole_memory(x).clone().as_strided(x.shape, x.stride(), 0).detach()
     made.requires_grad_(x.requires_grad)
     if x.is_leaf or not x.requires_grad:
         return made

@@ -21,6 +21,7 @@ from torch import Tensor
 from lenz.ir.plan import Alloc, CallStep, LaunchStep, owners_of
 from lenz.machine.cuda import driver
 from lenz.runtime.captured import Captured, CaptureError, KernelNode, Runner, Wanted
+from lenz.runtime.constants import whole_memory
 
 HIDDEN = 4  # null arguments after a kernel's own; see Binary.extra
 # CUDA_KERNEL_NODE_PARAMS: function, grid x y z, block x y z, shared memory, arguments, and three
@@ -176,9 +177,10 @@ class _Capture(Runner):
     def copy(self, jobs: Sequence[tuple[str, Tensor, Tensor, bool]]) -> None:
         """Copy memory. A job: the moving tensor, target, source, and whether it is the source."""
         pieces = [
-            (name, to.data_ptr() + at, start.data_ptr() + at, min(PIECE, extent(to) - at), moves)
+            (name, to.data_ptr() + at, start.data_ptr() + at, min(PIECE, size - at), moves)
             for name, to, start, moves in jobs
-            for at in range(0, extent(to), PIECE)
+            for size in [whole_memory(to).nbytes]
+            for at in range(0, size, PIECE)
         ]
         for k in range(0, len(pieces), PIECES):
             rows = pieces[k : k + PIECES]
@@ -300,9 +302,3 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
     """
     steps = zip(a.shape, a.stride(), b.stride(), strict=True)
     return a.shape == b.shape and a.dtype == b.dtype and all(n == 1 or x == y for n, x, y in steps)
-
-
-def extent(t: Tensor) -> int:
-    """Bytes from the first element of a tensor to just past its last one."""
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return (last + 1) * t.itemsize if t.numel() else 0
