@@ -308,8 +308,13 @@ def view_as_complex(b: GraphBuilder, x: Value) -> Complex:
 
 @rule("_conj")
 @lowering("_conj")
-def conj(b: GraphBuilder, z: Complex) -> Complex:
-    """The conjugate; in memory it is a flag on the tensor, which a library may handle itself."""
+def conj(b: GraphBuilder, z: Complex | complex) -> Any:
+    """The conjugate; in memory it is a flag on the tensor, which a library may handle itself.
+
+    Gradients have conjugates of Python numbers.
+    """
+    if isinstance(z, complex):
+        return elementwise(lambda p: (p[0], -p[1]))(b, z)
     t = b.result
 
     def parts() -> Parts:

@@ -17,6 +17,7 @@ CASES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "transform": lambda z, w, x: torch.fft.ifft(torch.fft.fft(z) * w).abs(),
     "polar": lambda z, w, x: (torch.polar(x.abs(), x) * z).imag,
     "matrices": lambda z, w, x: z @ w.mH,
+    "numbers": lambda z, w, x: z * 1j + w / (1 + 2j) * torch.exp(1j * x),
     "functions": lambda z, w, x: z.sqrt() * z.log() + z.sgn(),
 }
 
