@@ -91,11 +91,12 @@ lowering("fill", float8=True)(lambda b, x, value: b.map(lambda i: exact(value, i
 def where(b: GraphBuilder, cond: Value, x: Operand, y: Operand) -> Value:
     """x where cond is true, else y; uint8 conditions count as bool."""
     dtype = b.result.dtype
-    return b.map(
-        lambda i: ops.where(
-            ops.cast(cond.at(broadcast(cond, i)), BOOL), exact(x, i, dtype), exact(y, i, dtype)
-        )
-    )
+
+    def at(i: Index) -> Expr:
+        holds = ops.cast(cond.at(broadcast(cond, i)), BOOL)
+        return ops.where(holds, exact(x, i, dtype), exact(y, i, dtype))
+
+    return b.map(at)
 
 
 # `value` where the mask is true, else x.

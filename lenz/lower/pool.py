@@ -76,9 +76,8 @@ def avg_pool(
             return averaged(total, counted(w, i[lead:], include_pad, override))
 
         return b.map(mean)
-    total = b.reduce(
-        "sum", b.result.shape, w.over, tap, type=b.temp(b.result.shape, compute_dtype(x.dtype))
-    )
+    wide = b.temp(b.result.shape, compute_dtype(x.dtype))
+    total = b.reduce("sum", b.result.shape, w.over, tap, type=wide)
     return b.map(lambda i: averaged(total.at(i), counted(w, i[lead:], include_pad, override)))
 
 

@@ -29,10 +29,8 @@ def _bisected(n: int, at: Callable[[Expr], Expr], value: Expr, right: bool) -> E
         stays = e > value if right else e >= value
         # A found position stays: then end = start = middle.
         goes = ~stays & (start < end)
-        start, end = (
-            ops.where(goes, middle + 1, start),
-            ops.where(goes, end, ops.minimum(middle, end)),
-        )
+        start = ops.where(goes, middle + 1, start)
+        end = ops.where(goes, end, ops.minimum(middle, end))
     return start
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from lenz import ops
@@ -70,14 +71,11 @@ def _joined(
 ) -> Expr:
     """The element of the part that contains i[d]; inside(position in it) is its index there."""
     t = b.result.dtype
-    starts: list[Sym] = [ZERO]
-    for n in sizes:
-        starts.append(starts[-1] + n)
+    ends = pairwise(accumulate(sizes, initial=ZERO))
     out = const(0, t)
-    for k in range(len(parts) - 1, -1, -1):
-        x, low = parts[k], starts[k]
+    for x, (low, high) in reversed(list(zip(parts, ends, strict=True))):
         # `other` is evaluated everywhere, so each part checks both ends.
-        cond = at_or_above(i[d], low) & below(i[d], starts[k + 1])
+        cond = at_or_above(i[d], low) & below(i[d], high)
         out = guarded(cond, ops.cast(x.at(inside(i[d] - low)), t), out)
     return out
 
@@ -175,10 +173,8 @@ def _enter_border_gradient(kind: str, rank: int, shown: Shown) -> None:
             raise Decline("a wide border, whose gradients all go to the edge")
         out = grad
         for k in range(rank):
-            d = x.rank - 1 - k
-            out = _from_border(
-                b, out, x.shape[d], d, widths[2 * k : 2 * k + 2], shown, k + 1 == rank
-            )
+            d, ends = x.rank - 1 - k, widths[2 * k : 2 * k + 2]
+            out = _from_border(b, out, x.shape[d], d, ends, shown, k + 1 == rank)
         return out
 
 

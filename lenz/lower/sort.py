@@ -270,11 +270,8 @@ def _at(
     s = cut(sorted.shape, d)
 
     def here(i: Index) -> Expr:
-        return ops.where(
-            ops.eq(index(i[d], I64), place(s.pad(s.row(i)))),
-            sorted.at(i),
-            -(1 << (sorted.dtype.bits - 1)),
-        )
+        hit = ops.eq(index(i[d], I64), place(s.pad(s.row(i))))
+        return ops.where(hit, sorted.at(i), -(1 << (sorted.dtype.bits - 1)))
 
     made = b.temp(s.padded if keepdim else s.rows, sorted.dtype)
     return reduce_over(b, "max", s, keepdim, here, None, made)

@@ -34,11 +34,9 @@ def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Ind
         return lambda i: tuple(i[nowhere] for _ in old)
     kept_new = [d for d, s in enumerate(new) if s is not ONE]
     kept_old = [d for d, s in enumerate(old) if s is not ONE]
-    ends_new = _products([new[d] for d in kept_new])
-    ends_old = _products([old[d] for d in kept_old])
-    where_old = {p: k for k, p in enumerate(ends_old)}
+    where_old = {p: k for k, p in enumerate(accumulate([old[d] for d in kept_old], Sym.__mul__))}
     cuts = [(0, 0)]
-    for k, p in enumerate(ends_new):
+    for k, p in enumerate(accumulate([new[d] for d in kept_new], Sym.__mul__)):
         match = where_old.get(p)
         if match is not None and match + 1 > cuts[-1][1]:
             cuts.append((k + 1, match + 1))
@@ -60,10 +58,6 @@ def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Ind
         return tuple(out)
 
     return fn
-
-
-def _products(sizes: Sequence[Sym]) -> list[Sym]:
-    return [product(sizes[: k + 1]) for k in range(len(sizes))]
 
 
 @lowering("view.default", "reshape", "_reshape_alias", any_dtype=True)
@@ -279,12 +273,8 @@ def _strided(
         _refuse_gaps(b, x, Layout(type.shape, tuple(map(sym, stride))), offset)
     if _is_whole(b, x) and ZERO not in x.shape:
         return b.view(x, _from_start(x, type.shape, stride, offset), type)
-    given = (
-        Ref(x.name),
-        type.shape,
-        tuple(map(sym, stride)),
-        None if offset is None else sym(offset),
-    )
+    start = None if offset is None else sym(offset)
+    given = (Ref(x.name), type.shape, tuple(map(sym, stride)), start)
     (made,) = b.extern("lenz.as_strided", given, outs=(type,), aliases=((0, x.name),), reason=PART)
     assert isinstance(made, Value)
     return made

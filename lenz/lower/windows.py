@@ -45,17 +45,12 @@ class Windows:
 
     def offsets(self) -> list[Offsets]:
         """All places in a window, in row-major order."""
-        return [
-            tuple(Int(a) for a in place)
-            for place in itertools.product(*(range(k) for k in self.kernel))
-        ]
+        return [tuple(map(Int, a)) for a in itertools.product(*map(range, self.kernel))]
 
     def place(self, o: Index, a: Offsets) -> Index:
         """The input position of place `a` of window `o`."""
-        return tuple(
-            o[d] * self.stride[d] - self.padding[d] + a[d] * self.dilation[d]
-            for d in range(self.rank)
-        )
+        rows = zip(o, self.stride, self.padding, a, self.dilation, strict=True)
+        return tuple(v * s - p + k * e for v, s, p, k, e in rows)
 
     def inside(self, o: Index, a: Offsets) -> Expr | None:
         """Whether that place is in the input; None if it always is."""

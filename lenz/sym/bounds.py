@@ -13,9 +13,8 @@ Bounds = tuple[int | None, int | None]
 def interval_product(a: Bounds, b: Bounds) -> Bounds:
     """The interval of x*y for x in a, y in b."""
     (al, ah), (bl, bh) = a, b
-    if (
-        al is not None and bl is not None and al >= 0 and bl >= 0
-    ):  # the common case: sizes and indices
+    # The common case: sizes and indices.
+    if al is not None and bl is not None and al >= 0 and bl >= 0:
         return al * bl, None if ah is None or bh is None else ah * bh
     if al is None or ah is None or bl is None or bh is None:
         return _product_unbounded(a, b)
