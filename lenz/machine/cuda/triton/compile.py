@@ -87,10 +87,8 @@ def version() -> str:
         raise Missing("Triton is not installed", hint="pip install 'lenz[gpu]'")
     package = Path(spec.origin).parent
     found = re.search(r"__version__ = '([^']*)'", Path(spec.origin).read_text(encoding="utf-8"))
-    files = (
-        package / "_C" / "libtriton.so",
-        *sorted((package / "backends/nvidia/bin").glob("ptx*")),
-    )
+    assemblers = sorted((package / "backends/nvidia/bin").glob("ptx*"))
+    files = (package / "_C" / "libtriton.so", *assemblers)
     sizes = [f"{f.name} {os.stat(f).st_size}" for f in files if f.exists()]
     own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     return " ".join(["triton", found[1] if found else "?", *sizes, own])
@@ -123,12 +121,9 @@ def _compile(k: KernelText, arch: int) -> Binary:
     function = _function(k)
     if len(function.arg_names) != len(k.signature):
         raise InternalError(f"kernel {k.name}: {len(k.signature)} types", line=k.text)
-    source = ASTSource(
-        function,
-        dict(zip(function.arg_names, k.signature, strict=True)),
-        {},
-        {(n,): [["tt.divisibility", 16]] for n in k.aligned},
-    )
+    types = dict(zip(function.arg_names, k.signature, strict=True))
+    aligned = {(n,): [["tt.divisibility", 16]] for n in k.aligned}
+    source = ASTSource(function, types, {}, aligned)
     backend = make_backend(GPUTarget("cuda", arch, 32))
     # Settings that Triton would take from the environment are passed explicitly, so that the key is
     # complete. `sanitize_overflow` would check every integer sum if checks are on; ours wrap. Fused
@@ -141,17 +136,13 @@ def _compile(k: KernelText, arch: int) -> Binary:
         "ptx_options": "",
         "enable_fp_fusion": False,
         "enable_reflect_ftz": LIBDEVICE.search(k.text) is None,
+        "num_warps": k.warps,
+        "num_stages": k.stages,
+        "maxnreg": k.registers or None,
+        "debug": k.checks,
+        "sanitize_overflow": False,
     }
-    options = backend.parse_options(
-        {
-            **given,
-            "num_warps": k.warps,
-            "num_stages": k.stages,
-            "maxnreg": k.registers or None,
-            "debug": k.checks,
-            "sanitize_overflow": False,
-        }
-    )
+    options = backend.parse_options(given)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
