@@ -238,10 +238,9 @@ def _counted(lines: Sequence[str]) -> list[str]:
 def kernel_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> KernelReport:
     """Describe one launch; `names` maps each argument of the graph to the user's name."""
     k = step.kernel
-    called = {p.name: names.get(a, a) for p, a in zip(k.params, step.args, strict=True)}
-    is_argument = {
-        p.name: a in names or p.mode == "work" for p, a in zip(k.params, step.args, strict=True)
-    }
+    pairs = list(zip(k.params, step.args, strict=True))
+    called = {p.name: names.get(a, a) for p, a in pairs}
+    is_argument = {p.name: a in names or p.mode == "work" for p, a in pairs}
     counts = touched(k, env)
     width = {p.name: p.dtype.bytes for p in k.params}
     return KernelReport(

@@ -80,10 +80,8 @@ def is_torch(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace in ("aten", "prims")
     name = getattr(target, "__name__", "")
-    return any(
-        getattr(m, name, None) is target
-        for m in (operator, torch, torch.nn.functional, torch._C._nn)
-    )
+    homes = (operator, torch, torch.nn.functional, torch._C._nn)
+    return any(getattr(m, name, None) is target for m in homes)
 
 
 def writes(n: Node) -> bool:

@@ -244,7 +244,8 @@ class _Run:
             for i in range(n):
                 if splits:
                     self.iteration = before * n + i
-                    self._forget_locals()
+                    for x in self.k.locals:  # each iteration has its own
+                        self.memory[x.name].is_written.fill_(False)
                 self.block(f.body, {**env, f.axis.var: i}, inner)
         self.iteration = outer
         self.path.pop()
@@ -280,10 +281,6 @@ class _Run:
             raise InternalError(f"%{s.buffer} is sorted before it is full", rule="sort-local")
         m.data[:size] = m.data[:size].sort()[0]
         m.is_written[keep:] = False
-
-    def _forget_locals(self) -> None:
-        for x in self.k.locals:
-            self.memory[x.name].is_written.fill_(False)
 
     def read(self, e: Expr, index: list[Value]) -> tuple[torch.Tensor, Fault | None]:
         """Elements by flat offset, and the points where reading is an error."""

@@ -99,12 +99,8 @@ class Layout:
     @property
     def is_contiguous(self) -> bool:
         """True if the layout is row-major without gaps and starts at 0."""
-        return self.offset is ZERO and all(
-            a is b or size is ONE
-            for a, b, size in zip(
-                self.stride, contiguous_strides(self.shape), self.shape, strict=True
-            )
-        )
+        rows = zip(self.stride, contiguous_strides(self.shape), self.shape, strict=True)
+        return self.offset is ZERO and all(a is b or size is ONE for a, b, size in rows)
 
     @property
     def storage(self) -> Sym:

@@ -27,6 +27,7 @@ from lenz.ir.graph import (
     held_by,
     held_for_good,
     loop_axes,
+    names_in,
     outs_of,
     reads_of,
     roots_of,
@@ -140,22 +141,16 @@ def _check_graph(g: Graph) -> None:
 
 def _check_told(g: Graph, told: Mapping[str, Layout]) -> None:
     types = {name: b.type for name, b in buffers_of(g).items()} if told else {}
-    calls = [
-        (n, a)
-        for n in g.nodes
-        if isinstance(n, Extern)
-        for a in (*n.args, *dict(n.kwargs).values())
-    ]
-    for culprit, a in (*calls, *((g.outputs, a) for a in g.outputs)):
-        for name in atom_refs(a):
-            if name not in told or (culprit is g.outputs and name in g.free):
-                continue
-            own, want = types[name].layout.stride, told[name].stride
-            gaps = [p - q for p, q in zip(own, want, strict=True)]
-            has_elements = not any(n is ZERO for n in told[name].shape)
-            if has_elements and any(isinstance(s, Int) and s.value for s in gaps):
-                shown = [", ".join(map(show_sym, s)) for s in (own, want)]
-                broken("layout-told", f"%{name} has strides {shown[0]} and not {shown[1]}", culprit)
+    seen = [(n, name) for n in g.nodes if isinstance(n, Extern) for name in names_in(n)]
+    outputs = [name for a in g.outputs for name in atom_refs(a) if name not in g.free]
+    for culprit, name in (*seen, *((g.outputs, name) for name in outputs)):
+        if name not in told or ZERO in told[name].shape:
+            continue
+        own, want = types[name].layout.stride, told[name].stride
+        gaps = [p - q for p, q in zip(own, want, strict=True)]
+        if any(isinstance(s, Int) and s.value for s in gaps):
+            shown = [", ".join(map(show_sym, s)) for s in (own, want)]
+            broken("layout-told", f"%{name} has strides {shown[0]} and not {shown[1]}", culprit)
 
 
 def _mutation(m: Mutation, d: Known, inputs: set[str]) -> None:

@@ -147,10 +147,8 @@ def _pays_on_gpu(n: ir.Pointwise, u: Uses, own: int, launch: bool) -> bool:
     if not loads_of(n.body) and cost_of(n.body) <= GPU_TABLE:
         return True
     moving = _moving(n)
-    cost, per_byte = (
-        math.fsum(e.op.cost for e in moving if e.op is not LOAD),
-        can.adds / can.bandwidth,
-    )
+    cost = math.fsum(e.op.cost for e in moving if e.op is not LOAD)
+    per_byte = can.adds / can.bandwidth
     again = sum(e.dtype.bytes for e in moving if e.op is LOAD)
     if not u.apart:
         return (u.loops - 1) * (again + cost / per_byte) <= u.loops * size

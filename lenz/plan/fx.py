@@ -56,10 +56,7 @@ def graph_module(
         r.call(executor.restore_gpu, r.before)
     r.graph.output(results)
     r.graph.lint()
-    held = {
-        **{c.name: constants[c.name] for c in p.constants},
-        **{o: objects[o] for o in p.objects},
-    }
+    held = {c.name: constants[c.name] for c in p.constants} | {o: objects[o] for o in p.objects}
     return GraphModule({r.attributes[n]: x for n, x in held.items()}, r.graph, class_name="Plan")
 
 

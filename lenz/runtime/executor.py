@@ -231,10 +231,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
 }
 # For these, torch's Python binding takes about 1 us less per call than the OpOverload.
 _DIRECT: Mapping[str, Callable[..., Any]] = {
-    "aten.mm.out": torch.mm,
-    "aten.addmm.out": torch.addmm,
-    "aten.bmm.out": torch.bmm,
-    "aten.baddbmm.out": torch.baddbmm,
+    f"aten.{name}.out": getattr(torch, name) for name in ("mm", "addmm", "bmm", "baddbmm")
 }
 
 
