@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_699,
-    "artifact": 708,
+    ".": 2_687,
+    "artifact": 707,
     "commands": 852,
-    "debug": 1_634,
-    "first_calls": 332,
-    "frontend": 3_830,
-    "ir": 4_095,
-    "lower": 5_742,
-    "machine": 5_736,
-    "ops": 2_285,
-    "opt": 1_554,
+    "debug": 1_633,
+    "first_calls": 331,
+    "frontend": 3_826,
+    "ir": 4_096,
+    "lower": 5_720,
+    "machine": 5_711,
+    "ops": 2_284,
+    "opt": 1_545,
     "page": 472,
-    "plan": 2_259,
-    "runtime": 824,
-    "schedule": 1_639,
-    "sym": 1_177,
+    "plan": 2_255,
+    "runtime": 823,
+    "schedule": 1_626,
+    "sym": 1_175,
 }
-TOTAL_CODE_LINES = 35_835
+TOTAL_CODE_LINES = 35_743
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
