@@ -99,11 +99,11 @@ def drawn(n: FxNode) -> Draws:
 
 
 def is_object(val: Any) -> bool:
-    """Say whether a value is only passed on: a device mesh, a process group.
+    """Say whether a value is only passed on: a device mesh, a process group, a test of sizes.
 
     It becomes a variable, like a size, but nothing is computed with it.
     """
-    numbers = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+    numbers = (int, float, complex, torch.SymInt, torch.SymFloat)
     return val is not None and not isinstance(val, (torch.Tensor, *numbers))
 
 

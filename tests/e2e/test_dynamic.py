@@ -126,6 +126,25 @@ def test_a_branch_on_a_size() -> None:
     serves(fn, lambda n: (randn(n),), (20, 7, 11, 10), dynamic=True)
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_branch_on_a_size_in_training(native: bool) -> None:
+    """Its truth is an argument of the backward graph."""
+
+    def fn(x: Tensor) -> Tensor:
+        is_large = (x.shape[0] > 4) & (x.shape[1] > 2)
+        return torch.cond(is_large, lambda a: (a * 2).sin(), torch.cos, (x,)).exp()
+
+    run = torch.compile(fn, backend="lenz", dynamic=True, options={"native": native})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="lenz runs a graph in eager")
+        for shape in ((5, 4), (3, 4), (7, 2), (7, 5)):
+            got, want = (randn(*shape).requires_grad_() for _ in range(2))
+            want.data = got.detach().clone()
+            run(got).sum().backward()
+            fn(want).sum().backward()
+            torch.testing.assert_close(got.grad, want.grad)
+
+
 def bits(n: int) -> Tensor:
     return torch.tensor([1.0] * n + [0.0] * 4)
 
