@@ -10,6 +10,7 @@ from lenz import ops
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import GraphBuilder, Value
 from lenz.lower.complex import Complex, Pair, elementwise, rule
+from lenz.lower.operand import element
 from lenz.lower.registry import Lowering, lowering
 
 
@@ -182,4 +183,4 @@ _of_reals("polar", lambda r, phi: (r * ops.cos(phi), r * ops.sin(phi)))
 @lowering("_neg_view")
 def neg_view(b: GraphBuilder, x: Value) -> Value:
     """Imaginary parts of a conjugate, which eager only flags as negated."""
-    return b.map(lambda i: -x.at(i))
+    return b.map(lambda i: -element(x, i, x.dtype))

@@ -66,3 +66,11 @@ def test_an_argument_is_written_behind_what_reads_it() -> None:
     z = Z.clone()
     old, size = torch.compile(fn, backend="lenz")(z, W)
     torch.testing.assert_close((old, size, z), (Z.conj() * 1, (Z * W).abs(), Z * W))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_imaginary_parts_of_conjugates_of_halves() -> None:
+    """They are marked as negated; negation has no form in f16."""
+    fn = lambda x: torch.complex(x, x * 2).conj().imag
+    x = torch.tensor([2.0, -0.0, float("inf")], dtype=torch.float16)
+    torch.testing.assert_close(torch.compile(fn, backend="lenz")(x), fn(x))

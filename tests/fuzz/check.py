@@ -303,6 +303,8 @@ def compare(got: Sequence[Any], want: Sequence[Any], message: str, halves: bool 
             assert x == y, f"value {k}: {x} instead of {y}\n{message}"
             continue
         assert x.dtype is y.dtype and x.shape == y.shape, f"value {k}: {x} for {y}\n{message}"
+        if y.is_complex():
+            x, y = (torch.view_as_real(t.resolve_conj()) for t in (x, y))
         if torch.equal(x, y):
             continue
         tol = TOLERANCE.get(y.dtype, 0.0)

@@ -47,6 +47,8 @@ class Generator:
         self.grad = self.r.random() < 0.25
         # Programs of few sizes broadcast more; 1 is always among them.
         self.sizes = (*self.r.sample(self.sizes, 3), 1)  # type: ignore[assignment]
+        if self.r.random() < 0.04:
+            self.sizes = (*self.sizes[:2], 1, 0)
         specs: list[Spec] = []
         for k in range(self.r.randint(1, 4)):
             specs.append(self.spec(k, specs))

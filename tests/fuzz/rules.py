@@ -497,6 +497,23 @@ TABLES: dict[str, tuple[int, str]] = {
         r F.scaled_dot_product_attention({F3}, {F3}, {F3})
         """,
     ),
+    "complex": (
+        3,
+        """
+        r (torch.complex({f}, {s}) * 2j).real
+        r (torch.complex({f}, {s}) * (1 + 2j)).imag
+        r (torch.complex({f}, {s}) / (1 - 2j)).real
+        r (torch.complex({f}, {s}) - {f} * 1j).imag
+        r torch.view_as_real(1j * {f}).flatten(-2)
+        r torch.view_as_real(torch.complex({f}, {s}).conj() * torch.complex({f}, {s})).sum(-1)
+        r torch.exp(1j * {f}).imag
+        r torch.polar({f}.clamp(0, 4), {s}).real
+        r (torch.complex({f2}, {s}).mH @ torch.complex({f2}, {s})).imag
+        p torch.complex({f1}, {s}).flip(0).conj().imag
+        r torch.complex({f}, {s}).mean({d}).real
+        r (torch.complex({f}, {s}) + {x} * 1j).abs()
+        """,
+    ),
     "write": (
         10,
         """
