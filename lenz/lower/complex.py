@@ -321,7 +321,5 @@ def conj(b: GraphBuilder, z: Complex | complex) -> Any:
         re, im = z.parts
         return re, b.map(lambda i: -im.at(i), replace(t, dtype=im.dtype))
 
-    make = (
-        None if z.make_memory is None else lambda: alias(b, "aten._conj.default", z.whole, z.type)
-    )
+    make = z.make_memory and (lambda: alias(b, "aten._conj.default", z.whole, z.type))
     return Complex(b, t, make, parts)
