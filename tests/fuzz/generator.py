@@ -42,11 +42,11 @@ class Generator:
         self.seed = seed
         self.long = long
         self.tables = TABLES_OF_LONG if long else tuple(RULES)
-        self.sizes = LARGE if large else SIZES
+        self.sizes: tuple[int, ...] = LARGE if large else SIZES
         self.limit = 1 << 21 if long else 200_000 if large else 3000
         self.grad = self.r.random() < 0.25
         # Programs of few sizes broadcast more; 1 is always among them.
-        self.sizes = (*self.r.sample(self.sizes, 3), 1)  # type: ignore[assignment]
+        self.sizes = (*self.r.sample(self.sizes, 3), 1)
         if self.r.random() < 0.04:
             self.sizes = (*self.sizes[:2], 1, 0)
         specs: list[Spec] = []
