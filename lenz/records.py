@@ -1,14 +1,14 @@
-"""In place of `dataclasses`: the same `dataclass`, in a quarter of the time to make a class.
+"""A drop-in for `dataclasses.dataclass` that makes a class in a quarter of the time.
 
     @dataclass(frozen=True, slots=True)
     class Point:
         x: int
         y: int
 
-The standard one compiles the text of six methods per class: 430 us, for 133 classes at a cold
-start and 74 at a warm one. Here only `__init__` is compiled (100 us); the other methods are
-closures. A frozen class is frozen for the type checker, which reads the standard declaration. A
-check while the program runs would take two of the six methods, and a slower `__init__`.
+The standard one compiles six methods per class, which takes 430 us. A cold start makes 133 classes,
+a warm one 74. Here only `__init__` is compiled (100 us), and the other methods are closures. Only
+the type checker sees that a class is frozen: a check at run time needs two more methods and makes
+`__init__` slower.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fake tensors refuse to resize an empty batch of images, which eager does (torch 2.13).
+"""Fake tensors refuse to resize an empty batch of images, and eager resizes it (torch 2.13).
 
 The check in the fake kernels is `input.numel() != 0 or multiply_integers(input.size()[1:])`: an int
 if the batch is empty, and `torch._check` takes bools only.

@@ -189,11 +189,11 @@ def outputs_of(
     """Describe the results, in order, with the strides of the values that were `traced`."""
     # The first argument of each storage.
     owners = {storage_of(p.value): i for i, p in reversed([*enumerate(placeholders)])}
+    owners.pop(None, None)  # arguments without memory
     found: list[Output] = []
     for node, told in zip(returned_of(graph), traced, strict=True):
         value = node.meta.get("val") if isinstance(node, Node) else node
-        key = storage_of(value)
         shape, stride, _ = layout_of(told, symbols)
-        owner = None if key is None else owners.get(key)
+        owner = owners.get(storage_of(value))
         found.append(Output(node if isinstance(node, Node) else None, value, shape, stride, owner))
     return tuple(found)

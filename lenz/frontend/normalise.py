@@ -229,8 +229,7 @@ def dedup(gm: GraphModule) -> None:
         earlier = seen.setdefault(key, node)
         if earlier is node or node in touched.outputs:
             continue
-        given = {*storages(*node.all_input_nodes)}
-        fresh = [s for s in storages(node) if s not in given]
+        fresh = {*storages(node)}.difference(storages(*node.all_input_nodes))
         if node.op == "get_attr" or pinned.isdisjoint(fresh):
             if pinned_by_write(earlier, touched) and node.op != "get_attr":
                 continue
@@ -244,15 +243,16 @@ def drop_tokens(graph: Graph) -> None:
     """
     tied, token = torch.ops.higher_order.with_effects, torch.ops.prims._make_token.default
     calls = graph.find_nodes(op="call_function", target=tied)
-    if any(n.args[1].namespace != "aten" or n.args[1]._schema.returns for n in calls):
+    others = [n for n in calls if n.args[1].namespace != "aten" or n.args[1]._schema.returns]
+    if others or not graph.find_nodes(op="call_function", target=token):
         return
-    for node in calls if graph.find_nodes(op="call_function", target=token) else ():
+    for node in calls:
         with graph.inserting_before(node):
             check = graph.call_function(node.args[1], node.args[2:], node.kwargs)
         check.meta = {**node.meta, "val": None}
     ties = (tied, token, torch.ops.prims._sink_tokens.default, operator.getitem)
     for node in reversed(graph.nodes):
-        if calls and node.target in ties and not node.users:
+        if node.target in ties and not node.users:
             graph.erase_node(node)
 
 

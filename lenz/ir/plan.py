@@ -115,6 +115,7 @@ class Alias:
     one unless it is `detached`.
     """
 
+    REST: ClassVar = ("? same", "? detached", "? for {taker:taker}")
     name: str
     source: str
     type: TensorType
@@ -127,20 +128,14 @@ class Alias:
 class Reuse(Alias):
     """A name for the memory of a buffer that is dead from here on."""
 
-    SYNTAX: ClassVar = (
-        "reuse {name:def} : {type:type} of {source:take}", "? same", "? detached",
-        "? for {taker:taker}",
-    )  # fmt: skip
+    SYNTAX: ClassVar = ("reuse {name:def} : {type:type} of {source:take}", *Alias.REST)
 
 
 @dataclass(frozen=True, slots=True)
 class ViewStep(Alias):
     """Other sizes and strides over the memory of a buffer, from its first element."""
 
-    SYNTAX: ClassVar = (
-        "view {name:def} : {type:type} of {source:share}", "? same", "? detached",
-        "? for {taker:taker}",
-    )  # fmt: skip
+    SYNTAX: ClassVar = ("view {name:def} : {type:type} of {source:share}", *Alias.REST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,11 +77,13 @@ def _memory(b: GraphBuilder, n: FxNode, name: str, env: Env, type: TensorType) -
     """The memory that the kernel writes: the tensor itself, or a copy."""
     node = _given(n)[name]
     x: Value = env[node]
+    buffers = [id(v.buffer) for v in env.values() if isinstance(v, Value)]
     if x.buffer.type == type and list(_given(n).values()).count(node) == 1:
         if node.op == "placeholder":
             if _is_written_back(b, n, name, node, env):
                 return x
-        elif len(node.users) == 1 and is_own(b, x) and list(env.values()).count(x) == 1:
+        # Other nodes may have become the same buffer: aliases.
+        elif len(node.users) == 1 and is_own(b, x) and buffers.count(id(x.buffer)) == 1:
             if has(node.target, "unset"):
                 _leave_unfilled(b, x)
             return x
