@@ -111,6 +111,10 @@ def compile_graph(
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
         if overlooked(gm, example_inputs):
             raise Unsupported("it writes, and two arguments overlap in a way that torch overlooks")
+        if any(isinstance(x, torch.SymInt) for x in example_inputs):
+            from lenz.frontend.wide import bound_integers  # and sympy
+
+            bound_integers(gm, example_inputs)
         unit.trace = None if unit.is_watched else trace_of(gm, example_inputs, options, unit.named)
         if unit.trace is not None and (run := unit.trace.load(_run_of)) is not None:
             return run

@@ -32,6 +32,7 @@ declare i32 @PyList_SetItem(ptr, i64, ptr)
 declare i32 @PyList_SetSlice(ptr, i64, i64, ptr)
 declare i64 @PyList_Size(ptr)
 declare i64 @PyLong_AsLongLong(ptr)
+declare i64 @PyLong_AsLongLongAndOverflow(ptr, ptr)
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyObject_CallNoArgs(ptr)
 declare ptr @PyObject_CallOneArg(ptr, ptr)
@@ -118,6 +119,15 @@ clear:
   br label %done
 done:
   ret i64 %value
+}
+
+; Whether a Python integer fits in 64 bits.
+define i1 @fits_in_64_bits(ptr %number) {
+  %at = alloca i32
+  call i64 @PyLong_AsLongLongAndOverflow(ptr %number, ptr %at)
+  %over = load i32, ptr %at
+  %fits = icmp eq i32 %over, 0
+  ret i1 %fits
 }
 
 ; Whether the type of an object is one of two.

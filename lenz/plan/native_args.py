@@ -8,10 +8,7 @@ from __future__ import annotations
 from lenz.ir.plan import BindSize, Input, LaunchStep, Plan, SizeInput
 from lenz.plan.native_frame import Frame, kind_and_number, tensor, type_addresses
 from lenz.plan.native_text import CODES
-from lenz.sym import Int, Sym, Var, as_multiple, children, substitute
-
-# Bits of integer arguments: the most for which all results fit in 64 bits is allowed.
-FITTING = (62, 46, 31, 20, 15)
+from lenz.sym import Int, Var, as_multiple
 
 
 def take_arguments(f: Frame, p: Plan) -> None:
@@ -40,7 +37,6 @@ def take_arguments(f: Frame, p: Plan) -> None:
             _divided(f, s.var, out.let(text), s.factor)
     for var, whole, factor in wholes:
         _divided(f, var, whole, factor)
-    _check_results(f, p)
     for name, most in p.most:
         for v, size in f.sizes.items():
             if v.name == name:
@@ -57,29 +53,6 @@ def take_arguments(f: Frame, p: Plan) -> None:
         expect(f, f'call i1 @enter(ptr @"{s.kernel}")')
     out.put(f"call void @own(ptr %o, i64 {len(tensors)})")
     out.put(f"call i32 @PyList_SetSlice(ptr %args, i64 0, i64 {n}, ptr null)")
-
-
-def _check_results(f: Frame, p: Plan) -> None:
-    """Leave integers to Python that are so large that a result might not fit in 64 bits."""
-    numbers = [a for a in p.outputs if isinstance(a, Sym) and not isinstance(a, Int | Var)]
-    types = [i.type for i in p.inputs if isinstance(i, Input)]
-    sizes = {v for t in types for s in (*t.shape, *t.layout.stride) for v in s.free_vars}
-    used = {v for e in numbers for v in e.free_vars} - sizes
-    bits = next((k for k in FITTING if all(_fits(e, k) for e in numbers)), 0) if used else 62
-    for v in f.sizes:
-        if v in used and bits < 62:  # -2**bits <= v < 2**bits
-            far = f.out.let(f"add i64 {f.sizes[v]}, {1 << bits}")
-            expect(f, f"icmp ult i64 {far}, {2 << bits}")
-
-
-def _fits(e: Sym, bits: int) -> bool:
-    """Whether all parts of a number fit in 64 bits if its variables have so many bits."""
-    most = 1 << bits
-    lows = {v: -most if v.lo is None else v.lo for v in e.free_vars}
-    wide = substitute(e, {v: Var(v.name, low, max(low, most)) for v, low in lows.items()})
-    if wide.lo is None or wide.hi is None or wide.lo < -(1 << 63) or wide.hi >= 1 << 63:
-        return False
-    return all(_fits(x, bits) for x in children(e))
 
 
 def expect(f: Frame, test: str) -> None:
@@ -122,6 +95,7 @@ def _integer(f: Frame, i: SizeInput, k: int) -> tuple[Var, str, int] | None:
     multiple = as_multiple(i.value)
     if multiple is None:
         return None  # unused, as in the Python function
+    expect(f, f"call i1 @fits_in_64_bits(ptr {item})")
     number = f.out.let(f"call i64 @PyLong_AsLongLong(ptr {item})")
     if isinstance(i.value, Var):
         f.bind(i.value, number)

@@ -136,6 +136,27 @@ def test_views_of_arguments_are_views(tmp_path: Path) -> None:
     assert got[4] is x and got[3]._base is x
 
 
+class Scaled(nn.Module):
+    def __init__(self, square: bool) -> None:
+        super().__init__()
+        self.square = square
+
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        return x * (n * n if self.square else n)
+
+
+@pytest.mark.parametrize("square", [False, True])
+def test_numbers_beyond_64_bits_are_refused(square: bool, tmp_path: Path) -> None:
+    module, most = Scaled(square), 2**31 - 1 if square else 2**63 - 1
+    lenz.export(module, tmp_path / "m.lenz", (torch.ones(3), 5), dynamic_shapes=(None, Dim.DYNAMIC))
+    run = lenz.load(tmp_path / "m.lenz")
+    for n in (7, -9, most, -most):
+        same(run(torch.ones(3), n), module(torch.ones(3), n))
+    for n in (most + 1, -(2**63) - 1, 2**64 + 5):
+        with pytest.raises(RuntimeError, match="might not fit in 64 bits"):
+            run(torch.ones(3), n)
+
+
 class Cached(nn.Module):
     """A cache that the caller owns, and a count; both are written, as is a buffer."""
 

@@ -119,6 +119,53 @@ def test_numbers_beyond_64_bits() -> None:
             assert run(randn(4), n, m)[1:] == fn(randn(4), n, m)[1:]
 
 
+USES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "scaled": lambda x, n: x * (n * n),
+    "plain": lambda x, n: x * n,
+    "negated": lambda x, n: x * -n,
+    "compared": lambda x, n: x > n * n,
+    "divided": lambda x, n: x * (n * n // 7),
+    "a fraction": lambda x, n: x * (n * n / 7),
+    "a remainder": lambda x, n: x + n * n % 1000003,
+    "a sum": lambda x, n: x * (n + n),
+    "filled": lambda x, n: torch.full((3,), n * n, dtype=torch.float32) + x,
+    "the larger one": lambda x, n: x * max(n * n, 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # they run in eager
+@pytest.mark.parametrize("use", USES)
+def test_kernels_with_numbers_beyond_64_bits(use: str) -> None:
+    run = torch.compile(USES[use], backend="lenz", dynamic=True)
+    for n in (5, -7, 4_000_000_000, 2**62 + 2**40, -(2**63), 2**63, 9):
+        x = torch.ones(3)
+        try:
+            want = USES[use](x, n)
+        except (OverflowError, RuntimeError) as e:
+            with pytest.raises(type(e)):
+                run(x, n)
+        else:
+            torch.testing.assert_close(run(x, n), want)
+
+
+def test_numbers_of_tensors_beyond_64_bits() -> None:
+    run = torch.compile(lambda x, i: x * (i.item() * i.item()), backend="lenz", fullgraph=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert run(torch.ones(1), torch.tensor(2**31 - 1)) == float((2**31 - 1) ** 2)
+        with pytest.raises(RuntimeError, match="might not fit in 64 bits"):
+            run(torch.ones(1), torch.tensor(2**31))
+
+
+def test_unsigned_numbers_of_tensors_beyond_64_bits() -> None:
+    run = torch.compile(lambda x, i, j: (x * i.item(), j.item()), backend="lenz", fullgraph=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        most, beyond = torch.tensor([2**63 - 1, 2**63], dtype=torch.uint64).unbind()
+        x, n = run(torch.ones(1), most, beyond)
+        assert x == 2.0**63 and n == 2**63
+        with pytest.raises(RuntimeError, match="might not fit in 64 bits"):
+            run(torch.ones(1), beyond, most)
+
+
 def test_a_branch_on_a_size() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.cond(x.shape[0] > 10, lambda a: a * 2, lambda a: a * 3, (x,)) + 1

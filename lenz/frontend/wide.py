@@ -1,0 +1,110 @@
+"""Integers of a graph that might not fit in 64 bits. Python's do not wrap, those of kernels do.
+
+Numbers made from sizes of tensors alone are left out: what has a memory can be counted.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._sympy.functions as of_torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from lenz.errors import Unsupported
+from lenz.frontend.calls import traced
+from lenz.frontend.program import GraphKind
+from lenz.frontend.values import storage_of
+
+functions: Any = of_torch  # it holds sympy, a package without annotations
+# How many bits integers may have: the most for which all numbers made from them fit is allowed.
+BITS = (63, 62, 60, 46, 31, 20, 15, 5)
+EVERY: Any = ValueRanges(-int_oo, int_oo)
+TOO_LARGE = "lenz: an integer is so large that a number made from it might not fit in 64 bits"
+
+
+def bound_integers(gm: GraphModule, inputs: Sequence[Any]) -> None:
+    """Guard integer arguments, so that they and all numbers made from them fit in 64 bits.
+
+    Raises Unsupported if those of this call are too large for that.
+    """
+    symbols = [x for x in inputs if isinstance(x, torch.SymInt) and hasattr(x.node, "expr")]
+    given = [x for x in symbols if x.node.expr.is_Symbol and x.node.has_hint()]
+    sizes, ends = _ends(gm.graph.nodes) if given else ((), {})
+    for x in given:
+        end = ends.get(x.node.expr, 1 << BITS[0])
+        if x.node.expr not in sizes and not -end <= x < end:
+            raise Unsupported(f"a number made from {x.node.hint} might not fit in 64 bits")
+
+
+def assert_integers(gm: GraphModule, kind: GraphKind) -> None:
+    """Assert the same in the graph where no guard says it.
+
+    That is so for integers that a tensor holds and in exported programs.
+    """
+    graph, (sizes, ends) = gm.graph, _ends(gm.graph.nodes)
+    places = [n for n in graph.nodes if n.op == "placeholder"]
+    for n in list(graph.nodes):
+        if isinstance(value := traced(n), torch.SymInt) and (e := value.node.expr) not in sizes:
+            is_free = _is_unsigned(n) or (
+                n.op == "placeholder" and e.is_Symbol and kind == "inference"
+            )
+            limit = 1 << 64 if is_free else 1 << 63
+            end = min(ends.pop(e, limit), 1 << 63)
+            known = value.node.shape_env.var_to_range.get(e, EVERY)
+            if end < limit and not known.issubset(ValueRanges(-end, end - 1)):
+                with graph.inserting_before((places[-1] if n.op == "placeholder" else n).next):
+                    _assert_between(graph, n, -end, end - 1)
+
+
+def _is_unsigned(n: Node) -> bool:
+    """Whether an integer may need the 64th bit, and more than a result needs the integer."""
+    given = [traced(a) for a in n.all_input_nodes]
+    is_read = any(u.op != "output" for u in n.users)
+    return is_read and any(getattr(t, "dtype", None) is torch.uint64 for t in given)
+
+
+def _assert_between(graph: Graph, n: Node, low: int, high: int) -> None:
+    """Assert that an integer is in [low, high]."""
+    parts = _condition(graph, operator.ge, n, low), _condition(graph, operator.le, n, high)
+    holds = _condition(graph, operator.and_, *parts)
+    graph.call_function(torch.ops.aten._assert_scalar.default, (holds, TOO_LARGE))
+
+
+def _condition(graph: Graph, fn: Callable[..., Any], *args: Any) -> Node:
+    n = graph.call_function(fn, args)
+    n.meta["val"] = fn(*(a.meta["val"] if isinstance(a, Node) else a for a in args))
+    return n
+
+
+def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
+    """The symbols of tensors' sizes, and the ends of others from which larger numbers are made."""
+    values = [traced(n) for n in nodes]
+    tensors = [v for v in values if storage_of(v) is not None]
+    sizes = {s for t in tensors for n in (*t.shape, *t.stride()) for s in _expr(n).free_symbols}
+    numbers = [v for v in values if isinstance(v, torch.SymInt | torch.SymFloat)]
+    made = dict.fromkeys(
+        e for e in map(_expr, numbers) if not e.is_Symbol and e.free_symbols - sizes
+    )
+    ranges = numbers[0].node.shape_env.var_to_range if made else {}
+    end = next((1 << b for b in BITS if all(_fits(e, ranges, 1 << b) for e in made)), 0)
+    return sizes, {s: end for e in made for s in e.free_symbols - sizes}
+
+
+def _fits(e: Any, ranges: Mapping[Any, Any], end: int) -> bool:
+    """Whether all integers in an expression fit if its symbols are in [-end, end)."""
+    bounds = {s: ranges.get(s, EVERY) & ValueRanges(-end, end - 1) for s in e.free_symbols}
+    for part in functions.sympy.preorder_traversal(e):
+        if part.is_integer and part.free_symbols:
+            found = bound_sympy(part, bounds)
+            if not (found.lower >= -(1 << 63) and found.upper < 1 << 63):
+                return False
+    return True
+
+
+def _expr(n: Any) -> Any:
+    return n.node.expr if hasattr(n, "node") else functions.sympy.Integer(n)
