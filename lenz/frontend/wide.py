@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf, log2, prod
 from typing import Any
 
 import torch
 import torch.utils._sympy.functions as of_torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from lenz.errors import Unsupported
 from lenz.frontend.calls import traced
@@ -24,6 +25,11 @@ functions: Any = of_torch  # it holds sympy, a package without annotations
 # How many bits integers may have: the most for which all numbers made from them fit is allowed.
 BITS = (63, 62, 60, 46, 31, 20, 15, 5)
 EVERY: Any = ValueRanges(-int_oo, int_oo)
+# Functions whose results are no farther from 0 than their first argument.
+SMALLER = {
+    "Abs", "ToFloat", "Identity", "FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "CeilToInt",
+    "FloorToInt", "RoundToInt", "TruncToInt", "TruncToFloat", "OpaqueUnaryFn_sqrt",
+}  # fmt: skip
 TOO_LARGE = "lenz: an integer is so large that a number made from it might not fit in 64 bits"
 
 
@@ -91,19 +97,59 @@ def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
         e for e in map(_expr, numbers) if not e.is_Symbol and e.free_symbols - sizes
     )
     ranges = numbers[0].node.shape_env.var_to_range if made else {}
-    end = next((1 << b for b in BITS if all(_fits(e, ranges, 1 << b) for e in made)), 0)
+    known = {s: ranges.get(s, EVERY) for e in made for s in e.free_symbols}
+    far = {s: max(-r.lower, r.upper) for s, r in known.items()}
+    ends = (1 << b for b in BITS)
+    end = next((n for n in ends if _fit(made, {s: min(far[s], n) for s in far})), 0)
     return sizes, {s: end for e in made for s in e.free_symbols - sizes}
 
 
-def _fits(e: Any, ranges: Mapping[Any, Any], end: int) -> bool:
-    """Whether all integers in an expression fit if its symbols are in [-end, end)."""
-    bounds = {s: ranges.get(s, EVERY) & ValueRanges(-end, end - 1) for s in e.free_symbols}
-    for part in functions.sympy.preorder_traversal(e):
-        if part.is_integer and part.free_symbols:
-            found = bound_sympy(part, bounds)
-            if not (found.lower >= -(1 << 63) and found.upper < 1 << 63):
-                return False
-    return True
+def _fit(numbers: Iterable[Any], ends: Mapping[Any, Any]) -> bool:
+    """Whether all integers in numbers fit in 64 bits if symbols are so far from 0."""
+    try:
+        return all(_most(e, ends) >= 0 for e in numbers)
+    except OverflowError:
+        return False
+
+
+def _most(e: Any, ends: Mapping[Any, Any]) -> float:
+    """How far a number may be from 0.
+
+    Raises OverflowError if an integer in it might not fit in 64 bits.
+    """
+    if e.is_Symbol:
+        return int(ends[e])
+    if e.is_Boolean:
+        return 1  # a condition; its numbers are values of other nodes
+    if not e.free_symbols:
+        found = abs(int(e) if e.is_Integer else float(e))
+    else:
+        found = _most_of(type(e).__name__, [_most(a, ends) for a in e.args])
+    if e.is_integer and found >= 1 << 63:
+        raise OverflowError
+    return found
+
+
+def _most_of(name: str, args: Sequence[float]) -> float:
+    """The same of a function of sympy or torch, from that of its arguments."""
+    match name:
+        case "Add":
+            return sum(args)
+        case "Mul":
+            return prod(args)
+        case "Pow" | "PowByNatural" | "FloatPow":
+            base = max(args[0], 1)
+            return base ** args[1] if log2(base) * args[1] < 128 else inf
+        case "Min" | "Max":
+            return max(args)
+        case "Mod" | "PythonMod" | "ModularIndexing":
+            return args[-1]
+        case "BitwiseFn_bitwise_and" | "BitwiseFn_bitwise_or" | "BitwiseFn_bitwise_xor":
+            return 2 * max(args)
+        case _ if name in SMALLER:
+            return args[0]
+        case _:
+            return inf
 
 
 def _expr(n: Any) -> Any:
