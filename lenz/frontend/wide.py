@@ -28,7 +28,7 @@ EVERY: Any = ValueRanges(-int_oo, int_oo)
 # Functions whose results are no farther from 0 than their first argument.
 SMALLER = {
     "Abs", "ToFloat", "Identity", "FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "CeilToInt",
-    "FloorToInt", "RoundToInt", "TruncToInt", "TruncToFloat", "OpaqueUnaryFn_sqrt",
+    "FloorToInt", "RoundToInt", "TruncToInt", "TruncToFloat", "OpaqueUnaryFn_sqrt", "ExprCondPair",
 }  # fmt: skip
 TOO_LARGE = "lenz: an integer is so large that a number made from it might not fit in 64 bits"
 
@@ -121,11 +121,11 @@ def _most(e: Any, ends: Mapping[Any, Any]) -> float:
         return int(ends[e])
     if e.is_Boolean:
         return 1  # a condition; its numbers are values of other nodes
-    if not e.free_symbols:
+    if e.is_Number:
         found = abs(int(e) if e.is_Integer else float(e))
     else:
         found = _most_of(type(e).__name__, [_most(a, ends) for a in e.args])
-    if e.is_integer and found >= 1 << 63:
+    if getattr(e, "is_integer", False) and found >= 1 << 63:
         raise OverflowError
     return found
 
@@ -140,7 +140,7 @@ def _most_of(name: str, args: Sequence[float]) -> float:
         case "Pow" | "PowByNatural" | "FloatPow":
             base = max(args[0], 1)
             return base ** args[1] if log2(base) * args[1] < 128 else inf
-        case "Min" | "Max":
+        case "Min" | "Max" | "Piecewise":
             return max(args)
         case "Mod" | "PythonMod" | "ModularIndexing":
             return args[-1]
