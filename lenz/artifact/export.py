@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from lenz.artifact import specs
 from lenz.artifact.container import Contents, check_folder, of_bytes
 from lenz.artifact.levels import targets, usual
 from lenz.artifact.loaded import CompiledArtifact
@@ -182,8 +182,8 @@ def _contents_of(
             {n: {**exported.constants, **exported.state_dict}[n] for n in kept}
         )
         call = {
-            "in": pytree.treespec_dumps(exported.call_spec.in_spec),
-            "out": pytree.treespec_dumps(exported.call_spec.out_spec),
+            "in": specs.dumps(exported.call_spec.in_spec),
+            "out": specs.dumps(exported.call_spec.out_spec),
             "weights": names, "given": given, "written": _written(exported, kept),
         }  # fmt: skip
         return job.contents(call, tensors)

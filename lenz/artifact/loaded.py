@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from lenz.artifact import specs
 from lenz.artifact.container import Contents, Manifest, read, to_bytes, write, write_folder
 from lenz.errors import UserError
 from lenz.ir.interned import uncollected
@@ -53,8 +54,8 @@ class CompiledArtifact:
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
         call = contents.manifest["call"]
-        self._in = None if call["in"] is None else pytree.treespec_loads(call["in"])
-        self._out = None if call["out"] is None else pytree.treespec_loads(call["out"])
+        self._in = None if call["in"] is None else specs.loads(call["in"])
+        self._out = None if call["out"] is None else specs.loads(call["out"])
         self._weights = [_weight(w, contents.tensors) for w in call["weights"]]
         self._given, self._written = call["given"], call["written"]
         self._run = _loaded(contents)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import lenz
-from lenz.artifact import container, levels, loaded, show
+from lenz.artifact import container, levels, loaded, show, specs
 from lenz.errors import UserError
 from lenz.machine.cpu.llvm import compile
 from lenz.machines import host
@@ -155,6 +155,36 @@ def test_numbers_beyond_64_bits_are_refused(square: bool, tmp_path: Path) -> Non
     for n in (most + 1, -(2**63) - 1, 2**64 + 5):
         with pytest.raises(RuntimeError, match="might not fit in 64 bits"):
             run(torch.ones(3), n)
+
+
+class Best(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x.topk(2)
+
+
+def test_results_with_names(tmp_path: Path) -> None:
+    lenz.export(Best(), tmp_path / "m.lenz", (torch.randn(3, 5),))
+    x = torch.randn(3, 5)
+    got = lenz.load(tmp_path / "m.lenz")(x)
+    assert type(got) is torch.return_types.topk
+    same(tuple(got), tuple(x.topk(2)))
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+class Paired(nn.Module):
+    def forward(self, x: Tensor) -> Pair:
+        return Pair(x + 1, x * 2)
+
+
+def test_structures_without_a_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot hold this structure.*Pair"):
+        lenz.export(Paired(), tmp_path / "m.lenz", (torch.ones(2),))
+    with pytest.raises(UserError, match="unknown structure"):
+        specs.loads('[1, {"type": "a.B", "context": "null", "children_spec": []}]')
 
 
 class Cached(nn.Module):
