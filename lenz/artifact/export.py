@@ -128,8 +128,10 @@ class _Job:
 
     def program(self, p: FxProgram) -> Boxed:
         """Compile a program of AOTAutograd for all levels."""
+        if p.kind == "body":
+            raise UserError("an artifact cannot hold branches and loops, such as torch.cond")
         if p.kind != "inference":
-            raise UserError(f"an artifact is for inference, and this is a {p.kind}")
+            raise UserError(f"an artifact is for inference, and this graph is {p.kind}")
         options = replace(self.options, cache_dir=self.folder.name)
         for k, (target, needs) in enumerate(targets(self.levels)):
             made = compile_program(p, Context(options, target))
