@@ -19,6 +19,7 @@ from torch._decomp import _core_aten_decompositions_post_autograd, decomposition
 from lenz.frontend.cells import CELLS
 from lenz.frontend.refusals import kept_whole
 from lenz.frontend.strides import laid_as_in_eager, rule_of
+from lenz.frontend.upsampling import scaled_as_in_eager
 from lenz.machines import capabilities_of
 from lenz.traits import has
 
@@ -44,6 +45,7 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
         is_kept = op not in core and not has(name, "parts")
         if is_kept or name in native or packet in native or has(name, "library"):
             continue
+        rule = scaled_as_in_eager(op, rule)
         rule = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
         table[op] = kept_whole(packet, rule)
     return {**table, **CELLS, torch.ops.aten.convolution.default: convolution}

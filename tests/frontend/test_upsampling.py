@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lenz.frontend.upsampling import CPU, NAMES
+from lenz.frontend.upsampling import KEYS, NAMES
 from tests.cuda import Fake, fake_cuda, programs_of
 
 WAYS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
@@ -72,7 +72,34 @@ def test_torch_is_as_before() -> None:
     before = [{**op.py_kernels} for op in ops]
     torch.compile(WAYS["bilinear"][1], backend="lenz")(torch.randn(1, 1, 2, 2, requires_grad=True))
     assert [{**op.py_kernels} for op in ops] == before
-    assert not any(CPU in op._dispatch_cache for op in ops)
+    assert not any(key in op._dispatch_cache for op in ops for key in KEYS)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("factor", [1.1, 1.3, 2.1])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_factors_that_change_no_size_or_double_it(mode: str, factor: float, dynamic: bool) -> None:
+    """Eager ignores most of them; torch's decompositions do not."""
+    fn = lambda x: F.interpolate(x, scale_factor=factor, mode=mode)
+    run = torch.compile(fn, backend="lenz", dynamic=dynamic)
+    for sizes in ((3, 4), (5, 2)):
+        for given in (torch.randn(1, 2, *sizes), torch.randn(1, 2, *sizes, requires_grad=True)):
+            torch.testing.assert_close(run(given), fn(given))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_factors_that_change_no_size_on_gpus(mode: str) -> None:
+    """Images that keep both sizes are copied, except by the nearest neighbour."""
+    fn = lambda x: F.interpolate(x, scale_factor=1.1, mode=mode)
+
+    def texts(*sizes: int) -> str:
+        with fake_cuda():
+            [p] = programs_of(fn, Fake((1, 2, *sizes), torch.float32).make())
+        return str([n.args for n in p.nodes if "mul" in str(n.target)])
+
+    assert "0.909" in texts(3, 12), "one size changes"
+    assert ("0.909" in texts(3, 4)) is (mode == "nearest")
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
