@@ -52,7 +52,8 @@ def _differentiated(op: Any) -> Callable[..., Any]:
         sizes = sizes_of(x.shape, sizes, factors)
         scales = _scales(str(op), x, sizes, factors or [None] * len(sizes))
         # torch's fake kernel fails for an empty batch (docs/upstream/torch_empty_upsampling.py).
-        if whole and x.is_cpu and all(isinstance(n, int) and n for n in x.shape):
+        is_known = whole and x.is_cpu and all(isinstance(n, int) and n for n in x.shape)
+        if is_known or _in_bytes(str(op), x):
             return op._op_dk(DispatchKey.Autograd, x, sizes, *corners, *scales)
         return in_parts(x, sizes, *corners, *scales)
 
@@ -66,10 +67,17 @@ def scaled_as_in_eager(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
         return rule
 
     def call(x: Tensor, sizes: Sequence[Any], *rest: Any) -> Any:
+        if _in_bytes(name, x):
+            return NotImplemented
         corners = 0 if "nearest" in name else 1
         return rule(x, sizes, *rest[:corners], *_scales(name, x, sizes, rest[corners:]))
 
     return call
+
+
+def _in_bytes(name: str, x: Tensor) -> bool:
+    """Whether ATen computes with 16-bit weights, which no decomposition does: bytes on CPUs."""
+    return x.is_cpu and x.dtype is torch.uint8 and "nearest" not in name
 
 
 def _scales(name: str, x: Tensor, sizes: Sequence[Any], scales: Sequence[Any]) -> list[Any]:

@@ -88,6 +88,18 @@ def test_factors_that_change_no_size_or_double_it(mode: str, factor: float, dyna
             torch.testing.assert_close(run(given), fn(given))
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_images_of_bytes_are_eagers(mode: str, last: bool) -> None:
+    """ATen computes these with weights of 16 bits."""
+    fn = lambda x: F.interpolate(x, scale_factor=1.7, mode=mode)
+    run = torch.compile(fn, backend="lenz", dynamic=True)
+    for n in (7, 9):
+        x = torch.randint(0, 256, (2, 3, n, n + 1), dtype=torch.uint8)
+        x = x.to(memory_format=torch.channels_last) if last else x
+        assert torch.equal(run(x), fn(x)) and run(x).stride() == fn(x).stride()
+
+
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_factors_that_change_no_size_on_gpus(mode: str) -> None:
     """Images that keep both sizes are copied, except by the nearest neighbour."""
