@@ -22,6 +22,7 @@ from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import is_asked
 from lenz.frontend.session import is_again, numbered
 from lenz.frontend.values import has_fakes
+from lenz.frontend.wide import bound_integers
 from lenz.frontend.wrapping import now
 from lenz.ir.interned import uncollected
 from lenz.ir.plan import Boxed
@@ -111,10 +112,7 @@ def compile_graph(
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
         if overlooked(gm, example_inputs):
             raise Unsupported("it writes, and two arguments overlap in a way that torch overlooks")
-        if any(isinstance(x, torch.SymInt) for x in example_inputs):
-            from lenz.frontend.wide import bound_integers  # and sympy
-
-            bound_integers(gm, example_inputs)
+        bound_integers(gm, example_inputs)
         unit.trace = None if unit.is_watched else trace_of(gm, example_inputs, options, unit.named)
         if unit.trace is not None and (run := unit.trace.load(_run_of)) is not None:
             return run

@@ -25,6 +25,7 @@ from lenz.frontend.refusals import mark_refused
 from lenz.frontend.restride import restride
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
+from lenz.frontend.wide import assert_integers
 from lenz.sym import ZERO, Sym
 
 if TYPE_CHECKING:
@@ -52,10 +53,7 @@ def build(
     is_first = kind in ("inference", "forward")  # the context's results belong to these
     metadata = context.fw_metadata if context is not None and is_first else None
     multiply_in_pairs(gm.graph)
-    if any(isinstance(n.meta.get("val"), torch.SymInt) for n in gm.graph.nodes):
-        from lenz.frontend.wide import assert_integers  # and sympy
-
-        assert_integers(gm, kind)
+    assert_integers(gm, kind)
     if kind == "inference":
         rebase(gm.graph, metadata)
     traced = [n.meta.get("val") if isinstance(n, Node) else n for n in returned_of(gm.graph)]

@@ -11,7 +11,6 @@ from math import inf, log2, prod
 from typing import Any
 
 import torch
-import torch.utils._sympy.functions as of_torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -21,7 +20,6 @@ from lenz.frontend.calls import traced
 from lenz.frontend.program import GraphKind
 from lenz.frontend.values import storage_of
 
-functions: Any = of_torch  # it holds sympy, a package without annotations
 # How many bits integers may have: the most for which all numbers made from them fit is allowed.
 BITS = (63, 62, 60, 46, 31, 20, 15, 5)
 EVERY: Any = ValueRanges(-int_oo, int_oo)
@@ -39,7 +37,7 @@ def bound_integers(gm: GraphModule, inputs: Sequence[Any]) -> None:
     Raises Unsupported if those of this call are too large for that.
     """
     symbols = [x for x in inputs if isinstance(x, torch.SymInt) and hasattr(x.node, "expr")]
-    given = [x for x in symbols if x.node.expr.is_Symbol and x.node.has_hint()]
+    given = [x for x in symbols if x.node.expr.is_Symbol and isinstance(x.node.hint, int)]
     sizes, ends = _ends(gm.graph.nodes) if given else ((), {})
     for x in given:
         end = ends.get(x.node.expr, 1 << BITS[0])
@@ -54,17 +52,17 @@ def assert_integers(gm: GraphModule, kind: GraphKind) -> None:
     """
     graph, (sizes, ends) = gm.graph, _ends(gm.graph.nodes)
     places = [n for n in graph.nodes if n.op == "placeholder"]
-    for n in list(graph.nodes):
-        if isinstance(value := traced(n), torch.SymInt) and (e := value.node.expr) not in sizes:
-            is_free = _is_unsigned(n) or (
-                n.op == "placeholder" and e.is_Symbol and kind == "inference"
-            )
-            limit = 1 << 64 if is_free else 1 << 63
-            end = min(ends.pop(e, limit), 1 << 63)
-            known = value.node.shape_env.var_to_range.get(e, EVERY)
-            if end < limit and not known.issubset(ValueRanges(-end, end - 1)):
-                with graph.inserting_before((places[-1] if n.op == "placeholder" else n).next):
-                    _assert_between(graph, n, -end, end - 1)
+    for n in [n for n in graph.nodes if isinstance(traced(n), torch.SymInt)]:
+        node, is_given = traced(n).node, n.op == "placeholder"
+        if node.expr in sizes or not isinstance(node.hint, int | None):  # nested tensors' are not
+            continue
+        is_argument = is_given and node.expr.is_Symbol and kind == "inference"
+        limit = 1 << 64 if is_argument or _is_unsigned(n) else 1 << 63
+        end = min(ends.pop(node.expr, limit), 1 << 63)
+        known = node.shape_env.var_to_range.get(node.expr, EVERY)
+        if end < limit and not known.issubset(ValueRanges(-end, end - 1)):
+            with graph.inserting_before((places[-1] if is_given else n).next):
+                _assert_between(graph, n, -end, end - 1)
 
 
 def _is_unsigned(n: Node) -> bool:
@@ -90,18 +88,19 @@ def _condition(graph: Graph, fn: Callable[..., Any], *args: Any) -> Node:
 def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
     """The symbols of tensors' sizes, and the ends of others from which larger numbers are made."""
     values = [traced(n) for n in nodes]
-    tensors = [v for v in values if storage_of(v) is not None]
-    sizes = {s for t in tensors for n in (*t.shape, *t.stride()) for s in _expr(n).free_symbols}
     numbers = [v for v in values if isinstance(v, torch.SymInt | torch.SymFloat)]
-    made = dict.fromkeys(
-        e for e in map(_expr, numbers) if not e.is_Symbol and e.free_symbols - sizes
-    )
-    ranges = numbers[0].node.shape_env.var_to_range if made else {}
-    known = {s: ranges.get(s, EVERY) for e in made for s in e.free_symbols}
-    far = {s: max(-r.lower, r.upper) for s, r in known.items()}
+    exprs = {v.node.expr: None for v in numbers if hasattr(v.node, "expr")}
+    if not exprs:
+        return set(), {}
+    tensors = [v for v in values if storage_of(v) is not None]
+    sides = (n for t in tensors for n in (*t.shape, *t.stride()) if isinstance(n, torch.SymInt))
+    sizes = {s for e in {n.node.expr for n in sides} for s in e.free_symbols}
+    made = {e: e.free_symbols - sizes for e in exprs if not e.is_Symbol and e.free_symbols - sizes}
+    ranges = numbers[0].node.shape_env.var_to_range
+    far = {s: max(-r.lower, r.upper) for s, r in ranges.items()}
     ends = (1 << b for b in BITS)
     end = next((n for n in ends if _fit(made, {s: min(far[s], n) for s in far})), 0)
-    return sizes, {s: end for e in made for s in e.free_symbols - sizes}
+    return sizes, {s: end for e in made for s in made[e]}
 
 
 def _fit(numbers: Iterable[Any], ends: Mapping[Any, Any]) -> bool:
@@ -150,7 +149,3 @@ def _most_of(name: str, args: Sequence[float]) -> float:
             return args[0]
         case _:
             return inf
-
-
-def _expr(n: Any) -> Any:
-    return n.node.expr if hasattr(n, "node") else functions.sympy.Integer(n)

@@ -136,7 +136,7 @@ BANNED_IMPORTS = ("torch._inductor", "pickle", "marshal", "shelve", "dill", "clo
 
 # Private modules and functions of torch outside of frontend/, each with its reason.
 TORCH_PRIVATE = {
-    "artifact/export.py": {
+    "artifact/specs.py": {
         "torch.utils._pytree": "torch.export describes arguments and results in its terms"
     },
     "artifact/loaded.py": {"torch.utils._pytree": "takes arguments apart as torch.export did"},

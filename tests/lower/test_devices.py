@@ -18,7 +18,7 @@ from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Extern, Graph, Pointwise, Reduction, buffers_of, reads_of
 from lenz.ir.verify import verify
 from lenz.keys import key_of
-from lenz.lower import lower
+from lenz.lower import lower, walk
 from lenz.options import Options
 from lenz.recall import context
 from lenz.runtime.executor import resolve, seed, seeds, to_device
@@ -55,7 +55,7 @@ def test_a_cuda_graph_names_its_device() -> None:
 
 def test_other_devices_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     p = cuda_program(lambda x: x + 1, (4,))
-    monkeypatch.setattr("lenz.lower.walk.types", lambda: frozenset({"cpu"}))
+    monkeypatch.setattr(walk, "types", lambda: frozenset({"cpu"}))
     with pytest.raises(Unsupported, match=r"cuda:0: kernels are made for cpu only"):
         lowered(p)
 
