@@ -97,6 +97,7 @@ if isa := os.environ.get("TEST_ISA"):  # no option of pytest: other conftest fil
     limit(isa)
 
 
+HALF = 3  # of a test with so many cases, `make test` takes every second
 FAST = 4  # `--fast` takes one case in so many of every test
 
 
@@ -131,15 +132,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []
     turns: Counter[str] = Counter()
+    cases = Counter(item.nodeid.partition("[")[0] for item in items)
     places: dict[tuple[str, str], dict[int, int]] = {}
     for item in items:
         test = item.nodeid.partition("[")[0]
-        sample = item.get_closest_marker("one_in")
+        sample, crossed = map(item.get_closest_marker, ("one_in", "diagonal"))
         step, first = (*sample.args, 0)[:2] if sample else (1, 0)
-        turn = turns[test]
-        if crossed := item.get_closest_marker("diagonal"):
-            (step,), turn = crossed.args, diagonal(item, places)
-        outside = {"rest"}
+        turn, outside = turns[test], {"rest"}
+        if crossed or (not sample and cases[test] >= HALF):
+            (step,), turn = crossed.args if crossed else (2,), diagonal(item, places)
         if config.getoption("--fast"):
             step, outside = max(step, FAST), {"rest", "slow"}
         out = turn % step != first or any(m.name in outside for m in item.iter_markers())

@@ -140,6 +140,7 @@ for k in range(20):
 """
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_processes_that_save_and_load_at_once(good: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.lenz").write_bytes(good)

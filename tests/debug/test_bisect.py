@@ -126,7 +126,7 @@ def probed(file: str, **how: object) -> Judged:
     return trial
 
 
-@pytest.mark.one_in(3, 1)
+@pytest.mark.one_in(5, 1)
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=[pytest.mark.slow] * (f != "a rewrite")) for f in FAULTS]
 )
@@ -161,6 +161,7 @@ def test_a_planted_fault_is_named(
         assert trial.run().kind == "wrong", "the script has a main() for bisect and compare"
 
 
+@pytest.mark.rest
 def test_a_right_program_has_status_0_and_each_state_of_it_is_right(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_right_program_has_status_0_and_each_state_of_it_is_right(
         assert bool(seen.lines) == bool({"stage", "given"} & state.keys())
 
 
+@pytest.mark.rest
 def test_where_torch_has_gpus_no_process_is_a_fork(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,6 +237,7 @@ lenz.opt.PASSES["inline"] = broken
 """
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_the_repro_of_a_failed_graph_fails_alone(tmp_path: Path) -> None:
     """It compiles the graph again, without the cache and without a way out to eager."""

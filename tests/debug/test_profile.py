@@ -100,6 +100,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.rest
 def test_a_variable_profiles_a_whole_program(tmp_path: Path) -> None:
     path = tmp_path / "table.txt"
     env = {**os.environ, "LENZ_PROFILE": "1", "LENZ_PROFILE_OUTPUT": str(path)}

@@ -146,6 +146,7 @@ def test_a_slow_pass_is_seen_on_a_terminal(program: Path, option: str) -> None:
     assert bool(found) == (option == "1"), said
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_a_slow_pass_is_not_seen_in_a_pipe(program: Path) -> None:
     done = subprocess.run(

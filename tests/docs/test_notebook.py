@@ -18,6 +18,7 @@ def test_there_is_one() -> None:
     assert NOTEBOOKS
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ def test_every_figure_on_a_cpu_is_a_line_before_anything_is_measured() -> None:
     assert {f.name for f in lines} == {f.name for f in report.figures(results())}
 
 
+@pytest.mark.rest
 def test_a_start_from_a_file_is_warm_after_a_cold_one(tmp_path: Path) -> None:
     """In two processes: one compiles and saves the file, the other loads it."""
     with measure.caches() as env:
@@ -83,6 +84,7 @@ def test_a_start_from_a_file_is_warm_after_a_cold_one(tmp_path: Path) -> None:
     assert not start.has(training, "load") and start.has(training, "saved")
 
 
+@pytest.mark.rest
 def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     row = start.child("one kernel", "no such side", "cold", "cpu", tmp_path, {}, 120)
     assert row.keys() == {"failed"} and "no such side" in row["failed"]

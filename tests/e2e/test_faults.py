@@ -100,6 +100,7 @@ def test_a_fork_after_a_compilation(tmp_path: Path) -> None:
     finished(started("import os; os.environ['OMP_NUM_THREADS'] = '1'\n" + code(more), tmp_path))
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_two_versions_share_a_folder(tmp_path: Path) -> None:
     """Neither takes what the other has compiled, and each finds its own again."""

@@ -77,6 +77,7 @@ def test_tables_that_have_doubled_are_emptied_without_a_reset() -> None:
         assert interned.entries() <= most + 100
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_a_reset_of_dynamo_forgets_the_expressions_of_its_graphs() -> None:
     torch._dynamo.reset()
