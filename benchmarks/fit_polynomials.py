@@ -10,7 +10,8 @@ followed by a fresh fit of the higher powers, which is kept when the rounded res
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mpmath as mp
@@ -196,6 +197,13 @@ def _fits() -> list[Fit]:
     ]  # fmt: skip
 
 
+def table(name: str, coefficients: Sequence[float]) -> str:
+    """The coefficients in rows, as in `lenz/lower/special.py`."""
+    head = f"{name} = ("
+    rows = textwrap.wrap(", ".join(map(repr, coefficients)), 86 - len(head), break_on_hyphens=False)
+    return head + ("\n" + " " * len(head)).join(rows) + ")  # fmt: skip"
+
+
 def main() -> None:
     """Print the module, or the errors alone with --errors."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -215,10 +223,7 @@ def main() -> None:
             print(f"{fit.name:10} 2^{float(mp.log(error, 2)):.1f}")
             continue
         print(f"\n# {fit.about}; error 2^{float(mp.log(error, 2)):.1f}.")
-        print(f"{fit.name}: tuple[float, ...] = (")
-        for c in coefficients:
-            print(f"    {c!r},")
-        print(")")
+        print(table(fit.name, coefficients))
 
 
 if __name__ == "__main__":
